@@ -1,0 +1,54 @@
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+
+VENV ?= .venv
+SEEDS ?= 1
+PYTHON := $(VENV)/bin/python
+READY := $(VENV)/.ready
+
+.PHONY: help setup demo test test-slow test-grid test-slurm lint docs tables bench check-gpu-pins
+
+help: ## List what can be made
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(READY) ## Build the virtual environment (VENV=.venv); does nothing when it is current
+
+$(READY): setup.py tools/setup.sh constraints/cpu-py311.txt constraints/cpu-py311-nodeps.txt
+	@tools/setup.sh $(VENV)
+	@touch $@
+
+demo: $(READY) ## Train a tiny policy from nothing and show what it learned (SEEDS="1 2 3" for several)
+	@PYTHONWARNINGS=ignore $(PYTHON) tools/demo.py --seeds $(SEEDS)
+
+test: $(READY) ## Run the tests, without the slow ones
+	@$(PYTHON) -m pytest
+
+test-slow: $(READY) ## Run the slow tests
+	@$(PYTHON) -m pytest -m slow
+
+test-grid: $(READY) ## Run the grids of model families and layouts in whole (about ten minutes)
+	@$(PYTHON) -m pytest -m grid
+
+test-slurm: $(READY) ## Start a Slurm of two nodes here, run its tests, stop it (as root it installs what is missing)
+	@$(PYTHON) -m pytest -m slurm tests/slurm
+
+lint: $(READY) ## Check style, format and types
+	@$(PYTHON) -m ruff check
+	@$(PYTHON) -m ruff format --check
+	@$(PYTHON) -m mypy
+
+docs: $(READY) ## Write docs/configuration.md from the schema, the recipes' plans into docs/planning.md
+	@$(PYTHON) -m mua.cli config docs > docs/configuration.md.new
+	@mv docs/configuration.md.new docs/configuration.md
+	@PYTHONWARNINGS=ignore $(PYTHON) tools/planning_page.py
+
+tables: $(READY) ## Run the grids of layouts and write their tables into docs/ (about ten minutes)
+	@MUA_WRITE_TABLES=1 $(PYTHON) -m pytest -m grid tests/parity/test_bridge_layouts.py
+	@$(PYTHON) tools/layouts.py
+
+bench: $(READY) ## Measure the stages of one training step on this machine
+	@$(PYTHON) tools/bench/rl_step.py
+
+check-gpu-pins: $(READY) ## Prove that the pins for Python 3.12 with CUDA resolve (minutes; installs nothing)
+	@$(PYTHON) tools/check_gpu_pins.py

@@ -1,0 +1,169 @@
+"""The help desk's environment: seven tools over one :class:`Database`, and the verdict on an episode.
+
+Tools check that what they are asked for exists; they do not check the policy. Cancelling a shipped order works,
+and is wrong: keeping to the policy is what the agent is judged on.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from environments.help_desk.claims import missing_facts
+from environments.help_desk.database import Database, World, difference
+from mua.environment.protocol import Evaluation, Task, ToolResult, ToolSchema, Transcript
+from mua.environment.schema import validate_arguments
+from mua.types import Json
+
+CITIES = ("Oslo", "Rome", "Paris", "Lima", "Cairo", "Quito", "Delhi", "Tokyo", "Bonn", "Kyiv", "Doha", "Riga")
+
+_ORDER: Json = {"type": "string", "description": "order number, such as K7"}
+_ITEM: Json = {"type": "string", "description": "product name of the item, such as Lamp"}
+
+
+def _schema(name: str, description: str, /, **properties: Json) -> ToolSchema:
+    parameters = {
+        "type": "object",
+        "properties": properties,
+        "required": list(properties),
+        "additionalProperties": False,
+    }
+    return ToolSchema(name, description, parameters)
+
+
+SCHEMAS: tuple[ToolSchema, ...] = (
+    _schema("get_order", "Look an order up: its status, its place, its items.", order=_ORDER),
+    _schema(
+        "check_owner",
+        "Check that an order is on the account of the customer with this name.",
+        order=_ORDER,
+        name={"type": "string", "description": "first name"},
+    ),
+    _schema("get_item", "Look an item up: its price, and whether it is final sale.", order=_ORDER, item=_ITEM),
+    _schema("cancel_order", "Cancel an order.", order=_ORDER),
+    _schema(
+        "return_items",
+        "Take items of one order back.",
+        order=_ORDER,
+        items={"type": "array", "items": _ITEM, "minItems": 1, "description": "the items to return"},
+    ),
+    _schema(
+        "change_destination",
+        "Send an order somewhere else.",
+        order=_ORDER,
+        address={
+            "type": "object",
+            "properties": {"city": {"type": "string", "enum": list(CITIES)}},
+            "required": ["city"],
+            "additionalProperties": False,
+        },
+    ),
+    _schema(
+        "transfer_to_human",
+        "Hand the customer over to a colleague. Ends the conversation.",
+        reason={"type": "string", "description": "why"},
+    ),
+)
+
+
+class HelpDesk:
+    """One episode's shop. Implements :class:`mua.environment.protocol.Environment`."""
+
+    def __init__(self) -> None:
+        self._database: Database | None = None
+        self._task: Task | None = None
+        self._by_name = {schema.name: schema for schema in SCHEMAS}
+        self._handlers: dict[str, Callable[..., Json]] = {
+            "get_order": self._get_order,
+            "check_owner": self._check_owner,
+            "get_item": self._get_item,
+            "cancel_order": self._cancel_order,
+            "return_items": self._return_items,
+            "change_destination": self._change_destination,
+            "transfer_to_human": lambda reason: {"ok": True},
+        }
+
+    def reset(self, task: Task, seed: int) -> None:
+        self.close()
+        self._task = task
+        self._database = Database(World(**task.data["world"]))
+
+    def tools(self) -> Sequence[ToolSchema]:
+        return SCHEMAS
+
+    def call(self, name: str, arguments: Json) -> ToolResult:
+        schema = self._by_name.get(name)
+        if schema is None:
+            return ToolResult(f"error: there is no tool {name!r}", error=True)
+        fault = validate_arguments(schema, arguments)
+        if fault is not None:
+            return ToolResult(f"error: {fault}", error=True)
+        answer = self._handlers[name](**arguments)
+        return ToolResult(json.dumps(answer), error="error" in answer, terminal=name == "transfer_to_human")
+
+    def evaluate(self, transcript: Transcript) -> Evaluation:
+        """Reward 1 exactly when the database equals the gold one and every required fact was told."""
+        assert self._task is not None
+        wrong_rows = difference(self._db.snapshot(), gold_snapshot(self._task))
+        unsaid = missing_facts(self._task.data["facts"], transcript.told_user())
+        success = not wrong_rows and not unsaid
+        return Evaluation(float(success), success, {"database": wrong_rows, "unsaid": unsaid})
+
+    def close(self) -> None:
+        if self._database is not None:
+            self._database.close()
+            self._database = None
+
+    @property
+    def _db(self) -> Database:
+        assert self._database is not None, "reset comes first"
+        return self._database
+
+    def _check_owner(self, order: str, name: str) -> Json:
+        found = self._db.rows(
+            "SELECT name FROM customers JOIN orders ON orders.customer = customers.id WHERE orders.id = ?", order
+        )
+        return {"owner": found[0]["name"].lower() == name.lower()} if found else {"error": "no such order"}
+
+    def _get_order(self, order: str) -> Json:
+        found = self._db.rows("SELECT status, place FROM orders WHERE id = ?", order)
+        if not found:
+            return {"error": "no such order"}
+        items = self._db.rows("SELECT product FROM items WHERE order_id = ? ORDER BY id", order)
+        return {**found[0], "items": [row["product"] for row in items]}
+
+    def _get_item(self, order: str, item: str) -> Json:
+        found = self._db.rows("SELECT price, final_sale FROM items WHERE order_id = ? AND product = ?", order, item)
+        return {**found[0], "final_sale": bool(found[0]["final_sale"])} if found else {"error": "no such item"}
+
+    def _cancel_order(self, order: str) -> Json:
+        return _written(self._db.write("UPDATE orders SET status = 'cancelled' WHERE id = ?", order), "order")
+
+    def _return_items(self, order: str, items: list[str]) -> Json:
+        known = {row["product"] for row in self._db.rows("SELECT product FROM items WHERE order_id = ?", order)}
+        if not set(items) <= known:
+            return {"error": "no such item in this order"}
+        for item in items:
+            self._db.write("UPDATE items SET returned = 1 WHERE order_id = ? AND product = ?", order, item)
+        return {"ok": True}
+
+    def _change_destination(self, order: str, address: dict[str, Any]) -> Json:
+        changed = self._db.write("UPDATE orders SET destination = ? WHERE id = ?", address["city"], order)
+        return _written(changed, "order")
+
+
+def gold_snapshot(task: Task) -> dict[str, dict[str, tuple[Any, ...]]]:
+    """The database after the task's gold actions, run through the same tools."""
+    desk = HelpDesk()
+    desk.reset(task, seed=0)
+    for action in task.data["actions"]:
+        result = desk.call(action["name"], action["arguments"])
+        assert not result.error, f"gold action of {task.id} fails: {result.text}"
+    snapshot = desk._db.snapshot()
+    desk.close()
+    return snapshot
+
+
+def _written(rows: int, what: str) -> Json:
+    return {"ok": True} if rows else {"error": f"no such {what}"}

@@ -1,0 +1,121 @@
+"""Mappings as block copies: which rows and columns of which Hugging Face tensor fill which part of a shard.
+
+A full Megatron parameter is a stack of *groups*; every group holds some rows of each source tensor in turn.
+One group per KV head with rows ``(q, k, v)`` is the grouped-query interleaving of ``linear_qkv``; one group per
+tensor-parallel rank with rows ``(gate, up)`` is the packing of ``linear_fc1``; one group with one source is a
+plain copy. A shard is then always a contiguous slice of that stack, over rows or over columns, so the same few
+lines give every shard of every layout, also when there are more ranks than KV heads.
+
+Read forwards, the plan loads; read backwards, it exports. No inverse is written by hand. Nothing here knows
+about torch: a one-dimensional tensor of n elements counts as n rows of one column.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from enum import Enum
+
+from megatron_bridge.errors import BridgeError
+
+
+class Split(Enum):
+    """How tensor parallelism divides a full Megatron parameter."""
+
+    REPLICATED = "replicated"
+    ROWS = "rows"
+    COLUMNS = "columns"
+
+
+@dataclass(frozen=True, slots=True)
+class BlockCopy:
+    """A rectangle of ``rows`` x ``cols`` that appears in a source tensor and, unchanged, in a shard."""
+
+    source: str
+    source_row: int
+    source_col: int
+    shard_row: int
+    shard_col: int
+    rows: int
+    cols: int
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """Layout of one full Megatron parameter, ``[rows, cols]``, before tensor parallelism divides it.
+
+    ``sources`` are Hugging Face names; ``group_rows[i]`` is how many rows of source i each group holds. Rows
+    beyond the groups are padding, belong to no source, and are zero.
+    """
+
+    sources: tuple[str, ...]
+    group_rows: tuple[int, ...]
+    groups: int
+    rows: int
+    cols: int
+    split: Split
+
+    def source_rows(self, index: int) -> int:
+        """Rows of source ``index`` in whole."""
+        return self.group_rows[index] * self.groups
+
+    @property
+    def filled_rows(self) -> int:
+        """Rows that come from a source; the rest, up to ``rows``, is padding."""
+        return sum(self.group_rows) * self.groups
+
+    def shard_shape(self, tp: int) -> tuple[int, int]:
+        """``(rows, cols)`` of one of ``tp`` shards."""
+        if self.split is Split.ROWS:
+            return _divide(self.rows, tp, self, "rows"), self.cols
+        if self.split is Split.COLUMNS:
+            return self.rows, _divide(self.cols, tp, self, "columns")
+        return self.rows, self.cols
+
+    def shard_blocks(self, tp: int, rank: int) -> list[BlockCopy]:
+        """The copies that fill shard ``rank`` of ``tp``, in the order of the shard's rows."""
+        rows, cols = self.shard_shape(tp)
+        first_row = rank * rows if self.split is Split.ROWS else 0
+        first_col = rank * cols if self.split is Split.COLUMNS else 0
+        blocks = []
+        for source, start, source_start, count in self._stack():
+            low, high = max(start, first_row), min(start + count, first_row + rows)
+            if low < high:
+                source_row = source_start + low - start
+                blocks.append(BlockCopy(source, source_row, first_col, low - first_row, 0, high - low, cols))
+        return merge_blocks(blocks)
+
+    def _stack(self) -> Iterator[tuple[str, int, int, int]]:
+        """Yield ``(source, row in the stack, row in the source, rows)`` from top to bottom."""
+        row = 0
+        for group in range(self.groups):
+            for source, count in zip(self.sources, self.group_rows, strict=True):
+                yield source, row, group * count, count
+                row += count
+
+
+def merge_blocks(blocks: list[BlockCopy]) -> list[BlockCopy]:
+    """Join copies that continue each other both in the source and in the shard."""
+    merged: list[BlockCopy] = []
+    for block in blocks:
+        if merged and _continues(merged[-1], block):
+            merged[-1] = replace(merged[-1], rows=merged[-1].rows + block.rows)
+        else:
+            merged.append(block)
+    return merged
+
+
+def _continues(last: BlockCopy, block: BlockCopy) -> bool:
+    return (
+        last.source == block.source
+        and last.source_row + last.rows == block.source_row
+        and last.shard_row + last.rows == block.shard_row
+        and (last.source_col, last.shard_col, last.cols) == (block.source_col, block.shard_col, block.cols)
+    )
+
+
+def _divide(size: int, tp: int, packing: Packing, axis: str) -> int:
+    if size % tp:
+        sources = ", ".join(packing.sources)
+        raise BridgeError(f"{sources}: {size} {axis} do not divide by tensor_model_parallel_size {tp}")
+    return size // tp

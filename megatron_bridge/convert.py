@@ -1,0 +1,144 @@
+"""Load a Hugging Face folder into a distributed model, and export it again: one plan, read both ways."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, distributed
+
+from megatron_bridge.errors import BridgeError
+from megatron_bridge.families import family_of
+from megatron_bridge.family import HfConfig
+from megatron_bridge.hf_config import read_hf_config
+from megatron_bridge.plan import ModelPlan, PlannedParameter, TensorSpec, as_matrix, attach_hf_config, plan_model
+from megatron_bridge.safetensors_io import SafetensorsFolder
+
+if TYPE_CHECKING:
+    from megatron.core.models.gpt import GPTModel
+
+_LM_HEAD = "lm_head.weight"
+_EMBED_TOKENS = "model.embed_tokens.weight"
+
+
+@torch.no_grad()
+def load_hf(chunks: Sequence[GPTModel], folder: Path) -> None:
+    """Fill the parameters of ``chunks`` from ``folder``; collective over the ranks of ``ModelPlan.group``.
+
+    Every rank reads its own rows and nothing is communicated but names. Values are cast to the parameter's
+    dtype; padded vocabulary rows become zero. An optimizer that already copied the parameters must copy them
+    again (``optimizer.reload_model_params()``).
+
+    Raises BridgeError, on every rank alike, for a parameter without a source, a tensor without a use, a tensor
+    that is missing, and any difference in shape.
+    """
+    attach_hf_config(chunks, read_hf_config(folder))
+    plan = plan_model(chunks)
+    with SafetensorsFolder(folder) as checkpoint:
+        check_coverage(plan.tensors(), checkpoint, plan.hf_config)
+        for parameter in plan.parameters:
+            if parameter.name in plan.local:
+                _fill(plan, parameter, checkpoint)
+
+
+def export_hf(chunks: Sequence[GPTModel]) -> Iterator[tuple[str, Tensor]]:
+    """Yield every Hugging Face tensor in whole, on every rank of ``ModelPlan.group``, in a fixed order.
+
+    Collective: all ranks of the group must iterate to the end. Data- and context-parallel replicas are independent
+    of each other, except for models whose experts are spread over them, where the group is the whole job. Tensors are
+    detached, contiguous, in the parameter's dtype and on its device; one may share memory with the parameter, so use
+    it before the next optimizer step and do not write to it. Beyond the tensors of one Megatron parameter, only one
+    shard of it is held.
+
+    The model must come from ``load_hf`` or have been given ``attach_hf_config``.
+    """
+    plan = plan_model(chunks)
+    for parameter in plan.parameters:
+        if not parameter.tied_copy:
+            yield from _gather(plan, parameter)
+
+
+def hf_tensors(chunks: Sequence[GPTModel]) -> list[TensorSpec]:
+    """Names, shapes and dtypes of what ``export_hf`` yields, in its order; collective like it."""
+    return plan_model(chunks).tensors()
+
+
+def check_coverage(specs: Sequence[TensorSpec], checkpoint: SafetensorsFolder, hf_config: HfConfig) -> None:
+    """Raise BridgeError unless ``checkpoint`` holds exactly ``specs``.
+
+    It may also hold a copy of a tied output layer, and what the family declares as extras.
+    """
+    family, tied = family_of(hf_config), bool(hf_config.get("tie_word_embeddings", False))
+    wanted = {spec.name: spec for spec in specs}
+    missing = [name for name in wanted if name not in checkpoint.names]
+    if missing:
+        raise BridgeError(f"{checkpoint.folder} lacks {_listed(missing)}, which the model needs")
+    unused = [name for name in checkpoint.names if name not in wanted]
+    if tied and _LM_HEAD in unused:
+        _check_tied_copy(checkpoint)
+        unused.remove(_LM_HEAD)
+    unused = [name for name in unused if not family.is_extra(name, hf_config)]
+    if unused:
+        raise BridgeError(f"{checkpoint.folder} has {_listed(unused)}, which no parameter of the model takes")
+    for name, spec in wanted.items():
+        found = checkpoint.entry(name).shape
+        if found != spec.shape:
+            raise BridgeError(
+                f"{checkpoint.entry(name).path}: {name} has shape {list(found)}, the model needs {list(spec.shape)}"
+            )
+
+
+def _check_tied_copy(checkpoint: SafetensorsFolder) -> None:
+    """Some published checkpoints store the tied output layer as well; it may be dropped only if it is equal."""
+    if not checkpoint.equal(_LM_HEAD, _EMBED_TOKENS):
+        raise BridgeError(
+            f"{checkpoint.folder}: config.json ties the embeddings, but {_LM_HEAD} differs from {_EMBED_TOKENS}; "
+            f"set tie_word_embeddings to false"
+        )
+
+
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(names[:3]) + more
+
+
+def _fill(plan: ModelPlan, parameter: PlannedParameter, checkpoint: SafetensorsFolder) -> None:
+    shard = as_matrix(plan.local[parameter.name].detach())
+    filled = 0
+    for block in parameter.packing.shard_blocks(len(parameter.owners), plan.shard[parameter.name]):
+        target = shard[block.shard_row : block.shard_row + block.rows]
+        checkpoint.read(block.source, block.source_row, block.source_col, target)
+        filled = block.shard_row + block.rows
+    shard[filled:].zero_()
+
+
+def _gather(plan: ModelPlan, parameter: PlannedParameter) -> Iterator[tuple[str, Tensor]]:
+    shards = len(parameter.owners)
+    specs = parameter.sources()
+    if shards == 1 and len(specs) == 1:
+        yield specs[0].name, _shard(plan, parameter, 0)[: specs[0].shape[0]]
+        return
+    whole = {spec.name: torch.empty(spec.shape, dtype=spec.dtype, device=plan.device) for spec in specs}
+    for index in range(shards):
+        shard = as_matrix(_shard(plan, parameter, index))
+        for block in parameter.packing.shard_blocks(shards, index):
+            target = as_matrix(whole[block.source])[block.source_row : block.source_row + block.rows]
+            target = target[:, block.source_col : block.source_col + block.cols]
+            target.copy_(shard[block.shard_row : block.shard_row + block.rows])
+    del shard
+    for spec in specs:
+        yield spec.name, whole.pop(spec.name)
+
+
+def _shard(plan: ModelPlan, parameter: PlannedParameter, index: int) -> Tensor:
+    """Shard ``index`` of a parameter, on every rank of the plan's group."""
+    owner = parameter.owners[index]
+    if owner == distributed.get_rank():
+        shard = plan.local[parameter.name].detach()
+    else:
+        shard = torch.empty(parameter.shape, dtype=parameter.dtype, device=plan.device)
+    if plan.group.size() > 1:
+        distributed.broadcast(shard, src=owner, group=plan.group)
+    return shard

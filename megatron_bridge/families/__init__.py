@@ -1,0 +1,24 @@
+"""The registry of families, by ``model_type``."""
+
+from megatron_bridge.errors import BridgeError
+from megatron_bridge.families.glm4_moe import GLM4_MOE
+from megatron_bridge.families.llama import LLAMA
+from megatron_bridge.families.qwen2 import QWEN2
+from megatron_bridge.families.qwen3 import QWEN3
+from megatron_bridge.families.qwen3_moe import QWEN3_MOE
+from megatron_bridge.family import Family, HfConfig
+
+FAMILIES: dict[str, Family] = {family.model_type: family for family in (QWEN2, QWEN3, QWEN3_MOE, LLAMA, GLM4_MOE)}
+
+
+def family_of(config: HfConfig) -> Family:
+    """The family of a config.json; an unknown one, or a configuration it cannot express, is an error."""
+    model_type = config.get("model_type")
+    family = FAMILIES.get(str(model_type))
+    if family is None:
+        raise BridgeError(f"config.json: model_type={model_type!r} is not supported; known: {', '.join(FAMILIES)}")
+    family.check(config)
+    return family
+
+
+__all__ = ["FAMILIES", "family_of"]

@@ -1,0 +1,31 @@
+"""Qwen3, dense: no biases, RMSNorm on every query and key head."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from megatron_bridge.families.decoder import DENSE_DECODER, QK_NORM, TINY
+from megatron_bridge.family import Family, HfConfig
+from megatron_bridge.hf_config import check_decoder, decoder_transformer, need, refuse_unless
+
+
+def _check(config: HfConfig) -> None:
+    check_decoder(config)
+    need(config, "head_dim")
+    refuse_unless(config, attention_bias=False)
+
+
+def _transformer(config: HfConfig) -> dict[str, Any]:
+    return decoder_transformer(config, qkv_bias=False, qk_norm=True)
+
+
+_UNTIED = TINY | {"model_type": "qwen3"}
+
+QWEN3 = Family(
+    model_type="qwen3",
+    about="Qwen3, dense: norms on queries and keys",
+    transformer=_transformer,
+    check=_check,
+    parameters=DENSE_DECODER | QK_NORM,
+    examples={"untied": _UNTIED, "tied": _UNTIED | {"tie_word_embeddings": True, "num_key_value_heads": 1}},
+)

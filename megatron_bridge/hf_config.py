@@ -1,0 +1,163 @@
+"""Reading config.json: strict access, and the fields that decoder-only families share."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from megatron_bridge.errors import BridgeError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def read_hf_config(folder: Path) -> dict[str, Any]:
+    """Parse ``folder/config.json``."""
+    path = folder / "config.json"
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise BridgeError(f"{path} does not exist; give a Hugging Face model folder") from None
+    except (OSError, ValueError) as error:
+        raise BridgeError(f"{path} cannot be read as JSON: {error}") from error
+    if not isinstance(config, dict):
+        raise BridgeError(f"{path} is not a JSON object")
+    return config
+
+
+def need(config: Mapping[str, Any], key: str) -> Any:
+    """``config[key]``, which must be present and not null."""
+    if config.get(key) is None:
+        raise BridgeError(f"config.json has no {key!r}; the model cannot be built without it")
+    return config[key]
+
+
+def refuse_unless(config: Mapping[str, Any], **expected: Any) -> None:
+    """Raise unless every key, where present and not null, has the expected value."""
+    for key, value in expected.items():
+        if config.get(key, value) not in (value, None):
+            raise BridgeError(f"config.json: {key}={config[key]!r} is not supported, only {value!r}")
+
+
+def rotary_base(config: Mapping[str, Any]) -> float:
+    """The rotary base, from ``rope_parameters`` (transformers 5) or ``rope_theta``."""
+    rope = _rope(config)
+    return float(rope["rope_theta"] if "rope_theta" in rope else need(config, "rope_theta"))
+
+
+def rotary_fraction(config: Mapping[str, Any]) -> float:
+    """The part of every head that is rotated, from its first element on; 1 where nothing is said."""
+    return float(_rope(config).get("partial_rotary_factor", config.get("partial_rotary_factor") or 1.0))
+
+
+def inverse_frequencies(config: Mapping[str, Any], head_dim: int) -> Tensor:
+    """Radians per position of every rotated pair, float32 ``[rotated dimensions / 2]`` (Su et al., 2021).
+
+    ``rope_type`` ``llama3`` (Llama 3.1) divides frequencies whose wavelength is beyond the length of pretraining by
+    ``factor``, keeps short ones, and blends between. Megatron's own version of it hard-codes all constants but
+    ``factor``, so a model must take its frequencies from here.
+
+    Raises:
+        BridgeError: for any other scaling.
+    """
+    import torch
+
+    rotated = int(head_dim * rotary_fraction(config))
+    exponents = torch.arange(0, rotated, 2, dtype=torch.float32) / rotated
+    frequencies = 1.0 / rotary_base(config) ** exponents
+    rope = _rope(config)
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if kind == "default":
+        return frequencies
+    if kind != "llama3":
+        raise BridgeError(f"config.json: rope_type={kind!r} is not supported, only 'default' and 'llama3'")
+    factor, low, high, length = (
+        need(rope, key) for key in ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+    )
+    turns = length * frequencies / (2 * math.pi)
+    kept = ((turns - low) / (high - low)).clamp(0, 1)
+    return kept * frequencies + (1 - kept) * frequencies / factor
+
+
+def _rope(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    return config.get("rope_parameters") or config.get("rope_scaling") or {}
+
+
+def check_decoder(config: Mapping[str, Any], *, partial_rotary: bool = False) -> None:
+    """Refuse what no family here can express: windows, quantized weights, other activations, other rotary scalings."""
+    refuse_unless(config, hidden_act="silu", use_sliding_window=False)
+    if not partial_rotary and (fraction := rotary_fraction(config)) != 1:
+        raise BridgeError(f"config.json: partial_rotary_factor={fraction} is not supported by this family")
+    if "quantization_config" in config:
+        raise BridgeError("config.json: quantization_config is not supported; give the unquantized model")
+    kinds = set(config.get("layer_types") or []) - {"full_attention"}
+    if kinds:
+        raise BridgeError(f"config.json: layer_types contains {sorted(kinds)}; only 'full_attention' is supported")
+    inverse_frequencies(config, head_dim=4)
+
+
+def head_size(config: Mapping[str, Any]) -> int:
+    """``head_dim``, or what the hidden size leaves for each head."""
+    return int(config.get("head_dim") or need(config, "hidden_size") // need(config, "num_attention_heads"))
+
+
+def decoder_transformer(config: Mapping[str, Any], *, qkv_bias: bool, qk_norm: bool) -> dict[str, Any]:
+    """Architecture fields of a pre-norm decoder with RMSNorm, SwiGLU, rotary positions and grouped queries."""
+    from torch.nn import functional
+
+    return {
+        "num_layers": need(config, "num_hidden_layers"),
+        "hidden_size": need(config, "hidden_size"),
+        "num_attention_heads": need(config, "num_attention_heads"),
+        "num_query_groups": need(config, "num_key_value_heads"),
+        "kv_channels": head_size(config),
+        "ffn_hidden_size": need(config, "intermediate_size"),
+        "normalization": "RMSNorm",
+        "layernorm_epsilon": need(config, "rms_norm_eps"),
+        "gated_linear_unit": True,
+        "activation_func": functional.silu,
+        "add_bias_linear": False,
+        "add_qkv_bias": qkv_bias,
+        "qk_layernorm": qk_norm,
+    }
+
+
+def experts_transformer(config: Mapping[str, Any], *, experts: int, sparse_layers: Collection[int]) -> dict[str, Any]:
+    """Architecture fields of routed experts: their number, and which layers have them; the router is in float32.
+
+    Every chosen expert sees every token (no capacity). Balancing losses are the trainer's.
+    """
+    return {
+        "num_moe_experts": experts,
+        "moe_ffn_hidden_size": need(config, "moe_intermediate_size"),
+        "moe_layer_freq": [int(layer in sparse_layers) for layer in range(need(config, "num_hidden_layers"))],
+        "moe_router_topk": need(config, "num_experts_per_tok"),
+        "moe_router_dtype": "fp32",
+    }
+
+
+def corrected_routing(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Architecture fields of a shared expert and of sigmoid routing (DeepSeek-V3, section 2.1.2).
+
+    Experts are chosen by score plus a bias, within the best groups where there are several, and weighted by the score
+    alone, normalised over the chosen. Megatron ranks a group by as many of its experts as one token takes from it,
+    config.json means two; where these differ the configuration is refused.
+    """
+    groups, chosen_groups = config.get("n_group") or 1, config.get("topk_group") or 1
+    chosen = need(config, "num_experts_per_tok")
+    if groups > 1 and chosen // chosen_groups != 2:
+        raise BridgeError(
+            f"config.json: topk_group={chosen_groups} with num_experts_per_tok={chosen} is not supported, only two "
+            "experts a group"
+        )
+    return {
+        "moe_shared_expert_intermediate_size": need(config, "n_shared_experts") * need(config, "moe_intermediate_size"),
+        "moe_router_score_function": "sigmoid",
+        "moe_router_enable_expert_bias": True,
+        "moe_router_topk_scaling_factor": need(config, "routed_scaling_factor"),
+        "moe_router_num_groups": groups if groups > 1 else None,
+        "moe_router_group_topk": chosen_groups if groups > 1 else None,
+    }

@@ -1,0 +1,339 @@
+"""The plan of a distributed model: every parameter on every pipeline stage and expert rank, and how it is packed.
+
+Names are global (``decoder.layers.N`` counts over all stages and virtual chunks, expert numbers over all
+expert-parallel ranks) and come from the tensors themselves, so the plan is the same on every rank and covers
+exactly the model that was built. Process groups come from the model; this package never imports Megatron.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, distributed, nn
+
+from megatron_bridge.blocks import Packing, Split
+from megatron_bridge.errors import BridgeError
+from megatron_bridge.families import family_of
+from megatron_bridge.family import EXPERT, HfConfig, Sizes
+from megatron_bridge.hf_config import inverse_frequencies, need, rotary_base, rotary_fraction
+
+if TYPE_CHECKING:
+    from megatron.core.models.gpt import GPTModel
+
+_LAYER = re.compile(r"^decoder\.layers\.(\d+)\.")
+_EMBEDDING = "embedding.word_embeddings.weight"
+_OUTPUT = "output_layer.weight"
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """A Hugging Face tensor, by name, without its values."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def nbytes(self) -> int:
+        return torch.Size(self.shape).numel() * self.dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedParameter:
+    """One Megatron parameter, or persistent buffer, of the whole model."""
+
+    name: str
+    """Its Megatron name, with global layer and expert numbers."""
+    shape: tuple[int, ...]
+    """Shape of one shard."""
+    dtype: torch.dtype
+    owners: tuple[int, ...]
+    """For each shard, the lowest of the global ranks in ``ModelPlan.group`` that hold it.
+
+    Dense layers have a shard per tensor-parallel rank, experts one per expert-tensor-parallel rank, what is
+    replicated has one.
+    """
+    packing: Packing
+    """``packing.shard_blocks(len(owners), i)`` are the copies of shard i."""
+    tied_copy: bool
+    """A second copy of the embedding, loaded like the first and never exported."""
+
+    def sources(self) -> list[TensorSpec]:
+        """The Hugging Face tensors it is packed from, in whole."""
+        cols = () if len(self.shape) == 1 else (self.packing.cols,)
+        return [
+            TensorSpec(name, (self.packing.source_rows(index), *cols), self.dtype)
+            for index, name in enumerate(self.packing.sources)
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelPlan:
+    """All parameters in a fixed order (embedding, layers, final norm, output), and this rank's place."""
+
+    parameters: list[PlannedParameter]
+    local: dict[str, Tensor]
+    """This rank's shards by name: parameters and persistent buffers, the objects themselves."""
+    shard: dict[str, int]
+    """Which shard of it this rank holds, for every name in ``local``."""
+    group: distributed.ProcessGroup
+    """The ranks that together hold the whole model.
+
+    Those of one tensor- and pipeline-parallel replica; all ranks of the job where experts are spread differently.
+    """
+    tied: bool
+    hf_config: HfConfig
+
+    @property
+    def device(self) -> torch.device:
+        """Where this rank's shards are at the moment; they may leave the device and come back."""
+        return next(iter(self.local.values())).device
+
+    def tensors(self) -> list[TensorSpec]:
+        """The Hugging Face tensors of the model in the order of export."""
+        return [spec for parameter in self.parameters if not parameter.tied_copy for spec in parameter.sources()]
+
+
+def transformer_config_kwargs(hf_config: HfConfig) -> dict[str, Any]:
+    """Architecture fields for ``TransformerConfig``; layout, precision, fusions and dropout are the caller's."""
+    return family_of(hf_config).transformer(hf_config)
+
+
+def gpt_model_kwargs(hf_config: HfConfig) -> dict[str, Any]:
+    """Architecture arguments for ``GPTModel``, and ``inverse_frequencies`` for its rotary embedding.
+
+    ``vocab_size`` is the true one; the caller may round it up for tensor parallelism. The rows added are loaded as
+    zero and never exported; they have logit 0 and must be masked wherever a softmax is taken.
+
+    ``inverse_frequencies`` (float32 values) is no argument of ``GPTModel``: take it out and put it, as a tensor, into
+    the model's ``rotary_pos_emb.inv_freq``. ``attach_hf_config`` refuses a model with other frequencies.
+    """
+    head_dim = family_of(hf_config).transformer(hf_config)["kv_channels"]
+    return {
+        "vocab_size": need(hf_config, "vocab_size"),
+        "max_sequence_length": need(hf_config, "max_position_embeddings"),
+        "position_embedding_type": "rope",
+        "rotary_base": rotary_base(hf_config),
+        "rotary_percent": rotary_fraction(hf_config),
+        "inverse_frequencies": inverse_frequencies(hf_config, head_dim).tolist(),
+        "share_embeddings_and_output_weights": _tied(hf_config),
+    }
+
+
+def attach_hf_config(chunks: Sequence[GPTModel], hf_config: HfConfig) -> None:
+    """Tell the bridge which checkpoint format these chunks stand for; ``load_hf`` does it by itself.
+
+    Needed before ``export_hf`` of a model that was never loaded from a Hugging Face folder (random weights, or a
+    resumed Megatron checkpoint). Raises BridgeError where the built model differs from ``hf_config``.
+    """
+    expected, models = transformer_config_kwargs(hf_config), _unwrap(chunks)
+    if getattr(models[0], "hf_config", None) != hf_config:
+        _PLANS.pop(models[0], None)
+    for chunk in models:
+        for key, value in expected.items():
+            _compare(key, getattr(chunk.config, key), value)
+        _compare("share_embeddings_and_output_weights", chunk.share_embeddings_and_output_weights, _tied(hf_config))
+        _compare_rotary(chunk, inverse_frequencies(hf_config, expected["kv_channels"]))
+        chunk.hf_config = dict(hf_config)
+
+
+def plan_model(chunks: Sequence[GPTModel]) -> ModelPlan:
+    """The plan of the model whose chunks of this rank are given.
+
+    Collective over ``ModelPlan.group`` the first time; later calls return the same plan. It holds parameters by
+    identity, so their values may be replaced, also through ``.data``, but not the parameters.
+
+    Raises:
+        BridgeError: no configuration is attached, a parameter is not in the family's table, two parameters map
+            the same tensor, or a shard is on no rank.
+    """
+    models = _unwrap(chunks)
+    _keep_router_bias_precise(models)
+    if models[0] not in _PLANS:
+        _PLANS[models[0]] = _build_plan(models)
+    return _PLANS[models[0]]
+
+
+def plan_rank(chunks: Sequence[GPTModel]) -> ModelPlan:
+    """The plan of what this rank alone holds, without communication: for models on the meta device.
+
+    Every entry of ``owners`` is this rank, whoever else holds the parameter.
+    """
+    models = _unwrap(chunks)
+    table = _Table(models)
+    rank = distributed.get_rank()
+    entries = [(name, tuple(t.shape), t.dtype, (rank,) * table.shards(name)) for name, t in table.local.items()]
+    return table.plan(sorted(entries, key=lambda entry: _position(entry[0])))
+
+
+_PLANS: WeakKeyDictionary[nn.Module, ModelPlan] = WeakKeyDictionary()
+"""By the first chunk of a rank."""
+
+_Entry = tuple[str, tuple[int, ...], torch.dtype, tuple[int, ...]]
+"""Name, shard shape, dtype and owners."""
+
+
+def _build_plan(models: list[Any]) -> ModelPlan:
+    table = _Table(models)
+    return table.plan(_gather_manifest(table))
+
+
+class _Table:
+    """What is known of a model without communication."""
+
+    def __init__(self, models: list[Any]) -> None:
+        self.hf_config = _attached_config(models)
+        self.family = family_of(self.hf_config)
+        config, groups = models[0].config, models[0].pg_collection
+        self.tp, self.expert_tp, expert = groups.tp, groups.tp, None
+        self.group = groups.mp
+        if experts := getattr(config, "num_moe_experts", None):
+            self.expert_tp, expert = groups.expt_tp, groups.ep
+            if expert.size() > 1 or self.expert_tp.size() != self.tp.size():
+                self.group = distributed.group.WORLD
+        first_expert = 0 if expert is None else experts // expert.size() * expert.rank()
+        self.local = dict(_global_tensors(models, first_expert))
+        self.sizes = Sizes(
+            vocab=need(self.hf_config, "vocab_size"),
+            heads=config.num_attention_heads,
+            query_groups=config.num_query_groups,
+            head_dim=config.kv_channels,
+            tp=self.tp.size(),
+        )
+
+    def shards(self, name: str) -> int:
+        return (self.expert_tp if EXPERT.search(name) else self.tp).size()
+
+    def shard(self, name: str) -> int:
+        return (self.expert_tp if EXPERT.search(name) else self.tp).rank()
+
+    def plan(self, entries: list[_Entry]) -> ModelPlan:
+        tied = _tied(self.hf_config)
+        parameters = [self._planned(*entry, tied) for entry in entries]
+        _refuse_duplicates(parameters)
+        shard = {p.name: self.shard(p.name) if len(p.owners) > 1 else 0 for p in parameters if p.name in self.local}
+        return ModelPlan(parameters, self.local, shard, self.group, tied, self.hf_config)
+
+    def _planned(
+        self, name: str, shape: tuple[int, ...], dtype: torch.dtype, owners: tuple[int, ...], tied: bool
+    ) -> PlannedParameter:
+        tied_copy = tied and name == _OUTPUT
+        matrix_shape = (shape[0], torch.Size(shape[1:]).numel())
+        sizes = replace(self.sizes, tp=len(owners))
+        packing = self.family.packing(_EMBEDDING if tied_copy else name, matrix_shape, sizes)
+        if packing.split is Split.REPLICATED:
+            owners = (min(owner for owner in owners if owner >= 0),)
+        if min(owners) < 0:
+            raise BridgeError(f"no rank holds shard {owners.index(-1)} of {len(owners)} of {name}")
+        return PlannedParameter(name, shape, dtype, owners, packing, tied_copy)
+
+
+def as_matrix(tensor: Tensor) -> Tensor:
+    """A two-dimensional view: ``[n]`` becomes ``[n, 1]``."""
+    return tensor.view(tensor.shape[0], -1)
+
+
+def _unwrap(chunks: Sequence[Any]) -> list[Any]:
+    """Strip DDP, Float16Module and their like, which all hold the model as ``module``."""
+    models = []
+    for chunk in chunks:
+        while hasattr(chunk, "module"):
+            chunk = chunk.module
+        models.append(chunk)
+    return models
+
+
+def _attached_config(models: list[Any]) -> HfConfig:
+    config = getattr(models[0], "hf_config", None)
+    if config is None:
+        raise BridgeError("the model has no Hugging Face configuration; call attach_hf_config(chunks, hf_config)")
+    return config
+
+
+def _tied(hf_config: HfConfig) -> bool:
+    return bool(hf_config.get("tie_word_embeddings", False))
+
+
+def _compare(key: str, built: Any, expected: Any) -> None:
+    if built != expected:
+        raise BridgeError(f"the model was built with {key}={built!r}, but config.json means {expected!r}")
+
+
+def _compare_rotary(chunk: Any, expected: Tensor) -> None:
+    rotary = getattr(chunk, "rotary_pos_emb", None)
+    built = getattr(rotary, "inv_freq", None)
+    if built is not None and not built.is_meta and not torch.equal(built.cpu(), expected):
+        raise BridgeError("the model's rotary_pos_emb.inv_freq are not those of config.json; see gpt_model_kwargs")
+
+
+def _global_tensors(models: list[Any], first_expert: int) -> Iterator[tuple[str, Tensor]]:
+    """Parameters and persistent buffers of this rank under their global names."""
+    for model in models:
+        for name, tensor in (*model.named_parameters(), *_persistent_buffers(model)):
+            yield _global_name(model, name, first_expert), tensor
+
+
+def _persistent_buffers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    for path, module in model.named_modules():
+        for name, buffer in module.named_buffers(path, recurse=False):
+            if name.rpartition(".")[2] not in module._non_persistent_buffers_set:
+                yield name, buffer
+
+
+def _global_name(model: Any, name: str, first_expert: int) -> str:
+    """``layer_number`` counts from 1 over all stages; expert numbers are local to an expert-parallel rank."""
+    match = _LAYER.match(name)
+    if match is None:
+        return name
+    number = model.decoder.layers[int(match[1])].layer_number - 1
+    tail = EXPERT.sub(lambda found: found[1] + str(first_expert + int(found[2])), name[match.end() :])
+    return f"decoder.layers.{number}.{tail}"
+
+
+def _keep_router_bias_precise(models: list[Any]) -> None:
+    """Undo a cast of the routers' biases to the parameters' dtype, as Megatron's router does before it computes."""
+    for model in models:
+        for module in model.modules():
+            if hasattr(module, "_maintain_float32_expert_bias"):
+                module._maintain_float32_expert_bias()
+
+
+def _gather_manifest(table: _Table) -> list[_Entry]:
+    """Every parameter of the whole model, in the same order on every rank."""
+    group = table.group
+    mine = [(name, tuple(t.shape), t.dtype, table.shard(name)) for name, t in table.local.items()]
+    gathered: list[Any] = [None] * group.size()
+    distributed.all_gather_object(gathered, mine, group=group)
+    ranks = distributed.get_process_group_ranks(group)
+    owners: dict[str, list[int]] = {}
+    shapes: dict[str, tuple[tuple[int, ...], torch.dtype]] = {}
+    for rank, entries in sorted(zip(ranks, gathered, strict=True), key=lambda pair: pair[0]):
+        for name, shape, dtype, shard in entries:
+            if shapes.setdefault(name, (shape, dtype)) != (shape, dtype):
+                raise BridgeError(f"{name} is {shapes[name]} on one rank and {(shape, dtype)} on rank {rank}")
+            holders = owners.setdefault(name, [-1] * table.shards(name))
+            if holders[shard] < 0:
+                holders[shard] = rank
+    return [(name, *shapes[name], tuple(owners[name])) for name in sorted(shapes, key=_position)]
+
+
+def _position(name: str) -> int:
+    """Sort key: the embedding, the layers by number, then the rest; equal keys keep their order."""
+    match = _LAYER.match(name)
+    if match:
+        return int(match[1])
+    return -1 if name == _EMBEDDING else 1 << 30
+
+
+def _refuse_duplicates(planned: list[PlannedParameter]) -> None:
+    seen: dict[str, str] = {}
+    for parameter in planned:
+        for source in () if parameter.tied_copy else parameter.packing.sources:
+            if source in seen:
+                raise BridgeError(f"{source} is mapped twice: to {seen[source]} and to {parameter.name}")
+            seen[source] = parameter.name

@@ -1,0 +1,213 @@
+"""Reading rows and columns out of safetensors files.
+
+Format: 8 bytes little-endian length, a JSON header of ``{name: {dtype, shape, data_offsets}}``, then the data.
+The writer is in :mod:`megatron_bridge.safetensors_writer`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from megatron_bridge.errors import BridgeError
+
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+_BUFFER_BYTES = 16 << 20
+_SKIP_BYTES = 16 << 10
+"""A call of the operating system costs as much as reading about this much beside what is wanted."""
+_MAX_HEADER_BYTES = 100 << 20
+DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """Where one tensor lies: file, absolute byte offset, shape and dtype."""
+
+    path: Path
+    offset: int
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def nbytes(self) -> int:
+        return torch.Size(self.shape).numel() * self.dtype.itemsize
+
+    @property
+    def row_bytes(self) -> int:
+        return torch.Size(self.shape[1:]).numel() * self.dtype.itemsize
+
+
+class SafetensorsFolder:
+    """The tensors of a model folder. Headers are parsed once and files stay open until ``close``."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._files: dict[Path, int] = {}
+        self._entries: dict[str, Entry] = {}
+        self._buffer = torch.empty(0, dtype=torch.uint8)
+        try:
+            for path in _weight_files(folder):
+                self._open(path)
+            _check_index(folder, self._entries)
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close every file."""
+        for descriptor in self._files.values():
+            os.close(descriptor)
+        self._files.clear()
+
+    @property
+    def names(self) -> Iterable[str]:
+        """Names of all tensors."""
+        return self._entries.keys()
+
+    def entry(self, name: str) -> Entry:
+        """Where the tensor lies."""
+        return self._entries[name]
+
+    def descriptor(self, name: str) -> int:
+        """The open file that holds the tensor."""
+        return self._files[self._entries[name].path]
+
+    def read(self, name: str, row: int, col: int, target: Tensor) -> None:
+        """Copy rows ``row...`` and columns ``col...`` of tensor ``name`` into ``target``, ``[rows, cols]``.
+
+        Whole rows of the target's own dtype are read straight into its memory, and so are parts of long rows, row by
+        row. Anything else goes through a buffer of at most 16 MiB (or one row), and is cast.
+        """
+        entry = self._entries[name]
+        width = torch.Size(entry.shape[1:]).numel()
+        if _is_plain_memory(target, entry.dtype) and target.shape[1] == width:
+            self._read_bytes(entry, row * entry.row_bytes, target)
+            return
+        skipped = entry.row_bytes - target.shape[1] * entry.dtype.itemsize
+        if _is_plain_memory(target, entry.dtype) and skipped >= _SKIP_BYTES:
+            for number in range(target.shape[0]):
+                offset = (row + number) * entry.row_bytes + col * entry.dtype.itemsize
+                self._read_bytes(entry, offset, target[number])
+            return
+        step = max(1, _BUFFER_BYTES // entry.row_bytes)
+        for start in range(0, target.shape[0], step):
+            part = target[start : start + step]
+            rows = self._rows(entry, row + start, part.shape[0], width)
+            part.copy_(rows[:, col : col + part.shape[1]])
+
+    def equal(self, first: str, second: str) -> bool:
+        """Whether two tensors have the same shape, dtype and bytes."""
+        a, b = self._entries[first], self._entries[second]
+        if (a.shape, a.dtype) != (b.shape, b.dtype):
+            return False
+        width, step = torch.Size(a.shape[1:]).numel(), max(1, _BUFFER_BYTES // max(1, a.row_bytes))
+        for row in range(0, a.shape[0], step):
+            count = min(step, a.shape[0] - row)
+            left = self._rows(a, row, count, width).clone()
+            if not torch.equal(left, self._rows(b, row, count, width)):
+                return False
+        return True
+
+    def _rows(self, entry: Entry, row: int, count: int, width: int) -> Tensor:
+        """``count`` whole rows in the shared buffer, valid until the next call."""
+        size = count * entry.row_bytes
+        if self._buffer.numel() < size:
+            self._buffer = torch.empty(size, dtype=torch.uint8)
+        raw = self._buffer[:size]
+        self._read_bytes(entry, row * entry.row_bytes, raw)
+        return raw.view(entry.dtype).view(count, width)
+
+    def _read_bytes(self, entry: Entry, offset: int, target: Tensor) -> None:
+        view = target.reshape(-1).view(torch.uint8).numpy().data
+        position = entry.offset + offset
+        while len(view):
+            count = os.preadv(self._files[entry.path], [view], position)
+            if count == 0:
+                raise BridgeError(f"{entry.path} ends at byte {position}, inside a tensor; copy the file again")
+            view, position = view[count:], position + count
+
+    def _open(self, path: Path) -> None:
+        try:
+            descriptor = os.open(path, os.O_RDONLY)
+        except OSError as error:
+            raise BridgeError(f"{path} cannot be opened: {error.strerror}") from error
+        self._files[path] = descriptor
+        for name, entry in _read_header(path, descriptor).items():
+            if name in self._entries:
+                raise BridgeError(f"{name} is in both {self._entries[name].path} and {path}; remove one file")
+            self._entries[name] = entry
+
+
+def _is_plain_memory(target: Tensor, dtype: torch.dtype) -> bool:
+    return target.device.type == "cpu" and target.dtype == dtype and target.is_contiguous()
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    """The files named by the index, or the only safetensors file."""
+    index = folder / INDEX
+    if index.exists():
+        return [folder / name for name in sorted(set(_weight_map(index).values()))]
+    if not (folder / SINGLE).exists():
+        raise BridgeError(f"{folder} has neither {SINGLE} nor {INDEX}; the weights must be safetensors")
+    return [folder / SINGLE]
+
+
+def _weight_map(index: Path) -> dict[str, str]:
+    try:
+        return dict(json.loads(index.read_text(encoding="utf-8"))["weight_map"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise BridgeError(f"{index} is not a safetensors index: {error!r}") from error
+
+
+def _check_index(folder: Path, entries: dict[str, Entry]) -> None:
+    index = folder / INDEX
+    if not index.exists():
+        return
+    for name, file in _weight_map(index).items():
+        if name not in entries or entries[name].path.name != file:
+            raise BridgeError(f"{index} says {name} is in {file}, but it is not there")
+
+
+def _read_header(path: Path, descriptor: int) -> dict[str, Entry]:
+    size = os.fstat(descriptor).st_size
+    prefix = os.pread(descriptor, 8, 0)
+    length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else 0
+    if not 2 <= length <= min(_MAX_HEADER_BYTES, size - 8):
+        raise BridgeError(f"{path} is no safetensors file, or is cut short; copy it again")
+    try:
+        header: dict[str, Any] = json.loads(os.pread(descriptor, length, 8))
+        header.pop("__metadata__", None)
+        return {name: _entry(path, name, info, 8 + length, size) for name, info in header.items()}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise BridgeError(f"{path} has a damaged safetensors header ({error!r}); copy it again") from error
+
+
+def _entry(path: Path, name: str, info: dict[str, Any], data_start: int, file_size: int) -> Entry:
+    dtype = DTYPES.get(info["dtype"])
+    if dtype is None:
+        raise BridgeError(f"{path}: {name} has dtype {info['dtype']}; supported: {', '.join(DTYPES)}")
+    start, end = info["data_offsets"]
+    shape = tuple(int(n) for n in info["shape"])
+    if start < 0 or end - start != torch.Size(shape).numel() * dtype.itemsize:
+        raise BridgeError(f"{path}: {name} has offsets that do not fit its shape; copy the file again")
+    if data_start + end > file_size:
+        raise BridgeError(f"{path} is cut short: {name} ends at byte {data_start + end} of {file_size}; copy it again")
+    return Entry(path, data_start + start, shape, dtype)

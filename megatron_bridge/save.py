@@ -1,0 +1,236 @@
+"""Saving a distributed model as a Hugging Face folder, without any rank holding more than a band of foreign rows.
+
+    rank 0: hidden folder, other files, weight files of the final size
+    every rank:  for each tensor, in one order
+                     owners of the other shards ── band by band ──► the rank that writes it ── pwrite ──► file
+    every rank:  flush, tell errors and checksums
+    rank 0: checksums, rename
+
+A tensor is written by one of the ranks that own its shards, in turn over the parameters, so that the work is spread.
+All ranks need one shared folder. Sending and receiving are blocking and in the same order everywhere, so there is no
+cycle of ranks that wait for each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, distributed
+
+from megatron_bridge.bands import Band, Piece, bands
+from megatron_bridge.errors import BridgeError
+from megatron_bridge.hf_folder import (
+    DEFAULT_SHARD_BYTES,
+    copy_other_files,
+    hidden_folder,
+    main_dtype,
+    publish,
+    staged_folder,
+    write_checksums,
+    write_error,
+)
+from megatron_bridge.plan import ModelPlan, PlannedParameter, TensorSpec, as_matrix, plan_model
+from megatron_bridge.safetensors_writer import SafetensorsWriter
+
+if TYPE_CHECKING:
+    from megatron.core.models.gpt import GPTModel
+
+BAND_BYTES = 8 << 20
+"""Rows that are put together before they are written; another buffer of this size receives them."""
+
+
+def save_hf(
+    chunks: Sequence[GPTModel],
+    out: Path,
+    *,
+    source: Path,
+    max_shard_bytes: int = DEFAULT_SHARD_BYTES,
+    sync: bool = True,
+    checksums: bool = True,
+) -> None:
+    """Export ``chunks`` into the folder ``out``; every rank of the job calls it, one replica writes.
+
+    Args:
+        source: gives configuration and tokenizer files.
+        sync: flush everything to the disk before the folder gets its name. Without it a crash of the machine, not of
+            the process, may leave a damaged folder.
+        checksums: leave the sidecar that :func:`megatron_bridge.verify_hf_folder` compares with.
+
+    Raises:
+        BridgeError: on every rank, if any failed. Nothing of the folder is left, an older one is as it was.
+    """
+    plan = plan_model(chunks)
+    failure: Exception | None = None
+    if 0 in distributed.get_process_group_ranks(plan.group):
+        try:
+            _save(plan, out, source, max_shard_bytes, sync, checksums)
+        except Exception as error:  # raised below, once the other replicas have been told
+            failure = error
+    message = [None if failure is None else str(failure)]
+    distributed.broadcast_object_list(message, src=0)
+    if failure is not None:
+        raise failure
+    if message[0] is not None:
+        raise BridgeError(message[0])
+
+
+def _save(plan: ModelPlan, out: Path, source: Path, max_shard_bytes: int, sync: bool, checksums: bool) -> None:
+    specs, leads, errors = plan.tensors(), distributed.get_rank() == 0, _Errors(plan.group, out)
+    folder = hidden_folder(out)
+    own = [spec.name for _, parameter in _written_by(plan, distributed.get_rank()) for spec in parameter.sources()]
+    with ExitStack() as stack:
+        writer: SafetensorsWriter | None = None
+        for turn in (True, False):  # rank 0 makes the files, then the others open them
+            with errors.kept():
+                if turn is leads:
+                    if leads:
+                        stack.enter_context(staged_folder(out))
+                        copy_other_files(source, folder, main_dtype(specs))
+                    writer = SafetensorsWriter(
+                        folder, specs, max_shard_bytes, create=leads, only=own, checksums=checksums
+                    )
+                    stack.callback(writer.close)
+            errors.agree()
+        assert writer is not None
+        _write(plan, writer, errors)
+        with errors.kept():
+            writer.finish(sync=sync)
+        digests = errors.agree(writer.digests)
+        with errors.kept():
+            if leads:
+                if checksums:
+                    write_checksums(folder, {spec.name: digest for spec in specs for digest in _found(digests, spec)})
+                publish(folder, out, sync=sync)
+        errors.agree()
+
+
+def _found(digests: list[dict[str, str]], spec: TensorSpec) -> list[str]:
+    return [found[spec.name] for found in digests if spec.name in found]
+
+
+class _Errors:
+    """The first error of this rank, kept until all ranks of the group can raise together."""
+
+    def __init__(self, group: distributed.ProcessGroup, out: Path) -> None:
+        self._group, self._out = group, out
+        self.error: Exception | None = None
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """Remember an error instead of raising it; the block is left, the program goes on."""
+        try:
+            yield
+        except Exception as error:
+            self.error = self.error or error
+
+    def agree(self, value: Any = None) -> list[Any]:
+        """Raise on all ranks if any has an error; otherwise the ``value`` of each."""
+        mine = (None if self.error is None else self._text(self.error), value)
+        gathered: list[Any] = [None] * self._group.size()
+        distributed.all_gather_object(gathered, mine, group=self._group)
+        if isinstance(self.error, OSError):
+            raise write_error(self._out, self.error) from self.error
+        if self.error is not None:
+            raise self.error
+        ranks = distributed.get_process_group_ranks(self._group)
+        for rank, (text, _) in zip(ranks, gathered, strict=True):
+            if text is not None:
+                raise BridgeError(f"rank {rank} failed: {text}")
+        return [each for _, each in gathered]
+
+    def _text(self, error: Exception) -> str:
+        return str(write_error(self._out, error) if isinstance(error, OSError) else error)
+
+
+def _written_by(plan: ModelPlan, rank: int) -> Iterator[tuple[int, PlannedParameter]]:
+    return ((i, p) for i, p in _exported(plan) if _writer(i, p) == rank)
+
+
+def _exported(plan: ModelPlan) -> Iterator[tuple[int, PlannedParameter]]:
+    return ((i, p) for i, p in enumerate(plan.parameters) if not p.tied_copy)
+
+
+def _writer(index: int, parameter: PlannedParameter) -> int:
+    return parameter.owners[index % len(parameter.owners)]
+
+
+@torch.no_grad()
+def _write(plan: ModelPlan, writer: SafetensorsWriter, errors: _Errors) -> None:
+    rank = distributed.get_rank()
+    for index, parameter in _exported(plan):
+        if rank in parameter.owners:
+            assembly = _Assembly(plan, parameter, _writer(index, parameter))
+            for spec in parameter.sources():
+                _write_tensor(assembly, spec, writer, errors)
+
+
+def _write_tensor(assembly: _Assembly, spec: TensorSpec, writer: SafetensorsWriter, errors: _Errors) -> None:
+    """The tensor from all its owners. After an error the exchange goes on without writing: others wait for it."""
+    sink = writer.sink(spec.name) if assembly.writes else None
+    for rows in assembly.rows(spec):
+        if sink is not None and rows is not None and errors.error is None:
+            with errors.kept():
+                sink.write(rows)
+    if sink is not None and errors.error is None:
+        with errors.kept():
+            writer.complete(sink)
+
+
+class _Assembly:
+    """Puts the Hugging Face tensors of one parameter together on the rank that writes them."""
+
+    def __init__(self, plan: ModelPlan, parameter: PlannedParameter, writer: int) -> None:
+        self.writes = distributed.get_rank() == writer
+        self._plan, self._parameter, self._writer = plan, parameter, writer
+        self._shard = as_matrix(plan.local[parameter.name].detach())
+        self._pieces: dict[str, list[Piece[int]]] = {}
+        for index, owner in enumerate(parameter.owners):
+            for b in parameter.packing.shard_blocks(len(parameter.owners), index):
+                piece = Piece(owner, b.shard_row, b.shard_col, b.source_row, b.source_col, b.rows, b.cols)
+                self._pieces.setdefault(b.source, []).append(piece)
+
+    def rows(self, spec: TensorSpec) -> Iterator[Tensor | None]:
+        """On the writer the tensor's rows, a band at a time; the other owners send theirs and get None."""
+        pieces = self._pieces[spec.name]
+        if len(self._parameter.owners) == 1:
+            yield from (self._local(piece) for piece in sorted(pieces, key=lambda piece: piece.row))
+            return
+        cols = self._parameter.packing.cols
+        max_rows = max(1, BAND_BYTES // (cols * spec.dtype.itemsize))
+        for band in bands(spec.name, pieces, spec.shape[0], cols, max_rows):
+            yield self._band(band)
+
+    def _band(self, band: Band[int]) -> Tensor | None:
+        if not self.writes:
+            for piece in band.pieces:
+                if piece.origin == distributed.get_rank():
+                    self._send(piece)
+            return None
+        if len(band.pieces) == 1:
+            return self._piece(band.pieces[0])
+        whole = self._empty(band.rows, self._parameter.packing.cols)
+        for piece in band.pieces:
+            whole[:, piece.col : piece.col + piece.cols].copy_(self._piece(piece))
+        return whole
+
+    def _piece(self, piece: Piece[int]) -> Tensor:
+        if piece.origin == self._writer:
+            return self._local(piece)
+        received = self._empty(piece.rows, piece.cols)
+        distributed.recv(received.view(torch.uint8), src=piece.origin, group=self._plan.group)
+        return received
+
+    def _send(self, piece: Piece[int]) -> None:
+        values = self._local(piece).contiguous().view(torch.uint8)
+        distributed.send(values, dst=self._writer, group=self._plan.group)
+
+    def _local(self, piece: Piece[int]) -> Tensor:
+        row, col = piece.origin_row, piece.origin_col
+        return self._shard[row : row + piece.rows, col : col + piece.cols]
+
+    def _empty(self, rows: int, cols: int) -> Tensor:
+        return torch.empty(rows, cols, dtype=self._parameter.dtype, device=self._plan.device)

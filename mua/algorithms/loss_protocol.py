@@ -1,0 +1,52 @@
+"""What a loss is to the training backend. The single home of these types: backend and losses both import them.
+
+A loss is called once per micro-batch, on this rank's trained tokens only, as flat float32 tensors of shape
+``[N]`` (``N`` may be 0). Everything it returns can be added up (or maximised) over micro-batches and ranks in
+any order, because the global denominators are already inside ``weights``; means are taken once, at the very
+end, by :func:`mua.algorithms.losses.finish_metrics`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class TokenTensors:
+    """What the batch knows about each trained token. All ``[N]``, float32, without gradient."""
+
+    weights: Tensor
+    """Loss weight with the global denominator divided in (:class:`mua.types.TrainSequence`)."""
+    advantages: Tensor
+    behaviour_logprobs: Tensor
+    """Log-probability under the policy that sampled, as the engine reported it."""
+    old_logprobs: Tensor
+    """What the clipped ratio is taken against."""
+    reference_logprobs: Tensor | None = None
+    """Under the frozen reference policy; None when no reference is kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class LossTerms:
+    """What one micro-batch contributes."""
+
+    loss: Tensor
+    """Scalar with gradient: the weighted *sum* over the tokens given."""
+    sums: dict[str, Tensor]
+    """Detached scalars, added over micro-batches and ranks. Holds the plain count ``tokens``."""
+    maxima: dict[str, Tensor]
+    """Detached scalars, maximised over micro-batches and ranks."""
+
+
+class LossFunction(Protocol):
+    """Turns log-probabilities of the trained tokens into a loss."""
+
+    def __call__(self, logprobs: Tensor, entropy: Tensor, tokens: TokenTensors) -> LossTerms:
+        """Compute the terms of one micro-batch.
+
+        ``logprobs`` (``[N]``, float32, with gradient) are of ``logits / temperature`` under the current policy;
+        ``entropy`` (``[N]``, nats) is that of the whole next-token distribution.
+        """

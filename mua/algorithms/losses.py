@@ -1,0 +1,159 @@
+"""Per-token losses over flat tensors, and the one place where their metrics become means.
+
+Naming of ``LossTerms.sums``: keys under ``loss/`` are already weighted, so their sum over the batch is the
+value; ``tokens`` is the plain token count; every other key is a plain sum over tokens, a mean once divided by
+``tokens``. :func:`finish_metrics` does that division, once per optimizer step, after all reductions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Literal, Self
+
+import torch
+from torch import Tensor
+
+from mua.algorithms.loss_protocol import LossTerms, TokenTensors
+from mua.config.schema import AlgorithmConfig
+
+_WEIGHTED = "loss/"
+_MAX_LOG_RATIO = 20.0
+"""Log-ratios are clamped to +-20 before ``exp``: float32 overflows at 88, and an infinite ratio times a zero
+advantage is NaN. Beyond e^20 a ratio carries no gradient, as in verl."""
+
+
+@dataclass(frozen=True, slots=True)
+class GrpoLoss:
+    """PPO's clipped surrogate with group-relative advantages and separate lower and upper bounds.
+
+    Per token, with ``r = exp(logprob - old)``: ``-min(r * A, clip(r, 1 - clip_low, 1 + clip_high) * A)``
+    (arXiv 1707.06347 eq. 7; asymmetric bounds: DAPO, arXiv 2503.14476 eq. 10), plus ``kl_coefficient`` times
+    the k3 estimator of KL(policy || reference) with its gradient (arXiv 2402.03300 eq. 4).
+    """
+
+    clip_low: float
+    clip_high: float
+    kl_coefficient: float
+    old_logprobs: Literal["engine", "recompute"] = "recompute"
+    """Where ``old`` comes from. With ``engine`` it equals ``behaviour_logprobs``, so the trainer's side of the
+    engine/trainer difference is then the current policy instead of ``old``."""
+    on_policy: bool = False
+    """The batch gets exactly one optimizer step, so that recomputing ``old`` would give the current policy's own
+    log-probabilities: they are taken from this very forward pass, and ``tokens.old_logprobs`` is not read."""
+
+    @classmethod
+    def from_config(cls, config: AlgorithmConfig) -> Self:
+        """The configured loss; on-policy when ``old`` is recomputed and a batch is one step."""
+        single_step = config.epochs * config.minibatches == 1
+        return cls(
+            config.clip_low,
+            config.clip_high,
+            config.kl_coefficient,
+            config.old_logprobs,
+            on_policy=single_step and config.old_logprobs == "recompute",
+        )
+
+    def __call__(self, logprobs: Tensor, entropy: Tensor, tokens: TokenTensors) -> LossTerms:
+        """See :class:`mua.algorithms.loss_protocol.LossFunction`. Raises ``ValueError`` without a reference."""
+        if self.on_policy:
+            tokens = replace(tokens, old_logprobs=logprobs.detach())
+        ratio = _bounded(logprobs - tokens.old_logprobs).exp()
+        clipped = ratio.clamp(1 - self.clip_low, 1 + self.clip_high)
+        policy = -torch.minimum(ratio * tokens.advantages, clipped * tokens.advantages)
+        policy_loss = (tokens.weights * policy).sum()
+        sums = self._policy_sums(ratio.detach(), tokens.advantages)
+        sums["loss/policy"] = policy_loss.detach()
+        loss = policy_loss
+        if self.kl_coefficient > 0:
+            divergence = _k3(_reference(tokens) - logprobs)
+            kl_loss = self.kl_coefficient * (tokens.weights * divergence).sum()
+            sums |= {"loss/kl": kl_loss.detach(), "actor/reference_kl": divergence.detach().sum()}
+            loss = loss + kl_loss
+        mismatch, maxima = self._mismatch(logprobs.detach(), tokens)
+        sums |= _common_sums(loss, logprobs, entropy) | _old_kl(logprobs.detach(), tokens) | mismatch
+        return LossTerms(loss, sums, maxima | {"actor/ratio_max": _maximum(ratio.detach())})
+
+    def _policy_sums(self, ratio: Tensor, advantages: Tensor) -> dict[str, Tensor]:
+        return {
+            "actor/ratio": ratio.sum(),
+            "actor/clip_fraction_low": ((advantages < 0) & (ratio < 1 - self.clip_low)).sum().float(),
+            "actor/clip_fraction_high": ((advantages > 0) & (ratio > 1 + self.clip_high)).sum().float(),
+            "actor/advantage_abs": advantages.abs().sum(),
+        }
+
+    def _mismatch(self, logprobs: Tensor, tokens: TokenTensors) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """How far the engine's log-probabilities are from the trainer's, for the same ids."""
+        trainer = logprobs if self.old_logprobs == "engine" else tokens.old_logprobs
+        difference = trainer - tokens.behaviour_logprobs
+        sums = {
+            "mismatch/logprob_difference": difference.abs().sum(),
+            "mismatch/kl": -difference.sum(),
+            "mismatch/kl_k3": _k3(difference).sum(),
+            "mismatch/ratio": _bounded(logprobs - tokens.behaviour_logprobs).exp().sum(),
+        }
+        return sums, {"mismatch/logprob_difference_max": _maximum(difference.abs())}
+
+
+@dataclass(frozen=True, slots=True)
+class CrossEntropyLoss:
+    """Negative log-likelihood of the trained tokens: ``-sum(weight * logprob)``."""
+
+    def __call__(self, logprobs: Tensor, entropy: Tensor, tokens: TokenTensors) -> LossTerms:
+        """See :class:`mua.algorithms.loss_protocol.LossFunction`; advantages and old values are not read."""
+        loss = -(tokens.weights * logprobs).sum()
+        return LossTerms(loss, _common_sums(loss, logprobs, entropy), {})
+
+
+def finish_metrics(sums: Mapping[str, Tensor | float], maxima: Mapping[str, Tensor | float]) -> dict[str, float]:
+    """Turn the fully reduced sums and maxima of one optimizer step into metrics; see the module for the names.
+
+    With no trained token there is no mean: only ``tokens`` and the weighted losses are returned. Raises
+    ``ValueError`` when a name is both a sum and a maximum.
+    """
+    if shared := sums.keys() & maxima.keys():
+        raise ValueError(f"metric names used both as sum and as maximum: {sorted(shared)}")
+    tokens = float(sums["tokens"])
+    finished = {"tokens": tokens}
+    for name, value in sums.items():
+        if name.startswith(_WEIGHTED):
+            finished[name] = float(value)
+        elif name != "tokens" and tokens > 0:
+            finished[name] = float(value) / tokens
+    return finished | ({name: float(value) for name, value in maxima.items()} if tokens > 0 else {})
+
+
+def _common_sums(loss: Tensor, logprobs: Tensor, entropy: Tensor) -> dict[str, Tensor]:
+    return {
+        "tokens": torch.tensor(float(logprobs.numel()), device=logprobs.device),
+        "loss/total": loss.detach(),
+        "actor/entropy": entropy.detach().sum(),
+        "actor/logprob": logprobs.detach().sum(),
+    }
+
+
+def _old_kl(logprobs: Tensor, tokens: TokenTensors) -> dict[str, Tensor]:
+    """KL(old || current) on tokens sampled (nearly) from old: estimators k1 and k3."""
+    log_ratio = logprobs - tokens.old_logprobs
+    return {"actor/ppo_kl": -log_ratio.sum(), "actor/ppo_kl_k3": _k3(log_ratio).sum()}
+
+
+def _k3(log_ratio: Tensor) -> Tensor:
+    """``exp(x) - x - 1``: Schulman's k3 estimator of KL(p || q) on samples of p, with ``x = log q - log p``."""
+    bounded = _bounded(log_ratio)
+    return bounded.exp() - bounded - 1
+
+
+def _bounded(log_ratio: Tensor) -> Tensor:
+    return log_ratio.clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO)
+
+
+def _maximum(values: Tensor) -> Tensor:
+    """The largest of non-negative values; 0 of none, which leaves every maximum over micro-batches as it is."""
+    return values.max() if values.numel() else values.new_zeros(())
+
+
+def _reference(tokens: TokenTensors) -> Tensor:
+    if tokens.reference_logprobs is None:
+        raise ValueError("algorithm.kl_coefficient is above 0 but the batch has no reference log-probabilities")
+    return tokens.reference_logprobs

@@ -1,0 +1,133 @@
+"""What a step's rollouts looked like, in numbers, and confidence intervals of success rates."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from statistics import NormalDist
+from typing import NamedTuple
+
+import numpy as np
+
+from mua.algorithms.advantage import group_relative_advantages
+from mua.types import Group, Int32Array, Outcome, Provenance, Trajectory
+
+_PER_TOOL = ("tool_calls/", "tool_errors/")
+
+
+class Interval(NamedTuple):
+    """A mean and its confidence bounds."""
+
+    mean: float
+    low: float
+    high: float
+
+
+def rollout_metrics(
+    groups: Sequence[Group], *, divide_by_std: bool = True, version: int | None = None
+) -> dict[str, float]:
+    """Metrics of the trajectories of one step.
+
+    Rewards, turns, tokens and tools are over scored trajectories, outcomes and attempts over all. ``version``
+    is the policy version about to be trained, from which ``version_lag`` (of sampled tokens) counts; None takes
+    the newest version seen. Quantities without a single member (no scored trajectory, say) are left out rather
+    than reported as 0.
+    """
+    everyone = [t for group in groups for t in group.trajectories]
+    scored = [t for group in groups for t in group.scored]
+    metrics = _outcomes(everyone) if everyone else {}
+    if scored:
+        metrics |= _rewards(scored) | _shapes(scored) | _tools(scored)
+        metrics |= _group_shares([g for g in groups if g.scored], divide_by_std) | _version_lag(scored, version)
+    return metrics
+
+
+def mean_confidence_interval(successes: Sequence[float], level: float = 0.95) -> Interval:
+    """Wilson score interval of a success rate (Wilson 1927).
+
+    Exact in its intent for 0/1 outcomes; for values between (a mean over samples of one task) it is
+    conservative, because such values vary less than 0/1 ones. Raises ``ValueError`` on an empty sequence or a
+    value outside [0, 1].
+    """
+    if not successes or not all(0 <= s <= 1 for s in successes):
+        raise ValueError(f"a success rate needs at least one value, all in [0, 1]; got {len(successes)} values")
+    n, p = len(successes), math.fsum(successes) / len(successes)
+    z = NormalDist().inv_cdf((1 + level) / 2)
+    centre = (p + z * z / (2 * n)) / (1 + z * z / n)
+    half = z / (1 + z * z / n) * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
+    # At 0 and 1 the bound equals the mean exactly; rounding would put it a hair on the wrong side.
+    return Interval(p, min(max(centre - half, 0.0), p), max(min(centre + half, 1.0), p))
+
+
+def _outcomes(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    counts = Counter(t.outcome for t in trajectories)
+    attempts = [t.attempts for t in trajectories]
+    return {f"outcome/{kind}": counts[kind] / len(trajectories) for kind in Outcome} | {
+        "trajectories/count": float(len(trajectories)),
+        "trajectories/unscored": sum(not t.scored for t in trajectories) / len(trajectories),
+        "attempts/mean": float(np.mean(attempts)),
+        "attempts/max": float(max(attempts)),
+    }
+
+
+def _rewards(scored: Sequence[Trajectory]) -> dict[str, float]:
+    rewards = np.array([t.reward for t in scored])
+    return {
+        "reward/mean": float(rewards.mean()),
+        "reward/std": float(rewards.std()),
+        "reward/min": float(rewards.min()),
+        "reward/max": float(rewards.max()),
+        "success": float(np.mean([t.success for t in scored])),
+    }
+
+
+def _shapes(scored: Sequence[Trajectory]) -> dict[str, float]:
+    turns = [len(t.turn_rewards) for t in scored]
+    segments = [len(t.segments) for t in scored]
+    lengths = [len(s) for t in scored for s in t.segments]
+    provenance = sum((_provenance_counts(t) for t in scored), np.zeros(len(Provenance), dtype=np.int64))
+    return {f"tokens/{kind.name.lower()}": float(provenance[kind]) / len(scored) for kind in Provenance} | {
+        "tokens/segment_max": float(max(lengths, default=0)),
+        "turns/mean": float(np.mean(turns)),
+        "turns/max": float(max(turns)),
+        "segments/mean": float(np.mean(segments)),
+        "segments/max": float(max(segments)),
+    }
+
+
+def _provenance_counts(trajectory: Trajectory) -> np.ndarray:
+    counts = np.zeros(len(Provenance), dtype=np.int64)
+    for segment in trajectory.segments:
+        counts += np.bincount(segment.provenance, minlength=len(Provenance))
+    return counts
+
+
+def _tools(scored: Sequence[Trajectory]) -> dict[str, float]:
+    """Calls and errors by tool, mean per trajectory; a trajectory that never called it counts as 0."""
+    totals: Counter[str] = Counter()
+    for trajectory in scored:
+        totals.update({k: v for k, v in trajectory.metrics.items() if k.startswith(_PER_TOOL)})
+    return {name: totals[name] / len(scored) for name in sorted(totals)}
+
+
+def _group_shares(groups: Sequence[Group], divide_by_std: bool) -> dict[str, float]:
+    """Shares of the groups that have a scored member."""
+    rewards = [[t.reward for t in group.scored] for group in groups]
+    advantages = np.concatenate([group_relative_advantages(r, divide_by_std=divide_by_std) for r in rewards])
+    return {
+        "groups/count": float(len(groups)),
+        "groups/zero_variance": float(np.mean([max(r) == min(r) for r in rewards])),
+        "groups/all_correct": float(np.mean([all(t.success for t in g.scored) for g in groups])),
+        "groups/all_wrong": float(np.mean([not any(t.success for t in g.scored) for g in groups])),
+        "advantage/abs_mean": float(np.abs(advantages).mean()),
+    }
+
+
+def _version_lag(scored: Sequence[Trajectory], version: int | None) -> dict[str, float]:
+    versions: list[Int32Array] = [s.version[s.loss_mask] for t in scored for s in t.segments]
+    sampled = np.concatenate(versions) if versions else np.zeros(0, dtype=np.int32)
+    if not len(sampled):
+        return {}
+    lag = (sampled.max() if version is None else version) - sampled
+    return {"version_lag/mean": float(lag.mean()), "version_lag/max": float(lag.max())}

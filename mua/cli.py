@@ -1,0 +1,359 @@
+"""The command line: one verb, one function. Each loads its configuration and calls the part that does the work.
+
+What a person can mend is one line on standard error and exit status 2 (see :func:`readable`); a fault of the program
+keeps its traceback. ``MUA_TRACEBACK=1`` shows the traceback of everything.
+"""
+
+from __future__ import annotations
+
+import errno
+import functools
+import json
+import os
+import shlex
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Annotated, Literal, ParamSpec, TypeVar
+
+import typer
+
+import mua
+from mua.config.load import dump_config, load_config
+from mua.config.output import CONFIG_FILE, prepare_output
+from mua.config.schema import ExperimentConfig
+from mua.errors import ConfigError, MuaError, Preempted
+from mua.trainer.preempt import EXIT_STATUS, Preemption
+
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
+
+ConfigFile = Annotated[Path, typer.Argument(metavar="CONFIG", help="configuration file (YAML)", show_default=False)]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="KEY=VALUE", help="overrides, such as trainer.steps=10", show_default=False),
+]
+
+app = typer.Typer(
+    name="mua",
+    help="Reinforcement learning of multi-turn agents that use tools and talk with users.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+config_app = typer.Typer(
+    help="Look at a configuration, and at everything that can be configured.", no_args_is_help=True
+)
+doctor_app = typer.Typer(help="Check a machine, a job, and that the parts agree with each other.")
+launch_app = typer.Typer(help="Submit a run to a cluster.", no_args_is_help=True)
+convert_app = typer.Typer(help="Checkpoints to Hugging Face folders and back.", no_args_is_help=True)
+app.add_typer(config_app, name="config")
+app.add_typer(convert_app, name="convert")
+app.add_typer(doctor_app, name="doctor")
+app.add_typer(launch_app, name="launch")
+
+STATUS_FILE = "MUA_STATUS_FILE"
+"""Names a file that rank 0 leaves its exit status in, because torchrun turns every status but 0 into 1."""
+_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
+
+
+def readable(error: BaseException) -> Iterator[str]:
+    """The lines that tell a person what to mend; none for a fault of the program.
+
+    Readable are the project's own errors, errors of the operating system that name a file or say that a disk is full
+    or closed to us, and groups (of concurrent tasks) that hold nothing else.
+    """
+    bridge = sys.modules.get("megatron_bridge.errors")  # loaded whenever one of its errors can have been raised
+    if isinstance(error, MuaError) or (bridge and isinstance(error, bridge.BridgeError)):
+        yield from str(error).splitlines() or [type(error).__name__]
+    elif isinstance(error, OSError) and (error.filename is not None or error.errno in _DISK):
+        name = f"{os.fsdecode(error.filename)}: " if isinstance(error.filename, str | bytes | os.PathLike) else ""
+        yield f"{name}{error.strerror} (MUA_TRACEBACK=1 shows where)"
+    elif isinstance(error, BaseExceptionGroup):
+        lines = [list(readable(inner)) for inner in error.exceptions]
+        if all(lines):
+            yield from dict.fromkeys(line for inner in lines for line in inner)
+
+
+def verb(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
+    """Turn what a person can mend into lines and an exit status: 2; 130 after Ctrl-C, 75 after a signal to leave."""
+
+    @functools.wraps(function)
+    def run(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
+        try:
+            return function(*args, **kwargs)
+        except KeyboardInterrupt:
+            print("mua: interrupted", file=sys.stderr)
+            raise typer.Exit(130) from None
+        except Preempted as error:
+            print(f"mua: {error}; the run is not finished, the same command continues it", file=sys.stderr)
+            raise typer.Exit(EXIT_STATUS) from None
+        except Exception as error:
+            lines = list(readable(error))
+            if not lines or os.environ.get("MUA_TRACEBACK") == "1":
+                raise
+            who = f"mua (rank {rank})" if (rank := os.environ.get("RANK", "0")) != "0" else "mua"
+            print("\n".join(f"{who}: {line}" for line in lines), file=sys.stderr)
+            raise typer.Exit(2) from None
+
+    return run
+
+
+def _load(path: Path, overrides: list[str] | None, record: str) -> ExperimentConfig:
+    """The configuration of a run, recorded in its output folder, which proves it writable before anything starts."""
+    return _prepared(load_config(path, overrides or ()), record)
+
+
+def _prepared(config: ExperimentConfig, record: str = CONFIG_FILE) -> ExperimentConfig:
+    if config.model.shrink:
+        from mua.plan.shrink import prepare_shrunk
+
+        return prepare_shrunk(config, record)
+    prepare_output(config, record)
+    return config
+
+
+@app.callback(invoke_without_command=True)
+def _options(version: Annotated[bool, typer.Option("--version", help="Print the version and leave.")] = False) -> None:
+    if version:
+        print(f"mua {mua.__version__}")
+        raise typer.Exit
+
+
+@app.command()
+@verb
+def train(config: ConfigFile, overrides: Overrides = None) -> None:
+    """Train a policy by reinforcement learning."""
+    with Preemption() as preemption:
+        loaded = _load(config, overrides, CONFIG_FILE)
+        import mua.trainer.rl
+
+        mua.trainer.rl.train(loaded, preemption)
+
+
+@app.command()
+@verb
+def sft(config: ConfigFile, overrides: Overrides = None) -> None:
+    """Fine-tune a policy on recorded conversations."""
+    with Preemption() as preemption:
+        loaded = load_config(config, overrides or ())
+        if loaded.sft is None:
+            raise ConfigError(f"{config}: sft: required by mua sft, but not set; give sft.data a file of conversations")
+        loaded = _prepared(loaded)
+        import mua.trainer.sft
+
+        mua.trainer.sft.fine_tune(loaded, preemption)
+
+
+@app.command("eval")
+@verb
+def evaluate(config: ConfigFile, overrides: Overrides = None) -> None:
+    """Judge a policy on held-out tasks."""
+    loaded = _load(config, overrides, "config-eval.yaml")
+    import mua.trainer.evaluate
+
+    mua.trainer.evaluate.evaluate(loaded)
+
+
+@app.command()
+@verb
+def rollout(config: ConfigFile, overrides: Overrides = None) -> None:
+    """Run episodes without training and print one as a conversation."""
+    loaded = _load(config, overrides, "config-rollout.yaml")
+    import mua.rollout.show
+
+    mua.rollout.show.show_rollout(loaded)
+
+
+@convert_app.command("megatron-to-hf")
+@verb
+def convert_megatron_to_hf(
+    checkpoint: Annotated[Path, typer.Argument(metavar="CHECKPOINT", help="checkpoint folder", show_default=False)],
+    hf_out: Annotated[Path, typer.Argument(metavar="HF_OUT", help="folder to write", show_default=False)],
+    source: Annotated[
+        Path | None,
+        typer.Option("--source", help="folder with config.json and tokenizer; by default the run's model.path"),
+    ] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option("--config", help="the run's configuration; by default config.yaml in or above the checkpoint"),
+    ] = None,
+    shard_gib: Annotated[float, typer.Option("--shard-gib", help="size of one weight file, at most")] = 5.0,
+) -> None:
+    """Write a checkpoint of any layout as a Hugging Face folder; run again, it continues where it stopped."""
+    import mua.trainer.convert
+
+    mua.trainer.convert.megatron_to_hf(checkpoint, hf_out, source, config, int(shard_gib * 2**30))
+
+
+@convert_app.command("hf-to-megatron")
+@verb
+def convert_hf_to_megatron(
+    hf_folder: Annotated[Path, typer.Argument(metavar="HF_FOLDER", help="model folder", show_default=False)],
+    checkpoint_out: Annotated[
+        Path, typer.Argument(metavar="CHECKPOINT_OUT", help="checkpoint folder to write", show_default=False)
+    ],
+    dtype: Annotated[
+        Literal["float32", "bfloat16"] | None, typer.Option("--dtype", help="by default that of the model folder")
+    ] = None,
+) -> None:
+    """Write a Hugging Face folder as a checkpoint for any layout; run again, it continues where it stopped."""
+    import mua.trainer.convert
+
+    mua.trainer.convert.hf_to_megatron(hf_folder, checkpoint_out, dtype)
+
+
+@convert_app.command("verify")
+@verb
+def convert_verify(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="model or checkpoint folder", show_default=False)],
+) -> None:
+    """Compare every byte of a folder's weights with the checksums they were written with."""
+    import mua.trainer.convert
+
+    mua.trainer.convert.verify(folder)
+
+
+@app.command()
+@verb
+def plan(
+    config: ConfigFile,
+    overrides: Overrides = None,
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of tables")] = False,
+    every_rank: Annotated[bool, typer.Option("--every-rank", help="not only the first rank of each stage")] = False,
+) -> None:
+    """Say what a configuration needs of its cluster, without starting anything; status 1 if it does not fit."""
+    loaded = load_config(config, overrides or ())
+    import mua.plan.report
+
+    planned = mua.plan.report.make_plan(loaded, every_rank=every_rank)
+    if as_json:
+        print(json.dumps(planned.as_json(), indent=2))
+    else:
+        import mua.plan.show
+
+        mua.plan.show.show_plan(planned)
+    if planned.faults():
+        raise typer.Exit(1)
+
+
+@app.command()
+@verb
+def serve(
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="Hugging Face folder", show_default=False)],
+    address_file: Annotated[
+        Path, typer.Argument(metavar="ADDRESS_FILE", help="written when the server answers", show_default=False)
+    ],
+    host: Annotated[str, typer.Option("--host", help="address that others reach this machine by")] = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port")] = 30000,
+    name: Annotated[str | None, typer.Option("--name", help="model name in requests; by default the folder's")] = None,
+    tensor_parallel: Annotated[int, typer.Option("--tensor-parallel", help="GPUs of the server")] = 1,
+    extra: Annotated[
+        list[str] | None, typer.Option("--extra", help="further argument of sglang.launch_server; several times")
+    ] = None,
+) -> None:
+    """Serve a model with OpenAI's chat interface, for simulated users and judges."""
+    from mua.launch.serve import Service, serve
+
+    named = name or model.resolve().name
+    serve(Service(model, address_file, host, port, named, tensor_parallel, extra=extra or ()))
+
+
+@launch_app.command("slurm")
+@verb
+def launch_slurm(
+    config: ConfigFile,
+    overrides: Overrides = None,
+    nodes: Annotated[int | None, typer.Option("--nodes", help="nodes of the job")] = None,
+    gpus_per_node: Annotated[int | None, typer.Option("--gpus-per-node", help="GPUs of one node")] = None,
+    cpus_per_task: Annotated[int | None, typer.Option("--cpus-per-task", help="cores of one node's part")] = None,
+    partition: Annotated[str | None, typer.Option("--partition")] = None,
+    account: Annotated[str | None, typer.Option("--account")] = None,
+    qos: Annotated[str | None, typer.Option("--qos")] = None,
+    time: Annotated[str | None, typer.Option("--time", help="time limit, such as 24:00:00")] = None,
+    container: Annotated[str | None, typer.Option("--container", help="image for pyxis")] = None,
+    fine_tune: Annotated[bool, typer.Option("--sft", help="run mua sft instead of mua train")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="print the script, submit nothing")] = False,
+) -> None:
+    """Submit a training run to Slurm. The options come before the configuration's section slurm."""
+    import mua.launch.slurm as slurm
+
+    options = {"nodes": nodes, "gpus_per_node": gpus_per_node, "cpus_per_task": cpus_per_task, "time": time}
+    texts = {"partition": partition, "account": account, "qos": qos, "container_image": container}
+    job = slurm.prepare(config, overrides or (), {**options, **texts}, "sft" if fine_tune else "train")
+    text = slurm.render(job)
+    if dry_run:
+        print(text, end="")
+        print("# submit with:", shlex.join(slurm.submission(job)))
+    else:
+        print(slurm.told(job, slurm.submit(job, text)))
+
+
+@config_app.command("show")
+@verb
+def config_show(config: ConfigFile, overrides: Overrides = None) -> None:
+    """Print a configuration with everything it extends and every default, secrets masked."""
+    print(dump_config(load_config(config, overrides or ())), end="")
+
+
+@config_app.command("docs")
+@verb
+def config_docs() -> None:
+    """Print docs/configuration.md, generated from the schema."""
+    from mua.config.docs import configuration_page
+
+    print(configuration_page(), end="")
+
+
+@doctor_app.callback(invoke_without_command=True)
+@verb
+def doctor(context: typer.Context) -> None:
+    """Check a machine, a job, and that the parts agree with each other. Alone: this machine."""
+    if context.invoked_subcommand is None:
+        import mua.launch.preflight
+
+        mua.launch.preflight.preflight(None)
+
+
+@doctor_app.command("preflight")
+@verb
+def doctor_preflight(
+    config: ConfigFile,
+    overrides: Overrides = None,
+    capture: Annotated[
+        Path | None, typer.Option("--capture", help="folder for a record of what each node runs with")
+    ] = None,
+) -> None:
+    """Find before a run what would make it fail; under torchrun on all of its ranks."""
+    loaded = load_config(config, overrides or ())
+    import mua.launch.preflight
+
+    mua.launch.preflight.preflight(loaded, capture)
+
+
+@doctor_app.command("sync")
+@verb
+def doctor_sync(config: ConfigFile, overrides: Overrides = None) -> None:
+    """Compare every tensor of the trainer with the engine's after a weight sync."""
+    loaded = _load(config, overrides, "config-doctor.yaml")
+    import mua.trainer.doctor
+
+    mua.trainer.doctor.check_sync(loaded)
+
+
+def main() -> None:
+    """Entry point of the ``mua`` command."""
+    status: str | int | None = 1
+    try:
+        app()
+    except SystemExit as leaving:
+        status = leaving.code
+        raise
+    finally:
+        if (file := os.environ.get(STATUS_FILE)) and os.environ.get("RANK", "0") == "0":
+            Path(file).write_text(f"{status or 0}\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,90 @@
+"""An Adam whose checkpoints Megatron-Core's distributed optimizer can load without Transformer Engine or Apex.
+
+Upstream: megatron-core 0.16.1 and 0.19.2, ``megatron/core/optimizer``. Without either package it falls back to
+``torch.optim.AdamW``, which trains, but whose state holds one step count a parameter; the distributed optimizer's
+loading code expects the fused optimizers' form, one count a parameter group. It asserts on a fresh state, or resumes
+with the count at zero. :class:`GroupStepAdam` has the fused optimizers' surface over torch's own fused kernel.
+Needed on any device without those packages. Goes when:
+``tests/unit/test_megatron_compat.py::test_upstream_adam_fallback_still_cannot_resume`` fails.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch.optim.adam import adam
+from torch.optim.adamw import adamw
+
+
+class GroupStepAdam(torch.optim.Optimizer):
+    """Adam (Kingma and Ba, 2015), with decoupled weight decay if ``adam_w_mode``; ``step`` is kept a group.
+
+    The state of a parameter is ``exp_avg`` and ``exp_avg_sq``, both of the parameter's shape and dtype.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        adam_w_mode: bool = True,
+    ) -> None:
+        self._kernel = adamw if adam_w_mode else adam
+        # bias_correction is read by Megatron-Core when it restores a group.
+        super().__init__(
+            params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "bias_correction": True}
+        )
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
+        """One update of every parameter that has a gradient."""
+        for group in self.param_groups:
+            parameters = [p for p in group["params"] if p.grad is not None]
+            if parameters:
+                group["step"] = group.get("step", 0) + 1
+                self._update(group, parameters)
+
+    def _update(self, group: dict[str, Any], parameters: list[torch.Tensor]) -> None:
+        states = [self._moments(p) for p in parameters]
+        self._kernel(
+            parameters,
+            [p.grad for p in parameters if p.grad is not None],
+            [state["exp_avg"] for state in states],
+            [state["exp_avg_sq"] for state in states],
+            [],
+            [torch.tensor(float(group["step"] - 1), device=p.device) for p in parameters],
+            fused=True,
+            foreach=False,
+            capturable=False,
+            differentiable=False,
+            amsgrad=False,
+            beta1=group["betas"][0],
+            beta2=group["betas"][1],
+            lr=group["lr"],
+            weight_decay=group["weight_decay"],
+            eps=group["eps"],
+            maximize=False,
+        )
+
+    def _moments(self, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
+        state: dict[str, torch.Tensor] = self.state[parameter]
+        if "exp_avg" not in state:
+            state.update(exp_avg=torch.zeros_like(parameter), exp_avg_sq=torch.zeros_like(parameter))
+        return state
+
+
+def repair_optimizer(module: Any, without_cuda: bool) -> None:
+    """Gives the imported ``megatron.core.optimizer`` the Adam above where it fell back to torch's."""
+    if module.USING_PYTORCH_OPTIMIZER:
+        module.USING_PYTORCH_OPTIMIZER, module.Adam = False, GroupStepAdam
+
+
+def repair_distributed_optimizer(module: Any, without_cuda: bool) -> None:
+    """Makes the imported ``megatron.core.optimizer.distrib_optimizer`` take its fused-Adam paths."""
+    if not module.HAVE_APEX_OR_TE:
+        module.HAVE_APEX_OR_TE = module.USING_APEX_OPTIMIZER = True
+        module.Adam = GroupStepAdam

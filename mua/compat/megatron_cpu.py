@@ -1,0 +1,212 @@
+"""Runs Megatron-Core where there is no CUDA device, and mends what it gets wrong without Transformer Engine.
+
+Upstream: megatron-core 0.16.1 (also right for 0.19.2). It names the device in some 175 places of its own source
+(``torch.cuda.current_device()``, ``device="cuda"``, ``"torch.cuda.FloatTensor"``), so it cannot train on a CPU,
+although nothing in its mathematics needs CUDA. :func:`install` puts an import hook in front of it that, on a machine
+without CUDA, rewrites five kinds of syntax while a module is imported:
+
+1. ``torch.cuda``        becomes a stand-in (:class:`mua.compat.cuda_stand_in.CudaStandIn`);
+2. ``"cuda"``            becomes ``"cpu"``;
+3. ``x.type()``          reports ``torch.cuda.<X>Tensor``, which the optimizers compare with;
+4. ``x.cuda(...)``       becomes ``x``;
+5. ``pin_memory=True``   becomes ``pin_memory=False``.
+
+No installed file is touched, torch is not patched, and with a CUDA device nothing is rewritten. The remaining faults,
+which are not names of devices, are mended after import, one file each: :mod:`mua.compat.megatron_rng`,
+:mod:`mua.compat.megatron_moe`, :mod:`mua.compat.megatron_uneven`, :mod:`mua.compat.megatron_adam`,
+:mod:`mua.compat.megatron_checkpoint`. Each applies only
+where its own condition holds.
+
+Goes when: ``tests/unit/test_megatron_compat.py::test_upstream_still_needs_the_import_hook`` fails.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import importlib.machinery
+import os
+import sys
+import types
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mua.compat import megatron_adam, megatron_checkpoint, megatron_moe, megatron_rng, megatron_uneven
+from mua.compat.cuda_stand_in import CudaStandIn, cuda_type_name, stay
+
+_PREFIX = "megatron.core"
+_STAND_IN = CudaStandIn()
+_CUDA, _TYPE, _STAY = "_mua_cuda", "_mua_type_name", "_mua_stay"
+
+# The hook's own text names the cache, so that bytecode of other rules is never taken.
+_RULES = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:16]
+
+_REPAIRS: dict[str, Callable[[Any, bool], None]] = {
+    "megatron.core.tensor_parallel.random": megatron_rng.repair,
+    "megatron.core.tensor_parallel.mappings": megatron_uneven.repair,
+    "megatron.core.transformer.moe.moe_utils": megatron_moe.repair,
+    "megatron.core.dist_checkpointing.strategies.filesystem_async": megatron_checkpoint.repair,
+    "megatron.core.optimizer": megatron_adam.repair_optimizer,
+    "megatron.core.optimizer.distrib_optimizer": megatron_adam.repair_distributed_optimizer,
+}
+
+
+class _Rewrite(ast.NodeTransformer):
+    """The five replacements listed in the module's docstring."""
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
+        self.generic_visit(node)
+        if node.attr == "cuda" and isinstance(node.value, ast.Name) and node.value.id == "torch":
+            return ast.copy_location(ast.Name(_CUDA, node.ctx), node)
+        return node
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        function = node.func
+        if isinstance(function, ast.Attribute) and function.attr == "cuda" and not _is_torch(function.value):
+            return self._call(_STAY, function.value, node)
+        if isinstance(function, ast.Attribute) and function.attr == "type" and not node.args and not node.keywords:
+            return self._call(_TYPE, function.value, node)
+        self.generic_visit(node)
+        for keyword in node.keywords:
+            if keyword.arg == "pin_memory" and isinstance(keyword.value, ast.Constant):
+                keyword.value = ast.copy_location(ast.Constant(False), keyword.value)
+        return node
+
+    def visit_match_case(self, node: ast.match_case) -> ast.AST:
+        node.body = [self.visit(statement) for statement in node.body]  # the pattern itself must stay a literal
+        return node
+
+    def visit_Constant(self, node: ast.Constant) -> ast.AST:
+        return ast.copy_location(ast.Constant("cpu"), node) if node.value == "cuda" else node
+
+    def _call(self, name: str, argument: ast.expr, at: ast.Call) -> ast.AST:
+        call = ast.Call(ast.Name(name, ast.Load()), [self.visit(argument)], [])
+        return ast.copy_location(call, at)
+
+
+def _is_torch(node: ast.expr) -> bool:
+    return isinstance(node, ast.Name) and node.id == "torch"
+
+
+class _RepairLoader(importlib.machinery.SourceFileLoader):
+    """Loads a module of megatron.core unchanged, then applies its repair, if it has one."""
+
+    without_cuda = False
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        super().exec_module(module)
+        repair = _REPAIRS.get(module.__name__)
+        if repair is not None:
+            repair(module, self.without_cuda)
+
+
+class _CpuLoader(_RepairLoader):
+    """Loads a module of megatron.core with every mention of CUDA replaced.
+
+    Compiled code goes through Python's own bytecode cache (validated by the source's time and size, written
+    atomically), only in the user's cache folder instead of site-packages, so that the rewritten and the original
+    code never meet.
+    """
+
+    without_cuda = True
+
+    def source_to_code(  # type: ignore[override]
+        self, data: Any, path: Any, *, _optimization: int = -1
+    ) -> types.CodeType:
+        tree = ast.fix_missing_locations(_Rewrite().visit(ast.parse(data, path)))
+        code: types.CodeType = compile(tree, path, "exec", dont_inherit=True, optimize=_optimization)
+        return code
+
+    def get_data(self, path: Any) -> bytes:
+        return super().get_data(_cached(str(path)))
+
+    def set_data(self, path: Any, data: Any, *, _mode: int = 0o666) -> None:
+        super().set_data(_cached(str(path)), data, _mode=_mode)
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        vars(module).update({_CUDA: _STAND_IN, _TYPE: cuda_type_name, _STAY: stay})
+        super().exec_module(module)
+
+
+class _Finder:
+    """Gives modules of megatron.core one of the loaders above and leaves all others alone."""
+
+    def __init__(self, loader: type[_RepairLoader]) -> None:
+        self.loader = loader
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: types.ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if name != _PREFIX and not name.startswith(_PREFIX + "."):
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(name, path, target)
+        if spec is not None and isinstance(spec.loader, importlib.machinery.SourceFileLoader):
+            spec.loader = self.loader(spec.loader.name, spec.loader.path)
+        return spec
+
+
+_installed: _Finder | None = None
+
+
+def _cached(path: str) -> str:
+    """The file that holds the rewritten bytecode in place of ``path``; other paths are returned as they are."""
+    if not path.endswith(".pyc"):
+        return path
+    digest = hashlib.sha256(path.encode()).hexdigest()[:32]
+    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return str(root / "mua" / "megatron-cpu" / _RULES / f"{digest}.pyc")
+
+
+def install() -> bool:
+    """Puts the hook in front of ``megatron.core``; call it before the first import of that package.
+
+    Returns:
+        Whether CUDA is absent, so that sources are rewritten. Calling again changes nothing.
+
+    Raises:
+        RuntimeError: ``megatron.core`` was imported before, so that the hook came too late.
+    """
+    global _installed
+    without_cuda = not torch.cuda.is_available()
+    if _installed is not None:
+        return without_cuda
+    early = sorted(name for name in sys.modules if name == _PREFIX or name.startswith(_PREFIX + "."))
+    if early:
+        raise RuntimeError(
+            f"{early[0]} was imported before mua.compat.megatron_cpu.install(); import mua.megatron (or call install) "
+            "first"
+        )
+    _installed = _Finder(_CpuLoader if without_cuda else _RepairLoader)
+    sys.meta_path.insert(0, _installed)  # type: ignore[arg-type]
+    _silence()
+    return without_cuda
+
+
+def cuda() -> types.ModuleType:
+    """What Megatron-Core sees as ``torch.cuda``: the stand-in, or torch's own where CUDA is available."""
+    return torch.cuda if torch.cuda.is_available() else _STAND_IN
+
+
+_NOTICES = (
+    # Known and of no consequence: both packages are optional.
+    ("Transformer Engine and Apex are not installed", UserWarning),
+    ("Apex is not installed", UserWarning),
+    # Experts that are not split where the rest of the layer is.
+    ("`sequence_parallel` is set to `True`, but tensor model parallel size is 1", UserWarning),
+    # Upstream warning about its own default and its own calls of torch.
+    ("full scope is deprecated", UserWarning),
+    (r"The \.grad attribute of a Tensor that is not a leaf", UserWarning),
+    (r"`torch\.distributed\.(reduce_scatter_tensor|all_gather_into_tensor)` is deprecated", FutureWarning),
+    ("`load_state_dict` is deprecated and will be removed", FutureWarning),
+    ("Please use DTensor instead and we are deprecating ShardedTensor", FutureWarning),
+)
+
+
+def _silence() -> None:
+    """Drops the notices listed above where Megatron-Core or the parts of torch it calls raise them."""
+    for message, category in _NOTICES:
+        warnings.filterwarnings("ignore", message, category, module=r"megatron\.core|torch\.distributed")

@@ -1,0 +1,22 @@
+"""SGLang plugin (entry-point group ``sglang.srt.plugins``) for hosts without CUDA. Upstream: sglang 0.5.23.
+
+Two limits are lifted. Deterministic inference accepts CPU, prefix cache included: SGLang knows batch-invariant
+kernels only for CUDA and XPU, so it gets those of :mod:`mua_cpu_invariant`, when it asks for them. And pinning
+host memory becomes a no-op, because ``cudaHostRegister`` means nothing here (``return_routed_experts`` asks
+for it).
+"""
+
+from __future__ import annotations
+
+
+def register() -> None:
+    """Called by SGLang in every process of the server before the model is built."""
+    import mua_cpu_invariant
+    import sglang.srt.batch_invariant_ops as batch_invariant_ops
+    import sglang.srt.mem_cache.pool_host.common as pool_host
+    from sglang.srt.arg_groups import choices
+
+    choices.add_deterministic_attention_backend_choices(["torch_native"])
+    choices.add_radix_supported_deterministic_attention_backend_choices(["torch_native"])
+    batch_invariant_ops.enable_batch_invariant_mode = mua_cpu_invariant.enable
+    pool_host._cuda_host_register = lambda *_args, **_kwargs: None

@@ -1,0 +1,115 @@
+"""``docs/configuration.md``, written from the schema: section, key, type, default, docstring."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal, get_args, get_origin
+
+from annotated_types import Ge, Gt, Le, Lt
+from pydantic import SecretStr
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+from mua.config.messages import section_of
+from mua.config.schema import ExperimentConfig, Section
+
+HEADER = """\
+# Configuration
+
+Every key a configuration file may hold. This page is generated from `mua/config/schema.py` by `make docs`; edit the
+schema, not the page.
+
+## How a configuration is put together
+
+`mua train CONFIG.yaml key.path=value ...` reads, in this order, each later one laid over the earlier:
+
+1. the files named by `extends:` (one name or a list, relative to the file it stands in),
+2. the file itself,
+3. the overrides on the command line; their values are YAML.
+
+Mappings are merged key by key; lists and single values are replaced. `${NAME}` and `${NAME:-default}` inside string
+values are filled from the environment, and what is filled in stays a string: give numbers as an override
+(`trainer.steps=$STEPS`), where the shell fills and YAML reads them. Relative paths are relative to the working
+directory. `mua config show CONFIG.yaml` prints the result, secrets masked.
+
+Types are strict: an integer key takes no `1.0` and no `"1"`; a number key takes integers too. Scalars are read as YAML
+1.2 reads them: `1e-6` is a number, `true` and `false` are the only booleans. Unknown keys, keys set twice and
+combinations that cannot work are errors, one line each with file, line and key.
+"""
+
+_NAMES: dict[Any, str] = {
+    int: "integer",
+    float: "number",
+    str: "string",
+    bool: "true, false",
+    SecretStr: "secret",
+    type(None): "null",
+}
+_SIGNS = {Gt: ">", Ge: "≥", Lt: "<", Le: "≤"}
+
+
+def configuration_page(schema: type[Section] = ExperimentConfig) -> str:
+    """The whole page as Markdown, ending in one newline."""
+    return "\n".join([HEADER, *_section("", schema)]).rstrip() + "\n"
+
+
+def _section(path: str, schema: type[Section]) -> Iterator[str]:
+    yield f"## `{path}`\n" if path else "## Top level\n"
+    yield _cell(schema.__doc__ or "") + "\n"
+    yield "| key | type | default | |\n| --- | --- | --- | --- |"
+    for name, field in schema.model_fields.items():
+        yield _row(f"{path}.{name}".lstrip("."), field)
+    yield ""
+    for name, field in schema.model_fields.items():
+        if inner := section_of(field.annotation):
+            yield from _section(f"{path}.{name}".lstrip("."), inner)
+
+
+def _row(key: str, field: FieldInfo) -> str:
+    inner = section_of(field.annotation)
+    kind = f"[section](#{key.replace('.', '')})" if inner else _type(field.annotation, field.metadata)
+    text = field.description or (_cell(inner.__doc__ or "") if inner else "")
+    return f"| `{key}` | {kind} | {_default(field)} | {_cell(text)} |"
+
+
+def _default(field: FieldInfo) -> str:
+    value = field.get_default(call_default_factory=True)
+    if value is PydanticUndefined:
+        return "**required**"
+    if isinstance(value, Section):
+        return ""
+    if isinstance(value, SecretStr):
+        return f"`{value.get_secret_value()}`"
+    if isinstance(value, bool) or value is None:
+        return {True: "`true`", False: "`false`", None: "`null`"}[value]
+    return f"`{value}`"
+
+
+def _type(annotation: Any, metadata: list[Any] | tuple[Any, ...] = ()) -> str:
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return _type(arguments[0], [*arguments[1:], *metadata])
+    if origin is Literal:
+        return ", ".join(f"`{choice}`" for choice in arguments)
+    if origin is dict:
+        return f"mapping of names to {_type(arguments[1])}"
+    if origin is list:
+        return f"list of {_type(arguments[0])}s"
+    if arguments:
+        return " or ".join(_type(branch) for branch in arguments)
+    name = _NAMES.get(annotation, annotation.__name__.lower())
+    return " ".join([name, ", ".join(_bounds(metadata))]).strip()
+
+
+def _bounds(metadata: list[Any] | tuple[Any, ...]) -> Iterator[str]:
+    for item in metadata:
+        parts = [item, *getattr(item, "metadata", [])]  # a nested Field keeps its bounds in .metadata
+        for bound in parts:
+            if sign := _SIGNS.get(type(bound)):
+                yield f"{sign} {getattr(bound, type(bound).__name__.lower())}"
+
+
+def _cell(text: str) -> str:
+    """One line of Markdown: reStructuredText's double back-ticks made single, pipes escaped."""
+    return re.sub(r"\s+", " ", text).replace("``", "`").replace("|", "\\|").strip()

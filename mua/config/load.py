@@ -1,0 +1,140 @@
+"""From a YAML file, what it extends, the environment and command-line overrides to one typed configuration.
+
+Order, later wins: the files named by ``extends`` (first to last), the file itself, the overrides. Mappings are
+merged key by key; lists and scalars are replaced. ``${NAME}`` and ``${NAME:-default}`` in string values are filled
+from the environment, after merging, so that a value nobody uses asks for no variable. Relative paths in values stay
+relative to the working directory; only ``extends`` is relative to the file it stands in.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar, overload
+
+import yaml
+from pydantic import ValidationError
+
+from mua.config.messages import describe
+from mua.config.schema import ExperimentConfig, Section
+from mua.config.tree import KeyPath, Tree, parse, parse_value
+from mua.errors import ConfigError
+
+COMMAND_LINE = "command line"
+
+_VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}|\$\{")
+
+AnySection = TypeVar("AnySection", bound=Section)
+
+
+@overload
+def load_config(path: Path, overrides: Sequence[str] = ()) -> ExperimentConfig: ...
+@overload
+def load_config(path: Path, overrides: Sequence[str] = ..., schema: type[AnySection] = ...) -> AnySection: ...
+def load_config(path: Path, overrides: Sequence[str] = (), schema: type[Section] = ExperimentConfig) -> Section:
+    """Read and validate one configuration.
+
+    ``overrides`` are ``key.path=value``; the value is YAML. Raises :class:`ConfigError` whose message has one line
+    for each thing that is wrong: file, line, key, and what to write instead. Values of secrets are never repeated.
+    """
+    tree = _read(path, ())
+    for override in overrides:
+        _apply(tree, override)
+    problems: list[str] = []
+    tree.data = _fill(tree.data, (), tree, problems)
+    if problems:
+        raise ConfigError("\n".join(problems))
+    try:
+        return schema.model_validate(tree.data)
+    except ValidationError as error:
+        raise ConfigError("\n".join(describe(error, tree, schema))) from None
+
+
+def dump_config(config: Section) -> str:
+    """The configuration as YAML that :func:`load_config` reads again, secrets masked as ``**********``."""
+    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True, width=120)
+
+
+def config_fingerprint(config: Section) -> str:
+    """16 hexadecimal digits that change whenever any value but a secret does."""
+    return hashlib.sha256(dump_config(config).encode()).hexdigest()[:16]
+
+
+def _read(path: Path, parents: tuple[Path, ...]) -> Tree:
+    real = path.resolve()
+    if real in parents:
+        chain = " -> ".join(p.name for p in (*parents[parents.index(real) :], real))
+        raise ConfigError(f"{path}: extends: the files extend each other in a circle: {chain}")
+    child = parse(_text(path, parents), str(path))
+    tree = Tree({}, {(): child.places[()]})
+    for base in _bases(path, child):
+        tree.merge(_read(base, (*parents, real)))
+    tree.merge(child)
+    return tree
+
+
+def _text(path: Path, parents: tuple[Path, ...]) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: not UTF-8 text (byte {error.start})") from None
+    except OSError as error:
+        asker = f" (named by extends in {parents[-1].name})" if parents else ""
+        raise ConfigError(f"{path}: cannot be read{asker}: {error.strerror}") from None
+
+
+def _bases(path: Path, tree: Tree) -> list[Path]:
+    """Take ``extends`` out of the tree and give the files it names."""
+    at = tree.place(("extends",))
+    problems: list[str] = []
+    named = _fill(tree.data.pop("extends", []), ("extends",), tree, problems)
+    names = [named] if isinstance(named, str) else named
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        problems.append(f"{at}: extends: expected a file name or a list of them, got {named!r}")
+    if problems:
+        raise ConfigError("\n".join(problems))
+    return [path.parent / name for name in names]
+
+
+def _apply(tree: Tree, override: str) -> None:
+    dotted, equals, value = override.partition("=")
+    key: KeyPath = tuple(dotted.strip().split("."))
+    if not equals or not all(key):
+        # The text itself is not repeated: it may be a secret whose key was forgotten.
+        raise ConfigError(f"{COMMAND_LINE}: {dotted if equals else 'an argument'}: expected key.path=value")
+    here: Any = tree.data
+    for depth, name in enumerate(key[:-1], start=1):
+        here = here.get(name)
+        if here is None:
+            break
+        if not isinstance(here, dict):
+            raise ConfigError(f"{COMMAND_LINE}: {dotted}: {'.'.join(key[:depth])} is a single value, not a section")
+    tree.merge(parse_value(value, key, COMMAND_LINE))
+
+
+def _fill(value: Any, key: KeyPath, tree: Tree, problems: list[str]) -> Any:
+    """``value`` with every variable in its strings replaced; what is missing is added to ``problems``."""
+    if isinstance(value, dict):
+        return {name: _fill(item, (*key, name), tree, problems) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_fill(item, (*key, str(i)), tree, problems) for i, item in enumerate(value)]
+    if not isinstance(value, str):
+        return value
+    at = f"{tree.place(key)}: {'.'.join(key)}"
+    return _VARIABLE.sub(lambda match: _variable(match, at, os.environ, problems), value)
+
+
+def _variable(match: re.Match[str], at: str, environment: Mapping[str, str], problems: list[str]) -> str:
+    name, default = match.groups()
+    if name is None:
+        problems.append(f"{at}: '${{' starts a variable; write ${{NAME}} or ${{NAME:-default}}")
+        return ""
+    if name in environment:
+        return environment[name]
+    if default is None:
+        problems.append(f"{at}: the environment variable {name} is not set; export it or write ${{{name}:-default}}")
+        return ""
+    return str(default)

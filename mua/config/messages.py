@@ -1,0 +1,147 @@
+"""What pydantic found wrong, as one line each: place, key, what was expected, what was given, nearest valid name."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import types
+from collections.abc import Iterator
+from typing import Annotated, Any, TypeAlias, Union, get_args, get_origin
+
+from pydantic import SecretStr, ValidationError
+from pydantic_core import ErrorDetails
+
+from mua.config.schema import Section
+from mua.config.tree import KeyPath, Tree
+
+_KINDS = {int: "an integer", float: "a number", str: "a string", dict: "a section", list: "a list"}
+_EXPECTED = {
+    "model_type": "a section (keys and values)",
+    "dict_type": "a section (keys and values)",
+    "list_type": "a list",
+    "string_type": "a string (in quotes, should it look like a number)",
+    "int_type": "an integer",
+    "float_type": "a number",
+    "bool_type": "true or false",
+    "path_type": "a path",
+}
+_DOTTED = re.compile(r"\b[a-z_0-9]+(?:\.[a-z_0-9]+)+\b")
+
+Branches: TypeAlias = dict[KeyPath, list[ErrorDetails]]
+
+
+def describe(error: ValidationError, tree: Tree, schema: type[Section]) -> list[str]:
+    """One line for each key that is wrong, in the order of the schema."""
+    branches: Branches = {}
+    for detail in error.errors():
+        key = _key(detail, tree.data)
+        branches.setdefault(key, []).append(detail)
+    return [_line(key, details, tree, schema) for key, details in branches.items()]
+
+
+def _key(detail: ErrorDetails, data: Any) -> KeyPath:
+    """The key in the file. pydantic appends the name of a union's branch to the location; those are cut off."""
+    key: list[str] = []
+    for part in map(str, detail["loc"]):
+        if not isinstance(data, dict | list) or (part == "[key]"):
+            break
+        if isinstance(data, list) and not part.isdigit():
+            break
+        key.append(part)
+        data = data[int(part)] if isinstance(data, list) else data.get(part)
+    return tuple(key)
+
+
+def _line(key: KeyPath, details: list[ErrorDetails], tree: Tree, schema: type[Section]) -> str:
+    detail = details[0]
+    if detail["type"] == "value_error":
+        return _combination(key, detail, tree)
+    at = f"{tree.place(key)}: {'.'.join(key)}"
+    if detail["type"] == "extra_forbidden":
+        return f"{at}: unknown key; {_nearest_key(key, schema)}"
+    if detail["type"] == "missing":
+        return f"{at}: required, but not set"
+    expected = " or ".join(dict.fromkeys(_expected(d) for d in details))
+    return f"{at}: expected {expected}, got {_given(key, detail, schema)}{_nearest_value(detail)}"
+
+
+def _combination(key: KeyPath, detail: ErrorDetails, tree: Tree) -> str:
+    """A rule over several keys: placed at the first key it names that was written somewhere."""
+    message = detail["msg"].removeprefix("Value error, ")
+    named = (tuple(name.split(".")) for name in _DOTTED.findall(message))
+    place = next((tree.places[name] for name in named if name in tree.places), tree.place(key))
+    return f"{place}: {'.'.join(key)}: {message}" if key else f"{place}: {message}"
+
+
+def _expected(detail: ErrorDetails) -> str:
+    if detail["type"] in _EXPECTED:
+        return _EXPECTED[detail["type"]]
+    text = detail["msg"].removeprefix("Input should be ")
+    return f"a number {text}" if text.startswith(("greater", "less")) else text
+
+
+def _given(key: KeyPath, detail: ErrorDetails, schema: type[Section]) -> str:
+    value = detail["input"]
+    if value is None or isinstance(value, bool):
+        return {None: "nothing (null)", True: "true", False: "false"}[value]
+    kind = _KINDS.get(type(value), type(value).__name__)
+    # A section given as one value may be a secret that slipped out by wrong indentation: only its kind is named.
+    hidden = detail["type"] == "model_type" or isinstance(value, dict | list) or _secret(key, schema)
+    return kind if hidden else f"{value!r} ({kind})"
+
+
+def _nearest_value(detail: ErrorDetails) -> str:
+    if detail["type"] != "literal_error" or not isinstance(detail["input"], str):
+        return ""
+    choices = re.findall(r"'([^']*)'", detail["ctx"]["expected"])
+    close = difflib.get_close_matches(detail["input"], choices, n=1)
+    return f"; did you mean {close[0]}?" if close else ""
+
+
+def _nearest_key(key: KeyPath, schema: type[Section]) -> str:
+    """The nearest name in the same section, else the nearest anywhere, else the list of what the section has."""
+    siblings = sorted(name for name, _ in _fields(key[:-1], schema))
+    close = difflib.get_close_matches(key[-1], siblings, n=1, cutoff=0.7)
+    if close:
+        return f"did you mean {'.'.join((*key[:-1], close[0]))}?"
+    everywhere = {".".join(path): path[-1] for path in all_keys(schema)}
+    last = difflib.get_close_matches(key[-1], sorted(set(everywhere.values())), n=1, cutoff=0.8)
+    if last:
+        return "did you mean " + " or ".join(path for path, name in everywhere.items() if name == last[0]) + "?"
+    return f"this section has {', '.join(siblings)}"
+
+
+def all_keys(schema: type[Section], above: KeyPath = ()) -> Iterator[KeyPath]:
+    """Every key of the schema, sections before what they hold."""
+    for name, field in schema.model_fields.items():
+        yield (*above, name)
+        if inner := section_of(field.annotation):
+            yield from all_keys(inner, (*above, name))
+
+
+def section_of(annotation: Any) -> type[Section] | None:
+    """The section a field holds (``X`` in ``X``, ``X | None``), or None for a field with a plain value."""
+    return next((t for t in _alternatives(annotation) if isinstance(t, type) and issubclass(t, Section)), None)
+
+
+def _alternatives(annotation: Any) -> tuple[Any, ...]:
+    if get_origin(annotation) is Annotated:
+        return _alternatives(get_args(annotation)[0])
+    if get_origin(annotation) in (types.UnionType, Union):
+        return tuple(inner for branch in get_args(annotation) for inner in _alternatives(branch))
+    return (annotation,)
+
+
+def _fields(section: KeyPath, schema: type[Section]) -> list[tuple[str, Any]]:
+    for name in section:
+        field = schema.model_fields.get(name)
+        inner = section_of(field.annotation) if field else None
+        if inner is None:
+            return []
+        schema = inner
+    return [(name, field.annotation) for name, field in schema.model_fields.items()]
+
+
+def _secret(key: KeyPath, schema: type[Section]) -> bool:
+    annotation = dict(_fields(key[:-1], schema)).get(key[-1]) if key else None
+    return SecretStr in _alternatives(annotation)

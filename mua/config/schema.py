@@ -1,0 +1,478 @@
+"""The typed configuration of every command. The docstring under a field is its documentation.
+
+``docs/configuration.md`` is generated from this file (``make docs``). Nothing heavy is imported here.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
+
+Positive = Annotated[int, Field(gt=0)]
+NonNegative = Annotated[int, Field(ge=0)]
+PositiveFloat = Annotated[float, Field(gt=0)]
+NonNegativeFloat = Annotated[float, Field(ge=0)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+
+
+ENGINE_RESERVE = 8
+"""Tokens of its context that SGLang does not take as input (6 in 0.5.23), and a margin."""
+
+
+class Section(BaseModel):
+    """Base of every section: unknown keys and lossy conversions are errors."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        use_attribute_docstrings=True,
+        protected_namespaces=(),
+        strict=True,
+        allow_inf_nan=False,
+    )
+
+
+class ModelConfig(Section):
+    """The policy."""
+
+    path: Annotated[Path, Field(strict=False)]
+    """Hugging Face folder: config.json, safetensors, tokenizer files."""
+    dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    """Parameter and activation type; with bfloat16 the optimizer keeps float32 main weights."""
+    thinking: bool = False
+    """Whether the chat template lets the model reason before it answers."""
+    max_length: Positive = 40960
+    """Longest context in tokens, prompt included, in training and generation."""
+    hf_config: Annotated[Path, Field(strict=False)] | None = None
+    """A config.json to plan with where ``path`` is not there, so that ``mua plan`` needs no download."""
+    shrink: bool = False
+    """Replace the policy by a tiny random one of the same family, and every budget by one a laptop can pay, but keep
+    the parallel layout; what was replaced is printed. To try a recipe without its GPUs."""
+
+
+class EnvironmentConfig(Section):
+    """The tasks and the tools."""
+
+    name: str
+    """Registered domain, such as ``help_desk``."""
+    prompt: Literal["full", "short"] = "full"
+    """``full`` puts the policy page and tool schemas into the system prompt; ``short`` one line, for policies too
+    small to read."""
+    call_seconds: PositiveFloat = 30.0
+    """Deadline of one tool call; a tool that hangs longer ends the episode as environment_error."""
+    reset_seconds: PositiveFloat = 60.0
+    """Deadline of building, and of judging, one environment."""
+    max_leases: Positive = 256
+    """Environments alive at once."""
+
+
+class LlmUserConfig(Section):
+    """An OpenAI-compatible endpoint that plays the user."""
+
+    base_url: str
+    """Address of the API, ``/v1`` included."""
+    model: str
+    """Model name the endpoint knows."""
+    api_key: SecretStr = SecretStr("none")
+    """Use ``${ENV_VAR}``; never written to a log, trace or checkpoint."""
+    temperature: NonNegativeFloat = 1.0
+    """Sampling temperature of the user's utterances; 1 keeps users varied."""
+    max_tokens: Positive = 512
+    """Longest utterance, in the endpoint's tokens."""
+    request_seconds: PositiveFloat = 60.0
+    """Deadline of one request."""
+    total_seconds: PositiveFloat = 300.0
+    """Deadline of one utterance, retries included."""
+    max_retries: NonNegative = 5
+    """Retries on 429, 5xx, timeouts and dropped connections; 401 and other 4xx are not retried."""
+    concurrency: Positive = 64
+    """Requests in flight at once."""
+
+
+class UserConfig(Section):
+    """Who plays the user."""
+
+    kind: Literal["scripted", "llm", "replay"] = "scripted"
+    """``scripted``: the domain's rule-based user; ``llm``: an endpoint; ``replay``: recorded utterances."""
+    llm: LlmUserConfig | None = None
+    """Needed when kind is ``llm``."""
+    replay: Annotated[Path, Field(strict=False)] | None = None
+    """A trace file (JSON lines) whose user turns are replayed; needed when kind is ``replay``."""
+
+    @model_validator(mode="after")
+    def _kind_has_its_section(self) -> Self:
+        if self.kind == "llm" and self.llm is None:
+            raise ValueError("kind 'llm' needs the section user.llm")
+        if self.kind == "replay" and self.replay is None:
+            raise ValueError("kind 'replay' needs user.replay, a trace file")
+        return self
+
+
+class RolloutConfig(Section):
+    """Budgets of one episode and how it is sampled."""
+
+    temperature: PositiveFloat = 1.0
+    """Sampling temperature; training divides the logits by the same value."""
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Nucleus sampling; 1 switches it off. Below 1 the engine samples from another distribution than is trained."""
+    top_k: int = -1
+    """Sample among the k likeliest tokens only; -1 switches it off, which training wants for the same reason."""
+    max_turns: Positive = 30
+    """Assistant turns (generations) in one episode."""
+    max_tool_calls: Positive = 60
+    """Tool calls in one episode."""
+    max_turn_tokens: Positive = 1024
+    """New tokens in one assistant turn."""
+    max_tokens: Positive = 32768
+    """Length of one segment; the episode ends as ``length`` when the next turn no longer fits."""
+    max_malformed: NonNegative = 2
+    """Malformed or unknown tool calls answered with an error observation before the episode ends as malformed."""
+    generate_seconds: PositiveFloat = 600.0
+    """Deadline of one assistant turn."""
+    user_seconds: PositiveFloat = 600.0
+    """Deadline of one utterance of the user, as the episode sees it."""
+    episode_seconds: PositiveFloat = 3600.0
+    """Deadline of the whole episode; past it the outcome is ``timeout``."""
+    max_retries: NonNegative = 3
+    """Fresh tries after an infrastructure fault before the trajectory is given up (unscored)."""
+    concurrency: Positive = 64
+    """Episodes in flight at once."""
+
+
+class EngineConfig(Section):
+    """The SGLang servers."""
+
+    count: Positive = 1
+    """Servers on every node of the trainer."""
+    transport: Literal["colocated", "broadcast"] = "colocated"
+    """How weights reach the engines. colocated: a rank of each node hands its engines memory they share (shared memory
+    on CPU, CUDA IPC handles on GPU). broadcast: rank 0 and all engine ranks form a process group (gloo or NCCL)."""
+    tensor_parallel: Positive = 1
+    """GPUs (on CPU: processes) of one server."""
+    dtype: Literal["float32", "bfloat16"] | None = None
+    """Defaults to model.dtype."""
+    memory_fraction: Annotated[float, Field(gt=0, le=1)] = 0.8
+    """Share of the device's memory for weights and KV cache (SGLang's mem_fraction_static)."""
+    max_total_tokens: Positive | None = None
+    """Cap of the KV cache in tokens; None lets SGLang decide by memory."""
+    max_running_requests: Positive = 64
+    """Requests one server decodes together; more wait."""
+    radix_cache: bool = True
+    """Prefix caching between turns and episodes."""
+    deterministic: bool = False
+    """Per-request sampling seeds and batch-invariant numerics, for bit-for-bit repetition."""
+    routed_experts: bool = False
+    """Record which experts each token was routed to (mixture-of-experts policies), for megatron.routing_replay."""
+    memory_saver: bool = False
+    """Release engine memory between rollouts with torch_memory_saver (GPU)."""
+    start_seconds: PositiveFloat = 600.0
+    """Deadline of a server's start, model loading included."""
+    stop_seconds: PositiveFloat = 30.0
+    """Time a server gets to stop before it is killed."""
+    health_seconds: PositiveFloat = 10.0
+    """Interval of the health watch; an engine that fails it three times is restarted."""
+    max_restarts: NonNegative = 3
+    """Restarts of one server before the run gives up."""
+    bucket_bytes: Positive = 512 * 1024 * 1024
+    """Upper bound of one weight-sync bucket."""
+    extra: dict[str, str | int | float | bool] = Field(default_factory=dict)
+    """Native SGLang server arguments, passed through (``schedule_policy: lpm``)."""
+
+
+class AlgorithmConfig(Section):
+    """Group-relative policy optimisation."""
+
+    group_size: Positive = 8
+    """Trajectories of one task (n)."""
+    groups_per_step: Positive = 32
+    """Tasks in one optimizer step."""
+    divide_by_std: bool = True
+    """GRPO divides the centred reward by the group's standard deviation; False gives Dr. GRPO's advantage."""
+    clip_low: PositiveFloat = 0.2
+    """Lower clip distance of the probability ratio."""
+    clip_high: PositiveFloat = 0.2
+    """The ratio is clipped to [1 - clip_low, 1 + clip_high]."""
+    aggregation: Literal["token_mean", "sequence_mean"] = "token_mean"
+    """token_mean weighs every trained token alike over the whole batch; sequence_mean every trajectory alike."""
+    kl_coefficient: NonNegativeFloat = 0.0
+    """Weight of the k3 estimator of KL(policy || reference) in the loss; 0 keeps no reference model."""
+    old_logprobs: Literal["engine", "recompute"] = "recompute"
+    """What the clipped ratio is taken against: the engine's log-probabilities or the trainer's own."""
+    skip_zero_advantage: bool = False
+    """Leave trajectories whose advantage is exactly 0 out of the forward and backward pass. The gradient stays the
+    same (denominators still count them), the step gets cheaper, and token metrics cover the rest only. Needs
+    kl_coefficient 0."""
+    epochs: Positive = 1
+    """Passes over one batch."""
+    minibatches: Positive = 1
+    """Optimizer steps in one pass."""
+
+
+class MegatronConfig(Section):
+    """Parallel layout and memory of the trainer."""
+
+    tensor_parallel: Positive = 1
+    """Ranks a layer's matrices are split over."""
+    pipeline_parallel: Positive = 1
+    """Ranks the layers are split over."""
+    virtual_pipeline: Positive | None = None
+    """Model chunks of one pipeline rank (interleaved schedule); None: one."""
+    context_parallel: Positive = 1
+    """Ranks one sequence is split over."""
+    expert_parallel: Positive = 1
+    """Ranks the experts are spread over."""
+    expert_tensor_parallel: Positive | None = None
+    """Ranks one expert's matrices are split over; None: as tensor_parallel."""
+    data_parallel: Positive = 1
+    """Replicas of the model, each with its own rows."""
+    first_stage_layers: Positive | None = None
+    """Layers of the first pipeline stage, where the layers do not divide evenly; None: as the others."""
+    last_stage_layers: Positive | None = None
+    """Layers of the last pipeline stage; None: as the others."""
+    distributed_optimizer: bool = True
+    """Split the optimizer's state over the data-parallel ranks."""
+    tokens_per_row: Positive = 32768
+    """Token budget of one packed row, which is one micro-batch; padding for context parallelism is not counted."""
+    moe_aux_loss: NonNegativeFloat = 0.0
+    """Coefficient of the experts' load-balancing loss, averaged over the batch's tokens; 0 switches it off."""
+    routing_replay: Literal["off", "check", "replay"] = "off"
+    """``replay`` sends each token to the experts the engine chose (needs engine.routed_experts); ``check`` only reports
+    how often the trainer chose the same."""
+    moe_z_loss: NonNegativeFloat = 0.0
+    """Coefficient of the mean squared log-normalizer of the router's logits; 0 switches it off."""
+    recompute: Literal["none", "selective", "full"] = "none"
+    """Activations computed again in the backward pass instead of kept: none, those of MLPs (not of experts), or all."""
+    offload: bool = False
+    """Move weights, gradients and optimizer state to pinned host memory while the engines roll out (GPU)."""
+    threads: Positive | None = None
+    """CPU threads of each trainer process; None leaves torch's default."""
+
+    @property
+    def world_size(self) -> int:
+        """Trainer processes this layout needs."""
+        return self.tensor_parallel * self.pipeline_parallel * self.context_parallel * self.data_parallel
+
+
+class ClusterConfig(Section):
+    """The machines ``mua plan`` plans for, with the engines on the trainer's GPUs; nothing else reads this section."""
+
+    gpu: Literal["A100-80", "H100", "H200", "B200"] = "H200"
+    """Type of GPU; ``mua/plan/gpus.py`` has the table of memory, bandwidth and speed."""
+    gpus_per_node: Positive | None = None
+    """GPUs of one machine; None: as many as the layout needs, divided by ``nodes``."""
+    nodes: Positive = 1
+    """Machines."""
+    nvlink_gigabytes_per_second: PositiveFloat = 450.0
+    """Bandwidth of one GPU to others of its machine, one direction (NVLink 4: 450)."""
+    network_gigabytes_per_second: PositiveFloat = 50.0
+    """Bandwidth of one GPU to other machines, one direction (one 400 Gb/s adapter a GPU: 50)."""
+    reserve_gigabytes: NonNegativeFloat = 6.0
+    """Memory of each GPU that no tensor uses: CUDA contexts of trainer and engine, NCCL's buffers, fragmentation."""
+    train_mfu: Annotated[float, Field(gt=0, le=1)] = 0.35
+    """Assumed share of the GPU's peak that training and scoring reach in model FLOPs: recomputation does not count as
+    work, and a pipeline's bubble comes on top."""
+    rollout_mfu: Annotated[float, Field(gt=0, le=1)] = 0.05
+    """Assumed share of the GPU's peak in model FLOPs while episodes run: decoding, users and tools included."""
+    episode_tokens: Positive | None = None
+    """Expected tokens of one episode; None plans with the worst case, rollout.max_tokens."""
+    sampled_share: Fraction = 0.25
+    """Expected share of an episode's tokens that the policy samples; the rest is prompt, user and tools."""
+
+
+class OptimizerConfig(Section):
+    """AdamW and its schedule."""
+
+    learning_rate: NonNegativeFloat = 1e-6
+    """Peak learning rate, reached after the warm-up."""
+    min_learning_rate: NonNegativeFloat = 0.0
+    """Where the linear and cosine schedules end."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """Course of the learning rate after the warm-up, over trainer.steps."""
+    warmup_steps: NonNegative = 0
+    """Optimizer steps of linear rise from 0."""
+    weight_decay: NonNegativeFloat = 0.01
+    """Decoupled weight decay."""
+    beta1: Fraction = 0.9
+    """Decay of the first moment."""
+    beta2: Fraction = 0.95
+    """Decay of the second moment."""
+    epsilon: PositiveFloat = 1e-8
+    """Added to the root of the second moment."""
+    clip_grad: NonNegativeFloat = 1.0
+    """Global gradient-norm bound; 0 switches clipping off."""
+
+
+class TrainerConfig(Section):
+    """The loop."""
+
+    steps: Positive
+    """Optimizer steps (batches) of the run."""
+    max_staleness: NonNegative = 0
+    """Policy versions a trajectory's first token may lag behind the step that trains on it. 0 is synchronous."""
+    deterministic: bool = False
+    """Bit-for-bit repeatable on CPU: seeded requests, fixed order of groups, deterministic engine."""
+    save_every: NonNegative = 10
+    """Steps between checkpoints; 0 saves only the last."""
+    keep: Positive = 2
+    """Checkpoints kept."""
+    async_save: bool = False
+    """Write checkpoints in the background, from a copy of weights and optimizer state in host memory."""
+    resume: bool = True
+    """Continue from the newest whole checkpoint in the output folder, if there is one."""
+    evaluate_every: NonNegative = 0
+    """Steps between evaluations on ``evaluation.split``; 0 never."""
+    evaluate_first: bool = False
+    """Evaluate before the first step too."""
+
+
+class SftConfig(Section):
+    """Supervised fine-tuning."""
+
+    data: Annotated[Path, Field(strict=False)]
+    """JSON lines; each line ``{"messages": [...], "tools": [...]}`` in OpenAI form."""
+    batch_size: Positive = 64
+    """Conversations in one optimizer step."""
+    train_on: Literal["all", "last"] = "all"
+    """Which assistant turns carry loss."""
+    short_first_steps: NonNegative = 0
+    """Steps at the beginning that use only the shortest quarter of the conversations. A policy with random weights
+    learns to copy from short contexts much sooner than from long ones."""
+
+
+class EvaluationConfig(Section):
+    """How a policy is judged."""
+
+    split: Literal["train", "validation", "test"] = "validation"
+    """Which tasks; the splits are disjoint."""
+    tasks: Positive | None = None
+    """The first so many tasks of the split; None takes all."""
+    samples: Positive = 1
+    """Episodes of each task."""
+    temperature: NonNegativeFloat = 0.0
+    """0 is greedy."""
+
+
+class ObserveConfig(Section):
+    """What a run leaves behind."""
+
+    tensorboard: bool = True
+    """Write scalars for TensorBoard under ``<output>/tensorboard``; ``metrics.jsonl`` is always written."""
+    traces: bool = True
+    """One JSON line a trajectory under ``<output>/traces``."""
+    progress: bool = True
+    """Progress bars on a terminal, a line every half minute elsewhere."""
+
+
+class SlurmConfig(Section):
+    """How ``mua launch slurm`` asks for nodes; its options of the same names come before these."""
+
+    nodes: Positive | None = None
+    """Nodes of the job; None: as many as the layout's ranks fill."""
+    gpus_per_node: NonNegative = 8
+    """GPUs of one node, one rank on each; 0 on a cluster without GPUs, where nodes share the ranks evenly."""
+    cpus_per_task: Positive | None = None
+    """Cores of one node's part of the job; None leaves it to the cluster."""
+    partition: str | None = None
+    """Partition; None: the cluster's default."""
+    account: str | None = None
+    """Account the job is charged to."""
+    qos: str | None = None
+    """Quality of service."""
+    time: str | None = None
+    """Time limit in Slurm's forms, such as ``24:00:00`` or ``2-00:00:00``; None: the partition's."""
+    signal_minutes: Positive = 5
+    """Minutes before the time limit at which the run is told to save and leave. Loading, one optimizer step and one
+    checkpoint have to fit."""
+    requeue: bool = True
+    """Come back after the time limit, a node's failure or a fault, and continue from the newest checkpoint."""
+    max_faults: NonNegative = 3
+    """Faults without a new checkpoint between them after which the job gives up."""
+    preflight: bool = True
+    """Run ``mua doctor preflight`` on all ranks first."""
+    setup: list[str] = []
+    """Shell commands on every node before the virtual environment, such as ``module load cuda``."""
+    venv: Annotated[Path, Field(strict=False)] | None = None
+    """Virtual environment on the nodes; None: the one ``mua launch`` runs in."""
+    container_image: str | None = None
+    """Image for clusters with pyxis (``srun --container-image``)."""
+    container_mounts: list[str] = []
+    """``SOURCE:TARGET[:FLAGS]`` for ``srun --container-mounts``. The checkout, the environment and the folders of the
+    configuration must be visible under their own paths."""
+    user_address: Annotated[Path, Field(strict=False)] | None = None
+    """Address file that ``slurm/serve_user.sbatch`` leaves. The job waits for it and sets MUA_USER_BASE_URL and
+    MUA_USER_MODEL, which the configuration names as ``${MUA_USER_BASE_URL}``."""
+    user_seconds: PositiveFloat = 1800.0
+    """Deadline of that wait."""
+    extra: list[str] = []
+    """Further options of sbatch, such as ``--constraint=h200``."""
+
+
+class ExperimentConfig(Section):
+    """One experiment: what ``mua train``, ``mua sft``, ``mua eval`` and ``mua rollout`` read."""
+
+    name: str
+    """Name of the experiment, for people."""
+    output: Annotated[Path, Field(strict=False)]
+    """Folder for checkpoints, logs and traces."""
+    seed: int = 1
+    """Seed of everything random: order of tasks, environments, users and, where they are deterministic, engines."""
+    model: ModelConfig
+    environment: EnvironmentConfig
+    user: UserConfig = UserConfig()
+    rollout: RolloutConfig = RolloutConfig()
+    engine: EngineConfig = EngineConfig()
+    algorithm: AlgorithmConfig = AlgorithmConfig()
+    megatron: MegatronConfig = MegatronConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    cluster: ClusterConfig = ClusterConfig()
+    trainer: TrainerConfig
+    sft: SftConfig | None = None
+    evaluation: EvaluationConfig = EvaluationConfig()
+    observe: ObserveConfig = ObserveConfig()
+    slurm: SlurmConfig = SlurmConfig()
+
+    @model_validator(mode="after")
+    def _possible(self) -> Self:
+        if self.rollout.max_tokens + ENGINE_RESERVE > self.model.max_length:
+            raise ValueError(
+                f"rollout.max_tokens {self.rollout.max_tokens} must stay {ENGINE_RESERVE} below model.max_length "
+                f"{self.model.max_length}, because SGLang keeps some of its context to itself; lower the first or "
+                "raise the second"
+            )
+        if self.rollout.max_tokens > self.megatron.tokens_per_row:
+            raise ValueError(
+                f"rollout.max_tokens {self.rollout.max_tokens} does not fit a packed row of "
+                f"megatron.tokens_per_row {self.megatron.tokens_per_row}; raise the row or shorten the episodes"
+            )
+        if self.algorithm.groups_per_step % self.algorithm.minibatches:
+            raise ValueError(
+                f"algorithm.minibatches {self.algorithm.minibatches} must divide "
+                f"algorithm.groups_per_step {self.algorithm.groups_per_step}"
+            )
+        if self.megatron.routing_replay != "off" and not self.engine.routed_experts:
+            raise ValueError("megatron.routing_replay needs engine.routed_experts: true")
+        if self.megatron.virtual_pipeline and self.megatron.pipeline_parallel == 1:
+            raise ValueError("megatron.virtual_pipeline needs megatron.pipeline_parallel above 1")
+        if self.optimizer.min_learning_rate > self.optimizer.learning_rate:
+            raise ValueError(
+                f"optimizer.min_learning_rate {self.optimizer.min_learning_rate} exceeds "
+                f"optimizer.learning_rate {self.optimizer.learning_rate}"
+            )
+        if self.algorithm.skip_zero_advantage and self.algorithm.kl_coefficient:
+            raise ValueError(
+                "algorithm.skip_zero_advantage needs algorithm.kl_coefficient 0: the KL term trains every trajectory"
+            )
+        if self.trainer.max_staleness and (self.engine.memory_saver or self.megatron.offload):
+            raise ValueError(
+                "engine.memory_saver and megatron.offload need trainer.max_staleness 0: above it engines and trainer "
+                "work at the same time, so neither can give its memory back"
+            )
+        if self.trainer.deterministic and self.trainer.max_staleness:
+            raise ValueError("trainer.deterministic needs trainer.max_staleness 0: arrival order decides what is stale")
+        if self.trainer.deterministic and not self.engine.deterministic:
+            raise ValueError("trainer.deterministic needs engine.deterministic: true")
+        if self.trainer.deterministic and self.user.kind == "llm":
+            raise ValueError("trainer.deterministic needs a scripted or replayed user, not user.kind llm")
+        return self

@@ -1,0 +1,154 @@
+"""Runs one server and makes sure that nothing of it outlives the process that asked for it.
+
+    trainer ──spawns──► guardian ──spawns──► sglang.launch_server ──► scheduler, detokenizer, ...
+       ▲                   │ watches: parent gone? SIGTERM? server gone?
+       └── getppid, SIGUSR1 ┘ then: every descendant is killed and reaped, and the guardian exits
+
+The guardian leads its own session, so that Ctrl-C in the terminal does not reach the server before the
+trainer has decided what to do. It is a child subreaper: a scheduler whose parent was killed becomes its child
+and is found. Should the guardian itself be killed, the kernel kills the server (PR_SET_PDEATHSIG).
+
+The server is killed rather than asked to leave: its client has already given up its requests, and SGLang's own
+shutdown kills Python's resource tracker, which then leaves semaphores in /dev/shm. Here the tracker is spared
+until it has cleaned up. SGLang's other shared memory has no tracker: the guardian takes note of it when the trainer
+says, by SIGUSR1, that the server is ready, and now and then; what is noted is removed at the end.
+
+Started as a script, with the standard library only: ``python -I -S guardian.py PARENT_PID CMD...``. Linux only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+_POLL_SECONDS = 0.5
+_NOTE_SECONDS = 2.0
+_TRACKER_SECONDS = 2.0
+_SHARED_MEMORY = ("/dev/shm/sglang_", "/dev/shm/sgl_shm_")
+
+
+def _prctl(option: int, value: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(option, value, 0, 0, 0):
+        raise OSError(ctypes.get_errno(), f"prctl({option})")
+
+
+def _prepare_server() -> None:
+    """The server ends with the guardian. SIGUSR1, which Slurm sends to every process of a job, is the trainer's."""
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+
+
+def _read(path: str) -> str:
+    with contextlib.suppress(OSError), open(path, encoding="utf-8", errors="replace") as file:
+        return file.read()
+    return ""
+
+
+def _parents() -> dict[int, int]:
+    """Parent of every process: pid -> ppid. Zombies are left out."""
+    parents = {}
+    for entry in os.listdir("/proc"):
+        if entry.isdigit() and (stat := _read(f"/proc/{entry}/stat")):
+            state, parent = stat.rpartition(")")[2].split()[:2]
+            if state != "Z":
+                parents[int(entry)] = int(parent)
+    return parents
+
+
+def _descendants() -> set[int]:
+    parents = _parents()
+    found: set[int] = set()
+    frontier = {os.getpid()}
+    while frontier:
+        frontier = {pid for pid, parent in parents.items() if parent in frontier} - found
+        found |= frontier
+    return found
+
+
+def _is_tracker(pid: int) -> bool:
+    return "multiprocessing.resource_tracker" in _read(f"/proc/{pid}/cmdline")
+
+
+def _shared_memory(pid: int) -> set[str]:
+    """Files under /dev/shm that SGLang made and ``pid`` has open."""
+    paths = set()
+    with contextlib.suppress(OSError):
+        for descriptor in os.scandir(f"/proc/{pid}/fd"):
+            with contextlib.suppress(OSError):
+                paths.add(os.readlink(descriptor.path))
+    return {path for path in paths if path.startswith(_SHARED_MEMORY)}
+
+
+def _kill_descendants() -> None:
+    """Kill every process below this one; resource trackers get a moment to finish by themselves."""
+    patience = time.monotonic() + _TRACKER_SECONDS
+    while left := _descendants():
+        for pid in left:
+            if time.monotonic() > patience or not _is_tracker(pid):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        time.sleep(0.02)
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+
+
+class _Guardian:
+    def __init__(self, parent: int, command: list[str]) -> None:
+        self.parent = parent
+        self.stopping = False
+        self.shared_memory: set[str] = set()
+        self.noted = time.monotonic()
+        self.is_ready = False
+        self.wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(wake_write)
+        signal.signal(signal.SIGTERM, self._stop)
+        signal.signal(signal.SIGUSR1, self._ready)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+        self.server = subprocess.Popen(command, stdin=subprocess.DEVNULL, preexec_fn=_prepare_server)
+
+    def _stop(self, *_: object) -> None:
+        self.stopping = True
+
+    def _ready(self, *_: object) -> None:
+        self.is_ready = True
+
+    def _wait(self) -> None:
+        """Sleep until a signal or the next look at the parent."""
+        if select.select([self.wake_read], [], [], _POLL_SECONDS)[0]:
+            with contextlib.suppress(BlockingIOError):
+                os.read(self.wake_read, 4096)
+
+    def _note_shared_memory(self) -> None:
+        """Remember what killed processes cannot remove themselves; a crash gives no notice."""
+        self.noted = time.monotonic()
+        self.is_ready = False
+        self.shared_memory = self.shared_memory.union(*map(_shared_memory, _descendants()))
+
+    def run(self) -> int:
+        """Watch until it is time to end everything; returns the server's exit status."""
+        while self.server.poll() is None and not self.stopping and os.getppid() == self.parent:
+            self._wait()
+            if self.is_ready or time.monotonic() - self.noted > _NOTE_SECONDS:
+                self._note_shared_memory()
+        self._note_shared_memory()
+        code = self.server.poll()
+        _kill_descendants()
+        for path in self.shared_memory:
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+        return 0 if code is None else code if code >= 0 else 128 - code
+
+
+if __name__ == "__main__":
+    sys.exit(_Guardian(int(sys.argv[1]), sys.argv[2:]).run())

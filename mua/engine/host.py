@@ -1,0 +1,228 @@
+"""Engines on other machines: the leader of a machine runs them, rank 0 asks for it.
+
+    rank 0: EnginePool                               leader of machine n (a thread beside its training)
+    RemoteServer.start ── POST /start/<place> ─────► EngineHost ── EngineServer.start ──► SGLang
+    RemoteServer.running ◄─ GET /status, every s ─── EngineHost
+    EngineClient ── /generate, weights, probes ──────────────────────────────────────────► SGLang
+
+Only life and death go through the host; everything else goes straight to the server. Both want the run's key. When
+the leader's process ends, however it ends, its engines' guardians end the engines.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import threading
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import aiohttp
+from aiohttp import web
+
+from mua.config.schema import EngineConfig, ExperimentConfig
+from mua.engine.member import Engine
+from mua.engine.server import EngineServer, free_port
+from mua.errors import EngineError
+
+_log = logging.getLogger(__name__)
+_STATUS_SECONDS = 1.0
+_PATIENCE_SECONDS = 30.0
+"""How long a host may stay silent before its engines count as dead; also what is added to an engine's deadlines."""
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """Where the engines of one other machine are looked after."""
+
+    node: int
+    url: str
+
+
+@dataclass(frozen=True, slots=True)
+class Hosts:
+    """What rank 0 needs to use the engines of all machines."""
+
+    api_key: str
+    others: tuple[Host, ...]
+
+
+def make_servers(config: ExperimentConfig, *, node: int, address: str, api_key: str) -> list[EngineServer]:
+    """The servers of another machine than rank 0's, not started; they are numbered on over the machines."""
+    return [
+        EngineServer(
+            config.engine,
+            dtype=config.model.dtype,
+            context_length=config.model.max_length,
+            seed=config.seed,
+            index=node * config.engine.count + place,
+            place=place,
+            log_folder=config.output / "logs",
+            host=address,
+            api_key=api_key,
+        )
+        for place in range(config.engine.count)
+    ]
+
+
+def make_engines(
+    config: EngineConfig, *, dtype: str, context_length: int, seed: int, log_folder: Path, hosts: Hosts | None
+) -> list[Engine]:
+    """The engines of all machines as rank 0 sees them, this machine's first; none is started."""
+    key = None if hosts is None else hosts.api_key
+    slots = config.max_running_requests
+    here = [
+        EngineServer(
+            config,
+            dtype=dtype,
+            context_length=context_length,
+            seed=seed,
+            index=place,
+            log_folder=log_folder,
+            api_key=key,
+        )
+        for place in range(config.count)
+    ]
+    engines = [Engine(server, slots, api_key=key) for server in here]
+    if hosts is None:
+        return engines
+    for host, place in itertools.product(hosts.others, range(config.count)):
+        server = RemoteServer(config, host, hosts.api_key, place=place, log_folder=log_folder)
+        engines.append(Engine(server, slots, node=host.node, api_key=key))
+    return engines
+
+
+class EngineHost:
+    """Starts and stops this machine's servers when rank 0 says so. Lives on a thread of its own until :meth:`close`."""
+
+    def __init__(self, servers: list[EngineServer], address: str, api_key: str) -> None:
+        self._servers = servers
+        self._key = api_key
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="engine host", daemon=True)
+        self._runner: web.AppRunner | None = None
+        self._thread.start()
+        port = free_port(address)
+        self._wait(self._serve(address, port), _PATIENCE_SECONDS)
+        self.url = f"http://{address}:{port}"
+
+    def close(self) -> None:
+        """Stop the servers and the thread. Safe to call twice."""
+        if self._loop.is_closed():
+            return
+        longest = max(server.config.stop_seconds for server in self._servers)
+        self._wait(self._stop(), longest + _PATIENCE_SECONDS)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def _wait(self, work: Coroutine[Any, Any, Result], seconds: float) -> Result:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(seconds)
+
+    async def _serve(self, address: str, port: int) -> None:
+        application = web.Application(middlewares=[self._authorised])
+        application.router.add_post("/start/{place}", self._start_one)
+        application.router.add_post("/stop/{place}", self._stop_one)
+        application.router.add_get("/status", self._status)
+        self._runner = web.AppRunner(application, access_log=None, handler_cancellation=True)
+        await self._runner.setup()
+        await web.TCPSite(self._runner, address, port).start()
+
+    async def _stop(self) -> None:
+        if self._runner is not None:
+            await self._runner.cleanup()
+        await asyncio.gather(*(server.stop() for server in self._servers))
+
+    @web.middleware
+    async def _authorised(self, request: web.Request, handler: Any) -> web.StreamResponse:
+        if request.headers.get("Authorization") != f"Bearer {self._key}":
+            raise web.HTTPUnauthorized
+        answer: web.StreamResponse = await handler(request)
+        return answer
+
+    def _server(self, request: web.Request) -> EngineServer:
+        place = request.match_info["place"]
+        if not place.isdigit() or int(place) >= len(self._servers):
+            raise web.HTTPNotFound
+        return self._servers[int(place)]
+
+    async def _start_one(self, request: web.Request) -> web.Response:
+        server, asked = self._server(request), await request.json()
+        try:
+            await server.start(Path(asked["model_path"]))
+        except EngineError as error:
+            return web.json_response({"error": str(error)})
+        return web.json_response({"url": server.url})
+
+    async def _stop_one(self, request: web.Request) -> web.Response:
+        await self._server(request).stop()
+        return web.json_response({})
+
+    async def _status(self, request: web.Request) -> web.Response:
+        return web.json_response({"running": [server.running for server in self._servers]})
+
+
+class RemoteServer:
+    """A server on another machine, as :class:`mua.engine.member.Server`. Use it on one asyncio loop."""
+
+    def __init__(self, config: EngineConfig, host: Host, api_key: str, *, place: int, log_folder: Path) -> None:
+        self.index = host.node * config.count + place
+        self.log_file = log_folder / f"engine-{self.index}.log"
+        self.url = ""
+        self.running = False
+        self._config = config
+        self._host = host
+        self._place = place
+        self._headers = {"Authorization": f"Bearer {api_key}"}
+        self._watch: asyncio.Task[None] | None = None
+
+    async def start(self, model_path: Path) -> None:
+        """See :meth:`mua.engine.server.EngineServer.start`; an unreachable host is an :class:`EngineError` too."""
+        seconds = self._config.start_seconds + _PATIENCE_SECONDS
+        try:
+            answer = await self._ask(
+                "POST", f"/start/{self._place}", seconds, {"model_path": str(model_path.resolve())}
+            )
+        except (aiohttp.ClientError, TimeoutError) as error:
+            host = f"its host {self._host.url} on machine {self._host.node}"
+            raise EngineError(f"engine {self.index}: {host} did not start it: {error!r}") from error
+        if "error" in answer:
+            raise EngineError(f"machine {self._host.node}: {answer['error']}")
+        self.url, self.running = answer["url"], True
+        self._watch = asyncio.create_task(self._observe(), name=f"observe engine {self.index}")
+
+    async def stop(self) -> None:
+        """End the server; a host that does not answer is logged, for its engines end with it."""
+        self.running = False
+        if self._watch is not None:
+            self._watch.cancel()
+            await asyncio.gather(self._watch, return_exceptions=True)
+            self._watch = None
+        try:
+            await self._ask("POST", f"/stop/{self._place}", self._config.stop_seconds + _PATIENCE_SECONDS)
+        except (aiohttp.ClientError, TimeoutError) as error:
+            _log.warning("engine %d: its host %s did not stop it: %r", self.index, self._host.url, error)
+
+    async def _observe(self) -> None:
+        """Keep :attr:`running` true while the host says so, or has been silent for less than its patience."""
+        loop = asyncio.get_running_loop()
+        heard = loop.time()
+        while self.running:
+            await asyncio.sleep(_STATUS_SECONDS)
+            with contextlib.suppress(aiohttp.ClientError, TimeoutError):
+                self.running = (await self._ask("GET", "/status", _PATIENCE_SECONDS / 3))["running"][self._place]
+                heard = loop.time()
+            self.running = self.running and loop.time() - heard < _PATIENCE_SECONDS
+
+    async def _ask(self, method: str, path: str, seconds: float, body: Any = None) -> Any:
+        timeout = aiohttp.ClientTimeout(total=seconds)
+        async with (
+            aiohttp.ClientSession(headers=self._headers, timeout=timeout, raise_for_status=True) as session,
+            session.request(method, self._host.url + path, json=body) as response,
+        ):
+            return await response.json()

@@ -1,0 +1,493 @@
+"""Several SGLang servers behind one sampler: affinity, back-pressure, health, restarts and weight updates.
+
+Who waits for whom (everything lives on one asyncio loop):
+
+    generate ──► gate ──► an engine in rotation ──► a slot of it ──► HTTP /generate
+                  ▲             ▲                                        │ died? -> EngineError, probe now
+      update ─────┘             │                                        ▼
+      (closes it)      watch (one per engine): probe, kill, restart ──► awaiting weights ──► update ──► rotation
+
+A restarted engine holds the weights of the model folder. Unless no update was ever made, it stays out of
+rotation until :meth:`EnginePool.update_weights` has reached it; ``awaiting_weights`` is set meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import threading
+import uuid
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
+from pathlib import Path
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+from mua.config.schema import EngineConfig
+from mua.engine.broadcast import Broadcast
+from mua.engine.client import EngineGone
+from mua.engine.host import Hosts, make_engines
+from mua.engine.member import Engine, State
+from mua.engine.protocol import Generation, SamplingParams
+from mua.engine.server import LOOPBACK, has_cuda
+from mua.engine.sync import CONTROL_SECONDS, Sent, checksums, everywhere, overwrite_with_noise, push
+from mua.errors import DeadlineExceeded, EngineError
+
+if TYPE_CHECKING:
+    import torch
+
+    from mua.engine.feed import Feed
+    from mua.engine.weights import SyncReport
+
+    Weights = Feed | Iterable[tuple[str, torch.Tensor]]
+    """All trainer ranks together, or full tensors of this process under their Hugging Face names."""
+
+_log = logging.getLogger(__name__)
+_MAX_SESSIONS = 65536
+_FAILED_PROBES = 3
+_PROBE_SECONDS = 25.0
+"""SGLang itself gives a probe 20 s before it answers 503."""
+_RELEASED = "released "
+_PAUSE_SECONDS = 60.0
+_IDLE_SECONDS = 60.0
+"""No request is in flight then; what is left on the server are aborted ones and a probe."""
+
+
+class _Counters:
+    """What the requests since the last look used."""
+
+    def __init__(self) -> None:
+        self.requests = 0
+        self.failures = 0
+        self.prompt_tokens = 0
+        self.cached_tokens = 0
+        self.sampled_tokens = 0
+
+    def add(self, prompt_tokens: int, generation: Generation) -> None:
+        self.requests += 1
+        self.prompt_tokens += prompt_tokens
+        self.cached_tokens += generation.cached_tokens
+        self.sampled_tokens += len(generation.ids)
+
+
+class EnginePool:
+    """``config.count`` servers on every machine; implements :class:`mua.engine.protocol.Sampler`.
+
+    ``dtype`` is used where ``config.dtype`` is None. Logs go to ``log_folder/engine-<i>.log``. ``hosts`` are the other
+    machines, if there are any. Every method must be called on the loop that ran :meth:`start`.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        *,
+        dtype: str,
+        context_length: int,
+        seed: int,
+        log_folder: Path,
+        hosts: Hosts | None = None,
+    ) -> None:
+        self.config = config
+        self.awaiting_weights = threading.Event()
+        """Set while at least one restarted engine waits for :meth:`update_weights`."""
+        self.on_awaiting_weights: Callable[[], None] | None = None
+        """Called on the pool's loop each time an engine begins to wait for weights."""
+        self._engines = make_engines(
+            config, dtype=dtype, context_length=context_length, seed=seed, log_folder=log_folder, hosts=hosts
+        )
+        self._broadcast: Broadcast | None = None
+        self._model_path = Path()
+        self._version = 0
+        self._sessions: OrderedDict[str, Engine] = OrderedDict()
+        self._closed_by: set[str] = set()
+        self._admit_again = asyncio.Event()
+        self._update_lock = asyncio.Lock()
+        self._failure: EngineError | None = EngineError("the engine pool was not started")
+        self._watches: list[asyncio.Task[None]] = []
+        self._background: set[asyncio.Task[Any]] = set()
+        self._counters = _Counters()
+
+    # ---- life
+
+    async def start(self, model_path: Path) -> None:
+        """Start all servers on the weights of ``model_path`` (policy version 0). Raises :class:`EngineError`."""
+        self._model_path = Path(model_path)
+        self._failure = None
+        try:
+            async with asyncio.TaskGroup() as group:
+                for engine in self._engines:
+                    group.create_task(engine.start(self._model_path))
+        except BaseExceptionGroup as errors:
+            await self.stop()
+            raise errors.exceptions[0] from None
+        except BaseException:
+            await self.stop()
+            raise
+        for engine in self._engines:
+            engine.state = State.SERVING
+            self._watches.append(asyncio.create_task(self._watch(engine), name=f"watch {engine.label}"))
+        self._changed()
+
+    async def stop(self) -> None:
+        """End every server and everything it started; waiting requests get an :class:`EngineError`."""
+        self._failure = EngineError("the engine pool was stopped")
+        tasks = [*self._watches, *self._background]
+        self._watches.clear()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*(engine.stop() for engine in self._engines))
+        if self._broadcast is not None:
+            self._broadcast.drop()
+        self._changed()
+
+    async def __aenter__(self) -> EnginePool:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()
+
+    @property
+    def version(self) -> int:
+        """Policy version of the last complete update; 0 is the model folder."""
+        return self._version
+
+    def engines_awaiting_weights(self) -> int:
+        """Engines that were restarted and serve only after the next :meth:`update_weights`."""
+        return sum(engine.state is State.AWAITING for engine in self._engines)
+
+    def describe(self) -> str:
+        """Every engine's state and load, in one line for a person."""
+        return "; ".join(f"{e.label} {e.state.value}, {e.in_flight} running, {e.queued} queued" for e in self._engines)
+
+    def metrics(self) -> dict[str, float]:
+        """Requests, tokens and prefix-cache hit rate since the last call, and what is in flight now."""
+        counters, self._counters = self._counters, _Counters()
+        return {
+            "engine/requests": counters.requests,
+            "engine/failures": counters.failures,
+            "engine/prompt_tokens": counters.prompt_tokens,
+            "engine/cached_tokens": counters.cached_tokens,
+            "engine/sampled_tokens": counters.sampled_tokens,
+            "engine/prefix_cache_hit_rate": counters.cached_tokens / max(1, counters.prompt_tokens),
+            "engine/running": sum(engine.in_flight for engine in self._engines),
+            "engine/queued": sum(engine.queued for engine in self._engines),
+            "engine/serving": sum(engine.state is State.SERVING for engine in self._engines),
+            "engine/restarts": sum(engine.restarts for engine in self._engines),
+        }
+
+    # ---- sampling
+
+    async def generate(
+        self, prompt_ids: Sequence[int], params: SamplingParams, *, session: str, deadline_s: float
+    ) -> Generation:
+        """Sample a continuation; see :meth:`mua.engine.protocol.Sampler.generate`.
+
+        The deadline covers waiting for an engine and for a slot of it. With ``temperature`` 0 SGLang decodes
+        greedily and reports log-probabilities at temperature 1.
+        """
+        if self.config.deterministic and params.seed is None:
+            raise EngineError("a deterministic engine needs SamplingParams.seed for every request")
+        try:
+            async with asyncio.timeout(deadline_s):
+                generation = await self._generate(prompt_ids, params, session)
+        except TimeoutError:
+            self._counters.failures += 1
+            raise DeadlineExceeded(f"engine request of session {session!r} exceeded its {deadline_s:g} s") from None
+        except EngineError:
+            self._counters.failures += 1
+            raise
+        self._counters.add(len(prompt_ids), generation)
+        return generation
+
+    async def _generate(self, prompt_ids: Sequence[int], params: SamplingParams, session: str) -> Generation:
+        engine = await self._admit(session)
+        rid = uuid.uuid4().hex
+        try:
+            return await engine.client.generate(rid, prompt_ids, params)
+        except EngineGone:
+            engine.suspect.set()
+            raise
+        except asyncio.CancelledError:
+            self._abort(engine, rid)
+            raise
+        finally:
+            engine.in_flight -= 1
+            engine.slots.release()
+
+    async def _admit(self, session: str) -> Engine:
+        """Wait for the gate, an engine in rotation and a slot of it; the caller gives the slot back."""
+        while True:
+            if self._failure is not None:
+                raise EngineError(str(self._failure)) from self._failure
+            engine = None if self._closed_by else self._route(session)
+            if engine is None:
+                await self._admit_again.wait()
+                continue
+            engine.queued += 1
+            try:
+                await engine.slots.acquire()
+            finally:
+                engine.queued -= 1
+            if not self._closed_by and engine.state is State.SERVING and self._failure is None:
+                engine.in_flight += 1
+                return engine
+            engine.slots.release()
+
+    def _route(self, session: str) -> Engine | None:
+        """The session's engine while it serves, else the least loaded one."""
+        engine = self._sessions.get(session)
+        if engine is None or engine.state is not State.SERVING:
+            serving = [candidate for candidate in self._engines if candidate.state is State.SERVING]
+            if not serving:
+                return None
+            engine = min(serving, key=lambda candidate: candidate.in_flight + candidate.queued)
+        self._sessions[session] = engine
+        self._sessions.move_to_end(session)
+        if len(self._sessions) > _MAX_SESSIONS:
+            self._sessions.popitem(last=False)
+        return engine
+
+    def _abort(self, engine: Engine, rid: str) -> None:
+        async def abort() -> None:
+            with contextlib.suppress(EngineError):
+                await engine.client.abort(rid)
+
+        self._spawn(abort())
+
+    def _spawn(self, work: Coroutine[Any, Any, Any]) -> None:
+        task = asyncio.create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+    def _changed(self) -> None:
+        """Tell everyone who waits for admission that the gate or an engine's state changed."""
+        waiting = any(engine.state is State.AWAITING for engine in self._engines)
+        if waiting:
+            self.awaiting_weights.set()
+        else:
+            self.awaiting_weights.clear()
+        self._admit_again.set()
+        self._admit_again.clear()
+
+    # ---- health
+
+    async def _watch(self, engine: Engine) -> None:
+        """Probe one engine for ever; restart it when it is dead or failed three probes in a row."""
+        failed = 0
+        while self._failure is None:
+            await self._until_next_probe(engine)
+            if engine.server.running and await self._probe(engine):
+                failed = 0
+                continue
+            failed += 1
+            if not engine.server.running or failed >= _FAILED_PROBES:
+                _log.warning("%s is dead or stuck; restarting it", engine.label)
+                await self._restart(engine)
+                failed = 0
+
+    async def _until_next_probe(self, engine: Engine) -> None:
+        """Sleep ``health_seconds``, less when the process ends or a request found the engine gone."""
+        deadline = monotonic() + self.config.health_seconds
+        while engine.server.running and (left := deadline - monotonic()) > 0:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(min(left, 0.5)):
+                    await engine.suspect.wait()
+                engine.suspect.clear()
+                return
+
+    async def _probe(self, engine: Engine) -> bool:
+        """Ask for health, unless a control operation, which has deadlines of its own, has the engine."""
+        if engine.control.locked():
+            return True
+        async with engine.control:
+            return engine.up and await engine.client.healthy(_PROBE_SECONDS)
+
+    async def _restart(self, engine: Engine) -> None:
+        while True:
+            await engine.stop()
+            self._changed()
+            if engine.restarts >= self.config.max_restarts:
+                self._fail(f"{engine.label} died again after engine.max_restarts = {engine.restarts} restarts; "
+                           f"see {engine.server.log_file}")  # fmt: skip
+                return
+            engine.restarts += 1
+            try:
+                await engine.start(self._model_path)
+            except EngineError as error:
+                _log.error("%s did not restart: %s", engine.label, error)
+                continue
+            self._rejoin(engine)
+            return
+
+    def _rejoin(self, engine: Engine) -> None:
+        engine.suspect.clear()
+        engine.state = State.AWAITING if engine.version != self._version else State.SERVING
+        self._changed()
+        if engine.state is State.AWAITING and self.on_awaiting_weights is not None:
+            self.on_awaiting_weights()
+
+    def _fail(self, message: str) -> None:
+        self._failure = EngineError(message)
+        _log.error("%s", message)
+        self._changed()
+
+    # ---- weights
+
+    async def update_weights(self, weights: Weights, version: int, *, only_awaiting: bool = False) -> SyncReport:
+        """Load ``weights`` into the engines and call the result policy ``version``; all change it together.
+
+        They are consumed lazily on a thread of their own, one bucket at a time. New requests wait at the
+        gate meanwhile; running ones are retracted and go on under the new weights, their ``versions`` telling
+        which token came from which. With ``only_awaiting`` just the restarted engines are filled, with the
+        version the others already have, and the others keep serving.
+
+        Raises :class:`EngineError` when any engine refuses or dies; the engines concerned are restarted and
+        wait for the next update.
+        """
+        started = monotonic()
+        async with self._update_lock:
+            if only_awaiting and version != self._version:
+                raise EngineError(f"engines serve version {self._version}; cannot fill a restarted one with {version}")
+            wanted = (State.AWAITING,) if only_awaiting else (State.SERVING, State.AWAITING)
+            targets = [engine for engine in self._engines if engine.state in wanted]
+            if not targets and not only_awaiting:
+                raise EngineError("no engine is up to take the weights")
+            async with self._quiet(targets, gate=not only_awaiting) as pause:
+                sent = await self._push(targets, weights, version)
+            self._version = version
+            self._updated(targets)
+        return sent.report(version, monotonic() - started, pause())
+
+    def _updated(self, targets: list[Engine]) -> None:
+        for engine in targets:
+            engine.version = self._version
+        for engine in self._engines:
+            if engine.up:
+                engine.state = State.SERVING if engine.version == self._version else State.AWAITING
+        self._changed()
+
+    async def _push(self, targets: list[Engine], weights: Weights, version: int) -> Sent:
+        from mua.engine.feed import Feed, TensorFeed
+
+        feed = weights if isinstance(weights, Feed) else TensorFeed(weights, self.config)
+        ranks = self.config.tensor_parallel
+        if self.config.transport == "broadcast" and self._broadcast is None:
+            address = os.environ.get("MASTER_ADDR", LOOPBACK)
+            self._broadcast = Broadcast(address, ranks=ranks, cuda=has_cuda())
+        return await push(targets, feed, version, ranks=ranks, broadcast=self._broadcast)
+
+    @contextlib.asynccontextmanager
+    async def _quiet(self, targets: list[Engine], *, gate: bool) -> AsyncIterator[Callable[[], float]]:
+        """Nothing runs on ``targets`` inside, and their prefix caches are empty; yields a clock of the pause.
+
+        A failure inside leaves the weights unknown, so the targets are killed; the watch restarts them.
+        """
+        began = monotonic()
+        ended: list[float] = []
+        if gate:
+            self._closed_by.add("weights")
+        try:
+            async with contextlib.AsyncExitStack() as stack:
+                for engine in targets:
+                    await stack.enter_async_context(engine.control)
+                paused = [engine for engine in targets if engine.in_flight]
+                await everywhere(paused, _pause)
+                await everywhere(targets, lambda e: e.client.flush(0 if e in paused else _IDLE_SECONDS))
+                yield lambda: (ended[0] if ended else monotonic()) - began
+                await everywhere(paused, _resume)
+        except BaseException:
+            await self._kill(targets)
+            raise
+        finally:
+            ended.append(monotonic())
+            self._closed_by.discard("weights")
+            self._changed()
+
+    async def _kill(self, targets: list[Engine]) -> None:
+        """Stop engines whose weights are unknown, even while this task is being cancelled; the watch restarts them."""
+        work = asyncio.gather(*(engine.stop() for engine in targets), return_exceptions=True)
+        await asyncio.shield(work)
+        self._changed()
+
+    async def weight_checksums(self) -> dict[str, str]:
+        """Hash of every parameter as the engines hold it (fused, sharded), by the engine's parameter name.
+
+        With tensor parallelism the hashes of the ranks are joined by ``-``. Raises :class:`EngineError` when two
+        engines differ.
+        """
+        targets = [engine for engine in self._engines if engine.state is State.SERVING]
+        found = await checksums(targets)
+        for engine, hashes in zip(targets[1:], found[1:], strict=True):
+            different = [name for name, value in hashes.items() if found[0].get(name) != value]
+            if different:
+                raise EngineError(f"{engine.label} and {targets[0].label} hold different {', '.join(different[:5])}")
+        return found[0] if found else {}
+
+    async def verify_weights(self, weights: Weights) -> list[str]:
+        """Names of tensors of ``weights`` that the engines do not hold bit for bit; empty means equal.
+
+        The proof: hash every engine parameter, overwrite all of them with noise, load ``weights``, hash again. A
+        parameter whose hash changed did not hold what ``weights`` say. One that ``weights`` never touch is
+        noise now and shows too, under the engine's own name. Where the engine fuses tensors (q, k, v; gate,
+        up; experts) all parts of the fused parameter are named. Afterwards the engines hold ``weights``; if a
+        parameter was left as noise they are restarted instead.
+        """
+        async with self._update_lock:
+            targets = [engine for engine in self._engines if engine.state is State.SERVING]
+            if not targets:
+                raise EngineError("no engine serves; nothing to verify")
+            async with self._quiet(targets, gate=True):
+                before = await checksums(targets)
+                await overwrite_with_noise(targets)
+                sent = await self._push(targets, weights, self._version)
+                after = await checksums(targets)
+            different = {name for a, b in zip(before, after, strict=True) for name in a if a[name] != b[name]}
+            names = sent.sources(different)
+            if different - sent.parameters():
+                await self._kill(targets)
+        return names
+
+    # ---- memory
+
+    @property
+    def released(self) -> bool:
+        """Whether engines were told to give memory back, and requests wait for it."""
+        return any(reason.startswith(_RELEASED) for reason in self._closed_by)
+
+    async def release_memory(self, tags: Sequence[str]) -> None:
+        """Give back GPU memory: ``tags`` out of ``weights``, ``kv_cache``, ``cuda_graph``. Requests wait meanwhile."""
+        if not self.config.memory_saver:
+            raise EngineError("set engine.memory_saver: true to release engine memory between rollouts")
+        targets = [engine for engine in self._engines if engine.up]
+        await self._memory("/release_memory_occupation", {engine: set(tags) - engine.released for engine in targets})
+        for engine in targets:
+            engine.released |= set(tags)
+        self._closed_by |= {_RELEASED + tag for tag in tags}
+
+    async def resume_memory(self, tags: Sequence[str]) -> None:
+        """Take the memory back; its weights are undefined until :meth:`update_weights`, its KV cache is empty.
+
+        An engine that was restarted meanwhile has its memory and is left alone.
+        """
+        targets = [engine for engine in self._engines if engine.up]
+        await self._memory("/resume_memory_occupation", {engine: set(tags) & engine.released for engine in targets})
+        for engine in targets:
+            engine.released -= set(tags)
+        self._closed_by -= {_RELEASED + tag for tag in tags}
+        self._changed()
+
+    async def _memory(self, path: str, tags: dict[Engine, set[str]]) -> None:
+        targets = [engine for engine in tags if tags[engine]]
+        async with self._update_lock, self._quiet(targets, gate=True):
+            await everywhere(targets, lambda e: e.client.call(path, {"tags": sorted(tags[e])}, timeout=CONTROL_SECONDS))
+
+
+async def _pause(engine: Engine) -> None:
+    await engine.client.call("/pause_generation", {"mode": "retract"}, timeout=_PAUSE_SECONDS)
+
+
+async def _resume(engine: Engine) -> None:
+    await engine.client.call("/continue_generation", {}, timeout=_PAUSE_SECONDS)

@@ -1,0 +1,60 @@
+"""What the rollout needs from an inference engine: token ids in, token ids with log-probabilities out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from mua.types import ExpertArray, Float32Array, Int32Array
+
+FinishReason = Literal["stop", "length", "abort"]
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How to sample one turn. ``temperature`` has no default anywhere in the project."""
+
+    temperature: float
+    max_new_tokens: int
+    stop_token_ids: tuple[int, ...]
+    top_p: float = 1.0
+    top_k: int = -1
+    seed: int | None = None
+    """Per-request sampling seed; used only by an engine in deterministic mode, which rejects None."""
+    experts_from: int | None = None
+    """Ask for the experts of all tokens from this position of the prompt on; only of an engine that records them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """What the engine sampled for one request. ``ids`` includes the stop token if sampling ended on one."""
+
+    ids: Int32Array
+    logprobs: Float32Array
+    """Log-probabilities of ``ids`` under ``logits / temperature``, ``[n]``."""
+    finish: FinishReason
+    version: int
+    """Policy version that finished the request."""
+    versions: Int32Array
+    """Policy version of each sampled token, ``[n]`` (differs from ``version`` after an in-flight update)."""
+    cached_tokens: int
+    """Prompt tokens served from the prefix cache."""
+    experts: ExpertArray | None = None
+    """Experts of the tokens from ``SamplingParams.experts_from`` to the last but one sampled, ``[n, layers * top k]``;
+    the last sampled token was not routed yet."""
+
+
+class Sampler(Protocol):
+    """The client side of one or several engines."""
+
+    async def generate(
+        self, prompt_ids: Sequence[int], params: SamplingParams, *, session: str, deadline_s: float
+    ) -> Generation:
+        """Sample a continuation.
+
+        Requests of one ``session`` go to the same engine, so that its prefix cache is hit. Raises
+        :class:`mua.errors.EngineError` when the engine fails and :class:`mua.errors.DeadlineExceeded` when
+        ``deadline_s`` seconds pass (the request is aborted on the engine). Cancelling the awaiting task
+        aborts the request too.
+        """

@@ -1,0 +1,264 @@
+"""One SGLang HTTP server as a managed subprocess: started with a deadline, stopped with its whole tree."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import aiohttp
+
+from mua.compat import sglang_cpu
+from mua.config.schema import EngineConfig
+from mua.errors import EngineError
+
+_GUARDIAN = Path(__file__).with_name("guardian.py")
+LOOPBACK = "127.0.0.1"
+_MANAGED = frozenset(
+    {
+        "model_path", "host", "port", "device", "dtype", "tp_size", "tensor_parallel_size", "context_length",
+        "mem_fraction_static", "max_total_tokens", "max_running_requests", "random_seed", "skip_tokenizer_init",
+        "disable_radix_cache", "enable_deterministic_inference", "enable_memory_saver", "weight_version",
+        "enable_return_routed_experts",
+    }
+)  # fmt: skip
+
+_OF_TRAINER = re.compile(r"((LOCAL|GROUP|ROLE)_)?(RANK|WORLD_SIZE)|ROLE_NAME|MASTER_(ADDR|PORT)|TORCHELASTIC_.*")
+"""Variables by which torchrun speaks to a trainer rank. A server that inherits them takes itself for one: with
+TORCHELASTIC_USE_AGENT_STORE its own process group waits for torchrun's store until the deadline."""
+
+
+def has_cuda() -> bool:
+    """Whether this host has a usable CUDA device."""
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def free_port(host: str = LOOPBACK) -> int:
+    """A TCP port of that address of this machine that was free a moment ago."""
+    with socket.socket() as probe:
+        probe.bind((host, 0))
+        return int(probe.getsockname()[1])
+
+
+def log_tail(path: Path, lines: int = 15) -> str:
+    """The last lines of a log, terminal colours removed."""
+    if not path.exists():
+        return "(no log was written)"
+    text = path.read_bytes()[-65536:].decode("utf-8", errors="replace")
+    return "\n".join(re.sub(r"\x1b\[[0-9;]*m", "", text).rstrip().splitlines()[-lines:])
+
+
+class EngineServer:
+    """One server on this machine. ``start`` and ``stop`` may be called again after each other.
+
+    ``index`` numbers the engines of a run: it names the log file ``engine-<index>.log`` in ``log_folder`` and, added
+    to ``seed``, gives the sampling seed. ``place`` numbers those of one machine, by default alike: the engine takes the
+    GPUs ``[place * tp, (place + 1) * tp)``. ``host`` is the address it listens on; beyond the loopback interface it
+    wants an ``api_key``, without which it answers nothing but health probes.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        *,
+        dtype: str,
+        context_length: int,
+        seed: int,
+        index: int,
+        log_folder: Path,
+        place: int | None = None,
+        host: str = LOOPBACK,
+        api_key: str | None = None,
+    ) -> None:
+        self.config = config
+        self.index = index
+        self.host = host
+        self._place = index if place is None else place
+        self._api_key = api_key
+        self.log_file = log_folder / f"engine-{index}.log"
+        self.cuda = has_cuda()
+        self.port = 0
+        self._dtype = config.dtype or dtype
+        self._context_length = context_length
+        self._seed = seed
+        self._process: subprocess.Popen[bytes] | None = None
+        self._check_extra()
+
+    def _check_extra(self) -> None:
+        for key in self.config.extra:
+            if key.replace("-", "_") in _MANAGED:
+                raise EngineError(f"engine.extra.{key} is set by mua itself; use the engine section's own keys instead")
+
+    @property
+    def url(self) -> str:
+        return f"http://{self.host}:{self.port}"
+
+    @property
+    def running(self) -> bool:
+        """Whether the server's process is there; it may still be loading."""
+        return self._process is not None and self._process.poll() is None
+
+    def arguments(self, model_path: Path) -> dict[str, str | int | float | bool]:
+        """Native server arguments, ``engine.extra`` last."""
+        config = self.config
+        arguments: dict[str, str | int | float | bool] = {
+            "model-path": str(model_path),
+            "host": self.host,
+            "port": self.port,
+            "device": "cuda" if self.cuda else "cpu",
+            "dtype": self._dtype,
+            "tp-size": config.tensor_parallel,
+            "context-length": self._context_length,
+            "mem-fraction-static": config.memory_fraction,
+            "max-running-requests": config.max_running_requests,
+            "random-seed": self._seed + self.index,
+            "skip-tokenizer-init": True,
+            "skip-server-warmup": not self.cuda,
+            "disable-radix-cache": not config.radix_cache,
+            "enable-deterministic-inference": config.deterministic,
+            "enable-memory-saver": config.memory_saver,
+            "enable-return-routed-experts": config.routed_experts,
+            "weight-version": "0",
+            "log-level": "info",
+            "log-level-http": "warning",
+        }
+        if config.max_total_tokens is not None:
+            arguments["max-total-tokens"] = config.max_total_tokens
+        arguments |= self._gpu_arguments() if self.cuda else self._cpu_arguments()
+        return arguments | {key.replace("_", "-"): value for key, value in config.extra.items()}
+
+    def _gpu_arguments(self) -> dict[str, str | int | float | bool]:
+        return {"base-gpu-id": self._place * self.config.tensor_parallel}
+
+    def _cpu_arguments(self) -> dict[str, str | int | float | bool]:
+        return {
+            "attention-backend": "torch_native",
+            "sampling-backend": "pytorch",
+            "sleep-on-idle": True,
+            "disable-overlap-schedule": True,
+        }
+
+    def _command(self, model_path: Path) -> list[str]:
+        command = [sys.executable, "-m", "sglang.launch_server"]
+        if self._api_key is not None:
+            command += ["--config", str(self._key_file)]
+        for key, value in self.arguments(model_path).items():
+            if value is True:
+                command.append(f"--{key}")
+            elif value is not False:
+                command += [f"--{key}", str(value)]
+        return command
+
+    @property
+    def _key_file(self) -> Path:
+        return self.log_file.with_suffix(".key.yaml")
+
+    def _write_key(self) -> None:
+        """The API key goes through a file that only its owner reads: everyone on the machine sees a command line.
+
+        SGLang prints its arguments, so its log becomes as private.
+        """
+        self.log_file.touch()
+        self.log_file.chmod(0o600)
+        self._key_file.unlink(missing_ok=True)
+        descriptor = os.open(self._key_file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "w") as file:
+            file.write(f"api-key: {self._api_key}\n")
+
+    def _environment(self) -> dict[str, str]:
+        environment = {"SGLANG_PYSPY_DUMP_BEFORE_CRASH": "0"}  # it delays a crash by 5 s
+        environment |= {name: value for name, value in os.environ.items() if not _OF_TRAINER.fullmatch(name)}
+        if self.cuda:
+            return environment
+        return sglang_cpu.cpu_environment(tensor_parallel=self.config.tensor_parallel, base=environment)
+
+    def _spawn(self, model_path: Path) -> None:
+        self.port = free_port(self.host)
+        self.log_file.parent.mkdir(parents=True, exist_ok=True)
+        if self._api_key is not None:
+            self._write_key()
+        guarded = [sys.executable, "-I", "-S", str(_GUARDIAN), str(os.getpid())]
+        with self.log_file.open("ab") as log:
+            log.write(f"\n--- starting {' '.join(self._command(model_path))}\n".encode())
+            log.flush()
+            self._process = subprocess.Popen(
+                [*guarded, *self._command(model_path)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=self._environment(),
+                start_new_session=True,
+            )
+
+    async def start(self, model_path: Path) -> None:
+        """Start and wait until the server takes requests.
+
+        Raises :class:`EngineError`, with the end of the server's log, when the folder holds no model, the
+        server exits, or ``engine.start_seconds`` pass.
+        """
+        if self.running:
+            raise EngineError(f"engine {self.index} is already running")
+        if not (model_path / "config.json").is_file():
+            raise EngineError(
+                f"engine {self.index} cannot start: {model_path} is not a model folder (no config.json); "
+                "set model.path to a Hugging Face folder"
+            )
+        self._spawn(model_path)
+        try:
+            async with asyncio.timeout(self.config.start_seconds):
+                await self._until_ready()
+            self._key_file.unlink(missing_ok=True)
+            self._tell_guardian()
+        except TimeoutError:
+            await self.stop()
+            raise EngineError(
+                f"engine {self.index} was not ready within engine.start_seconds = {self.config.start_seconds:g}; "
+                + self._evidence()
+            ) from None
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def _until_ready(self) -> None:
+        timeout = aiohttp.ClientTimeout(total=5)
+        async with aiohttp.ClientSession(timeout=timeout) as session:
+            while True:
+                if not self.running:
+                    raise EngineError(f"engine {self.index} exited while starting; {self._evidence()}")
+                try:
+                    async with session.get(f"{self.url}/ready") as response:
+                        if response.status == 200:
+                            return
+                except (aiohttp.ClientError, TimeoutError):
+                    pass
+                await asyncio.sleep(0.1)
+
+    def _tell_guardian(self) -> None:
+        """The shared memory that there is from now on must be removed, however soon the server is killed."""
+        if self._process is not None:
+            self._process.send_signal(signal.SIGUSR1)
+
+    def _evidence(self) -> str:
+        return f"the end of {self.log_file}:\n{log_tail(self.log_file)}"
+
+    async def stop(self) -> None:
+        """Kill the server and everything it started, and wait until all of it is gone."""
+        process, self._process = self._process, None
+        self._key_file.unlink(missing_ok=True)
+        if process is None:
+            return
+        if process.poll() is None:
+            process.terminate()
+        deadline = time.monotonic() + self.config.stop_seconds
+        while process.poll() is None:
+            if time.monotonic() > deadline:
+                process.kill()
+            await asyncio.sleep(0.02)

@@ -1,0 +1,70 @@
+"""Domains by name: the packages under ``environments/`` and the entry points of group ``mua.environments``."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import pkgutil
+from importlib.metadata import EntryPoint, entry_points
+
+from mua.environment.protocol import Domain
+from mua.errors import ConfigError
+
+ENTRY_POINT_GROUP = "mua.environments"
+"""A third-party package registers ``name = "package.module"``; the module exports ``DOMAIN``, as ours do."""
+_PACKAGE = "environments"
+
+
+def domain_names() -> list[str]:
+    """Names that :func:`get_domain` knows, sorted. Imports no domain."""
+    return sorted(_modules())
+
+
+def get_domain(name: str) -> Domain:
+    """Import the domain's module and take its ``DOMAIN``.
+
+    Raises :class:`mua.errors.ConfigError` for an unknown name, a module that lacks ``DOMAIN`` or whose imports
+    are not installed. Any other exception of the module is its own fault and passes through.
+    """
+    modules = _modules()
+    if name not in modules:
+        raise ConfigError(_unknown(name, sorted(modules)))
+    path = modules[name]
+    try:
+        module = importlib.import_module(path)
+    except ImportError as error:
+        raise ConfigError(f"environment.name: {name!r} cannot be imported from {path}: {error}") from error
+    domain: Domain | None = getattr(module, "DOMAIN", None)
+    if domain is None:
+        raise ConfigError(f"environment.name: module {path} of {name!r} has no DOMAIN; export the domain object there")
+    if domain.name != name:
+        raise ConfigError(f"environment.name: {path}.DOMAIN calls itself {domain.name!r} but is registered as {name!r}")
+    return domain
+
+
+def _modules() -> dict[str, str]:
+    """Module path by domain name."""
+    own = importlib.import_module(_PACKAGE)
+    modules = {
+        info.name: f"{_PACKAGE}.{info.name}"
+        for info in pkgutil.iter_modules(own.__path__)
+        if info.ispkg and not info.name.startswith("_")
+    }
+    for point in entry_points(group=ENTRY_POINT_GROUP):
+        _add(modules, point)
+    return modules
+
+
+def _add(modules: dict[str, str], point: EntryPoint) -> None:
+    taken = modules.setdefault(point.name, point.value)
+    if taken != point.value:
+        raise ConfigError(
+            f"two domains are called {point.name!r}: {taken} and {point.value} (entry point of group "
+            f"{ENTRY_POINT_GROUP}); rename one or uninstall its package"
+        )
+
+
+def _unknown(name: str, known: list[str]) -> str:
+    nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
+    return f"environment.name: unknown environment {name!r}; known: {', '.join(known) or 'none'}{hint}"

@@ -1,0 +1,124 @@
+"""Threads for blocking calls that may never return.
+
+``concurrent.futures`` cannot be used here: its threads are joined at interpreter exit, so a single tool that
+hangs would keep the process alive for ever. These threads are daemons; one that runs past its deadline is
+abandoned and replaced, and stops by itself should its call ever return.
+
+::
+
+    event loop                        worker thread
+    start() ──── function ──────────► runs it
+    wait()  ◄─── call_soon_threadsafe ── outcome
+       └─ deadline passed: abandon() ──► counted, replaced, exits when it returns
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from queue import SimpleQueue
+from typing import Any, TypeAlias
+
+Outcome: TypeAlias = tuple[Any, BaseException | None]
+"""What a call returned, or what it raised. Exceptions travel as values: a future refuses StopIteration, SystemExit
+must not kill the thread, and a CancelledError out of a tool is no cancellation of the episode."""
+_Inbox: TypeAlias = "SimpleQueue[tuple[Callable[[], Any], Callable[[Outcome], None]] | None]"
+
+
+class HungCall(Exception):
+    """A call did not return before its deadline; its thread has been abandoned."""
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """One call under way in a worker thread."""
+
+    deadline: float
+    """Event-loop time at which the call counts as hung."""
+    inbox: _Inbox
+    outcome: asyncio.Future[Outcome]
+    abandoned: bool = field(default=False)
+
+
+class BlockingPool:
+    """At most ``threads`` calls at once, each in a daemon thread. Belongs to one event loop."""
+
+    def __init__(self, threads: int) -> None:
+        self.abandoned = 0
+        """Threads whose call ran past its deadline and has not returned since."""
+        self._free = asyncio.Semaphore(threads)
+        self._idle: list[_Inbox] = []
+
+    async def start(self, seconds: float, function: Callable[[], Any]) -> Job:
+        """Start ``function`` as soon as a thread is free; its ``seconds`` count from then.
+
+        The wait for a thread is bounded by the deadlines of the calls that hold one.
+        """
+        await self._free.acquire()
+        inbox = self._idle.pop() if self._idle else _new_worker()
+        loop = asyncio.get_running_loop()
+        job = Job(loop.time() + seconds, inbox, loop.create_future())
+        inbox.put((function, lambda outcome: _deliver(loop, self._finished, job, outcome)))
+        return job
+
+    async def wait(self, job: Job) -> Outcome:
+        """The job's outcome. Raises :class:`HungCall` at its deadline and abandons the thread.
+
+        Cancelling the wait leaves the job running; it can be waited for again.
+        """
+        remaining = max(0.0, job.deadline - asyncio.get_running_loop().time())
+        await asyncio.wait((job.outcome,), timeout=remaining)
+        if not job.outcome.done():
+            self._abandon(job)
+            raise HungCall
+        return job.outcome.result()
+
+    def close(self) -> None:
+        """Let idle threads exit. Threads that hang stay behind as daemons."""
+        while self._idle:
+            self._idle.pop().put(None)
+
+    def _abandon(self, job: Job) -> None:
+        if not job.abandoned:
+            job.abandoned = True
+            self.abandoned += 1
+            self._free.release()
+
+    def _finished(self, job: Job, outcome: Outcome) -> None:
+        """Runs on the event loop when a call has returned, in time or not."""
+        if job.abandoned:
+            self.abandoned -= 1
+            job.inbox.put(None)
+            return
+        self._idle.append(job.inbox)
+        self._free.release()
+        job.outcome.set_result(outcome)
+
+
+def _new_worker() -> _Inbox:
+    inbox: _Inbox = SimpleQueue()
+    threading.Thread(target=_work, args=(inbox,), name="mua-environment", daemon=True).start()
+    return inbox
+
+
+def _work(inbox: _Inbox) -> None:
+    while (item := inbox.get()) is not None:
+        function, deliver = item
+        outcome: Outcome
+        try:
+            outcome = (function(), None)
+        except BaseException as error:
+            outcome = (None, error)
+        deliver(outcome)
+        # An idle thread must not keep the last environment alive.
+        del item, function, deliver, outcome
+
+
+def _deliver(loop: asyncio.AbstractEventLoop, finished: Callable[..., None], job: Job, outcome: Outcome) -> None:
+    try:
+        loop.call_soon_threadsafe(finished, job, outcome)
+    except RuntimeError:
+        # The loop is closed, so nobody waits any more: let the thread end.
+        job.inbox.put(None)

@@ -1,0 +1,37 @@
+"""Errors a person is meant to read: one line that names what is wrong, where, and the mend.
+
+The command line prints a :class:`MuaError` without a traceback and exits with status 2; anything else is
+a fault of the program and keeps its traceback.
+"""
+
+
+class MuaError(Exception):
+    """Base of every error whose message is meant for the person who runs the program."""
+
+
+class ConfigError(MuaError):
+    """A configuration file or override is wrong. The message names file, key and the nearest valid name."""
+
+
+class ModelError(MuaError):
+    """A model folder or checkpoint is missing, incomplete, or of another shape than configured."""
+
+
+class EngineError(MuaError):
+    """The inference engine did not start, died, or answered something that cannot be used."""
+
+
+class EnvironmentFault(MuaError):
+    """An environment raised or hung outside what the policy can be blamed for."""
+
+
+class UserFault(MuaError):
+    """The simulated user could not be asked: endpoint down, bad credentials, empty or broken answer."""
+
+
+class Preempted(MuaError):
+    """A signal asked the run to leave before its end. The same command continues it; exit status 75."""
+
+
+class DeadlineExceeded(MuaError):
+    """A named wait ran past its deadline. The message names the wait and the seconds it was given."""

@@ -1,0 +1,246 @@
+"""``mua launch slurm``: the batch script of ``slurm/train.sbatch`` with its head filled in, and its submission.
+
+There is one script. Between its lines ``# >>> head`` and ``# <<< head`` stand Slurm's options and the settings that
+the rest reads; here they are replaced by those of a configuration.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from pydantic import SecretStr, ValidationError
+
+import mua
+from mua.config.load import load_config
+from mua.config.schema import ExperimentConfig, Section, SlurmConfig
+from mua.errors import ConfigError, MuaError
+
+ROOT = Path(mua.__file__).parents[1]
+TEMPLATE = ROOT / "slurm" / "train.sbatch"
+PENDING_USER = {"MUA_USER_BASE_URL": "http://mua-user.invalid/v1", "MUA_USER_MODEL": "pending"}
+"""Stand in, while the configuration is checked, for what the job learns from ``slurm.user_address``."""
+SUBMIT_SECONDS = 120.0
+
+_HEAD = re.compile(r"(?<=# >>> head\n).*?(?=# <<< head\n)", re.DOTALL)
+_TIME = re.compile(r"(\d+-)?\d+(:\d+){0,2}|infinite|unlimited", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is to be submitted."""
+
+    config: ExperimentConfig
+    path: Path
+    """The configuration file, as the job reads it."""
+    overrides: Sequence[str]
+    verb: Literal["train", "sft"] = "train"
+
+    @property
+    def script(self) -> Path:
+        """Where the script is written."""
+        return self.logs / "job.sbatch"
+
+    @property
+    def logs(self) -> Path:
+        """Folder of everything the job says."""
+        return self.config.output.absolute() / "slurm"
+
+
+def placement(config: ExperimentConfig) -> tuple[int, int]:
+    """Nodes of the job, and ranks on each.
+
+    Raises:
+        ConfigError: the layout's ranks do not fill so many nodes and GPUs.
+    """
+    slurm, world = config.slurm, config.megatron.world_size
+    layout = f"the layout of the section megatron has {world} ranks"
+    nodes = slurm.nodes or (-(-world // slurm.gpus_per_node) if slurm.gpus_per_node else 1)
+    if slurm.gpus_per_node and nodes * slurm.gpus_per_node != world:
+        fits = [f"{world // size} x {size}" for size in range(1, 9) if world % size == 0]
+        raise ConfigError(
+            f"slurm.nodes {nodes} x slurm.gpus_per_node {slurm.gpus_per_node} are {nodes * slurm.gpus_per_node} GPUs, "
+            f"but {layout}; nodes x GPUs could be {', '.join(fits)}, or change megatron.data_parallel"
+        )
+    if world % nodes:
+        raise ConfigError(f"slurm.nodes {nodes}: {layout}, which {nodes} nodes cannot share evenly")
+    return nodes, world // nodes
+
+
+def render(job: Job) -> str:
+    """The batch script.
+
+    Raises:
+        ConfigError: the layout does not fit the nodes, or a secret would stand in the script or on its command line.
+    """
+    if not TEMPLATE.is_file():
+        raise MuaError(f"{TEMPLATE}: not there; mua launch slurm runs from a checkout, which the nodes must see too")
+    text, replaced = _HEAD.subn(lambda _: "\n".join(_head(job)) + "\n", TEMPLATE.read_text(encoding="utf-8"))
+    if replaced != 1:
+        raise MuaError(f"{TEMPLATE}: expected one block between '# >>> head' and '# <<< head'")
+    _refuse_secrets(job, text)
+    return text
+
+
+def submit(job: Job, text: str) -> str:
+    """Hand the script to sbatch; the job's number.
+
+    Raises:
+        MuaError: there is no sbatch here, or it refused; with its own words.
+    """
+    if shutil.which("sbatch") is None:
+        raise MuaError("sbatch: not found; run this where jobs are submitted, or print the script with --dry-run")
+    job.script.parent.mkdir(parents=True, exist_ok=True)
+    job.script.write_text(text, encoding="utf-8")
+    done = subprocess.run(submission(job), capture_output=True, text=True, timeout=SUBMIT_SECONDS, check=False)
+    if done.returncode:
+        raise MuaError(f"sbatch refused the job: {done.stderr.strip() or f'exit status {done.returncode}'}")
+    return done.stdout.strip().partition(";")[0]
+
+
+def submission(job: Job) -> list[str]:
+    """sbatch's command line."""
+    return ["sbatch", "--parsable", str(job.script), str(job.path.absolute()), *job.overrides]
+
+
+def told(job: Job, number: str) -> str:
+    """What a person wants to know after the submission."""
+    ranks = job.logs / number / "attempt-0" / job.verb
+    return "\n".join(
+        [
+            f"job      {number}",
+            f"logs     {job.logs / number}",
+            f"follow   tail -F {shlex.quote(f'{job.logs / number}.log')} {shlex.quote(str(ranks / 'rank-00000.log'))}",
+            f"state    squeue --job {number}",
+            f"leave    scancel --signal=USR1 --batch {number}   (saves, and comes back if slurm.requeue)",
+            f"cancel   scancel {number}",
+        ]
+    )
+
+
+def _head(job: Job) -> Iterator[str]:
+    nodes, ranks = placement(job.config)
+    for option in _options(job, nodes):
+        yield f"#SBATCH {option}"
+    slurm = job.config.slurm
+    settings = {
+        "MUA_ROOT": ROOT,
+        "VENV": slurm.venv or Path(sys.prefix),
+        "MUA_SETUP": "; ".join(slurm.setup),
+        "MUA_VERB": job.verb,
+        "MUA_RANKS_PER_NODE": ranks,
+        "MUA_CHECKPOINTS": job.config.output.absolute() / "checkpoints",
+        "MUA_REQUEUE": int(slurm.requeue),
+        "MUA_MAX_FAULTS": slurm.max_faults,
+        "MUA_PREFLIGHT": int(slurm.preflight),
+        "MUA_CONTAINER_IMAGE": slurm.container_image or "",
+        "MUA_CONTAINER_MOUNTS": ",".join(slurm.container_mounts),
+        "MUA_USER_ADDRESS": slurm.user_address.absolute() if slurm.user_address else "",
+        "MUA_USER_SECONDS": int(slurm.user_seconds),
+    }
+    for name, value in settings.items():
+        yield f"{name}={shlex.quote(str(value))}"
+    yield f"MUA_LOGS={shlex.quote(str(job.logs))}/$SLURM_JOB_ID"
+
+
+def _options(job: Job, nodes: int) -> Iterator[str]:
+    slurm = job.config.slurm
+    yield f"--job-name={_word('name', job.config.name)}"
+    yield f"--nodes={nodes}"
+    yield "--ntasks-per-node=1"
+    if slurm.gpus_per_node:
+        yield f"--gpus-per-node={slurm.gpus_per_node}"
+    if slurm.cpus_per_task:
+        yield f"--cpus-per-task={slurm.cpus_per_task}"
+    for name in ("partition", "account", "qos"):
+        if value := getattr(slurm, name):
+            yield f"--{name}={_word(f'slurm.{name}', value)}"
+    if slurm.time:
+        if not _TIME.fullmatch(slurm.time):
+            raise ConfigError(f"slurm.time: {slurm.time!r} is not a time of Slurm's, such as 24:00:00 or 2-00:00:00")
+        yield f"--time={slurm.time}"
+    yield f"--signal=B:USR1@{slurm.signal_minutes * 60}"
+    yield "--requeue" if slurm.requeue else "--no-requeue"
+    yield "--open-mode=append"
+    yield f"--output={_option_path(job.logs)}/%j.log"
+    yield f"--chdir={_option_path(Path.cwd())}"
+    for option in slurm.extra:
+        if not option.startswith("-") or "\n" in option:
+            raise ConfigError(f"slurm.extra: {option!r} is not an option of sbatch, such as --constraint=h200")
+        yield option
+
+
+def _word(key: str, value: str) -> str:
+    """A value that needs no quotes in an #SBATCH line."""
+    word = re.sub(r"\s+", "-", value.strip())
+    if not re.fullmatch(r"[\w.,:/@%+=-]+", word):
+        raise ConfigError(f"{key}: {value!r} holds characters that an #SBATCH line cannot carry")
+    return word
+
+
+def _option_path(path: Path) -> str:
+    """``path`` for an #SBATCH line, where percent signs are patterns and spaces separate."""
+    text = str(path).replace("%", "%%")
+    return f'"{text}"' if " " in text else text
+
+
+def _refuse_secrets(job: Job, text: str) -> None:
+    """Scripts are kept by Slurm and command lines are seen by everybody."""
+    shown = "\n".join([text, *submission(job)])
+    for key, secret in _secrets(job.config):
+        if secret in shown:
+            raise ConfigError(
+                f"{key}: the secret would stand in the job's script or command line; export it in the environment "
+                f"and write ${{NAME}} for it in the configuration file"
+            )
+
+
+def _secrets(section: Section, above: str = "") -> Iterator[tuple[str, str]]:
+    for name in type(section).model_fields:
+        value = getattr(section, name)
+        if isinstance(value, Section):
+            yield from _secrets(value, f"{above}{name}.")
+        elif isinstance(value, SecretStr) and (text := value.get_secret_value()) not in ("", "none"):
+            yield above + name, text
+
+
+def prepare(
+    path: Path, overrides: Sequence[str], options: Mapping[str, str | int | None], verb: Literal["train", "sft"]
+) -> Job:
+    """The job of a configuration; ``options`` are values of its section ``slurm`` that come before the file's.
+
+    Raises:
+        ConfigError: the configuration is wrong, or names variables that nobody will set in the job.
+    """
+    pending = {name: value for name, value in PENDING_USER.items() if name not in os.environ}
+    os.environ.update(pending)
+    try:
+        config = load_config(path, overrides)
+    finally:
+        for name in pending:
+            del os.environ[name]
+    given = {name: value for name, value in options.items() if value is not None}
+    try:
+        slurm = SlurmConfig.model_validate(config.slurm.model_dump() | given)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ConfigError(
+            f"--{str(first['loc'][0]).replace('_', '-')}: {first['msg']}, got {first['input']!r}"
+        ) from None
+    llm = config.user.llm
+    if llm is not None and slurm.user_address is None and any(value in llm.base_url for value in pending.values()):
+        raise ConfigError(
+            "user.llm.base_url: MUA_USER_BASE_URL is not set; export it, or name the address file of "
+            "slurm/serve_user.sbatch in slurm.user_address"
+        )
+    if verb == "sft" and config.sft is None:
+        raise ConfigError(f"{path}: sft: required by mua sft, but not set; give sft.data a file of conversations")
+    return Job(config.model_copy(update={"slurm": slurm}), path, overrides, verb)

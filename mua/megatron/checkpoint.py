@@ -1,0 +1,449 @@
+"""Checkpoints: written whole or not at all, readable under any tested layout, by the side of training if wanted.
+
+A checkpoint is a folder ``step_%08d``: Megatron's ``torch_dist`` files (weights, moments, float32 weights, in
+layout-independent shards), ``state.json`` (schedule and the caller's state), ``rng_*.pt`` (one a rank) and, written
+last, ``manifest.json`` (:mod:`mua.megatron.manifest`). It is assembled in a hidden neighbour folder, flushed to disk
+and renamed, so a folder under its final name is always whole.
+
+    begin():   plan and, for writing in the background, a copy of every tensor          all ranks together
+    thread:    this rank's files and their checksums                                    each rank for itself
+    finish():  wait, tell errors, index, manifest, rename                               all ranks together
+
+Saving in the foreground is the same without the copy. Writing happens in a thread, not in a forked process as upstream
+does: a fork would inherit CUDA, gloo's threads and the engine's connections, and outlive a trainer that is killed.
+
+About pickle: upstream stores the index of a ``torch_dist`` checkpoint (``.metadata``) as a pickle and loads it without
+restriction. Before that happens it is read with an allow-list (:func:`mua.megatron.torch_dist.read_index`). Tensor data
+and all other files are read with ``weights_only`` or as JSON.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import os
+import shutil
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any, TypeVar, cast
+
+import torch
+import torch.distributed as dist
+from megatron.core import dist_checkpointing, parallel_state, tensor_parallel
+from megatron.core.dist_checkpointing.mapping import ShardedObject
+from megatron.core.dist_checkpointing.strategies.async_utils import AsyncRequest
+from megatron.core.distributed import DistributedDataParallel
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.storage import WriteResult
+
+import megatron_bridge
+from mua.config.schema import MegatronConfig
+from mua.errors import ModelError
+from mua.megatron import manifest
+from mua.megatron.optimizer import Optimizer
+from mua.megatron.torch_dist import HashingStream, read_index
+from mua.types import Json
+
+WRITE_SECONDS = 3600.0
+"""Deadline of one rank's writing."""
+_OPTIMIZER_BYTES = 12  # float32 weight and two moments
+_EXTRA_STATE = "_extra_state"
+
+Result = TypeVar("Result")
+
+
+def latest_checkpoint(root: Path) -> Path | None:
+    """The newest whole checkpoint under ``root``, or None; half-written folders never count."""
+    whole = _checkpoints(root)
+    return whole[-1] if whole else None
+
+
+def prune_checkpoints(root: Path, keep: int, *, writing: Path | None = None) -> None:
+    """Removes all but the newest ``keep`` checkpoints, and what interrupted saves left behind.
+
+    Args:
+        writing: a checkpoint that is being written in the background; it does not count before it is whole.
+    """
+    partial = None if writing is None else _partial(writing)
+    left = [path for path in root.glob(".step_*") if path != partial]
+    for folder in [*_checkpoints(root)[: -keep or None], *left]:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def checkpoint_folder(root: Path, step: int) -> Path:
+    """Where the checkpoint of ``step`` lies."""
+    return root / f"step_{step:08d}"
+
+
+def save(
+    folder: Path,
+    chunks: Sequence[DistributedDataParallel],
+    optimizer: Optimizer,
+    config: MegatronConfig,
+    state: Json,
+    provenance: Json | None = None,
+) -> None:
+    """Writes a checkpoint; collective. Arguments and errors are those of :func:`begin`."""
+    begin(folder, chunks, optimizer, config, state, provenance, background=False).finish()
+
+
+def begin(
+    folder: Path,
+    chunks: Sequence[DistributedDataParallel],
+    optimizer: Optimizer,
+    config: MegatronConfig,
+    state: Json,
+    provenance: Json | None = None,
+    *,
+    background: bool,
+) -> PendingSave:
+    """Begins to write a checkpoint; collective. It exists once :meth:`PendingSave.finish` has returned.
+
+    Args:
+        state: JSON-able and alike on every rank; :func:`load` gives it back.
+        provenance: JSON-able, goes into the manifest: configuration, commit, versions.
+        background: write in a thread, from a copy of all tensors, which may change at once.
+
+    Raises:
+        ModelError: it could not be written (disk full, no permission). Other checkpoints are as they were, and
+            nothing of this one is left.
+    """
+    partial = _partial(folder)
+    description = _describe(chunks)
+    text = json.dumps({**state, "steps": optimizer.steps})
+    content = {
+        **description,
+        "distributed_optimizer": config.distributed_optimizer,
+        "layout": _layout(config),
+        "data_position": state.get("extra"),
+        **(provenance or {}),
+    }
+    pending = PendingSave(folder, content)
+    with pending.cleaned_up():
+        _together(folder, lambda: _on_first_rank(lambda: _prepare(partial, description)))
+        request = _together(folder, lambda: _plan(partial, chunks, optimizer, text))
+        pending.start(request, background)
+    return pending
+
+
+class PendingSave:
+    """A checkpoint that is being written. All methods but :meth:`start` are collective."""
+
+    def __init__(self, folder: Path, content: Json) -> None:
+        self.folder = folder
+        self._partial, self._content = _partial(folder), content
+        self._request: AsyncRequest | None = None
+        self._results: dict[int, list[WriteResult]] = {}
+        self._digests: dict[str, str] = {}
+        self._error: BaseException | None = None
+        self._thread: threading.Thread | None = None
+
+    def start(self, request: AsyncRequest, background: bool) -> None:
+        """Write what upstream planned for this rank; in the background, tensors are copied first."""
+        self._request = request
+        buckets = request.preload_fn() if request.preload_fn is not None else []
+        if background:
+            _copy_shared(buckets, request.async_fn_args[1] if buckets else [])
+            self._thread = threading.Thread(target=self._write, args=(buckets,), name="checkpoint", daemon=True)
+            self._thread.start()
+        else:
+            self._write(buckets)
+
+    def done(self) -> bool:
+        """Whether every rank has written its part."""
+        writing = self._thread is not None and self._thread.is_alive()
+        finished = torch.tensor(0 if writing else 1)
+        dist.all_reduce(finished, dist.ReduceOp.MIN)
+        return bool(finished)
+
+    def finish(self) -> None:
+        """Waits for every rank's part and gives the checkpoint its name.
+
+        Raises:
+            ModelError: as :func:`begin`.
+        """
+        with self.cleaned_up():
+            _together(self.folder, self._join)
+            _together(self.folder, self._finalize)
+            gathered: list[dict[str, str]] = [{}] * dist.get_world_size()
+            dist.all_gather_object(gathered, self._digests)
+            digests = {name: digest for part in gathered for name, digest in part.items()}
+            _together(self.folder, lambda: _on_first_rank(lambda: self._seal(digests)))
+
+    def cleaned_up(self) -> _CleanUp:
+        """A block after whose failure nothing is left of the checkpoint."""
+        return _CleanUp(self._partial)
+
+    def _write(self, buckets: Sequence[Any]) -> None:
+        """This rank's files. An error is kept for :meth:`finish`: it may have come in a thread."""
+        try:
+            for number, (path, name, (objects, tensors)) in enumerate(buckets):
+                self._results[number], self._digests[name] = _write_file(Path(path), name, [*objects, *tensors])
+                tensors.clear()
+        except BaseException as error:
+            self._error = error
+
+    def _join(self) -> None:
+        if self._thread is not None:
+            self._thread.join(WRITE_SECONDS)
+            if self._thread.is_alive():
+                raise ModelError(f"checkpoint {self.folder}: rank {dist.get_rank()} has not written its part in time")
+        if self._error is not None:
+            raise self._error
+
+    def _finalize(self) -> None:
+        """Upstream's end of a save: the first rank gathers where everything is and writes the index."""
+        assert self._request is not None
+        if self._request.async_fn is not None:
+            self._request.async_fn_args[2].put(self._results)
+        for function in self._request.finalize_fns:
+            function()
+
+    def _seal(self, digests: Mapping[str, str]) -> None:
+        """Flushes everything, writes the manifest and gives the folder its name."""
+        manifest.write(self._partial, self._content, digests)
+        replaced = self.folder.with_name(f".{self.folder.name}.replaced")
+        if self.folder.exists():
+            self.folder.rename(replaced)
+        self._partial.rename(self.folder)
+        manifest.flush(self.folder.parent)
+        shutil.rmtree(replaced, ignore_errors=True)
+
+
+class _CleanUp:
+    """Removes a half-written folder when the block inside fails, and says so where it was an error of saving."""
+
+    def __init__(self, partial: Path) -> None:
+        self._partial = partial
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
+        if error is None:
+            return
+        _on_first_rank(lambda: shutil.rmtree(self._partial, ignore_errors=True))
+        if isinstance(error, ModelError):
+            raise ModelError(f"{error}. Is the disk full? Older checkpoints are as they were") from error
+
+
+def _copy_shared(buckets: Sequence[Any], planned: Sequence[Any]) -> None:
+    """Copies, in ``buckets``, the tensors that are still those planned; what came from a device is a copy already."""
+    for (*_, (_, tensors)), (*_, (_, originals)) in zip(buckets, planned, strict=True):
+        for index, ((item, tensor), (_, original)) in enumerate(zip(tensors, originals, strict=True)):
+            if tensor is original:
+                tensors[index] = (item, tensor.clone())
+
+
+def _write_file(path: Path, name: str, entries: Sequence[tuple[Any, Any]]) -> tuple[list[WriteResult], str]:
+    """One file of a checkpoint: objects as they are, tensors as ``torch.save`` makes them; what lies where."""
+    results = []
+    with path.open("wb") as file:
+        stream = HashingStream(file.fileno())
+        for item, data in entries:
+            offset = stream.position
+            if isinstance(data, io.BytesIO):
+                stream.write(data.getbuffer())
+            else:
+                torch.save(data, cast(IO[bytes], stream))
+            length = stream.position - offset
+            results.append(WriteResult(item.index, length, _StorageInfo(name, offset, length)))
+        os.fsync(file.fileno())
+    return results, stream.hexdigest()
+
+
+def load(folder: Path, chunks: Sequence[DistributedDataParallel], optimizer: Optimizer, config: MegatronConfig) -> Json:
+    """Restores weights, optimizer and schedule, and random states if the layout is the saved one; collective.
+
+    Returns:
+        the ``state`` given to :func:`save`.
+
+    Raises:
+        ModelError: the folder is missing or not whole, or was saved from a model of another shape.
+    """
+    description = _describe(chunks)
+    _together(folder, lambda: _check(folder, description, config), doing="loaded")
+    content = manifest.read(folder)
+    if content.get("weights_only"):
+        _together(folder, lambda: _restore_weights(folder, chunks, optimizer), doing="loaded")
+    else:
+        _together(folder, lambda: _restore(folder, chunks, optimizer), doing="loaded")
+        if content["layout"] == _layout(config):
+            _together(folder, lambda: _restore_random_state(folder), doing="loaded")
+    state: Json = json.loads((folder / manifest.STATE).read_text())
+    del state["steps"]
+    return state
+
+
+def _restore(folder: Path, chunks: Sequence[DistributedDataParallel], optimizer: Optimizer) -> None:
+    metadata = _sharding()
+    models = _sharded_models(chunks, metadata)
+    sharded = {**models, "optimizer": _sharded_optimizer(models, optimizer, metadata, loading=True)}
+    loaded = dist_checkpointing.load(sharded, str(folder))
+    for index, chunk in enumerate(chunks):
+        chunk.module.load_state_dict(loaded[_chunk_name(chunks, index)], strict=True)
+    optimizer.load_state_dict(loaded["optimizer"], json.loads((folder / manifest.STATE).read_text())["steps"])
+
+
+def _restore_weights(folder: Path, chunks: Sequence[DistributedDataParallel], optimizer: Optimizer) -> None:
+    """Weights alone; the optimizer starts from them. Modules' extra states (of FP8) are not part of such a folder."""
+    models = {name: _without_objects(state) for name, state in _sharded_models(chunks, _sharding()).items()}
+    loaded = dist_checkpointing.load(models, str(folder))
+    for index, chunk in enumerate(chunks):
+        left = chunk.module.load_state_dict(loaded[_chunk_name(chunks, index)], strict=False)
+        names = [name for name in (*left.missing_keys, *left.unexpected_keys) if not name.endswith(_EXTRA_STATE)]
+        if names:
+            raise ModelError(f"checkpoint {folder} is of another model: it does not fit {names[0]}")
+    optimizer.megatron.reload_model_params()
+
+
+def _without_objects(state: dict[str, Any]) -> dict[str, Any]:
+    return {name: entry for name, entry in state.items() if not isinstance(entry, ShardedObject)}
+
+
+def _checkpoints(root: Path) -> list[Path]:
+    return sorted(folder for folder in root.glob("step_*") if (folder / manifest.NAME).is_file())
+
+
+def _partial(folder: Path) -> Path:
+    return folder.with_name(f".{folder.name}.partial")
+
+
+def _together(folder: Path, action: Callable[[], Result], doing: str = "written") -> Result:
+    """Runs ``action`` on every rank; if it fails on any, all ranks raise the same error."""
+    failure: str | None = None
+    result: Any = None
+    try:
+        result = action()
+    except ModelError as error:
+        failure = str(error)
+    except (Exception, CheckpointException) as error:
+        failure = f"checkpoint {folder} could not be {doing}: {_reason(error)}"
+    failures: list[str | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(failures, failure)
+    first = next((text for text in failures if text is not None), None)
+    if first is not None:
+        raise ModelError(first)
+    return cast(Result, result)
+
+
+def _reason(error: BaseException) -> str:
+    """One line; torch.distributed.checkpoint wraps what its writers raised, rank by rank, with tracebacks."""
+    if isinstance(error, CheckpointException) and error.failures:
+        error = next(iter(error.failures.values()))[0]
+    return " ".join(f"{type(error).__name__}: {error}".split())
+
+
+def _on_first_rank(action: Callable[[], Any]) -> None:
+    if dist.get_rank() == 0:
+        action()
+
+
+def _prepare(partial: Path, description: Json) -> None:
+    """Makes the empty folder, if the disk has room for what will be written."""
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    itemsize = getattr(torch, description["dtype"].removeprefix("torch.")).itemsize
+    elements = sum(math.prod(shape) for shape in description["tensors"].values())
+    needed = elements * (itemsize + _OPTIMIZER_BYTES)
+    free = shutil.disk_usage(partial).free
+    if free < needed:
+        raise ModelError(
+            f"checkpoint {partial.parent}: the disk has {free / 2**30:.2f} GiB free, a checkpoint needs about "
+            f"{needed / 2**30:.2f} GiB"
+        )
+
+
+def _plan(partial: Path, chunks: Sequence[DistributedDataParallel], optimizer: Optimizer, state: str) -> AsyncRequest:
+    """Upstream's plan of what each rank writes, beside the small files, which are written at once."""
+    metadata = _sharding()
+    models = _sharded_models(chunks, metadata)
+    sharded = {**models, "optimizer": _sharded_optimizer(models, optimizer, metadata, loading=False)}
+    content = {key: value for key, value in metadata.items() if key != "dp_cp_group"}
+    request = dist_checkpointing.save(sharded, str(partial), content_metadata=content, async_sharded_save=True)
+    torch.save(_random_state(), partial / f"rng_{dist.get_rank():05d}.pt")
+    _on_first_rank(lambda: (partial / manifest.STATE).write_text(state))
+    return request
+
+
+def _describe(chunks: Sequence[DistributedDataParallel]) -> Json:
+    """Shapes of the whole model under Hugging Face names, and its dtype."""
+    specs = megatron_bridge.hf_tensors([chunk.module for chunk in chunks])
+    return {"tensors": {spec.name: list(spec.shape) for spec in specs}, "dtype": str(specs[0].dtype)}
+
+
+def _layout(config: MegatronConfig) -> dict[str, int]:
+    sizes = ("tensor_parallel", "pipeline_parallel", "context_parallel", "expert_parallel", "data_parallel")
+    return {name: getattr(config, name) for name in sizes} | {"virtual_pipeline": config.virtual_pipeline or 1}
+
+
+def _check(folder: Path, description: Json, config: MegatronConfig) -> None:
+    """Raises ModelError unless ``folder`` is whole and fits the model."""
+    content = manifest.read(folder)
+    if dist.get_rank() == 0:
+        manifest.check_files(folder, content)
+    read_index(folder)
+    _check_shapes(folder, content["tensors"], description["tensors"])
+    expected = {"dtype": description["dtype"]}
+    if not content.get("weights_only"):
+        expected["distributed_optimizer"] = config.distributed_optimizer
+    for key, value in expected.items():
+        if content[key] != value:
+            raise ModelError(f"checkpoint {folder} was saved with {key} {content[key]}, configured is {value}")
+
+
+def _check_shapes(folder: Path, saved: dict[str, list[int]], needed: dict[str, list[int]]) -> None:
+    for name in sorted(saved.keys() | needed.keys()):
+        if saved.get(name) != needed.get(name):
+            there = saved.get(name, "missing")
+            here = needed.get(name, "missing")
+            raise ModelError(
+                f"checkpoint {folder} is of another model: {name} is {there} in the checkpoint and {here} in "
+                "model.path; resume with the model it was trained from"
+            )
+
+
+def _chunk_name(chunks: Sequence[DistributedDataParallel], index: int) -> str:
+    return "model" if len(chunks) == 1 else f"model{index}"
+
+
+def _sharding() -> dict[str, Any]:
+    """In which form state is saved: ``fully_reshardable`` is the one of the distributed optimizer for any layout."""
+    return {
+        "distrib_optim_sharding_type": "fully_reshardable",
+        "chained_optim_avoid_prefix": True,
+        "dp_cp_group": parallel_state.get_data_parallel_group(with_context_parallel=True),
+    }
+
+
+def _sharded_models(chunks: Sequence[DistributedDataParallel], metadata: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {
+        _chunk_name(chunks, index): chunk.module.sharded_state_dict(metadata=metadata)
+        for index, chunk in enumerate(chunks)
+    }
+
+
+def _sharded_optimizer(
+    models: dict[str, dict[str, Any]], optimizer: Optimizer, metadata: dict[str, Any], *, loading: bool
+) -> dict[str, Any]:
+    described = models["model"] if len(models) == 1 else models
+    return optimizer.sharded_state_dict(described, metadata, loading)
+
+
+def _random_state() -> dict[str, Any]:
+    return {
+        "cpu": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state() if torch.cuda.is_available() else None,
+        "tracker": tensor_parallel.get_cuda_rng_tracker().get_states(),
+    }
+
+
+def _restore_random_state(folder: Path) -> None:
+    state = torch.load(folder / f"rng_{dist.get_rank():05d}.pt", weights_only=True)
+    torch.set_rng_state(state["cpu"])
+    if state["cuda"] is not None:
+        torch.cuda.set_rng_state(state["cuda"])
+    tensor_parallel.get_cuda_rng_tracker().set_states(state["tracker"])

@@ -1,0 +1,135 @@
+"""One packed row as tensors, and the one place where a token meets the position that predicts it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from megatron.core import parallel_state
+from torch import Tensor
+
+from mua.algorithms.loss_protocol import TokenTensors
+from mua.megatron.context import IndexArray, row_order, zigzag
+from mua.megatron.modules import PackedRow
+from mua.megatron.packing import Alignment, Plan
+from mua.megatron.parallel import device
+from mua.types import BoolArray, Int32Array, TrainSequence, UInt8Array
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """This rank's ``T`` positions of a row, of which ``N`` predict a token that is scored.
+
+    Under context parallelism a token and the position that predicts it may lie on different ranks: a scored token
+    belongs to the rank of its predictor, so that every one belongs to exactly one rank.
+    """
+
+    ids: Tensor
+    """int64 ``[1, T]``; padding is token 0, behind each sequence or a sequence of its own."""
+    row: PackedRow
+    predictors: Tensor
+    """int64 ``[N]``: positions whose output predicts a scored token."""
+    targets: Tensor
+    """int64 ``[N]``: ids of the scored tokens."""
+    scored: Tensor
+    """int64 ``[N]``: each scored token's index in the row's sequences laid end to end, without padding."""
+    tokens: TokenTensors | None
+    """What the loss reads about the scored tokens; None when only log-probabilities are asked for."""
+
+
+def training_micro_batch(
+    sequences: Sequence[TrainSequence], alignment: Alignment, plan: Plan | None = None
+) -> MicroBatch:
+    """Scores the trained tokens, those whose weight is not 0; no sequence may train its first token.
+
+    The row is one of ``plan``, or the whole batch without one; no sequences at all make a row of padding.
+    """
+    return _micro_batch(sequences, alignment, plan, [sequence.trained for sequence in sequences], with_tokens=True)
+
+
+def scoring_micro_batch(
+    sequences: Sequence[TrainSequence], alignment: Alignment, plan: Plan | None = None
+) -> MicroBatch:
+    """Scores every token but the first of each sequence; otherwise as :func:`training_micro_batch`."""
+    masks = [np.arange(len(sequence)) > 0 for sequence in sequences]
+    return _micro_batch(sequences, alignment, plan, masks, with_tokens=False)
+
+
+def _micro_batch(
+    sequences: Sequence[TrainSequence],
+    alignment: Alignment,
+    plan: Plan | None,
+    masks: Sequence[BoolArray],
+    with_tokens: bool,
+) -> MicroBatch:
+    lengths = [len(sequence) for sequence in sequences]
+    padded = alignment.padded(lengths, plan.least if plan else 0)
+    size, rank = parallel_state.get_context_parallel_world_size(), parallel_state.get_context_parallel_rank()
+    own = zigzag(padded, size, rank)
+    source = _sources(lengths, padded)[own]
+    ids = np.concatenate([*(sequence.ids for sequence in sequences), np.zeros(1, dtype=np.int32)]).astype(np.int64)
+    mask = np.concatenate([*masks, np.zeros(1, dtype=np.bool_)])
+    predictors = np.flatnonzero((source >= 0) & mask[source + 1])  # no mask holds a first token
+    scored = source[predictors] + 1
+    experts, routed = _experts(sequences, source)
+    row = PackedRow(
+        lengths=tuple(padded),
+        positions=_placed(np.concatenate([np.arange(length) for length in padded])[own]),
+        order=_placed(row_order(padded, size)) if size > 1 else None,
+        real=_placed(source >= 0),
+        experts=experts,
+        routed=routed,
+        batch_tokens=max(plan.tokens if plan else sum(lengths), 1),
+    )
+    return MicroBatch(
+        ids=_placed(np.where(source >= 0, ids[source], 0))[None],
+        row=row,
+        predictors=_placed(predictors),
+        targets=_placed(ids[scored]),
+        scored=_placed(scored),
+        tokens=_token_tensors(sequences, scored) if with_tokens else None,
+    )
+
+
+def _sources(lengths: Sequence[int], padded: Sequence[int]) -> IndexArray:
+    """Of each position of the row its index in the sequences laid end to end, or -1 for padding."""
+    sources = np.full(sum(padded), -1, dtype=np.int64)
+    first = start = 0
+    for length, room in zip(lengths, padded, strict=False):  # ``padded`` may end with padding alone
+        sources[start : start + length] = np.arange(first, first + length)
+        first, start = first + length, start + room
+    return sources
+
+
+def _experts(sequences: Sequence[TrainSequence], source: IndexArray) -> tuple[Tensor | None, Tensor | None]:
+    """The engine's choices of each position, and which are known; see :class:`PackedRow`."""
+    recorded = [sequence.experts for sequence in sequences if sequence.experts is not None]
+    if not recorded or len(recorded) < len(sequences):
+        return None, None
+    last = np.cumsum([len(sequence) for sequence in sequences]) - 1
+    whole = np.concatenate(recorded)
+    kind: Any = np.uint8 if whole.dtype == np.uint8 else np.int32  # torch computes with no uint16
+    experts: UInt8Array | Int32Array = whole[source].astype(kind)
+    return _placed(experts), _placed((source >= 0) & ~np.isin(source, last))
+
+
+def _placed(values: IndexArray | BoolArray | UInt8Array | Int32Array) -> Tensor:
+    return torch.from_numpy(values).to(device())
+
+
+def _token_tensors(sequences: Sequence[TrainSequence], scored: IndexArray) -> TokenTensors:
+    def gathered(name: str) -> Tensor:
+        whole = np.concatenate([*(getattr(sequence, name) for sequence in sequences), np.zeros(0, dtype=np.float32)])
+        return torch.from_numpy(whole[scored].astype(np.float32)).to(device())
+
+    with_reference = all(sequence.reference_logprobs is not None for sequence in sequences)
+    return TokenTensors(
+        weights=gathered("weights"),
+        advantages=gathered("advantages"),
+        behaviour_logprobs=gathered("behaviour_logprobs"),
+        old_logprobs=gathered("old_logprobs"),
+        reference_logprobs=gathered("reference_logprobs") if with_reference else None,
+    )

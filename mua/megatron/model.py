@@ -1,0 +1,161 @@
+"""The policy as Megatron-Core model chunks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from megatron.core import parallel_state
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+from megatron.core.models.gpt.gpt_model import GPTModel
+from megatron.core.transformer.spec_utils import ModuleSpec
+from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
+from megatron.core.transformer.transformer_config import TransformerConfig
+from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
+
+from mua.config.schema import MegatronConfig, ModelConfig
+from mua.megatron.attention import PackedAttention
+from mua.megatron.layouts import check_divisible, check_layout
+from mua.megatron.modules import PositionedRotary, RMSNorm
+from mua.megatron.moe import PackedRouter, prepare_experts
+from mua.megatron.parallel import device, virtual_stages
+
+VOCABULARY_MULTIPLE = 128
+"""The embedding is padded to a multiple of this, whatever the layout, so that checkpoints fit every layout."""
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+# Fusions that need Transformer Engine, Apex or CUDA kernels; off on every device so that CPU and GPU run one model.
+_NO_FUSIONS: dict[str, Any] = {
+    "bias_activation_fusion": False,
+    "bias_dropout_fusion": False,
+    "masked_softmax_fusion": False,
+    "gradient_accumulation_fusion": False,
+    "persist_layer_norm": False,
+    "apply_rope_fusion": False,
+    "cross_entropy_loss_fusion": False,
+}
+
+_RECOMPUTE: dict[str, dict[str, Any]] = {
+    "none": {},
+    # The fused attention keeps no scores, so the MLP is what is worth recomputing.
+    "selective": {"recompute_granularity": "selective", "recompute_modules": ["mlp"]},
+    "full": {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1},
+}
+
+
+def transformer_config(
+    architecture: Mapping[str, Any], model: ModelConfig, megatron: MegatronConfig
+) -> TransformerConfig:
+    """Megatron's configuration: ``architecture`` (``megatron_bridge.transformer_config_kwargs``) plus layout."""
+    dtype = _DTYPES[model.dtype]
+    return TransformerConfig(
+        **_NO_FUSIONS,
+        **_RECOMPUTE[megatron.recompute],
+        tensor_model_parallel_size=megatron.tensor_parallel,
+        pipeline_model_parallel_size=megatron.pipeline_parallel,
+        virtual_pipeline_model_parallel_size=virtual_stages(megatron),
+        num_layers_in_first_pipeline_stage=megatron.first_stage_layers,
+        num_layers_in_last_pipeline_stage=megatron.last_stage_layers,
+        context_parallel_size=megatron.context_parallel,
+        expert_model_parallel_size=megatron.expert_parallel,
+        expert_tensor_parallel_size=megatron.expert_tensor_parallel,
+        sequence_parallel=megatron.tensor_parallel > 1,
+        params_dtype=dtype,
+        pipeline_dtype=dtype,
+        bf16=dtype == torch.bfloat16,
+        use_cpu_initialization=False,
+        attention_dropout=0.0,
+        hidden_dropout=0.0,
+        # Rows differ in length, so stages announce their shapes. Interleaved they cannot: two stages, each the other's
+        # next and previous, would mix shapes up or wait for each other for ever. There all rows have one length.
+        variable_seq_lengths=virtual_stages(megatron) is None,
+        moe_token_dispatcher_type="alltoall",  # the only one that goes with rows that differ, dense models included
+        # A policy that corrects its routing is trained with the correction it came with.
+        moe_router_bias_update_rate=0.0,
+        # The loss is a sum whose weights hold the global denominators: no averaging anywhere.
+        calculate_per_token_loss=True,
+        # Interleaved over two stages, both transfers of a batch join the same two ranks and would be mixed up.
+        batch_p2p_comm=virtual_stages(megatron) is None,
+        # On gloo an overlapped send may still be under way when its tensor's memory is freed.
+        overlap_p2p_comm=False,
+        deallocate_pipeline_outputs=True,
+        **architecture,
+    )
+
+
+def layer_spec(config: TransformerConfig, sparse: bool = False) -> ModuleSpec:
+    """Megatron's local transformer layer, with experts where ``sparse``, and this package's norm and attention."""
+    spec = get_gpt_layer_local_spec(
+        num_experts=config.num_moe_experts if sparse else None,
+        moe_grouped_gemm=config.moe_grouped_gemm,
+        qk_layernorm=config.qk_layernorm,
+        normalization="RMSNorm",
+    )
+    layer = spec.submodules
+    layer.input_layernorm = layer.pre_mlp_layernorm = RMSNorm
+    attention = layer.self_attention.submodules
+    attention.core_attention = PackedAttention
+    if config.qk_layernorm:
+        attention.q_layernorm = attention.k_layernorm = RMSNorm
+    if sparse:
+        layer.mlp.submodules.router = PackedRouter
+    return spec
+
+
+def padded_vocabulary(vocab_size: int) -> int:
+    """Rows of the embedding for a vocabulary of ``vocab_size`` tokens."""
+    return -(-vocab_size // VOCABULARY_MULTIPLE) * VOCABULARY_MULTIPLE
+
+
+def build_chunks(
+    architecture: Mapping[str, Any], gpt: Mapping[str, Any], model: ModelConfig, megatron: MegatronConfig
+) -> list[GPTModel]:
+    """Builds this rank's model chunks, randomly initialised, on :func:`mua.megatron.parallel.device`.
+
+    Call :func:`mua.megatron.parallel.initialize` first. There is one chunk, or one a virtual pipeline stage. The
+    vocabulary is padded to a multiple of :data:`VOCABULARY_MULTIPLE`.
+
+    Args:
+        architecture: fields of ``TransformerConfig``, from ``megatron_bridge.transformer_config_kwargs``.
+        gpt: arguments of ``GPTModel``, from ``megatron_bridge.gpt_model_kwargs``; ``vocab_size`` is the true one.
+        model: gives the dtype and the longest sequence.
+        megatron: gives the layout.
+    """
+    check_divisible(architecture, megatron)
+    check_layout(megatron, moe=bool(architecture.get("num_moe_experts")))
+    config = transformer_config(architecture, model, megatron)
+    virtual = virtual_stages(megatron)
+    stages = [None] if virtual is None else list(range(virtual))
+    chunks = [_build_chunk(config, dict(gpt), model.max_length, stage) for stage in stages]
+    prepare_experts(chunks, megatron.moe_aux_loss, megatron.moe_z_loss)
+    return chunks
+
+
+def _build_chunk(config: TransformerConfig, gpt: dict[str, Any], max_length: int, vp_stage: int | None) -> GPTModel:
+    block = TransformerBlockSubmodules(layer_specs=_layer_specs(config, vp_stage), layer_norm=RMSNorm)
+    vocabulary = padded_vocabulary(gpt.pop("vocab_size"))
+    frequencies = torch.tensor(gpt.pop("inverse_frequencies"), dtype=torch.float32)
+    where: dict[str, Any] = {"ignore_virtual": vp_stage is None, "vp_stage": vp_stage}
+    settings: dict[str, Any] = {
+        "max_sequence_length": max_length,
+        "parallel_output": True,
+        "position_embedding_type": "rope",
+        "pre_process": parallel_state.is_pipeline_first_stage(**where),
+        "post_process": parallel_state.is_pipeline_last_stage(**where),
+        "vp_stage": vp_stage,
+    }
+    chunk = GPTModel(config, block, vocabulary, **(settings | gpt))
+    chunk.rotary_pos_emb = PositionedRotary(frequencies)
+    return chunk.to(device())
+
+
+def _layer_specs(config: TransformerConfig, vp_stage: int | None) -> list[ModuleSpec]:
+    """One for each layer of a chunk; ``moe_layer_freq`` says of all layers of the model which have experts."""
+    first = get_transformer_layer_offset(config, vp_stage=vp_stage)
+    layers = range(first, first + get_num_layers_to_build(config, vp_stage=vp_stage))
+    if config.num_moe_experts is None:
+        return [layer_spec(config)] * len(layers)
+    assert isinstance(config.moe_layer_freq, list), "megatron_bridge gives one entry a layer"
+    return [layer_spec(config, bool(config.moe_layer_freq[layer])) for layer in layers]

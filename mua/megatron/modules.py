@@ -1,0 +1,88 @@
+"""Modules plugged into Megatron-Core through its layer specification; the same on CPU and GPU."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from megatron.core.packed_seq_params import PackedSeqParams
+from megatron.core.transformer.transformer_config import TransformerConfig
+from torch import Tensor
+
+from mua.megatron.parallel import device
+
+
+@dataclass
+class PackedRow(PackedSeqParams):
+    """How one packed row is divided; travels through Megatron-Core as its ``packed_seq_params``.
+
+    The row keeps Megatron's ``[tokens, batch 1, ...]`` form rather than its ``thd`` form: positions are explicit, so
+    nothing but the core attention needs to know the boundaries.
+    """
+
+    qkv_format: str = "sbhd"
+    lengths: tuple[int, ...] = ()
+    """Positions of each sequence in the row, padding included, in order; they add up to the row."""
+    positions: Tensor | None = None
+    """int64 ``[tokens]``: index of each of this rank's tokens within its sequence."""
+    order: Tensor | None = None
+    """int64 ``[row]``: :func:`mua.megatron.context.row_order`; None without context parallelism."""
+    real: Tensor | None = None
+    """bool ``[tokens]``: which of this rank's tokens are no padding."""
+    experts: Tensor | None = None
+    """uint8 or int32 ``[tokens, layers * top k]``: experts the engine chose; None where it recorded none."""
+    routed: Tensor | None = None
+    """bool ``[tokens]``: which rows of ``experts`` are known; neither padding's nor a sequence's last."""
+    batch_tokens: int = 1
+    """Tokens of the whole batch, padding not counted."""
+
+
+class RMSNorm(torch.nn.Module):
+    """Root-mean-square norm (Zhang and Sennrich, 2019), computed in float32 and cast back before the weight.
+
+    Megatron-Core's own torch norm refuses sequence parallelism; this one marks its weight, so that
+    ``finalize_model_grads`` sums its gradient over the tensor-parallel ranks.
+    """
+
+    def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **_: Any) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = torch.nn.Parameter(torch.ones(hidden_size, dtype=config.params_dtype, device=device()))
+        self.weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[..., hidden]`` in, the same shape and dtype out."""
+        if x.dtype == torch.float32:
+            return F.rms_norm(x, (x.shape[-1],), self.weight, self.eps)
+        return F.rms_norm(x.float(), (x.shape[-1],), None, self.eps).to(x.dtype) * self.weight
+
+
+class PositionedRotary(torch.nn.Module):
+    """Rotary embedding from explicit positions, in place of Megatron's, which counts from the start of the row.
+
+    ``GPTModel`` calls ``get_rotary_seq_len`` and hands the answer to ``forward``; here the answer is the positions
+    themselves.
+    """
+
+    def __init__(self, inverse_frequencies: Tensor) -> None:
+        """Args:
+        inverse_frequencies: radians per position of every rotated pair, float32 ``[rotary dim / 2]``.
+        """
+        super().__init__()
+        self.inv_freq = inverse_frequencies
+
+    def get_rotary_seq_len(
+        self, inference_context: Any, decoder: Any, hidden: Any, config: Any, packed_seq_params: PackedRow
+    ) -> Tensor:
+        """The positions of this rank's tokens, int64 ``[tokens]``."""
+        if packed_seq_params is None or packed_seq_params.positions is None:
+            raise ValueError("the model takes packed rows only: pass packed_seq_params=PackedRow(...)")
+        return packed_seq_params.positions
+
+    def forward(self, positions: Tensor, packed_seq: bool = False, cp_group: Any = None) -> Tensor:
+        """Angles, float32 ``[tokens, 1, 1, rotary dim]``, of positions ``[tokens]``."""
+        frequencies = self.inv_freq.to(positions.device)
+        angles = torch.outer(positions.to(frequencies.dtype), frequencies)
+        return torch.cat((angles, angles), dim=-1)[:, None, None, :]

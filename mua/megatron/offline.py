@@ -1,0 +1,341 @@
+"""Conversion between Hugging Face folders and Megatron checkpoints in one process, without a model in memory.
+
+A checkpoint holds global tensors under Megatron's names; how they follow from the layers' parameters is Megatron's own
+knowledge (``sharded_state_dict``), and how a parameter follows from Hugging Face tensors is the bridge's (``Packing``).
+Both are asked of a model of one rank on the meta device, which gives, as rectangles,
+
+    Hugging Face tensor  ◄── blocks of the bridge ──►  parameter  ◄── regions ──►  global tensor  ◄── chunks ──►  file
+
+so that either direction copies rows from file to file through one buffer. What is in place already, after an
+interruption, is told by the checksums in the sidecar and not written again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from megatron.core.dist_checkpointing.core import CheckpointingConfig, save_config
+from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTensorFactory
+from torch import Tensor
+
+from megatron_bridge import BridgeError, TensorSpec, attach_hf_config, gpt_model_kwargs, transformer_config_kwargs
+from megatron_bridge import checksums as sidecars
+from megatron_bridge.bands import Piece, bands
+from megatron_bridge.blocks import BlockCopy
+from megatron_bridge.checksums import Sidecar
+from megatron_bridge.convert import check_coverage
+from megatron_bridge.hf_config import read_hf_config
+from megatron_bridge.hf_folder import DEFAULT_SHARD_BYTES, copy_other_files, main_dtype, publish, staged_folder
+from megatron_bridge.plan import PlannedParameter, as_matrix, plan_rank
+from megatron_bridge.safetensors_io import SafetensorsFolder
+from megatron_bridge.safetensors_writer import SafetensorsWriter
+from mua.config.schema import MegatronConfig, ModelConfig
+from mua.errors import ModelError
+from mua.megatron import manifest
+from mua.megatron.meta import meta_rank
+from mua.megatron.model import build_chunks
+from mua.megatron.torch_dist import ChunkSpec, Region, StoredMatrix, TorchDistReader, TorchDistWriter
+
+BUFFER_BYTES = 32 << 20
+"""Values held at a time; another buffer of this size takes the rows of one chunk where several lie side by side."""
+
+OnBytes = Callable[[int], None]
+"""Told how many more bytes of weights are in place."""
+
+_DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Rows of a parameter, as a matrix, that lie together in a global tensor."""
+
+    first_row: int
+    region: Region
+    global_shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Mapping:
+    """Every parameter of a model of one rank, and where its rows lie in the checkpoint's global tensors."""
+
+    parameters: Sequence[PlannedParameter]
+    parts: Mapping[str, Sequence[_Part]]
+
+    def specs(self) -> list[TensorSpec]:
+        return [spec for parameter in self.parameters for spec in parameter.sources()]
+
+
+def megatron_to_hf(
+    checkpoint: Path,
+    out: Path,
+    *,
+    source: Path,
+    max_shard_bytes: int = DEFAULT_SHARD_BYTES,
+    on_bytes: OnBytes | None = None,
+) -> None:
+    """Write the weights of a checkpoint of any layout as the Hugging Face folder ``out``.
+
+    Optimizer state is never read. The dtype is the checkpoint's. An interrupted conversion is continued.
+
+    Args:
+        source: folder that gives config.json and the tokenizer's files.
+
+    Raises:
+        ModelError: the checkpoint is not whole, or of another model than ``source``.
+        BridgeError: ``out`` cannot be written or is something else.
+    """
+    described = manifest.read(checkpoint)
+    manifest.check_files(checkpoint, described)
+    mapping = _mapping(read_hf_config(source), described["dtype"].removeprefix("torch."))
+    job = _export_job(checkpoint, max_shard_bytes)
+    with TorchDistReader(checkpoint) as reader, staged_folder(out, job=job) as folder:
+        specs = [replace(spec, dtype=_stored_dtype(reader, mapping, p)) for p in mapping.parameters
+                 for spec in p.sources()]  # fmt: skip
+        copy_other_files(source, folder, main_dtype(specs))
+        sidecar = Sidecar(folder / sidecars.NAME, job)
+        writer = SafetensorsWriter(folder, specs, max_shard_bytes, sidecar=sidecar)
+        try:
+            _write_tensors(reader, mapping, writer, {spec.name: spec for spec in specs}, on_bytes or (lambda _: None))
+            writer.finish()
+        finally:
+            writer.close()
+            sidecar.close()
+        publish(folder, out)
+
+
+def is_converted(checkpoint: Path, out: Path, *, max_shard_bytes: int = DEFAULT_SHARD_BYTES) -> bool:
+    """Whether ``out`` was made from this checkpoint by :func:`megatron_to_hf` with the same settings.
+
+    Raises:
+        ModelError: the checkpoint is not whole.
+        BridgeError: ``out`` was made from it, but its files are not whole any more.
+    """
+    manifest.read(checkpoint)
+    if not sidecars.same_job(out / sidecars.NAME, _export_job(checkpoint, max_shard_bytes)):
+        return False
+    SafetensorsFolder(out).close()
+    return True
+
+
+def hf_to_megatron(source: Path, out: Path, *, dtype: str | None = None, on_bytes: OnBytes | None = None) -> None:
+    """Write a Hugging Face folder as a checkpoint without optimizer state that loads under any layout.
+
+    Configuration and tokenizer files go, byte for byte, into its folder ``hf``. An interrupted conversion is continued.
+
+    Args:
+        dtype: ``float32`` or ``bfloat16``; None takes that of most of the source's bytes.
+
+    Raises:
+        BridgeError: ``source`` is no complete model of a known family, or ``out`` cannot be written.
+        ModelError: the source's dtype is none of the two, and none was chosen.
+    """
+    config = read_hf_config(source)
+    with SafetensorsFolder(source) as weights:
+        mapping = _mapping(config, dtype or _dtype_of(weights))
+        check_coverage(mapping.specs(), weights, config)
+        chunks = [(parameter, chunk, rows) for parameter in mapping.parameters
+                  for chunk, rows in _chunks(parameter, mapping.parts[parameter.name])]  # fmt: skip
+        job = _job("hf-to-megatron", _listing(source), str(dtype).encode())
+        with staged_folder(out, job=job, marker=manifest.NAME) as folder:
+            (folder / manifest.HF_FILES).mkdir(exist_ok=True)
+            copy_other_files(source, folder / manifest.HF_FILES, None)
+            sidecar = Sidecar(folder / sidecars.NAME, job)
+            writer = TorchDistWriter(folder, sidecar)
+            try:
+                _write_chunks(weights, chunks, writer, on_bytes or (lambda _: None))
+                writer.finish([chunk for _, chunk, _ in chunks])
+            finally:
+                writer.close()
+                sidecar.close()
+            _describe(folder, mapping, source)
+            publish(folder, out)
+
+
+def _mapping(hf_config: Mapping[str, Any], dtype: str) -> _Mapping:
+    model = ModelConfig.model_construct(path=Path(), dtype=dtype, max_length=hf_config["max_position_embeddings"])
+    architecture, gpt, layout = transformer_config_kwargs(hf_config), gpt_model_kwargs(hf_config), MegatronConfig()
+    with meta_rank(layout, 0):
+        chunks = build_chunks(architecture, gpt, model, layout)
+        attach_hf_config(chunks, hf_config)
+        plan = plan_rank(chunks)
+        state = chunks[0].sharded_state_dict()
+        parameters = [parameter for parameter in plan.parameters if not parameter.tied_copy]
+        parts = {p.name: list(_parts(p.name, plan.local[p.name], state)) for p in parameters}
+    return _Mapping(parameters, parts)
+
+
+def _parts(name: str, local: Tensor, state: Mapping[str, Any]) -> Iterator[_Part]:
+    """Where Megatron puts the rows of one parameter; a packed one it divides, such as gate and up, gives several."""
+    if name not in state:
+        raise BridgeError(f"Megatron's checkpoint has no place for parameter {name}")
+    matrix = as_matrix(local.detach())
+    for tensor in _flat(state[name]):
+        leading = len(tensor.global_shape) - local.dim()
+        place = tuple(tensor.global_offset)
+        region = Region(
+            key=tensor.key,
+            prefix=place[:leading],
+            row=place[leading],
+            col=place[leading + 1] if local.dim() > 1 else 0,
+            rows=tensor.data.shape[0],
+            cols=matrix.shape[1],
+        )
+        first_row = (tensor.data.storage_offset() - local.storage_offset()) // matrix.shape[1]
+        yield _Part(first_row, region, tuple(tensor.global_shape))
+
+
+def _flat(entry: Any) -> Iterator[ShardedTensor]:
+    if isinstance(entry, ShardedTensorFactory):
+        entry = entry.build()
+    if isinstance(entry, ShardedTensor):
+        yield entry
+    else:
+        for part in entry.values() if isinstance(entry, dict) else entry:
+            yield from _flat(part)
+
+
+def _stored_dtype(reader: TorchDistReader, mapping: _Mapping, parameter: PlannedParameter) -> torch.dtype:
+    return reader.dtype(mapping.parts[parameter.name][0].region.key)
+
+
+def _write_tensors(
+    reader: TorchDistReader,
+    mapping: _Mapping,
+    writer: SafetensorsWriter,
+    specs: Mapping[str, TensorSpec],
+    on_bytes: OnBytes,
+) -> None:
+    for parameter in mapping.parameters:
+        pieces = _pieces(reader, parameter, mapping.parts[parameter.name])
+        for name in parameter.packing.sources:
+            if not writer.has(name):
+                sink, cols = writer.sink(name), parameter.packing.cols
+                max_rows = max(1, BUFFER_BYTES // (cols * specs[name].dtype.itemsize))
+                for band in bands(name, pieces[name], specs[name].shape[0], cols, max_rows):
+                    sink.write(_rows(reader, band.pieces, band.rows, cols, specs[name].dtype))
+                writer.complete(sink)
+            on_bytes(specs[name].nbytes)
+
+
+def _pieces(
+    reader: TorchDistReader, parameter: PlannedParameter, parts: Sequence[_Part]
+) -> dict[str, list[Piece[StoredMatrix]]]:
+    """For every Hugging Face tensor of a parameter the stored rectangles that it consists of."""
+    pieces: dict[str, list[Piece[StoredMatrix]]] = {source: [] for source in parameter.packing.sources}
+    stored = [(part, reader.stored(part.region)) for part in parts]
+    for block in parameter.packing.shard_blocks(1, 0):
+        for part, matrices in stored:
+            for matrix in matrices:
+                piece = _intersection(block, part, matrix)
+                if piece is not None:
+                    pieces[block.source].append(piece)
+    return pieces
+
+
+def _intersection(block: BlockCopy, part: _Part, matrix: StoredMatrix) -> Piece[StoredMatrix] | None:
+    """What one stored matrix holds of one block. ``shift`` leads from the parameter's rows to the global tensor's."""
+    shift = part.region.row - part.first_row
+    low = max(block.shard_row + shift, part.region.row, matrix.row)
+    high = min(block.shard_row + block.rows + shift, part.region.row + part.region.rows, matrix.row + matrix.rows)
+    if low >= high:
+        return None
+    return Piece(
+        origin=matrix,
+        origin_row=low - matrix.row,
+        origin_col=0,
+        row=block.source_row + low - shift - block.shard_row,
+        col=matrix.col - part.region.col,
+        rows=high - low,
+        cols=matrix.cols,
+    )
+
+
+def _rows(
+    reader: TorchDistReader, pieces: Sequence[Piece[StoredMatrix]], rows: int, cols: int, dtype: torch.dtype
+) -> Tensor:
+    whole = torch.empty(rows, cols, dtype=dtype)
+    if len(pieces) == 1:
+        reader.read(pieces[0].origin, pieces[0].origin_row, whole)
+        return whole
+    for piece in pieces:
+        part = torch.empty(rows, piece.cols, dtype=dtype)
+        reader.read(piece.origin, piece.origin_row, part)
+        whole[:, piece.col : piece.col + piece.cols].copy_(part)
+    return whole
+
+
+def _chunks(parameter: PlannedParameter, parts: Sequence[_Part]) -> Iterator[tuple[ChunkSpec, int]]:
+    """The chunks to write for one parameter, no larger than the buffer, and the parameter's row each begins with."""
+    for part in parts:
+        region = part.region
+        dims = len(part.global_shape) - len(region.prefix)
+        step = max(1, BUFFER_BYTES // (region.cols * parameter.dtype.itemsize))
+        for start in range(0, region.rows, step):
+            rows = min(step, region.rows - start)
+            offsets = (region.row + start, region.col)[:dims]
+            sizes = (rows, region.cols)[:dims]
+            ones = (1,) * len(region.prefix)
+            chunk = ChunkSpec(region.key, part.global_shape, region.prefix + offsets, ones + sizes, parameter.dtype)
+            yield chunk, part.first_row + start
+
+
+def _write_chunks(
+    weights: SafetensorsFolder,
+    chunks: Sequence[tuple[PlannedParameter, ChunkSpec, int]],
+    writer: TorchDistWriter,
+    on_bytes: OnBytes,
+) -> None:
+    for parameter, chunk, first_row in chunks:
+        if not writer.has(chunk):
+            rows = chunk.nbytes // (parameter.packing.cols * parameter.dtype.itemsize)
+            values = torch.zeros(rows, parameter.packing.cols, dtype=parameter.dtype)
+            for block in parameter.packing.shard_blocks(1, 0):
+                low, high = max(block.shard_row, first_row), min(block.shard_row + block.rows, first_row + rows)
+                if low < high:
+                    target = values[low - first_row : high - first_row]
+                    weights.read(block.source, block.source_row + low - block.shard_row, 0, target)
+            writer.write(chunk, values)
+            del values  # or the next buffer would be made beside this one
+        on_bytes(chunk.nbytes)
+
+
+def _describe(folder: Path, mapping: _Mapping, source: Path) -> None:
+    """What makes the folder a checkpoint: upstream's two small files, the state of a run not begun, the manifest."""
+    save_config(CheckpointingConfig("torch_dist", 1), str(folder))
+    torch.save({}, folder / "common.pt")
+    (folder / manifest.STATE).write_text(json.dumps({"steps": 0, "skipped_steps": 0, "extra": {"step": 0}}))
+    content = {
+        "tensors": {spec.name: list(spec.shape) for spec in mapping.specs()},
+        "dtype": str(main_dtype(mapping.specs())),
+        "weights_only": True,
+        "source": str(source.resolve()),
+    }
+    manifest.write(folder, content)
+
+
+def _dtype_of(weights: SafetensorsFolder) -> str:
+    found = main_dtype([TensorSpec(n, weights.entry(n).shape, weights.entry(n).dtype) for n in weights.names])
+    if found not in _DTYPES:
+        raise ModelError(f"{weights.folder} is of {found}; choose a dtype of {' or '.join(_DTYPES.values())}")
+    return _DTYPES[found]
+
+
+def _listing(source: Path) -> bytes:
+    """What changes when a file of ``source`` is replaced."""
+    files = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in source.iterdir() if path.is_file()]
+    return json.dumps(sorted(files)).encode()
+
+
+def _export_job(checkpoint: Path, max_shard_bytes: int) -> str:
+    return _job("megatron-to-hf", (checkpoint / manifest.NAME).read_bytes(), str(max_shard_bytes).encode())
+
+
+def _job(name: str, *inputs: bytes) -> str:
+    """Names a conversion by what it reads and how: only the same one may continue what was interrupted."""
+    return f"{name} {hashlib.sha256(b'|'.join(inputs)).hexdigest()}"

@@ -1,0 +1,111 @@
+"""Device memory of the trainer, given back while the engines roll out: weights and optimizer in pinned host memory.
+
+A tensor keeps its identity and its views (Megatron's parameters are views of flat buffers, the optimizer's main weights
+may be views of the same): what goes is the storage behind it, which is resized to nothing and later filled again.
+Gradients are not kept; every step begins by zeroing them.
+
+On CPU the same code runs with plain memory instead of pinned: the contents move from one host allocation to another, so
+it proves that nothing is lost and frees nothing. On a GPU it has not been run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from megatron.core.distributed import DistributedDataParallel
+from torch import Tensor
+
+from mua.megatron import parallel
+from mua.megatron.optimizer import Optimizer
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    storage: torch.UntypedStorage
+    copy: Tensor
+    """uint8 ``[n]`` in host memory."""
+
+
+class Offloaded:
+    """What was given back; :meth:`restore` takes it again.
+
+    Args:
+        kept: tensors whose contents are kept in host memory.
+        scratch: tensors that are zero after :meth:`restore`.
+    """
+
+    def __init__(self, kept: Iterable[Tensor], scratch: Iterable[Tensor]) -> None:
+        kept_storages = {storage.data_ptr(): storage for storage in _storages(kept)}
+        self._scratch = [
+            (storage, storage.nbytes()) for storage in _storages(scratch) if storage.data_ptr() not in kept_storages
+        ]
+        self._kept = [_Kept(storage, _to_host(storage)) for storage in kept_storages.values()]
+        self.nbytes = sum(nbytes for _, nbytes in self._scratch) + sum(kept.copy.nbytes for kept in self._kept)
+        """Bytes of the device that are free now."""
+        for storage, _ in self._scratch:
+            storage.resize_(0)
+        for entry in self._kept:
+            entry.storage.resize_(0)
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()  # the engines are other processes: what torch keeps cached they cannot use
+
+    def restore(self) -> None:
+        """Take the memory again and fill it."""
+        for storage, nbytes in self._scratch:
+            storage.resize_(nbytes)
+            _bytes_of(storage).zero_()
+        for entry in self._kept:
+            entry.storage.resize_(entry.copy.nbytes)
+            _bytes_of(entry.storage).copy_(entry.copy, non_blocking=True)
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()  # the host copies are about to go
+        self._kept, self._scratch = [], []
+
+
+def offload(chunks: list[DistributedDataParallel], optimizer: Optimizer, reference: list[Tensor] | None) -> Offloaded:
+    """Give back the memory of all weights, gradients and optimizer state of this rank.
+
+    Nothing of the model may be used before :meth:`Offloaded.restore`.
+    """
+    kept = [parameter.data for chunk in chunks for parameter in chunk.parameters()]
+    kept += _optimizer_tensors(optimizer)
+    scratch = [buffer.grad_data for chunk in chunks for buffer in _buffers(chunk)]
+    return Offloaded([*kept, *(reference or [])], scratch)
+
+
+def _buffers(chunk: DistributedDataParallel) -> Iterator[Any]:
+    yield from chunk.buffers
+    yield from chunk.expert_parallel_buffers
+
+
+def _optimizer_tensors(optimizer: Optimizer) -> list[Tensor]:
+    """Main weights and moments of every part."""
+    tensors = []
+    for part in optimizer.megatron.chained_optimizers:
+        inner = part.optimizer
+        if inner is None:  # this rank has nothing to optimize there
+            continue
+        tensors += [parameter.data for group in inner.param_groups for parameter in group["params"]]
+        tensors += [value for state in inner.state.values() for value in state.values() if isinstance(value, Tensor)]
+    device = parallel.device().type
+    return [tensor for tensor in tensors if tensor.ndim > 0 and tensor.device.type == device]  # step counters stay
+
+
+def _storages(tensors: Iterable[Tensor]) -> list[torch.UntypedStorage]:
+    """Every storage once. Left out are empty ones and, on CPU, those that numpy once looked into: torch never lets
+    them go (weights that were read from a file and that no buffer of the distributed optimizer replaced)."""
+    found = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage() for tensor in tensors}
+    return [storage for storage in found.values() if storage.nbytes() > 0 and storage.resizable()]
+
+
+def _bytes_of(storage: torch.UntypedStorage) -> Tensor:
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+
+
+def _to_host(storage: torch.UntypedStorage) -> Tensor:
+    copy = torch.empty(storage.nbytes(), dtype=torch.uint8, pin_memory=torch.cuda.is_available())
+    copy.copy_(_bytes_of(storage))
+    return copy

@@ -1,0 +1,158 @@
+"""Data-parallel wrapping, AdamW and its schedule, all Megatron-Core's own."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+from megatron.core.models.gpt.gpt_model import GPTModel
+from megatron.core.optimizer import OptimizerConfig as MegatronOptimizerConfig
+from megatron.core.optimizer import get_megatron_optimizer
+from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
+from megatron.core.optimizer.optimizer import ChainedOptimizer
+from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
+
+from mua.config.schema import OptimizerConfig
+from mua.errors import ConfigError
+
+_RESTORED = frozenset({"params", "step"})
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What one optimizer step did."""
+
+    applied: bool
+    """False when the gradient norm was not finite: nothing was changed."""
+    grad_norm: float
+    """Global L2 norm before clipping."""
+    learning_rate: float
+    """The rate this step used (or would have used)."""
+
+
+def wrap_data_parallel(chunks: list[GPTModel], distributed_optimizer: bool) -> list[DistributedDataParallel]:
+    """Gradient buffers in float32, summed (never averaged) over data-parallel ranks."""
+    config = DistributedDataParallelConfig(
+        grad_reduce_in_fp32=True,
+        use_distributed_optimizer=distributed_optimizer,
+        overlap_grad_reduce=False,
+        average_in_collective=False,
+    )
+    return [
+        DistributedDataParallel(chunk.config, config, chunk, disable_bucketing=index > 0)
+        for index, chunk in enumerate(chunks)
+    ]
+
+
+class Optimizer:
+    """Megatron's optimizer and schedule behind one step.
+
+    Args:
+        chunks: wrapped by :func:`wrap_data_parallel`.
+        total_steps: optimizer steps of the run, where a decaying schedule ends.
+    """
+
+    def __init__(
+        self,
+        chunks: list[DistributedDataParallel],
+        config: OptimizerConfig,
+        distributed_optimizer: bool,
+        total_steps: int,
+    ) -> None:
+        _check(config, total_steps)
+        dtype = chunks[0].config.params_dtype
+        self.megatron: ChainedOptimizer = get_megatron_optimizer(
+            MegatronOptimizerConfig(
+                optimizer="adam",
+                lr=config.learning_rate,
+                min_lr=config.min_learning_rate,
+                weight_decay=config.weight_decay,
+                adam_beta1=config.beta1,
+                adam_beta2=config.beta2,
+                adam_eps=config.epsilon,
+                clip_grad=config.clip_grad,
+                use_distributed_optimizer=distributed_optimizer,
+                bf16=chunks[0].config.bf16,
+                params_dtype=dtype,
+            ),
+            chunks,
+        )
+        self.scheduler = _scheduler(self.megatron, config, total_steps)
+        self._clip = config.clip_grad
+
+    def zero_grad(self) -> None:
+        """Forgets the gradients the optimizer itself holds; those of the buffers are the wrapped chunks'."""
+        self.megatron.zero_grad()
+
+    def step(self) -> StepResult:
+        """Clips and applies the gradients, unless their norm is infinite or no number, then moves the schedule on."""
+        learning_rate = self.learning_rate
+        self.megatron.prepare_grads()
+        norm = float(self.megatron.get_grad_norm())
+        if not math.isfinite(norm):
+            return StepResult(False, norm, learning_rate)
+        if self._clip > 0:
+            for part in self.megatron.chained_optimizers:
+                clip_grad_by_total_norm_fp32(part.get_parameters(), max_norm=self._clip, total_norm=norm)
+        self.megatron.step_with_ready_grads()
+        self.scheduler.step(1)
+        return StepResult(True, norm, learning_rate)
+
+    @property
+    def learning_rate(self) -> float:
+        """The rate the next step uses."""
+        return float(self.megatron.param_groups[0]["lr"])
+
+    @property
+    def steps(self) -> int:
+        """Steps applied so far, which is the schedule's position."""
+        return int(self.scheduler.num_steps)
+
+    def sharded_state_dict(self, model: dict[str, Any], metadata: dict[str, Any], loading: bool) -> dict[str, Any]:
+        """Moments and float32 weights in Megatron's sharded form, next to the model's."""
+        for part in self.megatron.chained_optimizers:
+            part.init_state_fn(part.optimizer)  # zero moments where no step was made yet
+        state: dict[str, Any] = self.megatron.sharded_state_dict(model, is_loading=loading, metadata=metadata)
+        return state
+
+    def load_state_dict(self, state: dict[str, Any], steps: int) -> None:
+        """Restores moments and float32 weights; rates, betas and decay stay those of the configuration."""
+        configured = [{k: v for k, v in group.items() if k not in _RESTORED} for group in self.megatron.param_groups]
+        with torch.no_grad():  # float32 parameters are leaves that are written in place
+            self.megatron.load_state_dict(state)
+        for group, values in zip(self.megatron.param_groups, configured, strict=True):
+            group.update(values)
+        self.scheduler.num_steps = 0
+        self.scheduler.step(steps)
+
+
+def _check(config: OptimizerConfig, total_steps: int) -> None:
+    if config.min_learning_rate > config.learning_rate:
+        raise ConfigError(
+            f"optimizer.min_learning_rate {config.min_learning_rate} is above optimizer.learning_rate "
+            f"{config.learning_rate}"
+        )
+    if config.schedule != "constant" and config.warmup_steps >= total_steps:
+        raise ConfigError(
+            f"optimizer.warmup_steps {config.warmup_steps} leaves none of the run's {total_steps} steps to decay in; "
+            "lower it or set optimizer.schedule to constant"
+        )
+
+
+def _scheduler(optimizer: ChainedOptimizer, config: OptimizerConfig, total_steps: int) -> OptimizerParamScheduler:
+    return OptimizerParamScheduler(
+        optimizer,
+        init_lr=0.0,
+        max_lr=config.learning_rate,
+        min_lr=config.min_learning_rate,
+        lr_warmup_steps=config.warmup_steps,
+        lr_decay_steps=max(total_steps, config.warmup_steps + 1),
+        lr_decay_style=config.schedule,
+        start_wd=config.weight_decay,
+        end_wd=config.weight_decay,
+        wd_incr_steps=total_steps,
+        wd_incr_style="constant",
+    )

@@ -1,0 +1,109 @@
+"""Process groups and devices."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state, tensor_parallel
+
+from mua.config.schema import MegatronConfig
+from mua.errors import ConfigError
+from mua.megatron.layouts import check_layout
+
+COLLECTIVE_SECONDS = 1800.0
+"""Deadline of one collective operation, after which the process group raises instead of hanging."""
+
+_device: torch.device | None = None
+
+
+def device() -> torch.device:
+    """The device of this process's model: its CUDA device if there is one, else the CPU; see :func:`models_on`."""
+    if _device is not None:
+        return _device
+    if torch.cuda.is_available():
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")
+
+
+@contextmanager
+def models_on(where: torch.device) -> Iterator[None]:
+    """Within it, :func:`device` answers ``where``, whatever the machine has."""
+    global _device
+    before, _device = _device, where
+    try:
+        yield
+    finally:
+        _device = before
+
+
+def initialize(config: MegatronConfig, seed: int) -> bool:
+    """Starts torch.distributed and Megatron's process groups; seeds the random states of each rank.
+
+    Reads torchrun's variables (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT) or, without them, runs as a
+    single process. A process group that is already running is used as it is.
+
+    Returns:
+        whether torch.distributed was started here, which :func:`shutdown` wants to know.
+
+    Raises:
+        MuaError: the layout is not a proven one (:mod:`mua.megatron.layouts`).
+        ConfigError: the layout needs another number of processes than were started.
+    """
+    check_layout(config)
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
+    started = not dist.is_initialized()
+    if started:
+        _start_process_group()
+    if (running := dist.get_world_size()) != config.world_size:
+        shutdown(started)
+        raise ConfigError(
+            f"megatron: tensor_parallel {config.tensor_parallel} x pipeline_parallel {config.pipeline_parallel} x "
+            f"context_parallel {config.context_parallel} x data_parallel {config.data_parallel} needs "
+            f"{config.world_size} processes, but {running} run; change the sizes or the launch"
+        )
+    parallel_state.destroy_model_parallel()
+    parallel_state.initialize_model_parallel(
+        tensor_model_parallel_size=config.tensor_parallel,
+        pipeline_model_parallel_size=config.pipeline_parallel,
+        virtual_pipeline_model_parallel_size=virtual_stages(config),
+        context_parallel_size=config.context_parallel,
+        expert_model_parallel_size=config.expert_parallel,
+        expert_tensor_parallel_size=config.expert_tensor_parallel,
+    )
+    tensor_parallel.model_parallel_cuda_manual_seed(seed, force_reset_rng=True)
+    return started
+
+
+def virtual_stages(config: MegatronConfig) -> int | None:
+    """Model chunks a rank, or None for a pipeline that is not interleaved, as Megatron wants it said."""
+    return None if config.virtual_pipeline == 1 else config.virtual_pipeline
+
+
+def _start_process_group() -> None:
+    timeout = timedelta(seconds=COLLECTIVE_SECONDS)
+    if torch.cuda.is_available():
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+        dist.init_process_group(backend, timeout=timeout)
+    else:
+        store = dist.HashStore()  # type: ignore[attr-defined]
+        dist.init_process_group(backend, timeout=timeout, store=store, rank=0, world_size=1)
+
+
+def shutdown(started: bool) -> None:
+    """Ends Megatron's process groups, and torch.distributed if :func:`initialize` started it."""
+    parallel_state.destroy_model_parallel()
+    if started and dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def reports_results() -> bool:
+    """Whether this rank holds log-probabilities that no other rank adds too; context-parallel ranks hold their own."""
+    return parallel_state.is_pipeline_last_stage() and parallel_state.get_tensor_model_parallel_rank() == 0

@@ -1,0 +1,371 @@
+"""The files of a ``torch_dist`` checkpoint: chunks of global tensors, read by rows and written one by one.
+
+A checkpoint is a set of ``*.distcp`` files, each a sequence of blobs as ``torch.save`` makes them, and an index,
+``.metadata``, that says of every global tensor which rectangle ("chunk") lies in which blob. The index is a pickle. It
+is read here with an allow-list of the classes an index consists of and refused if it names any other; blobs are opened
+with ``weights_only``. Reading is by rows, straight from the file: nothing is ever loaded in whole.
+"""
+
+from __future__ import annotations
+
+import io
+import itertools
+import math
+import os
+import pickle
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, Self, cast
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint.filesystem import CURRENT_DCP_VERSION, _StorageInfo
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+
+from megatron_bridge.checksums import ALGORITHM, Hasher, Sidecar
+from megatron_bridge.safetensors_writer import digest_of, write_all
+from mua.errors import ModelError
+
+INDEX = ".metadata"
+_FILE_BYTES = 5 << 30
+_CLASSES: dict[str, set[str] | None] = {
+    "torch.distributed.checkpoint.metadata": None,
+    "torch.distributed.checkpoint.filesystem": {"_StorageInfo", "_StoragePrefix"},
+    "torch.distributed.checkpoint.planner": None,
+    "torch.serialization": {"_get_layout"},
+    "torch": None,
+    "collections": {"OrderedDict", "defaultdict"},
+    "pathlib": {"PosixPath", "PurePosixPath", "Path"},
+}
+
+
+class _IndexUnpickler(pickle.Unpickler):
+    """Knows only what the index of a checkpoint is made of."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        allowed = _CLASSES.get(module, set())
+        if allowed is not None and name not in allowed:
+            raise pickle.UnpicklingError(f"it names {module}.{name}")
+        return super().find_class(module, name)
+
+
+def read_index(folder: Path) -> Metadata:
+    """The index of the checkpoint ``folder``.
+
+    Raises:
+        ModelError: it is damaged, or a pickle of anything else than an index.
+    """
+    path = folder / INDEX
+    try:
+        with path.open("rb") as file:
+            index = _IndexUnpickler(file).load()
+        if not isinstance(index, Metadata):
+            raise pickle.UnpicklingError(f"it is a {type(index).__name__}")
+    except Exception as error:
+        raise ModelError(
+            f"checkpoint {folder}: its index {path.name} is damaged or holds what no index holds ({error}); "
+            "do not load it"
+        ) from error
+    return index
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """A matrix inside a global tensor: rows and columns of its last dimensions at ``prefix`` of the others.
+
+    One-dimensional parameters are matrices of one column.
+    """
+
+    key: str
+    prefix: tuple[int, ...]
+    row: int
+    col: int
+    rows: int
+    cols: int
+
+
+@dataclass(frozen=True, slots=True)
+class StoredMatrix:
+    """The part of one chunk that lies at one prefix: where its matrix is in the global tensor and in the file."""
+
+    row: int
+    col: int
+    rows: int
+    cols: int
+    blob: _StorageInfo
+    first: int
+    """Elements of the chunk before this matrix."""
+
+
+@dataclass(slots=True)
+class _Blob:
+    """One opened blob: where the values of its tensor begin in the file, in bytes, and their dtype."""
+
+    descriptor: int
+    offset: int
+    dtype: torch.dtype
+
+
+class TorchDistReader:
+    """Reads matrices of the global tensors of a checkpoint folder. Files stay open until ``close``."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._index = read_index(folder)
+        self._files: dict[str, int] = {}
+        self._stored: dict[tuple[str, int], dict[tuple[int, ...], list[StoredMatrix]]] = {}
+        self._opened: tuple[_StorageInfo, _Blob] | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close every file."""
+        while self._files:
+            os.close(self._files.popitem()[1])
+
+    def shape(self, key: str) -> tuple[int, ...]:
+        """Shape of a global tensor."""
+        return tuple(self._tensor(key).size)
+
+    def dtype(self, key: str) -> torch.dtype:
+        """Dtype of a global tensor."""
+        dtype: torch.dtype = self._tensor(key).properties.dtype
+        return dtype
+
+    def stored(self, region: Region) -> list[StoredMatrix]:
+        """The stored matrices that overlap ``region``."""
+        dims = len(region.prefix)
+        if (region.key, dims) not in self._stored:
+            self._stored[region.key, dims] = self._by_prefix(region.key, dims)
+        return [
+            matrix
+            for matrix in self._stored[region.key, dims].get(region.prefix, [])
+            if _overlap(matrix.row, matrix.rows, region.row, region.rows)
+            and _overlap(matrix.col, matrix.cols, region.col, region.cols)
+        ]
+
+    def read(self, matrix: StoredMatrix, row: int, target: Tensor) -> None:
+        """Whole rows ``row...`` of a stored matrix into the contiguous CPU tensor ``target``, ``[rows, cols]``."""
+        blob = self._open(matrix.blob)
+        if target.dtype != blob.dtype or target.shape[1] != matrix.cols or not target.is_contiguous():
+            raise ValueError(f"rows of {matrix.cols} x {blob.dtype} do not fit {target.dtype} {list(target.shape)}")
+        position = blob.offset + (matrix.first + row * matrix.cols) * blob.dtype.itemsize
+        view = target.reshape(-1).view(torch.uint8).numpy().data
+        while len(view):
+            count = os.preadv(blob.descriptor, [view], position)
+            if count == 0:
+                raise ModelError(f"checkpoint {self.folder} is damaged: {matrix.blob.relative_path} is cut short")
+            view, position = view[count:], position + count
+
+    def _tensor(self, key: str) -> TensorStorageMetadata:
+        entry = self._index.state_dict_metadata.get(key)
+        if not isinstance(entry, TensorStorageMetadata):
+            raise ModelError(f"checkpoint {self.folder} is of another model: it has no tensor {key}")
+        return entry
+
+    def _by_prefix(self, key: str, dims: int) -> dict[tuple[int, ...], list[StoredMatrix]]:
+        """Stored matrices by prefix; a chunk that is larger than one in a leading dimension holds several."""
+        found: dict[tuple[int, ...], list[StoredMatrix]] = {}
+        for chunk in self._tensor(key).chunks:
+            offsets, sizes = tuple(chunk.offsets), tuple(chunk.sizes)
+            blob = self._index.storage_data[MetadataIndex(key, chunk.offsets)]
+            row, col, rows, cols = *_matrix(offsets[dims:], 0), *_matrix(sizes[dims:], 1)
+            for number, index in enumerate(itertools.product(*(range(size) for size in sizes[:dims]))):
+                prefix = tuple(offset + i for offset, i in zip(offsets, index, strict=False))
+                matrix = StoredMatrix(row, col, rows, cols, blob, number * rows * cols)
+                found.setdefault(prefix, []).append(matrix)
+        return found
+
+    def _open(self, info: _StorageInfo) -> _Blob:
+        """The blob of ``info``; the one opened last is kept, as its rows are read band by band."""
+        if self._opened is not None and self._opened[0] is info:
+            return self._opened[1]
+        descriptor = self._files.get(info.relative_path)
+        if descriptor is None:
+            path = self.folder / info.relative_path
+            try:
+                descriptor = self._files[info.relative_path] = os.open(path, os.O_RDONLY)
+            except OSError as error:
+                raise ModelError(f"{path} cannot be opened: {error.strerror}") from error
+        try:
+            window = io.BufferedReader(_Window(descriptor, info.offset, info.length), 1 << 12)
+            tensor = torch.load(window, map_location="meta", weights_only=True)
+            offset = tensor.untyped_storage()._checkpoint_offset
+            if not tensor.is_contiguous() or tensor.storage_offset() or offset is None:
+                raise ValueError("it is no plain tensor")
+        except Exception as error:
+            where = f"{info.relative_path} at byte {info.offset}"
+            raise ModelError(f"checkpoint {self.folder} is damaged: {where} holds no tensor ({error})") from error
+        blob = _Blob(descriptor, info.offset + offset, tensor.dtype)
+        self._opened = (info, blob)
+        return blob
+
+
+class _Window(io.RawIOBase):
+    """A part of a file as a file."""
+
+    def __init__(self, descriptor: int, offset: int, length: int) -> None:
+        self._descriptor, self._offset, self._length, self._position = descriptor, offset, length, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        start = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._length}[whence]
+        self._position = start + offset
+        return self._position
+
+    def tell(self) -> int:
+        return self._position
+
+    def readinto(self, buffer: Any) -> int:
+        view = memoryview(buffer)[: max(0, self._length - self._position)]
+        count = os.preadv(self._descriptor, [view], self._offset + self._position) if len(view) else 0
+        self._position += count
+        return count
+
+
+@dataclass(slots=True)
+class ChunkSpec:
+    """One chunk to write: where it lies in which global tensor."""
+
+    key: str
+    global_shape: tuple[int, ...]
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def name(self) -> str:
+        """Its name in the sidecar."""
+        return f"{self.key}@{','.join(map(str, self.offsets))}"
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.sizes) * self.dtype.itemsize
+
+
+@dataclass(slots=True)
+class TorchDistWriter:
+    """Writes the chunks of a checkpoint one after the other and, at the end, the index.
+
+    Chunks that the sidecar records are read again and, where the bytes are as recorded, count as written.
+    """
+
+    folder: Path
+    sidecar: Sidecar
+    _places: dict[str, _StorageInfo] = field(default_factory=dict)
+    _descriptors: list[int] = field(default_factory=list)
+    _end: int = 0
+
+    def __post_init__(self) -> None:
+        entries = self.sidecar.entries
+        for number in range(1 + max((int(entry["file"]) for entry in entries.values()), default=0)):
+            path = self.folder / _file_name(number)
+            self._descriptors.append(os.open(path, os.O_RDWR | os.O_CREAT, 0o644))
+        for name, entry in entries.items():
+            number, offset, length = int(entry["file"]), int(entry["offset"]), int(entry["length"])
+            if number == len(self._descriptors) - 1:
+                self._end = max(self._end, offset + length)
+            if digest_of(self._descriptors[number], offset, length) == entry[ALGORITHM]:
+                self._places[name] = _StorageInfo(_file_name(number), offset, length)
+        os.ftruncate(self._descriptors[-1], self._end)
+
+    def has(self, chunk: ChunkSpec) -> bool:
+        """Whether the chunk is in its place already."""
+        return chunk.name in self._places
+
+    def write(self, chunk: ChunkSpec, values: Tensor) -> None:
+        """Append one chunk: a contiguous CPU tensor of its shape and dtype that fills its storage."""
+        if self._end >= _FILE_BYTES:
+            path = self.folder / _file_name(len(self._descriptors))
+            self._descriptors.append(os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644))
+            self._end = 0
+        number = len(self._descriptors) - 1
+        stream = HashingStream(self._descriptors[number], self._end)
+        torch.save(values.view(chunk.sizes), cast(IO[bytes], stream))
+        length = stream.position - self._end
+        self._places[chunk.name] = _StorageInfo(_file_name(number), self._end, length)
+        self.sidecar.add(chunk.name, stream.hexdigest(), file=number, offset=self._end, length=length)
+        self._end += length
+
+    def finish(self, chunks: Sequence[ChunkSpec]) -> None:
+        """Write the index of ``chunks``, all of which have been written, flush to the disk and close."""
+        tensors: dict[str, TensorStorageMetadata] = {}
+        storage: dict[MetadataIndex, _StorageInfo] = {}
+        for chunk in chunks:
+            properties = TensorProperties(dtype=chunk.dtype)
+            size = torch.Size(chunk.global_shape)
+            entry = tensors.setdefault(chunk.key, TensorStorageMetadata(properties, size, []))
+            offsets = torch.Size(chunk.offsets)
+            entry.chunks.append(ChunkStorageMetadata(offsets, torch.Size(chunk.sizes)))
+            storage[MetadataIndex(chunk.key, offsets)] = self._places[chunk.name]
+        index = Metadata(dict(tensors), storage_data=storage, version=CURRENT_DCP_VERSION)
+        (self.folder / INDEX).write_bytes(pickle.dumps(index))
+        for descriptor in self._descriptors:
+            os.fsync(descriptor)
+        self.close()
+
+    def close(self) -> None:
+        """Close the files as they are."""
+        while self._descriptors:
+            os.close(self._descriptors.pop())
+
+
+class HashingStream(io.RawIOBase):
+    """Writes to a place in an open file and sums up what is written."""
+
+    def __init__(self, descriptor: int, position: int = 0) -> None:
+        self._descriptor = descriptor
+        self._hasher = Hasher()
+        self.position = position
+        """Where the next byte goes."""
+
+    def writable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self.position
+
+    def write(self, data: Any) -> int:
+        view = memoryview(data).cast("B")
+        for start in range(0, len(view), 1 << 20):
+            part = view[start : start + (1 << 20)]
+            self._hasher.update(part)
+            write_all(self._descriptor, part, self.position)
+            self.position += len(part)
+        return len(view)
+
+    def hexdigest(self) -> str:
+        """Checksum of everything written so far."""
+        return str(self._hasher.hexdigest())
+
+
+def _file_name(number: int) -> str:
+    return f"__0_{number}.distcp"
+
+
+def _matrix(numbers: tuple[int, ...], missing: int) -> tuple[int, int]:
+    """Row and column numbers of the last dimensions, of which there may be one only."""
+    return (numbers[0], numbers[1] if len(numbers) > 1 else missing)
+
+
+def _overlap(first: int, count: int, other: int, other_count: int) -> bool:
+    return first < other + other_count and other < first + count

@@ -1,0 +1,103 @@
+"""One trajectory as a conversation in which the loss mask can be seen."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+
+import numpy as np
+from rich.console import Group, RenderableType
+from rich.panel import Panel
+from rich.rule import Rule
+from rich.table import Table
+from rich.text import Text
+
+from mua.types import Outcome, Provenance, Segment, Trajectory
+
+LEGEND = "⟦ ⟧, green and underlined: sampled by the policy, carries loss. Everything else is context."
+
+_LABELS = {
+    Provenance.SYSTEM: ("system", "magenta"),
+    Provenance.USER: ("user", "cyan"),
+    Provenance.TOOL: ("tool", "yellow"),
+    Provenance.TEMPLATE: ("template", "dim"),
+    Provenance.SAMPLED: ("agent", "green"),
+}
+# A policy may sample terminal escapes; control characters are shown as their Unicode pictures instead.
+_PICTURES = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"} | {0x7F: 0x2421}
+
+
+def render_trajectory(trajectory: Trajectory, decode: Callable[[list[int]], str]) -> RenderableType:
+    """The episode for a terminal: a header, then every token with its origin, in the order the engine saw them.
+
+    ``decode`` turns ids into text and must keep special tokens. Legible without colour: what carries loss stands in
+    ⟦ ⟧. A character whose bytes are split between two origins shows as the replacement character.
+    """
+    parts: list[RenderableType] = [_header(trajectory)]
+    for number, segment in enumerate(trajectory.segments, start=1):
+        if len(trajectory.segments) > 1:
+            parts.append(Rule(f"segment {number} of {len(trajectory.segments)}", style="dim"))
+        parts.append(_segment(segment, decode))
+    return Group(*parts, Text(LEGEND, style="dim"))
+
+
+def _header(trajectory: Trajectory) -> Panel:
+    facts = Table.grid(padding=(0, 2))
+    for name, value in _facts(trajectory):
+        facts.add_row(Text(name, style="dim"), Text(_shown(value)))
+    return Panel(
+        facts, title=Text(_shown(f"task {trajectory.task_id}")), border_style=_colour(trajectory), expand=False
+    )
+
+
+def _facts(trajectory: Trajectory) -> Iterator[tuple[str, str]]:
+    verdict = "success" if trajectory.success else "no success"
+    scored = "" if trajectory.scored else ", not scored"
+    yield "outcome", f"{trajectory.outcome.value}, {verdict}{scored}"
+    yield "reward", f"{trajectory.reward:g} (by turn: {', '.join(f'{r:g}' for r in trajectory.turn_rewards) or 'none'})"
+    tokens = sum(map(len, trajectory.segments))
+    yield "turns", f"{len(trajectory.turn_rewards)}, {tokens} tokens, {trajectory.sampled_tokens} of them sampled"
+    yield "sample", f"{trajectory.sample} of group {trajectory.ordinal}, attempt {trajectory.attempts}"
+    for name, value in trajectory.details.items():
+        yield name, str(value)
+    if trajectory.error:
+        yield "error", trajectory.error
+
+
+def _colour(trajectory: Trajectory) -> str:
+    if not trajectory.scored or trajectory.outcome is Outcome.MALFORMED:
+        return "red"
+    return "green" if trajectory.success else "yellow"
+
+
+def _segment(segment: Segment, decode: Callable[[list[int]], str]) -> Table:
+    table = Table.grid(padding=(0, 1))
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column()
+    for start, end in _runs(segment):
+        provenance = Provenance(int(segment.provenance[start]))
+        label, colour = _LABELS[provenance]
+        turn = f"{int(segment.turn[start])} "
+        text = _shown(decode(segment.ids[start:end].tolist()))
+        table.add_row(Text(turn + label, style=colour), _body(provenance, text))
+    return table
+
+
+def _runs(segment: Segment) -> Iterator[tuple[int, int]]:
+    """Half-open stretches of equal provenance and turn."""
+    changes = (np.diff(segment.provenance) != 0) | (np.diff(segment.turn) != 0)
+    bounds = [0, *(np.flatnonzero(changes) + 1).tolist(), len(segment)]
+    return itertools.pairwise(bounds) if len(segment) else iter(())
+
+
+def _body(provenance: Provenance, text: str) -> Text:
+    if provenance is Provenance.SAMPLED:
+        text = text[:-1] + "⏎" if text.endswith("\n") else text
+        return Text.assemble("⟦", (text, "green underline"), "⟧")
+    if provenance is Provenance.TEMPLATE:
+        return Text(text.replace("\n", "⏎"), style="dim")
+    return Text(text.strip("\n"))
+
+
+def _shown(text: str) -> str:
+    return text.translate(_PICTURES)

@@ -1,0 +1,78 @@
+"""Scalars of a run: TensorBoard for people, ``metrics.jsonl`` for programs."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+METRICS_FILE = "metrics.jsonl"
+TENSORBOARD_FOLDER = "tensorboard"
+
+
+class MetricsWriter:
+    """Writes ``<output>/metrics.jsonl`` (one line a :meth:`log`) and, by choice, ``<output>/tensorboard``.
+
+    A run passes the first step it will take as ``resume_step``: lines at or after it, written by a run that died, are
+    dropped from the file, and TensorBoard is told to drop its points, so that curves have no second strand. 0 starts
+    the curves anew; None keeps all that is there. Values that are not finite are written as null (JSON has none).
+    """
+
+    def __init__(self, output: Path, tensorboard: bool, resume_step: int | None = None) -> None:
+        output.mkdir(parents=True, exist_ok=True)
+        path = output / METRICS_FILE
+        drop_from(path, resume_step)
+        self._file = path.open("a", encoding="utf-8")
+        self._board = _board(output / TENSORBOARD_FOLDER, resume_step) if tensorboard else None
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Record ``metrics`` at ``step``; flushed, so that a crash afterwards loses nothing."""
+        values = {name: float(value) for name, value in metrics.items()}
+        finite = {name: value if math.isfinite(value) else None for name, value in values.items()}
+        self._file.write(json.dumps({"step": step, **finite}) + "\n")
+        self._file.flush()
+        if self._board is not None:
+            for name, value in values.items():
+                self._board.add_scalar(name, value, step)
+            self._board.flush()
+
+    def close(self) -> None:
+        self._file.close()
+        if self._board is not None:
+            self._board.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
+    """The lines of a ``metrics.jsonl``; an unfinished last line, left by a run that was killed, is skipped."""
+    with path.open(encoding="utf-8") as file:
+        for line in file:
+            if line.endswith("\n"):
+                yield json.loads(line)
+
+
+def drop_from(path: Path, step: int | None) -> None:
+    """Rewrite a ``metrics.jsonl`` without the lines at or after ``step``, and without an unfinished one, atomically."""
+    if not path.exists():
+        return
+    kept = [line for line in read_metrics(path) if step is None or line["step"] < step]
+    new = path.with_suffix(".new")
+    new.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
+    os.replace(new, path)
+
+
+def _board(folder: Path, resume_step: int | None) -> Any:
+    from torch.utils.tensorboard import SummaryWriter  # loads torch, which only runs that train have
+
+    return SummaryWriter(str(folder), purge_step=resume_step, flush_secs=30)

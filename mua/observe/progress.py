@@ -1,0 +1,151 @@
+"""Progress of named stages: bars with the time left on a terminal, sparse plain lines elsewhere.
+
+::
+
+    with Progress(config.observe.progress) as progress:
+        with progress.stage("train", total=100) as steps:
+            for step in range(100):
+                with progress.stage("rollout", total=256) as episodes:
+                    ...
+                    episodes.advance()
+                steps.advance(note="reward 0.41")
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Self, TextIO
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress as Bars
+
+PLAIN_INTERVAL_S = 30.0
+"""A stage that writes to a file or pipe says something this often, and once when it ends."""
+
+
+class Stage:
+    """One stage that is under way. Made by :meth:`Progress.stage`."""
+
+    def __init__(self, name: str, total: int | None, depth: int) -> None:
+        self.name = name
+        self.total = total
+        self.depth = depth
+        self.done = 0
+        self.note = ""
+        self.started = time.monotonic()
+
+    def advance(self, count: int = 1, note: str | None = None) -> None:
+        """``count`` more are done; ``note`` is shown until another comes."""
+        self.done += count
+        if note is not None:
+            self.note = note
+        self._show()
+
+    def line(self) -> str:
+        """The stage in one plain line: name, count, seconds so far and left, note."""
+        elapsed = time.monotonic() - self.started
+        parts = [f"{self.name} {self.done}" + ("" if self.total is None else f"/{self.total}"), f"{elapsed:.0f} s"]
+        if self.total is not None and 0 < self.done < self.total:
+            parts.append(f"about {elapsed / self.done * (self.total - self.done):.0f} s left")
+        return "  " * self.depth + ", ".join(parts) + (f": {self.note}" if self.note else "")
+
+    def _show(self) -> None:
+        """Bring the display up to date. Silent here."""
+
+    def _end(self) -> None:
+        """The stage is over. Silent here."""
+
+
+class _PlainStage(Stage):
+    def __init__(self, name: str, total: int | None, depth: int, stream: TextIO) -> None:
+        super().__init__(name, total, depth)
+        self._stream = stream
+        self._said = self.started
+
+    def _show(self) -> None:
+        if time.monotonic() - self._said >= PLAIN_INTERVAL_S:
+            self._said = time.monotonic()
+            print(self.line(), file=self._stream, flush=True)
+
+    def _end(self) -> None:
+        print(self.line(), file=self._stream, flush=True)
+
+
+class _BarStage(Stage):
+    def __init__(self, name: str, total: int | None, depth: int, bars: Bars) -> None:
+        super().__init__(name, total, depth)
+        self._bars = bars
+        self._task: TaskID = bars.add_task("  " * depth + name, total=total, note="")
+
+    def _show(self) -> None:
+        self._bars.update(self._task, completed=self.done, note=self.note)
+
+    def _end(self) -> None:
+        # Inner stages come and go with every step; only the outermost leave their bar on the screen.
+        if self.depth:
+            self._bars.remove_task(self._task)
+        else:
+            self._bars.stop_task(self._task)
+
+
+class Progress:
+    """The display of all stages of one process. Stages nest; an inner one is indented under the outer.
+
+    Writes to ``stream``, standard error by default. With ``enabled`` false it shows nothing; so should be passed in
+    every process but the first of a distributed run.
+    """
+
+    def __init__(self, enabled: bool = True, stream: TextIO | None = None) -> None:
+        self._stream = stream or sys.stderr
+        self._enabled = enabled
+        self._depth = 0
+        self._bars = _bars(self._stream) if enabled and self._stream.isatty() else None
+
+    @contextmanager
+    def stage(self, name: str, total: int | None = None) -> Iterator[Stage]:
+        """Show a stage for the length of the block. ``total`` None: how much there is to do is not known."""
+        stage = self._new(name, total)
+        self._depth += 1
+        try:
+            yield stage
+        finally:
+            self._depth -= 1
+            stage._end()
+
+    def _new(self, name: str, total: int | None) -> Stage:
+        if not self._enabled:
+            return Stage(name, total, self._depth)
+        if self._bars is None:
+            return _PlainStage(name, total, self._depth, self._stream)
+        return _BarStage(name, total, self._depth, self._bars)
+
+    def close(self) -> None:
+        if self._bars is not None:
+            self._bars.stop()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _bars(stream: TextIO) -> Bars:
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[note]}"),
+    )
+    bars = Bars(*columns, console=Console(file=stream), refresh_per_second=4)
+    bars.start()
+    return bars

@@ -1,0 +1,157 @@
+"""Trajectories as JSON lines, complete enough to read, to replay and to train from.
+
+One file a step, ``step_000012.jsonl``, one :class:`~mua.types.Trajectory` a line. Scalars, messages and details are
+plain JSON. The arrays of a segment are base64 of their little-endian bytes, which keeps float32 bit for bit (decimal
+text would need nine digits) in a third of the space. To look into one by hand::
+
+    numpy.frombuffer(base64.b64decode(line["segments"][0]["ids"]), "<i4")
+
+with ``<i4`` for ids, version and turn, ``<f4`` for logprobs, ``u1`` for provenance.
+
+Expert choices, where the engine recorded them, are too many for text (384 a token for a policy of 48 layers): they lie
+beside the lines in ``step_000012.experts``, raw, one row a token, and a line names offset, shape and type.
+"""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import json
+import logging
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+
+from mua.errors import MuaError
+from mua.types import ExpertArray, Json, Outcome, Segment, Trajectory
+
+log = logging.getLogger(__name__)
+
+FORMAT = 1
+_ARRAYS = {"ids": "<i4", "provenance": "u1", "logprobs": "<f4", "version": "<i4", "turn": "<i4"}
+
+
+class TraceError(MuaError):
+    """A trace file holds a line that is not a trajectory. The message names file and line."""
+
+
+class TraceWriter:
+    """Writes the trajectories of each step into ``folder``."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder = folder
+
+    def path(self, step: int) -> Path:
+        return self.folder / f"step_{step:06d}.jsonl"
+
+    def write(self, step: int, trajectories: Iterable[Trajectory]) -> Path:
+        """Write the file of ``step``, replacing what an interrupted run left there. Gives its path."""
+        path = self.path(step)
+        experts = experts_file(path)
+        with path.open("w", encoding="utf-8") as file, experts.open("wb") as beside:
+            for trajectory in trajectories:
+                file.write(encode(trajectory, beside) + "\n")
+            empty = beside.tell() == 0
+        if empty:
+            experts.unlink()
+        return path
+
+
+def experts_file(path: Path) -> Path:
+    """Where the expert choices of the trace file ``path`` lie."""
+    return path.with_suffix(".experts")
+
+
+def read_traces(path: Path) -> Iterator[Trajectory]:
+    """The trajectories of a trace file, or of all files of a trace folder in order of steps.
+
+    An unfinished last line, left by a killed run, is skipped with a logged warning; any other broken line raises
+    :class:`TraceError`.
+    """
+    for file in sorted(path.glob("step_*.jsonl")) if path.is_dir() else [path]:
+        yield from _read_file(file)
+
+
+def _read_file(path: Path) -> Iterator[Trajectory]:
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            if not line.endswith(b"\n"):
+                log.warning("%s:%d: the last line is unfinished (the writer was killed); skipped", path, number)
+                return
+            try:
+                yield decode(line, experts_file(path))
+            except FileNotFoundError as error:
+                raise TraceError(f"{path}:{number}: its expert choices are missing: {error.filename}") from error
+            except (ValueError, KeyError, TypeError) as error:
+                raise TraceError(f"{path}:{number}: not a trajectory: {type(error).__name__}: {error}") from error
+
+
+def encode(trajectory: Trajectory, experts: BinaryIO | None = None) -> str:
+    """One line of JSON, without the newline; expert choices are appended to the binary file ``experts``.
+
+    All ASCII: what a policy writes into tool arguments may hold lone surrogates, which UTF-8 cannot carry. Messages,
+    metrics and details must be plain JSON (string keys, lists); numpy scalars become Python's.
+    """
+    record: Json = {"format": FORMAT}
+    for field in dataclasses.fields(trajectory):
+        record[field.name] = getattr(trajectory, field.name)
+    record["outcome"] = trajectory.outcome.value
+    record["segments"] = [_encode_segment(segment, experts) for segment in trajectory.segments]
+    return json.dumps(record, separators=(",", ":"), default=_plain)
+
+
+def decode(line: str | bytes, experts: Path | None = None) -> Trajectory:
+    """The exact inverse of :func:`encode`. Raises ValueError, KeyError or TypeError on anything else."""
+    record = json.loads(line)
+    if record.pop("format") != FORMAT:
+        raise ValueError(f"this version reads trace format {FORMAT}")
+    record["outcome"] = Outcome(record["outcome"])
+    record["segments"] = [_decode_segment(segment, experts) for segment in record["segments"]]
+    return Trajectory(**record)
+
+
+def _encode_segment(segment: Segment, experts: BinaryIO | None) -> Json:
+    record: Json = {
+        name: base64.b64encode(np.ascontiguousarray(getattr(segment, name), dtype=kind).tobytes()).decode()
+        for name, kind in _ARRAYS.items()
+    }
+    if segment.experts is not None:
+        if experts is None:
+            raise ValueError("expert choices need a file of their own")
+        kind = f"<u{segment.experts.itemsize}"
+        record["experts"] = {"offset": experts.tell(), "shape": list(segment.experts.shape), "type": kind}
+        experts.write(np.ascontiguousarray(segment.experts, dtype=kind).tobytes())
+    return record
+
+
+def _decode_segment(record: Json, experts: Path | None) -> Segment:
+    arrays: dict[str, Any] = {name: _decode_array(record[name], kind) for name, kind in _ARRAYS.items()}
+    if "experts" in record:
+        arrays["experts"] = _read_experts(record["experts"], experts)
+    return Segment(**arrays)
+
+
+def _read_experts(place: Json, path: Path | None) -> ExpertArray:
+    if path is None or place["type"] not in ("<u1", "<u2"):
+        raise ValueError("expert choices lie in a file of their own, one or two bytes each")
+    rows, columns = place["shape"]
+    kind: Any = np.uint8 if place["type"] == "<u1" else np.uint16
+    stored = np.fromfile(path, dtype=place["type"], count=rows * columns, offset=place["offset"])
+    experts: ExpertArray = stored.reshape(rows, columns).astype(kind)
+    return experts
+
+
+def _decode_array(text: str, kind: str) -> npt.NDArray[Any]:
+    stored = np.frombuffer(base64.b64decode(text, validate=True), dtype=kind)
+    return stored.astype(stored.dtype.newbyteorder("="))  # a writable copy in the machine's byte order
+
+
+def _plain(value: object) -> object:
+    """numpy scalars, which metrics and details may hold, as Python's."""
+    if isinstance(value, np.generic):
+        return value.item()
+    raise TypeError(f"a trace cannot hold a {type(value).__name__}")

@@ -1,0 +1,186 @@
+"""One plan: everything ``mua plan`` says, as plain data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from mua.config.schema import ExperimentConfig
+from mua.megatron.layouts import check_layout
+from mua.plan.activations import Activations, activations
+from mua.plan.architecture import Architecture, architecture_of
+from mua.plan.compute import Compute, Sync, compute, rows_per_rank, running, sync
+from mua.plan.engine import EngineBytes, engine_bytes, servers
+from mua.plan.gpus import GPUS, Gpu
+from mua.plan.layout import check_possible, gpus
+from mua.plan.phases import Phase, phases, trainer_at_start
+from mua.plan.ranks import RankBytes, first_ranks, rank_bytes
+from mua.plan.shrink import shrunk
+
+RECOMPUTE = ("none", "selective", "full")
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One rank and its estimates."""
+
+    rank: RankBytes
+    activations: dict[str, Activations]
+    """By recompute setting."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A configuration on its cluster."""
+
+    config: ExperimentConfig
+    architecture: Architecture
+    gpu: Gpu
+    gpus: int
+    stages: list[Stage]
+    """The first rank of every pipeline stage, or every rank."""
+    engine: EngineBytes
+    """A GPU of the fullest rank."""
+    servers: int
+    rollouts_per_server: int
+    """Episodes of ``rollout.max_tokens`` that one server's cache holds."""
+    running: int
+    """Episodes one server decodes together: bounded by the cache, engine.max_running_requests, rollout.concurrency."""
+    phases: list[Phase]
+    """Each phase on the rank where it peaks."""
+    compute: Compute
+    sync: Sync
+
+    @property
+    def reserve(self) -> int:
+        """Bytes of a GPU that no tensor may use."""
+        return int(self.config.cluster.reserve_gigabytes * 1e9)
+
+    def faults(self) -> list[str]:
+        """Why the plan does not work; empty if it does."""
+        found = [
+            f"{phase.name} needs {_gb(phase.total + self.reserve)} GB on the GPU of rank {phase.rank}, of "
+            f"{_gb(self.gpu.memory)} GB"
+            for phase in self.phases
+            if phase.total + self.reserve > self.gpu.memory
+        ]
+        if self.rollouts_per_server < 1:
+            needed = self.engine.token * self.config.rollout.max_tokens
+            found.append(
+                f"the KV cache of {_gb(self.engine.cache)} GB a GPU holds no episode of rollout.max_tokens "
+                f"{self.config.rollout.max_tokens}, which takes {_gb(needed)} GB; raise engine.tensor_parallel or "
+                "engine.memory_fraction, or shard the trainer further"
+            )
+        return found
+
+    def as_json(self) -> dict[str, Any]:
+        """Everything as JSON; bytes, seconds and operations as plain numbers."""
+        return {
+            "name": self.config.name,
+            "gpu": {"name": self.config.cluster.gpu} | asdict(self.gpu),
+            "gpus": self.gpus,
+            "reserve_bytes": self.reserve,
+            "layout": self.config.megatron.model_dump(mode="json"),
+            "model": {"parameters": self.architecture.parameters, "active_weights": self.architecture.active_weights},
+            "ranks": [
+                asdict(stage.rank) | {"activations": {name: asdict(a) for name, a in stage.activations.items()}}
+                for stage in self.stages
+            ],
+            "engine": asdict(self.engine)
+            | {
+                "servers": self.servers,
+                "cache_tokens": self.engine.tokens,
+                "rollouts_per_server": self.rollouts_per_server,
+                "running_per_server": self.running,
+            },
+            "phases": [asdict(phase) | {"total": phase.total} for phase in self.phases],
+            "compute": asdict(self.compute) | {"seconds": self.compute.seconds},
+            "sync": asdict(self.sync),
+            "faults": self.faults(),
+        }
+
+
+def make_plan(config: ExperimentConfig, *, every_rank: bool = False) -> Plan:
+    """Plans ``config``: one rank of each pipeline stage or, if ``every_rank``, all of them.
+
+    Raises:
+        ConfigError: the layout is impossible for the model or the cluster; the nearest possible one is named.
+        MuaError: the layout is possible, but no test has proven it; the nearest proven one is named.
+        ModelError: no architecture to plan with.
+    """
+    if config.model.shrink:
+        config, small = shrunk(config)
+        architecture = Architecture.from_hf(small)
+    else:
+        architecture = architecture_of(config.model)
+    check_possible(architecture, config)
+    check_layout(config.megatron, moe=architecture.experts > 0)
+    ranks = range(config.megatron.world_size) if every_rank else first_ranks(config.megatron)
+    stages = _stages(architecture, config, ranks)
+    gpu = GPUS[config.cluster.gpu]
+    free = gpu.memory - int(config.cluster.reserve_gigabytes * 1e9)
+    fullest = max(trainer_at_start(stage.rank, config) for stage in stages)
+    engine = engine_bytes(architecture, config, max(0, free - fullest))
+    return Plan(
+        config=config,
+        architecture=architecture,
+        gpu=gpu,
+        gpus=gpus(config),
+        stages=stages,
+        engine=engine,
+        servers=servers(config),
+        rollouts_per_server=engine.tokens // config.rollout.max_tokens,
+        running=running(config, engine),
+        phases=_peaks(stages, engine, config),
+        compute=compute(architecture, config, engine),
+        sync=sync(architecture, config),
+    )
+
+
+def _stages(architecture: Architecture, config: ExperimentConfig, ranks: Iterable[int]) -> list[Stage]:
+    """Every rank of ``ranks``; of stages between the ends with the same kinds of layers only one is built."""
+    layers, rows = _layers_by_stage(architecture, config), rows_per_rank(config)
+    last, per_stage = (
+        config.megatron.pipeline_parallel - 1,
+        config.megatron.world_size // config.megatron.pipeline_parallel,
+    )
+    known: dict[tuple[object, ...], RankBytes] = {}
+    found = []
+    for rank in ranks:
+        stage = rank // per_stage
+        kinds = tuple(architecture.sparse[layer] for layer in layers[stage])
+        key = (rank % per_stage, stage == 0, stage == last, kinds)
+        if key not in known:
+            known[key] = rank_bytes(architecture, config, rank)
+        estimates = {name: activations(architecture, config, stage, layers[stage], rows, name) for name in RECOMPUTE}
+        found.append(Stage(replace(known[key], rank=rank, stage=stage), estimates))
+    return found
+
+
+def _layers_by_stage(architecture: Architecture, config: ExperimentConfig) -> list[list[int]]:
+    """Numbers of the layers of each pipeline stage; an interleaved stage has several runs of them."""
+    layout = config.megatron
+    stages, chunks = layout.pipeline_parallel, layout.virtual_pipeline or 1
+    sizes: list[int | None] = [None] * stages
+    sizes[0], sizes[-1] = layout.first_stage_layers or sizes[0], layout.last_stage_layers or sizes[-1]
+    open_stages = sizes.count(None)
+    rest = architecture.layers - sum(size or 0 for size in sizes)
+    counts = [size or rest // open_stages for size in sizes]
+    numbers: list[list[int]] = [[] for _ in range(stages)]
+    layer = 0
+    for _ in range(chunks):
+        for stage, count in enumerate(counts):
+            numbers[stage] += range(layer, layer + count // chunks)
+            layer += count // chunks
+    return numbers
+
+
+def _peaks(stages: list[Stage], engine: EngineBytes, config: ExperimentConfig) -> list[Phase]:
+    """Each phase of the rank where it needs most."""
+    of_ranks = [phases(stage.rank, stage.activations[config.megatron.recompute], engine, config) for stage in stages]
+    return [max(same, key=lambda phase: phase.total) for same in zip(*of_ranks, strict=True)]
+
+
+def _gb(count: float) -> str:
+    return f"{count / 1e9:.1f}"

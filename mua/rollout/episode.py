@@ -1,0 +1,242 @@
+"""One episode: the policy, its tools and its user, as a state machine.
+
+                 ┌──────────────────────────── results or errors appended ◄──┐
+                 ▼                                                           │
+    start ──► GENERATE ── tool calls, or malformed ones ──► TOOLS ───────────┤
+                 ▲   │                                        │              │
+                 │   └─ plain text ──► USER ─── stop ──► END  └─ terminal ──► END
+                 │                      │
+                 └───── user's reply ◄──┘      a budget is used up ──► END
+
+The last action is always executed: a budget ends the episode when the policy would have to generate again.
+Faults of the infrastructure leave as exceptions; everything the policy did ends as a scored outcome.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, defaultdict
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import Enum, auto
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+from mua.config.schema import RolloutConfig
+from mua.engine.protocol import Sampler, SamplingParams
+from mua.environment.protocol import ToolSchema, Transcript
+from mua.environment.schema import validate_arguments
+from mua.errors import DeadlineExceeded
+from mua.rollout.seeds import derived_seed
+from mua.tokens.conversation import Conversation
+from mua.types import Json, Outcome, Segment
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from mua.environment.manager import LeasedEnvironment
+    from mua.environment.protocol import Evaluation
+    from mua.tokens.family import ChatFamily
+    from mua.tokens.parsing import AssistantTurn, ToolCall
+    from mua.users.protocol import User
+
+
+class State(Enum):
+    """Where an episode is."""
+
+    GENERATE = auto()
+    TOOLS = auto()
+    USER = auto()
+    END = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeResult:
+    """What an episode that ran to its end leaves: everything of a trajectory but its place in the run."""
+
+    outcome: Outcome
+    segments: list[Segment]
+    messages: list[Json]
+    turn_rewards: list[float]
+    evaluation: Evaluation
+    metrics: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeSetting:
+    """What all episodes of a run share."""
+
+    family: ChatFamily
+    sampler: Sampler
+    budgets: RolloutConfig
+    temperature: float
+    system_prompt: str
+    show_tools: bool
+    """Whether the tools' schemas stand in the system prompt."""
+    deterministic: bool
+    record_experts: bool = False
+    """Whether the engine tells which experts each token was routed to."""
+
+
+class Episode:
+    """Runs once. ``session`` names the engine session; ``seed`` feeds the sampling seeds of its turns."""
+
+    def __init__(
+        self, setting: EpisodeSetting, environment: LeasedEnvironment, user: User, *, session: str, seed: int
+    ) -> None:
+        self._setting = setting
+        self._budgets = setting.budgets
+        self._environment = environment
+        self._user = user
+        self._session = session
+        self._seed = seed
+        self._tools: dict[str, ToolSchema] = {schema.name: schema for schema in environment.tools()}
+        self._conversation: Conversation | None = None
+        self._turn: AssistantTurn | None = None
+        self._outcome: Outcome | None = None
+        self._turn_rewards: list[float] = []
+        self._malformed = 0
+        self._counts: Counter[str] = Counter()
+        self._seconds: defaultdict[str, float] = defaultdict(float)
+
+    async def run(self) -> EpisodeResult:
+        """Play the episode and have it judged.
+
+        Raises :class:`mua.errors.EngineError`, :class:`mua.errors.UserFault`,
+        :class:`mua.errors.EnvironmentFault` or :class:`mua.errors.DeadlineExceeded` when something other than
+        the policy failed.
+        """
+        state = await self._start()
+        while state is not State.END:
+            if state is State.GENERATE:
+                state = await self._generate()
+            elif state is State.TOOLS:
+                state = await self._call_tools()
+            else:
+                state = await self._ask_user()
+        return await self._finish()
+
+    @property
+    def _talk(self) -> Conversation:
+        assert self._conversation is not None
+        return self._conversation
+
+    async def _start(self) -> State:
+        with self._deadline("user", self._budgets.user_seconds) as limit:
+            async with limit:
+                opening = await self._user.open()
+        tools = list(self._tools.values()) if self._setting.show_tools else []
+        self._conversation = Conversation.begin(
+            self._setting.family, system=self._setting.system_prompt, tools=tools, user=opening.text
+        )
+        return State.GENERATE
+
+    async def _generate(self) -> State:
+        if self._talk.turns >= self._budgets.max_turns:
+            return self._end(Outcome.MAX_TURNS)
+        if self._counts["tool_calls"] >= self._budgets.max_tool_calls:
+            return self._end(Outcome.MAX_TURNS)
+        prompt = self._talk.prompt_ids()
+        room = min(self._budgets.max_turn_tokens, self._budgets.max_tokens - len(prompt))
+        if room < 1:
+            return self._end(Outcome.LENGTH)
+        with self._clock("generate"):
+            generation = await self._setting.sampler.generate(
+                prompt.tolist(),
+                self._sampling(room),
+                session=self._session,
+                deadline_s=self._budgets.generate_seconds,
+            )
+        self._counts["prompt_tokens"] += len(prompt)
+        self._counts["cached_tokens"] += generation.cached_tokens
+        self._turn = self._talk.add_sampled(generation)
+        self._turn_rewards.append(0.0)
+        if self._turn.truncated:
+            return self._end(Outcome.LENGTH)
+        if self._turn.tool_calls or self._turn.errors:
+            return State.TOOLS
+        return State.USER if self._turn.content.strip() else self._end(Outcome.MALFORMED)
+
+    def _sampling(self, room: int) -> SamplingParams:
+        return SamplingParams(
+            temperature=self._setting.temperature,
+            max_new_tokens=room,
+            stop_token_ids=self._setting.family.stop_token_ids,
+            top_p=self._budgets.top_p if self._setting.temperature > 0 else 1.0,
+            top_k=self._budgets.top_k if self._setting.temperature > 0 else -1,
+            seed=derived_seed(self._seed, self._talk.turns) if self._setting.deterministic else None,
+            experts_from=self._talk.routed if self._setting.record_experts else None,
+        )
+
+    async def _call_tools(self) -> State:
+        assert self._turn is not None
+        results = [await self._call(call) for call in self._turn.tool_calls]
+        results += [f"error: {error.message}" for error in self._turn.errors]
+        self._malformed += len(self._turn.errors)
+        self._talk.add_tool_results(results)
+        if self._outcome is not None:
+            return State.END
+        if self._malformed > self._budgets.max_malformed:
+            return self._end(Outcome.MALFORMED)
+        return State.GENERATE
+
+    async def _call(self, call: ToolCall) -> str:
+        """Run one call; the text the policy gets to see."""
+        if self._outcome is not None:
+            return "error: not called, the conversation has ended"
+        schema = self._tools.get(call.name)
+        fault = f"there is no tool {call.name!r}" if schema is None else validate_arguments(schema, call.arguments)
+        if fault is not None:
+            self._malformed += 1
+            return f"error: {fault}"
+        self._counts["tool_calls"] += 1
+        self._counts[f"tool_calls/{call.name}"] += 1
+        with self._clock("tools"):
+            result = await self._environment.call(call.name, call.arguments)
+        self._counts[f"tool_errors/{call.name}"] += result.error
+        self._turn_rewards[-1] += result.reward
+        if result.terminal:
+            self._end(Outcome.TERMINAL_TOOL)
+        return result.text
+
+    async def _ask_user(self) -> State:
+        assert self._turn is not None
+        with self._deadline("user", self._budgets.user_seconds) as limit:
+            async with limit:
+                reply = await self._user.reply(self._turn.content)
+        self._talk.add_user(reply.text)
+        return self._end(Outcome.USER_STOP) if reply.stop else State.GENERATE
+
+    def _end(self, outcome: Outcome) -> State:
+        self._outcome = self._outcome or outcome
+        return State.END
+
+    async def _finish(self) -> EpisodeResult:
+        assert self._outcome is not None
+        with self._clock("evaluate"):
+            evaluation = await self._environment.evaluate(Transcript(self._talk.messages))
+        rewards = self._turn_rewards or [0.0]
+        rewards[-1] += evaluation.reward
+        metrics = {name: float(count) for name, count in self._counts.items()}
+        metrics["malformed"] = float(self._malformed)
+        metrics |= {f"seconds/{stage}": seconds for stage, seconds in self._seconds.items()}
+        return EpisodeResult(
+            self._outcome, self._talk.segments(), list(self._talk.messages), rewards, evaluation, metrics
+        )
+
+    @contextmanager
+    def _clock(self, stage: str) -> Iterator[None]:
+        start = perf_counter()
+        try:
+            yield
+        finally:
+            self._seconds[stage] += perf_counter() - start
+
+    @contextmanager
+    def _deadline(self, stage: str, seconds: float) -> Iterator[asyncio.Timeout]:
+        """A clocked wait that fails under its own name."""
+        with self._clock(stage):
+            try:
+                yield asyncio.timeout(seconds)
+            except TimeoutError:
+                raise DeadlineExceeded(f"rollout.{stage}_seconds: the {stage} took longer than {seconds:g} s") from None

@@ -1,0 +1,141 @@
+"""From a task to a trajectory: leases what an episode needs, retries infrastructure faults, never scores them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+from mua.config.schema import ExperimentConfig
+from mua.engine.protocol import Sampler
+from mua.environment.manager import EnvironmentManager
+from mua.environment.protocol import Domain, Task
+from mua.errors import DeadlineExceeded, EngineError, EnvironmentFault, UserFault
+from mua.rollout.episode import Episode, EpisodeResult, EpisodeSetting
+from mua.rollout.seeds import derived_seed
+from mua.tokens.family import ChatFamily
+from mua.types import Group, Outcome, Trajectory
+from mua.users.factory import UserFactory
+from mua.users.protocol import User
+
+log = logging.getLogger(__name__)
+
+_FAULTS: dict[type[Exception], Outcome] = {
+    EngineError: Outcome.ENGINE_ERROR,
+    EnvironmentFault: Outcome.ENVIRONMENT_ERROR,
+    UserFault: Outcome.USER_ERROR,
+    DeadlineExceeded: Outcome.TIMEOUT,
+}
+_FIRST_PAUSE_S = 0.5
+_LONGEST_PAUSE_S = 30.0
+
+
+class EpisodeRunner:
+    """Runs episodes of one domain, at most ``rollout.concurrency`` at once. Belongs to one event loop."""
+
+    def __init__(self, config: ExperimentConfig, domain: Domain, family: ChatFamily, sampler: Sampler) -> None:
+        self._config = config
+        self._environments = EnvironmentManager(domain, config.environment)
+        self._users = UserFactory(config.user, domain)
+        self._slots = asyncio.Semaphore(config.rollout.concurrency)
+        self._setting = EpisodeSetting(
+            family=family,
+            sampler=sampler,
+            budgets=config.rollout,
+            temperature=config.rollout.temperature,
+            system_prompt=domain.system_prompt(config.environment.prompt),
+            show_tools=config.environment.prompt == "full",
+            deterministic=config.engine.deterministic,
+            record_experts=config.engine.routed_experts,
+        )
+
+    async def close(self) -> None:
+        await self._users.close()
+        await self._environments.close()
+
+    async def group(
+        self, task: Task, ordinal: int, size: int, *, temperature: float, on_episode: Callable[[], None] | None = None
+    ) -> Group:
+        """``size`` trajectories of ``task``; ``on_episode`` is called after each."""
+
+        async def one(sample: int) -> Trajectory:
+            trajectory = await self.trajectory(task, ordinal, sample, temperature=temperature)
+            if on_episode is not None:
+                on_episode()
+            return trajectory
+
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(one(sample)) for sample in range(size)]
+        return Group(ordinal, task.id, [done.result() for done in tasks])
+
+    async def trajectory(self, task: Task, ordinal: int, sample: int, *, temperature: float) -> Trajectory:
+        """One trajectory, unscored when every attempt met an infrastructure fault."""
+        setting = replace(self._setting, temperature=temperature)
+        async with self._slots:
+            for attempt in range(self._config.rollout.max_retries + 1):
+                seed = derived_seed(self._config.seed, ordinal, sample, attempt)
+                session = f"{ordinal}/{sample}/{attempt}"
+                try:
+                    result = await self._attempt(setting, task, session, seed)
+                except tuple(_FAULTS) as fault:
+                    log.warning("task %s, attempt %d: %s", task.id, attempt + 1, fault)
+                    outcome, last = _outcome(fault), str(fault)
+                    if attempt < self._config.rollout.max_retries:
+                        await asyncio.sleep(_pause(attempt))
+                else:
+                    return _scored(task, ordinal, sample, attempt + 1, result)
+        return Trajectory(
+            task.id, ordinal, sample, [], [], 0.0, False, outcome,
+            attempts=self._config.rollout.max_retries + 1, error=last,
+        )  # fmt: skip
+
+    async def _attempt(self, setting: EpisodeSetting, task: Task, session: str, seed: int) -> EpisodeResult:
+        limit = setting.budgets.episode_seconds
+        try:
+            async with (
+                asyncio.timeout(limit) as deadline,
+                self._environments.lease(task, seed) as environment,
+                self._user(task, seed) as user,
+            ):
+                return await Episode(setting, environment, user, session=session, seed=seed).run()
+        except TimeoutError:
+            if not deadline.expired():
+                raise
+            raise DeadlineExceeded(f"rollout.episode_seconds: the episode took longer than {limit:g} s") from None
+
+    @asynccontextmanager
+    async def _user(self, task: Task, seed: int) -> AsyncIterator[User]:
+        user = self._users.make(task, seed)
+        try:
+            yield user
+        finally:
+            await user.close()
+
+
+def _outcome(fault: Exception) -> Outcome:
+    return next(outcome for kind, outcome in _FAULTS.items() if isinstance(fault, kind))
+
+
+def _pause(attempt: int) -> float:
+    """Seconds before the next attempt: exponential, jittered, so that retries do not arrive together."""
+    return min(_FIRST_PAUSE_S * 2**attempt, _LONGEST_PAUSE_S) * random.uniform(0.5, 1.0)
+
+
+def _scored(task: Task, ordinal: int, sample: int, attempts: int, result: EpisodeResult) -> Trajectory:
+    return Trajectory(
+        task_id=task.id,
+        ordinal=ordinal,
+        sample=sample,
+        segments=result.segments,
+        turn_rewards=result.turn_rewards,
+        reward=sum(result.turn_rewards),
+        success=result.evaluation.success,
+        outcome=result.outcome,
+        messages=result.messages,
+        metrics=result.metrics,
+        details=result.evaluation.details,
+        attempts=attempts,
+    )

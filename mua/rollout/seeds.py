@@ -1,0 +1,11 @@
+"""Seeds that depend on what they are for, and on nothing else."""
+
+from __future__ import annotations
+
+import hashlib
+
+
+def derived_seed(*parts: int | str) -> int:
+    """A seed in ``[0, 2**31)`` that is a pure function of ``parts``, equal on every machine and Python."""
+    text = "\x1f".join(str(part) for part in parts)
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big") >> 1

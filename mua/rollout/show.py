@@ -1,0 +1,38 @@
+"""Episodes without training, one of them as a conversation a person can read."""
+
+from __future__ import annotations
+
+from rich.console import Console
+
+from mua.algorithms.metrics import rollout_metrics
+from mua.config.schema import ExperimentConfig
+from mua.observe.conversation import render_trajectory
+from mua.observe.progress import Progress
+from mua.observe.traces import TraceWriter
+from mua.rollout.service import RolloutService, require_scored
+from mua.types import Group
+
+
+def show_rollout(config: ExperimentConfig) -> None:
+    """Roll out ``evaluation.tasks`` tasks (8 by default) and print the first scored episode.
+
+    All of them go to ``<output>/traces``.
+    """
+    chosen = config.evaluation
+    tasks = chosen.tasks or 8
+    with Progress(config.observe.progress) as progress, RolloutService(config) as rollouts:
+        with progress.stage("episodes", total=tasks * chosen.samples) as stage:
+            trajectories = rollouts.evaluate(
+                chosen.split,
+                tasks=tasks,
+                samples=chosen.samples,
+                temperature=config.rollout.temperature,
+                on_episode=stage.advance,
+            )
+        family = rollouts.family
+    path = TraceWriter(config.output / "traces").write(0, trajectories)
+    scored = [t for t in require_scored(trajectories) if t.scored]
+    console = Console()
+    console.print(render_trajectory(scored[0], family.decode))
+    metrics = rollout_metrics([Group(0, "all", trajectories)])
+    console.print(f"{len(trajectories)} episodes, success {metrics['success']:.3f}, traces in {path}")

@@ -1,0 +1,155 @@
+"""From pieces of text to token ids with provenance, and back.
+
+A chat template's own text (:func:`fixed`) may hold control tokens; everything else (:func:`content`) may not.
+Neighbouring pieces between two control tokens are encoded as one text, because byte-level BPE merges across
+their joint: ``"user\\n" + "\\nhello"`` holds one token ``"\\n\\n"``, and encoding the two parts alone would give ids
+that no full render gives. Who a token belongs to is read from its character offsets; a token that spans content
+and template belongs to the content.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mua.errors import ModelError, MuaError
+from mua.types import Int32Array, Provenance, UInt8Array
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+
+class ConversationError(MuaError):
+    """A message that cannot be rendered: a wrong role or order, or text that UTF-8 cannot hold."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A stretch of rendered text. Control tokens are recognised in it only if it is ``fixed``."""
+
+    text: str
+    provenance: Provenance
+    fixed: bool
+
+
+def fixed(text: str, provenance: Provenance = Provenance.TEMPLATE) -> Piece:
+    """Text of the chat template itself; control tokens in it are control tokens."""
+    return Piece(text, provenance, True)
+
+
+def content(text: str, provenance: Provenance) -> Piece:
+    """Text somebody else wrote; control tokens spelt out in it stay plain text."""
+    return Piece(text, provenance, False)
+
+
+def plain_text(pieces: Iterable[Piece]) -> str:
+    """The rendered text of the pieces."""
+    return "".join(piece.text for piece in pieces)
+
+
+class Codec:
+    """A fast tokenizer and its twin that knows no control tokens.
+
+    The twin is what makes ``<|im_end|>`` in a user's text harmless. transformers' ``split_special_tokens`` is
+    not enough: it leaves the added tokens that are not marked special (``<tool_call>``, ``<think>``) alone.
+    """
+
+    def __init__(self, backend: Tokenizer, source: Path | str) -> None:
+        """Wrap ``backend``; ``source`` is named in errors.
+
+        Raises:
+            ModelError: a control token swallows its neighbours' whitespace, is normalised, or can be produced
+                by plain text.
+        """
+        from tokenizers import Tokenizer
+
+        specification: dict[str, Any] = json.loads(backend.to_str())
+        added = specification["added_tokens"]
+        for token in added:
+            if any(token[flag] for flag in ("lstrip", "rstrip", "single_word", "normalized")):
+                raise ModelError(
+                    f"{source}: added token {token['content']!r} strips or normalises its surroundings, so messages "
+                    "cannot be encoded one at a time; set lstrip, rstrip, single_word and normalized to false"
+                )
+        specification["added_tokens"] = []
+        # A post-processor only adds begin/end tokens or trims offsets: neither may happen inside a conversation.
+        specification["post_processor"] = None
+        self._backend = backend
+        self._plain = Tokenizer.from_str(json.dumps(specification))
+        self.control: dict[str, int] = {token["content"]: int(token["id"]) for token in added}
+        longest_first = sorted(self.control, key=len, reverse=True)
+        self._split = re.compile("(" + "|".join(map(re.escape, longest_first)) + ")")
+        self._check_twin(source)
+
+    def _check_twin(self, source: Path | str) -> None:
+        control_ids = set(self.control.values())
+        for text in self.control:
+            if control_ids.intersection(self._plain.encode(text, add_special_tokens=False).ids):
+                raise ModelError(
+                    f"{source}: the tokenizer's own merges spell the control token {text!r}, so text from users and "
+                    "tools could forge it; train the tokenizer without control tokens in its vocabulary"
+                )
+
+    @property
+    def vocabulary_size(self) -> int:
+        """Number of ids, control tokens included."""
+        return int(self._backend.get_vocab_size(with_added_tokens=True))
+
+    def encode(self, pieces: Iterable[Piece]) -> tuple[Int32Array, UInt8Array]:
+        """Ids and provenance of the pieces, each ``[T]``.
+
+        Raises:
+            ConversationError: a piece holds an unpaired surrogate, which UTF-8 cannot express.
+        """
+        ids: list[int] = []
+        owners: list[int] = []
+        run: list[Piece] = []
+        for piece in pieces:
+            # An odd position of re.split with one group is a match of the group: a control token.
+            parts = self._split.split(piece.text) if piece.fixed else [piece.text]
+            for position, part in enumerate(parts):
+                if position % 2:
+                    self._encode_run(run, ids, owners)
+                    run = []
+                    ids.append(self.control[part])
+                    owners.append(piece.provenance)
+                elif part:
+                    run.append(Piece(part, piece.provenance, piece.fixed))
+        self._encode_run(run, ids, owners)
+        return np.array(ids, dtype=np.int32), np.array(owners, dtype=np.uint8)
+
+    def _encode_run(self, run: Sequence[Piece], ids: list[int], owners: list[int]) -> None:
+        if not run:
+            return
+        text = plain_text(run)
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise ConversationError(
+                f"text holds an unpaired surrogate at character {error.start} near "
+                f"{text[max(0, error.start - 20) : error.start]!r}; decode it properly before it becomes a message"
+            ) from error
+        encoding = self._plain.encode(text, add_special_tokens=False)
+        ids.extend(encoding.ids)
+        offsets = np.array(encoding.offsets).reshape(-1, 2)
+        ends = np.cumsum([len(piece.text) for piece in run])
+        first = np.searchsorted(ends, offsets[:, 0], side="right")
+        last = np.searchsorted(ends, np.maximum(offsets[:, 1] - 1, offsets[:, 0]), side="right")
+        owners.extend(_owner(run[a : b + 1]).provenance for a, b in zip(first, last, strict=True))
+
+    def decode(self, ids: Iterable[int] | Int32Array) -> str:
+        """The text of ``ids``, control tokens spelt out; bytes that are no UTF-8 become U+FFFD.
+
+        Ids beyond the vocabulary (rows a checkpoint pads its embedding with) have no text and are left out.
+        """
+        return str(self._backend.decode([int(token) for token in ids], skip_special_tokens=False))
+
+
+def _owner(pieces: Sequence[Piece]) -> Piece:
+    return next((piece for piece in pieces if not piece.fixed), pieces[0])

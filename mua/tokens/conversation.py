@@ -1,0 +1,347 @@
+"""The token stream of one episode: append-only, every token with its origin.
+
+Only what is new is rendered, and sampled ids are kept as they came. The stream therefore never holds a token the
+engine did not see, and the loss mask is what the policy sampled. The price is stated, not hidden: the stream of a
+policy that samples unusual tokenisations differs from the ids a full render of the same text would give.
+
+Where the chat template rewrites history (Qwen3 drops earlier reasoning when a new user message arrives) the stream
+ends and a new segment starts from the rewritten history, so that the next request is what the template prescribes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Self
+
+import numpy as np
+
+from mua.engine.protocol import Generation
+from mua.environment.protocol import ToolSchema
+from mua.errors import EngineError
+from mua.tokens.codec import ConversationError, Piece
+from mua.tokens.family import ChatFamily
+from mua.tokens.parsing import AssistantTurn, dump_json
+from mua.types import ExpertArray, Float32Array, Int32Array, Json, Provenance, Segment, UInt8Array
+
+NO_VERSION = -1
+"""Version of tokens no policy sampled."""
+
+
+@dataclass(slots=True)
+class _Stream:
+    """Growing arrays of one segment."""
+
+    ids: list[Int32Array] = field(default_factory=list)
+    provenance: list[UInt8Array] = field(default_factory=list)
+    logprobs: list[Float32Array] = field(default_factory=list)
+    version: list[Int32Array] = field(default_factory=list)
+    turn: list[Int32Array] = field(default_factory=list)
+    experts: list[ExpertArray] = field(default_factory=list)
+    length: int = 0
+    sampled: bool = False
+
+    def extend(
+        self,
+        ids: Int32Array,
+        provenance: UInt8Array,
+        turn: int,
+        logprobs: Float32Array | None = None,
+        version: Int32Array | None = None,
+    ) -> None:
+        n = len(ids)
+        self.ids.append(ids.astype(np.int32))
+        self.provenance.append(provenance)
+        self.logprobs.append(np.zeros(n, np.float32) if logprobs is None else logprobs.astype(np.float32))
+        self.version.append(np.full(n, NO_VERSION, np.int32) if version is None else version.astype(np.int32))
+        self.turn.append(np.full(n, turn, np.int32))
+        self.length += n
+        self.sampled |= bool(np.any(provenance == Provenance.SAMPLED))
+
+    @property
+    def routed(self) -> int:
+        """Tokens whose experts are known; they come first."""
+        return sum(len(rows) for rows in self.experts)
+
+    def segment(self) -> Segment:
+        return Segment(
+            ids=np.concatenate(self.ids),
+            provenance=np.concatenate(self.provenance),
+            logprobs=np.concatenate(self.logprobs),
+            version=np.concatenate(self.version),
+            turn=np.concatenate(self.turn),
+            experts=self._all_experts(),
+        )
+
+    def _all_experts(self) -> ExpertArray | None:
+        if not self.experts:
+            return None
+        unrouted = np.zeros((self.length - self.routed, self.experts[0].shape[1]), np.uint8)
+        return np.concatenate([*self.experts, unrouted])
+
+
+class Conversation:
+    """Messages and tokens of one episode.
+
+    The order of calls is ``begin``, then any number of ``prompt_ids``, ``add_sampled`` and one of
+    ``add_tool_results`` or ``add_user``. Anything else is a fault of the caller and raises ``RuntimeError``.
+    """
+
+    def __init__(self, family: ChatFamily, tools: Sequence[ToolSchema]) -> None:
+        """Make an empty conversation; use :meth:`begin` or :meth:`from_messages`."""
+        self.family = family
+        self.messages: list[Json] = []
+        """OpenAI-style messages: ``content`` is a string, ``arguments`` are JSON strings, reasoning is in
+        ``reasoning_content``, what could not be read in ``tool_call_errors``."""
+        self._tools = tuple(tools)
+        self._streams = [_Stream()]
+        self._turns = 0
+        self._prompted = False
+        self._owed: list[Piece] = []
+        """What the template puts behind the last assistant turn; appended with the next message."""
+        self._as_sampled_since = 0
+        """Index of the first message the current segment holds as it was sampled, not rewritten."""
+
+    @classmethod
+    def begin(cls, family: ChatFamily, *, system: str | None, tools: Sequence[ToolSchema], user: str) -> Self:
+        """Start a conversation with the system prompt, the tools and the user's first message."""
+        conversation = cls(family, tools)
+        if system is not None:
+            conversation.messages.append({"role": "system", "content": system})
+        conversation.messages.append({"role": "user", "content": user})
+        conversation._append([*family.system(system, tools), *family.user(user)])
+        return conversation
+
+    @classmethod
+    def from_messages(
+        cls,
+        family: ChatFamily,
+        messages: Sequence[Json],
+        tools: Sequence[ToolSchema],
+        *,
+        train_on: Literal["all", "last"],
+    ) -> Self:
+        """Encode a demonstration for supervised training.
+
+        Assistant messages (text, tool calls, ``reasoning_content``) become the tokens a policy would have sampled
+        behind the generation prompt, end-of-turn token included: provenance SAMPLED, version -1, log-probability
+        0. With ``train_on="last"`` all but the last assistant message are TEMPLATE.
+
+        Args:
+            family: the policy's chat family.
+            messages: OpenAI-style; an optional system message, a user message, then anything.
+            tools: schemas of the tools in the system prompt.
+            train_on: which assistant messages carry loss.
+
+        Raises:
+            ConversationError: a message has a wrong role, order or shape; the message's index is named.
+        """
+        demonstration = [_checked(message, index) for index, message in enumerate(messages)]
+        roles = [message["role"] for message in demonstration]
+        head = 1 if roles[:1] == ["system"] else 0
+        if roles[head : head + 1] != ["user"] or "assistant" not in roles:
+            raise ConversationError(
+                "a demonstration is an optional system message, a user message and at least one assistant message; "
+                f"the roles are {', '.join(roles[:6]) or 'none'}"
+            )
+        system = demonstration[0]["content"] if head else None
+        conversation = cls.begin(family, system=system, tools=tools, user=demonstration[head]["content"])
+        last = len(roles) - 1 - roles[::-1].index("assistant")
+        index = head + 1
+        while index < len(demonstration):
+            trained = train_on == "all" or index == last
+            index = conversation._demonstrate(demonstration, index, trained=trained)
+        return conversation
+
+    @property
+    def length(self) -> int:
+        """Tokens of the current segment."""
+        return self._streams[-1].length
+
+    @property
+    def routed(self) -> int:
+        """Tokens of the current segment whose experts are known: where the next request should ask from."""
+        return self._streams[-1].routed
+
+    @property
+    def turns(self) -> int:
+        """Assistant turns so far, over all segments."""
+        return self._turns
+
+    def prompt_ids(self) -> Int32Array:
+        """Ids to send to the engine now, ``[T]``; opens the assistant's turn at the first call."""
+        if not self._prompted:
+            if self.messages[-1]["role"] == "assistant":
+                raise RuntimeError("the assistant's turn is over: add a user message or tool results first")
+            self._append(self.family.generation_prompt())
+            self._prompted = True
+        return np.concatenate(self._streams[-1].ids)
+
+    def add_sampled(self, generation: Generation) -> AssistantTurn:
+        """Append what the engine sampled for :meth:`prompt_ids`, exactly as it came, and read it.
+
+        A turn cut by length gets no end-of-turn token here; the template's follows with the next message.
+
+        Raises:
+            EngineError: the generation was aborted, its arrays differ in length, or it stopped without a stop
+                token (the end of a turn would then never be trained).
+        """
+        self._require(prompted=True)
+        self._check_generation(generation)
+        turn = self.family.parse(generation.ids, turn=self._turns)
+        provenance = np.full(len(generation.ids), Provenance.SAMPLED, np.uint8)
+        self._streams[-1].extend(generation.ids, provenance, self._turns, generation.logprobs, generation.versions)
+        if generation.experts is not None:
+            self._streams[-1].experts.append(generation.experts)
+        self._close_turn(turn.message(), generation.ids)
+        return turn
+
+    def add_tool_results(self, results: Sequence[str]) -> None:
+        """Append all results of the last assistant turn; templates fold them into one block.
+
+        The first results answer the turn's tool calls in order; further ones (of its errors) have no call id.
+        """
+        self._require(prompted=False)
+        if not results or self.messages[-1]["role"] != "assistant":
+            raise RuntimeError("tool results follow an assistant turn, all of them in one call")
+        calls = self.messages[-1].get("tool_calls", [])
+        self._append_after_turn(self.family.tool_results(results))
+        for index, result in enumerate(results):
+            answered = {"tool_call_id": calls[index]["id"]} if index < len(calls) else {}
+            self.messages.append({"role": "tool", "content": result, **answered})
+
+    def add_user(self, text: str) -> None:
+        """Append a user message; starts a new segment where the template rewrites history because of it."""
+        self._require(prompted=False)
+        message = {"role": "user", "content": text}
+        messages = [*self.messages, message]
+        if self.family.rewrites(messages, self._as_sampled_since):
+            ids, provenance = self.family.codec.encode(self.family.history(messages, self._tools))
+            self._streams.append(_Stream())
+            self._streams[-1].extend(ids, provenance, self._turns)
+            self._owed = []
+            self._as_sampled_since = len(messages)
+        else:
+            self._append_after_turn(self.family.user(text))
+        self.messages.append(message)
+
+    def segments(self) -> list[Segment]:
+        """The token streams in order; those without a sampled token are left out unless there is no other."""
+        sampled = [stream.segment() for stream in self._streams if stream.sampled]
+        return sampled or [self._streams[-1].segment()]
+
+    def _append(self, pieces: Sequence[Piece]) -> None:
+        self._streams[-1].extend(*self.family.codec.encode(pieces), self._turns)
+
+    def _append_after_turn(self, pieces: Sequence[Piece]) -> None:
+        self._append([*self._owed, *pieces])
+        self._owed = []
+
+    def _close_turn(self, message: Json, ids: Int32Array) -> None:
+        self.messages.append(message)
+        self._owed = self.family.closing(ids)
+        self._turns += 1
+        self._prompted = False
+
+    def _require(self, *, prompted: bool) -> None:
+        if self._prompted != prompted:
+            raise RuntimeError(
+                "call prompt_ids before add_sampled" if prompted else "the assistant's turn is open: add_sampled first"
+            )
+
+    def _check_generation(self, generation: Generation) -> None:
+        n = len(generation.ids)
+        if generation.finish == "abort":
+            raise EngineError("the engine aborted the turn; an aborted generation cannot become a message")
+        if len(generation.logprobs) != n or len(generation.versions) != n:
+            raise EngineError(
+                f"the engine returned {n} ids, {len(generation.logprobs)} log-probabilities and "
+                f"{len(generation.versions)} versions for one turn"
+            )
+        missing = self.length + n - 1 - self.routed
+        if generation.experts is not None and len(generation.experts) != missing:
+            raise EngineError(
+                f"the engine returned the experts of {len(generation.experts)} tokens, {missing} have none yet"
+            )
+        if generation.finish == "stop" and not self.family.ended(generation.ids):
+            raise EngineError(
+                f"the engine stopped without a stop token of the family {self.family.name} "
+                f"{self.family.stop_token_ids}; request them as stop_token_ids and keep them in the output"
+            )
+
+    def _demonstrate(self, messages: Sequence[Json], index: int, *, trained: bool) -> int:
+        """Add message ``index`` (tool messages: the whole run); the index of the next one."""
+        message = messages[index]
+        try:
+            if message["role"] == "assistant":
+                self._add_demonstrated(message, trained=trained)
+            elif message["role"] == "user":
+                self.add_user(message["content"])
+            else:
+                end = index
+                while end < len(messages) and messages[end]["role"] == "tool":
+                    end += 1
+                self.add_tool_results([result["content"] for result in messages[index:end]])
+                return end
+        except (ConversationError, RuntimeError) as error:
+            raise ConversationError(f"messages[{index}]: {error}") from error
+        return index + 1
+
+    def _add_demonstrated(self, message: Json, *, trained: bool) -> None:
+        self.prompt_ids()
+        ids, provenance = self.family.codec.encode(self.family.demonstration(message))
+        _check_demonstration(message, self.family.parse(ids))
+        if not trained:
+            provenance = np.full(len(ids), Provenance.TEMPLATE, np.uint8)
+        self._streams[-1].extend(ids, provenance, self._turns)
+        self._close_turn(message, ids)
+
+
+def _check_demonstration(message: Json, turn: AssistantTurn) -> None:
+    """Calls or reasoning written into the text would be trained as plain characters, never as control tokens."""
+    calls, thoughts = len(message.get("tool_calls", [])), message.get("reasoning_content", "").strip("\n")
+    if turn.errors or len(turn.tool_calls) != calls or bool(turn.reasoning) != bool(thoughts):
+        found = turn.errors[0].message if turn.errors else f"{len(turn.tool_calls)} tool calls instead of {calls}"
+        raise ConversationError(
+            f"this assistant message does not read back as itself ({found}); calls belong into tool_calls, reasoning "
+            "into reasoning_content, and a malformed turn is no demonstration"
+        )
+
+
+def _checked(message: Json, index: int) -> Json:
+    """A message in the form this module writes itself: string content, arguments as canonical JSON strings."""
+    role = message.get("role")
+    text = message.get("content")
+    where = f"messages[{index}]"
+    if role not in ("system", "user", "assistant", "tool") or (role == "system" and index > 0):
+        raise ConversationError(f"{where}: role {role!r}; roles are system (first only), user, assistant and tool")
+    if not isinstance(text, str) and not (text is None and role == "assistant"):
+        raise ConversationError(f"{where}: content must be a string, not {type(text).__name__}")
+    checked = {**message, "content": text or ""}
+    if role == "assistant":
+        checked.pop("tool_calls", None)
+        if message.get("reasoning_content") is None:
+            checked.pop("reasoning_content", None)
+        if calls := message.get("tool_calls"):
+            checked["tool_calls"] = [
+                _checked_call(call, f"{where}.tool_calls[{i}]", f"call_{index}_{i}") for i, call in enumerate(calls)
+            ]
+    return checked
+
+
+def _checked_call(call: Json, where: str, default_id: str) -> Json:
+    function = call.get("function", call)
+    name, arguments = function.get("name"), function.get("arguments")
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments)
+        except ValueError as error:
+            raise ConversationError(f"{where}: arguments are not valid JSON ({error})") from error
+    if not isinstance(name, str) or not isinstance(arguments, dict):
+        raise ConversationError(f"{where}: a call needs a name (a string) and arguments (an object)")
+    return {
+        "id": call.get("id") or default_id,
+        "type": "function",
+        "function": {"name": name, "arguments": dump_json(arguments)},
+    }

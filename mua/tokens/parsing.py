@@ -1,0 +1,250 @@
+"""Reading what the policy wrote: reasoning, text for the user, tool calls of the Hermes/Qwen form.
+
+    <think>
+    reasoning
+    </think>
+
+    text
+    <tool_call>
+    {"name": "find_order", "arguments": {"order": "W1"}}
+    </tool_call>
+
+Reading is strict. Whatever is not a well-formed call is a :class:`ToolCallError`, which the episode turns into an
+observation, and its text stays in ``content``: nothing is dropped and nothing is guessed. Tags inside JSON strings
+are text, because the JSON is read first and the closing tag is looked for behind it.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, NoReturn
+
+from mua.types import Json
+
+CALL_OPEN, CALL_CLOSE = "<tool_call>", "</tool_call>"
+THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
+
+
+class ErrorKind(StrEnum):
+    """What is wrong with a turn."""
+
+    BAD_JSON = "bad_json"
+    NOT_AN_OBJECT = "not_an_object"
+    MISSING_NAME = "missing_name"
+    BAD_ARGUMENTS = "bad_arguments"
+    UNEXPECTED_KEY = "unexpected_key"
+    UNCLOSED_CALL = "unclosed_call"
+    UNOPENED_CALL = "unopened_call"
+    STRAY_TEXT = "stray_text"
+    UNCLOSED_REASONING = "unclosed_reasoning"
+    STRAY_REASONING_TAG = "stray_reasoning_tag"
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """One well-formed call. ``id`` is unique in the conversation."""
+
+    id: str
+    name: str
+    arguments: Json
+
+    def openai(self) -> Json:
+        """The OpenAI form, arguments as a JSON string."""
+        return {
+            "id": self.id,
+            "type": "function",
+            "function": {"name": self.name, "arguments": dump_json(self.arguments)},
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallError:
+    """Something in a turn that is neither text nor a well-formed call. ``message`` is fit to show the policy."""
+
+    kind: ErrorKind
+    message: str
+    raw: str
+    """The offending text as it was written."""
+
+
+@dataclass(frozen=True, slots=True)
+class AssistantTurn:
+    """What one assistant turn says."""
+
+    content: str
+    """Everything outside reasoning and well-formed calls."""
+    reasoning: str | None = None
+    """None where there is no think block, empty where the block is."""
+    tool_calls: list[ToolCall] = field(default_factory=list)
+    errors: list[ToolCallError] = field(default_factory=list)
+    truncated: bool = False
+    """The turn was cut before the policy ended it."""
+
+    def message(self) -> Json:
+        """The OpenAI-style message. Errors are under ``tool_call_errors``; a cut turn has ``truncated``."""
+        message: Json = {"role": "assistant", "content": self.content}
+        if self.reasoning is not None:
+            message["reasoning_content"] = self.reasoning
+        if self.tool_calls:
+            message["tool_calls"] = [call.openai() for call in self.tool_calls]
+        if self.errors:
+            message["tool_call_errors"] = [{"kind": str(e.kind), "message": e.message} for e in self.errors]
+        if self.truncated:
+            message["truncated"] = True
+        return message
+
+
+def dump_json(value: Any) -> str:
+    """JSON as chat templates write it: one line, ``", "`` and ``": "``, no ASCII escapes."""
+    return json.dumps(value, ensure_ascii=False, allow_nan=False)
+
+
+def parse_turn(
+    text: str, *, turn: int = 0, truncated: bool = False, reasoning: bool = False, opened: bool = False
+) -> AssistantTurn:
+    """Read one assistant turn.
+
+    Args:
+        text: what was sampled, without the end-of-turn token.
+        turn: index of the assistant turn; part of the call ids.
+        truncated: whether the turn was cut by length.
+        reasoning: whether the family writes think blocks.
+        opened: whether the generation prompt already opened the think block.
+    """
+    thoughts, rest, errors = _split_reasoning(text, opened) if reasoning else (None, text, [])
+    content, calls, call_errors = _split_calls(rest, turn)
+    return AssistantTurn(content, thoughts, calls, errors + call_errors, truncated)
+
+
+def _split_reasoning(text: str, opened: bool) -> tuple[str | None, str, list[ToolCallError]]:
+    errors: list[ToolCallError] = []
+    thoughts, rest = None, text
+    if opened or text.lstrip().startswith(THINK_OPEN):
+        start = 0 if opened else text.index(THINK_OPEN) + len(THINK_OPEN)
+        end = text.find(THINK_CLOSE, start)
+        if end < 0:
+            message = f"the reasoning was not closed with {THINK_CLOSE}; close it, then answer or call a tool"
+            return text[start:].strip("\n"), "", [ToolCallError(ErrorKind.UNCLOSED_REASONING, message, text)]
+        thoughts, rest = text[start:end].strip("\n"), text[end + len(THINK_CLOSE) :].lstrip("\n")
+    for tag in (THINK_OPEN, THINK_CLOSE):
+        if tag in _outside_calls(rest):
+            message = f"{tag} may stand only in one block, at the beginning of the turn"
+            errors.append(ToolCallError(ErrorKind.STRAY_REASONING_TAG, message, rest))
+    return thoughts, rest, errors
+
+
+def _outside_calls(text: str) -> str:
+    return _split_calls(text, 0)[0]
+
+
+def _split_calls(text: str, turn: int) -> tuple[str, list[ToolCall], list[ToolCallError]]:
+    calls: list[ToolCall] = []
+    errors: list[ToolCallError] = []
+    start = text.find(CALL_OPEN)
+    lead = text if start < 0 else text[:start]
+    errors.extend(_unopened(lead))
+    leftovers: list[str] = []
+    while start >= 0:
+        found, end = _read_call(text, start, f"call_{turn}_{len(calls)}")
+        if isinstance(found, ToolCall):
+            calls.append(found)
+        else:
+            errors.append(found)
+            leftovers.append(text[start:end])
+        start = text.find(CALL_OPEN, end)
+        gap = text[end:] if start < 0 else text[end:start]
+        if gap.strip():
+            leftovers.append(gap.strip())
+            errors.extend(_unopened(gap) or [_stray(gap.strip())])
+    if calls or leftovers:
+        lead = lead.removesuffix("\n")
+    return "\n".join([lead, *leftovers] if lead else leftovers), calls, errors
+
+
+def _unopened(text: str) -> list[ToolCallError]:
+    if CALL_CLOSE not in text:
+        return []
+    message = f"{CALL_CLOSE} without {CALL_OPEN} before it; write the call between the two tags"
+    return [ToolCallError(ErrorKind.UNOPENED_CALL, message, text)]
+
+
+def _stray(text: str) -> ToolCallError:
+    message = "text after a tool call; write text before the first call, and only calls after it"
+    return ToolCallError(ErrorKind.STRAY_TEXT, message, text)
+
+
+def _read_call(text: str, start: int, call_id: str) -> tuple[ToolCall | ToolCallError, int]:
+    """The call whose opening tag is at ``start``, and the index just behind it."""
+    try:
+        value, end = _DECODER.raw_decode(text, _skip_space(text, start + len(CALL_OPEN)))
+        dump_json(value).encode("utf-8")  # refuses infinities (1e999) and unpaired surrogates ("\ud800")
+    except (ValueError, RecursionError) as error:
+        return _broken(text, start, f"the tool call is not valid JSON: {_reason(error)}")
+    end = _skip_space(text, end)
+    if not text.startswith(CALL_CLOSE, end):
+        return _broken(text, start, f"other text stands between the JSON object and {CALL_CLOSE}")
+    end += len(CALL_CLOSE)
+    return _check_call(value, call_id, text[start:end]), end
+
+
+def _broken(text: str, start: int, message: str) -> tuple[ToolCallError, int]:
+    """An error for the call at ``start``, which reaches to its closing tag, the next opening tag or the end."""
+    close = text.find(CALL_CLOSE, start)
+    following = text.find(CALL_OPEN, start + len(CALL_OPEN))
+    if close >= 0 and (following < 0 or close < following):
+        end = close + len(CALL_CLOSE)
+        return ToolCallError(ErrorKind.BAD_JSON, message, text[start:end]), end
+    end = following if following >= 0 else len(text)
+    message = f"the tool call was not closed with {CALL_CLOSE}"
+    return ToolCallError(ErrorKind.UNCLOSED_CALL, message, text[start:end]), end
+
+
+def _check_call(value: Any, call_id: str, raw: str) -> ToolCall | ToolCallError:
+    if not isinstance(value, dict):
+        message = f'a tool call is an object {{"name": ..., "arguments": {{...}}}}, not {_kind(value)}'
+        return ToolCallError(ErrorKind.NOT_AN_OBJECT, message, raw)
+    name, arguments = value.get("name"), value.get("arguments")
+    if not isinstance(name, str) or not name:
+        return ToolCallError(ErrorKind.MISSING_NAME, 'the tool call has no "name" (a string)', raw)
+    if not isinstance(arguments, dict):
+        got = _kind(arguments) if "arguments" in value else "nothing"
+        return ToolCallError(ErrorKind.BAD_ARGUMENTS, f'"arguments" of {name} must be an object, not {got}', raw)
+    if extra := sorted(value.keys() - {"name", "arguments"}):
+        message = f'the tool call has keys besides "name" and "arguments": {", ".join(extra)}'
+        return ToolCallError(ErrorKind.UNEXPECTED_KEY, message, raw)
+    return ToolCall(call_id, name, arguments)
+
+
+def _skip_space(text: str, at: int) -> int:
+    while at < len(text) and text[at] in " \t\r\n":
+        at += 1
+    return at
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, json.JSONDecodeError):
+        return error.msg
+    if isinstance(error, UnicodeEncodeError):
+        return "unpaired surrogate in a string"
+    return "nested too deeply" if isinstance(error, RecursionError) else str(error)
+
+
+def _kind(value: Any) -> str:
+    names = {str: "a string", list: "an array", dict: "an object", bool: "a boolean", type(None): "null"}
+    return names.get(type(value), "a number")
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON value")
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> Json:
+    result = dict(pairs)
+    if len(result) != len(pairs):
+        raise ValueError("a key appears twice in one object")
+    return result
+
+
+_DECODER = json.JSONDecoder(parse_constant=_refuse_constant, object_pairs_hook=_unique_keys)

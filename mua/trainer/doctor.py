@@ -1,0 +1,31 @@
+"""Checks that the parts agree with each other."""
+
+from __future__ import annotations
+
+from mua.config.schema import ExperimentConfig
+from mua.errors import EngineError
+from mua.rollout.service import RolloutService
+from mua.trainer.launch import ensure_processes, leads
+from mua.trainer.policy import Policy
+
+
+def check_sync(config: ExperimentConfig) -> None:
+    """Sync the trainer's weights into the engines and prove tensor by tensor that they arrived.
+
+    Raises :class:`EngineError` naming the tensors that differ.
+    """
+    ensure_processes(config.megatron)
+    policy = Policy(config, total_steps=config.trainer.steps)
+    if not leads():
+        policy.follow()
+        return
+    with policy, RolloutService(config, hosts=policy.engine_hosts()) as rollouts:
+        synced = rollouts.update_weights(policy.feed, version=1)
+        different = rollouts.verify_weights(policy.feed())
+    if different:
+        shown = ", ".join(different[:8]) + (f" and {len(different) - 8} more" if len(different) > 8 else "")
+        raise EngineError(f"the engine's weights differ from the trainer's in {len(different)} tensors: {shown}")
+    print(
+        f"sync: {synced.tensors} tensors, {synced.bytes} bytes in {synced.buckets} buckets and {synced.seconds:.2f} s; "
+        "every tensor in every engine equals the trainer's"
+    )

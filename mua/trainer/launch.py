@@ -1,0 +1,67 @@
+"""As many trainer processes as the layout needs: one command starts them, or torchrun already has."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import socket
+import subprocess
+import sys
+
+from mua.config.schema import MegatronConfig
+from mua.errors import ConfigError
+
+_PR_SET_PDEATHSIG = 1
+
+
+def ensure_processes(config: MegatronConfig) -> None:
+    """Return in a process of the right world; a lone process of a larger layout becomes rank 0 and starts the others.
+
+    They run the same command, end with this process, however it ends, and leave Ctrl-C to it. torchrun's own way, a
+    supervisor above all ranks, would bury every error message under a traceback of its own and lose the exit status.
+
+    Under torchrun (or srun with its variables) the world must fit the layout, or a :class:`ConfigError` says so.
+    """
+    needed = config.world_size
+    if "WORLD_SIZE" in os.environ:
+        if (given := int(os.environ["WORLD_SIZE"])) != needed:
+            raise ConfigError(
+                f"megatron: the layout needs {needed} processes (tensor x pipeline x context x data parallel), "
+                f"but {given} were started; change megatron.data_parallel or the launcher"
+            )
+    elif needed > 1:
+        os.environ |= _variables(needed)
+        for rank in range(1, needed):
+            _start_rank(rank)
+
+
+def leads() -> bool:
+    """Whether this process drives the run: rollouts, logs and decisions are its own."""
+    return int(os.environ.get("RANK", "0")) == 0
+
+
+def _variables(world_size: int) -> dict[str, str]:
+    """What torchrun tells the first of ``world_size`` processes on one machine."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    size = str(world_size)
+    rendezvous = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    return {"WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "RANK": "0", "LOCAL_RANK": "0"} | rendezvous
+
+
+def _start_rank(rank: int) -> None:
+    variables = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+    libc = ctypes.CDLL(None)
+
+    def tie_to_parent() -> None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+    subprocess.Popen(
+        [sys.executable, "-m", "mua.cli", *sys.argv[1:]],
+        env=os.environ | variables,
+        stdin=subprocess.DEVNULL,
+        preexec_fn=tie_to_parent,
+    )

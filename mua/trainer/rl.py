@@ -1,0 +1,165 @@
+"""Reinforcement learning: tasks become episodes, groups, batches, steps and new weights.
+
+``trainer.max_staleness`` 0 is synchronous training; above it the same loop trains while the next groups roll out
+(see :mod:`mua.rollout.scheduler`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from mua.algorithms.batch import make_batch, split_minibatches
+from mua.algorithms.losses import GrpoLoss
+from mua.algorithms.metrics import mean_confidence_interval, rollout_metrics
+from mua.config.schema import ExperimentConfig
+from mua.engine.weights import SyncReport
+from mua.errors import MuaError, Preempted
+from mua.observe.traces import TraceWriter
+from mua.rollout.service import RolloutService, report
+from mua.trainer.evaluate import judge
+from mua.trainer.launch import ensure_processes, leads
+from mua.trainer.phases import Phases
+from mua.trainer.policy import Policy
+from mua.trainer.preempt import Preemption
+from mua.trainer.run import Run
+from mua.types import Group
+
+
+def train(config: ExperimentConfig, preemption: Preemption | None = None) -> None:
+    """Train the policy of ``config`` and leave its Hugging Face folder in ``<output>/hf``.
+
+    Raises :class:`Preempted` on every rank when ``preemption`` is requested before the last step is done; the same
+    call continues the run.
+    """
+    preemption = preemption or Preemption()
+    ensure_processes(config.megatron)
+    algorithm = config.algorithm
+    total_steps = config.trainer.steps * algorithm.epochs * algorithm.minibatches
+    policy = Policy(config, total_steps=total_steps, with_reference=algorithm.kl_coefficient > 0)
+    if not leads():
+        policy.follow()
+        preemption.check()
+        return
+    with policy, Run(config, policy) as run:
+        if config.megatron.offload:
+            policy.offload()  # engines take for their cache what is free when they start
+        with RolloutService(config, preemption.check, hosts=policy.engine_hosts()) as rollouts:
+            with run.saved_when_preempted():
+                loop(config, policy, run, rollouts, preemption)
+            policy.save_hf(config.output / "hf")
+
+
+def loop(config: ExperimentConfig, policy: Policy, run: Run, rollouts: RolloutService, preemption: Preemption) -> None:
+    """The run from ``run.step`` to its end, or to the safe point after ``preemption``."""
+    groups_per_step, steps = config.algorithm.groups_per_step, config.trainer.steps
+    traces = TraceWriter(config.output / "traces") if config.observe.traces else None
+    phases = Phases(config, policy, rollouts)
+    phases.sync(run.step)
+    if run.unlogged is not None:
+        run.log(run.step - 1, run.unlogged | _evaluate(config, run, rollouts))
+    first = {}
+    if config.trainer.evaluate_first and run.step == 0:
+        first = {f"initial_{name}": value for name, value in _evaluate(config, run, rollouts).items()}
+    rollouts.schedule(first=run.step * groups_per_step, last=steps * groups_per_step)
+    started = time.perf_counter()
+    with run.progress.stage("train", total=steps - run.step) as progress:
+        for step in range(run.step, steps):
+            preemption.check()
+            leaving: Preempted | None = None
+            groups = _roll_out(config, run, rollouts, step, preemption)
+            with run.timer.stage("train"), phases.training():
+                metrics = learn(config, policy, groups)
+            if not preemption.requested:  # the same signal may have ended the engines
+                with run.timer.stage("sync"):
+                    metrics |= _sync_metrics(phases.sync(step + 1))
+            if config.trainer.evaluate_every and run.due(config.trainer.evaluate_every, step):
+                try:
+                    preemption.check()
+                    metrics |= _evaluate(config, run, rollouts)
+                except Preempted as error:
+                    leaving = error
+            if traces is not None:
+                traces.write(step, (t for group in groups for t in group.trajectories))
+            metrics |= rollout_metrics(groups, divide_by_std=config.algorithm.divide_by_std, version=step)
+            metrics |= rollouts.metrics() | phases.take()
+            before, started = started, time.perf_counter()
+            metrics |= _speed(metrics, started - before)
+            # A step counts as done once its checkpoint is there; what it leaves behind must be there before.
+            metrics |= first if step == 0 else {}
+            if leaving is not None:
+                run.save(step, unlogged=metrics)
+                raise leaving
+            run.log(step, metrics)
+            if run.due(config.trainer.save_every, step):
+                with phases.saving():
+                    run.save(step)
+            rollouts.release(groups_per_step)
+            progress.advance(note=f"reward {metrics['reward/mean']:.3f}, success {metrics['success']:.3f}")
+
+
+def learn(config: ExperimentConfig, policy: Policy, groups: Sequence[Group]) -> dict[str, float]:
+    """All optimizer steps on one batch of groups; their metrics, averaged over the steps."""
+    algorithm = config.algorithm
+    loss = GrpoLoss.from_config(algorithm)
+    recompute = algorithm.old_logprobs == "recompute" and not loss.on_policy
+    batches = [
+        policy.with_logprobs(batch, old=recompute)
+        for part in split_minibatches(groups, algorithm.minibatches)
+        if (batch := make_batch(part, algorithm, config.rollout.temperature)).sequences
+    ]
+    if not batches:  # every group agreed with itself: nothing pulls the policy anywhere
+        return {"tokens": 0.0}
+    return _mean([policy.train_step(batch, loss) for _ in range(algorithm.epochs) for batch in batches])
+
+
+def _roll_out(
+    config: ExperimentConfig, run: Run, rollouts: RolloutService, step: int, preemption: Preemption
+) -> list[Group]:
+    episodes = config.algorithm.groups_per_step * config.algorithm.group_size
+    with run.timer.stage("rollout"), run.progress.stage(f"episodes of step {step}", total=episodes) as progress:
+        try:
+            return rollouts.take(config.algorithm.groups_per_step, on_episode=progress.advance)
+        except MuaError:
+            preemption.check()  # the signal that asks to leave may have ended the engines before
+            raise
+
+
+def _evaluate(config: ExperimentConfig, run: Run, rollouts: RolloutService) -> dict[str, float]:
+    with run.timer.stage("evaluate"):
+        trajectories = judge(config, rollouts, run.progress)
+    split, interval = config.evaluation.split, mean_confidence_interval(report(trajectories))
+    return {
+        f"evaluation/{split}_success": interval.mean,
+        f"evaluation/{split}_success_low": interval.low,
+        f"evaluation/{split}_success_high": interval.high,
+    }
+
+
+def _sync_metrics(synced: SyncReport) -> dict[str, float]:
+    return {
+        "sync/bytes": float(synced.bytes),
+        "sync/bytes_moved": float(synced.moved),
+        "sync/bytes_needed": float(synced.needed),
+        "sync/tensors": float(synced.tensors),
+        "sync/buckets": float(synced.buckets),
+        "sync/version": float(synced.version),
+        "sync/seconds": synced.seconds,
+        "sync/pause_seconds": synced.pause_seconds,
+        "sync/assemble_seconds": synced.assemble_seconds,
+        "sync/load_seconds": synced.load_seconds,
+        "sync/overlap_seconds": synced.overlap_seconds,
+        "sync/gigabytes_per_second": synced.bytes / max(synced.seconds, 1e-9) / 1e9,
+    }
+
+
+def _speed(metrics: dict[str, float], seconds: float) -> dict[str, float]:
+    return {
+        "speed/step_seconds": seconds,
+        "speed/sampled_tokens_per_second": metrics["engine/sampled_tokens"] / seconds,
+        "speed/trained_tokens_per_second": metrics["tokens"] / seconds,
+    }
+
+
+def _mean(steps: Sequence[dict[str, float]]) -> dict[str, float]:
+    return {name: sum(step[name] for step in steps) / len(steps) for name in steps[0]}

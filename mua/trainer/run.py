@@ -1,0 +1,115 @@
+"""What every training loop needs around it: where it continues, what it leaves behind, and when."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from mua.config.schema import ExperimentConfig
+from mua.errors import ModelError, Preempted
+from mua.megatron.checkpoint import checkpoint_folder, latest_checkpoint, prune_checkpoints
+from mua.observe.memory import memory_metrics
+from mua.observe.metrics import MetricsWriter
+from mua.observe.progress import Progress
+from mua.observe.timing import StageTimer
+from mua.trainer.policy import Policy
+
+log = logging.getLogger(__name__)
+
+
+class Run:
+    """One run's output folder: checkpoints, metrics and progress. Only the leading process has one."""
+
+    def __init__(self, config: ExperimentConfig, policy: Policy) -> None:
+        self._config = config
+        self._policy = policy
+        self.checkpoints = config.output / "checkpoints"
+        self.unlogged: dict[str, float] | None = None
+        """Metrics of the step before :attr:`step`, if it was saved before its evaluation; they are still to be logged
+        with it."""
+        self.step = self._resume()
+        """The next step to take, counted from 0; it is also the policy's version."""
+        self._unsaved: int | None = None
+        self.timer = StageTimer()
+        self.progress = Progress(config.observe.progress)
+        self._metrics = MetricsWriter(
+            config.output, config.observe.tensorboard, resume_step=self.step - (self.unlogged is not None)
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.progress.close()
+        self._metrics.close()
+        if error is None:
+            self._finish_save()
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Record one step's metrics, with the seconds of its stages and the memory in use."""
+        self._metrics.log(step, {**metrics, **self.timer.take(), **memory_metrics()})
+        if step >= self.step:
+            self._unsaved = step
+
+    def due(self, every: int, step: int) -> bool:
+        """Whether something done every so many steps is due after ``step``; the last step always is."""
+        last = step + 1 == self._config.trainer.steps
+        return last or (every > 0 and (step + 1) % every == 0)
+
+    def save(self, step: int, unlogged: Mapping[str, float] | None = None) -> Path:
+        """Checkpoint the state after ``step`` and drop the oldest beyond ``trainer.keep``.
+
+        ``unlogged`` are the metrics of a step whose evaluation is still due; the run that continues finds them in
+        :attr:`unlogged`.
+
+        Comes after :meth:`log`, so that a run killed in between repeats the step instead of missing its line. The time
+        it takes is therefore in the next step's line.
+        """
+        done = step + 1
+        folder = checkpoint_folder(self.checkpoints, done)
+        with self.timer.stage("save"):
+            self._policy.save(folder, {"step": done} | ({"unlogged": dict(unlogged)} if unlogged is not None else {}))
+            writing = folder if self._config.trainer.async_save else None
+            prune_checkpoints(self.checkpoints, self._config.trainer.keep, writing=writing)
+        self._unsaved = None
+        return folder
+
+    @contextmanager
+    def saved_when_preempted(self) -> Iterator[None]:
+        """A block that :class:`Preempted` leaves between steps: the last completed one gets its checkpoint."""
+        try:
+            yield
+        except Preempted:
+            if self._unsaved is not None:
+                self.save(self._unsaved)
+            self._finish_save()
+            log.warning(
+                "leaving before the end; the same command continues from %s", latest_checkpoint(self.checkpoints)
+            )
+            raise
+
+    def _finish_save(self) -> None:
+        """Wait for a checkpoint that is being written in the background; only then may an older one go for it."""
+        if self._config.trainer.async_save:
+            self._policy.finish_save()
+            prune_checkpoints(self.checkpoints, self._config.trainer.keep)
+
+    def _resume(self) -> int:
+        newest = latest_checkpoint(self.checkpoints)
+        if newest is None:
+            return 0
+        if not self._config.trainer.resume:
+            raise ModelError(
+                f"{self.checkpoints}: holds checkpoints of an earlier run, and trainer.resume is false; "
+                "choose another output folder, or remove them"
+            )
+        state = self._policy.load(newest)
+        self.unlogged = state.get("unlogged")
+        log.info("continuing from %s", newest)
+        return int(state["step"])

@@ -1,0 +1,104 @@
+"""Packaging. The ranges here say what is needed; the versions that were run together are in ``constraints/``."""
+
+import re
+from pathlib import Path
+
+from setuptools import find_namespace_packages, setup
+
+ROOT = Path(__file__).parent
+VERSION = re.search(r'^__version__ = "(.+)"$', (ROOT / "mua/__init__.py").read_text(encoding="utf-8"), re.MULTILINE)
+assert VERSION is not None
+
+CORE = [
+    "aiohttp>=3.10",
+    "httpx>=0.28",
+    "jinja2>=3.1",
+    "jsonschema>=4.23",
+    "matplotlib>=3.10",
+    "numpy>=2.0",
+    "openai>=2.0",
+    "psutil>=6.0",
+    "pydantic>=2.11",
+    "pyyaml>=6.0",
+    "rich>=14.0",
+    "safetensors>=0.5",
+    "sqlalchemy>=2.0",
+    "tensorboard>=2.18",
+    "tokenizers>=0.21",
+    "transformers>=5.0",
+    "typer>=0.16",
+    "xxhash>=3.5",
+]
+
+# What SGLang imports when it serves on a CPU. SGLang itself is installed without its CUDA dependencies, see
+# constraints/cpu-py311-nodeps.txt.
+CPU = [
+    "apache-tvm-ffi",
+    "compressed-tensors",
+    "dill",
+    "einops",
+    "fastapi",
+    "gguf",
+    "huggingface_hub",
+    "ipython",
+    "megatron-core==0.16.1",
+    "msgspec",
+    "orjson",
+    "partial-json-parser",
+    "pillow",
+    "prometheus-client",
+    "pybase64",
+    "python-multipart",
+    "pyzmq",
+    "requests",
+    "sentencepiece",
+    "setproctitle",
+    "soundfile",
+    "starlette",
+    "torch==2.13.0",
+    "uvicorn",
+    "uvloop",
+]
+
+GPU = [
+    'megatron-core>=0.19,<0.20; python_version >= "3.12"',
+    'sglang==0.5.23; python_version >= "3.12"',
+    'transformer-engine-cu13>=2.9; python_version >= "3.12"',
+]
+
+DEV = [
+    "hypothesis>=6.100",
+    "mypy>=1.15",
+    "pytest>=8.3",
+    "pytest-asyncio>=1.0",
+    "pytest-timeout>=2.3",
+    "ruff>=0.11",
+    "types-PyYAML",
+]
+
+setup(
+    name="mua",
+    version=VERSION.group(1),
+    description="Reinforcement learning of multi-turn agents that use tools and talk with users",
+    license="Apache-2.0",
+    packages=find_namespace_packages(
+        include=["mua", "mua.*", "megatron_bridge", "megatron_bridge.*", "environments", "environments.*"],
+        exclude=["*.__pycache__", "*.__pycache__.*"],
+    ),
+    # Namespace discovery takes every folder as a package, so templates, policies and task files travel with the code
+    # that reads them. A folder with a dot in its name, as the .dist-info of the engine's CPU stand-in, needs naming.
+    package_data={
+        "": ["*.jinja", "*.jinja2", "*.md", "*.txt", "*.json", "*.jsonl", "*.jsonl.gz", "*.json.gz", "*.yaml"],
+        "mua.compat": ["**/*.dist-info/*"],
+    },
+    python_requires=">=3.11",
+    install_requires=CORE,
+    extras_require={
+        "cpu": CPU,
+        "gpu": GPU,
+        "mcp": ["mcp>=1.9"],
+        "postgres": ["psycopg[binary]>=3.2"],
+        "dev": DEV,
+    },
+    entry_points={"console_scripts": ["mua = mua.cli:main"]},
+)

@@ -1,0 +1,149 @@
+# What the batch scripts share: where logs go, which port is free, steps that signals reach, and what comes after them.
+# Sourced on the first node of the job. Uses bash, Slurm's programs and nothing else: the rest runs inside steps.
+set -uo pipefail
+
+leaving=      # Slurm said that the time is nearly over, or somebody wants the nodes
+cancelled=    # somebody cancelled the job, or the time is over
+step=         # process of the step that runs
+finished=     # the job's last step ended well
+status=0      # of the last step, as rank 0 left it; "fault" when it left none
+trap 'leaving=1; say "asked to leave (SIGUSR1)"; forward USR1' USR1
+trap 'cancelled=1; forward TERM' TERM
+
+say() { printf '%s mua: %s\n' "$(date '+%F %T')" "$*"; }
+
+forward() { [ -z "$step" ] || kill -s "$1" "$step" 2>/dev/null; }
+
+begin() {
+  [ $# -gt 0 ] || { say "usage: sbatch SCRIPT CONFIG.yaml [KEY=VALUE ...]"; exit 2; }
+  attempt=${SLURM_RESTART_COUNT:-0}
+  MUA_ATTEMPT=$MUA_LOGS/attempt-$attempt
+  MUA_STATUS_FILE=$MUA_ATTEMPT/status
+  MUA_HEAD=$(address_of "$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)")
+  export MUA_ROOT VENV MUA_SETUP MUA_RANKS_PER_NODE MUA_ATTEMPT MUA_STATUS_FILE MUA_HEAD
+  # Since 22.05 srun takes this from its own variable only.
+  export SRUN_CPUS_PER_TASK=${SLURM_CPUS_PER_TASK:-${SRUN_CPUS_PER_TASK:-1}}
+  mkdir -p "$MUA_ATTEMPT" || { say "cannot write logs to $MUA_LOGS"; exit 2; }
+  say "job $SLURM_JOB_ID, attempt $attempt, on $SLURM_JOB_NODELIST; logs in $MUA_ATTEMPT"
+}
+
+# Where other nodes reach a node: its NodeAddr, which is its name unless the cluster says otherwise.
+address_of() {
+  local address
+  address=$(scontrol show node "$1" --oneliner | sed -n 's/.* NodeAddr=\([^ ]*\).*/\1/p')
+  echo "${address:-$1}"
+}
+
+# A port on this node that nothing listens on. Two jobs on one node begin to look at different places.
+free_port() {
+  local try port
+  for try in $(seq 0 200); do
+    port=$((20000 + (SLURM_JOB_ID * 37 + attempt * 7 + try * 101 + ${1:-0}) % 12000))
+    if ! (exec 3<>"/dev/tcp/$MUA_HEAD/$port") 2>/dev/null; then
+      echo "$port"
+      return
+    fi
+  done
+  say "no free port on $MUA_HEAD" >&2
+  return 1
+}
+
+# Run a command in the background, so that signals are handled while it runs, and wait for its end.
+run_step() {
+  local ended
+  "$@" &
+  step=$!
+  while true; do
+    ended=0
+    wait "$step" || ended=$?
+    kill -0 "$step" 2>/dev/null || break
+  done
+  step=
+  return "$ended"
+}
+
+# srun, one task on each node, in the container if there is one.
+one_task_a_node() {
+  local container=()
+  [ -z "${MUA_CONTAINER_IMAGE:-}" ] || container+=(--container-image="$MUA_CONTAINER_IMAGE")
+  [ -z "${MUA_CONTAINER_MOUNTS:-}" ] || container+=(--container-mounts="$MUA_CONTAINER_MOUNTS")
+  run_step srun --ntasks-per-node=1 --kill-on-bad-exit=1 "${container[@]}" "$@"
+}
+
+# ranks NAME VERB ...: `mua VERB ...` on every rank of the job, logs in <attempt>/NAME/rank-<n>.log. Sets status.
+ranks() {
+  local ended=0 name=$1
+  shift
+  export MUA_RANK_LOGS=$MUA_ATTEMPT/$name MUA_PORT
+  MUA_PORT=$(free_port) || { status=fault; return; }
+  mkdir -p "$MUA_RANK_LOGS"
+  rm -f "$MUA_STATUS_FILE"
+  one_task_a_node --nodes="$SLURM_JOB_NUM_NODES" bash "$MUA_ROOT/slurm/node.sh" "$@" || ended=$?
+  status=fault
+  [ ! -s "$MUA_STATUS_FILE" ] || status=$(<"$MUA_STATUS_FILE")
+  say "$name ended: rank 0 with $status, the step with $ended"
+  if [ "$status" = fault ]; then
+    tail -n 5 "$MUA_RANK_LOGS"/*.log 2>/dev/null || true
+  fi
+}
+
+# The simulated user's server, started by another job: wait for its address file and for something that listens there.
+find_user() {
+  [ -n "${MUA_USER_ADDRESS:-}" ] || return 0
+  local deadline=$((SECONDS + MUA_USER_SECONDS)) url host
+  say "waiting for the user's server: $MUA_USER_ADDRESS"
+  while [ -z "$leaving$cancelled" ]; do
+    url=$(sed -n 's/^MUA_USER_BASE_URL=//p' "$MUA_USER_ADDRESS" 2>/dev/null)
+    host=${url#http://}
+    host=${host%%/*}
+    if [ -n "$url" ] && (exec 3<>"/dev/tcp/${host%:*}/${host##*:}") 2>/dev/null; then
+      export MUA_USER_BASE_URL=$url MUA_USER_MODEL
+      MUA_USER_MODEL=$(sed -n 's/^MUA_USER_MODEL=//p' "$MUA_USER_ADDRESS")
+      say "the user's server is at $url"
+      return
+    fi
+    if [ $SECONDS -ge $deadline ]; then
+      say "no server for the user within $MUA_USER_SECONDS s; is serve_user.sbatch running? $MUA_USER_ADDRESS"
+      exit 2
+    fi
+    sleep 2
+  done
+}
+
+# What comes after the last step: the end, or another attempt.
+finish() {
+  if [ -n "$finished" ]; then
+    say "finished"
+    exit 0
+  elif [ -n "$cancelled" ]; then
+    say "cancelled, or out of time"
+    exit 143
+  elif [ "$status" = 2 ]; then
+    say "stopped by something a person has to mend, see $MUA_ATTEMPT"
+    exit 2
+  elif [ -z "$leaving" ] && [ "$status" != 75 ] && ! bearable; then
+    say "$MUA_MAX_FAULTS faults without a new checkpoint between them: given up, see $MUA_ATTEMPT"
+    exit 1
+  fi
+  requeue
+}
+
+# Whether the fault that just happened may be followed by another attempt.
+bearable() {
+  local newest=none
+  [ -z "${MUA_CHECKPOINTS:-}" ] || newest=$(ls "$MUA_CHECKPOINTS" 2>/dev/null | tail -n 1)
+  echo "${newest:-none}" >>"$MUA_LOGS/faults"
+  say "a fault (a killed rank, a lost node, a bug) after checkpoint ${newest:-none}"
+  [ "$(grep -cxF "${newest:-none}" "$MUA_LOGS/faults")" -le "$MUA_MAX_FAULTS" ]
+}
+
+requeue() {
+  if [ "$MUA_REQUEUE" != 1 ]; then
+    say "not finished, and not to be requeued; submit it again to continue"
+    exit 75
+  fi
+  say "requeueing; the next attempt continues from the newest checkpoint"
+  scontrol requeue "$SLURM_JOB_ID" || { say "Slurm does not requeue this job; submit it again to continue"; exit 75; }
+  sleep 60 & wait $!  # Slurm ends this script
+  exit 75
+}

@@ -1,0 +1,119 @@
+"""What the repository promises about itself: pins, make targets, packaged data, licence.
+
+Not covered: that the pins install (`make setup` does it, .ci/run from nothing) or resolve for a GPU
+(`make check-gpu-pins`); both need the network.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import mua
+
+ROOT = Path(__file__).parents[2]
+CONSTRAINTS = sorted((ROOT / "constraints").glob("*.txt"))
+
+
+def pins(path: Path) -> list[str]:
+    lines = (line.split("#")[0].strip() for line in path.read_text(encoding="utf-8").splitlines())
+    return [line for line in lines if line]
+
+
+def names(path: Path) -> set[str]:
+    return {re.sub(r"[-_.]+", "-", pin.split("==")[0]).lower() for pin in pins(path)}
+
+
+@pytest.mark.parametrize("path", CONSTRAINTS, ids=lambda path: path.name)
+def test_every_line_pins_one_version(path: Path) -> None:
+    assert [pin for pin in pins(path) if not re.fullmatch(r"[A-Za-z0-9._-]+==[A-Za-z0-9.]+", pin)] == []
+    assert len(names(path)) == len(pins(path))
+
+
+def test_no_requirement_names_the_apex_of_pypi() -> None:
+    """PyPI's ``apex`` is a web framework's toolkit; NVIDIA's is built from its own repository."""
+    files = [*CONSTRAINTS, ROOT / "setup.py", ROOT / "pyproject.toml", ROOT / "Makefile", ROOT / "tools/setup.sh"]
+    bare = re.compile(r"""(^|["'\s])apex(\[|==|>=|~=|["'\s]|$)""", re.IGNORECASE | re.MULTILINE)
+    assert [path.name for path in files if bare.search(path.read_text(encoding="utf-8"))] == []
+    assert bare.search('install_requires=["apex"]')  # the search itself finds what it looks for
+    assert bare.search("apex==0.9.10\n")
+
+
+def test_the_pins_hold_what_each_machine_is_made_of() -> None:
+    cpu = {*pins(ROOT / "constraints/cpu-py311.txt"), *pins(ROOT / "constraints/cpu-py311-nodeps.txt")}
+    assert {"torch==2.13.0", "megatron-core==0.16.1", "sglang==0.5.23", "torchvision==0.15.2"} <= cpu
+    gpu = names(ROOT / "constraints/gpu-py312-cu.txt")
+    assert {"torch", "sglang", "megatron-core", "transformer-engine-cu13", "torch-memory-saver"} <= gpu
+    assert any(pin.startswith("megatron-core==0.19.") for pin in pins(ROOT / "constraints/gpu-py312-cu.txt"))
+
+
+def make(*arguments: str) -> str:
+    """What ``make`` prints, also when make itself runs the tests and would make this one its child."""
+    outside = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")}
+    return subprocess.run(
+        ["make", *arguments], cwd=ROOT, env=outside, capture_output=True, text=True, check=True
+    ).stdout
+
+
+def test_help_is_the_default_and_describes_every_target() -> None:
+    text = make()
+    assert text == make("help")
+    described = {line.split()[0] for line in text.splitlines()}
+    assert described == set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    assert {
+        "help",
+        "setup",
+        "demo",
+        "test",
+        "lint",
+        "docs",
+        "bench",
+        "check-gpu-pins",
+        "test-slow",
+        "test-grid",
+    } <= described
+
+
+def test_every_script_that_make_and_ci_name_exists() -> None:
+    text = "".join((ROOT / name).read_text(encoding="utf-8") for name in ("Makefile", ".ci/run"))
+    assert [name for name in sorted(set(re.findall(r"tools/\w+\.\w+", text))) if not (ROOT / name).is_file()] == []
+
+
+def test_the_licence_is_apache_2() -> None:
+    text = (ROOT / "LICENSE").read_text(encoding="utf-8")
+    assert "Apache License" in text
+    assert "Version 2.0, January 2004" in text
+
+
+def test_the_version_is_written_once() -> None:
+    done = subprocess.run(
+        [sys.executable, "setup.py", "--version"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split()[-1] == mua.__version__
+
+
+def test_packages_carry_every_data_file(tmp_path: Path) -> None:
+    """Policies, task files and the engine's CPU stand-in must be in a wheel, not only in the checkout."""
+    built = tmp_path / "lib"
+    command = [sys.executable, "setup.py", "-q", "build_py", "--build-lib", str(built)]
+    subprocess.run(command, cwd=ROOT, capture_output=True, check=True)
+    tracked = subprocess.run(
+        ["git", "ls-files", "--", "mua", "megatron_bridge", "environments"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.split()
+    assert [name for name in tracked if not (built / name).is_file()] == []
+
+
+def test_ci_runs_what_the_readme_says_and_is_executable() -> None:
+    ci = ROOT / ".ci/run"
+    assert ci.stat().st_mode & 0o111
+    text = ci.read_text(encoding="utf-8")
+    assert all(f"make {target}" in text for target in ("setup", "lint", "test", "test-slow"))

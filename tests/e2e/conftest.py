@@ -1,0 +1,71 @@
+"""One small policy, fine-tuned and trained once for all end-to-end tests, through the command line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from e2e_support import BASE, DETERMINISTIC, Workshop, mua
+
+
+@pytest.fixture(scope="session")
+def workshop(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
+    """Tokenizer, 200 conversations of the scripted expert and a random Qwen3 of 2 layers, hidden 64."""
+    import torch
+    from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
+
+    from environments.help_desk import DOMAIN
+    from environments.help_desk.demonstrations import demonstrations, spoken_text
+    from mua.tokens import train_tokenizer
+
+    folder = tmp_path_factory.mktemp("workshop")
+    model, data, recipe = folder / "model", folder / "conversations.jsonl", folder / "recipe.yaml"
+    conversations = list(demonstrations(200, 0.5, 1, DOMAIN.system_prompt("short")))
+    train_tokenizer(spoken_text(conversations), model, vocab_size=512)
+    with data.open("w", encoding="utf-8") as file:
+        file.writelines(json.dumps({"messages": messages}) + "\n" for messages in conversations)
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    torch.manual_seed(1)
+    Qwen3ForCausalLM(
+        Qwen3Config(
+            vocab_size=len(tokenizer),
+            hidden_size=64,
+            intermediate_size=128,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            head_dim=16,
+            max_position_embeddings=512,
+            tie_word_embeddings=True,
+            initializer_range=0.06,
+            eos_token_id=tokenizer.convert_tokens_to_ids("<|im_end|>"),
+        )
+    ).save_pretrained(model)
+    recipe.write_text(BASE.format(model=model, data=data))
+    return Workshop(model, data, recipe)
+
+
+@pytest.fixture(scope="session")
+def tuned(workshop: Workshop, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The output folder of ``mua sft``: enough steps that the policy ends its turns."""
+    folder = tmp_path_factory.mktemp("sft")
+    fast = ["optimizer.learning_rate=5.0e-3", "megatron.tokens_per_row=4096", "megatron.threads=2"]
+    mua("sft", workshop.recipe, f"output={folder}/out", "trainer.steps=24", "trainer.save_every=12", *fast, cwd=folder)
+    return folder / "out"
+
+
+@pytest.fixture(scope="session")
+def recipe(workshop: Workshop, tuned: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A configuration that starts from the fine-tuned policy, for every run that follows."""
+    path = tmp_path_factory.mktemp("recipe") / "tuned.yaml"
+    path.write_text(f"extends: {workshop.recipe}\nmodel: {{path: {tuned}/hf}}\n")
+    return path
+
+
+@pytest.fixture(scope="session")
+def trained(recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The output folder of ``mua train``: four uninterrupted steps in deterministic mode, every checkpoint kept."""
+    folder = tmp_path_factory.mktemp("train")
+    mua("train", recipe, "trainer.steps=4", "trainer.keep=9", *DETERMINISTIC, cwd=folder)
+    return folder / "out"

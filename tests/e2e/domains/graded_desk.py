@@ -1,0 +1,35 @@
+"""The help desk with a graded reward, registered as a third party's package registers its domain.
+
+A policy with barely trained weights never earns the help desk's reward of 1, so every advantage would be 0 and nothing
+would be trained. Here the share of vowels in what it wrote is added, which differs from episode to episode.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from environments.help_desk import HelpDeskDomain
+from environments.help_desk.tools import HelpDesk
+from mua.environment.protocol import Environment, Evaluation, Transcript
+
+
+class GradedDesk(HelpDesk):
+    """A help desk that judges in smaller steps."""
+
+    def evaluate(self, transcript: Transcript) -> Evaluation:
+        verdict = super().evaluate(transcript)
+        text = "".join(m["content"] or "" for m in transcript.messages if m["role"] == "assistant").lower()
+        vowels = sum(letter in "aeiou" for letter in text) / max(1, len(text))
+        return replace(verdict, reward=verdict.reward + vowels)
+
+
+class GradedDeskDomain(HelpDeskDomain):
+    """The help desk's tasks and customers with :class:`GradedDesk`."""
+
+    name = "graded_desk"
+
+    def environment(self) -> Environment:
+        return GradedDesk()
+
+
+DOMAIN = GradedDeskDomain()

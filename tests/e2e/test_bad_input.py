@@ -1,0 +1,211 @@
+"""What goes wrong outside the program: each gets one line a person can act on, and nothing is lost.
+
+Not covered here but in the unit tests of the parts: broken YAML and unknown keys, a tool that raises or hangs, a disk
+that fills up while a checkpoint is written, an endpoint that answers 429 or nothing.
+"""
+
+from __future__ import annotations
+
+import http.server
+import json
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+from e2e_support import (
+    Workshop,
+    assert_gone,
+    assert_nothing_left,
+    finish,
+    metrics_of,
+    processes_in,
+    refused,
+    running,
+    shared_memory,
+    until,
+)
+
+from mua.observe.traces import read_traces
+
+pytestmark = pytest.mark.timeout(900)  # a busy machine; the fixtures' runs count too
+
+SLOW_ROLLOUT = ("rollout.concurrency=2", "algorithm.groups_per_step=8", "algorithm.group_size=4")
+"""Enough episodes, one after the other, that a rollout lasts for seconds and can be hit in its middle."""
+EPISODES = 32
+
+
+# ---- what the configuration names is not there
+
+
+def test_an_unknown_environment_is_named_with_the_nearest(workshop: Workshop, tmp_path: Path) -> None:
+    line = refused("rollout", workshop.recipe, "environment.name=help_dsk", cwd=tmp_path)
+    assert "'help_dsk'" in line
+    assert "did you mean 'help_desk'?" in line
+
+
+@pytest.mark.parametrize("verb", ["train", "eval"])
+def test_a_missing_model_folder_is_named(workshop: Workshop, tmp_path: Path, verb: str) -> None:
+    assert "nowhere" in refused(verb, workshop.recipe, "model.path=nowhere", cwd=tmp_path)
+
+
+def test_a_missing_checkpoint_is_named(trained: Path, tmp_path: Path) -> None:
+    missing = trained / "checkpoints" / "step_00000099"
+    assert str(missing) in refused("convert", "megatron-to-hf", missing, tmp_path / "hf", cwd=tmp_path)
+    assert not (tmp_path / "hf").exists()
+
+
+def test_a_checkpoint_of_another_shape_is_refused_and_kept(workshop: Workshop, trained: Path, tmp_path: Path) -> None:
+    from transformers import AutoConfig, AutoTokenizer, Qwen3ForCausalLM
+
+    config = AutoConfig.from_pretrained(workshop.model)
+    config.intermediate_size = 96
+    Qwen3ForCausalLM(config).save_pretrained(tmp_path / "other")
+    AutoTokenizer.from_pretrained(workshop.model).save_pretrained(tmp_path / "other")
+    checkpoints = trained / "checkpoints"
+    before = sorted(path.name for path in checkpoints.iterdir())
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "checkpoints").symlink_to(checkpoints)
+    line = refused("train", workshop.recipe, f"model.path={tmp_path}/other", "trainer.steps=9", cwd=tmp_path)
+    assert "of another model" in line
+    assert "mlp" in line
+    assert sorted(path.name for path in checkpoints.iterdir()) == before
+
+
+def test_an_unwritable_output_folder_is_named(workshop: Workshop, tmp_path: Path) -> None:
+    # /proc refuses even root.
+    line = refused("train", workshop.recipe, "output=/proc/self/runs", cwd=tmp_path)
+    assert line.startswith("mua: output: cannot write into /proc/self/runs")
+
+
+# ---- the user's endpoint
+
+
+@contextmanager
+def endpoint(status: int, body: bytes) -> Iterator[str]:
+    """A server on this machine that gives every request the same answer; its address."""
+
+    class Answer(http.server.BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self.send_response(status)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            """Quiet."""
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answer)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/v1"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def ask(recipe: Path, verb: str, url: str, cwd: Path) -> str:
+    """The line of a run whose customer is played by a model behind ``url``."""
+    user = ["user.kind=llm", f"user.llm.base_url={url}", "user.llm.model=customer", "user.llm.api_key=sk-secret-4711"]
+    quick = ["user.llm.max_retries=1", "rollout.max_retries=1"]
+    line = refused(verb, recipe, *user, *quick, cwd=cwd)
+    assert url in line
+    for path in [*cwd.glob("std*"), *cwd.rglob("*.yaml"), *cwd.rglob("*.jsonl")]:
+        assert "sk-secret-4711" not in path.read_text(), path
+    return line
+
+
+def test_an_endpoint_that_refuses_the_key(recipe: Path, tmp_path: Path) -> None:
+    body = json.dumps({"error": {"message": "bad key sk-secret-4711"}}).encode()
+    with endpoint(401, body) as url:
+        line = ask(recipe, "train", url, tmp_path)
+    assert "not one of 6 episodes could be scored" in line
+    assert "HTTP 401" in line
+    assert line.endswith("check user.llm.api_key")
+    assert metrics_of(tmp_path / "out") == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("status", "body", "said"),
+    [(500, b"{}", "HTTP 500"), (200, b"<html>no json", "unusable reply"), (200, b'{"choices": []}', "unusable reply")],
+)
+def test_an_endpoint_that_fails_or_babbles(recipe: Path, tmp_path: Path, status: int, body: bytes, said: str) -> None:
+    with endpoint(status, body) as url:
+        line = ask(recipe, "rollout", url, tmp_path)
+    assert said in line
+    assert "after 2 requests" in line
+    unscored = list(read_traces(tmp_path / "out" / "traces"))
+    assert [(t.outcome, t.attempts) for t in unscored] == [("user_error", 2)] * 4
+
+
+@pytest.mark.slow
+def test_an_endpoint_that_is_not_there(recipe: Path, tmp_path: Path) -> None:
+    with socket.socket() as taken:  # bound, never listening: nobody else gets the port, and connections are refused
+        taken.bind(("127.0.0.1", 0))
+        line = ask(recipe, "rollout", f"http://127.0.0.1:{taken.getsockname()[1]}/v1", tmp_path)
+    assert "connection failed" in line
+    assert "check user.llm.base_url and that the server runs" in line
+
+
+# ---- killed and interrupted
+
+
+def engine_works(output: Path) -> bool:
+    """The engine decodes several episodes of the first step."""
+    log = output / "logs" / "engine-0.log"
+    return log.exists() and log.read_text(errors="replace").count("Prefill batch") > 4
+
+
+@pytest.mark.slow
+def test_an_engine_that_is_killed_comes_back_and_no_episode_is_missing(recipe: Path, tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    with running("train", recipe, *SLOW_ROLLOUT, cwd=tmp_path) as process:
+        until(lambda: engine_works(output), process, "the first episodes")
+        used = shared_memory(tmp_path)
+        launcher(tmp_path).kill()
+        status, _, err = finish(process, tmp_path)
+    assert status == 0, err
+    lines = metrics_of(output)
+    assert [line["step"] for line in lines] == [0, 1]
+    assert lines[0]["engine/restarts"] == 1
+    assert lines[0]["attempts/max"] >= 2
+    assert [line["trajectories/count"] for line in lines] == [EPISODES, EPISODES]
+    assert [line["trajectories/unscored"] for line in lines] == [0, 0]
+    assert min(t.attempts for t in read_traces(output / "traces" / "step_000000.jsonl")) == 1
+    assert_nothing_left(tmp_path)
+    assert_gone(used)
+
+
+def launcher(folder: Path) -> psutil.Process:
+    """The server process of the engine that runs in ``folder``."""
+    (found,) = [p for p in processes_in(folder) if "sglang.launch_server" in p.cmdline()[:3]]
+    return found
+
+
+def test_ctrl_c_in_a_rollout_ends_everything_and_keeps_the_checkpoint(recipe: Path, tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    with running("train", recipe, "trainer.steps=50", *SLOW_ROLLOUT, cwd=tmp_path) as process:
+        until((output / "checkpoints" / "step_00000001").is_dir, process, "the first checkpoint")
+        log = output / "logs" / "engine-0.log"
+        seen = log.read_text(errors="replace").count("Prefill batch")
+        until(lambda: log.read_text(errors="replace").count("Prefill batch") > seen + 4, process, "the next episodes")
+        used = shared_memory(tmp_path)
+        process.send_signal(signal.SIGINT)
+        status, _, err = finish(process, tmp_path, seconds=60)
+    assert status == 130
+    assert "Traceback" not in err
+    assert err.splitlines()[-1] == "mua: interrupted"
+    assert_nothing_left(tmp_path)
+    assert_gone(used)
+    newest = max((output / "checkpoints").glob("step_*"))
+    for name, recorded in json.loads((newest / "manifest.json").read_text())["files"].items():
+        assert (newest / name).stat().st_size == recorded["bytes"]

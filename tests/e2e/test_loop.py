@@ -1,0 +1,153 @@
+"""The whole loop by its commands: fine-tune, train, convert, roll out, evaluate, check the weight sync.
+
+Real parts throughout: Megatron-Core, SGLang, the scripted customer, files. The policy is far too small and too little
+trained to be any good; that it learns is shown by the demonstration, not here.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from e2e_support import Workshop, metrics_of, mua
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from mua.observe.traces import read_traces
+from mua.types import Outcome, Provenance
+
+pytestmark = pytest.mark.timeout(900)  # a busy machine; the fixtures' runs count too
+
+STEPS, GROUPS, SIZE = 4, 3, 2
+FIELD_NAMES = {
+    "step",
+    "reward/mean",
+    "reward/std",
+    "success",
+    "loss",
+    "entropy",
+    "actor/entropy",
+    "actor/ppo_kl",
+    "actor/clip_fraction_low",
+    "actor/clip_fraction_high",
+    "mismatch/logprob_difference",
+    "mismatch/kl",
+    "grad_norm",
+    "learning_rate",
+    "turns/mean",
+    "tokens/sampled",
+    "tokens/user",
+    "tokens/tool",
+    "tokens/template",
+    "advantage/abs_mean",
+    "version_lag/max",
+    "seconds/rollout",
+    "seconds/train",
+    "seconds/sync",
+    "engine/prefix_cache_hit_rate",
+    "engine/restarts",
+    "sync/bytes",
+    "speed/sampled_tokens_per_second",
+    "speed/trained_tokens_per_second",
+    "memory/process_gib",
+    "memory/children_gib",
+}
+
+
+def tensors(folder: Path) -> dict[str, torch.Tensor]:
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).state_dict()
+
+
+def same_weights(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool:
+    assert left.keys() == right.keys()
+    return all(torch.equal(left[name], right[name]) for name in left)
+
+
+def sampled_versions(path: Path) -> Iterator[int]:
+    for trajectory in read_traces(path):
+        for segment in trajectory.segments:
+            yield from segment.version[segment.loss_mask].tolist()
+
+
+def test_fine_tuning_learns_the_conversations(workshop: Workshop, tuned: Path) -> None:
+    lines = metrics_of(tuned)
+    assert [line["step"] for line in lines] == list(range(24))
+    assert lines[0]["loss"] > 2 * lines[-1]["loss"] > 0
+    assert sorted(p.name for p in (tuned / "checkpoints").iterdir()) == ["step_00000012", "step_00000024"]
+    assert not same_weights(tensors(workshop.model), tensors(tuned / "hf"))
+
+
+def test_training_writes_the_fields_metrics(tuned: Path, trained: Path) -> None:
+    lines = metrics_of(trained)
+    assert [line["step"] for line in lines] == list(range(STEPS))
+    for line in lines:
+        assert not FIELD_NAMES - line.keys()
+        assert all(isinstance(value, int | float) and math.isfinite(value) for value in line.values())
+        assert math.isclose(sum(line[f"outcome/{kind}"] for kind in Outcome), 1.0)
+        assert line["trajectories/count"] == GROUPS * SIZE
+        assert line["grad_norm"] > 0
+        assert line["entropy"] > 0
+        assert line["version_lag/max"] == 0
+        assert line["seconds/rollout"] + line["seconds/train"] + line["seconds/sync"] <= line["speed/step_seconds"]
+    assert any(0 < line["engine/prefix_cache_hit_rate"] < 1 for line in lines)
+    assert list((trained / "tensorboard").glob("events.out.tfevents.*"))
+    assert not same_weights(tensors(tuned / "hf"), tensors(trained / "hf"))
+
+
+def test_traces_read_back_with_the_version_that_sampled_them(trained: Path) -> None:
+    seen = []
+    for step in range(STEPS):
+        path = trained / "traces" / f"step_{step:06d}.jsonl"
+        trajectories = list(read_traces(path))
+        seen += [(t.ordinal, t.sample) for t in trajectories]
+        assert set(sampled_versions(path)) == {step}
+        for trajectory in trajectories:
+            assert trajectory.messages[0]["role"] == "system"
+            turns = {turn for s in trajectory.segments for turn in s.turn[s.loss_mask].tolist()}
+            assert turns == set(range(len(trajectory.turn_rewards)))
+            assert math.isclose(sum(trajectory.turn_rewards), trajectory.reward)
+            for segment in trajectory.segments:
+                others = segment.provenance != Provenance.SAMPLED
+                assert (segment.logprobs[~others] < 0).all()
+                assert np.all(segment.version[others] == -1)
+    assert seen == [(ordinal, sample) for ordinal in range(STEPS * GROUPS) for sample in range(SIZE)]
+
+
+def test_a_converted_checkpoint_is_the_trained_policy(trained: Path, tmp_path: Path) -> None:
+    checkpoint = trained / "checkpoints" / f"step_{STEPS:08d}"
+    mua("convert", "megatron-to-hf", checkpoint, tmp_path / "converted", cwd=tmp_path)
+    assert same_weights(tensors(tmp_path / "converted"), tensors(trained / "hf"))
+    conversation = [{"role": "user", "content": "Where is my order?"}]
+    texts = {
+        AutoTokenizer.from_pretrained(folder).apply_chat_template(conversation, tokenize=False)
+        for folder in (tmp_path / "converted", trained / "hf")
+    }
+    assert len(texts) == 1
+    assert "Where is my order?" in texts.pop()
+
+
+def test_rollout_prints_a_conversation(recipe: Path, tmp_path: Path) -> None:
+    shown = mua("rollout", recipe, "environment.name=help_desk", "evaluation.tasks=2", cwd=tmp_path)
+    trajectories = list(read_traces(tmp_path / "out" / "traces"))
+    assert len(trajectories) == 2
+    opening = next(m["content"] for m in trajectories[0].messages if m["role"] == "user")
+    assert opening in shown
+    assert "2 episodes, success 0.000" in shown
+    assert (tmp_path / "out" / "config-rollout.yaml").is_file()
+
+
+def test_evaluation_writes_success_with_its_interval(recipe: Path, tmp_path: Path) -> None:
+    shown = mua("eval", recipe, "environment.name=help_desk", "evaluation.samples=2", cwd=tmp_path)
+    result = json.loads((tmp_path / "out" / "evaluation.json").read_text())
+    assert (result["split"], result["episodes"], result["unscored"]) == ("validation", 8, 0)
+    assert result["success"]["low"] <= result["success"]["mean"] <= result["success"]["high"]
+    assert sum(kind["episodes"] for kind in result["kinds"].values()) == 8
+    assert "success on validation" in shown
+
+
+def test_doctor_finds_every_tensor_in_the_engine(recipe: Path, tmp_path: Path) -> None:
+    assert "every tensor in every engine equals the trainer's" in mua("doctor", "sync", recipe, cwd=tmp_path)

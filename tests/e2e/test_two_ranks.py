@@ -1,0 +1,47 @@
+"""One command trains on two processes: ``megatron.data_parallel=2`` starts them itself and changes no number.
+
+Compared with the same steps on one process, both in deterministic mode. A mistake stays one line and status 2, and
+Ctrl-C leaves no rank behind.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from e2e_support import DETERMINISTIC, assert_nothing_left, finish, metrics_of, mua, refused, running, until
+
+pytestmark = pytest.mark.timeout(900)  # a busy machine; the fixtures' runs count too
+
+STEPS = 2
+SAME = ("reward/mean", "loss", "grad_norm", "entropy", "tokens", "actor/logprob", "advantage/abs_mean")
+
+
+def test_two_ranks_train_like_one(recipe: Path, trained: Path, tmp_path: Path) -> None:
+    mua("train", recipe, f"trainer.steps={STEPS}", "megatron.data_parallel=2", *DETERMINISTIC, cwd=tmp_path)
+    lines = metrics_of(tmp_path / "out")
+    assert [line["step"] for line in lines] == list(range(STEPS))
+    for line, single in zip(lines, metrics_of(trained), strict=False):
+        assert line["rows"] >= 2
+        assert {name: line[name] for name in SAME} == pytest.approx({name: single[name] for name in SAME}, rel=1e-4)
+    assert (tmp_path / "out" / "hf" / "model.safetensors").is_file()
+
+
+@pytest.mark.slow
+def test_a_mistake_is_one_line_with_two_ranks_too(recipe: Path, tmp_path: Path) -> None:
+    line = refused("train", recipe, "megatron.data_parallel=2", "environment.name=help_dsk", cwd=tmp_path)
+    assert "did you mean 'help_desk'?" in line
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_both_ranks(recipe: Path, tmp_path: Path) -> None:
+    with running("train", recipe, "trainer.steps=99", "megatron.data_parallel=2", cwd=tmp_path) as process:
+        until(lambda: metrics_of(tmp_path / "out"), process, "the first step")
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to every process of the group
+        status, _, err = finish(process, tmp_path, seconds=60)
+    assert status == 130
+    assert "Traceback" not in err
+    assert err.splitlines()[-1] == "mua: interrupted"
+    assert_nothing_left(tmp_path)

@@ -1,0 +1,122 @@
+"""Tiny Qwen3 models, dense and with experts, batches, and a training backend, for the tests of ``mua.megatron``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+
+from mua.config.schema import MegatronConfig, ModelConfig, OptimizerConfig
+from mua.megatron.backend import MegatronBackend
+from mua.types import Float32Array, TrainBatch, TrainSequence
+
+VOCAB = 101  # no multiple of anything: the embedding is padded, and not evenly over the shards
+LENGTHS = (17, 5, 40, 2, 23, 31, 8, 12, 29)
+OPTIMIZER = OptimizerConfig(learning_rate=1e-2, weight_decay=0.1, epsilon=1e-4, clip_grad=1.0)
+
+
+def write_model(folder: Path, *, layers: int = 2, hidden: int = 32, experts: int = 0) -> transformers.PreTrainedModel:
+    """Saves a random float32 model in which no weight, norms included, has a special value.
+
+    Args:
+        experts: of each layer, of which two are used for a token; 0 for a dense model.
+    """
+    torch.manual_seed(3)
+    shape: dict[str, Any] = {
+        "vocab_size": VOCAB,
+        "hidden_size": hidden,
+        "intermediate_size": 48,
+        "num_hidden_layers": layers,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 12,
+        "max_position_embeddings": 512,
+        "tie_word_embeddings": not experts,
+        "initializer_range": 0.2,
+        "rope_parameters": {"rope_theta": 5e4, "rope_type": "default"},
+    }
+    model: transformers.PreTrainedModel
+    if experts:
+        sparse = {"num_experts": experts, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "norm_topk_prob": True}
+        model = transformers.Qwen3MoeForCausalLM(transformers.Qwen3MoeConfig(**shape, **sparse))
+    else:
+        model = transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**shape))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 1:
+                parameter.add_(torch.randn_like(parameter) * 0.2)
+    model.save_pretrained(folder)
+    return model
+
+
+def make_batch(lengths: Sequence[int] = LENGTHS, *, temperature: float = 1.0, seed: int = 0) -> TrainBatch:
+    """Random ids, about half of them trained, with advantages and old log-probabilities near the model's own."""
+    random = np.random.default_rng(seed)
+    drawn = [_draw(random, length) for length in lengths]
+    tokens = sum(int(mask.sum()) for _, mask, *_ in drawn)
+    sequences = [
+        TrainSequence(
+            ids=ids,
+            weights=mask / np.float32(max(tokens, 1)),
+            advantages=advantages,
+            behaviour_logprobs=logprobs,
+            old_logprobs=logprobs,
+        )
+        for ids, mask, advantages, logprobs in drawn
+    ]
+    return TrainBatch(sequences, temperature, {"tokens": float(tokens), "sequences": float(len(lengths))})
+
+
+def _draw(random: np.random.Generator, length: int) -> tuple[Any, Float32Array, Float32Array, Float32Array]:
+    mask = (random.random(length) < 0.5).astype(np.float32)
+    mask[0] = 0
+    return (
+        random.integers(0, VOCAB, length).astype(np.int32),
+        mask,
+        random.normal(size=length).astype(np.float32),
+        random.normal(-4.6, 0.5, size=length).astype(np.float32),
+    )
+
+
+@contextmanager
+def backend(folder: Path, **settings: Any) -> Iterator[MegatronBackend]:
+    """A backend on ``folder``; settings of the model, the layout and the constructor by their own names."""
+    model = {key: settings.pop(key) for key in ("dtype",) if key in settings}
+    construction = {key: settings.pop(key) for key in ("with_reference", "total_steps") if key in settings}
+    optimizer = settings.pop("optimizer", OPTIMIZER)
+    built = MegatronBackend(
+        ModelConfig(**{"path": folder, "dtype": "float32", "max_length": 512, **model}),
+        MegatronConfig(**{"tokens_per_row": 64, **settings}),
+        optimizer,
+        seed=1,
+        **{"total_steps": 10, **construction},
+    )
+    try:
+        yield built
+    finally:
+        built.close()
+
+
+def exported(built: MegatronBackend) -> dict[str, Float32Array]:
+    """The policy's tensors under their Hugging Face names."""
+    return {name: tensor.float().numpy().copy() for name, tensor in built.export_hf()}
+
+
+def gradients(built: MegatronBackend) -> dict[str, Float32Array]:
+    """The (clipped) gradients left by the last step, under Hugging Face names; needs ``distributed_optimizer=False``.
+
+    The bridge exports whatever the parameters hold, so for a moment they hold their gradients.
+    """
+    parameters = list(built._parameters())
+    weights = [parameter.data for parameter in parameters]
+    for parameter in parameters:
+        parameter.data = parameter.main_grad  # type: ignore[attr-defined]
+    result = exported(built)
+    for parameter, weight in zip(parameters, weights, strict=True):
+        parameter.data = weight
+    return result

@@ -1,0 +1,200 @@
+"""Checkpoints and Hugging Face folders across layouts: saved under one, continued under another, converted offline.
+
+Training that goes on under another layout, with its optimizer state, must give the losses of an uninterrupted run of
+one process; what is written online and what is converted offline must both be the trained weights, bit for bit. Two
+and four gloo processes. Single-process behaviour is in ``tests/unit/test_megatron_checkpoint.py`` and
+``test_megatron_offline.py``; nothing here runs on more than one machine.
+"""
+
+from __future__ import annotations
+
+import errno
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from megatron_bridge import verify_hf_folder
+from mua.algorithms.losses import CrossEntropyLoss
+from mua.errors import ModelError
+from mua.megatron.checkpoint import checkpoint_folder, latest_checkpoint
+from mua.types import Float32Array
+from tests.distributed import run_on_workers
+from tests.megatron_support import backend, exported, make_batch, write_model
+
+STEPS = 3
+LAYERS, EXPERTS = 4, 4
+DENSE: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({"tensor_parallel": 2, "pipeline_parallel": 2}, {"tensor_parallel": 4}),
+    ({"pipeline_parallel": 2, "virtual_pipeline": 2}, {}),
+    ({"data_parallel": 2}, {"tensor_parallel": 2, "pipeline_parallel": 2}),
+]
+MOE: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({"data_parallel": 2, "expert_parallel": 2}, {"data_parallel": 2}),
+    (
+        {"tensor_parallel": 2, "expert_parallel": 2, "expert_tensor_parallel": 1},
+        {"data_parallel": 2, "expert_parallel": 2},
+    ),
+    ({"data_parallel": 2, "expert_parallel": 2}, {}),
+]
+
+
+def named(layout: dict[str, Any]) -> str:
+    return " ".join(f"{name}{size}" for name, size in layout.items()) or "single"
+
+
+CASES = [pytest.param(0, *pair, id=f"{named(pair[0])}->{named(pair[1])}") for pair in DENSE] + [
+    pytest.param(EXPERTS, *pair, id=f"experts {named(pair[0])}->{named(pair[1])}") for pair in MOE
+]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
+    root = tmp_path_factory.mktemp("models")
+    for experts in (0, EXPERTS):
+        write_model(root / str(experts), layers=LAYERS, experts=experts)
+    return {experts: root / str(experts) for experts in (0, EXPERTS)}
+
+
+@pytest.fixture(scope="module")
+def straight(models: dict[int, Path]) -> dict[int, tuple[list[float], dict[str, Float32Array]]]:
+    """Losses and final weights of the uninterrupted run of one process."""
+    return {
+        experts: run_on_workers(1, train, str(folder), None, None, 0, STEPS, {})[0]
+        for experts, folder in models.items()
+    }
+
+
+def world_of(layout: dict[str, Any]) -> int:
+    return math.prod(layout.get(name, 1) for name in ("tensor_parallel", "pipeline_parallel", "data_parallel"))
+
+
+def train(
+    model: str, source: str | None, out: str | None, first: int, last: int, layout: dict[str, Any]
+) -> tuple[list[float], dict[str, Float32Array]]:
+    """Steps ``first`` to ``last`` of the run, from the checkpoint ``source`` on; leaves ``out``, in the background."""
+    with backend(Path(model), **layout) as built:
+        if source is not None:
+            assert built.load(Path(source)) == {"next": first}
+        losses = [built.train_step(make_batch(seed=step), CrossEntropyLoss())["loss"] for step in range(first, last)]
+        weights = exported(built)
+        if out is not None:
+            built.save(Path(out), {"next": last}, background=True)
+            for parameter in built._parameters():
+                parameter.data.mul_(-1)  # what follows the call may change everything at once
+            built.finish_save()
+            for parameter in built._parameters():
+                parameter.data.mul_(-1)
+            built.save_hf(Path(out).with_name("hf"), source=Path(model))
+        return losses, weights
+
+
+@pytest.mark.parametrize(("experts", "saved", "loaded"), CASES)
+def test_training_goes_on_under_another_layout(
+    models: dict[int, Path],
+    straight: dict[int, tuple[list[float], dict[str, Float32Array]]],
+    tmp_path: Path,
+    experts: int,
+    saved: dict[str, Any],
+    loaded: dict[str, Any],
+) -> None:
+    model, (losses, final), checkpoint = str(models[experts]), straight[experts], checkpoint_folder(tmp_path, 1)
+    first = run_on_workers(world_of(saved), train, model, None, str(checkpoint), 0, 1, saved)
+    assert latest_checkpoint(tmp_path) == checkpoint
+    check_folders(checkpoint, tmp_path, models[experts], first[0][1])
+    rest = run_on_workers(world_of(loaded), train, model, str(checkpoint), None, 1, STEPS, loaded)
+    assert np.allclose(first[0][0] + rest[0][0], losses, rtol=0, atol=1e-5)
+    assert rest[0][1].keys() == final.keys()
+    for name, values in rest[0][1].items():
+        assert np.allclose(values, final[name], rtol=0, atol=1e-3), name
+
+
+def check_folders(checkpoint: Path, folder: Path, model: Path, weights: dict[str, Float32Array]) -> None:
+    """The folder written by all ranks, and the one converted from the checkpoint's files, are the exported weights."""
+    run_on_workers(1, convert, str(checkpoint), str(folder / "offline"), str(model))
+    for path in (folder / "hf", folder / "offline"):
+        found = {name: tensor for file in path.glob("*.safetensors") for name, tensor in load_file(file).items()}
+        assert found.keys() == weights.keys()
+        for name, values in weights.items():
+            assert torch.equal(found[name], torch.from_numpy(values)), (path.name, name)
+        assert verify_hf_folder(path) == len(weights)
+    assert sorted(path.name for path in folder.iterdir()) == ["hf", "offline", checkpoint.name]
+
+
+def convert(checkpoint: str, out: str, source: str) -> None:
+    import torch.distributed as dist
+
+    from mua.megatron import offline
+
+    dist.destroy_process_group()  # conversion is of one process that belongs to no group
+    offline.megatron_to_hf(Path(checkpoint), Path(out), source=Path(source))
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+
+
+@pytest.mark.parametrize("experts", [0, EXPERTS])
+def test_a_converted_model_loads_under_a_layout_like_the_folder_itself(
+    models: dict[int, Path], tmp_path: Path, experts: int
+) -> None:
+    checkpoint = checkpoint_folder(tmp_path, 0)
+    run_on_workers(1, convert_back, str(models[experts]), str(checkpoint))
+    layout = {"tensor_parallel": 2, "pipeline_parallel": 2}
+    assert all(run_on_workers(4, loads_alike, str(models[experts]), str(checkpoint), layout))
+
+
+def convert_back(model: str, out: str) -> None:
+    import torch.distributed as dist
+
+    from mua.megatron import offline
+
+    dist.destroy_process_group()
+    offline.hf_to_megatron(Path(model), Path(out))
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+
+
+def loads_alike(model: str, checkpoint: str, layout: dict[str, Any]) -> bool:
+    """Whether every parameter of this rank is, bit for bit, what ``load_hf`` puts there; a step then trains alike."""
+    with backend(Path(model), **layout) as built:
+        expected = [parameter.detach().clone() for parameter in built._parameters()]
+        loss = built.train_step(make_batch(), CrossEntropyLoss())["loss"]
+        after = [parameter.detach().clone() for parameter in built._parameters()]
+    with backend(Path(model), **layout) as built:
+        for parameter in built._parameters():
+            parameter.data.fill_(torch.nan)
+        assert built.load(Path(checkpoint)) == {"step": 0}
+        same = all(torch.equal(a, b) for a, b in zip(built._parameters(), expected, strict=True))
+        same &= built.train_step(make_batch(), CrossEntropyLoss())["loss"] == loss
+        return same and all(torch.equal(a, b) for a, b in zip(built._parameters(), after, strict=True))
+
+
+def test_a_rank_that_cannot_write_is_told_by_all_and_leaves_nothing(models: dict[int, Path], tmp_path: Path) -> None:
+    for messages in run_on_workers(2, fail_on_rank_1, str(models[0]), str(tmp_path)):
+        for message in messages:
+            assert "No space left on device" in message
+            assert "\n" not in message
+    assert not list(tmp_path.iterdir())
+
+
+def fail_on_rank_1(model: str, root: str) -> list[str]:
+    """The errors of a model folder and of a checkpoint in the background, neither of which rank 1 can write."""
+    import torch.distributed as dist
+
+    def full(*_: Any) -> Any:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    messages = []
+    with backend(Path(model), tensor_parallel=2) as built, pytest.MonkeyPatch.context() as patched:
+        if dist.get_rank() == 1:
+            patched.setattr("megatron_bridge.safetensors_writer.os.pwrite", full)
+        with pytest.raises(ModelError) as error:
+            built.save_hf(Path(root) / "hf", source=Path(model))
+        messages.append(str(error.value))
+        built.save(checkpoint_folder(Path(root), 1), {}, background=True)
+        with pytest.raises(ModelError) as error:
+            built.finish_save()
+        messages.append(str(error.value))
+    return messages

@@ -1,0 +1,101 @@
+"""Deterministic mode on CPU: one request gives the same bits whatever it shares a batch or a cache with.
+
+The reference is every request sampled alone with an empty prefix cache; requests with and without top_p are mixed,
+because that too leaked from one to the other. Not covered: GPU, MoE, several threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Iterator
+from itertools import chain
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+import torch
+from engine_fixtures import VOCAB, make_pool
+
+from mua.compat.sglang_cpu import SHIM
+from mua.engine.pool import EnginePool
+from mua.engine.protocol import Generation, SamplingParams
+from mua.errors import EngineError
+
+
+def conversations(n: int) -> list[tuple[list[int], list[int]]]:
+    """First prompt and the user's next message of ``n`` dialogues; the prompts share prefixes of several lengths."""
+    generator = np.random.default_rng(0)
+    common = generator.integers(5, VOCAB, size=48)
+    return [
+        (
+            [*common[: generator.integers(4, 48)].tolist(), *generator.integers(5, VOCAB, size=9).tolist()],
+            generator.integers(5, VOCAB, size=12).tolist(),
+        )
+        for _ in range(n)
+    ]
+
+
+async def two_turns(pool: EnginePool, index: int, delay: float = 0.0) -> list[Generation]:
+    await asyncio.sleep(delay)
+    prompt, reply = conversations(16)[index]
+    found = []
+    for turn in range(2):
+        params = SamplingParams(1.0, 40, (2,), top_p=0.95 if index % 2 else 1.0, seed=1000 * index + turn)
+        found.append(await pool.generate(prompt, params, session=str(index), deadline_s=120))
+        prompt = [*prompt, *found[-1].ids.tolist(), *reply]
+    return found
+
+
+def assert_same_bits(left: list[list[Generation]], right: list[list[Generation]]) -> None:
+    for a, b in zip(chain.from_iterable(left), chain.from_iterable(right), strict=True):
+        assert a.ids.tolist() == b.ids.tolist()
+        assert a.logprobs.tobytes() == b.logprobs.tobytes()
+
+
+async def empty_cache(pool: EnginePool) -> None:
+    await pool._engines[0].client.flush(20)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+async def test_batch_order_and_cache_do_not_change_a_bit(tmp_path: Path, tiny_qwen3_folder: Path) -> None:
+    async with make_pool(tmp_path, deterministic=True, extra={"chunked_prefill_size": 64}) as pool:
+        await pool.start(tiny_qwen3_folder)
+        with pytest.raises(EngineError, match="seed"):
+            await pool.generate([5], SamplingParams(1.0, 4, ()), session="s", deadline_s=60)
+        alone = []
+        for index in range(16):
+            await empty_cache(pool)
+            alone.append(await two_turns(pool, index))
+        await empty_cache(pool)
+        together = await asyncio.gather(*(two_turns(pool, index) for index in range(16)))
+        staggered = await asyncio.gather(*(two_turns(pool, index, 0.02 * (15 - index)) for index in range(16)))
+        assert_same_bits(alone, together)
+        assert_same_bits(alone, staggered)
+        assert sum(turns[1].cached_tokens for turns in staggered) > 0
+
+
+@pytest.fixture
+def invariant(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    monkeypatch.syspath_prepend(str(SHIM))
+    import mua_cpu_invariant
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield mua_cpu_invariant
+    torch.set_num_threads(threads)
+    sys.modules.pop("mua_cpu_invariant")
+
+
+@pytest.mark.parametrize(("k", "n"), [(64, 512), (192, 600), (512, 192), (192, 448)])
+def test_a_row_of_a_product_does_not_depend_on_the_others(invariant: ModuleType, k: int, n: int) -> None:
+    torch.manual_seed(0)
+    rows, weight = torch.randn(150, k), torch.randn(n, k).T
+    alone = torch.cat([invariant.tiled_mm(row[None], weight) for row in rows])
+    for m in (2, 31, 32, 33, 64, 150):
+        assert torch.equal(invariant.tiled_mm(rows[:m], weight), alone[:m])
+    torch.testing.assert_close(alone, rows @ weight)
+    bias = torch.randn(n)
+    torch.testing.assert_close(invariant.tiled_addmm(bias, rows, weight), torch.addmm(bias, rows, weight))

@@ -1,0 +1,306 @@
+"""One batch, many layouts: a single process is transformers, and every proven layout is a single process.
+
+Covers, for a dense and a mixture-of-experts model, every entry of ``mua.megatron.layouts`` over real gloo processes,
+with and without the distributed optimizer and the balancing losses: log-probabilities, loss, gradients, gradient norm,
+weights, the experts' load; that ``docs/layouts.md`` names the same entries; and checkpoints carried from one layout to
+another. A representative set runs always, a larger one as slow tests, all of them in `make test-grid`. Does not cover a
+GPU.
+"""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from safetensors.numpy import load_file
+
+from mua.algorithms.loss_protocol import TokenTensors
+from mua.algorithms.losses import GrpoLoss
+from mua.config.schema import MegatronConfig
+from mua.megatron import layouts
+from mua.megatron.packing import plan_rows
+from mua.types import Float32Array, TrainBatch
+from tests import layout_support
+from tests.distributed import run_on_workers
+from tests.megatron_support import LENGTHS, OPTIMIZER, backend, exported, gradients, make_batch, write_model
+
+STEPS = 2
+TEMPERATURE = 0.8
+LOSS = GrpoLoss(clip_low=0.2, clip_high=0.3, kl_coefficient=0.0)
+ROWS: dict[str, dict[str, int]] = {
+    "rows of 64": {},
+    "rows of 40": {"tokens_per_row": 40},
+    "one row": {"tokens_per_row": 512},
+}
+BATCHES: dict[str, tuple[int, ...]] = {"full": LENGTHS, "one sequence": (9,)}
+MODELS = {"dense": {"layers": 4}, "moe": {"layers": 2, "experts": 8}}
+ALWAYS = {
+    "dense": (
+        "TP2",
+        "CP2",
+        "PP2 VPP2",
+        "DP2",
+        "CP4",
+        "PP4 FIRST2 LAST2",
+        "TP2 CP2",
+        "TP2 PP2 DP2",
+        "TP2 CP2 DP2",
+        "TP2 PP2 VPP2 CP2",
+    ),
+    "moe": (
+        "TP2 ETP1",
+        "DP2 EP2",
+        "CP2 EP2",
+        "PP2 VPP2",
+        "TP2 DP2 EP2",
+        "PP2 CP2 EP2",
+        "TP2 PP2 DP2 EP2",
+        "TP2 PP2 VPP2 DP2 EP4 ETP1",
+    ),
+}
+SLOW = {
+    "dense": ("TP4", "PP2 FIRST1", "PP2 VPP2 DP2", "TP2 PP2 CP2"),
+    "moe": (
+        "DP4 EP4",
+        "TP2 EP2 ETP1",
+        "PP2 VPP2 FIRST4",
+        "TP2 PP2 DP2 EP2 ETP1",
+        "TP2 CP2 DP2 EP2",
+        "PP2 DP4 EP2",
+    ),
+}
+PROVEN = {"dense": layouts.DENSE, "moe": layouts.MOE}
+
+
+def marks(kind: str, name: str) -> list[pytest.MarkDecorator]:
+    """When an entry of the grid is run."""
+    if name in ALWAYS[kind]:
+        return []
+    return [pytest.mark.slow if name in SLOW[kind] else pytest.mark.grid]
+
+
+GRID = [
+    pytest.param(kind, name, marks=marks(kind, name), id=f"{kind} {name}") for kind in PROVEN for name in PROVEN[kind]
+]
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model")
+    write_model(path, **MODELS[request.param])
+    return path
+
+
+@pytest.fixture(scope="module")
+def references(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("references")
+    layout_support.write_references(path)
+    return path
+
+
+@pytest.mark.parametrize(("kind", "name"), GRID)
+def test_a_layout_is_a_single_process(kind: str, name: str, references: Path) -> None:
+    found = layout_support.measure(references, kind, name)
+    assert not found.refused(), found
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [pytest.param("moe", "CP2 EP2", marks=pytest.mark.slow), ("moe", "TP2 EP2 ETP1"), ("dense", "PP2 VPP2")],
+)
+def test_recomputation_changes_nothing_under_a_layout(kind: str, name: str, references: Path) -> None:
+    found = layout_support.measure(references, kind, name, recompute="full")
+    assert not found.refused(), found
+
+
+def test_the_rows_of_the_grid_do_not_depend_on_the_layout() -> None:
+    # A balancing loss is a property of rows; the grid compares it, so all layouts must cut the same ones.
+    plans = [
+        plan_rows(layout_support.LENGTHS, 64, ranks, multiple=multiple)
+        for ranks, multiple in ((1, 1), (2, 1), (4, 1), (1, 2), (2, 2), (1, 4))
+    ]
+    assert len({frozenset(row for rank in plan.rows for row in rank) for plan in plans}) == 1
+
+
+def hf_train(model: transformers.PreTrainedModel, batch: TrainBatch) -> dict[str, Any]:
+    """The same two steps by transformers and torch alone, one sequence at a time."""
+    decayed = [p for p in model.parameters() if p.ndim > 1]
+    others = [p for p in model.parameters() if p.ndim == 1]
+    groups: list[dict[str, Any]] = [{"params": decayed}, {"params": others, "weight_decay": 0.0}]
+    adam = torch.optim.AdamW(
+        groups,
+        lr=OPTIMIZER.learning_rate,
+        betas=(OPTIMIZER.beta1, OPTIMIZER.beta2),
+        eps=OPTIMIZER.epsilon,
+        weight_decay=OPTIMIZER.weight_decay,
+    )
+    result: dict[str, Any] = {"loss": [], "entropy": [], "grad_norm": []}
+    for step in range(STEPS):
+        adam.zero_grad()
+        terms = [_hf_terms(model, sequence) for sequence in batch.sequences]
+        loss = torch.stack([terms_of_one[0] for terms_of_one in terms]).sum()
+        loss.backward()
+        if step == 0:
+            result["logprobs"] = [terms_of_one[2] for terms_of_one in terms]
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), OPTIMIZER.clip_grad)
+        if step == 0:
+            result["gradients"] = saved(model, "grad")
+        adam.step()
+        result["loss"].append(loss.item())
+        result["entropy"].append(float(torch.cat([terms_of_one[1] for terms_of_one in terms]).mean()))
+        result["grad_norm"].append(float(norm))
+    result["weights"] = saved(model, "data")
+    return result
+
+
+def saved(model: transformers.PreTrainedModel, what: str) -> dict[str, Float32Array]:
+    """Weights (``data``) or gradients (``grad``) as transformers names them on disk: experts one by one."""
+    weights = [parameter.data for parameter in model.parameters()]
+    for parameter in model.parameters():
+        parameter.data = getattr(parameter, what).clone()
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_pretrained(folder)
+        tensors: dict[str, Float32Array] = load_file(Path(folder) / "model.safetensors")
+    for parameter, weight in zip(model.parameters(), weights, strict=True):
+        parameter.data = weight
+    return tensors
+
+
+def _hf_terms(model: transformers.PreTrainedModel, sequence: Any) -> tuple[torch.Tensor, torch.Tensor, Float32Array]:
+    """Loss, entropy of the trained tokens, and all log-probabilities of one sequence."""
+    ids = torch.from_numpy(sequence.ids.astype(np.int64))
+    log_p = (model(ids[None]).logits[0, :-1] / TEMPERATURE).log_softmax(-1)
+    logprobs = torch.cat([torch.zeros(1), log_p.gather(1, ids[1:, None])[:, 0]])
+    entropy = torch.cat([torch.zeros(1), -(log_p.exp() * log_p).sum(-1)])
+    trained = torch.from_numpy(sequence.trained)
+    names = ("weights", "advantages", "behaviour_logprobs", "old_logprobs")
+    tokens = TokenTensors(*(torch.from_numpy(getattr(sequence, name))[trained] for name in names))
+    terms = LOSS(logprobs[trained], entropy[trained], tokens)
+    return terms.loss, entropy[trained].detach(), logprobs.detach().numpy()
+
+
+def megatron_train(folder: str, layout: dict[str, Any]) -> dict[str, Any]:
+    """What one rank sees of two steps on each batch."""
+    result: dict[str, Any] = {}
+    for name, lengths in BATCHES.items():
+        batch = make_batch(lengths, temperature=TEMPERATURE)
+        with backend(Path(folder), distributed_optimizer=False, **layout) as built:
+            logprobs = built.log_probabilities(batch.sequences, TEMPERATURE)
+            metrics = [built.train_step(batch, LOSS)]
+            gradient = gradients(built)
+            metrics.append(built.train_step(batch, LOSS))
+            weights = exported(built)
+        result[name] = {"logprobs": logprobs, "metrics": metrics, "gradients": gradient, "weights": weights}
+    with backend(Path(folder), **layout) as built:
+        batch = make_batch(temperature=TEMPERATURE)
+        for _ in range(STEPS):
+            built.train_step(batch, LOSS)
+        result["distributed optimizer weights"] = exported(built)
+    return result
+
+
+def megatron_save(folder: str, layout: dict[str, Any], checkpoint: str) -> None:
+    """One step, then a checkpoint."""
+    with backend(Path(folder), **layout) as built:
+        built.train_step(make_batch(temperature=TEMPERATURE), LOSS)
+        built.save(Path(checkpoint), {"next": 1})
+
+
+def megatron_resume(folder: str, layout: dict[str, Any], checkpoint: str) -> dict[str, Float32Array]:
+    """Weights after the second step, the first of which is another layout's checkpoint."""
+    with backend(Path(folder), **layout) as built:
+        assert built.load(Path(checkpoint)) == {"next": 1}
+        built.train_step(make_batch(temperature=TEMPERATURE), LOSS)
+        return exported(built)
+
+
+@pytest.fixture(scope="module")
+def expected(folder: Path) -> dict[str, dict[str, Any]]:
+    return {
+        name: hf_train(
+            transformers.AutoModelForCausalLM.from_pretrained(folder), make_batch(lengths, temperature=TEMPERATURE)
+        )
+        for name, lengths in BATCHES.items()
+    }
+
+
+@pytest.fixture(scope="module", params=ROWS)
+def trained(request: pytest.FixtureRequest, folder: Path) -> list[dict[str, Any]]:
+    """The results of a single process with rows of one size."""
+    return run_on_workers(1, megatron_train, str(folder), ROWS[request.param])
+
+
+@pytest.mark.parametrize("name", BATCHES)
+def test_log_probabilities_are_transformers(
+    name: str, trained: list[dict[str, Any]], expected: dict[str, dict[str, Any]]
+) -> None:
+    for rank in trained:
+        for own, reference in zip(rank[name]["logprobs"], expected[name]["logprobs"], strict=True):
+            np.testing.assert_allclose(own, reference, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("name", BATCHES)
+def test_gradients_are_transformers(
+    name: str, trained: list[dict[str, Any]], expected: dict[str, dict[str, Any]]
+) -> None:
+    for rank in trained:
+        assert_same(rank[name]["gradients"], expected[name]["gradients"], 1e-6)
+
+
+@pytest.mark.parametrize("name", BATCHES)
+def test_metrics_are_transformers(
+    name: str, trained: list[dict[str, Any]], expected: dict[str, dict[str, Any]]
+) -> None:
+    for rank in trained:
+        for step, metrics in enumerate(rank[name]["metrics"]):
+            tolerance = 1e-5 if step == 0 else 1e-4
+            for key in ("loss", "entropy", "grad_norm"):
+                assert metrics[key] == pytest.approx(expected[name][key][step], rel=tolerance, abs=1e-7), (key, step)
+            assert metrics["loss/total"] == pytest.approx(metrics["loss"])
+
+
+@pytest.mark.parametrize("name", BATCHES)
+def test_weights_after_two_steps_are_transformers(
+    name: str, trained: list[dict[str, Any]], expected: dict[str, dict[str, Any]]
+) -> None:
+    for rank in trained:
+        assert_same(rank[name]["weights"], expected[name]["weights"], 2e-5)
+
+
+def test_distributed_optimizer_changes_nothing(trained: list[dict[str, Any]], expected: dict[str, Any]) -> None:
+    for rank in trained:
+        assert_same(rank["distributed optimizer weights"], expected["full"]["weights"], 2e-5)
+
+
+@pytest.mark.parametrize(("before", "after"), [("single", "DP2"), ("TP2", "single"), ("PP2", "TP2"), ("DP2", "PP2")])
+def test_a_checkpoint_continues_under_another_layout(
+    before: str, after: str, folder: Path, tmp_path: Path, expected: dict[str, dict[str, Any]]
+) -> None:
+    checkpoint = tmp_path / "step_00000001"
+    first, second = layouts.sizes(before), layouts.sizes(after)
+    run_on_workers(ranks(before), megatron_save, str(folder), first, str(checkpoint))
+    for weights in run_on_workers(ranks(after), megatron_resume, str(folder), second, str(checkpoint)):
+        assert_same(weights, expected["full"]["weights"], 2e-5)
+
+
+def ranks(name: str) -> int:
+    return MegatronConfig(**layouts.sizes(name)).world_size
+
+
+def test_the_page_lists_the_proven_layouts() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "layouts.md").read_text()
+    for kind, heading in (("dense", "Dense models"), ("moe", "Mixtures of experts")):
+        section = page.split(f"## {heading}")[1].split("\n## ")[0]
+        assert tuple(re.findall(r"^\| `([^`]+)`", section, re.MULTILINE)) == PROVEN[kind]
+
+
+def assert_same(own: dict[str, Float32Array], reference: dict[str, Float32Array], tolerance: float) -> None:
+    assert own.keys() == reference.keys()
+    for name, values in own.items():
+        np.testing.assert_allclose(values, reference[name], atol=tolerance, rtol=1e-4, err_msg=name)

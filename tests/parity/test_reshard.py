@@ -1,0 +1,278 @@
+"""Resharding from every kind of layout onto feeder ranks: every byte right, every bound kept. Real Megatron on gloo.
+
+Not covered: NCCL, and the engines that take the buckets (test_engine_transports.py).
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import transformers
+from distributed import run_on_workers
+from safetensors.torch import load_file
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from mua.compat import megatron_cpu
+
+LIMIT = 20_000
+"""Bytes of a bucket: less than the embedding alone, more than most other tensors."""
+VOCAB = 101
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Sizes of the parallel dimensions, and the ranks that feed engines."""
+
+    tp: int = 1
+    pp: int = 1
+    vpp: int | None = None
+    cp: int = 1
+    ep: int = 1
+    etp: int | None = None
+    dp: int = 1
+    feeders: tuple[int, ...] = (0,)
+
+    @property
+    def world(self) -> int:
+        return self.tp * self.pp * self.cp * self.dp
+
+    def __str__(self) -> str:
+        sizes = [f"{name}{value}" for name in ("tp", "pp", "vpp", "cp", "ep", "etp", "dp")
+                 if (value := getattr(self, name)) not in (None, 1)]  # fmt: skip
+        return "-".join([*sizes, "to", *map(str, self.feeders)])
+
+
+DENSE = [
+    Layout(),
+    Layout(tp=2),
+    Layout(pp=2),
+    Layout(dp=2, feeders=(0, 1)),
+    Layout(pp=2, vpp=2, feeders=(1,)),
+    Layout(tp=2, pp=2, feeders=(0, 2)),
+    Layout(tp=2, cp=2, feeders=(0, 3)),
+    Layout(tp=4, feeders=(0, 1)),
+    Layout(tp=2, pp=2, dp=2, feeders=(0, 4)),
+    Layout(tp=4, pp=2, feeders=(0, 4, 7)),
+]
+MOE = [
+    Layout(dp=2, ep=2, feeders=(0, 1)),
+    Layout(tp=2, ep=2, etp=1),
+    Layout(tp=2, dp=2, ep=2, feeders=(0, 2)),
+    Layout(tp=2, pp=2, dp=2, ep=2, feeders=(0, 4)),
+]
+
+
+def write_dense(folder: Path) -> Path:
+    torch.manual_seed(3)
+    config = transformers.Qwen3Config(
+        vocab_size=VOCAB, hidden_size=32, intermediate_size=48, num_hidden_layers=4, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=12, max_position_embeddings=512, tie_word_embeddings=False,
+        initializer_range=0.2,
+    )  # fmt: skip
+    return _save(transformers.Qwen3ForCausalLM(config), folder)
+
+
+def write_moe(folder: Path) -> Path:
+    torch.manual_seed(3)
+    config = transformers.Qwen3MoeConfig(
+        vocab_size=VOCAB, hidden_size=32, intermediate_size=48, moe_intermediate_size=24, num_experts=4,
+        num_experts_per_tok=2, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=12,
+        max_position_embeddings=512, tie_word_embeddings=True, initializer_range=0.2,
+    )  # fmt: skip
+    return _save(transformers.Qwen3MoeForCausalLM(config), folder)
+
+
+def _save(model: Any, folder: Path) -> Path:
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 1:
+                parameter.add_(torch.randn_like(parameter) * 0.2)
+    model.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def dense(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_dense(tmp_path_factory.mktemp("reshard") / "dense")
+
+
+@pytest.fixture(scope="module")
+def moe(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_moe(tmp_path_factory.mktemp("reshard") / "moe")
+
+
+@pytest.mark.parametrize("layout", DENSE, ids=str)
+def test_feeders_get_every_byte_of_a_dense_model(layout: Layout, dense: Path) -> None:
+    _check(layout, dense)
+
+
+@pytest.mark.parametrize("layout", MOE, ids=str)
+def test_feeders_get_every_byte_of_every_expert(layout: Layout, moe: Path) -> None:
+    _check(layout, moe)
+
+
+def _check(layout: Layout, folder: Path) -> None:
+    results = run_on_workers(layout.world, reshard, folder, layout)
+    total = sum(tensor.nbytes for tensor in load_file(folder / "model.safetensors").values())
+    for rank, result in enumerate(results):
+        assert result["wrong"] == []
+        assert result["feeds"] == (rank in layout.feeders)
+        assert result["needed"] <= total
+        # One bucket, what is received for it, and one message to every other feeder: never the whole model.
+        assert result["largest"] <= max(result["largest_bucket"], LIMIT)
+        assert result["live"] <= (1 + len(layout.feeders)) * result["largest_bucket"]
+    assert sum(result["received"] for result in results) == sum(result["needed"] for result in results)
+    assert sum(result["sent"] for result in results) == sum(result["received"] for result in results)
+
+
+def test_a_feeder_gets_only_what_it_lacks(dense: Path) -> None:
+    results = run_on_workers(2, reshard, dense, Layout(tp=2))
+    weights = load_file(dense / "model.safetensors")
+    split = [tensor.nbytes for name, tensor in weights.items() if tensor.ndim == 2 and "layers" in name]
+    # Norms are on both ranks; of the vocabulary, padded to 128 rows, the first rank has 64.
+    vocabulary = sum(weights[name][64:].nbytes for name in ("model.embed_tokens.weight", "lm_head.weight"))
+    assert results[0]["received"] == results[1]["sent"] == sum(split) // 2 + vocabulary
+    assert results[1]["received"] == results[0]["sent"] == 0
+
+
+def test_a_pass_that_is_given_up_leaves_no_rank_waiting(dense: Path) -> None:
+    first, second = run_on_workers(2, give_up_then_finish, dense)
+    assert first["given_up_after"] == 2
+    assert first["finished"] > 2
+    assert second["passes"] == 2
+    assert first["moved"] == first["needed"] == second["moved"] > 0
+
+
+def give_up_then_finish(folder: Path) -> dict[str, Any]:
+    """Rank 0 leaves the first pass after two buckets and goes through the second; the other rank follows both."""
+    from contextlib import nullcontext
+
+    from megatron_bridge import load_hf
+    from megatron_bridge.plan import plan_model
+    from mua.config.schema import EngineConfig
+    from mua.engine.feed import TrainerFeed
+    from mua.engine.nodes import Nodes
+
+    chunks = build(folder, Layout(pp=2))
+    load_hf(chunks, folder)
+    config = EngineConfig(transport="broadcast", bucket_bytes=LIMIT)
+    announced: list[Any] = []
+    model = lambda: nullcontext(plan_model(chunks))  # noqa: E731
+    feed = TrainerFeed(model, config, Nodes(0, (0,)), dist.group.WORLD, announce=announced.append)
+    if dist.get_rank() > 0:
+        feed.follow([0])
+        feed.follow([0])
+        return {"passes": 2, "moved": feed.moved().moved}
+    shipments = feed.shipments([0])
+    given_up = [next(shipments), next(shipments)]
+    shipments.close()  # type: ignore[attr-defined]
+    finished = sum(1 for _ in feed.shipments([0]))
+    assert announced == [[0], [0]]
+    moved = feed.moved()
+    return {"given_up_after": len(given_up), "finished": finished, "moved": moved.moved, "needed": moved.needed}
+
+
+class Allocations(TorchDispatchMode):
+    """The largest buffer that torch made inside, and the largest sum of those alive at once, in bytes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.alive: dict[int, int] = {}
+        self.largest = 0
+        self.live = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        for tensor in result if isinstance(result, Sequence) else [result]:
+            if isinstance(tensor, torch.Tensor) and function._schema.name == "aten::empty":
+                self._add(tensor)
+        return result
+
+    def _add(self, tensor: torch.Tensor) -> None:
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        self.alive[key] = storage.nbytes()
+        weakref.finalize(tensor, self.alive.pop, key, None)
+        self.largest = max(self.largest, storage.nbytes())
+        self.live = max(self.live, sum(self.alive.values()))
+
+
+def reshard(folder: Path, layout: Layout) -> dict[str, Any]:
+    """Build the layout, reshard twice with changed weights in between, compare every byte on the feeders."""
+    from megatron_bridge import load_hf
+    from megatron_bridge.plan import plan_model
+    from megatron_bridge.reshard import Resharder
+
+    chunks = build(folder, layout)
+    load_hf(chunks, folder)
+    resharder = Resharder(plan_model(chunks), layout.feeders, LIMIT, node=dist.get_rank() // 2)
+    expected = load_file(folder / "model.safetensors")
+    wrong = []
+    for factor in (1.0, 2.0):
+        resharder.reset()
+        seen = set()
+        allocations = Allocations()
+        for index, bucket in enumerate(resharder.buckets):
+            with allocations:
+                flat = resharder.assemble(index)
+            assert bucket.nbytes <= LIMIT or len(bucket.slots) == 1
+            assert (flat is not None) == resharder.feeds
+            for slot in bucket.slots:
+                seen.add(slot.spec.name)
+                assert slot.start % 256 == 0
+                if flat is not None and not torch.equal(slot.view(flat), expected[slot.spec.name] * factor):
+                    wrong.append(slot.spec.name)
+            del flat
+        assert seen == set(expected)
+        with torch.no_grad():
+            for chunk in chunks:
+                for parameter in chunk.parameters():
+                    parameter.mul_(2)
+    traffic = resharder.traffic
+    return {
+        "wrong": wrong,
+        "feeds": resharder.feeds,
+        "sent": traffic.sent,
+        "received": traffic.received,
+        "needed": traffic.needed,
+        "peak": traffic.peak,
+        "largest": allocations.largest,
+        "live": allocations.live,
+        "largest_bucket": max(bucket.nbytes for bucket in resharder.buckets),
+    }
+
+
+def build(folder: Path, layout: Layout) -> list[Any]:
+    """Random Megatron chunks of the model in ``folder`` under ``layout``."""
+    megatron_cpu.install()
+    from megatron.core import parallel_state, tensor_parallel
+
+    from megatron_bridge import gpt_model_kwargs, read_hf_config, transformer_config_kwargs
+    from mua.config.schema import MegatronConfig, ModelConfig
+    from mua.megatron.model import build_chunks
+
+    parallel_state.destroy_model_parallel()
+    parallel_state.initialize_model_parallel(
+        tensor_model_parallel_size=layout.tp,
+        pipeline_model_parallel_size=layout.pp,
+        virtual_pipeline_model_parallel_size=layout.vpp,
+        context_parallel_size=layout.cp,
+        expert_model_parallel_size=layout.ep,
+        expert_tensor_parallel_size=layout.etp,
+    )
+    tensor_parallel.model_parallel_cuda_manual_seed(5, force_reset_rng=True)
+    megatron = MegatronConfig(
+        tensor_parallel=layout.tp, pipeline_parallel=layout.pp, virtual_pipeline=layout.vpp,
+        context_parallel=layout.cp, expert_parallel=layout.ep, expert_tensor_parallel=layout.etp,
+        data_parallel=layout.dp,
+    )  # fmt: skip
+    config = read_hf_config(folder)
+    model = ModelConfig(path=folder, dtype="float32", max_length=512)
+    return build_chunks(transformer_config_kwargs(config), gpt_model_kwargs(config), model, megatron)

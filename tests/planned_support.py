@@ -1,0 +1,110 @@
+"""Bytes that a real multi-process run holds, beside those the plan foresaw for each rank."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from mua.config.schema import EnvironmentConfig, ExperimentConfig, MegatronConfig, ModelConfig, TrainerConfig
+from mua.plan.architecture import Architecture, architecture_of
+from mua.plan.ranks import ObjectBytes, measure, rank_bytes
+from tests.distributed import run_on_workers
+
+SHAPE: dict[str, Any] = {
+    "vocab_size": 1001,  # padded to 1024
+    "hidden_size": 48,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 20,
+    "intermediate_size": 72,
+    "num_hidden_layers": 4,
+    "max_position_embeddings": 256,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1e4,
+    "hidden_act": "silu",
+    "tie_word_embeddings": False,
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+}
+EXPERTS: dict[str, Any] = {
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 28,
+    "norm_topk_prob": True,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [1],  # one layer stays dense
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
+}
+MODELS: dict[str, dict[str, Any]] = {
+    "dense": SHAPE,
+    "dense, tied": SHAPE | {"tie_word_embeddings": True},
+    "experts": SHAPE | EXPERTS,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One run: a model, a layout by :mod:`mua.megatron.layouts`' names, an optimizer, a type."""
+
+    model: str
+    layout: str
+    distributed: bool = True
+    dtype: str = "bfloat16"
+
+    @property
+    def title(self) -> str:
+        optimizer = "distributed" if self.distributed else "replicated"
+        return f"{self.model}; {self.layout}; {self.dtype}; {optimizer} optimizer"
+
+    def config(self, folder: Path) -> ExperimentConfig:
+        from mua.megatron.layouts import sizes
+
+        return ExperimentConfig(
+            name="planned",
+            output=folder / "out",
+            model=ModelConfig.model_validate({"path": folder / self.model, "dtype": self.dtype, "max_length": 256}),
+            environment=EnvironmentConfig(name="help_desk"),
+            rollout={"max_tokens": 64},  # type: ignore[arg-type]
+            megatron=MegatronConfig.model_validate(
+                {"tokens_per_row": 64, "distributed_optimizer": self.distributed, "threads": 1, **sizes(self.layout)}
+            ),
+            trainer=TrainerConfig(steps=1),
+        )
+
+
+def write_models(folder: Path) -> None:
+    """Every model of :data:`MODELS` with random weights."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    for name, shape in MODELS.items():
+        config = AutoConfig.for_model(**{key: value for key, value in shape.items() if key != "architectures"})
+        AutoModelForCausalLM.from_config(config).save_pretrained(folder / name)
+
+
+def planned(folder: Path, case: Case) -> list[ObjectBytes]:
+    """What the plan says each rank holds."""
+    config = case.config(folder)
+    architecture: Architecture = architecture_of(config.model)
+    return [rank_bytes(architecture, config, rank).bytes for rank in range(config.megatron.world_size)]
+
+
+def measured(folder: Path, case: Case) -> list[ObjectBytes]:
+    """What each rank of a real run holds after one training step."""
+    world = case.config(folder).megatron.world_size
+    return [ObjectBytes(**found) for found in run_on_workers(world, _held, str(folder), asdict(case), seconds=600.0)]
+
+
+def _held(folder: str, case: dict[str, Any]) -> dict[str, int]:
+    from mua.algorithms.losses import GrpoLoss
+    from mua.megatron.backend import MegatronBackend
+    from tests.megatron_support import make_batch
+
+    config = Case(**case).config(Path(folder))
+    built = MegatronBackend(config.model, config.megatron, config.optimizer, total_steps=1, seed=1)
+    try:
+        built.train_step(make_batch(), GrpoLoss(clip_low=0.2, clip_high=0.2, kl_coefficient=0.0))
+        return asdict(measure(built._chunks, built._wrapped, built._optimizer))
+    finally:
+        built.close()

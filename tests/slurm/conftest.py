@@ -1,0 +1,72 @@
+"""A real Slurm of two nodes on this machine and a tiny random policy, for all tests of this folder."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from slurm_support import ROOT, Jobs
+
+from tools.slurm_cluster import Cluster, install
+
+
+@pytest.fixture(scope="session")
+def jobs() -> Iterator[Jobs]:
+    """A cluster for all tests; none of its processes is left afterwards."""
+    install()
+    with Cluster() as cluster:
+        yield Jobs(cluster)
+
+
+@pytest.fixture(scope="session")
+def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Model folder: the help desk's tokenizer and a random Qwen3 of 2 layers, hidden 64; conversations beside it."""
+    import torch
+    from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
+
+    from environments.help_desk import DOMAIN
+    from environments.help_desk.demonstrations import demonstrations, spoken_text
+    from mua.tokens import train_tokenizer
+
+    folder = tmp_path_factory.mktemp("policy") / "policy"
+    conversations = list(demonstrations(100, 0.5, 1, DOMAIN.system_prompt("short")))
+    train_tokenizer(spoken_text(conversations), folder, vocab_size=512)
+    lines = [json.dumps({"messages": messages}) + "\n" for messages in conversations]
+    (folder.parent / "conversations.jsonl").write_text("".join(lines), encoding="utf-8")
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    torch.manual_seed(1)
+    Qwen3ForCausalLM(
+        Qwen3Config(
+            vocab_size=len(tokenizer), hidden_size=64, intermediate_size=128, num_hidden_layers=2,
+            num_attention_heads=4, num_key_value_heads=2, head_dim=16, max_position_embeddings=512,
+            tie_word_embeddings=True, initializer_range=0.06,
+            eos_token_id=tokenizer.convert_tokens_to_ids("<|im_end|>"),
+        )
+    ).save_pretrained(folder)  # fmt: skip
+    return folder
+
+
+@pytest.fixture(scope="session")
+def recipe(policy: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The demonstration, shrunk: TP 2 x DP 2, a few short episodes a step, a domain whose rewards are graded."""
+    path = tmp_path_factory.mktemp("recipe") / "two-nodes.yaml"
+    path.write_text(
+        f"""\
+extends: {ROOT}/configs/demo.yaml
+name: two nodes
+output: out
+model: {{path: {policy}}}
+environment: {{name: graded_desk}}
+rollout: {{max_turns: 3, max_tool_calls: 3, max_turn_tokens: 16, max_tokens: 200, concurrency: 2}}
+engine: {{max_total_tokens: 8192, max_running_requests: 8, stop_seconds: 5}}
+algorithm: {{group_size: 2, groups_per_step: 2, skip_zero_advantage: false}}
+megatron: {{tensor_parallel: 2, data_parallel: 2, tokens_per_row: 512, threads: 1}}
+optimizer: {{learning_rate: 1.0e-3}}
+trainer: {{steps: 12, save_every: 0, evaluate_first: false, evaluate_every: 0}}
+sft: {{data: {policy.parent}/conversations.jsonl, batch_size: 8}}
+slurm: {{gpus_per_node: 2, cpus_per_task: 2, time: "0:30:00"}}
+"""
+    )
+    return path

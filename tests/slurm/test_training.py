@@ -1,0 +1,89 @@
+"""Two nodes train under a real Slurm: submitted, told to leave, requeued, continued, finished.
+
+Real: sbatch, srun, torchrun on each node, signals to every process of the step, the requeue, Megatron on gloo over both
+nodes, the engine. Not covered: GPUs, containers, hosts of their own (both nodes are this machine, and share its disk).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from pathlib import Path
+
+import psutil
+import pytest
+from e2e_support import assert_nothing_left, metrics_of
+from slurm_support import Jobs
+
+pytestmark = [pytest.mark.slurm, pytest.mark.timeout(1800)]
+
+STEPS = 12
+RANKS = [f"rank-{rank:05d}.log" for rank in range(4)]
+
+
+def _submit(jobs: Jobs, recipe: Path, folder: Path, *overrides: str) -> tuple[str, Path]:
+    """Submit a job on two nodes; its number and its log."""
+    said = jobs.mua("launch", "slurm", recipe, *overrides, "--nodes", "2", cwd=folder)
+    number = re.search(r"^job +(\d+)$", said, re.MULTILINE)
+    assert number, said
+    return number[1], folder / "out" / "slurm" / f"{number[1]}.log"
+
+
+def test_a_run_told_to_leave_saves_is_requeued_and_finishes(jobs: Jobs, recipe: Path, tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    job, log = _submit(jobs, recipe, tmp_path)
+    jobs.until(job, lambda: len(metrics_of(output)) >= 2, "two steps", log)
+
+    jobs.cluster.call("scancel", "--signal=USR1", "--batch", job)  # what --signal=B:USR1@300 makes Slurm send
+    jobs.until(job, jobs.state(job, "PENDING"), "the requeue", log)
+    done = len(metrics_of(output))
+    assert 2 <= done < STEPS
+    # No checkpoint was due: this one is there because of the signal.
+    assert [folder.name for folder in (output / "checkpoints").iterdir()] == [f"step_{done:08d}"]
+    assert "requeueing" in log.read_text()
+
+    jobs.start_now(job)
+    jobs.until(job, jobs.state(job, "COMPLETED"), "the end", log)
+    assert jobs.show(job)["Restarts"] == "1"
+    assert [line["step"] for line in metrics_of(output)] == list(range(STEPS))
+    assert (output / "hf" / "model.safetensors").is_file()
+    for attempt in ("attempt-0", "attempt-1"):
+        folder = log.with_suffix("") / attempt
+        assert sorted(file.name for file in (folder / "train").glob("rank-*")) == RANKS
+        assert {file.name for file in folder.glob("environment-*")} == {"environment-n1.json", "environment-n2.json"}
+    assert "the same command continues it" in (log.with_suffix("") / "attempt-0/train/rank-00000.log").read_text()
+    assert "nodes reach each other" in log.read_text()  # the preflight's table
+    written = [file.read_text(errors="replace") for file in (output / "slurm").rglob("*") if file.is_file()]
+    assert not [text for text in written if "sk-this-must-not-appear" in text]
+    assert_nothing_left(tmp_path)
+
+
+def test_a_dead_rank_and_a_dead_node_are_survived(jobs: Jobs, recipe: Path, tmp_path: Path) -> None:
+    # No GPUs: Slurm 22.05 grants those of a node that comes back only at the next try.
+    output = tmp_path / "out"
+    two = ["megatron.tensor_parallel=1", "slurm.gpus_per_node=0", "slurm.preflight=false"]
+    often = ["trainer.steps=30", "trainer.save_every=2"]
+    job, log = _submit(jobs, recipe, tmp_path, "--sft", *two, *often)
+    jobs.until(job, lambda: (output / "checkpoints" / "step_00000002").is_dir(), "a checkpoint", log)
+    _kill_rank(job, 1)
+    jobs.until(job, jobs.state(job, "PENDING"), "the requeue", log)
+    assert "a fault" in log.read_text()
+    jobs.start_now(job)
+
+    before = len(metrics_of(output))
+    jobs.until(job, lambda: len(metrics_of(output)) > before + 2, "more steps", log)
+    jobs.cluster.kill_node("n2")
+    jobs.until(job, jobs.state(job, "PENDING"), "the requeue", log)
+    jobs.cluster.start_node("n2")
+    jobs.start_now(job)
+    jobs.until(job, jobs.state(job, "COMPLETED"), "the end", log)
+    assert [line["step"] for line in metrics_of(output)] == list(range(30))
+    assert_nothing_left(tmp_path)
+
+
+def _kill_rank(job: str, rank: int) -> None:
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            found = process.environ()
+            if found.get("SLURM_JOB_ID") == job and found.get("RANK") == str(rank):
+                process.kill()

@@ -1,0 +1,82 @@
+"""Group-relative advantages against closed forms and a separate float64 computation, and their invariances.
+
+Does not cover how advantages reach tokens (test_algorithms_batch.py).
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mua.algorithms.advantage import group_relative_advantages
+
+REWARDS = st.lists(st.integers(-40, 40).map(lambda k: k / 8), min_size=1, max_size=12)
+
+
+def by_hand(rewards: list[float], divide: bool) -> list[float]:
+    mean = math.fsum(rewards) / len(rewards)
+    centred = [r - mean for r in rewards]
+    if len(rewards) == 1 or len(set(rewards)) == 1:
+        return [0.0] * len(rewards)
+    std = math.sqrt(math.fsum(c * c for c in centred) / (len(rewards) - 1))
+    return [c / (std + 1e-6) for c in centred] if divide else centred
+
+
+def test_closed_form_of_one_success_in_four():
+    # mean 1/4, unbiased variance (9/16 + 3/16) / 3 = 1/4, so std 1/2.
+    advantages = group_relative_advantages([1, 0, 0, 0], divide_by_std=True)
+    np.testing.assert_allclose(advantages, np.array([1.5, -0.5, -0.5, -0.5]) / (1 + 2e-6), rtol=1e-12)
+
+
+def test_centred_only_is_leave_one_out_scaled():
+    # Leave-one-out gives G/(G-1) of the centred reward: (1, -1/3, -1/3, -1/3).
+    advantages = group_relative_advantages([1, 0, 0, 0], divide_by_std=False)
+    np.testing.assert_allclose(advantages * 4 / 3, [1, -1 / 3, -1 / 3, -1 / 3], rtol=1e-12)
+
+
+@given(REWARDS, st.booleans())
+def test_equals_the_brute_force(rewards: list[float], divide: bool):
+    np.testing.assert_allclose(
+        group_relative_advantages(rewards, divide_by_std=divide), by_hand(rewards, divide), rtol=1e-9, atol=1e-12
+    )
+
+
+@given(REWARDS, st.booleans(), st.randoms(use_true_random=False))
+def test_permuting_a_group_permutes_its_advantages(rewards: list[float], divide: bool, random):
+    order = list(range(len(rewards)))
+    random.shuffle(order)
+    permuted = group_relative_advantages([rewards[i] for i in order], divide_by_std=divide)
+    plain = group_relative_advantages(rewards, divide_by_std=divide)
+    np.testing.assert_allclose(permuted, plain[order], rtol=1e-12, atol=1e-12)
+
+
+@given(REWARDS, st.booleans(), st.floats(-100, 100))
+def test_shifting_all_rewards_changes_nothing(rewards: list[float], divide: bool, shift: float):
+    shifted = group_relative_advantages([r + shift for r in rewards], divide_by_std=divide)
+    np.testing.assert_allclose(shifted, group_relative_advantages(rewards, divide_by_std=divide), atol=1e-6)
+
+
+@given(REWARDS, st.booleans())
+def test_advantages_of_a_group_sum_to_zero(rewards: list[float], divide: bool):
+    assert abs(group_relative_advantages(rewards, divide_by_std=divide).sum()) < 1e-9
+
+
+@pytest.mark.parametrize("divide", [True, False])
+@pytest.mark.parametrize("reward", [0.1, 1 / 3, 1e9, -7.3])
+def test_equal_rewards_give_exactly_zero(reward: float, divide: bool):
+    assert group_relative_advantages([reward] * 7, divide_by_std=divide).tolist() == [0.0] * 7
+
+
+def test_one_element_and_empty_groups():
+    assert group_relative_advantages([5.0], divide_by_std=True).tolist() == [0.0]
+    assert group_relative_advantages([], divide_by_std=True).tolist() == []
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_reward_that_is_not_finite_is_an_error(bad: float):
+    with pytest.raises(ValueError, match="finite"):
+        group_relative_advantages([0.0, bad], divide_by_std=True)

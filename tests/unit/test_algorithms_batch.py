@@ -1,0 +1,242 @@
+"""Batch weights and advantages against a separately written count over every token, and who is left out.
+
+A sequence ends at its last trained token: what follows moves no loss.
+
+Does not cover the loss itself (test_algorithms_losses.py) or packing into rows.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mua.algorithms.batch import make_batch, sft_batch, split_minibatches
+from mua.algorithms.loss_protocol import TokenTensors
+from mua.algorithms.losses import GrpoLoss
+from mua.config.schema import AlgorithmConfig
+from mua.types import Group, Outcome, Provenance, Segment, TrainBatch, Trajectory
+
+TOKEN_MEAN = AlgorithmConfig(aggregation="token_mean")
+SEQUENCE_MEAN = AlgorithmConfig(aggregation="sequence_mean")
+
+
+def segment(mask: list[bool], start: int = 0) -> Segment:
+    """Ids count up from ``start`` so that a token can be told apart; log-probability of id k is -k / 100."""
+    n = len(mask)
+    sampled = np.array(mask, dtype=bool)
+    ids = np.arange(start, start + n, dtype=np.int32)
+    return Segment(
+        ids=ids,
+        provenance=np.where(sampled, Provenance.SAMPLED, Provenance.USER).astype(np.uint8),
+        logprobs=np.where(sampled, -ids / 100, 0).astype(np.float32),
+        version=np.where(sampled, 3, -1).astype(np.int32),
+        turn=np.zeros(n, dtype=np.int32),
+    )
+
+
+def trajectory(masks: list[list[bool]], reward: float = 0.0, outcome: Outcome = Outcome.USER_STOP) -> Trajectory:
+    segments = [segment(mask, 100 * i) for i, mask in enumerate(masks)]
+    return Trajectory("t", 0, 0, segments, [reward], reward, reward > 0, outcome)
+
+
+def group(*members: Trajectory) -> Group:
+    return Group(0, "t", list(members))
+
+
+def weighted_loss(batch: TrainBatch, losses: list[list[float]]) -> float:
+    """Sum of weights times losses, where each sequence's losses are those of its trained tokens in order."""
+    return sum(
+        float(np.dot(s.weights[s.trained].astype(np.float64), values)) for s, values in zip(batch, losses, strict=True)
+    )
+
+
+@pytest.mark.parametrize(("config", "expected"), [(TOKEN_MEAN, 1.75), (SEQUENCE_MEAN, 1.5)])
+def test_aggregation_oracle(config: AlgorithmConfig, expected: float):
+    batch = make_batch([group(trajectory([[False, True]]), trajectory([[True, False, True, True]]))], config, 1.0)
+    assert weighted_loss(batch, [[1.0], [2.0, 2.0, 2.0]]) == pytest.approx(expected, rel=1e-6)
+
+
+def test_sequence_mean_counts_a_trajectory_once_however_many_segments_it_has():
+    split = trajectory([[True], [False, True, True]])
+    batch = make_batch([group(trajectory([[True]]), split)], SEQUENCE_MEAN, 1.0)
+    assert weighted_loss(batch, [[1.0], [2.0], [2.0, 2.0]]) == pytest.approx(1.5, rel=1e-6)
+    assert batch.denominators == {"tokens": 4.0, "sequences": 2.0}
+
+
+MASKS = st.lists(st.lists(st.booleans(), min_size=1, max_size=6), min_size=1, max_size=3)
+MEMBER = st.tuples(MASKS, st.sampled_from([0.0, 0.25, 1.0]), st.sampled_from(list(Outcome)))
+GROUPS = st.lists(st.lists(MEMBER, min_size=1, max_size=5), min_size=1, max_size=4)
+
+
+@given(GROUPS, st.sampled_from(["token_mean", "sequence_mean"]), st.booleans())
+def test_every_token_against_the_brute_force(raw, aggregation: str, divide: bool):
+    config = AlgorithmConfig(aggregation=aggregation, divide_by_std=divide)
+    batch = make_batch([group(*(trajectory(*m) for m in members)) for members in raw], config, 0.7)
+    expected = brute_force(raw, aggregation, divide)
+    assert len(batch) == len(expected)
+    assert batch.temperature == 0.7
+    for sequence, (weights, advantages, logprobs) in zip(batch, expected, strict=True):
+        assert len(sequence) == len(weights)
+        np.testing.assert_allclose(sequence.weights, weights, rtol=1e-6)
+        np.testing.assert_allclose(sequence.advantages, advantages, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(sequence.behaviour_logprobs, logprobs, rtol=1e-6)
+        np.testing.assert_array_equal(sequence.old_logprobs, sequence.behaviour_logprobs)
+        assert sequence.reference_logprobs is None
+
+
+def brute_force(raw, aggregation: str, divide: bool) -> list[tuple[list[float], list[float], list[float]]]:
+    valid = {"user_stop", "terminal_tool", "max_turns", "length", "malformed"}
+    kept = [[m for m in members if m[2].value in valid] for members in raw]
+    trainable = [m for members in kept for m in members if any(any(mask) for mask in m[0])]
+    total = sum(sum(mask) for masks, _, _ in trainable for mask in masks)
+    rows = []
+    for members in kept:
+        rewards = [m[1] for m in members]
+        for masks, reward, _ in members:
+            own = sum(sum(mask) for mask in masks)
+            advantage = 0.0
+            if len(set(rewards)) > 1:
+                mean = sum(rewards) / len(rewards)
+                variance = sum((r - mean) ** 2 for r in rewards) / (len(rewards) - 1)
+                advantage = (reward - mean) / (variance**0.5 + 1e-6 if divide else 1.0)
+            for index, mask in enumerate(masks):
+                if not any(mask):
+                    continue
+                while not mask[-1]:
+                    mask = mask[:-1]
+                weight = 1 / total if aggregation == "token_mean" else 1 / (len(trainable) * own)
+                rows.append(
+                    (
+                        [weight if m else 0.0 for m in mask],
+                        [advantage if m else 0.0 for m in mask],
+                        [-(100 * index + i) / 100 if m else 0.0 for i, m in enumerate(mask)],
+                    )
+                )
+    return rows
+
+
+@pytest.mark.parametrize("config", [TOKEN_MEAN, SEQUENCE_MEAN])
+def test_weights_sum_to_one(config: AlgorithmConfig):
+    members = [trajectory([[True] * k, [False] * 2, [True, False] * k]) for k in range(1, 6)]
+    batch = make_batch([group(*members)], config, 1.0)
+    assert sum(float(s.weights.sum()) for s in batch) == pytest.approx(1.0, rel=1e-6)
+
+
+def test_unscored_members_change_neither_statistics_nor_weights():
+    good, bad = trajectory([[True]], 1.0), trajectory([[True, True]], 0.0)
+    faults = [
+        trajectory([[True] * 5], 100.0, o)
+        for o in (Outcome.TIMEOUT, Outcome.ENGINE_ERROR, Outcome.USER_ERROR, Outcome.ENVIRONMENT_ERROR)
+    ]
+    alone = make_batch([group(good, bad)], TOKEN_MEAN, 1.0)
+    mixed = make_batch([group(faults[0], good, *faults[1:], bad)], TOKEN_MEAN, 1.0)
+    for one, other in zip(alone, mixed, strict=True):
+        np.testing.assert_array_equal(one.weights, other.weights)
+        np.testing.assert_array_equal(one.advantages, other.advantages)
+
+
+def test_a_group_without_a_scored_member_gives_an_empty_batch():
+    batch = make_batch([group(trajectory([[True]], 1.0, Outcome.TIMEOUT))], TOKEN_MEAN, 1.0)
+    assert len(batch) == 0
+    assert batch.denominators == {"tokens": 0.0, "sequences": 0.0}
+
+
+def test_all_zero_advantages_keep_their_weights():
+    batch = make_batch([group(trajectory([[True]], 1.0), trajectory([[True]], 1.0))], TOKEN_MEAN, 1.0)
+    assert [s.weights.tolist() for s in batch] == [[0.5], [0.5]]
+    assert all(not s.advantages.any() for s in batch)
+
+
+def test_a_sequence_ends_at_its_last_trained_token():
+    batch = make_batch([group(trajectory([[False, True, False, True, False, False]]))], TOKEN_MEAN, 1.0)
+    (sequence,) = batch
+    assert sequence.ids.tolist() == [0, 1, 2, 3]
+    assert sequence.trained.tolist() == [False, True, False, True]
+    for name in ("weights", "advantages", "behaviour_logprobs", "old_logprobs"):
+        assert len(getattr(sequence, name)) == 4, name
+
+
+@given(GROUPS, st.sampled_from(["token_mean", "sequence_mean"]))
+def test_skipping_zero_advantages_drops_those_sequences_and_changes_nothing_else(raw, aggregation: str):
+    groups = [group(*(trajectory(*m) for m in members)) for members in raw]
+    whole = make_batch(groups, AlgorithmConfig(aggregation=aggregation), 1.0)
+    config = AlgorithmConfig(aggregation=aggregation, skip_zero_advantage=True)
+    short = make_batch(groups, config, 1.0)
+    assert short.denominators == whole.denominators
+    kept = [s for s in whole if s.advantages.any()]
+    assert len(short) == len(kept)
+    for one, other in zip(short, kept, strict=True):
+        for name in one.__slots__:
+            np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
+
+
+@pytest.mark.parametrize("aggregation", ["token_mean", "sequence_mean"])
+def test_skipping_zero_advantages_leaves_the_gradient_as_it_was(aggregation: str):
+    # The middle member of the first group has advantage 0, and so has all of the second group.
+    mixed = group(*(trajectory([[False] + [True] * n, [True]], reward) for n, reward in ((3, 0.0), (2, 0.5), (4, 1.0))))
+    agreed = group(trajectory([[True] * 5], 1.0), trajectory([[True, False, True]], 1.0))
+    configs = [AlgorithmConfig(aggregation=aggregation, skip_zero_advantage=skip) for skip in (False, True)]
+    whole, short = (make_batch([mixed, agreed], config, 1.0) for config in configs)
+    assert (len(whole), len(short)) == (8, 4)
+    expected = gradient(whole, configs[0])
+    assert expected.abs().sum() > 0
+    torch.testing.assert_close(gradient(short, configs[1]), expected, rtol=0, atol=0)
+
+
+def gradient(batch: TrainBatch, config: AlgorithmConfig) -> torch.Tensor:
+    """Of the loss with respect to one made-up parameter a token id, shared by all sequences, ``[105]``."""
+    parameter = torch.linspace(-3, -0.1, 105, requires_grad=True)
+    ids = np.concatenate([s.ids[s.trained] for s in batch])
+
+    def flat(name: str) -> torch.Tensor:
+        return torch.from_numpy(np.concatenate([getattr(s, name)[s.trained] for s in batch]))
+
+    tokens = TokenTensors(flat("weights"), flat("advantages"), flat("behaviour_logprobs"), flat("old_logprobs"))
+    logprobs = parameter[torch.from_numpy(ids).long()]
+    loss = GrpoLoss.from_config(config)(logprobs, torch.zeros(len(ids)), tokens).loss
+    (found,) = torch.autograd.grad(loss, parameter)
+    return found
+
+
+def test_a_batch_of_zero_advantages_is_empty_when_they_are_skipped():
+    config = AlgorithmConfig(skip_zero_advantage=True)
+    batch = make_batch([group(trajectory([[True]], 1.0), trajectory([[True]], 1.0))], config, 1.0)
+    assert len(batch) == 0
+    assert batch.denominators == {"tokens": 2.0, "sequences": 2.0}
+
+
+def test_splitting_a_trajectory_into_segments_does_not_change_its_weights():
+    whole = make_batch([group(trajectory([[True] * 4]), trajectory([[True]]))], SEQUENCE_MEAN, 1.0)
+    parts = make_batch([group(trajectory([[True]] * 4), trajectory([[True]]))], SEQUENCE_MEAN, 1.0)
+    assert np.concatenate([s.weights for s in whole]).tolist() == np.concatenate([s.weights for s in parts]).tolist()
+
+
+def test_sft_batch_is_the_mean_over_all_trained_tokens():
+    batch = sft_batch([segment([True, True, False]), segment([False, False]), segment([False, True])])
+    assert len(batch) == 2
+    assert batch.temperature == 1.0
+    np.testing.assert_allclose(np.concatenate([s.weights for s in batch]), np.array([1, 1, 0, 1]) / 3, rtol=1e-6)
+    assert batch.denominators == {"tokens": 3.0, "sequences": 2.0}
+
+
+def test_sft_batch_without_a_trained_token_is_empty():
+    assert len(sft_batch([segment([False])])) == 0
+
+
+@given(st.integers(1, 40), st.data())
+def test_minibatches_keep_order_and_balance(count: int, data):
+    n = data.draw(st.integers(1, count))
+    groups = [Group(i, str(i), []) for i in range(count)]
+    parts = split_minibatches(groups, n)
+    assert [g.ordinal for part in parts for g in part] == list(range(count))
+    assert len(parts) == n
+    assert max(map(len, parts)) - min(map(len, parts)) <= 1
+
+
+@pytest.mark.parametrize("n", [0, 3])
+def test_too_many_minibatches_is_an_error(n: int):
+    with pytest.raises(ValueError, match="minibatches"):
+        split_minibatches([Group(0, "a", []), Group(1, "b", [])], n)

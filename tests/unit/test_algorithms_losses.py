@@ -1,0 +1,288 @@
+"""Losses, their gradients and their metrics against float64 brute force, finite differences and closed forms.
+
+Does not cover how the training backend makes log-probabilities or reduces over ranks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from mua.algorithms.loss_protocol import LossTerms, TokenTensors
+from mua.algorithms.losses import CrossEntropyLoss, GrpoLoss, finish_metrics
+from mua.config.schema import AlgorithmConfig
+
+LOW, HIGH = 0.2, 0.3
+
+
+def tokens(n: int, *, seed: int = 0, reference: bool = True, dtype: torch.dtype = torch.float64) -> TokenTensors:
+    g = torch.Generator().manual_seed(seed)
+
+    def normal(scale: float, shift: float = 0.0) -> Tensor:
+        return torch.randn(n, generator=g, dtype=dtype) * scale + shift
+
+    weights = torch.rand(n, generator=g, dtype=dtype) + 0.1
+    return TokenTensors(
+        weights=weights / weights.sum() if n else weights,
+        advantages=normal(1.0),
+        behaviour_logprobs=normal(0.3, -2),
+        old_logprobs=normal(0.3, -2),
+        reference_logprobs=normal(0.3, -2) if reference else None,
+    )
+
+
+def logprobs_of(n: int, seed: int = 1, dtype: torch.dtype = torch.float64) -> Tensor:
+    g = torch.Generator().manual_seed(seed)
+    return (torch.randn(n, generator=g, dtype=dtype) * 0.3 - 2).requires_grad_()
+
+
+def single(ratio: float, advantage: float, weight: float = 0.5) -> tuple[Tensor, TokenTensors]:
+    """One token with the given importance ratio."""
+    old = torch.tensor([-1.5], dtype=torch.float64)
+    logprobs = (old + math.log(ratio)).requires_grad_()
+    weights, advantages = torch.tensor([[weight], [advantage]], dtype=torch.float64)
+    return logprobs, TokenTensors(weights, advantages, old, old)
+
+
+def run(loss: Callable[..., LossTerms], logprobs: Tensor, given: TokenTensors) -> LossTerms:
+    return loss(logprobs, torch.full_like(logprobs, 0.7).detach(), given)
+
+
+def brute_force(lp: list[float], given: TokenTensors, kl: float) -> float:
+    total = 0.0
+    for i, value in enumerate(lp):
+        advantage, weight = given.advantages[i].item(), given.weights[i].item()
+        ratio = math.exp(value - given.old_logprobs[i].item())
+        bounded = min(max(ratio, 1 - LOW), 1 + HIGH)
+        total -= weight * min(ratio * advantage, bounded * advantage)
+        if kl:
+            x = given.reference_logprobs[i].item() - value
+            total += weight * kl * (math.exp(x) - x - 1)
+    return total
+
+
+@pytest.mark.parametrize("kl", [0.0, 0.5])
+def test_grpo_equals_the_brute_force(kl: float):
+    given, lp = tokens(64), logprobs_of(64)
+    terms = run(GrpoLoss(LOW, HIGH, kl), lp, given)
+    assert terms.loss.item() == pytest.approx(brute_force(lp.tolist(), given, kl), rel=1e-12)
+
+
+@pytest.mark.parametrize("kl", [0.0, 0.5])
+def test_grpo_gradient_equals_finite_differences(kl: float):
+    given, lp = tokens(24), logprobs_of(24)
+    run(GrpoLoss(LOW, HIGH, kl), lp, given).loss.backward()
+    step, values = 1e-6, lp.tolist()
+    for i in range(24):
+        up, down = list(values), list(values)
+        up[i] += step
+        down[i] -= step
+        slope = (brute_force(up, given, kl) - brute_force(down, given, kl)) / (2 * step)
+        assert lp.grad[i].item() == pytest.approx(slope, rel=1e-5, abs=1e-9)
+
+
+@pytest.mark.parametrize("advantage", [-1.3, 0.8])
+@pytest.mark.parametrize("ratio", [0.81, 0.9, 1.0, 1.1, 1.29])
+def test_inside_the_clip_range_the_gradient_is_minus_ratio_advantage_weight(ratio: float, advantage: float):
+    lp, given = single(ratio, advantage)
+    run(GrpoLoss(LOW, HIGH, 0.0), lp, given).loss.backward()
+    assert lp.grad.item() == pytest.approx(-ratio * advantage * 0.5, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "losing_sign"),
+    [(1.31, 1), (5.0, 1), (0.79, -1), (0.1, -1)],
+)
+@pytest.mark.parametrize("advantage", [-1.0, 1.0])
+def test_only_the_clipped_side_loses_its_gradient(ratio: float, losing_sign: int, advantage: float):
+    clipped = advantage == losing_sign
+    lp, given = single(ratio, advantage)
+    run(GrpoLoss(LOW, HIGH, 0.0), lp, given).loss.backward()
+    assert lp.grad.item() == pytest.approx(0.0 if clipped else -ratio * advantage * 0.5, rel=1e-12)
+
+
+def test_bounds_are_not_symmetric():
+    lp, given = single(1.25, 1.0)
+    assert run(GrpoLoss(0.2, 0.3, 0.0), lp, given).sums["actor/clip_fraction_high"].item() == 0
+    assert run(GrpoLoss(0.3, 0.2, 0.0), lp, given).sums["actor/clip_fraction_high"].item() == 1
+
+
+@pytest.mark.parametrize("difference", [-1.0, -0.1, 0.0, 0.4, 2.0])
+def test_k3_gradient_is_its_closed_form(difference: float):
+    # d/dlp [exp(ref - lp) - (ref - lp) - 1] = 1 - exp(ref - lp)
+    lp, plain = single(1.0, 0.0)
+    given = TokenTensors(
+        plain.weights, plain.advantages, plain.old_logprobs, plain.old_logprobs, lp.detach() + difference
+    )
+    terms = run(GrpoLoss(LOW, HIGH, 0.25), lp, given)
+    terms.loss.backward()
+    assert lp.grad.item() == pytest.approx(0.5 * 0.25 * (1 - math.exp(difference)), abs=1e-12)
+    assert terms.sums["actor/reference_kl"].item() == pytest.approx(math.exp(difference) - difference - 1, abs=1e-12)
+
+
+def test_k3_estimates_the_kl_without_bias():
+    p, q = torch.tensor([[0.5, 0.3, 0.2], [0.2, 0.5, 0.3]], dtype=torch.float64)
+    given = TokenTensors(p, torch.zeros(3).double(), p.log(), p.log(), q.log())
+    loss = run(GrpoLoss(LOW, HIGH, 1.0), p.log().requires_grad_(), given).loss
+    assert loss.item() == pytest.approx((p * (p / q).log()).sum().item(), rel=1e-12)
+
+
+def test_zero_advantage_and_no_kl_give_a_zero_gradient():
+    given, lp = tokens(8, reference=False), logprobs_of(8)
+    flat = TokenTensors(given.weights, torch.zeros(8).double(), given.behaviour_logprobs, given.old_logprobs)
+    run(GrpoLoss(LOW, HIGH, 0.0), lp, flat).loss.backward()
+    assert lp.grad.abs().max().item() == 0.0
+
+
+@pytest.mark.parametrize("distance", [100.0, 1e4])
+@pytest.mark.parametrize("advantage", [-1.0, 0.0, 1.0])
+@pytest.mark.parametrize("sign", [-1, 1])
+def test_extreme_ratios_stay_finite_in_float32(distance: float, advantage: float, sign: int):
+    lp = torch.tensor([-1e4 - 1 + sign * distance], requires_grad=True)
+    far = torch.tensor([-1e4 - 1.0])
+    given = TokenTensors(torch.ones(1), torch.tensor([advantage]), far, far, far)
+    terms = run(GrpoLoss(LOW, HIGH, 0.1), lp, given)
+    terms.loss.backward()
+    assert torch.isfinite(terms.loss)
+    assert torch.isfinite(lp.grad).all()
+    assert all(torch.isfinite(v) for v in [*terms.sums.values(), *terms.maxima.values()])
+
+
+def test_a_missing_reference_is_an_error():
+    with pytest.raises(ValueError, match="kl_coefficient"):
+        run(GrpoLoss(LOW, HIGH, 0.1), logprobs_of(2), tokens(2, reference=False))
+
+
+def test_cross_entropy_and_its_gradient():
+    given, lp = tokens(16, reference=False), logprobs_of(16)
+    terms = run(CrossEntropyLoss(), lp, given)
+    terms.loss.backward()
+    expected = -math.fsum(w * v for w, v in zip(given.weights.tolist(), lp.tolist(), strict=True))
+    assert terms.loss.item() == pytest.approx(expected, rel=1e-12)
+    torch.testing.assert_close(lp.grad, -given.weights, rtol=0, atol=0)
+
+
+def expected_metrics(lp: list[float], given: TokenTensors, trainer: list[float]) -> dict[str, float]:
+    n, old, behaviour = len(lp), given.old_logprobs.tolist(), given.behaviour_logprobs.tolist()
+    advantages = given.advantages.tolist()
+    ratios = [math.exp(a - b) for a, b in zip(lp, old, strict=True)]
+    gaps = [t - b for t, b in zip(trainer, behaviour, strict=True)]
+    reference = [r - v for r, v in zip(given.reference_logprobs.tolist(), lp, strict=True)]
+    return {
+        "tokens": n,
+        "actor/entropy": 0.7,
+        "actor/logprob": math.fsum(lp) / n,
+        "actor/ratio": math.fsum(ratios) / n,
+        "actor/ratio_max": max(ratios),
+        "actor/advantage_abs": math.fsum(map(abs, advantages)) / n,
+        "actor/clip_fraction_low": sum(r < 1 - LOW and a < 0 for r, a in zip(ratios, advantages, strict=True)) / n,
+        "actor/clip_fraction_high": sum(r > 1 + HIGH and a > 0 for r, a in zip(ratios, advantages, strict=True)) / n,
+        "actor/ppo_kl": -math.fsum(map(math.log, ratios)) / n,
+        "actor/ppo_kl_k3": math.fsum(r - 1 - math.log(r) for r in ratios) / n,
+        "actor/reference_kl": math.fsum(math.exp(x) - x - 1 for x in reference) / n,
+        "mismatch/logprob_difference": math.fsum(map(abs, gaps)) / n,
+        "mismatch/logprob_difference_max": max(map(abs, gaps)),
+        "mismatch/kl": -math.fsum(gaps) / n,
+        "mismatch/kl_k3": math.fsum(math.exp(g) - g - 1 for g in gaps) / n,
+        "mismatch/ratio": math.fsum(math.exp(a - b) for a, b in zip(lp, behaviour, strict=True)) / n,
+        "loss/total": brute_force(lp, given, 0.1),
+        "loss/policy": brute_force(lp, given, 0.0),
+        "loss/kl": brute_force(lp, given, 0.1) - brute_force(lp, given, 0.0),
+    }
+
+
+@pytest.mark.parametrize("source", ["engine", "recompute"])
+def test_metrics_equal_the_brute_force(source: str):
+    given, lp = tokens(50), logprobs_of(50)
+    terms = run(GrpoLoss(LOW, HIGH, 0.1, source), lp, given)
+    trainer = lp.tolist() if source == "engine" else given.old_logprobs.tolist()
+    expected = expected_metrics(lp.tolist(), given, trainer)
+    finished = finish_metrics(terms.sums, terms.maxima)
+    assert finished.keys() == expected.keys()
+    assert finished == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize("cuts", [[50], [1, 49], [0, 20, 0, 30], [10] * 5])
+@pytest.mark.parametrize("loss", [GrpoLoss(LOW, HIGH, 0.1), CrossEntropyLoss()])
+def test_loss_gradient_and_metrics_do_not_depend_on_the_split(loss, cuts: list[int]):
+    given, whole, split = tokens(50), logprobs_of(50), logprobs_of(50)
+    expected = run(loss, whole, given)
+    expected.loss.backward()
+    sums: dict[str, Tensor] = {}
+    maxima: dict[str, Tensor] = {}
+    start = 0
+    for cut in cuts:
+        piece = slice(start, start + cut)
+        start += cut
+        part = TokenTensors(*(getattr(given, name)[piece] for name in TokenTensors.__slots__))
+        terms = run(loss, split[piece], part)
+        terms.loss.backward()
+        for name, value in terms.sums.items():
+            sums[name] = sums.get(name, 0) + value
+        for name, value in terms.maxima.items():
+            maxima[name] = torch.maximum(maxima[name], value) if name in maxima else value
+    torch.testing.assert_close(split.grad, whole.grad, rtol=1e-12, atol=0)
+    assert finish_metrics(sums, maxima) == pytest.approx(finish_metrics(expected.sums, expected.maxima), rel=1e-10)
+
+
+@pytest.mark.parametrize("loss", [GrpoLoss(LOW, HIGH, 0.1), CrossEntropyLoss()])
+def test_metrics_carry_no_gradient(loss):
+    terms = run(loss, logprobs_of(3), tokens(3))
+    assert not any(v.requires_grad for v in [*terms.sums.values(), *terms.maxima.values()])
+    assert terms.loss.requires_grad
+
+
+def test_no_trained_token_gives_a_zero_loss_with_a_graph_and_no_means():
+    terms = run(GrpoLoss(LOW, HIGH, 0.1), logprobs_of(0), tokens(0))
+    terms.loss.backward()
+    assert finish_metrics(terms.sums, terms.maxima) == {
+        "tokens": 0.0,
+        "loss/total": 0.0,
+        "loss/policy": 0.0,
+        "loss/kl": 0.0,
+    }
+
+
+def test_a_name_used_twice_is_an_error():
+    with pytest.raises(ValueError, match="'x'"):
+        finish_metrics({"tokens": 1.0, "x": 1.0}, {"x": 1.0})
+
+
+def test_the_loss_follows_the_configuration():
+    config = AlgorithmConfig(clip_low=0.1, clip_high=0.4, kl_coefficient=0.01, old_logprobs="engine")
+    assert GrpoLoss.from_config(config) == GrpoLoss(0.1, 0.4, 0.01, "engine")
+
+
+def test_an_on_policy_loss_takes_old_from_its_own_forward_pass() -> None:
+    """The same loss, gradient and metrics as with the old values recomputed by hand; the ones given are not read."""
+    logprobs = torch.tensor([-0.5, -1.5, -2.5], requires_grad=True)
+    entropy = torch.zeros(3)
+    given = TokenTensors(
+        weights=torch.full((3,), 1 / 3),
+        advantages=torch.tensor([1.0, -2.0, 0.5]),
+        behaviour_logprobs=torch.tensor([-0.6, -1.4, -2.5]),
+        old_logprobs=torch.full((3,), float("nan")),
+    )
+    recomputed = replace(given, old_logprobs=logprobs.detach().clone())
+    on_policy = GrpoLoss(0.2, 0.2, 0.0, on_policy=True)(logprobs, entropy, given)
+    (gradient,) = torch.autograd.grad(on_policy.loss, logprobs)
+    reference = GrpoLoss(0.2, 0.2, 0.0)(logprobs, entropy, recomputed)
+    (expected,) = torch.autograd.grad(reference.loss, logprobs)
+    torch.testing.assert_close(gradient, expected)
+    torch.testing.assert_close(gradient, -given.advantages / 3)
+    for name, value in reference.sums.items():
+        torch.testing.assert_close(on_policy.sums[name], value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [({}, True), ({"minibatches": 2}, False), ({"epochs": 2}, False), ({"old_logprobs": "engine"}, False)],
+)
+def test_only_a_single_recomputed_step_is_on_policy(changes: dict[str, Any], expected: bool) -> None:
+    assert GrpoLoss.from_config(AlgorithmConfig(**changes)).on_policy is expected

@@ -1,0 +1,137 @@
+"""Rollout metrics on groups small enough to count by hand, and Wilson intervals against known values.
+
+Does not cover where the metrics are written.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from mua.algorithms.metrics import mean_confidence_interval, rollout_metrics
+from mua.types import Group, Outcome, Provenance, Segment, Trajectory
+
+S, U, T, M, A = (Provenance.SYSTEM, Provenance.USER, Provenance.TOOL, Provenance.TEMPLATE, Provenance.SAMPLED)
+
+
+def segment(provenance: list[Provenance], version: int = 5) -> Segment:
+    kinds = np.array(provenance, dtype=np.uint8)
+    n = len(kinds)
+    versions = np.where(kinds == A, version, -1).astype(np.int32)
+    return Segment(np.zeros(n, np.int32), kinds, np.zeros(n, np.float32), versions, np.zeros(n, np.int32))
+
+
+def trajectory(reward: float, outcome: Outcome = Outcome.USER_STOP, **kw) -> Trajectory:
+    segments = kw.pop("segments", [segment([S, U, A, A])])
+    turns = kw.pop("turns", 1)
+    return Trajectory("t", 0, 0, segments, [0.0] * (turns - 1) + [reward], reward, reward == 1.0, outcome, **kw)
+
+
+def example() -> list[Group]:
+    mixed = Group(
+        0,
+        "a",
+        [
+            trajectory(1.0, turns=3, metrics={"tool_calls/find": 2.0, "tool_errors/find": 1.0, "other": 9.0}),
+            trajectory(0.0, Outcome.MAX_TURNS, segments=[segment([S, A], 3), segment([M, A, T, A], 5)]),
+            trajectory(77.0, Outcome.TIMEOUT, turns=50, attempts=4, metrics={"tool_calls/find": 100.0}),
+        ],
+    )
+    solved = Group(1, "b", [trajectory(1.0), trajectory(1.0, Outcome.TERMINAL_TOOL)])
+    lost = Group(2, "c", [trajectory(0.0, Outcome.ENGINE_ERROR), trajectory(0.0, Outcome.ENGINE_ERROR)])
+    return [mixed, solved, lost]
+
+
+def test_metrics_of_an_example_counted_by_hand():
+    metrics = rollout_metrics(example(), version=6)
+    root_half = 1 / (math.sqrt(0.5) + 1e-6)
+    expected = {
+        "reward/mean": 0.75,
+        "reward/std": math.sqrt(3) / 4,
+        "reward/min": 0.0,
+        "reward/max": 1.0,
+        "success": 0.75,
+        "outcome/user_stop": 2 / 7,
+        "outcome/terminal_tool": 1 / 7,
+        "outcome/max_turns": 1 / 7,
+        "outcome/length": 0.0,
+        "outcome/malformed": 0.0,
+        "outcome/user_error": 0.0,
+        "outcome/environment_error": 0.0,
+        "outcome/judge_error": 0.0,
+        "outcome/engine_error": 2 / 7,
+        "outcome/timeout": 1 / 7,
+        "trajectories/count": 7.0,
+        "trajectories/unscored": 3 / 7,
+        "attempts/mean": 10 / 7,
+        "attempts/max": 4.0,
+        "turns/mean": 1.5,
+        "turns/max": 3.0,
+        "tokens/system": 1.0,
+        "tokens/user": 0.75,
+        "tokens/tool": 0.25,
+        "tokens/template": 0.25,
+        "tokens/sampled": 9 / 4,
+        "tokens/segment_max": 4.0,
+        "segments/mean": 1.25,
+        "segments/max": 2.0,
+        "tool_calls/find": 0.5,
+        "tool_errors/find": 0.25,
+        "groups/count": 2.0,
+        "groups/zero_variance": 0.5,
+        "groups/all_correct": 0.5,
+        "groups/all_wrong": 0.0,
+        "advantage/abs_mean": 0.25 * root_half,
+        "version_lag/mean": (8 * 1 + 1 * 3) / 9,
+        "version_lag/max": 3.0,
+    }
+    assert metrics.keys() == expected.keys()
+    assert metrics == pytest.approx(expected, rel=1e-12)
+
+
+def test_without_a_version_the_lag_counts_from_the_newest_token():
+    assert rollout_metrics(example())["version_lag/max"] == 2.0
+
+
+def test_advantage_follows_the_division_by_std():
+    assert rollout_metrics(example(), divide_by_std=False)["advantage/abs_mean"] == pytest.approx(0.25)
+
+
+def test_nothing_scored_reports_outcomes_and_no_rewards():
+    metrics = rollout_metrics([Group(0, "a", [trajectory(0.0, Outcome.TIMEOUT)])])
+    assert metrics["trajectories/unscored"] == 1.0
+    assert "reward/mean" not in metrics
+    assert "groups/zero_variance" not in metrics
+
+
+def test_no_groups_give_no_metrics():
+    assert rollout_metrics([]) == {}
+
+
+@pytest.mark.parametrize(
+    ("hits", "n", "low", "high"),
+    # Newcombe (1998), table I, Wilson without continuity correction.
+    [(81, 263, 0.2553, 0.3662), (15, 148, 0.0624, 0.1605), (0, 20, 0.0, 0.1611), (1, 29, 0.0061, 0.1718)],
+)
+def test_wilson_interval_equals_published_values(hits: int, n: int, low: float, high: float):
+    interval = mean_confidence_interval([1.0] * hits + [0.0] * (n - hits))
+    assert interval.mean == hits / n
+    assert interval.low == pytest.approx(low, abs=5e-5)
+    assert interval.high == pytest.approx(high, abs=5e-5)
+
+
+@pytest.mark.parametrize("hits", range(11))
+def test_wilson_bounds_solve_the_score_equation(hits: int):
+    interval = mean_confidence_interval([1.0] * hits + [0.0] * (10 - hits), level=0.9)
+    z = 1.6448536269514722
+    for bound in (interval.low, interval.high):
+        assert abs(interval.mean - bound) == pytest.approx(z * math.sqrt(bound * (1 - bound) / 10), abs=1e-9)
+    assert interval.low <= interval.mean <= interval.high
+
+
+@pytest.mark.parametrize("bad", [[], [0.5, 1.5], [-0.1], [math.nan]])
+def test_values_that_are_no_success_rates_are_errors(bad: list[float]):
+    with pytest.raises(ValueError, match="success rate"):
+        mean_confidence_interval(bad)

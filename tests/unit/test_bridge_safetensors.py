@@ -1,0 +1,349 @@
+"""The safetensors reader and writer, and complete folders: slices, shards, damage, full disks.
+
+Files are checked against the safetensors library in both directions. A full disk is a real one (a tmpfs of one
+megabyte) where the tests run as root, and an ENOSPC at the system call elsewhere. Models are not covered here.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from megatron_bridge import BridgeError, TensorSpec, verify_hf_folder, write_hf_folder
+from megatron_bridge.safetensors_io import INDEX, SafetensorsFolder
+from megatron_bridge.safetensors_writer import SafetensorsWriter
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
+
+
+def tensors_of(dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    shapes = {"a": (7, 5), "b": (11,), "c": (3, 8), "d": (1, 1)}
+    return {name: torch.randn(shape, generator=generator).to(dtype) for name, shape in shapes.items()}
+
+
+def specs_of(tensors: dict[str, torch.Tensor]) -> list[TensorSpec]:
+    return [TensorSpec(name, tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()]
+
+
+def model_folder(folder: Path, tensors: dict[str, torch.Tensor], dtype: str = "float32") -> Path:
+    folder.mkdir()
+    save_file(tensors, folder / "model.safetensors")
+    (folder / "config.json").write_text(f'{{"dtype":   "{dtype}",\n "odd": 1e-06}}', encoding="utf-8")
+    (folder / "tokenizer.json").write_bytes(b"\xff\x00 bytes, not text")
+    (folder / "chat_template.jinja").write_text("{{ messages }}\r\n", encoding="utf-8", newline="")
+    (folder / "pytorch_model.bin").write_bytes(b"old weights")
+    return folder
+
+
+def loaded(folder: Path) -> dict[str, torch.Tensor]:
+    return {name: t for file in folder.glob("*.safetensors") for name, t in load_file(file).items()}
+
+
+def assert_same(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_slices_equal_the_librarys_tensor(tmp_path, dtype):
+    tensors = tensors_of(dtype)
+    save_file(tensors, tmp_path / "model.safetensors")
+    with SafetensorsFolder(tmp_path) as folder:
+        whole, part, column = torch.empty(4, 5, dtype=dtype), torch.empty(3, 2, dtype=dtype), torch.empty(6, 1)
+        folder.read("a", 2, 0, whole)
+        folder.read("a", 1, 3, part)
+        folder.read("b", 5, 0, column)
+    assert torch.equal(whole, tensors["a"][2:6])
+    assert torch.equal(part, tensors["a"][1:4, 3:])
+    assert torch.equal(column[:, 0], tensors["b"][5:].float())
+
+
+def test_columns_of_long_rows_are_read_without_the_rest(tmp_path, monkeypatch):
+    tensors = {"a": torch.randn(5, 6000)}
+    save_file(tensors, tmp_path / "model.safetensors")
+    read, preadv = [], os.preadv
+
+    def counted(descriptor, buffers, offset):
+        read.append(sum(len(buffer) for buffer in buffers))
+        return preadv(descriptor, buffers, offset)
+
+    with SafetensorsFolder(tmp_path) as folder:
+        monkeypatch.setattr(os, "preadv", counted)
+        target, cast = torch.empty(3, 1000), torch.empty(3, 1000, dtype=torch.float64)
+        folder.read("a", 1, 2000, target)
+        assert sum(read) == target.nbytes
+        folder.read("a", 1, 2000, cast)
+    assert torch.equal(target, tensors["a"][1:4, 2000:3000])
+    assert torch.equal(cast, target.double())
+
+
+def test_reading_in_small_steps_and_into_a_strided_target(tmp_path, monkeypatch):
+    monkeypatch.setattr("megatron_bridge.safetensors_io._BUFFER_BYTES", 48)
+    tensors = tensors_of()
+    save_file(tensors, tmp_path / "model.safetensors")
+    target = torch.zeros(7, 10)
+    with SafetensorsFolder(tmp_path) as folder:
+        folder.read("a", 0, 0, target[:, ::2])
+        assert folder.equal("a", "a")
+        assert not folder.equal("a", "c")
+    assert torch.equal(target[:, ::2], tensors["a"])
+    assert not target[:, 1::2].any()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("max_bytes", [1, 100, 1 << 20])
+def test_written_shards_are_read_by_the_library(tmp_path, dtype, max_bytes):
+    tensors = tensors_of(dtype)
+    writer = SafetensorsWriter(tmp_path, specs_of(tensors), max_bytes)
+    for name in reversed(tensors):
+        writer.write(name, tensors[name])
+    writer.finish()
+    assert_same(loaded(tmp_path), tensors)
+    if max_bytes == 1:
+        index = json.loads((tmp_path / INDEX).read_text(encoding="utf-8"))
+        assert index["metadata"]["total_size"] == sum(t.nbytes for t in tensors.values())
+        assert {
+            name: name in load_file(tmp_path / file) for name, file in index["weight_map"].items()
+        } == dict.fromkeys(tensors, True)
+        with SafetensorsFolder(tmp_path) as folder:
+            assert set(folder.names) == set(tensors)
+
+
+def test_the_writer_insists_on_what_was_announced(tmp_path):
+    tensors = tensors_of()
+    writer = SafetensorsWriter(tmp_path, specs_of(tensors), 1 << 20)
+    with pytest.raises(BridgeError, match=r"a came as torch.float32 \[5, 7\], announced as torch.float32 \[7, 5\]"):
+        writer.write("a", tensors["a"].T)
+    writer.write("a", tensors["a"])
+    with pytest.raises(BridgeError, match="a was not announced to the writer, or came twice"):
+        writer.write("a", tensors["a"])
+    with pytest.raises(BridgeError, match="3 tensors were never written, first b"):
+        writer.finish()
+    writer.close()
+
+
+def damage_truncate(data: bytes) -> bytes:
+    return data[:-3]
+
+
+def damage_header(data: bytes) -> bytes:
+    return data[:8] + b"x" + data[9:]
+
+
+def damage_length(data: bytes) -> bytes:
+    return b"\xff" * 8 + data[8:]
+
+
+def damage_dtype(data: bytes) -> bytes:
+    return data.replace(b'"F32"', b'"I64"', 1)
+
+
+def damage_offsets(data: bytes) -> bytes:
+    return data.replace(b'"shape":[11]', b'"shape":[10]', 1)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (damage_truncate, r"model\.safetensors is cut short: .* copy it again"),
+        (damage_header, r"model\.safetensors has a damaged safetensors header"),
+        (damage_length, r"model\.safetensors is no safetensors file, or is cut short"),
+        (damage_dtype, r"model\.safetensors: .* has dtype I64; supported"),
+        (damage_offsets, r"model\.safetensors: b has offsets that do not fit its shape"),
+        (lambda data: b"", r"model\.safetensors is no safetensors file"),
+    ],
+)
+def test_damaged_files_are_refused_by_name(tmp_path, damage, message):
+    path = tmp_path / "model.safetensors"
+    save_file(tensors_of(), path)
+    data = path.read_bytes()
+    assert damage(data) != data
+    path.write_bytes(damage(data))
+    with pytest.raises(BridgeError, match=message):
+        SafetensorsFolder(tmp_path)
+
+
+def test_a_file_that_shrinks_while_it_is_read(tmp_path):
+    path = tmp_path / "model.safetensors"
+    save_file(tensors_of(), path)
+    with SafetensorsFolder(tmp_path) as folder:
+        os.truncate(path, folder.entry("a").offset + 8)
+        with pytest.raises(BridgeError, match=r"model\.safetensors ends at byte .* inside a tensor"):
+            folder.read("a", 0, 0, torch.empty(7, 5))
+
+
+def test_folders_without_usable_weights(tmp_path):
+    with pytest.raises(BridgeError, match=r"neither model\.safetensors nor model\.safetensors\.index\.json"):
+        SafetensorsFolder(tmp_path)
+    (tmp_path / INDEX).write_text('{"weight_map": {"a": "gone.safetensors"}}', encoding="utf-8")
+    with pytest.raises(BridgeError, match=r"gone\.safetensors cannot be opened: No such file"):
+        SafetensorsFolder(tmp_path)
+    save_file({"b": torch.ones(1)}, tmp_path / "gone.safetensors")
+    with pytest.raises(BridgeError, match=r"says a is in gone\.safetensors, but it is not there"):
+        SafetensorsFolder(tmp_path)
+    (tmp_path / INDEX).write_text("{}", encoding="utf-8")
+    with pytest.raises(BridgeError, match="is not a safetensors index"):
+        SafetensorsFolder(tmp_path)
+
+
+def test_a_tensor_in_two_files_is_refused(tmp_path):
+    for name in ("one.safetensors", "two.safetensors"):
+        save_file({"a": torch.ones(1)}, tmp_path / name)
+    weight_map = {"a": "one.safetensors", "b": "two.safetensors"}
+    (tmp_path / INDEX).write_text(json.dumps({"weight_map": weight_map}), encoding="utf-8")
+    with pytest.raises(BridgeError, match="a is in both"):
+        SafetensorsFolder(tmp_path)
+
+
+def test_a_folder_keeps_every_byte_that_is_not_a_weight(tmp_path):
+    tensors = tensors_of()
+    source, out = model_folder(tmp_path / "source", tensors), tmp_path / "deep" / "out"
+    write_hf_folder(tensors.items(), specs_of(tensors), out, source=source, max_shard_bytes=100)
+    for name in ("config.json", "tokenizer.json", "chat_template.jinja"):
+        assert (out / name).read_bytes() == (source / name).read_bytes()
+    assert not (out / "pytorch_model.bin").exists()
+    assert_same(loaded(out), tensors)
+    assert [path.name for path in out.parent.iterdir()] == ["out"]
+
+
+def test_config_names_the_dtype_that_was_written(tmp_path):
+    source = model_folder(tmp_path / "source", tensors_of())
+    tensors = tensors_of(torch.bfloat16)
+    write_hf_folder(tensors.items(), specs_of(tensors), tmp_path / "out", source=source)
+    before, after = ((folder / "config.json").read_bytes() for folder in (source, tmp_path / "out"))
+    assert after == before.replace(b"float32", b"bfloat16")
+
+
+def test_writing_over_the_source_itself(tmp_path):
+    source = model_folder(tmp_path / "source", tensors_of())
+    changed = {name: tensor + 1 for name, tensor in tensors_of().items()}
+    write_hf_folder(changed.items(), specs_of(changed), source, source=source)
+    assert_same(loaded(source), changed)
+    assert (source / "tokenizer.json").exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["source"]
+
+
+def test_folders_that_are_no_models_are_never_replaced(tmp_path):
+    tensors = tensors_of()
+    source, out = model_folder(tmp_path / "source", tensors), tmp_path / "thesis"
+    out.mkdir()
+    (out / "chapter.txt").write_text("years of work", encoding="utf-8")
+    with pytest.raises(BridgeError, match="not empty and no model folder"):
+        write_hf_folder(tensors.items(), specs_of(tensors), out, source=source)
+    with pytest.raises(BridgeError, match="is a file"):
+        write_hf_folder(tensors.items(), specs_of(tensors), out / "chapter.txt", source=source)
+    assert (out / "chapter.txt").read_text(encoding="utf-8") == "years of work"
+
+
+@pytest.mark.parametrize("broken", ["source", "iterator", "incomplete", "mixed"])
+def test_any_failure_leaves_the_old_folder_and_nothing_else(tmp_path, broken):
+    tensors = tensors_of()
+    source = model_folder(tmp_path / "source", tensors)
+    out = model_folder(tmp_path / "out", {"old": torch.ones(2)})
+    specs, stream, error = specs_of(tensors), iter(tensors.items()), BridgeError
+    if broken == "source":
+        (source / "config.json").unlink()
+    elif broken == "iterator":
+        stream, error = failing_stream(tensors), ZeroDivisionError
+    elif broken == "incomplete":
+        stream = iter(list(tensors.items())[:2])
+    else:
+        specs[0] = TensorSpec("a", (7, 5), torch.bfloat16)
+    with pytest.raises(error):
+        write_hf_folder(stream, specs, out, source=source)
+    assert_same(loaded(out), {"old": torch.ones(2)})
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "source"]
+
+
+def failing_stream(tensors):
+    yield from list(tensors.items())[:1]
+    raise ZeroDivisionError
+
+
+def test_a_replacement_killed_between_its_renames_is_undone(tmp_path):
+    tensors = tensors_of()
+    source = model_folder(tmp_path / "source", tensors)
+    model_folder(tmp_path / ".out.old", {"old": torch.ones(2)})
+    (source / "config.json").unlink()
+    with pytest.raises(BridgeError, match=r"no config\.json to copy"):
+        write_hf_folder(tensors.items(), specs_of(tensors), tmp_path / "out", source=source)
+    assert_same(loaded(tmp_path / "out"), {"old": torch.ones(2)})
+
+
+def test_what_a_killed_process_left_is_replaced(tmp_path):
+    tensors = tensors_of()
+    source, left = model_folder(tmp_path / "source", tensors), tmp_path / ".out.partial"
+    left.mkdir()
+    (left / "model-00009-of-00009.safetensors").write_bytes(b"half")
+    (left / "checksums.jsonl").write_text('{"algorithm": "xxh3_64", "job": "export"}\n{"name": "a", "xxh3_64": "0"}\n')
+    write_hf_folder(tensors.items(), specs_of(tensors), tmp_path / "out", source=source)
+    assert_same(loaded(tmp_path / "out"), tensors)
+    assert verify_hf_folder(tmp_path / "out") == len(tensors)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "source"]
+
+
+def test_a_changed_byte_is_found_by_its_tensor(tmp_path):
+    tensors = tensors_of()
+    source = model_folder(tmp_path / "source", tensors)
+    with pytest.raises(BridgeError, match=r"has no checksums\.jsonl"):
+        verify_hf_folder(source)
+    write_hf_folder(tensors.items(), specs_of(tensors), tmp_path / "out", source=source)
+    with SafetensorsFolder(tmp_path / "out") as folder:
+        entry = folder.entry("c")
+    with entry.path.open("r+b") as file:
+        file.seek(entry.offset + 5)
+        file.write(b"\xff")
+    with pytest.raises(BridgeError, match=r"model\.safetensors: c is not what was written"):
+        verify_hf_folder(tmp_path / "out")
+
+
+@pytest.fixture
+def full_disk(tmp_path, monkeypatch):
+    """A folder in which one megabyte can be written, at most."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = os.geteuid() == 0 and mount_tmpfs(disk)
+    if not mounted:
+        monkeypatch.setattr(os, "pwrite", out_of_space)
+    yield disk
+    if mounted:
+        subprocess.run(["umount", str(disk)], check=True)
+
+
+def mount_tmpfs(disk: Path) -> bool:
+    command = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)]
+    try:
+        return subprocess.run(command, capture_output=True, check=False).returncode == 0
+    except FileNotFoundError:
+        return False
+
+
+def out_of_space(descriptor: int, data: memoryview, offset: int) -> int:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_full_disk_is_one_error_and_leaves_nothing(tmp_path, full_disk):
+    large = {"a": torch.randn(1 << 19), "b": torch.randn(1 << 10)}
+    source = model_folder(tmp_path / "source", large)
+    out = model_folder(full_disk / "out", {"old": torch.ones(2)})
+    with pytest.raises(BridgeError, match=r"cannot write .*out: No space left on device; nothing was changed"):
+        write_hf_folder(large.items(), specs_of(large), out, source=source)
+    assert_same(loaded(out), {"old": torch.ones(2)})
+    assert [path.name for path in full_disk.iterdir()] == ["out"]
+
+
+def test_an_unwritable_target_is_one_error(tmp_path):
+    tensors = tensors_of()
+    source = model_folder(tmp_path / "source", tensors)
+    blocker = tmp_path / "file"
+    blocker.write_text("", encoding="utf-8")
+    with pytest.raises(BridgeError, match=r"cannot write .*: (Not a directory|File exists); nothing was changed"):
+        write_hf_folder(tensors.items(), specs_of(tensors), blocker / "out", source=source)

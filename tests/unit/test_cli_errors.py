@@ -1,0 +1,207 @@
+"""The command line: what each verb calls, exit statuses, one line for what a person can mend.
+
+The parts the verbs call are replaced here by recorders (their own tests are elsewhere); everything before the call,
+configuration and output folder included, is real.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import subprocess
+import sys
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from mua.cli import app, readable
+from mua.config.load import load_config
+from mua.config.schema import ExperimentConfig
+from mua.errors import ConfigError, EngineError, Preempted
+
+BASE = """\
+name: base
+output: out
+model: {path: models/tiny, max_length: 1024}
+environment: {name: help_desk}
+rollout: {max_tokens: 1000}
+trainer: {steps: 3}
+"""
+
+VERBS = [
+    (["train"], "mua.trainer.rl", "train", "config.yaml"),
+    (["sft"], "mua.trainer.sft", "fine_tune", "config.yaml"),
+    (["eval"], "mua.trainer.evaluate", "evaluate", "config-eval.yaml"),
+    (["rollout"], "mua.rollout.show", "show_rollout", "config-rollout.yaml"),
+    (["doctor", "sync"], "mua.trainer.doctor", "check_sync", "config-doctor.yaml"),
+]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("MUA_TRACEBACK", raising=False)
+    (tmp_path / "x.yaml").write_text(BASE, encoding="utf-8")
+    return tmp_path
+
+
+@pytest.fixture
+def replace(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str, Callable[..., None]], None]:
+    """Put a function in the place of the one a verb calls, without importing what surrounds it."""
+
+    def put(module: str, name: str, function: Callable[..., None]) -> None:
+        stand_in = types.ModuleType(module)
+        setattr(stand_in, name, function)
+        monkeypatch.setitem(sys.modules, module, stand_in)
+        parent, _, child = module.rpartition(".")
+        __import__(parent)
+        monkeypatch.setattr(sys.modules[parent], child, stand_in, raising=False)
+
+    return put
+
+
+def mua(*arguments: str) -> Result:
+    return CliRunner().invoke(app, arguments)
+
+
+@pytest.mark.parametrize(("words", "module", "name", "record"), VERBS)
+def test_a_verb_loads_the_configuration_and_calls_its_part(
+    folder: Path, replace: Callable[..., None], words: list[str], module: str, name: str, record: str
+) -> None:
+    calls: list[ExperimentConfig] = []
+    replace(module, name, lambda config, *_: calls.append(config))  # those that train are told of signals, too
+    result = mua(*words, "x.yaml", "trainer.steps=7", "sft.data=d.jsonl")
+    assert result.exit_code == 0, result.output
+    assert [config.trainer.steps for config in calls] == [7]
+    assert [path.name for path in Path("out").iterdir()] == [record]
+
+
+def test_a_run_that_was_asked_to_leave_has_a_status_of_its_own(folder: Path, replace: Callable[..., None]) -> None:
+    def leave(*_: object) -> None:
+        raise Preempted("asked to leave by a signal")
+
+    replace("mua.trainer.rl", "train", leave)
+    result = mua("train", "x.yaml")
+    assert result.exit_code == 75
+    assert "the same command continues it" in result.output
+
+
+def test_convert_finds_the_files_of_the_model_in_the_runs_configuration(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[Path] = []
+    monkeypatch.setattr("mua.megatron.offline.megatron_to_hf", lambda *_, source, **__: calls.append(source))
+    checkpoint = Path("out/checkpoints/step_1")
+    checkpoint.mkdir(parents=True)
+    Path("out/config.yaml").write_text(BASE, encoding="utf-8")
+    manifest = {"format": 2, "dtype": "torch.float32", "tensors": {}}
+    (checkpoint / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
+    words = ("convert", "megatron-to-hf", str(checkpoint), "hf")
+    for more in ([], ["--source", "other"]):
+        result = mua(*words, *more)
+        assert result.exit_code == 0, result.output
+    assert calls == [load_config(Path("out/config.yaml")).model.path, Path("other")]
+
+
+def raising(error: BaseException) -> Callable[..., None]:
+    def function(*_: Any) -> None:
+        raise error
+
+    return function
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (EngineError("engine 0 died"), "mua: engine 0 died"),
+        (
+            OSError(errno.ENOSPC, "No space left on device"),
+            "mua: No space left on device (MUA_TRACEBACK=1 shows where)",
+        ),
+        (PermissionError(errno.EACCES, "Permission denied", "out/a"), "mua: out/a: Permission denied"),
+        (ExceptionGroup("tasks", [ConfigError("a: wrong"), ConfigError("a: wrong")]), "mua: a: wrong"),
+    ],
+)
+def test_what_a_person_can_mend_is_one_line(
+    folder: Path, replace: Callable[..., None], error: Exception, line: str
+) -> None:
+    replace("mua.trainer.rl", "train", raising(error))
+    result = mua("train", "x.yaml")
+    assert result.exit_code == 2
+    assert result.stderr.startswith(line)
+    assert result.stderr.count("\n") == 1
+    assert result.stdout == ""
+
+
+def test_the_bridges_error_is_readable_too() -> None:
+    from megatron_bridge.errors import BridgeError
+
+    assert list(readable(BridgeError("no mapping for x"))) == ["no mapping for x"]
+
+
+@pytest.mark.parametrize(
+    "error", [ValueError("bug"), OSError(errno.EIO, "bug"), ExceptionGroup("t", [ValueError("b")])]
+)
+def test_a_fault_of_the_program_keeps_its_traceback(
+    folder: Path, replace: Callable[..., None], error: Exception
+) -> None:
+    replace("mua.trainer.rl", "train", raising(error))
+    assert mua("train", "x.yaml").exception is error
+
+
+def test_a_traceback_on_request(folder: Path, replace: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MUA_TRACEBACK", "1")
+    replace("mua.trainer.rl", "train", raising(EngineError("engine 0 died")))
+    assert isinstance(mua("train", "x.yaml").exception, EngineError)
+
+
+def test_ctrl_c_is_one_line_and_130(folder: Path, replace: Callable[..., None]) -> None:
+    replace("mua.trainer.rl", "train", raising(KeyboardInterrupt()))
+    result = mua("train", "x.yaml")
+    assert (result.exit_code, result.stderr) == (130, "mua: interrupted\n")
+
+
+def test_an_output_that_cannot_be_written_stops_before_anything_starts(
+    folder: Path, replace: Callable[..., None]
+) -> None:
+    calls: list[ExperimentConfig] = []
+    replace("mua.trainer.rl", "train", calls.append)
+    result = mua("train", "x.yaml", "output=/dev/null/out")
+    assert (result.exit_code, result.stderr) == (2, "mua: output: cannot write into /dev/null/out: Not a directory\n")
+    assert calls == []
+
+
+def test_sft_needs_its_section(folder: Path) -> None:
+    result = mua("sft", "x.yaml")
+    assert result.exit_code == 2
+    assert result.stderr.startswith("mua: x.yaml: sft: required by mua sft, but not set")
+
+
+def test_several_configuration_errors_are_a_line_each(folder: Path) -> None:
+    result = mua("train", "x.yaml", "trainer.step=1", "engine.count=x")
+    assert result.exit_code == 2
+    assert result.stderr.count("\n") == 2
+
+
+def test_config_show_prints_the_result_with_secrets_masked(folder: Path) -> None:
+    result = mua("config", "show", "x.yaml", "user={kind: llm, llm: {base_url: u, model: m, api_key: sk-1}}")
+    assert result.exit_code == 0
+    assert "group_size: 8" in result.stdout
+    assert "sk-1" not in result.stdout
+    assert not Path("out").exists()
+
+
+def test_the_real_command_has_a_version_and_no_traceback(folder: Path) -> None:
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+        command = [sys.executable, "-m", "mua.cli", *arguments]
+        return subprocess.run(command, capture_output=True, text=True, env=environment)
+
+    assert run("--version").stdout.startswith("mua ")
+    failed = run("train", "nowhere.yaml")
+    assert (failed.returncode, failed.stderr) == (2, "mua: nowhere.yaml: cannot be read: No such file or directory\n")

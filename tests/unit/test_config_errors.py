@@ -1,0 +1,237 @@
+"""Every class of bad configuration: one line each, with file, line, key, and what to write instead.
+
+Not covered: bad input that only a run can find (a missing checkpoint, an unknown environment).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mua.config import load_config
+from mua.config.output import find_config, prepare_output
+from mua.errors import ConfigError
+
+BASE = """\
+name: base
+output: runs/base
+model:
+  path: models/tiny
+  max_length: 1024
+environment:
+  name: help_desk
+rollout:
+  max_tokens: 1000
+trainer:
+  steps: 3
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "base.yaml").write_text(BASE, encoding="utf-8")
+    return tmp_path
+
+
+def errors(text: str | bytes, *overrides: str) -> list[str]:
+    """The lines of the error that x.yaml, holding ``text``, gives."""
+    Path("x.yaml").write_bytes(text.encode() if isinstance(text, str) else text)
+    with pytest.raises(ConfigError) as caught:
+        load_config(Path("x.yaml"), overrides)
+    return str(caught.value).splitlines()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("rollout:\n  max_turn: 3", "x.yaml:3: rollout.max_turn: unknown key; did you mean rollout.max_turns?"),
+        ("max_staleness: 1", "x.yaml:2: max_staleness: unknown key; did you mean trainer.max_staleness?"),
+        (
+            "observe:\n  colour: red",
+            "x.yaml:3: observe.colour: unknown key; this section has progress, tensorboard, traces",
+        ),
+        ("trainer:\n  steps: many", "x.yaml:3: trainer.steps: expected an integer, got 'many' (a string)"),
+        ("trainer:\n  steps: 1.0", "x.yaml:3: trainer.steps: expected an integer, got 1.0 (a number)"),
+        ("trainer:\n  steps: true", "x.yaml:3: trainer.steps: expected an integer, got true"),
+        ("trainer:\n  steps: 0", "x.yaml:3: trainer.steps: expected a number greater than 0, got 0 (an integer)"),
+        ("trainer:\n  steps:", "x.yaml:3: trainer.steps: expected an integer, got nothing (null)"),
+        ("trainer:\n  resume: yes", "x.yaml:3: trainer.resume: expected true or false, got 'yes' (a string)"),
+        ("optimizer:\n  epsilon: .nan", "x.yaml:3: optimizer.epsilon: expected a finite number, got nan (a number)"),
+        ("name: 7", "x.yaml:2: name: expected a string (in quotes, should it look like a number), got 7 (an integer)"),
+        ("output: 7", "x.yaml:2: output: expected a path, got 7 (an integer)"),
+        ("trainer: [1, 2]", "x.yaml:2: trainer: expected a section (keys and values), got a list"),
+        (
+            "algorithm:\n  aggregation: token_meen",
+            "x.yaml:3: algorithm.aggregation: expected 'token_mean' or 'sequence_mean', got 'token_meen' (a string); "
+            "did you mean token_mean?",
+        ),
+        ("sft: {}", "x.yaml:2: sft.data: required, but not set"),
+        ("user:\n  kind: llm", "x.yaml:2: user: kind 'llm' needs the section user.llm"),
+        (
+            "rollout:\n  max_tokens: 4096",
+            "x.yaml:3: rollout.max_tokens 4096 must stay 8 below model.max_length 1024, because SGLang keeps some of "
+            "its context to itself; lower the first or raise the second",
+        ),
+        (
+            "rollout:\n  max_tokens: 1017",
+            "x.yaml:3: rollout.max_tokens 1017 must stay 8 below model.max_length 1024, because SGLang keeps some of "
+            "its context to itself; lower the first or raise the second",
+        ),
+        (
+            "algorithm:\n  kl_coefficient: 0.1\n  skip_zero_advantage: true",
+            "x.yaml:4: algorithm.skip_zero_advantage needs algorithm.kl_coefficient 0: "
+            "the KL term trains every trajectory",
+        ),
+        (
+            "algorithm:\n  minibatches: 3\n  groups_per_step: 8",
+            "x.yaml:3: algorithm.minibatches 3 must divide algorithm.groups_per_step 8",
+        ),
+        (
+            "megatron: {virtual_pipeline: 2}",
+            "x.yaml:2: megatron.virtual_pipeline needs megatron.pipeline_parallel above 1",
+        ),
+        (
+            "megatron: {tokens_per_row: 512, context_parallel: 2}",  # ranks share a row, they do not lengthen it
+            "base.yaml:9: rollout.max_tokens 1000 does not fit a packed row of megatron.tokens_per_row 512; raise the "
+            "row or shorten the episodes",
+        ),
+    ],
+)
+def test_one_clear_line(folder: Path, text: str, message: str) -> None:
+    assert errors("extends: base.yaml\n" + text) == [message]
+
+
+def test_the_longest_segment_that_fits_the_engine_is_allowed(folder: Path) -> None:
+    assert load_config(Path("base.yaml"), ["rollout.max_tokens=1016"]).rollout.max_tokens == 1016
+
+
+def test_skipping_without_a_kl_term_is_allowed(folder: Path) -> None:
+    assert load_config(Path("base.yaml"), ["algorithm.skip_zero_advantage=true"]).algorithm.skip_zero_advantage
+
+
+def test_a_key_in_the_extended_file_is_placed_there(folder: Path) -> None:
+    (folder / "base.yaml").write_text(BASE.replace("steps: 3", "steps: x"), encoding="utf-8")
+    assert errors("extends: base.yaml\n") == ["base.yaml:11: trainer.steps: expected an integer, got 'x' (a string)"]
+
+
+def test_several_errors_are_all_reported_a_line_each(folder: Path) -> None:
+    lines = errors("extends: base.yaml\nnmae: a\nengine:\n  count: -1\nseed: x\n")
+    assert sorted(lines) == [
+        "x.yaml:2: nmae: unknown key; did you mean name?",
+        "x.yaml:4: engine.count: expected a number greater than 0, got -1 (an integer)",
+        "x.yaml:5: seed: expected an integer, got 'x' (a string)",
+    ]
+
+
+def test_a_union_is_one_line(folder: Path) -> None:
+    (line,) = errors("extends: base.yaml\nengine:\n  extra:\n    a: [1]\n")
+    assert line.startswith("x.yaml:4: engine.extra.a: expected a string")
+    assert line.endswith("got a list")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "x.yaml: expected sections and keys (a YAML mapping), got nothing (the file is empty)"),
+        ("- a", "x.yaml: expected sections and keys (a YAML mapping), got a list"),
+        ("hello", "x.yaml: expected sections and keys (a YAML mapping), got a single value"),
+        ("a: 1\na: 2", "x.yaml:2: a: set twice; the first is in line 1"),
+        ("a:\n  b: 1\n  b: 2", "x.yaml:3: a.b: set twice; the first is in line 2"),
+        ("a: &x {b: 1}\nc:\n  <<: *x", "x.yaml:3: c.<<: merge keys are not supported; use extends"),
+        ("[1, 2]: 3", "x.yaml:1: a key must be a plain name, not a list or mapping"),
+        ("a: &x [*x]", "x.yaml:1: a.0: this alias contains itself"),
+        (b"a: \xff", "x.yaml: not UTF-8 text (byte 3)"),
+        ("a: \x07", "x.yaml: not valid YAML: character #x0007 is not allowed"),
+        ("extends: 7", "x.yaml:1: extends: expected a file name or a list of them, got 7"),
+        ("extends: gone.yaml", "gone.yaml: cannot be read (named by extends in x.yaml): No such file or directory"),
+        ("extends: x.yaml", "x.yaml: extends: the files extend each other in a circle: x.yaml -> x.yaml"),
+    ],
+)
+def test_files_that_are_no_configuration(folder: Path, text: str | bytes, message: str) -> None:
+    assert errors(text) == [message]
+
+
+@pytest.mark.parametrize("text", ["a: [1, 2", "a: 'x", "a:\n\t- 1", "a: b: c", "a: @x", "a: *nowhere"])
+def test_broken_yaml_names_file_and_line(folder: Path, text: str) -> None:
+    (line,) = errors("ok: 1\n" + text)
+    assert line.startswith("x.yaml:")
+    assert "not valid YAML" in line
+
+
+@pytest.mark.parametrize("text", ["!!python/object/apply:os.getcwd []", "!secret x", "!!binary eA==", "!!int x"])
+def test_tags_beyond_plain_data_are_refused(folder: Path, text: str) -> None:
+    (line,) = errors(f"ok: 1\na: {text}\n")
+    assert line.startswith("x.yaml:2: a: the ")
+    assert "YAML tag" in line
+
+
+def test_missing_file() -> None:
+    with pytest.raises(ConfigError, match=r"^nowhere\.yaml: cannot be read: No such file or directory$"):
+        load_config(Path("nowhere.yaml"))
+
+
+def test_missing_variables_are_all_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MUA_A", raising=False)
+    assert errors("extends: base.yaml\nname: ${MUA_A}\noutput: ${MUA_B}/${broken\n") == [
+        "x.yaml:2: name: the environment variable MUA_A is not set; export it or write ${MUA_A:-default}",
+        "x.yaml:3: output: the environment variable MUA_B is not set; export it or write ${MUA_B:-default}",
+        "x.yaml:3: output: '${' starts a variable; write ${NAME} or ${NAME:-default}",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("trainer.steps", "command line: an argument: expected key.path=value"),
+        ("=3", "command line: : expected key.path=value"),
+        ("a..b=3", "command line: a..b: expected key.path=value"),
+        ("name=[", "command line: name: the value is not valid YAML; put it in quotes"),
+        ("model.path.x=3", "command line: model.path.x: model.path is a single value, not a section"),
+        ("trainer.step=3", "command line: trainer.step: unknown key; did you mean trainer.steps?"),
+        ("trainer.steps=x", "command line: trainer.steps: expected an integer, got 'x' (a string)"),
+        ("trainer=null", "command line: trainer: expected a section (keys and values), got nothing (null)"),
+    ],
+)
+def test_bad_overrides(folder: Path, override: str, message: str) -> None:
+    assert errors("extends: base.yaml\n", override) == [message]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "user:\n  kind: llm\n  llm: sk-secret\n",
+        "user:\n  llm:\n    api_ky: sk-secret\n",
+        "user:\n  llm:\n    api_key: [sk-secret]\n",
+        "user:\n  llm:\n    api_key: {a: sk-secret}\n",
+        "user:\n  llm:\n    api_key: sk-secret\n",
+        "user:\n  llm:\n    api_key: 'sk-secret\n",
+        "user:\n  llm:\n    api_key: sk-secret\n    api_key: sk-secret\n",
+    ],
+)
+def test_secrets_are_never_echoed(folder: Path, text: str) -> None:
+    assert "sk-secret" not in "\n".join(errors("extends: base.yaml\n" + text))
+
+
+def test_secrets_are_not_echoed_from_the_command_line_or_as_numbers(folder: Path) -> None:
+    assert "98765" not in "\n".join(errors("extends: base.yaml\n", "user.llm.api_key=98765"))
+    assert "98765" not in "\n".join(errors("extends: base.yaml\n", "sk-98765"))
+
+
+@pytest.mark.parametrize("output", ["/proc/mua", "/dev/null/mua"])
+def test_an_output_that_cannot_be_written_is_refused(folder: Path, output: str) -> None:
+    config = load_config(Path("base.yaml"), [f"output={output}"])
+    with pytest.raises(ConfigError, match=rf"^output: cannot write into {output}: \w+"):
+        prepare_output(config)
+
+
+def test_the_output_holds_the_configuration_and_a_checkpoint_finds_it(folder: Path) -> None:
+    config = load_config(Path("base.yaml"), ["output=out"])
+    written = prepare_output(config)
+    checkpoint = Path("out/checkpoints/step_3")
+    checkpoint.mkdir(parents=True)
+    assert find_config(checkpoint).resolve() == written.resolve()
+    assert load_config(written) == config
+    with pytest.raises(ConfigError, match="no such checkpoint"):
+        find_config(Path("out/checkpoints/step_4"))

@@ -1,0 +1,178 @@
+"""What happens when a server dies, cannot start, or its owner is killed. Real processes, real signals.
+
+Not covered: a server that hangs without dying (its probe takes SGLang 20 seconds to fail), GPU servers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import psutil
+import pytest
+from engine_fixtures import CONTEXT, cpu_engine_config, make_pool
+from safetensors.torch import load_file
+
+from mua.engine.protocol import SamplingParams
+from mua.engine.server import EngineServer
+from mua.errors import DeadlineExceeded, EngineError
+
+ENDLESS = SamplingParams(temperature=1.0, max_new_tokens=CONTEXT - 64, stop_token_ids=())
+SHORT = SamplingParams(temperature=0.0, max_new_tokens=4, stop_token_ids=())
+
+
+def server(log_folder: Path, **changes: object) -> EngineServer:
+    return EngineServer(
+        cpu_engine_config(**changes), dtype="float32", context_length=CONTEXT, seed=1, index=0, log_folder=log_folder
+    )
+
+
+async def test_a_missing_model_folder_is_named(tmp_path: Path) -> None:
+    with pytest.raises(EngineError, match=r"nowhere is not a model folder"):
+        await server(tmp_path).start(tmp_path / "nowhere")
+
+
+async def test_a_server_that_exits_shows_the_end_of_its_log(tmp_path: Path, tiny_qwen3_folder: Path) -> None:
+    broken = server(tmp_path, extra={"no_such_argument": 3})
+    with pytest.raises(EngineError, match=r"(?s)exited while starting.*engine-0\.log.*no-such-argument"):
+        await broken.start(tiny_qwen3_folder)
+    assert not broken.running
+
+
+async def test_the_start_deadline_is_named_and_nothing_is_left(tmp_path: Path, tiny_qwen3_folder: Path) -> None:
+    late = server(tmp_path, start_seconds=2.0)
+    others = engine_processes()
+    with pytest.raises(EngineError, match=r"not ready within engine\.start_seconds = 2"):
+        await late.start(tiny_qwen3_folder)
+    assert not late.running
+    assert not engine_processes() - others
+
+
+def engine_processes() -> set[int]:
+    """Process ids of the engines under this process: other tests share one for the whole session."""
+    return {p.pid for p in psutil.Process().children(recursive=True) if "sglang" in " ".join(p.cmdline())}
+
+
+def test_arguments_that_mua_owns_cannot_be_passed_through(tmp_path: Path) -> None:
+    with pytest.raises(EngineError, match=r"engine\.extra\.port"):
+        server(tmp_path, extra={"port": 1})
+
+
+def test_pass_through_arguments_reach_the_command(tmp_path: Path) -> None:
+    command = server(
+        tmp_path, extra={"schedule_policy": "lpm", "enable_metrics": True, "log_requests": False}
+    )._command(Path("m"))
+    assert command[command.index("--schedule-policy") + 1] == "lpm"
+    assert "--enable-metrics" in command
+    assert "--log-requests" not in command
+
+
+def test_a_server_does_not_take_itself_for_a_trainer_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE", "ROLE_NAME"}
+    for name in [*names, "MY_RANK"]:
+        monkeypatch.setenv(name, "1")
+    inherited = server(tmp_path)._environment()
+    assert inherited["MY_RANK"] == "1"
+    assert not names & inherited.keys()
+
+
+async def test_a_pool_that_was_not_started_says_so(tmp_path: Path) -> None:
+    with pytest.raises(EngineError, match="not started"):
+        await make_pool(tmp_path).generate([1], SHORT, session="s", deadline_s=1)
+
+
+@pytest.mark.slow
+async def test_a_killed_server_fails_its_requests_and_returns_without_rotation(
+    tmp_path: Path, tiny_qwen3_folder: Path
+) -> None:
+    weights = load_file(tiny_qwen3_folder / "model.safetensors")
+    notices: list[int] = []
+    async with make_pool(tmp_path, max_restarts=1) as pool:
+        pool.on_awaiting_weights = lambda: notices.append(pool.engines_awaiting_weights())
+        await pool.start(tiny_qwen3_folder)
+        await pool.update_weights(iter(weights.items()), 5)
+        running = [
+            asyncio.create_task(pool.generate([9, 8, 7], ENDLESS, session=str(i), deadline_s=120)) for i in range(4)
+        ]
+        while pool.metrics()["engine/running"] < 4:
+            await asyncio.sleep(0.01)
+        kill_launcher(pool._engines[0].server)
+        results = await asyncio.gather(*running, return_exceptions=True)
+        assert [type(result).__mro__[1] for result in results] == [EngineError] * 4
+
+        async with asyncio.timeout(180):
+            while not pool.awaiting_weights.is_set():
+                await asyncio.sleep(0.1)
+        assert notices == [1]
+        with pytest.raises(DeadlineExceeded):
+            await pool.generate([9], SHORT, session="s", deadline_s=0.3)
+        with pytest.raises(EngineError, match="serve version 5"):
+            await pool.update_weights(iter(weights.items()), 6, only_awaiting=True)
+        await pool.update_weights(iter(weights.items()), 5, only_awaiting=True)
+        found = await pool.generate([9], SHORT, session="s", deadline_s=60)
+        assert found.version == 5
+
+        kill_launcher(pool._engines[0].server)
+        with pytest.raises(EngineError, match=r"max_restarts = 1|gone"):
+            await pool.generate([9], SHORT, session="s", deadline_s=60)
+        async with asyncio.timeout(60):
+            while pool._failure is None:
+                await asyncio.sleep(0.1)
+        with pytest.raises(EngineError, match=r"max_restarts = 1"):
+            await pool.generate([9], SHORT, session="s", deadline_s=60)
+
+
+def kill_launcher(running: EngineServer) -> None:
+    """kill -9 of the HTTP process, the guardian's only child."""
+    assert running._process is not None
+    (launcher,) = psutil.Process(running._process.pid).children()
+    launcher.kill()
+
+
+OWNER = """
+import asyncio, sys
+from pathlib import Path
+sys.path[:0] = {path!r}
+from engine_fixtures import make_pool
+
+async def main():
+    await make_pool(Path({logs!r})).start(Path({model!r}))
+    print("ready", flush=True)
+    await asyncio.sleep(600)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_no_orphan_when_the_owner_dies(tmp_path: Path, tiny_qwen3_folder: Path, number: signal.Signals) -> None:
+    script = tmp_path / "owner.py"
+    here = str(Path(__file__).parents[1])
+    script.write_text(textwrap.dedent(OWNER.format(path=[here], logs=str(tmp_path), model=str(tiny_qwen3_folder))))
+    owner = subprocess.Popen(
+        [sys.executable, str(script)], cwd=Path(__file__).parents[2], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    )
+    try:
+        tree = descendants_when_loading(psutil.Process(owner.pid))
+        os.kill(owner.pid, number)
+        owner.wait(30)
+        _, alive = psutil.wait_procs(tree, timeout=20)
+        assert not alive
+    finally:
+        owner.kill()
+        owner.wait()
+
+
+def descendants_when_loading(owner: psutil.Process) -> list[psutil.Process]:
+    """The whole tree, once the server has started its own children."""
+    for _ in range(1200):
+        tree = owner.children(recursive=True)
+        if len(tree) >= 4:
+            return tree
+        psutil.wait_procs([owner], timeout=0.1)
+    raise AssertionError("the server never started its scheduler")

@@ -1,0 +1,148 @@
+"""The order of one weight update: what is put together when, what is told to whom, and what a failure ends.
+
+Engines are stand-ins that answer when told to. Real ones: tests/parity/test_engine_transports.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from megatron_bridge.plan import TensorSpec
+from megatron_bridge.reshard import lay_out
+from mua.engine.feed import Feed, Moved, Shipment
+from mua.engine.sync import _overlap, push
+from mua.engine.weights import Bucket, Buffers, loaded_together
+from mua.errors import EngineError
+
+
+class StandIn:
+    """An engine and its client in one. ``fails_at`` is the number of the bucket it refuses."""
+
+    def __init__(self, fails_at: int | None = None) -> None:
+        self.node = 0
+        self.starts = 1
+        self.client = self
+        self.calls: list[str] = []
+        self.loaded = 0
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self._fails_at = fails_at
+
+    async def control(self, path: str, body: dict[str, Any], *, timeout: float) -> dict[str, Any]:
+        self.calls.append(path)
+        if path == "/update_weights_from_tensor":
+            await self.gate.wait()
+            if self.loaded == self._fails_at:
+                raise EngineError("refused")
+            self.loaded += 1
+        return {"success": True}
+
+
+class CountedFeed(Feed):
+    """``count`` buckets of one tensor each; remembers how far it got and whether it was closed."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.made = 0
+        self.closed = False
+        self.threads: set[int] = set()
+
+    def shipments(self, targets: Sequence[int]) -> Iterator[Shipment]:
+        try:
+            for number in range(self.count):
+                self.threads.add(threading.get_ident())
+                (layout,) = lay_out([TensorSpec(f"t{number}", (8,), torch.float32)], 4096)
+                self.made += 1
+                yield Shipment(
+                    Bucket(layout, torch.zeros(layout.nbytes, dtype=torch.uint8)), [["handle"]] * len(targets)
+                )
+        except GeneratorExit:
+            self.threads.add(threading.get_ident())
+            self.closed = True
+            raise
+
+    def moved(self) -> Moved:
+        return Moved(7, 5)
+
+
+async def test_one_bucket_is_put_together_while_another_loads_and_no_more() -> None:
+    engine, feed = StandIn(), CountedFeed(4)
+    engine.gate.clear()
+    update = asyncio.create_task(push([engine], feed, 1, ranks=1))  # type: ignore[list-item]
+    async with asyncio.timeout(30):
+        while feed.made < 2:
+            await asyncio.sleep(0.01)
+    await asyncio.sleep(0.1)
+    assert (feed.made, engine.loaded) == (2, 0)
+    engine.gate.set()
+    sent = await update
+    assert engine.calls == ["/begin_weight_update", *["/update_weights_from_tensor"] * 4, "/end_weight_update"]
+    assert sent.names == ["t0", "t1", "t2", "t3"]
+    report = sent.report(3, 1.0, 0.5)
+    assert (report.version, report.bytes, report.buckets, report.moved, report.needed) == (3, 128, 4, 7, 5)
+    assert 0 < report.overlap_seconds <= report.load_seconds
+    assert len(feed.threads) == 1
+    assert threading.get_ident() not in feed.threads
+
+
+@pytest.mark.parametrize("fails_at", [0, 2])
+async def test_a_refusal_closes_the_feed_on_its_own_thread(fails_at: int) -> None:
+    good, bad, feed = StandIn(), StandIn(fails_at), CountedFeed(6)
+    with pytest.raises(EngineError, match="refused"):
+        await push([good, bad], feed, 1, ranks=1)  # type: ignore[list-item]
+    assert feed.closed
+    assert feed.made == fails_at + 2
+    assert len(feed.threads) == 1
+    assert "/end_weight_update" not in good.calls
+
+
+async def test_an_update_that_is_given_up_closes_the_feed_too() -> None:
+    engine, feed = StandIn(), CountedFeed(6)
+    engine.gate.clear()
+    update = asyncio.create_task(push([engine], feed, 1, ranks=1))  # type: ignore[list-item]
+    async with asyncio.timeout(30):
+        while feed.made < 2:
+            await asyncio.sleep(0.01)
+    update.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await update
+    assert feed.closed
+
+
+async def test_no_engine_takes_nothing() -> None:
+    feed = CountedFeed(3)
+    assert (await push([], feed, 1, ranks=1)).names == []
+    assert feed.made == 0
+
+
+def test_overlap_counts_only_what_both_intervals_share() -> None:
+    assert _overlap([(0, 2), (3, 5)], [(1, 4)]) == pytest.approx(2)
+    assert _overlap([(0, 1)], [(1, 2)]) == 0
+
+
+def test_what_the_engine_fuses_in_one_call_stays_in_one_bucket() -> None:
+    names = ["q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "o_proj"]
+    specs = [TensorSpec(f"model.layers.0.self_attn.{name}.weight", (16, 16), torch.float32) for name in names]
+    layouts = lay_out(specs, 1024, together=loaded_together)
+    found = [[slot.spec.name.split(".")[4] for slot in layout.slots] for layout in layouts]
+    assert found == [["q_a_proj", "kv_a_proj_with_mqa"], ["q_b_proj"], ["o_proj"]]
+
+
+def test_a_bucket_without_gaps_has_every_tensor_at_a_multiple_of_its_element() -> None:
+    dtypes = [torch.uint8, torch.float32, torch.bfloat16, torch.float64]
+    specs = [TensorSpec(f"t{number}", (3,), dtype) for number, dtype in enumerate(dtypes)]
+    (layout,) = lay_out(specs, 4096, alignment=1)
+    assert layout.nbytes == layout.payload_bytes == 45
+    assert all(slot.start % slot.spec.dtype.itemsize == 0 for slot in layout.slots)
+
+
+def test_two_buffers_take_turns() -> None:
+    buffers = Buffers(torch.device("cpu"), 100)
+    taken = [buffers.take(100).data_ptr() for _ in range(4)]
+    assert taken[0] == taken[2] != taken[1] == taken[3]

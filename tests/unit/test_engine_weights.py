@@ -1,0 +1,130 @@
+"""Buckets and names of the weight sync, and reading of the engine's answers; no server.
+
+Not covered: the receiving side (tests/parity/test_engine_parity.py) and CUDA handles.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+from multiprocessing.reduction import ForkingPickler
+
+import pybase64
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mua.engine.client import parse_generation
+from mua.engine.weights import ALIGNMENT, Bucket, buckets, engine_name
+from mua.errors import EngineError
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float64, torch.uint8)
+
+
+def unpack(bucket: Bucket) -> dict[str, torch.Tensor]:
+    """What a receiver sees: every tensor as a view of the flat buffer."""
+    content = ForkingPickler.loads(pybase64.b64decode(bucket.payload()))
+    flat = content["flattened_tensor"]
+    return {
+        item.name: flat[item.start_idx : item.end_idx].view(item.dtype).reshape(item.shape)
+        for item in content["metadata"]
+    }
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(1, 300), st.sampled_from(DTYPES)), min_size=1, max_size=12),
+    st.integers(256, 4096),
+)
+def test_buckets_carry_every_tensor_bit_for_bit(shapes: list[tuple[int, torch.dtype]], limit: int) -> None:
+    tensors = {f"t{i}": torch.randn(n, 2).mul(100).abs().to(dtype) for i, (n, dtype) in enumerate(shapes)}
+    seen: dict[str, torch.Tensor] = {}
+    for bucket in buckets(iter(tensors.items()), limit):
+        total = sum(-(-tensors[name].nbytes // ALIGNMENT) * ALIGNMENT for name in bucket.names)
+        assert total <= limit or len(bucket.names) == 1
+        seen |= {name: tensor.clone() for name, tensor in unpack(bucket).items()}
+    assert list(seen) == list(tensors)
+    assert all(torch.equal(seen[name], tensors[name]) and seen[name].dtype == tensors[name].dtype for name in tensors)
+
+
+def test_the_stream_is_consumed_one_bucket_at_a_time() -> None:
+    taken: list[int] = []
+
+    def stream() -> Iterator[tuple[str, torch.Tensor]]:
+        for i in range(20):
+            taken.append(i)
+            yield f"t{i}", torch.zeros(256)
+
+    first = next(buckets(stream(), 4096))
+    assert len(first.names) == 4
+    assert len(taken) == 5
+
+
+def test_non_contiguous_tensors_arrive_in_their_own_shape() -> None:
+    tensor = torch.arange(12.0).view(3, 4).T
+    (bucket,) = buckets([("t", tensor)], 4096)
+    assert torch.equal(unpack(bucket)["t"], tensor)
+
+
+def test_payloads_name_nothing_of_sglang() -> None:
+    (bucket,) = buckets([("t", torch.zeros(3))], 4096)
+    names = {argument for code, argument, _ in _opcodes(bucket) if code.name == "SHORT_BINUNICODE"}
+    assert "SimpleNamespace" in names
+    assert not any("sglang" in name or "mua" in name for name in names)
+
+
+def _opcodes(bucket: Bucket) -> Iterator[tuple[object, object, object]]:
+    import pickletools
+
+    assert pickle.PROTO
+    return iter(pickletools.genops(pybase64.b64decode(bucket.payload())))
+
+
+@pytest.mark.parametrize(
+    ("hugging_face", "engine"),
+    [
+        ("model.layers.3.self_attn.k_proj.weight", "model.layers.3.self_attn.qkv_proj.weight"),
+        ("model.layers.3.self_attn.q_proj.bias", "model.layers.3.self_attn.qkv_proj.bias"),
+        ("model.layers.3.mlp.up_proj.weight", "model.layers.3.mlp.gate_up_proj.weight"),
+        ("model.layers.3.mlp.experts.17.gate_proj.weight", "model.layers.3.mlp.experts.w13_weight"),
+        ("model.layers.3.mlp.experts.17.down_proj.weight", "model.layers.3.mlp.experts.w2_weight"),
+        ("model.layers.3.mlp.down_proj.weight", "model.layers.3.mlp.down_proj.weight"),
+        ("model.norm.weight", "model.norm.weight"),
+    ],
+)
+def test_engine_names_of_fused_tensors(hugging_face: str, engine: str) -> None:
+    assert engine_name(hugging_face) == engine
+
+
+def answer(**meta: object) -> dict[str, object]:
+    fields = {
+        "finish_reason": {"type": "length"},
+        "weight_version": "4",
+        "weight_versions": [{"version": "3", "start": 0, "end": 1}, {"version": "4", "start": 1, "end": 2}],
+        "output_token_logprobs": [[-0.5, 7, None], [-1.5, 8, None]],
+        "cached_tokens": 3,
+    }
+    return {"output_ids": [7, 8], "meta_info": fields | meta}
+
+
+def test_versions_of_tokens_follow_the_spans() -> None:
+    found = parse_generation(answer(), "engine 0")
+    assert found.versions.tolist() == [3, 4]
+    assert (found.version, found.finish, found.cached_tokens) == (4, "length", 3)
+
+
+@pytest.mark.parametrize(
+    ("broken", "message"),
+    [
+        (answer(output_token_logprobs=[[-0.5, 7, None]]), "log-probabilities"),
+        (answer(output_token_logprobs=[[-0.5, 7, None], [None, 8, None]]), "cannot be read|not finite"),
+        (answer(output_token_logprobs=[[-0.5, 7, None], [-1.0, 9, None]]), "log-probabilities"),
+        (answer(finish_reason={"type": "surprise"}), "unknown reason"),
+        ({"text": "hello"}, "cannot be read"),
+        (None, "cannot be read"),
+    ],
+)
+def test_broken_answers_are_errors(broken: object, message: str) -> None:
+    with pytest.raises(EngineError, match=message):
+        parse_generation(broken, "engine 0")

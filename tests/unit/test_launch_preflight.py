@@ -1,0 +1,200 @@
+"""``mua doctor preflight``: each check's verdict and mend, the table, two ranks together, and what is recorded.
+
+The two ranks are real, on gloo, started by torchrun as in a job. Not covered: CUDA and NCCL, clocks that differ,
+nodes that do not reach each other.
+"""
+
+from __future__ import annotations
+
+import http.server
+import json
+import os
+import resource
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from pydantic import SecretStr
+from safetensors.numpy import save_file
+
+from mua.config.load import load_config
+from mua.config.schema import ExperimentConfig, LlmUserConfig
+from mua.launch import checks
+from mua.launch.capture import HIDDEN, capture_environment, masked
+from mua.launch.checks import Check
+from mua.launch.preflight import table
+from mua.launch.serve import Service, publish, withdraw
+
+RECIPE = """\
+name: preflight
+output: {folder}/out
+model: {{path: {folder}/model, dtype: float32}}
+environment: {{name: help_desk}}
+trainer: {{steps: 1}}
+"""
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Path:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    save_file({"a": np.zeros((10, 30), np.float32), "b": np.zeros(7, np.float32)}, tmp_path / "model/m.safetensors")
+    path = tmp_path / "recipe.yaml"
+    path.write_text(RECIPE.format(folder=tmp_path))
+    return path
+
+
+@pytest.fixture
+def config(recipe: Path) -> ExperimentConfig:
+    return load_config(recipe)
+
+
+class _Models(http.server.BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        allowed = self.headers["Authorization"] == "Bearer good"
+        self.send_response(200 if allowed else 401)
+        self.end_headers()
+        self.wfile.write(json.dumps({"data": [{"id": "qwen"}, {"id": "judge"}]}).encode())
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@pytest.fixture
+def address() -> Iterator[str]:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Models) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/v1"
+        server.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("model", "key", "state", "text"),
+    [
+        ("qwen", "good", "ok", "serves qwen"),
+        ("gpt", "good", "failure", "set user.llm.model to: qwen, judge"),
+        ("qwen", "bad", "failure", "answers 401; check user.llm.api_key"),
+    ],
+)
+def test_the_users_endpoint(address: str, model: str, key: str, state: str, text: str) -> None:
+    check = checks.endpoint(LlmUserConfig(base_url=address, model=model, api_key=SecretStr(key)))
+    assert check.state == state
+    assert text in check.line()
+
+
+def test_an_endpoint_that_is_not_there() -> None:
+    check = checks.endpoint(LlmUserConfig(base_url="http://me:secret@127.0.0.1:9/v1", model="m"))
+    assert check.state == "failure"
+    assert "user.llm.base_url" in check.mend
+    assert "secret" not in check.line()
+
+
+def test_the_disk_must_hold_a_checkpoint(config: ExperimentConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert checks.checkpoint_bytes(config.model.path, "float32") == (10 * 30 + 7) * 16
+    assert checks.disk(config).state == "ok"
+    usage = checks.shutil.disk_usage("/")
+    for free, state in ((307 * 16 * 3, "ok"), (307 * 16 * 2, "warning"), (307 * 16 - 1, "failure")):
+        monkeypatch.setattr(checks.shutil, "disk_usage", lambda _, free=free: usage._replace(free=free))
+        assert checks.disk(config).state == state
+
+
+def test_a_model_that_is_not_there_is_a_failure(config: ExperimentConfig) -> None:
+    (config.model.path / "config.json").unlink()
+    assert checks.disk(config).state == "failure"
+
+
+def test_open_files(config: ExperimentConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    for limits, state in (((65536, 65536), "ok"), ((1024, 65536), "warning"), ((512, 512), "failure")):
+        monkeypatch.setattr(resource, "getrlimit", lambda _, limits=limits: limits)
+        assert checks.open_files(config).state == state
+
+
+def test_versions_are_those_of_the_constraints(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert checks.versions(cuda=False).state == "ok"
+    monkeypatch.setattr(checks, "_version", lambda name: "0.1" if name == "torch" else "1")
+    assert checks.versions(cuda=False).state == "warning"
+    monkeypatch.setattr(checks, "_version", lambda name: None if name == "sglang" else "1")
+    broken = checks.versions(cuda=False)
+    assert broken.state == "failure"
+    assert "install sglang" in broken.mend
+
+
+def test_a_check_that_breaks_hides_no_other() -> None:
+    def broken() -> Check:
+        raise ZeroDivisionError("oh")
+
+    assert checks.guarded("it", broken) == Check("it", "failure", "could not be made: ZeroDivisionError: oh")
+
+
+def test_the_table_begins_with_what_is_wrong_and_names_nodes_that_differ() -> None:
+    good, bad = Check("GPUs", "ok", "8"), Check("GPUs", "failure", "7", "mend it")
+    disk = Check("disk", "ok", "much")
+    lines = table([("n1", good), ("n1", disk), ("n2", bad), ("n3", good)])
+    assert lines[0] == "failure  GPUs            7; mend it  [n2]"
+    assert lines[1].endswith("8  [n1, n3]")
+    assert lines[2].endswith("much")
+
+
+def _two_ranks(recipe: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("SLURM")}
+    return subprocess.run(
+        [
+            sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", "-m", "mua.cli",
+            "doctor", "preflight", str(recipe), *arguments,
+        ],
+        env=clean | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=240,
+    )  # fmt: skip
+
+
+def test_two_ranks_check_each_other(recipe: Path, tmp_path: Path) -> None:
+    done = _two_ranks(recipe, "megatron.data_parallel=2", "--capture", str(tmp_path / "record"))
+    assert done.returncode == 0, done.stderr
+    for name in ("versions", "all-reduce", "clocks", "ports", "shared folder", "disk", "environment"):
+        assert f"ok       {name}" in done.stdout
+    assert "2 ranks, gloo" in done.stdout
+    assert len(list((tmp_path / "record").glob("environment-*.json"))) == 1
+    assert not list((tmp_path / "out").iterdir())
+
+
+def test_a_failure_is_status_2_and_named(recipe: Path, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "mua.cli", "doctor", "preflight", recipe, f"model.path={tmp_path}/nowhere"],
+        capture_output=True, text=True, timeout=240,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert done.stdout.startswith("failure  model")
+    assert "preflight: 1 failed" in done.stderr
+
+
+def test_the_record_holds_no_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", "0123456789abcdef")
+    monkeypatch.setenv("HARMLESS", "sk-0123456789abcdef")
+    monkeypatch.setattr(sys, "argv", ["mua", "user.llm.api_key=top", "trainer.steps=1"])
+    text = capture_environment(tmp_path).read_text()
+    record = json.loads(text)
+    assert "0123456789abcdef" not in text
+    assert record["variables"]["WANDB_API_KEY"] == HIDDEN
+    assert record["command"] == ["mua", f"user.llm.api_key={HIDDEN}", "trainer.steps=1"]
+    assert record["packages"]["torch"]
+    assert record["commit"] is None or len(record["commit"]) == 40
+
+
+def test_credentials_inside_text_are_masked() -> None:
+    assert masked("http://me:pw@host/v1") == f"http://{HIDDEN}@host/v1"
+    assert masked("PATH=/bin") == "PATH=/bin"
+
+
+def test_the_address_file_comes_whole_and_goes_with_its_own_server(tmp_path: Path) -> None:
+    file = tmp_path / "shared" / "user"
+    ours = Service(tmp_path, file, "n1", 1234, "customer")
+    publish(ours)
+    assert file.read_text() == "MUA_USER_BASE_URL=http://n1:1234/v1\nMUA_USER_MODEL=customer\n"
+    assert [path.name for path in file.parent.iterdir()] == ["user"]
+    withdraw(Service(tmp_path, file, "n2", 1234, "customer"))  # another server took over; its address stays
+    assert file.exists()
+    withdraw(ours)
+    assert not file.exists()

@@ -1,0 +1,143 @@
+"""The rendered batch script: what is in its head, that the rest is the script in ``slurm/``, what is refused.
+
+Without Slurm. That sbatch takes it and what it does is in ``tests/slurm``.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from mua.errors import ConfigError, MuaError
+from mua.launch.slurm import TEMPLATE, Job, placement, prepare, render, submission, submit, told
+
+BASE = """\
+name: a name with spaces
+output: {folder}/out put
+model: {{path: {folder}/model}}
+environment: {{name: help_desk}}
+trainer: {{steps: 1}}
+megatron: {{tensor_parallel: 4, pipeline_parallel: 2, data_parallel: 4}}
+"""
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Path:
+    path = tmp_path / "recipe.yaml"
+    path.write_text(BASE.format(folder=tmp_path))
+    return path
+
+
+def _job(recipe: Path, *overrides: str, **options: str | int | None) -> Job:
+    return prepare(recipe, overrides, options, "train")
+
+
+def _options(text: str) -> list[str]:
+    return re.findall(r"^#SBATCH (.*)$", text, re.MULTILINE)
+
+
+def test_the_head_says_what_was_asked_for(recipe: Path, tmp_path: Path) -> None:
+    extra = 'slurm.extra=["--constraint=h200","--mem=0"]'
+    text = render(_job(recipe, extra, "slurm.account=us", nodes=4, partition="gpu", time="2-00:00:00"))
+    options = _options(text)
+    assert {"--nodes=4", "--gpus-per-node=8", "--partition=gpu", "--account=us", "--time=2-00:00:00"} <= set(options)
+    assert {"--job-name=a-name-with-spaces", "--signal=B:USR1@300", "--requeue", "--mem=0"} <= set(options)
+    assert f'--output="{tmp_path}/out put/slurm"/%j.log' in options
+    assert "MUA_RANKS_PER_NODE=8\n" in text
+    assert f"MUA_LOGS='{tmp_path}/out put/slurm'/$SLURM_JOB_ID\n" in text
+
+
+def test_the_rest_is_the_script_of_the_folder_slurm(recipe: Path) -> None:
+    rendered, template = render(_job(recipe)), TEMPLATE.read_text()
+    tail = template.partition("# <<< head\n")[2]
+    assert len(tail.splitlines()) > 10
+    assert rendered.endswith("# <<< head\n" + tail)
+    # Every setting that a person can give by hand is given by the launcher, so that nothing leaks in from outside.
+    given = set(re.findall(r"^(\w+)=", rendered.partition("# <<< head")[0], re.MULTILINE))
+    assert given == set(re.findall(r'^: "\$\{(\w+):=', template, re.MULTILINE))
+
+
+@pytest.mark.parametrize("script", sorted(TEMPLATE.parent.iterdir()), ids=lambda path: path.name)
+def test_the_scripts_are_bash(script: Path) -> None:
+    subprocess.run(["bash", "-n", script], check=True)
+
+
+def test_the_rendered_script_is_bash(recipe: Path) -> None:
+    setup = 'slurm.setup=["module load cuda/13","export A=\'b c\'"]'
+    text = render(_job(recipe, setup, "slurm.container_image=nvcr.io#nvidia/pytorch:26.01-py3"))
+    subprocess.run(["bash", "-n"], input=text, text=True, check=True)
+    line = next(line for line in text.splitlines() if line.startswith("MUA_SETUP="))
+    told = subprocess.run(
+        ["bash", "-c", f'{line}; eval "${{MUA_SETUP#*; }}"; echo "$A"'], capture_output=True, text=True
+    )
+    assert told.stdout == "b c\n"
+
+
+def test_nodes_follow_from_the_layout(recipe: Path) -> None:
+    assert placement(_job(recipe).config) == (4, 8)
+    assert placement(_job(recipe, gpus_per_node=4).config) == (8, 4)
+    assert placement(_job(recipe, gpus_per_node=0, nodes=2).config) == (2, 16)
+
+
+def test_nodes_that_do_not_fit_the_layout_are_refused(recipe: Path) -> None:
+    with pytest.raises(
+        ConfigError, match=r"slurm.nodes 3 x slurm.gpus_per_node 8 are 24 GPUs, but .* 32 ranks; .*4 x 8"
+    ):
+        render(_job(recipe, nodes=3))
+    with pytest.raises(ConfigError, match="which 3 nodes cannot share evenly"):
+        render(_job(recipe, nodes=3, gpus_per_node=0))
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("slurm.time=tomorrow", "slurm.time: 'tomorrow' is not a time"),
+        ("slurm.partition=a;b", "slurm.partition: 'a;b' holds characters"),
+        ('slurm.extra=["constraint=h200"]', "slurm.extra: 'constraint=h200' is not an option"),
+    ],
+)
+def test_what_an_sbatch_line_cannot_carry_is_refused(recipe: Path, override: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        render(_job(recipe, override))
+
+
+def test_a_wrong_option_names_itself(recipe: Path) -> None:
+    with pytest.raises(ConfigError, match=r"--nodes: .*greater than 0, got 0"):
+        _job(recipe, nodes=0)
+
+
+def test_secrets_stay_out_of_the_script_and_the_command_line(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("A_KEY", "sk-secret-value")
+    llm = ["user.kind=llm", "user.llm.base_url=http://x/v1", "user.llm.model=m"]
+    quiet = _job(recipe, *llm, "user.llm.api_key=${A_KEY}")
+    assert "sk-secret-value" not in render(quiet) + " ".join(submission(quiet))
+    with pytest.raises(ConfigError, match=r"user.llm.api_key: the secret .*export it"):
+        render(_job(recipe, *llm, "user.llm.api_key=sk-secret-value"))
+    with pytest.raises(ConfigError, match=r"user\.llm\.api_key"):
+        render(_job(recipe, *llm, "user.llm.api_key=${A_KEY}", 'slurm.setup=["export KEY=sk-secret-value"]'))
+
+
+def test_the_users_address_is_the_jobs_to_find(recipe: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("MUA_USER_BASE_URL", raising=False)
+    llm = ["user.kind=llm", "user.llm.base_url=${MUA_USER_BASE_URL}", "user.llm.model=${MUA_USER_MODEL}"]
+    text = render(_job(recipe, *llm, f"slurm.user_address={tmp_path}/user"))
+    assert f"MUA_USER_ADDRESS={tmp_path}/user\n" in text
+    assert "invalid" not in text
+    with pytest.raises(ConfigError, match="name the address file"):
+        _job(recipe, *llm)
+
+
+def test_without_slurm_the_mend_is_named(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = _job(recipe)
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(MuaError, match=r"sbatch: not found; .*--dry-run"):
+        submit(job, render(job))
+
+
+def test_what_a_person_is_told(recipe: Path, tmp_path: Path) -> None:
+    said = told(_job(recipe), "17")
+    assert f"{tmp_path}/out put/slurm/17.log" in said
+    assert "scancel 17" in said

@@ -1,0 +1,97 @@
+"""Which layouts are accepted, what the refusal of others says, and models that do not divide.
+
+That the accepted ones are right is shown in ``tests/parity/test_megatron_layouts.py``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from mua.config.schema import MegatronConfig
+from mua.errors import ConfigError, MuaError
+from mua.megatron import layouts
+from mua.megatron.layouts import check_divisible, check_layout, name_of, pattern, sizes
+
+MODEL: dict[str, Any] = {
+    "num_layers": 94,
+    "num_attention_heads": 64,
+    "num_query_groups": 4,
+    "ffn_hidden_size": 12288,
+    "num_moe_experts": 128,
+    "moe_ffn_hidden_size": 1536,
+}
+
+
+def config(name: str) -> MegatronConfig:
+    return MegatronConfig(**sizes(name))
+
+
+@pytest.mark.parametrize("name", [*layouts.DENSE, *layouts.MOE])
+def test_a_name_is_read_as_it_is_written(name: str) -> None:
+    assert name_of(config(name)) == name
+
+
+@pytest.mark.parametrize(("kind", "names"), [(False, layouts.DENSE), (True, layouts.MOE)])
+def test_every_entry_is_accepted_and_none_is_listed_twice(kind: bool, names: tuple[str, ...]) -> None:
+    for name in names:
+        check_layout(config(name), moe=kind)
+    assert len(set(names)) == len(names)
+
+
+@pytest.mark.parametrize(
+    ("name", "moe"),
+    [("TP8 PP4", False), ("TP4 PP8 DP2 FIRST7", False), ("DP8 EP8", True), ("TP4 PP8 VPP2 DP8 EP32 ETP1", True)],
+)
+def test_sizes_within_a_pattern_are_free(name: str, moe: bool) -> None:
+    check_layout(config(name), moe=moe)
+
+
+@pytest.mark.parametrize(
+    ("name", "moe", "message"),
+    [
+        (
+            "DP2 EP2",
+            False,
+            r"DP2 EP2 of a dense model \(DP x EP\).* nearest .* is DP2 \(DP\)\. Leave out expert",
+        ),
+        ("PP2 FIRST1 TP2 EP4 ETP4", None, r"nearest proven one is"),
+        ("TP2 ETP4", True, r"ETP > TP.* nearest proven one is TP2 \(TP\)\. Leave out expert_tensor_parallel"),
+        ("VPP2", None, r"nearest proven one is .*virtual_pipeline"),
+        ("FIRST1", False, r"uneven stages"),
+    ],
+)
+def test_a_layout_that_nobody_proved_is_refused_with_the_nearest(name: str, moe: bool | None, message: str) -> None:
+    with pytest.raises(MuaError, match=message):
+        check_layout(config(name), moe=moe)
+
+
+def test_replicated_and_spread_experts_are_different_patterns() -> None:
+    assert pattern(config("DP4 EP4")) == {"DP", "EP"}
+    assert pattern(config("DP4 EP2")) == {"DP", "EP", "EDP"}
+    assert pattern(config("TP2 DP2 EP4 ETP1")) == {"TP", "DP", "EP", "ETP<TP"}
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("TP3", r"megatron\.tensor_parallel 3 does not divide the 64 attention heads; 2 does"),
+        ("TP2 DP2 EP3", r"megatron\.expert_parallel 3 does not divide the 128 experts; 2 does"),
+        ("DP2 EP4", r"expert_parallel x expert_tensor_parallel 4 does not divide the 2 ranks of"),
+        ("PP4", r"pipeline_parallel 4 x virtual_pipeline 1: the model's 94 layers do not divide.*multiple of 4"),
+        ("PP8 FIRST11 LAST12", r"first_stage_layers 11, last_stage_layers 12: the model's 94 layers"),
+        ("PP4 VPP2 FIRST23 LAST23", r"each of them a multiple of 2"),
+        ("PP2 FIRST94", r"94 layers do not divide"),
+    ],
+)
+def test_models_that_do_not_divide_are_refused(name: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        check_divisible(MODEL, config(name))
+
+
+@pytest.mark.parametrize(
+    "name", ["PP2", "PP8 FIRST11 LAST11", "PP4 VPP2 FIRST22 LAST24", "PP4 FIRST4", "TP8 DP2 EP16 ETP1"]
+)
+def test_models_that_divide_are_accepted(name: str) -> None:
+    check_divisible(MODEL, config(name))

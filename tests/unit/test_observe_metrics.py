@@ -1,0 +1,121 @@
+"""Metrics files, TensorBoard, stage times, memory and the reward curve.
+
+Not covered: which metrics a trainer logs, and what the curve looks like.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from mua.errors import MuaError
+from mua.observe.memory import memory_metrics
+from mua.observe.metrics import METRICS_FILE, TENSORBOARD_FOLDER, MetricsWriter, read_metrics
+from mua.observe.plot import plot_reward_curve
+from mua.observe.timing import StageTimer
+
+
+def steps(output: Path) -> list[int]:
+    return [line["step"] for line in read_metrics(output / METRICS_FILE)]
+
+
+def write(output: Path, first: int, last: int, resume_step: int | None = None, tensorboard: bool = False) -> None:
+    with MetricsWriter(output, tensorboard, resume_step) as writer:
+        for step in range(first, last):
+            writer.log(step, {"reward/mean": step / 10})
+
+
+def test_a_line_is_on_disk_as_soon_as_it_is_logged(tmp_path: Path) -> None:
+    writer = MetricsWriter(tmp_path, tensorboard=False)
+    writer.log(3, {"reward/mean": 0.5, "loss": float("nan"), "count": 2})
+    (line,) = (tmp_path / METRICS_FILE).read_text(encoding="utf-8").splitlines()
+    assert json.loads(line) == {"step": 3, "reward/mean": 0.5, "loss": None, "count": 2.0}
+    assert "NaN" not in line  # which is not JSON
+    writer.close()
+
+
+@pytest.mark.parametrize(
+    ("resume_step", "expected"), [(3, [0, 1, 2, 7]), (0, [7]), (None, [0, 1, 2, 3, 4, 7]), (9, [0, 1, 2, 3, 4, 7])]
+)
+def test_a_resumed_run_drops_what_it_will_write_again(
+    tmp_path: Path, resume_step: int | None, expected: list[int]
+) -> None:
+    write(tmp_path, 0, 5)
+    write(tmp_path, 7, 8, resume_step)
+    assert steps(tmp_path) == expected
+
+
+def test_a_torn_last_line_does_not_spoil_the_next_run(tmp_path: Path) -> None:
+    write(tmp_path, 0, 2)
+    with (tmp_path / METRICS_FILE).open("a", encoding="utf-8") as file:
+        file.write('{"step": 2, "rew')
+    assert steps(tmp_path) == [0, 1]
+    write(tmp_path, 2, 3)
+    assert steps(tmp_path) == [0, 1, 2]
+
+
+def test_tensorboard_shows_one_strand_after_a_resume(tmp_path: Path) -> None:
+    write(tmp_path, 0, 5, tensorboard=True)
+    write(tmp_path, 3, 6, resume_step=3, tensorboard=True)
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(tmp_path / TENSORBOARD_FOLDER))
+    events.Reload()
+    points = [(event.step, round(event.value, 6)) for event in events.Scalars("reward/mean")]
+    assert points == [(step, step / 10) for step in range(6)]
+
+
+def test_metrics_without_tensorboard_load_no_torch(tmp_path: Path) -> None:
+    code = (
+        "import sys, pathlib; from mua.observe.metrics import MetricsWriter\n"
+        "from mua.observe.memory import memory_metrics; from mua.observe import conversation, plot, progress, traces\n"
+        f"MetricsWriter(pathlib.Path({str(tmp_path)!r}), False).log(1, memory_metrics())\n"
+        "print('torch' in sys.modules or 'matplotlib' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False\n"
+
+
+def test_stage_times_add_up_and_start_anew() -> None:
+    timer = StageTimer()
+    for _ in range(2):
+        with timer.stage("rollout"):
+            time.sleep(0.002)
+    with pytest.raises(ValueError, match="inside"), timer.stage("train"):
+        raise ValueError("inside")
+    taken = timer.take()
+    assert set(taken) == {"seconds/rollout", "seconds/train"}
+    assert taken["seconds/rollout"] >= 0.004
+    assert timer.take() == {}
+
+
+def test_memory_counts_this_process_and_its_children() -> None:
+    code = "x = bytearray(50 << 20); print('ready', flush=True); input()"
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        metrics = memory_metrics()
+        child.communicate("\n")
+    assert metrics["memory/process_gib"] > 0.01
+    assert metrics["memory/children_gib"] > 50 / 1024
+
+
+def test_a_reward_curve_is_a_picture(tmp_path: Path) -> None:
+    for seed in ("1", "2"):
+        write(tmp_path / seed, 0, 12)
+    files = {f"seed {seed}": tmp_path / seed / METRICS_FILE for seed in ("1", "2")}
+    png = plot_reward_curve(files, tmp_path / "pictures/reward.png", baseline=0.3)
+    assert png.read_bytes().startswith(b"\x89PNG")
+    assert png.stat().st_size > 5000
+
+
+def test_a_curve_of_nothing_is_an_error(tmp_path: Path) -> None:
+    write(tmp_path, 0, 2)
+    with pytest.raises(MuaError, match="no line holds reward/best"):
+        plot_reward_curve({"a": tmp_path / METRICS_FILE}, tmp_path / "a.png", metric="reward/best")

@@ -1,0 +1,189 @@
+"""Traces: what is read equals what was written, bit for bit; torn and broken lines are told apart.
+
+Not covered: replaying or training from a trace (mua.users, mua.trainer).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mua.observe.traces import TraceError, TraceWriter, decode, encode, experts_file, read_traces
+from mua.types import Outcome, Provenance, Segment, Trajectory
+
+TEXT = st.text(st.characters(), max_size=20)  # lone surrogates included: a policy can write "\ud800" into JSON
+NUMBERS = st.floats(allow_nan=False)
+PLAIN: Any = st.recursive(
+    st.none() | st.booleans() | st.integers() | NUMBERS | TEXT,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3),
+    max_leaves=6,
+)
+
+
+def array(draw: Any, length: int, element: st.SearchStrategy[Any], kind: type) -> Any:
+    return np.asarray(draw(st.lists(element, min_size=length, max_size=length)), dtype=kind)
+
+
+@st.composite
+def segments(draw: Any) -> Segment:
+    length = draw(st.integers(0, 6))
+    int32 = st.integers(-(2**31), 2**31 - 1)
+    return Segment(
+        ids=array(draw, length, int32, np.int32),
+        provenance=array(draw, length, st.sampled_from(list(Provenance)), np.uint8),
+        logprobs=array(draw, length, st.floats(width=32, allow_nan=False), np.float32),
+        version=array(draw, length, int32, np.int32),
+        turn=array(draw, length, int32, np.int32),
+    )
+
+
+TRAJECTORIES = st.builds(
+    Trajectory,
+    task_id=TEXT,
+    ordinal=st.integers(0, 2**40),
+    sample=st.integers(0, 64),
+    segments=st.lists(segments(), max_size=3),
+    turn_rewards=st.lists(NUMBERS, max_size=3),
+    reward=NUMBERS,
+    success=st.booleans(),
+    outcome=st.sampled_from(list(Outcome)),
+    messages=st.lists(st.dictionaries(TEXT, PLAIN, max_size=3), max_size=3),
+    metrics=st.dictionaries(TEXT, NUMBERS, max_size=3),
+    details=st.dictionaries(TEXT, PLAIN, max_size=3),
+    attempts=st.integers(1, 4),
+    error=st.none() | TEXT,
+)
+
+
+def assert_same(left: Trajectory, right: Trajectory) -> None:
+    for field in dataclasses.fields(Trajectory):
+        if field.name != "segments":
+            assert getattr(left, field.name) == getattr(right, field.name), field.name
+    assert len(left.segments) == len(right.segments)
+    for a, b in zip(left.segments, right.segments, strict=True):
+        for field in dataclasses.fields(Segment):
+            x, y = getattr(a, field.name), getattr(b, field.name)
+            if x is None or y is None:
+                assert x is y, field.name
+                continue
+            assert x.shape == y.shape
+            assert x.dtype == y.dtype
+            assert x.tobytes() == y.tobytes(), field.name
+
+
+@settings(deadline=None)
+@given(TRAJECTORIES)
+def test_decode_is_the_exact_inverse_of_encode(trajectory: Trajectory) -> None:
+    line = encode(trajectory)
+    assert "\n" not in line
+    assert_same(decode(line), trajectory)
+
+
+def example(number: int = 0) -> Trajectory:
+    ids = np.arange(5, dtype=np.int32)
+    provenance = np.asarray([0, 1, 3, 4, 4], dtype=np.uint8)
+    logprobs = np.asarray([0, 0, 0, -0.1, -1e-30], dtype=np.float32)
+    version = np.asarray([-1, -1, -1, 2, 3], dtype=np.int32)
+    segment = Segment(ids, provenance, logprobs, version, np.zeros(5, np.int32))
+    return Trajectory(f"task-{number}", number, 0, [segment], [1.0], 1.0, True, Outcome.USER_STOP)
+
+
+def test_every_outcome_and_field_survives_a_new_kind_of_value() -> None:
+    """numpy scalars are welcome as metrics; a dataclass field added later may not be forgotten."""
+    trajectory = example()
+    trajectory.metrics = {"tokens": np.float32(2.5), "calls": np.int64(3)}  # type: ignore[dict-item]
+    assert decode(encode(trajectory)).metrics == {"tokens": 2.5, "calls": 3}
+    stored = set(json.loads(encode(trajectory))) - {"format"}
+    assert stored == {field.name for field in dataclasses.fields(Trajectory)}
+
+
+def test_a_value_that_json_cannot_hold_is_an_error() -> None:
+    trajectory = example()
+    trajectory.details = {"handle": object()}
+    with pytest.raises(TypeError, match="a trace cannot hold a object"):
+        encode(trajectory)
+
+
+def test_arrays_read_back_can_be_written_to() -> None:
+    decode(encode(example())).segments[0].ids[0] = 7
+
+
+@pytest.mark.parametrize("kind", [np.uint8, np.uint16])
+def test_expert_choices_lie_beside_the_lines(tmp_path: Path, kind: type) -> None:
+    written = [example(number) for number in range(3)]
+    random = np.random.default_rng(1)
+    for trajectory in written[1:]:
+        (segment,) = trajectory.segments
+        experts = random.integers(0, np.iinfo(kind).max + 1, (len(segment), 6)).astype(kind)
+        trajectory.segments = [dataclasses.replace(segment, experts=experts)]
+    path = TraceWriter(tmp_path).write(4, written)
+    assert experts_file(path).stat().st_size == 2 * 5 * 6 * np.dtype(kind).itemsize
+    for left, right in zip(read_traces(path), written, strict=True):
+        assert_same(left, right)
+    experts_file(path).unlink()
+    with pytest.raises(TraceError, match=r"step_000004.jsonl:2: its expert choices are missing"):
+        list(read_traces(path))
+
+
+def test_without_expert_choices_there_is_no_file_for_them(tmp_path: Path) -> None:
+    path = TraceWriter(tmp_path).write(0, [example()])
+    assert not experts_file(path).exists()
+
+
+def test_expert_choices_cannot_go_into_a_line() -> None:
+    trajectory = example()
+    trajectory.segments = [dataclasses.replace(trajectory.segments[0], experts=np.zeros((5, 2), np.uint8))]
+    with pytest.raises(ValueError, match="file of their own"):
+        encode(trajectory)
+
+
+def test_files_are_by_step_and_a_folder_reads_in_order(tmp_path: Path) -> None:
+    writer = TraceWriter(tmp_path / "traces")
+    assert writer.write(12, [example(3)]).name == "step_000012.jsonl"
+    writer.write(2, [example(1), example(2)])
+    assert [t.ordinal for t in read_traces(tmp_path / "traces")] == [1, 2, 3]
+    assert [t.ordinal for t in read_traces(writer.path(12))] == [3]
+
+
+def test_a_step_that_is_run_again_replaces_its_file(tmp_path: Path) -> None:
+    writer = TraceWriter(tmp_path)
+    writer.write(1, [example(1), example(2)])
+    writer.write(1, [example(5)])
+    assert [t.ordinal for t in read_traces(tmp_path)] == [5]
+
+
+@pytest.mark.parametrize("cut", [1, 2, 100])
+def test_a_torn_last_line_is_skipped_and_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture, cut: int) -> None:
+    path = TraceWriter(tmp_path).write(1, [example(1), example(2)])
+    path.write_bytes(path.read_bytes()[:-cut])
+    with caplog.at_level(logging.WARNING):
+        assert [t.ordinal for t in read_traces(path)] == [1]
+    assert f"{path}:2" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda line: line[: len(line) // 2],
+        lambda line: "{}",
+        lambda line: "[]",
+        lambda line: line.replace('"format":1', '"format":2'),
+        lambda line: line.replace("user_stop", "bliss"),
+        lambda line: line.replace('"task_id"', '"tusk_id"'),
+        lambda line: line.replace('"ids":"', '"ids":"AAAA'),
+        lambda line: line.replace('"ids":"', '"ids":"!'),
+    ],
+)
+def test_a_broken_line_in_the_middle_is_an_error_that_names_it(tmp_path: Path, damage: Any) -> None:
+    path = tmp_path / "step_000001.jsonl"
+    path.write_text(f"{encode(example(1))}\n{damage(encode(example(2)))}\n{encode(example(3))}\n", encoding="utf-8")
+    with pytest.raises(TraceError, match=r"step_000001\.jsonl:2: not a trajectory"):
+        list(read_traces(path))

@@ -1,0 +1,145 @@
+"""Offloading the trainer between steps loses nothing and leaves nothing behind; who moves memory when.
+
+Real Megatron on gloo ranks. Not covered: that a GPU's memory becomes free, and the engines' own release there.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from distributed import run_on_workers
+from megatron_support import backend, exported, make_batch, write_model
+
+from mua.config.schema import EngineConfig, MegatronConfig
+
+LAYOUTS: list[dict[str, Any]] = [
+    {"dtype": "float32"},
+    {"dtype": "bfloat16", "data_parallel": 2},
+    {"dtype": "float32", "tensor_parallel": 2},
+]
+
+
+@pytest.mark.parametrize("settings", LAYOUTS, ids=lambda settings: "-".join(map(str, settings.values())))
+def test_training_goes_on_as_if_nothing_had_moved(settings: dict[str, Any], tmp_path: Path) -> None:
+    write_model(tmp_path / "model")
+    world = settings.get("data_parallel", 1) * settings.get("tensor_parallel", 1)
+    for result in run_on_workers(world, _train, tmp_path / "model", settings):
+        assert result["left_on_device"] == 0
+        assert result["offloaded"] > result["weights"], "gradients and optimizer were not offloaded"
+        assert result["same_metrics"]
+        assert result["different"] == []
+
+
+def _train(folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    histories, weights = [], []
+    for moving in (False, True):
+        with backend(folder, with_reference=True, **settings) as built:
+            history = []
+            for seed in range(3):
+                history.append(_step(built, seed))
+                if moving:
+                    found |= _offload(built)
+            histories.append(history)
+            weights.append(exported(built))
+    found["same_metrics"] = histories[0] == histories[1]
+    found["different"] = [name for name in weights[0] if not np.array_equal(weights[0][name], weights[1][name])]
+    return found
+
+
+def _step(built: Any, seed: int) -> tuple[float, float, float]:
+    from mua.algorithms.losses import CrossEntropyLoss
+
+    batch = make_batch(seed=seed)
+    metrics = built.train_step(batch, CrossEntropyLoss())
+    reference = built.log_probabilities(batch.sequences, 1.0, reference=True)
+    return metrics["loss"], metrics["grad_norm"], float(sum(values.sum() for values in reference))
+
+
+def _offload(built: Any) -> dict[str, Any]:
+    parameters = [parameter for chunk in built.chunks for parameter in chunk.parameters()]
+    weights = sum(parameter.nbytes for parameter in parameters)
+    built.offload()
+    built.offload()  # once more changes nothing
+    left = sum(parameter.untyped_storage().nbytes() for parameter in parameters)
+    nbytes = built._offloaded.nbytes
+    built.onload()
+    built.onload()
+    return {"left_on_device": left, "offloaded": nbytes, "weights": weights}
+
+
+class Recorder:
+    """Stands for the policy and the rollout service; remembers what was asked of it."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.tags: set[str] = set()
+
+    @property
+    def released(self) -> bool:
+        return bool(self.tags)
+
+    def release_memory(self, tags: list[str]) -> None:
+        self.calls.append("release " + " ".join(tags))
+        self.tags |= set(tags)
+
+    def resume_memory(self, tags: list[str]) -> None:
+        self.calls.append("resume " + " ".join(tags))
+        self.tags -= set(tags)
+
+    def update_weights(self, weights: Any, version: int) -> str:
+        self.calls.append(f"update {version}")
+        return "report"
+
+    def feed(self) -> None:
+        raise AssertionError
+
+    def offload(self) -> None:
+        self.calls.append("offload")
+
+    def onload(self) -> None:
+        self.calls.append("onload")
+
+
+def phases(*, offload: bool, memory_saver: bool) -> tuple[Any, Recorder]:
+    from mua.trainer.phases import Phases
+
+    recorder = Recorder()
+    config = SimpleNamespace(engine=EngineConfig(memory_saver=memory_saver), megatron=MegatronConfig(offload=offload))
+    return Phases(config, recorder, recorder), recorder  # type: ignore[arg-type]
+
+
+def test_engines_and_trainer_take_turns() -> None:
+    moved, recorder = phases(offload=True, memory_saver=True)
+    moved.sync(0)
+    with moved.training():
+        recorder.calls.append("train")
+    assert moved.sync(1) == "report"
+    with moved.saving():
+        recorder.calls.append("save")
+    assert recorder.calls == [
+        "onload", "update 0", "offload",
+        "release kv_cache weights", "onload", "train",
+        "resume weights", "onload", "update 1", "offload", "resume kv_cache",
+        "release kv_cache", "onload", "save", "offload", "resume kv_cache",
+    ]  # fmt: skip
+    ledger = moved.take()
+    assert all(value > 0 for value in ledger.values())
+    for phase in ("rollout_end", "train_begin", "train_end", "sync_begin", "sync_end", "save_end", "rollout_begin"):
+        assert f"memory/{phase}_resident_gib" in ledger or f"memory/{phase}_device_free_gib" in ledger
+    assert moved.take() == {}
+
+
+def test_without_the_two_settings_nothing_moves() -> None:
+    moved, recorder = phases(offload=False, memory_saver=False)
+    moved.sync(0)
+    with moved.training():
+        pass
+    moved.sync(1)
+    with moved.saving():
+        pass
+    assert recorder.calls == ["update 0", "update 1"]

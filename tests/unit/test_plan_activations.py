@@ -1,0 +1,102 @@
+"""The estimate of activations against the tensors a real forward pass saves, on the CPU in float32.
+
+Counted are distinct storages that autograd keeps, weights and inputs left out. Not covered: bfloat16 (the attention
+kernel of the CPU works in float32), kernels of a GPU, the allocator, several ranks.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import megatron_bridge
+from mua.config.schema import EnvironmentConfig, ExperimentConfig, MegatronConfig, ModelConfig, TrainerConfig
+from mua.megatron import parallel
+from mua.megatron.microbatch import training_micro_batch
+from mua.megatron.model import build_chunks
+from mua.megatron.packing import Alignment
+from mua.plan.activations import LayerSizes, activations, rows_under_way
+from mua.plan.architecture import Architecture
+from tests.megatron_support import make_batch
+from tests.planned_support import EXPERTS, SHAPE
+
+TOKENS = 512
+LAYERS = 4
+WIDE = {"hidden_size": 128, "intermediate_size": 384, "head_dim": 32, "num_hidden_layers": LAYERS}
+MODELS = {
+    "dense": SHAPE | WIDE,
+    "experts": SHAPE | WIDE | EXPERTS | {"mlp_only_layers": [], "moe_intermediate_size": 96},
+}
+
+
+def config_of(**megatron: Any) -> ExperimentConfig:
+    return ExperimentConfig(
+        name="activations",
+        output=Path("nowhere"),
+        model=ModelConfig(path=Path("nowhere"), dtype="float32", max_length=TOKENS + 8),
+        environment=EnvironmentConfig(name="help_desk"),
+        rollout={"max_tokens": TOKENS},  # type: ignore[arg-type]
+        megatron=MegatronConfig.model_validate({"tokens_per_row": TOKENS, **megatron}),
+        trainer=TrainerConfig(steps=1),
+    )
+
+
+def saved_bytes(hf_config: dict[str, Any], config: ExperimentConfig) -> int:
+    """Bytes a forward pass over one full row keeps for its backward pass, up to the logits."""
+    started = parallel.initialize(config.megatron, seed=1)
+    try:
+        (chunk,) = build_chunks(
+            megatron_bridge.transformer_config_kwargs(hf_config),
+            megatron_bridge.gpt_model_kwargs(hf_config),
+            config.model,
+            config.megatron,
+        )
+        batch = training_micro_batch(make_batch((TOKENS // 2,) * 2).sequences, Alignment())
+        own = {p.untyped_storage()._cdata for p in chunk.parameters()}
+        kept: dict[int, torch.UntypedStorage] = {}
+
+        def note(tensor: torch.Tensor) -> torch.Tensor:
+            storage = tensor.untyped_storage()
+            if storage._cdata not in own:
+                kept[storage._cdata] = storage  # holding it keeps its address from being used again
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+            chunk(batch.ids, batch.row.positions[None], None, packed_seq_params=batch.row)  # type: ignore[index]
+        return sum(storage.nbytes() for storage in kept.values())
+    finally:
+        parallel.shutdown(started)
+
+
+@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
+@pytest.mark.parametrize("model", MODELS)
+def test_estimate_is_near_what_autograd_saves(model: str, recompute: str) -> None:
+    config = config_of(recompute=recompute)
+    architecture = Architecture.from_hf(MODELS[model])
+    estimate = activations(architecture, config, 0, range(LAYERS), 1, recompute)
+    head = LayerSizes.of(architecture, config)._norm_and_output()  # the logits themselves are the loss's to keep
+    assert estimate.kept + head == pytest.approx(saved_bytes(MODELS[model], config), rel=0.05)
+
+
+def test_rows_under_way() -> None:
+    pipeline = MegatronConfig(pipeline_parallel=4)
+    assert [rows_under_way(pipeline, stage, 8) for stage in range(4)] == [4, 3, 2, 1]
+    assert rows_under_way(pipeline, 0, 2) == 2
+    interleaved = MegatronConfig(pipeline_parallel=4, virtual_pipeline=2)
+    assert [rows_under_way(interleaved, stage, 8) for stage in range(4)] == [5.5, 4.5, 3.5, 2.5]
+    assert rows_under_way(interleaved, 0, 4) == 4
+
+
+def test_parallelism_divides_activations() -> None:
+    architecture = Architecture.from_hf(MODELS["dense"])
+
+    def kept(**megatron: Any) -> int:
+        return activations(architecture, config_of(**megatron), 0, range(LAYERS), 1, "none").kept
+
+    assert kept(context_parallel=2) == pytest.approx(kept() / 2, rel=1e-6)
+    # Everything but the rotary tables, which every rank has in whole.
+    rotary = LAYERS * 4 * 4 * 32 * TOKENS
+    assert kept(tensor_parallel=2) == pytest.approx((kept() - rotary) / 2 + rotary, rel=1e-6)

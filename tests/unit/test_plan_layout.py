@@ -1,0 +1,97 @@
+"""Layouts that a model or a cluster cannot have are refused, and the possible one that is named is possible.
+
+Not covered: layouts that divide but are not proven, which are ``mua.megatron.layouts``' to refuse (one case here).
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from mua.config.load import load_config
+from mua.config.schema import ExperimentConfig
+from mua.errors import ConfigError, MuaError
+from mua.megatron.layouts import check_layout
+from mua.plan import layout
+from mua.plan.architecture import architecture_of
+from mua.plan.layout import check_possible
+from mua.plan.report import make_plan
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+DENSE, MOE, LARGE = "qwen3-32b-4x8-h200", "qwen3-30b-a3b-2x8", "qwen3-235b-a22b-16x8"
+
+
+def recipe(name: str, *overrides: str) -> ExperimentConfig:
+    at = f"model.hf_config={CONFIGS / 'models' / architecture_folder(name)}"
+    return load_config(CONFIGS / f"{name}.yaml", ["model.path=nowhere", at, *overrides])
+
+
+def architecture_folder(name: str) -> str:
+    return {DENSE: "Qwen3-32B", MOE: "Qwen3-30B-A3B", LARGE: "Qwen3-235B-A22B"}[name]
+
+
+@pytest.mark.parametrize(
+    ("name", "overrides", "message"),
+    [
+        (DENSE, ["tensor_parallel=3"], "tensor_parallel 3 does not divide the model's 64 attention heads"),
+        (DENSE, ["tensor_parallel=3"], "neither a divisor nor a multiple of the model's 8 key-value heads"),
+        (DENSE, ["tensor_parallel=3"], "does not divide the embedding's 151936 rows"),
+        (DENSE, ["tensor_parallel=3"], "does not divide the MLP's width of 25600"),
+        (DENSE, ["tensor_parallel=16", "data_parallel=2"], "tensor_parallel 16 spans nodes of 8 GPUs"),
+        (DENSE, ["data_parallel=3"], "24 ranks, but cluster.nodes 4 x gpus_per_node 8 are 32 GPUs"),
+        (DENSE, ["expert_parallel=2"], "expert_parallel 2 needs a model with experts"),
+        (DENSE, ["tensor_parallel=2", "pipeline_parallel=16", "data_parallel=1", "virtual_pipeline=3"],
+         "virtual_pipeline 3 does not divide the 4 layers of a stage"),
+        (MOE, ["expert_parallel=3"], "expert_parallel 3 does not divide the model's 128 experts"),
+        (MOE, ["expert_tensor_parallel=5"], "expert_tensor_parallel 5 does not divide an expert's width of 768"),
+        (MOE, ["expert_parallel=16"], "does not divide the 8 ranks of a stage"),
+        (MOE, ["pipeline_parallel=5", "data_parallel=2"], "pipeline_parallel 5 does not divide the model's 48 layers"),
+        (LARGE, ["first_stage_layers=null", "last_stage_layers=null"],
+         "pipeline_parallel 8 does not divide the model's 94 layers; possible: first_stage_layers 11, "
+         "last_stage_layers 11 (and 12 in each other)"),
+        (LARGE, ["last_stage_layers=10"], "94 layers but for the 21 of first_stage_layers and last_stage_layers"),
+    ],
+)  # fmt: skip
+def test_impossible_layouts_are_refused(name: str, overrides: list[str], message: str) -> None:
+    config = recipe(name, *(f"megatron.{override}" for override in overrides))
+    architecture = architecture_of(config.model)
+    with pytest.raises(ConfigError, match=re.escape(message)) as refused:
+        check_possible(architecture, config)
+    nearest = str(refused.value).splitlines()[-1].partition("the nearest possible layout of the trainer: ")[2]
+    mended = recipe(name, *(f"megatron.{o}" for o in overrides), *keys(nearest))
+    check_possible(architecture, mended)
+    check_layout(mended.megatron, moe=architecture.experts > 0)
+    assert mended.megatron.world_size == layout.gpus(mended)
+
+
+def keys(line: str) -> list[str]:
+    """``megatron: tensor_parallel 4, data_parallel 8`` as overrides."""
+    changes = line.removeprefix("megatron: ").split(", ")
+    return [
+        f"megatron.{key}={yaml.safe_dump(yaml.safe_load(value)).split()[0]}" for key, value in map(str.split, changes)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["engine.tensor_parallel=3"], "engine.tensor_parallel 3 does not divide the model's 64 attention heads"),
+        (["engine.count=8"], "engine.count 8 x engine.tensor_parallel 2 needs 16 GPUs, and a node has 8; the nearest "
+         "possible: engine.count 4"),
+    ],
+)  # fmt: skip
+def test_impossible_engines_are_refused(overrides: list[str], message: str) -> None:
+    config = recipe(DENSE, *overrides)
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        check_possible(architecture_of(config.model), config)
+
+
+def test_layout_without_proof_is_refused() -> None:
+    sizes: dict[str, Any] = {"tensor_parallel": 1, "context_parallel": 2, "pipeline_parallel": 2, "data_parallel": 4}
+    overrides = [f"megatron.{key}={value}" for key, value in sizes.items()]
+    with pytest.raises(MuaError, match="no run has proven the layout"):
+        make_plan(recipe(MOE, *overrides, "megatron.expert_parallel=4", "megatron.virtual_pipeline=2"))

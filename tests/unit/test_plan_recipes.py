@@ -1,0 +1,193 @@
+"""Every recipe in ``configs/`` fits its machines, and the plan's own arithmetic.
+
+Not covered: that the estimates hold on a GPU. Exact bytes are ``tests/parity/test_planned_bytes.py``.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from mua.cli import app
+from mua.config.load import load_config
+from mua.config.schema import ExperimentConfig
+from mua.plan.architecture import Architecture, architecture_of
+from mua.plan.compute import forward_flops, rows_per_rank
+from mua.plan.engine import engine_bytes, engine_weights
+from mua.plan.report import Plan, make_plan
+from mua.plan.show import as_text
+from tests.planned_support import MODELS, SHAPE
+
+ROOT = Path(__file__).parents[2]
+RECIPES = ("qwen3-32b-4x8-h200", "qwen3-8b-1x8", "qwen3-30b-a3b-2x8", "qwen3-235b-a22b-16x8")
+SHRUNK = "model.shrink=true"
+
+
+@pytest.fixture(autouse=True)
+def _at_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)  # recipes name the models' config.json relative to the repository
+    for name in ("MUA_MODELS", "MUA_USER_BASE_URL", "MUA_USER_API_KEY", "MUA_USER_MODEL"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def recipe(name: str, *overrides: str) -> ExperimentConfig:
+    return load_config(Path("configs") / f"{name}.yaml", overrides)
+
+
+@cache
+def planned(name: str) -> Plan:
+    return make_plan(recipe(name))
+
+
+def test_no_recipe_is_forgotten() -> None:
+    assert {path.stem for path in Path("configs").glob("*x8*.yaml")} == set(RECIPES)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_recipe_fits(name: str) -> None:
+    plan = planned(name)
+    assert plan.faults() == []
+    assert plan.gpus == plan.config.megatron.world_size
+    assert plan.running > 1, "episodes would wait for each other"
+    # All GPUs roll out, and the stages hold the whole model.
+    assert plan.servers * plan.config.engine.tensor_parallel == plan.gpus
+    assert sum(stage.rank.layers for stage in plan.stages) == plan.architecture.layers
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "active"),
+    [  # as on the models' pages, which round; active parameters there count the embedding too
+        ("qwen3-32b-4x8-h200", 32.8e9, 32.8e9),
+        ("qwen3-8b-1x8", 8.2e9, 8.2e9),
+        ("qwen3-30b-a3b-2x8", 30.5e9, 3.35e9),
+        ("qwen3-235b-a22b-16x8", 235.1e9, 22.2e9),
+    ],
+)
+def test_architectures_are_those_published(name: str, parameters: float, active: float) -> None:
+    architecture = architecture_of(recipe(name).model)
+    assert architecture.parameters == pytest.approx(parameters, rel=0.005)
+    embedding = architecture.vocabulary * architecture.hidden
+    assert architecture.active_weights + embedding == pytest.approx(active, rel=0.015)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_page_shows_the_plan(name: str) -> None:
+    assert as_text(planned(name)) in Path("docs/planning.md").read_text(), "out of date; run `make docs`"
+
+
+def test_published_hyperparameters() -> None:
+    config = recipe("qwen3-32b-4x8-h200")
+    assert (config.algorithm.groups_per_step, config.algorithm.group_size) == (32, 8)
+    assert (config.algorithm.epochs, config.algorithm.minibatches) == (1, 1)
+    assert (config.algorithm.clip_low, config.algorithm.clip_high, config.algorithm.kl_coefficient) == (0.2, 0.2, 0.001)
+    assert (config.algorithm.aggregation, config.algorithm.divide_by_std) == ("token_mean", True)
+    assert (config.optimizer.learning_rate, config.optimizer.weight_decay, config.optimizer.clip_grad) == (
+        1e-6,
+        0.01,
+        1,
+    )
+    assert (config.optimizer.schedule, config.optimizer.warmup_steps) == ("constant", 0)
+    assert (config.rollout.max_tokens, config.rollout.max_turn_tokens, config.rollout.max_turns) == (32768, 1024, 30)
+    assert (config.rollout.temperature, config.rollout.top_p, config.rollout.top_k) == (1.0, 1.0, -1)
+    assert (config.engine.tensor_parallel, config.engine.memory_fraction, config.model.thinking) == (2, 0.8, False)
+    assert (config.cluster.nodes, config.cluster.gpus_per_node, config.cluster.gpu) == (4, 8, "H200")
+    assert config.user.llm is not None
+    assert (config.user.llm.model, config.user.llm.temperature) == ("gpt-4o-2024-11-20", 0.0)
+    assert (config.trainer.save_every, config.trainer.evaluate_every, config.evaluation.temperature) == (10, 5, 0.0)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_shrunk_recipe_keeps_its_layout(name: str) -> None:
+    config, plan = recipe(name), make_plan(recipe(name, SHRUNK))
+    assert plan.architecture.parameters < 3e6
+    assert plan.architecture.hf_config["model_type"] == planned(name).architecture.hf_config["model_type"]
+    for key in ("tensor", "pipeline", "context", "expert", "expert_tensor", "data"):
+        assert getattr(plan.config.megatron, f"{key}_parallel") == getattr(config.megatron, f"{key}_parallel")
+    assert plan.config.megatron.virtual_pipeline == config.megatron.virtual_pipeline
+    assert plan.config.user.kind == "scripted"
+    assert {stage.rank.layers for stage in plan.stages} == {1}
+
+
+def test_too_much_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["plan", "configs/qwen3-32b-4x8-h200.yaml", "cluster.gpu=H100", "megatron.recompute=none"]
+    result = CliRunner().invoke(app, asked)
+    assert result.exit_code == 1
+    assert "too much" in result.stdout
+    assert "does not work: training needs" in result.stdout
+    assert CliRunner().invoke(app, ["plan", "configs/qwen3-8b-1x8.yaml"]).exit_code == 0
+
+
+def test_json_holds_what_the_tables_say() -> None:
+    result = CliRunner().invoke(app, ["plan", "configs/qwen3-8b-1x8.yaml", "--json", "--every-rank"])
+    assert result.exit_code == 0
+    found = json.loads(result.stdout)
+    assert [rank["rank"] for rank in found["ranks"]] == list(range(8))
+    assert found["faults"] == []
+    # Ranks of one stage hold as much as the first, which stands for them without --every-rank.
+    assert len({json.dumps(rank["bytes"]) for rank in found["ranks"]}) == 1
+
+
+def test_trainer_in_host_memory_leaves_more_to_the_rollout() -> None:
+    before = {phase.name: phase for phase in planned("qwen3-8b-1x8").phases}
+    after = {phase.name: phase for phase in make_plan(recipe("qwen3-8b-1x8", "megatron.offload=true")).phases}
+    trainer = ("weights", "gradients", "optimizer", "reference")
+    assert all(before["rollout"].parts[name] for name in trainer)
+    assert after["rollout"].total == before["rollout"].total - sum(before["rollout"].parts[name] for name in trainer)
+    assert after["training"] == before["training"]
+
+
+def test_engine_without_memory_saver_stays() -> None:
+    kept = {phase.name: phase for phase in make_plan(recipe("qwen3-8b-1x8", "engine.memory_saver=false")).phases}
+    assert kept["training"].parts["KV cache"] > 0
+    assert "KV cache" not in {phase.name: phase for phase in planned("qwen3-8b-1x8").phases}["training"].parts
+
+
+def test_flops_of_a_forward_pass_are_those_of_its_products() -> None:
+    from torch.utils.flop_counter import FlopCounterMode
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    shape = SHAPE | {"hidden_size": 64, "head_dim": 16, "intermediate_size": 96}
+    fields = {key: value for key, value in shape.items() if key != "architectures"}
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**fields), attn_implementation="eager")
+        with FlopCounterMode(display=False) as counter:
+            model(torch.zeros(1, 128, dtype=torch.int64))
+    architecture = Architecture.from_hf(shape)
+    causal = 4 * architecture.layers * architecture.heads * architecture.head_dim * 128 / 2 * 128
+    # Eager attention computes the masked half as well; rotary angles and the like are a per mille.
+    assert counter.get_total_flops() == pytest.approx(forward_flops(architecture, 128, 128) + causal, rel=0.005)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_weights_are_those_of_transformers(name: str) -> None:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    shape = MODELS[name] | {"vocab_size": 1024, "mlp_only_layers": []}  # no rows of padding
+    fields = {key: value for key, value in shape.items() if key != "architectures"}
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**fields))
+    architecture = Architecture.from_hf(shape)
+    assert architecture.parameters == sum(p.numel() for p in model.parameters())
+    one_gpu = recipe("qwen3-8b-1x8", "engine.tensor_parallel=1")
+    assert engine_weights(architecture, one_gpu) == 2 * architecture.parameters
+
+
+def test_key_value_heads_are_copied_where_there_are_more_gpus() -> None:
+    architecture = architecture_of(recipe("qwen3-235b-a22b-16x8").model)  # four of them
+    tokens = [
+        engine_bytes(architecture, recipe("qwen3-235b-a22b-16x8", f"engine.tensor_parallel={tp}"), 0).token
+        for tp in (1, 2, 4, 8)
+    ]
+    assert tokens == [2 * 94 * 128 * 2 * heads for heads in (4, 2, 1, 1)]
+
+
+def test_rows() -> None:
+    half = recipe("qwen3-8b-1x8", "cluster.episode_tokens=16384")
+    assert rows_per_rank(recipe("qwen3-8b-1x8")) == 128  # one of 256 episodes a row, two replicas
+    assert rows_per_rank(half) == 64
+    assert rows_per_rank(recipe("qwen3-8b-1x8", "algorithm.minibatches=4")) == 32

@@ -1,0 +1,347 @@
+"""The state machine of one episode: every way it goes on, and every way it ends.
+
+The policy is a script (tests/rollout_fixtures.py): a double of its choices, whose texts become ids through the real
+chat family. Environment, manager, user and token stream are the real ones. The real engine is covered by the tests
+under tests/e2e, retries of faults by test_rollout_runner.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from environments.help_desk.tasks import generate
+from mua.config.schema import EnvironmentConfig, RolloutConfig
+from mua.environment.manager import EnvironmentManager
+from mua.environment.protocol import Task, ToolResult
+from mua.errors import DeadlineExceeded
+from mua.rollout.episode import Episode, EpisodeResult, EpisodeSetting
+from mua.tokens import ChatFamily
+from mua.types import Json, Outcome
+from mua.users.protocol import User
+from tests.rollout_fixtures import VERSION, FixedUser, ScriptedSampler, TestDesk, call, lines, sampled_ids
+from tests.tokens_fixtures import chat_family
+
+QWEN = chat_family("qwen3", False)
+THINKING = chat_family("qwen3", True)
+CANCEL = generate("train", 77, "cancel")
+ORDER: str = CANCEL.data["known"]["order"]
+NAME: str = CANCEL.data["known"]["name"]
+CANCELLED = call("cancel_order", order=ORDER)
+BROKEN = '<tool_call>\n{"name": "get_order"\n</tool_call>'
+
+
+async def play(
+    *texts: str,
+    task: Task = CANCEL,
+    family: ChatFamily = QWEN,
+    domain: TestDesk | None = None,
+    user: User | None = None,
+    setting: Json | None = None,
+    **budgets: float,
+) -> tuple[EpisodeResult, ScriptedSampler]:
+    """One episode in which the policy says ``texts``, with what the sampler was asked."""
+    domain = domain or TestDesk()
+    sampler = ScriptedSampler(family, lines(*texts))
+    shared = EpisodeSetting(
+        family=family,
+        sampler=sampler,
+        budgets=RolloutConfig.model_validate(budgets),
+        temperature=1.0,
+        system_prompt=domain.system_prompt("short"),
+        show_tools=False,
+        deterministic=False,
+    )
+    manager = EnvironmentManager(domain, EnvironmentConfig(name="help_desk"))
+    try:
+        async with manager.lease(task, 0) as environment:
+            user = user or domain.scripted_user(task, 0)
+            episode = Episode(replace(shared, **(setting or {})), environment, user, session="s", seed=7)
+            result = await episode.run()
+    finally:
+        await manager.close()
+        assert manager.leases == domain.alive == 0
+    return result, sampler
+
+
+def observations(result: EpisodeResult) -> list[str]:
+    return [message["content"] for message in result.messages if message["role"] == "tool"]
+
+
+def roles(result: EpisodeResult) -> list[str]:
+    return [message["role"] for message in result.messages]
+
+
+async def test_a_whole_episode_ends_when_the_user_stops() -> None:
+    result, sampler = await play(
+        "What is the order number?",
+        call("get_order", order=ORDER),
+        "What is your name?",
+        call("check_owner", order=ORDER, name=NAME),
+        CANCELLED,
+        f"Done, order {ORDER} cancelled.",
+    )
+    assert (result.outcome, result.evaluation.success) == (Outcome.USER_STOP, True)
+    assert result.turn_rewards == [0.0] * 5 + [1.0]
+    assert roles(result) == [
+        "system", "user", "assistant", "user", "assistant", "tool",
+        "assistant", "user", "assistant", "tool", "assistant", "tool", "assistant", "user",
+    ]  # fmt: skip
+    assert "###STOP###" in result.messages[-1]["content"]
+    assert [request.session for request in sampler.requests] == ["s"] * 6
+
+
+async def test_the_same_words_without_the_deed_are_no_success() -> None:
+    result, _ = await play(f"Done, order {ORDER} cancelled.")
+    assert (result.outcome, result.evaluation.success, result.turn_rewards) == (Outcome.USER_STOP, False, [0.0])
+    assert result.evaluation.details["database"]
+
+
+async def test_several_calls_of_one_turn_are_answered_in_order() -> None:
+    calls = "\n".join([call("check_owner", order=ORDER, name=NAME), CANCELLED, call("get_order", order=ORDER)])
+    result, _ = await play(calls, "Done.")
+    owner, cancelled, order = map(json.loads, observations(result))
+    assert (owner, cancelled, order["status"]) == ({"owner": True}, {"ok": True}, "cancelled")
+    turn = result.messages[2]
+    answered = [message["tool_call_id"] for message in result.messages if message["role"] == "tool"]
+    assert answered == [request["id"] for request in turn["tool_calls"]]
+
+
+@pytest.mark.parametrize(
+    ("text", "observation"),
+    [
+        (BROKEN, "error: the tool call is not valid JSON: "),
+        ('<tool_call>\n["get_order"]\n</tool_call>', "error: a tool call is an object"),
+        (call("get_orders", order=ORDER), "error: there is no tool 'get_orders'"),
+        (call("get_order", number=ORDER), "error: invalid arguments for get_order: "),
+        (call("get_order", order=7), "error: invalid arguments for get_order: order: 7 is not of type 'string'"),
+    ],
+)
+async def test_a_bad_call_is_an_error_observation_and_the_episode_goes_on(text: str, observation: str) -> None:
+    result, _ = await play(text, CANCELLED, "Done.")
+    first, second = observations(result)
+    assert first.startswith(observation)
+    assert second == '{"ok": true}'
+    assert (result.outcome, result.evaluation.success) == (Outcome.USER_STOP, True)
+    assert (result.metrics["malformed"], result.metrics["tool_calls"]) == (1.0, 1.0)
+
+
+async def test_a_good_call_beside_a_broken_one_is_run_and_answered_first() -> None:
+    result, _ = await play(f"{BROKEN}\n{CANCELLED}", "Done.")
+    good, bad = observations(result)
+    assert good == '{"ok": true}'
+    assert bad.startswith("error: ")
+    assert result.evaluation.success
+
+
+@pytest.mark.parametrize("bad", [BROKEN, call("no_such_tool"), call("get_order")])
+async def test_too_many_malformed_calls_end_the_episode(bad: str) -> None:
+    result, sampler = await play(bad, bad, bad, max_malformed=2)
+    assert result.outcome is Outcome.MALFORMED
+    assert len(sampler.requests) == len(observations(result)) == result.metrics["malformed"] == 3
+
+
+async def test_as_many_malformed_calls_as_allowed_do_not() -> None:
+    result, _ = await play(BROKEN, BROKEN, CANCELLED, "Done.", max_malformed=2)
+    assert (result.outcome, result.evaluation.success) == (Outcome.USER_STOP, True)
+
+
+async def test_an_error_of_the_tool_itself_is_not_malformed() -> None:
+    wrong = call("get_order", order="Z99")
+    result, _ = await play(wrong, wrong, CANCELLED, "Done.", max_malformed=0)
+    assert observations(result)[0] == '{"error": "no such order"}'
+    assert result.outcome is Outcome.USER_STOP
+    assert result.metrics["tool_errors/get_order"] == 2.0
+    assert result.metrics["malformed"] == 0.0
+
+
+async def test_the_last_action_within_max_turns_is_executed() -> None:
+    result, sampler = await play(CANCELLED, max_turns=1)
+    assert (result.outcome, result.evaluation.success) == (Outcome.MAX_TURNS, True)
+    assert len(sampler.requests) == 1
+    assert observations(result) == ['{"ok": true}']
+    assert result.turn_rewards == [1.0]
+
+
+async def test_the_user_still_answers_the_last_turn() -> None:
+    user = FixedUser("go on")
+    result, _ = await play("What is your name?", user=user, max_turns=1)
+    assert (result.outcome, roles(result)[-1]) == (Outcome.MAX_TURNS, "user")
+    stopped, _ = await play("What is your name?", user=FixedUser("bye"), max_turns=1)
+    assert stopped.outcome is Outcome.USER_STOP
+
+
+async def test_the_last_action_within_max_tool_calls_is_executed() -> None:
+    look = call("get_order", order=ORDER)
+    result, sampler = await play(look, f"{look}\n{CANCELLED}", max_tool_calls=2)
+    assert (result.outcome, result.evaluation.success) == (Outcome.MAX_TURNS, True)
+    assert (result.metrics["tool_calls"], len(sampler.requests)) == (3.0, 2)
+
+
+async def test_a_turn_cut_by_its_token_cap_is_not_acted_on() -> None:
+    whole = len(sampled_ids(QWEN, CANCELLED))
+    result, sampler = await play(CANCELLED, max_turn_tokens=whole - 1)  # all but the end-of-turn token
+    assert (result.outcome, result.evaluation.success) == (Outcome.LENGTH, False)
+    assert observations(result) == []
+    assert sampler.requests[0].params.max_new_tokens == whole - 1
+    assert result.segments[0].loss_mask.sum() == whole - 1
+    fits, _ = await play(CANCELLED, "Done.", max_turn_tokens=whole)
+    assert fits.outcome is Outcome.USER_STOP
+
+
+async def test_a_full_segment_ends_the_episode_as_length() -> None:
+    _, sampler = await play(CANCELLED, "Done.")
+    second = len(sampler.requests[1].prompt)
+    done = len(sampled_ids(QWEN, "Done."))
+    no_room, requests = await play(CANCELLED, "Done.", max_tokens=second)
+    assert (no_room.outcome, len(requests.requests)) == (Outcome.LENGTH, 1)
+    assert no_room.evaluation.success  # the call was executed
+    little_room, requests = await play(CANCELLED, "Done.", max_tokens=second + 1)
+    assert (little_room.outcome, requests.requests[1].params.max_new_tokens) == (Outcome.LENGTH, 1)
+    enough, _ = await play(CANCELLED, "Done.", max_tokens=second + done)
+    assert enough.outcome is Outcome.USER_STOP
+
+
+async def test_a_prompt_that_does_not_fit_is_scored_without_a_sampled_token() -> None:
+    result, sampler = await play(max_tokens=3)
+    assert (result.outcome, result.turn_rewards, sampler.requests) == (Outcome.LENGTH, [0.0], [])
+    assert not any(segment.loss_mask.any() for segment in result.segments)
+
+
+async def test_a_terminal_tool_ends_the_episode() -> None:
+    result, _ = await play(call("transfer_to_human", reason="asked"))
+    assert (result.outcome, observations(result)) == (Outcome.TERMINAL_TOOL, ['{"ok": true}'])
+
+
+async def test_calls_behind_a_terminal_one_are_not_run() -> None:
+    result, _ = await play(f"{call('transfer_to_human', reason='asked')}\n{CANCELLED}")
+    assert result.outcome is Outcome.TERMINAL_TOOL
+    assert observations(result) == ['{"ok": true}', "error: not called, the conversation has ended"]
+    assert not result.evaluation.success
+    assert result.metrics["tool_calls"] == 1.0
+
+
+@pytest.mark.parametrize("text", ["", " \n"])
+async def test_an_empty_reply_is_malformed(text: str) -> None:
+    user = FixedUser()
+    result, _ = await play(text, user=user)
+    assert (result.outcome, user.told) == (Outcome.MALFORMED, [])
+
+
+async def test_text_beside_a_tool_call_is_not_told_to_the_user() -> None:
+    user = FixedUser("bye")
+    result, _ = await play(f"One moment.\n{CANCELLED}", "Done.", user=user)
+    assert user.told == ["Done."]
+    assert result.messages[2]["content"] == "One moment."
+
+
+async def test_rewards_of_calls_go_to_their_turns_and_the_verdict_to_the_last() -> None:
+    domain = TestDesk()
+    rewards = iter((0.5, 0.25, -1.0))
+    domain.on_call = lambda number, result: ToolResult(result.text, reward=next(rewards))
+    look = call("get_order", order=ORDER)
+    result, _ = await play(f"{look}\n{look}", "What is your name?", CANCELLED, "Done.", domain=domain)
+    assert result.turn_rewards == [0.75, 0.0, -1.0, 1.0]
+
+
+async def test_the_loss_mask_is_exactly_what_was_sampled() -> None:
+    texts = ("What is the order number?", BROKEN, CANCELLED, "Done.")
+    result, sampler = await play(*texts)
+    (segment,) = result.segments
+    generations = [request.generation for request in sampler.requests]
+    mask = segment.loss_mask
+    np.testing.assert_array_equal(segment.ids[mask], np.concatenate([g.ids for g in generations]))
+    np.testing.assert_array_equal(segment.logprobs[mask], np.concatenate([g.logprobs for g in generations]))
+    assert set(segment.version[mask]) == {VERSION}
+    assert set(segment.version[~mask]) == {-1}
+    for turn, request in enumerate(sampler.requests):
+        seen = [*request.prompt, *request.generation.ids]
+        assert segment.ids[: len(seen)].tolist() == seen  # what the engine saw is a prefix of what is trained
+        assert mask[len(request.prompt) : len(seen)].all()
+        assert set(segment.turn[len(request.prompt) : len(seen)]) == {turn}
+
+
+async def test_a_thinking_policy_gets_a_new_segment_where_its_reasoning_is_dropped() -> None:
+    texts = (
+        "<think>\nfirst thought\n</think>\n\nWhat is the order number?",
+        f"<think>\nsecond thought\n</think>\n\n{CANCELLED}",
+        "<think>\nthird thought\n</think>\n\nDone.",
+    )
+    user = FixedUser("It is mine.", "bye")
+    result, sampler = await play(*texts, family=THINKING, user=user)
+    assert (result.outcome, result.evaluation.success) == (Outcome.USER_STOP, True)
+    assert user.told == ["What is the order number?", "Done."]
+    first, second = (THINKING.decode(segment.ids) for segment in result.segments)
+    assert "first thought" in first
+    assert "first thought" not in second
+    assert "What is the order number?" in second
+    assert "second thought" in second  # a tool's result is no new query: the reasoning stays
+    assert "third thought" in second
+    sampled = [segment.ids[segment.loss_mask] for segment in result.segments]
+    generations = [request.generation.ids for request in sampler.requests]
+    np.testing.assert_array_equal(np.concatenate(sampled), np.concatenate(generations))
+    assert [len(ids) for ids in sampled] == [len(generations[0]), len(generations[1]) + len(generations[2])]
+
+
+async def test_reasoning_alone_is_an_empty_reply() -> None:
+    result, _ = await play("<think>\nhm\n</think>\n\n", family=THINKING)
+    assert result.outcome is Outcome.MALFORMED
+
+
+async def test_metrics_count_calls_errors_and_tokens() -> None:
+    look, wrong = call("get_order", order=ORDER), call("get_order", order="Z99")
+    result, sampler = await play(f"{look}\n{wrong}", CANCELLED, "Done.")
+    counts = {name: value for name, value in result.metrics.items() if not name.startswith("seconds/")}
+    prompts = [len(request.prompt) for request in sampler.requests]
+    assert counts == {
+        "tool_calls": 3.0,
+        "tool_calls/get_order": 2.0,
+        "tool_errors/get_order": 1.0,
+        "tool_calls/cancel_order": 1.0,
+        "tool_errors/cancel_order": 0.0,
+        "malformed": 0.0,
+        "prompt_tokens": sum(prompts),
+        "cached_tokens": sum(n // 2 for n in prompts),
+    }
+    stages = {name for name in result.metrics if name.startswith("seconds/")}
+    assert stages == {"seconds/user", "seconds/generate", "seconds/tools", "seconds/evaluate"}
+
+
+async def test_what_the_sampler_is_asked() -> None:
+    budgets = {"top_p": 0.9, "top_k": 5, "generate_seconds": 12.5, "max_turn_tokens": 100}
+    _, sampler = await play("Done.", **budgets, setting={"temperature": 0.5})
+    (request,) = sampler.requests
+    assert (request.params.temperature, request.params.top_p, request.params.top_k) == (0.5, 0.9, 5)
+    assert (request.params.max_new_tokens, request.deadline_s, request.params.seed) == (100, 12.5, None)
+    assert request.params.stop_token_ids == QWEN.stop_token_ids
+    _, sampler = await play("Done.", **budgets, setting={"temperature": 0.0})
+    assert (sampler.requests[0].params.top_p, sampler.requests[0].params.top_k) == (1.0, -1)  # greedy is greedy
+
+
+async def test_deterministic_sampling_seeds_differ_by_turn_and_repeat() -> None:
+    texts, setting = ("What is your name?", CANCELLED, "Done."), {"deterministic": True}
+    runs = [(await play(*texts, setting=setting))[1].requests for _ in range(2)]
+    seeds = [[request.params.seed for request in requests] for requests in runs]
+    assert seeds[0] == seeds[1]
+    assert len(set(seeds[0])) == 3
+    assert None not in seeds[0]
+
+
+async def test_tools_stand_in_the_prompt_only_when_shown() -> None:
+    hidden, _ = await play("Done.")
+    shown, _ = await play("Done.", setting={"show_tools": True})
+    assert "transfer_to_human" not in QWEN.decode(hidden.segments[0].ids)
+    assert "transfer_to_human" in QWEN.decode(shown.segments[0].ids)
+
+
+async def test_a_user_that_does_not_answer_is_a_named_deadline() -> None:
+    class Silent(FixedUser):
+        async def reply(self, agent_text: str):
+            await asyncio.Event().wait()
+
+    with pytest.raises(DeadlineExceeded, match=r"^rollout\.user_seconds: the user took longer than 0\.05 s$"):
+        await play("What is your name?", user=Silent(), user_seconds=0.05)

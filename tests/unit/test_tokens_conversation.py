@@ -1,0 +1,382 @@
+"""The token stream of an episode, written out by hand for both families.
+
+Covers what each call appends and with which provenance, new segments, truncated turns, demonstrations and misuse.
+Equality with the chat templates over random conversations is in tests/parity/test_tokens_template.py. The
+tokenizers are small ones trained here; the official vocabularies are not available to the tests.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from mua.environment.protocol import ToolSchema, Transcript
+from mua.errors import EngineError
+from mua.tokens import ChatFamily, Conversation, ConversationError
+from mua.types import Provenance
+from tests.tokens_fixtures import chat_family, generation, runs
+
+TOOL = ToolSchema("look_up", "Finds è", {"type": "object", "properties": {"key": {"type": "string"}}})
+TOOLS_TEXT = (
+    "# Tools\n\nYou may call one or more functions to assist with the user query.\n\n"
+    "You are provided with function signatures within <tools></tools> XML tags:\n<tools>\n"
+)
+TOOL_JSON = (
+    '{"type": "function", "function": {"name": "look_up", "description": "Finds è", '
+    '"parameters": {"type": "object", "properties": {"key": {"type": "string"}}}}}'
+)
+TOOLS_END = (
+    "</tools>\n\nFor each function call, return a json object with function name and arguments within "
+    "<tool_call></tool_call> XML tags:\n<tool_call>\n"
+    '{"name": <function-name>, "arguments": <args-json-object>}\n</tool_call><|im_end|>\n<|im_start|>user\n'
+)
+CALL = '<tool_call>\n{"name": "look_up", "arguments": {"key": "v"}}\n</tool_call>'
+
+
+def sampled(family: ChatFamily, text: str, *, thinking: str | None = None, call: bool = False) -> list[int]:
+    """Ids of a turn as a well-behaved policy samples it."""
+    message = {"role": "assistant", "content": text}
+    if thinking is not None:
+        message["reasoning_content"] = thinking
+    if call:
+        message["tool_calls"] = [{"function": {"name": "look_up", "arguments": {"key": "v"}}}]
+    return family.codec.encode(family.demonstration(message))[0].tolist()
+
+
+def test_qwen3_without_thinking() -> None:
+    family = chat_family("qwen3", False)
+    talk = Conversation.begin(family, system="Be kind.", tools=[TOOL], user="hi")
+    talk.prompt_ids()
+    turn = talk.add_sampled(generation(sampled(family, "Wait.", call=True)))
+    assert [call.name for call in turn.tool_calls] == ["look_up"]
+    talk.add_tool_results(["one", "two\n"])
+    talk.prompt_ids()
+    talk.add_sampled(generation(sampled(family, "Done.")))
+    talk.add_user("bye")
+    (segment,) = talk.segments()
+    assert runs(family, segment) == [
+        ("TEMPLATE", "<|im_start|>system\n"),
+        ("SYSTEM", "Be kind."),
+        ("TEMPLATE", "\n\n" + TOOLS_TEXT),
+        ("SYSTEM", TOOL_JSON + "\n"),  # one token holds the last braces and the line end
+        ("TEMPLATE", TOOLS_END),
+        ("USER", "hi"),
+        ("TEMPLATE", "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"),
+        ("SAMPLED", f"Wait.\n{CALL}<|im_end|>"),
+        ("TEMPLATE", "\n<|im_start|>user\n<tool_response>\n"),
+        ("TOOL", "one"),
+        ("TEMPLATE", "\n</tool_response>\n<tool_response>\n"),
+        ("TOOL", "two\n\n"),
+        ("TEMPLATE", "</tool_response><|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"),
+        ("SAMPLED", "Done.<|im_end|>"),
+        ("TEMPLATE", "\n<|im_start|>user\n"),
+        ("USER", "bye"),
+        ("TEMPLATE", "<|im_end|>\n"),
+    ]
+    assert talk.turns == 2
+    assert talk.length == len(segment)
+    assert [message["role"] for message in talk.messages] == [
+        "system",
+        "user",
+        "assistant",
+        "tool",
+        "tool",
+        "assistant",
+        "user",
+    ]
+    assert [message.get("tool_call_id") for message in talk.messages if message["role"] == "tool"] == ["call_0_0", None]
+
+
+def test_qwen25_with_its_default_system_prompt() -> None:
+    family = chat_family("qwen2.5", False)
+    talk = Conversation.begin(family, system=None, tools=[], user="hi")
+    talk.prompt_ids()
+    talk.add_sampled(generation(sampled(family, "", call=True)))
+    talk.add_tool_results(["<tool_response>", ""])
+    talk.prompt_ids()
+    assert runs(family, talk.segments()[0]) == [
+        (
+            "TEMPLATE",
+            "<|im_start|>system\nYou are Qwen, created by Alibaba Cloud. You are a helpful assistant.<|im_end|>\n"
+            "<|im_start|>user\n",
+        ),
+        ("USER", "hi"),
+        ("TEMPLATE", "<|im_end|>\n<|im_start|>assistant\n"),
+        ("SAMPLED", f"{CALL}<|im_end|>"),
+        ("TEMPLATE", "\n<|im_start|>user\n<tool_response>\n"),
+        ("TOOL", "<tool_response>\n"),
+        ("TEMPLATE", "</tool_response>\n<tool_response>\n\n</tool_response><|im_end|>\n<|im_start|>assistant\n"),
+    ]
+
+
+def test_turn_logprobs_and_versions_stand_at_the_sampled_tokens() -> None:
+    family = chat_family("qwen3", False)
+    talk = Conversation.begin(family, system=None, tools=[], user="hi")
+    first, second = generation(sampled(family, "one"), version=4), generation(sampled(family, "two"), version=5)
+    prompt = talk.prompt_ids()
+    talk.add_sampled(first)
+    talk.add_user("more")
+    longer = talk.prompt_ids()
+    talk.add_sampled(second)
+    (segment,) = talk.segments()
+    mask = segment.loss_mask
+    assert segment.ids[mask].tolist() == [*first.ids, *second.ids]
+    assert segment.logprobs[mask].tolist() == [*first.logprobs, *second.logprobs]
+    assert segment.version[mask].tolist() == [*first.versions, *second.versions]
+    assert not segment.logprobs[~mask].any()
+    assert set(segment.version[~mask]) == {-1}
+    assert segment.turn.tolist() == [0] * (len(prompt) + len(first.ids)) + [1] * (
+        len(segment) - len(prompt) - len(first.ids)
+    )
+    assert longer[: len(prompt) + len(first.ids)].tolist() == [*prompt, *first.ids]
+    assert segment.ids.dtype == segment.version.dtype == segment.turn.dtype == np.int32
+    assert (segment.provenance.dtype, segment.logprobs.dtype) == (np.uint8, np.float32)
+
+
+def test_experts_of_each_turn_continue_those_before() -> None:
+    family = chat_family("qwen3", False)
+    talk = Conversation.begin(family, system=None, tools=[], user="hi")
+    random = np.random.default_rng(0)
+    rows = []
+    for text, kind in (("one", np.uint8), ("two", np.uint16)):
+        ids = sampled(family, text)
+        missing = len(talk.prompt_ids()) + len(ids) - 1 - talk.routed
+        rows.append(random.integers(0, 200, (missing, 4)).astype(kind))
+        talk.add_sampled(replace(generation(ids), experts=rows[-1]))
+        assert talk.routed == talk.length - 1
+        talk.add_user("more")
+    (segment,) = talk.segments()
+    assert segment.experts is not None
+    assert segment.experts.shape == (len(segment), 4)
+    assert segment.experts.dtype == np.uint16
+    known = np.concatenate(rows)
+    assert np.array_equal(segment.experts[: len(known)], known)
+    assert not segment.experts[len(known) :].any()
+
+
+def test_experts_of_other_tokens_than_asked_for_are_the_engines_fault() -> None:
+    family = chat_family("qwen3", False)
+    talk = Conversation.begin(family, system=None, tools=[], user="hi")
+    ids = sampled(family, "one")
+    n = len(talk.prompt_ids()) + len(ids)
+    with pytest.raises(EngineError, match=f"experts of {n} tokens, {n - 1} have none yet"):
+        talk.add_sampled(replace(generation(ids), experts=np.zeros((n, 4), np.uint8)))
+
+
+def test_turn_cut_by_length_gets_its_end_from_the_template() -> None:
+    family = chat_family("qwen3", False)
+    talk = Conversation.begin(family, system=None, tools=[], user="hi")
+    talk.prompt_ids()
+    turn = talk.add_sampled(generation(sampled(family, "half a")[:-1], "length"))
+    assert turn.truncated
+    assert Transcript(talk.messages).told_user() == []
+    assert runs(family, talk.segments()[0])[-1] == ("SAMPLED", "half a")
+    talk.add_user("go on")
+    assert runs(family, talk.segments()[0])[-3:-1] == [
+        ("TEMPLATE", "<|im_end|>\n<|im_start|>user\n"),
+        ("USER", "go on"),
+    ]
+
+
+def test_turn_ended_by_end_of_text_is_closed_by_the_template() -> None:
+    family = chat_family("qwen3", False)
+    talk = Conversation.begin(family, system=None, tools=[], user="hi")
+    talk.prompt_ids()
+    turn = talk.add_sampled(generation([*sampled(family, "so")[:-1], family.stop_token_ids[1]]))
+    assert (turn.content, turn.truncated) == ("so", False)
+    talk.add_user("go on")
+    assert runs(family, talk.segments()[0])[-4:-2] == [
+        ("SAMPLED", "so<|endoftext|>"),
+        ("TEMPLATE", "<|im_end|>\n<|im_start|>user\n"),
+    ]
+
+
+def test_thinking_starts_a_new_segment_where_a_query_drops_the_reasoning() -> None:
+    family = chat_family("qwen3", True)
+    talk = Conversation.begin(family, system=None, tools=[], user="hi")
+    talk.prompt_ids()
+    talk.add_sampled(generation(sampled(family, "", thinking="hm", call=True)))
+    talk.add_tool_results(["one"])
+    talk.prompt_ids()
+    talk.add_sampled(generation(sampled(family, "It is one.", thinking="so")))
+    talk.add_user("and?")
+    talk.prompt_ids()
+    talk.add_sampled(generation(sampled(family, "No more.", thinking="well")))
+    talk.add_user("unanswered")
+    first, second = talk.segments()
+    assert runs(family, first) == [
+        ("TEMPLATE", "<|im_start|>user\n"),
+        ("USER", "hi"),
+        ("TEMPLATE", "<|im_end|>\n<|im_start|>assistant\n"),
+        ("SAMPLED", f"<think>\nhm\n</think>\n\n{CALL}<|im_end|>"),
+        ("TEMPLATE", "\n<|im_start|>user\n<tool_response>\n"),
+        ("TOOL", "one"),
+        ("TEMPLATE", "\n</tool_response><|im_end|>\n<|im_start|>assistant\n"),
+        ("SAMPLED", "<think>\nso\n</think>\n\nIt is one.<|im_end|>"),
+    ]
+    assert runs(family, second) == [
+        ("TEMPLATE", "<|im_start|>user\n"),
+        ("USER", "hi"),
+        ("TEMPLATE", f"<|im_end|>\n<|im_start|>assistant\n{CALL}<|im_end|>\n<|im_start|>user\n<tool_response>\n"),
+        ("TOOL", "one"),
+        ("TEMPLATE", "\n</tool_response><|im_end|>\n<|im_start|>assistant\nIt is one.<|im_end|>\n<|im_start|>user\n"),
+        ("USER", "and?"),
+        ("TEMPLATE", "<|im_end|>\n<|im_start|>assistant\n"),
+        ("SAMPLED", "<think>\nwell\n</think>\n\nNo more.<|im_end|>"),
+    ]
+    assert talk.messages[1]["reasoning_content"] == "hm"
+
+
+def test_thinking_model_that_did_not_think_goes_on_in_its_segment() -> None:
+    family = chat_family("qwen3", True)
+    talk = Conversation.begin(family, system=None, tools=[], user="hi")
+    prompt = talk.prompt_ids()
+    spoken = [*family.encode_text("yes"), family.stop_token_ids[0]]
+    talk.add_sampled(generation(spoken))
+    talk.add_user("and?")
+    assert talk.prompt_ids()[: len(prompt) + len(spoken)].tolist() == [*prompt, *spoken]
+
+
+def test_demonstration_is_what_the_policy_would_have_sampled() -> None:
+    family = chat_family("qwen3", False)
+    messages = [
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": None, "tool_calls": [{"name": "look_up", "arguments": '{"key":"v"}'}]},
+        {"role": "tool", "content": "one"},
+        {"role": "assistant", "content": "It is one."},
+        {"role": "user", "content": "thanks"},
+    ]
+    (every,) = Conversation.from_messages(family, messages, [], train_on="all").segments()
+    (last,) = Conversation.from_messages(family, messages, [], train_on="last").segments()
+    assert [text for who, text in runs(family, every) if who == "SAMPLED"] == [
+        f"{CALL}<|im_end|>",
+        "It is one.<|im_end|>",
+    ]
+    assert [text for who, text in runs(family, last) if who == "SAMPLED"] == ["It is one.<|im_end|>"]
+    assert every.ids.tolist() == last.ids.tolist()
+    assert set(every.version) == {-1}
+    talk = Conversation.begin(family, system=None, tools=[], user="hi")
+    talk.prompt_ids()
+    talk.add_sampled(generation(sampled(family, "", call=True)))
+    talk.add_tool_results(["one"])
+    talk.prompt_ids()
+    talk.add_sampled(generation(sampled(family, "It is one.")))
+    talk.add_user("thanks")
+    assert talk.segments()[0].ids.tolist() == every.ids.tolist()
+
+
+def test_thinking_demonstration_has_the_segments_of_an_episode() -> None:
+    family = chat_family("qwen3", True)
+    messages = [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "b", "reasoning_content": "x"},
+        {"role": "user", "content": "c"},
+        {"role": "assistant", "content": "d", "reasoning_content": "y"},
+    ]
+    every = Conversation.from_messages(family, messages, [], train_on="all").segments()
+    last = Conversation.from_messages(family, messages, [], train_on="last").segments()
+    trained = [[text for who, text in runs(family, segment) if who == "SAMPLED"] for segment in every]
+    assert trained == [["<think>\nx\n</think>\n\nb<|im_end|>"], ["<think>\ny\n</think>\n\nd<|im_end|>"]]
+    assert [segment.ids.tolist() for segment in last] == [every[1].ids.tolist()]
+
+
+ASK, TELL = {"role": "user", "content": "x"}, {"role": "assistant", "content": "x"}
+
+
+def calling(arguments: str) -> dict:
+    return {**TELL, "tool_calls": [{"name": "f", "arguments": arguments}]}
+
+
+@pytest.mark.parametrize(
+    ("messages", "says"),
+    [
+        ([], "the roles are none"),
+        ([TELL], "the roles are assistant"),
+        ([ASK], "at least one assistant"),
+        ([{"role": "robot", "content": "x"}], r"messages\[0\]: role 'robot'"),
+        ([{"role": "user", "content": ["x"]}], r"messages\[0\]: content must be a string, not list"),
+        ([ASK, calling("{")], r"messages\[1\].tool_calls\[0\]: arguments are not valid JSON"),
+        ([ASK, calling("[]")], r"messages\[1\].tool_calls\[0\]: a call needs"),
+        ([ASK, {"role": "tool", "content": "x"}, TELL], r"messages\[1\]: tool results follow"),
+        ([ASK, TELL, TELL], r"messages\[2\]: the assistant's turn is over"),
+        ([ASK, {**TELL, "reasoning_content": "y"}], r"messages\[1\]: .*model.thinking"),
+        ([ASK, {"role": "assistant", "content": CALL}], r"messages\[1\]: .*1 tool calls instead of 0"),
+        ([ASK, {"role": "assistant", "content": "<tool_call>{"}], r"messages\[1\]: .*was not closed"),
+        ([ASK, {"role": "assistant", "content": "<think>\nx\n</think>y"}], r"messages\[1\]: .*reasoning_content"),
+        ([ASK, {"role": "assistant", "content": "x</think>y"}], r"messages\[1\]: .*may stand only"),
+        ([ASK, TELL, {"role": "user", "content": "\ud800"}], r"messages\[2\]: .*surrogate"),
+    ],
+)
+def test_bad_demonstration_names_the_message(messages: list, says: str) -> None:
+    with pytest.raises(ConversationError, match=says):
+        Conversation.from_messages(chat_family("qwen3", False), messages, [], train_on="all")
+
+
+def test_unpaired_surrogate_from_a_tool_is_one_clear_error() -> None:
+    family = chat_family("qwen3", False)
+    talk = Conversation.begin(family, system=None, tools=[], user="hi")
+    talk.prompt_ids()
+    talk.add_sampled(generation(sampled(family, "", call=True)))
+    with pytest.raises(ConversationError, match="unpaired surrogate at character"):
+        talk.add_tool_results(["caf\udce9"])
+    talk.add_tool_results(["café"])
+    assert talk.messages[-1] == {"role": "tool", "content": "café", "tool_call_id": "call_0_0"}
+
+
+@pytest.mark.parametrize(
+    ("bad", "says"),
+    [
+        (generation([5], "abort"), "aborted"),
+        (generation([5], "stop"), "without a stop token"),
+        (generation([], "stop"), "without a stop token"),
+    ],
+)
+def test_unusable_generation_is_the_engines_fault(bad: object, says: str) -> None:
+    talk = Conversation.begin(chat_family("qwen3", False), system=None, tools=[], user="hi")
+    talk.prompt_ids()
+    with pytest.raises(EngineError, match=says):
+        talk.add_sampled(bad)
+
+
+def test_only_whole_plain_turns_count_as_told_to_the_user() -> None:
+    family = chat_family("qwen3", False)
+    talk = Conversation.begin(family, system=None, tools=[], user="hi")
+    for text in ("The code is 7. <tool_call>{", "Fine."):
+        talk.prompt_ids()
+        talk.add_sampled(generation([*family.encode_text(text), family.stop_token_ids[0]]))
+        talk.add_tool_results(["error"])
+    assert Transcript(talk.messages).told_user() == ["Fine."]
+
+
+def test_nothing_sampled_before_the_budget_ran_out() -> None:
+    talk = Conversation.begin(chat_family("qwen3", False), system=None, tools=[], user="hi")
+    prompt = talk.prompt_ids()
+    assert talk.add_sampled(generation([], "length")).truncated
+    (segment,) = talk.segments()
+    assert segment.ids.tolist() == prompt.tolist()
+    assert not segment.loss_mask.any()
+
+
+def test_calls_out_of_order_are_refused() -> None:
+    family = chat_family("qwen3", False)
+    talk = Conversation.begin(family, system=None, tools=[], user="hi")
+    with pytest.raises(RuntimeError, match="call prompt_ids before"):
+        talk.add_sampled(generation(sampled(family, "x")))
+    with pytest.raises(RuntimeError, match="follow an assistant turn"):
+        talk.add_tool_results(["x"])
+    assert talk.prompt_ids().tolist() == talk.prompt_ids().tolist()
+    with pytest.raises(RuntimeError, match="turn is open"):
+        talk.add_user("x")
+    talk.add_sampled(generation(sampled(family, "x")))
+    with pytest.raises(RuntimeError, match="turn is over"):
+        talk.prompt_ids()
+
+
+def test_ids_beyond_the_vocabulary_are_kept_though_they_have_no_text() -> None:
+    family = chat_family("qwen3", False)
+    talk = Conversation.begin(family, system=None, tools=[], user="hi")
+    talk.prompt_ids()
+    ids = [*family.encode_text("a"), family.vocabulary_size + 7, family.stop_token_ids[0]]
+    assert talk.add_sampled(generation(ids)).content == "a"
+    (segment,) = talk.segments()
+    assert segment.ids[segment.provenance == Provenance.SAMPLED].tolist() == ids

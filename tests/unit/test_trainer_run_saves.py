@@ -1,0 +1,72 @@
+"""A run's checkpoints while they are written in the background: none is removed before its successor is whole.
+
+The policy is a stand-in whose saves become whole when they are finished; real saves in the background are in
+``test_megatron_checkpoint.py``.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mua.config.schema import ExperimentConfig
+from mua.trainer.run import Run
+
+
+class StandIn:
+    """Saves as the policy does with ``trainer.async_save``: the next call finishes the one before."""
+
+    def __init__(self) -> None:
+        self.writing: Path | None = None
+
+    def save(self, folder: Path, extra_state: dict[str, Any]) -> None:
+        self.finish_save()
+        self.writing = folder
+        folder.with_name(f".{folder.name}.partial").mkdir(parents=True)
+
+    def finish_save(self) -> None:
+        if self.writing is not None:
+            folder = self.writing.with_name(f".{self.writing.name}.partial").rename(self.writing)
+            (folder / "manifest.json").write_text("{}")
+            self.writing = None
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> ExperimentConfig:
+    return ExperimentConfig(
+        name="run",
+        output=tmp_path,
+        model={"path": "model"},
+        environment={"name": "help_desk"},
+        trainer={"steps": 4, "keep": 1, "async_save": True},
+        observe={"tensorboard": False, "progress": False},
+    )
+
+
+def test_an_older_checkpoint_stays_until_the_newer_one_is_whole(config: ExperimentConfig) -> None:
+    def present() -> list[str]:
+        return sorted(path.name for path in (config.output / "checkpoints").iterdir())
+
+    with Run(config, StandIn()) as run:  # type: ignore[arg-type]
+        run.save(0)
+        assert present() == [".step_00000001.partial"]
+        run.save(1)
+        assert present() == [".step_00000002.partial", "step_00000001"]
+        run.save(2)
+        assert present() == [".step_00000003.partial", "step_00000002"]
+    assert present() == ["step_00000003"]
+
+
+def test_an_error_leaves_the_unfinished_one_to_the_end_of_the_policy(config: ExperimentConfig) -> None:
+    policy = StandIn()
+    with pytest.raises(ZeroDivisionError):
+        fail_after_a_save(config, policy)
+    assert policy.writing is not None
+
+
+def fail_after_a_save(config: ExperimentConfig, policy: StandIn) -> None:
+    with Run(config, policy) as run:  # type: ignore[arg-type]
+        run.save(0)
+        raise ZeroDivisionError

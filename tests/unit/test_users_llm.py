@@ -1,0 +1,391 @@
+"""The LLM user over real HTTP: the official client against a local server that answers well, badly or not at all.
+
+Covers retries, deadlines, messages, role inversion, stop detection and secrecy of the key. Does not cover what a
+real model would say; the prompt's effect on one is measured, not unit-tested.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import logging
+import time
+import traceback
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+
+import pytest
+from aiohttp import web
+from pydantic import SecretStr
+
+from mua.config.schema import LlmUserConfig
+from mua.errors import UserFault
+from mua.users import endpoint as endpoint_module
+from mua.users.endpoint import ChatEndpoint, retry_after_seconds
+from mua.users.llm import LlmUser
+from mua.users.prompts import GREETING, SILENCE, user_system_prompt
+from mua.users.protocol import STOP_SIGNAL, User
+
+KEY = "sk-very-secret-0123456789"
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def completion(text: object) -> web.Response:
+    message = {"role": "assistant", "content": text}
+    choice = {"index": 0, "finish_reason": "stop", "message": message}
+    return web.json_response({"id": "1", "object": "chat.completion", "created": 1, "model": "m", "choices": [choice]})
+
+
+class Server:
+    """Answers request ``i`` with step ``i`` of a script; the last step repeats. Remembers what it received."""
+
+    def __init__(self) -> None:
+        self.script: list[Handler] = []
+        self.received: list[dict] = []
+        self.headers: list[dict[str, str]] = []
+        self.times: list[float] = []
+        self.in_flight = self.most_in_flight = 0
+        self.url = ""
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        self.times.append(time.monotonic())
+        self.headers.append(dict(request.headers))
+        self.received.append(await request.json())
+        self.in_flight += 1
+        self.most_in_flight = max(self.most_in_flight, self.in_flight)
+        try:
+            return await self.script[min(len(self.received), len(self.script)) - 1](request)
+        finally:
+            self.in_flight -= 1
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[Server]:
+    server = Server()
+    app = web.Application()
+    app.router.add_post("/v1/chat/completions", server.handle)
+    runner = web.AppRunner(app, shutdown_timeout=0.1, handler_cancellation=True)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    server.url = f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
+    yield server
+    await runner.cleanup()
+
+
+@pytest.fixture(autouse=True)
+def short_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(endpoint_module, "FIRST_BACKOFF_SECONDS", 0.01)
+
+
+@asynccontextmanager
+async def open_endpoint(url: str, **settings) -> AsyncIterator[ChatEndpoint]:
+    config = LlmUserConfig(base_url=url, model="simulator", api_key=SecretStr(KEY), **settings)
+    endpoint = ChatEndpoint(config)
+    try:
+        yield endpoint
+    finally:
+        await endpoint.close()
+
+
+async def ask(url: str, **settings) -> str:
+    async with open_endpoint(url, **settings) as endpoint:
+        return await endpoint.complete([{"role": "user", "content": "hi"}], seed=1)
+
+
+def says(text: object) -> Handler:
+    async def handler(_: web.Request) -> web.StreamResponse:
+        return completion(text)
+
+    return handler
+
+
+def fails(status: int, headers: dict[str, str] | None = None, body: str | None = None) -> Handler:
+    async def handler(_: web.Request) -> web.StreamResponse:
+        text = body if body is not None else json.dumps({"error": {"message": "not today"}})
+        return web.Response(status=status, text=text, headers=headers, content_type="application/json")
+
+    return handler
+
+
+async def drops(request: web.Request) -> web.StreamResponse:
+    request.transport.abort()
+    await asyncio.sleep(0)
+    return web.Response()
+
+
+async def never(_: web.Request) -> web.StreamResponse:
+    await asyncio.sleep(3600)
+    raise AssertionError("unreachable")
+
+
+async def dribbles(request: web.Request) -> web.StreamResponse:
+    """A byte now and then: no gap between bytes is long, but the answer never ends."""
+    response = web.StreamResponse(headers={"Content-Type": "application/json"})
+    await response.prepare(request)
+    while True:
+        await response.write(b" ")
+        await asyncio.sleep(0.01)
+
+
+def raw(body: str, content_type: str = "application/json") -> Handler:
+    async def handler(_: web.Request) -> web.StreamResponse:
+        return web.Response(text=body, content_type=content_type)
+
+    return handler
+
+
+RETRIED = {
+    "429": fails(429),
+    "408": fails(408),
+    "500": fails(500),
+    "502": fails(502, body="<html>bad gateway</html>"),
+    "503": fails(503),
+    "dropped connection": drops,
+    "empty reply": says(""),
+    "blank reply": says("  \n"),
+    "only reasoning": says("<think>I want a refund"),
+    "null content": says(None),
+    "no choices": raw("{}"),
+    "empty choices": raw('{"choices": []}'),
+    "error object with 200": raw('{"error": {"message": "overloaded"}}'),
+    "not JSON": raw("certainly! {"),
+    "JSON of another shape": raw("[1, 2]"),
+    "HTML": raw("<html>login</html>", "text/html"),
+    "empty body": raw(""),
+}
+
+
+@pytest.mark.parametrize("name", RETRIED)
+async def test_passing_trouble_is_retried(server: Server, name: str):
+    server.script = [RETRIED[name], RETRIED[name], says("Hello there")]
+    assert await ask(server.url) == "Hello there"
+    assert len(server.received) == 3
+
+
+@pytest.mark.parametrize("name", RETRIED)
+async def test_lasting_trouble_ends_in_one_fault_after_the_retries(server: Server, name: str):
+    server.script = [RETRIED[name]]
+    with pytest.raises(UserFault, match=r"after 3 requests; \w") as caught:
+        await ask(server.url, max_retries=2)
+    assert len(server.received) == 3
+    assert server.url in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("status", "mend"),
+    [(400, "user.llm.model"), (401, "user.llm.api_key"), (403, "user.llm.api_key"), (404, "user.llm.base_url")],
+)
+async def test_a_refusal_is_not_retried_and_says_the_mend(server: Server, status: int, mend: str):
+    server.script = [fails(status)]
+    with pytest.raises(UserFault) as caught:
+        await ask(server.url)
+    assert len(server.received) == 1
+    for part in (server.url, str(status), "not today", mend):
+        assert part in str(caught.value)
+
+
+async def test_no_retries_asks_once(server: Server):
+    server.script = [fails(500)]
+    with pytest.raises(UserFault, match="after 1 requests"):
+        await ask(server.url, max_retries=0)
+    assert len(server.received) == 1
+
+
+async def test_retry_after_is_waited_for(server: Server):
+    server.script = [fails(429, {"Retry-After": "1"}), says("ok")]
+    assert await ask(server.url) == "ok"
+    assert server.times[1] - server.times[0] >= 1.0
+
+
+async def test_retry_after_beyond_the_deadline_fails_without_waiting(server: Server):
+    server.script = [fails(429, {"Retry-After": "86400"})]
+    with pytest.raises(UserFault, match="HTTP 429"):
+        await asyncio.wait_for(ask(server.url), timeout=60)
+    assert len(server.received) == 1
+
+
+@pytest.mark.parametrize(
+    ("value", "seconds"),
+    [(None, 0.0), ("7", 7.0), (" 1.5 ", 1.5), ("soon", 0.0), ("", 0.0), ("-3", 0.0)],
+)
+def test_retry_after_forms(value: str | None, seconds: float):
+    assert retry_after_seconds(value, datetime.now(UTC)) == seconds
+
+
+@pytest.mark.parametrize(("ahead", "seconds"), [(90, 90.0), (-90, 0.0)])
+def test_retry_after_as_a_date(ahead: int, seconds: float):
+    now = datetime(2026, 1, 1, 12, tzinfo=UTC)
+    header = format_datetime(now + timedelta(seconds=ahead), usegmt=True)
+    assert retry_after_seconds(header, now) == seconds
+
+
+@pytest.mark.parametrize("silent", [never, dribbles])
+async def test_a_request_without_an_end_is_cut_and_retried(server: Server, silent: Handler):
+    server.script = [silent, says("at last")]
+    assert await ask(server.url, request_seconds=0.2) == "at last"
+    assert len(server.received) == 2
+
+
+async def test_the_deadline_in_all_ends_even_an_endless_request(server: Server):
+    server.script = [never]
+    with pytest.raises(UserFault, match=r"nothing usable within 0\.3 s"):
+        await ask(server.url, request_seconds=60.0, total_seconds=0.3)
+
+
+async def test_nobody_listens(unused_tcp_port: int):
+    with pytest.raises(UserFault, match=r"connection failed.*user\.llm\.base_url") as caught:
+        await ask(f"http://127.0.0.1:{unused_tcp_port}/v1", max_retries=1)
+    assert "after 2 requests" in str(caught.value)
+
+
+async def test_the_loop_is_never_blocked(server: Server, monkeypatch: pytest.MonkeyPatch):
+    """A heartbeat keeps ticking between any two requests: while one is silent, and during every backoff."""
+    monkeypatch.setattr(endpoint_module, "FIRST_BACKOFF_SECONDS", 0.2)
+    beats, beats_at_request = 0, []
+
+    async def heartbeat() -> None:
+        nonlocal beats
+        while True:
+            beats += 1
+            await asyncio.sleep(0.005)
+
+    def noting(step: Handler) -> Handler:
+        async def handler(request: web.Request) -> web.StreamResponse:
+            beats_at_request.append(beats)
+            return await step(request)
+
+        return handler
+
+    server.script = [noting(step) for step in (never, fails(503), drops, says("ok"))]
+    pulse = asyncio.create_task(heartbeat())
+    assert await ask(server.url, request_seconds=0.5) == "ok"
+    pulse.cancel()
+    gaps = [after - before for before, after in itertools.pairwise(beats_at_request)]
+    assert len(gaps) == 3
+    assert min(gaps) >= 5
+
+
+async def test_requests_in_flight_are_bounded(server: Server):
+    async def slow(_: web.Request) -> web.StreamResponse:
+        await asyncio.sleep(0.05)
+        return completion("ok")
+
+    server.script = [slow]
+    async with open_endpoint(server.url, concurrency=3) as endpoint:
+        asked = [endpoint.complete([{"role": "user", "content": "hi"}], seed=i) for i in range(12)]
+        assert await asyncio.gather(*asked) == ["ok"] * 12
+    assert server.most_in_flight == 3
+
+
+async def test_a_backing_off_request_holds_no_slot(server: Server):
+    server.script = [fails(429, {"Retry-After": "30"}), says("ok")]
+    async with open_endpoint(server.url, concurrency=1) as endpoint:
+        waiting = asyncio.create_task(endpoint.complete([{"role": "user", "content": "a"}], seed=1))
+        while not server.received:
+            await asyncio.sleep(0.01)
+        assert await endpoint.complete([{"role": "user", "content": "b"}], seed=2) == "ok"
+        assert not waiting.done()
+        waiting.cancel()
+
+
+async def test_cancelling_frees_the_slot(server: Server):
+    server.script = [never, says("ok")]
+    async with open_endpoint(server.url, concurrency=1) as endpoint:
+        stuck = asyncio.create_task(endpoint.complete([{"role": "user", "content": "a"}], seed=1))
+        while not server.received:
+            await asyncio.sleep(0.01)
+        stuck.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await stuck
+        assert await endpoint.complete([{"role": "user", "content": "b"}], seed=2) == "ok"
+
+
+async def test_the_key_is_sent_and_shown_nowhere(server: Server, caplog: pytest.LogCaptureFixture):
+    caplog.set_level(logging.DEBUG)
+    body = json.dumps({"error": {"message": f"Incorrect API key provided: {KEY}"}})
+    server.script = [fails(503, body=body), fails(401, body=body)]
+    async with open_endpoint(server.url) as endpoint:
+        user = LlmUser(endpoint, "persona", seed=1)
+        with pytest.raises(UserFault, match="401") as caught:
+            await user.open()
+        shown = [repr(endpoint), repr(user), caplog.text, *traceback.format_exception(caught.value)]
+    assert server.headers[0]["Authorization"] == f"Bearer {KEY}"
+    assert not [text for text in shown if KEY in text]
+    assert caught.value.__context__ is None
+    assert caught.value.__cause__ is None
+
+
+async def test_a_password_in_the_url_is_not_shown(unused_tcp_port: int):
+    with pytest.raises(UserFault) as caught:
+        await ask(f"http://someone:hunter2@127.0.0.1:{unused_tcp_port}/v1", max_retries=0)
+    assert "hunter2" not in str(caught.value)
+
+
+async def test_roles_are_inverted_in_what_the_server_receives(server: Server):
+    server.script = [says("My order is late."), says("It is 4711."), says(f"Thanks! {STOP_SIGNAL}")]
+    async with open_endpoint(server.url, temperature=0.5, max_tokens=99) as endpoint:
+        user = LlmUser(endpoint, "You are Ada; order 4711 is late.", seed=5)
+        assert isinstance(user, User)
+        opening = await user.open()
+        second = await user.reply("Which order?")
+        third = await user.reply("It arrives tomorrow.")
+        await user.close()
+    assert (opening.text, opening.stop) == ("My order is late.", False)
+    assert (second.text, second.stop) == ("It is 4711.", False)
+    assert third.stop
+    last = server.received[-1]
+    assert last["messages"] == [
+        {"role": "system", "content": user_system_prompt("You are Ada; order 4711 is late.")},
+        {"role": "user", "content": GREETING},
+        {"role": "assistant", "content": "My order is late."},
+        {"role": "user", "content": "Which order?"},
+        {"role": "assistant", "content": "It is 4711."},
+        {"role": "user", "content": "It arrives tomorrow."},
+    ]
+    assert (last["model"], last["temperature"], last["max_tokens"]) == ("simulator", 0.5, 99)
+
+
+async def test_seeds_differ_between_users_turns_and_retries(server: Server):
+    server.script = [says("")] * 2 + [says("hello")]
+    async with open_endpoint(server.url) as endpoint:
+        for seed in (1, 2**40):
+            user = LlmUser(endpoint, "p", seed)
+            await user.open()
+            await user.reply("yes?")
+    seeds = [request["seed"] for request in server.received]
+    assert len(set(seeds)) == len(seeds) == 6
+    assert all(0 <= seed < 2**31 for seed in seeds)
+
+
+async def test_reasoning_never_reaches_the_agent(server: Server):
+    server.script = [says(f"<think>when done I say {STOP_SIGNAL}</think>\nI want to return a lamp.")]
+    async with open_endpoint(server.url) as endpoint:
+        reply = await LlmUser(endpoint, "p", 1).open()
+    assert (reply.text, reply.stop) == ("I want to return a lamp.", False)
+
+
+async def test_an_empty_agent_text_is_sent_as_silence(server: Server):
+    server.script = [says("hello")]
+    async with open_endpoint(server.url) as endpoint:
+        user = LlmUser(endpoint, "p", 1)
+        await user.open()
+        await user.reply("  ")
+    assert server.received[-1]["messages"][-1] == {"role": "user", "content": SILENCE}
+
+
+async def test_a_user_that_stops_before_it_began_is_a_fault(server: Server):
+    server.script = [says(STOP_SIGNAL)]
+    async with open_endpoint(server.url) as endpoint:
+        with pytest.raises(UserFault, match="before it began"):
+            await LlmUser(endpoint, "p", 1).open()
+
+
+def test_the_prompt_holds_persona_and_stop_signal():
+    prompt = user_system_prompt("  You are Grace.\n")
+    assert STOP_SIGNAL in prompt
+    assert prompt.endswith("You are Grace.\n")

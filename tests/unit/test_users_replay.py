@@ -1,0 +1,134 @@
+"""Replayed users and the user factory. Does not cover what the trace writer puts into a trace beyond the two keys."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from pydantic import SecretStr
+
+from mua.config.schema import LlmUserConfig, UserConfig
+from mua.environment.protocol import Task
+from mua.errors import ConfigError, UserFault
+from mua.types import Outcome, Trajectory
+from mua.users.factory import UserFactory
+from mua.users.llm import LlmUser
+from mua.users.protocol import STOP_SIGNAL, User
+from mua.users.replay import ReplayedUser, load_recordings
+
+MESSAGES = [
+    {"role": "system", "content": "policy"},
+    {"role": "user", "content": "hi"},
+    {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "find", "arguments": "{}"}}]},
+    {"role": "tool", "content": "found"},
+    {"role": "assistant", "content": "done"},
+    {"role": "user", "content": f"thanks {STOP_SIGNAL}"},
+]
+
+
+class Scripted:
+    """Only what the factory asks of a domain."""
+
+    name = "toy"
+
+    def persona(self, task: Task) -> str:
+        return f"persona of {task.id}"
+
+    def scripted_user(self, task: Task, seed: int) -> User:
+        return ReplayedUser(task.id, [f"{task.id} {seed}"])
+
+
+def task(identity: str) -> Task:
+    return Task(identity, "toy", "train", {})
+
+
+async def test_user_turns_come_back_in_order_with_the_stop():
+    trajectory = Trajectory("t", 0, 0, [], [1.0], 1.0, True, Outcome.USER_STOP, messages=MESSAGES)
+    user = ReplayedUser.from_trajectory(trajectory)
+    assert isinstance(user, User)
+    first, second = await user.open(), await user.reply("anything")
+    assert (first.text, first.stop) == ("hi", False)
+    assert second.stop
+
+
+async def test_going_beyond_the_recording_is_a_fault():
+    user = ReplayedUser("t7", ["hi"])
+    await user.open()
+    for _ in range(2):
+        with pytest.raises(UserFault, match=r"'t7'.*1 user turns"):
+            await user.reply("more?")
+
+
+def write(path: Path, *lines: object) -> Path:
+    path.write_text("".join(f"{line if isinstance(line, str) else json.dumps(line)}\n" for line in lines))
+    return path
+
+
+async def test_the_factory_replays_the_recordings_of_a_task_by_seed(tmp_path: Path):
+    def line(identity: str, text: str) -> dict:
+        return {"task_id": identity, "messages": [{"role": "user", "content": text}], "reward": 1}
+
+    path = write(tmp_path / "trace.jsonl", line("a", "one"), "", line("b", "two"), line("a", "three"))
+    factory = UserFactory(UserConfig(kind="replay", replay=path), Scripted())
+    said = [(await factory.make(task("a"), seed).open()).text for seed in (0, 1, 2)]
+    assert said == ["one", "three", "one"]
+    with pytest.raises(ConfigError, match=r"trace\.jsonl has no recording of task 'z'"):
+        factory.make(task("z"), 0)
+    await factory.close()
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("{broken", r":2: not a JSON line"),
+        ({"task_id": "a"}, r":2: no key 'messages'"),
+        ({"messages": []}, r":2: no key 'task_id'"),
+        ([1], r":2: not a trace line"),
+        ({"task_id": "a", "messages": ["hi"]}, r":2: not a trace line"),
+    ],
+)
+def test_a_broken_trace_line_is_named(tmp_path: Path, line: object, words: str):
+    path = write(tmp_path / "trace.jsonl", {"task_id": "a", "messages": []}, line)
+    with pytest.raises(ConfigError, match=words):
+        load_recordings(path)
+
+
+def test_an_unfinished_last_line_is_skipped_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    path = write(tmp_path / "trace.jsonl", {"task_id": "a", "messages": MESSAGES})
+    path.write_text(path.read_text() + '{"task_id": "b", "mess')
+    assert list(load_recordings(path)) == ["a"]
+    assert "trace.jsonl:2" in caplog.text
+
+
+def test_a_folder_of_traces_is_read_in_order(tmp_path: Path):
+    for step, text in ((2, "second"), (1, "first")):
+        line = {"task_id": "a", "messages": [{"role": "user", "content": text}]}
+        write(tmp_path / f"step_00000{step}.jsonl", line)
+    assert load_recordings(tmp_path) == {"a": [["first"], ["second"]]}
+
+
+def test_a_trace_without_recordings_is_named(tmp_path: Path):
+    with pytest.raises(ConfigError, match="holds no recording"):
+        load_recordings(tmp_path)
+
+
+def test_a_missing_trace_is_named(tmp_path: Path):
+    with pytest.raises(ConfigError, match=r"user\.replay: cannot read .*nowhere\.jsonl"):
+        UserFactory(UserConfig(kind="replay", replay=tmp_path / "nowhere.jsonl"), Scripted())
+
+
+async def test_the_factory_makes_scripted_users_by_default():
+    factory = UserFactory(UserConfig(), Scripted())
+    assert (await factory.make(task("a"), 9).open()).text == "a 9"
+    await factory.close()
+
+
+async def test_the_factory_makes_llm_users_that_share_one_endpoint():
+    llm = LlmUserConfig(base_url="http://127.0.0.1:9/v1", model="m", api_key=SecretStr("sk-secret"))
+    factory = UserFactory(UserConfig(kind="llm", llm=llm), Scripted())
+    one, other = factory.make(task("a"), 1), factory.make(task("b"), 2)
+    assert isinstance(one, LlmUser)
+    assert isinstance(other, LlmUser)
+    assert one._endpoint is other._endpoint
+    await factory.close()

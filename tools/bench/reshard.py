@@ -1,0 +1,170 @@
+"""Seconds of one weight sync from several layouts into one and two engines, against copying the same bytes.
+
+Four gloo ranks hold a random float32 Qwen3 in each layout in turn (what the layout leaves over is data parallel, whose
+second replica has nothing to do in a sync). Rank 0 owns real SGLang servers. The limit is what any transport through
+shared memory must do: copy every byte into a shared buffer and out of it again, bucket by bucket, with one thread, in
+the same run. Every figure is the best of the repetitions; a busy machine makes the others longer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import multiprocessing
+import os
+import sys
+import tempfile
+import time
+from contextlib import nullcontext
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+LAYOUTS: dict[str, dict[str, int]] = {
+    "TP2": {"tensor_parallel": 2, "data_parallel": 2},
+    "PP2": {"pipeline_parallel": 2, "data_parallel": 2},
+    "TP2 PP2": {"tensor_parallel": 2, "pipeline_parallel": 2},
+}
+RANKS = 4
+SECONDS = 900.0
+"""Deadline of everything that waits."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--engines", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--transport", choices=["colocated", "broadcast"], default="colocated")
+    parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--bucket-mib", type=int, default=32)
+    parser.add_argument("--hidden", type=int, default=512)
+    arguments = parser.parse_args()
+    context = multiprocessing.get_context("spawn")
+    with tempfile.TemporaryDirectory(prefix="mua-bench-") as scratch:
+        folder = Path(scratch)
+        write_model(folder / "model", arguments.hidden)
+        ranks = [context.Process(target=run_rank, args=(rank, folder, arguments)) for rank in range(RANKS)]
+        for process in ranks:
+            process.start()
+        try:
+            for process in ranks:
+                process.join(SECONDS)
+        finally:
+            for process in ranks:
+                process.kill()
+        sys.exit(max(abs(process.exitcode or 0) for process in ranks))
+
+
+def write_model(folder: Path, hidden: int) -> None:
+    """Save a random Qwen3: 8 layers, 32,000 tokens, about 58 million parameters at hidden 512."""
+    import torch
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    torch.manual_seed(1)
+    config = Qwen3Config(
+        vocab_size=32_000, hidden_size=hidden, intermediate_size=3 * hidden, num_hidden_layers=8,
+        num_attention_heads=hidden // 64, num_key_value_heads=hidden // 128, head_dim=64, max_position_embeddings=512,
+        tie_word_embeddings=False, eos_token_id=2,
+    )  # fmt: skip
+    Qwen3ForCausalLM(config).float().save_pretrained(folder)
+
+
+def run_rank(rank: int, folder: Path, arguments: argparse.Namespace) -> None:
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    timeout = timedelta(seconds=SECONDS)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=RANKS, timeout=timeout)
+    if rank == 0:
+        print(f"{os.cpu_count()} cores; {arguments.transport}, buckets of {arguments.bucket_mib} MiB\n")
+        print("| layout | engines | seconds | GB/s | limit GB/s | share | assembled | loaded | both at once | moved |")
+        print("| --- " * 10 + "|")
+    for count in arguments.engines:
+        if rank == 0:
+            asyncio.run(lead(folder, count, arguments))
+        else:
+            follow(folder, count, arguments)
+    dist.barrier()
+
+
+def follow(folder: Path, count: int, arguments: argparse.Namespace) -> None:
+    for layout in LAYOUTS.values():
+        feed, built = make_feed(folder, layout, engine_config(count, arguments))
+        for _ in range(arguments.repeat + 1):
+            feed.follow([0] * count)
+        built.close()
+
+
+async def lead(folder: Path, count: int, arguments: argparse.Namespace) -> None:
+    from mua.engine.pool import EnginePool
+
+    config = engine_config(count, arguments)
+    async with EnginePool(config, dtype="float32", context_length=512, seed=1, log_folder=folder) as pool:
+        await pool.start(folder / "model")
+        for name, layout in LAYOUTS.items():
+            feed, built = make_feed(folder, layout, config)
+            await pool.update_weights(feed, pool.version + 1)  # plans the routes
+            reports, limits = [], []
+            for _ in range(arguments.repeat):
+                reports.append(await pool.update_weights(feed, pool.version + 1))
+                limits.append(copy_seconds(reports[-1].bytes, config.bucket_bytes))
+            best, limit = min(reports, key=lambda report: report.seconds), min(limits)
+            built.close()
+            moved = f"{best.moved / 1e6:.0f} of {best.bytes / 1e6:.0f} MB"
+            print(
+                f"| {name} | {count} | {best.seconds:.3f} | {best.bytes / best.seconds / 1e9:.2f} "
+                f"| {best.bytes / limit / 1e9:.2f} | {limit / best.seconds:.0%} | {best.assemble_seconds:.3f} "
+                f"| {best.load_seconds:.3f} | {best.overlap_seconds:.3f} | {moved} |",
+                flush=True,
+            )
+
+
+def copy_seconds(nbytes: int, bucket: int) -> float:
+    """Copy ``nbytes`` into one shared buffer of ``bucket`` bytes and out of it again, with one thread."""
+    import torch
+
+    from mua.engine.weights import shared_buffer
+
+    source = torch.ones(nbytes, dtype=torch.uint8)
+    target = torch.ones(nbytes, dtype=torch.uint8)
+    shared = shared_buffer(bucket, torch.device("cpu")).fill_(1)
+    started = time.perf_counter()
+    for start in range(0, nbytes, bucket):
+        part = shared[: min(bucket, nbytes - start)]
+        part.copy_(source[start : start + bucket])
+        target[start : start + bucket].copy_(part)
+    return time.perf_counter() - started
+
+
+def engine_config(count: int, arguments: argparse.Namespace) -> Any:
+    from mua.config.schema import EngineConfig
+
+    return EngineConfig(
+        count=count, transport=arguments.transport, dtype="float32", memory_fraction=0.5, max_total_tokens=4096,
+        start_seconds=SECONDS / 2, health_seconds=120.0, bucket_bytes=arguments.bucket_mib * 1024 * 1024,
+    )  # fmt: skip
+
+
+def make_feed(folder: Path, layout: dict[str, int], engine: Any) -> tuple[Any, Any]:
+    """The feed of a fresh policy in ``layout``, and the policy's backend."""
+    import torch.distributed as dist
+
+    from megatron_bridge.plan import plan_model
+    from mua.config.schema import MegatronConfig, ModelConfig, OptimizerConfig
+    from mua.engine.feed import TrainerFeed
+    from mua.engine.nodes import Nodes
+    from mua.megatron.backend import MegatronBackend
+
+    model = ModelConfig(path=folder / "model", dtype="float32", max_length=512)
+    built = MegatronBackend(model, MegatronConfig(**layout, threads=1), OptimizerConfig(), total_steps=1, seed=1)  # type: ignore[arg-type]
+    chunks = built.chunks
+    feed = TrainerFeed(
+        lambda: nullcontext(plan_model(chunks)), engine, Nodes(0, (0,)), dist.group.WORLD, announce=lambda _: None
+    )
+    return feed, built
+
+
+if __name__ == "__main__":
+    main()

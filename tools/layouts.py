@@ -1,0 +1,135 @@
+"""Proves every layout of ``mua.megatron.layouts`` on this machine and writes ``docs/layouts.md``.
+
+    python tools/layouts.py [--measured runs/layouts.json]
+
+A layout that fails ends the run with an error and leaves the page as it is. With ``--measured`` results are kept after
+each layout, and layouts found there are not run again, so that an interrupted run continues.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import sys
+import tempfile
+from dataclasses import asdict
+from importlib.metadata import version
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+
+from mua.config.schema import MegatronConfig  # noqa: E402
+from mua.megatron import layouts  # noqa: E402
+from tests import layout_support  # noqa: E402
+
+KINDS = {"dense": ("Dense models", layouts.DENSE), "moe": ("Mixtures of experts", layouts.MOE)}
+COLUMNS = {
+    "loss": "loss",
+    "gradient": "gradients",
+    "norm": "norm",
+    "weights": "weights",
+    "distributed_loss": "loss, DO",
+    "distributed_weights": "weights, DO",
+    "alone": "one sequence",
+    "load": "experts' load",
+}
+
+PAGE = """# Parallel layouts
+
+Every layout below was run on as many gloo processes as it has ranks, and gave what a single process gives. A layout
+whose pattern (which sizes are above one, and how experts lie in them) is not among them is refused at start, with the
+nearest one that is. Sizes within a pattern are free: `TP8 PP4 DP4` is covered by `TP2 PP2 DP2`.
+
+The table is `mua/megatron/layouts.py`, read by the check at start, by `tests/parity/test_megatron_layouts.py`, which
+runs a part of it always, more with `make test-slow` and all with `make test-grid`, and by `make tables`, which measured
+and wrote this page.
+
+| short | key under `megatron` | |
+| --- | --- | --- |
+| TP | `tensor_parallel` | with sequence parallelism |
+| PP | `pipeline_parallel` | FIRST and LAST: `first_stage_layers`, `last_stage_layers` |
+| VPP | `virtual_pipeline` | interleaved schedule; rows are padded to one length |
+| CP | `context_parallel` | each sequence of a packed row in zigzag chunks; padded to a multiple of 2 x CP |
+| DP | `data_parallel` | each entry without and with `distributed_optimizer` |
+| EP | `expert_parallel` | experts over ranks of TP x CP x DP |
+| ETP | `expert_tensor_parallel` | as TP where it is not named |
+
+Uneven stages concern the pipeline alone: where `PP2 FIRST1` is proven, every proven pattern with PP may have them.
+Layers, heads or experts that do not divide over a layout are refused with the sizes that do.
+
+## How it is measured
+
+A random model (4 layers, 6 where stages need them; 4 heads, 2 key-value heads; 8 experts, 2 of them for a token) takes
+3 optimizer steps on packed rows of 11 sequences of 2 to 40 tokens with random masks, then one on a single sequence,
+which leaves most ranks without a token. Float32, AdamW at a learning rate of 1e-2, weight decay, clipping at 1. The
+columns are the largest differences to a single process over all ranks, steps and tensors:
+
+* loss: absolute, over the 3 steps (at most 1e-5);
+* gradients: relative to the largest, first step (1e-5);
+* norm: of the gradients, relative, first step of both runs (1e-5);
+* weights: absolute, after 3 steps (1e-3: Adam magnifies rounding where a gradient is near zero);
+* DO: a second run with the distributed optimizer and, for experts, with load-balancing and z-loss;
+* one sequence: loss of the last step, absolute, both runs (1e-4: 4 tokens, under weights that have drifted by then);
+* experts' load: of the load metrics and both losses, relative, first step (1e-5).
+
+A single process is itself compared with transformers. What is not measured here: a GPU, NCCL, bfloat16, more than
+8 processes.
+"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--measured", type=Path, help="results so far; read and added to")
+    arguments = parser.parse_args()
+    measured = _measured(arguments.measured)
+    (ROOT / "docs" / "layouts.md").write_text(_page(measured))
+
+
+def _measured(kept: Path | None) -> dict[str, dict[str, float]]:
+    """Differences by ``kind name``."""
+    results: dict[str, dict[str, float]] = json.loads(kept.read_text()) if kept and kept.exists() else {}
+    left = [(kind, name) for kind, (_, names) in KINDS.items() for name in names if f"{kind} {name}" not in results]
+    with tempfile.TemporaryDirectory() as folder:
+        if left:
+            layout_support.write_references(Path(folder))
+        for kind, name in left:
+            found = layout_support.measure(Path(folder), kind, name)
+            if refused := found.refused():
+                raise SystemExit(f"{kind} {name} is not a single process: {refused}")
+            results[f"{kind} {name}"] = asdict(found)
+            print(kind, name, *(f"{key}={value:.1e}" for key, value in asdict(found).items()), flush=True)
+            if kept:
+                kept.parent.mkdir(parents=True, exist_ok=True)
+                kept.write_text(json.dumps(results, indent=1))
+    return results
+
+
+def _page(results: dict[str, dict[str, float]]) -> str:
+    where = (
+        f"Measured on {datetime.date.today()} with Megatron-Core {version('megatron-core')}, torch {version('torch')} "
+        f"and gloo on {os.cpu_count()} CPU cores.\n"
+    )
+    return "\n".join([PAGE, where, *(_section(kind, results) for kind in KINDS)])
+
+
+def _section(kind: str, results: dict[str, dict[str, float]]) -> str:
+    heading, names = KINDS[kind]
+    columns = [column for column in COLUMNS if column != "load" or kind == "moe"]
+    lines = [
+        f"## {heading}",
+        "",
+        f"| layout | processes | pattern | {' | '.join(COLUMNS[column] for column in columns)} |",
+        f"| --- | --- | --- |{' --- |' * len(columns)}",
+    ]
+    for name in names:
+        config = MegatronConfig(**layouts.sizes(name))
+        values = " | ".join(f"{results[f'{kind} {name}'][column]:.0e}" for column in columns)
+        lines.append(f"| `{name}` | {config.world_size} | {layouts.describe(layouts.pattern(config))} | {values} |")
+    return "\n".join([*lines, ""])
+
+
+if __name__ == "__main__":
+    main()
