@@ -11,9 +11,11 @@ assert VERSION is not None
 
 CORE = [
     "aiohttp>=3.10",
+    "bm25s>=0.3",
     "httpx>=0.28",
     "jinja2>=3.1",
     "jsonschema>=4.23",
+    "jsonschema-rs>=0.40",
     "matplotlib>=3.10",
     "numpy>=2.0",
     "openai>=2.0",

@@ -45,12 +45,14 @@ app = typer.Typer(
 config_app = typer.Typer(
     help="Look at a configuration, and at everything that can be configured.", no_args_is_help=True
 )
+env_app = typer.Typer(help="Environments: what there is, and tools to make and try one.", no_args_is_help=True)
 doctor_app = typer.Typer(help="Check a machine, a job, and that the parts agree with each other.")
 launch_app = typer.Typer(help="Submit a run to a cluster.", no_args_is_help=True)
 convert_app = typer.Typer(help="Checkpoints to Hugging Face folders and back.", no_args_is_help=True)
 app.add_typer(config_app, name="config")
 app.add_typer(convert_app, name="convert")
 app.add_typer(doctor_app, name="doctor")
+app.add_typer(env_app, name="env")
 app.add_typer(launch_app, name="launch")
 
 STATUS_FILE = "MUA_STATUS_FILE"

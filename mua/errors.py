@@ -29,6 +29,10 @@ class UserFault(MuaError):
     """The simulated user could not be asked: endpoint down, bad credentials, empty or broken answer."""
 
 
+class JudgeFault(MuaError):
+    """A judge could not be asked, or gave no verdict that can be read. Never scored as 0."""
+
+
 class Preempted(MuaError):
     """A signal asked the run to leave before its end. The same command continues it; exit status 75."""
 

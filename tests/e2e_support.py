@@ -82,10 +82,13 @@ def start(*arguments: str | Path, cwd: Path) -> subprocess.Popen[str]:
 
 @contextmanager
 def running(*arguments: str | Path, cwd: Path) -> Iterator[subprocess.Popen[str]]:
-    """:func:`start`, killed at the end of the block if it still runs."""
+    """:func:`start`, killed at the end of the block if it still runs. What it said is shown if the block fails."""
     process = start(*arguments, cwd=cwd)
     try:
         yield process
+    except BaseException:
+        print((cwd / "stdout").read_text()[-2000:], (cwd / "stderr").read_text()[-6000:], sep="\n")
+        raise
     finally:
         if process.poll() is None:
             kill_group(process)

@@ -17,9 +17,10 @@ import numpy as np
 
 from environments.help_desk import HelpDeskDomain
 from environments.help_desk.tools import HelpDesk
-from mua.config.schema import ExperimentConfig
+from mua.config.schema import EnvironmentConfig, ExperimentConfig
 from mua.engine.protocol import Generation, SamplingParams
-from mua.environment.protocol import Environment, Task, ToolResult
+from mua.environment.protocol import Domain, Environment, Task, ToolResult
+from mua.environment.selection import Selection
 from mua.tokens import ChatFamily
 from mua.tokens.codec import fixed
 from mua.types import Int32Array, Json, Provenance
@@ -171,3 +172,8 @@ def experiment(**sections: Json) -> ExperimentConfig:
     for name, section in sections.items():
         base[name] = {**base.get(name, {}), **section}
     return ExperimentConfig.model_validate(base)
+
+
+def only(domain: Domain) -> Selection:
+    """A selection of one domain, under the name that its tasks carry."""
+    return Selection({domain.name: domain}, EnvironmentConfig(name=domain.name, prompt="short"))

@@ -76,7 +76,8 @@ def run_seed(seed: int, overrides: Sequence[str]) -> dict[str, Any]:
 def build(folder: Path, seed: int) -> None:
     """A tokenizer from the domain's own text, the demonstrations, and random weights."""
     from environments.help_desk import DOMAIN
-    from environments.help_desk.demonstrations import demonstrations, spoken_text
+    from environments.help_desk.demonstrations import demonstrations
+    from mua.environment.demonstrate import spoken_text
     from mua.tokens import train_tokenizer
 
     system = DOMAIN.system_prompt("short")

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from pathlib import Path
-from typing import Literal
 
+from environments.help_desk.claims import claim
+from environments.help_desk.expert import Expert
 from environments.help_desk.tasks import load_split
 from environments.help_desk.tools import HelpDesk
 from environments.help_desk.user import ScriptedCustomer
-from mua.environment.protocol import Environment, Split, Task
+from mua.environment.protocol import Environment, Move, PromptStyle, Split, Task
 from mua.users.protocol import STOP_SIGNAL, User
 
 _WISHES = {
@@ -31,7 +32,7 @@ class HelpDeskDomain:
     def environment(self) -> Environment:
         return HelpDesk()
 
-    def system_prompt(self, style: Literal["full", "short"]) -> str:
+    def system_prompt(self, style: PromptStyle) -> str:
         if style == "short":
             return "You are the help desk."
         return Path(__file__).with_name("policy.md").read_text()
@@ -47,6 +48,13 @@ class HelpDeskDomain:
 
     def scripted_user(self, task: Task, seed: int) -> User:
         return ScriptedCustomer(task, seed)
+
+    def gold(self, task: Task) -> Sequence[Move]:
+        calls: list[Move] = [(action["name"], action["arguments"]) for action in task.data["actions"]]
+        return [*calls, *(claim(fact) for fact in task.data["facts"])]
+
+    def expert(self, task: Task, seed: int, loose: float = 0.0) -> Generator[Move, str, None]:
+        return Expert(task, seed, loose).moves()
 
 
 DOMAIN = HelpDeskDomain()

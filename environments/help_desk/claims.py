@@ -31,6 +31,12 @@ def claims(texts: Iterable[str]) -> dict[tuple[str, str], set[str]]:
     return found
 
 
+def claim(fact: Json) -> str:
+    """The wording that the policy fixes for a fact (``subject``, ``attribute``, ``value``)."""
+    where = "in " if fact["attribute"] == "place" else ""
+    return f"{fact['subject']} is {where}{fact['value']}."
+
+
 def missing_facts(facts: Sequence[Json], told: Iterable[str]) -> list[str]:
     """The required facts (``subject``, ``attribute``, ``value``) that were not told, or told with a contradiction."""
     stated = claims(told)

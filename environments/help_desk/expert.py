@@ -13,13 +13,8 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Generator
-from typing import TypeAlias
 
-from mua.environment.protocol import Task
-from mua.types import Json
-
-Move: TypeAlias = str | tuple[str, Json]
-"""What the agent does: a text to the customer, or a tool call (name, arguments)."""
+from mua.environment.protocol import Move, Task
 
 ASK = {
     "order": ("What is the order number?",),

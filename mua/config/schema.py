@@ -55,8 +55,29 @@ class ModelConfig(Section):
 class EnvironmentConfig(Section):
     """The tasks and the tools."""
 
-    name: str
-    """Registered domain, such as ``help_desk``."""
+    name: str = ""
+    """Registered domain or gym, such as ``retail`` or ``gyms/function``; ``mua env list`` shows all. Either this or
+    ``mix``."""
+    mix: dict[str, PositiveFloat] = {}
+    """Several domains with their shares of the training tasks, such as ``{retail: 2, gyms/turtle: 1}``."""
+    data: Annotated[Path, Field(strict=False)] | None = None
+    """Folder with official data (tau-bench's databases, tasks and policy) that a domain loads instead of its own."""
+    difficulties: list[Literal["easy", "medium", "hard"]] = []
+    """Only tasks of these difficulties; empty: all."""
+    reward: Literal["all_or_nothing", "partial"] = "all_or_nothing"
+    """Domains with a database: 1 or 0, or the share of right changes and told facts among all that were due or made."""
+    oracle: Literal["rule", "llm"] = "rule"
+    """Gyms: who answers and judges, the rules over each task's structured facts, or the endpoints of ``user.llm`` and
+    ``judge.llm``."""
+    show_reward: bool = False
+    """Gyms: tell the policy the reward of each call. Off, because no user tells it later either."""
+    isolation: Literal["auto", "inline", "thread", "process"] = "auto"
+    """Where tools run: ``auto`` as the domain says; ``process``: in worker processes, so that a hang or crash costs one
+    worker and its episodes are tried again."""
+    workers: Positive = 2
+    """Worker processes with isolation ``process``."""
+    options: dict[str, str | int | float | bool] = {}
+    """Settings that only one domain knows; its documentation names them."""
     prompt: Literal["full", "short"] = "full"
     """``full`` puts the policy page and tool schemas into the system prompt; ``short`` one line, for policies too
     small to read."""
@@ -66,6 +87,17 @@ class EnvironmentConfig(Section):
     """Deadline of building, and of judging, one environment."""
     max_leases: Positive = 256
     """Environments alive at once."""
+
+    @model_validator(mode="after")
+    def _one_domain_or_a_mix(self) -> Self:
+        if bool(self.name) == bool(self.mix):
+            raise ValueError("give either name, one domain, or mix, several; mua env list shows what there is")
+        return self
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """Share of each domain in training; one domain has it all."""
+        return dict(self.mix) or {self.name: 1.0}
 
 
 class LlmUserConfig(Section):
@@ -108,6 +140,13 @@ class UserConfig(Section):
         if self.kind == "replay" and self.replay is None:
             raise ValueError("kind 'replay' needs user.replay, a trace file")
         return self
+
+
+class JudgeConfig(Section):
+    """Who judges where no rule can: another role than the user, with an endpoint and settings of its own."""
+
+    llm: LlmUserConfig
+    """The endpoint; temperature 0 gives the steadiest verdicts."""
 
 
 class RolloutConfig(Section):
@@ -421,6 +460,7 @@ class ExperimentConfig(Section):
     model: ModelConfig
     environment: EnvironmentConfig
     user: UserConfig = UserConfig()
+    judge: JudgeConfig | None = None
     rollout: RolloutConfig = RolloutConfig()
     engine: EngineConfig = EngineConfig()
     algorithm: AlgorithmConfig = AlgorithmConfig()

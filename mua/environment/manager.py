@@ -1,11 +1,13 @@
-"""Leases of fresh environments: one per episode, off the event loop, under deadlines, always given back.
+"""Leases of fresh environments: one per episode, under deadlines, always given back.
 
 ::
 
-    lease() ── waits for a slot ──► build + reset (thread) ──► episode calls tools (thread, one at a time)
-                    ▲                                                    │ ends, raises, hangs or is cancelled
-                    └────────────── slot freed ◄── close (thread) ◄──────┘
+    lease() ── waits for a slot ──► build + reset ──► episode calls tools, one at a time
+                    ▲                                           │ ends, raises, hangs or is cancelled
+                    └────────────── slot freed ◄── close ◄──────┘
 
+Methods run in threads, or on the event loop itself where the domain says ``inline``: for work of microseconds a thread
+costs more than the work. Coroutine methods always run on the loop, under the same deadlines.
 Closing runs in a task of its own that no cancellation of the episode reaches. A call that hangs is abandoned
 with its thread (counted in ``leaked_threads``); the environment is closed all the same, from another thread.
 """
@@ -13,16 +15,27 @@ with its thread (counted in ``leaked_threads``); the environment is closed all t
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from mua.config.schema import EnvironmentConfig
-from mua.environment.protocol import Domain, Environment, Evaluation, Task, ToolResult, ToolSchema, Transcript
-from mua.environment.threads import BlockingPool, HungCall, Job
-from mua.errors import EnvironmentFault, MuaError
+from mua.environment.protocol import (
+    Domain,
+    Environment,
+    Evaluation,
+    Isolation,
+    Task,
+    ToolResult,
+    ToolSchema,
+    Transcript,
+    UserControlled,
+)
+from mua.environment.threads import BlockingPool, HungCall, Job, Outcome
+from mua.errors import EnvironmentFault, JudgeFault, MuaError, UserFault
 from mua.types import Json
 
 T = TypeVar("T")
@@ -48,7 +61,9 @@ class LeasedEnvironment:
         self._config = config
         self._pool = pool
         self._holder = _Holder(domain)
+        self._inline = isolation_of(domain, config) == "inline"
         self._tools: tuple[ToolSchema, ...] = ()
+        self.user_tools = LeasedUserTools(self)
         self._turn = asyncio.Lock()
         self._job: Job | None = None
         self._unusable: str | None = None
@@ -72,15 +87,27 @@ class LeasedEnvironment:
     async def reset(self, seed: int) -> None:
         """Build the environment and reset it; called once, by the manager, before the lease is handed out."""
 
-        def build(environment: Environment) -> tuple[ToolSchema, ...]:
+        def build(environment: Environment) -> tuple[tuple[ToolSchema, ...], tuple[ToolSchema, ...]]:
             environment.reset(self.task, seed)
-            return tuple(environment.tools())
+            users = environment.user_tools() if isinstance(environment, UserControlled) else ()
+            return tuple(environment.tools()), tuple(users)
 
-        self._tools = await self._run("reset()", "reset_seconds", tuple, build)
+        self._tools, self.user_tools.known = await self._run("reset()", "reset_seconds", tuple, build)
+
+    async def user_call(self, name: str, arguments: Json) -> ToolResult:
+        """Run one of the user's tools; raises like :meth:`call`."""
+
+        def act(environment: Environment) -> ToolResult:
+            assert isinstance(environment, UserControlled), "only such environments have schemas to call"
+            return environment.user_call(name, arguments)
+
+        return await self._run(f"user tool {name!r}", "call_seconds", ToolResult, act)
 
     async def close(self) -> str | None:
         """Close, once the call under way has ended or run out of time. Gives what went wrong, if anything did."""
         self._unusable = "its lease has ended"
+        if self._inline:
+            return self._close_inline()
         if self._job is not None and not self._job.abandoned:
             with suppress(HungCall):
                 await self._pool.wait(self._job)
@@ -91,25 +118,59 @@ class LeasedEnvironment:
             return self._hung("close()", "reset_seconds")
         return None if error is None else self._raised("close()", error)
 
-    async def _run(self, what: str, limit: _Limit, expected: type[T], function: Callable[[Environment], T]) -> T:
+    def _close_inline(self) -> str | None:
+        try:
+            self._holder.close()
+        except Exception as error:
+            return self._raised("close()", error)
+        return None
+
+    async def _run(self, what: str, limit: _Limit, expected: type[T], function: Callable[[Environment], Any]) -> T:
         async with self._turn:
             if self._unusable is not None:
                 raise EnvironmentFault(f"{self._named(what)} cannot run: {self._unusable}")
-            holder = self._holder
-            self._job = await self._pool.start(getattr(self._config, limit), lambda: function(holder.get()))
             try:
-                value, error = await self._pool.wait(self._job)
-            except HungCall:
+                outcome = self._run_inline(function) if self._inline else await self._run_in_thread(limit, function)
+                value, error = await self._awaited(outcome, limit)
+            except (HungCall, TimeoutError):
                 self._unusable = f"{what} hangs"
                 raise EnvironmentFault(self._hung(what, limit)) from None
             except asyncio.CancelledError:
                 self._unusable = f"{what} was cancelled while it ran"
                 raise
+        if isinstance(error, UserFault | JudgeFault):
+            raise error
         if error is not None:
             raise EnvironmentFault(self._raised(what, error)) from error
         if not isinstance(value, expected):
             raise EnvironmentFault(f"{self._named(what)} gave {type(value).__name__} instead of {expected.__name__}")
         return value
+
+    def _run_inline(self, function: Callable[[Environment], Any]) -> Outcome:
+        try:
+            return function(self._holder.get()), None
+        except Exception as error:
+            return None, error
+
+    async def _run_in_thread(self, limit: _Limit, function: Callable[[Environment], Any]) -> Outcome:
+        holder = self._holder
+        self._job = await self._pool.start(getattr(self._config, limit), lambda: function(holder.get()))
+        return await self._pool.wait(self._job)
+
+    async def _awaited(self, outcome: Outcome, limit: _Limit) -> Outcome:
+        """What a coroutine method gives in the end; anything else is there already."""
+        value, error = outcome
+        if not inspect.isawaitable(value):
+            return value, error
+        try:
+            async with asyncio.timeout(getattr(self._config, limit)) as deadline:
+                return await value, None
+        except TimeoutError as late:
+            if deadline.expired():
+                raise
+            return None, late
+        except Exception as raised:
+            return None, raised
 
     def _named(self, what: str) -> str:
         return f"environment {self._domain_name!r}, task {self.task.id!r}: {what}"
@@ -123,6 +184,35 @@ class LeasedEnvironment:
             f"{self._named(what)} did not return within {seconds:g} s (environment.{limit}); its thread is abandoned "
             f"({self._pool.abandoned} hang now)"
         )
+
+
+class LeasedUserTools:
+    """The user's side of a lease; implements :class:`mua.users.protocol.UserTools`."""
+
+    def __init__(self, leased: LeasedEnvironment) -> None:
+        self.known: tuple[ToolSchema, ...] = ()
+        self._leased = leased
+        self._taken: list[Json] = []
+
+    def schemas(self) -> Sequence[ToolSchema]:
+        """The user's tools, as they were right after the reset."""
+        return self.known
+
+    async def call(self, name: str, arguments: Json) -> ToolResult:
+        """Run one, and keep what was called and answered."""
+        result = await self._leased.user_call(name, arguments)
+        self._taken.append({"name": name, "arguments": arguments, "answer": result.text})
+        return result
+
+    def taken(self) -> list[Json]:
+        """What was called since the last time this was asked."""
+        taken, self._taken = self._taken, []
+        return taken
+
+
+def isolation_of(domain: Domain, config: EnvironmentConfig) -> Isolation:
+    """Where the domain's environments run under ``config``."""
+    return getattr(domain, "isolation", "thread") if config.isolation == "auto" else config.isolation
 
 
 class EnvironmentManager:

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Generator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, runtime_checkable
 
 from mua.types import Json
 
 if TYPE_CHECKING:
+    from mua.config.schema import EnvironmentConfig
     from mua.users.protocol import User
+    from mua.users.services import Services
 
 Split = Literal["train", "validation", "test"]
+PromptStyle = Literal["full", "short"]
+Isolation = Literal["inline", "thread", "process"]
+"""Where an environment's methods run: on the event loop (only for work of microseconds that cannot hang, and for
+coroutines), in a thread (a hang costs the thread), or in a worker process (a hang or crash costs the worker)."""
+Move: TypeAlias = str | tuple[str, Json]
+"""What an agent does: a text to the user, or a tool call (name, arguments)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +58,8 @@ class Task:
     domain: str
     split: Split
     data: Json
+    """By convention ``kind`` names the sort of task and ``difficulty`` is easy, medium or hard: evaluation makes its
+    tables by them, and ``environment.difficulties`` chooses."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +90,11 @@ class Evaluation:
 class Environment(Protocol):
     """Tools over private state, for exactly one episode at a time.
 
-    Methods are plain blocking code; the manager runs them off the event loop, under a deadline. An exception
-    from any method is an infrastructure fault (``environment_error``): the episode is retried, not scored.
+    Methods are plain blocking code; the manager runs them where :attr:`Domain.isolation` says, under a deadline. An
+    environment that waits for a language model makes ``call`` and ``evaluate`` coroutine functions instead and runs on
+    the event loop. An exception from any method is an infrastructure fault (``environment_error``;
+    :class:`mua.errors.JudgeFault`: ``judge_error``, :class:`mua.errors.UserFault`: ``user_error``): the episode is
+    retried, not scored.
     """
 
     def reset(self, task: Task, seed: int) -> None:
@@ -90,18 +103,35 @@ class Environment(Protocol):
     def tools(self) -> Sequence[ToolSchema]:
         """The tools of the current task."""
 
-    def call(self, name: str, arguments: Json) -> ToolResult:
+    def call(self, name: str, arguments: Json) -> ToolResult | Awaitable[ToolResult]:
         """Run one tool. Unknown names and bad arguments give a result with ``error`` set."""
 
-    def evaluate(self, transcript: Transcript) -> Evaluation:
+    def evaluate(self, transcript: Transcript) -> Evaluation | Awaitable[Evaluation]:
         """Judge the episode from the final state and what the user was told."""
 
     def close(self) -> None:
         """Give back everything held. Called exactly once, whatever happened before."""
 
 
+@runtime_checkable
+class UserControlled(Protocol):
+    """What an environment adds when the user has tools too (dual control): a phone to restart, a switch to turn."""
+
+    def user_tools(self) -> Sequence[ToolSchema]:
+        """The tools of the task's user; the policy never sees them."""
+
+    def user_call(self, name: str, arguments: Json) -> ToolResult:
+        """Run one of them on the same state that the policy's tools work on."""
+
+
 class Domain(Protocol):
-    """A named family of tasks: what the registry hands out. ``environments/<name>`` exports one as ``DOMAIN``."""
+    """A named family of tasks: what the registry hands out. ``environments/<name>`` exports one as ``DOMAIN``.
+
+    Three more attributes are optional: ``isolation`` (:data:`Isolation`; "thread" if absent), ``held_out`` (True: for
+    evaluation only, its train split is empty) and ``user_in_tools`` (True: whoever talks with the policy does so
+    through a tool, and ``scripted_user`` opens and nudges whatever ``user.kind`` says). So are three methods:
+    :class:`Configurable`, :class:`Expert`, :class:`PerTaskPrompt`.
+    """
 
     name: str
 
@@ -111,7 +141,7 @@ class Domain(Protocol):
     def environment(self) -> Environment:
         """A fresh environment, not yet reset."""
 
-    def system_prompt(self, style: Literal["full", "short"]) -> str:
+    def system_prompt(self, style: PromptStyle) -> str:
         """The agent's instructions. ``full`` holds the whole policy; ``short`` one line, for tiny models."""
 
     def persona(self, task: Task) -> str:
@@ -119,3 +149,34 @@ class Domain(Protocol):
 
     def scripted_user(self, task: Task, seed: int) -> User:
         """A rule-based user for this task; ``seed`` varies its wording."""
+
+    def gold(self, task: Task) -> Sequence[Move]:
+        """A shortest way to success: tool calls, and texts to the user, that earn full reward whatever is answered."""
+
+
+@runtime_checkable
+class Expert(Protocol):
+    """A domain that can play the agent by rules: source of demonstrations, and proof that its tasks can be solved."""
+
+    def expert(self, task: Task, seed: int, loose: float = 0.0) -> Generator[Move, str, None]:
+        """Yield a move and be sent what came back: the tool's result, or the user's words.
+
+        It learns what it needs by asking and by calling tools, as a policy would. ``loose`` is how often it departs
+        from the prescribed way (another wording, a skipped step), for demonstrations that leave something to learn.
+        """
+
+
+@runtime_checkable
+class Configurable(Protocol):
+    """A domain with settings: another data folder, another form of reward, a judge."""
+
+    def configured(self, config: EnvironmentConfig, services: Services) -> Domain:
+        """This domain under ``config``; raises :class:`mua.errors.ConfigError` for what it cannot do."""
+
+
+@runtime_checkable
+class PerTaskPrompt(Protocol):
+    """A domain whose instructions depend on the task."""
+
+    def prompt_for(self, task: Task, style: PromptStyle) -> str:
+        """The agent's instructions for ``task``; comes before :meth:`Domain.system_prompt`."""

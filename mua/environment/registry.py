@@ -1,11 +1,16 @@
-"""Domains by name: the packages under ``environments/`` and the entry points of group ``mua.environments``."""
+"""Domains by name: the packages under ``environments/`` and the entry points of group ``mua.environments``.
+
+A folder there that is no package itself is a group: its packages are called ``group/name``.
+"""
 
 from __future__ import annotations
 
 import difflib
 import importlib
 import pkgutil
+from collections.abc import Iterator
 from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 
 from mua.environment.protocol import Domain
 from mua.errors import ConfigError
@@ -45,14 +50,23 @@ def get_domain(name: str) -> Domain:
 def _modules() -> dict[str, str]:
     """Module path by domain name."""
     own = importlib.import_module(_PACKAGE)
-    modules = {
-        info.name: f"{_PACKAGE}.{info.name}"
-        for info in pkgutil.iter_modules(own.__path__)
-        if info.ispkg and not info.name.startswith("_")
-    }
+    folders = [Path(folder) for folder in own.__path__]
+    modules = {name: f"{_PACKAGE}.{name}" for name in _packages(folders)}
+    for group in {inner.name for folder in folders for inner in folder.iterdir() if _is_group(inner)}:
+        members = _packages([folder / group for folder in folders])
+        modules |= {f"{group}/{name}": f"{_PACKAGE}.{group}.{name}" for name in members}
     for point in entry_points(group=ENTRY_POINT_GROUP):
         _add(modules, point)
     return modules
+
+
+def _packages(folders: list[Path]) -> Iterator[str]:
+    found = pkgutil.iter_modules([str(folder) for folder in folders])
+    return (info.name for info in found if info.ispkg and not info.name.startswith("_"))
+
+
+def _is_group(folder: Path) -> bool:
+    return folder.is_dir() and not folder.name.startswith(("_", ".")) and not (folder / "__init__.py").exists()
 
 
 def _add(modules: dict[str, str], point: EntryPoint) -> None:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+import json
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any, TypeAlias
 
+import jsonschema_rs
 from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
 from jsonschema.exceptions import ValidationError, best_match  # type: ignore[import-untyped]
 from referencing import Registry
 
 from mua.environment.protocol import ToolSchema
 
+Checker: TypeAlias = Callable[[Any], str | None]
+"""None for arguments that fit, else one line that says what does not."""
 _LONGEST = 300
 """Characters of one message: jsonschema quotes the whole offending value."""
 _NO_REMOTE: Registry[Any] = Registry()
@@ -20,13 +26,41 @@ def validate_arguments(schema: ToolSchema, arguments: Any) -> str | None:
     """None if ``arguments`` fit ``schema.parameters`` (JSON Schema 2020-12), else one line that says what does not.
 
     ``arguments`` is what the policy wrote, so anything JSON can hold. A schema that is itself wrong is the
-    domain's fault and raises (``jsonschema`` and ``referencing`` exceptions).
+    domain's fault and raises (exceptions of ``jsonschema`` and ``jsonschema_rs``).
     """
-    if not isinstance(arguments, dict):
-        return f"arguments of {schema.name} must be a JSON object, not {_json_type(arguments)}"
-    validator = Draft202012Validator(schema.parameters, registry=_NO_REMOTE)
-    error = best_match(validator.iter_errors(arguments))
-    return None if error is None else f"invalid arguments for {schema.name}: {_one_line(error)}"
+    return _checker(schema.name, json.dumps(schema.parameters))(arguments)
+
+
+def argument_checker(schema: ToolSchema) -> Checker:
+    """:func:`validate_arguments` of one schema, prepared: about a microsecond a call that fits."""
+    # The Rust library is some two hundred times as fast and decides; the Python one finds the words.
+    slow = Draft202012Validator(schema.parameters, registry=_NO_REMOTE)
+    try:
+        fits = jsonschema_rs.Draft202012Validator(schema.parameters, retriever=_no_remote).is_valid
+    except ValueError:
+        fits = slow.is_valid  # a wrong schema: the exception of the Python library says more
+
+    def check(arguments: Any) -> str | None:
+        if not isinstance(arguments, dict):
+            return f"arguments of {schema.name} must be a JSON object, not {_json_type(arguments)}"
+        try:
+            if fits(arguments):
+                return None
+        except (ValueError, OverflowError):
+            pass  # NaN and integers of more than 64 bits, which Python's JSON reads and Rust's does not
+        error = best_match(slow.iter_errors(arguments))
+        return None if error is None else f"invalid arguments for {schema.name}: {_one_line(error)}"
+
+    return check
+
+
+@lru_cache(maxsize=4096)
+def _checker(name: str, parameters: str) -> Checker:
+    return argument_checker(ToolSchema(name, "", json.loads(parameters)))
+
+
+def _no_remote(uri: str) -> Any:
+    raise ValueError(f"{uri}: tool schemas may only refer to themselves")
 
 
 def _one_line(error: ValidationError) -> str:

@@ -136,28 +136,29 @@ def _write_tokenizer(folder: Path, config: ExperimentConfig) -> None:
 
     from mua.tokens import train_tokenizer
 
-    train_tokenizer(_texts(config.environment.name), folder, vocab_size=VOCABULARY)
+    train_tokenizer(_texts(config), folder, vocab_size=VOCABULARY)
     if (size := len(AutoTokenizer.from_pretrained(folder))) != VOCABULARY:
         raise ModelError(
-            f"model.shrink: the texts of domain {config.environment.name!r} yield a tokenizer of {size} tokens, not "
-            f"{VOCABULARY}; give model.path a small model of your own instead"
+            f"model.shrink: the texts of {', '.join(config.environment.shares)} yield a tokenizer of {size} tokens, "
+            f"not {VOCABULARY}; give model.path a small model of your own instead"
         )
 
 
-def _texts(name: str) -> Iterator[str]:
-    """What a domain says by itself: prompts, personas and tools."""
-    from mua.environment.registry import get_domain
+def _texts(config: ExperimentConfig) -> Iterator[str]:
+    """What the domains say by themselves: prompts, personas and tools."""
+    from mua.environment.selection import Selection
 
-    domain = get_domain(name)
-    yield from (domain.system_prompt(style) for style in ("full", "short"))
-    tasks = domain.tasks("train")[:200]
-    yield from (domain.persona(task) for task in tasks)
-    environment = domain.environment()
-    try:
-        environment.reset(tasks[0], 0)
-        yield from (json.dumps(tool.openai()) for tool in environment.tools())
-    finally:
-        environment.close()
+    selection = Selection.from_config(config.environment)
+    for domain in selection.domains.values():
+        tasks = domain.tasks("train")[:200]
+        yield from (selection.system_prompt(tasks[0], style) for style in ("full", "short"))
+        yield from (domain.persona(task) for task in tasks)
+        environment = domain.environment()
+        try:
+            environment.reset(tasks[0], 0)
+            yield from (json.dumps(tool.openai()) for tool in environment.tools())
+        finally:
+            environment.close()
 
 
 def _write_weights(folder: Path, architecture: Mapping[str, Any], seed: int) -> None:
@@ -175,7 +176,7 @@ def _write_weights(folder: Path, architecture: Mapping[str, Any], seed: int) -> 
 
 def _digest(architecture: Mapping[str, Any], config: ExperimentConfig) -> str:
     """Tells apart policies of different layouts, seeds and domains in one output folder."""
-    known = json.dumps([architecture, config.seed, config.environment.name], sort_keys=True)
+    known = json.dumps([architecture, config.seed, config.environment.shares], sort_keys=True)
     return hashlib.sha256(known.encode()).hexdigest()[:8]
 
 

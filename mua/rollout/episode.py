@@ -32,10 +32,10 @@ from mua.tokens.conversation import Conversation
 from mua.types import Json, Outcome, Segment
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from mua.environment.manager import LeasedEnvironment
-    from mua.environment.protocol import Evaluation
+    from mua.environment.protocol import Evaluation, Task
     from mua.tokens.family import ChatFamily
     from mua.tokens.parsing import AssistantTurn, ToolCall
     from mua.users.protocol import User
@@ -70,7 +70,7 @@ class EpisodeSetting:
     sampler: Sampler
     budgets: RolloutConfig
     temperature: float
-    system_prompt: str
+    system_prompt: Callable[[Task], str]
     show_tools: bool
     """Whether the tools' schemas stand in the system prompt."""
     deterministic: bool
@@ -126,9 +126,9 @@ class Episode:
             async with limit:
                 opening = await self._user.open()
         tools = list(self._tools.values()) if self._setting.show_tools else []
-        self._conversation = Conversation.begin(
-            self._setting.family, system=self._setting.system_prompt, tools=tools, user=opening.text
-        )
+        system = self._setting.system_prompt(self._environment.task)
+        self._conversation = Conversation.begin(self._setting.family, system=system, tools=tools, user=opening.text)
+        self._keep_user_actions()
         return State.GENERATE
 
     async def _generate(self) -> State:
@@ -205,7 +205,14 @@ class Episode:
             async with limit:
                 reply = await self._user.reply(self._turn.content)
         self._talk.add_user(reply.text)
+        self._keep_user_actions()
         return self._end(Outcome.USER_STOP) if reply.stop else State.GENERATE
+
+    def _keep_user_actions(self) -> None:
+        """What the user did with tools of its own stands in its message, where no template reads it."""
+        if actions := self._environment.user_tools.taken():
+            self._talk.messages[-1]["actions"] = actions
+            self._counts["user_actions"] += len(actions)
 
     def _end(self, outcome: Outcome) -> State:
         self._outcome = self._outcome or outcome

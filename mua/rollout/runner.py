@@ -11,15 +11,17 @@ from dataclasses import replace
 
 from mua.config.schema import ExperimentConfig
 from mua.engine.protocol import Sampler
-from mua.environment.manager import EnvironmentManager
-from mua.environment.protocol import Domain, Task
-from mua.errors import DeadlineExceeded, EngineError, EnvironmentFault, UserFault
+from mua.environment.manager import EnvironmentManager, LeasedEnvironment
+from mua.environment.protocol import Task
+from mua.environment.selection import Selection
+from mua.errors import DeadlineExceeded, EngineError, EnvironmentFault, JudgeFault, UserFault
 from mua.rollout.episode import Episode, EpisodeResult, EpisodeSetting
 from mua.rollout.seeds import derived_seed
 from mua.tokens.family import ChatFamily
 from mua.types import Group, Outcome, Trajectory
 from mua.users.factory import UserFactory
-from mua.users.protocol import User
+from mua.users.protocol import ToolUser, User
+from mua.users.services import Services
 
 log = logging.getLogger(__name__)
 
@@ -27,6 +29,7 @@ _FAULTS: dict[type[Exception], Outcome] = {
     EngineError: Outcome.ENGINE_ERROR,
     EnvironmentFault: Outcome.ENVIRONMENT_ERROR,
     UserFault: Outcome.USER_ERROR,
+    JudgeFault: Outcome.JUDGE_ERROR,
     DeadlineExceeded: Outcome.TIMEOUT,
 }
 _FIRST_PAUSE_S = 0.5
@@ -34,27 +37,37 @@ _LONGEST_PAUSE_S = 30.0
 
 
 class EpisodeRunner:
-    """Runs episodes of one domain, at most ``rollout.concurrency`` at once. Belongs to one event loop."""
+    """Runs episodes of the selected domains, at most ``rollout.concurrency`` at once. Belongs to one event loop."""
 
-    def __init__(self, config: ExperimentConfig, domain: Domain, family: ChatFamily, sampler: Sampler) -> None:
+    def __init__(
+        self,
+        config: ExperimentConfig,
+        selection: Selection,
+        family: ChatFamily,
+        sampler: Sampler,
+        services: Services,
+    ) -> None:
         self._config = config
-        self._environments = EnvironmentManager(domain, config.environment)
-        self._users = UserFactory(config.user, domain)
+        self._selection = selection
+        self._environments = {
+            name: EnvironmentManager(domain, config.environment) for name, domain in selection.domains.items()
+        }
+        self._users = UserFactory(config.user, selection, services)
         self._slots = asyncio.Semaphore(config.rollout.concurrency)
         self._setting = EpisodeSetting(
             family=family,
             sampler=sampler,
             budgets=config.rollout,
             temperature=config.rollout.temperature,
-            system_prompt=domain.system_prompt(config.environment.prompt),
+            system_prompt=selection.system_prompt,
             show_tools=config.environment.prompt == "full",
             deterministic=config.engine.deterministic,
             record_experts=config.engine.routed_experts,
         )
 
     async def close(self) -> None:
-        await self._users.close()
-        await self._environments.close()
+        for manager in self._environments.values():
+            await manager.close()
 
     async def group(
         self, task: Task, ordinal: int, size: int, *, temperature: float, on_episode: Callable[[], None] | None = None
@@ -97,8 +110,8 @@ class EpisodeRunner:
         try:
             async with (
                 asyncio.timeout(limit) as deadline,
-                self._environments.lease(task, seed) as environment,
-                self._user(task, seed) as user,
+                self._environments[task.domain].lease(task, seed) as environment,
+                self._user(task, seed, environment) as user,
             ):
                 return await Episode(setting, environment, user, session=session, seed=seed).run()
         except TimeoutError:
@@ -107,8 +120,10 @@ class EpisodeRunner:
             raise DeadlineExceeded(f"rollout.episode_seconds: the episode took longer than {limit:g} s") from None
 
     @asynccontextmanager
-    async def _user(self, task: Task, seed: int) -> AsyncIterator[User]:
+    async def _user(self, task: Task, seed: int, environment: LeasedEnvironment) -> AsyncIterator[User]:
         user = self._users.make(task, seed)
+        if isinstance(user, ToolUser) and environment.user_tools.schemas():
+            user.take_tools(environment.user_tools)
         try:
             yield user
         finally:

@@ -24,13 +24,14 @@ from mua.config.schema import ExperimentConfig
 from mua.engine.host import Hosts
 from mua.engine.pool import EnginePool
 from mua.environment.protocol import Split
-from mua.environment.registry import get_domain
+from mua.environment.selection import Selection
 from mua.errors import DeadlineExceeded, MuaError
 from mua.rollout.runner import EpisodeRunner
 from mua.rollout.scheduler import GroupScheduler
 from mua.rollout.stream import TaskStream
 from mua.tokens.family import load_family
 from mua.types import Group, Trajectory
+from mua.users.services import Services
 
 if TYPE_CHECKING:
     import torch
@@ -62,7 +63,8 @@ class RolloutService:
     ) -> None:
         self._interrupt = interrupt
         self._config = config
-        self._domain = get_domain(config.environment.name)
+        self._services = Services.from_config(config.user, config.judge)
+        self.selection = Selection.from_config(config.environment, self._services)
         self.family = load_family(config.model.path, thinking=config.model.thinking)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="rollout loop", daemon=True)
@@ -111,7 +113,7 @@ class RolloutService:
     def schedule(self, first: int, last: int) -> None:
         """Begin to roll out the training stream, ordinals ``first`` to ``last`` (exclusive)."""
         algorithm, trainer = self._config.algorithm, self._config.trainer
-        stream = TaskStream(self._domain.tasks("train"), self._config.seed)
+        stream = TaskStream(self.selection.shared_tasks("train"), self._config.seed)
         temperature = self._config.rollout.temperature
 
         async def roll_out(ordinal: int) -> Group:
@@ -173,7 +175,7 @@ class RolloutService:
         on_episode: Callable[[], None] | None = None,
     ) -> list[Trajectory]:  # fmt: skip
         """Trajectories of the first ``tasks`` tasks of ``split`` (None: all), ``samples`` of each."""
-        chosen = self._domain.tasks(split)[:tasks]
+        chosen = self.selection.tasks(split)[:tasks]
 
         async def all_groups() -> list[Group]:
             async with asyncio.TaskGroup() as group:
@@ -191,7 +193,7 @@ class RolloutService:
 
     def task_count(self, split: Split) -> int:
         """How many tasks ``split`` has."""
-        return len(self._domain.tasks(split))
+        return len(self.selection.tasks(split))
 
     def metrics(self) -> dict[str, float]:
         """The engines' counters since the last call."""
@@ -205,13 +207,14 @@ class RolloutService:
         return self._runner
 
     async def _start_runner(self) -> None:
-        self._runner = EpisodeRunner(self._config, self._domain, self.family, self._pool)
+        self._runner = EpisodeRunner(self._config, self.selection, self.family, self._pool, self._services)
 
     async def _stop(self) -> None:
         if self._scheduler is not None:
             await self._scheduler.stop()
         if self._runner is not None:
             await self._runner.close()
+        await self._services.close()
         await self._pool.stop()
 
     def _call(self, work: Coroutine[Any, Any, Result], interrupt: Callable[[], None] = lambda: None) -> Result:

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from mua.algorithms.metrics import mean_confidence_interval
 from mua.config.schema import ExperimentConfig
-from mua.environment.registry import get_domain
+from mua.environment.selection import Selection
 from mua.observe.progress import Progress
 from mua.observe.traces import TraceWriter
 from mua.rollout.service import RolloutService, report, require_scored
@@ -48,9 +48,8 @@ def judge(config: ExperimentConfig, rollouts: RolloutService, progress: Progress
 
 def summarize(config: ExperimentConfig, trajectories: Sequence[Trajectory]) -> dict[str, Any]:
     """Success with its 95 % interval, in all and by kind of task."""
-    kinds = {
-        t.id: str(t.data.get("kind", "all")) for t in get_domain(config.environment.name).tasks(config.evaluation.split)
-    }
+    tasks = Selection.from_config(config.environment).tasks(config.evaluation.split)
+    kinds = {t.id: str(t.data.get("kind", "all")) for t in tasks}
     by_kind: dict[str, list[Trajectory]] = defaultdict(list)
     for trajectory in trajectories:
         by_kind[kinds[trajectory.task_id]].append(trajectory)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from mua.config.schema import UserConfig
-from mua.environment.protocol import Domain, Task
+from mua.environment.protocol import Task
+from mua.environment.selection import Selection
 from mua.errors import ConfigError
-from mua.users.endpoint import ChatEndpoint
 from mua.users.llm import LlmUser
 from mua.users.protocol import User
 from mua.users.replay import ReplayedUser, load_recordings
+from mua.users.services import Services
 
 
 class UserFactory:
@@ -17,11 +18,10 @@ class UserFactory:
     Raises :class:`mua.errors.ConfigError` when the replay file cannot be read.
     """
 
-    def __init__(self, config: UserConfig, domain: Domain) -> None:
+    def __init__(self, config: UserConfig, selection: Selection, services: Services) -> None:
         self._config = config
-        self._domain = domain
-        # The section that a kind needs is there: UserConfig checks it.
-        self._endpoint = ChatEndpoint(config.llm) if config.kind == "llm" and config.llm else None
+        self._selection = selection
+        self._endpoint = services.user
         self._recordings = load_recordings(config.replay) if config.kind == "replay" and config.replay else {}
 
     def make(self, task: Task, seed: int) -> User:
@@ -29,16 +29,12 @@ class UserFactory:
 
         Raises :class:`mua.errors.ConfigError` when there is no recording of ``task``.
         """
-        if self._endpoint is not None:
-            return LlmUser(self._endpoint, self._domain.persona(task), seed)
+        domain = self._selection.domain(task)
         if self._config.kind == "replay":
             return self._replayed(task, seed)
-        return self._domain.scripted_user(task, seed)
-
-    async def close(self) -> None:
-        """Close shared connections."""
-        if self._endpoint is not None:
-            await self._endpoint.close()
+        if self._endpoint is not None and not getattr(domain, "user_in_tools", False):
+            return LlmUser(self._endpoint, domain.persona(task), seed)
+        return domain.scripted_user(task, seed)
 
     def _replayed(self, task: Task, seed: int) -> User:
         recordings = self._recordings.get(task.id)

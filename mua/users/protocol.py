@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
+
+from mua.environment.protocol import ToolResult, ToolSchema
+from mua.types import Json
 
 STOP_SIGNAL = "###STOP###"
 """A user message that contains this ends the conversation (tau-bench's convention)."""
@@ -33,3 +37,21 @@ class User(Protocol):
 
     async def close(self) -> None:
         """Give back connections. Called exactly once."""
+
+
+class UserTools(Protocol):
+    """The user's own tools in one episode (dual control). What is called through it is kept in the trajectory."""
+
+    def schemas(self) -> Sequence[ToolSchema]:
+        """The tools; none where the environment gives the user none."""
+
+    async def call(self, name: str, arguments: Json) -> ToolResult:
+        """Run one of them under ``environment.call_seconds``. Mistakes are results with ``error`` set."""
+
+
+@runtime_checkable
+class ToolUser(Protocol):
+    """A user that acts as well as talks."""
+
+    def take_tools(self, tools: UserTools) -> None:
+        """Called once, before :meth:`User.open`, where the environment has tools for the user."""

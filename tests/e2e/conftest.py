@@ -16,7 +16,8 @@ def workshop(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
     from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
     from environments.help_desk import DOMAIN
-    from environments.help_desk.demonstrations import demonstrations, spoken_text
+    from environments.help_desk.demonstrations import demonstrations
+    from mua.environment.demonstrate import spoken_text
     from mua.tokens import train_tokenizer
 
     folder = tmp_path_factory.mktemp("workshop")

@@ -27,7 +27,8 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
     from environments.help_desk import DOMAIN
-    from environments.help_desk.demonstrations import demonstrations, spoken_text
+    from environments.help_desk.demonstrations import demonstrations
+    from mua.environment.demonstrate import spoken_text
     from mua.tokens import train_tokenizer
 
     folder = tmp_path_factory.mktemp("policy") / "policy"

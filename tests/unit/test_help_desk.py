@@ -18,10 +18,11 @@ from environments.help_desk import demonstrations as demonstrations_module
 from environments.help_desk import tasks as tasks_module
 from environments.help_desk.claims import claims, missing_facts
 from environments.help_desk.database import Database, World, difference
-from environments.help_desk.demonstrations import demonstrate, demonstrations
+from environments.help_desk.demonstrations import demonstrations
 from environments.help_desk.tasks import FIRST_SEED, KINDS, SIZES, generate, load_split, write_manifest
 from environments.help_desk.tools import HelpDesk, gold_snapshot
 from environments.help_desk.user import GIVING_UP, OPENINGS, PATIENCE, THANKS, UNKNOWN, ScriptedCustomer
+from mua.environment.demonstrate import Demonstration, demonstrate
 from mua.environment.protocol import Evaluation, Split, Task, Transcript
 from mua.errors import MuaError
 from mua.types import Json
@@ -98,25 +99,25 @@ def test_each_task_changes_something_or_requires_a_fact():
 
 
 def test_the_scripted_expert_solves_every_task_with_the_scripted_customer():
-    async def all_of_them() -> list[tuple[list[Json], Evaluation]]:
-        return [await demonstrate(task, 0, "") for task in ALL]
+    async def all_of_them() -> list[Demonstration]:
+        return [await demonstrate(DOMAIN, task, 0) for task in ALL]
 
-    for task, (messages, verdict) in zip(ALL, asyncio.run(all_of_them()), strict=True):
-        assert (verdict.reward, verdict.success) == (1.0, True), (task.id, verdict.details)
-        assert messages[-1]["role"] == "user"
-        assert messages[-1]["content"].removesuffix(f" {STOP_SIGNAL}") in THANKS
+    for task, played in zip(ALL, asyncio.run(all_of_them()), strict=True):
+        assert (played.reward, played.evaluation.success) == (1.0, True), (task.id, played.evaluation.details)
+        assert played.messages[-1]["role"] == "user"
+        assert played.messages[-1]["content"].removesuffix(f" {STOP_SIGNAL}") in THANKS
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
 @pytest.mark.parametrize("kind", KINDS)
 async def test_the_expert_solves_them_with_other_wordings(kind: str, seed: int):
-    _, verdict = await demonstrate(generate("test", 5_000_000 + seed, kind), seed, "")
-    assert verdict.success
+    played = await demonstrate(DOMAIN, generate("test", 5_000_000 + seed, kind), seed)
+    assert played.evaluation.success
 
 
 async def test_an_expert_loose_of_tongue_fails_exactly_where_a_fact_must_be_told():
     for task in load_split("validation"):
-        _, verdict = await demonstrate(task, 0, "", loose=1.0)
+        verdict = (await demonstrate(DOMAIN, task, 0, loose=1.0)).evaluation
         assert verdict.success == (not task.data["facts"]), task.id
         assert not verdict.details["database"]
 

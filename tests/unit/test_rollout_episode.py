@@ -52,7 +52,7 @@ async def play(
         sampler=sampler,
         budgets=RolloutConfig.model_validate(budgets),
         temperature=1.0,
-        system_prompt=domain.system_prompt("short"),
+        system_prompt=lambda task: domain.system_prompt("short"),
         show_tools=False,
         deterministic=False,
     )

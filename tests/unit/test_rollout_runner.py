@@ -29,7 +29,8 @@ from mua.rollout import runner as runner_module
 from mua.rollout.runner import EpisodeRunner
 from mua.rollout.seeds import derived_seed
 from mua.types import Group, Json, Outcome, Trajectory
-from tests.rollout_fixtures import FixedUser, Script, ScriptedSampler, TestDesk, call, experiment, lines
+from mua.users.services import Services
+from tests.rollout_fixtures import FixedUser, Script, ScriptedSampler, TestDesk, call, experiment, lines, only
 from tests.tokens_fixtures import chat_family
 
 FAMILY = chat_family("qwen3", False)
@@ -60,12 +61,12 @@ class Bench:
 
     async def group(self, size: int = 1, ordinal: int = 4) -> Group:
         """One group; whatever happens, every environment must have been given back."""
-        runner = EpisodeRunner(self.config, self.domain, FAMILY, self.sampler)
+        runner = EpisodeRunner(self.config, only(self.domain), FAMILY, self.sampler, Services())
         try:
             return await runner.group(TASK, ordinal, size, temperature=1.0)
         finally:
             await runner.close()
-            assert runner._environments.leases == self.domain.alive == 0
+            assert runner._environments["help_desk"].leases == self.domain.alive == 0
 
     async def trajectory(self) -> Trajectory:
         (trajectory,) = (await self.group()).trajectories
@@ -89,7 +90,7 @@ def broken() -> None:
 
 async def test_a_group_without_faults() -> None:
     bench, ended = Bench(), []
-    runner = EpisodeRunner(bench.config, bench.domain, FAMILY, bench.sampler)
+    runner = EpisodeRunner(bench.config, only(bench.domain), FAMILY, bench.sampler, Services())
     group = await runner.group(TASK, 4, 3, temperature=0.7, on_episode=lambda: ended.append(1))
     await runner.close()
     assert (group.ordinal, group.task_id, len(ended), bench.domain.made) == (4, TASK.id, 3, 3)

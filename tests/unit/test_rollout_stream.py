@@ -21,7 +21,7 @@ def ids(stream: TaskStream, ordinals: range) -> list[str]:
 
 @given(st.integers(1, 40), st.integers(0, 9))
 def test_no_task_is_lost_or_repeated_in_an_epoch(count: int, seed: int) -> None:
-    stream = TaskStream(tasks(count), seed)
+    stream = TaskStream([(1.0, tasks(count))], seed)
     for epoch in range(3):
         found = ids(stream, range(epoch * count, (epoch + 1) * count))
         assert sorted(found, key=int) == [str(i) for i in range(count)]
@@ -29,14 +29,14 @@ def test_no_task_is_lost_or_repeated_in_an_epoch(count: int, seed: int) -> None:
 
 @given(st.integers(1, 20), st.integers(0, 9), st.lists(st.integers(0, 100), max_size=20))
 def test_random_access_equals_the_sequence(count: int, seed: int, ordinals: list[int]) -> None:
-    sequence = ids(TaskStream(tasks(count), seed), range(101))
-    stream = TaskStream(tasks(count), seed)
+    sequence = ids(TaskStream([(1.0, tasks(count))], seed), range(101))
+    stream = TaskStream([(1.0, tasks(count))], seed)
     assert [stream.task(ordinal).id for ordinal in ordinals] == [sequence[ordinal] for ordinal in ordinals]
 
 
 def test_epochs_and_seeds_differ_in_order() -> None:
     orders = {
-        tuple(ids(TaskStream(tasks(30), seed), range(epoch * 30, epoch * 30 + 30)))
+        tuple(ids(TaskStream([(1.0, tasks(30))], seed), range(epoch * 30, epoch * 30 + 30)))
         for seed in range(3)
         for epoch in range(3)
     }

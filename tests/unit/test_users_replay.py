@@ -16,6 +16,8 @@ from mua.users.factory import UserFactory
 from mua.users.llm import LlmUser
 from mua.users.protocol import STOP_SIGNAL, User
 from mua.users.replay import ReplayedUser, load_recordings
+from mua.users.services import Services
+from tests.rollout_fixtures import only
 
 MESSAGES = [
     {"role": "system", "content": "policy"},
@@ -37,6 +39,9 @@ class Scripted:
 
     def scripted_user(self, task: Task, seed: int) -> User:
         return ReplayedUser(task.id, [f"{task.id} {seed}"])
+
+
+SCRIPTED = only(Scripted())
 
 
 def task(identity: str) -> Task:
@@ -70,12 +75,11 @@ async def test_the_factory_replays_the_recordings_of_a_task_by_seed(tmp_path: Pa
         return {"task_id": identity, "messages": [{"role": "user", "content": text}], "reward": 1}
 
     path = write(tmp_path / "trace.jsonl", line("a", "one"), "", line("b", "two"), line("a", "three"))
-    factory = UserFactory(UserConfig(kind="replay", replay=path), Scripted())
+    factory = UserFactory(UserConfig(kind="replay", replay=path), SCRIPTED, Services())
     said = [(await factory.make(task("a"), seed).open()).text for seed in (0, 1, 2)]
     assert said == ["one", "three", "one"]
     with pytest.raises(ConfigError, match=r"trace\.jsonl has no recording of task 'z'"):
         factory.make(task("z"), 0)
-    await factory.close()
 
 
 @pytest.mark.parametrize(
@@ -115,20 +119,21 @@ def test_a_trace_without_recordings_is_named(tmp_path: Path):
 
 def test_a_missing_trace_is_named(tmp_path: Path):
     with pytest.raises(ConfigError, match=r"user\.replay: cannot read .*nowhere\.jsonl"):
-        UserFactory(UserConfig(kind="replay", replay=tmp_path / "nowhere.jsonl"), Scripted())
+        UserFactory(UserConfig(kind="replay", replay=tmp_path / "nowhere.jsonl"), SCRIPTED, Services())
 
 
 async def test_the_factory_makes_scripted_users_by_default():
-    factory = UserFactory(UserConfig(), Scripted())
+    factory = UserFactory(UserConfig(), SCRIPTED, Services())
     assert (await factory.make(task("a"), 9).open()).text == "a 9"
-    await factory.close()
 
 
 async def test_the_factory_makes_llm_users_that_share_one_endpoint():
     llm = LlmUserConfig(base_url="http://127.0.0.1:9/v1", model="m", api_key=SecretStr("sk-secret"))
-    factory = UserFactory(UserConfig(kind="llm", llm=llm), Scripted())
+    config = UserConfig(kind="llm", llm=llm)
+    services = Services.from_config(config, None)
+    factory = UserFactory(config, SCRIPTED, services)
     one, other = factory.make(task("a"), 1), factory.make(task("b"), 2)
     assert isinstance(one, LlmUser)
     assert isinstance(other, LlmUser)
     assert one._endpoint is other._endpoint
-    await factory.close()
+    await services.close()

@@ -6,11 +6,12 @@ would be trained. Here the share of vowels in what it wrote is added, which diff
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from environments.help_desk import HelpDeskDomain
 from environments.help_desk.tools import HelpDesk
-from mua.environment.protocol import Environment, Evaluation, Transcript
+from mua.environment.protocol import Environment, Evaluation, Split, Task, Transcript
 
 
 class GradedDesk(HelpDesk):
@@ -27,6 +28,9 @@ class GradedDeskDomain(HelpDeskDomain):
     """The help desk's tasks and customers with :class:`GradedDesk`."""
 
     name = "graded_desk"
+
+    def tasks(self, split: Split) -> Sequence[Task]:
+        return [replace(task, domain=self.name) for task in super().tasks(split)]
 
     def environment(self) -> Environment:
         return GradedDesk()

@@ -1,0 +1,31 @@
+"""The language models of a run that are not the policy: one pool of endpoints for users, one for judges."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Self
+
+from mua.config.schema import JudgeConfig, UserConfig
+from mua.users.endpoint import ChatEndpoint
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """What domains and users share. Belongs to one event loop; either may be absent."""
+
+    user: ChatEndpoint | None = None
+    judge: ChatEndpoint | None = None
+
+    @classmethod
+    def from_config(cls, user: UserConfig, judge: JudgeConfig | None) -> Self:
+        """Pools for the roles that ``user.kind: llm`` and the section ``judge`` ask for."""
+        return cls(
+            user=ChatEndpoint(user.llm) if user.kind == "llm" and user.llm else None,
+            judge=ChatEndpoint(judge.llm) if judge else None,
+        )
+
+    async def close(self) -> None:
+        """Close the connections."""
+        for pool in (self.user, self.judge):
+            if pool is not None:
+                await pool.close()
