@@ -32,6 +32,8 @@ from typing import Self
 
 import psutil
 
+from mua.ports import free_port
+
 PACKAGES = ("munge", "slurm-client", "slurmctld", "slurmd")
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol", "squeue", "sinfo", "scancel")
 NODES = ("n1", "n2")
@@ -280,11 +282,10 @@ def wait_until(look: Callable[[], bool], seconds: float) -> bool:
 
 
 def _free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [probe.getsockname()[1] for probe in probes]
+    ports: set[int] = set()
+    while len(ports) < count:
+        ports.add(free_port())
+    return list(ports)
 
 
 def main() -> int:

@@ -19,8 +19,8 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from mua.engine.member import Engine
-from mua.engine.server import free_port
 from mua.errors import EngineError
+from mua.ports import free_port
 
 if TYPE_CHECKING:
     import torch

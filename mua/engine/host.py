@@ -26,8 +26,9 @@ from aiohttp import web
 
 from mua.config.schema import EngineConfig, ExperimentConfig
 from mua.engine.member import Engine
-from mua.engine.server import EngineServer, free_port
+from mua.engine.server import EngineServer
 from mua.errors import EngineError
+from mua.ports import free_port
 
 _log = logging.getLogger(__name__)
 _STATUS_SECONDS = 1.0

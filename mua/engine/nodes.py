@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import torch.distributed as dist
 
-from mua.engine.server import LOOPBACK
 from mua.errors import ConfigError
+from mua.ports import LOOPBACK
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,9 +31,10 @@ from mua.engine.client import EngineGone
 from mua.engine.host import Hosts, make_engines
 from mua.engine.member import Engine, State
 from mua.engine.protocol import Generation, SamplingParams
-from mua.engine.server import LOOPBACK, has_cuda
+from mua.engine.server import has_cuda
 from mua.engine.sync import CONTROL_SECONDS, Sent, checksums, everywhere, overwrite_with_noise, push
 from mua.errors import DeadlineExceeded, EngineError
+from mua.ports import LOOPBACK
 
 if TYPE_CHECKING:
     import torch

@@ -6,7 +6,6 @@ import asyncio
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -17,9 +16,9 @@ import aiohttp
 from mua.compat import sglang_cpu
 from mua.config.schema import EngineConfig
 from mua.errors import EngineError
+from mua.ports import LOOPBACK, free_port
 
 _GUARDIAN = Path(__file__).with_name("guardian.py")
-LOOPBACK = "127.0.0.1"
 _MANAGED = frozenset(
     {
         "model_path", "host", "port", "device", "dtype", "tp_size", "tensor_parallel_size", "context_length",
@@ -39,13 +38,6 @@ def has_cuda() -> bool:
     import torch
 
     return torch.cuda.is_available()
-
-
-def free_port(host: str = LOOPBACK) -> int:
-    """A TCP port of that address of this machine that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind((host, 0))
-        return int(probe.getsockname()[1])
 
 
 def log_tail(path: Path, lines: int = 15) -> str:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
-import socket
 import subprocess
 import sys
 
 from mua.config.schema import MegatronConfig
 from mua.errors import ConfigError
+from mua.ports import LOOPBACK, free_port
 
 _PR_SET_PDEATHSIG = 1
 
@@ -43,11 +43,8 @@ def leads() -> bool:
 
 def _variables(world_size: int) -> dict[str, str]:
     """What torchrun tells the first of ``world_size`` processes on one machine."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     size = str(world_size)
-    rendezvous = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    rendezvous = {"MASTER_ADDR": LOOPBACK, "MASTER_PORT": str(free_port())}
     return {"WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "RANK": "0", "LOCAL_RANK": "0"} | rendezvous
 
 

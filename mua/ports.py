@@ -1,0 +1,46 @@
+"""Free TCP ports for servers that will bind them a while later."""
+
+from __future__ import annotations
+
+import random
+import socket
+from pathlib import Path
+
+LOOPBACK = "127.0.0.1"
+_EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
+_LOWEST = 15_000
+_ABOVE = 1_200
+"""SGLang takes further ports up to a thousand above its own."""
+_TRIES = 200
+
+
+def free_port(host: str = LOOPBACK) -> int:
+    """A port of that address of this machine that nothing listens on.
+
+    Taken from below the range out of which the system serves outgoing connections and ``bind(0)``: a server needs
+    seconds from here to its own bind, in which gloo, NCCL and HTTP clients open any number of those.
+    """
+    highest = _lowest_ephemeral() - _ABOVE
+    if highest > _LOWEST:
+        for port in random.SystemRandom().sample(range(_LOWEST, highest), min(_TRIES, highest - _LOWEST)):
+            if _is_free(host, port):
+                return port
+    with socket.socket() as probe:
+        probe.bind((host, 0))
+        return int(probe.getsockname()[1])
+
+
+def _lowest_ephemeral() -> int:
+    try:
+        return int(_EPHEMERAL.read_text().split()[0])
+    except (OSError, ValueError, IndexError):
+        return 32_768
+
+
+def _is_free(host: str, port: int) -> bool:
+    with socket.socket() as probe:
+        try:
+            probe.bind((host, port))
+        except OSError:
+            return False
+        return True
