@@ -1,0 +1,189 @@
+"""One episode of a gym: the game that a gym writes, and the environment around it."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from environments.gyms._shared.settings import Choice, Setting
+from mua.environment.protocol import Evaluation, Move, Task, ToolResult, ToolSchema, Transcript
+from mua.environment.schema import argument_checker
+from mua.types import Json
+
+LONGEST_CONTENT = 2000
+"""Characters of one content: long texts invite judges to find something in them, and cost."""
+_BUDGETS: dict[Choice, str] = {"action": "max_actions", "answer": "max_answers", "search": "max_searches"}
+_OVER = "The game is over. Nothing more can be done."
+_DIGITS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What came back from the other side. ``error`` marks a call that was refused and spends no budget."""
+
+    text: str
+    reward: float = 0.0
+    over: bool = False
+    error: bool = False
+
+
+class Game:
+    """State and rules of one episode. A coroutine method a legal choice; :meth:`GymEnvironment.call` calls it.
+
+    Whatever is random comes from ``rng``, which the task and the seed fix; nothing touches global state.
+    """
+
+    def __init__(self, setting: Setting, task: Task, seed: int) -> None:
+        self.setting = setting
+        self.task = task
+        self.seed = seed
+        self.rng = random.Random(f"{task.id}/{seed}")
+        self.solved = False
+        """Set by the game once the task is solved."""
+
+    async def action(self, content: str) -> Reply:
+        """Talk to the other side, or try something."""
+        raise NotImplementedError(f"{type(self).__name__} lists the choice action but has no such method")
+
+    async def answer(self, content: str) -> Reply:
+        """Commit to an answer."""
+        raise NotImplementedError(f"{type(self).__name__} lists the choice answer but has no such method")
+
+    async def search(self, content: str) -> Reply:
+        """Ask a source other than the other side."""
+        raise NotImplementedError(f"{type(self).__name__} lists the choice search but has no such method")
+
+    def details(self) -> Json:
+        """What the evaluation reports besides counts and rewards; plain JSON."""
+        return {}
+
+
+def act(choice: Choice, content: str = "") -> Move:
+    """A move of an expert or of gold."""
+    return ("interact", {"choice": choice, "content": content})
+
+
+def interact_schema(choices: Mapping[Choice, str]) -> ToolSchema:
+    """The one tool of a gym with the choices that are legal there and what each does with ``content``."""
+    lines = "; ".join(f"{choice}: {what}" for choice, what in choices.items())
+    properties = {
+        "choice": {"type": "string", "enum": list(choices), "description": lines},
+        "content": {"type": "string", "description": "the text that goes with the choice; empty for finish"},
+    }
+    return ToolSchema(
+        "interact",
+        "Do one thing in the task and get the answer.",
+        {
+            "type": "object",
+            "properties": properties,
+            "required": ["choice", "content"],
+            "additionalProperties": False,
+        },
+    )
+
+
+class GymEnvironment:
+    """Implements :class:`mua.environment.protocol.Environment` with coroutine methods."""
+
+    _FAREWELL: ClassVar[str] = "You have finished."
+
+    def __init__(
+        self,
+        make: Callable[[Task, int], Game],
+        setting: Setting,
+        schema: ToolSchema,
+        decisive: Choice,
+    ) -> None:
+        """``decisive`` is the choice without whose budget the task can no longer be solved."""
+        self._make = make
+        self._setting = setting
+        self._schema = schema
+        self._check = argument_checker(schema)
+        self._decisive = decisive
+        self._game: Game | None = None
+        self._over = False
+        self._used: Counter[str] = Counter()
+        self._rewards: list[float] = []
+
+    def reset(self, task: Task, seed: int) -> None:
+        self._game = self._make(task, seed)
+        self._over = False
+        self._used = Counter()
+        self._rewards = []
+
+    def tools(self) -> Sequence[ToolSchema]:
+        return (self._schema,)
+
+    async def call(self, name: str, arguments: Json) -> ToolResult:
+        """One move of the policy; faults of LLMs leave as exceptions."""
+        if name != self._schema.name:
+            return _refused(f"there is no tool {name!r}; use {self._schema.name}")
+        if (fault := self._check(arguments)) is not None:
+            return _refused(fault)
+        if self._over:
+            return _refused(_OVER)
+        choice: Choice = arguments["choice"]
+        content: str = arguments["content"].strip()
+        if (fault := self._fault(choice, content)) is not None:
+            return _refused(fault)
+        return self._settle(choice, await self._play(choice, content))
+
+    async def evaluate(self, transcript: Transcript) -> Evaluation:
+        """Adds nothing: the calls have been paid. ``success`` says whether the task was solved."""
+        game = self.game
+        total = round(sum(self._rewards), _DIGITS)
+        details = {"reward": total, "used": dict(self._used), "over": self._over, **game.details()}
+        return Evaluation(0.0, game.solved, details)
+
+    def close(self) -> None:
+        self._game = None
+
+    @property
+    def game(self) -> Game:
+        """The game under way."""
+        assert self._game is not None, "reset comes first"
+        return self._game
+
+    def _fault(self, choice: Choice, content: str) -> str | None:
+        if choice == "finish":
+            return None
+        if not content:
+            return f"content is empty; {choice} needs a text"
+        if len(content) > LONGEST_CONTENT:
+            return f"content has {len(content)} characters; at most {LONGEST_CONTENT} are read"
+        return f"you have no {choice} left" if self._left(choice) == 0 else None
+
+    def _left(self, choice: Choice) -> int | None:
+        """How often ``choice`` may still be used; None where there is no limit."""
+        limit = self._setting.whole(_BUDGETS[choice]) if choice in _BUDGETS else 0
+        return limit - self._used[choice] if limit else None
+
+    async def _play(self, choice: Choice, content: str) -> Reply:
+        if choice == "finish":
+            return Reply(self._FAREWELL, over=True)
+        method: Callable[[str], object] = getattr(self.game, choice)
+        reply = await method(content)  # type: ignore[misc]
+        assert isinstance(reply, Reply), f"{type(self.game).__name__}.{choice} gave {type(reply).__name__}, not a Reply"
+        assert reply.reward >= 0, f"{type(self.game).__name__}.{choice} gave the negative reward {reply.reward}"
+        return reply
+
+    def _settle(self, choice: Choice, reply: Reply) -> ToolResult:
+        if reply.error:
+            return _refused(reply.text)
+        self._used[choice] += 1
+        self._rewards.append(reply.reward)
+        text = reply.text
+        self._over = reply.over
+        if not self._over and self._left(self._decisive) == 0:
+            self._over = True
+            text += f" That was the last {self._decisive} you had: the game is over."
+        if self._setting.show_reward:
+            text += f"\nReward: {round(reply.reward, _DIGITS):g}"
+        return ToolResult(text, terminal=self._over, reward=reply.reward)
+
+
+def _refused(text: str) -> ToolResult:
+    return ToolResult(f"Error: {text}", error=True)
