@@ -19,7 +19,7 @@ $(READY): setup.py tools/setup.sh constraints/cpu-py311.txt constraints/cpu-py31
 	@touch $@
 
 demo: $(READY) ## Train a tiny policy from nothing and show what it learned (SEEDS="1 2 3" for several)
-	@PYTHONWARNINGS=ignore $(PYTHON) tools/demo.py --seeds $(SEEDS)
+	@PYTHONWARNINGS=ignore $(PYTHON) -m tools.demo --seeds $(SEEDS)
 
 test: $(READY) ## Run the tests, without the slow ones
 	@$(PYTHON) -m pytest
