@@ -1,0 +1,153 @@
+"""A domain over official data: its tasks, its policy as system prompt, users that recite their instruction."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+
+from environments._tau.desk import OfficialDesk
+from environments._tau.environment import JudgedEnvironment, OfficialEnvironment
+from environments._tau.folder import Form, OfficialData, load_official
+from environments._tau.tau2 import BASES
+from mua.config.schema import EnvironmentConfig
+from mua.environment.database import Tool
+from mua.environment.protocol import Environment, Isolation, Move, PromptStyle, Split, Task
+from mua.environment.statements import unsaid
+from mua.errors import ConfigError
+from mua.users.protocol import STOP_SIGNAL, User, UserReply
+from mua.users.scripted import CONFIRM
+from mua.users.services import Services
+
+ToolsOf = Callable[[Form], Sequence[Tool]]
+"""The domain's tools in the order the policy sees them, for tau-bench or tau2-bench."""
+OPTIONS = ("skip_noop", "leave_out")
+
+
+def official_domain(
+    name: str,
+    config: EnvironmentConfig,
+    services: Services,
+    tables: Sequence[str],
+    tools: ToolsOf,
+    *,
+    short_prompt: str,
+) -> OfficialDomain:
+    """The domain over ``config.data``; raises :class:`mua.errors.ConfigError` for what cannot be had."""
+    assert config.data is not None
+    if unknown := [key for key in config.options if key not in OPTIONS]:
+        raise ConfigError(
+            f"environment.options: {name} has no option {unknown[0]!r} on official data; known: {', '.join(OPTIONS)}"
+        )
+    data = load_official(name, config.data, tables)
+    desk = OfficialDesk(data.base, tools(data.form), reward=config.reward)
+    domain = OfficialDomain(name, data, desk, short_prompt, services)
+    domain.leave_out(str(config.options.get("leave_out", "")))
+    domain.check_basis()
+    if config.options.get("skip_noop"):
+        domain.skip_noop()
+    return domain
+
+
+class OfficialDomain:
+    """Implements :class:`mua.environment.protocol.Domain` over one folder."""
+
+    isolation: Isolation = "inline"
+
+    def __init__(
+        self, name: str, data: OfficialData, desk: OfficialDesk, short_prompt: str, services: Services
+    ) -> None:
+        self.name = name
+        self.desk = desk
+        self._data = data
+        self._tasks = dict(data.tasks)
+        self._short_prompt = short_prompt
+        self._judge = services.judge
+
+    def tasks(self, split: Split) -> Sequence[Task]:
+        return self._tasks[split]
+
+    def environment(self) -> Environment:
+        environment = OfficialEnvironment(self.desk)
+        return JudgedEnvironment(environment, self._judge) if self._judge is not None else environment
+
+    def system_prompt(self, style: PromptStyle) -> str:
+        return self._short_prompt if style == "short" else self._data.policy
+
+    def persona(self, task: Task) -> str:
+        return str(task.data["instruction"])
+
+    def scripted_user(self, task: Task, seed: int) -> User:
+        """Someone who says everything at once: official tasks have no facts apart for a user by rules to give out."""
+        return RecitingUser(task.data["instruction"])
+
+    def gold(self, task: Task) -> Sequence[Move]:
+        calls: list[Move] = [(action["name"], action["arguments"]) for action in task.data["actions"]]
+        return [*calls, *(" ".join(map(str, statement)) for statement in task.data["statements"])]
+
+    def noop_tasks(self, split: Split) -> list[Task]:
+        """Tasks that earn full reward for doing and saying nothing, which training should not reward."""
+        return [task for task in self._tasks[split] if self._earns_idling(task)]
+
+    def skip_noop(self) -> None:
+        """Leave out :meth:`noop_tasks` from every split."""
+        for split in self._tasks:
+            idle = {task.id for task in self.noop_tasks(split)}
+            self._tasks[split] = tuple(task for task in self._tasks[split] if task.id not in idle)
+
+    def leave_out(self, names: str) -> None:
+        """Drop parts of the reward basis by name, separated by commas; tau-bench's tasks have none."""
+        dropped = {name.strip() for name in names.split(",") if name.strip()}
+        if unknown := sorted(dropped - set(BASES[2:])):
+            raise ConfigError(f"environment.options.leave_out: {unknown[0]!r} is none of {', '.join(BASES[2:])}")
+        for tasks in self._tasks.values():
+            for task in tasks:
+                if "basis" in task.data:
+                    task.data["basis"] = [name for name in task.data["basis"] if name not in dropped]
+
+    def check_basis(self) -> None:
+        """Raises :class:`mua.errors.ConfigError` where a reward basis asks for what is not configured or not here."""
+        lacking = ["ENV_ASSERTION", *(["NL_ASSERTION"] if self._judge is None else [])]
+        for name in lacking:
+            asking = [task.id for tasks in self._tasks.values() for task in tasks if name in task.data.get("basis", ())]
+            if asking:
+                mend = "configure the section judge, or " if name == "NL_ASSERTION" else ""
+                raise ConfigError(
+                    f"environment.data: {self._data.folder}: {len(asking)} tasks, such as {asking[0]}, are judged by "
+                    f"{name}; {mend}leave it out with environment.options.leave_out: {name}"
+                )
+
+    def _earns_idling(self, task: Task) -> bool:
+        basis = task.data.get("basis", ())
+        asked = "NL_ASSERTION" in basis or ("ACTION" in basis and task.data["actions"])
+        return not asked and not unsaid(task.data["statements"], ()) and not self.desk.gold(task).changes
+
+
+_FAREWELL = re.compile(r"anything else|transferr(ed|ing)|have a (nice|good|great) day|good ?bye", re.IGNORECASE)
+_ROLE = re.compile(r"^you(r| are| have|'ve)?\b", re.IGNORECASE)
+PATIENCE = 20
+"""Messages after which the user leaves: nothing tells it by rules when a free text is settled."""
+
+
+class RecitingUser:
+    """Recites its instruction, agrees when asked to confirm, and leaves when asked whether there is anything else.
+
+    For trying official data offline; a measurement wants a user that plays its part (``user.kind: llm``).
+    """
+
+    def __init__(self, instruction: str) -> None:
+        self._instruction = instruction
+        self._left = PATIENCE
+
+    async def open(self) -> UserReply:
+        return UserReply(
+            f"These are my notes: {self._instruction}" if _ROLE.match(self._instruction) else self._instruction
+        )
+
+    async def reply(self, agent_text: str) -> UserReply:
+        self._left -= 1
+        if self._left < 0 or _FAREWELL.search(agent_text):
+            return UserReply(f"No, thank you. {STOP_SIGNAL}", stop=True)
+        return UserReply("Yes." if CONFIRM.search(agent_text) else "I have told you all I know; do as I said.")
+
+    async def close(self) -> None:
+        return None
