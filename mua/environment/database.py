@@ -43,9 +43,6 @@ class Tool:
     """``run(database, **arguments)``; a text is answered as it is, anything else as JSON."""
     terminal: bool = False
     """The episode ends after a successful call."""
-    accepts: Json | None = None
-    """JSON Schema of the arguments let through, where that is not what ``schema`` shows the model: a tool that has to
-    answer like another implementation, which checks less."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +72,7 @@ class ServiceDesk:
         self.schemas = tuple(tool.schema for tool in tools)
         self.user_schemas = tuple(tool.schema for tool in user_tools)
         checked = [*tools, *user_tools]
-        self._checkers = {tool.schema.name: argument_checker(_accepted(tool)) for tool in checked}
+        self._checkers = {tool.schema.name: argument_checker(tool.schema) for tool in checked}
         self._gold: dict[str, Gold] = {}
 
     def base_of(self, task: Task) -> Base:
@@ -195,10 +192,6 @@ def verdict(
     if broken:
         details["forbidden"] = [{"name": name, "arguments": arguments} for name, arguments in broken]
     return Evaluation(reward, success, details)
-
-
-def _accepted(tool: Tool) -> ToolSchema:
-    return tool.schema if tool.accepts is None else ToolSchema(tool.schema.name, "", tool.accepts)
 
 
 def _forbidden(call: tuple[str, Json], patterns: Sequence[Json]) -> bool:
