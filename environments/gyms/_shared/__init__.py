@@ -2,7 +2,7 @@
 
 A gym is a game between the policy and another side that answers inside the tool ``interact`` (``choice``, ``content``).
 To add one, make a folder ``environments/gyms/<short name>/`` with ``policy.md`` (the full system prompt),
-``manifest.json`` (made by ``python -m environments.gyms._shared.pinned <short name>``) and an ``__init__.py``::
+``manifest.json`` (made by ``python -m environments.gyms._shared.pin <short name>``) and an ``__init__.py``::
 
     class GuessGame(Game):                        # one episode; never sees another one
         async def action(self, content: str) -> Reply:       # one coroutine a legal choice, but none for finish

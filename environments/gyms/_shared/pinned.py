@@ -1,29 +1,23 @@
 """Tasks pinned by a manifest: a silent change of a generator or a data file is an error, not another benchmark.
 
-``python -m environments.gyms._shared.pinned SHORT_NAME...`` pins what the gyms make now (all gyms without a name).
+``python -m environments.gyms._shared.pin`` pins what the gyms make now.
 """
 
 from __future__ import annotations
 
 import hashlib
-import importlib
 import json
 import random
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar, get_args
+from typing import TypeVar
 
 from mua.environment.protocol import Split, Task
 from mua.errors import MuaError
 
-if TYPE_CHECKING:
-    from environments.gyms._shared.gym import Gym
-
 T = TypeVar("T")
-SPLITS: tuple[Split, ...] = get_args(Split)
-_COMMAND = "python -m environments.gyms._shared.pinned"
+_COMMAND = "python -m environments.gyms._shared.pin"
 
 
 def digest(tasks: Sequence[Task]) -> str:
@@ -64,24 +58,3 @@ def dealt(items: Iterable[T], sizes: Mapping[Split, int], seed: str) -> dict[Spl
         hands[split] = shuffled[first : first + size]
         first += size
     return hands
-
-
-def pin(gym: Gym) -> None:
-    """Write the manifest of what ``gym`` makes now."""
-    manifest = {}
-    for split in SPLITS:
-        tasks = tuple(gym.generate(split))
-        manifest[split] = {"tasks": len(tasks), "sha256": digest(tasks)}
-    (gym.folder() / "manifest.json").write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
-
-
-def main(names: Sequence[str]) -> None:
-    """Pin the gyms of ``names``; all of them if empty."""
-    here = Path(__file__).parents[1]
-    for name in names or sorted(path.parent.name for path in here.glob("[a-z]*/__init__.py")):
-        module = importlib.import_module(f"environments.gyms.{name}")
-        pin(module.DOMAIN)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

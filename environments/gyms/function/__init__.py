@@ -1,0 +1,109 @@
+"""A hidden rule over four numbers: try points, then say what it gives for numbers that may not be tried."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Generator, Iterable, Sequence
+from typing import ClassVar
+
+from environments.gyms._shared import Choice, Game, Gym, Reply, act
+from environments.gyms.function.expert import SOLVED, moves
+from environments.gyms.function.rules import VARIABLES, at, generate, text
+from mua.environment.protocol import Move, Split, Task
+from mua.types import Json
+
+_NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
+LIMIT = 1000.0
+"""Largest magnitude of a number that may be tried."""
+NEAREST = 0.5
+"""Points nearer to the test numbers, in every number, are refused: rounding would make their value the answer."""
+TOLERANCE = 1e-6
+"""Relative (absolute below 1)."""
+
+
+def shown(number: float) -> str:
+    """Rounded to four decimals, whole numbers without a point."""
+    rounded = round(number, 4) + 0.0  # -0.0 becomes 0.0
+    return str(int(rounded)) if rounded == int(rounded) else repr(rounded)
+
+
+class FunctionGame(Game):
+    """One hidden rule."""
+
+    async def action(self, content: str) -> Reply:
+        numbers = [float(n) for n in _NUMBER.findall(content)]
+        if len(numbers) != len(VARIABLES):
+            return Reply(f"an action needs exactly four numbers, such as 1 2 3 4; found {len(numbers)}", error=True)
+        if not all(abs(n) <= LIMIT for n in numbers):
+            return Reply(f"numbers must lie between -{LIMIT:g} and {LIMIT:g}", error=True)
+        if all(abs(n - t) < NEAREST for n, t in zip(numbers, self.task.data["test"], strict=True)):
+            return Reply("this is too close to the test numbers; try another point", error=True)
+        try:
+            return Reply(shown(at(self.task.data["rule"], numbers)))
+        except (ZeroDivisionError, OverflowError):
+            return Reply("There is no value at this point.")
+
+    async def search(self, content: str) -> Reply:
+        if content.strip(" .'\"").lower() != "test":
+            return Reply("search knows only the content test", error=True)
+        return Reply(" ".join(str(n) for n in self.task.data["test"]))
+
+    async def answer(self, content: str) -> Reply:
+        numbers = [float(n) for n in _NUMBER.findall(content)]
+        if len(numbers) != 1:
+            return Reply("an answer is exactly one number", error=True)
+        if not math.isclose(numbers[0], self._expected(), rel_tol=TOLERANCE, abs_tol=TOLERANCE):
+            return Reply("Wrong.")
+        self.solved = True
+        return Reply(f"{SOLVED}.", reward=1.0, over=True)
+
+    def details(self) -> Json:
+        return {"rule": text(self.task.data["rule"]), "expected": self._expected()}
+
+    def _expected(self) -> float:
+        return at(self.task.data["rule"], self.task.data["test"])
+
+
+class FunctionGym(Gym):
+    """Reward 1 for the right value, once; decided by arithmetic alone, so there is no LLM oracle."""
+
+    name = "gyms/function"
+    choices: ClassVar[dict[Choice, str]] = {
+        "search": "content 'test' shows the four test numbers",
+        "action": "content of four numbers 'a b c d' gives the value of the hidden rule there",
+        "answer": "content of one number, the value for the test numbers",
+        "finish": "give up",
+    }
+    defaults: ClassVar[dict[str, str | int | float | bool]] = {"max_actions": 0, "max_answers": 5}
+    short_prompt = "Find the value of the hidden rule for the test numbers. Use interact."
+
+    @classmethod
+    def generate(cls, split: Split) -> Iterable[Task]:
+        return generate(split)
+
+    def game(self, task: Task, seed: int) -> Game:
+        return FunctionGame(self.setting, task, seed)
+
+    def openings(self, task: Task) -> Sequence[str]:
+        return (
+            "What does the hidden rule give for the test numbers?",
+            "Find out what the rule makes of the test numbers.",
+            "I have a rule for four numbers. Tell me its value for my test numbers.",
+            "Try some numbers, then tell me what my rule gives for the test.",
+        )
+
+    def persona(self, task: Task) -> str:
+        return (
+            "You know a rule that turns four numbers a, b, c, d into one. You want the agent to find out what it gives "
+            "for your test numbers, by trying other numbers in the tool interact. You do not talk about the rule."
+        )
+
+    def gold(self, task: Task) -> Sequence[Move]:
+        return [act("answer", repr(at(task.data["rule"], task.data["test"])))]
+
+    def expert(self, task: Task, seed: int, loose: float = 0.0) -> Generator[Move, str, None]:
+        return moves(task, seed, loose)
+
+
+DOMAIN = FunctionGym()
