@@ -30,7 +30,7 @@ from megatron_bridge.checksums import Sidecar
 from megatron_bridge.errors import BridgeError
 from megatron_bridge.plan import TensorSpec
 from megatron_bridge.safetensors_io import SafetensorsFolder
-from megatron_bridge.safetensors_writer import SafetensorsWriter, digest_of
+from megatron_bridge.safetensors_writer import SafetensorsWriter, digest_of, flush
 
 DEFAULT_SHARD_BYTES = 5 << 30
 _WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".gguf", ".onnx", ".index.json")
@@ -130,7 +130,7 @@ def publish(folder: Path, out: Path, *, sync: bool = True) -> None:
     """Give the finished hidden folder its name; an older ``out`` goes. Flushed to the disk unless ``sync`` is false."""
     (folder / _LOCK).unlink(missing_ok=True)
     for path in [*folder.rglob("*"), folder] if sync else ():
-        _sync(path)
+        flush(path)
     old = _old(out)
     if out.exists():
         os.rename(out, old)
@@ -141,7 +141,7 @@ def publish(folder: Path, out: Path, *, sync: bool = True) -> None:
             os.rename(old, out)
         raise
     if sync:
-        _sync(out.parent)
+        flush(out.parent)
     shutil.rmtree(old, ignore_errors=True)
 
 
@@ -184,14 +184,6 @@ def _with_dtype(config: bytes, dtype: str) -> bytes:
         if parsed.get(key) not in (None, dtype):
             raise BridgeError(f"config.json: {key}={parsed[key]!r} cannot be set to {dtype!r}")
     return text.encode()
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _lock(folder: Path, out: Path) -> int:

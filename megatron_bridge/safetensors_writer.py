@@ -267,3 +267,12 @@ def _write_index(path: Path, content: bytes | None) -> None:
         path.unlink(missing_ok=True)
         return
     path.write_bytes(content)
+
+
+def flush(path: Path) -> None:
+    """Flush a file or folder to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

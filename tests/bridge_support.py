@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from mua.compat import megatron_cpu
 
 megatron_cpu.install()
 
-from megatron.core import parallel_state, tensor_parallel  # noqa: E402
+from megatron.core import parallel_state  # noqa: E402
 from megatron.core.tensor_parallel import gather_from_tensor_model_parallel_region  # noqa: E402
 
 import mua.megatron.model  # noqa: E402
@@ -24,9 +23,11 @@ from megatron_bridge import gpt_model_kwargs, read_hf_config, transformer_config
 from megatron_bridge.families import FAMILIES  # noqa: E402
 from megatron_bridge.family import HfConfig  # noqa: E402
 from mua.config.schema import MegatronConfig, ModelConfig  # noqa: E402
+from mua.megatron import layouts  # noqa: E402
 from mua.megatron.context import gather, row_order, zigzag  # noqa: E402
 from mua.megatron.model import build_chunks  # noqa: E402
 from mua.megatron.modules import PackedRow  # noqa: E402
+from mua.megatron.parallel import start_groups  # noqa: E402
 
 IDS = torch.randint(101, (36,), generator=torch.Generator().manual_seed(2))
 """A sequence for log-probabilities; its length divides by every tensor-parallel size used."""
@@ -37,16 +38,6 @@ EXAMPLES: dict[str, HfConfig] = {
 }
 """Every example of every family in the registry."""
 
-_SHORT = {
-    "TP": "tensor_parallel",
-    "PP": "pipeline_parallel",
-    "VPP": "virtual_pipeline",
-    "CP": "context_parallel",
-    "DP": "data_parallel",
-    "EP": "expert_parallel",
-    "ETP": "expert_tensor_parallel",
-    "FIRST": "first_stage_layers",
-}
 DENSE_LAYOUTS = (
     "single",
     "TP2",
@@ -88,8 +79,7 @@ LAYOUTS = DENSE_LAYOUTS + EXPERT_LAYOUTS
 
 def layout(name: str) -> MegatronConfig:
     """``"TP2 PP2"`` as a configuration."""
-    parts = [] if name == "single" else [re.fullmatch(r"([A-Z]+)(\d+)", part) for part in name.split()]
-    return MegatronConfig(**{_SHORT[part[1]]: int(part[2]) for part in parts if part})
+    return MegatronConfig(**layouts.sizes(name))
 
 
 def has_experts(config: HfConfig) -> bool:
@@ -124,16 +114,7 @@ def hf_log_probabilities(hf: transformers.PreTrainedModel) -> Tensor:
 
 def start_parallel(megatron: MegatronConfig) -> None:
     """Megatron's process groups over those of torch, for layouts that training does not offer yet as well."""
-    parallel_state.destroy_model_parallel()
-    parallel_state.initialize_model_parallel(
-        tensor_model_parallel_size=megatron.tensor_parallel,
-        pipeline_model_parallel_size=megatron.pipeline_parallel,
-        virtual_pipeline_model_parallel_size=megatron.virtual_pipeline,
-        context_parallel_size=megatron.context_parallel,
-        expert_model_parallel_size=megatron.expert_parallel,
-        expert_tensor_parallel_size=megatron.expert_tensor_parallel,
-    )
-    tensor_parallel.model_parallel_cuda_manual_seed(5, force_reset_rng=True)
+    start_groups(megatron, 5)
 
 
 def build(folder: Path, megatron: MegatronConfig, dtype: str = "float32") -> list[Any]:

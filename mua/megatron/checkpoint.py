@@ -40,6 +40,7 @@ from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.storage import WriteResult
 
 import megatron_bridge
+from megatron_bridge.safetensors_writer import flush
 from mua.config.schema import MegatronConfig
 from mua.errors import ModelError
 from mua.megatron import manifest
@@ -209,7 +210,7 @@ class PendingSave:
         if self.folder.exists():
             self.folder.rename(replaced)
         self._partial.rename(self.folder)
-        manifest.flush(self.folder.parent)
+        flush(self.folder.parent)
         shutil.rmtree(replaced, ignore_errors=True)
 
 

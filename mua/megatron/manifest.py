@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from megatron_bridge.checksums import ALGORITHM
-from megatron_bridge.safetensors_writer import digest_of
+from megatron_bridge.safetensors_writer import digest_of, flush
 from mua.errors import ModelError
 from mua.types import Json
 
@@ -76,15 +76,6 @@ def check_files(folder: Path, content: Json, *, thorough: bool = False) -> None:
             state = "has other bytes than were written"
         if state is not None:
             raise ModelError(f"checkpoint {folder} is damaged: {name} {state}; remove it to resume from an older one")
-
-
-def flush(path: Path) -> None:
-    """Flush a file or folder to the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _digest(path: Path, size: int) -> str | None:

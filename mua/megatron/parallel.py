@@ -67,6 +67,12 @@ def initialize(config: MegatronConfig, seed: int) -> bool:
             f"context_parallel {config.context_parallel} x data_parallel {config.data_parallel} needs "
             f"{config.world_size} processes, but {running} run; change the sizes or the launch"
         )
+    start_groups(config, seed)
+    return started
+
+
+def start_groups(config: MegatronConfig, seed: int) -> None:
+    """Megatron's process groups over the running ones of torch, and its random states; replaces those there are."""
     parallel_state.destroy_model_parallel()
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=config.tensor_parallel,
@@ -77,7 +83,6 @@ def initialize(config: MegatronConfig, seed: int) -> bool:
         expert_tensor_parallel_size=config.expert_tensor_parallel,
     )
     tensor_parallel.model_parallel_cuda_manual_seed(seed, force_reset_rng=True)
-    return started
 
 
 def virtual_stages(config: MegatronConfig) -> int | None:

@@ -252,27 +252,17 @@ def reshard(folder: Path, layout: Layout) -> dict[str, Any]:
 def build(folder: Path, layout: Layout) -> list[Any]:
     """Random Megatron chunks of the model in ``folder`` under ``layout``."""
     megatron_cpu.install()
-    from megatron.core import parallel_state, tensor_parallel
-
     from megatron_bridge import gpt_model_kwargs, read_hf_config, transformer_config_kwargs
     from mua.config.schema import MegatronConfig, ModelConfig
     from mua.megatron.model import build_chunks
+    from mua.megatron.parallel import start_groups
 
-    parallel_state.destroy_model_parallel()
-    parallel_state.initialize_model_parallel(
-        tensor_model_parallel_size=layout.tp,
-        pipeline_model_parallel_size=layout.pp,
-        virtual_pipeline_model_parallel_size=layout.vpp,
-        context_parallel_size=layout.cp,
-        expert_model_parallel_size=layout.ep,
-        expert_tensor_parallel_size=layout.etp,
-    )
-    tensor_parallel.model_parallel_cuda_manual_seed(5, force_reset_rng=True)
     megatron = MegatronConfig(
         tensor_parallel=layout.tp, pipeline_parallel=layout.pp, virtual_pipeline=layout.vpp,
         context_parallel=layout.cp, expert_parallel=layout.ep, expert_tensor_parallel=layout.etp,
         data_parallel=layout.dp,
     )  # fmt: skip
+    start_groups(megatron, 5)
     config = read_hf_config(folder)
     model = ModelConfig(path=folder, dtype="float32", max_length=512)
     return build_chunks(transformer_config_kwargs(config), gpt_model_kwargs(config), model, megatron)
