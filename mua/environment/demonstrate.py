@@ -153,7 +153,8 @@ class _Play:
 
 
 def _unanswered(moves: Sequence[Move]) -> Generator[Move, str, None]:
-    yield from moves
+    for move in moves:
+        yield move  # a sequence can not be sent what came back, as `yield from` would do
 
 
 async def _value(given: T | Awaitable[T]) -> T:
