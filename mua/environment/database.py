@@ -162,6 +162,15 @@ class DatabaseEnvironment:
             [call for call in self._done if _forbidden(call, self._task.data.get("forbidden", ()))],
         )
 
+    def equals_gold(self) -> bool:
+        """Whether the database is now what the gold actions make of it."""
+        assert self._task is not None, "reset comes first"
+        return digest_of(self.state.changes()) == self._desk.gold(self._task).digest
+
+    def equals_untouched(self) -> bool:
+        """Whether the database is now what it was at the start."""
+        return not self.state.changes()
+
     def close(self) -> None:
         self._state = None
 
