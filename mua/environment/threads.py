@@ -28,7 +28,7 @@ _Inbox: TypeAlias = "SimpleQueue[tuple[Callable[[], Any], Callable[[Outcome], No
 
 
 class HungCall(Exception):
-    """A call did not return before its deadline; its thread has been abandoned."""
+    """A call did not return before its deadline; the text says what became of it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -72,7 +72,7 @@ class BlockingPool:
         await asyncio.wait((job.outcome,), timeout=remaining)
         if not job.outcome.done():
             self._abandon(job)
-            raise HungCall
+            raise HungCall(f"its thread is abandoned ({self.abandoned} hang now)")
         return job.outcome.result()
 
     def close(self) -> None:

@@ -1,0 +1,155 @@
+"""A worker process: ``python -m mua.environment.worker``, started by :mod:`mua.environment.processes`.
+
+::
+
+    stdin (a socket) ──► reader thread ──► queue ──► main thread: one request after the other
+         │ end of file: the run has closed it, or is dead                │
+         └── environments left are closed, and the process group dies ◄──┘
+
+It is told a domain's name and configuration and keeps many leases' environments. The reader thread sees the end of the
+socket also while a call hangs in Python; a call that holds the interpreter lock for ever is ended by a timer of
+``faulthandler``, which needs no lock, shortly after its deadline.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import inspect
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from contextlib import suppress
+from queue import SimpleQueue
+from typing import Any, TypeAlias
+
+from mua.config.schema import EnvironmentConfig
+from mua.environment.protocol import Configurable, Domain, Environment
+from mua.environment.registry import get_domain
+from mua.environment.requests import checked
+from mua.environment.wire import answer_json, error_json, packed, read_request
+from mua.errors import ConfigError
+from mua.types import Json
+
+GRACE_S = 2.0
+"""After the run has gone: time for the call under way and for closing environments."""
+_Inbox: TypeAlias = "SimpleQueue[bytes | None]"
+
+
+class Worker:
+    """The environments of one domain, by lease."""
+
+    def __init__(self, domain: Domain) -> None:
+        self._domain = domain
+        self._environments: dict[int, Environment] = {}
+
+    def answer(self, message: Json) -> bytes:
+        """Do what a line asks, and the line that answers it. Never raises."""
+        try:
+            return packed({"answer": self._do(message)})
+        except BaseException as error:
+            return packed(error_json(error))
+
+    def close(self) -> None:
+        """Close every environment that is left."""
+        for lease in list(self._environments):
+            with suppress(BaseException):
+                self._close(lease)
+
+    def _do(self, message: Json) -> Any:
+        if message["do"] == "close":
+            return self._close(message["lease"])
+        request = read_request(message)
+        answer = request.perform(self._environment(message["lease"]))
+        if inspect.isawaitable(answer):
+            if inspect.iscoroutine(answer):
+                answer.close()
+            raise ConfigError(
+                f"environment.isolation: process: {request.name} of {self._domain.name!r} is a coroutine, and those "
+                "run on the event loop of the run itself; leave isolation at auto"
+            )
+        return answer_json(checked(request, answer))
+
+    def _environment(self, lease: int) -> Environment:
+        if lease not in self._environments:
+            self._environments[lease] = self._domain.environment()
+        return self._environments[lease]
+
+    def _close(self, lease: int) -> None:
+        environment = self._environments.pop(lease, None)
+        if environment is not None:
+            environment.close()
+
+
+def main() -> None:
+    """Serve until the socket ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the run's to handle
+    wire = socket.socket(fileno=os.dup(0))
+    with open(os.devnull, "rb") as nothing:
+        os.dup2(nothing.fileno(), 0)
+    inbox: _Inbox = SimpleQueue()
+    threading.Thread(target=_read, args=(wire, inbox), daemon=True).start()
+    with suppress(OSError):  # the run has gone
+        worker = _started(wire, inbox.get())
+        if worker is not None:
+            _serve(worker, wire, inbox)
+            worker.close()
+    _end()
+
+
+def _started(wire: socket.socket, hello: bytes | None) -> Worker | None:
+    if hello is None:
+        return None
+    try:
+        config = EnvironmentConfig.model_validate_json(hello)
+        worker = Worker(_domain(config))
+    except BaseException as error:
+        wire.sendall(packed(error_json(error)))
+        return None
+    wire.sendall(packed({"answer": "ready"}))
+    return worker
+
+
+def _domain(config: EnvironmentConfig) -> Domain:
+    domain = get_domain(config.name)
+    if not isinstance(domain, Configurable):
+        return domain  # the run has seen that nothing is set which it lacks
+    from mua.environment.selection import Selection  # brings clients of endpoints, which take long to import
+
+    return Selection.from_config(config).domains[config.name]
+
+
+def _serve(worker: Worker, wire: socket.socket, inbox: _Inbox) -> None:
+    with open(os.devnull, "wb") as nothing:
+        while (line := inbox.get()) is not None:
+            message = json.loads(line)
+            faulthandler.dump_traceback_later(message["seconds"] + GRACE_S, exit=True, file=nothing)
+            answer = worker.answer(message)
+            faulthandler.cancel_dump_traceback_later()
+            wire.sendall(answer)
+
+
+def _read(wire: socket.socket, inbox: _Inbox) -> None:
+    with suppress(OSError):
+        for line in wire.makefile("rb"):
+            inbox.put(line)
+    inbox.put(None)
+    time.sleep(GRACE_S)
+    _end()
+
+
+def _end() -> None:
+    """End this process and all that its environments started."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(BaseException):
+            stream.flush()
+    if os.getpgrp() == os.getpid():
+        os.killpg(0, signal.SIGKILL)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

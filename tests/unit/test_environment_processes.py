@@ -1,0 +1,322 @@
+"""Environments in worker processes: what a crash or a hang costs, what reaches a worker, and that nothing stays.
+
+The domain (fragile_domain.py) is found through an entry point, as a third-party package's would be. Does not cover
+leases as such (test_environment_manager.py) or real domains (tests/contract/test_domain_contract.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import fragile_domain
+import pytest
+
+from mua.config.schema import EnvironmentConfig
+from mua.environment import processes
+from mua.environment.manager import EnvironmentManager, LeasedEnvironment
+from mua.environment.processes import ProcessExecutor, WorkersBroken
+from mua.environment.protocol import Transcript
+from mua.errors import ConfigError, EnvironmentFault, JudgeFault, MuaError, UserFault
+
+TASK, OTHER, *_ = fragile_domain.DOMAIN.tasks("train")
+TRANSCRIPT = Transcript([{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "é"}])
+
+
+@pytest.fixture(autouse=True)
+def registered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    modules = {
+        "fragile": "fragile_domain",
+        "waiting": "waiting_domain",
+        "broken": "broken_domain",
+        "slow": "slow_domain",
+    }
+    fragile_domain.register(tmp_path, **modules)
+    (tmp_path / "waiting_domain.py").write_text("import fragile_domain\nDOMAIN = fragile_domain.WaitingDomain()\n")
+    (tmp_path / "broken_domain.py").write_text("import os\nos._exit(7)\n")
+    (tmp_path / "slow_domain.py").write_text("import time\ntime.sleep(3600)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    return tmp_path
+
+
+def manager_of(domain: object = fragile_domain.DOMAIN, **settings) -> EnvironmentManager:
+    return EnvironmentManager(domain, EnvironmentConfig(name="fragile", **{"workers": 1, **settings}))  # type: ignore[arg-type]
+
+
+def workers_of(manager: EnvironmentManager) -> list[int]:
+    executor = manager._executor
+    assert isinstance(executor, ProcessExecutor)
+    return executor.pids
+
+
+def alive(pid: int) -> bool:
+    """Whether the process runs; a zombie does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def until(condition: Callable[[], bool], seconds: float = 30) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "still not so"
+        time.sleep(0.01)
+
+
+async def value(leased: LeasedEnvironment, tool: str, **arguments) -> object:
+    return json.loads((await leased.call(tool, arguments)).text)
+
+
+async def test_a_lease_is_served_as_in_the_run_itself(monkeypatch: pytest.MonkeyPatch):
+    """Nothing is pickled on either side: fragile_domain.py forbids it in the worker."""
+    for name in ("dumps", "loads", "dump", "load", "Pickler", "Unpickler"):
+        monkeypatch.setattr(pickle, name, fragile_domain._refuse)
+    manager = manager_of()
+    async with manager.lease(TASK, 7) as one, manager.lease(OTHER, 8) as other:
+        assert one.tools() == tuple(fragile_domain.Fragile().tools())
+        assert one.tools() is other.tools()
+        assert [tool.name for tool in one.user_tools.schemas()] == ["press"]
+        assert (await one.call("add", {"n": 2})).text == "fragile-0 7 2"
+        assert (await other.call("add", {})) == fragile_domain.ToolResult("fragile-1 8 1", reward=0.5)
+        assert (await one.user_call("press", {})).text == "12"
+        assert (await one.call("say", {"more": "\ud800\U0001f600\n"})).text == "süß \ud800\ud800\U0001f600\n"
+        assert (await one.evaluate(TRANSCRIPT)) == fragile_domain.Evaluation(12.0, True, {"nested": [1, {"é": None}]})
+        assert await value(one, "pid") == await value(other, "pid") == workers_of(manager)[0] != os.getpid()
+        assert await value(one, "shout") is None
+        assert len(await value(one, "huge")) == 3_000_000  # type: ignore[arg-type]
+    async with manager.lease(TASK, 9) as third:
+        assert await value(third, "closed") == [8, 7]
+        assert (await third.call("add", {})).text == "fragile-0 9 1"
+    await manager.close()
+    assert manager.leases == manager.leaked_threads == 0
+
+
+async def test_leases_are_spread_over_the_workers():
+    manager = manager_of(workers=2)
+    async with manager.lease(TASK, 0) as one, manager.lease(TASK, 1) as two, manager.lease(TASK, 2) as three:
+        pids = [await value(leased, "pid") for leased in (one, two, three)]
+        assert len(set(pids)) == 2
+        assert sorted(workers_of(manager)) == sorted(set(pids))
+    await manager.close()
+
+
+@pytest.mark.parametrize(
+    ("tool", "kind", "words"),
+    [
+        ("fail", EnvironmentFault, "'fragile', task 'fragile-0': tool 'fail' raised KeyError: 'x'"),
+        ("leave", EnvironmentFault, "tool 'leave' raised SystemExit: 4"),
+        ("user", UserFault, "no user"),
+        ("judge", JudgeFault, "no judge"),
+        ("wrong", EnvironmentFault, "tool 'wrong' gave int instead of ToolResult"),
+        ("unheard", EnvironmentFault, "tool 'unheard' raised TypeError: Object of type object is not JSON"),
+    ],
+)
+async def test_what_an_environment_raises_is_the_same_fault_as_in_the_run(tool: str, kind: type[MuaError], words: str):
+    manager = manager_of()
+    async with manager.lease(TASK, 0) as leased:
+        with pytest.raises(kind) as caught:
+            await leased.call(tool, {})
+        assert words in str(caught.value)
+        assert (await leased.call("add", {})).text == "fragile-0 0 1"
+    await manager.close()
+
+
+@pytest.mark.parametrize(("tool", "how"), [("crash", "exit status 3"), ("kill", "SIGKILL")])
+async def test_a_crash_costs_its_worker_alone_which_is_replaced(tool: str, how: str):
+    manager = manager_of(workers=2)
+    async with (
+        manager.lease(TASK, 0) as crashing,
+        manager.lease(OTHER, 1) as elsewhere,
+        manager.lease(OTHER, 2) as beside,
+    ):
+        before = await value(crashing, "pid")
+        assert await value(beside, "pid") == before != await value(elsewhere, "pid")
+        with pytest.raises(EnvironmentFault, match=rf"tool '{tool}': its worker process ended .* \({how}\)"):
+            await crashing.call(tool, {})
+        with pytest.raises(EnvironmentFault, match=f"ended during tool '{tool}' of task 'fragile-0'"):
+            await beside.call("add", {})
+        with pytest.raises(EnvironmentFault, match="'add' cannot run"):
+            await beside.call("add", {})
+        assert (await elsewhere.call("add", {})).text == "fragile-1 1 1"
+    async with manager.lease(TASK, 3) as third, manager.lease(TASK, 4) as fourth:
+        assert (await third.call("add", {})).text == "fragile-0 3 1"
+        assert (await fourth.call("add", {})).text == "fragile-0 4 1"
+        assert len(workers_of(manager)) == 2
+    assert not alive(before)  # type: ignore[arg-type]
+    await manager.close()
+    assert manager.leases == 0
+
+
+async def test_a_hang_is_killed_at_its_deadline_with_all_it_started():
+    manager = manager_of(call_seconds=0.5)
+    async with manager.lease(TASK, 0) as hanging, manager.lease(OTHER, 1) as beside:
+        pid, child = await value(hanging, "pid"), await value(hanging, "child")
+        call = asyncio.create_task(hanging.call("hang", {}))
+        await asyncio.sleep(0.1)
+        waiting = asyncio.create_task(beside.call("add", {}))
+        with pytest.raises(
+            EnvironmentFault, match=r"within 0\.5 s \(environment\.call_seconds\); its worker process is k"
+        ):
+            await call
+        with pytest.raises(EnvironmentFault, match="killed, because tool 'hang' of task 'fragile-0' hung there"):
+            await waiting
+    assert not alive(pid)  # type: ignore[arg-type]
+    assert not alive(child)  # type: ignore[arg-type]
+    async with manager.lease(TASK, 0) as leased:
+        assert (await leased.call("add", {})).text == "fragile-0 0 1"
+    assert manager.leases == manager.leaked_threads == 0
+    await manager.close()
+
+
+async def test_work_in_a_worker_does_not_hold_up_the_event_loop():
+    manager = manager_of(workers=2)
+    async with manager.lease(TASK, 0) as busy, manager.lease(TASK, 1) as other:
+        spinning = asyncio.create_task(busy.call("spin", {}))
+        ticks = 0
+        while not spinning.done():
+            assert (await other.call("add", {})).error is False
+            ticks += 1
+        assert ticks > 10
+    await manager.close()
+
+
+async def test_a_cancelled_call_ends_before_its_environment_is_closed():
+    manager = manager_of()
+    async with manager.lease(TASK, 4) as leased:
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(leased.call("spin", {}), timeout=0.05)
+        with pytest.raises(EnvironmentFault, match="'spin' was cancelled"):
+            await leased.call("add", {})
+    async with manager.lease(TASK, 5) as leased:
+        assert await value(leased, "closed") == [4]
+    await manager.close()
+
+
+async def test_a_worker_inherits_neither_variables_nor_open_files(monkeypatch: pytest.MonkeyPatch):
+    for name in ("MASTER_PORT", "OPENAI_API_KEY", "CUDA_VISIBLE_DEVICES"):
+        monkeypatch.setenv(name, "29500")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        os.set_inheritable(server.fileno(), True)
+        manager = manager_of()
+        async with manager.lease(TASK, 0) as leased:
+            variables = await value(leased, "variables")
+            assert isinstance(variables, dict)
+            assert variables["CUDA_VISIBLE_DEVICES"] == ""
+            assert not {"MASTER_PORT", "OPENAI_API_KEY"} & set(variables)
+            # Its own, and this run's standard error where that is one.
+            assert await value(leased, "sockets") == 1 + 2 * Path("/proc/self/fd/2").is_socket()
+        await manager.close()
+
+
+async def test_coroutine_environments_are_refused(registered: Path):
+    manager = manager_of(fragile_domain.WaitingDomain())
+    async with manager.lease(TASK, 0) as leased:
+        with pytest.raises(ConfigError, match=r"process: tool 'add' of 'waiting' is a coroutine.*isolation at auto"):
+            await leased.call("add", {})
+    await manager.close()
+
+
+def test_oracles_that_ask_endpoints_are_refused():
+    with pytest.raises(ConfigError, match="oracle: llm"):
+        manager_of(oracle="llm")
+
+
+async def test_a_domain_that_no_worker_can_import_ends_the_run():
+    class Unregistered(fragile_domain.FragileDomain):
+        name = "nowhere"
+
+    manager = manager_of(Unregistered())
+    with pytest.raises(ConfigError, match="unknown environment 'nowhere'"):
+        async with manager.lease(TASK, 0):
+            pytest.fail("there is nothing to lease")
+    await manager.close()
+
+
+@pytest.mark.parametrize(("name", "words"), [("broken", r"exit status 7"), ("slow", r"not ready after 1 s")])
+async def test_workers_that_do_not_start_are_faults_and_in_the_end_the_runs(
+    name: str, words: str, monkeypatch: pytest.MonkeyPatch
+):
+    class Named(fragile_domain.FragileDomain):
+        pass
+
+    Named.name = name
+    monkeypatch.setattr(processes, "START_SECONDS", 1)
+    monkeypatch.setattr(processes, "MAX_FAILED_STARTS", 1)
+    manager = manager_of(Named())
+    for kind, said in ((EnvironmentFault, words), (WorkersBroken, "1 failed in a row")):
+        with pytest.raises(kind, match=said):
+            async with manager.lease(TASK, 0):
+                pytest.fail("there is nothing to lease")
+    assert manager.leases == 0
+    await manager.close()
+
+
+RUN = """
+    import asyncio, os, signal, sys, time
+    import fragile_domain
+    from mua.config.schema import EnvironmentConfig
+    from mua.environment.manager import EnvironmentManager
+
+    async def main():
+        config = EnvironmentConfig(name="fragile", workers=1, call_seconds=float(sys.argv[1]))
+        manager = EnvironmentManager(fragile_domain.DOMAIN, config)
+        async with manager.lease(fragile_domain.DOMAIN.tasks("train")[0], 0) as leased:
+            print((await leased.call("pid", {})).text, (await leased.call("child", {})).text, flush=True)
+            await leased.call("hang", {})
+
+    asyncio.run(main())
+"""
+
+
+@pytest.fixture(params=[3000])
+def started(request: pytest.FixtureRequest) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
+    """A run whose environment hangs, and the processes it started."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    run = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(RUN), str(request.param)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+        start_new_session=True,
+    )
+    assert run.stdout is not None
+    try:
+        yield run, [int(pid) for pid in run.stdout.readline().split()]
+    finally:
+        run.kill()
+        run.communicate()
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM], ids=["SIGKILL", "SIGTERM"])
+def test_no_process_outlives_a_run_that_is_killed(
+    started: tuple[subprocess.Popen[str], list[int]], how: signal.Signals
+):
+    run, pids = started
+    assert len(pids) == 2
+    assert all(map(alive, pids))
+    run.send_signal(how)
+    until(lambda: not any(map(alive, pids)))
+
+
+@pytest.mark.parametrize("started", [3], indirect=True)
+def test_an_interrupt_is_the_runs_and_prints_no_traceback_of_a_worker(started: tuple[subprocess.Popen[str], list[int]]):
+    run, pids = started
+    os.kill(pids[0], signal.SIGINT)
+    os.killpg(run.pid, signal.SIGINT)  # as a terminal does
+    _, printed = run.communicate(timeout=30)
+    assert run.returncode != 0
+    assert "KeyboardInterrupt" in printed
+    assert "environment/worker.py" not in printed
+    until(lambda: not any(map(alive, pids)))
