@@ -1,0 +1,105 @@
+"""Search gym: a question that takes several searches, over a made-up world that nobody has learned by heart.
+
+``search`` gives the best documents for a query, at most ``max_searches`` times; ``answer`` is compared with the one
+right answer (and, with ``environment.oracle: llm``, shown to a judge when it does not match). Answers are few, because
+a year or a region could otherwise be found by trying.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from typing import ClassVar
+
+from environments.gyms._shared import Choice, Game, Gym, Reply, Setting, act
+from environments.gyms._shared.oracles import judged, one_of
+from environments.gyms._shared.settings import Option, Role
+from environments.gyms.search.answers import matches
+from environments.gyms.search.documents import Document
+from environments.gyms.search.expert import moves
+from environments.gyms.search.index import shared_index
+from environments.gyms.search.questions import NAME, generate
+from environments.gyms.search.web import OPTIONS, WebSearch
+from mua.environment.protocol import Move, Split, Task
+
+_OPENINGS = (
+    "I have a question for you: {question}",
+    "Can you find this out for me? {question}",
+    "{question} Please look it up.",
+    "Here is something I would like to know. {question}",
+)
+_JUDGE = (
+    "You compare an answer with the reference answer to a question. Reply with one word: Yes if it means the same "
+    "thing, whatever its wording; No if it is something else, is missing, or names several candidates."
+)
+
+
+class SearchGame(Game):
+    """One question."""
+
+    def __init__(self, setting: Setting, task: Task, seed: int, web: WebSearch | None) -> None:
+        super().__init__(setting, task, seed)
+        self._web = web
+
+    async def search(self, content: str) -> Reply:
+        """The best documents for a query."""
+        count = self.setting.whole("results")
+        found = await self._web.search(content, count) if self._web else shared_index().search(content, count)
+        return Reply(shown(found) if found else "Nothing was found. Try other words.")
+
+    async def answer(self, content: str) -> Reply:
+        """1 for the right answer, 0 for any other."""
+        self.solved = matches(content, [self.task.data["answer"], *self.task.data["aliases"]])
+        if not self.solved and self.setting.oracle == "llm":
+            self.solved = await self._judged(content)
+        return Reply("Yes, that is it. Thank you!", 1.0, over=True) if self.solved else Reply("No, that is not it.")
+
+    async def _judged(self, content: str) -> bool:
+        data = self.task.data
+        text = f"Question: {data['question']}\nReference answer: {data['answer']}\nAnswer: {content}"
+        return await judged(self.setting.judge, _JUDGE, text, one_of(("Yes", "No")), self.seed) == "Yes"
+
+
+def shown(documents: Sequence[Document]) -> str:
+    """Results as the policy reads them."""
+    return "\n".join(f"[{place}] {one.title}: {one.text}" for place, one in enumerate(documents, 1))
+
+
+class SearchGym(Gym):
+    """Implements :class:`mua.environment.protocol.Domain`."""
+
+    name = NAME
+    held_out = True
+    choices: ClassVar[Mapping[Choice, str]] = {
+        "search": "words to look for; the best documents come back",
+        "answer": "the answer alone: a name, a year, a thing",
+        "finish": "give up",
+    }
+    defaults: ClassVar[Mapping[str, Option]] = {"max_searches": 5, "max_answers": 3, "results": 5, **OPTIONS}
+    llm_roles: ClassVar[tuple[Role, ...]] = ("judge",)
+    short_prompt = "Answer the question. Use interact: search for documents, then answer."
+
+    def __init__(self, setting: Setting | None = None) -> None:
+        super().__init__(setting)
+        self._web = WebSearch(self.setting.options) if self.setting.options["search_url"] else None
+
+    @classmethod
+    def generate(cls, split: Split) -> Iterable[Task]:
+        return generate(split)
+
+    def game(self, task: Task, seed: int) -> Game:
+        return SearchGame(self.setting, task, seed, self._web)
+
+    def openings(self, task: Task) -> Sequence[str]:
+        return [opening.format(question=task.data["question"]) for opening in _OPENINGS]
+
+    def persona(self, task: Task) -> str:
+        return f"You want to know the answer to one question, and know nothing about it: {task.data['question']}"
+
+    def gold(self, task: Task) -> Sequence[Move]:
+        return [act("answer", task.data["answer"])]
+
+    def expert(self, task: Task, seed: int, loose: float = 0.0) -> Generator[Move, str, None]:
+        return moves(task, seed, loose)
+
+
+DOMAIN = SearchGym()

@@ -1,0 +1,47 @@
+"""An agent that follows the question's chain of relations: it searches for a name, reads on, and answers.
+
+What it knows is how the question is built (``start`` and ``chain``), as a reader of the question does; every fact it
+takes from the documents that it finds.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Generator
+
+from environments.gyms._shared import act
+from environments.gyms.search.documents import read
+from mua.environment.protocol import Move, Task
+
+_HINTS = {
+    "river": "town river",
+    "founded": "town charter founded mayor region",
+    "mayor": "town mayor region river",
+    "birthplace": "born birth degree",
+}
+"""Words that a document with the fact is likely to hold."""
+
+
+def moves(task: Task, seed: int, loose: float = 0.0) -> Generator[Move, str, None]:
+    """``loose`` is how often it starts with a search for the whole question, which wastes one."""
+    rng = random.Random(f"expert/{task.id}/{seed}")
+    if rng.random() < loose:
+        yield act("search", task.data["question"])
+    known = task.data["start"]
+    for relation in task.data["chain"]:
+        value = _value((yield act("search", known)), known, relation)
+        if value is None:  # buried under documents that mention the name
+            value = _value((yield act("search", f"{known} {_HINTS.get(relation, relation)}")), known, relation)
+        if value is None:
+            return
+        known = value
+    yield act("answer", known)
+
+
+def _value(results: str, name: str, relation: str) -> str | None:
+    """What the result about ``name`` says about ``relation``."""
+    for line in results.splitlines():
+        if (found := re.match(r"\[\d+\] (.+?): (.*)", line)) and found.group(1) == name:
+            return read(found.group(2), relation)
+    return None
