@@ -3,8 +3,8 @@
 Notation: turns ``t = 1..T`` with rewards ``r_t``; ``gamma`` the discount; a trajectory's advantage ``A`` comes from its
 score and its group (:mod:`mua.algorithms.advantage`); ``n_t`` tokens of turn ``t`` are trained.
 
-The forms are UserRL's (arXiv 2509.19736) as its code has them. Its paper prints another advantage, ``(c_t - mean) / std``
-over the group, under which equal credit would give every trajectory the same advantage.
+The forms are UserRL's (arXiv 2509.19736) as its code has them. Its paper prints another advantage,
+``(c_t - mean) / std`` over the group, under which equal credit would give every trajectory the same advantage.
 """
 
 from __future__ import annotations
