@@ -68,7 +68,8 @@ def _section(path: str, schema: type[Section]) -> Iterator[str]:
 
 def _row(key: str, field: FieldInfo) -> str:
     inner = section_of(field.annotation)
-    kind = f"[section](#{key.replace('.', '')})" if inner else _type(field.annotation, field.metadata)
+    listed = "list of " if get_origin(field.annotation) is list else ""
+    kind = f"{listed}[section](#{key.replace('.', '')})" if inner else _type(field.annotation, field.metadata)
     text = field.description or (_cell(inner.__doc__ or "") if inner else "")
     return f"| `{key}` | {kind} | {_default(field)} | {_cell(text)} |"
 
@@ -95,7 +96,8 @@ def _type(annotation: Any, metadata: list[Any] | tuple[Any, ...] = ()) -> str:
     if origin is dict:
         return f"mapping of names to {_type(arguments[1])}"
     if origin is list:
-        return f"list of {_type(arguments[0])}s"
+        name, *bounds = _type(arguments[0]).split(" ", 1)
+        return " ".join(["list of", name if name.startswith("`") else f"{name}s", *bounds])
     if arguments:
         return " or ".join(_type(branch) for branch in arguments)
     name = _NAMES.get(annotation, annotation.__name__.lower())

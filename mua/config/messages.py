@@ -120,20 +120,22 @@ def all_keys(schema: type[Section], above: KeyPath = ()) -> Iterator[KeyPath]:
 
 
 def section_of(annotation: Any) -> type[Section] | None:
-    """The section a field holds (``X`` in ``X``, ``X | None``), or None for a field with a plain value."""
+    """The section a field holds (``X`` in ``X``, ``X | None``, ``list[X]``), or None for a field with a plain value."""
     return next((t for t in _alternatives(annotation) if isinstance(t, type) and issubclass(t, Section)), None)
 
 
 def _alternatives(annotation: Any) -> tuple[Any, ...]:
     if get_origin(annotation) is Annotated:
         return _alternatives(get_args(annotation)[0])
-    if get_origin(annotation) in (types.UnionType, Union):
+    if get_origin(annotation) in (types.UnionType, Union, list):
         return tuple(inner for branch in get_args(annotation) for inner in _alternatives(branch))
     return (annotation,)
 
 
 def _fields(section: KeyPath, schema: type[Section]) -> list[tuple[str, Any]]:
     for name in section:
+        if name.isdigit():  # a place in a list of sections
+            continue
         field = schema.model_fields.get(name)
         inner = section_of(field.annotation) if field else None
         if inner is None:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
 
@@ -100,27 +100,63 @@ class EnvironmentConfig(Section):
         return dict(self.mix) or {self.name: 1.0}
 
 
-class LlmUserConfig(Section):
-    """An OpenAI-compatible endpoint that plays the user."""
+class EndpointConfig(Section):
+    """An OpenAI-compatible chat endpoint: where it is, and what it can bear."""
 
     base_url: str
-    """Address of the API, ``/v1`` included."""
+    """Address of the API, ``/v1`` included. Credentials in it (``https://name:password@host``) are sent instead of
+    ``api_key``."""
     model: str
     """Model name the endpoint knows."""
     api_key: SecretStr = SecretStr("none")
     """Use ``${ENV_VAR}``; never written to a log, trace or checkpoint."""
-    temperature: NonNegativeFloat = 1.0
-    """Sampling temperature of the user's utterances; 1 keeps users varied."""
-    max_tokens: Positive = 512
-    """Longest utterance, in the endpoint's tokens."""
     request_seconds: PositiveFloat = 60.0
     """Deadline of one request."""
+    concurrency: Positive = 256
+    """Requests in flight at once; the rest wait. 256 lets every episode of a large batch ask at the same moment."""
+    requests_per_minute: Positive | None = None
+    """Requests that may start within any 60 seconds; null: as many as ``concurrency`` allows."""
+    tokens_per_minute: Positive | None = None
+    """Tokens, read and written, within any 60 seconds. Estimated when a request starts (4 characters a token, and
+    ``max_tokens``), corrected by what the endpoint reports."""
+    breaker_faults: Positive = 8
+    """Faults in a row (no connection, no answer in time, 5xx, refused keys, unreadable replies) after which the
+    endpoint is left alone."""
+    breaker_seconds: PositiveFloat = 5.0
+    """How long it is left alone before one request tries it again."""
+    structured_output: Literal["auto", "json_schema", "json_object", "text"] = "auto"
+    """How JSON is asked for: under a schema, as any object, or in the prompt alone. ``auto`` begins with a schema and
+    takes what the endpoint does not refuse."""
+    price_per_million_in: NonNegativeFloat = 0.0
+    """Price of a million tokens read, for the metric ``cost``, in any currency."""
+    price_per_million_out: NonNegativeFloat = 0.0
+    """Price of a million tokens written."""
+    extra: dict[str, Any] = {}
+    """Further fields of every request, such as ``top_p`` or ``chat_template_kwargs``; never a secret."""
+
+
+class LlmConfig(EndpointConfig):
+    """A language model of a role: an endpoint, those that stand in for it, and how it is asked."""
+
+    temperature: NonNegativeFloat = 1.0
+    """Sampling temperature. 1 keeps users varied; 0 gives the steadiest verdicts of a judge."""
+    max_tokens: Positive = 512
+    """Longest reply, in the endpoint's tokens."""
     total_seconds: PositiveFloat = 300.0
-    """Deadline of one utterance, retries included."""
+    """Deadline of one reply: retries, fallbacks and waiting for limits included."""
     max_retries: NonNegative = 5
-    """Retries on 429, 5xx, timeouts and dropped connections; 401 and other 4xx are not retried."""
-    concurrency: Positive = 64
-    """Requests in flight at once."""
+    """Retries at each endpoint on 429, 5xx, timeouts, dropped connections and unusable replies; 401 and other 4xx are
+    not retried."""
+    fallbacks: list[EndpointConfig] = []
+    """Endpoints to turn to, in this order, while those before are broken, refuse or are at their rate limit."""
+    cache: Annotated[Path, Field(strict=False)] | None = None
+    """An SQLite file that keeps every reply under the whole request, its seed included; made if it is not there.
+    Several processes of one machine may share it."""
+
+    @property
+    def endpoints(self) -> tuple[EndpointConfig, ...]:
+        """The endpoint itself, then its fallbacks."""
+        return (self, *self.fallbacks)
 
 
 class UserConfig(Section):
@@ -128,8 +164,17 @@ class UserConfig(Section):
 
     kind: Literal["scripted", "llm", "replay"] = "scripted"
     """``scripted``: the domain's rule-based user; ``llm``: an endpoint; ``replay``: recorded utterances."""
-    llm: LlmUserConfig | None = None
+    llm: LlmConfig | None = None
     """Needed when kind is ``llm``."""
+    manners: bool = True
+    """Whether the seed of each rollout also picks how an LLM's user talks (terse, chatty, unsure ...)."""
+    temperatures: list[NonNegativeFloat] = []
+    """Lowest and highest sampling temperature; the seed of each rollout picks one between. Empty:
+    ``user.llm.temperature`` for all."""
+    leak_words: NonNegative = 12
+    """A reply of an LLM's user that repeats so many words of its instructions in a row is a leak; 0: no check."""
+    tool_rounds: Positive = 8
+    """How often in a row an LLM's user may use tools of its own before it must speak."""
     replay: Annotated[Path, Field(strict=False)] | None = None
     """A trace file (JSON lines) whose user turns are replayed; needed when kind is ``replay``."""
 
@@ -139,13 +184,15 @@ class UserConfig(Section):
             raise ValueError("kind 'llm' needs the section user.llm")
         if self.kind == "replay" and self.replay is None:
             raise ValueError("kind 'replay' needs user.replay, a trace file")
+        if self.temperatures and (len(self.temperatures) != 2 or self.temperatures[0] > self.temperatures[1]):
+            raise ValueError("user.temperatures takes two numbers, the lowest and the highest, such as [0.7, 1.2]")
         return self
 
 
 class JudgeConfig(Section):
     """Who judges where no rule can: another role than the user, with an endpoint and settings of its own."""
 
-    llm: LlmUserConfig
+    llm: LlmConfig
     """The endpoint; temperature 0 gives the steadiest verdicts."""
 
 
@@ -380,17 +427,57 @@ class SftConfig(Section):
     learns to copy from short contexts much sooner than from long ones."""
 
 
+class PolicyEndpointConfig(EndpointConfig):
+    """The policy that ``mua eval`` judges, where it is no checkpoint of ours; needs native tool calls."""
+
+    max_retries: NonNegative = 5
+    """Retries of one request on 408, 409, 429, 5xx and dropped connections."""
+    send_seed: bool = True
+    """Send a seed with every request, for endpoints that repeat themselves with one."""
+    send_reasoning: bool = True
+    """Give the policy's ``reasoning_content`` back with its messages, as models that reason between tool calls expect;
+    turn it off for endpoints that refuse unknown fields."""
+    tokens_parameter: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
+    """Name under which the endpoint takes ``rollout.max_turn_tokens``."""
+
+
+class PolicyConfig(Section):
+    """Whom ``mua eval`` judges."""
+
+    kind: Literal["engine", "endpoint"] = "engine"
+    """``engine``: the checkpoint ``model.path``, served here; ``endpoint``: whatever answers at ``endpoint``, in which
+    case the sections ``model`` and ``trainer`` may be left out."""
+    endpoint: PolicyEndpointConfig | None = None
+    """Needed when kind is ``endpoint``."""
+
+    @model_validator(mode="after")
+    def _kind_has_its_section(self) -> Self:
+        if self.kind == "endpoint" and self.endpoint is None:
+            raise ValueError("kind 'endpoint' needs the section evaluation.policy.endpoint")
+        return self
+
+
 class EvaluationConfig(Section):
     """How a policy is judged."""
 
+    policy: PolicyConfig = PolicyConfig()
+    """Of ``mua eval``; in training it is always the policy being trained."""
+    domains: list[str] = []
+    """Domains and gyms that ``mua eval`` goes over; empty: those of ``environment``."""
     split: Literal["train", "validation", "test"] = "validation"
     """Which tasks; the splits are disjoint."""
     tasks: Positive | None = None
-    """The first so many tasks of the split; None takes all."""
+    """The first so many tasks of the split, of each domain; None takes all."""
     samples: Positive = 1
-    """Episodes of each task."""
+    """Episodes of each task. pass^k and pass@k are reported for every k up to this, 8 at most."""
     temperature: NonNegativeFloat = 0.0
     """0 is greedy."""
+    level: Annotated[float, Field(gt=0, lt=1)] = 0.95
+    """Level of the confidence intervals."""
+    resamples: Positive = 2000
+    """Bootstrap resamples behind every interval."""
+    outputs: list[Literal["json", "markdown", "plots"]] = ["json", "markdown", "plots"]
+    """What ``mua eval`` writes: ``evaluation.json`` (which ``mua compare`` reads), ``report.md``, pictures."""
 
 
 class ObserveConfig(Section):
@@ -472,6 +559,23 @@ class ExperimentConfig(Section):
     evaluation: EvaluationConfig = EvaluationConfig()
     observe: ObserveConfig = ObserveConfig()
     slurm: SlurmConfig = SlurmConfig()
+
+    def language_models(self) -> dict[str, LlmConfig]:
+        """The models of user and judge that this experiment asks, by the name of their section."""
+        user = self.user.llm if self.user.kind == "llm" else None
+        judge = self.judge.llm if self.judge is not None else None
+        return {name: llm for name, llm in (("user.llm", user), ("judge.llm", judge)) if llm is not None}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _nothing_of_ours_at_an_endpoint(cls, data: Any) -> Any:
+        """Who judges a policy behind an endpoint has no model folder and trains nothing."""
+        here = data
+        for key in ("evaluation", "policy", "kind"):
+            here = here.get(key) if isinstance(here, dict) else None
+        if here != "endpoint":
+            return data
+        return {"model": {"path": "none"}, "trainer": {"steps": 1}, **data}
 
     @model_validator(mode="after")
     def _possible(self) -> Self:

@@ -9,12 +9,12 @@ import resource
 import shutil
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Literal
 
-from mua.config.schema import ExperimentConfig, LlmUserConfig
+from mua.config.schema import EndpointConfig, ExperimentConfig
 from mua.launch.capture import ROOT
 
 State = Literal["ok", "warning", "failure"]
@@ -157,29 +157,34 @@ def disk(config: ExperimentConfig) -> Check:
     return Check("disk", "ok", text)
 
 
-def endpoint(user: LlmUserConfig) -> Check:
-    """The user's endpoint answers and knows its model."""
+def stand_in(model: EndpointConfig, name: str) -> Check:
+    """An endpoint that is asked only while another cannot be: it may be away."""
+    check = endpoint(model, name)
+    return replace(check, state="warning") if check.state == "failure" else check
+
+
+def endpoint(model: EndpointConfig, name: str = "user.llm") -> Check:
+    """The endpoint in the section ``name`` answers and knows its model."""
     import httpx
 
-    base = user.base_url.rstrip("/")
+    base = model.base_url.rstrip("/")
     shown = re.sub(r"(?<=://)[^/@\s]+@", "", base)
-    headers = {"Authorization": f"Bearer {user.api_key.get_secret_value()}"}
+    headers = {"Authorization": f"Bearer {model.api_key.get_secret_value()}"}
     try:
         answer = httpx.get(f"{base}/models", headers=headers, timeout=ENDPOINT_SECONDS)
     except httpx.HTTPError as error:
-        return Check(
-            "endpoint", "failure", f"{shown}: {type(error).__name__}", "check user.llm.base_url and its server"
-        )
+        mend = f"check {name}.base_url and its server"
+        return Check("endpoint", "failure", f"{shown}: {type(error).__name__}", mend)
     if answer.status_code in (401, 403):
-        return Check("endpoint", "failure", f"{shown} answers {answer.status_code}", "check user.llm.api_key")
+        return Check("endpoint", "failure", f"{shown} answers {answer.status_code}", f"check {name}.api_key")
     try:
-        known = [str(model["id"]) for model in answer.json()["data"]]
+        known = [str(one["id"]) for one in answer.json()["data"]]
     except (ValueError, KeyError, TypeError):
         known = []
     if not answer.is_success or not known:
-        mend = "it may still serve chats; check user.llm.base_url (it usually ends in /v1)"
+        mend = f"it may still serve chats; check {name}.base_url (it usually ends in /v1)"
         return Check("endpoint", "warning", f"{shown}/models answers {answer.status_code} and names no models", mend)
-    if user.model not in known:
+    if model.model not in known:
         some = ", ".join(known[:5])
-        return Check("endpoint", "failure", f"{shown} does not know {user.model!r}", f"set user.llm.model to: {some}")
-    return Check("endpoint", "ok", f"{shown} serves {user.model}")
+        return Check("endpoint", "failure", f"{shown} does not know {model.model!r}", f"set {name}.model to: {some}")
+    return Check("endpoint", "ok", f"{shown} serves {model.model}")

@@ -16,6 +16,7 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -88,10 +89,11 @@ def _own(config: ExperimentConfig | None, capture: Path | None) -> Found:
         guarded("shared memory", lambda: checks.shared_memory(config)),
     ]
     if config is not None and leader:
-        llm = config.user.llm if config.user.kind == "llm" else None
         found.append(guarded("disk", lambda: checks.disk(config)))
-        if llm is not None:
-            found.append(guarded("endpoint", lambda: checks.endpoint(llm)))
+        for name, llm in config.language_models().items():
+            found.append(guarded("endpoint", partial(checks.endpoint, llm, name)))
+            for place, other in enumerate(llm.fallbacks):
+                found.append(guarded("endpoint", partial(checks.stand_in, other, f"{name}.fallbacks.{place}")))
     if capture is not None:
         found.append(guarded("environment", lambda: _captured(capture)))
     return [(_node(), check) for check in found]

@@ -208,6 +208,10 @@ def _secrets(section: Section, above: str = "") -> Iterator[tuple[str, str]]:
         value = getattr(section, name)
         if isinstance(value, Section):
             yield from _secrets(value, f"{above}{name}.")
+        elif isinstance(value, list):
+            for place, item in enumerate(value):
+                if isinstance(item, Section):
+                    yield from _secrets(item, f"{above}{name}.{place}.")
         elif isinstance(value, SecretStr) and (text := value.get_secret_value()) not in ("", "none"):
             yield above + name, text
 
@@ -235,10 +239,14 @@ def prepare(
         raise ConfigError(
             f"--{str(first['loc'][0]).replace('_', '-')}: {first['msg']}, got {first['input']!r}"
         ) from None
-    llm = config.user.llm
-    if llm is not None and slurm.user_address is None and any(value in llm.base_url for value in pending.values()):
+    unset = [
+        name
+        for name, llm in config.language_models().items()
+        if any(value in endpoint.base_url for endpoint in llm.endpoints for value in pending.values())
+    ]
+    if unset and slurm.user_address is None:
         raise ConfigError(
-            "user.llm.base_url: MUA_USER_BASE_URL is not set; export it, or name the address file of "
+            f"{unset[0]}.base_url: MUA_USER_BASE_URL is not set; export it, or name the address file of "
             "slurm/serve_user.sbatch in slurm.user_address"
         )
     if verb == "sft" and config.sft is None:

@@ -1,8 +1,14 @@
-"""One OpenAI-compatible chat endpoint, shared by every user that speaks through it.
+"""A role's language model: an endpoint and those that stand in for it, behind one question.
 
-Bounds requests in flight, retries what may pass (429, 5xx, timeouts, dropped connections, unusable replies) with
-jittered exponential backoff, and turns everything else into one :class:`mua.errors.UserFault`. The API key is
-handed to the client and appears in no message, representation or exception chain of this module.
+::
+
+    chat() ──► cache ──► the first endpoint, in order, that may be asked now ──► reply that the caller accepts
+                              ▲     none may: wait for the soonest                   │ trouble
+                              └── another one, or the same after a pause ◄───────────┘
+                                        all used up, or ``total_seconds`` past ──► UserFault or JudgeFault
+
+An endpoint may not be asked while its breaker is open, while its rate limit is reached, and, by the request that met
+trouble there, before the pause is over that jittered exponential backoff and Retry-After ask for.
 """
 
 from __future__ import annotations
@@ -10,176 +16,233 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
-from typing import Any
-from urllib.parse import urlsplit
+import sqlite3
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from time import monotonic
+from typing import Literal, TypeAlias
 
-import openai
+from mua.config.schema import LlmConfig
+from mua.errors import JudgeFault, UserFault
+from mua.types import Json
+from mua.users.cache import ResponseCache
+from mua.users.chat import ChatRequest, Completion, Message, Trouble, trouble
+from mua.users.connection import Connection, retry_after_seconds, without_credentials
+from mua.users.tally import Tally
 
-from mua.config.schema import LlmUserConfig
-from mua.errors import UserFault
+__all__ = ["Accept", "ChatEndpoint", "Role", "retry_after_seconds"]
 
 log = logging.getLogger(__name__)
 
+Role: TypeAlias = Literal["user", "judge"]
+Accept: TypeAlias = Callable[[Completion], str | None]
+"""Why a reply cannot be used; None if it can."""
 FIRST_BACKOFF_SECONDS = 0.5
 LONGEST_BACKOFF_SECONDS = 30.0
-_RETRIED_STATUS = frozenset({408, 409, 425, 429})
-_THINKING = re.compile(r"<think>.*?(</think>|\Z)", re.DOTALL)
-_MENDS = {
-    400: "check user.llm.model, temperature and max_tokens",
-    401: "check user.llm.api_key",
-    403: "check that user.llm.api_key may use this model",
-    404: "check user.llm.base_url (it usually ends in /v1) and user.llm.model",
-    429: "lower user.llm.concurrency or raise user.llm.max_retries and total_seconds",
-}
-
-
-@dataclass(frozen=True, slots=True)
-class _Trouble:
-    """Why one request gave no reply."""
-
-    reason: str
-    mend: str
-    retry: bool
-    wait_seconds: float = 0.0
-    """What the endpoint asked for by Retry-After."""
+_NOT_ASKED = trouble("rate_limit", "no free slot yet, or no place under the rate limit", "raise {here}.concurrency")
 
 
 class ChatEndpoint:
-    """Chat completions of one endpoint and model; at most ``concurrency`` requests in flight."""
+    """Chat completions for one role. Belongs to one event loop; holds connections until it is closed."""
 
-    def __init__(self, config: LlmUserConfig) -> None:
+    def __init__(self, config: LlmConfig, role: Role = "user") -> None:
+        """Raises :class:`mua.errors.ConfigError` when ``config.cache`` cannot be used."""
         self._config = config
-        self._slots = asyncio.Semaphore(config.concurrency)
-        self._client = openai.AsyncOpenAI(
-            base_url=config.base_url,
-            api_key=config.api_key.get_secret_value() or "none",
-            max_retries=0,
-            timeout=config.request_seconds,
-        )
+        self._role = role
+        self._tally = Tally()
+        self._members = [Connection(endpoint, self._tally) for endpoint in config.endpoints]
+        self._cache = ResponseCache(config.cache, f"{role}.llm.cache") if config.cache is not None else None
 
     def __repr__(self) -> str:
-        return f"ChatEndpoint({_without_credentials(self._config.base_url)}, model {self._config.model})"
+        return f"ChatEndpoint({without_credentials(self._config.base_url)}, model {self._config.model})"
 
-    async def complete(self, messages: Sequence[Mapping[str, str]], *, seed: int) -> str:
-        """The reply to ``messages``, reasoning blocks removed, never empty.
+    async def complete(
+        self,
+        messages: Sequence[Message],
+        *,
+        seed: int,
+        temperature: float | None = None,
+        response_format: Json | None = None,
+    ) -> str:
+        """The text of :meth:`chat`, reasoning blocks removed, never empty."""
+        reply = await self.chat(messages, seed=seed, temperature=temperature, response_format=response_format)
+        return reply.text
 
-        Raises :class:`mua.errors.UserFault` when the endpoint refuses, when ``max_retries`` retries are used up,
-        or when ``total_seconds`` pass (waiting for a free slot included).
+    async def chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        seed: int,
+        temperature: float | None = None,
+        tools: Sequence[Json] = (),
+        tool_choice: str | None = None,
+        response_format: Json | None = None,
+        accept: Accept = lambda reply: None,
+    ) -> Completion:
+        """The reply to ``messages``: text, or calls of the offered ``tools`` (OpenAI schemas).
+
+        ``seed`` makes sampling repeatable where the endpoint heeds it; every retry has one of its own.
+        ``response_format`` is the JSON Schema of an answer in JSON, passed on as far as the endpoint takes it: the
+        caller still checks. What ``accept`` finds unusable is asked for again. Raises
+        :class:`mua.errors.UserFault`, in the judge's role :class:`mua.errors.JudgeFault`, when no endpoint gives a
+        reply within ``max_retries`` and ``total_seconds`` (waiting for limits included).
         """
-        seconds, trouble = self._config.total_seconds, _Trouble("no free slot yet", "raise user.llm.concurrency", True)
-        deadline = asyncio.get_running_loop().time() + seconds
+        warmth = self._config.temperature if temperature is None else temperature
+        request = ChatRequest(
+            [dict(message) for message in messages], seed, warmth, self._config.max_tokens, tools, tool_choice,
+            response_format,
+        )  # fmt: skip
+        cached = await self._recall(request)
+        if cached is not None and accept(cached) is None:
+            self._tally.count("cache_hits")
+            return cached
+        way = _Way(self._members, request, monotonic() + self._config.total_seconds)
+        late = False
         try:
-            async with asyncio.timeout_at(deadline):
-                for attempt in range(self._config.max_retries + 1):
-                    reply = await self._request(messages, seed + attempt)
-                    if isinstance(reply, str):
-                        return reply
-                    trouble = reply
-                    if not trouble.retry or attempt == self._config.max_retries:
-                        break
-                    await self._back_off(attempt, trouble, deadline)
+            async with asyncio.timeout(self._config.total_seconds):
+                if reply := await self._travel(way, accept):
+                    return await self._keep(request, reply)
         except TimeoutError:
-            trouble = _Trouble(f"nothing usable within {seconds:g} s; last: {trouble.reason}", trouble.mend, True)
+            late = True
         # Raised outside the handlers: a chained exception would carry the request and its headers.
-        tries = f" after {attempt + 1} requests" if trouble.retry else ""
-        raise UserFault(f"{self._named()}: {self._clean(trouble.reason)}{tries}; {trouble.mend}")
+        raise self._fault(way, late)
+
+    def count(self, name: str) -> None:
+        """Add one to the metric ``name``."""
+        self._tally.count(name)
+
+    def metrics(self) -> dict[str, float]:
+        """Counters, cost and latencies since the last call; see docs/users.md for each."""
+        return self._tally.take()
 
     async def close(self) -> None:
-        """Close the connections."""
-        await self._client.close()
+        """Close the connections and the cache."""
+        for member in self._members:
+            await member.close()
+        if self._cache is not None:
+            await self._cache.close()
 
-    async def _request(self, messages: Sequence[Mapping[str, str]], seed: int) -> str | _Trouble:
-        seconds = self._config.request_seconds
+    # ---- asking
+
+    async def _travel(self, way: _Way, accept: Accept) -> Completion | None:
+        """The first usable reply; None when every endpoint was asked as often as it may be."""
+        at = 0
+        while places := way.open(self._config.max_retries):
+            place = min(places, key=way.wait)
+            if seconds := way.held(place):
+                await way.sleep(place, seconds)
+                continue
+            self._tally.count("retries", float(way.tried > 0))
+            self._tally.count("failovers", float(place != at))
+            at = place
+            request = replace(way.request, seed=way.request.seed + way.tried)
+            outcome = await self._members[place].ask(request, way.deadline)
+            if isinstance(outcome, Completion):
+                if (reason := accept(outcome)) is None:
+                    return outcome
+                self._tally.count("errors/rejected")
+                outcome = trouble("rejected", f"unusable reply: {reason}", "try another {here}.model")
+            if outcome is not None:
+                way.note(place, outcome)
+                log.info("%r: %s", self._members[place], self._members[place].clean(outcome.reason))
+        return None
+
+    def _fault(self, way: _Way, late: bool) -> UserFault | JudgeFault:
+        asked = list(way.last) or [0]
+        text = "; ".join(self._story(way, place, late) for place in asked)
+        return UserFault(text) if self._role == "user" else JudgeFault(text)
+
+    def _story(self, way: _Way, place: int, late: bool) -> str:
+        """What happened at one endpoint, and the mend."""
+        member, section = self._members[place], f"{self._role}.llm"
+        last = way.last.get(place) or member.breaker.trouble or _NOT_ASKED
+        reason = member.clean(last.reason)
+        if late:
+            reason = f"nothing usable within {self._config.total_seconds:g} s; last: {reason}"
+        tries = f" after {way.tries[place]} requests" if last.retry or late else ""
+        here = f"{section}.fallbacks.{place - 1}" if place else section
+        mend = last.mend.replace("{here}", here).replace("{role}", section)
+        return f"{self._role} endpoint {member!r}: {reason}{tries}; {mend}"
+
+    # ---- the cache
+
+    async def _recall(self, request: ChatRequest) -> Completion | None:
+        if self._cache is None:
+            return None
         try:
-            # httpx's own timeouts count from byte to byte; this one bounds the whole request.
-            async with self._slots, asyncio.timeout(seconds):
-                return _text(await self._create(messages, seed))
-        except (TimeoutError, openai.APITimeoutError):
-            return _Trouble(
-                f"no answer within {seconds:g} s", "raise user.llm.request_seconds or look at the server", True
-            )
-        except openai.APIStatusError as error:
-            return _status_trouble(error)
-        except openai.APIConnectionError as error:
-            cause = error.__cause__ or error
-            reason = f"connection failed ({type(cause).__name__}: {cause})"
-            return _Trouble(reason, "check user.llm.base_url and that the server runs", True)
-        except (ValueError, openai.APIError) as error:
-            # ValueError: a body announced as JSON that is none.
-            return _garbage(f"{type(error).__name__}: {error}")
+            return await self._cache.get(self._whole(request))
+        except sqlite3.Error as error:
+            self._cache_fails(error)
+        return None
 
-    async def _create(self, messages: Sequence[Mapping[str, str]], seed: int) -> Any:
-        return await self._client.chat.completions.create(
-            model=self._config.model,
-            messages=[dict(message) for message in messages],  # type: ignore[misc]
-            temperature=self._config.temperature,
-            max_tokens=self._config.max_tokens,
-            seed=seed & 0x7FFFFFFF,
-        )
+    async def _keep(self, request: ChatRequest, reply: Completion) -> Completion:
+        if self._cache is None:
+            return reply
+        try:
+            return await self._cache.put(self._whole(request), reply)
+        except sqlite3.Error as error:
+            self._cache_fails(error)
+        return reply
 
-    async def _back_off(self, attempt: int, trouble: _Trouble, deadline: float) -> None:
-        longest = min(FIRST_BACKOFF_SECONDS * 2**attempt, LONGEST_BACKOFF_SECONDS)
-        # Jitter on top of Retry-After too: the endpoint tells every waiting request the same moment.
-        delay = trouble.wait_seconds + random.uniform(longest / 2, longest)
-        log.info("%r: %s; retry %d in %.1f s", self, self._clean(trouble.reason), attempt + 1, delay)
-        if asyncio.get_running_loop().time() + delay >= deadline:
-            raise TimeoutError
-        await asyncio.sleep(delay)
+    def _cache_fails(self, error: sqlite3.Error) -> None:
+        """A disk that is full ends no run: the endpoint still answers."""
+        self._tally.count("cache_errors")
+        log.warning("%s.llm.cache: %s: %s", self._role, self._config.cache, error)
 
-    def _named(self) -> str:
-        return f"user endpoint {_without_credentials(self._config.base_url)} (model {self._config.model})"
-
-    def _clean(self, text: str) -> str:
-        """One line, shortened, without the key: some endpoints quote it in their refusal."""
-        key = self._config.api_key.get_secret_value()
-        if len(key) > len("none"):
-            text = text.replace(key, "<api key>")
-        return " ".join(text.split())[:500]
+    def _whole(self, request: ChatRequest) -> Json:
+        """Everything that the reply depends on."""
+        config = self._config
+        named = {"url": without_credentials(config.base_url), "model": config.model, "extra": config.extra}
+        return asdict(request) | named
 
 
-def _text(response: Any) -> str | _Trouble:
-    try:
-        content = response.choices[0].message.content
-    except (AttributeError, IndexError, TypeError):
-        return _garbage("no choices[0].message.content")
-    if not isinstance(content, str):
-        return _garbage(f"message content is {type(content).__name__}, not text")
-    text = _THINKING.sub("", content).strip()
-    return text or _garbage("the reply is empty")
+class _Way:
+    """One request's way through the endpoints: what it met at each, and when it may ask there again."""
 
+    def __init__(self, members: Sequence[Connection], request: ChatRequest, deadline: float) -> None:
+        self.request = request
+        self.last: dict[int, Trouble] = {}
+        self.tries = [0] * len(members)
+        self._members = members
+        self.deadline = deadline
+        self._not_before = [0.0] * len(members)
 
-def _garbage(reason: str) -> _Trouble:
-    return _Trouble(
-        f"unusable reply: {reason}", "check that user.llm.base_url is an OpenAI-compatible chat endpoint", True
-    )
+    @property
+    def tried(self) -> int:
+        """Tries at all endpoints together."""
+        return sum(self.tries)
 
+    def open(self, max_retries: int) -> list[int]:
+        """The endpoints that may be asked again, now or later."""
+        refused = {place for place, met in self.last.items() if not met.retry}
+        return [i for i, tries in enumerate(self.tries) if tries <= max_retries and i not in refused]
 
-def _status_trouble(error: openai.APIStatusError) -> _Trouble:
-    status = error.status_code
-    retry = status in _RETRIED_STATUS or status >= 500
-    mend = _MENDS.get(status, "look at the server's log" if status >= 500 else "check the section user.llm")
-    wait = retry_after_seconds(error.response.headers.get("retry-after"), datetime.now(UTC)) if retry else 0.0
-    return _Trouble(f"HTTP {status} {error.response.reason_phrase}: {error.message}", mend, retry, wait)
+    def wait(self, place: int) -> float:
+        """Seconds until that endpoint may be asked and has a place under its rate limits."""
+        return max(self.held(place), self._members[place].wait(self.request))
 
+    def held(self, place: int) -> float:
+        """Seconds until that endpoint may be asked; under its rate limits requests then queue in order."""
+        return max(0.0, self._not_before[place] - monotonic(), self._members[place].breaker.wait())
 
-def retry_after_seconds(value: str | None, now: datetime) -> float:
-    """Seconds that a Retry-After header (RFC 9110, 10.2.3: seconds or an HTTP date) asks for; 0 if it says nothing."""
-    if value is None:
-        return 0.0
-    if re.fullmatch(r"\s*\d+(\.\d+)?\s*", value):
-        return float(value)
-    try:
-        return max(0.0, (parsedate_to_datetime(value) - now).total_seconds())
-    except (ValueError, TypeError):
-        return 0.0
+    async def sleep(self, place: int, seconds: float) -> None:
+        """Wait for that endpoint. While it is broken, the fate of whatever request probes it is this one's too."""
+        breaker = self._members[place].breaker
+        if breaker.closed:
+            if monotonic() + seconds >= self.deadline:
+                raise TimeoutError
+            await asyncio.sleep(seconds)
+            return
+        failed = breaker.failed_probes
+        await breaker.change(seconds)
+        if breaker.failed_probes > failed and breaker.trouble is not None:
+            self.note(place, breaker.trouble)
 
-
-def _without_credentials(url: str) -> str:
-    """``https://name:password@host`` is legal and would show the password."""
-    parts = urlsplit(url)
-    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
+    def note(self, place: int, met: Trouble) -> None:
+        """One try more, in vain."""
+        longest = min(FIRST_BACKOFF_SECONDS * 2 ** self.tries[place], LONGEST_BACKOFF_SECONDS)
+        self.last[place] = met
+        self.tries[place] += 1
+        if met.pause:
+            # Jitter on top of Retry-After too: the endpoint tells every waiting request the same moment.
+            self._not_before[place] = monotonic() + met.wait_seconds + random.uniform(longest / 2, longest)

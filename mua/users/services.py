@@ -21,8 +21,18 @@ class Services:
         """Pools for the roles that ``user.kind: llm`` and the section ``judge`` ask for."""
         return cls(
             user=ChatEndpoint(user.llm) if user.kind == "llm" and user.llm else None,
-            judge=ChatEndpoint(judge.llm) if judge else None,
+            judge=ChatEndpoint(judge.llm, "judge") if judge else None,
         )
+
+    def metrics(self) -> dict[str, float]:
+        """What users and judges cost since the last call, as ``user_llm/...`` and ``judge_llm/...``."""
+        roles = {"user_llm": self.user, "judge_llm": self.judge}
+        return {
+            f"{role}/{name}": value
+            for role, pool in roles.items()
+            if pool is not None
+            for name, value in pool.metrics().items()
+        }
 
     async def close(self) -> None:
         """Close the connections."""

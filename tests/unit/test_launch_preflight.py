@@ -22,7 +22,7 @@ from pydantic import SecretStr
 from safetensors.numpy import save_file
 
 from mua.config.load import load_config
-from mua.config.schema import ExperimentConfig, LlmUserConfig
+from mua.config.schema import ExperimentConfig, LlmConfig
 from mua.launch import checks
 from mua.launch.capture import HIDDEN, capture_environment, masked
 from mua.launch.checks import Check
@@ -81,13 +81,13 @@ def address() -> Iterator[str]:
     ],
 )
 def test_the_users_endpoint(address: str, model: str, key: str, state: str, text: str) -> None:
-    check = checks.endpoint(LlmUserConfig(base_url=address, model=model, api_key=SecretStr(key)))
+    check = checks.endpoint(LlmConfig(base_url=address, model=model, api_key=SecretStr(key)))
     assert check.state == state
     assert text in check.line()
 
 
 def test_an_endpoint_that_is_not_there() -> None:
-    check = checks.endpoint(LlmUserConfig(base_url="http://me:secret@127.0.0.1:9/v1", model="m"))
+    check = checks.endpoint(LlmConfig(base_url="http://me:secret@127.0.0.1:9/v1", model="m"))
     assert check.state == "failure"
     assert "user.llm.base_url" in check.mend
     assert "secret" not in check.line()

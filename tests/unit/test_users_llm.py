@@ -21,7 +21,7 @@ import pytest
 from aiohttp import web
 from pydantic import SecretStr
 
-from mua.config.schema import LlmUserConfig
+from mua.config.schema import LlmConfig
 from mua.errors import UserFault
 from mua.users import endpoint as endpoint_module
 from mua.users.endpoint import ChatEndpoint, retry_after_seconds
@@ -83,7 +83,7 @@ def short_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @asynccontextmanager
 async def open_endpoint(url: str, **settings) -> AsyncIterator[ChatEndpoint]:
-    config = LlmUserConfig(base_url=url, model="simulator", api_key=SecretStr(KEY), **settings)
+    config = LlmConfig(base_url=url, model="simulator", api_key=SecretStr(KEY), **settings)
     endpoint = ChatEndpoint(config)
     try:
         yield endpoint

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
-from mua.config.schema import LlmUserConfig, UserConfig
+from mua.config.schema import LlmConfig, UserConfig
 from mua.environment.protocol import Task
 from mua.errors import ConfigError, UserFault
 from mua.types import Outcome, Trajectory
@@ -128,7 +128,7 @@ async def test_the_factory_makes_scripted_users_by_default():
 
 
 async def test_the_factory_makes_llm_users_that_share_one_endpoint():
-    llm = LlmUserConfig(base_url="http://127.0.0.1:9/v1", model="m", api_key=SecretStr("sk-secret"))
+    llm = LlmConfig(base_url="http://127.0.0.1:9/v1", model="m", api_key=SecretStr("sk-secret"))
     config = UserConfig(kind="llm", llm=llm)
     services = Services.from_config(config, None)
     factory = UserFactory(config, SCRIPTED, services)
