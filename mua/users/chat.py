@@ -18,7 +18,8 @@ Kind: TypeAlias = Literal[
 ]
 """Sorts of trouble, as the metrics ``errors/<kind>`` count them."""
 
-_THINKING = re.compile(r"<think>.*?(</think>|\Z)", re.DOTALL)
+_THINKING = re.compile(r"<think>.*?(</think>|\Z)|\A((?!<think>).)*?</think>", re.DOTALL)
+"""Reasoning, cut short too; templates that open it in the prompt leave only its end in the reply."""
 _BREAKING = frozenset({"timeout", "connection", "server", "unreadable"})
 _AT_ONCE = frozenset({"empty", "tool_call", "rejected"})
 

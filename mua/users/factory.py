@@ -6,7 +6,9 @@ from mua.config.schema import UserConfig
 from mua.environment.protocol import Task
 from mua.environment.selection import Selection
 from mua.errors import ConfigError
+from mua.users.endpoint import ChatEndpoint
 from mua.users.llm import LlmUser
+from mua.users.prompts import style_of
 from mua.users.protocol import User
 from mua.users.replay import ReplayedUser, load_recordings
 from mua.users.services import Services
@@ -33,8 +35,13 @@ class UserFactory:
         if self._config.kind == "replay":
             return self._replayed(task, seed)
         if self._endpoint is not None and not getattr(domain, "user_in_tools", False):
-            return LlmUser(self._endpoint, domain.persona(task), seed)
+            return self._talking(self._endpoint, domain.persona(task), seed)
         return domain.scripted_user(task, seed)
+
+    def _talking(self, endpoint: ChatEndpoint, persona: str, seed: int) -> LlmUser:
+        config = self._config
+        style = style_of(seed, manners=config.manners, temperatures=config.temperatures)
+        return LlmUser(endpoint, persona, seed, style, leak_words=config.leak_words, tool_rounds=config.tool_rounds)
 
     def _replayed(self, task: Task, seed: int) -> User:
         recordings = self._recordings.get(task.id)

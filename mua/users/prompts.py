@@ -1,14 +1,46 @@
-"""What an LLM is told so that it plays a user. A domain writes the persona; the rules are the same for all."""
+"""What an LLM is told so that it plays a user. A domain writes the persona; the rules are the same for all.
+
+How a user talks is a :class:`Style`: drawn by the seed of the rollout, so that the rollouts of one task meet users who
+want the same and say it differently.
+"""
 
 from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from mua.users.protocol import STOP_SIGNAL
 
 GREETING = "Hello! How may I help you?"
 """What the simulator is greeted with, so that it speaks first. It is no part of the agent's conversation."""
+GREETINGS = (
+    GREETING,
+    "Hi, you have reached support. What is it about?",
+    "Good day. What can I do for you?",
+    "Welcome! Tell me what you need.",
+    "Hello, thank you for waiting. What brings you here?",
+    "Hi there.",
+)
 
 SILENCE = "(The agent said nothing.)"
 """Stands for an empty text of the agent: many endpoints refuse empty messages."""
+
+MANNERS = (
+    "You write as little as possible: a few words, no greeting, no thanks.",
+    "You write in full, polite sentences, greet and thank.",
+    "You are chatty: a short remark about your day finds its way into many messages.",
+    "You are in a hurry and let it be felt, without being rude.",
+    "You are unsure how such things work and ask what a word or a step means before you agree.",
+    "You are annoyed that you have to write at all, though you answer what you are asked.",
+    "You type on a small phone: lower case, missing commas, now and then a slip of the finger. Numbers and names you "
+    "type with care.",
+    "You answer exactly what was asked, one thing at a time, and nothing besides.",
+    "You like to see things confirmed: you repeat in your words what you understood.",
+    "English is your second language: simple words, short sentences.",
+    "You come to the point slowly: your first message only hints at what it is about.",
+    "You are warm and good-humoured, and use an exclamation mark where others use a full stop.",
+)
 
 _RULES = f"""You are taking part in a conversation as a customer. The messages you receive come from a support agent.
 You are never the agent yourself: you ask, you answer, you do not help.
@@ -27,7 +59,35 @@ How you finish
   handed over to someone else, write {STOP_SIGNAL} and nothing else.
 - Before that moment never write {STOP_SIGNAL}, and never mention that there is such a signal."""
 
+_TOOL_RULES = """What you can do
+- You have tools: they are your own hands and eyes on what is in front of you, and the agent cannot use them.
+- Use one when the agent asks you to do or to look at something, never on your own account. If the agent asks for
+  several steps, take them one after the other.
+- Then tell the agent in your own words what you did and what you saw. Never claim to have done what you did not do,
+  and never speak of tools or functions."""
 
-def user_system_prompt(persona: str) -> str:
+
+@dataclass(frozen=True, slots=True)
+class Style:
+    """How one user talks. The default is nobody in particular."""
+
+    manner: str = ""
+    greeting: str = GREETING
+    """What the user is greeted with; its first utterance answers that."""
+    temperature: float | None = None
+    """None: the endpoint's."""
+
+
+def style_of(seed: int, *, manners: bool = True, temperatures: Sequence[float] = ()) -> Style:
+    """The style that ``seed`` picks; ``temperatures`` are the lowest and the highest one, or none."""
+    rng = random.Random(f"style/{seed}")
+    manner, greeting = rng.choice(MANNERS), rng.choice(GREETINGS)
+    temperature = round(rng.uniform(*temperatures), 3) if temperatures else None
+    return Style(manner, greeting, temperature) if manners else Style(temperature=temperature)
+
+
+def user_system_prompt(persona: str, manner: str = "", tools: bool = False) -> str:
     """The simulator's system prompt: the rules, then the ``persona`` of this task."""
-    return f"{_RULES}\n\nWho you are\n{persona.strip()}\n"
+    rules = [_RULES, _TOOL_RULES] if tools else [_RULES]
+    who = f"{persona.strip()}\n\nYour manner\n{manner}" if manner else persona.strip()
+    return "\n\n".join([*rules, f"Who you are\n{who}\n"])

@@ -19,6 +19,8 @@ class UserReply:
 
     text: str
     stop: bool = False
+    leak: bool = False
+    """Whether it quotes the user's hidden instructions word for word."""
 
 
 @runtime_checkable
