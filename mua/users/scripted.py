@@ -57,7 +57,9 @@ class Wish:
     """Facts of this wish, in addition to the user's own."""
     settled: re.Pattern[str] = SETTLED
     change_of_mind: Sequence[str] = ()
-    """Said instead of the first agreement; the wish's facts must be those after the change."""
+    """Said instead of the first agreement; ``facts`` must be those after the change."""
+    before: Mapping[str, Fact] = field(default_factory=dict)
+    """Facts that the change of mind alters, as they are before it."""
 
 
 class ScriptedUser:
@@ -76,7 +78,7 @@ class ScriptedUser:
 
     async def reply(self, agent_text: str) -> UserReply:
         wish = self._wishes[0]
-        asked = [fact for fact in {**self._facts, **wish.facts}.values() if fact.asked.search(agent_text)]
+        asked = [fact for fact in self._known(wish).values() if fact.asked.search(agent_text)]
         if asked and "?" in agent_text:
             return UserReply(" ".join(self._pick(fact.answers or UNKNOWN) for fact in asked))
         if CONFIRM.search(agent_text):
@@ -88,6 +90,9 @@ class ScriptedUser:
 
     async def close(self) -> None:
         return None
+
+    def _known(self, wish: Wish) -> dict[str, Fact]:
+        return {**self._facts, **wish.facts, **({} if self._changed else wish.before)}
 
     def _agree(self, wish: Wish) -> UserReply:
         if wish.change_of_mind and not self._changed:
