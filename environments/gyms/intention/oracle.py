@@ -1,0 +1,83 @@
+"""Who answers questions about a vague request: which details a question covers, and what the person says then."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from environments.gyms._shared.oracles import asked, json_object, judged, spoken
+from environments.gyms._shared.settings import Setting
+from environments.gyms.intention.schemas import kinds, pattern
+from mua.types import Json
+
+_ASKING = re.compile(
+    r"\?|\b(what|which|when|where|who|whom|whose|how|why|tell me|let me know|specify|describe|please give)\b",
+    re.IGNORECASE,
+)
+NOT_ASKED = ("What would you like to know?", "Is that a question?", "I do not see what you are asking.")
+NO_PREFERENCE = (
+    "I have nothing special in mind there.",
+    "That does not matter to me.",
+    "I have not thought about that.",
+    "Could you ask about something more specific?",
+)
+SAYINGS = ("{0}: {1}.", "As for {0}: {1}.", "{0}, that would be: {1}.")
+AGAIN = ("As I said, {0}: {1}.", "I told you, {0}: {1}.")
+
+JUDGE = """You look at one question that an assistant asks a person, and at a numbered list of details that the person
+has in mind. Say which details the question asks for. A question asks for a detail when the natural answer to it would
+be the person's preference on that detail. A general question such as "What else?" asks for none of them. Something
+that is not a question asks for none.
+
+Reply with a JSON list of the numbers and nothing else, such as [2], [1, 3] or []."""
+
+PERSON = """You are a person who asked an assistant: "{request}"
+The assistant asks you a question. Answer it in one short sentence, as yourself. This is all that you may tell:
+{known}
+Do not make up any other wish. If the list is empty, say that you have no preference there."""
+
+
+def is_question(content: str) -> bool:
+    """Whether ``content`` asks for something."""
+    return _ASKING.search(content) is not None
+
+
+def covered_by_rule(kind: str, details: Sequence[Json], question: str) -> list[int]:
+    """Indices of the ``details`` whose keywords stand in ``question``; none where it is no question."""
+    if not is_question(question):
+        return []
+    words = {detail.key: detail.keywords for detail in kinds()[kind].details}
+    return [i for i, detail in enumerate(details) if pattern(words[detail["key"]]).search(question)]
+
+
+async def covered_by_llm(setting: Setting, details: Sequence[Json], question: str, seed: int) -> list[int]:
+    """The same by ``judge``; raises :class:`mua.errors.JudgeFault`."""
+    listed = "\n".join(f"{i}. {d['description']} ({d['inquiry']})" for i, d in enumerate(details, start=1))
+    text = f"Question: {question}\n\nDetails:\n{listed}"
+    return await judged(setting.judge, JUDGE, text, json_object(_numbers(len(details))), seed)
+
+
+def _numbers(count: int) -> Any:
+    def check(value: Any) -> list[int]:
+        if not isinstance(value, list) or not all(type(n) is int and 1 <= n <= count for n in value):
+            raise ValueError(f"the reply must be a list of numbers from 1 to {count}")
+        return sorted({n - 1 for n in value})
+
+    return check
+
+
+def said_by_rule(question: str, new: Sequence[Json], old: Sequence[Json], rng: random.Random) -> str:
+    """The preferences of the details that were asked for, and nothing of any other."""
+    if not new and not old:
+        return rng.choice(NO_PREFERENCE if is_question(question) else NOT_ASKED)
+    forms = [(rng.choice(SAYINGS), d) for d in new] + [(rng.choice(AGAIN), d) for d in old]
+    sentences = [form.format(d["description"], d["preference"]) for form, d in forms]
+    return " ".join(sentence[0].upper() + sentence[1:] for sentence in sentences)
+
+
+async def said_by_llm(setting: Setting, request: str, question: str, asked_for: Sequence[Json], seed: int) -> str:
+    """The same by ``user``, which is told nothing but what was asked for; raises :class:`mua.errors.UserFault`."""
+    known = "\n".join(f"- {d['description']}: {d['preference']}" for d in asked_for) or "(nothing)"
+    return await asked(setting.user, PERSON.format(request=request, known=known), question, spoken, seed)

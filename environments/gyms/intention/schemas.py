@@ -1,0 +1,144 @@
+"""The kinds of tasks, read from ``schemas.yaml`` and checked, and the tasks made of them."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from environments.gyms._shared import dealt
+from mua.environment.protocol import Split, Task
+from mua.errors import MuaError
+from mua.types import Json
+
+FILE = Path(__file__).with_name("schemas.yaml")
+SIZES: dict[Split, int] = {"train": 380, "validation": 40, "test": 40}
+Level = Literal["easy", "medium", "hard"]
+COUNTS: dict[Level, tuple[int, int]] = {"easy": (2, 2), "medium": (3, 3), "hard": (4, 5)}
+"""How many details are missing."""
+ASK = ("What about {}?", "Please tell me {}?", "Can you say something about {}?")
+"""Questions that any topic can be asked with."""
+
+
+@dataclass(frozen=True, slots=True)
+class Detail:
+    """Something the person has in mind and has not said."""
+
+    key: str
+    importance: int
+    topic: str
+    inquiry: str
+    keywords: tuple[str, ...]
+    options: tuple[str, ...]
+
+    def questions(self) -> list[str]:
+        """Questions about this detail alone."""
+        return [self.inquiry, *(form.format(self.topic) for form in ASK)]
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of task: how it is asked for and what there is to know."""
+
+    name: str
+    category: str
+    requests: tuple[str, ...]
+    details: tuple[Detail, ...]
+
+
+def pattern(keywords: Sequence[str]) -> re.Pattern[str]:
+    """Finds any of ``keywords`` as words; a star at the end stands for any ending."""
+    forms = [re.escape(word.rstrip("*")) + (r"\w*" if word.endswith("*") else "") for word in keywords]
+    return re.compile(r"\b(?:" + "|".join(forms) + r")\b", re.IGNORECASE)
+
+
+@lru_cache(maxsize=1)
+def kinds() -> dict[str, Kind]:
+    """All kinds; raises :class:`MuaError` that names the kind and detail which the file gets wrong."""
+    raw = yaml.safe_load(FILE.read_text(encoding="utf-8"))
+    return {name: _kind(name, given, raw["common"]) for name, given in raw["kinds"].items()}
+
+
+def _kind(name: str, given: Json, common: Mapping[str, Any]) -> Kind:
+    try:
+        details = [_detail(key, value, common) for key, value in given["details"].items()]
+        requests = tuple(_filled(given["requests"], given.get("slots", {})))
+    except (KeyError, ValueError, TypeError) as error:
+        raise MuaError(f"{FILE}: kind {name!r}: {type(error).__name__}: {error}; see the head of the file") from error
+    _check(name, details)
+    return Kind(name, given["category"], requests, tuple(details))
+
+
+def _detail(key: str, given: Any, common: Mapping[str, Any]) -> Detail:
+    if isinstance(given, str):
+        *fixed, options = common[key]
+        given = [*fixed, given or options]
+    importance, topic, inquiry, keywords, options = given
+    if importance not in (1, 2, 3):
+        raise ValueError(f"{key}: importance {importance!r} is not 1, 2 or 3")
+    return Detail(key, importance, topic, inquiry, tuple(keywords.split("|")), tuple(options.split("|")))
+
+
+def _filled(requests: Sequence[str], slots: Mapping[str, Sequence[str]]) -> Iterator[str]:
+    for request in requests:
+        slot = re.search(r"\{(\w+)\}", request)
+        yield from [request.format(**{slot[1]: word}) for word in slots[slot[1]]] if slot else [request]
+
+
+def _check(name: str, details: Sequence[Detail]) -> None:
+    """Every detail's own questions cover it and nothing else."""
+    for detail in details:
+        for question in detail.questions():
+            covered = [other.key for other in details if pattern(other.keywords).search(question)]
+            if covered != [detail.key]:
+                raise MuaError(f"{FILE}: kind {name!r}: {question!r} should cover {detail.key!r}, but covers {covered}")
+
+
+def _tasks() -> Iterator[tuple[str, Json]]:
+    """Kinds in turn, levels in turn, no two tasks alike, until every split is full."""
+    rng = random.Random("intention/tasks")
+    seen: set[str] = set()
+    every, levels = list(kinds().values()), list(COUNTS)
+    while len(seen) < sum(SIZES.values()):
+        kind, level = every[len(seen) % len(every)], levels[len(seen) // len(every) % len(levels)]
+        request = rng.choice(kind.requests)
+        details = _missing(kind, level, rng)
+        mark = repr((request, [(d["key"], d["preference"]) for d in details]))
+        if mark not in seen:
+            seen.add(mark)
+            yield mark, {"kind": kind.name, "difficulty": level, "request": request, "details": details}
+
+
+def _missing(kind: Kind, level: Level, rng: random.Random) -> list[Json]:
+    """The missing details in the order of the file; important ones are missing more often."""
+    count = min(rng.randint(*COUNTS[level]), len(kind.details))
+    ranked = sorted(kind.details, key=lambda d: rng.random() ** (1 / d.importance**2), reverse=True)
+    chosen = [detail for detail in kind.details if detail in ranked[:count]]
+    return [
+        {
+            "key": d.key,
+            "description": d.topic,
+            "importance": d.importance,
+            "inquiry": d.inquiry,
+            "options": list(d.options),
+            "preference": rng.choice(d.options),
+        }
+        for d in chosen
+    ]
+
+
+@lru_cache(maxsize=1)
+def _splits() -> dict[Split, list[tuple[str, Json]]]:
+    return dealt(_tasks(), SIZES, "intention/splits")
+
+
+def generate(split: Split) -> Iterator[Task]:
+    """The tasks of a split."""
+    for number, (_, data) in enumerate(_splits()[split]):
+        yield Task(f"gyms/intention/{split}/{number:03d}", "gyms/intention", split, data)
