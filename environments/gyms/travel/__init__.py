@@ -1,0 +1,60 @@
+"""Travel gym: book two to four parts of a trip for somebody who tells what matters only when asked for it.
+
+``search`` lists the options of one part, ``action`` asks the traveller, ``answer`` chooses an option for good. Which
+wish a question is about is decided by rules over the catalog of attributes or, with ``environment.oracle: llm``, by a
+judge, while another model finds the traveller's words. Queries and choices are decided by rules always.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from typing import ClassVar
+
+from environments.gyms._shared import Choice, Game, Gym, act
+from environments.gyms._shared.settings import Option as Setup
+from environments.gyms._shared.settings import Role
+from environments.gyms.travel.catalog import catalog
+from environments.gyms.travel.expert import moves, query
+from environments.gyms.travel.game import TravelGame
+from environments.gyms.travel.scenarios import NAME, generate
+from environments.gyms.travel.wording import openings, persona
+from mua.environment.protocol import Move, Split, Task
+
+
+class TravelGym(Gym):
+    """Implements :class:`mua.environment.protocol.Domain`."""
+
+    name = NAME
+    choices: ClassVar[Mapping[Choice, str]] = {
+        "action": "a message to the traveller, such as a question about one thing",
+        "search": "what to look for: one part of the trip with its place, dates and number of guests",
+        "answer": "ids of the options you book, separated by commas; at most one for each part of the trip",
+        "finish": "stop here",
+    }
+    defaults: ClassVar[Mapping[str, Setup]] = {"search_reward": 0.0, "preference_reward": 0.8}
+    llm_roles: ClassVar[tuple[Role, ...]] = ("user", "judge")
+    short_prompt = "Book the trip with interact: search options, ask for wishes, answer with the cheapest that fits."
+
+    @classmethod
+    def generate(cls, split: Split) -> Iterable[Task]:
+        return generate(split)
+
+    def game(self, task: Task, seed: int) -> Game:
+        return TravelGame(self.setting, task, seed)
+
+    def openings(self, task: Task) -> Sequence[str]:
+        return openings(task)
+
+    def persona(self, task: Task) -> str:
+        return persona(task)
+
+    def gold(self, task: Task) -> Sequence[Move]:
+        searches = [act("search", query(catalog()[one["aspect"]], one["arguments"])) for one in task.data["aspects"]]
+        best = [row[0] for one in task.data["aspects"] for row in one["options"] if row[1] == "best"]
+        return [*searches, act("answer", ", ".join(best))]
+
+    def expert(self, task: Task, seed: int, loose: float = 0.0) -> Generator[Move, str, None]:
+        return moves(task, seed, loose)
+
+
+DOMAIN = TravelGym()

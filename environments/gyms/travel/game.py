@@ -1,0 +1,186 @@
+"""One trip: what has been found, told and booked so far, and what each move earns."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar
+
+from environments.gyms._shared import Game, Reply, Setting
+from environments.gyms.travel import wording
+from environments.gyms.travel.asking import Asked, classify, missing, named
+from environments.gyms.travel.catalog import Aspect, catalog
+from environments.gyms.travel.oracle import classified, hinted, small_talk
+from environments.gyms.travel.scenarios import Option
+from mua.environment.protocol import Task
+from mua.types import Json
+
+OFF_TARGET = 3
+"""Questions in a row that hit nothing before the traveller tells a wish unasked."""
+OUTAGE_EVERY = 5
+"""Every so many searches the service does not answer, as services sometimes do not."""
+PAID: Mapping[str, float] = {"best": 1.0, "correct": 0.8, "wrong": 0.0, "noise": 0.0}
+_ID = re.compile(r"\b([A-Z])\d+\b", re.IGNORECASE)
+
+
+@dataclass
+class Part:
+    """One part of the trip."""
+
+    aspect: Aspect
+    data: Json
+    pending: dict[str, Json]
+    """Preferences that have not been told, by attribute."""
+    found: bool = False
+    """Its options have been listed."""
+    booked: str = ""
+    """The sort of the option that was chosen."""
+
+    @cached_property
+    def options(self) -> Mapping[str, Option]:
+        """Built when first needed: many episodes never look."""
+        return {row[0]: Option.of(self.aspect, row) for row in self.data["options"]}
+
+    def listing(self) -> str:
+        """The options as the policy reads them."""
+        return "\n".join(
+            f"{one.id}: {one.place}, {one.date}, {one.price} EUR; "
+            + "; ".join(f"{name}: {value}" for name, value in one.values.items())
+            for one in self.options.values()
+        )
+
+
+class TravelGame(Game):
+    """One traveller."""
+
+    _ORDER: ClassVar[str] = "Search for one part of the trip at a time"
+
+    def __init__(self, setting: Setting, task: Task, seed: int) -> None:
+        super().__init__(setting, task, seed)
+        self._parts = {one["aspect"]: _part(one) for one in task.data["aspects"]}
+        self._off_target = 0
+        self._searches = 0
+        self._turns = 0
+
+    async def search(self, content: str) -> Reply:
+        """List the options of the one part that the query covers."""
+        self._searches += 1
+        if self._searches % OUTAGE_EVERY == 0:
+            return Reply("The booking service does not respond at the moment. Please try again.")
+        parts = [self._parts[aspect.name] for aspect in named(content, [p.aspect for p in self._parts.values()])]
+        covered = [part for part in parts if not missing(content, part.data["arguments"])]
+        if len(covered) != 1:
+            return Reply(self._refined(parts, content, len(covered)))
+        part, first = covered[0], not covered[0].found
+        part.found = True
+        text = f"Options for the {part.aspect.noun}:\n{part.listing()}"
+        return Reply(text, float(self.setting.options["search_reward"]) if first else 0.0)
+
+    async def action(self, content: str) -> Reply:
+        """Answer the agent; a question about a wish that is still untold is paid."""
+        self._turns += 1
+        pending = {part.aspect.name: tuple(part.pending) for part in self._parts.values() if not part.booked}
+        asked = await classified(self, content, pending) if self._llm else classify(content, pending)
+        if asked.kind == "chat":
+            return Reply(await small_talk(self, content) if self._llm else self.rng.choice(wording.CHAT))
+        if asked.kind == "hit":
+            told = await self._told(asked.aspect, asked.attribute, content)
+            return Reply(told, float(self.setting.options["preference_reward"]))
+        return Reply(await self._beside_the_point(asked))
+
+    async def answer(self, content: str) -> Reply:
+        """Book options for good: 1 for the best of a part, 0.8 for another that fits, 0 for any other."""
+        ids = [match.group().upper() for match in _ID.finditer(content)]
+        if (fault := self._fault(ids)) is not None:
+            return Reply(fault, error=True)
+        booked = [self._book(one) for one in ids]
+        over = all(part.booked for part in self._parts.values())
+        self.solved = all(part.booked == "best" for part in self._parts.values())
+        text = " ".join(wording.BOOKED[sort].format(id=one) for one, sort in zip(ids, booked, strict=True))
+        return Reply(text, sum(PAID[sort] for sort in booked), over=over)
+
+    def details(self) -> Json:
+        """What was booked, and which wishes were never told."""
+        return {
+            "booked": {name: part.booked for name, part in self._parts.items()},
+            "untold": sum(len(part.pending) for part in self._parts.values()),
+        }
+
+    @property
+    def asks_seed(self) -> int:
+        """A seed for each turn's requests."""
+        return self.seed + 101 * self._turns
+
+    @property
+    def _llm(self) -> bool:
+        return self.setting.oracle == "llm"
+
+    def preference(self, aspect: str, attribute: str) -> Json:
+        """A held preference; KeyError if there is none."""
+        held = self._parts[aspect].data["preferences"]
+        return {one["attribute"]: one for one in held}[attribute]
+
+    async def _told(self, aspect: str, attribute: str, content: str) -> str:
+        """Tell a wish, so that it is no longer pending."""
+        part = self._parts[aspect]
+        preference = part.pending[attribute]
+        told = await hinted(self, preference, aspect, content) if self._llm else wording.hint(preference, part.aspect)
+        del part.pending[attribute]
+        self._off_target = 0
+        if not part.pending:
+            told += " " + wording.COMPLETE.format(noun=part.aspect.noun)
+        return told
+
+    async def _beside_the_point(self, asked: Asked) -> str:
+        """A question that hits nothing; after some of them the traveller tells a wish unasked."""
+        self._off_target += 1
+        text = self.rng.choice(wording.VAGUE if asked.kind == "vague" else wording.MISS)
+        if asked.kind == "miss" and (known := self._known(asked)) is not None:
+            text = self.rng.choice(wording.AGAIN).format(hint=known)
+        untold = [(p.aspect, one) for p in self._parts.values() if not p.booked for one in p.pending]
+        if self._off_target < OFF_TARGET or not untold:
+            return text
+        aspect, attribute = self.rng.choice(untold)
+        told = await self._told(aspect.name, attribute, "")
+        return f"{text} {self.rng.choice(wording.VOLUNTEERED).format(noun=aspect.noun, hint=told)}"
+
+    def _known(self, asked: Asked) -> str | None:
+        """The hint about a wish that has been told before."""
+        try:
+            return wording.hint(self.preference(asked.aspect, asked.attribute), self._parts[asked.aspect].aspect)
+        except KeyError:
+            return None
+
+    def _refined(self, parts: list[Part], content: str, covered: int) -> str:
+        if covered or not parts:
+            return f"{self._ORDER}: {', '.join(part.aspect.noun for part in self._parts.values())}."
+        part = min(parts, key=lambda one: len(missing(content, one.data["arguments"])))
+        lacking = ", ".join(missing(content, part.data["arguments"]))
+        return f"Nothing fits yet. To search for a {part.aspect.noun}, say also: {lacking}."
+
+    def _fault(self, ids: list[str]) -> str | None:
+        """Why these options cannot be booked."""
+        if not ids:
+            return "name the ids of the options, such as F3 or H2"
+        by_letter = {part.aspect.letter: part for part in self._parts.values()}
+        for one in ids:
+            part = by_letter.get(one[0])
+            if part is None or (part.found and one not in part.options):
+                return f"there is no option {one}"
+            if not part.found:
+                return f"you have not searched for the {part.aspect.noun} yet"
+            if part.booked:
+                return f"the {part.aspect.noun} is booked already"
+        return "only one option for each part of the trip" if len({one[0] for one in ids}) < len(ids) else None
+
+    def _book(self, chosen: str) -> str:
+        part = next(part for part in self._parts.values() if part.aspect.letter == chosen[0])
+        part.booked = part.options[chosen].sort
+        part.pending.clear()
+        return part.booked
+
+
+def _part(one: Json) -> Part:
+    return Part(catalog()[one["aspect"]], one, {held["attribute"]: held for held in one["preferences"]})
