@@ -151,11 +151,24 @@ def sft(config: ConfigFile, overrides: Overrides = None) -> None:
 @app.command("eval")
 @verb
 def evaluate(config: ConfigFile, overrides: Overrides = None) -> None:
-    """Judge a policy on held-out tasks."""
+    """Judge a policy on held-out tasks; run again, it continues where it stopped."""
     loaded = _load(config, overrides, "config-eval.yaml")
-    import mua.trainer.evaluate
+    import mua.evaluation.run
 
-    mua.trainer.evaluate.evaluate(loaded)
+    mua.evaluation.run.evaluate(loaded)
+
+
+@app.command()
+@verb
+def compare(
+    first: Annotated[Path, typer.Argument(metavar="RUN_A", help="output folder of mua eval", show_default=False)],
+    second: Annotated[Path, typer.Argument(metavar="RUN_B", help="output folder of mua eval", show_default=False)],
+    out: Annotated[Path | None, typer.Option("--out", help="folder to write into; by default RUN_B")] = None,
+) -> None:
+    """Compare two evaluations on the tasks they share: difference, interval, paired test."""
+    import mua.evaluation.compare
+
+    mua.evaluation.compare.compare(first, second, out or (second if second.is_dir() else second.parent))
 
 
 @app.command()
@@ -290,6 +303,25 @@ def launch_slurm(
         print("# submit with:", shlex.join(slurm.submission(job)))
     else:
         print(slurm.told(job, slurm.submit(job, text)))
+
+
+@env_app.command("replay")
+@verb
+def env_replay(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="domain that loads official data", show_default=False)],
+    recorded: Annotated[
+        list[Path], typer.Argument(metavar="RECORDED...", help="recordings (.jsonl or .jsonl.gz)", show_default=False)
+    ],
+    data: Annotated[Path, typer.Option("--data", help="folder with the official data", show_default=False)],
+) -> None:
+    """Run recorded calls of the official tools through ours; exit status 1 if anything disagrees."""
+    from mua.environment.replay import replay_files
+
+    found = replay_files(name, data, recorded)
+    for line in found.lines():
+        typer.echo(line)
+    if found.disagreements:
+        raise typer.Exit(1)
 
 
 @config_app.command("show")

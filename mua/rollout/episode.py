@@ -23,12 +23,9 @@ from time import perf_counter
 from typing import TYPE_CHECKING
 
 from mua.config.schema import RolloutConfig
-from mua.engine.protocol import Sampler, SamplingParams
 from mua.environment.protocol import ToolSchema, Transcript
 from mua.environment.schema import validate_arguments
 from mua.errors import DeadlineExceeded
-from mua.rollout.seeds import derived_seed
-from mua.tokens.conversation import Conversation
 from mua.types import Json, Outcome, Segment
 
 if TYPE_CHECKING:
@@ -36,9 +33,9 @@ if TYPE_CHECKING:
 
     from mua.environment.manager import LeasedEnvironment
     from mua.environment.protocol import Evaluation, Task
-    from mua.tokens.family import ChatFamily
+    from mua.rollout.agent import Policy
     from mua.tokens.parsing import AssistantTurn, ToolCall
-    from mua.users.protocol import User
+    from mua.users.protocol import User, UserReply
 
 
 class State(Enum):
@@ -56,6 +53,7 @@ class EpisodeResult:
 
     outcome: Outcome
     segments: list[Segment]
+    """None of a policy that is known by its text alone."""
     messages: list[Json]
     turn_rewards: list[float]
     evaluation: Evaluation
@@ -66,16 +64,14 @@ class EpisodeResult:
 class EpisodeSetting:
     """What all episodes of a run share."""
 
-    family: ChatFamily
-    sampler: Sampler
+    policy: Policy
     budgets: RolloutConfig
     temperature: float
     system_prompt: Callable[[Task], str]
     show_tools: bool
     """Whether the tools' schemas stand in the system prompt."""
     deterministic: bool
-    record_experts: bool = False
-    """Whether the engine tells which experts each token was routed to."""
+    """Whether every request to the engine carries a seed of its own."""
 
 
 class Episode:
@@ -88,10 +84,8 @@ class Episode:
         self._budgets = setting.budgets
         self._environment = environment
         self._user = user
-        self._session = session
-        self._seed = seed
+        self._agent = setting.policy.agent(setting, session=session, seed=seed)
         self._tools: dict[str, ToolSchema] = {schema.name: schema for schema in environment.tools()}
-        self._conversation: Conversation | None = None
         self._turn: AssistantTurn | None = None
         self._outcome: Outcome | None = None
         self._turn_rewards: list[float] = []
@@ -116,64 +110,38 @@ class Episode:
                 state = await self._ask_user()
         return await self._finish()
 
-    @property
-    def _talk(self) -> Conversation:
-        assert self._conversation is not None
-        return self._conversation
-
     async def _start(self) -> State:
         with self._deadline("user", self._budgets.user_seconds) as limit:
             async with limit:
                 opening = await self._user.open()
-        tools = list(self._tools.values()) if self._setting.show_tools else []
         system = self._setting.system_prompt(self._environment.task)
-        self._conversation = Conversation.begin(self._setting.family, system=system, tools=tools, user=opening.text)
-        self._keep_user_actions()
+        self._agent.begin(system, list(self._tools.values()), opening.text)
+        self._note_user(opening)
         return State.GENERATE
 
     async def _generate(self) -> State:
-        if self._talk.turns >= self._budgets.max_turns:
+        if self._agent.turns >= self._budgets.max_turns:
             return self._end(Outcome.MAX_TURNS)
         if self._counts["tool_calls"] >= self._budgets.max_tool_calls:
             return self._end(Outcome.MAX_TURNS)
-        prompt = self._talk.prompt_ids()
-        room = min(self._budgets.max_turn_tokens, self._budgets.max_tokens - len(prompt))
-        if room < 1:
-            return self._end(Outcome.LENGTH)
         with self._clock("generate"):
-            generation = await self._setting.sampler.generate(
-                prompt.tolist(),
-                self._sampling(room),
-                session=self._session,
-                deadline_s=self._budgets.generate_seconds,
-            )
-        self._counts["prompt_tokens"] += len(prompt)
-        self._counts["cached_tokens"] += generation.cached_tokens
-        self._turn = self._talk.add_sampled(generation)
-        self._turn_rewards.append(0.0)
-        if self._turn.truncated:
+            turn = await self._agent.turn()
+        if turn is None:
             return self._end(Outcome.LENGTH)
-        if self._turn.tool_calls or self._turn.errors:
+        self._turn = turn
+        self._turn_rewards.append(0.0)
+        if turn.truncated:
+            return self._end(Outcome.LENGTH)
+        if turn.tool_calls or turn.errors:
             return State.TOOLS
-        return State.USER if self._turn.content.strip() else self._end(Outcome.MALFORMED)
-
-    def _sampling(self, room: int) -> SamplingParams:
-        return SamplingParams(
-            temperature=self._setting.temperature,
-            max_new_tokens=room,
-            stop_token_ids=self._setting.family.stop_token_ids,
-            top_p=self._budgets.top_p if self._setting.temperature > 0 else 1.0,
-            top_k=self._budgets.top_k if self._setting.temperature > 0 else -1,
-            seed=derived_seed(self._seed, self._talk.turns) if self._setting.deterministic else None,
-            experts_from=self._talk.routed if self._setting.record_experts else None,
-        )
+        return State.USER if turn.content.strip() else self._end(Outcome.MALFORMED)
 
     async def _call_tools(self) -> State:
         assert self._turn is not None
         results = [await self._call(call) for call in self._turn.tool_calls]
         results += [f"error: {error.message}" for error in self._turn.errors]
         self._malformed += len(self._turn.errors)
-        self._talk.add_tool_results(results)
+        self._agent.add_tool_results(results)
         if self._outcome is not None:
             return State.END
         if self._malformed > self._budgets.max_malformed:
@@ -204,14 +172,16 @@ class Episode:
         with self._deadline("user", self._budgets.user_seconds) as limit:
             async with limit:
                 reply = await self._user.reply(self._turn.content)
-        self._talk.add_user(reply.text)
-        self._keep_user_actions()
+        self._agent.add_user(reply.text)
+        self._note_user(reply)
         return self._end(Outcome.USER_STOP) if reply.stop else State.GENERATE
 
-    def _keep_user_actions(self) -> None:
+    def _note_user(self, reply: UserReply) -> None:
         """What the user did with tools of its own stands in its message, where no template reads it."""
+        if reply.leak:
+            self._counts["user_leaks"] += 1
         if actions := self._environment.user_tools.taken():
-            self._talk.messages[-1]["actions"] = actions
+            self._agent.messages[-1]["actions"] = actions
             self._counts["user_actions"] += len(actions)
 
     def _end(self, outcome: Outcome) -> State:
@@ -221,14 +191,15 @@ class Episode:
     async def _finish(self) -> EpisodeResult:
         assert self._outcome is not None
         with self._clock("evaluate"):
-            evaluation = await self._environment.evaluate(Transcript(self._talk.messages))
+            evaluation = await self._environment.evaluate(Transcript(self._agent.messages))
         rewards = self._turn_rewards or [0.0]
         rewards[-1] += evaluation.reward
-        metrics = {name: float(count) for name, count in self._counts.items()}
+        counts = {**self._counts, **self._agent.counts()}
+        metrics = {name: float(count) for name, count in counts.items()}
         metrics["malformed"] = float(self._malformed)
         metrics |= {f"seconds/{stage}": seconds for stage, seconds in self._seconds.items()}
         return EpisodeResult(
-            self._outcome, self._talk.segments(), list(self._talk.messages), rewards, evaluation, metrics
+            self._outcome, self._agent.segments(), list(self._agent.messages), rewards, evaluation, metrics
         )
 
     @contextmanager

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from typing import NamedTuple
 
 from mua.config.schema import ExperimentConfig
 from mua.engine.protocol import Sampler
@@ -15,6 +16,7 @@ from mua.environment.manager import EnvironmentManager, LeasedEnvironment
 from mua.environment.protocol import Task
 from mua.environment.selection import Selection
 from mua.errors import DeadlineExceeded, EngineError, EnvironmentFault, JudgeFault, UserFault
+from mua.rollout.agent import Policy, TokenPolicy
 from mua.rollout.episode import Episode, EpisodeResult, EpisodeSetting
 from mua.rollout.seeds import derived_seed
 from mua.tokens.family import ChatFamily
@@ -36,6 +38,14 @@ _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 30.0
 
 
+class Placed(NamedTuple):
+    """An episode to run: which task, and where it stands among others (which its seeds depend on)."""
+
+    task: Task
+    ordinal: int
+    sample: int
+
+
 class EpisodeRunner:
     """Runs episodes of the selected domains, at most ``rollout.concurrency`` at once. Belongs to one event loop."""
 
@@ -43,10 +53,16 @@ class EpisodeRunner:
         self,
         config: ExperimentConfig,
         selection: Selection,
-        family: ChatFamily,
-        sampler: Sampler,
+        family: ChatFamily | None,
+        sampler: Sampler | None,
         services: Services,
+        policy: Policy | None = None,
     ) -> None:
+        """``policy`` comes in the place of ``family`` and ``sampler``, which are a checkpoint's."""
+        if policy is None:
+            assert family is not None, "a checkpoint's chat family and engine, or a policy"
+            assert sampler is not None, "a checkpoint's chat family and engine, or a policy"
+            policy = TokenPolicy(family, sampler, config.engine.routed_experts)
         self._config = config
         self._selection = selection
         self._environments = {
@@ -55,14 +71,12 @@ class EpisodeRunner:
         self._users = UserFactory(config.user, selection, services)
         self._slots = asyncio.Semaphore(config.rollout.concurrency)
         self._setting = EpisodeSetting(
-            family=family,
-            sampler=sampler,
+            policy=policy,
             budgets=config.rollout,
             temperature=config.rollout.temperature,
             system_prompt=selection.system_prompt,
             show_tools=config.environment.prompt == "full",
             deterministic=config.engine.deterministic,
-            record_experts=config.engine.routed_experts,
         )
 
     async def close(self) -> None:
@@ -83,6 +97,19 @@ class EpisodeRunner:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(one(sample)) for sample in range(size)]
         return Group(ordinal, task.id, [done.result() for done in tasks])
+
+    async def each(
+        self, episodes: Iterable[Placed], *, temperature: float, on_trajectory: Callable[[Placed, Trajectory], None]
+    ) -> None:
+        """One trajectory for each of ``episodes``, given to ``on_trajectory`` as they end."""
+
+        async def one(placed: Placed) -> None:
+            found = await self.trajectory(placed.task, placed.ordinal, placed.sample, temperature=temperature)
+            on_trajectory(placed, found)
+
+        async with asyncio.TaskGroup() as group:
+            for placed in episodes:
+                group.create_task(one(placed))
 
     async def trajectory(self, task: Task, ordinal: int, sample: int, *, temperature: float) -> Trajectory:
         """One trajectory, unscored when every attempt met an infrastructure fault."""

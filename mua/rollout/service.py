@@ -26,7 +26,7 @@ from mua.engine.pool import EnginePool
 from mua.environment.protocol import Split
 from mua.environment.selection import Selection
 from mua.errors import DeadlineExceeded, MuaError
-from mua.rollout.runner import EpisodeRunner
+from mua.rollout.runner import EpisodeRunner, Placed
 from mua.rollout.scheduler import GroupScheduler
 from mua.rollout.stream import TaskStream
 from mua.tokens.family import load_family
@@ -47,7 +47,7 @@ Weights = Callable[[], "Feed | Iterable[tuple[str, torch.Tensor]]"]
 _POLL_S = 0.2
 _WATCHDOG_S = 120.0
 """A wait that lasts so long says what it waits for, and says it again as often."""
-_EVALUATION_ORDINALS = 1 << 40
+EVALUATION_ORDINALS = 1 << 40
 """Evaluation episodes get ordinals from here on, so that their seeds and sessions never meet training's."""
 
 
@@ -174,15 +174,15 @@ class RolloutService:
         self, split: Split, *, tasks: int | None, samples: int, temperature: float,
         on_episode: Callable[[], None] | None = None,
     ) -> list[Trajectory]:  # fmt: skip
-        """Trajectories of the first ``tasks`` tasks of ``split`` (None: all), ``samples`` of each."""
-        chosen = self.selection.tasks(split)[:tasks]
+        """Trajectories of each domain's first ``tasks`` tasks of ``split`` (None: all), ``samples`` of each."""
+        chosen = self.selection.first_tasks(split, tasks)
 
         async def all_groups() -> list[Group]:
             async with asyncio.TaskGroup() as group:
                 running = [
                     group.create_task(
                         self._episodes.group(
-                            task, _EVALUATION_ORDINALS + index, samples, temperature=temperature, on_episode=on_episode
+                            task, EVALUATION_ORDINALS + index, samples, temperature=temperature, on_episode=on_episode
                         )
                     )
                     for index, task in enumerate(chosen)
@@ -191,13 +191,20 @@ class RolloutService:
 
         return [t for group in self._call(all_groups(), self._interrupt) for t in group.trajectories]
 
-    def task_count(self, split: Split) -> int:
-        """How many tasks ``split`` has."""
-        return len(self.selection.tasks(split))
+    def each(
+        self, episodes: Sequence[Placed], *, temperature: float, on_trajectory: Callable[[Placed, Trajectory], None]
+    ) -> None:
+        """Run ``episodes``; ``on_trajectory`` is called on another thread, one call at a time, as they end."""
+        work = self._episodes.each(episodes, temperature=temperature, on_trajectory=on_trajectory)
+        self._call(work, self._interrupt)
+
+    def task_count(self, split: Split, tasks: int | None = None) -> int:
+        """How many tasks ``split`` has, counting at most ``tasks`` of each domain."""
+        return len(self.selection.first_tasks(split, tasks))
 
     def metrics(self) -> dict[str, float]:
-        """The engines' counters since the last call."""
-        return self._pool.metrics()
+        """The counters of engines, users' and judges' endpoints since the last call."""
+        return self._pool.metrics() | self._services.metrics()
 
     # ---- inside
 

@@ -19,6 +19,7 @@ from mua.config.schema import EnvironmentConfig, RolloutConfig
 from mua.environment.manager import EnvironmentManager
 from mua.environment.protocol import Task, ToolResult
 from mua.errors import DeadlineExceeded
+from mua.rollout.agent import TokenPolicy
 from mua.rollout.episode import Episode, EpisodeResult, EpisodeSetting
 from mua.tokens import ChatFamily
 from mua.types import Json, Outcome
@@ -48,8 +49,7 @@ async def play(
     domain = domain or TestDesk()
     sampler = ScriptedSampler(family, lines(*texts))
     shared = EpisodeSetting(
-        family=family,
-        sampler=sampler,
+        policy=TokenPolicy(family, sampler),
         budgets=RolloutConfig.model_validate(budgets),
         temperature=1.0,
         system_prompt=lambda task: domain.system_prompt("short"),

@@ -1,0 +1,176 @@
+"""Two evaluations on the tasks they share: the difference of success, its interval, and a paired test.
+
+Pairs are tasks, told apart by domain, id and digest: a task that changed between the two runs is left out, and said to
+be. Each task counts with its share of successful episodes in either run, however many those are.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from mua.errors import MuaError
+from mua.evaluation.estimators import paired_test, resampled_means
+from mua.evaluation.report import table
+from mua.types import Json
+
+RESULT = "evaluation.json"
+LEVEL = 0.95
+RESAMPLES = 10_000
+_SEED = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """One task's success in both runs."""
+
+    domain: str
+    task: str
+    first: float
+    second: float
+
+
+def compare(first: Path, second: Path, out: Path) -> None:
+    """Print the comparison of two runs (output folders, or their ``evaluation.json``) and write it into ``out``.
+
+    The files are ``comparison.json`` and ``comparison.md``. Raises :class:`mua.errors.MuaError` where a result cannot
+    be read or the runs share no task.
+    """
+    one, other = load_result(first), load_result(second)
+    result = compared(one, other) | {"first": _named(one, first), "second": _named(other, second)}
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "comparison.json").write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    (out / "comparison.md").write_text(comparison_page(result), encoding="utf-8")
+    Console().print(_console_table(result))
+    for line in _remarks(result):
+        print(line)
+    print(f"written to {out / 'comparison.json'} and comparison.md")
+
+
+def load_result(path: Path) -> Json:
+    """An evaluation's result; ``path`` is its output folder or the file itself."""
+    file = path / RESULT if path.is_dir() else path
+    try:
+        result: Json = json.loads(file.read_text(encoding="utf-8"))
+        if not all({"domain", "task", "digest", "episodes", "successes"} <= task.keys() for task in result["tasks"]):
+            raise KeyError("a task's domain, digest or successes")
+    except OSError as error:
+        raise MuaError(f"{file}: {error.strerror}; give the output folder of mua eval") from None
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise MuaError(f"{file}: not a result of mua eval ({type(error).__name__}: {error})") from None
+    return result
+
+
+def compared(one: Json, other: Json) -> Json:
+    """The difference ``other - one``, over all common tasks and by domain."""
+    pairs, changed = paired(one, other)
+    if not pairs:
+        raise MuaError(
+            "the two runs share no scored task"
+            + (f"; {changed} tasks have the same id but another content" if changed else "")
+            + "; evaluate both on the same domains and split"
+        )
+    domains = sorted({pair.domain for pair in pairs})
+    parts = {name: difference([pair for pair in pairs if pair.domain == name]) for name in domains}
+    return {
+        "all": difference(pairs),
+        "domains": parts,
+        "common": len(pairs),
+        "only_in_first": len(one["tasks"]) - len(pairs) - changed,
+        "only_in_second": len(other["tasks"]) - len(pairs) - changed,
+        "changed": changed,
+        "same_setting": one.get("setting_digest") == other.get("setting_digest"),
+        "level": LEVEL,
+    }
+
+
+def paired(one: Json, other: Json) -> tuple[list[Pair], int]:
+    """The tasks that both runs scored, and how many more share an id but not their content."""
+    seconds = {(task["domain"], task["task"]): task for task in other["tasks"] if task["episodes"]}
+    pairs, changed = [], 0
+    for task in one["tasks"]:
+        match = seconds.get((task["domain"], task["task"]))
+        if match is None or not task["episodes"]:
+            continue
+        if match["digest"] != task["digest"]:
+            changed += 1
+            continue
+        shares = (found["successes"] / found["episodes"] for found in (task, match))
+        pairs.append(Pair(task["domain"], task["task"], *shares))
+    return pairs, changed
+
+
+def difference(pairs: Sequence[Pair]) -> Json:
+    """Mean success of both, their difference with a paired bootstrap interval over tasks, and a two-sided test."""
+    first, second = [pair.first for pair in pairs], [pair.second for pair in pairs]
+    differences = np.subtract(second, first)
+    mean = float(differences.mean())
+    low, high = np.quantile(resampled_means(differences, RESAMPLES, _SEED), [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    test = paired_test(first, second, seed=_SEED)
+    return {
+        "tasks": len(pairs),
+        "first": float(np.mean(first)),
+        "second": float(np.mean(second)),
+        "difference": {"mean": mean, "low": min(float(low), mean), "high": max(float(high), mean)},
+        "better": int((differences > 0).sum()),
+        "worse": int((differences < 0).sum()),
+        "test": test.name,
+        "p_value": test.p_value,
+    }
+
+
+def comparison_page(result: Json) -> str:
+    """The comparison as Markdown."""
+    head = ("", "tasks", "first", "second", "difference", "better", "worse", "p", "test")
+    blocks = [
+        "# Comparison",
+        f"- first: {result['first']}\n- second: {result['second']}",
+        table(head, _rows(result)),
+        "\n".join(_remarks(result)),
+    ]
+    return "\n\n".join(block for block in blocks if block) + "\n"
+
+
+def _console_table(result: Json) -> Table:
+    shown = Table("", "tasks", "first", "second", "difference", "better", "worse", "p", "test", title="success")
+    for row in _rows(result):
+        shown.add_row(*(f"{value:.3f}" if isinstance(value, float) else str(value) for value in row))
+    return shown
+
+
+def _rows(result: Json) -> list[list[Any]]:
+    parts = list(result["domains"].items())
+    if len(parts) != 1:
+        parts.append(("all", result["all"]))
+    return [
+        [
+            name, part["tasks"], part["first"], part["second"], _signed(part["difference"]), part["better"],
+            part["worse"], part["p_value"], part["test"],
+        ]
+        for name, part in parts
+    ]  # fmt: skip
+
+
+def _signed(found: Json) -> str:
+    return f"{found['mean']:+.3f} ({found['low']:+.3f} to {found['high']:+.3f})"
+
+
+def _remarks(result: Json) -> list[str]:
+    lines = []
+    if not result["same_setting"]:
+        lines.append("The two runs differ in their setting (seed, budgets, user ...), not only in the policy.")
+    alone = result["only_in_first"] + result["only_in_second"]
+    if alone or result["changed"]:
+        lines.append(f"Left out: {alone} tasks that only one run scored, {result['changed']} whose content changed.")
+    return lines
+
+
+def _named(result: Json, path: Path) -> str:
+    return f"{result['name']} ({path})"

@@ -1,0 +1,222 @@
+"""``mua eval``: plays what is not played yet, then writes what all of it says.
+
+The episodes are those of training: the same runner, environments, users and state machine; only who plays the policy
+differs (:mod:`mua.rollout.agent`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from rich.console import Console
+
+from mua.config.schema import EnvironmentConfig, ExperimentConfig
+from mua.environment.protocol import Task
+from mua.environment.selection import Selection
+from mua.errors import ConfigError, MuaError
+from mua.evaluation.identity import digest, policy_digest, policy_of, setting_of, task_digest
+from mua.evaluation.report import console_table, markdown
+from mua.evaluation.store import FILE, EpisodeStore, Key
+from mua.evaluation.summary import TaskResult, summarize
+from mua.observe.progress import Progress
+from mua.observe.traces import TraceWriter
+from mua.rollout.agent import ChatPolicy
+from mua.rollout.chat import ChatClient
+from mua.rollout.runner import EpisodeRunner, Placed
+from mua.rollout.seeds import derived_seed
+from mua.rollout.service import EVALUATION_ORDINALS, RolloutService
+from mua.types import Json, Trajectory
+from mua.users.services import Services
+
+RESULT, REPORT = "evaluation.json", "report.md"
+OnTrajectory = Callable[[Placed, Trajectory], None]
+
+
+class Player(Protocol):
+    """Runs episodes with one kind of policy."""
+
+    selection: Selection
+    costs: dict[str, float]
+    """What users and judges of the episodes played now came to, by role; known afterwards."""
+
+    def play(self, episodes: Sequence[Placed], temperature: float, on_trajectory: OnTrajectory) -> None:
+        """Run ``episodes``; ``on_trajectory`` is called as they end, from any thread, one call at a time."""
+
+
+class EnginePlayer:
+    """A checkpoint, served by engines that are started for the occasion."""
+
+    def __init__(self, config: ExperimentConfig) -> None:
+        self._rollouts = RolloutService(config)
+        self.selection = self._rollouts.selection
+        self.costs: dict[str, float] = {}
+
+    def play(self, episodes: Sequence[Placed], temperature: float, on_trajectory: OnTrajectory) -> None:
+        with self._rollouts as rollouts:
+            rollouts.each(episodes, temperature=temperature, on_trajectory=on_trajectory)
+            self.costs = _roles(rollouts.metrics())
+
+
+class EndpointPlayer:
+    """Whatever answers at an OpenAI-compatible endpoint."""
+
+    def __init__(self, config: ExperimentConfig) -> None:
+        self._config = config
+        self._services = Services.from_config(config.user, config.judge)
+        self.selection = Selection.from_config(config.environment, self._services)
+        self.costs: dict[str, float] = {}
+
+    def play(self, episodes: Sequence[Placed], temperature: float, on_trajectory: OnTrajectory) -> None:
+        asyncio.run(self._play(episodes, temperature, on_trajectory))
+
+    async def _play(self, episodes: Sequence[Placed], temperature: float, on_trajectory: OnTrajectory) -> None:
+        endpoint = self._config.evaluation.policy.endpoint
+        assert endpoint is not None
+        client = ChatClient(endpoint)
+        runner = EpisodeRunner(self._config, self.selection, None, None, self._services, ChatPolicy(client))
+        try:
+            await runner.each(episodes, temperature=temperature, on_trajectory=on_trajectory)
+        finally:
+            self.costs = _roles(self._services.metrics())
+            await runner.close()
+            await self._services.close()
+            await client.close()
+
+
+def evaluate(config: ExperimentConfig) -> None:
+    """Judge the policy of ``config.evaluation`` and write the results into ``config.output``.
+
+    Run again, it continues: what is scored already is not played again. Raises :class:`mua.errors.MuaError` when not
+    one episode could be scored.
+    """
+    config = over_domains(config)
+    policy, setting = policy_of(config), setting_of(config)
+    player = _player(config)
+    planned = plan(player.selection, config)
+    path = config.output / FILE
+    with EpisodeStore(path, policy=policy_digest(policy), setting=digest(setting)) as store:
+        _play_missing(config, player, planned, store)
+        roles = store.roles
+        results = [TaskResult(task, _kept(store, places)) for task, places in planned]
+    _require_scored(results)
+    result = {
+        "name": config.name,
+        "policy": policy,
+        "setting_digest": digest(setting),
+        **summarize(config.evaluation, results),
+        "roles": roles,
+        "setting": setting,
+    }
+    if config.observe.traces:
+        TraceWriter(config.output / "traces").write(0, [episode for r in results for episode in r.episodes])
+    _write(config, result)
+    Console().print(console_table(result))
+    _tell_unscored(result)
+
+
+def over_domains(config: ExperimentConfig) -> ExperimentConfig:
+    """``config`` with ``environment`` spread over ``evaluation.domains``, where they are given."""
+    names = config.evaluation.domains
+    if not names:
+        return config
+    if len(set(names)) < len(names):
+        raise ConfigError("evaluation.domains: a domain stands there twice; name each once")
+    told = config.environment.model_dump() | {"name": "", "mix": dict.fromkeys(names, 1.0)}
+    return config.model_copy(update={"environment": EnvironmentConfig.model_validate(told)})
+
+
+def plan(selection: Selection, config: ExperimentConfig) -> list[tuple[Task, list[Placed]]]:
+    """Every task of the evaluation with its episodes.
+
+    Where an episode stands, and so its seeds, depends on the task alone: other tasks or domains beside it change
+    nothing, and two policies meet the same users.
+    """
+    chosen = config.evaluation
+    tasks = selection.first_tasks(chosen.split, chosen.tasks)
+    if not tasks:
+        names = ", ".join(selection.domains)
+        raise ConfigError(f"evaluation.split: {chosen.split!r} of {names} has no tasks; choose another split")
+    return [(task, [Placed(task, _ordinal(task), sample) for sample in range(chosen.samples)]) for task in tasks]
+
+
+def _play_missing(
+    config: ExperimentConfig, player: Player, planned: Sequence[tuple[Task, list[Placed]]], store: EpisodeStore
+) -> None:
+    chosen = config.evaluation
+    every = [placed for _, places in planned for placed in places]
+    missing = [placed for placed in every if _key(placed) not in store]
+    with (
+        Progress(config.observe.progress) as progress,
+        progress.stage(f"evaluate on {chosen.split}", total=len(every)) as stage,
+    ):
+        if len(missing) < len(every):
+            stage.advance(len(every) - len(missing), note="continued")
+
+        def keep(placed: Placed, trajectory: Trajectory) -> None:
+            store.add(_key(placed), trajectory)
+            stage.advance()
+
+        if missing:
+            player.play(missing, chosen.temperature, keep)
+            store.add_roles(player.costs)
+
+
+def _player(config: ExperimentConfig) -> Player:
+    return EndpointPlayer(config) if config.evaluation.policy.kind == "endpoint" else EnginePlayer(config)
+
+
+def _ordinal(task: Task) -> int:
+    return EVALUATION_ORDINALS + derived_seed("evaluation", task.domain, task.id)
+
+
+def _key(placed: Placed) -> Key:
+    return Key(placed.task.domain, placed.task.id, task_digest(placed.task), placed.sample)
+
+
+def _kept(store: EpisodeStore, places: Sequence[Placed]) -> list[Trajectory]:
+    found = [store.get(_key(placed)) for placed in places]
+    return [trajectory for trajectory in found if trajectory is not None]
+
+
+def _roles(metrics: dict[str, float]) -> dict[str, float]:
+    return {name: value for name, value in metrics.items() if name.startswith(("user_llm/", "judge_llm/"))}
+
+
+def _require_scored(results: Sequence[TaskResult]) -> None:
+    episodes = [episode for result in results for episode in result.episodes]
+    if not any(episode.scored for episode in episodes):
+        last = episodes[-1]
+        reason = f"the last one ended as {last.outcome}: {last.error}"
+        raise MuaError(f"not one of {len(episodes)} episodes could be scored; {reason}")
+
+
+def _write(config: ExperimentConfig, result: Json) -> None:
+    folder, outputs = config.output, config.evaluation.outputs
+    if "json" in outputs:
+        _replace(folder / RESULT, json.dumps(result, indent=2) + "\n")
+    pictures: list[Path] = []
+    if "plots" in outputs:
+        from mua.evaluation.plots import draw
+
+        pictures = draw(result, folder)
+    if "markdown" in outputs:
+        _replace(folder / REPORT, markdown(result, [picture.name for picture in pictures]))
+
+
+def _replace(path: Path, text: str) -> None:
+    new = path.with_name(f".{path.name}.new")
+    new.write_text(text, encoding="utf-8")
+    new.replace(path)
+
+
+def _tell_unscored(result: Json) -> None:
+    if result["unscored"]:
+        first = result["errors"][0]
+        print(
+            f"{result['unscored']} of {result['episodes']} episodes could not be scored and count nowhere; the same "
+            f"command tries them again. The first: task {first['task']}, {first['outcome']}: {first['error']}"
+        )

@@ -1,0 +1,148 @@
+"""Every finished episode of an evaluation, on disk the moment it ends: what makes a run resumable.
+
+One JSON line an episode, only ever appended::
+
+    {"domain": ..., "task": ..., "task_digest": ..., "sample": 0, "policy": ..., "setting": ..., "trajectory": {...}}
+
+What users and judges came to stands in lines of its own, one a run, ``{"roles": {...}, "policy": ...}``.
+
+A line counts only where policy, setting and task are still what they were, so that a changed setting or a new
+checkpoint starts afresh in the same folder and nothing is mixed. Of several lines of one episode the last scored one
+counts: unscored ones are tried again by the next run.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import NamedTuple, Self
+
+from mua.errors import MuaError
+from mua.observe.traces import decode, encode
+from mua.types import Json, Trajectory
+
+FILE = "episodes.jsonl"
+
+
+class Key(NamedTuple):
+    """Which episode a result belongs to, within one policy and setting."""
+
+    domain: str
+    task: str
+    task_digest: str
+    sample: int
+
+
+class EpisodeStore:
+    """The episodes of one policy under one setting. Use as a context manager; one process at a time."""
+
+    def __init__(self, path: Path, *, policy: str, setting: str) -> None:
+        """``policy`` and ``setting`` are digests. Reads what is there; raises :class:`MuaError` for a broken line."""
+        self._path = path
+        self._policy = policy
+        self._setting = setting
+        self._found: dict[Key, Trajectory] = {}
+        self.roles: dict[str, float] = {}
+        """What users and judges of all runs came to: sums, but of times the last run's."""
+        self.strange = 0
+        """Lines of other policies or settings, which are left alone."""
+
+    def __enter__(self) -> Self:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = self._path.open("ab")
+        try:
+            self._lock()
+            _drop_unfinished_line(self._path)
+            for number, line in enumerate(self._path.open("rb"), start=1):
+                self._read(number, line)
+        except BaseException:
+            self._file.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._file.close()
+
+    def __contains__(self, key: Key) -> bool:
+        """Whether ``key`` has a scored result."""
+        found = self._found.get(key)
+        return found is not None and found.scored
+
+    def get(self, key: Key) -> Trajectory | None:
+        """The result, scored or not."""
+        return self._found.get(key)
+
+    def items(self) -> Iterator[tuple[Key, Trajectory]]:
+        """All results."""
+        return iter(self._found.items())
+
+    def add(self, key: Key, trajectory: Trajectory) -> None:
+        """Keep a result; it is with the operating system when this returns."""
+        plain = replace(trajectory, segments=[replace(segment, experts=None) for segment in trajectory.segments])
+        record = {**key._asdict(), "policy": self._policy, "setting": self._setting}
+        line = f'{json.dumps(record)[:-1]}, "trajectory": {encode(plain)}}}\n'
+        self._file.write(line.encode())
+        self._file.flush()
+        self._keep(key, plain)
+
+    def add_roles(self, roles: dict[str, float]) -> None:
+        """Keep what users and judges of this run came to."""
+        if roles:
+            record = {"roles": roles, "policy": self._policy, "setting": self._setting}
+            self._file.write(f"{json.dumps(record)}\n".encode())
+            self._file.flush()
+            self._keep_roles(roles)
+
+    def _lock(self) -> None:
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise MuaError(
+                f"{self._path}: another mua eval writes here; wait for it, or give this one another output"
+            ) from None
+
+    def _read(self, number: int, line: bytes) -> None:
+        try:
+            record: Json = json.loads(line)
+            if (record["policy"], record["setting"]) != (self._policy, self._setting):
+                self.strange += 1
+                return
+            if "roles" in record:
+                self._keep_roles(record["roles"])
+                return
+            key = Key(**{name: record[name] for name in Key._fields})
+            self._keep(key, decode(json.dumps(record["trajectory"])))
+        except (ValueError, KeyError, TypeError) as error:
+            reason = f"{type(error).__name__}: {error}"
+            raise MuaError(f"{self._path}:{number}: not an episode ({reason}); remove the line or the file") from None
+
+    def _keep(self, key: Key, trajectory: Trajectory) -> None:
+        if trajectory.scored or key not in self:
+            self._found[key] = trajectory
+
+    def _keep_roles(self, roles: dict[str, float]) -> None:
+        for name, value in roles.items():
+            self.roles[name] = value if name.endswith("_seconds") else self.roles.get(name, 0.0) + value
+
+
+def _drop_unfinished_line(path: Path) -> None:
+    """What a killed run left behind its last newline."""
+    with path.open("rb+") as file:
+        size = end = file.seek(0, os.SEEK_END)
+        while end > 0:
+            start = max(0, end - (1 << 16))
+            file.seek(start)
+            newline = file.read(end - start).rfind(b"\n")
+            if newline >= 0:
+                end = start + newline + 1
+                break
+            end = start
+        if end < size:
+            file.truncate(end)

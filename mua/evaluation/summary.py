@@ -1,0 +1,210 @@
+"""From episodes to the numbers of a report: of all tasks, of each domain, difficulty and kind.
+
+Every mean is a mean over tasks of the task's mean over its scored episodes. Unscored episodes (the infrastructure's
+faults) enter no number but their own count: they are no failures of the policy.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+import numpy as np
+
+from mua.config.schema import EvaluationConfig
+from mua.environment.protocol import Task
+from mua.evaluation.estimators import (
+    MAX_K,
+    bootstrap,
+    effective_turns,
+    pass_at,
+    pass_hat,
+    time_weighted_reward,
+)
+from mua.evaluation.identity import task_digest
+from mua.types import Json, Provenance, Trajectory
+
+_SEED = 20
+"""Of every bootstrap, so that the same episodes give the same report."""
+_ERRORS = 10
+_PER_EPISODE = ("tool_calls", "malformed", "user_actions")
+_USAGE = ("prompt_tokens", "cached_tokens", "completion_tokens", "reasoning_tokens")
+
+
+@dataclass(frozen=True, slots=True)
+class TaskResult:
+    """All episodes of one task."""
+
+    task: Task
+    episodes: Sequence[Trajectory]
+
+    @property
+    def scored(self) -> list[Trajectory]:
+        return [episode for episode in self.episodes if episode.scored]
+
+    @property
+    def successes(self) -> int:
+        return sum(episode.success for episode in self.scored)
+
+    def mean(self, value: Callable[[Trajectory], float]) -> float:
+        """Over the scored episodes, of which there must be one."""
+        return fmean(map(value, self.scored))
+
+    def label(self, name: str) -> str:
+        """``kind`` or ``difficulty`` of the task, "-" where it has none."""
+        return str(self.task.data.get(name, "-"))
+
+    def as_json(self) -> Json:
+        """What a comparison with another run needs."""
+        return {
+            "domain": self.task.domain,
+            "task": self.task.id,
+            "digest": task_digest(self.task),
+            "kind": self.label("kind"),
+            "difficulty": self.label("difficulty"),
+            "episodes": len(self.scored),
+            "unscored": len(self.episodes) - len(self.scored),
+            "successes": self.successes,
+            "reward": self.mean(lambda episode: episode.reward) if self.scored else None,
+        }
+
+
+def summarize(config: EvaluationConfig, results: Sequence[TaskResult]) -> Json:
+    """The report's content. Sections without a scored episode hold their counts alone."""
+    domains = _split_by(results, lambda result: result.task.domain)
+    whole = _section(config, results)
+    return {
+        "split": config.split,
+        "samples": config.samples,
+        "temperature": config.temperature,
+        "level": config.level,
+        **whole,
+        "domain_mean": _domain_mean(config, domains),
+        "domains": {
+            name: {
+                **_section(config, members),
+                "difficulties": _sections(config, members, "difficulty"),
+                "kinds": _sections(config, members, "kind"),
+            }
+            for name, members in domains.items()
+        },
+        "difficulties": _sections(config, results, "difficulty"),
+        "kinds": _kinds(config, domains),
+        "errors": _errors(results),
+        "tasks": [result.as_json() for result in results],
+    }
+
+
+def _sections(config: EvaluationConfig, results: Sequence[TaskResult], label: str) -> dict[str, Json]:
+    parts = _split_by(results, lambda result: result.label(label))
+    return {name: _section(config, members)["success"] for name, members in parts.items()}
+
+
+def _kinds(config: EvaluationConfig, domains: dict[str, list[TaskResult]]) -> dict[str, Json]:
+    """Success by kind; with several domains a kind's name has its domain before it."""
+    found: dict[str, Json] = {}
+    for name, members in domains.items():
+        prefix = f"{name}: " if len(domains) > 1 else ""
+        found |= {f"{prefix}{kind}": part for kind, part in _sections(config, members, "kind").items()}
+    return found
+
+
+def _split_by(results: Iterable[TaskResult], key: Callable[[TaskResult], str]) -> dict[str, list[TaskResult]]:
+    parts: defaultdict[str, list[TaskResult]] = defaultdict(list)
+    for result in results:
+        parts[key(result)].append(result)
+    return dict(sorted(parts.items()))
+
+
+def _section(config: EvaluationConfig, results: Sequence[TaskResult]) -> Json:
+    episodes = [episode for result in results for episode in result.episodes]
+    judged = [result for result in results if result.scored]
+    counts = {
+        "tasks": len(results),
+        "episodes": len(episodes),
+        "unscored": sum(not episode.scored for episode in episodes),
+        "outcomes": dict(sorted(Counter(str(episode.outcome) for episode in episodes).items())),
+    }
+    if not judged:
+        return {**counts, "success": None}
+    return {
+        **counts,
+        "success": _interval(config, [result.mean(_success) for result in judged]) | {"episodes": _scored(judged)},
+        "reward": _interval(config, [result.mean(lambda episode: episode.reward) for result in judged]),
+        "pass_hat": _passes(config, judged, pass_hat),
+        "pass_at": _passes(config, judged, pass_at),
+        **_shapes(judged),
+    }
+
+
+def _passes(
+    config: EvaluationConfig, judged: Sequence[TaskResult], estimate: Callable[[int, int, int], float]
+) -> dict[str, Json]:
+    """The estimate for every k that some task has enough episodes for, over those tasks."""
+    found = {}
+    for k in range(1, min(config.samples, MAX_K) + 1):
+        enough = [result for result in judged if len(result.scored) >= k]
+        if enough:
+            values = [estimate(len(result.scored), result.successes, k) for result in enough]
+            found[str(k)] = _interval(config, values) | {"tasks": len(enough)}
+    return found
+
+
+def _interval(config: EvaluationConfig, values: Sequence[float]) -> Json:
+    return bootstrap(values, level=config.level, resamples=config.resamples, seed=_SEED)._asdict()
+
+
+def _domain_mean(config: EvaluationConfig, domains: dict[str, list[TaskResult]]) -> float | None:
+    """Mean success over domains, each counting alike however many tasks it has; None where one has none scored."""
+    means = [
+        fmean(result.mean(_success) for result in members if result.scored)
+        for members in domains.values()
+        if any(result.scored for result in members)
+    ]
+    return fmean(means) if means and len(means) == len(domains) else None
+
+
+def _shapes(judged: Sequence[TaskResult]) -> Json:
+    """Turns, tokens, tools and seconds of an episode."""
+    names = sorted({name for result in judged for episode in result.scored for name in episode.metrics})
+    metrics = {name: fmean(result.mean(_metric(name)) for result in judged) for name in names}
+    tokens = {kind.name.lower(): fmean(result.mean(_tokens(kind)) for result in judged) for kind in Provenance}
+    return {
+        "turns": fmean(result.mean(lambda episode: len(episode.turn_rewards)) for result in judged),
+        "effective_turns": fmean(result.mean(lambda e: effective_turns(e.turn_rewards)) for result in judged),
+        "time_weighted_reward": fmean(result.mean(lambda e: time_weighted_reward(e.turn_rewards)) for result in judged),
+        "tokens": tokens if any(tokens.values()) else {},
+        "usage": {name: metrics[name] for name in _USAGE if name in metrics},
+        "counts": {name: metrics.get(name, 0.0) for name in _PER_EPISODE},
+        "cost": {name: value for name, value in metrics.items() if name.endswith("cost")},
+        "seconds": {n.removeprefix("seconds/"): value for n, value in metrics.items() if n.startswith("seconds/")},
+    }
+
+
+def _tokens(kind: Provenance) -> Callable[[Trajectory], float]:
+    return lambda episode: float(sum(np.count_nonzero(segment.provenance == kind) for segment in episode.segments))
+
+
+def _metric(name: str) -> Callable[[Trajectory], float]:
+    return lambda episode: episode.metrics.get(name, 0.0)
+
+
+def _success(episode: Trajectory) -> float:
+    return float(episode.success)
+
+
+def _scored(results: Sequence[TaskResult]) -> int:
+    return sum(len(result.scored) for result in results)
+
+
+def _errors(results: Sequence[TaskResult]) -> list[Json]:
+    """The first unscored episodes, with what went wrong."""
+    lost = [
+        {"domain": result.task.domain, "task": result.task.id, "outcome": str(episode.outcome), "error": episode.error}
+        for result in results
+        for episode in result.episodes
+        if not episode.scored
+    ]
+    return lost[:_ERRORS]

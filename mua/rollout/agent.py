@@ -1,0 +1,242 @@
+"""Who plays the policy in an episode: token ids through an engine, or messages through a chat endpoint.
+
+::
+
+    Episode ──► Agent ──┬── TokenAgent   Conversation + Sampler: ids in, ids out, every token kept for training
+                        └── ChatAgent    OpenAI chat completions with native tool calls: text only, no segments
+
+The episode asks for a turn, answers it with tool results or with the user's words, and never learns which it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from mua.engine.protocol import Sampler, SamplingParams
+from mua.environment.protocol import ToolSchema
+from mua.rollout.chat import ChatClient, ChatReply
+from mua.rollout.seeds import derived_seed
+from mua.tokens.conversation import Conversation
+from mua.tokens.parsing import AssistantTurn
+from mua.types import Json, Segment
+
+if TYPE_CHECKING:
+    from mua.rollout.episode import EpisodeSetting
+    from mua.tokens.family import ChatFamily
+
+
+class Agent(Protocol):
+    """The policy's side of one conversation.
+
+    The order of calls is ``begin``, then any number of ``turn`` and one of ``add_tool_results`` or ``add_user``.
+    """
+
+    @property
+    def messages(self) -> list[Json]:
+        """OpenAI-style messages so far, as :class:`mua.tokens.conversation.Conversation` keeps them."""
+
+    @property
+    def turns(self) -> int:
+        """Assistant turns so far."""
+
+    def begin(self, system: str, tools: Sequence[ToolSchema], user: str) -> None:
+        """Start with the instructions, the tools and the user's first message."""
+
+    async def turn(self) -> AssistantTurn | None:
+        """The policy's next turn; None when its context has no room for one.
+
+        Raises :class:`mua.errors.EngineError` or :class:`mua.errors.DeadlineExceeded` when the policy could not be
+        asked.
+        """
+
+    def add_tool_results(self, results: Sequence[str]) -> None:
+        """Answer the last turn: the results of its calls in order, then one for each of its errors."""
+
+    def add_user(self, text: str) -> None:
+        """Answer the last turn with the user's words."""
+
+    def segments(self) -> list[Segment]:
+        """The token streams; none where the policy is known by its text alone."""
+
+    def counts(self) -> dict[str, float]:
+        """Tokens as the requests tell them (``prompt_tokens``, ``cached_tokens``, ...), and ``policy_cost``."""
+
+
+class Policy(Protocol):
+    """Makes one agent an episode."""
+
+    def agent(self, setting: EpisodeSetting, *, session: str, seed: int) -> Agent:
+        """The agent of the episode that ``session`` names; ``seed`` feeds the sampling seeds of its turns."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenPolicy:
+    """A checkpoint through the engine."""
+
+    family: ChatFamily
+    sampler: Sampler
+    record_experts: bool = False
+    """Whether the engine tells which experts each token was routed to."""
+
+    def agent(self, setting: EpisodeSetting, *, session: str, seed: int) -> Agent:
+        return TokenAgent(self, setting, session, seed)
+
+
+class TokenAgent:
+    """Token in, token out: what :class:`Conversation` holds is exactly what the engine saw."""
+
+    def __init__(self, policy: TokenPolicy, setting: EpisodeSetting, session: str, seed: int) -> None:
+        self._policy = policy
+        self._setting = setting
+        self._session = session
+        self._seed = seed
+        self._conversation: Conversation | None = None
+        self._counts: dict[str, float] = {}
+
+    @property
+    def messages(self) -> list[Json]:
+        return self._talk.messages
+
+    @property
+    def turns(self) -> int:
+        return self._talk.turns
+
+    def begin(self, system: str, tools: Sequence[ToolSchema], user: str) -> None:
+        shown = tools if self._setting.show_tools else []
+        self._conversation = Conversation.begin(self._policy.family, system=system, tools=shown, user=user)
+
+    async def turn(self) -> AssistantTurn | None:
+        budgets, prompt = self._setting.budgets, self._talk.prompt_ids()
+        room = min(budgets.max_turn_tokens, budgets.max_tokens - len(prompt))
+        if room < 1:
+            return None
+        generation = await self._policy.sampler.generate(
+            prompt.tolist(), self._sampling(room), session=self._session, deadline_s=budgets.generate_seconds
+        )
+        _count(self._counts, {"prompt_tokens": len(prompt), "cached_tokens": generation.cached_tokens})
+        return self._talk.add_sampled(generation)
+
+    def add_tool_results(self, results: Sequence[str]) -> None:
+        self._talk.add_tool_results(results)
+
+    def add_user(self, text: str) -> None:
+        self._talk.add_user(text)
+
+    def segments(self) -> list[Segment]:
+        return self._talk.segments()
+
+    def counts(self) -> dict[str, float]:
+        return self._counts
+
+    @property
+    def _talk(self) -> Conversation:
+        assert self._conversation is not None, "begin comes first"
+        return self._conversation
+
+    def _sampling(self, room: int) -> SamplingParams:
+        setting, greedy = self._setting, self._setting.temperature == 0
+        return SamplingParams(
+            temperature=setting.temperature,
+            max_new_tokens=room,
+            stop_token_ids=self._policy.family.stop_token_ids,
+            top_p=1.0 if greedy else setting.budgets.top_p,
+            top_k=-1 if greedy else setting.budgets.top_k,
+            seed=derived_seed(self._seed, self._talk.turns) if setting.deterministic else None,
+            experts_from=self._talk.routed if self._policy.record_experts else None,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPolicy:
+    """Whatever answers at an OpenAI-compatible endpoint."""
+
+    client: ChatClient
+
+    def agent(self, setting: EpisodeSetting, *, session: str, seed: int) -> Agent:
+        return ChatAgent(self.client, setting, seed)
+
+
+class ChatAgent:
+    """Native tool calls over chat completions.
+
+    Two lists are kept: ``messages`` for the judge and the traces, and what goes over the wire, which holds nothing
+    that the policy may not see (what the user did with tools of its own, say). A call whose arguments are no JSON
+    object goes back as a call without arguments, because servers refuse to render anything else; its answer says
+    what was wrong.
+    """
+
+    def __init__(self, client: ChatClient, setting: EpisodeSetting, seed: int) -> None:
+        self.messages: list[Json] = []
+        self.turns = 0
+        self._client = client
+        self._setting = setting
+        self._seed = seed
+        self._wire: list[Json] = []
+        self._tools: list[Json] = []
+        self._owed: list[str] = []
+        """Ids of the last turn's calls, in the order in which results come."""
+        self._used: set[str] = set()
+        self._context = 0
+        """Tokens of the conversation up to the last reply, as the endpoint counted them."""
+        self._counts: dict[str, float] = {}
+
+    def begin(self, system: str, tools: Sequence[ToolSchema], user: str) -> None:
+        self._tools = [tool.openai() for tool in tools]
+        self._add({"role": "system", "content": system})
+        self.add_user(user)
+
+    async def turn(self) -> AssistantTurn | None:
+        budgets, temperature = self._setting.budgets, self._setting.temperature
+        room = min(budgets.max_turn_tokens, budgets.max_tokens - self._context)
+        if room < 1:
+            return None
+        reply = await self._client.complete(
+            self._wire,
+            self._tools,
+            temperature=temperature,
+            top_p=budgets.top_p if temperature > 0 else 1.0,
+            max_tokens=room,
+            seed=derived_seed(self._seed, self.turns),
+            deadline_s=budgets.generate_seconds,
+        )
+        return None if reply is None else self._keep(reply)
+
+    def add_tool_results(self, results: Sequence[str]) -> None:
+        if len(results) != len(self._owed):
+            raise RuntimeError(f"{len(self._owed)} calls of the last turn want answers, {len(results)} are given")
+        for call_id, result in zip(self._owed, results, strict=True):
+            self._add({"role": "tool", "tool_call_id": call_id, "content": result})
+        self._owed = []
+
+    def add_user(self, text: str) -> None:
+        self._add({"role": "user", "content": text})
+
+    def segments(self) -> list[Segment]:
+        return []
+
+    def counts(self) -> dict[str, float]:
+        return self._counts
+
+    def _add(self, message: Json) -> None:
+        self.messages.append(message)
+        self._wire.append(dict(message))
+
+    def _keep(self, reply: ChatReply) -> AssistantTurn:
+        turn, calls = reply.turn(self.turns, self._used)
+        self._owed = [call["id"] for call in calls]
+        self._used.update(self._owed)
+        self.turns += 1
+        self._context = reply.tokens.get("prompt_tokens", 0) + reply.tokens.get("completion_tokens", 0)
+        _count(self._counts, reply.tokens)
+        if cost := self._client.cost(reply):
+            _count(self._counts, {"policy_cost": cost})
+        self.messages.append(turn.message())
+        self._wire.append(reply.wire(calls, reasoning=self._client.config.send_reasoning))
+        return turn
+
+
+def _count(total: dict[str, float], more: Mapping[str, float]) -> None:
+    for name, value in more.items():
+        total[name] = total.get(name, 0) + value

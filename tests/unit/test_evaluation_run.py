@@ -1,0 +1,192 @@
+"""`mua eval` as a whole in one process: a scripted endpoint plays two domains' tasks; resuming; what is written.
+
+The policy is a scripted server with native tool calls (tests/chat_fixtures.py); runner, environments, users, store and
+report are the real ones. The engine as policy, and a run that is killed, are covered by tests/e2e/test_evaluation.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+
+from mua.config.load import load_config
+from mua.config.schema import ExperimentConfig
+from mua.errors import ConfigError, MuaError
+from mua.evaluation import run
+from mua.observe.traces import read_traces
+from mua.rollout import runner as runner_module
+from mua.types import Json
+from tests.chat_fixtures import ChatServer, calls, chat_server, says
+
+
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner_module, "_FIRST_PAUSE_S", 0.0)
+
+
+def clerk(body: Json) -> Json:
+    """Asks for the order, looks it up, cancels it whatever the customer wanted, and says so."""
+    texts = " ".join(message["content"] or "" for message in body["messages"] if message["role"] == "user")
+    order = re.search(r"\b([A-Z]\d+)\b", texts)
+    if order is None:
+        return says("What is the order number?")
+    done = [call["function"]["name"] for m in body["messages"] for call in m.get("tool_calls", ())]
+    if not done:
+        return calls(("get_order", {"order": order[1]}))
+    if "cancel_order" not in done:
+        return calls(("cancel_order", {"order": order[1]}))
+    return says(f"Done, order {order[1]} cancelled.")
+
+
+def config(tmp_path: Path, server: ChatServer, *overrides: str) -> ExperimentConfig:
+    path = tmp_path / "eval.yaml"
+    path.write_text(
+        f"""\
+name: clerk
+output: {tmp_path}/out
+environment: {{name: help_desk, prompt: short}}
+rollout: {{max_turns: 8, max_retries: 0}}
+evaluation:
+  split: test
+  tasks: 12
+  samples: 3
+  policy:
+    kind: endpoint
+    endpoint: {{base_url: "{server.base_url}", model: clerk, max_retries: 0, price_per_million_out: 3.0}}
+observe: {{progress: false}}
+"""
+    )
+    return load_config(path, overrides)
+
+
+async def evaluated(loaded: ExperimentConfig) -> Json:
+    loaded.output.mkdir(parents=True, exist_ok=True)
+    await asyncio.to_thread(run.evaluate, loaded)
+    result: Json = json.loads((loaded.output / "evaluation.json").read_text())
+    return result
+
+
+async def test_an_evaluation_of_an_endpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    async with chat_server(clerk) as server:
+        result = await evaluated(config(tmp_path, server))
+    assert (len(result["tasks"]), result["episodes"], result["unscored"]) == (12, 36, 0)
+    assert result["policy"]["kind"] == "endpoint"
+    assert 0 < result["success"]["mean"] < 1  # it helps whoever wants to cancel
+    assert result["success"]["low"] <= result["success"]["mean"] <= result["success"]["high"]
+    assert result["kinds"]["cancel"]["mean"] > 0.5
+    assert list(result["pass_hat"]) == list(result["pass_at"]) == ["1", "2", "3"]
+    for k in "123":
+        assert result["pass_hat"][k]["mean"] <= result["success"]["mean"] + 1e-9 <= result["pass_at"][k]["mean"] + 2e-9
+    assert sum(result["outcomes"].values()) == 36
+    assert result["usage"]["completion_tokens"] == pytest.approx(5 * result["turns"])
+    assert result["cost"]["policy_cost"] == pytest.approx(result["usage"]["completion_tokens"] * 3e-6)
+    assert "success on test" in capsys.readouterr().out
+    page = (tmp_path / "out" / "report.md").read_text()
+    assert "### pass^k" in page
+    assert "![passes.png](passes.png)" in page
+    for name in ("success.png", "passes.png"):
+        assert (tmp_path / "out" / name).read_bytes().startswith(b"\x89PNG")
+    assert len(list(read_traces(tmp_path / "out" / "traces"))) == 36
+
+
+async def test_a_second_run_plays_only_what_is_missing(tmp_path: Path) -> None:
+    async with chat_server(clerk) as server:
+        first = await evaluated(config(tmp_path, server, "evaluation.samples=2"))
+        asked = len(server.requests)
+        again = await evaluated(config(tmp_path, server, "evaluation.samples=2", "rollout.concurrency=3"))
+        assert len(server.requests) == asked
+        assert again == first
+        more = await evaluated(config(tmp_path, server))
+        assert more["episodes"] == 36
+        assert asked < len(server.requests) < 2 * asked
+        straight = await evaluated(config(tmp_path, server, f"output={tmp_path}/other"))
+    seconds = ("seconds",)
+    for result in (more, straight):
+        for part in (result, *result["domains"].values()):
+            for key in seconds:
+                part.pop(key)
+    assert more == straight
+
+
+@pytest.mark.parametrize("change", ["evaluation.temperature=1.0", "rollout.max_turns=7", "seed=2"])
+async def test_a_changed_setting_is_not_mixed_in(tmp_path: Path, change: str) -> None:
+    async with chat_server(clerk) as server:
+        first = await evaluated(config(tmp_path, server, "evaluation.samples=1"))
+        openings = [r for r in server.requests if len(r["messages"]) == 2]
+        assert len(openings) == 12
+        other = await evaluated(config(tmp_path, server, "evaluation.samples=1", change))
+        assert len([r for r in server.requests if len(r["messages"]) == 2]) == 24  # every task was played again
+        assert other["setting_digest"] != first["setting_digest"]
+        server.requests.clear()
+        again = await evaluated(config(tmp_path, server, "evaluation.samples=1"))
+        assert not server.requests  # what was there is there still
+        assert again == first
+
+
+async def test_unscored_episodes_count_nowhere_and_are_tried_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    failing = 0
+
+    def flaky(body: Json) -> Json | web.Response:
+        nonlocal failing
+        if len(body["messages"]) == 2 and failing < 5:
+            failing += 1
+            return web.json_response({"error": {"message": "out of memory"}}, status=500)
+        return clerk(body)
+
+    async with chat_server(flaky) as server:
+        broken = await evaluated(config(tmp_path, server, "evaluation.samples=1"))
+        assert (broken["unscored"], broken["outcomes"]["engine_error"]) == (5, 5)
+        assert broken["success"]["episodes"] == 7
+        assert [task["episodes"] for task in broken["tasks"]].count(0) == 5
+        assert "out of memory" in broken["errors"][0]["error"]
+        assert "5 of 12 episodes could not be scored" in capsys.readouterr().out
+        asked = len(server.requests)
+        whole = await evaluated(config(tmp_path, server, "evaluation.samples=1"))
+        assert (whole["unscored"], whole["success"]["episodes"]) == (0, 12)
+        assert len(server.requests) - asked < asked
+
+
+async def test_an_endpoint_that_refuses_the_key_ends_the_run_at_once(tmp_path: Path) -> None:
+    refused = web.json_response({"error": {"message": "no such key"}}, status=401)
+    async with chat_server(lambda body: refused) as server:
+        with pytest.raises(ExceptionGroup) as raised:
+            await evaluated(config(tmp_path, server))
+    assert raised.group_contains(ConfigError, match=r"evaluation\.policy\.endpoint\.api_key")
+
+
+async def test_nothing_scored_is_an_error(tmp_path: Path) -> None:
+    async with chat_server(lambda body: web.json_response({}, status=500)) as server:
+        with pytest.raises(MuaError, match="not one of 36 episodes could be scored"):
+            await evaluated(config(tmp_path, server))
+
+
+async def test_domains_are_evaluated_side_by_side(tmp_path: Path) -> None:
+    domains = "evaluation.domains=[help_desk, gyms/function]"
+    small = ("evaluation.samples=1", "evaluation.tasks=4", "evaluation.outputs=[json, markdown]")
+    async with chat_server(clerk) as server:
+        result = await evaluated(config(tmp_path, server, domains, *small))
+        alone = await evaluated(config(tmp_path, server, *small, f"output={tmp_path}/alone"))
+    assert sorted(result["domains"]) == ["gyms/function", "help_desk"]
+    assert (result["episodes"], result["domains"]["help_desk"]["episodes"]) == (8, 4)
+    means = [part["success"]["mean"] for part in result["domains"].values()]
+    assert result["domain_mean"] == pytest.approx(sum(means) / 2)
+    own = [task for task in result["tasks"] if task["domain"] == "help_desk"]
+    assert own == alone["tasks"]  # what stands beside a task changes nothing of it
+    assert not (tmp_path / "out" / "success.png").exists()
+
+
+async def test_what_cannot_be_evaluated_is_refused(tmp_path: Path) -> None:
+    async with chat_server(clerk) as server:
+        with pytest.raises(ConfigError, match="a domain stands there twice"):
+            await evaluated(config(tmp_path, server, "evaluation.domains=[help_desk, help_desk]"))
+        with pytest.raises(ConfigError, match="unknown environment 'help_disk'"):
+            await evaluated(config(tmp_path, server, "evaluation.domains=[help_disk]"))
+        with pytest.raises(ConfigError, match=r"needs the section evaluation\.policy\.endpoint"):
+            config(tmp_path, server, "evaluation.policy.endpoint=null")
