@@ -191,6 +191,7 @@ def launcher(folder: Path) -> psutil.Process:
     return found
 
 
+@pytest.mark.slow
 def test_ctrl_c_in_a_rollout_ends_everything_and_keeps_the_checkpoint(recipe: Path, tmp_path: Path) -> None:
     output = tmp_path / "out"
     with running("train", recipe, "trainer.steps=50", *SLOW_ROLLOUT, cwd=tmp_path) as process:

@@ -19,6 +19,7 @@ STEPS = 2
 SAME = ("reward/mean", "loss", "grad_norm", "entropy", "tokens", "actor/logprob", "advantage/abs_mean")
 
 
+@pytest.mark.slow
 def test_two_ranks_train_like_one(recipe: Path, trained: Path, tmp_path: Path) -> None:
     mua("train", recipe, f"trainer.steps={STEPS}", "megatron.data_parallel=2", *DETERMINISTIC, cwd=tmp_path)
     lines = metrics_of(tmp_path / "out")

@@ -66,6 +66,7 @@ def _write(folder: Path, seed: int, *, experts: bool) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_broadcast_into_one_engine(dense: tuple[Path, Path], tmp_path: Path) -> None:
     _check(dense, DENSE, tmp_path, transport="broadcast", count=1, tensor_parallel=1)
 

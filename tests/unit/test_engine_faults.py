@@ -149,7 +149,14 @@ asyncio.run(main())
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    "number",
+    [
+        signal.SIGKILL,
+        pytest.param(signal.SIGTERM, marks=pytest.mark.slow),
+        pytest.param(signal.SIGINT, marks=pytest.mark.slow),
+    ],
+)
 def test_no_orphan_when_the_owner_dies(tmp_path: Path, tiny_qwen3_folder: Path, number: signal.Signals) -> None:
     script = tmp_path / "owner.py"
     here = str(Path(__file__).parents[1])
