@@ -33,6 +33,8 @@ SETTLED = re.compile(
     r"|\bsorry\b|\bcan ?not\b|\bcan\'t\b|\bunable\b|\bnot (able|possible|allowed|eligible)\b|\btransferr(ed|ing)\b",
     re.IGNORECASE,
 )
+OFFER = re.compile(r"[^.!?\n]*\b(anything|something|what) (else|more)\b[^.!?\n]*\?", re.IGNORECASE)
+"""A closing "Is there anything else?" asks for nothing; the rest of the message counts."""
 AGREE = ("Yes, please.", "Yes.", "Yes, go ahead.", "Yes, that is right.")
 UNKNOWN = ("I do not know that.", "I do not remember that.", "I can not tell you that.")
 THANKS = ("Thanks, bye.", "All right, thank you.", "Great, that is all.", "Okay, bye.")
@@ -77,7 +79,7 @@ class ScriptedUser:
         return UserReply(self._pick(self._wishes[0].openings))
 
     async def reply(self, agent_text: str) -> UserReply:
-        wish = self._wishes[0]
+        wish, agent_text = self._wishes[0], OFFER.sub("", agent_text)
         asked = [fact for fact in self._known(wish).values() if fact.asked.search(agent_text)]
         if asked and "?" in agent_text:
             return UserReply(" ".join(self._pick(fact.answers or UNKNOWN) for fact in asked))
