@@ -23,6 +23,7 @@ from mua.environment.protocol import (
     ToolSchema,
     Transcript,
     UserControlled,
+    UserMove,
 )
 from mua.types import Json
 from mua.users.protocol import ToolUser, User, UserReply
@@ -101,10 +102,18 @@ class _Play:
                 move = next(moves) if answer is None else moves.send(answer)
             except StopIteration:
                 break
-            answer = await self._say(move) if isinstance(move, str) else await self._call(*move)
+            answer = await self._made(move)
         moves.close()
         evaluation: Evaluation = await _value(self._environment.evaluate(Transcript(self._messages)))
         return Demonstration(self._messages, evaluation, self._reward + evaluation.reward, self._ended)
+
+    async def _made(self, move: Move) -> str:
+        """Make one move; what came back."""
+        if isinstance(move, str):
+            return await self._say(move)
+        if isinstance(move, UserMove):
+            return (await self.call(*move)).text
+        return await self._call(*move)
 
     async def _open(self) -> None:
         if self._user is None:

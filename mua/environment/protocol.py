@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Generator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 from mua.types import Json
 
@@ -20,6 +20,13 @@ Isolation = Literal["inline", "thread", "process"]
 coroutines), in a thread (a hang costs the thread), or in a worker process (a hang or crash costs the worker)."""
 Move: TypeAlias = str | tuple[str, Json]
 """What an agent does: a text to the user, or a tool call (name, arguments)."""
+
+
+class UserMove(NamedTuple):
+    """A move among the gold ones that the user makes, with a tool of its own (:class:`UserControlled`)."""
+
+    name: str
+    arguments: Json
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,92 @@
+"""Vela Mobile, a carrier whose users have tools too: a phone, and an agent's advice to act on.
+
+Options (``environment.options``): ``compact`` (true or false): tools answer without spaces and without empty fields.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Generator, Sequence
+from pathlib import Path
+
+from environments.telecom.environment import TelecomEnvironment, desk
+from environments.telecom.expert import Expert
+from environments.telecom.persona import persona_of
+from environments.telecom.tasks import load_split
+from environments.telecom.user import PhoneUser
+from mua.config.schema import EnvironmentConfig
+from mua.environment.database import RewardForm, ServiceDesk
+from mua.environment.protocol import Environment, Isolation, Move, PromptStyle, Split, Task, UserMove
+from mua.errors import ConfigError
+from mua.users.protocol import User
+from mua.users.services import Services
+
+
+class TelecomDomain:
+    """Implements :class:`mua.environment.protocol.Domain`, ``Expert`` and ``Configurable``."""
+
+    name = "telecom"
+    isolation: Isolation = "inline"
+
+    def __init__(self, reward: RewardForm = "all_or_nothing", *, compact: bool = False) -> None:
+        self._reward: RewardForm = reward
+        self._compact = compact
+        self._desk: ServiceDesk | None = None
+
+    def tasks(self, split: Split) -> Sequence[Task]:
+        return load_split(split)
+
+    def environment(self) -> Environment:
+        if self._desk is None:
+            self._desk = desk(self._reward, compact=self._compact)
+        return TelecomEnvironment(self._desk)
+
+    def system_prompt(self, style: PromptStyle) -> str:
+        if style == "short":
+            return "You are the support of Vela Mobile."
+        return Path(__file__).with_name("policy.md").read_text()
+
+    def persona(self, task: Task) -> str:
+        return persona_of(task)
+
+    def scripted_user(self, task: Task, seed: int) -> User:
+        return PhoneUser(task, seed)
+
+    def gold(self, task: Task) -> Sequence[Move]:
+        """The statements first, because a transfer ends the conversation; then the actions of both sides."""
+        told = [_wording(statement) for statement in task.data["statements"]]
+        return [*told, *map(_gold_move, task.data["actions"])]
+
+    def expert(self, task: Task, seed: int, loose: float = 0.0) -> Generator[Move, str, None]:
+        return Expert(task, seed, loose).moves()
+
+    def configured(self, config: EnvironmentConfig, services: Services) -> TelecomDomain:
+        """Takes ``reward`` and the option ``compact``; in a mix, other domains' settings are left to them."""
+        if config.name == self.name:
+            _refuse_foreign(config)
+        compact = config.options.get("compact", False)
+        if not isinstance(compact, bool):
+            raise ConfigError(f"environment.options.compact: {compact!r} is neither true nor false")
+        return TelecomDomain(config.reward, compact=compact)
+
+
+def _refuse_foreign(config: EnvironmentConfig) -> None:
+    defaults = EnvironmentConfig(name=config.name)
+    for key in ("data", "oracle", "show_reward"):
+        if getattr(config, key) != getattr(defaults, key):
+            raise ConfigError(f"environment.{key}: domain 'telecom' has nothing to set there; leave it out")
+    for key in config.options:
+        if key != "compact":
+            raise ConfigError(f"environment.options.{key}: domain 'telecom' knows only the option compact")
+
+
+def _gold_move(action: dict[str, object]) -> Move:
+    name, arguments = str(action["name"]), json.loads(json.dumps(action["arguments"]))
+    return UserMove(name, arguments) if action.get("requestor") == "user" else (name, arguments)
+
+
+def _wording(statement: Sequence[str | Sequence[str]]) -> str:
+    return " ".join(group if isinstance(group, str) else group[0] for group in statement)
+
+
+DOMAIN = TelecomDomain()
