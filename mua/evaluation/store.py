@@ -58,8 +58,9 @@ class EpisodeStore:
         try:
             self._lock()
             _drop_unfinished_line(self._path)
-            for number, line in enumerate(self._path.open("rb"), start=1):
-                self._read(number, line)
+            with self._path.open("rb") as lines:
+                for number, line in enumerate(lines, start=1):
+                    self._read(number, line)
         except BaseException:
             self._file.close()
             raise

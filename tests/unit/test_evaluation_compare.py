@@ -1,0 +1,104 @@
+"""Comparing two evaluations: pairing, the test of choice, what is written; and reading what is no result.
+
+Results are made here with known successes; the statistics are covered by test_evaluation_estimators.py, results of
+real runs by test_evaluation_run.py.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from mua.cli import app
+from mua.errors import MuaError
+from mua.evaluation.compare import compare, compared, load_result, paired
+from mua.evaluation.estimators import mcnemar
+from mua.types import Json
+
+
+def result(name: str, successes: list[int], episodes: int = 1, domain: str = "desk", **more: Json) -> Json:
+    tasks = [
+        {"domain": domain, "task": f"t{i}", "digest": "d", "episodes": episodes, "successes": count, "unscored": 0}
+        for i, count in enumerate(successes)
+    ]
+    return {"name": name, "tasks": tasks, "setting_digest": "s", **more}
+
+
+def test_single_episodes_are_compared_exactly() -> None:
+    found = compared(result("a", [0] * 10 + [1] * 10), result("b", [1] * 8 + [0] * 2 + [1] * 9 + [0]))["all"]
+    assert (found["first"], found["second"], found["better"], found["worse"]) == (0.5, 0.85, 8, 1)
+    assert found["difference"]["mean"] == pytest.approx(0.35)
+    assert 0 < found["difference"]["low"] < 0.35 < found["difference"]["high"] < 0.7
+    assert (found["test"], found["p_value"]) == ("exact McNemar", mcnemar(1, 8))
+
+
+def test_the_pairing_is_used() -> None:
+    """The same two success rates: a consistent gain is seen, a shuffled one is not."""
+    first = [0, 1, 2, 3] * 8
+    steady = compared(result("a", first, 4), result("b", [count + 1 for count in first], 4))["all"]
+    shuffled = compared(result("a", first, 4), result("b", [count + 1 for count in sorted(first)], 4))["all"]
+    assert steady["difference"]["mean"] == shuffled["difference"]["mean"] == 0.25
+    widths = [found["difference"]["high"] - found["difference"]["low"] for found in (steady, shuffled)]
+    assert widths[0] == 0 < widths[1]
+    assert steady["test"] == "sign-flip permutation"
+    assert steady["p_value"] < 1e-4 < shuffled["p_value"]
+
+
+def test_only_what_both_scored_with_the_same_content_is_compared() -> None:
+    one, other = result("a", [1, 1, 1, 1]), result("b", [0, 0, 0, 0, 0])
+    one["tasks"][0]["digest"] = "changed"
+    other["tasks"][1]["episodes"] = 0
+    pairs, changed = paired(one, other)
+    assert ([pair.task for pair in pairs], changed) == (["t2", "t3"], 1)
+    found = compared(one, other)
+    assert (found["common"], found["only_in_first"], found["only_in_second"], found["changed"]) == (2, 1, 2, 1)
+
+
+def test_domains_are_compared_apart_and_together() -> None:
+    one = result("a", [0, 0]) | {"tasks": result("", [0, 0])["tasks"] + result("", [1, 1], domain="gym")["tasks"]}
+    other = result("b", [1, 1]) | {"tasks": result("", [1, 1])["tasks"] + result("", [1, 0], domain="gym")["tasks"]}
+    found = compared(one, other)
+    assert {name: part["difference"]["mean"] for name, part in found["domains"].items()} == {"desk": 1.0, "gym": -0.5}
+    assert found["all"]["difference"]["mean"] == 0.25
+
+
+def test_runs_without_a_common_task_are_refused() -> None:
+    with pytest.raises(MuaError, match="share no scored task"):
+        compared(result("a", [1]), result("b", [1], domain="gym"))
+    changed = result("b", [1])
+    changed["tasks"][0]["digest"] = "x"
+    with pytest.raises(MuaError, match="1 tasks have the same id but another content"):
+        compared(result("a", [1]), changed)
+
+
+def test_the_verb_prints_and_writes(tmp_path: Path) -> None:
+    for name, successes in (("a", [0, 0, 1]), ("b", [1, 1, 1])):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "evaluation.json").write_text(json.dumps(result(name, successes, setting_digest=name)))
+    shown = CliRunner().invoke(app, ["compare", str(tmp_path / "a"), str(tmp_path / "b")])
+    assert shown.exit_code == 0, shown.output
+    assert "+0.667" in shown.output
+    assert "differ in their setting" in shown.output
+    written = json.loads((tmp_path / "b" / "comparison.json").read_text())
+    assert (written["all"]["p_value"], written["same_setting"]) == (0.5, False)
+    assert "| desk | 3 | 0.333 | 1.000 |" in (tmp_path / "b" / "comparison.md").read_text()
+    elsewhere = CliRunner().invoke(
+        app, ["compare", str(tmp_path / "a"), str(tmp_path / "b" / "evaluation.json"), "--out", str(tmp_path / "c")]
+    )
+    assert elsewhere.exit_code == 0, elsewhere.output
+    assert (tmp_path / "c" / "comparison.md").is_file()
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"tasks": [{}]}', '{"tasks": 3}', "\xff"])
+def test_what_is_no_result_is_one_line(tmp_path: Path, text: str) -> None:
+    (tmp_path / "evaluation.json").write_bytes(text.encode("latin-1"))
+    with pytest.raises(MuaError, match=r"evaluation\.json: not a result of mua eval"):
+        load_result(tmp_path)
+
+
+def test_a_missing_result_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(MuaError, match="No such file or directory; give the output folder of mua eval"):
+        compare(tmp_path / "a", tmp_path / "b", tmp_path)
