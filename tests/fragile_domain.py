@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import ctypes
 import json
 import os
 import pickle
@@ -49,6 +51,7 @@ ACTS: dict[str, Any] = {
     "crash": lambda: os._exit(3),
     "kill": lambda: os.kill(os.getpid(), 9),
     "hang": lambda: time.sleep(3600),
+    "hold": lambda: ctypes.PyDLL(None).sleep(3600),
     "spin": lambda: spin(0.5),
     "fail": lambda: raised(KeyError("x")),
     "leave": lambda: raised(SystemExit(4)),
@@ -103,6 +106,7 @@ class Fragile:
 
 class Waiting(Fragile):
     async def call(self, name: str, arguments: dict) -> ToolResult:  # type: ignore[override]
+        await asyncio.sleep(3600 if name == "sleep" else 0)
         return ToolResult("late")
 
 

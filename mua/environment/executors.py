@@ -8,7 +8,7 @@
 
 What an environment raises comes back as a value, never as an exception: a future refuses StopIteration, SystemExit
 must not end anything, and a CancelledError out of a tool is no cancellation of the episode. Coroutine methods run on
-the event loop in the first two places, under the same deadlines; the third refuses them.
+the event loop of the run in the first two places, on one of the worker's own in the third, under the same deadlines.
 """
 
 from __future__ import annotations

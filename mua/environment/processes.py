@@ -65,9 +65,8 @@ class ProcessExecutor:
                 "environment.isolation: worker processes have no endpoints, which oracle: llm asks; leave isolation at "
                 "auto"
             )
-        self._name = domain.name
-        self._hello = config.model_copy(update={"name": domain.name, "mix": {}}).model_dump_json().encode() + b"\n"
-        self._slots = [_Slot(domain.name, self._hello) for _ in range(config.workers)]
+        hello = packed({"domain": domain.name, "config": config.model_dump_json()})
+        self._slots = [_Slot(domain.name, hello) for _ in range(config.workers)]
 
     def place(self, task: Task) -> Place:
         return _WorkerPlace(self._slots, task)

@@ -6,13 +6,15 @@
          │ end of file: the run has closed it, or is dead                │
          └── environments left are closed, and the process group dies ◄──┘
 
-It is told a domain's name and configuration and keeps many leases' environments. The reader thread sees the end of the
+It is told a domain's name and configuration and keeps many leases' environments. Coroutine methods run on an event loop
+of the worker, one request at a time like all others. The reader thread sees the end of the
 socket also while a call hangs in Python; a call that holds the interpreter lock for ever is ended by a timer of
 ``faulthandler``, which needs no lock, shortly after its deadline.
 """
 
 from __future__ import annotations
 
+import asyncio
 import faulthandler
 import inspect
 import json
@@ -22,7 +24,9 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Awaitable
 from contextlib import suppress
+from functools import cached_property
 from queue import SimpleQueue
 from typing import Any, TypeAlias
 
@@ -31,7 +35,6 @@ from mua.environment.protocol import Configurable, Domain, Environment
 from mua.environment.registry import get_domain
 from mua.environment.requests import checked
 from mua.environment.wire import answer_json, error_json, packed, read_request
-from mua.errors import ConfigError
 from mua.types import Json
 
 GRACE_S = 2.0
@@ -65,13 +68,12 @@ class Worker:
         request = read_request(message)
         answer = request.perform(self._environment(message["lease"]))
         if inspect.isawaitable(answer):
-            if inspect.iscoroutine(answer):
-                answer.close()
-            raise ConfigError(
-                f"environment.isolation: process: {request.name} of {self._domain.name!r} is a coroutine, and those "
-                "run on the event loop of the run itself; leave isolation at auto"
-            )
+            answer = self._loop.run_until_complete(_awaited(answer))
         return answer_json(checked(request, answer))
+
+    @cached_property
+    def _loop(self) -> asyncio.AbstractEventLoop:
+        return asyncio.new_event_loop()
 
     def _environment(self, lease: int) -> Environment:
         if lease not in self._environments:
@@ -82,6 +84,10 @@ class Worker:
         environment = self._environments.pop(lease, None)
         if environment is not None:
             environment.close()
+
+
+async def _awaited(answer: Awaitable[Any]) -> Any:
+    return await answer
 
 
 def main() -> None:
@@ -104,8 +110,8 @@ def _started(wire: socket.socket, hello: bytes | None) -> Worker | None:
     if hello is None:
         return None
     try:
-        config = EnvironmentConfig.model_validate_json(hello)
-        worker = Worker(_domain(config))
+        message = json.loads(hello)
+        worker = Worker(_domain(message["domain"], EnvironmentConfig.model_validate_json(message["config"])))
     except BaseException as error:
         wire.sendall(packed(error_json(error)))
         return None
@@ -113,13 +119,13 @@ def _started(wire: socket.socket, hello: bytes | None) -> Worker | None:
     return worker
 
 
-def _domain(config: EnvironmentConfig) -> Domain:
-    domain = get_domain(config.name)
+def _domain(name: str, config: EnvironmentConfig) -> Domain:
+    domain = get_domain(name)
     if not isinstance(domain, Configurable):
         return domain  # the run has seen that nothing is set which it lacks
-    from mua.environment.selection import Selection  # brings clients of endpoints, which take long to import
+    from mua.users.services import Services  # brings clients of endpoints, which take long to import
 
-    return Selection.from_config(config).domains[config.name]
+    return domain.configured(config, Services())
 
 
 def _serve(worker: Worker, wire: socket.socket, inbox: _Inbox) -> None:

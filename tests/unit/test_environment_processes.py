@@ -219,11 +219,12 @@ async def test_a_worker_inherits_neither_variables_nor_open_files(monkeypatch: p
         await manager.close()
 
 
-async def test_coroutine_environments_are_refused(registered: Path):
-    manager = manager_of(fragile_domain.WaitingDomain())
+async def test_coroutine_methods_run_on_a_loop_of_the_worker_under_their_deadline():
+    manager = manager_of(fragile_domain.WaitingDomain(), call_seconds=0.5)
     async with manager.lease(TASK, 0) as leased:
-        with pytest.raises(ConfigError, match=r"process: tool 'add' of 'waiting' is a coroutine.*isolation at auto"):
-            await leased.call("add", {})
+        assert (await leased.call("add", {})).text == "late"
+        with pytest.raises(EnvironmentFault, match=r"within 0\.5 s"):
+            await leased.call("sleep", {})
     await manager.close()
 
 
@@ -273,18 +274,18 @@ RUN = """
         manager = EnvironmentManager(fragile_domain.DOMAIN, config)
         async with manager.lease(fragile_domain.DOMAIN.tasks("train")[0], 0) as leased:
             print((await leased.call("pid", {})).text, (await leased.call("child", {})).text, flush=True)
-            await leased.call("hang", {})
+            await leased.call(sys.argv[2], {})
 
     asyncio.run(main())
 """
 
 
-@pytest.fixture(params=[3000])
+@pytest.fixture(params=[("3000", "hang")], ids=["hang"])
 def started(request: pytest.FixtureRequest) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
     """A run whose environment hangs, and the processes it started."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     run = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(RUN), str(request.param)],
+        [sys.executable, "-c", textwrap.dedent(RUN), *request.param],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -296,7 +297,7 @@ def started(request: pytest.FixtureRequest) -> Iterator[tuple[subprocess.Popen[s
         yield run, [int(pid) for pid in run.stdout.readline().split()]
     finally:
         run.kill()
-        run.communicate()
+        run.communicate(timeout=30)
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM], ids=["SIGKILL", "SIGTERM"])
@@ -310,7 +311,7 @@ def test_no_process_outlives_a_run_that_is_killed(
     until(lambda: not any(map(alive, pids)))
 
 
-@pytest.mark.parametrize("started", [3], indirect=True)
+@pytest.mark.parametrize("started", [("3", "hang")], indirect=True)
 def test_an_interrupt_is_the_runs_and_prints_no_traceback_of_a_worker(started: tuple[subprocess.Popen[str], list[int]]):
     run, pids = started
     os.kill(pids[0], signal.SIGINT)
@@ -320,3 +321,13 @@ def test_an_interrupt_is_the_runs_and_prints_no_traceback_of_a_worker(started: t
     assert "KeyboardInterrupt" in printed
     assert "environment/worker.py" not in printed
     until(lambda: not any(map(alive, pids)))
+
+
+@pytest.mark.parametrize("started", [("1", "hold")], indirect=True)
+def test_not_even_a_call_that_holds_the_interpreter_lock_outlives_its_run(
+    started: tuple[subprocess.Popen[str], list[int]],
+):
+    run, pids = started
+    run.kill()
+    until(lambda: not alive(pids[0]))
+    os.kill(pids[1], signal.SIGKILL)  # what a worker started ends with it only where it could still be told
