@@ -9,13 +9,13 @@ import pytest
 from pydantic import SecretStr
 
 from mua.config.schema import LlmConfig, UserConfig
-from mua.environment.protocol import Task
+from mua.environment.protocol import Task, ToolResult, ToolSchema
 from mua.errors import ConfigError, UserFault
-from mua.types import Outcome, Trajectory
+from mua.types import Json, Outcome, Trajectory
 from mua.users.factory import UserFactory
 from mua.users.llm import LlmUser
-from mua.users.protocol import STOP_SIGNAL, User
-from mua.users.replay import ReplayedUser, load_recordings
+from mua.users.protocol import STOP_SIGNAL, ToolUser, User
+from mua.users.replay import RecordedTurn, ReplayedUser, load_recordings, user_turns
 from mua.users.services import Services
 from tests.rollout_fixtures import only
 
@@ -70,6 +70,52 @@ def write(path: Path, *lines: object) -> Path:
     return path
 
 
+class Phone:
+    """Tools of a user; remembers what was called. Implements :class:`mua.users.protocol.UserTools`."""
+
+    def __init__(self) -> None:
+        self.called: list[tuple[str, Json]] = []
+
+    def schemas(self) -> list[ToolSchema]:
+        return []
+
+    async def call(self, name: str, arguments: Json) -> ToolResult:
+        self.called.append((name, arguments))
+        return ToolResult("another answer than the recorded one", error=True)
+
+
+ACTED = [
+    {"role": "user", "content": "no signal"},
+    {"role": "assistant", "content": "Restart it."},
+    {
+        "role": "user",
+        "content": "done",
+        "actions": [
+            {"name": "restart", "arguments": {}, "answer": "restarted"},
+            {"name": "switch", "arguments": {"on": True}, "answer": "on"},
+        ],
+    },
+]
+
+
+async def test_what_the_user_did_is_done_again_before_it_speaks(tmp_path: Path):
+    path = write(tmp_path / "trace.jsonl", {"task_id": "a", "messages": ACTED})
+    phone, user = Phone(), UserFactory(UserConfig(kind="replay", replay=path), SCRIPTED, Services()).make(task("a"), 0)
+    assert isinstance(user, ToolUser)
+    user.take_tools(phone)
+    assert (await user.open()).text == "no signal"
+    assert phone.called == []
+    assert (await user.reply("Restart it.")).text == "done"
+    assert phone.called == [("restart", {}), ("switch", {"on": True})]
+
+
+async def test_actions_without_tools_are_a_fault():
+    user = ReplayedUser("t7", user_turns(ACTED))
+    await user.open()
+    with pytest.raises(UserFault, match=r"'t7'.*tools of its own"):
+        await user.reply("Restart it.")
+
+
 async def test_the_factory_replays_the_recordings_of_a_task_by_seed(tmp_path: Path):
     def line(identity: str, text: str) -> dict:
         return {"task_id": identity, "messages": [{"role": "user", "content": text}], "reward": 1}
@@ -90,6 +136,7 @@ async def test_the_factory_replays_the_recordings_of_a_task_by_seed(tmp_path: Pa
         ({"messages": []}, r":2: no key 'task_id'"),
         ([1], r":2: not a trace line"),
         ({"task_id": "a", "messages": ["hi"]}, r":2: not a trace line"),
+        ({"task_id": "a", "messages": [{"role": "user", "content": "x", "actions": [{}]}]}, r":2: no key 'name'"),
     ],
 )
 def test_a_broken_trace_line_is_named(tmp_path: Path, line: object, words: str):
@@ -109,7 +156,7 @@ def test_a_folder_of_traces_is_read_in_order(tmp_path: Path):
     for step, text in ((2, "second"), (1, "first")):
         line = {"task_id": "a", "messages": [{"role": "user", "content": text}]}
         write(tmp_path / f"step_00000{step}.jsonl", line)
-    assert load_recordings(tmp_path) == {"a": [["first"], ["second"]]}
+    assert load_recordings(tmp_path) == {"a": [[RecordedTurn("first")], [RecordedTurn("second")]]}
 
 
 def test_a_trace_without_recordings_is_named(tmp_path: Path):
