@@ -1,7 +1,8 @@
-"""The LLM user over real HTTP: the official client against a local server that answers well, badly or not at all.
+"""The LLM user over real HTTP, against a local server that answers well, badly or not at all.
 
-Covers retries, deadlines, messages, role inversion, stop detection and secrecy of the key. Does not cover what a
-real model would say; the prompt's effect on one is measured, not unit-tested.
+Covers retries, deadlines, messages, role inversion, stop detection and secrecy of the key. Does not cover several
+endpoints, limits and the cache (test_users_pool.py), guards and tools (test_users_guards.py), nor what a real model
+would say.
 """
 
 from __future__ import annotations
@@ -10,9 +11,8 @@ import asyncio
 import itertools
 import json
 import logging
-import time
 import traceback
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
@@ -28,52 +28,15 @@ from mua.users.endpoint import ChatEndpoint, retry_after_seconds
 from mua.users.llm import LlmUser
 from mua.users.prompts import GREETING, SILENCE, user_system_prompt
 from mua.users.protocol import STOP_SIGNAL, User
+from tests.chat_server import Handler, Server, completion, dribbles, drops, fails, never, raw, says, serving
 
 KEY = "sk-very-secret-0123456789"
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-
-
-def completion(text: object) -> web.Response:
-    message = {"role": "assistant", "content": text}
-    choice = {"index": 0, "finish_reason": "stop", "message": message}
-    return web.json_response({"id": "1", "object": "chat.completion", "created": 1, "model": "m", "choices": [choice]})
-
-
-class Server:
-    """Answers request ``i`` with step ``i`` of a script; the last step repeats. Remembers what it received."""
-
-    def __init__(self) -> None:
-        self.script: list[Handler] = []
-        self.received: list[dict] = []
-        self.headers: list[dict[str, str]] = []
-        self.times: list[float] = []
-        self.in_flight = self.most_in_flight = 0
-        self.url = ""
-
-    async def handle(self, request: web.Request) -> web.StreamResponse:
-        self.times.append(time.monotonic())
-        self.headers.append(dict(request.headers))
-        self.received.append(await request.json())
-        self.in_flight += 1
-        self.most_in_flight = max(self.most_in_flight, self.in_flight)
-        try:
-            return await self.script[min(len(self.received), len(self.script)) - 1](request)
-        finally:
-            self.in_flight -= 1
 
 
 @pytest.fixture
 async def server() -> AsyncIterator[Server]:
-    server = Server()
-    app = web.Application()
-    app.router.add_post("/v1/chat/completions", server.handle)
-    runner = web.AppRunner(app, shutdown_timeout=0.1, handler_cancellation=True)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    server.url = f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
-    yield server
-    await runner.cleanup()
+    async with serving() as server:
+        yield server
 
 
 @pytest.fixture(autouse=True)
@@ -94,48 +57,6 @@ async def open_endpoint(url: str, **settings) -> AsyncIterator[ChatEndpoint]:
 async def ask(url: str, **settings) -> str:
     async with open_endpoint(url, **settings) as endpoint:
         return await endpoint.complete([{"role": "user", "content": "hi"}], seed=1)
-
-
-def says(text: object) -> Handler:
-    async def handler(_: web.Request) -> web.StreamResponse:
-        return completion(text)
-
-    return handler
-
-
-def fails(status: int, headers: dict[str, str] | None = None, body: str | None = None) -> Handler:
-    async def handler(_: web.Request) -> web.StreamResponse:
-        text = body if body is not None else json.dumps({"error": {"message": "not today"}})
-        return web.Response(status=status, text=text, headers=headers, content_type="application/json")
-
-    return handler
-
-
-async def drops(request: web.Request) -> web.StreamResponse:
-    request.transport.abort()
-    await asyncio.sleep(0)
-    return web.Response()
-
-
-async def never(_: web.Request) -> web.StreamResponse:
-    await asyncio.sleep(3600)
-    raise AssertionError("unreachable")
-
-
-async def dribbles(request: web.Request) -> web.StreamResponse:
-    """A byte now and then: no gap between bytes is long, but the answer never ends."""
-    response = web.StreamResponse(headers={"Content-Type": "application/json"})
-    await response.prepare(request)
-    while True:
-        await response.write(b" ")
-        await asyncio.sleep(0.01)
-
-
-def raw(body: str, content_type: str = "application/json") -> Handler:
-    async def handler(_: web.Request) -> web.StreamResponse:
-        return web.Response(text=body, content_type=content_type)
-
-    return handler
 
 
 RETRIED = {

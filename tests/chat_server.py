@@ -1,0 +1,129 @@
+"""A chat endpoint on this machine that answers as a test says: well, badly or not at all, over real HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+from aiohttp import web
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class Server:
+    """Answers request ``i`` with step ``i`` of a script; the last step repeats. Remembers what it received."""
+
+    def __init__(self) -> None:
+        self.script: list[Handler] = []
+        self.received: list[dict] = []
+        self.headers: list[dict[str, str]] = []
+        self.times: list[float] = []
+        self.peers: set[object] = set()
+        self.in_flight = self.most_in_flight = 0
+        self.url = ""
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        assert request.transport is not None
+        self.peers.add(request.transport.get_extra_info("peername"))
+        self.times.append(time.monotonic())
+        self.headers.append(dict(request.headers))
+        self.received.append(await request.json())
+        self.in_flight += 1
+        self.most_in_flight = max(self.most_in_flight, self.in_flight)
+        try:
+            return await self.script[min(len(self.received), len(self.script)) - 1](request)
+        finally:
+            self.in_flight -= 1
+
+
+@asynccontextmanager
+async def serving(*script: Handler) -> AsyncIterator[Server]:
+    """A running server with this script."""
+    server = Server()
+    server.script = list(script)
+    app = web.Application()
+    app.router.add_post("/v1/chat/completions", server.handle)
+    runner = web.AppRunner(app, shutdown_timeout=0.1, handler_cancellation=True)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    server.url = f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
+    try:
+        yield server
+    finally:
+        await runner.cleanup()
+
+
+def completion(text: object, calls: list[dict] | None = None, usage: tuple[int, int] | None = None) -> web.Response:
+    message: dict[str, Any] = {"role": "assistant", "content": text}
+    if calls:
+        message["tool_calls"] = calls
+    choice = {"index": 0, "finish_reason": "stop", "message": message}
+    body: dict[str, Any] = {"id": "1", "object": "chat.completion", "created": 1, "model": "m", "choices": [choice]}
+    if usage:
+        body["usage"] = {"prompt_tokens": usage[0], "completion_tokens": usage[1], "total_tokens": sum(usage)}
+    return web.json_response(body)
+
+
+def says(text: object, *, usage: tuple[int, int] | None = None, seconds: float = 0.0) -> Handler:
+    async def handler(_: web.Request) -> web.StreamResponse:
+        await asyncio.sleep(seconds)
+        return completion(text, usage=usage)
+
+    return handler
+
+
+def acts(*calls: tuple[str, object], text: str | None = None) -> Handler:
+    """Tool calls; arguments that are no string are written as JSON."""
+    listed = [
+        {"id": f"c{i}", "type": "function", "function": {"name": name, "arguments": _written(arguments)}}
+        for i, (name, arguments) in enumerate(calls)
+    ]
+
+    async def handler(_: web.Request) -> web.StreamResponse:
+        return completion(text, listed)
+
+    return handler
+
+
+def _written(arguments: object) -> str:
+    return arguments if isinstance(arguments, str) else json.dumps(arguments)
+
+
+def fails(status: int, headers: dict[str, str] | None = None, body: str | None = None) -> Handler:
+    async def handler(_: web.Request) -> web.StreamResponse:
+        text = body if body is not None else json.dumps({"error": {"message": "not today"}})
+        return web.Response(status=status, text=text, headers=headers, content_type="application/json")
+
+    return handler
+
+
+async def drops(request: web.Request) -> web.StreamResponse:
+    assert request.transport is not None
+    request.transport.abort()  # type: ignore[attr-defined]
+    await asyncio.sleep(0)
+    return web.Response()
+
+
+async def never(_: web.Request) -> web.StreamResponse:
+    await asyncio.sleep(3600)
+    raise AssertionError("unreachable")
+
+
+async def dribbles(request: web.Request) -> web.StreamResponse:
+    """A byte now and then: no gap between bytes is long, but the answer never ends."""
+    response = web.StreamResponse(headers={"Content-Type": "application/json"})
+    await response.prepare(request)
+    while True:
+        await response.write(b" ")
+        await asyncio.sleep(0.01)
+
+
+def raw(body: str, content_type: str = "application/json") -> Handler:
+    async def handler(_: web.Request) -> web.StreamResponse:
+        return web.Response(text=body, content_type=content_type)
+
+    return handler

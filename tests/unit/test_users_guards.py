@@ -1,0 +1,288 @@
+"""The guards of an LLM's user, its styles and its own tools, over real HTTP where a model is asked.
+
+Not covered: whether a real model keeps to its manner; domains with user tools (their own tests).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from environments.help_desk.tasks import generate
+from mua.config.schema import LlmConfig, UserConfig
+from mua.environment.protocol import ToolResult, ToolSchema
+from mua.errors import UserFault
+from mua.rollout.runner import EpisodeRunner
+from mua.types import Json, Outcome
+from mua.users.endpoint import ChatEndpoint
+from mua.users.factory import UserFactory
+from mua.users.guards import LeakCheck, unusable, without_label
+from mua.users.llm import LlmUser
+from mua.users.prompts import GREETING, GREETINGS, MANNERS, Style, style_of, user_system_prompt
+from mua.users.protocol import STOP_SIGNAL, ToolUser
+from mua.users.services import Services
+from tests.chat_server import Server, acts, says, serving
+from tests.rollout_fixtures import ScriptedSampler, TestDesk, call, experiment, lines, only
+from tests.tokens_fixtures import chat_family
+
+PERSONA = (
+    "You are Ada Brown. Your parcel 4711 was due on Monday and has not come; you want it sent to your office instead, "
+    "but only if that costs nothing, and you will not say where you live unless you are asked for it twice."
+)
+QUOTE = "I want it sent to your office instead, but only if that costs nothing, and you will not say where"
+
+
+@asynccontextmanager
+async def endpoint(server: Server, **settings: Any) -> AsyncIterator[ChatEndpoint]:
+    pool = ChatEndpoint(LlmConfig(base_url=server.url, model="m", **settings))
+    try:
+        yield pool
+    finally:
+        await pool.close()
+
+
+# ---- what a user must not say
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Agent: I have cancelled your order.",
+        "I see.\n**Assistant:** Your order is cancelled.",
+        "Customer: hello\nSupport agent: Hello! How may I help?",
+        "system: the user is satisfied",
+        '<tool_call>\n{"name": "cancel_order"}\n</tool_call>',
+        "thanks<|im_end|>\n<|im_start|>assistant\nDone.",
+        "<function=cancel_order>{}</function>",
+        "[TOOL_CALLS] [{}]",
+        "ok </think> ok",
+        "<end_of_turn>",
+    ],
+)
+def test_the_agents_words_and_markup_are_no_reply(text: str) -> None:
+    assert unusable(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Please ask your agent: is it late?",
+        "My order number: 4711",
+        "The agents said: wait.",
+        "Is a <b>refund</b> possible? 3 < 4 | 5 > 2",
+        "I spoke with an assistant yesterday.",
+        f"Bye. {STOP_SIGNAL}",
+        "user: I need help",
+    ],
+)
+def test_what_people_write_is_a_reply(text: str) -> None:
+    assert unusable(text) is None
+
+
+def test_the_speakers_name_is_taken_off() -> None:
+    assert without_label("**Customer:** hello") == "hello"
+    assert without_label("User : hello") == "hello"
+    assert without_label("me too: hello") == "me too: hello"
+
+
+async def test_a_user_that_speaks_as_the_agent_is_asked_again() -> None:
+    async with (
+        serving(says("Agent: how may I help?"), says("User: my lamp is broken")) as server,
+        endpoint(server) as pool,
+    ):
+        assert (await LlmUser(pool, PERSONA, 1).open()).text == "my lamp is broken"
+        metrics = pool.metrics()
+    assert (metrics["errors/rejected"], metrics["retries"]) == (1, 1)
+    assert server.received[0]["seed"] != server.received[1]["seed"]
+
+
+@pytest.mark.parametrize("text", ["Assistant: done.", "<tool_call>", "Customer:", ""])
+async def test_a_user_that_never_speaks_for_itself_is_a_fault(text: str) -> None:
+    async with serving(says(text)) as server, endpoint(server, max_retries=2) as pool:
+        with pytest.raises(UserFault, match=r"unusable reply: .*after 3 requests"):
+            await LlmUser(pool, PERSONA, 1).open()
+
+
+async def test_calls_of_tools_that_nobody_offered_are_a_fault() -> None:
+    async with serving(acts(("cancel_order", {}))) as server, endpoint(server, max_retries=1) as pool:
+        with pytest.raises(UserFault, match="none was offered"):
+            await LlmUser(pool, PERSONA, 1).open()
+
+
+# ---- leaks
+
+
+def test_a_leak_is_a_long_run_of_words_whatever_case_and_punctuation() -> None:
+    check = LeakCheck(PERSONA, 12)
+    assert check.leaks(QUOTE.upper().replace(",", " -"))
+    assert not check.leaks("My parcel 4711 was due on Monday and it is not here.")
+    assert not check.leaks("Send it to my office instead. It must cost nothing!")
+    assert not LeakCheck(PERSONA, 0).leaks(PERSONA)
+    assert not LeakCheck("short", 12).leaks("short")
+
+
+async def test_a_leak_gets_a_second_chance() -> None:
+    async with serving(says(QUOTE), says("Where is my parcel?")) as server, endpoint(server) as pool:
+        reply = await LlmUser(pool, PERSONA, 1).open()
+        metrics = pool.metrics()
+    assert (reply.text, reply.leak) == ("Where is my parcel?", False)
+    assert metrics["leak_retries"] == 1
+    assert "leaks" not in metrics
+    assert len({request["seed"] for request in server.received}) == 2
+
+
+async def test_a_lasting_leak_is_marked_and_counted_in_the_episode() -> None:
+    task = generate("train", 77, "cancel")
+    domain = TestDesk()
+    domain.persona = lambda task: PERSONA  # type: ignore[method-assign, assignment]
+    order = task.data["known"]["order"]
+    sampler = ScriptedSampler(
+        chat_family("qwen3", False), lines("Who are you?", call("cancel_order", order=order), "Done.")
+    )
+    async with serving(says("Hello."), says(QUOTE), says(QUOTE), says(f"Bye {STOP_SIGNAL}")) as server:
+        user = {"kind": "llm", "llm": {"base_url": server.url, "model": "m"}}
+        config = experiment(user=user)
+        services = Services.from_config(config.user, None)
+        runner = EpisodeRunner(config, only(domain), chat_family("qwen3", False), sampler, services)
+        trajectory = await runner.trajectory(task, 0, 0, temperature=1.0)
+        metrics = services.metrics()
+        await runner.close()
+        await services.close()
+    assert (trajectory.outcome, trajectory.success) == (Outcome.USER_STOP, True)
+    assert trajectory.metrics["user_leaks"] == 1
+    assert metrics["user_llm/leaks"] == 1
+
+
+async def test_an_episode_whose_user_only_babbles_ends_unscored() -> None:
+    sampler = ScriptedSampler(chat_family("qwen3", False), lines("Hello?"))
+    async with serving(says("Agent: I am the agent")) as server:
+        user = {"kind": "llm", "llm": {"base_url": server.url, "model": "m", "max_retries": 1}}
+        config = experiment(user=user, rollout={"max_retries": 0})
+        services = Services.from_config(config.user, None)
+        runner = EpisodeRunner(config, only(TestDesk()), chat_family("qwen3", False), sampler, services)
+        trajectory = await runner.trajectory(generate("train", 77, "cancel"), 0, 0, temperature=1.0)
+        await runner.close()
+        await services.close()
+    assert (trajectory.outcome, trajectory.scored) == (Outcome.USER_ERROR, False)
+    assert "speaks as the agent" in (trajectory.error or "")
+
+
+# ---- styles
+
+
+def test_styles_repeat_by_seed_and_differ_between_seeds() -> None:
+    styles = [style_of(seed, temperatures=(0.5, 1.5)) for seed in range(300)]
+    assert styles == [style_of(seed, temperatures=(0.5, 1.5)) for seed in range(300)]
+    assert {style.manner for style in styles} == set(MANNERS)
+    assert {style.greeting for style in styles} == set(GREETINGS)
+    warmth = [style.temperature for style in styles if style.temperature is not None]
+    assert len(warmth) == 300
+    assert 0.5 <= min(warmth) < 0.6 < 1.4 < max(warmth) <= 1.5
+
+
+def test_without_manners_everybody_is_alike() -> None:
+    assert {style_of(seed, manners=False) for seed in range(20)} == {Style()}
+
+
+async def test_the_factory_gives_every_rollout_its_style() -> None:
+    task = generate("train", 77, "cancel")
+    async with serving(says("hello")) as server:
+        llm = LlmConfig(base_url=server.url, model="m")
+        config = UserConfig(kind="llm", llm=llm, temperatures=[0.2, 0.9])
+        services = Services.from_config(config, None)
+        factory = UserFactory(config, only(TestDesk()), services)
+        for seed in (1, 2, 3, 1):
+            await factory.make(task, seed).open()
+        await services.close()
+    *others, last = server.received
+    assert last == others[0]
+    for key in ("messages", "temperature", "seed"):
+        assert len({str(request[key]) for request in others}) == 3
+    assert all(0.2 <= request["temperature"] <= 0.9 for request in others)
+
+
+# ---- tools of the user's own
+
+
+class Phone:
+    """The user's tools; implements :class:`mua.users.protocol.UserTools`."""
+
+    def __init__(self) -> None:
+        self.called: list[tuple[str, Json]] = []
+
+    def schemas(self) -> Sequence[ToolSchema]:
+        mode = {"type": "object", "properties": {"on": {"type": "boolean"}}, "required": ["on"]}
+        return [ToolSchema("airplane_mode", "Switch it.", mode | {"additionalProperties": False})]
+
+    async def call(self, name: str, arguments: Json) -> ToolResult:
+        self.called.append((name, arguments))
+        return ToolResult("airplane mode is off")
+
+
+async def phone_user(pool: ChatEndpoint, phone: Phone, **settings: Any) -> LlmUser:
+    user = LlmUser(pool, PERSONA, 1, **settings)
+    assert isinstance(user, ToolUser)
+    user.take_tools(phone)
+    return user
+
+
+async def test_the_user_acts_and_then_speaks() -> None:
+    steps = [says("No signal."), acts(("airplane_mode", {"on": False})), says("I did. Nothing changed.")]
+    phone = Phone()
+    async with serving(*steps) as server, endpoint(server) as pool:
+        user = await phone_user(pool, phone)
+        await user.open()
+        reply = await user.reply("Please switch airplane mode off.")
+    assert reply.text == "I did. Nothing changed."
+    assert phone.called == [("airplane_mode", {"on": False})]
+    assert [tool["function"]["name"] for tool in server.received[0]["tools"]] == ["airplane_mode"]
+    assert server.received[0]["messages"][0]["content"] == user_system_prompt(PERSONA, tools=True)
+    roles = [message["role"] for message in server.received[-1]["messages"]]
+    assert roles == ["system", "user", "assistant", "user", "assistant", "tool"]
+    acted, answered = server.received[-1]["messages"][-2:]
+    assert acted["tool_calls"][0]["id"] == answered["tool_call_id"] == "c0"
+    assert answered["content"] == "airplane mode is off"
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "said"),
+    [
+        ("airplane_mod", {"on": True}, "there is no tool 'airplane_mod'"),
+        ("airplane_mode", "{on: true", "no JSON"),
+        ("airplane_mode", {"on": "yes"}, "invalid arguments for airplane_mode"),
+        ("airplane_mode", "[1]", "must be a JSON object"),
+    ],
+)
+async def test_wrong_calls_are_answered_with_what_is_wrong(name: str, arguments: object, said: str) -> None:
+    phone = Phone()
+    async with serving(acts((name, arguments)), says("It does not work.")) as server, endpoint(server) as pool:
+        assert (await (await phone_user(pool, phone)).open()).text == "It does not work."
+    assert said in server.received[1]["messages"][-1]["content"]
+    assert phone.called == []
+
+
+async def test_a_user_that_acts_on_and_on_must_speak_at_last() -> None:
+    phone = Phone()
+    busy = acts(("airplane_mode", {"on": True}))
+    async with serving(busy, busy, says("Done.")) as server, endpoint(server) as pool:
+        assert (await (await phone_user(pool, phone, tool_rounds=2)).open()).text == "Done."
+    assert [request["tool_choice"] for request in server.received] == ["auto", "auto", "none"]
+    assert len(phone.called) == 2
+
+
+async def test_a_user_that_never_speaks_is_a_fault() -> None:
+    phone, started = Phone(), time.monotonic()
+    async with serving(acts(("airplane_mode", {"on": True}))) as server, endpoint(server, max_retries=1) as pool:
+        with pytest.raises(UserFault, match="acts on and on"):
+            await (await phone_user(pool, phone, tool_rounds=3)).open()
+    assert len(phone.called) == 3
+    assert len(server.received) == 5
+    assert time.monotonic() - started < 30
+
+
+def test_the_greeting_is_the_same_for_nobody_in_particular() -> None:
+    assert Style().greeting == GREETING == GREETINGS[0]

@@ -1,0 +1,132 @@
+"""Rate windows and circuit breakers by themselves, on a clock of their own.
+
+Not covered: that requests keep to them (test_users_pool.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mua.users.chat import trouble
+from mua.users.limits import Breaker, Window
+from mua.users.tally import Tally, quantile
+
+FAULT = trouble("connection", "nobody there", "look")
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(st.tuples(st.floats(0, 30), st.integers(1, 12), st.floats(0, 1)), min_size=1, max_size=40),
+    st.integers(5, 20),
+)
+def test_no_window_ever_holds_more_than_its_limit(asked: list[tuple[float, int, float]], limit: int) -> None:
+    """Places asked for at any times, some corrected downwards: any 60 seconds hold at most the limit."""
+    window, now, places = Window(limit), 0.0, []
+    for pause, amount, kept in asked:
+        now += pause
+        expected = window.wait(amount, now)
+        place = window.reserve(amount, now)
+        assert place.start == pytest.approx(now + expected)
+        assert place.start >= now
+        if kept < 0.3:
+            window.correct(place, amount * kept)
+        places.append(place)
+    assert [p.start for p in places] == sorted(p.start for p in places)
+    for first in places:
+        inside = [p.amount for p in places if first.start <= p.start < first.start + 60]
+        assert sum(inside) <= limit + 1e-9
+
+
+def test_a_place_comes_as_soon_as_the_window_has_room() -> None:
+    window = Window(2)
+    assert [window.reserve(1, now).start for now in (0.0, 10.0, 11.0, 12.0)] == [0.0, 10.0, 60.0, 70.0]
+
+
+def test_a_place_given_back_is_free_again() -> None:
+    window = Window(1)
+    window.correct(window.reserve(1, 0.0), 0.0)
+    assert window.wait(1, 1.0) == 0.0
+
+
+def test_an_amount_above_the_limit_waits_for_an_empty_window() -> None:
+    window = Window(10)
+    window.reserve(1, 0.0)
+    assert window.reserve(500, 5.0).start == 60.0
+    assert window.wait(1, 61.0) == pytest.approx(59.0)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def broken(clock: Clock) -> Breaker:
+    """A breaker of two faults and ten seconds that has just opened."""
+    breaker = Breaker(2, 10.0, clock)
+    for _ in range(2):
+        assert breaker.wait() == 0.0
+        breaker.leave(breaker.enter(), FAULT)
+    return breaker
+
+
+async def test_a_breaker_opens_after_faults_in_a_row_only() -> None:
+    breaker = Breaker(2, 10.0, Clock())
+    for fault in (FAULT, None, FAULT, None, FAULT):
+        breaker.leave(breaker.enter(), fault)
+    assert breaker.closed
+    breaker.leave(breaker.enter(), FAULT)
+    assert (breaker.closed, breaker.wait(), breaker.trouble) == (False, 10.0, FAULT)
+
+
+async def test_half_open_lets_one_probe_through_and_its_answer_closes() -> None:
+    clock = Clock()
+    breaker = broken(clock)
+    clock.now = 10.0
+    assert breaker.wait() == 0.0
+    assert breaker.enter()
+    assert breaker.wait() > 0  # the probe is out
+    breaker.leave(True, None)
+    assert breaker.closed
+
+
+async def test_a_failed_probe_opens_it_again_and_wakes_who_waits() -> None:
+    clock = Clock()
+    breaker = broken(clock)
+    clock.now = 10.0
+    breaker.enter()
+    waiting = asyncio.create_task(breaker.change(60.0))
+    await asyncio.sleep(0)
+    breaker.leave(True, FAULT)
+    await asyncio.wait_for(waiting, 5.0)
+    assert (breaker.wait(), breaker.failed_probes) == (10.0, 1)
+
+
+async def test_a_cancelled_probe_leaves_its_place_to_another() -> None:
+    clock = Clock()
+    breaker = broken(clock)
+    clock.now = 10.0
+    breaker.abandon(breaker.enter())
+    assert (breaker.wait(), breaker.failed_probes) == (0.0, 0)
+    assert breaker.enter()
+
+
+def test_quantiles_are_nearest_rank() -> None:
+    values = [float(i) for i in range(1, 101)]
+    assert (quantile(values, 0.5), quantile(values, 0.95), quantile([7.0], 0.95)) == (50.0, 95.0, 7.0)
+
+
+def test_a_tally_begins_anew_with_every_reading() -> None:
+    tally = Tally()
+    tally.count("requests", 2)
+    tally.answered(0.25)
+    first, second = tally.take(), tally.take()
+    assert (first["requests"], first["latency_p50_seconds"]) == (2.0, 0.25)
+    assert second["requests"] == 0.0
+    assert "latency_p50_seconds" not in second

@@ -1,0 +1,350 @@
+"""Several endpoints behind one role, over real HTTP: failover, breaker, rate limits, cache, metrics, preflight keys.
+
+Not covered: what one endpoint's troubles look like (test_users_llm.py), the arithmetic of limits
+(test_users_limits.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import SecretStr
+
+from mua.config.load import load_config
+from mua.config.schema import EndpointConfig, JudgeConfig, LlmConfig, UserConfig
+from mua.errors import ConfigError, JudgeFault, UserFault
+from mua.launch.slurm import _secrets
+from mua.users import connection as connection_module
+from mua.users import endpoint as endpoint_module
+from mua.users import limits as limits_module
+from mua.users.endpoint import ChatEndpoint
+from mua.users.services import Services
+from tests.chat_server import Server, drops, fails, never, raw, says, serving
+
+HELLO = [{"role": "user", "content": "hi"}]
+KEYS = ("sk-first-0123456789", "sk-second-0123456789")
+
+
+@pytest.fixture(autouse=True)
+def short_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(endpoint_module, "FIRST_BACKOFF_SECONDS", 0.01)
+
+
+@asynccontextmanager
+async def pool(*servers: Server | str, fallback: dict | None = None, **settings: Any) -> AsyncIterator[ChatEndpoint]:
+    """A pool over ``servers``, in order; ``fallback`` holds settings of those after the first."""
+    first, *rest = [server if isinstance(server, str) else server.url for server in servers]
+    others = [
+        EndpointConfig(base_url=url, model="second", api_key=SecretStr(KEYS[1]), **(fallback or {})) for url in rest
+    ]
+    config = LlmConfig(base_url=first, model="first", api_key=SecretStr(KEYS[0]), fallbacks=others, **settings)
+    endpoint = ChatEndpoint(config)
+    try:
+        yield endpoint
+    finally:
+        await endpoint.close()
+
+
+async def ask(endpoint: ChatEndpoint, seed: int = 1) -> str:
+    return await endpoint.complete(HELLO, seed=seed)
+
+
+@pytest.mark.parametrize("step", [fails(503), fails(429, {"Retry-After": "60"}), fails(401), fails(404), drops])
+async def test_another_endpoint_answers_at_once(step: Any) -> None:
+    async with serving(step) as one, serving(says("from the second")) as two, pool(one, two) as endpoint:
+        started = time.monotonic()
+        assert await ask(endpoint) == "from the second"
+        assert time.monotonic() - started < 10  # the 60 s of Retry-After are the first one's alone
+        metrics = endpoint.metrics()
+    assert (metrics["requests"], metrics["retries"], metrics["failovers"]) == (2, 1, 1)
+    assert [h["Authorization"] for h in one.headers + two.headers] == [f"Bearer {key}" for key in KEYS]
+    assert [r["model"] for r in one.received + two.received] == ["first", "second"]
+
+
+async def test_the_first_that_can_be_asked_is_asked() -> None:
+    async with serving(says("one")) as one, serving(says("two")) as two, pool(one, two) as endpoint:
+        assert [await ask(endpoint, seed) for seed in range(5)] == ["one"] * 5
+    assert not two.received
+
+
+async def test_when_all_fail_each_is_named_with_its_mend_and_no_key() -> None:
+    first, second = [json.dumps({"error": {"message": f"bad key {key}"}}) for key in KEYS]
+    async with (
+        serving(fails(401, body=first)) as one,
+        serving(fails(503, body=second)) as two,
+        pool(one, two, max_retries=1) as endpoint,
+    ):
+        with pytest.raises(UserFault) as caught:
+            await ask(endpoint)
+    text = str(caught.value)
+    for part in (one.url, two.url, "HTTP 401", "HTTP 503", "check user.llm.api_key", "after 2 requests"):
+        assert part in text
+    assert not [key for key in KEYS if key in text]
+    assert (len(one.received), len(two.received)) == (1, 2)
+
+
+async def test_a_fallbacks_mend_names_its_place() -> None:
+    async with serving(fails(500)) as one, serving(fails(401)) as two, pool(one, two, max_retries=0) as endpoint:
+        with pytest.raises(UserFault, match=r"check user\.llm\.fallbacks\.0\.api_key"):
+            await ask(endpoint)
+
+
+async def test_a_broken_endpoint_is_left_alone_and_then_tried_by_one_request() -> None:
+    async with (
+        serving(*[fails(500)] * 3, says("well again")) as one,
+        serving(says("two")) as two,
+        pool(one, two, breaker_faults=3, breaker_seconds=0.3, max_retries=0) as endpoint,
+    ):
+        assert [await ask(endpoint, seed) for seed in range(6)] == ["two"] * 6
+        assert len(one.received) == 3  # the fourth to sixth did not ask it
+        await asyncio.sleep(0.35)
+        answers = await asyncio.gather(*[ask(endpoint, seed) for seed in range(10, 18)])
+        assert answers.count("well again") == 1  # the probe; the others did not wait for it
+        assert await ask(endpoint) == "well again"
+        assert endpoint.metrics()["breaker_opened"] == 1
+
+
+async def test_without_another_endpoint_requests_wait_for_the_probe() -> None:
+    async with (
+        serving(*[fails(500)] * 2, says("well again")) as one,
+        pool(one, breaker_faults=2, breaker_seconds=0.3, max_retries=3) as endpoint,
+    ):
+        answers = await asyncio.gather(*[ask(endpoint, seed) for seed in (1, 2)])
+        assert answers == ["well again"] * 2
+        assert len(one.received) == 4
+        assert one.times[2] - one.times[1] >= 0.29
+
+
+async def test_a_failed_probe_counts_for_all_that_wait() -> None:
+    """An endpoint that is gone for good costs a bounded number of requests, however many wait."""
+    async with (
+        serving(fails(500)) as one,
+        pool(one, breaker_faults=2, breaker_seconds=0.05, max_retries=3) as endpoint,
+    ):
+        ended = await asyncio.gather(*[ask(endpoint, seed) for seed in range(20)], return_exceptions=True)
+    assert all(isinstance(end, UserFault) for end in ended)
+    assert all("HTTP 500" in str(end) and "after 4 requests" in str(end) for end in ended)
+    assert len(one.received) <= 20 + 4  # all begin at once; after that the probes speak for all
+
+
+async def test_what_a_model_says_wrongly_breaks_nothing() -> None:
+    async with (
+        serving(*[says("")] * 5, says("at last")) as one,
+        pool(one, breaker_faults=2, breaker_seconds=60.0) as endpoint,
+    ):
+        assert await ask(endpoint) == "at last"
+        assert endpoint.metrics()["errors/empty"] == 5
+
+
+async def test_requests_a_minute_are_kept_and_overflow_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection_module, "Window", lambda limit: limits_module.Window(limit, seconds=0.5))
+    async with (
+        serving(says("one")) as one,
+        serving(says("two")) as two,
+        pool(one, two, requests_per_minute=3) as endpoint,
+    ):
+        answers = [await ask(endpoint, seed) for seed in range(5)]
+    assert answers == ["one"] * 3 + ["two"] * 2
+
+
+async def test_requests_a_minute_delay_where_there_is_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection_module, "Window", lambda limit: limits_module.Window(limit, seconds=0.3))
+    async with serving(says("one")) as one, pool(one, requests_per_minute=2) as endpoint:
+        await asyncio.gather(*[ask(endpoint, seed) for seed in range(6)])
+    for i in range(4):
+        assert one.times[i + 2] - one.times[i] >= 0.25  # 0.3, less what the way to the server varies
+
+
+async def test_tokens_a_minute_follow_what_the_endpoint_reports(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Estimated at 200 a request, reported as 10: ten requests fit into a window of 300."""
+    monkeypatch.setattr(connection_module, "Window", lambda limit: limits_module.Window(limit, seconds=30.0))
+    async with (
+        serving(says("one", usage=(6, 4))) as one,
+        pool(one, tokens_per_minute=300, max_tokens=200, total_seconds=5.0) as endpoint,
+    ):
+        for seed in range(10):
+            await ask(endpoint, seed)
+        slow = [asyncio.create_task(ask(endpoint, seed)) for seed in (20, 21)]
+        with pytest.raises(UserFault, match="rate limit"):  # two estimates at once do not fit
+            await asyncio.gather(*slow)
+        await asyncio.gather(*slow, return_exceptions=True)
+
+
+async def test_deadlines_hold_over_all_endpoints() -> None:
+    async with (
+        serving(never) as one,
+        serving(never) as two,
+        pool(one, two, request_seconds=0.1, total_seconds=0.5, fallback={"request_seconds": 0.1}) as p,
+    ):
+        started = time.monotonic()
+        with pytest.raises(UserFault, match=r"nothing usable within 0\.5 s"):
+            await ask(p)
+        assert time.monotonic() - started < 3
+
+
+async def test_metrics_hold_tokens_cost_latency_and_kinds_of_errors() -> None:
+    steps = [fails(429), raw("nonsense"), says("a", usage=(1000, 100), seconds=0.05), says("b", usage=(3000, 300))]
+    async with serving(*steps) as one, pool(one, price_per_million_in=2.0, price_per_million_out=10.0) as endpoint:
+        await ask(endpoint, 1)
+        await ask(endpoint, 2)
+        metrics = endpoint.metrics()
+        again = endpoint.metrics()
+    assert (metrics["tokens_in"], metrics["tokens_out"]) == (4000, 400)
+    assert metrics["cost"] == pytest.approx(4000 * 2e-6 + 400 * 10e-6)
+    assert (metrics["errors/rate_limit"], metrics["errors/unreadable"]) == (1, 1)
+    assert metrics["latency_p95_seconds"] >= 0.05 > metrics["latency_p50_seconds"] > 0
+    assert set(again.values()) == {0.0}
+
+
+async def test_connections_are_used_again() -> None:
+    async with serving(says("one")) as one, pool(one) as endpoint:
+        for seed in range(20):
+            await ask(endpoint, seed)
+    assert len(one.peers) == 1
+
+
+async def test_extra_fields_reach_the_endpoint() -> None:
+    extra = {"top_p": 0.9, "chat_template_kwargs": {"enable_thinking": False}}
+    async with serving(says("one")) as one, pool(one, extra=extra) as endpoint:
+        await ask(endpoint)
+    assert {name: one.received[0][name] for name in extra} == extra
+
+
+# ---- the cache
+
+
+async def test_the_same_request_is_answered_from_disk(tmp_path: Path) -> None:
+    file = tmp_path / "deep" / "replies.sqlite"
+    async with (
+        serving(says("one"), says("two"), says("three"), says("four")) as one,
+        pool(one, cache=file) as endpoint,
+    ):
+        assert [await ask(endpoint, seed) for seed in (1, 1, 2)] == ["one", "one", "two"]
+        assert await endpoint.complete(HELLO, seed=1, temperature=0.3) == "three"
+        metrics = endpoint.metrics()
+    async with pool(one, cache=file) as endpoint:  # another process, later
+        assert await ask(endpoint) == "one"
+    async with pool(one, cache=file, max_tokens=9) as endpoint:
+        assert await ask(endpoint) == "four"
+    assert (metrics["cache_hits"], metrics["requests"]) == (1, 3)
+    assert KEYS[0].encode() not in file.read_bytes()
+
+
+async def test_faults_are_not_kept(tmp_path: Path) -> None:
+    async with serving(fails(400), says("better")) as one, pool(one, cache=tmp_path / "c") as endpoint:
+        with pytest.raises(UserFault):
+            await ask(endpoint)
+        assert await ask(endpoint) == "better"
+
+
+def test_several_processes_share_a_cache(tmp_path: Path) -> None:
+    """Four write the same and other keys at the same time; every one reads what the first wrote."""
+    file = tmp_path / "shared.sqlite"
+    program = """
+import asyncio, sys
+from pathlib import Path
+from mua.users.cache import ResponseCache
+from mua.users.chat import Completion
+async def main(name):
+    cache = ResponseCache(Path(sys.argv[1]), "k")
+    for i in range(25):
+        kept = await cache.put({"i": i}, Completion(f"{i} by {name}"))
+        await cache.put({"i": i, "by": name}, Completion(name))
+        assert await cache.get({"i": i}) == kept
+        print(kept.text)
+    await cache.close()
+asyncio.run(main(sys.argv[2]))
+"""
+    running = [
+        subprocess.Popen([sys.executable, "-c", program, str(file), name], stdout=subprocess.PIPE, text=True)
+        for name in "abcd"
+    ]
+    said = [process.communicate(timeout=120)[0] for process in running]
+    assert [process.returncode for process in running] == [0] * 4
+    assert len(set(said)) == 1
+    with sqlite3.connect(file) as store:
+        assert store.execute("SELECT count(*) FROM replies").fetchone() == (125,)
+
+
+@pytest.mark.parametrize("content", [b"this is no database, it is a text", None])
+def test_a_file_that_is_no_cache_is_named(tmp_path: Path, content: bytes | None) -> None:
+    file = tmp_path / "cache"
+    file.write_bytes(content) if content else file.mkdir()
+    with pytest.raises(ConfigError, match=r"judge\.llm\.cache: cannot keep replies in .*cache"):
+        ChatEndpoint(LlmConfig(base_url="http://x/v1", model="m", cache=file), "judge")
+
+
+# ---- roles
+
+
+async def test_users_and_judges_have_pools_and_metrics_of_their_own() -> None:
+    async with serving(says("user")) as one, serving(fails(401)) as two:
+        user = UserConfig(kind="llm", llm=LlmConfig(base_url=one.url, model="u"))
+        services = Services.from_config(user, JudgeConfig(llm=LlmConfig(base_url=two.url, model="j")))
+        assert services.user is not None
+        assert services.judge is not None
+        assert await ask(services.user) == "user"
+        with pytest.raises(JudgeFault, match=r"judge endpoint .*check judge\.llm\.api_key"):
+            await ask(services.judge)
+        metrics = services.metrics()
+        await services.close()
+    assert (metrics["user_llm/requests"], metrics["judge_llm/requests"]) == (1, 1)
+    assert metrics["judge_llm/errors/refused"] == 1
+    assert "user_llm/errors/refused" not in metrics
+
+
+RECIPE = """\
+name: x
+output: out
+model: {path: m}
+environment: {name: help_desk}
+trainer: {steps: 1}
+user:
+  kind: llm
+  llm:
+    base_url: http://a/v1
+    model: a
+    fallbacks:
+      - {base_url: http://b/v1, model: b, api_key: sk-fallback-key}
+"""
+
+
+def test_the_secrets_of_fallbacks_are_known_and_masked(tmp_path: Path) -> None:
+    file = tmp_path / "x.yaml"
+    file.write_text(RECIPE)
+    config = load_config(file)
+    assert list(_secrets(config)) == [("user.llm.fallbacks.0.api_key", "sk-fallback-key")]
+    assert "sk-fallback-key" not in str(config) + config.model_dump_json()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ("api_key: 12345", "user.llm.fallbacks.0.api_key: expected a string (in quotes, should it look like a number)"),
+        ("api_kye: x", "user.llm.fallbacks.0.api_kye: unknown key; did you mean user.llm.fallbacks.0.api_key?"),
+    ],
+)
+def test_mistakes_in_fallbacks_are_named_without_the_key(tmp_path: Path, wrong: str, said: str) -> None:
+    file = tmp_path / "x.yaml"
+    file.write_text(RECIPE.replace("api_key: sk-fallback-key", wrong))
+    with pytest.raises(ConfigError) as caught:
+        load_config(file)
+    assert said in str(caught.value)
+    assert "12345" not in str(caught.value)
+
+
+def test_temperatures_are_two_in_order(tmp_path: Path) -> None:
+    file = tmp_path / "x.yaml"
+    file.write_text(RECIPE)
+    with pytest.raises(ConfigError, match=r"user\.temperatures takes two numbers"):
+        load_config(file, ["user.temperatures=[1.0, 0.5]"])
