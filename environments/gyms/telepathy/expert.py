@@ -1,0 +1,86 @@
+"""An agent that knows the table: it asks what splits the remaining candidates best, then names the last one."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Generator
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from environments.gyms._shared import act
+from environments.gyms.telepathy.table import Entity, attributes, entities, truth
+from mua.environment.protocol import Move, Task
+
+_CODES = {"Yes": 1, "No": -1, "Maybe": 0}
+
+
+@lru_cache(maxsize=1)
+def _table() -> tuple[list[str], Any]:
+    """Names of the attributes, and truth by entity and attribute as 1, -1 and 0."""
+    names = list(attributes())
+    return names, np.array([[_CODES[truth(entity, name)] for name in names] for entity in entities()], dtype=np.int8)
+
+
+def moves(task: Task, seed: int, loose: float) -> Generator[Move, str, None]:
+    """``loose`` is how often it asks at random, or names a candidate too early."""
+    rng = random.Random(f"expert/{task.id}/{seed}")
+    left = [i for i, entity in enumerate(entities()) if _fits_opening(entity, task)]
+    asked: set[int] = set()
+    while len(left) > 1:
+        hasty = rng.random() < loose
+        if hasty and len(left) < 8 and rng.random() < 0.5:
+            guess = rng.choice(left)
+            yield act("answer", entities()[guess].name)
+            left.remove(guess)
+            continue
+        left = yield from _ask(left, asked, hasty, rng)
+    yield act("answer", entities()[left[0]].name)
+
+
+def _fits_opening(entity: Entity, task: Task) -> bool:
+    """What the opening gives away: the category of easy tasks, the broad class of medium ones."""
+    level = task.data["difficulty"]
+    if level == "easy":
+        return entity.category == task.data["kind"]
+    return level == "hard" or entity.broad == task.data["broad"]
+
+
+def _ask(left: list[int], asked: set[int], hasty: bool, rng: random.Random) -> Generator[Move, str, list[int]]:
+    names, table = _table()
+    column = _best(table[left], asked, hasty, rng)
+    if column is None:
+        return (yield from _ask_letter(left))
+    asked.add(column)
+    said = yield act("action", rng.choice(attributes()[names[column]].questions))
+    code = _CODES[said.rstrip(".")]
+    return [i for i in left if table[i, column] == code]
+
+
+def _best(rows: Any, asked: set[int], hasty: bool, rng: random.Random) -> int | None:
+    """The attribute that leaves the fewest candidates on average; None where none tells them apart.
+
+    An answer Maybe is taken to rule nothing out here, so that questions with clear answers come first.
+    """
+    yes, no, maybe = ((rows == code).sum(axis=0).astype(float) for code in (1, -1, 0))
+    expected = (yes * (yes + maybe) + no * (no + maybe) + maybe * len(rows)) / len(rows)
+    splits = np.maximum(np.maximum(yes, no), maybe) < len(rows)
+    usable = [int(c) for c in np.argsort(expected, kind="stable") if splits[c] and int(c) not in asked]
+    if not usable:
+        return None
+    return rng.choice(usable) if hasty else usable[0]
+
+
+def _ask_letter(left: list[int]) -> Generator[Move, str, list[int]]:
+    """Splits by the first letter of the name; where all begin alike, by trying the first one."""
+    first = {i: entities()[i].name[0].lower() for i in left}
+    middle = sorted(first.values())[len(left) // 2]
+    if min(first.values()) == middle:
+        later = sorted(letter for letter in first.values() if letter > middle)
+        if not later:
+            yield act("answer", entities()[left[0]].name)
+            return left[1:]
+        middle = later[0]
+    said = yield act("action", f"Does its name start with a letter before {middle.upper()}?")
+    return [i for i in left if (first[i] < middle) == said.startswith("Yes")]

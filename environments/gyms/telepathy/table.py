@@ -1,0 +1,152 @@
+"""The entities and what is true of them, read from ``entities.txt`` and ``attributes.yaml`` and checked."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Literal
+
+import yaml
+
+from environments.gyms._shared import dealt
+from mua.environment.protocol import Split, Task
+from mua.errors import MuaError
+
+ENTITIES = Path(__file__).with_name("entities.txt")
+ATTRIBUTES = Path(__file__).with_name("attributes.yaml")
+SIZES: dict[Split, int] = {"train": 540, "validation": 60, "test": 80}
+LEVELS = ("easy", "medium", "hard")
+ENOUGH = 3
+"""Entities of a category that must have a vague tag before its absence means No there."""
+Truth = Literal["Yes", "No", "Maybe"]
+
+_HEADER = re.compile(r"\[(?P<category>[^;]+); (?P<broad>[^\]]+)\](?P<tags>.*)")
+_LINE = re.compile(r"(?P<name>[^(:]+?)\s*(?:\((?P<synonyms>[^)]*)\))?:(?P<tags>.*)")
+
+
+@dataclass(frozen=True, slots=True)
+class Entity:
+    """Something to think of."""
+
+    name: str
+    synonyms: tuple[str, ...]
+    category: str
+    broad: str
+    true: frozenset[str]
+    unsure: frozenset[str]
+
+    def names(self) -> tuple[str, ...]:
+        """All names, lower case."""
+        return (self.name.lower(), *self.synonyms)
+
+
+@dataclass(frozen=True, slots=True)
+class Attribute:
+    """Something to ask for."""
+
+    name: str
+    phrases: tuple[str, ...]
+    questions: tuple[str, ...]
+    sort: Literal["classes", "plain", "vague"]
+
+
+@lru_cache(maxsize=1)
+def attributes() -> dict[str, Attribute]:
+    """All attributes by name; raises :class:`MuaError` for a wrong file."""
+    found: dict[str, Attribute] = {}
+    raw = yaml.safe_load(ATTRIBUTES.read_text(encoding="utf-8"))
+    for sort, members in raw.items():
+        for name, given in members.items():
+            if name in found or not isinstance(given, list) or len(given) < 2:
+                raise MuaError(f"{ATTRIBUTES}: {sort}.{name}: must be named once, with phrases and a question")
+            found[name] = Attribute(name, tuple(given[0].split("|")), tuple(given[1:]), sort)
+    return found
+
+
+@lru_cache(maxsize=1)
+def entities() -> tuple[Entity, ...]:
+    """All entities in the order of the file; raises :class:`MuaError` that names the line."""
+    found: list[Entity] = []
+    header: re.Match[str] | None = None
+    for number, line in enumerate(ENTITIES.read_text(encoding="utf-8").splitlines(), start=1):
+        if not line or line.startswith("#"):
+            continue
+        if line.startswith("["):
+            header = _HEADER.fullmatch(line)
+            continue
+        given = _LINE.fullmatch(line)
+        if header is None or given is None:
+            raise MuaError(f"{ENTITIES}:{number}: neither [category; class] tags nor name (synonyms): tags")
+        found.append(_entity(header, given, f"{ENTITIES}:{number}"))
+    _check_names(found)
+    return tuple(found)
+
+
+def _entity(header: re.Match[str], given: re.Match[str], where: str) -> Entity:
+    true, unsure, dropped = {header["category"], header["broad"]} & set(attributes()), set(), set()
+    for tag in [*header["tags"].split(), *given["tags"].split()]:
+        mark, name = (tag[0], tag[1:]) if tag[0] in "?-" else ("", tag)
+        if name not in attributes():
+            raise MuaError(f"{where}: unknown tag {name!r}; add it to {ATTRIBUTES.name} or take it out")
+        {"": true, "?": unsure, "-": dropped}[mark].add(name)
+    synonyms = tuple(word.strip().lower() for word in (given["synonyms"] or "").split(",") if word.strip())
+    unsure -= dropped
+    return Entity(
+        given["name"],
+        synonyms,
+        header["category"],
+        header["broad"],
+        frozenset(true - dropped - unsure),
+        frozenset(unsure),
+    )
+
+
+def _check_names(found: list[Entity]) -> None:
+    times = Counter(name for entity in found for name in entity.names())
+    if twice := [name for name, count in times.items() if count > 1]:
+        raise MuaError(f"{ENTITIES}: two entities are called {', '.join(twice)}; answers would be ambiguous")
+
+
+@lru_cache(maxsize=1)
+def by_name() -> Mapping[str, Entity]:
+    """Entities by any of their names, lower case."""
+    return {name: entity for entity in entities() for name in entity.names()}
+
+
+@lru_cache(maxsize=1)
+def _decided() -> frozenset[tuple[str, str]]:
+    """Pairs of category and vague attribute where absence means No."""
+    times = Counter((entity.category, tag) for entity in entities() for tag in entity.true)
+    return frozenset(pair for pair, count in times.items() if count >= ENOUGH)
+
+
+def truth(entity: Entity, attribute: str) -> Truth:
+    """Whether ``attribute`` holds of ``entity``."""
+    if attribute in entity.true:
+        return "Yes"
+    if attribute in entity.unsure:
+        return "Maybe"
+    if attributes()[attribute].sort == "vague" and (entity.category, attribute) not in _decided():
+        return "Maybe"
+    return "No"
+
+
+@lru_cache(maxsize=1)
+def _splits() -> dict[Split, list[Entity]]:
+    return dealt(entities(), SIZES, "telepathy/splits")
+
+
+def generate(split: Split) -> Iterator[Task]:
+    """The tasks of a split; no entity stands in two splits."""
+    for number, entity in enumerate(_splits()[split]):
+        data = {
+            "kind": entity.category,
+            "difficulty": LEVELS[number % len(LEVELS)],
+            "entity": entity.name,
+            "broad": entity.broad,
+        }
+        yield Task(f"gyms/telepathy/{split}/{number:03d}", "gyms/telepathy", split, data)
