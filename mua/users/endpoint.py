@@ -101,7 +101,7 @@ class ChatEndpoint:
         try:
             async with asyncio.timeout(self._config.total_seconds):
                 if reply := await self._travel(way, accept):
-                    return await self._keep(request, reply)
+                    return await self._keep(request, reply, accept)
         except TimeoutError:
             late = True
         # Raised outside the handlers: a chained exception would carry the request and its headers.
@@ -175,11 +175,13 @@ class ChatEndpoint:
             self._cache_fails(error)
         return None
 
-    async def _keep(self, request: ChatRequest, reply: Completion) -> Completion:
+    async def _keep(self, request: ChatRequest, reply: Completion, accept: Accept) -> Completion:
+        """``reply``, or the one that was kept before, so that everybody goes on with the same."""
         if self._cache is None:
             return reply
         try:
-            return await self._cache.put(self._whole(request), reply)
+            kept = await self._cache.put(self._whole(request), reply)
+            return kept if accept(kept) is None else reply
         except sqlite3.Error as error:
             self._cache_fails(error)
         return reply

@@ -225,19 +225,24 @@ async def test_extra_fields_reach_the_endpoint() -> None:
 
 async def test_the_same_request_is_answered_from_disk(tmp_path: Path) -> None:
     file = tmp_path / "deep" / "replies.sqlite"
-    async with (
-        serving(says("one"), says("two"), says("three"), says("four")) as one,
-        pool(one, cache=file) as endpoint,
-    ):
-        assert [await ask(endpoint, seed) for seed in (1, 1, 2)] == ["one", "one", "two"]
-        assert await endpoint.complete(HELLO, seed=1, temperature=0.3) == "three"
-        metrics = endpoint.metrics()
-    async with pool(one, cache=file) as endpoint:  # another process, later
-        assert await ask(endpoint) == "one"
-    async with pool(one, cache=file, max_tokens=9) as endpoint:
-        assert await ask(endpoint) == "four"
+    async with serving(says("one"), says("two"), says("three"), says("four")) as one:
+        async with pool(one, cache=file) as endpoint:
+            assert [await ask(endpoint, seed) for seed in (1, 1, 2)] == ["one", "one", "two"]
+            assert await endpoint.complete(HELLO, seed=1, temperature=0.3) == "three"
+            metrics = endpoint.metrics()
+        async with pool(one, cache=file) as endpoint:  # another process, later
+            assert await ask(endpoint) == "one"
+        async with pool(one, cache=file, max_tokens=9) as endpoint:
+            assert await ask(endpoint) == "four"
     assert (metrics["cache_hits"], metrics["requests"]) == (1, 3)
     assert KEYS[0].encode() not in file.read_bytes()
+
+
+async def test_a_kept_reply_that_is_not_accepted_is_asked_for_again(tmp_path: Path) -> None:
+    async with serving(says("one"), says("two")) as one, pool(one, cache=tmp_path / "c") as endpoint:
+        await ask(endpoint)
+        other = await endpoint.chat(HELLO, seed=1, accept=lambda reply: "no" if reply.text == "one" else None)
+    assert other.text == "two"
 
 
 async def test_faults_are_not_kept(tmp_path: Path) -> None:
