@@ -1,0 +1,151 @@
+"""Policy objectives: what each trained token contributes to the loss, given its ratios and its advantage.
+
+Notation, per token: ``p`` the current policy, ``q`` the old one (the trainer's log-probabilities before this batch's
+first step), ``m`` the engine's when it sampled. ``r = p / q`` is the policy ratio, ``q / m`` the mismatch of the two
+engines plus staleness (:mod:`mua.algorithms.correction`), ``A`` the advantage, ``sg`` stops the gradient.
+
+Every function takes flat float32 tensors ``[N]`` and gives the loss of each token (to be minimised), and which tokens
+lost their gradient at the lower or the upper bound. All are pure; none knows about batches or ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+MAX_LOG_RATIO = 20.0
+"""Log-ratios are clamped to +-20 before ``exp``: float32 overflows at 88, and an infinite ratio times a zero
+advantage is NaN. Beyond e^20 a ratio carries no gradient, as in verl."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Distances of the ratio from 1 at which an objective stops pulling."""
+
+    low: float
+    high: float
+    dual: float | None = None
+    """PPO's second bound for negative advantages: the loss of a token is at most ``dual * |A|``."""
+
+
+@dataclass(frozen=True, slots=True)
+class PerToken:
+    """What an objective gives."""
+
+    loss: Tensor
+    """``[N]``, with gradient."""
+    at_low: Tensor
+    """``[N]`` bool: no gradient because the ratio is below its lower bound."""
+    at_high: Tensor
+    """``[N]`` bool: no gradient because the ratio is above its upper bound."""
+
+
+Objective: TypeAlias = Callable[[Tensor, Tensor, Tensor, Bounds], PerToken]
+"""``(logprobs, log_ratio, advantages, bounds)``; ``log_ratio = log p - log q``, with gradient like ``logprobs``."""
+
+
+def ppo(logprobs: Tensor, log_ratio: Tensor, advantages: Tensor, bounds: Bounds) -> PerToken:
+    """``-min(r A, clip(r, 1 - low, 1 + high) A)``.
+
+    PPO (arXiv 1707.06347, eq. 7) with DAPO's asymmetric bounds (arXiv 2503.14476); with ``bounds.dual`` = c the loss of
+    tokens with ``A < 0`` is at most ``-c A`` (dual clip, arXiv 1912.09729), so that a token grown ever likelier does
+    not take over the batch.
+    """
+    ratio = bounded(log_ratio).exp()
+    loss = -torch.minimum(ratio * advantages, ratio.clamp(1 - bounds.low, 1 + bounds.high) * advantages)
+    at_high = (advantages > 0) & (ratio > 1 + bounds.high)
+    if bounds.dual is not None:
+        ceiling = -bounds.dual * advantages
+        over = (advantages < 0) & (loss > ceiling)
+        loss, at_high = torch.where(over, ceiling, loss), at_high | over
+    return PerToken(loss, (advantages < 0) & (ratio < 1 - bounds.low), at_high)
+
+
+def cispo(logprobs: Tensor, log_ratio: Tensor, advantages: Tensor, bounds: Bounds) -> PerToken:
+    """``-sg(clip(r, 1 - low, 1 + high)) A log p``: the weight is clipped, no token loses its gradient.
+
+    MiniMax-M1 (arXiv 2506.13585), which leaves the lower bound open: ``bounds.low`` of 1 or more does that.
+    """
+    weight = bounded(log_ratio).exp().detach().clamp(max(0.0, 1 - bounds.low), 1 + bounds.high)
+    nothing = torch.zeros_like(advantages, dtype=torch.bool)
+    return PerToken(-weight * advantages * logprobs, nothing, nothing)
+
+
+def minirl(logprobs: Tensor, log_ratio: Tensor, advantages: Tensor, bounds: Bounds) -> PerToken:
+    """``-M sg(r) A log p`` with ``M = 0`` where ``A > 0, r > 1 + high`` or ``A < 0, r < 1 - low``.
+
+    MiniRL (arXiv 2512.01374). Its weight is ``p / m``: the part ``q / m`` is the correction, multiplied into the
+    advantage beforehand, and its cap is that of the correction. The mask is on ``p / q``, the trainer's own ratio.
+    AgentRL's variant masks on ``p / m``: it is this function with the engine's log-probabilities as the old ones.
+    """
+    ratio = bounded(log_ratio).exp().detach()
+    at_low = (advantages < 0) & (ratio < 1 - bounds.low)
+    at_high = (advantages > 0) & (ratio > 1 + bounds.high)
+    kept = (~(at_low | at_high)).to(ratio.dtype)
+    return PerToken(-kept * ratio * advantages * logprobs, at_low, at_high)
+
+
+def sapo(logprobs: Tensor, log_ratio: Tensor, advantages: Tensor, bounds: Bounds) -> PerToken:
+    """``-(4 / tau) sigmoid(tau (r - 1)) A``: a soft gate in the place of a clip (SAPO, arXiv 2511.20347).
+
+    ``tau`` is ``bounds.high`` for ``A > 0`` and ``bounds.low`` otherwise (published: 1.0 and 1.05): the larger, the
+    sooner a token's gradient fades as its ratio leaves 1. At ``r = 1`` the gradient is that of ``-r A``.
+    """
+    ratio = bounded(log_ratio).exp()
+    tau = torch.full_like(advantages, bounds.low).masked_fill(advantages > 0, bounds.high)
+    nothing = torch.zeros_like(advantages, dtype=torch.bool)
+    return PerToken(-(4 / tau) * torch.sigmoid(tau * (ratio - 1)) * advantages, nothing, nothing)
+
+
+def reinforce(logprobs: Tensor, log_ratio: Tensor, advantages: Tensor, bounds: Bounds) -> PerToken:
+    """``-A log p`` (Williams 1992); no ratio, no bound: only for batches that get one step."""
+    nothing = torch.zeros_like(advantages, dtype=torch.bool)
+    return PerToken(-advantages * logprobs, nothing, nothing)
+
+
+OBJECTIVES: dict[str, Objective] = {
+    "grpo": ppo,
+    "gspo": ppo,
+    "cispo": cispo,
+    "minirl": minirl,
+    "sapo": sapo,
+    "reinforce": reinforce,
+}
+"""By the names of ``algorithm.loss``. ``gspo`` is ``ppo`` on :func:`sequence_log_ratio`."""
+
+
+def sequence_log_ratio(logprobs: Tensor, log_ratio: Tensor, mean_log_ratio: Tensor) -> Tensor:
+    """GSPO's log-ratio of each token, ``[N]``: the sequence's mean as value, the token's own as gradient.
+
+    ``s = exp(mean_t log r_t)`` is the sequence's ratio; ``log s + log p - sg(log p)`` has that value, and its gradient
+    is the token's (GSPO-token, arXiv 2507.18071): summed with weights ``1 / T`` over the sequence, that of ``s``.
+
+    Args:
+        logprobs: of the tokens, with gradient.
+        log_ratio: ``log p - log q``; only for its shape and device.
+        mean_log_ratio: of each token's sequence, ``[N]``, without gradient.
+    """
+    return mean_log_ratio.detach().to(log_ratio) + logprobs - logprobs.detach()
+
+
+def kl_estimate(name: str, log_ratio: Tensor) -> Tensor:
+    """Estimators of KL(p || ref) on samples of ``p`` with ``log_ratio = log p - log ref``, ``[N]`` (Schulman 2020).
+
+    - ``k1``: ``log_ratio``, unbiased, of high variance; as a loss its gradient vanishes in expectation, so it belongs
+      into the reward;
+    - ``k2``: ``log_ratio^2 / 2``, whose gradient is that of the reverse KL in expectation;
+    - ``k3``: ``exp(-log_ratio) - 1 + log_ratio``, unbiased and never negative.
+    """
+    x = bounded(log_ratio)
+    if name == "k1":
+        return x
+    return x.square() / 2 if name == "k2" else (-x).exp() - 1 + x
+
+
+def bounded(log_ratio: Tensor) -> Tensor:
+    """``log_ratio`` clamped to what ``exp`` can take."""
+    return log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)

@@ -1,0 +1,193 @@
+"""Objectives and corrections, token by token: values and gradients against formulas written out in float64.
+
+Gradients are compared with the closed form and with finite differences where the formula has no stopped gradient. Does
+not cover aggregation into a batch (test_algorithms_batch.py) or the losses' metrics (test_algorithms_losses.py).
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mua.algorithms.correction import Correction, correction_weights, decaying_bounds, mismatch_metrics
+from mua.algorithms.objectives import (
+    OBJECTIVES,
+    Bounds,
+    PerToken,
+    kl_estimate,
+    sequence_log_ratio,
+)
+
+RATIOS = [0.05, 0.5, 0.79, 0.81, 1.0, 1.19, 1.29, 1.31, 2.5, 6.0]
+ADVANTAGES = [-2.0, -0.5, 0.0, 0.5, 2.0]
+GRID = [(r, a) for r in RATIOS for a in ADVANTAGES]
+BOUNDS = Bounds(0.2, 0.3)
+OLD = -1.7
+
+
+def run(name: str, bounds: Bounds = BOUNDS, grid=None) -> tuple[PerToken, torch.Tensor]:
+    """The objective on the grid and its gradient with respect to every log-probability, float64."""
+    ratios, advantages = (torch.tensor(column, dtype=torch.float64) for column in zip(*(grid or GRID), strict=True))
+    logprobs = (OLD + ratios.log()).requires_grad_()
+    result = OBJECTIVES[name](logprobs, logprobs - OLD, advantages, bounds)
+    (gradient,) = torch.autograd.grad(result.loss.sum(), logprobs)
+    return result, gradient
+
+
+def expected(name: str, r: float, a: float, bounds: Bounds) -> tuple[float, float]:
+    """Loss and its derivative with respect to log p, each written out."""
+    low, high, logp = bounds.low, bounds.high, OLD + math.log(r)
+    out = (a > 0 and r > 1 + high) or (a < 0 and r < 1 - low)
+    if name in ("grpo", "gspo"):
+        loss = -min(r * a, min(max(r, 1 - low), 1 + high) * a)
+        gradient = 0.0 if out else -r * a
+        if bounds.dual is not None and a < 0 and loss > -bounds.dual * a:
+            return -bounds.dual * a, 0.0
+        return loss, gradient
+    if name == "cispo":
+        weight = min(max(r, 1 - low), 1 + high)
+        return -weight * a * logp, -weight * a
+    if name == "minirl":
+        return (0.0, 0.0) if out else (-r * a * logp, -r * a)
+    if name == "sapo":
+        tau = high if a > 0 else low
+        gate = 1 / (1 + math.exp(-tau * (r - 1)))
+        return -4 / tau * gate * a, -4 * gate * (1 - gate) * r * a
+    return -a * logp, -a
+
+
+@pytest.mark.parametrize("bounds", [BOUNDS, Bounds(0.2, 0.3, dual=3.0), Bounds(1.05, 1.0)], ids=str)
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_value_and_gradient_of_every_token(name: str, bounds: Bounds):
+    result, gradient = run(name, bounds)
+    for (r, a), loss, slope in zip(GRID, result.loss.tolist(), gradient.tolist(), strict=True):
+        value, derivative = expected(name, r, a, bounds)
+        assert loss == pytest.approx(value, rel=1e-9, abs=1e-12), (r, a)
+        assert slope == pytest.approx(derivative, rel=1e-9, abs=1e-12), (r, a)
+
+
+@pytest.mark.parametrize("name", ["grpo", "sapo"])
+def test_gradients_are_those_of_finite_differences(name: str):
+    """For objectives that stop no gradient; away from the kinks."""
+    step, bounds = 1e-6, Bounds(0.2, 0.3, dual=3.0)
+    for ratio, advantage in GRID:
+        _, gradient = run(name, bounds, [(ratio, advantage)])
+        sides = [run(name, bounds, [(ratio * math.exp(s), advantage)])[0].loss.item() for s in (step, -step)]
+        assert gradient.item() == pytest.approx((sides[0] - sides[1]) / (2 * step), rel=1e-5, abs=1e-7)
+
+
+@pytest.mark.parametrize("name", ["grpo", "minirl"])
+def test_tokens_out_of_bounds_are_told(name: str):
+    result, gradient = run(name)
+    out = (result.at_low | result.at_high).tolist()
+    for (_, advantage), gone, slope in zip(GRID, out, gradient.tolist(), strict=True):
+        assert gone == (advantage != 0 and slope == 0)
+
+
+def test_on_policy_all_have_the_gradient_of_reinforce():
+    grid = [(1.0, a) for a in ADVANTAGES]
+    for name in OBJECTIVES:
+        bounds = Bounds(1.05, 1.0) if name == "sapo" else BOUNDS
+        np.testing.assert_allclose(run(name, bounds, grid)[1], [-a for _, a in grid], atol=1e-12)
+
+
+def test_minirl_and_grpo_have_the_same_gradients_under_the_same_bounds():
+    """AgentRL's note: the two differ in aggregation only."""
+    np.testing.assert_allclose(run("minirl")[1], run("grpo")[1], atol=1e-12)
+
+
+def test_negative_advantages_grow_with_the_ratio_unless_bounded_twice():
+    grid = [(6.0, -1.0)]
+    assert run("grpo", BOUNDS, grid)[0].loss.item() == pytest.approx(6.0)
+    bounded, gradient = run("grpo", Bounds(0.2, 0.3, dual=3.0), grid)
+    assert (bounded.loss.item(), gradient.item(), bool(bounded.at_high)) == (3.0, 0.0, True)
+
+
+@given(st.lists(st.tuples(st.floats(-2, 0), st.floats(-2, 0)), min_size=1, max_size=6), st.sampled_from([-1.0, 1.0]))
+def test_gspo_is_the_clipped_sequence_ratio(pairs: list[tuple[float, float]], advantage: float):
+    """The sum over a sequence, each token weighing 1 / T, is ``-min(s A, clip(s) A)`` in value and in gradient."""
+    current, old = (torch.tensor(column, dtype=torch.float64) for column in zip(*pairs, strict=True))
+    logprobs, again = current.clone().requires_grad_(), current.clone().requires_grad_()
+    log_ratio = sequence_log_ratio(logprobs, logprobs - old, (logprobs - old).mean().expand(len(old)))
+    advantages = torch.full_like(old, advantage)
+    loss = OBJECTIVES["gspo"](logprobs, log_ratio, advantages, BOUNDS).loss.mean()
+    s = (again - old).mean().exp()
+    direct = -torch.minimum(s * advantage, s.clamp(0.8, 1.3) * advantage)
+    assert loss.item() == pytest.approx(direct.item(), rel=1e-9)
+    (found,), (wanted,) = torch.autograd.grad(loss, logprobs), torch.autograd.grad(direct, again)
+    torch.testing.assert_close(found, wanted)
+
+
+def test_kl_estimators():
+    x = torch.tensor([-1.0, 0.0, 0.5], dtype=torch.float64)
+    np.testing.assert_allclose(kl_estimate("k1", x), x)
+    np.testing.assert_allclose(kl_estimate("k2", x), x**2 / 2)
+    np.testing.assert_allclose(kl_estimate("k3", x), torch.exp(-x) - 1 + x)
+
+
+@pytest.mark.parametrize("name", ["k1", "k2", "k3"])
+def test_kl_estimators_have_the_right_mean_or_gradient(name: str):
+    """Over all tokens of a small distribution: k1 and k3 have KL as their mean, k2 its gradient."""
+    logits = torch.tensor([0.3, -0.2, 1.1, 0.0], dtype=torch.float64, requires_grad=True)
+    reference = torch.tensor([0.0, 0.4, 0.9, -0.3], dtype=torch.float64).log_softmax(0)
+    log_p = logits.log_softmax(0)
+    p = log_p.detach().exp()
+    true = (log_p.exp() * (log_p - reference)).sum()
+    estimate = (p * kl_estimate(name, log_p - reference)).sum()
+    if name != "k2":
+        assert estimate.item() == pytest.approx(true.item(), rel=1e-12)
+    if name == "k2":
+        (found,), (wanted,) = (torch.autograd.grad(v, logits, retain_graph=True) for v in (estimate, true))
+        torch.testing.assert_close(found, wanted)
+
+
+LOGS = st.lists(st.floats(-3, 0), min_size=1, max_size=8)
+
+
+@given(LOGS, st.data())
+def test_weights_of_the_mismatch_written_out(old: list[float], data):
+    behaviour = data.draw(st.lists(st.floats(-3, 0), min_size=len(old), max_size=len(old)))
+    trained = data.draw(st.lists(st.booleans(), min_size=len(old), max_size=len(old)))
+    differences = [q - m for q, m, t in zip(old, behaviour, trained, strict=True) if t]
+    for level in ("token", "sequence", "geometric"):
+        total = math.fsum(differences)
+        of_sequence = total if level == "sequence" else total / max(1, len(differences))
+        for name, low, high in (("truncate", 0.0, 2.0), ("mask", 0.5, 2.0)):
+            how = Correction(name, level, low, high)
+            found = correction_weights(np.array(old), np.array(behaviour), np.array(trained), how)
+            for place, weight in enumerate(found):
+                ratio = math.exp(old[place] - behaviour[place] if level == "token" else of_sequence)
+                inside = low <= ratio <= high
+                wanted = 1.0 if not trained[place] else min(ratio, high) if name == "truncate" else ratio * inside
+                assert weight == pytest.approx(wanted, rel=1e-9), (level, name, place)
+
+
+def test_no_correction_weighs_nothing():
+    assert correction_weights(np.zeros(3), np.ones(3), np.ones(3, bool), Correction()).tolist() == [1.0] * 3
+    assert correction_weights(np.zeros(2), np.ones(2), np.zeros(2, bool), Correction("mask")).tolist() == [1.0] * 2
+
+
+@pytest.mark.parametrize(
+    ("age", "decay", "strict", "band"),
+    [
+        (0, None, True, (0.8, 1.3)),
+        (0, None, False, (0.2, 2.2)),
+        (5, 0.1, False, (0.515, 1.728)),
+        (20, 0.1, False, (0.892, 1.162)),
+    ],
+)
+def test_agentrls_bands(age: float, decay: float | None, strict: bool, band: tuple[float, float]):
+    assert decaying_bounds(0.2, 0.3, 4.0, age, decay=decay, strict=strict) == pytest.approx(band, abs=5e-4)
+
+
+def test_mismatch_in_numbers():
+    found = mismatch_metrics(np.log([0.5, 0.25]), np.log([0.25, 0.25]))
+    assert found == pytest.approx(
+        {"mean": math.log(2) / 2, "max": math.log(2), "kl": (1 - math.log(2)) / 2, "error": 1.5}
+    )
+    assert mismatch_metrics(np.zeros(0), np.zeros(0)) == {}
