@@ -33,7 +33,8 @@ class Reset:
 
     def perform(self, environment: Environment) -> ToolLists:
         environment.reset(self.task, self.seed)
-        users = environment.user_tools() if isinstance(environment, UserControlled) else ()
+        # Asking isinstance of a protocol would take longer than resetting a small environment.
+        users = environment.user_tools() if hasattr(environment, "user_tools") else ()
         return ToolLists(tuple(environment.tools()), tuple(users))
 
 

@@ -22,13 +22,25 @@ _NO_REMOTE: Registry[Any] = Registry()
 """Resolves nothing but references inside the schema; the default would fetch ``$ref`` URLs over the network."""
 
 
+_MOST = 4096
+_by_identity: dict[int, tuple[Any, str, Checker]] = {}
+"""Writing a schema down takes ten times as long as checking by it. Holds what it is keyed by, so that no other schema
+can get the same identity."""
+
+
 def validate_arguments(schema: ToolSchema, arguments: Any) -> str | None:
     """None if ``arguments`` fit ``schema.parameters`` (JSON Schema 2020-12), else one line that says what does not.
 
     ``arguments`` is what the policy wrote, so anything JSON can hold. A schema that is itself wrong is the
     domain's fault and raises (exceptions of ``jsonschema`` and ``jsonschema_rs``).
     """
-    return _checker(schema.name, json.dumps(schema.parameters))(arguments)
+    known = _by_identity.get(id(schema.parameters))
+    if known is None or known[0] is not schema.parameters or known[1] != schema.name:
+        if len(_by_identity) >= _MOST:
+            _by_identity.clear()
+        checker = _checker(schema.name, json.dumps(schema.parameters))
+        known = _by_identity[id(schema.parameters)] = (schema.parameters, schema.name, checker)
+    return known[2](arguments)
 
 
 def argument_checker(schema: ToolSchema) -> Checker:
@@ -54,7 +66,7 @@ def argument_checker(schema: ToolSchema) -> Checker:
     return check
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=_MOST)
 def _checker(name: str, parameters: str) -> Checker:
     return argument_checker(ToolSchema(name, "", json.loads(parameters)))
 
