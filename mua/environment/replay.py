@@ -59,8 +59,7 @@ class Agreement:
 
     def lines(self) -> Iterator[str]:
         """The report for a person."""
-        for line in self.disagreements[:SHOWN]:
-            yield line
+        yield from self.disagreements[:SHOWN]
         left = len(self.disagreements) - SHOWN
         if left > 0:
             yield f"... and {left} more"

@@ -1,0 +1,85 @@
+"""A shop: users, orders, products with variants, payments; sixteen tools, and customers with one to four wishes.
+
+Tools and database have tau-bench retail's form, so that ``environment.data`` may name a folder with the official data
+of tau-bench or tau2-bench instead (:mod:`environments._tau`). On the shop's own data one option is known:
+``environment.options.compact: true`` shortens the tools' answers (:mod:`environments.retail.views`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from functools import lru_cache
+from pathlib import Path
+
+from environments._tau import official_domain
+from environments.retail.expert import Expert
+from environments.retail.shop import shop
+from environments.retail.tasks import load_split
+from environments.retail.tools import TABLES, TOOLS, tools_of
+from environments.retail.user import customer
+from environments.retail.views import compact
+from mua.config.schema import EnvironmentConfig
+from mua.environment.database import DatabaseEnvironment, RewardForm, ServiceDesk
+from mua.environment.protocol import Domain, Environment, Isolation, Move, PromptStyle, Split, Task
+from mua.errors import ConfigError
+from mua.users.protocol import User
+from mua.users.services import Services
+
+SHORT_PROMPT = "You are the shop's desk."
+
+
+class RetailDomain:
+    """Implements :class:`mua.environment.protocol.Domain` over the shop's own data."""
+
+    name = "retail"
+    isolation: Isolation = "inline"
+
+    def __init__(self, reward: RewardForm = "all_or_nothing", *, short_answers: bool = False) -> None:
+        self._reward: RewardForm = reward
+        self._short_answers = short_answers
+
+    def tasks(self, split: Split) -> Sequence[Task]:
+        return load_split(split)
+
+    def environment(self) -> Environment:
+        return DatabaseEnvironment(_desk(self._reward, self._short_answers))
+
+    def system_prompt(self, style: PromptStyle) -> str:
+        return SHORT_PROMPT if style == "short" else Path(__file__).with_name("policy.md").read_text(encoding="utf-8")
+
+    def persona(self, task: Task) -> str:
+        return str(task.data["instruction"])
+
+    def scripted_user(self, task: Task, seed: int) -> User:
+        return customer(task, seed)
+
+    def gold(self, task: Task) -> Sequence[Move]:
+        calls: list[Move] = [(action["name"], action["arguments"]) for action in task.data["actions"]]
+        return [*calls, *(_told(statement) for statement in task.data["statements"])]
+
+    def expert(self, task: Task, seed: int, loose: float = 0.0) -> Generator[Move, str, None]:
+        return Expert(task, seed, loose).moves()
+
+    def configured(self, config: EnvironmentConfig, services: Services) -> Domain:
+        """With ``reward``, ``data`` and ``options``; raises :class:`mua.errors.ConfigError` for unknown options."""
+        if config.data is not None:
+            return official_domain(self.name, config, services, TABLES, tools_of, short_prompt=SHORT_PROMPT)
+        if unknown := [key for key in config.options if key != "compact"]:
+            raise ConfigError(f"environment.options: {self.name} has no option {unknown[0]!r}; known: compact")
+        short = config.options.get("compact", False)
+        if not isinstance(short, bool):
+            raise ConfigError(f"environment.options.compact: must be true or false, not {short!r}")
+        return RetailDomain(config.reward, short_answers=short)
+
+
+@lru_cache(maxsize=4)
+def _desk(reward: RewardForm, short_answers: bool) -> ServiceDesk:
+    """Made once a process: it holds the database and the gold states found so far."""
+    return ServiceDesk(shop(), [compact(tool) for tool in TOOLS] if short_answers else TOOLS, reward=reward)
+
+
+def _told(statement: Sequence[str | Sequence[str]]) -> str:
+    return " ".join(group if isinstance(group, str) else group[0] for group in statement)
+
+
+DOMAIN = RetailDomain()
