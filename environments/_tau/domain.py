@@ -14,6 +14,7 @@ from mua.environment.database import Tool
 from mua.environment.protocol import Environment, Isolation, Move, PromptStyle, Split, Task
 from mua.environment.statements import unsaid
 from mua.errors import ConfigError
+from mua.users.judge import Judge
 from mua.users.protocol import STOP_SIGNAL, User, UserReply
 from mua.users.scripted import CONFIRM
 from mua.users.services import Services
@@ -61,7 +62,7 @@ class OfficialDomain:
         self._data = data
         self._tasks = dict(data.tasks)
         self._short_prompt = short_prompt
-        self._judge = services.judge
+        self._judge = Judge(services.judge) if services.judge is not None else None
 
     def tasks(self, split: Split) -> Sequence[Task]:
         return self._tasks[split]

@@ -3,25 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Sequence
-from typing import Protocol
 
 from mua.environment.database import DatabaseEnvironment, ServiceDesk
 from mua.environment.protocol import Evaluation, Task, ToolResult, Transcript
-from mua.errors import JudgeFault
 from mua.types import Json
-
-_JUDGE = """You check whether statements about a conversation between a customer and a support agent are true.
-You are given the conversation and a numbered list of statements. Judge each by what stands in the conversation alone.
-Answer with one JSON object and nothing else: {"verdicts": [...]}, one true or false for each statement, in order."""
-
-
-class Judge(Protocol):
-    """What is needed of the judge's endpoint."""
-
-    async def complete(self, messages: list[dict[str, str]], *, seed: int) -> str:
-        """The reply to ``messages``."""
+from mua.users.judge import Judge
 
 
 class OfficialEnvironment(DatabaseEnvironment):
@@ -55,38 +42,26 @@ class JudgedEnvironment:
     def __init__(self, inner: OfficialEnvironment, judge: Judge) -> None:
         self._inner, self._judge = inner, judge
         self._task: Task | None = None
+        self._seed = 0
         self.tools, self.call, self.close = inner.tools, inner.call, inner.close
 
     def reset(self, task: Task, seed: int) -> None:
-        self._task = task
+        self._task, self._seed = task, seed
         self._inner.reset(task, seed)
 
     async def evaluate(self, transcript: Transcript) -> Evaluation:
-        """The judge is asked only where everything else holds, since all of it has to."""
+        """The judge is asked only where everything else holds, since all of it has to.
+
+        Raises :class:`mua.errors.JudgeFault` where it gives no verdict.
+        """
         evaluation = self._inner.evaluate(transcript)
         assert self._task is not None
         if not evaluation.success or "NL_ASSERTION" not in self._task.data.get("basis", ()):
             return evaluation
+        said = {"Conversation": "\n".join(f"{message['role']}: {_line(message)}" for message in transcript.messages)}
         assertions: list[str] = self._task.data["nl_assertions"]
-        verdicts = await ask_judge(self._judge, transcript, assertions)
-        denied = [text for text, true in zip(assertions, verdicts, strict=True) if not true]
+        denied = [text for text in assertions if not await self._judge.holds(text, seed=self._seed, material=said)]
         return narrowed(evaluation, not denied, "denied", denied)
-
-
-async def ask_judge(judge: Judge, transcript: Transcript, assertions: Sequence[str]) -> list[bool]:
-    """One verdict an assertion; :class:`mua.errors.JudgeFault` for an answer that is not exactly that."""
-    said = "\n".join(f"{message['role']}: {_line(message)}" for message in transcript.messages)
-    asked = "\n".join(f"{number}. {text}" for number, text in enumerate(assertions, 1))
-    page = f"Conversation\n{said}\n\nStatements\n{asked}"
-    messages = [{"role": "system", "content": _JUDGE}, {"role": "user", "content": page}]
-    reply = await judge.complete(messages, seed=0)
-    try:
-        verdicts = json.loads(reply)["verdicts"]
-    except (ValueError, TypeError, KeyError) as error:
-        raise JudgeFault(f"the judge gave no JSON object with verdicts: {reply[:200]!r}") from error
-    if not isinstance(verdicts, list) or [type(one) for one in verdicts] != [bool] * len(assertions):
-        raise JudgeFault(f"the judge gave not one verdict for each of {len(assertions)} statements: {reply[:200]!r}")
-    return verdicts
 
 
 def narrowed(evaluation: Evaluation, holds: bool, key: str, found: Sequence[object]) -> Evaluation:
