@@ -1,0 +1,101 @@
+"""An airline: flights by day and cabin, reservations, customers with payment methods; tau-bench's tools and schema.
+
+Without further settings the database and the tasks are this project's own, made by a seeded generator
+(:mod:`environments.airline.world`, :mod:`environments.airline.tasks`). ``environment.data`` names a folder with
+tau-bench's or tau2-bench's airline instead (:mod:`environments._tau`).
+
+``environment.options.compact: true`` shortens the tools' answers (:mod:`environments.airline.views`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from functools import cached_property
+from pathlib import Path
+
+from environments._tau import official_domain
+from environments._tau.folder import Form
+from environments.airline.dialects import OWN, TAU, TAU2
+from environments.airline.expert import Expert
+from environments.airline.tasks import load_split
+from environments.airline.tools import airline_tools, flight_status_tool
+from environments.airline.user import scripted_customer
+from environments.airline.views import compact
+from environments.airline.world import world
+from mua.config.schema import EnvironmentConfig
+from mua.environment.database import DatabaseEnvironment, RewardForm, ServiceDesk, Tool
+from mua.environment.protocol import Domain, Environment, Isolation, Move, PromptStyle, Split, Task
+from mua.errors import ConfigError
+from mua.users.protocol import User
+from mua.users.services import Services
+
+TABLES = ("flights", "reservations", "users")
+_SHORT_PROMPT = "You are the agent of an airline."
+
+
+class AirlineDomain:
+    """Implements :class:`mua.environment.protocol.Domain` over the generated airline."""
+
+    name = "airline"
+    isolation: Isolation = "inline"
+
+    def __init__(self, reward: RewardForm = "all_or_nothing", short_answers: bool = False) -> None:
+        self._reward: RewardForm = reward
+        self._short_answers = short_answers
+
+    @cached_property
+    def desk(self) -> ServiceDesk:
+        """Made when it is first needed: listing domains should not build airlines."""
+        tools = airline_tools(OWN)
+        return ServiceDesk(world(), list(map(compact, tools)) if self._short_answers else tools, reward=self._reward)
+
+    def tasks(self, split: Split) -> Sequence[Task]:
+        return load_split(split)
+
+    def environment(self) -> Environment:
+        return DatabaseEnvironment(self.desk)
+
+    def system_prompt(self, style: PromptStyle) -> str:
+        return _SHORT_PROMPT if style == "short" else Path(__file__).with_name("policy.md").read_text()
+
+    def persona(self, task: Task) -> str:
+        return str(task.data["instruction"])
+
+    def scripted_user(self, task: Task, seed: int) -> User:
+        return scripted_customer(task, seed)
+
+    def gold(self, task: Task) -> Sequence[Move]:
+        """The writes, then what has to be said, in the first wording of each group."""
+        calls: list[Move] = [(action["name"], action["arguments"]) for action in task.data["actions"]]
+        return [*calls, *(_said(statement) for statement in task.data["statements"])]
+
+    def expert(self, task: Task, seed: int, loose: float = 0.0) -> Generator[Move, str, None]:
+        return Expert(task, seed, loose).moves()
+
+    def configured(self, config: EnvironmentConfig, services: Services) -> Domain:
+        """Official data, the form of reward, short answers; ConfigError for anything else."""
+        if config.oracle != "rule" or config.show_reward:
+            key = "oracle" if config.oracle != "rule" else "show_reward"
+            raise ConfigError(f"environment.{key}: domain {self.name!r} has nothing to set there; leave it out")
+        if config.data is not None:
+            return official_domain(self.name, config, services, TABLES, official_tools, short_prompt=_SHORT_PROMPT)
+        if unknown := [key for key in config.options if key != "compact"]:
+            raise ConfigError(f"environment.options: {self.name} has no option {unknown[0]!r}; known: compact")
+        short = config.options.get("compact", False)
+        if not isinstance(short, bool):
+            raise ConfigError(f"environment.options.compact: must be true or false, not {short!r}")
+        return AirlineDomain(config.reward, short)
+
+
+def official_tools(form: Form) -> list[Tool]:
+    """The tools over official data; tau2-bench lacks ``think`` and has one more."""
+    if form == "tau":
+        return airline_tools(TAU)
+    return [*(tool for tool in airline_tools(TAU2) if tool.schema.name != "think"), flight_status_tool()]
+
+
+def _said(statement: Sequence[str | Sequence[str]]) -> str:
+    return " ".join(group if isinstance(group, str) else group[0] for group in statement)
+
+
+DOMAIN = AirlineDomain()

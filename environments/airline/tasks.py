@@ -1,0 +1,186 @@
+"""Tasks: one to three errands of one customer, with gold writes, required statements and forbidden calls.
+
+A split is a fixed list of recipes filled with customers of its own, so that no customer of one split is met in
+another. ``manifest.json`` pins what the generator makes; a change of generator or airline that changes a task is an
+error until it is pinned anew (``python -m environments.airline.tasks``).
+
+A recipe names errands: ``add_bags?~ + refused_cancel`` is a request for bags by someone who forgot the number (``?``)
+and changes their mind (``~``), and then a cancellation that the policy forbids.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+from collections.abc import Sequence
+from dataclasses import asdict
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from environments.airline.errands import Caller, Errand, Unfit
+from environments.airline.errands_flights import FLIGHTS
+from environments.airline.errands_small import SMALL
+from environments.airline.world import world
+from mua.environment.protocol import Split, Task
+from mua.errors import MuaError
+from mua.types import Json
+
+MANIFEST = Path(__file__).with_name("manifest.json")
+SIZES: dict[Split, int] = {"train": 400, "validation": 80, "test": 80}
+_SHARE: dict[Split, range] = {"train": range(6), "validation": range(6, 8), "test": range(8, 10)}
+"""Customers by their place in the table modulo ten."""
+MAKERS = SMALL | FLIGHTS
+
+EASY = [kind for kind in SMALL if "compensation" not in kind and kind != "refused_false_claim"]
+MEDIUM = [
+    "cancel_fresh?",
+    "cancel_business?",
+    "cancel_insured?",
+    "cancel_airline?",
+    "refused_cancel?",
+    "refused_reason?",
+    "add_bags?",
+    "add_bags~",
+    "rename?",
+    "refused_insurance?",
+    "refused_compensation",
+    "refused_false_claim",
+    "compensation",
+    "change_cabin",
+    "change_day",
+    "ask_fare + ask_balance",
+    "book_one_way",
+    "cancel_business + ask_paid",
+    "add_bags + refused_cancel",
+    "rename + refused_insurance",
+]
+HARD = [
+    "add_bags?~",
+    "change_cabin?",
+    "change_day?",
+    "change_day~",
+    "compensation?",
+    "book_one_way_gift~",
+    "book_one_way_two_certificates",
+    "book_round_trip~",
+    "book_round_trip_certificate + ask_paid",
+    "book_round_trip_mixed~ + refused_cancel",
+    "cancel_business + add_bags + refused_reason",
+    "cancel_fresh? + book_one_way",
+    "change_cabin + refused_basic",
+    "change_day + add_bags~",
+    "rename? + cancel_insured + ask_balance",
+    "refused_cancel + change_cabin",
+    "refused_basic + cancel_insured? + add_bags",
+    "compensation + cancel_airline",
+]
+_ATTEMPTS = 100
+"""Draws for a task that is not in the split yet."""
+
+
+def recipes(size: int) -> list[str]:
+    """Two easy, two medium and one hard in turn, going round each list."""
+    found = []
+    for index in range(size):
+        group, turn = index % 5, index // 5
+        if group < 2:
+            found.append(EASY[(2 * turn + group) % len(EASY)])
+        elif group < 4:
+            found.append(MEDIUM[(2 * turn + group - 2) % len(MEDIUM)])
+        else:
+            found.append(HARD[turn % len(HARD)])
+    return found
+
+
+def generate(split: Split, number: int, recipe: str, attempt: int = 0) -> Task:
+    """The task of one number; a pure function of its arguments. Raises MuaError where no customer fits the recipe."""
+    rng = random.Random(f"airline/{split}/{number}/{recipe}/{attempt}")
+    users = [user for index, user in enumerate(world().tables["users"]) if index % 10 in _SHARE[split]]
+    for user_id in rng.sample(users, len(users)):
+        try:
+            errands = _errands(Caller(world().tables, user_id, rng), recipe)
+        except Unfit:
+            continue
+        return Task(f"airline/{split}/{number}", "airline", split, _data(user_id, errands))
+    raise MuaError(f"no customer of split {split} fits the recipe {recipe!r}")
+
+
+def _errands(caller: Caller, recipe: str) -> list[Errand]:
+    parts = recipe.split(" + ")
+    return [MAKERS[part.rstrip("?~")](caller, "?" in part, "~" in part) for part in parts]
+
+
+def _data(user_id: str, errands: Sequence[Errand]) -> Json:
+    weight = sum(errand.weight for errand in errands) + len(errands) - 1
+    return {
+        "kind": "+".join(errand.kind for errand in errands),
+        "difficulty": "easy" if weight <= 1 else "medium" if weight <= 2 else "hard",
+        "user": user_id,
+        "actions": [action for errand in errands for action in errand.actions],
+        "statements": [statement for errand in errands for statement in errand.statements],
+        "forbidden": [call for errand in errands for call in errand.forbidden],
+        "instruction": _instruction(user_id, errands),
+        "errands": [_told(errand) for errand in errands],
+    }
+
+
+def _told(errand: Errand) -> Json:
+    """What the scripted user needs of an errand."""
+    kept = ("kind", "openings", "facts", "before", "change", "settled")
+    return {key: value for key, value in asdict(errand).items() if key in kept}
+
+
+def _instruction(user_id: str, errands: Sequence[Errand]) -> str:
+    name = world().tables["users"][user_id]["name"]
+    wishes = " When that is settled: ".join(errand.story for errand in errands)
+    return (
+        f"You are {name['first_name']} {name['last_name']}, a customer of an airline; your user id is {user_id}. "
+        f"{wishes} If you are refused something, accept it and go on."
+    )
+
+
+def digest(tasks: Sequence[Task]) -> str:
+    """sha256 over the tasks' ids and data."""
+    text = json.dumps([[task.id, task.data] for task in tasks], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def make_split(split: Split) -> tuple[Task, ...]:
+    """The tasks of a split as the generator makes them now, no two of them alike."""
+    made: dict[str, Task] = {}
+    for number, recipe in enumerate(recipes(SIZES[split])):
+        for attempt in range(_ATTEMPTS):
+            task = generate(split, number, recipe, attempt)
+            if made.setdefault(task.data["instruction"], task) is task:
+                break
+        else:
+            raise MuaError(f"split {split} has too few customers for the recipe {recipe!r}")
+    return tuple(made.values())
+
+
+@lru_cache(maxsize=3)
+def load_split(split: Split) -> tuple[Task, ...]:
+    """The tasks of a split, checked against the manifest; MuaError where they differ from the pinned ones."""
+    tasks = make_split(split)
+    pinned: dict[str, Any] = json.loads(MANIFEST.read_text())
+    if digest(tasks) != pinned[split]["sha256"]:
+        raise MuaError(
+            f"{MANIFEST}: {split}: the generated tasks differ from the pinned ones; results would not be comparable. "
+            "Restore the generator, or pin the new tasks with python -m environments.airline.tasks"
+        )
+    return tasks
+
+
+def write_manifest() -> None:
+    """Pin what the generator makes now, and the database under it."""
+    manifest: Json = {"database": {"sha256": world().digest()}}
+    for split in SIZES:
+        tasks = make_split(split)
+        manifest[split] = {"tasks": len(tasks), "sha256": digest(tasks)}
+    MANIFEST.write_text(json.dumps(manifest, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    write_manifest()
