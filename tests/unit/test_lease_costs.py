@@ -1,0 +1,48 @@
+"""A private database for every rollout costs next to nothing, compared within one run.
+
+On the made database of tools/bench/leases.py. Wall times and the official database are the benchmark's
+(docs/benchmarks/leases.md).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+
+from tools.bench.leases import Meter, Subject, made_subject, measure_live
+
+
+@pytest.fixture(scope="module")
+def shop() -> Subject:
+    return made_subject()
+
+
+def test_the_made_database_is_as_large_as_tau_benchs_and_is_never_written(shop: Subject):
+    tables = shop.base.tables
+    assert {name: len(records) for name, records in tables.items()} == {"orders": 1000, "products": 50, "users": 500}
+    assert 1.2e6 < len(json.dumps(tables)) < 3e6
+    before = shop.base.digest()
+    measure_live("overlay", 20, True, False, shop)
+    assert shop.base.digest() == before == made_subject().base.digest()
+
+
+@pytest.mark.parametrize("way", ["overlay", "manager"])
+def test_a_rollout_costs_a_fraction_of_a_copy(shop: Subject, way: str):
+    copies, count = 3, 50
+    copied, counted = (measure_live("deepcopy", copies, False, traced, shop) for traced in (False, True))
+    for gold in (False, True):
+        cpu = measure_live(way, count, gold, False, shop)["cpu"] / count
+        held = measure_live(way, count, gold, True, shop)["held"] / count
+        assert cpu * 20 < copied["cpu"] / copies
+        assert held * 50 < counted["held"] / copies
+        assert gold or held < 20_000
+
+
+def test_leases_that_are_given_back_leave_nothing(shop: Subject):
+    asyncio.run(many_leases(shop, 100))
+    meter = Meter(traced=True)
+    asyncio.run(many_leases(shop, 400))
+    # One order copied and kept a lease would be 1 MB.
+    assert meter.read()["held"] < 50_000

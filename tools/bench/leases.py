@@ -1,0 +1,396 @@
+"""What a private database for every rollout costs: time and memory, against re-reading JSON and copying everything.
+
+    python tools/bench/leases.py [--live 1 100 1000] [--leases 10000]
+
+The database is tau-bench retail's where ``MUA_TAU_BENCH`` or ``../shared/data/tau-bench`` holds it, else a made one of
+the same size. Every figure is measured in a process of its own: CPU time by ``process_time``, bytes by ``tracemalloc``
+(in another run, because it slows the first down), resident memory from ``/proc/self/statm``. Ways to start a rollout:
+
+json      parse the database's JSON text again
+deepcopy  ``copy.deepcopy`` of the parsed database
+overlay   an environment over the shared base (mua.environment.database)
+manager   the same through a lease of the EnvironmentManager with inline isolation
+
+A *gold rollout* makes all gold calls of a task, says what has to be said and takes the verdict; it is measured over all
+tasks and for environments that stay alive. The verdict of the two copying ways would be a hash of the whole database,
+which is a row of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import copy
+import gc
+import itertools
+import json
+import os
+import random
+import resource
+import subprocess
+import sys
+import tracemalloc
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from time import process_time
+from typing import Any
+
+from mua.config.schema import EnvironmentConfig
+from mua.environment.database import DatabaseEnvironment, ServiceDesk, Tool
+from mua.environment.manager import EnvironmentManager
+from mua.environment.overlay import Base, Overlay, digest_of
+from mua.environment.protocol import (
+    Domain,
+    Evaluation,
+    Isolation,
+    Move,
+    PromptStyle,
+    Split,
+    Task,
+    ToolSchema,
+    Transcript,
+)
+from mua.environment.registry import get_domain
+from mua.types import Json
+from mua.users.protocol import User
+from mua.users.scripted import ScriptedUser, Wish
+
+WAYS = ("json", "deepcopy", "overlay", "manager")
+_FOLDER = os.environ.get("MUA_TAU_BENCH") or Path(__file__).parents[3] / "shared/data/tau-bench"
+OFFICIAL = Path(_FOLDER) / "retail"
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A domain over one base, and the tasks that are rolled out."""
+
+    name: str
+    domain: Domain
+    base: Base
+    tasks: Sequence[Task]
+
+
+class MadeShop:
+    """A domain of tau-bench retail's size: 500 users, 1,000 orders, 50 products. Implements ``Domain``."""
+
+    name = "made_shop"
+    isolation: Isolation = "inline"
+
+    def __init__(self) -> None:
+        self.desk = ServiceDesk(Base(made_tables()), [_GET, _CANCEL])
+
+    def tasks(self, split: Split) -> Sequence[Task]:
+        return [self._task(index) for index in range(100)] if split == "train" else []
+
+    def environment(self) -> DatabaseEnvironment:
+        return DatabaseEnvironment(self.desk)
+
+    def system_prompt(self, style: PromptStyle) -> str:
+        return "Cancel what the user wants cancelled."
+
+    def persona(self, task: Task) -> str:
+        return "You want orders cancelled."
+
+    def scripted_user(self, task: Task, seed: int) -> User:
+        return ScriptedUser(f"{task.id}/{seed}", [Wish(("Cancel my orders.",))], {})
+
+    def gold(self, task: Task) -> Sequence[Move]:
+        return [(action["name"], action["arguments"]) for action in task.data["actions"]]
+
+    def _task(self, index: int) -> Task:
+        orders = [f"#W{(index * 7 + step) % 1000}" for step in range(3)]
+        names = ("get_order", "cancel_order")
+        actions = [{"name": name, "arguments": {"order": order}} for order in orders for name in names]
+        return Task(f"{self.name}/{index}", self.name, "train", {"actions": actions, "statements": [["cancelled"]]})
+
+
+def made_tables() -> dict[str, dict[str, Json]]:
+    """Records shaped and sized like those of a shop: 2.3 MB as JSON text; always the same."""
+    rng = random.Random(0)
+
+    def words(count: int) -> str:
+        return " ".join("".join(rng.choices("abcdefghij", k=6)) for _ in range(count))
+
+    def variant() -> Json:
+        options = {words(1): words(1) for _ in range(4)}
+        return {"item_id": words(2), "options": options, "available": rng.random() < 0.8, "price": rng.random() * 100}
+
+    def order(index: int) -> Json:
+        address = {key: words(2) for key in ("address1", "address2", "city", "country", "state", "zip")}
+        items = [variant() | {"name": words(2), "product_id": words(2)} for _ in range(3)]
+        payments = [{"transaction_type": "payment", "amount": rng.random(), "payment_method_id": words(2)}]
+        fields: Json = {"order_id": f"#W{index}", "user_id": words(2), "address": address, "items": items}
+        return fields | {"fulfillments": [words(4)], "status": "pending", "payment_history": payments}
+
+    users: dict[str, Json] = {
+        f"user_{index}": {
+            "name": {"first_name": words(1), "last_name": words(1)},
+            "address": {key: words(2) for key in ("address1", "address2", "city", "country", "state", "zip")},
+            "email": words(2),
+            "payment_methods": {words(1): {"source": words(1), "id": words(2)} for _ in range(3)},
+            "orders": [words(1) for _ in range(3)],
+        }
+        for index in range(500)
+    }
+    products: dict[str, Json] = {
+        f"product_{index}": {"name": words(2), "variants": {words(2): variant() for _ in range(14)}}
+        for index in range(50)
+    }
+    return {"orders": {f"#W{index}": order(index) for index in range(1000)}, "products": products, "users": users}
+
+
+def _get(state: Overlay, order: str) -> Json:
+    record = state.get("orders", order)
+    assert record is not None, "the tasks name orders that there are"
+    return record
+
+
+def _cancel(state: Overlay, order: str) -> Json:
+    record = state.edit("orders", order)
+    record["status"] = "cancelled"
+    record["payment_history"].append({"transaction_type": "refund", "amount": 1})
+    return record
+
+
+_ORDER: Json = {"type": "object", "properties": {"order": {"type": "string"}}, "required": ["order"]}
+_GET = Tool(ToolSchema("get_order", "Look an order up.", _ORDER), _get)
+_CANCEL = Tool(ToolSchema("cancel_order", "Cancel an order.", _ORDER), _cancel)
+
+
+def made_subject() -> Subject:
+    """The generated database."""
+    domain = MadeShop()
+    return Subject("made, of tau-bench retail's size", domain, domain.desk.base, domain.tasks("train"))
+
+
+def subject() -> Subject:
+    """Official data if it is there, else the made database."""
+    if not OFFICIAL.is_dir():
+        return made_subject()
+    from mua.users.services import Services
+
+    retail: Any = get_domain("retail")
+    domain = retail.configured(EnvironmentConfig(name="retail", data=OFFICIAL), Services())
+    tasks = [task for split in ("train", "validation", "test") for task in domain.tasks(split)]
+    return Subject("tau-bench retail, official", domain, domain.desk.base, tasks)
+
+
+def transcript_of(task: Task) -> Transcript:
+    """An agent that says exactly what the user has to be told."""
+    flat = [group if isinstance(group, str) else group[0] for said in task.data["statements"] for group in said]
+    return Transcript([{"role": "assistant", "content": " ".join(flat)}])
+
+
+def opened(given: Subject, task: Task) -> Any:
+    """A fresh environment."""
+    environment = given.domain.environment()
+    environment.reset(task, 0)
+    environment.tools()
+    return environment
+
+
+def play(environment: Any, task: Task) -> Evaluation:
+    """The gold calls and the verdict; the environment stays open."""
+    for action in task.data["actions"]:
+        environment.call(action["name"], action["arguments"])
+    evaluation: Evaluation = environment.evaluate(transcript_of(task))
+    assert evaluation.success, f"the gold of {task.id} fails: {evaluation.details}"
+    return evaluation
+
+
+def started(way: str, given: Subject) -> Callable[[int], Any]:
+    """What makes the state of rollout ``i`` in one of the first three ways."""
+    if way == "json":
+        text = json.dumps(given.base.tables)
+        return lambda index: json.loads(text)
+    if way == "deepcopy":
+        return lambda index: copy.deepcopy(given.base.tables)
+    return lambda index: opened(given, given.tasks[index % len(given.tasks)])
+
+
+async def leased(given: Subject, count: int, gold: bool, keep: AsyncExitStack, manager: EnvironmentManager) -> None:
+    """``count`` leases that stay open until ``keep`` is left."""
+    for index in range(count):
+        task = given.tasks[index % len(given.tasks)]
+        lease = await keep.enter_async_context(manager.lease(task, 0))
+        if gold:
+            await managed_play(lease, task)
+
+
+async def managed_play(lease: Any, task: Task) -> None:
+    """:func:`play` through a lease."""
+    for action in task.data["actions"]:
+        await lease.call(action["name"], action["arguments"])
+    assert (await lease.evaluate(transcript_of(task))).success
+
+
+def manager_of(given: Subject) -> EnvironmentManager:
+    """With inline isolation and room for all."""
+    return EnvironmentManager(given.domain, EnvironmentConfig(name="bench", isolation="inline", max_leases=100_000))
+
+
+def resident() -> int:
+    """Bytes of this process in memory."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+class Meter:
+    """CPU seconds and bytes between entering and :meth:`read`."""
+
+    def __init__(self, traced: bool) -> None:
+        self._traced = traced
+        gc.collect()
+        if traced:
+            tracemalloc.start()
+        self._resident = resident()
+        self._cpu = process_time()
+
+    def read(self) -> dict[str, float]:
+        cpu = process_time() - self._cpu
+        gc.collect()
+        held = tracemalloc.get_traced_memory()[0] if self._traced else 0
+        if self._traced:
+            tracemalloc.stop()
+        return {"cpu": cpu, "held": held, "resident": resident() - self._resident}
+
+
+def measure_live(way: str, count: int, gold: bool, traced: bool, given: Subject | None = None) -> dict[str, float]:
+    """Totals over ``count`` rollouts that are all alive at the end."""
+    given = given or subject()
+    for task in given.tasks:  # the gold states of all tasks are the domain's to keep, once
+        play(opened(given, task), task)
+    if way == "manager":
+        return asyncio.run(_measure_leases(given, count, gold, traced))
+    make = started(way, given)
+    make(0)
+    meter = Meter(traced)
+    alive = [make(index) for index in range(count)]
+    if gold:
+        for index, environment in enumerate(alive):
+            play(environment, given.tasks[index % len(given.tasks)])
+    found = meter.read()
+    del alive
+    return found
+
+
+async def _measure_leases(given: Subject, count: int, gold: bool, traced: bool) -> dict[str, float]:
+    manager = manager_of(given)
+    async with AsyncExitStack() as keep:
+        await leased(given, 1, gold, keep, manager)
+    async with AsyncExitStack() as keep:
+        meter = Meter(traced)
+        await leased(given, count, gold, keep, manager)
+        found = meter.read()
+    await manager.close()
+    return found
+
+
+def measure_rollouts(rounds: int) -> dict[str, float]:
+    """Milliseconds of CPU for one gold rollout, over all tasks: the first time (gold has to be found) and later."""
+    given = subject()
+    first = _per_task(given, 1)
+    later = _per_task(given, rounds)
+    managed = asyncio.run(_managed_rollouts(given, rounds))
+    start = process_time()
+    for _ in range(5):
+        digest_of(given.base.tables)
+    whole = (process_time() - start) / 5
+    return {"first": first, "later": later, "managed": managed, "hash": whole * 1e3, "tasks": len(given.tasks)}
+
+
+def _per_task(given: Subject, rounds: int) -> float:
+    start = process_time()
+    for _, task in itertools.product(range(rounds), given.tasks):
+        environment = opened(given, task)
+        play(environment, task)
+        environment.close()
+    return (process_time() - start) / rounds / len(given.tasks) * 1e3
+
+
+async def _managed_rollouts(given: Subject, rounds: int) -> float:
+    manager = manager_of(given)
+    start = process_time()
+    for _, task in itertools.product(range(rounds), given.tasks):
+        async with manager.lease(task, 0) as lease:
+            await managed_play(lease, task)
+    return (process_time() - start) / rounds / len(given.tasks) * 1e3
+
+
+def measure_growth(leases: int) -> dict[str, float]:
+    """Bytes kept after ``leases`` gold rollouts through the manager that were all given back."""
+    given = subject()
+    asyncio.run(many_leases(given, len(given.tasks) + 500))
+    meter = Meter(traced=True)
+    asyncio.run(many_leases(given, leases))
+    return meter.read()
+
+
+async def many_leases(given: Subject, count: int) -> None:
+    """``count`` gold rollouts, one lease after the other."""
+    manager = manager_of(given)
+    for index in range(count):
+        task = given.tasks[index % len(given.tasks)]
+        async with manager.lease(task, 0) as lease:
+            await managed_play(lease, task)
+    await manager.close()
+
+
+def in_a_process(what: str, *arguments: object) -> dict[str, Any]:
+    """One measurement in a fresh interpreter."""
+    command = [sys.executable, __file__, "--one", what, *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+ONE: dict[str, Callable[..., dict[str, Any]]] = {
+    "live": lambda way, count, gold, traced: measure_live(way, int(count), gold == "True", traced == "True"),
+    "rollouts": lambda rounds: measure_rollouts(int(rounds)),
+    "growth": lambda leases: measure_growth(int(leases)),
+    "name": lambda: {"name": subject().name, "bytes": len(json.dumps(subject().base.tables))},
+}
+
+
+def live_row(way: str, count: int, gold: bool) -> str:
+    """One line of the table of live rollouts, per rollout except for the last column."""
+    plain = in_a_process("live", way, count, gold, False)
+    # tracemalloc doubles what small objects take; of the copies a hundred say enough.
+    counted = min(count, 100) if way in ("json", "deepcopy") else count
+    traced = in_a_process("live", way, counted, gold, True)
+    kind = "gold, alive" if gold else "untouched"
+    cpu, held = plain["cpu"] / count * 1e6, traced["held"] / counted
+    return f"| {way} | {kind} | {count:,} | {cpu:,.0f} | {held:,.0f} | {plain['resident'] / 2**20:,.1f} |"
+
+
+def main() -> None:
+    """Print the tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--live", type=int, nargs="+", default=[1, 100, 1000], help="rollouts alive at once")
+    parser.add_argument("--leases", type=int, default=10_000, help="leases after which nothing may have grown")
+    parser.add_argument("--one", nargs="+", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.one:
+        print(json.dumps(ONE[options.one[0]](*options.one[1:])))
+        return
+    about = in_a_process("name")
+    print(f"database: {about['name']} ({about['bytes'] / 1e6:.2f} MB of JSON)\n")
+    print("| way | rollout | live | CPU us each | bytes each | resident MiB in all |\n|---|---|---|---|---|---|")
+    for way, count in itertools.product(WAYS, options.live):
+        print(live_row(way, count, gold=False), flush=True)
+    for way, count in itertools.product(WAYS[2:], options.live):
+        print(live_row(way, count, gold=True), flush=True)
+    found = in_a_process("rollouts", 5)
+    print(f"\n| gold rollout with verdict, mean over {found['tasks']:,} tasks | CPU ms |\n|---|---|")
+    print(f"| environment, a task's first time (its gold state is found) | {found['first']:.3f} |")
+    print(f"| environment, afterwards | {found['later']:.3f} |")
+    print(f"| through the manager, afterwards | {found['managed']:.3f} |")
+    print(f"| for comparison: one hash of the whole database | {found['hash']:.1f} |")
+    grown = in_a_process("growth", options.leases)
+    print(f"\n{options.leases:,} leases, given back: {grown['held']:,.0f} bytes more held, ", end="")
+    print(f"{grown['resident'] / 2**20:+.1f} MiB resident")
+
+
+if __name__ == "__main__":
+    main()
