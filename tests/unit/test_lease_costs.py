@@ -11,7 +11,7 @@ import json
 
 import pytest
 
-from tools.bench.leases import Meter, Subject, made_subject, measure_live
+from tools.bench.leases import Meter, Subject, made_subject, many_leases, measure_live
 
 
 @pytest.fixture(scope="module")
