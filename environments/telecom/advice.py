@@ -34,15 +34,15 @@ _CONNECTORS = (
 )
 _VERBS = (
     rf"(?:{_CONNECTORS}|enable|disable|deactivate|activate|toggle|disconnect|enter|type|change|choose|select|pay|let|make"
-    "|reseat|re-insert|reinsert|insert|do|perform|what|which|is|are|does|report)"
+    "|reseat|re-insert|reinsert|insert|do|perform|test|measure|what|which|is|are|does|report)"
 )
 _SENTENCE = re.compile(r"(?<=[.!?;:])\s+|\n+")
 _CLAUSE = re.compile(
     rf"(?:,|\band\b|\bthen\b)(?:\s|,|\band\b|\bthen\b|\bafter that\b|\bplease\b|\balso\b)*(?=\b{_VERBS}\b)", re.I
 )
 _OF_ITSELF = re.compile(
-    r"^\W*(?:(?:okay|ok|good|great|so|and|also|now|thanks?|thank you|then)\W+)*(?:i|we)(?:'(?:ve|ll|m|re|d))?\b"
-    r"(?!\s*(?:would like|'d like|need|want|ask|would ask|suggest|recommend)(?: that)? you\b)",
+    r"^\W*(?:(?:okay|ok|good|great|so|and|also|now|thanks?|thank you|then)\W+)*(?:i|we)(?:'(?:ve|ll|m|re|d))?+\b"
+    r"(?!\s*(?:(?:would )?like|need|want|(?:would )?ask|suggest|recommend)(?: that)? you\b)",
     re.I,
 )
 _OFFER = re.compile(
@@ -57,14 +57,20 @@ _ON = re.compile(
 )
 _OFF = re.compile(r"\boff\b|\bdisabl\w+|\bdeactivat\w+|\bdisconnect\w*", re.I)
 _DO = re.compile(
-    r"\b(?:turn|switch|put|set|enable|disable|activate|deactivate|disconnect|toggle|cycle|flip|make sure"
+    r"\b(?:turn|switch|put|set|enable|disable|activate|deactivate|disconnect|toggle|cycle|flip|make sure|ensure"
     r"|change|choose|select|keep)\b",
+    re.I,
+)
+_ORDER = re.compile(
+    r"\b(?:restart|reboot|reset|re-?seat|re-?insert|insert|take|pull|enter|type|run|send|try|allow|grant|give|pay|accept)\b",
     re.I,
 )
 _LOOK = re.compile(
     r"\b(?:check|look|tell me|see (?:if|whether|what)|report|read|verify|confirm|find out|let me know)\b", re.I
 )
-_ASKS = re.compile(r"^\W*(?:(?:and|also|now|so|okay|ok|then|or)\W+)*(?:is|are|does|do|what|which|has|have|was)\b", re.I)
+_ASKS = re.compile(
+    r"^\W*(?:(?:and|also|now|so|okay|ok|then|or)\W+)*(?:is|are|does|do|did|what|which|has|have|was)\b", re.I
+)
 _MODE = re.compile(
     r"\b(?:network|preferred network|network type|network selection)[ -](?:mode|type|selection|setting)"
     r"|preferred network",
@@ -78,7 +84,10 @@ _FACTORY = re.compile(
     re.I,
 )
 _RESTART = re.compile(
-    r"\bre-?start|\breboot|\bpower[ -]cycle|\b(?:phone|device) off and (?:back )?on|\boff your (?:phone|device)\b", re.I
+    r"(?<!\ba )(?<!after )\b(?:re-?start|reboot)\b|\b(?:do|try|make|perform) a (?:restart|reboot)|\bpower[ -]cycle"
+    r"|\b(?:must|should|has to|needs to|need to) be (?:restarted|rebooted)|\b(?:phone|device) off and (?:back )?on"
+    r"|\boff your (?:phone|device)\b",
+    re.I,
 )
 _RESEAT = re.compile(
     r"re-?seat|re-?insert|(?:take|pull|remove|pop)\b.*\bsim\b|\bsim\b.*\b(?:out and|back in|in again)"
@@ -98,11 +107,12 @@ _REQUEST = re.compile(r"payment request|request for payment", re.I)
 _PAY = re.compile(r"\bpay\b(?! (?:for|attention))|\b(?:accept|approve)\b.*\brequest", re.I)
 _SIM = re.compile(r"\bsim\b", re.I)
 _WORKS = re.compile(
-    r"\b(?:is|does|do|did|has|are|whether|if)\b.*\b(?:work(?:s|ed|ing)?|solved|fixed|resolved|back|better|faster|gone"
-    r"|okay|all right)\b"
-    r"|anything else|try (?:it )?(?:again|now)|\bcan you (?:now )?(?:call|surf|browse|send)\b",
+    r"\b(?:is|does|do|did|has|are|whether|if)\b.*\b(?:work(?:s|ed|ing)?|solved|fixed|resolved|better|faster|gone)\b"
+    r"|\b(?:service|signal|internet|network)\b.*\bback\b|try (?:it )?(?:again|now)"
+    r"|\bcan you (?:now )?(?:call|surf|browse)\b",
     re.I,
 )
+_FINDS_OUT = re.compile(r"\b(?:whether|if|try|see)\b", re.I)
 
 
 @dataclass(frozen=True)
@@ -129,17 +139,15 @@ def requests(message: str) -> list[Request]:
 
 def _read(clause: str, topic: str | None, *, question: bool) -> tuple[list[Request], str | None]:
     """The requests of one clause, and what "it" means in the next."""
+    if _WORKS.search(clause) and (question or _FINDS_OUT.search(clause)):
+        return [Request("test", {})], topic
     special = list(_special(clause, question=question))
     switches = _switches(clause)
     if special and not switches:
         return special, None
     if not switches and topic and re.search(r"\b(?:it|that|them)\b", clause, re.I) and _DO.search(clause):
         switches = [topic]
-    looked = [request for switch in switches for request in _switched(switch, clause, question=question)]
-    asked = [*special, *looked]
-    if not asked and _WORKS.search(clause):
-        asked = [Request("test", {})]
-    return asked, switches[-1] if switches else topic
+    return [*special, *_all_switched(switches, clause, question=question)], switches[-1] if switches else topic
 
 
 def _switches(clause: str) -> list[str]:
@@ -153,15 +161,27 @@ def _switches(clause: str) -> list[str]:
     return [name for _, name in sorted(places)]
 
 
-def _switched(switch: str, clause: str, *, question: bool) -> Iterator[Request]:
+def _all_switched(switches: list[str], clause: str, *, question: bool) -> Iterator[Request]:
+    """What to do with the switches of one clause; as many turns as switches go to one each, in order."""
     if _is_look(clause, question=question):
-        yield Request(f"check_{switch}", {})
+        yield from (Request(f"check_{switch}", {}) for switch in switches)
         return
-    turns = sorted(
-        [(m.start(), True) for m in _ON.finditer(clause)] + [(m.start(), False) for m in _OFF.finditer(clause)]
-    )
+    turns = _turns(clause)
+    each = [[turn] for turn in turns] if len(turns) == len(switches) else [turns] * len(switches)
+    for switch, turned in zip(switches, each, strict=True):
+        yield from _switched(switch, turned, clause)
+
+
+def _turns(clause: str) -> list[bool]:
+    """On and off, in the order of the clause."""
+    places = [(match.start(), True) for match in _ON.finditer(clause)]
+    places += [(match.start(), False) for match in _OFF.finditer(clause)]
+    return [on for _, on in sorted(places)]
+
+
+def _switched(switch: str, turns: list[bool], clause: str) -> Iterator[Request]:
     if turns and _DO.search(clause):
-        for _, on in turns:
+        for on in turns:
             yield Request(f"set_{switch}", {"on": on})
     elif re.search(r"\b(?:toggle|cycle|flip)\b", clause, re.I) and switch == "airplane_mode":
         yield Request("set_airplane_mode", {"on": True})
@@ -177,7 +197,7 @@ def _is_look(clause: str, *, question: bool) -> bool:
     if look := _LOOK.search(clause):
         order = _DO.search(clause)
         return order is None or look.start() < order.start()
-    return question and not _DO.search(clause)
+    return question and not _DO.search(clause) and not _ORDER.search(clause)
 
 
 def _special(clause: str, *, question: bool) -> Iterator[Request]:
@@ -203,7 +223,11 @@ def _special(clause: str, *, question: bool) -> Iterator[Request]:
         yield Request("send_picture_message", {})
     if _SPEED.search(clause):
         yield Request("run_speed_test", {})
-    if _PAY.search(clause) and not re.search(r"\b(?:want|like|able|willing|can you|could you|agree)\b", clause, re.I):
+    if (
+        _PAY.search(clause)
+        and not look
+        and not re.search(r"\b(?:want|like|able|willing|can you|could you|agree)\b", clause, re.I)
+    ):
         yield Request("pay_bill", {})
     elif _REQUEST.search(clause) and look:
         yield Request("check_payment_requests", {})

@@ -24,6 +24,8 @@ class Scene:
     """One customer's records while a task is made of them."""
 
     rng: random.Random
+    turn: int
+    """The task's number, for what is to occur in equal parts."""
     customer: Json
     line: Json
     phone: Json
@@ -34,13 +36,14 @@ class Scene:
     """What the user would answer: gigabytes to add, whether it pays, changes the plan."""
 
     @classmethod
-    def of(cls, rng: random.Random, number: int) -> Scene:
+    def of(cls, seed: int, number: int) -> Scene:
         """Customer ``number`` of the base, with the first line and a healthy phone for it."""
         tables = base().tables
         customer = copied(tables["customers"][f"C{10_000 + number}"])
         line = copied(tables["lines"][customer["line_ids"][0]])
         return cls(
-            rng,
+            random.Random(f"telecom/{seed}"),
+            seed,
             customer,
             line,
             healthy_phone(line["line_id"]),
@@ -269,10 +272,13 @@ SOLVED = {"no_service": "service", "no_data": "data", "slow_data": "good_speed",
 """The assertion that a complaint is over."""
 
 
-def draw(rng: random.Random, symptom: Symptom, count: int, *, among: Sequence[str] = ()) -> list[Fault]:
-    """``count`` faults behind a complaint that go together, in the order of :data:`FAULTS`."""
-    own = [fault for fault in FAULTS if fault.causes == symptom and (not among or fault.name in among)]
-    chosen = [rng.choice(own)]
+def draw(rng: random.Random, symptom: Symptom, count: int, turn: int) -> list[Fault]:
+    """``count`` faults behind a complaint that go together, in the order of :data:`FAULTS`.
+
+    ``turn`` picks the first of them, so that tasks made in turn have each in equal parts.
+    """
+    own = [fault for fault in FAULTS if fault.causes == symptom]
+    chosen = [own[turn % len(own)]]
     others = [fault for fault in FAULTS if fault.causes in WHICH[symptom]]
     while len(chosen) < count:
         fault = rng.choice(others)

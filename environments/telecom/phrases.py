@@ -79,5 +79,6 @@ UNCLEAR = (
     "And what does that mean for me?",
 )
 STILL_BROKEN = ("No, it is still the same.", "Not yet.", "No, not really.")
+TOO_MUCH = "That was a lot at once, I stopped there."
 THANKS = ("Thanks, bye.", "All right, thank you.", "Okay, that is all.", "Thank you, goodbye.")
 GIVING_UP = ("Never mind, I will try another time.", "This does not help me.", "I give up for today.")

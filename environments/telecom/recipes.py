@@ -6,7 +6,6 @@ must not do what is asked: fraud, an ended contract, a stranger, a limit.
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -47,7 +46,7 @@ class Recipe:
 
 def _complaint(symptom: Symptom, count: int) -> Callable[[Scene], Draft]:
     def make(scene: Scene) -> Draft:
-        faults = draw(scene.rng, symptom, count)
+        faults = draw(scene.rng, symptom, count, scene.turn)
         for fault in faults:
             fault.apply(scene)
         names = [fault.name for fault in faults]
@@ -289,7 +288,7 @@ RECIPES: tuple[Recipe, ...] = (
 
 def data_of(recipe: Recipe, seed: int, customer: int) -> Json:
     """A task's data; a pure function of its arguments."""
-    scene = Scene.of(random.Random(f"telecom/{seed}"), customer)
+    scene = Scene.of(seed, customer)
     draft = recipe.make(scene)
     name = scene.customer["name"]
     known = {

@@ -30,6 +30,7 @@ from environments.telecom.phrases import (
     SAW,
     STILL_BROKEN,
     THANKS,
+    TOO_MUCH,
     UNCLEAR,
     UNKNOWN,
 )
@@ -40,8 +41,8 @@ from mua.users.protocol import STOP_SIGNAL, UserReply, UserTools
 
 PATIENCE = 4
 """Messages that the user can make nothing of before it gives up."""
-MOST_REQUESTS = 12
-"""Things done for one message; a longer list is cut, as people do."""
+MOST_REQUESTS = 7
+"""Things done for one message; of a longer list the rest is left, as people do."""
 ASKED: dict[str, re.Pattern[str]] = {
     "number": re.compile(r"\b(?:phone|mobile|line|telephone|cell) number|\bwhich number|\byour number", re.I),
     "name": re.compile(r"\b(?:full|first|last|your) name\b|\bname and\b|who (?:am i|are you)", re.I),
@@ -63,7 +64,7 @@ _OFFER = re.compile(
     re.I,
 )
 _REFUSED = re.compile(
-    r"\bcan ?not\b|\bcan't\b|\bunable\b|\bnot (?:able|possible|allowed|eligible)\b|\btransferr?ed\b|\bunfortunately\b",
+    r"\bcan ?not\b|\bcan't\b|\bunable\b|\bnot (?:able|possible|allowed|eligible)\b|\btransferr?ed\b",
     re.I,
 )
 _DONE = re.compile(
@@ -71,6 +72,9 @@ _DONE = re.compile(
     r"|\benabled\b|\brefuell?ed\b|\bmoved\b|\bis on\b|\bupdated\b|\bhave set\b",
     re.I,
 )
+_CLOSING = re.compile(r"[^.!?\n]*\b(?:anything else|any other (?:question|problem|issue)s?)\b[^.!?\n]*[.!?]?", re.I)
+"""A last offer of help: no question that keeps a settled wish open."""
+_BUSY = re.compile(r"\blet me\b|\bmoment\b|\bplease wait\b", re.I)
 _AMOUNT = re.compile(r"\d+\.\d\d\b")
 TEST = {
     "no_service": "check_status_bar",
@@ -103,16 +107,19 @@ class PhoneUser:
         return UserReply(self._opening())
 
     async def reply(self, agent_text: str) -> UserReply:
-        lines = [await self._do(request) for request in requests(agent_text)[:MOST_REQUESTS]]
-        lines += self._facts(agent_text)
+        said = _CLOSING.sub("", agent_text)
+        lines = [*await self._act(requests(said)), *self._facts(said)]
         if self._gone:
             return self._next_wish(lines)
-        if not lines and _OFFER.search(agent_text):
-            lines.append(self._answer_offer(agent_text))
+        if not lines and _OFFER.search(said):
+            lines.append(self._answer_offer(said))
         if lines:
             return UserReply(" ".join(lines))
-        if "?" not in agent_text and self._settled(agent_text):
+        if "?" not in said and self._settled(said):
             return self._next_wish([])
+        if said != agent_text:
+            lines.append(await self._test())
+            return self._next_wish(lines) if self._gone else UserReply(lines[0])
         self._patience -= 1
         return self._stop(GIVING_UP) if self._patience < 0 else UserReply(self._pick(UNCLEAR))
 
@@ -126,6 +133,10 @@ class PhoneUser:
     def _opening(self) -> str:
         wish = self._wish
         return self._pick(OPENINGS[wish["about"]]).format(**{**wish, "plan": wish.get("first", wish.get("plan"))})
+
+    async def _act(self, asked: Sequence[Request]) -> list[str]:
+        lines = [await self._do(request) for request in asked[:MOST_REQUESTS]]
+        return [*lines, TOO_MUCH] if len(asked) > MOST_REQUESTS else lines
 
     async def _do(self, request: Request) -> str:
         """Carry one request out, or say why not."""
@@ -212,6 +223,8 @@ class PhoneUser:
 
     def _settled(self, agent_text: str) -> bool:
         """Whether the wish is granted or refused, so far as the agent's words tell."""
+        if _BUSY.search(agent_text):
+            return False
         if _REFUSED.search(agent_text):
             return True
         about = self._wish["about"]
