@@ -138,7 +138,7 @@ def day_words(date: str) -> str:
 def method_words(method: Json) -> str:
     """How a customer names a payment method of the profile."""
     if method["source"] == "credit_card":
-        return f"my {method['brand'].capitalize()} card ending in {method['last_four']}"
+        return f"my {method['brand'].capitalize()} ending in {method['last_four']}"
     name = "gift card with" if method["source"] == "gift_card" else "certificate over"
     return f"my {name} ${method['amount']}"
 

@@ -83,6 +83,7 @@ def _cancel(kind: str, reasons: tuple[str, ...], accept: Accept, allowed: bool, 
         errand, reservation = _about_one(caller, missing, fits, kind, _CANCEL, _CANCEL_STORY)
         words = REASONS[caller.pick(reasons)]
         errand.facts["reason"] = words
+        errand.searches = "airline" in reasons
         errand.story += f' Your reason, if you are asked for it: "{words[0]}"'
         if not allowed:
             return deny(errand, reservation, "cancel_reservation")

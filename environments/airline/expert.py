@@ -218,7 +218,7 @@ class Expert:
         while True:
             extra = paid_bags(self._profile["membership"], found["cabin"], len(found["passengers"]), total)
             price = EXTRA_BAG * max(0, extra - found["nonfree_baggages"])
-            heard = yield from self._agreement(f"Reservation {number} would have {total} bags for ${price} more.")
+            heard = yield from self._agreement(f"Reservation {number} would have {_bags(total)} for ${price} more.")
             if reading.agreed(heard) or (changed := reading.bags(heard)) is None:
                 break
             total = changed
@@ -302,7 +302,7 @@ class Expert:
             extra = paid_bags(self._profile["membership"], trip["cabin"], len(trip["passengers"]), trip["bags"])
             price = _price(trip, flights, extra)
             numbers = ", ".join(f"{one['flight_number']} of {one['date']}" for one in flights)
-            heard = yield from self._agreement(f"I would book {numbers} with {trip['bags']} bags for ${price}.")
+            heard = yield from self._agreement(f"I would book {numbers} with {_bags(trip['bags'])} for ${price}.")
             if reading.agreed(heard) or (changed := reading.bags(heard)) is None:
                 break
             trip["bags"] = changed
@@ -348,6 +348,10 @@ class Expert:
             "nonfree_baggages": extra,
             "insurance": trip["insurance"],
         }
+
+
+def _bags(count: int) -> str:
+    return "1 checked bag" if count == 1 else f"{count} checked bags"
 
 
 def _cannot(number: str, why: str) -> NoReturn:

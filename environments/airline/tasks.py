@@ -33,8 +33,10 @@ _SHARE: dict[Split, range] = {"train": range(6), "validation": range(6, 8), "tes
 """Customers by their place in the table modulo ten."""
 MAKERS = SMALL | FLIGHTS
 
-EASY = [kind for kind in SMALL if "compensation" not in kind and kind != "refused_false_claim"]
+_LOOK_AT_FLIGHTS = ("cancel_airline", "refused_claim", "compensation", "refused_compensation", "refused_false_claim")
+EASY = [kind for kind in SMALL if kind not in _LOOK_AT_FLIGHTS]
 MEDIUM = [
+    *_LOOK_AT_FLIGHTS,
     "cancel_fresh?",
     "cancel_business?",
     "cancel_insured?",
@@ -45,9 +47,6 @@ MEDIUM = [
     "add_bags~",
     "rename?",
     "refused_insurance?",
-    "refused_compensation",
-    "refused_false_claim",
-    "compensation",
     "change_cabin",
     "change_day",
     "ask_fare + ask_balance",
