@@ -1,0 +1,196 @@
+"""Tau gym: the service domains of this project (retail and airline) behind the one tool of the gyms.
+
+::
+
+    policy ── interact ──► search   tools of the inner domain with their schemas
+                           answer   {"name", "arguments"} ──► inner environment
+                           action   text ──► inner user
+                           finish   ──► inner evaluation, paid once
+
+The inner environment, user, tasks, expert and verdict are the domain's own, so that the tasks are pinned by its
+manifest; the policy of the domain stands in the system prompt. ``environment.data`` may name a folder with official
+data: a folder of each inner domain's name in it (``retail``, ``airline``) is loaded by that domain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from functools import cached_property
+from typing import ClassVar, Self
+
+from environments.gyms._shared import Choice, Game, Gym, Setting, act
+from environments.gyms._shared.settings import Option, Role, setting_of
+from environments.gyms.tau.game import TauEnvironment, TauGame, tool_call
+from environments.gyms.tau.user import CustomerUser, NeutralUser
+from mua.config.schema import EnvironmentConfig
+from mua.environment.demonstrate import moves_of
+from mua.environment.protocol import (
+    Configurable,
+    Domain,
+    Environment,
+    Move,
+    PerTaskPrompt,
+    PromptStyle,
+    Split,
+    Task,
+    UserMove,
+)
+from mua.environment.registry import get_domain
+from mua.errors import ConfigError
+from mua.users.endpoint import ChatEndpoint
+from mua.users.protocol import User
+from mua.users.services import Services
+
+NAME = "gyms/tau"
+DOMAINS = "retail,airline"
+
+
+class TauGym(Gym):
+    """Implements :class:`mua.environment.protocol.Domain` and ``PerTaskPrompt`` over inner domains."""
+
+    name = NAME
+    choices: ClassVar[Mapping[Choice, str]] = {
+        "search": "the word tools, to be told which tools there are and what they take; once",
+        "answer": 'a call of one of these tools as JSON: {"name": ..., "arguments": {...}}',
+        "action": "a message to the customer",
+        "finish": "end the conversation",
+    }
+    defaults: ClassVar[Mapping[str, Option]] = {"domains": DOMAINS, "compact": False, "skip_noop": False}
+    llm_roles: ClassVar[tuple[Role, ...]] = ("user",)
+    short_prompt = "Serve the customer with interact: search tools, answer tool calls as JSON, action to speak, finish."
+
+    def __init__(
+        self,
+        setting: Setting | None = None,
+        inner: Mapping[str, Domain] | None = None,
+        endpoint: ChatEndpoint | None = None,
+    ) -> None:
+        """``inner`` are the domains served, by name; by default those of the option ``domains``."""
+        super().__init__(setting)
+        self._given = inner
+        self._endpoint = endpoint
+
+    @cached_property
+    def inner(self) -> Mapping[str, Domain]:
+        """The domains served, by name; imported on first use."""
+        return self._given or {name: get_domain(name) for name in _names(self.setting)}
+
+    def configured(self, config: EnvironmentConfig, services: Services) -> Self:
+        """This gym over its inner domains under ``config``, which get ``data`` and ``reward``."""
+        own = config.model_copy(update={"data": None, "reward": "all_or_nothing"})
+        setting = setting_of(self.name, self.defaults, self.llm_roles, own, services)
+        inner = {name: _configured(name, config, setting, services) for name in _names(setting)}
+        return type(self)(setting, inner, services.user if setting.oracle == "llm" else None)
+
+    @classmethod
+    def generate(cls, split: Split) -> Iterable[Task]:
+        """The tasks of the default inner domains."""
+        return cls().tasks(split)
+
+    def tasks(self, split: Split) -> Sequence[Task]:
+        return self._tasks[split]
+
+    @cached_property
+    def _tasks(self) -> Mapping[Split, Sequence[Task]]:
+        splits: tuple[Split, ...] = ("train", "validation", "test")
+        return {
+            split: tuple(_wrapped(name, task) for name, domain in self.inner.items() for task in domain.tasks(split))
+            for split in splits
+        }
+
+    @cached_property
+    def _by_id(self) -> Mapping[str, Task]:
+        """The inner tasks by the ids of the outer ones."""
+        return {
+            _wrapped(name, task).id: task
+            for name, domain in self.inner.items()
+            for split in self._tasks
+            for task in domain.tasks(split)
+        }
+
+    def environment(self) -> Environment:
+        return TauEnvironment(self.game, self.setting, self._schema, self.decisive)
+
+    def game(self, task: Task, seed: int) -> Game:
+        domain, inner = self._inner_of(task)
+        return TauGame(self.setting, task, seed, domain, inner, self._endpoint)
+
+    def prompt_for(self, task: Task, style: PromptStyle) -> str:
+        """The gym's page and the inner domain's policy."""
+        domain, inner = self._inner_of(task)
+        policy = domain.prompt_for(inner, style) if isinstance(domain, PerTaskPrompt) else domain.system_prompt(style)
+        return f"{self.system_prompt(style)}\n\n{policy}"
+
+    def openings(self, task: Task) -> Sequence[str]:
+        return (
+            "A customer is waiting for you. Greet them with the tool interact and ask what they need.",
+            "You have a new customer. Say hello by interact and find out what it is about.",
+        )
+
+    def scripted_user(self, task: Task, seed: int) -> User:
+        """Opens with what the customer inside the tool says first; an LLM's first words come with the first action."""
+        if self._endpoint is not None:
+            return NeutralUser(f"{task.id}/{seed}", self.openings(task))
+        domain, inner = self._inner_of(task)
+        return CustomerUser(f"{task.id}/{seed}", self.openings(task), domain.scripted_user(inner, seed))
+
+    def persona(self, task: Task) -> str:
+        domain, inner = self._inner_of(task)
+        return domain.persona(inner)
+
+    def gold(self, task: Task) -> Sequence[Move]:
+        """The inner gold: its calls, then all that has to be said in one message, so that no reply ends it early."""
+        domain, inner = self._inner_of(task)
+        moves = [*domain.gold(inner)]
+        assert not any(isinstance(move, UserMove) for move in moves), f"{domain.name}: its user acts with tools"
+        texts = [move for move in moves if isinstance(move, str)]
+        calls = [act("answer", tool_call(move[0], move[1])) for move in moves if not isinstance(move, str)]
+        said = [act("action", " ".join(texts))] if texts else []
+        return [*calls, *said, act("finish")]
+
+    def expert(self, task: Task, seed: int, loose: float = 0.0) -> Generator[Move, str, None]:
+        """The inner domain's expert, speaking through the tool."""
+        domain, inner = self._inner_of(task)
+        yield act("search", "tools")
+        moves = moves_of(domain, inner, seed, loose)
+        answer: str | None = None
+        while True:
+            try:
+                move = next(moves) if answer is None else moves.send(answer)
+            except StopIteration:
+                break
+            answer = yield act("action", move) if isinstance(move, str) else act("answer", tool_call(move[0], move[1]))
+        yield act("finish")
+
+    def _inner_of(self, task: Task) -> tuple[Domain, Task]:
+        return self.inner[task.data["domain"]], self._by_id[task.id]
+
+
+def _names(setting: Setting) -> list[str]:
+    names = [name.strip() for name in str(setting.options["domains"]).split(",") if name.strip()]
+    if not names or NAME in names:
+        raise ConfigError(f"environment.options.domains: name the domains to serve, such as {DOMAINS}")
+    return names
+
+
+def _wrapped(name: str, inner: Task) -> Task:
+    kind = f"{name}/{inner.data['kind']}" if "kind" in inner.data else name
+    data = {"kind": kind, "difficulty": inner.data.get("difficulty", "medium"), "domain": name, "task": inner.id}
+    return Task(f"{NAME}/{name}/{inner.split}/{inner.id}", NAME, inner.split, data)
+
+
+def _configured(name: str, config: EnvironmentConfig, setting: Setting, services: Services) -> Domain:
+    """An inner domain under its share of ``config``."""
+    domain = get_domain(name)
+    if not isinstance(domain, Configurable):
+        return domain
+    data = None if config.data is None else config.data / name
+    known = ("skip_noop",) if data is not None else ("compact",)
+    options = {key: setting.options[key] for key in known if setting.options[key]}
+    inner = config.model_copy(
+        update={"name": name, "mix": {}, "data": data, "options": options, "oracle": "rule", "show_reward": False}
+    )
+    return domain.configured(inner, services)
+
+
+DOMAIN = TauGym()
