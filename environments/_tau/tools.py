@@ -17,7 +17,7 @@ from mua.types import Json
 
 LONGEST_EXPRESSION = 500
 """Characters; a longer one is refused."""
-_DEEPEST = 50
+_DEEPEST = 250
 _OPERATORS: dict[type[ast.AST], Callable[[float, float], float]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
