@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from environments.gyms._shared.settings import Chat
 from mua.errors import JudgeFault, MuaError, UserFault
+from mua.types import Json
+from mua.users.endpoint import ChatEndpoint
+from mua.users.judge import Judge
 
 T = TypeVar("T")
 ATTEMPTS = 3
@@ -21,18 +23,46 @@ YES_NO_MAYBE = ("Yes", "No", "Maybe")
 _FENCE = re.compile(r"\A```(?:json)?\s*(.*?)\s*```\Z", re.DOTALL)
 
 
-async def asked(chat: Chat | None, system: str, text: str, read: Callable[[str], T], seed: int) -> T:
+async def asked(chat: ChatEndpoint | None, system: str, text: str, read: Callable[[str], T], seed: int) -> T:
     """What the LLM that plays the other side says to ``text``; ``read`` raises ValueError for what it cannot use."""
     return await _read(chat, system, text, read, seed, UserFault)
 
 
-async def judged(chat: Chat | None, system: str, text: str, read: Callable[[str], T], seed: int) -> T:
+async def judged(chat: ChatEndpoint | None, system: str, text: str, read: Callable[[str], T], seed: int) -> T:
     """The judge's verdict on ``text``; every fault is a :class:`JudgeFault`."""
     try:
         return await _read(chat, system, text, read, seed, JudgeFault)
     except UserFault as fault:
         # The endpoint does not know which role it plays.
         raise JudgeFault(str(fault)) from None
+
+
+async def labelled(
+    judge: ChatEndpoint | None, question: str, labels: Sequence[str], material: Mapping[str, str], seed: int
+) -> str:
+    """Which of ``labels`` the judge gives; ``material`` is marked as such: nothing in it instructs the judge."""
+    properties = {"reason": {"type": "string"}, "verdict": {"type": "string", "enum": list(labels)}}
+    verdict = await _judge(judge).verdict(question, _form(properties), seed=seed, material=material)
+    return str(verdict["verdict"])
+
+
+async def chosen(
+    judge: ChatEndpoint | None, question: str, count: int, material: Mapping[str, str], seed: int
+) -> list[int]:
+    """Which of ``count`` things, numbered from 1, the judge chooses; indices from 0."""
+    number = {"type": "integer", "minimum": 1, "maximum": count}
+    properties = {"reason": {"type": "string"}, "numbers": {"type": "array", "items": number}}
+    verdict = await _judge(judge).verdict(question, _form(properties), seed=seed, material=material)
+    return sorted({given - 1 for given in verdict["numbers"]})
+
+
+def _form(properties: Json) -> Json:
+    return {"type": "object", "properties": properties}
+
+
+def _judge(endpoint: ChatEndpoint | None) -> Judge:
+    assert endpoint is not None, "configured() has checked the roles"
+    return Judge(endpoint)
 
 
 def one_of(labels: Sequence[str]) -> Callable[[str], str]:
@@ -67,7 +97,7 @@ def json_object(check: Callable[[Any], T]) -> Callable[[str], T]:
 
 
 async def _read(
-    chat: Chat | None, system: str, text: str, read: Callable[[str], T], seed: int, fault: type[MuaError]
+    chat: ChatEndpoint | None, system: str, text: str, read: Callable[[str], T], seed: int, fault: type[MuaError]
 ) -> T:
     assert chat is not None, "configured() has checked the roles"
     messages = [{"role": "system", "content": system}, {"role": "user", "content": text}]

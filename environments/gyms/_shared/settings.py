@@ -5,22 +5,16 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol, TypeAlias
+from typing import Literal, TypeAlias
 
 from mua.config.schema import EnvironmentConfig
 from mua.errors import ConfigError
+from mua.users.endpoint import ChatEndpoint
 from mua.users.services import Services
 
 Choice = Literal["action", "answer", "search", "finish"]
 Role = Literal["user", "judge"]
 Option: TypeAlias = str | int | float | bool
-
-
-class Chat(Protocol):
-    """An endpoint or a pool of them."""
-
-    async def complete(self, messages: Sequence[Mapping[str, str]], *, seed: int) -> str:
-        """The reply to ``messages``; raises :class:`mua.errors.UserFault`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +25,9 @@ class Setting:
     show_reward: bool = False
     options: Mapping[str, Option] = field(default_factory=dict)
     """Every option that the gym knows, its default where none is configured."""
-    user: Chat | None = None
+    user: ChatEndpoint | None = None
     """Plays the other side when ``oracle`` is llm."""
-    judge: Chat | None = None
+    judge: ChatEndpoint | None = None
     """Judges answers when ``oracle`` is llm."""
 
     def whole(self, key: str) -> int:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Sequence
-from typing import Any
 
-from environments.gyms._shared.oracles import asked, json_object, judged, spoken
+from environments.gyms._shared.oracles import asked, chosen, spoken
+from environments.gyms._shared.questions import pattern
 from environments.gyms._shared.settings import Setting
-from environments.gyms.intention.schemas import kinds, pattern
+from environments.gyms.intention.schemas import kinds
 from mua.types import Json
 
 _ASKING = re.compile(
@@ -26,12 +26,12 @@ NO_PREFERENCE = (
 SAYINGS = ("{0}: {1}.", "As for {0}: {1}.", "{0}, that would be: {1}.")
 AGAIN = ("As I said, {0}: {1}.", "I told you, {0}: {1}.")
 
-JUDGE = """You look at one question that an assistant asks a person, and at a numbered list of details that the person
-has in mind. Say which details the question asks for. A question asks for a detail when the natural answer to it would
-be the person's preference on that detail. A general question such as "What else?" asks for none of them. Something
-that is not a question asks for none.
+JUDGE = """An assistant asks a person a question. The person has these details in mind:
+{details}
 
-Reply with a JSON list of the numbers and nothing else, such as [2], [1, 3] or []."""
+Which of the numbered details does the question ask for? It asks for a detail when the natural answer to it would be the
+person's preference on that detail. A general question such as "What else?" asks for none of them, and so does something
+that is not a question. Give the numbers; an empty list if there is none."""
 
 PERSON = """You are a person who asked an assistant: "{request}"
 The assistant asks you a question. Answer it in one short sentence, as yourself. This is all that you may tell:
@@ -55,17 +55,8 @@ def covered_by_rule(kind: str, details: Sequence[Json], question: str) -> list[i
 async def covered_by_llm(setting: Setting, details: Sequence[Json], question: str, seed: int) -> list[int]:
     """The same by ``judge``; raises :class:`mua.errors.JudgeFault`."""
     listed = "\n".join(f"{i}. {d['description']} ({d['inquiry']})" for i, d in enumerate(details, start=1))
-    text = f"Question: {question}\n\nDetails:\n{listed}"
-    return await judged(setting.judge, JUDGE, text, json_object(_numbers(len(details))), seed)
-
-
-def _numbers(count: int) -> Any:
-    def check(value: Any) -> list[int]:
-        if not isinstance(value, list) or not all(type(n) is int and 1 <= n <= count for n in value):
-            raise ValueError(f"the reply must be a list of numbers from 1 to {count}")
-        return sorted({n - 1 for n in value})
-
-    return check
+    form = JUDGE.format(details=listed)
+    return await chosen(setting.judge, form, len(details), {"the assistant's question": question}, seed)
 
 
 def said_by_rule(question: str, new: Sequence[Json], old: Sequence[Json], rng: random.Random) -> str:

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import yaml
 
 from environments.gyms._shared import dealt
+from environments.gyms._shared.questions import pattern
 from mua.environment.protocol import Split, Task
 from mua.errors import MuaError
 from mua.types import Json
@@ -50,12 +51,6 @@ class Kind:
     category: str
     requests: tuple[str, ...]
     details: tuple[Detail, ...]
-
-
-def pattern(keywords: Sequence[str]) -> re.Pattern[str]:
-    """Finds any of ``keywords`` as words; a star at the end stands for any ending."""
-    forms = [re.escape(word.rstrip("*")) + (r"\w*" if word.endswith("*") else "") for word in keywords]
-    return re.compile(r"\b(?:" + "|".join(forms) + r")\b", re.IGNORECASE)
 
 
 @lru_cache(maxsize=1)

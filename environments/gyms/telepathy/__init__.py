@@ -6,19 +6,18 @@ from collections.abc import Generator, Iterable, Sequence
 from typing import ClassVar
 
 from environments.gyms._shared import Choice, Game, Gym, Reply, Setting, act
-from environments.gyms._shared.oracles import YES_NO_MAYBE, asked, judged, one_of
+from environments.gyms._shared.oracles import YES_NO_MAYBE, asked, labelled, one_of
+from environments.gyms._shared.questions import is_yes_no
 from environments.gyms.telepathy.expert import moves
-from environments.gyms.telepathy.oracle import answer, is_named, is_yes_no
+from environments.gyms.telepathy.oracle import answer, is_named
 from environments.gyms.telepathy.table import Entity, by_name, generate
 from mua.environment.protocol import Move, Split, Task
 from mua.types import Json
 
 NO_QUESTION = "Please ask something that can be answered by yes or no."
-JUDGE = """Someone had to guess what another person is thinking of. You see the name of that thing, other names for it,
-and the guess. Say whether the guess names the same thing: the name itself, a synonym, another spelling or the plural
-are the same; something more general, more special or merely similar is not. A guess that names several things is wrong.
-
-Reply with one word, Yes or No."""
+JUDGE = """Someone had to guess what another person is thinking of: {name} (also called: {synonyms}).
+Does the guess name this thing? The name itself, a synonym, another spelling and the plural do. Something more general,
+more special or merely similar does not, and neither does a guess that names several things."""
 
 
 class TelepathyGame(Game):
@@ -52,8 +51,10 @@ class TelepathyGame(Game):
             return True  # nothing to judge: this is the name
         if self.setting.oracle == "rule":
             return False
-        text = f"Thing: {self._entity.name}\nOther names: {', '.join(self._entity.synonyms) or 'none'}\nGuess: {guess}"
-        return await judged(self.setting.judge, JUDGE, text, one_of(("Yes", "No")), self._llm_seed()) == "Yes"
+        synonyms = ", ".join(self._entity.synonyms) or "nothing else"
+        question = JUDGE.format(name=self._entity.name, synonyms=synonyms)
+        said = await labelled(self.setting.judge, question, ("Yes", "No"), {"the guess": guess}, self._llm_seed())
+        return said == "Yes"
 
     def _llm_seed(self) -> int:
         return self.seed * 1000 + self._calls

@@ -9,12 +9,9 @@ import re
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
+from environments.gyms._shared.questions import plain
 from environments.gyms.telepathy.table import Entity, Truth, attributes, by_name, truth
 
-_YES_NO = re.compile(
-    r"^(so |then |and |okay,? |ok,? |hm,? )?"
-    r"(is|are|was|were|does|do|did|can|could|has|have|had|would|will|might|may|must|am)\b"
-)
 _GUESS = re.compile(
     r"(?:is|was|could|might|are|would)\s+(?:it|this|that|you|he|she)\s+(?:maybe\s+|perhaps\s+)?(?:be\s+|thinking\s+of\s+)?"
     r"(?:an?\s+|the\s+|some\s+)?(?P<name>.+?)"
@@ -24,16 +21,6 @@ _STARTS = re.compile(rf"\b(?:start|begin)s?\s+with\s+{_LETTER}$")
 _BEFORE = re.compile(rf"\b(?:start|begin)s?\s+with\s+a\s+letter\s+before\s+{_LETTER}$")
 _UNDECIDED = re.compile(r"\bthan\b|\bnot\b|n't\b|\bnever\b|\bexcept\b")
 _ARTICLE = re.compile(r"^(?:it\s+is|it's|is\s+it|i\s+think\s+it\s+is|my\s+answer\s+is)?\s*(?:an?|the|some)?\s+")
-
-
-def plain(text: str) -> str:
-    """Lower case, single spaces, without punctuation at the end."""
-    return " ".join(text.lower().replace("’", "'").split()).rstrip(" ?!.")
-
-
-def is_yes_no(question: str) -> bool:
-    """Whether ``question`` can be answered by yes or no."""
-    return _YES_NO.match(plain(question)) is not None
 
 
 def answer(entity: Entity, question: str) -> Truth:

@@ -87,7 +87,9 @@ def entities() -> tuple[Entity, ...]:
 
 
 def _entity(header: re.Match[str], given: re.Match[str], where: str) -> Entity:
-    true, unsure, dropped = {header["category"], header["broad"]} & set(attributes()), set(), set()
+    true = {header["category"], header["broad"]} & set(attributes())
+    unsure: set[str] = set()
+    dropped: set[str] = set()
     for tag in [*header["tags"].split(), *given["tags"].split()]:
         mark, name = (tag[0], tag[1:]) if tag[0] in "?-" else ("", tag)
         if name not in attributes():

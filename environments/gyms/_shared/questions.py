@@ -1,0 +1,28 @@
+"""Reading questions by rules: what several gyms' oracles need."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+_YES_NO = re.compile(
+    r"^(so |then |and |okay,? |ok,? |hm,? )?"
+    r"(is|are|was|were|does|do|did|can|could|has|have|had|would|will|might|may|must|am)\b"
+)
+NEGATED = re.compile(r"\bnot\b|n't\b|\bnever\b|\bno\b|\bcannot\b")
+
+
+def plain(text: str) -> str:
+    """Lower case, single spaces, without punctuation at the end."""
+    return " ".join(text.lower().replace("’", "'").split()).rstrip(" ?!.")
+
+
+def is_yes_no(question: str) -> bool:
+    """Whether ``question`` can be answered by yes or no."""
+    return _YES_NO.match(plain(question)) is not None
+
+
+def pattern(keywords: Sequence[str]) -> re.Pattern[str]:
+    """Finds any of ``keywords`` as words; a star at the end stands for any ending."""
+    forms = [re.escape(word.rstrip("*")) + (r"\w*" if word.endswith("*") else "") for word in keywords]
+    return re.compile(r"\b(?:" + "|".join(forms) + r")(?!\w)", re.IGNORECASE)

@@ -1,0 +1,114 @@
+"""A strange story: find out by yes/no questions what really happened, then explain it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Generator, Iterable, Sequence
+from typing import ClassVar
+
+from environments.gyms._shared import Choice, Game, Gym, Reply, Setting, act
+from environments.gyms._shared.oracles import YES_NO_MAYBE, asked, labelled, one_of
+from environments.gyms._shared.questions import is_yes_no
+from environments.gyms.turtle.expert import moves
+from environments.gyms.turtle.oracle import answer, score
+from environments.gyms.turtle.stories import Criterion, generate, story_of
+from mua.environment.protocol import Move, Split, Task
+from mua.types import Json
+
+NO_QUESTION = "Please ask something that can be answered by yes or no."
+SCORES = {"full": 1.0, "partial": 0.5, "none": 0.0}
+JUDGE = """Someone had to explain a strange story. Judge whether the explanation contains this one point:
+{point}
+
+- full: the explanation says the same, in whatever words.
+- partial: it says a part of it, or something clearly close to it.
+- none: it does not say it, contradicts it, or only names it as one of several possibilities."""
+
+
+class TurtleGame(Game):
+    """One story. ``best`` is the score of the best explanation so far; only what goes beyond it is paid."""
+
+    def __init__(self, setting: Setting, task: Task, seed: int, persona: str) -> None:
+        super().__init__(setting, task, seed)
+        self._story = story_of(task)
+        self._persona = persona
+        self._best = 0.0
+        self._calls = 0
+
+    async def action(self, content: str) -> Reply:
+        self._calls += 1
+        if not is_yes_no(content):
+            return Reply(NO_QUESTION)
+        if self.setting.oracle == "llm":
+            said = await asked(self.setting.user, self._persona, content, one_of(YES_NO_MAYBE), self._llm_seed())
+            return Reply(f"{said}.")
+        return Reply(f"{answer(self._story, content)}.")
+
+    async def answer(self, content: str) -> Reply:
+        limit = self.setting.whole("max_words")
+        if limit and len(content.split()) > limit:
+            return Reply(f"an explanation has at most {limit} words", error=True)
+        self._calls += 1
+        scores = await asyncio.gather(*(self._score(c, content, i) for i, c in enumerate(self._story.criteria)))
+        total = round(sum(c.weight * s for c, s in zip(self._story.criteria, scores, strict=True)), 4)
+        gain, self._best = max(0.0, round(total - self._best, 4)), max(total, self._best)
+        self.solved = self._best >= 1.0
+        found = sum(s == 1.0 for s in scores)
+        text = f"This explanation has {found} of {len(scores)} points."
+        return Reply(text + (" That is the whole story." if self.solved else ""), reward=gain, over=self.solved)
+
+    def details(self) -> Json:
+        return {"best": self._best, "story": self._story.hidden_story}
+
+    async def _score(self, criterion: Criterion, content: str, index: int) -> float:
+        if self.setting.oracle == "rule":
+            return score(criterion, content)
+        question = JUDGE.format(point=criterion.statement)
+        material = {"the story as it was told": self._story.surface, "the explanation": content}
+        seed = self._llm_seed() + 100_000 * index
+        return SCORES[await labelled(self.setting.judge, question, list(SCORES), material, seed)]
+
+    def _llm_seed(self) -> int:
+        return self.seed * 1000 + self._calls
+
+
+class TurtleGym(Gym):
+    """Rewards add up to at most 1, the weight of all points of the explanation."""
+
+    name = "gyms/turtle"
+    choices: ClassVar[dict[Choice, str]] = {
+        "action": "content is a yes/no question about the story",
+        "answer": "content is your explanation of the story",
+        "finish": "give up",
+    }
+    defaults: ClassVar[dict[str, str | int | float | bool]] = {"max_actions": 20, "max_answers": 5, "max_words": 80}
+    llm_roles = ("user", "judge")
+    short_prompt = "Explain the story. Ask yes/no questions first. Use interact."
+
+    @classmethod
+    def generate(cls, split: Split) -> Iterable[Task]:
+        return generate(split)
+
+    def game(self, task: Task, seed: int) -> Game:
+        return TurtleGame(self.setting, task, seed, self.persona(task))
+
+    def openings(self, task: Task) -> Sequence[str]:
+        surface = task.data["surface"]
+        return (f"{surface} What is behind it?", f"Explain this: {surface}", f"{surface} How can that be?")
+
+    def persona(self, task: Task) -> str:
+        story = story_of(task)
+        return (
+            f"You told someone a strange story: {story.surface}\nWhat really happened: {story.hidden_story}\n"
+            "The other one asks yes/no questions to find it out. Answer truthfully with exactly one word: Yes, No, or "
+            "Maybe. Maybe is for what does not matter or what the story does not tell. Never explain."
+        )
+
+    def gold(self, task: Task) -> Sequence[Move]:
+        return [act("answer", " ".join(criterion.statement for criterion in story_of(task).criteria))]
+
+    def expert(self, task: Task, seed: int, loose: float = 0.0) -> Generator[Move, str, None]:
+        return moves(task, seed, loose)
+
+
+DOMAIN = TurtleGym()

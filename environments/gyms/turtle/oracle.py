@@ -1,0 +1,64 @@
+"""Answers to yes/no questions about a story, and scores of attempts to explain it, by keywords."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from environments.gyms._shared.questions import NEGATED, pattern, plain
+from environments.gyms.turtle.stories import Criterion, Story, Truth, matches
+
+_REACH = 3
+"""Words before a keyword in which a negation takes it back."""
+_WORD = re.compile(r"[\w'-]+")
+
+
+def answer(story: Story, question: str) -> Truth:
+    """Yes, No or Maybe; Maybe where the facts do not tell, and for negated questions."""
+    text = plain(question)
+    if NEGATED.search(text):
+        return "Maybe"
+    return _about_hidden(story, text) or _about_facts(story, text)
+
+
+def _about_hidden(story: Story, text: str) -> Truth | None:
+    """Whether the text names the true value of a hidden slot, or another one."""
+    right = any(pattern(aliases).search(text) for aliases in story.found.values())
+    wrong = any(pattern(aliases).search(text) for values in story.excluded.values() for aliases in values)
+    if right and wrong:
+        return "Yes" if re.search(r"\bor\b", text) else "Maybe"
+    return "Yes" if right else "No" if wrong else None
+
+
+def _about_facts(story: Story, text: str) -> Truth:
+    """The answer of the facts that say most about the text; Maybe where two of them disagree."""
+    fitting = [fact for fact in story.facts if matches(fact.groups, text) == len(fact.groups)]
+    if not fitting:
+        return "Maybe"
+    most = max(len(fact.groups) for fact in fitting)
+    truths = {fact.truth for fact in fitting if len(fact.groups) == most}
+    return truths.pop() if len(truths) == 1 else "Maybe"
+
+
+def score(criterion: Criterion, text: str) -> float:
+    """1 where every group of keywords stands in ``text``, 0.5 where at least half do, 0 otherwise."""
+    affirmed = _affirmed(text)
+    share = matches(criterion.groups, affirmed) / len(criterion.groups)
+    return 1.0 if share == 1.0 else 0.5 if share >= 0.5 else 0.0
+
+
+def _affirmed(text: str) -> str:
+    """``text`` without the words that a negation takes back; the negation itself stays."""
+    return ". ".join(" ".join(_clause(clause)) for clause in re.split(r"[.;!?,]|\bbut\b", plain(text)))
+
+
+def _clause(clause: str) -> Iterator[str]:
+    left = 0
+    for word in _WORD.findall(clause):
+        if NEGATED.fullmatch(word) or word.endswith("n't"):
+            left = _REACH
+            yield word
+        elif left:
+            left -= 1
+        else:
+            yield word
