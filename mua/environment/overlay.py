@@ -73,7 +73,10 @@ class Overlay:
 
     def items(self, table: str) -> Iterator[tuple[str, Json]]:
         """Every record of a table with its key, to read: the base's order, then insertions."""
-        base, own = self._base.tables[table], self._own.get(table, {})
+        base, own = self._base.tables[table], self._own.get(table)
+        if own is None:
+            yield from base.items()
+            return
         for key, record in base.items():
             current = own.get(key, record)
             if current is not None:
