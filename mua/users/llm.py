@@ -16,6 +16,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 from mua.environment.schema import validate_arguments
 from mua.errors import UserFault
@@ -122,7 +123,7 @@ class LlmUser:
 
     async def _act(self, reply: Completion) -> None:
         """Run the calls; mistakes are answers that the model can act on."""
-        calls = [call.openai() for call in reply.calls]
+        calls = [replace(call, arguments=json.dumps(_arguments(call) or {})).openai() for call in reply.calls]
         self._history.append({"role": "assistant", "content": reply.text or None, "tool_calls": calls})
         for call in reply.calls:
             self._history.append({"role": "tool", "tool_call_id": call.id, "content": await self._call(call)})
@@ -132,10 +133,18 @@ class LlmUser:
         schema = next((schema for schema in self._tools.schemas() if schema.name == call.name), None)
         if schema is None:
             return f"error: there is no tool {call.name!r}"
-        try:
-            arguments = json.loads(call.arguments)
-        except (ValueError, RecursionError) as error:
-            return f"error: the arguments are no JSON ({error})"
+        arguments = _arguments(call)
+        if arguments is None:
+            return f"error: the arguments of {call.name} must be a JSON object, not {call.arguments[:200]}"
         if fault := validate_arguments(schema, arguments):
             return f"error: {fault}"
         return (await self._tools.call(call.name, arguments)).text
+
+
+def _arguments(call: FunctionCall) -> Json | None:
+    """The arguments, if they are a JSON object. Servers refuse a conversation in which those of any call are not."""
+    try:
+        arguments = json.loads(call.arguments)
+    except (ValueError, RecursionError):
+        return None
+    return arguments if isinstance(arguments, dict) else None

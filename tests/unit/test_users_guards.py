@@ -5,6 +5,7 @@ Not covered: whether a real model keeps to its manner; domains with user tools (
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -252,7 +253,7 @@ async def test_the_user_acts_and_then_speaks() -> None:
     ("name", "arguments", "said"),
     [
         ("airplane_mod", {"on": True}, "there is no tool 'airplane_mod'"),
-        ("airplane_mode", "{on: true", "no JSON"),
+        ("airplane_mode", "{on: true", "must be a JSON object, not {on: true"),
         ("airplane_mode", {"on": "yes"}, "invalid arguments for airplane_mode"),
         ("airplane_mode", "[1]", "must be a JSON object"),
     ],
@@ -261,7 +262,9 @@ async def test_wrong_calls_are_answered_with_what_is_wrong(name: str, arguments:
     phone = Phone()
     async with serving(acts((name, arguments)), says("It does not work.")) as server, endpoint(server) as pool:
         assert (await (await phone_user(pool, phone)).open()).text == "It does not work."
-    assert said in server.received[1]["messages"][-1]["content"]
+    acted, answered = server.received[1]["messages"][-2:]
+    assert said in answered["content"]
+    assert isinstance(json.loads(acted["tool_calls"][0]["function"]["arguments"]), dict)
     assert phone.called == []
 
 

@@ -15,9 +15,7 @@ from aiohttp import web
 from pydantic import BaseModel, ConfigDict, Field
 
 from environments.help_desk.tasks import generate
-from environments.help_desk.tools import HelpDesk
 from mua.config.schema import LlmConfig
-from mua.environment.protocol import Environment, Evaluation, Transcript
 from mua.errors import JudgeFault
 from mua.rollout import runner as runner_module
 from mua.rollout.runner import EpisodeRunner
@@ -26,7 +24,8 @@ from mua.users.endpoint import ChatEndpoint
 from mua.users.judge import Judge, single_object
 from mua.users.services import Services
 from tests.chat_server import Handler, Server, completion, fails, says, serving
-from tests.rollout_fixtures import FixedUser, ScriptedSampler, TestDesk, call, experiment, lines, only
+from tests.judged_desk import JudgedDesk
+from tests.rollout_fixtures import FixedUser, ScriptedSampler, call, experiment, lines, only
 from tests.tokens_fixtures import chat_family
 
 
@@ -198,35 +197,13 @@ async def test_an_endpoint_that_fails_is_the_judges_fault_even_if_the_users() ->
     assert caught.value.__context__ is None
 
 
-class Judged(HelpDesk):
-    """A help desk whose verdict is a judge's."""
-
-    judge: Judge
-
-    async def evaluate(self, transcript: Transcript) -> Evaluation:  # type: ignore[override]
-        good = await self.judge.holds("The order is cancelled.", seed=1)
-        return Evaluation(float(good), good)
-
-
-class JudgedDesk(TestDesk):
-    def __init__(self, judge: Judge) -> None:
-        super().__init__()
-        self._judge = judge
-        self.user = lambda task, seed: FixedUser("bye")
-
-    def environment(self) -> Environment:
-        self.made += 1
-        environment = Judged()
-        environment.judge = self._judge
-        return environment
-
-
 async def judged_episode(server: Server, monkeypatch: pytest.MonkeyPatch) -> tuple[Trajectory, JudgedDesk]:
     monkeypatch.setattr(runner_module, "_FIRST_PAUSE_S", 0.0)
     task, family = generate("train", 77, "cancel"), chat_family("qwen3", False)
     sampler = ScriptedSampler(family, lines(call("cancel_order", order=task.data["known"]["order"]), "Done."))
     async with judging(server) as judge:
         desk = JudgedDesk(judge)
+        desk.user = lambda task, seed: FixedUser("bye")
         runner = EpisodeRunner(experiment(rollout={"max_retries": 2}), only(desk), family, sampler, Services())
         trajectory = await runner.trajectory(task, 0, 0, temperature=1.0)
         await runner.close()
@@ -242,7 +219,7 @@ async def test_an_episode_that_cannot_be_judged_is_retried_and_then_unscored(mon
 
 
 async def test_a_judge_that_comes_back_scores_the_episode(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with serving(fails(503), writes({"reason": "r", "holds": True})) as server:
+    async with serving(fails(503), writes({"cancelled": True})) as server:
         trajectory, desk = await judged_episode(server, monkeypatch)
     assert (trajectory.outcome, trajectory.success, trajectory.attempts) == (Outcome.USER_STOP, True, 2)
     assert desk.made == 2

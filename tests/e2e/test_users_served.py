@@ -1,0 +1,196 @@
+"""Users and judges talk with a model that ``mua serve`` serves: SGLang's chat interface, over real HTTP.
+
+The model is tiny and random, so what it says means nothing: the protocol, the guards, the seeds and the metrics are
+what is tested. Not covered: whether a real model plays its persona or judges well; CUDA.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from e2e_support import running, until
+from pydantic import SecretStr
+
+from environments.help_desk.tasks import generate
+from mua.config.schema import JudgeConfig, LlmConfig
+from mua.engine.server import free_port
+from mua.environment.protocol import ToolResult, ToolSchema
+from mua.errors import JudgeFault, UserFault
+from mua.launch import checks
+from mua.rollout.runner import EpisodeRunner
+from mua.types import Json, Outcome, Trajectory
+from mua.users.endpoint import ChatEndpoint
+from mua.users.judge import Judge
+from mua.users.llm import LlmUser
+from mua.users.prompts import style_of
+from mua.users.protocol import UserReply
+from mua.users.services import Services
+from tests.judged_desk import SURE, JudgedDesk
+from tests.rollout_fixtures import ScriptedSampler, call, experiment, lines, only
+from tests.tokens_fixtures import chat_family
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+CONTEXT = 8192
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a server in deterministic mode."""
+    folder = tmp_path_factory.mktemp("served")
+    model, address = _random_model(folder / "model"), folder / "address"
+    small = ["--enable-deterministic-inference", "--mem-fraction-static=0.2", "--max-total-tokens=32768"]
+    more = ["--dtype=float32", "--tool-call-parser=qwen", "--random-seed=1"]
+    extra = [f"--extra={flag}" for flag in (*small, *more)]
+    port = f"--port={free_port()}"
+    with running("serve", model, address, port, "--name=tiny", *extra, cwd=folder) as process:
+        until(address.exists, process, "the address")
+        yield dict(line.split("=", 1) for line in address.read_text().splitlines())["MUA_USER_BASE_URL"]
+        process.terminate()
+        assert process.wait(60) == 0
+    assert not address.exists()
+
+
+def _random_model(folder: Path) -> Path:
+    import torch
+    from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
+
+    from environments.help_desk import DOMAIN
+    from environments.help_desk.demonstrations import demonstrations
+    from mua.environment.demonstrate import spoken_text
+    from mua.tokens import train_tokenizer
+
+    train_tokenizer(spoken_text(demonstrations(60, 0.5, 1, DOMAIN.system_prompt("short"))), folder, vocab_size=512)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    torch.manual_seed(1)
+    Qwen3ForCausalLM(
+        Qwen3Config(
+            vocab_size=len(tokenizer), hidden_size=64, intermediate_size=128, num_hidden_layers=2,
+            num_attention_heads=4, num_key_value_heads=2, head_dim=16, max_position_embeddings=CONTEXT,
+            tie_word_embeddings=True, initializer_range=0.06,
+            eos_token_id=tokenizer.convert_tokens_to_ids("<|im_end|>"),
+        )
+    ).save_pretrained(folder)  # fmt: skip
+    return folder
+
+
+def llm(url: str, **settings: object) -> LlmConfig:
+    return LlmConfig.model_validate({"base_url": url, "model": "tiny", "max_tokens": 24} | settings)
+
+
+async def conversation(endpoint: ChatEndpoint, seed: int) -> list[UserReply] | str:
+    """Two utterances of a user, or why it cannot be used."""
+    user = LlmUser(endpoint, "You are Ada Brown; your parcel 4711 is late.", seed, style_of(seed))
+    return await utterances(user, "Which parcel is it?")
+
+
+async def utterances(user: LlmUser, question: str) -> list[UserReply] | str:
+    try:
+        return [await user.open(), await user.reply(question)]
+    except UserFault as fault:
+        return str(fault)
+
+
+async def test_users_speak_within_the_guards_and_repeat_by_seed(served: str) -> None:
+    endpoint = ChatEndpoint(llm(served, price_per_million_out=1.0))
+    seeds = (1, 2, 3, 4)
+    first = [await conversation(endpoint, seed) for seed in seeds]
+    metrics = endpoint.metrics()
+    again = [await conversation(endpoint, seed) for seed in seeds]
+    await endpoint.close()
+    assert again == first
+    assert len({str(said) for said in first}) == len(seeds)
+    for said in first:
+        assert "unusable reply" in said if isinstance(said, str) else all(reply.text for reply in said)
+    assert metrics["requests"] >= 5
+    assert metrics["tokens_in"] > metrics["tokens_out"] >= 24
+    assert metrics["cost"] == pytest.approx(metrics["tokens_out"] / 1e6)
+    assert 0 < metrics["latency_p50_seconds"] <= metrics["latency_p95_seconds"]
+
+
+async def test_verdicts_are_held_to_their_schema_by_the_server(served: str) -> None:
+    endpoint = ChatEndpoint(llm(served, max_tokens=300, max_retries=0), "judge")
+    judge = Judge(endpoint)
+    verdicts = [await judge.verdict("Is it so?", SURE, seed=seed) for seed in range(12)]
+    again = [await judge.verdict("Is it so?", SURE, seed=seed) for seed in range(12)]
+    assert verdicts == again
+    assert {verdict["cancelled"] for verdict in verdicts} == {True, False}
+    assert endpoint.metrics()["verdicts"] == 24
+    short = Judge(ChatEndpoint(llm(served, max_tokens=4, max_retries=0), "judge"))
+    with pytest.raises(JudgeFault, match="no verdict that can be read"):
+        await short.holds("It is so.", seed=1)
+    await short._endpoint.close()
+    await endpoint.close()
+
+
+class Phone:
+    """The user's tools; implements :class:`mua.users.protocol.UserTools`."""
+
+    def schemas(self) -> Sequence[ToolSchema]:
+        mode = {"type": "object", "properties": {"on": {"type": "boolean"}}, "required": ["on"]}
+        return [ToolSchema("airplane_mode", "Switch it.", mode)]
+
+    async def call(self, name: str, arguments: Json) -> ToolResult:
+        return ToolResult("airplane mode is off")
+
+
+async def test_offered_tools_are_called_and_their_answers_are_taken(served: str) -> None:
+    """The server is made to call one; what comes of it goes back to it in the conversation."""
+    endpoint = ChatEndpoint(llm(served, max_tokens=200))
+    user = LlmUser(endpoint, "You are Ada Brown.", 1)
+    user.take_tools(Phone())
+    tools = [schema.openai() for schema in Phone().schemas()]
+    ask = [{"role": "user", "content": "Switch it."}]
+    reply = await endpoint.chat(ask, seed=1, tools=tools, tool_choice="required")
+    assert {called.name for called in reply.calls} == {"airplane_mode"}
+    await user._act(reply)
+    assert [message["role"] for message in user._history] == ["system", "assistant", *["tool"] * len(reply.calls)]
+    said = await utterances(user, "Do you see it?")
+    assert "HTTP" not in str(said)  # nonsense, perhaps, but the server took the conversation
+    await endpoint.close()
+
+
+async def episodes(url: str, **settings: object) -> list[Trajectory]:
+    """Four episodes of a scripted policy, whose user and judge are the served model."""
+    task, family = generate("train", 77, "cancel"), chat_family("qwen3", False)
+    cancel = call("cancel_order", order=task.data["known"]["order"])
+    user = {"kind": "llm", "llm": {"base_url": url, "model": "tiny", "max_tokens": 24} | settings}
+    config = experiment(user=user, rollout={"max_turns": 3, "max_retries": 1})
+    services = Services.from_config(config.user, JudgeConfig(llm=llm(url, max_tokens=300, temperature=0.5)))
+    assert services.judge is not None
+    script = lines(cancel, "It is done.", "Bye.")
+    runner = EpisodeRunner(
+        config, only(JudgedDesk(Judge(services.judge))), family, ScriptedSampler(family, script), services
+    )
+    group = await runner.group(task, 0, 4, temperature=1.0)
+    metrics = services.metrics()
+    await runner.close()
+    await services.close()
+    judged = [t for t in group.trajectories if t.scored]
+    assert metrics["judge_llm/requests"] >= len(judged)
+    assert metrics["user_llm/requests"] >= 4
+    return group.trajectories
+
+
+async def test_episodes_end_judged_or_as_the_users_fault(served: str) -> None:
+    trajectories = await episodes(served)
+    assert {t.outcome for t in trajectories} <= {Outcome.MAX_TURNS, Outcome.USER_STOP, Outcome.USER_ERROR}
+    judged = [t for t in trajectories if t.scored]
+    assert judged
+    for trajectory in judged:
+        assert trajectory.reward in (0.0, 1.0)
+        assert trajectory.success is (trajectory.reward == 1.0)
+
+
+async def test_an_unknown_key_of_the_request_is_named_by_the_server(served: str) -> None:
+    trajectories = await episodes(served, extra={"temperature": "hot"}, max_retries=0)
+    assert {t.outcome for t in trajectories} == {Outcome.USER_ERROR}
+    assert "HTTP 4" in (trajectories[0].error or "")
+
+
+def test_the_preflight_finds_the_served_model(served: str) -> None:
+    assert checks.endpoint(llm(served)).state == "ok"
+    wrong = LlmConfig(base_url=served, model="huge", api_key=SecretStr("none"))
+    assert checks.endpoint(wrong, "judge.llm").mend == "set judge.llm.model to: tiny"
