@@ -57,6 +57,9 @@ class Agent(Protocol):
     def add_user(self, text: str) -> None:
         """Answer the last turn with the user's words."""
 
+    def add_tools(self, tools: Sequence[ToolSchema]) -> None:
+        """There are further tools from now on; the user's last message tells of them."""
+
     def segments(self) -> list[Segment]:
         """The token streams; none where the policy is known by its text alone."""
 
@@ -123,6 +126,9 @@ class TokenAgent:
 
     def add_user(self, text: str) -> None:
         self._talk.add_user(text)
+
+    def add_tools(self, tools: Sequence[ToolSchema]) -> None:
+        """Nothing: a token stream is never rewritten, and the message describes them."""
 
     def segments(self) -> list[Segment]:
         return self._talk.segments()
@@ -212,6 +218,9 @@ class ChatAgent:
 
     def add_user(self, text: str) -> None:
         self._add({"role": "user", "content": text})
+
+    def add_tools(self, tools: Sequence[ToolSchema]) -> None:
+        self._tools += [tool.openai() for tool in tools]
 
     def segments(self) -> list[Segment]:
         return []

@@ -173,6 +173,9 @@ class Episode:
             async with limit:
                 reply = await self._user.reply(self._turn.content)
         self._agent.add_user(reply.text)
+        if reply.tools:
+            self._tools |= {schema.name: schema for schema in reply.tools}
+            self._agent.add_tools(reply.tools)
         self._note_user(reply)
         return self._end(Outcome.USER_STOP) if reply.stop else State.GENERATE
 

@@ -19,6 +19,8 @@ class UserReply:
 
     text: str
     stop: bool = False
+    tools: Sequence[ToolSchema] = ()
+    """Tools that the policy has from now on. ``text`` describes them, for policies whose instructions cannot change."""
     leak: bool = False
     """Whether it quotes the user's hidden instructions word for word."""
 

@@ -1,0 +1,173 @@
+"""One task of BFCL's multi-turn sets: its services, the calls made, and the verdict turn by turn.
+
+A turn ends where the agent says something without calling a tool. The verdict plays the calls again on fresh services
+beside the gold calls, and asks after every turn that has gold calls for what the leaderboard asks for:
+
+* something was called in the turn, in not too many answers;
+* every public attribute of every service equals gold's;
+* every gold result of the turn is among all results so far, as often as gold has it.
+
+Turns without gold calls (a tool or a detail is missing on purpose) are not judged, as in the leaderboard.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from environments.bfcl.data import LONG_CONTEXT, STATELESS, Package, read_call, schemas, withheld
+from mua.environment.overlay import copied
+from mua.environment.protocol import Evaluation, Task, ToolResult, ToolSchema, Transcript
+from mua.environment.schema import argument_checker
+from mua.types import Json
+
+STEPS = 20
+"""Answers with calls in one turn, or as many as gold has calls; more fail the task."""
+
+
+class Services:
+    """The simulated services of one task, each an instance of its own."""
+
+    def __init__(self, package: Package, task: Task) -> None:
+        self.instances: dict[str, Any] = {}
+        self._methods: dict[str, Any] = {}
+        for name in task.data["classes"]:
+            instance = self.instances[name] = package.classes[name]()
+            if name not in STATELESS:
+                initial = copied(task.data["initial"].get(name, {}))
+                instance._load_scenario(initial, long_context=task.data["kind"] == LONG_CONTEXT)
+            for tool in package.tools[name]:
+                self._methods[tool.name] = getattr(instance, tool.name)
+
+    def call(self, name: str, positional: Sequence[Any], named: Json) -> tuple[str, bool]:
+        """What a call answers, as the leaderboard writes it, and whether it failed."""
+        try:
+            value = self._methods[name](*copied(list(positional)), **copied(named))
+        except Exception as error:
+            return f"Error during execution: {error}", True
+        if isinstance(value, str):
+            return value, False
+        failed = isinstance(value, dict) and "error" in value
+        try:
+            return (json.dumps(value) if isinstance(value, dict) else str(value)), failed
+        except (TypeError, ValueError):
+            return str(value), failed
+
+    def state(self) -> dict[str, Json]:
+        """Public attributes by service."""
+        return {
+            name: {key: value for key, value in vars(instance).items() if not key.startswith("_")}
+            for name, instance in self.instances.items()
+        }
+
+
+class BfclEnvironment:
+    """Implements :class:`mua.environment.protocol.Environment`."""
+
+    def __init__(self, package: Package) -> None:
+        self._package = package
+        self._task: Task | None = None
+        self._services: Services | None = None
+        self._done: list[Done] = []
+
+    def reset(self, task: Task, seed: int) -> None:
+        self._task = task
+        self._services = Services(self._package, task)
+        self._done = []
+        self._all = {tool.name: tool for tool in schemas(self._package, task)}
+        self._checks = {name: argument_checker(tool) for name, tool in self._all.items()}
+
+    def tools(self) -> Sequence[ToolSchema]:
+        """Those of the first turn; the user brings the others."""
+        assert self._task is not None, "reset comes first"
+        later = {name for names in withheld(self._task).values() for name in names}
+        return [tool for name, tool in self._all.items() if name not in later]
+
+    def call(self, name: str, arguments: Json) -> ToolResult:
+        assert self._services is not None, "reset comes first"
+        if name not in self._all:
+            return ToolResult(f"Error: there is no tool {name!r}", error=True)
+        if (fault := self._checks[name](arguments)) is not None:
+            return ToolResult(f"Error: {fault}", error=True)
+        text, failed = self._services.call(name, (), arguments)
+        self._done.append(Done(name, copied(arguments), text))
+        return ToolResult(text, error=failed)
+
+    def evaluate(self, transcript: Transcript) -> Evaluation:
+        """1 where every turn is right, else 0; ``details`` names the first wrong turn and why."""
+        assert self._task is not None, "reset comes first"
+        turns = executed_by_turn(transcript.messages, self._done)
+        found = first_fault(self._package, self._task, turns)
+        return Evaluation(float(found is None), found is None, found or {})
+
+    def close(self) -> None:
+        self._services = None
+
+
+class Done(NamedTuple):
+    """A call that reached a service."""
+
+    name: str
+    arguments: Json
+    answer: str
+
+
+class Turn(list[tuple[str, Json]]):
+    """The calls of one turn that reached a service."""
+
+    steps = 0
+    """Answers with calls."""
+
+
+def executed_by_turn(messages: Sequence[Json], done: Sequence[Done]) -> list[Turn]:
+    """``done``, in order, dealt to the turns of the conversation that they were made in.
+
+    Calls that were refused before they reached a service stand in ``messages`` alone, with another answer.
+    """
+    turns, left = [Turn()], list(done)
+    for index, message in enumerate(messages):
+        if message["role"] != "assistant":
+            continue
+        wanted = [call["function"] for call in message.get("tool_calls", ())]
+        if not wanted and not message.get("tool_call_errors"):
+            turns.append(Turn())
+            continue
+        turns[-1].steps += 1
+        for function, answer in zip(wanted, messages[index + 1 :], strict=False):
+            made = Done(function["name"], json.loads(function["arguments"]), answer["content"])
+            if left and left[0] == made:
+                turns[-1].append(left.pop(0)[:2])
+    turns[-1].extend(call[:2] for call in left)
+    return turns
+
+
+def first_fault(package: Package, task: Task, turns: Sequence[Turn]) -> Json | None:
+    """Where the conversation departs from gold first; None where it does not."""
+    ours, gold = Services(package, task), Services(package, task)
+    results: Counter[str] = Counter()
+    for number, wanted in enumerate(task.data["gold"]):
+        turn = turns[number] if number < len(turns) else Turn()
+        results.update(ours.call(name, (), arguments)[0] for name, arguments in turn)
+        expected = Counter(gold.call(*read_call(text))[0] for text in wanted)
+        if not wanted:
+            continue
+        if not turn:
+            return {"turn": number, "why": "nothing was called"}
+        if turn.steps > max(STEPS, len(wanted)):
+            return {"turn": number, "why": f"{turn.steps} answers with calls"}
+        if different := _different(ours.state(), gold.state()):
+            return {"turn": number, "why": "state", "attributes": different}
+        if missing := expected - results:
+            return {"turn": number, "why": "results", "missing": sorted(missing.elements())}
+    return None
+
+
+def _different(ours: dict[str, Json], gold: dict[str, Json]) -> list[str]:
+    return [
+        f"{service}.{name}"
+        for service, attributes in gold.items()
+        for name, value in attributes.items()
+        if ours[service].get(name) != value
+    ]
