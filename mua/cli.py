@@ -305,6 +305,46 @@ def launch_slurm(
         print(slurm.told(job, slurm.submit(job, text)))
 
 
+@env_app.command("list")
+@verb
+def env_list(as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of a table")] = False) -> None:
+    """Show every registered domain and gym: tasks by split, tools, where it runs."""
+    import mua.environment.listing as listing
+
+    found = listing.entries()
+    print(json.dumps([entry.as_json() for entry in found], indent=2) if as_json else listing.table(found))
+
+
+@env_app.command("new")
+@verb
+def env_new(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="such as book_shop", show_default=False)],
+    gym: Annotated[bool, typer.Option("--gym", help="a game with the tool interact, under gyms/")] = False,
+) -> None:
+    """Write a small domain that works, and its test, to be changed into another one."""
+    import mua.environment.scaffold
+
+    for path in mua.environment.scaffold.scaffold(name, gym):
+        print(path)
+
+
+@env_app.command("play")
+@verb
+def env_play(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="domain, see mua env list", show_default=False)],
+    task: Annotated[str | None, typer.Option("--task", help="id of a task; by default --seed picks one")] = None,
+    split: Annotated[Literal["train", "validation", "test"], typer.Option("--split")] = "test",
+    seed: Annotated[int, typer.Option("--seed", help="picks the task and the user's wording")] = 0,
+    role: Annotated[Literal["agent", "user"], typer.Option("--as", help="whom you play")] = "agent",
+    data: Annotated[Path | None, typer.Option("--data", help="folder with official data (environment.data)")] = None,
+) -> None:
+    """Be the agent, or the user, of one task in the terminal; ends with the verdict and the difference."""
+    import mua.environment.play
+    from mua.config.schema import EnvironmentConfig
+
+    mua.environment.play.play(EnvironmentConfig(name=name, data=data), task, split, seed, role)
+
+
 @env_app.command("replay")
 @verb
 def env_replay(

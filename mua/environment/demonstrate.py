@@ -49,7 +49,7 @@ def moves_of(domain: Domain, task: Task, seed: int, loose: float = 0.0) -> Gener
     if isinstance(domain, Expert):
         yield from domain.expert(task, seed, loose)
     else:
-        yield from domain.gold(task)
+        yield from _unanswered(domain.gold(task))
 
 
 async def demonstrate(domain: Domain, task: Task, seed: int, loose: float = 0.0) -> Demonstration:
@@ -71,6 +71,11 @@ async def replay_gold(domain: Domain, task: Task) -> Demonstration:
         return await _Play(environment, None).run(_unanswered(domain.gold(task)))
     finally:
         environment.close()
+
+
+async def played(environment: Environment, user: User, moves: Generator[Move, str, None]) -> Demonstration:
+    """Any agent's moves with any user, on an environment that has been reset; the caller closes both."""
+    return await _Play(environment, user).run(moves)
 
 
 def spoken_text(conversations: Sequence[Sequence[Json]]) -> Iterator[str]:
@@ -162,8 +167,8 @@ class _Play:
 
 
 def _unanswered(moves: Sequence[Move]) -> Generator[Move, str, None]:
-    for move in moves:
-        yield move  # a sequence can not be sent what came back, as `yield from` would do
+    for move in moves:  # noqa: UP028 - a sequence cannot be sent what came back, as `yield from` would do
+        yield move
 
 
 async def _value(given: T | Awaitable[T]) -> T:

@@ -134,9 +134,10 @@ class UserControlled(Protocol):
 class Domain(Protocol):
     """A named family of tasks: what the registry hands out. ``environments/<name>`` exports one as ``DOMAIN``.
 
-    Three more attributes are optional: ``isolation`` (:data:`Isolation`; "thread" if absent), ``held_out`` (True: for
-    evaluation only, its train split is empty) and ``user_in_tools`` (True: whoever talks with the policy does so
-    through a tool, and ``scripted_user`` opens and nudges whatever ``user.kind`` says). So are three methods:
+    Four more attributes are optional: ``isolation`` (:data:`Isolation`; "thread" if absent), ``held_out`` (True: for
+    evaluation only, its train split may be empty), ``needs_data`` (True: it has tasks only where ``environment.data``
+    names a folder or package of them) and ``user_in_tools`` (True: whoever talks with the policy does so through a
+    tool, and ``scripted_user`` opens and nudges whatever ``user.kind`` says). So are three methods:
     :class:`Configurable`, :class:`Expert`, :class:`PerTaskPrompt`.
     """
 

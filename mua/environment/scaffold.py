@@ -1,0 +1,232 @@
+"""Write a new domain or gym that works, for a person to change into another one: ``mua env new``.
+
+docs/environments.md shows what these templates make; tests run it through the contract of all domains.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+from pathlib import Path
+from string import Template
+
+from mua.environment.registry import domain_names, get_domain
+from mua.errors import ConfigError
+
+GYMS = "gyms"
+_NAME = re.compile(r"[a-z][a-z0-9_]*(/[a-z][a-z0-9_]*)?")
+
+_DOMAIN = Template('''\
+"""The seats of a theatre: an agent looks seats up and books one. Change it, part by part, into your own domain."""
+
+import re
+
+from mua.environment.database import DatabaseEnvironment, ServiceDesk, Tool, ToolError
+from mua.environment.overlay import Base, Overlay
+from mua.environment.protocol import Isolation, Move, PromptStyle, Split, Task, ToolSchema
+from mua.types import Json
+from mua.users.scripted import Fact, ScriptedUser, Wish
+
+ROWS: dict[Split, str] = {"train": "A", "validation": "B", "test": "C"}
+SEATS = Base({"seats": {f"{row}{number}": {"holder": None} for row in ROWS.values() for number in range(1, 41)}})
+
+
+def look(database: Overlay, seat: str) -> Json:
+    if (record := database.get("seats", seat)) is None:
+        raise ToolError(f"there is no seat {seat}")
+    return record
+
+
+def book(database: Overlay, seat: str, name: str) -> str:
+    if look(database, seat)["holder"]:
+        raise ToolError(f"seat {seat} is taken")
+    database.edit("seats", seat)["holder"] = name
+    return f"seat {seat} is booked for {name}"
+
+
+def schema(name: str, description: str, *arguments: str) -> ToolSchema:
+    properties = {argument: {"type": "string"} for argument in arguments}
+    required = {"type": "object", "properties": properties, "required": [*arguments], "additionalProperties": False}
+    return ToolSchema(name, description, required)
+
+
+DESK = ServiceDesk(
+    SEATS,
+    [Tool(schema("look", "Look a seat up.", "seat"), look), Tool(schema("book", "Book it.", "seat", "name"), book)],
+)
+
+
+class ${class_name}:
+    name = "$name"
+    isolation: Isolation = "inline"
+
+    def tasks(self, split: Split) -> list[Task]:
+        return [self._task(split, f"{ROWS[split]}{number}") for number in range(1, 41)]
+
+    def _task(self, split: Split, seat: str) -> Task:
+        action = {"name": "book", "arguments": {"seat": seat, "name": "Ada"}}
+        data: Json = {"kind": "book", "difficulty": "easy", "actions": [action], "statements": [[seat]]}
+        return Task(f"$name/{seat}", self.name, split, data)
+
+    def environment(self) -> DatabaseEnvironment:
+        return DatabaseEnvironment(DESK)
+
+    def system_prompt(self, style: PromptStyle) -> str:
+        return "You sell the seats of a theatre. Book what is asked for under the visitor's name, then name the seat."
+
+    def persona(self, task: Task) -> str:
+        return f"You are Ada. You want seat {self._seat(task)}, and tell your name when asked."
+
+    def scripted_user(self, task: Task, seed: int) -> ScriptedUser:
+        openings = (f"Book seat {self._seat(task)} for me, please.", f"Can I have {self._seat(task)}?")
+        facts = {"name": Fact(re.compile(r"\\\\bname\\\\b"), ("I am Ada.", "Ada."))}
+        return ScriptedUser(f"{task.id}/{seed}", [Wish(openings)], facts)
+
+    def gold(self, task: Task) -> list[Move]:
+        return [("book", {"seat": self._seat(task), "name": "Ada"}), f"Seat {self._seat(task)} is booked."]
+
+    def _seat(self, task: Task) -> str:
+        return str(task.data["actions"][0]["arguments"]["seat"])
+
+
+DOMAIN = ${class_name}()
+''')
+
+_GYM = Template('''\
+"""Guess a number from hints. Change it, part by part, into your own game."""
+
+from collections.abc import Iterator
+from typing import ClassVar
+
+from environments.gyms._shared import Choice, Game, Gym, Reply, act
+from mua.environment.protocol import Move, Split, Task
+
+FIRST: dict[Split, int] = {"train": 0, "validation": 100, "test": 200}
+
+
+class ${class_name}Game(Game):
+    async def action(self, content: str) -> Reply:
+        if not content.isdecimal() or len(content) > 9:
+            return Reply("an action is a whole number", error=True)
+        return Reply("The number is higher." if int(content) < self.task.data["number"] else "It is not higher.")
+
+    async def answer(self, content: str) -> Reply:
+        if content != str(self.task.data["number"]):
+            return Reply("No.")
+        self.solved = True
+        return Reply("Yes.", reward=1.0, over=True)
+
+
+class ${class_name}(Gym):
+    name = "$name"
+    choices: ClassVar[dict[Choice, str]] = {
+        "action": "a whole number: tells whether the hidden one is higher",
+        "answer": "the hidden number",
+        "finish": "give up",
+    }
+    defaults: ClassVar[dict[str, str | int | float | bool]] = {"max_actions": 12, "max_answers": 1}
+    short_prompt = "Find the hidden number with the tool interact."
+
+    @classmethod
+    def generate(cls, split: Split) -> Iterator[Task]:
+        for number in range(FIRST[split], FIRST[split] + 100):
+            yield Task(f"{cls.name}/{number}", cls.name, split, {"kind": "guess", "difficulty": "easy", "number": number})
+
+    def game(self, task: Task, seed: int) -> ${class_name}Game:
+        return ${class_name}Game(self.setting, task, seed)
+
+    def openings(self, task: Task) -> list[str]:
+        return ["I think of a number below 300. Which one?", "Find my number; it is below 300."]
+
+    def persona(self, task: Task) -> str:
+        return f"You think of the number {task.data['number']} and answer in the tool alone."
+
+    def gold(self, task: Task) -> list[Move]:
+        return [act("answer", str(task.data["number"]))]
+
+
+DOMAIN = ${class_name}()
+''')
+
+_POLICY = """\
+# Guess the number
+
+Somebody thinks of a whole number from 0 to 299. Use the tool `interact`: the choice `action` with a number tells you
+whether the hidden number is higher than it, and the choice `answer` with a number ends the game. You have 12 actions
+and one answer. Halve the range with every action, and answer when one number is left.
+"""
+
+_TEST = Template('''\
+"""$name: what its own tasks must keep. What all domains keep is tested by tests/contract/test_domain_contract.py."""
+
+from __future__ import annotations
+
+import pytest
+
+from $module import DOMAIN
+from mua.environment.demonstrate import replay_gold
+from mua.environment.protocol import Split
+
+
+@pytest.mark.parametrize("split", ["train", "validation", "test"])
+async def test_gold_solves_every_task(split: Split):
+    for task in DOMAIN.tasks(split):
+        found = await replay_gold(DOMAIN, task)
+        assert found.evaluation.success, task.id
+        assert found.reward == 1.0, task.id
+''')
+
+
+def scaffold(name: str, gym: bool) -> list[Path]:
+    """Write a domain called ``name`` and a test of its own; the paths written.
+
+    A gym goes into the group ``gyms`` and is called ``gyms/name``. Raises :class:`mua.errors.ConfigError` for a name
+    that is taken or no identifier; overwrites nothing.
+    """
+    name = f"{GYMS}/{name}" if gym and "/" not in name else name
+    _check(name, gym)
+    package = Path(importlib.import_module("environments").__path__[0])
+    folder = package.joinpath(*name.split("/"))
+    test = package.parent / "tests" / "unit" / f"test_{name.replace('/', '_')}.py"
+    for path in (folder, test):
+        if path.exists():
+            raise ConfigError(f"{path} exists already; choose another name, or remove it")
+    written = [_write(folder / "__init__.py", source(name, gym)), _write(test, test_source(name))]
+    return [*written, *_pinned(folder, name)] if gym else written
+
+
+def source(name: str, gym: bool) -> str:
+    """The module of a new domain."""
+    return (_GYM if gym else _DOMAIN).substitute(name=name, class_name=_class_name(name))
+
+
+def test_source(name: str) -> str:
+    """The test file of a new domain."""
+    return _TEST.substitute(name=name, module=f"environments.{name.replace('/', '.')}")
+
+
+def _check(name: str, gym: bool) -> None:
+    if not _NAME.fullmatch(name):
+        raise ConfigError(f"{name!r} is no name for a domain; use small letters, digits and _, such as book_shop")
+    if gym and not name.startswith(f"{GYMS}/"):
+        raise ConfigError(f"a gym is in the group {GYMS}; give its name alone, or {GYMS}/{name.rpartition('/')[2]}")
+    if name in domain_names():
+        raise ConfigError(f"there is a domain called {name!r} already; mua env list shows all")
+
+
+def _pinned(folder: Path, name: str) -> list[Path]:
+    """The policy and the manifest of a gym."""
+    policy = _write(folder / "policy.md", _POLICY)
+    importlib.invalidate_caches()
+    importlib.import_module("environments.gyms._shared.pin").pin(get_domain(name))
+    return [policy, folder / "manifest.json"]
+
+
+def _write(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def _class_name(name: str) -> str:
+    return "".join(part.capitalize() for part in name.rpartition("/")[2].split("_"))
