@@ -22,6 +22,8 @@ SHORTEST = 6
 """Words of an argument; fewer are a remark."""
 MOST_REASONS = 2
 """An argument that gives more reasons than this is too much at once: else one text could try them all."""
+CLEAR = 2
+"""Strength from which on a text gives a reason."""
 STUBBORN_AFTER = 3
 """Turns in a row that do not touch a concern before the holder moves back by a level."""
 
@@ -66,19 +68,21 @@ class Heard:
 
 
 def heard(text: str, reasons: Sequence[Reason], open_: Sequence[int], met: Sequence[int]) -> Heard:
-    """Which of the ``reasons`` a text gives: of those in ``open_`` if it can, weightiest first, else one in ``met``."""
+    """Which of the ``reasons`` a text gives most clearly: of those in ``open_`` if it can, else of those in ``met``.
+
+    Equals go by the order of ``open_``.
+    """
     if len(re.findall(r"\w+", text)) < SHORTEST:
         return Heard("remark")
-    given = [place for place, reason in enumerate(reasons) if reason.given_by(text)]
+    strength = {place: reason.strength(text) for place, reason in enumerate(reasons)}
+    given = [place for place in strength if strength[place] >= CLEAR]
     if len(given) > MOST_REASONS:
         return Heard("scattered")
-    for place in open_:
-        if place in given:
-            return Heard("moved", place)
-    for place in met:
-        if place in given:
-            return Heard("known", place)
-    return Heard("beside", given[0] if given else -1)
+    looked_for: tuple[tuple[Verdict, Sequence[int]], ...] = (("moved", open_), ("known", met), ("beside", given))
+    for verdict, places in looked_for:
+        if found := [place for place in places if place in given]:
+            return Heard(verdict, max(found, key=strength.__getitem__))
+    return Heard("beside")
 
 
 class PersuadeGame(Game):

@@ -37,10 +37,13 @@ class Reason:
     sentence: str
     keywords: Sequence[re.Pattern[str]]
 
-    def given_by(self, text: str) -> bool:
-        """Whether ``text`` gives this reason: two of its keywords, or one and a word of its theme."""
+    def strength(self, text: str) -> int:
+        """How clearly ``text`` gives this reason: its keywords that stand there, and one more for a word of its theme.
+
+        Below 2 the text does not give it: one keyword alone, or the theme alone, says too little.
+        """
         hits = sum(keyword.search(text) is not None for keyword in self.keywords)
-        return hits > 1 or (hits == 1 and self.theme.words.search(text) is not None)
+        return hits + (self.theme.words.search(text) is not None) if hits else 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from collections.abc import Generator, Iterable, Mapping, Sequence
 from typing import ClassVar
 
 from environments.gyms._shared import Choice, Game, Gym, Reply, Setting, act
-from environments.gyms._shared.oracles import judged, one_of
+from environments.gyms._shared.oracles import labelled
 from environments.gyms._shared.settings import Option, Role
 from environments.gyms.search.answers import matches
 from environments.gyms.search.documents import Document
@@ -28,8 +28,8 @@ _OPENINGS = (
     "Here is something I would like to know. {question}",
 )
 _JUDGE = (
-    "You compare an answer with the reference answer to a question. Reply with one word: Yes if it means the same "
-    "thing, whatever its wording; No if it is something else, is missing, or names several candidates."
+    "Does the answer mean the same thing as the reference answer to the question, whatever its wording? Yes if it "
+    "does; No if it is something else, is missing, or names several candidates."
 )
 
 
@@ -55,8 +55,8 @@ class SearchGame(Game):
 
     async def _judged(self, content: str) -> bool:
         data = self.task.data
-        text = f"Question: {data['question']}\nReference answer: {data['answer']}\nAnswer: {content}"
-        return await judged(self.setting.judge, _JUDGE, text, one_of(("Yes", "No")), self.seed) == "Yes"
+        material = {"question": data["question"], "reference answer": data["answer"], "answer": content}
+        return await labelled(self.setting.judge, _JUDGE, ("Yes", "No"), material, self.seed) == "Yes"
 
 
 def shown(documents: Sequence[Document]) -> str:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
-from environments.gyms._shared.oracles import asked, json_object, judged, spoken
-from environments.gyms.travel.asking import Asked
+from environments.gyms._shared.oracles import asked, labelled, spoken
+from environments.gyms.travel.asking import Asked, Kind
 from environments.gyms.travel.catalog import catalog
 from environments.gyms.travel.wording import facts, wish
 from mua.types import Json
@@ -14,13 +14,16 @@ from mua.types import Json
 if TYPE_CHECKING:
     from environments.gyms.travel.game import TravelGame
 
-_JUDGE = """A booking agent writes to a traveller. Decide what the agent's message is. There are four kinds:
+_KINDS: Mapping[str, Kind] = {"chat": "chat", "miss": "miss", "vague": "vague"}
+_JUDGE = """A booking agent writes to a traveller who has some wishes in mind:
+{wishes}
+
+What is the agent's message?
 - chat: it asks for nothing, or is small talk, thanks or a report.
-- hit: it asks a concrete question about one of the numbered wishes below, so that answering it truly would tell the
-  wish. Give the number.
+- wish and a number: it asks a concrete question about one of the wishes above, so that answering it truly would tell
+  that wish.
 - miss: it asks a concrete question, but none of the wishes answers it.
-- vague: it asks for wishes in general, or for more than two things at once.
-Reply with JSON only: {"kind": "chat" | "hit" | "miss" | "vague", "wish": the number, or null}."""
+- vague: it asks for wishes in general, or for more than two things at once."""
 _HINT = """You are a traveller who talks with a booking agent. Let the agent know one wish of yours without stating it:
 tell in one sentence a habit, a reason or a circumstance from which it follows. Do not use the words of the wish, do not
 mention any other wish, and write nothing but the sentence."""
@@ -30,10 +33,17 @@ Tell nothing but the facts of the trip, and no wish of any kind."""
 
 async def classified(game: TravelGame, text: str, pending: Mapping[str, Sequence[str]]) -> Asked:
     """The judge's reading of the agent's ``text``; see :func:`environments.gyms.travel.asking.classify`."""
-    wishes = [(aspect, attribute) for aspect, attributes in pending.items() for attribute in attributes]
-    lines = [f"{number}. {_line(game, *one)}" for number, one in enumerate(wishes, 1)]
-    question = "Wishes:\n" + ("\n".join(lines) or "none") + f"\n\nThe agent's message:\n{text}"
-    return await judged(game.setting.judge, _JUDGE, question, json_object(_reader(wishes)), game.asks_seed)
+    wishes = {
+        f"wish {number}": (aspect, attribute)
+        for number, (aspect, attribute) in enumerate(
+            ((aspect, attribute) for aspect, attributes in pending.items() for attribute in attributes), 1
+        )
+    }
+    lines = [f"- {number}: {_line(game, *one)}" for number, one in wishes.items()]
+    question = _JUDGE.format(wishes="\n".join(lines) or "(none that is still untold)")
+    labels = ["chat", "miss", "vague", *wishes]
+    label = await labelled(game.setting.judge, question, labels, {"the agent's message": text}, game.asks_seed)
+    return Asked("hit", *wishes[label]) if label in wishes else Asked(_KINDS[label])
 
 
 async def hinted(game: TravelGame, preference: Json, aspect: str, text: str) -> str:
@@ -58,17 +68,3 @@ async def small_talk(game: TravelGame, text: str) -> str:
 def _line(game: TravelGame, aspect: str, attribute: str) -> str:
     preference = game.preference(aspect, attribute)
     return f"for the {catalog()[aspect].noun}, the traveller {wish(preference, catalog()[aspect])}"
-
-
-def _reader(wishes: Sequence[tuple[str, str]]) -> Callable[[Any], Asked]:
-    def read(verdict: Any) -> Asked:
-        if not isinstance(verdict, dict) or verdict.get("kind") not in ("chat", "hit", "miss", "vague"):
-            raise ValueError('the verdict must be an object with "kind": chat, hit, miss or vague')
-        number = verdict.get("wish")
-        if verdict["kind"] != "hit":
-            return Asked(verdict["kind"])
-        if type(number) is not int or not 1 <= number <= len(wishes):
-            raise ValueError(f'"wish" must be a number from 1 to {len(wishes)}')
-        return Asked("hit", *wishes[number - 1])
-
-    return read
