@@ -94,16 +94,27 @@ class Expert:
 
     def _identify(self) -> Steps:
         reply = yield from self._say(*IDENTIFY)
-        number = re.search(r"\d{3}-\d{3}-\d{4}", reply)
-        if number is None:
-            yield from self._refuse("I cannot help you without a phone number to verify.")
-        assert number is not None
-        found = yield from self._call("find_customer_by_number", number=number.group())
-        self._customer, self._line = found["customer_id"], found["line_id"]
+        found = yield from self._found(reply)
+        self._customer = found["customer_id"]
         customer = yield from self._call("get_customer", customer_id=self._customer)
+        self._line = found.get("line_id", customer["line_ids"][0])
         facts = (*customer["name"].values(), customer["date_of_birth"])
         if not all(fact in reply for fact in facts):
             yield from self._refuse("Sorry, I cannot verify your identity for this number, so I change nothing.")
+
+    def _found(self, reply: str) -> Generator[Move, str, Any]:
+        """The customer by number, or by name where the user does not know the number."""
+        if number := re.search(r"\d{3}-\d{3}-\d{4}", reply):
+            return (yield from self._call("find_customer_by_number", number=number.group()))
+        name, born = re.search(r"([A-Z][a-z]+) ([A-Z][a-z]+)\b", reply), re.search(r"\d{4}-\d\d-\d\d", reply)
+        if name is None or born is None:
+            yield from self._refuse("I cannot verify who you are without your name and date of birth.")
+        assert name is not None
+        assert born is not None
+        first, last = name.groups()
+        return (
+            yield from self._call("find_customer_by_name", first_name=first, last_name=last, date_of_birth=born.group())
+        )
 
     # ---- the carrier's side
 

@@ -25,7 +25,7 @@ class Scene:
 
     rng: random.Random
     turn: int
-    """The task's number, for what is to occur in equal parts."""
+    """Counts tasks of one recipe, for what is to occur in equal parts."""
     customer: Json
     line: Json
     phone: Json
@@ -36,14 +36,14 @@ class Scene:
     """What the user would answer: gigabytes to add, whether it pays, changes the plan."""
 
     @classmethod
-    def of(cls, seed: int, number: int) -> Scene:
+    def of(cls, seed: int, number: int, turn: int) -> Scene:
         """Customer ``number`` of the base, with the first line and a healthy phone for it."""
         tables = base().tables
         customer = copied(tables["customers"][f"C{10_000 + number}"])
         line = copied(tables["lines"][customer["line_ids"][0]])
         return cls(
             random.Random(f"telecom/{seed}"),
-            seed,
+            turn,
             customer,
             line,
             healthy_phone(line["line_id"]),

@@ -37,9 +37,10 @@ def persona_of(task: Task) -> str:
 
 def _identity(known: Json) -> str:
     place = f"You are abroad, in {known['abroad']}." if known["abroad"] else "You are at home, not abroad."
+    number = f"Your phone number is {known['number']}." if known["number"] else "You do not know your phone number."
     return (
         f"You are {known['first']} {known['last']}, a customer of the carrier Vela Mobile, born on {known['born']}. "
-        f"Your phone number is {known['number']}. {place}"
+        f"{number} {place}"
     )
 
 

@@ -10,12 +10,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from environments.telecom.faults import ROAMING_PLANS, SOLVED, WHICH, Scene, Symptom, carrier, draw, mended, user
-from environments.telecom.world import COUNTRIES, CUSTOMERS, PHONE, PLANS, base, bill
+from environments.telecom.world import COUNTRIES, CUSTOMERS, PLANS, base, bill
 from mua.environment.statements import CANNOT, Statement
 from mua.types import Json
 
-OVERDUE = ("overdue", "unpaid", "not paid", "has not been paid")
-SPARE_CUSTOMERS = 560
+REFUSALS: dict[str, Statement] = {
+    "identity": [["verify", "match", "identity"], list(CANNOT)],
+    "overdue": [["overdue", "unpaid", "not paid", "not been paid"], list(CANNOT)],
+    "roaming": ["roaming", list(CANNOT)],
+    "limit": ["10 gb", list(CANNOT)],
+}
+"""What a refused user has to be told, by the reason."""
+SPARE_CUSTOMERS = 600
 """From this one on, customers have no task of their own and lend their names to strangers."""
 REFUND_CHARGES = ("ringtone club", "horoscope service", "quiz hotline")
 
@@ -28,6 +34,8 @@ class Draft:
     """In the order in which the user states them; ``about`` and what belongs to it."""
     actions: list[Json] = field(default_factory=list)
     statements: list[Statement] = field(default_factory=list)
+    refused: str | None = None
+    """The reason in :data:`REFUSALS`, where all there is to do is to refuse."""
     forbidden: list[Json] = field(default_factory=list)
     assertions: list[str] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
@@ -56,17 +64,16 @@ def _complaint(symptom: Symptom, count: int) -> Callable[[Scene], Draft]:
 
 
 def _and_then(first: Callable[[Scene], Draft], second: Callable[[Scene], Draft]) -> Callable[[Scene], Draft]:
-    """Two wishes of one user."""
+    """Two wishes of one user, both granted: a complaint first."""
 
     def make(scene: Scene) -> Draft:
         one, two = first(scene), second(scene)
         return Draft(
-            [*one.wishes, *two.wishes],
-            [*one.actions, *two.actions],
-            [*one.statements, *two.statements],
-            [*one.forbidden, *two.forbidden],
-            [*one.assertions, *two.assertions],
-            [*one.faults, *two.faults],
+            wishes=[*one.wishes, *two.wishes],
+            actions=[*one.actions, *two.actions],
+            statements=[*one.statements, *two.statements],
+            assertions=[*one.assertions, *two.assertions],
+            faults=one.faults,
         )
 
     return make
@@ -100,7 +107,7 @@ def _plan_change_overdue(pays: bool) -> Callable[[Scene], Draft]:
         if pays:
             draft.actions[:0] = [carrier("send_payment_request", bill_id=bill_id), user("pay_bill", bill_id=bill_id)]
         else:
-            draft.actions, draft.statements = [], [[list(OVERDUE), list(CANNOT)]]
+            draft.actions, draft.refused = [], "overdue"
             draft.forbidden = [{"name": "change_plan"}]
         return draft
 
@@ -127,7 +134,7 @@ def _refuel(scene: Scene) -> Draft:
 def _refuel_over_limit(scene: Scene) -> Draft:
     scene.wants["gb"] = scene.rng.randint(11, 30)
     wish = {"about": "refuel", "gb": scene.wants["gb"]}
-    return Draft([wish], statements=[["10 gb", list(CANNOT)]], forbidden=[{"name": "refuel_data"}])
+    return Draft([wish], refused="limit", forbidden=[{"name": "refuel_data"}])
 
 
 def _travel(included: bool, changes_plan: bool = False) -> Callable[[Scene], Draft]:
@@ -142,7 +149,7 @@ def _travel(included: bool, changes_plan: bool = False) -> Callable[[Scene], Dra
         scene.wants["plan"] = changes_plan
         if changes_plan:
             return Draft([wish], [carrier("change_plan", line_id=scene.line_id, plan_id=CHEAPEST_ROAMING), roam])
-        return Draft([wish], statements=[["roaming", list(CANNOT)]], forbidden=[{"name": "set_roaming"}])
+        return Draft([wish], refused="roaming", forbidden=[{"name": "set_roaming"}])
 
     return make
 
@@ -165,9 +172,7 @@ def _stranger(wish: Callable[[Scene], Draft]) -> Callable[[Scene], Draft]:
         forbidden = [
             {"name": name} for name in ("get_puk_code", "change_plan", "resume_line", "set_bar", "refuel_data")
         ]
-        return Draft(
-            asked, statements=[[["verify", "match", "identity"], list(CANNOT)]], forbidden=forbidden, known=known
-        )
+        return Draft(asked, refused="identity", forbidden=forbidden, known=known)
 
     return make
 
@@ -177,6 +182,18 @@ def _refund(scene: Scene) -> Draft:
     charges = [*march["charges"], {"for": reason, "amount": round(scene.rng.uniform(5, 40), 2)}]
     scene.bills[2] = bill(march["bill_id"], march["customer_id"], march["month"], charges, "due")
     return Draft([{"about": "refund", "charge": reason}], [_ticket(scene, "billing dispute")])
+
+
+def _forgetful(complaint: Callable[[Scene], Draft]) -> Callable[[Scene], Draft]:
+    """A customer who does not know the number; with two lines it would be unclear which one is meant."""
+
+    def make(scene: Scene) -> Draft:
+        draft = complaint(scene)
+        if len(scene.customer["line_ids"]) == 1:
+            draft.known = {"number": None}
+        return draft
+
+    return make
 
 
 def _ticket(scene: Scene, reason: str) -> Json:
@@ -218,7 +235,7 @@ def _will_not_pay(scene: Scene) -> Draft:
     scene.wants["pay"] = False
     return Draft(
         [{"about": "no_service"}],
-        statements=[[list(OVERDUE), list(CANNOT)]],
+        refused="overdue",
         forbidden=[{"name": "resume_line"}],
         faults=["unpaid"],
     )
@@ -229,7 +246,7 @@ def _roaming_declined(scene: Scene) -> Draft:
     scene.go_abroad()
     scene.set_plan([plan for plan in PLANS if plan not in ROAMING_PLANS])
     scene.wants["plan"] = False
-    draft = Draft([{"about": "no_service"}], statements=[["roaming", list(CANNOT)]], faults=["no_roaming"])
+    draft = Draft([{"about": "no_service"}], refused="roaming", faults=["no_roaming"])
     draft.forbidden = [{"name": "set_roaming"}, {"name": "change_plan"}]
     return draft
 
@@ -269,6 +286,7 @@ RECIPES: tuple[Recipe, ...] = (
     Recipe("travel_plan", "medium", _travel(False, True)),
     Recipe("travel_declined", "medium", _travel(False)),
     *_COMPLAINTS,
+    Recipe("forgotten_number", "medium", _forgetful(_complaint("slow_data", 1))),
     Recipe("stranger", "medium", _stranger(_plan_change)),
     Recipe("refund", "medium", _refund),
     Recipe("fraud", "medium", _fraud(0)),
@@ -286,9 +304,10 @@ RECIPES: tuple[Recipe, ...] = (
 """One round of tasks; a split goes round and round."""
 
 
-def data_of(recipe: Recipe, seed: int, customer: int) -> Json:
-    """A task's data; a pure function of its arguments."""
-    scene = Scene.of(seed, customer)
+def data_of(index: int, seed: int, customer: int) -> Json:
+    """The data of task ``index`` of a split; a pure function of its arguments."""
+    recipe = RECIPES[index % len(RECIPES)]
+    scene = Scene.of(seed, customer, turn=sum(divmod(index, len(RECIPES))))
     draft = recipe.make(scene)
     name = scene.customer["name"]
     known = {
@@ -308,12 +327,16 @@ def data_of(recipe: Recipe, seed: int, customer: int) -> Json:
         "faults": draft.faults,
         "initial": scene.initial(),
         "actions": draft.actions,
-        "statements": draft.statements,
+        "statements": [*draft.statements, *([REFUSALS[draft.refused]] if draft.refused else [])],
+        "false_statements": _other_refusals(draft.refused) if draft.refused else [],
         "forbidden": draft.forbidden,
         "assertions": [*draft.assertions, "nothing_erased"],
     }
 
 
-def line_of(data: Json) -> str:
-    """The line of the task's user."""
-    return str(data["initial"][PHONE][PHONE]["line_id"])
+def _other_refusals(reason: str) -> list[Statement]:
+    """Reasons that do not hold, so that naming them all does not pay.
+
+    Identity is not among them: before it is checked, an agent may well say that it cannot go on without.
+    """
+    return [statement for other, statement in REFUSALS.items() if other not in (reason, "identity")]

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 
-from environments.telecom.recipes import RECIPES, data_of
+from environments.telecom.recipes import data_of
 from environments.telecom.world import base
 from mua.environment.overlay import digest_of
 from mua.environment.protocol import Split, Task
@@ -18,15 +18,14 @@ from mua.errors import MuaError
 from mua.types import Json
 
 MANIFEST = Path(__file__).with_name("manifest.json")
-SIZES: dict[Split, int] = {"train": 400, "validation": 80, "test": 80}
+SIZES: dict[Split, int] = {"train": 400, "validation": 100, "test": 100}
 FIRST_SEED: dict[Split, int] = {"train": 1_000_000, "validation": 2_000_000, "test": 3_000_000}
-FIRST_CUSTOMER: dict[Split, int] = {"train": 0, "validation": 400, "test": 480}
+FIRST_CUSTOMER: dict[Split, int] = {"train": 0, "validation": 400, "test": 500}
 
 
 def generate(split: Split, index: int) -> Task:
     """Task ``index`` of a split; a pure function of its arguments."""
-    recipe = RECIPES[index % len(RECIPES)]
-    data = data_of(recipe, FIRST_SEED[split] + index, FIRST_CUSTOMER[split] + index)
+    data = data_of(index, FIRST_SEED[split] + index, FIRST_CUSTOMER[split] + index)
     return Task(f"telecom/{split}/{index:03d}", "telecom", split, data)
 
 

@@ -1,4 +1,4 @@
-"""The carrier's world: Vela Mobile's plans, 600 customers made from one seed, and a phone in working order.
+"""The carrier's world: Vela Mobile's plans, 620 customers made from one seed, and a phone in working order.
 
 ==========  =============================================================================================
 table       what a record is
@@ -27,7 +27,7 @@ from mua.environment.overlay import Base
 from mua.types import Json
 
 TODAY = "2026-03-16"
-CUSTOMERS = 600
+CUSTOMERS = 620
 PHONE = "phone"
 """Key of the one record of table ``phone``."""
 APN = {"name": "vela.web", "mms_server": "mms.vela.example"}

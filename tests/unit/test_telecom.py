@@ -175,6 +175,15 @@ def test_required_statements_are_required():
         assert not judged(task, task.data["actions"], []).success, task.id
 
 
+def test_naming_every_reason_to_refuse_does_not_pay():
+    everything = "I cannot verify you, your bill is overdue, roaming is impossible, 10 GB is the limit."
+    refused = [task for task in ALL if task.data["false_statements"]]
+    assert len(refused) > len(ALL) / 10
+    for task in refused:
+        assert not judged(task, task.data["actions"], [everything]).success
+        assert judged(task, task.data["actions"]).success
+
+
 def test_harmless_steps_on_the_phone_cost_nothing():
     looks = [
         user(tool.name) for tool in opened(ALL[0]).user_tools() if tool.name.startswith(("check_", "run_", "send_"))
@@ -182,6 +191,23 @@ def test_harmless_steps_on_the_phone_cost_nothing():
     harmless = [*looks, user("restart_phone"), user("set_wifi", on=True), user("reset_apn"), user("restart_phone")]
     for task in ALL[::7]:
         assert judged(task, [*harmless, *task.data["actions"], *harmless]).success, task.id
+
+
+def test_a_customer_may_not_know_the_number():
+    forgetful = [task for task in ALL if task.data["known"]["number"] is None]
+    assert len(forgetful) > 3
+    assert {task.data["kind"] for task in forgetful} == {"forgotten_number"}
+
+
+def test_equality_with_gold_looks_at_the_carrier_alone():
+    task = with_fault("unpaid")
+    environment = opened(task)
+    assert environment.equals_untouched()
+    assert not environment.equals_gold()
+    for action in task.data["actions"]:
+        do(environment, action)
+    environment.user_call("set_wifi", {"on": True})
+    assert environment.equals_gold()
 
 
 def test_several_ways_lead_to_a_working_phone():
@@ -589,7 +615,8 @@ async def test_a_user_that_will_not_pay_does_not():
 
 async def test_facts_are_told_when_asked():
     for task in ALL[::40]:
-        known = task.data["known"]
+        known = {**task.data["known"]}
+        known["number"] = known["number"] or ""
         who, _ = person(task)
         said = (await who.reply("Please tell me your phone number, your full name and your date of birth.")).text
         assert all(known[fact] in said for fact in ("number", "first", "last", "born"))
@@ -606,7 +633,7 @@ async def test_openings_vary_with_the_seed_and_give_no_identity_away():
         texts = {(await PhoneUser(task, seed).open()).text for seed in range(12)}
         assert len(texts) > 1
         known = task.data["known"]
-        assert not any(known["number"] in text or known["last"] in text for text in texts)
+        assert not any((known["number"] or "555-") in text or known["last"] in text for text in texts)
 
 
 # ---- prompts
@@ -615,7 +642,8 @@ async def test_openings_vary_with_the_seed_and_give_no_identity_away():
 def test_an_llm_user_is_told_what_the_scripted_one_knows():
     for task in ALL:
         persona, known = DOMAIN.persona(task), task.data["known"]
-        assert all(known[fact] in persona for fact in ("number", "first", "last", "born"))
+        assert all(known[fact] in persona for fact in ("first", "last", "born"))
+        assert (known["number"] or "do not know your phone number") in persona
         assert (known["abroad"] or "at home") in persona
         assert "{" not in persona
         if "gb" in task.data["wants"]:
