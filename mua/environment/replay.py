@@ -111,9 +111,8 @@ def _replay(domain: Domain, task: Task, recording: Json, where: str, found: Agre
         found.failures += failed
         if not _agrees(step["answer"], failed, result):
             call = f"{step['name']}({json.dumps(step['arguments'])})"
-            found.disagreements.append(
-                f"{where}, call {number}: {_short(call)}: recorded {_short(step['answer'])}, here {_short(result.text)}"
-            )
+            told = _first_difference("", _parsed(step["answer"]), _parsed(result.text))
+            found.disagreements.append(f"{where}, call {number}: {_short(call)}: {told}")
     _compare_verdicts(environment, recording, where, found)
     environment.close()
 
@@ -128,6 +127,21 @@ def _agrees(answer: str, failed: bool, result: ToolResult) -> bool:
     if failed or result.error:
         return failed == result.error
     return answer == result.text or same(_parsed(answer), _parsed(result.text))
+
+
+def _first_difference(path: str, recorded: Any, here: Any) -> str:
+    """Where two answers part, and what stands there; the answers themselves if they are no objects or lists."""
+    if isinstance(recorded, list) and isinstance(here, list) and len(recorded) == len(here):
+        recorded, here = dict(enumerate(recorded)), dict(enumerate(here))
+    if isinstance(recorded, dict) and isinstance(here, dict) and recorded.keys() == here.keys():
+        key = next(key for key in recorded if not same(recorded[key], here[key]))
+        return _first_difference(f"{path}/{key}", recorded[key], here[key])
+    at = f"at {path} " if path else ""
+    return f"{at}recorded {_short(_shown(recorded))}, here {_short(_shown(here))}"
+
+
+def _shown(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _parsed(text: str) -> Any:
