@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch.distributed as dist
 
-from mua.algorithms.losses import GrpoLoss
+from mua.algorithms.losses import PolicyLoss
 from mua.config.schema import MegatronConfig
 from mua.megatron import layouts
 from mua.types import Float32Array, TrainBatch
@@ -23,7 +23,7 @@ from tests.megatron_support import OPTIMIZER, backend, exported, gradients, make
 
 STEPS = 3
 TEMPERATURE = 0.8
-LOSS = GrpoLoss(clip_low=0.2, clip_high=0.3, kl_coefficient=0.0)
+LOSS = PolicyLoss(clip_low=0.2, clip_high=0.3, kl_coefficient=0.0)
 ADAM = OPTIMIZER.model_copy(update={"epsilon": 1e-8})
 LENGTHS = (17, 5, 40, 2, 23, 31, 8, 12, 29, 33, 9)
 """They fill four rows of 64, so that up to four data-parallel ranks have the rows of a single process."""

@@ -97,14 +97,14 @@ def measured(folder: Path, case: Case) -> list[ObjectBytes]:
 
 
 def _held(folder: str, case: dict[str, Any]) -> dict[str, int]:
-    from mua.algorithms.losses import GrpoLoss
+    from mua.algorithms.losses import PolicyLoss
     from mua.megatron.backend import MegatronBackend
     from tests.megatron_support import make_batch
 
     config = Case(**case).config(Path(folder))
     built = MegatronBackend(config.model, config.megatron, config.optimizer, total_steps=1, seed=1)
     try:
-        built.train_step(make_batch(), GrpoLoss(clip_low=0.2, clip_high=0.2, kl_coefficient=0.0))
+        built.train_step(make_batch(), PolicyLoss(clip_low=0.2, clip_high=0.2, kl_coefficient=0.0))
         return asdict(measure(built._chunks, built._wrapped, built._optimizer))
     finally:
         built.close()

@@ -8,10 +8,15 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
+import torch
 
-from mua.algorithms.advantage import group_relative_advantages
+from mua.algorithms.advantage import GLOBAL, Floats, group_advantages, sign_clamped, whitened
+from mua.algorithms.correction import Correction, correction_weights
+from mua.algorithms.credit import spread, trajectory_score, turn_credits
+from mua.algorithms.objectives import kl_estimate
 from mua.config.schema import AlgorithmConfig
 from mua.types import Group, Segment, TrainBatch, TrainSequence, Trajectory
 
@@ -19,30 +24,57 @@ from mua.types import Group, Segment, TrainBatch, TrainSequence, Trajectory
 def make_batch(groups: Sequence[Group], config: AlgorithmConfig, temperature: float) -> TrainBatch:
     """The batch of one optimizer step.
 
-    Unscored trajectories contribute nothing, not even to group statistics. The advantage of a trajectory is
-    spread over every token it sampled, in all its segments; segments without a sampled token are left out.
-    Weights of sampled tokens, with ``T_i`` sampled tokens in trajectory ``i`` and ``M`` trajectories that have
-    any:
+    Unscored trajectories contribute nothing, not even to group statistics. The advantage of a trajectory is spread over
+    its turns (``algorithm.credit``) and, within a turn, over every token sampled, in all segments; segments without a
+    sampled token are left out. Weights of sampled tokens, with ``T_i`` sampled tokens in trajectory ``i`` and ``M``
+    trajectories that have any:
 
     - ``token_mean``: ``1 / sum_i T_i``;
-    - ``sequence_mean``: ``1 / (M * T_i)``.
+    - ``sequence_mean``: ``1 / (M * T_i)``;
+    - ``sequence_sum``: ``1 / M``;
+    - ``constant``: ``1 / (M * aggregation_constant)``.
 
-    With ``algorithm.skip_zero_advantage`` trajectories of advantage 0 are counted in these denominators and then left
-    out: their loss has no gradient.
+    With ``algorithm.skip_zero_advantage`` trajectories whose advantages are all 0 are counted in these denominators and
+    then left out: their loss has no gradient.
 
     ``old_logprobs`` are the engine's; a trainer that recomputes them replaces them. ``temperature`` is that of
     sampling. A batch whose advantages are all 0 is legal, and so is an empty one (nothing was scored).
     """
-    members = [(t, a) for group in groups for t, a in _with_advantages(group, config) if t.sampled_tokens]
+    members = [(t, a) for t, a in _with_advantages(groups, config) if t.sampled_tokens]
     tokens = sum(trajectory.sampled_tokens for trajectory, _ in members)
     sequences: list[TrainSequence] = []
-    for trajectory, advantage in members:
-        if config.skip_zero_advantage and advantage == 0:
+    for trajectory, advantages in members:
+        if config.skip_zero_advantage and not advantages.any():
             continue
-        by_sequence = len(members) * trajectory.sampled_tokens
-        weight = 1.0 / (tokens if config.aggregation == "token_mean" else by_sequence)
-        sequences.extend(_train_sequence(s, weight, advantage) for s in trajectory.segments if s.loss_mask.any())
+        weight = 1.0 / _denominator(config, tokens, len(members), trajectory.sampled_tokens)
+        for segment in trajectory.segments:
+            if segment.loss_mask.any():
+                sequences.append(_train_sequence(segment, weight, advantages))
     return TrainBatch(sequences, temperature, {"tokens": float(tokens), "sequences": float(len(members))})
+
+
+def adjusted(batch: TrainBatch, config: AlgorithmConfig) -> TrainBatch:
+    """``batch``, whose old and reference log-probabilities are the trainer's, with what is decided by them.
+
+    Importance weights of the engine's mismatch multiply the advantages (``algorithm.correction``), a KL penalty in the
+    reward is taken from them (``algorithm.kl_in``), token by token.
+    """
+    correction = Correction(config.correction, config.correction_level, config.correction_low, config.correction_high)
+    penalty = config.kl_coefficient if config.kl_in == "reward" else 0.0
+    if correction.name == "none" and penalty == 0:
+        return batch
+    return replace(batch, sequences=[_adjusted(s, correction, penalty, config.kl_estimator) for s in batch])
+
+
+def _adjusted(sequence: TrainSequence, correction: Correction, penalty: float, estimator: str) -> TrainSequence:
+    advantages = sequence.advantages.astype(np.float64)
+    if penalty:
+        assert sequence.reference_logprobs is not None, "a KL coefficient keeps a reference"
+        difference = torch.from_numpy((sequence.old_logprobs - sequence.reference_logprobs).astype(np.float64))
+        advantages = advantages - penalty * kl_estimate(estimator, difference).numpy() * sequence.trained
+    old, behaviour = (a.astype(np.float64) for a in (sequence.old_logprobs, sequence.behaviour_logprobs))
+    weights = correction_weights(old, behaviour, sequence.trained, correction)
+    return replace(sequence, advantages=(advantages * weights).astype(np.float32))
 
 
 def sft_batch(segments: Sequence[Segment]) -> TrainBatch:
@@ -52,7 +84,7 @@ def sft_batch(segments: Sequence[Segment]) -> TrainBatch:
     """
     trained = [segment for segment in segments if segment.loss_mask.any()]
     tokens = sum(int(segment.loss_mask.sum()) for segment in trained)
-    sequences = [_train_sequence(segment, 1.0 / tokens, 0.0) for segment in trained]
+    sequences = [_train_sequence(segment, 1.0 / tokens, None) for segment in trained]
     return TrainBatch(sequences, 1.0, {"tokens": float(tokens), "sequences": float(len(trained))})
 
 
@@ -68,20 +100,64 @@ def split_minibatches(groups: Sequence[Group], n: int) -> list[list[Group]]:
     return [list(groups[low:high]) for low, high in itertools.pairwise(bounds)]
 
 
-def _with_advantages(group: Group, config: AlgorithmConfig) -> Iterator[tuple[Trajectory, float]]:
-    scored = group.scored
-    advantages = group_relative_advantages([t.reward for t in scored], divide_by_std=config.divide_by_std)
-    return zip(scored, advantages.tolist(), strict=True)
+def _denominator(config: AlgorithmConfig, tokens: int, trajectories: int, own_tokens: int) -> float:
+    return {
+        "token_mean": float(tokens),
+        "sequence_mean": float(trajectories * own_tokens),
+        "sequence_sum": float(trajectories),
+        "constant": trajectories * config.aggregation_constant,
+    }[config.aggregation]
 
 
-def _train_sequence(segment: Segment, weight: float, advantage: float) -> TrainSequence:
-    """The segment up to its last trained token: what follows (a tool's result, the user's goodbye) moves no loss."""
+def _with_advantages(groups: Sequence[Group], config: AlgorithmConfig) -> Iterator[tuple[Trajectory, Floats]]:
+    """Every scored trajectory with the advantage of each of its turns, ``[T]``."""
+    scored = [t for group in groups for t in group.scored]
+    found = [_of_group([_score(t, config) for t in group.scored], config) for group in groups if group.scored]
+    advantages = np.concatenate(found) if found else np.zeros(0)
+    if config.advantage in GLOBAL:
+        advantages = whitened(advantages, np.array([t.sampled_tokens for t in scored]))
+    for trajectory, advantage in zip(scored, advantages.tolist(), strict=True):
+        yield trajectory, _by_turn(trajectory, advantage * config.advantage_scale, config)
+
+
+def _of_group(scores: Sequence[float], config: AlgorithmConfig) -> Floats:
+    k = min(config.pass_k, len(scores))  # a group may have lost members to faults of the infrastructure
+    advantages = group_advantages(scores, config.advantage, divide_by_std=config.divide_by_std, k=k)
+    return advantages if config.sign_clamp is None else sign_clamped(advantages, scores, config.sign_clamp)
+
+
+def _score(trajectory: Trajectory, config: AlgorithmConfig) -> float:
+    if config.score == "sum":
+        return trajectory.reward
+    return trajectory_score(trajectory.turn_rewards, config.score, gamma=config.discount)
+
+
+def _by_turn(trajectory: Trajectory, advantage: float, config: AlgorithmConfig) -> Floats:
+    turns = len(trajectory.turn_rewards)
+    if config.credit == "equal":
+        return np.full(turns, advantage)
+    tokens = np.zeros(turns, dtype=np.int64)
+    for segment in trajectory.segments:
+        tokens += np.bincount(segment.turn[segment.loss_mask], minlength=turns)
+    credits = turn_credits(trajectory.turn_rewards, config.credit, gamma=config.discount, k=config.credit_k)
+    return spread(advantage, credits, tokens, signed_sum=config.credit_form == "userrl")
+
+
+def _train_sequence(segment: Segment, weight: float, advantages: Floats | None) -> TrainSequence:
+    """The segment up to its last trained token: what follows (a tool's result, the user's goodbye) moves no loss.
+
+    ``advantages`` are those of the trajectory's turns.
+    """
     end = int(np.flatnonzero(segment.loss_mask)[-1]) + 1
     mask = segment.loss_mask[:end].astype(np.float32)
+    by_token = np.zeros(end, dtype=np.float32)
+    if advantages is not None:
+        sampled = segment.loss_mask[:end]
+        by_token[sampled] = advantages[segment.turn[:end][sampled]]
     return TrainSequence(
         ids=segment.ids[:end],
         weights=mask * np.float32(weight),
-        advantages=mask * np.float32(advantage),
+        advantages=by_token,
         behaviour_logprobs=segment.logprobs[:end],
         old_logprobs=segment.logprobs[:end],
         experts=None if segment.experts is None else segment.experts[:end],

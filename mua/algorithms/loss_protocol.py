@@ -8,10 +8,16 @@ end, by :func:`mua.algorithms.losses.finish_metrics`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
+
+
+def _alone(sums: Tensor) -> Tensor:
+    return sums
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +33,21 @@ class TokenTensors:
     """What the clipped ratio is taken against."""
     reference_logprobs: Tensor | None = None
     """Under the frozen reference policy; None when no reference is kept."""
+    sequence: Tensor | None = None
+    """int64 ``[N]``: which sequence of the micro-batch each token belongs to, from 0."""
+    sequences: int = 0
+    """Sequences of the micro-batch. A sequence lies in one micro-batch, but may be spread over several ranks."""
+    add_up: Callable[[Tensor], Tensor] = _alone
+    """Adds a tensor with one value a sequence over the ranks that share the sequences, without gradient."""
+
+    def mean_of_sequence(self, values: Tensor) -> Tensor:
+        """For each token the mean of ``values`` (``[N]``) over its whole sequence, without gradient."""
+        assert self.sequence is not None, "the training backend says which sequence a token belongs to"
+        sums = values.new_zeros(2, self.sequences)
+        sums[0].index_add_(0, self.sequence, values.detach())
+        sums[1].index_add_(0, self.sequence, torch.ones_like(values))
+        total, count = self.add_up(sums)
+        return (total / count.clamp(min=1))[self.sequence]
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,21 +15,19 @@ import torch
 from torch import Tensor
 
 from mua.algorithms.loss_protocol import LossTerms, TokenTensors
+from mua.algorithms.objectives import OBJECTIVES, Bounds, PerToken, bounded, kl_estimate, sequence_log_ratio
 from mua.config.schema import AlgorithmConfig
 
 _WEIGHTED = "loss/"
-_MAX_LOG_RATIO = 20.0
-"""Log-ratios are clamped to +-20 before ``exp``: float32 overflows at 88, and an infinite ratio times a zero
-advantage is NaN. Beyond e^20 a ratio carries no gradient, as in verl."""
 
 
 @dataclass(frozen=True, slots=True)
-class GrpoLoss:
-    """PPO's clipped surrogate with group-relative advantages and separate lower and upper bounds.
+class PolicyLoss:
+    """A policy objective with group-relative advantages, a KL penalty to the reference, and an entropy bonus.
 
-    Per token, with ``r = exp(logprob - old)``: ``-min(r * A, clip(r, 1 - clip_low, 1 + clip_high) * A)``
-    (arXiv 1707.06347 eq. 7; asymmetric bounds: DAPO, arXiv 2503.14476 eq. 10), plus ``kl_coefficient`` times
-    the k3 estimator of KL(policy || reference) with its gradient (arXiv 2402.03300 eq. 4).
+    Per token: the objective (:mod:`mua.algorithms.objectives`; by default PPO's clipped surrogate, as in GRPO, arXiv
+    2402.03300 eq. 4) plus ``kl_coefficient`` times an estimate of KL(policy || reference) with its gradient, minus
+    ``entropy_coefficient`` times the entropy of the next-token distribution.
     """
 
     clip_low: float
@@ -41,46 +39,54 @@ class GrpoLoss:
     on_policy: bool = False
     """The batch gets exactly one optimizer step, so that recomputing ``old`` would give the current policy's own
     log-probabilities: they are taken from this very forward pass, and ``tokens.old_logprobs`` is not read."""
+    objective: str = "grpo"
+    dual_clip: float | None = None
+    kl_estimator: str = "k3"
+    entropy_coefficient: float = 0.0
 
     @classmethod
     def from_config(cls, config: AlgorithmConfig) -> Self:
         """The configured loss; on-policy when ``old`` is recomputed and a batch is one step."""
-        single_step = config.epochs * config.minibatches == 1
         return cls(
             config.clip_low,
             config.clip_high,
-            config.kl_coefficient,
+            config.kl_coefficient if config.kl_in == "loss" else 0.0,
             config.old_logprobs,
-            on_policy=single_step and config.old_logprobs == "recompute",
+            on_policy=config.on_policy,
+            objective=config.loss,
+            dual_clip=config.dual_clip,
+            kl_estimator=config.kl_estimator,
+            entropy_coefficient=config.entropy_coefficient,
         )
 
     def __call__(self, logprobs: Tensor, entropy: Tensor, tokens: TokenTensors) -> LossTerms:
         """See :class:`mua.algorithms.loss_protocol.LossFunction`. Raises ``ValueError`` without a reference."""
         if self.on_policy:
             tokens = replace(tokens, old_logprobs=logprobs.detach())
-        ratio = _bounded(logprobs - tokens.old_logprobs).exp()
-        clipped = ratio.clamp(1 - self.clip_low, 1 + self.clip_high)
-        policy = -torch.minimum(ratio * tokens.advantages, clipped * tokens.advantages)
-        policy_loss = (tokens.weights * policy).sum()
-        sums = self._policy_sums(ratio.detach(), tokens.advantages)
-        sums["loss/policy"] = policy_loss.detach()
-        loss = policy_loss
+        log_ratio = self._log_ratio(logprobs, tokens)
+        bounds = Bounds(self.clip_low, self.clip_high, self.dual_clip)
+        policy = OBJECTIVES[self.objective](logprobs, log_ratio, tokens.advantages, bounds)
+        loss = (tokens.weights * policy.loss).sum()
+        ratio = bounded(log_ratio.detach()).exp()
+        sums = _policy_sums(policy, ratio, tokens.advantages) | {"loss/policy": loss.detach()}
         if self.kl_coefficient > 0:
-            divergence = _k3(_reference(tokens) - logprobs)
+            divergence = kl_estimate(self.kl_estimator, logprobs - _reference(tokens))
             kl_loss = self.kl_coefficient * (tokens.weights * divergence).sum()
             sums |= {"loss/kl": kl_loss.detach(), "actor/reference_kl": divergence.detach().sum()}
             loss = loss + kl_loss
+        if self.entropy_coefficient > 0:
+            bonus = self.entropy_coefficient * (tokens.weights * entropy).sum()
+            sums["loss/entropy"] = -bonus.detach()
+            loss = loss - bonus
         mismatch, maxima = self._mismatch(logprobs.detach(), tokens)
         sums |= _common_sums(loss, logprobs, entropy) | _old_kl(logprobs.detach(), tokens) | mismatch
-        return LossTerms(loss, sums, maxima | {"actor/ratio_max": _maximum(ratio.detach())})
+        return LossTerms(loss, sums, maxima | {"actor/ratio_max": _maximum(ratio)})
 
-    def _policy_sums(self, ratio: Tensor, advantages: Tensor) -> dict[str, Tensor]:
-        return {
-            "actor/ratio": ratio.sum(),
-            "actor/clip_fraction_low": ((advantages < 0) & (ratio < 1 - self.clip_low)).sum().float(),
-            "actor/clip_fraction_high": ((advantages > 0) & (ratio > 1 + self.clip_high)).sum().float(),
-            "actor/advantage_abs": advantages.abs().sum(),
-        }
+    def _log_ratio(self, logprobs: Tensor, tokens: TokenTensors) -> Tensor:
+        log_ratio = logprobs - tokens.old_logprobs
+        if self.objective != "gspo":
+            return log_ratio
+        return sequence_log_ratio(logprobs, log_ratio, tokens.mean_of_sequence(log_ratio))
 
     def _mismatch(self, logprobs: Tensor, tokens: TokenTensors) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """How far the engine's log-probabilities are from the trainer's, for the same ids."""
@@ -89,8 +95,9 @@ class GrpoLoss:
         sums = {
             "mismatch/logprob_difference": difference.abs().sum(),
             "mismatch/kl": -difference.sum(),
-            "mismatch/kl_k3": _k3(difference).sum(),
-            "mismatch/ratio": _bounded(logprobs - tokens.behaviour_logprobs).exp().sum(),
+            "mismatch/kl_k3": kl_estimate("k3", -difference).sum(),
+            "mismatch/ratio": bounded(logprobs - tokens.behaviour_logprobs).exp().sum(),
+            "mismatch/probability_error": bounded(difference.abs()).exp().sum(),
         }
         return sums, {"mismatch/logprob_difference_max": _maximum(difference.abs())}
 
@@ -132,20 +139,19 @@ def _common_sums(loss: Tensor, logprobs: Tensor, entropy: Tensor) -> dict[str, T
     }
 
 
+def _policy_sums(policy: PerToken, ratio: Tensor, advantages: Tensor) -> dict[str, Tensor]:
+    return {
+        "actor/ratio": ratio.sum(),
+        "actor/clip_fraction_low": policy.at_low.sum().float(),
+        "actor/clip_fraction_high": policy.at_high.sum().float(),
+        "actor/advantage_abs": advantages.abs().sum(),
+    }
+
+
 def _old_kl(logprobs: Tensor, tokens: TokenTensors) -> dict[str, Tensor]:
     """KL(old || current) on tokens sampled (nearly) from old: estimators k1 and k3."""
     log_ratio = logprobs - tokens.old_logprobs
-    return {"actor/ppo_kl": -log_ratio.sum(), "actor/ppo_kl_k3": _k3(log_ratio).sum()}
-
-
-def _k3(log_ratio: Tensor) -> Tensor:
-    """``exp(x) - x - 1``: Schulman's k3 estimator of KL(p || q) on samples of p, with ``x = log q - log p``."""
-    bounded = _bounded(log_ratio)
-    return bounded.exp() - bounded - 1
-
-
-def _bounded(log_ratio: Tensor) -> Tensor:
-    return log_ratio.clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO)
+    return {"actor/ppo_kl": -log_ratio.sum(), "actor/ppo_kl_k3": kl_estimate("k3", -log_ratio).sum()}
 
 
 def _maximum(values: Tensor) -> Tensor:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from megatron.core import parallel_state
 from torch import Tensor
 
@@ -121,6 +123,9 @@ def _placed(values: IndexArray | BoolArray | UInt8Array | Int32Array) -> Tensor:
 
 
 def _token_tensors(sequences: Sequence[TrainSequence], scored: IndexArray) -> TokenTensors:
+    group, lengths = parallel_state.get_context_parallel_group(), [len(sequence) for sequence in sequences]
+    owner = np.repeat(np.arange(len(sequences)), lengths)[scored]
+
     def gathered(name: str) -> Tensor:
         whole = np.concatenate([*(getattr(sequence, name) for sequence in sequences), np.zeros(0, dtype=np.float32)])
         return torch.from_numpy(whole[scored].astype(np.float32)).to(device())
@@ -132,4 +137,14 @@ def _token_tensors(sequences: Sequence[TrainSequence], scored: IndexArray) -> To
         behaviour_logprobs=gathered("behaviour_logprobs"),
         old_logprobs=gathered("old_logprobs"),
         reference_logprobs=gathered("reference_logprobs") if with_reference else None,
+        sequence=_placed(owner),
+        sequences=len(sequences),
+        add_up=partial(_added_over, group),
     )
+
+
+def _added_over(group: dist.ProcessGroup, sums: Tensor) -> Tensor:
+    """The sums over the ranks of ``group``, all of which come here for the same row."""
+    if group.size() > 1:
+        dist.all_reduce(sums, group=group)
+    return sums

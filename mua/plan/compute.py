@@ -76,8 +76,7 @@ def bubble(config: ExperimentConfig) -> float:
 
 def scoring_passes(algorithm: AlgorithmConfig) -> int:
     """Forward passes besides training's own: the old policy's unless the step is on-policy, and the reference's."""
-    single = algorithm.epochs * algorithm.minibatches == 1
-    old = algorithm.old_logprobs == "recompute" and not single
+    old = algorithm.old_logprobs == "recompute" and not algorithm.on_policy
     return int(old) + int(algorithm.kl_coefficient > 0)
 
 

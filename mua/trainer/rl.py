@@ -9,8 +9,8 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from mua.algorithms.batch import make_batch, split_minibatches
-from mua.algorithms.losses import GrpoLoss
+from mua.algorithms.batch import adjusted, make_batch, split_minibatches
+from mua.algorithms.losses import PolicyLoss
 from mua.algorithms.metrics import mean_confidence_interval, rollout_metrics
 from mua.config.schema import ExperimentConfig
 from mua.engine.weights import SyncReport
@@ -101,10 +101,10 @@ def loop(config: ExperimentConfig, policy: Policy, run: Run, rollouts: RolloutSe
 def learn(config: ExperimentConfig, policy: Policy, groups: Sequence[Group]) -> dict[str, float]:
     """All optimizer steps on one batch of groups; their metrics, averaged over the steps."""
     algorithm = config.algorithm
-    loss = GrpoLoss.from_config(algorithm)
+    loss = PolicyLoss.from_config(algorithm)
     recompute = algorithm.old_logprobs == "recompute" and not loss.on_policy
     batches = [
-        policy.with_logprobs(batch, old=recompute)
+        adjusted(policy.with_logprobs(batch, old=recompute), algorithm)
         for part in split_minibatches(groups, algorithm.minibatches)
         if (batch := make_batch(part, algorithm, config.rollout.temperature)).sequences
     ]

@@ -21,7 +21,7 @@ import transformers
 from safetensors.numpy import load_file
 
 from mua.algorithms.loss_protocol import TokenTensors
-from mua.algorithms.losses import GrpoLoss
+from mua.algorithms.losses import PolicyLoss
 from mua.config.schema import MegatronConfig
 from mua.megatron import layouts
 from mua.megatron.packing import plan_rows
@@ -32,7 +32,7 @@ from tests.megatron_support import LENGTHS, OPTIMIZER, backend, exported, gradie
 
 STEPS = 2
 TEMPERATURE = 0.8
-LOSS = GrpoLoss(clip_low=0.2, clip_high=0.3, kl_coefficient=0.0)
+LOSS = PolicyLoss(clip_low=0.2, clip_high=0.3, kl_coefficient=0.0)
 ROWS: dict[str, dict[str, int]] = {
     "rows of 64": {},
     "rows of 40": {"tokens_per_row": 40},

@@ -18,7 +18,7 @@ import torch
 import transformers
 
 from mua.algorithms.loss_protocol import TokenTensors
-from mua.algorithms.losses import GrpoLoss
+from mua.algorithms.losses import PolicyLoss
 from mua.config.schema import MegatronConfig
 from mua.errors import ConfigError, MuaError
 from mua.megatron import layouts
@@ -28,7 +28,7 @@ from tests.megatron_support import OPTIMIZER, backend, gradients, make_batch, wr
 
 LAYERS, EXPERTS, TOP_K = 4, 8, 2
 TEMPERATURE = 0.8
-LOSS = GrpoLoss(clip_low=0.2, clip_high=0.3, kl_coefficient=0.0)
+LOSS = PolicyLoss(clip_low=0.2, clip_high=0.3, kl_coefficient=0.0)
 QUICK = ("single", "TP2", "CP2", "TP2 EP2 ETP1")
 SLOW = ("PP2", "PP2 VPP2", "CP2 EP2", "DP4 EP4", "TP2 CP2 EP2", "TP2 PP2 DP2 EP2")
 

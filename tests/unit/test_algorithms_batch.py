@@ -7,15 +7,19 @@ Does not cover the loss itself (test_algorithms_losses.py) or packing into rows.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mua.algorithms.batch import make_batch, sft_batch, split_minibatches
+from mua.algorithms.advantage import leave_one_out
+from mua.algorithms.batch import adjusted, make_batch, sft_batch, split_minibatches
+from mua.algorithms.credit import trajectory_score, turn_credits
 from mua.algorithms.loss_protocol import TokenTensors
-from mua.algorithms.losses import GrpoLoss
+from mua.algorithms.losses import PolicyLoss
 from mua.config.schema import AlgorithmConfig
 from mua.types import Group, Outcome, Provenance, Segment, TrainBatch, Trajectory
 
@@ -196,7 +200,7 @@ def gradient(batch: TrainBatch, config: AlgorithmConfig) -> torch.Tensor:
 
     tokens = TokenTensors(flat("weights"), flat("advantages"), flat("behaviour_logprobs"), flat("old_logprobs"))
     logprobs = parameter[torch.from_numpy(ids).long()]
-    loss = GrpoLoss.from_config(config)(logprobs, torch.zeros(len(ids)), tokens).loss
+    loss = PolicyLoss.from_config(config)(logprobs, torch.zeros(len(ids)), tokens).loss
     (found,) = torch.autograd.grad(loss, parameter)
     return found
 
@@ -240,3 +244,91 @@ def test_minibatches_keep_order_and_balance(count: int, data):
 def test_too_many_minibatches_is_an_error(n: int):
     with pytest.raises(ValueError, match="minibatches"):
         split_minibatches([Group(0, "a", []), Group(1, "b", [])], n)
+
+
+def several_turns(rewards: list[float], tokens: list[int], *, cut: int | None = None) -> Trajectory:
+    """A trajectory with so many sampled tokens in each turn, each followed by an answer; cut into two segments."""
+    turn = np.concatenate([np.full(n + 1, t, dtype=np.int32) for t, n in enumerate(tokens)])
+    turn[-1] = len(tokens)  # the user's goodbye belongs to a turn that never came
+    mask = np.concatenate([[True] * n + [False] for n in tokens])
+    whole = replace(segment(mask.tolist()), turn=turn)
+    bounds = [slice(0, cut), slice(cut, None)] if cut else [slice(None)]
+    parts = [Segment(*(getattr(whole, name)[b] for name in Segment.__slots__[:5])) for b in bounds]
+    return Trajectory("t", 0, 0, parts, rewards, sum(rewards), rewards[-1] > 0, Outcome.USER_STOP)
+
+
+REWARDED = st.lists(st.tuples(st.integers(-2, 4).map(lambda k: k / 4), st.integers(1, 4)), min_size=1, max_size=4)
+
+
+@pytest.mark.parametrize("credit", ["equal", "reward_to_go", "exponential", "signed"])
+@given(members=st.lists(REWARDED, min_size=2, max_size=4), scored=st.sampled_from(["sum", "mean", "discounted"]))
+def test_turn_credit_reaches_every_token(credit: str, members, scored: str):
+    config = AlgorithmConfig(credit=credit, score=scored, discount=0.8, advantage="rloo")
+    trajectories = [several_turns([r for r, _ in m], [n for _, n in m]) for m in members]
+    batch = make_batch([group(*trajectories)], config, 1.0)
+    scores = [trajectory_score(t.turn_rewards, scored, gamma=0.8) for t in trajectories]
+    for sequence, member, advantage in zip(batch, members, leave_one_out(scores), strict=True):
+        credits = turn_credits([r for r, _ in member], credit, gamma=0.8)
+        per_token = np.concatenate([[c] * n for c, (_, n) in zip(credits, member, strict=True)])
+        size = np.abs(per_token).sum()
+        expected = advantage * per_token * (per_token != 0).sum() / size if size else per_token * 0
+        np.testing.assert_allclose(sequence.advantages[sequence.trained], expected, rtol=1e-5, atol=1e-6)
+        assert not sequence.advantages[~sequence.trained].any()
+
+
+def test_credit_counts_a_turn_over_all_its_segments():
+    config = AlgorithmConfig(credit="reward_to_go", advantage="none")
+    whole, split = (several_turns([0.0, 1.0], [3, 2], cut=cut) for cut in (None, 2))
+    one, two = (make_batch([group(t)], config, 1.0) for t in (whole, split))
+    joined = np.concatenate([s.advantages[s.trained] for s in two])
+    np.testing.assert_array_equal(joined, one.sequences[0].advantages[one.sequences[0].trained])
+
+
+@pytest.mark.parametrize(
+    ("aggregation", "same", "mixed"),
+    [("token_mean", 1.0, 1.75), ("sequence_mean", 1.0, 1.5), ("sequence_sum", 2.0, 3.5), ("constant", 0.2, 0.35)],
+)
+def test_agentrls_aggregation_oracles(aggregation: str, same: float, mixed: float):
+    config = AlgorithmConfig(aggregation=aggregation, aggregation_constant=10.0)
+    batch = make_batch([group(trajectory([[True]]), trajectory([[True, True, True]]))], config, 1.0)
+    assert weighted_loss(batch, [[1.0], [1.0, 1.0, 1.0]]) == pytest.approx(same, rel=1e-6)
+    assert weighted_loss(batch, [[1.0], [2.0, 2.0, 2.0]]) == pytest.approx(mixed, rel=1e-6)
+
+
+def test_reinforce_plus_plus_whitens_over_the_whole_batch():
+    pairs = [((0, 1), (1, 3)), ((2, 2), (5, 1))]
+    groups = [group(*(several_turns([float(reward)], [n]) for reward, n in pair)) for pair in pairs]
+    batch = make_batch(groups, AlgorithmConfig(advantage="reinforce_plus_plus"), 1.0)
+    tokens = np.concatenate([s.advantages[s.trained] for s in batch])
+    assert tokens.mean() == pytest.approx(0.0, abs=1e-6)
+    assert tokens.std() == pytest.approx(1.0, rel=1e-5)
+
+
+def test_scale_and_sign_clamp():
+    members = [several_turns([r], [1]) for r in (0.4, 0.2, 0.2, 0.2)]
+    found = [s.advantages[0] for s in make_batch([group(*members)], AlgorithmConfig(advantage="rloo"), 1.0)]
+    np.testing.assert_allclose(found, [0.2, -0.2 / 3, -0.2 / 3, -0.2 / 3], rtol=1e-5)
+    config = AlgorithmConfig(advantage="rloo", sign_clamp=0.5, advantage_scale=2.0)
+    found = [s.advantages[0] for s in make_batch([group(*members)], config, 1.0)]
+    np.testing.assert_allclose(found, [0.0, -0.4 / 3, -0.4 / 3, -0.4 / 3], rtol=1e-5)
+
+
+def test_a_group_smaller_than_k_uses_all_its_members():
+    members = [several_turns([r], [1]) for r in (1.0, 0.0)]
+    batch = make_batch([group(*members)], AlgorithmConfig(advantage="pass_at_k", pass_k=4), 1.0)
+    assert [s.advantages[0] for s in batch] == [0.0, 0.0]  # the one pair there is succeeds
+
+
+def test_adjusting_weighs_the_mismatch_and_takes_the_kl_from_the_reward():
+    (plain,) = make_batch([group(several_turns([1.0], [2]))], AlgorithmConfig(advantage="none"), 1.0)
+    old, reference = plain.behaviour_logprobs + np.float32(np.log(3.0)), plain.behaviour_logprobs + np.float32(0.1)
+    batch = TrainBatch([replace(plain, old_logprobs=old, reference_logprobs=reference)], 1.0, {})
+    trained = plain.trained
+    (cut,) = adjusted(batch, AlgorithmConfig(correction="truncate", correction_high=2.0))
+    np.testing.assert_allclose(cut.advantages[trained], 2.0, rtol=1e-6)
+    (masked,) = adjusted(batch, AlgorithmConfig(correction="mask", correction_low=0.5, correction_high=2.0))
+    assert not masked.advantages.any()
+    taken = AlgorithmConfig(kl_in="reward", kl_coefficient=0.5, kl_estimator="k1")
+    (penalised,) = adjusted(batch, taken)
+    np.testing.assert_allclose(penalised.advantages[trained], 1 - 0.5 * (np.log(3.0) - 0.1), rtol=1e-5)
+    assert adjusted(batch, AlgorithmConfig()) is batch
