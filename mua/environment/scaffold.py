@@ -21,9 +21,10 @@ _DOMAIN = Template('''\
 
 import re
 
-from mua.environment.database import DatabaseEnvironment, ServiceDesk, Tool, ToolError
+from mua.environment.database import DatabaseEnvironment, ServiceDesk, ToolError
+from mua.environment.functions import tool_of
 from mua.environment.overlay import Base, Overlay
-from mua.environment.protocol import Isolation, Move, PromptStyle, Split, Task, ToolSchema
+from mua.environment.protocol import Isolation, Move, PromptStyle, Split, Task
 from mua.types import Json
 from mua.users.scripted import Fact, ScriptedUser, Wish
 
@@ -32,61 +33,49 @@ SEATS = Base({"seats": {f"{row}{number}": {"holder": None} for row in ROWS.value
 
 
 def look(database: Overlay, seat: str) -> Json:
+    """Look a seat up."""
     if (record := database.get("seats", seat)) is None:
         raise ToolError(f"there is no seat {seat}")
     return record
 
 
 def book(database: Overlay, seat: str, name: str) -> str:
+    """Book a free seat."""
     if look(database, seat)["holder"]:
         raise ToolError(f"seat {seat} is taken")
     database.edit("seats", seat)["holder"] = name
     return f"seat {seat} is booked for {name}"
 
 
-def schema(name: str, description: str, *arguments: str) -> ToolSchema:
-    properties = {argument: {"type": "string"} for argument in arguments}
-    required = {"type": "object", "properties": properties, "required": [*arguments], "additionalProperties": False}
-    return ToolSchema(name, description, required)
-
-
-DESK = ServiceDesk(
-    SEATS,
-    [Tool(schema("look", "Look a seat up.", "seat"), look), Tool(schema("book", "Book it.", "seat", "name"), book)],
-)
-
-
 class ${class_name}:
     name = "$name"
     isolation: Isolation = "inline"
+    desk = ServiceDesk(SEATS, [tool_of(look), tool_of(book)])
 
     def tasks(self, split: Split) -> list[Task]:
-        return [self._task(split, f"{ROWS[split]}{number}") for number in range(1, 41)]
+        seats = [f"{ROWS[split]}{number}" for number in range(1, 41)]
+        return [Task(f"{self.name}/{seat}", self.name, split, self._data(seat)) for seat in seats]
 
-    def _task(self, split: Split, seat: str) -> Task:
-        action = {"name": "book", "arguments": {"seat": seat, "name": "Ada"}}
-        data: Json = {"kind": "book", "difficulty": "easy", "actions": [action], "statements": [[seat]]}
-        return Task(f"$name/{seat}", self.name, split, data)
+    def _data(self, seat: str) -> Json:
+        booked = {"name": "book", "arguments": {"seat": seat, "name": "Ada"}}
+        return {"kind": "book", "difficulty": "easy", "seat": seat, "actions": [booked], "statements": [[seat]]}
 
     def environment(self) -> DatabaseEnvironment:
-        return DatabaseEnvironment(DESK)
+        return DatabaseEnvironment(self.desk)
 
     def system_prompt(self, style: PromptStyle) -> str:
         return "You sell the seats of a theatre. Book what is asked for under the visitor's name, then name the seat."
 
     def persona(self, task: Task) -> str:
-        return f"You are Ada. You want seat {self._seat(task)}, and tell your name when asked."
+        return f"You are Ada. You want seat {task.data['seat']}, and tell your name when asked."
 
     def scripted_user(self, task: Task, seed: int) -> ScriptedUser:
-        openings = (f"Book seat {self._seat(task)} for me, please.", f"Can I have {self._seat(task)}?")
-        facts = {"name": Fact(re.compile(r"\\\\bname\\\\b"), ("I am Ada.", "Ada."))}
+        openings = (f"Book seat {task.data['seat']} for me, please.", f"Can I have {task.data['seat']}?")
+        facts = {"name": Fact(re.compile(r"\\bname\\b"), ("I am Ada.", "Ada."))}
         return ScriptedUser(f"{task.id}/{seed}", [Wish(openings)], facts)
 
     def gold(self, task: Task) -> list[Move]:
-        return [("book", {"seat": self._seat(task), "name": "Ada"}), f"Seat {self._seat(task)} is booked."]
-
-    def _seat(self, task: Task) -> str:
-        return str(task.data["actions"][0]["arguments"]["seat"])
+        return [("book", {"seat": task.data["seat"], "name": "Ada"}), f"Seat {task.data['seat']} is booked."]
 
 
 DOMAIN = ${class_name}()
@@ -130,7 +119,8 @@ class ${class_name}(Gym):
     @classmethod
     def generate(cls, split: Split) -> Iterator[Task]:
         for number in range(FIRST[split], FIRST[split] + 100):
-            yield Task(f"{cls.name}/{number}", cls.name, split, {"kind": "guess", "difficulty": "easy", "number": number})
+            data = {"kind": "guess", "difficulty": "easy", "number": number}
+            yield Task(f"{cls.name}/{number}", cls.name, split, data)
 
     def game(self, task: Task, seed: int) -> ${class_name}Game:
         return ${class_name}Game(self.setting, task, seed)
