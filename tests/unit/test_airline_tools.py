@@ -1,0 +1,453 @@
+"""The airline's tools: prices, payments, refusals, and where tau-bench's, tau2-bench's and our own airline differ.
+
+Agreement with recorded answers of the official tools, its cost, and the official tasks' gold need tau-bench's data
+(tests/tau_support.py) and are skipped without. tau2-bench's own data is not at hand: its form is tried on a small
+folder made here.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from environments._tau import OfficialDomain
+from environments._tau.desk import OfficialDesk
+from environments.airline import DOMAIN, TABLES, official_tools
+from environments.airline.dialects import OWN, TAU, TAU2, Dialect
+from environments.airline.schemas import BOOK_RESERVATION
+from environments.airline.tools import airline_tools
+from mua.config.schema import EnvironmentConfig
+from mua.environment.database import DatabaseEnvironment, ServiceDesk
+from mua.environment.overlay import Base, Overlay
+from mua.environment.protocol import ToolResult, Transcript
+from mua.environment.replay import replay_files
+from mua.types import Json
+from mua.users.services import Services
+from tests.tau_support import official
+
+ANN = {"first_name": "Ann", "last_name": "Bee", "dob": "1990-01-31"}
+BEN = {"first_name": "Ben", "last_name": "Bee", "dob": "1992-02-01"}
+CARD, GIFT, PAPER = "credit_card_1", "gift_card_2", "certificate_3"
+
+
+def day(economy: int = 100, seats: int = 5) -> Json:
+    return {
+        "status": "available",
+        "available_seats": {"basic_economy": 1, "economy": seats, "business": 2},
+        "prices": {"basic_economy": economy - 40, "economy": economy, "business": economy + 300},
+    }
+
+
+def flight(number: str, origin: str, destination: str, start: str, end: str, dates: Json) -> Json:
+    times = {"scheduled_departure_time_est": start, "scheduled_arrival_time_est": end}
+    return {"flight_number": number, "origin": origin, "destination": destination, **times, "dates": dates}
+
+
+def small() -> Base:
+    """Four flights, a customer, a reservation of two passengers."""
+    lost = {"status": "cancelled"}
+    flights = [
+        flight("AAA001", "SFO", "DEN", "08:00:00", "10:00:00", {"2024-05-20": day(), "2024-05-21": day(130)}),
+        flight("AAA002", "DEN", "JFK", "11:00:00", "16:00:00", {"2024-05-20": day(90), "2024-05-21": lost}),
+        flight("AAA003", "SFO", "DEN", "22:00:00", "00:30:00+1", {"2024-05-20": day(70)}),
+        flight("AAA004", "DEN", "JFK", "01:00:00", "06:00:00", {"2024-05-20": day(50), "2024-05-21": day(60)}),
+    ]
+    methods = [
+        {"source": "credit_card", "brand": "visa", "last_four": "1234", "id": CARD},
+        {"source": "gift_card", "amount": 150, "id": GIFT},
+        {"source": "certificate", "amount": 250, "id": PAPER},
+    ]
+    user = {
+        "name": {"first_name": "Ann", "last_name": "Bee"},
+        "payment_methods": {method["id"]: method for method in methods},
+        "membership": "gold",
+        "reservations": ["RES001"],
+    }
+    leg = {"origin": "SFO", "destination": "DEN", "flight_number": "AAA001", "date": "2024-05-20", "price": 80}
+    reservation = {
+        "reservation_id": "RES001",
+        "user_id": "ann_bee_1",
+        "origin": "SFO",
+        "destination": "DEN",
+        "flight_type": "one_way",
+        "cabin": "economy",
+        "flights": [leg],
+        "passengers": [ANN, BEN],
+        "payment_history": [{"payment_id": CARD, "amount": 160}],
+        "created_at": "2024-05-01T10:00:00",
+        "total_baggages": 1,
+        "nonfree_baggages": 0,
+        "insurance": "no",
+    }
+    return Base(
+        {
+            "flights": {one["flight_number"]: one for one in flights},
+            "users": {"ann_bee_1": user},
+            "reservations": {"RES001": reservation},
+        }
+    )
+
+
+class Counter:
+    """A desk with one episode at it."""
+
+    def __init__(self, dialect: Dialect) -> None:
+        made = ServiceDesk if dialect is OWN else OfficialDesk
+        self.desk = made(small(), airline_tools(dialect))
+        self.state = Overlay(self.desk.base)
+
+    def call(self, name: str, **arguments: Any) -> ToolResult:
+        return self.desk.call(self.state, name, arguments)
+
+    def done(self, name: str, **arguments: Any) -> Any:
+        result = self.call(name, **arguments)
+        assert not result.error, result.text
+        return json.loads(result.text) if result.text[:1] in "[{" else result.text
+
+    def refused(self, name: str, **arguments: Any) -> str:
+        result = self.call(name, **arguments)
+        assert result.error, result.text
+        return result.text
+
+    def methods(self) -> Json:
+        user = self.state.get("users", "ann_bee_1")
+        assert user is not None
+        return user["payment_methods"]
+
+
+def booking(**changes: Any) -> Json:
+    """Ann to New York with one stop, 190 dollars."""
+    return {
+        "user_id": "ann_bee_1",
+        "origin": "SFO",
+        "destination": "JFK",
+        "flight_type": "one_way",
+        "cabin": "economy",
+        "flights": [{"flight_number": number, "date": "2024-05-20"} for number in ("AAA001", "AAA002")],
+        "passengers": [ANN],
+        "payment_methods": [{"payment_id": CARD, "amount": 190}],
+        "total_baggages": 0,
+        "nonfree_baggages": 0,
+        "insurance": "no",
+        **changes,
+    }
+
+
+def paid(*parts: tuple[str, float]) -> list[Json]:
+    return [{"payment_id": payment_id, "amount": amount} for payment_id, amount in parts]
+
+
+EVERY = pytest.mark.parametrize("dialect", [OWN, TAU, TAU2], ids=["own", "tau", "tau2"])
+
+
+# ---- booking
+
+
+@EVERY
+def test_a_booking_takes_what_it_costs_from_each_method(dialect: Dialect):
+    counter = Counter(dialect)
+    extras = {"insurance": "yes", "total_baggages": 5, "nonfree_baggages": 1}
+    parts = paid((PAPER, 200), (GIFT, 50), (CARD, 20))
+    made = counter.done("book_reservation", **booking(payment_methods=parts, **extras))
+    assert made["reservation_id"] == dialect.new_reservations[0]
+    assert [leg["price"] for leg in made["flights"]] == [100, 90]
+    assert (made["flights"][1]["origin"], made["flights"][1]["destination"]) == ("DEN", "JFK")
+    assert made["created_at"] == dialect.now
+    assert made["payment_history"] == parts
+    assert PAPER not in counter.methods()
+    assert counter.methods()[GIFT]["amount"] == 100
+    user = counter.done("get_user_details", user_id="ann_bee_1")
+    assert user["reservations"] == ["RES001", made["reservation_id"]]
+    seats = counter.done("search_direct_flight", origin="SFO", destination="DEN", date="2024-05-20")[0]
+    assert seats["available_seats"]["economy"] == (4 if dialect is TAU2 else 5)
+
+
+@EVERY
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"user_id": "nobody"},
+        {"flights": [{"flight_number": "ZZZ999", "date": "2024-05-20"}]},
+        {"flights": [{"flight_number": "AAA001", "date": "2024-06-20"}]},
+        {"flights": [{"flight_number": "AAA002", "date": "2024-05-21"}]},
+        {"cabin": "basic_economy", "passengers": [ANN, BEN], "payment_methods": paid((CARD, 220))},
+        {"cabin": "first"},
+        {"payment_methods": paid((CARD, 189))},
+        {"payment_methods": paid((GIFT, 190))},
+        {"payment_methods": paid((PAPER, 251), (CARD, -61))},
+        {"payment_methods": paid(("credit_card_9", 190))},
+        {"nonfree_baggages": 1},
+        {"insurance": "yes"},
+        {"passengers": 3},
+    ],
+)
+def test_a_booking_that_cannot_be_is_refused_and_writes_nothing(dialect: Dialect, changes: Json):
+    counter = Counter(dialect)
+    counter.refused("book_reservation", **booking(**changes))
+    assert counter.state.changes() == {}
+
+
+def test_a_certificate_named_twice_spends_what_comes_before_on_tau_bench_alone():
+    twice = booking(payment_methods=paid((GIFT, 40), (PAPER, 100), (PAPER, 50)))
+    counter = Counter(TAU)
+    counter.refused("book_reservation", **twice)
+    assert counter.methods()[GIFT]["amount"] == 110
+    assert PAPER not in counter.methods()
+    assert list(counter.state.changes()) == ["users"]
+    careful = Counter(OWN)
+    careful.refused("book_reservation", **twice)
+    assert careful.state.changes() == {}
+
+
+def test_the_fourth_booking_replaces_the_third_on_tau_bench_and_is_refused_elsewhere():
+    made = [Counter(TAU), Counter(TAU2)]
+    for counter in made:
+        ids = [counter.done("book_reservation", **booking())["reservation_id"] for _ in range(3)]
+        assert ids == ["HATHAT", "HATHAU", "HATHAV"]
+    assert made[0].done("book_reservation", **booking(origin="DEN"))["reservation_id"] == "HATHAV"
+    assert made[0].done("get_reservation_details", reservation_id="HATHAV")["origin"] == "DEN"
+    made[1].refused("book_reservation", **booking())
+
+
+def test_official_bookings_take_arguments_as_they_come_and_ours_are_checked():
+    odd = booking(flight_type="one_wayx", insurance="maybe", total_baggages="3")
+    assert Counter(TAU).done("book_reservation", **odd)["total_baggages"] == "3"
+    for name in ("flight_type", "insurance", "total_baggages"):
+        assert f": {name}:" in Counter(OWN).refused("book_reservation", **booking(**{name: odd[name]}))
+    for dialect in (TAU, OWN):
+        assert "surprise" in Counter(dialect).refused("book_reservation", **booking(surprise=1))
+    whole = Counter(OWN).done("book_reservation", **booking(payment_methods=paid((CARD, 190.0))))
+    assert json.dumps(whole["payment_history"]) == json.dumps(paid((CARD, 190)))
+
+
+def test_what_a_booking_was_given_can_change_afterwards_without_harm():
+    counter, given = Counter(OWN), booking(passengers=[dict(ANN)])
+    counter.done("book_reservation", **given)
+    given["passengers"][0]["first_name"] = "Eve"
+    given["payment_methods"].clear()
+    found = counter.done("get_reservation_details", reservation_id="NEWRS1")
+    assert found["passengers"] == [ANN]
+    assert found["payment_history"] == paid((CARD, 190))
+
+
+# ---- changing
+
+
+@EVERY
+def test_flights_that_stay_keep_their_price_and_others_cost_what_they_cost_now(dialect: Dialect):
+    counter = Counter(dialect)
+    same = {"flight_number": "AAA001", "date": "2024-05-20"}
+    change = {"reservation_id": "RES001", "cabin": "economy", "payment_id": GIFT}
+    assert counter.done("update_reservation_flights", flights=[same], **change)["flights"][0]["price"] == 80
+    assert counter.state.changes() == {}
+    later = counter.done("update_reservation_flights", flights=[same | {"date": "2024-05-21"}], **change)
+    assert later["payment_history"][1:] == paid((GIFT, 2 * (130 - 80)))
+    assert counter.methods()[GIFT]["amount"] == 50
+    counter.done("update_reservation_flights", flights=[same], **change)
+    assert counter.methods()[GIFT]["amount"] == 50 + 2 * (130 - 100)
+
+
+@pytest.mark.parametrize(("dialect", "cabin"), [(OWN, "business"), (TAU, "economy"), (TAU2, "business")])
+def test_a_change_of_cabin_is_written_down_except_on_tau_bench(dialect: Dialect, cabin: str):
+    flights = [{"flight_number": "AAA001", "date": "2024-05-20"}]
+    change = {"reservation_id": "RES001", "cabin": "business", "flights": flights, "payment_id": CARD}
+    changed = Counter(dialect).done("update_reservation_flights", **change)
+    assert changed["cabin"] == cabin
+    assert changed["flights"][0]["price"] == 400
+    assert changed["payment_history"][1:] == paid((CARD, 640))
+
+
+@EVERY
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("update_reservation_flights", {"payment_id": PAPER}),
+        ("update_reservation_flights", {"payment_id": "gift_card_9"}),
+        ("update_reservation_flights", {"cabin": "business", "payment_id": GIFT}),
+        ("update_reservation_flights", {"flights": [{"flight_number": "AAA002", "date": "2024-05-21"}]}),
+        ("update_reservation_baggages", {"payment_id": PAPER}),
+        ("update_reservation_baggages", {"payment_id": GIFT, "nonfree_baggages": 4, "total_baggages": 9}),
+        ("update_reservation_passengers", {"passengers": [ANN]}),
+        ("update_reservation_passengers", {"reservation_id": "RES002"}),
+        ("cancel_reservation", {"reservation_id": "RES001x"}),
+    ],
+)
+def test_a_change_that_cannot_be_is_refused_and_writes_nothing(dialect: Dialect, name: str, changes: Json):
+    given: Json = {
+        "update_reservation_flights": {
+            "cabin": "economy",
+            "flights": [{"flight_number": "AAA001", "date": "2024-05-21"}],
+            "payment_id": CARD,
+        },
+        "update_reservation_baggages": {"total_baggages": 3, "nonfree_baggages": 1, "payment_id": CARD},
+        "update_reservation_passengers": {"passengers": [ANN, BEN]},
+        "cancel_reservation": {},
+    }[name]
+    counter = Counter(dialect)
+    counter.refused(name, **{"reservation_id": "RES001", **given, **changes})
+    assert counter.state.changes() == {}
+
+
+@EVERY
+def test_bags_charge_what_is_added_and_return_nothing(dialect: Dialect):
+    counter = Counter(dialect)
+    bags = {"reservation_id": "RES001", "payment_id": GIFT}
+    more = counter.done("update_reservation_baggages", total_baggages=8, nonfree_baggages=2, **bags)
+    assert more["payment_history"][1:] == paid((GIFT, 100))
+    fewer = counter.done("update_reservation_baggages", total_baggages=1, nonfree_baggages=0, **bags)
+    assert fewer["payment_history"] == more["payment_history"]
+    assert counter.methods()[GIFT]["amount"] == 50
+
+
+@EVERY
+def test_a_cancellation_reverses_the_payments(dialect: Dialect):
+    counter = Counter(dialect)
+    done = counter.done("cancel_reservation", reservation_id="RES001")
+    assert done["status"] == "cancelled"
+    assert done["payment_history"] == paid((CARD, 160), (CARD, -160))
+    if dialect is OWN:
+        assert "is cancelled" in counter.refused("cancel_reservation", reservation_id="RES001")
+    else:
+        assert len(counter.done("cancel_reservation", reservation_id="RES001")["payment_history"]) == 4
+
+
+@EVERY
+def test_certificates_are_numbered_and_end_after_three(dialect: Dialect):
+    counter = Counter(dialect)
+    said = [counter.done("send_certificate", user_id="ann_bee_1", amount=amount) for amount in (100, 50, 75)]
+    number = dialect.new_certificates[1]
+    assert said[1] == f"Certificate {number} added to user ann_bee_1 with amount 50."
+    assert counter.methods()[number] == {"source": "certificate", "amount": 50, "id": number}
+    counter.refused("send_certificate", user_id="ann_bee_1", amount=25)
+    counter.refused("send_certificate", user_id="ann_bee_2", amount=25)
+
+
+# ---- searching
+
+
+def test_a_connection_over_midnight_shows_the_wrong_day_on_tau_bench_alone():
+    asked = {"origin": "SFO", "destination": "JFK", "date": "2024-05-20"}
+    wrong, right = (Counter(dialect).done("search_onestop_flight", **asked) for dialect in (TAU, TAU2))
+    numbers = [[leg["flight_number"] for leg in pair] for pair in wrong]
+    assert numbers == [["AAA001", "AAA002"], ["AAA003", "AAA004"]]
+    assert [[leg["flight_number"] for leg in pair] for pair in right] == numbers
+    assert [pair[1]["date"] for pair in wrong] == [pair[1]["date"] for pair in right] == ["2024-05-20", "2024-05-21"]
+    assert wrong[1][1]["prices"]["economy"] == 50
+    assert right[1][1]["prices"]["economy"] == 60
+    Counter(TAU).refused("search_onestop_flight", **asked | {"date": "soon"})
+    assert Counter(OWN).done("search_onestop_flight", **asked | {"date": "soon"}) == []
+
+
+@EVERY
+def test_a_direct_search_lists_what_can_be_booked(dialect: Dialect):
+    counter = Counter(dialect)
+    found = counter.done("search_direct_flight", origin="DEN", destination="JFK", date="2024-05-21")
+    assert [one["flight_number"] for one in found] == ["AAA004"]
+    assert "dates" not in found[0]
+    assert found[0]["prices"] == {"basic_economy": 20, "economy": 60, "business": 360}
+    assert counter.done("search_direct_flight", origin="DEN", destination="SFO", date="2024-05-21") == []
+
+
+def test_the_nested_schema_of_a_booking_reaches_the_model_whole():
+    shown = BOOK_RESERVATION.openai()["function"]["parameters"]["properties"]
+    assert shown["flights"]["items"]["required"] == ["flight_number", "date"]
+    assert shown["passengers"]["items"]["required"] == ["first_name", "last_name", "dob"]
+    assert shown["payment_methods"]["items"]["properties"]["amount"]["type"] == "number"
+
+
+# ---- official data
+
+
+def shape(schema: Any) -> Any:
+    """A JSON Schema without its descriptions."""
+    if isinstance(schema, dict):
+        described = "description" in schema and isinstance(schema["description"], str)
+        return {key: shape(value) for key, value in schema.items() if not (described and key == "description")}
+    return schema
+
+
+def official_domain() -> OfficialDomain:
+    domain = DOMAIN.configured(EnvironmentConfig(name="airline", data=official("airline")), Services())
+    assert isinstance(domain, OfficialDomain)
+    return domain
+
+
+def test_names_arguments_and_nesting_are_tau_benchs():
+    theirs = json.loads((official("airline") / "tools.json").read_text())
+    ours = [tool.schema.openai() for tool in airline_tools(TAU)]
+    assert [tool["function"]["name"] for tool in ours] == [tool["function"]["name"] for tool in theirs]
+    for one, other in zip(ours, theirs, strict=True):
+        assert shape(one["function"]["parameters"]) == shape(other["function"]["parameters"])
+        assert one["function"]["description"] != other["function"]["description"]
+
+
+def test_every_recorded_call_and_verdict_of_tau_bench_agrees():
+    folder = official("airline")
+    found = replay_files("airline", folder, [folder / "recorded_test.jsonl.gz"])
+    assert found.disagreements == []
+    assert (found.recordings, found.calls) == (125, 528)
+    assert found.failures > 50
+
+
+def test_gold_pays_on_every_official_task_and_costs_less_than_half_a_millisecond():
+    domain = official_domain()
+    tasks = domain.tasks("test")
+    assert len(tasks) == 50
+
+    def rollout(index: int) -> float:
+        task = tasks[index]
+        environment = domain.environment()
+        assert isinstance(environment, DatabaseEnvironment)
+        environment.reset(task, 0)
+        told = []
+        for move in domain.gold(task):
+            if isinstance(move, str):
+                told.append({"role": "assistant", "content": move})
+            else:
+                environment.call(*move)
+        evaluation = environment.evaluate(Transcript(told))
+        environment.close()
+        return evaluation.reward
+
+    assert [rollout(index) for index in range(50)] == [1.0] * 50
+    rounds = []
+    for _ in range(5):
+        start = time.process_time()
+        for index in range(50):
+            rollout(index)
+        rounds.append((time.process_time() - start) / 50)
+    assert min(rounds) < 0.5e-3
+
+
+def test_tau2_benchs_folder_loads_with_its_tools(tmp_path: Path):
+    database = {name: dict(small().tables[name]) for name in TABLES}
+    (tmp_path / "db.json").write_text(json.dumps(database))
+    (tmp_path / "policy.md").write_text("Be kind.")
+    action = {"action_id": "0", "name": "cancel_reservation", "arguments": {"reservation_id": "RES001"}}
+    task = {
+        "id": "0",
+        "user_scenario": {"instructions": {"domain": "airline", "reason_for_call": "Cancel RES001."}},
+        "evaluation_criteria": {
+            "actions": [action],
+            "communicate_info": [],
+            "nl_assertions": None,
+            "reward_basis": ["DB", "COMMUNICATE"],
+        },
+    }
+    (tmp_path / "tasks.json").write_text(json.dumps([task]))
+    domain = DOMAIN.configured(EnvironmentConfig(name="airline", data=tmp_path), Services())
+    environment = domain.environment()
+    assert isinstance(environment, DatabaseEnvironment)
+    environment.reset(domain.tasks("test")[0], 0)
+    names = [tool.name for tool in environment.tools()]
+    assert "think" not in names
+    assert names == [tool.schema.name for tool in official_tools("tau2")]
+    asked = {"flight_number": "AAA002", "date": "2024-05-21"}
+    assert environment.call("get_flight_status", asked).text == "cancelled"
+    assert environment.evaluate(Transcript([])).reward == 0
+    assert not environment.call("cancel_reservation", {"reservation_id": "RES001"}).error
+    assert environment.evaluate(Transcript([])).reward == 1
