@@ -21,8 +21,16 @@ they write; they return the record, which is answered as ``json.dumps`` writes i
 turns a ``TypeError``, ``KeyError`` and the like into a refusal. :mod:`environments._tau.tools` has the three tools that
 both domains share, :mod:`environments._tau.folder` says how a folder is laid out.
 
-Options (``environment.options``): ``skip_noop: true`` leaves out tasks that earn for doing nothing;
-``leave_out: NL_ASSERTION`` drops a part of tau2-bench's ``reward_basis`` (several are separated by commas).
+Options (``environment.options``):
+
+``skip_noop: true``
+    leaves out tasks that earn for doing nothing, from every split
+``leave_out: NL_ASSERTION``
+    drops a part of tau2-bench's ``reward_basis`` (several are separated by commas); without it, assertions go to the
+    endpoint of the section ``judge``, and it is an error if there is none
+``communicate: true``
+    requires tau2-bench's ``communicate_info`` of every task, also where the basis does not: a reward of our own for
+    training without a judge
 """
 
 from environments._tau.domain import OfficialDomain, official_domain

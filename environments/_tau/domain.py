@@ -21,7 +21,7 @@ from mua.users.services import Services
 
 ToolsOf = Callable[[Form], Sequence[Tool]]
 """The domain's tools in the order the policy sees them, for tau-bench or tau2-bench."""
-OPTIONS = ("skip_noop", "leave_out")
+OPTIONS = ("skip_noop", "leave_out", "communicate")
 
 
 def official_domain(
@@ -44,6 +44,8 @@ def official_domain(
     domain = OfficialDomain(name, data, desk, short_prompt, services)
     domain.leave_out(str(config.options.get("leave_out", "")))
     domain.check_basis()
+    if config.options.get("communicate"):
+        domain.require_communication()
     if config.options.get("skip_noop"):
         domain.skip_noop()
     return domain
@@ -104,6 +106,15 @@ class OfficialDomain:
             for task in tasks:
                 if "basis" in task.data:
                     task.data["basis"] = [name for name in task.data["basis"] if name not in dropped]
+
+    def require_communication(self) -> None:
+        """Ask for tau2-bench's ``communicate_info`` in every task, whether or not its basis does.
+
+        A reward of our own: it stands for assertions that there is no judge for.
+        """
+        for tasks in self._tasks.values():
+            for task in tasks:
+                task.data["statements"] = task.data.get("communicate_info", task.data["statements"])
 
     def check_basis(self) -> None:
         """Raises :class:`mua.errors.ConfigError` where a reward basis asks for what is not configured or not here."""

@@ -41,12 +41,13 @@ def task_of_tau2(domain: str, split: Split, entry: Json, where: str) -> Task:
     if "DB" not in basis:
         raise ConfigError(f"{where}: reward_basis without DB is not supported in {domain}")
     actions = [_action(action) for action in criteria.get("actions") or []]
-    told = criteria.get("communicate_info") or [] if "COMMUNICATE" in basis else []
+    info = [[text] for text in criteria.get("communicate_info") or []]
     data: Json = {
         **graded(actions),
         "instruction": _instruction(entry.get("user_scenario") or {}),
         "actions": actions,
-        "statements": [[info] for info in told],
+        "statements": info if "COMMUNICATE" in basis else [],
+        "communicate_info": info,
         "basis": [name for name in basis if _asks(name, criteria)],
         "nl_assertions": list(criteria.get("nl_assertions") or []),
     }

@@ -307,7 +307,9 @@ def test_what_is_wrong_with_a_folder_is_named(tmp_path, spoil, message):
 
 def test_options_are_checked(tmp_path):
     folder = write_tau(tmp_path, tau_task())
-    with pytest.raises(ConfigError, match="has no option 'compact' on official data; known: skip_noop, leave_out"):
+    with pytest.raises(
+        ConfigError, match="has no option 'compact' on official data; known: skip_noop, leave_out, communicate"
+    ):
         over(folder, options={"compact": True})
     with pytest.raises(ConfigError, match="leave_out: 'DB' is none of ACTION, NL_ASSERTION, ENV_ASSERTION"):
         over(folder, options={"leave_out": "DB"})
@@ -461,6 +463,15 @@ def test_tau2_assertions_go_to_the_judge_or_are_left_out_or_refused(tmp_path):
     assert (unasked.reward, endpoint.asked) == (0.0, [])
     with pytest.raises(JudgeFault):
         judged("perhaps", "maybe", "who knows")
+
+
+def test_tau2_communication_can_be_asked_for_where_there_is_no_judge(tmp_path):
+    task = tau2_task(0, nl_assertions=["Agent names the sum."], reward_basis=["DB", "NL_ASSERTION"])
+    folder = write_tau2(tmp_path, task)
+    for communicate, reward in ((False, 1.0), (True, 0.0)):
+        domain = over(folder, options={"leave_out": "NL_ASSERTION", "communicate": communicate})
+        assert evaluated(domain, domain.tasks("test")[0]).reward == reward
+        assert evaluated(domain, domain.tasks("test")[0], "It was 12.5.").reward == 1.0
 
 
 def test_tau2_environment_assertions_are_refused_unless_left_out(tmp_path):
