@@ -112,6 +112,8 @@ _WORKS = re.compile(
     r"|\bcan you (?:now )?(?:call|surf|browse)\b",
     re.I,
 )
+_CONDITION = re.compile(r"\b(?:if|in case|unless|when)\b", re.I)
+_NOT = re.compile(r"\b(?:do not|don't|never|no need to|without|instead of)\b", re.I)
 _FINDS_OUT = re.compile(r"\b(?:whether|if|try|see)\b", re.I)
 
 
@@ -132,6 +134,8 @@ def requests(message: str) -> list[Request]:
         if _OFFER.search(sentence) or (_OF_ITSELF.search(sentence) and not sentence.rstrip().endswith("?")):
             continue
         for clause in _CLAUSE.split(sentence):
+            if _NOT.search(clause):
+                continue
             asked, topic = _read(clause, topic, question=sentence.rstrip().endswith("?"))
             found += [request for request in asked if not found or request != found[-1]]
     return found
@@ -173,7 +177,9 @@ def _all_switched(switches: list[str], clause: str, *, question: bool) -> Iterat
 
 
 def _turns(clause: str) -> list[bool]:
-    """On and off, in the order of the clause."""
+    """On and off, in the order of the clause: of its order alone, not of a condition before or behind that."""
+    order = _DO.search(clause)
+    clause = _CONDITION.split(clause[order.start() :])[0] if order else clause
     places = [(match.start(), True) for match in _ON.finditer(clause)]
     places += [(match.start(), False) for match in _OFF.finditer(clause)]
     return [on for _, on in sorted(places)]

@@ -69,7 +69,10 @@ def _stances(data: Json) -> list[str]:
         found.append(f"If your data is used up you want {wants['gb']} GB more, no other amount.")
     if "reported_lost" in data["faults"]:
         found.append("You had reported your phone lost and have found it again.")
-    found.append("Lift a bar or resume your line: you agree if you are asked, it was you who had it set.")
+    if {"paused", "data_bar", "mms_bar"} & set(data["faults"]):
+        found.append(
+            "What is paused or barred on your line, you had asked for; you agree if the agent offers to undo it."
+        )
     if data["keeps_phone_data"]:
         found.append("You do not allow a factory reset, you would lose your photos.")
     return found

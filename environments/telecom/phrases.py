@@ -69,7 +69,7 @@ ANSWERS: dict[str, tuple[str, ...]] = {
     "charge": ("The {}.", "It says {}.", "I mean the {}."),
     "found": ("Yes, I have my phone back.", "Yes, I found it, it is in my hands.", "Yes, it is back with me."),
 }
-SAW = ("I see: {}.", "It says: {}.", "I looked: {}.", "Here {}.")
+SAW = ("I see: {}.", "It says: {}.", "I looked: {}.", "My phone says: {}.")
 DID = ("Done, {}.", "Okay, {}.", "I did that, {}.", "All right, {}.")
 AGREE = ("Yes, please.", "Yes.", "Yes, go ahead.", "Yes, that is fine.")
 UNKNOWN = ("I do not know that.", "I cannot tell you that.", "No idea.")

@@ -236,7 +236,8 @@ class PhoneUser:
         if len(self._wishes) == 1:
             return self._stop(THANKS, lines)
         self._wishes.pop(0)
-        return UserReply(" ".join([*lines, "Thanks. And one more thing:", self._opening()]))
+        opening = re.sub(r"^(?:Hi|Hello), ", "", self._opening())
+        return UserReply(" ".join([*lines, "Thanks. And one more thing:", opening[0].upper() + opening[1:]]))
 
     def _stop(self, wordings: Sequence[str], lines: Sequence[str] = ()) -> UserReply:
         return UserReply(" ".join([*lines, self._pick(wordings), STOP_SIGNAL]), stop=True)

@@ -14,6 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from environments.telecom import DOMAIN, TelecomDomain, carrier_tools, phone_tools
 from environments.telecom import tasks as tasks_module
@@ -41,6 +43,7 @@ from mua.environment.protocol import (
     UserControlled,
     UserMove,
 )
+from mua.environment.schema import validate_arguments
 from mua.environment.selection import Selection
 from mua.errors import ConfigError, MuaError
 from mua.observe.traces import TraceWriter
@@ -511,6 +514,12 @@ def asked(text: str) -> list[str]:
         ("Please try sending a picture message.", ["send_picture_message()"]),
         ("Does your mobile data work now?", ["test()"]),
         ("Please do a factory reset.", ["factory_reset()"]),
+        ("Disable airplane mode if it is enabled.", ["set_airplane_mode(False)"]),
+        ("If mobile data is off turn it on.", ["set_mobile_data(True)"]),
+        ("Please turn off battery saver, data saver, and VPN.",
+         ["set_battery_saver(False)", "set_data_saver(False)", "set_vpn(False)"]),
+        ("Please remove and reinsert your SIM card.", ["reseat_sim()"]),
+        ("Could you check if your SIM card is inserted properly?", ["check_sim()"]),
         ("Please fix the APN.", ["unclear()"]),
         ("Set mobile data.", ["unclear()"]),
     ],
@@ -531,10 +540,39 @@ def test_advice_in_plain_words_is_understood(text: str, expected: list[str]):
         "Please check your settings.",
         "Thank you for your patience.",
         "Did you pay the bill?",
+        "Do not restart your phone yet.",
+        "Roaming is now enabled on your line.",
     ],
 )
 def test_what_is_no_advice(text: str):
     assert asked(text) == []
+
+
+VOCABULARY = (
+    "please turn switch on off the your airplane mode mobile data roaming saver Wi-Fi calling VPN restart reset APN "
+    "phone SIM card PUK 12345678 network automatic 4G 2G speed test picture message permission sms storage pay bill "
+    "request check what does show is it work now if and then , . ? I we shall may back in out again status bar factory "
+    "all whether"
+)
+WORDS = VOCABULARY.split()
+
+
+@given(st.lists(st.sampled_from(WORDS) | st.text(max_size=4), max_size=40))
+def test_whatever_is_said_the_user_only_does_what_its_tools_allow(words: list[str]):
+    schemas = {tool.name: tool for tool in opened(ALL[0]).user_tools()}
+    for request in requests(" ".join(words)):
+        if request.tool == "unclear":
+            assert request.asks_back
+        elif request.tool not in ("test", "pay_bill"):
+            assert validate_arguments(schemas[request.tool], request.arguments) is None
+
+
+@given(st.lists(st.sampled_from(WORDS) | st.text(max_size=4), max_size=40), st.integers(0, len(ALL) - 1))
+def test_whatever_is_said_the_user_says_something(words: list[str], index: int):
+    who, _ = person(ALL[index])
+    reply = asyncio.run(who.reply(" ".join(words)))
+    assert reply.text.strip()
+    assert reply.stop == (STOP_SIGNAL in reply.text)
 
 
 async def test_the_user_does_what_it_is_told_and_nothing_else():
