@@ -1,56 +1,100 @@
 """What every registered domain must keep: tasks, tools, environments and scripted users, through the protocol alone.
 
 Arguments of tools are drawn from their schemas, with strings and numbers taken from the task, so that calls reach
-rows that exist. Does not cover whether a task can be solved, or what a domain's policy says: that is the domain's own
-test.
+rows that exist. There are many domains with thousands of tasks, so that all but the cheapest checks look at a seeded
+sample: what a domain promises of all its tasks (gold earns everything, doing nothing nothing) is tested by its own file
+too, as is that its policy can be followed and its expert succeeds.
 """
 
 from __future__ import annotations
 
 import asyncio
+import gc
+import inspect
 import itertools
 import json
+import pickle
 import random
 import re
+import sys
+import weakref
 from collections.abc import Iterator, Sequence
-from typing import Any, get_args
+from functools import lru_cache
+from typing import Any, TypeAlias, get_args
 
 import pytest
 from jsonschema import Draft202012Validator
 
 from mua.config.schema import EnvironmentConfig
-from mua.environment.manager import EnvironmentManager
-from mua.environment.protocol import Domain, Environment, Evaluation, Split, Task, ToolResult, ToolSchema, Transcript
+from mua.environment.database import DatabaseEnvironment
+from mua.environment.demonstrate import replay_gold
+from mua.environment.manager import EnvironmentManager, LeasedEnvironment
+from mua.environment.overlay import digest_of
+from mua.environment.protocol import (
+    Domain,
+    Environment,
+    Evaluation,
+    Split,
+    Task,
+    ToolResult,
+    ToolSchema,
+    Transcript,
+    UserControlled,
+    UserMove,
+)
 from mua.environment.registry import domain_names, get_domain
 from mua.users.protocol import STOP_SIGNAL, User
 
 SPLITS: tuple[Split, ...] = get_args(Split)
 SAMPLE = 8
-"""Tasks of each split that tools are tried on."""
+"""Tasks of each split that costly checks look at."""
+FEW = 3
+"""The same, for the costliest."""
+INTERLEAVED = 50
+POOL = 400
+"""Values of a task that arguments are drawn from, at most."""
 IDLE = (
     Transcript([]),
     Transcript([{"role": "user", "content": "Hi"}]),
     Transcript([{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "I am sorry, I cannot help."}]),
 )
+Step: TypeAlias = tuple[bool, str, Any]
+"""Whether the user acts, the tool, the arguments."""
+Episode: TypeAlias = tuple[list[ToolResult], Evaluation]
 
 
-@pytest.fixture(params=[name for name in domain_names() if not getattr(get_domain(name), "needs_data", False)])
+@pytest.fixture(params=domain_names())
 def domain(request: pytest.FixtureRequest) -> Domain:
-    return get_domain(request.param)
+    domain = get_domain(request.param)
+    if getattr(domain, "needs_data", False) and not any(domain.tasks(split) for split in SPLITS):
+        pytest.skip(f"{domain.name} has tasks only where environment.data names a folder or package of them")
+    return domain
 
 
 def all_tasks(domain: Domain) -> list[Task]:
     return [task for split in SPLITS for task in domain.tasks(split)]
 
 
-def some_tasks(domain: Domain) -> list[Task]:
-    return [task for split in SPLITS for task in domain.tasks(split)[:SAMPLE]]
+def some_tasks(domain: Domain, count: int = SAMPLE) -> list[Task]:
+    """The same ``count`` of each split every time."""
+    found = []
+    for split in SPLITS:
+        tasks = domain.tasks(split)
+        found += [
+            tasks[index] for index in sorted(random.Random(split).sample(range(len(tasks)), min(count, len(tasks))))
+        ]
+    return found
 
 
 def opened(domain: Domain, task: Task, seed: int = 0) -> Environment:
     environment = domain.environment()
     environment.reset(task, seed)
     return environment
+
+
+async def value(given: Any) -> Any:
+    """What a coroutine method gives in the end, or a plain one at once."""
+    return await given if inspect.isawaitable(given) else given
 
 
 def leaves(value: Any) -> Iterator[Any]:
@@ -63,6 +107,13 @@ def leaves(value: Any) -> Iterator[Any]:
             yield from leaves(inner)
     else:
         yield value
+
+
+@lru_cache(maxsize=64)
+def pool_of(text: str) -> list[Any]:
+    """A bounded choice of the values in a task's data, given as JSON."""
+    found = list(itertools.islice(leaves(json.loads(text)), 50 * POOL))
+    return found if len(found) <= POOL else random.Random(0).sample(found, POOL)
 
 
 def draw(schema: dict, pool: list[Any], rng: random.Random) -> Any:
@@ -85,15 +136,35 @@ def draw(schema: dict, pool: list[Any], rng: random.Random) -> Any:
     return rng.choice([v for v in pool if isinstance(v, accepted) and not isinstance(v, bool)] or [0])
 
 
-def calls_for(task: Task, tools: Sequence[ToolSchema], seed: int, count: int = 60) -> list[tuple[str, dict]]:
-    rng = random.Random(seed)
-    pool = list(leaves(json.loads(json.dumps(task.data))))
-    return [(tool.name, draw(tool.parameters, pool, rng)) for tool in (rng.choice(tools) for _ in range(count))]
+def random_steps(task: Task, environment: Environment | LeasedEnvironment, seed: int, count: int = 24) -> list[Step]:
+    rng, pool = random.Random(seed), pool_of(json.dumps(task.data))
+    tools: list[tuple[bool, ToolSchema]] = [(False, tool) for tool in environment.tools()]
+    if isinstance(environment, UserControlled):
+        tools += [(True, tool) for tool in environment.user_tools()]
+    return [(by_user, tool.name, draw(tool.parameters, pool, rng)) for by_user, tool in rng.choices(tools, k=count)]
 
 
-def run(environment: Environment, calls: list[tuple[str, dict]]) -> tuple[list[ToolResult], Evaluation]:
-    results = [environment.call(name, arguments) for name, arguments in calls]
-    return results, environment.evaluate(IDLE[-1])
+def gold_steps(domain: Domain, task: Task) -> tuple[list[Step], Transcript]:
+    """The calls among the gold moves, and a conversation of the texts among them."""
+    moves = domain.gold(task)
+    steps = [(isinstance(move, UserMove), *move) for move in moves if not isinstance(move, str)]
+    return steps, Transcript([{"role": "assistant", "content": move} for move in moves if isinstance(move, str)])
+
+
+async def run(environment: Environment, steps: Sequence[Step], said: Transcript = IDLE[-1]) -> Episode:
+    results = []
+    for by_user, name, arguments in steps:
+        call = environment.user_call if by_user else environment.call  # type: ignore[attr-defined]
+        results.append(await value(call(name, arguments)))
+    return results, await value(environment.evaluate(said))
+
+
+async def alone(domain: Domain, task: Task, steps: Sequence[Step], said: Transcript = IDLE[-1]) -> Episode:
+    environment = opened(domain, task)
+    try:
+        return await run(environment, steps, said)
+    finally:
+        environment.close()
 
 
 def test_some_domain_is_registered():
@@ -102,7 +173,8 @@ def test_some_domain_is_registered():
 
 def test_splits_are_disjoint_ids_unique_and_order_fixed(domain: Domain):
     tasks = all_tasks(domain)
-    assert all(domain.tasks(split) for split in SPLITS)
+    held_out = getattr(domain, "held_out", False)
+    assert all(domain.tasks(split) for split in SPLITS if not (held_out and split == "train"))
     assert len({task.id for task in tasks}) == len(tasks)
     assert all(task.split == split and task.domain == domain.name for split in SPLITS for task in domain.tasks(split))
     assert [task.id for task in all_tasks(domain)] == [task.id for task in tasks]
@@ -113,6 +185,12 @@ def test_no_task_stands_in_two_splits_under_two_names(domain: Domain):
     assert all(not contents[one] & contents[other] for one, other in itertools.combinations(SPLITS, 2))
 
 
+def test_tasks_are_json_and_name_their_kind_and_difficulty(domain: Domain):
+    for task in some_tasks(domain):
+        assert json.loads(json.dumps(task.data)) == task.data, f"{task.id} would change on the way to a worker process"
+        assert task.data.get("difficulty", "easy") in ("easy", "medium", "hard")
+
+
 def test_prompts_and_personas_are_texts(domain: Domain):
     full, short = domain.system_prompt("full"), domain.system_prompt("short")
     assert short.strip()
@@ -121,27 +199,35 @@ def test_prompts_and_personas_are_texts(domain: Domain):
 
 
 def test_tools_are_valid_json_schema_objects(domain: Domain):
+    seen: list[dict] = []
     for task in some_tasks(domain):
         environment = opened(domain, task)
-        tools = environment.tools()
+        agents = environment.tools()
+        users = environment.user_tools() if isinstance(environment, UserControlled) else ()
         environment.close()
-        assert tools
+        assert agents
+        tools = [*agents, *users]
         assert len({tool.name for tool in tools}) == len(tools)
         for tool in tools:
             assert re.fullmatch(r"[A-Za-z0-9_-]{1,64}", tool.name)
             assert tool.description.strip()
             assert tool.parameters["type"] == "object"
-            Draft202012Validator.check_schema(tool.parameters)
+            if tool.parameters not in seen:
+                seen.append(tool.parameters)
+                Draft202012Validator.check_schema(tool.parameters)
             assert json.loads(json.dumps(tool.openai()))["function"]["parameters"] == tool.parameters
 
 
-def test_an_unknown_tool_is_an_error_result(domain: Domain):
-    environment = opened(domain, domain.tasks("train")[0])
+async def test_an_unknown_tool_is_an_error_result(domain: Domain):
+    environment = opened(domain, some_tasks(domain, 1)[0])
     for arguments in ({}, {"x": 1}):
-        result = environment.call("no_such_tool_here", arguments)
-        assert isinstance(result, ToolResult)
-        assert result.error
-        assert result.text
+        results = [await value(environment.call("no_such_tool_here", arguments))]
+        if isinstance(environment, UserControlled):
+            results.append(environment.user_call("no_such_tool_here", arguments))
+        for result in results:
+            assert isinstance(result, ToolResult)
+            assert result.error
+            assert result.text
     environment.close()
 
 
@@ -156,80 +242,77 @@ def bad_arguments(tool: ToolSchema, good: dict) -> Iterator[Any]:
         yield good | {"no_such_argument_here": 1}
 
 
-def test_bad_arguments_are_error_results_that_change_nothing(domain: Domain):
+async def test_bad_arguments_are_error_results_that_change_nothing(domain: Domain):
     tried = 0
-    for task in some_tasks(domain):
+    for task in some_tasks(domain, FEW):
         environment = opened(domain, task)
-        before = environment.evaluate(IDLE[0])
+        before = await value(environment.evaluate(IDLE[0]))
         for tool in environment.tools():
-            good = draw(tool.parameters, list(leaves(task.data)), random.Random(0))
+            good = draw(tool.parameters, pool_of(json.dumps(task.data)), random.Random(0))
+            fits = Draft202012Validator(tool.parameters).is_valid
             for arguments in bad_arguments(tool, good):
-                if Draft202012Validator(tool.parameters).is_valid(arguments):
+                if fits(arguments):
                     continue
-                result = environment.call(tool.name, arguments)
+                result = await value(environment.call(tool.name, arguments))
                 assert result.error, f"{tool.name}({arguments!r}) of {task.id} gave {result.text!r}"
                 assert not result.terminal
+                assert result.reward <= 0
                 tried += 1
-        assert environment.evaluate(IDLE[0]) == before
+        assert await value(environment.evaluate(IDLE[0])) == before
         environment.close()
     assert tried > 0
 
 
-def test_doing_nothing_never_pays(domain: Domain):
-    """On every task of every split; this is also an evaluation before any call."""
-    for task in all_tasks(domain):
+async def test_the_gold_moves_earn_everything(domain: Domain):
+    for task in some_tasks(domain):
+        found = await replay_gold(domain, task)
+        assert found.evaluation.success, f"{task.id}: {found.evaluation.details}"
+        assert found.reward > 0, task.id
+        if found.evaluation.reward:
+            assert found.reward == 1.0, f"{task.id}: a verdict that pays pays 1 for all of it"
+
+
+async def test_doing_nothing_never_pays(domain: Domain):
+    """This is also an evaluation before any call."""
+    for task in some_tasks(domain):
         environment = opened(domain, task)
         for transcript in IDLE:
-            verdict = environment.evaluate(transcript)
+            verdict = await value(environment.evaluate(transcript))
             assert isinstance(verdict, Evaluation)
             assert not verdict.success, task.id
             assert verdict.reward <= 0, task.id
         environment.close()
 
 
-def test_evaluating_changes_nothing(domain: Domain):
-    for task in some_tasks(domain):
+async def test_evaluating_changes_nothing(domain: Domain):
+    for task in some_tasks(domain, FEW):
         environment = opened(domain, task)
-        _, verdict = run(environment, calls_for(task, environment.tools(), 1))
-        assert environment.evaluate(IDLE[-1]) == verdict
-        json.dumps(verdict.details)
+        _, verdict = await run(environment, random_steps(task, environment, 1))
+        assert await value(environment.evaluate(IDLE[-1])) == verdict
+        assert json.loads(json.dumps(verdict.details)) == verdict.details, "details would change on their way"
         environment.close()
 
 
-def test_the_same_task_seed_and_calls_give_the_same_episode(domain: Domain):
+async def test_the_same_task_seed_and_calls_give_the_same_episode(domain: Domain):
     succeeded = 0
-    for task, seed in itertools.product(some_tasks(domain), (0, 7)):
+    for task, seed in itertools.product(some_tasks(domain, FEW), (0, 7)):
         first, second = opened(domain, task, seed), opened(domain, task, seed)
-        calls = calls_for(task, first.tools(), seed)
-        outcome = run(first, calls)
-        assert run(second, calls) == outcome
+        steps = random_steps(task, first, seed, count=60)
+        outcome = await run(first, steps)
+        assert await run(second, steps) == outcome
         first.close()
         second.close()
         succeeded += sum(not result.error for result in outcome[0])
     assert succeeded > 0
 
 
-def test_environments_alive_together_share_no_state(domain: Domain):
-    for task in some_tasks(domain):
-        alone, one, other = (opened(domain, task) for _ in range(3))
-        calls, disturbance = (calls_for(task, alone.tools(), seed) for seed in (1, 2))
-        expected = run(alone, calls)
-        results = []
-        for (name, arguments), (other_name, other_arguments) in zip(calls, disturbance, strict=True):
-            other.call(other_name, other_arguments)
-            results.append(one.call(name, arguments))
-        assert (results, one.evaluate(IDLE[-1])) == expected
-        for environment in (alone, one, other):
-            environment.close()
-
-
-def test_a_reset_gives_fresh_state(domain: Domain):
-    first, second = domain.tasks("train")[:2]
+async def test_a_reset_gives_fresh_state(domain: Domain):
+    first, second = some_tasks(domain, 2)[-2:]
     fresh, used = opened(domain, second), opened(domain, first)
-    run(used, calls_for(first, used.tools(), 1))
+    await run(used, random_steps(first, used, 1))
     used.reset(second, 0)
-    calls = calls_for(second, fresh.tools(), 2)
-    assert run(used, calls) == run(fresh, calls)
+    steps = random_steps(second, fresh, 2)
+    assert await run(used, steps) == await run(fresh, steps)
     fresh.close()
     used.close()
 
@@ -238,23 +321,100 @@ def test_an_environment_can_be_closed_before_it_was_reset(domain: Domain):
     domain.environment().close()
 
 
-async def test_episodes_in_many_threads_equal_those_in_one(domain: Domain):
-    """Through the manager, whose calls land in whatever thread is free."""
-    manager = EnvironmentManager(domain, EnvironmentConfig(name=domain.name))
+async def leased_episode(manager: EnvironmentManager, task: Task, steps: Sequence[Step], said: Transcript) -> Episode:
+    async with manager.lease(task, seed=0) as leased:
+        results = []
+        for by_user, name, arguments in steps:
+            await asyncio.sleep(0)  # everybody else's turn
+            results.append(await (leased.user_call if by_user else leased.call)(name, arguments))
+        return results, await leased.evaluate(said)
 
-    async def episode(task: Task) -> tuple[list[ToolResult], Evaluation]:
-        async with manager.lease(task, seed=0) as environment:
-            calls = calls_for(task, environment.tools(), 3, count=12)
-            return [await environment.call(*call) for call in calls], await environment.evaluate(IDLE[-1])
 
+def mixed_steps(domain: Domain, task: Task, seed: int) -> tuple[list[Step], Transcript]:
+    """Gold moves in every other episode, arbitrary calls in the rest."""
+    if seed % 2:
+        return gold_steps(domain, task)
+    environment = opened(domain, task)
+    steps = random_steps(task, environment, seed, count=10)
+    environment.close()
+    return steps, IDLE[-1]
+
+
+def refuse(*_: Any, **__: Any) -> Any:
+    raise AssertionError("something is pickled")
+
+
+def without_pickle(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("dumps", "loads", "dump", "load", "Pickler", "Unpickler"):
+        monkeypatch.setattr(pickle, name, refuse)
+
+
+async def test_interleaved_rollouts_equal_those_alone(domain: Domain, monkeypatch: pytest.MonkeyPatch):
+    """Fifty at once through the manager, several of the same task, where the domain says they run."""
     tasks = some_tasks(domain)
-    outcomes = await asyncio.gather(*(episode(task) for task in tasks))
-    for task, outcome in zip(tasks, outcomes, strict=True):
-        environment = opened(domain, task)
-        assert run(environment, calls_for(task, environment.tools(), 3, count=12)) == outcome
-        environment.close()
-    assert manager.leases == manager.leaked_threads == 0
+    chosen = [tasks[index % len(tasks)] for index in range(INTERLEAVED)]
+    scripts = [mixed_steps(domain, task, index) for index, task in enumerate(chosen)]
+    expected = [await alone(domain, task, *script) for task, script in zip(chosen, scripts, strict=True)]
+    without_pickle(monkeypatch)
+    manager = EnvironmentManager(domain, EnvironmentConfig(name=domain.name))
+    pairs = zip(chosen, scripts, strict=True)
+    found = await asyncio.gather(*(leased_episode(manager, task, *script) for task, script in pairs))
     await manager.close()
+    assert found == expected
+    assert manager.leases == manager.leaked_threads == 0
+    assert any(evaluation.success for _, evaluation in found)
+
+
+async def test_threads_and_worker_processes_give_the_same(domain: Domain, monkeypatch: pytest.MonkeyPatch):
+    task = some_tasks(domain, 1)[0]
+    script = gold_steps(domain, task)
+    expected = await alone(domain, task, *script)
+    without_pickle(monkeypatch)
+    for isolation in ("thread", "process"):
+        config = EnvironmentConfig(name=domain.name, isolation=isolation, workers=1)
+        manager = EnvironmentManager(domain, config)
+        assert await leased_episode(manager, task, *script) == expected
+        await manager.close()
+        assert manager.leases == manager.leaked_threads == 0
+
+
+async def test_rollouts_write_neither_to_the_base_nor_to_their_task(domain: Domain):
+    def shared() -> list[str]:
+        environment = domain.environment()
+        bases = [environment._desk.base.digest()] if isinstance(environment, DatabaseEnvironment) else []
+        environment.close()
+        return bases + [digest_of(task.data) for task in tasks]
+
+    tasks = some_tasks(domain, FEW)
+    before = shared()
+    for seed, task in enumerate(tasks):
+        for script in (gold_steps(domain, task), mixed_steps(domain, task, 2 * seed)):
+            await alone(domain, task, *script)
+    assert shared() == before
+
+
+async def test_closing_frees_everything(domain: Domain):
+    tasks = some_tasks(domain, 2)
+    scripts = [mixed_steps(domain, task, index) for index, task in enumerate(tasks)]
+
+    async def rollouts() -> list[weakref.ref[Environment]]:
+        found = []
+        for task, (steps, said) in zip(tasks, scripts, strict=True):
+            environment = opened(domain, task)
+            await run(environment, steps, said)
+            environment.close()
+            found.append(weakref.ref(environment))
+            del environment
+        return found
+
+    await rollouts()
+    gc.collect()
+    before = sys.getallocatedblocks()
+    for _ in range(5):
+        gone = await rollouts()
+    gc.collect()
+    assert not any(reference() for reference in gone)
+    assert sys.getallocatedblocks() - before < 1000
 
 
 AGENT = ("How can I help you?", "What is your name?", "Which one do you mean?", "I did that for you.", "", "Sorry, no.")
@@ -274,7 +434,7 @@ async def conversation(domain: Domain, task: Task, seed: int) -> list[tuple[str,
 
 
 async def test_the_scripted_user_opens_answers_and_marks_its_stop(domain: Domain):
-    for task in some_tasks(domain):
+    for task in some_tasks(domain, FEW):
         said = await conversation(domain, task, 0)
         assert len(said) > 1
         assert all(text.strip() for text, _ in said)
@@ -282,7 +442,7 @@ async def test_the_scripted_user_opens_answers_and_marks_its_stop(domain: Domain
 
 
 async def test_the_scripted_user_repeats_itself_with_a_seed_and_varies_without(domain: Domain):
-    task = domain.tasks("train")[0]
+    task = some_tasks(domain, 1)[0]
     assert await conversation(domain, task, 5) == await conversation(domain, task, 5)
     openings = {(await conversation(domain, task, seed))[0] for seed in range(20)}
     assert len(openings) > 1
