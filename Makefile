@@ -27,7 +27,7 @@ test: $(READY) ## Run the tests, without the slow ones
 test-slow: $(READY) ## Run the slow tests
 	@$(PYTHON) -m pytest -m slow
 
-test-grid: $(READY) ## Run the grids of model families and layouts in whole (about ten minutes)
+test-grid: $(READY) ## Run the grids of model families, layouts and moments in whole (about twenty minutes)
 	@$(PYTHON) -m pytest -m grid
 
 test-slurm: $(READY) ## Start a Slurm of two nodes here, run its tests, stop it (as root it installs what is missing)

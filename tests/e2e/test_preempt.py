@@ -24,7 +24,7 @@ from e2e_support import (
     until,
 )
 
-pytestmark = [pytest.mark.timeout(900), pytest.mark.slow]  # a busy machine; the fixtures' runs count too
+pytestmark = pytest.mark.timeout(900)  # a busy machine; the fixtures' runs count too
 
 
 def _left(err: str, status: int) -> None:
@@ -34,6 +34,7 @@ def _left(err: str, status: int) -> None:
     assert "the same command continues it" in err.splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_a_rollout_is_given_up_and_the_step_before_it_saved(recipe: Path, trained: Path, tmp_path: Path) -> None:
     # No checkpoint is due before the end: the one of two steps is there because of the signal alone.
     command = ("train", recipe, f"trainer.steps={STEPS}", "rollout.concurrency=1", *DETERMINISTIC)
@@ -51,6 +52,7 @@ def test_a_rollout_is_given_up_and_the_step_before_it_saved(recipe: Path, traine
     assert_same_run(output, trained)
 
 
+@pytest.mark.slow
 def test_two_ranks_leave_together_when_the_whole_group_gets_the_signal(recipe: Path, tmp_path: Path) -> None:
     command = ("train", recipe, "trainer.steps=3", "rollout.concurrency=1", "megatron.data_parallel=2", *DETERMINISTIC)
     output = tmp_path / "out"
@@ -64,6 +66,7 @@ def test_two_ranks_leave_together_when_the_whole_group_gets_the_signal(recipe: P
     assert [line["step"] for line in metrics_of(output)] == [0, 1, 2]
 
 
+@pytest.mark.grid
 def test_an_evaluation_that_was_given_up_is_made_good(recipe: Path, tmp_path: Path) -> None:
     command = ("train", recipe, "trainer.steps=2", "trainer.evaluate_every=1", "evaluation.samples=8")
     command = (*command, "rollout.concurrency=1", *DETERMINISTIC)
@@ -85,6 +88,7 @@ def test_an_evaluation_that_was_given_up_is_made_good(recipe: Path, tmp_path: Pa
     assert judged == [{k: line[k] for k in judged[0]} for line in metrics_of(whole / "out")]
 
 
+@pytest.mark.slow
 def test_fine_tuning_leaves_and_continues_too(recipe: Path, tmp_path: Path) -> None:
     command = ("sft", recipe, "trainer.steps=40", "trainer.save_every=0")
     with running(*command, cwd=tmp_path) as process:

@@ -59,10 +59,14 @@ def before_the_first_checkpoint(output: Path) -> bool:
     return bool(metrics_of(output)) and not (output / "checkpoints" / "step_00000001").exists()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "moment",
-    [before_the_first_checkpoint, while_saving_step_2, right_after_saving_step_2, during_the_rollout_of_step_2],
+    [
+        pytest.param(before_the_first_checkpoint, marks=pytest.mark.grid),
+        pytest.param(while_saving_step_2, marks=pytest.mark.slow),
+        pytest.param(right_after_saving_step_2, marks=pytest.mark.grid),
+        pytest.param(during_the_rollout_of_step_2, marks=pytest.mark.slow),
+    ],
 )
 def test_a_killed_run_continues_as_if_nothing_had_happened(
     recipe: Path, trained: Path, tmp_path: Path, moment: Moment
