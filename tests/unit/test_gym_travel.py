@@ -1,0 +1,386 @@
+"""The travel gym: scenarios, reading of questions and queries, rewards, the volunteer, the expert, model oracles.
+
+Models are scripted servers on this machine, reached over HTTP; on the labelled set the judge's server gives the label,
+so that the rules are compared with the labels and the judge's path with both. Not covered: how well a real model plays
+the traveller; what the contract test asks of every domain.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from environments.gyms._shared import Setting, act
+from environments.gyms.travel import DOMAIN, TravelGym
+from environments.gyms.travel.asking import classify, missing
+from environments.gyms.travel.catalog import catalog
+from environments.gyms.travel.expert import query
+from environments.gyms.travel.game import TravelGame
+from environments.gyms.travel.oracle import classified
+from environments.gyms.travel.scenarios import PATTERNS, SIZES, Option
+from environments.gyms.travel.wording import VAGUE, hint, openings
+from mua.config.schema import EnvironmentConfig, LlmConfig
+from mua.environment.demonstrate import demonstrate, replay_gold
+from mua.environment.protocol import Environment, Move, Task, ToolResult, Transcript
+from mua.errors import JudgeFault, UserFault
+from mua.types import Json
+from mua.users.endpoint import ChatEndpoint
+from mua.users.services import Services
+from tests.chat_fixtures import chat_server, says
+
+TEST = DOMAIN.tasks("test")
+LABELLED = [
+    json.loads(line) for line in Path(DOMAIN.folder() / "labelled.jsonl").read_text(encoding="utf-8").splitlines()
+]
+
+
+def a_task(pattern: str = "22") -> Task:
+    return next(task for task in TEST if task.data["kind"] == pattern)
+
+
+def opened(task: Task, gym: TravelGym = DOMAIN, seed: int = 0) -> Environment:
+    environment = gym.environment()
+    environment.reset(task, seed)
+    return environment
+
+
+async def played(environment: Environment, *moves: Move) -> list[ToolResult]:
+    return [await environment.call(*move) for move in moves]  # type: ignore[misc, arg-type]
+
+
+def searches(task: Task) -> list[Move]:
+    return [act("search", query(catalog()[one["aspect"]], one["arguments"])) for one in task.data["aspects"]]
+
+
+def option(one: Json, sort: str) -> str:
+    return next(row[0] for row in one["options"] if row[1] == sort)
+
+
+def question(aspect: str, attribute: str) -> Move:
+    return act("action", catalog()[aspect].attributes[attribute].question)
+
+
+def test_sizes_patterns_and_splits():
+    assert (
+        {split: len(DOMAIN.tasks(split)) for split in SIZES} == SIZES == {"train": 925, "validation": 96, "test": 471}
+    )
+    for split in SIZES:
+        tasks = DOMAIN.tasks(split)
+        assert {task.data["kind"] for task in tasks} == set(PATTERNS)
+        for task in tasks:
+            counts = sorted(len(one["preferences"]) for one in task.data["aspects"])
+            assert counts == sorted(map(int, task.data["kind"]))
+            assert task.data["difficulty"] == PATTERNS[task.data["kind"]][0]
+    trips = [json.dumps(task.data["aspects"]) for split in SIZES for task in DOMAIN.tasks(split)]
+    assert len(set(trips)) == len(trips)
+
+
+def test_every_scenario_has_one_best_option_and_needs_every_preference():
+    for task in (*TEST, *DOMAIN.tasks("train"), *DOMAIN.tasks("validation")):
+        for one in task.data["aspects"]:
+            options = [Option.of(catalog()[one["aspect"]], row) for row in one["options"]]
+            sorts = Counter(o.sort for o in options)
+            assert (sorts["best"], sorts["correct"], sorts["noise"]) == (1, 2, 3)
+            best = next(o for o in options if o.sort == "best")
+            wanted = {held["attribute"]: held["value"] for held in one["preferences"]}
+            lacking = {o.id: [a for a, value in wanted.items() if o.values[a] != value] for o in options}
+            here = [o for o in options if (o.place, o.date) == (best.place, best.date)]
+            fitting = [o for o in here if not lacking[o.id]]
+            assert min(fitting, key=lambda o: o.price) == best
+            assert {o.sort for o in fitting} == {"best", "correct"}
+            assert len({o.price for o in options}) == len(options)
+            assert all(not lacking[o.id] and o.price < best.price for o in options if o.sort == "noise")
+            for attribute in wanted:  # whoever does not know it finds something cheaper
+                assert any(lacking[o.id] == [attribute] and o.price < best.price for o in here)
+
+
+def test_hints_are_many_and_do_not_state_what_they_mean():
+    hints = [found for aspect in catalog().values() for found in aspect.hints()]
+    assert len({text for text, _, _ in hints}) == len(hints) == 180
+    assert not [text for text, _, value in hints if value.lower() in text.lower()]
+
+
+def test_a_question_of_the_catalog_is_about_its_attribute():
+    for aspect in catalog().values():
+        for attribute in aspect.attributes.values():
+            asked = classify(attribute.question, {name: [attribute.name] for name in catalog()})
+            assert (asked.kind, asked.aspect, asked.attribute) == ("hit", aspect.name, attribute.name)
+
+
+def test_openings_state_the_arguments_and_no_wish():
+    for task in TEST[:100]:
+        for text in openings(task):
+            for one in task.data["aspects"]:
+                assert missing(text, one["arguments"]) == []
+                assert not any(hint(held, catalog()[one["aspect"]]) in text for held in one["preferences"])
+
+
+@pytest.mark.parametrize(
+    ("text", "lacking"),
+    [
+        ("restaurant in Lyon on 12 May for 4", []),
+        ("Lyon, May 12th, four guests", []),
+        ("lyon 2026-05-12, party of 4", []),
+        ("Lyon on the 12th of May for 5 people", ["guests"]),
+        ("Lyon on 4 May", ["date", "guests"]),
+        ("something nice", ["city", "date", "guests"]),
+    ],
+)
+def test_what_a_query_has_to_state(text: str, lacking: list[str]):
+    assert missing(text, {"city": "Lyon", "date": "12 May", "guests": "4"}) == lacking
+
+
+# The rules of the game.
+
+
+async def test_the_expert_books_the_best_of_every_trip():
+    turns = []
+    for task in TEST:
+        demonstration = await demonstrate(DOMAIN, task, 1)
+        assert demonstration.evaluation.success, task.id
+        assert demonstration.ended
+        assert demonstration.reward >= len(task.data["aspects"])
+        turns.append(sum(message["role"] == "tool" for message in demonstration.messages))
+        gold = await replay_gold(DOMAIN, task)
+        assert gold.evaluation.success
+        assert gold.reward == pytest.approx(len(task.data["aspects"]))
+    assert max(turns) <= 30  # the default of rollout.max_turns
+
+
+async def test_finishing_at_once_pays_nothing_on_any_trip():
+    for split in SIZES:
+        for task in DOMAIN.tasks(split):
+            environment = opened(task)
+            (result,) = await played(environment, act("finish"))
+            assert (result.reward, result.terminal) == (0.0, True)
+            verdict = await environment.evaluate(Transcript([]))  # type: ignore[misc]
+            assert (verdict.reward, verdict.success) == (0.0, False)
+
+
+async def test_choices_earn_by_what_they_are_and_the_last_one_ends_the_trip():
+    for sorts, expected in ((("best", "best"), 2.0), (("correct", "best"), 1.8), (("wrong", "noise"), 0.0)):
+        task = a_task()
+        chosen = [option(one, sort) for one, sort in zip(task.data["aspects"], sorts, strict=True)]
+        environment = opened(task)
+        *_, first, last = await played(environment, *searches(task), *(act("answer", one) for one in chosen))
+        assert first.reward + last.reward == pytest.approx(expected)
+        assert (first.terminal, last.terminal) == (False, True)
+        assert (await environment.evaluate(Transcript([]))).success == (sorts == ("best", "best"))  # type: ignore[misc]
+
+
+async def test_choices_that_cannot_be_are_refused_and_cost_nothing():
+    task = a_task()
+    one, other = task.data["aspects"]
+    environment = opened(task)
+    letter = catalog()[one["aspect"]].letter
+    before = await played(environment, act("answer", f"{letter}1"))
+    await played(environment, *searches(task))
+    two = [row[0] for row in one["options"][:2]]
+    refused = await played(
+        environment,
+        act("answer", ", ".join(two)),
+        act("answer", f"{letter}99"),
+        act("answer", "Z1"),
+        act("answer", "?"),
+    )
+    assert all(result.error and result.reward == 0 and not result.terminal for result in (*before, *refused))
+    (booked,) = await played(environment, act("answer", option(one, "correct")))
+    (again,) = await played(environment, act("answer", option(one, "best")))
+    assert (booked.error, again.error) == (False, True)
+    (last,) = await played(environment, act("answer", option(other, "best").lower()))
+    assert last.terminal
+
+
+async def test_a_wish_is_paid_once_and_told_between_the_lines():
+    task = a_task()
+    one = task.data["aspects"][0]
+    first, second = one["preferences"]
+    ask = question(one["aspect"], first["attribute"])
+    results = await played(opened(task), ask, ask, question(one["aspect"], second["attribute"]))
+    assert [result.reward for result in results] == [0.8, 0.0, 0.8]
+    for result in results[:2]:
+        assert hint(first, catalog()[one["aspect"]]) in result.text
+    assert "That is all that matters to me" in results[2].text
+    assert "That is all" not in results[0].text
+
+
+async def test_rewards_are_options():
+    gym = TravelGym(Setting(options={"search_reward": 0.2, "preference_reward": 0.6}))
+    task = a_task()
+    one = task.data["aspects"][0]
+    ask = question(one["aspect"], one["preferences"][0]["attribute"])
+    environment = opened(task, gym)
+    first, again, asked = await played(environment, searches(task)[0], searches(task)[0], ask)
+    assert [first.reward, again.reward, asked.reward] == [0.2, 0.0, 0.6]
+
+
+async def test_after_three_questions_beside_the_point_a_wish_is_told_unasked_and_unpaid():
+    for seed in range(20):
+        task = a_task()
+        environment = opened(task, seed=seed)
+        results = await played(environment, *[act("action", "What are your preferences?")] * 4)
+        hints = [hint(held, catalog()[one["aspect"]]) for one in task.data["aspects"] for held in one["preferences"]]
+        told = [[text for text in hints if text in result.text] for result in results]
+        assert [len(found) for found in told] == [0, 0, 1, 0]
+        assert sum(result.reward for result in results) == 0
+        assert results[0].text in VAGUE
+        one, held = next(
+            (one, held) for one in task.data["aspects"] for held in one["preferences"]
+            if hint(held, catalog()[one["aspect"]]) == told[2][0]
+        )  # fmt: skip
+        (asked,) = await played(environment, question(one["aspect"], held["attribute"]))
+        assert asked.reward == 0  # told already: it can not be earned any more
+
+
+async def test_the_wishes_of_a_booked_part_are_no_longer_there():
+    task = a_task()
+    one = task.data["aspects"][0]
+    environment = opened(task)
+    await played(environment, *searches(task), act("answer", option(one, "best")))
+    (result,) = await played(environment, question(one["aspect"], one["preferences"][0]["attribute"]))
+    assert result.reward == 0
+
+
+async def test_one_text_can_not_ask_for_everything():
+    for task in TEST[:50]:
+        everything = " ".join(
+            attribute.question
+            for one in task.data["aspects"]
+            for attribute in catalog()[one["aspect"]].attributes.values()
+        )
+        (result,) = await played(opened(task), act("action", everything))
+        assert result.reward == 0
+
+
+async def test_a_search_says_what_it_lacks_covers_one_part_and_fails_now_and_then():
+    task = a_task("2222")
+    aspects = task.data["aspects"]
+    both = " and ".join(query(catalog()[one["aspect"]], one["arguments"]) for one in aspects[:2])
+    noun = catalog()[aspects[0]["aspect"]].noun
+    results = await played(
+        opened(task), act("search", both), act("search", noun), act("search", "a nice thing"), *searches(task)[:3]
+    )
+    assert "one part of the trip at a time" in results[0].text
+    assert all(name in results[1].text for name in aspects[0]["arguments"])
+    assert "one part of the trip at a time" in results[2].text
+    assert results[3].text.startswith("Options for")
+    assert "does not respond" in results[4].text
+    assert results[5].text.startswith("Options for")
+
+
+async def test_the_same_seed_gives_the_same_conversation():
+    for task in TEST[:20]:
+        one, other = await demonstrate(DOMAIN, task, 5, 0.5), await demonstrate(DOMAIN, task, 5, 0.5)
+        assert one.messages == other.messages
+
+
+async def test_an_episode_costs_little_before_anything_is_looked_at():
+    environments = [DOMAIN.environment() for _ in range(300)]
+    start = time.process_time()
+    for environment, task in zip(environments, TEST, strict=False):
+        environment.reset(task, 0)
+    assert (time.process_time() - start) / 300 < 0.001
+
+
+# Rules and models.
+
+
+def about(label: Json) -> tuple[str, str]:
+    aspect, _, attribute = label.get("about", "/").partition("/")
+    return aspect, attribute
+
+
+def test_the_rules_agree_with_the_labels():
+    assert len(LABELLED) >= 40
+    assert set(Counter(label["kind"] for label in LABELLED)) == {"chat", "hit", "miss", "vague"}
+    wrong = []
+    for label in LABELLED:
+        asked = classify(label["text"], label["pending"])
+        if (asked.kind, (asked.aspect, asked.attribute)) != (label["kind"], about(label)):
+            wrong.append(label["text"])
+    assert wrong == []
+
+
+@asynccontextmanager
+async def modelled(user: Callable[[Json], str], judge: Callable[[Json], str]) -> AsyncIterator[TravelGym]:
+    async with chat_server(lambda body: says(user(body))) as one, chat_server(lambda body: says(judge(body))) as other:
+        endpoints = [
+            ChatEndpoint(LlmConfig(base_url=server.base_url, model="m", max_retries=0)) for server in (one, other)
+        ]
+        config = EnvironmentConfig(name="gyms/travel", oracle="llm")
+        yield DOMAIN.configured(config, Services(user=endpoints[0], judge=endpoints[1]))
+        for endpoint in endpoints:
+            await endpoint.close()
+
+
+def verdict(label: str) -> str:
+    return json.dumps({"reason": "r", "verdict": label})
+
+
+def label_given(body: Json) -> str:
+    """The labelled verdict on the message in a judge's request."""
+    prompt = body["messages"][-1]["content"]
+    text = re.search(r"the agent's message:\n<<<\n(.*?)\n>>>", prompt, re.DOTALL)[1]  # type: ignore[index]
+    label = next(label for label in LABELLED if label["text"] == text)
+    if label["kind"] != "hit":
+        return verdict(label["kind"])
+    wishes = [f"{aspect}/{one}" for aspect, attributes in label["pending"].items() for one in attributes]
+    return verdict(f"wish {wishes.index(label['about']) + 1}")
+
+
+async def test_a_judge_that_gives_the_labels_is_read_as_the_rules_decide():
+    aspects = [{"aspect": name, "arguments": {}, "options": [], "preferences": [
+        {"attribute": attribute.name, "value": attribute.values[0].name, "hint": 0}
+        for attribute in aspect.attributes.values()
+    ]} for name, aspect in catalog().items()]  # fmt: skip
+    task = Task("t", "gyms/travel", "test", {"aspects": aspects})
+    async with modelled(lambda body: "unused", label_given) as gym:
+        for label in LABELLED:
+            game = TravelGame(gym.setting, task, 0)
+            by_judge, by_rule = await classified(game, label["text"], label["pending"]), classify(
+                label["text"], label["pending"]
+            )  # fmt: skip
+            assert by_judge.kind == by_rule.kind
+            if by_rule.kind == "hit":
+                assert by_judge == by_rule
+
+
+async def test_a_model_finds_the_words_for_a_wish_and_is_not_told_any_in_small_talk():
+    task = a_task()
+    one = task.data["aspects"][0]
+    held = one["preferences"][0]
+    prompts: list[str] = []
+
+    def user(body: Json) -> str:
+        prompts.append(body["messages"][-1]["content"])
+        return "I would say so." if len(prompts) > 1 else f"Well, {held['value']}."  # the first one states the wish
+
+    answers = iter([verdict("wish 1"), verdict("chat")])
+    async with modelled(user, lambda body: next(answers)) as gym:
+        results = await played(
+            opened(task, gym), question(one["aspect"], held["attribute"]), act("action", "Thank you.")
+        )
+    assert [result.reward for result in results] == [0.8, 0.0]
+    assert results[0].text.startswith("I would say so.")
+    wishes = [v.wish for a in catalog().values() for t in a.attributes.values() for v in t.values]
+    assert sum(wish in prompts[0] for wish in wishes) == 1
+    assert not any(wish in prompts[-1] for wish in wishes)
+
+
+async def test_models_that_give_nothing_usable_are_faults():
+    ask = act("action", "Which view?")
+    async with modelled(lambda body: "hm", lambda body: "It is a hit.") as gym:
+        with pytest.raises(JudgeFault):
+            await played(opened(a_task(), gym), ask)
+    task = a_task()
+    value = task.data["aspects"][0]["preferences"][0]["value"]
+    async with modelled(lambda body: f"I want {value}", lambda body: verdict("wish 1")) as gym:
+        with pytest.raises(UserFault, match="states the wish"):
+            await played(opened(task, gym), ask)
