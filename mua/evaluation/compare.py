@@ -59,7 +59,7 @@ def load_result(path: Path) -> Json:
     file = path / RESULT if path.is_dir() else path
     try:
         result: Json = json.loads(file.read_text(encoding="utf-8"))
-        if not all({"domain", "task", "digest", "episodes", "successes"} <= task.keys() for task in result["tasks"]):
+        if not all({"domain", "task", "digest", "episodes", "successes"} <= task.keys() for task in result["per_task"]):
             raise KeyError("a task's domain, digest or successes")
     except OSError as error:
         raise MuaError(f"{file}: {error.strerror}; give the output folder of mua eval") from None
@@ -83,8 +83,8 @@ def compared(one: Json, other: Json) -> Json:
         "all": difference(pairs),
         "domains": parts,
         "common": len(pairs),
-        "only_in_first": len(one["tasks"]) - len(pairs) - changed,
-        "only_in_second": len(other["tasks"]) - len(pairs) - changed,
+        "only_in_first": len(one["per_task"]) - len(pairs) - changed,
+        "only_in_second": len(other["per_task"]) - len(pairs) - changed,
         "changed": changed,
         "same_setting": one.get("setting_digest") == other.get("setting_digest"),
         "level": LEVEL,
@@ -93,9 +93,9 @@ def compared(one: Json, other: Json) -> Json:
 
 def paired(one: Json, other: Json) -> tuple[list[Pair], int]:
     """The tasks that both runs scored, and how many more share an id but not their content."""
-    seconds = {(task["domain"], task["task"]): task for task in other["tasks"] if task["episodes"]}
+    seconds = {(task["domain"], task["task"]): task for task in other["per_task"] if task["episodes"]}
     pairs, changed = [], 0
-    for task in one["tasks"]:
+    for task in one["per_task"]:
         match = seconds.get((task["domain"], task["task"]))
         if match is None or not task["episodes"]:
             continue

@@ -40,13 +40,12 @@ def markdown(result: Json, pictures: Sequence[str] = ()) -> str:
 
 
 def console_table(result: Json) -> Table:
-    """Success by domain (where there are several) and kind."""
+    """Success by domain, or by kind where there is one domain alone."""
     title, level = f"success on {result['split']}", f"{result['level']:.0%} interval".replace("%", " %")
-    shown = Table("kind", "episodes", "success", level, title=title)
-    rows = [*result["kinds"].items()]
-    if len(result["domains"]) > 1:
-        rows += [(name, part["success"]) for name, part in result["domains"].items()]
-    for name, interval in [*rows, ("all", result["success"])]:
+    several = len(result["domains"]) > 1
+    shown = Table("domain" if several else "kind", "episodes", "success", level, title=title)
+    rows = [(name, part["success"]) for name, part in result["domains"].items()]
+    for name, interval in [*(rows if several else result["kinds"].items()), ("all", result["success"])]:
         if interval is not None:
             bounds = f"{interval['low']:.3f} to {interval['high']:.3f}"
             shown.add_row(name, str(interval["episodes"]), f"{interval['mean']:.3f}", bounds)
@@ -54,7 +53,7 @@ def console_table(result: Json) -> Table:
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    """A Markdown table; numbers to the right."""
+    """A Markdown table, all but the first column to the right."""
     lines = [f"| {' | '.join(head)} |", f"|{'---|' + '--:|' * (len(head) - 1)}"]
     lines += [f"| {' | '.join(_cell(value) for value in row)} |" for row in rows]
     return "\n".join(lines)
@@ -84,7 +83,7 @@ def _facts(result: Json) -> list[str]:
         f"- policy: {who}",
         f"- split: {result['split']}, {result['samples']} episodes a task, temperature {result['temperature']:g}",
         f"- setting: {result['setting_digest']}",
-        f"- intervals: {result['level']:.0%}",
+        f"- intervals hold the true value with {result['level']:.0%} confidence",
     ]
 
 
@@ -116,14 +115,15 @@ def _at(passes: Json, k: int) -> str:
 
 def _label_tables(result: Json) -> list[str]:
     blocks = []
-    for key, title in (("difficulties", "By difficulty"), ("kinds", "By kind")):
+    for key, label in (("difficulties", "difficulty"), ("kinds", "kind")):
         rows = [
-            [name, label, with_bounds(interval), interval["episodes"] if interval else 0]
+            [name, value, interval["episodes"] if interval else 0, with_bounds(interval)]
             for name, part in result["domains"].items()
-            for label, interval in part[key].items()
+            for value, interval in part[key].items()
+            if value != "-"
         ]
-        if len(rows) > len(result["domains"]):
-            blocks += [f"## {title}", table(("domain", key, "success", "episodes"), rows)]
+        if rows:
+            blocks += [f"## By {label}", table(("domain", label, "episodes", "success"), rows)]
     return blocks
 
 
@@ -153,7 +153,7 @@ def _tokens(result: Json) -> list[str]:
 
 
 def _costs(result: Json) -> list[str]:
-    rows = [[name, value] for name, value in {**result.get("cost", {}), **result["roles"]}.items()]
+    rows = [[name, f"{value:.4g}"] for name, value in {**result.get("cost", {}), **result["roles"]}.items()]
     return ["### Users, judges and cost", table(("", "value"), rows)] if rows else []
 
 

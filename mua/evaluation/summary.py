@@ -29,6 +29,8 @@ from mua.types import Json, Provenance, Trajectory
 _SEED = 20
 """Of every bootstrap, so that the same episodes give the same report."""
 _ERRORS = 10
+"""Unscored episodes that are named."""
+_ORDER = {"easy": "0", "medium": "1", "hard": "2"}
 _PER_EPISODE = ("tool_calls", "malformed", "user_actions")
 _USAGE = ("prompt_tokens", "cached_tokens", "completion_tokens", "reasoning_tokens")
 
@@ -93,7 +95,7 @@ def summarize(config: EvaluationConfig, results: Sequence[TaskResult]) -> Json:
         "difficulties": _sections(config, results, "difficulty"),
         "kinds": _kinds(config, domains),
         "errors": _errors(results),
-        "tasks": [result.as_json() for result in results],
+        "per_task": [result.as_json() for result in results],
     }
 
 
@@ -115,7 +117,7 @@ def _split_by(results: Iterable[TaskResult], key: Callable[[TaskResult], str]) -
     parts: defaultdict[str, list[TaskResult]] = defaultdict(list)
     for result in results:
         parts[key(result)].append(result)
-    return dict(sorted(parts.items()))
+    return dict(sorted(parts.items(), key=lambda item: _ORDER.get(item[0], item[0])))
 
 
 def _section(config: EvaluationConfig, results: Sequence[TaskResult]) -> Json:

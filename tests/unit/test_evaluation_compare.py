@@ -24,7 +24,7 @@ def result(name: str, successes: list[int], episodes: int = 1, domain: str = "de
         {"domain": domain, "task": f"t{i}", "digest": "d", "episodes": episodes, "successes": count, "unscored": 0}
         for i, count in enumerate(successes)
     ]
-    return {"name": name, "tasks": tasks, "setting_digest": "s", **more}
+    return {"name": name, "per_task": tasks, "setting_digest": "s", **more}
 
 
 def test_single_episodes_are_compared_exactly() -> None:
@@ -49,8 +49,8 @@ def test_the_pairing_is_used() -> None:
 
 def test_only_what_both_scored_with_the_same_content_is_compared() -> None:
     one, other = result("a", [1, 1, 1, 1]), result("b", [0, 0, 0, 0, 0])
-    one["tasks"][0]["digest"] = "changed"
-    other["tasks"][1]["episodes"] = 0
+    one["per_task"][0]["digest"] = "changed"
+    other["per_task"][1]["episodes"] = 0
     pairs, changed = paired(one, other)
     assert ([pair.task for pair in pairs], changed) == (["t2", "t3"], 1)
     found = compared(one, other)
@@ -58,8 +58,12 @@ def test_only_what_both_scored_with_the_same_content_is_compared() -> None:
 
 
 def test_domains_are_compared_apart_and_together() -> None:
-    one = result("a", [0, 0]) | {"tasks": result("", [0, 0])["tasks"] + result("", [1, 1], domain="gym")["tasks"]}
-    other = result("b", [1, 1]) | {"tasks": result("", [1, 1])["tasks"] + result("", [1, 0], domain="gym")["tasks"]}
+    one = result("a", [0, 0]) | {
+        "per_task": result("", [0, 0])["per_task"] + result("", [1, 1], domain="gym")["per_task"]
+    }
+    other = result("b", [1, 1]) | {
+        "per_task": result("", [1, 1])["per_task"] + result("", [1, 0], domain="gym")["per_task"]
+    }
     found = compared(one, other)
     assert {name: part["difference"]["mean"] for name, part in found["domains"].items()} == {"desk": 1.0, "gym": -0.5}
     assert found["all"]["difference"]["mean"] == 0.25
@@ -69,7 +73,7 @@ def test_runs_without_a_common_task_are_refused() -> None:
     with pytest.raises(MuaError, match="share no scored task"):
         compared(result("a", [1]), result("b", [1], domain="gym"))
     changed = result("b", [1])
-    changed["tasks"][0]["digest"] = "x"
+    changed["per_task"][0]["digest"] = "x"
     with pytest.raises(MuaError, match="1 tasks have the same id but another content"):
         compared(result("a", [1]), changed)
 
@@ -92,7 +96,7 @@ def test_the_verb_prints_and_writes(tmp_path: Path) -> None:
     assert (tmp_path / "c" / "comparison.md").is_file()
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"tasks": [{}]}', '{"tasks": 3}', "\xff"])
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"per_task": [{}]}', '{"per_task": 3}', "\xff"])
 def test_what_is_no_result_is_one_line(tmp_path: Path, text: str) -> None:
     (tmp_path / "evaluation.json").write_bytes(text.encode("latin-1"))
     with pytest.raises(MuaError, match=r"evaluation\.json: not a result of mua eval"):

@@ -55,6 +55,7 @@ evaluation:
   split: test
   tasks: 12
   samples: 3
+  resamples: 200
   policy:
     kind: endpoint
     endpoint: {{base_url: "{server.base_url}", model: clerk, max_retries: 0, price_per_million_out: 3.0}}
@@ -74,7 +75,7 @@ async def evaluated(loaded: ExperimentConfig) -> Json:
 async def test_an_evaluation_of_an_endpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     async with chat_server(clerk) as server:
         result = await evaluated(config(tmp_path, server))
-    assert (len(result["tasks"]), result["episodes"], result["unscored"]) == (12, 36, 0)
+    assert (len(result["per_task"]), result["tasks"], result["episodes"], result["unscored"]) == (12, 12, 36, 0)
     assert result["policy"]["kind"] == "endpoint"
     assert 0 < result["success"]["mean"] < 1  # it helps whoever wants to cancel
     assert result["success"]["low"] <= result["success"]["mean"] <= result["success"]["high"]
@@ -88,6 +89,7 @@ async def test_an_evaluation_of_an_endpoint(tmp_path: Path, capsys: pytest.Captu
     assert "success on test" in capsys.readouterr().out
     page = (tmp_path / "out" / "report.md").read_text()
     assert "### pass^k" in page
+    assert max(map(len, page.splitlines())) < 200
     assert "![passes.png](passes.png)" in page
     for name in ("success.png", "passes.png"):
         assert (tmp_path / "out" / name).read_bytes().startswith(b"\x89PNG")
@@ -144,7 +146,7 @@ async def test_unscored_episodes_count_nowhere_and_are_tried_again(
         broken = await evaluated(config(tmp_path, server, "evaluation.samples=1"))
         assert (broken["unscored"], broken["outcomes"]["engine_error"]) == (5, 5)
         assert broken["success"]["episodes"] == 7
-        assert [task["episodes"] for task in broken["tasks"]].count(0) == 5
+        assert [task["episodes"] for task in broken["per_task"]].count(0) == 5
         assert "out of memory" in broken["errors"][0]["error"]
         assert "5 of 12 episodes could not be scored" in capsys.readouterr().out
         asked = len(server.requests)
@@ -177,8 +179,8 @@ async def test_domains_are_evaluated_side_by_side(tmp_path: Path) -> None:
     assert (result["episodes"], result["domains"]["help_desk"]["episodes"]) == (8, 4)
     means = [part["success"]["mean"] for part in result["domains"].values()]
     assert result["domain_mean"] == pytest.approx(sum(means) / 2)
-    own = [task for task in result["tasks"] if task["domain"] == "help_desk"]
-    assert own == alone["tasks"]  # what stands beside a task changes nothing of it
+    own = [task for task in result["per_task"] if task["domain"] == "help_desk"]
+    assert own == alone["per_task"]  # what stands beside a task changes nothing of it
     assert not (tmp_path / "out" / "success.png").exists()
 
 
