@@ -7,7 +7,6 @@ import re
 from collections.abc import Sequence
 
 from environments.gyms._shared.oracles import asked, chosen, spoken
-from environments.gyms._shared.questions import pattern
 from environments.gyms._shared.settings import Setting
 from environments.gyms.intention.schemas import kinds
 from mua.types import Json
@@ -45,11 +44,11 @@ def is_question(content: str) -> bool:
 
 
 def covered_by_rule(kind: str, details: Sequence[Json], question: str) -> list[int]:
-    """Indices of the ``details`` whose keywords stand in ``question``; none where it is no question."""
+    """Indices of the ``details`` whose keywords or options stand in ``question``; none where it is no question."""
     if not is_question(question):
         return []
-    words = {detail.key: detail.keywords for detail in kinds()[kind].details}
-    return [i for i, detail in enumerate(details) if pattern(words[detail["key"]]).search(question)]
+    known = {detail.key: detail for detail in kinds()[kind].details}
+    return [i for i, detail in enumerate(details) if known[detail["key"]].found_in(question)]
 
 
 async def covered_by_llm(setting: Setting, details: Sequence[Json], question: str, seed: int) -> list[int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
@@ -23,6 +23,20 @@ SIZES: dict[Split, int] = {"train": 380, "validation": 40, "test": 40}
 Level = Literal["easy", "medium", "hard"]
 COUNTS: dict[Level, tuple[int, int]] = {"easy": (2, 2), "medium": (3, 3), "hard": (4, 5)}
 """How many details are missing."""
+COMMON = frozenset(
+    re.findall(
+        r"\w+",
+        """
+    about also always another anything around away because been best both come does done down each else ever every
+    few find from give goes good have here into just kind last like long look made make many more most much must
+    need never next none nothing only other over people please possible really same should some something still
+    such than that their them then there these they thing things this those time used very want well were what
+    when where which while whole will with work would your days week weeks first three four five seven eight nine
+    twelve twenty thirty small least short lot help hardly think might
+        """,
+    )
+)
+"""Words that stand in questions of any kind."""
 ASK = ("What about {}?", "Please tell me {}?", "Can you say something about {}?")
 """Questions that any topic can be asked with."""
 
@@ -37,6 +51,12 @@ class Detail:
     inquiry: str
     keywords: tuple[str, ...]
     options: tuple[str, ...]
+    named: tuple[str, ...] = ()
+    """Words of the options that no other detail of the kind has: who says one asks for this detail."""
+
+    def found_in(self, question: str) -> bool:
+        """Whether ``question`` contains a keyword or the word of an option."""
+        return _pattern((*self.keywords, *self.named)).search(question) is not None
 
     def questions(self) -> list[str]:
         """Questions about this detail alone."""
@@ -53,6 +73,9 @@ class Kind:
     details: tuple[Detail, ...]
 
 
+_pattern = lru_cache(maxsize=1024)(pattern)
+
+
 @lru_cache(maxsize=1)
 def kinds() -> dict[str, Kind]:
     """All kinds; raises :class:`MuaError` that names the kind and detail which the file gets wrong."""
@@ -62,12 +85,32 @@ def kinds() -> dict[str, Kind]:
 
 def _kind(name: str, given: Json, common: Mapping[str, Any]) -> Kind:
     try:
-        details = [_detail(key, value, common) for key, value in given["details"].items()]
+        details = _with_named([_detail(key, value, common) for key, value in given["details"].items()])
         requests = tuple(_filled(given["requests"], given.get("slots", {})))
     except (KeyError, ValueError, TypeError) as error:
         raise MuaError(f"{FILE}: kind {name!r}: {type(error).__name__}: {error}; see the head of the file") from error
     _check(name, details)
     return Kind(name, given["category"], requests, tuple(details))
+
+
+def _with_named(details: Sequence[Detail]) -> list[Detail]:
+    words = {detail.key: _long_words(" ".join(detail.options)) for detail in details}
+    spoken = {d.key: _long_words(" ".join((*d.options, *d.keywords, *d.questions()))) for d in details}
+    named = []
+    for detail in details:
+        others = set().union(*(spoken[other] for other in spoken if other != detail.key))
+        own = {word for word in words[detail.key] - others - COMMON if not _near(word, others)}
+        named.append(replace(detail, named=tuple(f"{word.removesuffix('s')}*" for word in sorted(own))))
+    return named
+
+
+def _near(word: str, others: set[str]) -> bool:
+    """Whether ``word`` and one of ``others`` begin alike, as singular and plural do."""
+    return any(word.startswith(other) or other.startswith(word.removesuffix("s")) for other in others)
+
+
+def _long_words(text: str) -> set[str]:
+    return set(re.findall(r"[a-z]{4,}", text.lower()))
 
 
 def _detail(key: str, given: Any, common: Mapping[str, Any]) -> Detail:
@@ -90,7 +133,7 @@ def _check(name: str, details: Sequence[Detail]) -> None:
     """Every detail's own questions cover it and nothing else."""
     for detail in details:
         for question in detail.questions():
-            covered = [other.key for other in details if pattern(other.keywords).search(question)]
+            covered = [other.key for other in details if other.found_in(question)]
             if covered != [detail.key]:
                 raise MuaError(f"{FILE}: kind {name!r}: {question!r} should cover {detail.key!r}, but covers {covered}")
 

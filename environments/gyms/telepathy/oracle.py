@@ -39,9 +39,10 @@ def answer(entity: Entity, question: str) -> Truth:
 
 
 def is_named(entity: Entity, text: str) -> bool:
-    """Whether ``text`` is one of the names of ``entity``, with or without an article."""
+    """Whether ``text`` is one of the names of ``entity``, with or without an article or a plural's s."""
     said = plain(text).strip("'\"")
-    return {said, _ARTICLE.sub("", f"{said}"), _ARTICLE.sub("", f" {said}")} & set(entity.names()) != set()
+    forms = {said, _ARTICLE.sub("", said), _ARTICLE.sub("", f" {said}")}
+    return not {name for form in forms for name in (form, form.removesuffix("s"))}.isdisjoint(entity.names())
 
 
 def _by_letter(entity: Entity, text: str) -> Truth | None:

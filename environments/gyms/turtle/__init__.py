@@ -62,7 +62,7 @@ class TurtleGame(Game):
 
     async def _score(self, criterion: Criterion, content: str, index: int) -> float:
         if self.setting.oracle == "rule":
-            return score(criterion, content)
+            return score(criterion, content, self._story.surface)
         question = JUDGE.format(point=criterion.statement)
         material = {"the story as it was told": self._story.surface, "the explanation": content}
         seed = self._llm_seed() + 100_000 * index

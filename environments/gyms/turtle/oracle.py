@@ -32,7 +32,7 @@ def _about_hidden(story: Story, text: str) -> Truth | None:
 
 def _about_facts(story: Story, text: str) -> Truth:
     """The answer of the facts that say most about the text; Maybe where two of them disagree."""
-    fitting = [fact for fact in story.facts if matches(fact.groups, text) == len(fact.groups)]
+    fitting = [fact for fact in story.facts if all(matches(fact.groups, text))]
     if not fitting:
         return "Maybe"
     most = max(len(fact.groups) for fact in fitting)
@@ -40,10 +40,15 @@ def _about_facts(story: Story, text: str) -> Truth:
     return truths.pop() if len(truths) == 1 else "Maybe"
 
 
-def score(criterion: Criterion, text: str) -> float:
-    """1 where every group of keywords stands in ``text``, 0.5 where at least half do, 0 otherwise."""
-    affirmed = _affirmed(text)
-    share = matches(criterion.groups, affirmed) / len(criterion.groups)
+def score(criterion: Criterion, text: str, surface: str) -> float:
+    """1 where every group of keywords stands in ``text``, 0.5 where at least half do, 0 otherwise.
+
+    Groups that the ``surface`` has too earn nothing alone: repeating what was told explains nothing.
+    """
+    found, told = matches(criterion.groups, _affirmed(text)), matches(criterion.groups, _affirmed(surface))
+    if not any(now and not before for now, before in zip(found, told, strict=True)):
+        return 0.0
+    share = sum(found) / len(found)
     return 1.0 if share == 1.0 else 0.5 if share >= 0.5 else 0.0
 
 

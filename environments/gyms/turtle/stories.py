@@ -107,18 +107,26 @@ def _sentences(text: str) -> str:
 
 
 def _groups(keys: str, values: Mapping[str, Sequence[str]]) -> Groups:
-    """``a|b & {slot}`` as groups, a slot standing for all its aliases."""
+    """``a|b & {slot}`` as groups; a slot alone stands for all its aliases, inside a phrase for its value."""
     return tuple(tuple(_words(group, values)) for group in keys.split("&"))
 
 
 def _words(group: str, values: Mapping[str, Sequence[str]]) -> Iterator[str]:
     for word in group.strip().split("|"):
-        yield from values[word[1:-1]] if word.startswith("{") else (word.strip(),)
+        alone = word[1:-1] if word.startswith("{") and word.endswith("}") else ""
+        yield from values.get(alone) or (word.format(**{slot: aliases[0] for slot, aliases in values.items()}),)
 
 
-def matches(groups: Groups, text: str) -> int:
-    """How many of the groups stand in ``text``."""
-    return sum(pattern(group).search(text) is not None for group in groups)
+def matches(groups: Groups, text: str) -> list[bool]:
+    """Which of the groups stand in ``text``."""
+    return [_found(group, text) for group in groups]
+
+
+def _found(group: tuple[str, ...], text: str) -> bool:
+    return _pattern(group).search(text) is not None
+
+
+_pattern = lru_cache(maxsize=4096)(pattern)
 
 
 def difficulty(filled: Story) -> str:
