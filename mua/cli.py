@@ -364,6 +364,23 @@ def env_replay(
         raise typer.Exit(1)
 
 
+@app.command()
+@verb
+def algorithms(
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of a table")] = False,
+) -> None:
+    """List what the section algorithm of a configuration can choose from."""
+    from mua.algorithms.listing import LISTING
+
+    if as_json:
+        print(json.dumps(LISTING, indent=2))
+        return
+    for key, values in LISTING.items():
+        print(f"algorithm.{key}")
+        for name, line in values.items():
+            print(f"  {name:<20} {line}")
+
+
 @config_app.command("show")
 @verb
 def config_show(config: ConfigFile, overrides: Overrides = None) -> None:

@@ -51,7 +51,7 @@ def turn_credits(rewards: Sequence[float], name: CreditName, *, gamma: float = 1
     Raises ``ValueError`` when ``k`` is 0, for which the map is not defined.
     """
     values = np.asarray(rewards, dtype=np.float64)
-    return _CREDITS[name](values, gamma, k)
+    return CREDITS[name](values, gamma, k)
 
 
 def spread(advantage: float, credits: Floats, tokens: npt.NDArray[np.int64], *, signed_sum: bool = False) -> Floats:
@@ -93,7 +93,7 @@ def _exponential(rewards: Floats, gamma: float, k: float) -> Floats:
     return mapped
 
 
-_CREDITS: dict[CreditName, Callable[[Floats, float, float], Floats]] = {
+CREDITS: dict[CreditName, Callable[[Floats, float, float], Floats]] = {
     "equal": lambda rewards, gamma, k: np.ones_like(rewards),
     "reward_to_go": _reward_to_go,
     "exponential": _exponential,
