@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
-from typing import Any
 
 from environments.retail import words
 from environments.retail.tools import MODIFIED, REASONS
@@ -19,6 +19,7 @@ from mua.types import Json
 
 SEED = "retail/1"
 USERS, ORDERS = 500, 1000
+PAYMENTS = ("paypal", "credit_card", "gift_card")
 MOST_ORDERS = 5
 """Orders of one user."""
 _STATUSES = {
@@ -44,8 +45,8 @@ def shop() -> Base:
 
 
 def _products(rng: random.Random) -> dict[str, Json]:
-    product_ids = _numbers(rng, 1000, 9999, len(words.PRODUCTS))
-    item_ids = iter(_numbers(rng, 10_000, 99_999, 2000))
+    product_ids = _numbers(rng, 100, 999, len(words.PRODUCTS))
+    item_ids = iter(_numbers(rng, 1000, 9999, 2000))
     products: dict[str, Json] = {}
     for product_id, (name, (price, options)) in zip(product_ids, words.PRODUCTS.items(), strict=True):
         combinations = list(itertools.product(*options.values()))
@@ -65,7 +66,7 @@ def _variant(rng: random.Random, item_id: str, options: Json, price: int) -> Jso
 
 def _users(rng: random.Random) -> dict[str, Json]:
     names = rng.sample(list(itertools.product(words.FIRST_NAMES, words.LAST_NAMES)), USERS)
-    payment_ids = iter(_numbers(rng, 1000, 9999, 3 * USERS))
+    numbers = {kind: iter(_numbers(rng, 100, 999, USERS)) for kind in PAYMENTS}
     users: dict[str, Json] = {}
     for first, last in names:
         user_id = f"{first}_{last}_{rng.randint(10, 99)}".lower()
@@ -73,17 +74,17 @@ def _users(rng: random.Random) -> dict[str, Json]:
             "name": {"first_name": first, "last_name": last},
             "address": address(rng),
             "email": f"{first}.{last}@{rng.choice(words.MAIL)}".lower(),
-            "payment_methods": {method["id"]: method for method in _methods(rng, payment_ids)},
+            "payment_methods": {method["id"]: method for method in _methods(rng, numbers)},
             "orders": [],
         }
     return users
 
 
-def _methods(rng: random.Random, numbers: Any) -> list[Json]:
-    kinds = rng.sample(["paypal", "credit_card", "gift_card"], rng.choice([1, 2, 2, 3]))
+def _methods(rng: random.Random, numbers: Mapping[str, Iterator[str]]) -> list[Json]:
+    kinds = rng.sample(PAYMENTS, rng.choice([1, 2, 2, 3]))
     found: list[Json] = []
     for kind in kinds:
-        method: Json = {"source": kind, "id": f"{kind}_{next(numbers)}"}
+        method: Json = {"source": kind, "id": f"{kind}_{next(numbers[kind])}"}
         if kind == "credit_card":
             method |= {"brand": rng.choice(words.BRANDS), "last_four": str(rng.randint(1000, 9999))}
         if kind == "gift_card":

@@ -4,10 +4,10 @@ The same facts, but only those that the next step needs:
 
 =========================  =========================================================================================
 order                      ``{"owner": "jo_reed_12", "status": "pending", "paid": "paypal_123 45.67", "items":
-                           {"30517": "Kite 6021: color red, size large"}}``: original payment method and amount;
+                           {"3051": "Kite 602: color red, size large"}}``: original payment method and amount;
                            item id to name, product id and options
 user                       ``{"orders": ["#W1"], "pays": ["paypal_123", "gift_card_77 50"]}``, gift cards with balance
-product                    ``{"30518": "color blue, size large 12.45"}``: variants that are available, with prices
+product                    ``{"3058": "color blue, size large 12.45"}``: variants that are available, with prices
 after a change of an order ``{"status": "cancelled"}``
 after a change of a user   ``{"address": "12 Fern Way, Salem, OR 97311"}``
 =========================  =========================================================================================
