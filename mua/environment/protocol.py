@@ -159,7 +159,10 @@ class Domain(Protocol):
         """A rule-based user for this task; ``seed`` varies its wording."""
 
     def gold(self, task: Task) -> Sequence[Move]:
-        """A shortest way to success: tool calls, and texts to the user, that earn full reward whatever is answered."""
+        """A shortest way to success: tool calls, and texts to the user, that earn full reward whatever is answered.
+
+        What the user has to do with tools of its own stands among them as :class:`UserMove`.
+        """
 
 
 @runtime_checkable

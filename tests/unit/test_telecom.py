@@ -662,6 +662,63 @@ async def test_facts_are_told_when_asked():
         assert (known["abroad"] or "home") in where
 
 
+WORDINGS: dict[str, tuple[str, ...]] = {
+    "restart_phone": (
+        "Now restart the phone.",
+        "Could you reboot your phone, please?",
+        "Turn the phone off and on again.",
+    ),
+    "set_airplane_mode": (
+        "Deactivate flight mode.",
+        "Could you turn off airplane mode?",
+        "Please put airplane mode off.",
+    ),
+    "set_mobile_data": ("Switch on mobile data.", "Please enable cellular data.", "Mobile data: please turn it on."),
+    "set_data_roaming": ("Activate roaming on your phone.", "Turn data roaming on in the settings, please."),
+    "set_data_saver": ("Please disable the data saver.", "Could you switch data saving off?"),
+    "set_battery_saver": ("Turn off low power mode.", "Please deactivate the power saver."),
+    "set_vpn": ("Disconnect your VPN, please.", "Switch the VPN off."),
+    "set_wifi_calling": ("Please disable Wi-Fi calling.", "Turn wifi calls off."),
+    "set_network_mode": (
+        "Change the network mode to automatic.",
+        "Please select automatic as the preferred network type.",
+    ),
+    "reseat_sim": (
+        "Take your SIM card out and insert it again.",
+        "Please reseat the SIM.",
+        "Please re-insert the SIM card.",
+    ),
+    "enter_puk": ("The PUK is {code}, please type it in.", "Enter {code}: that is the PUK."),
+    "reset_apn": ("Please restore the APN to its defaults.", "Reset the access point settings."),
+    "grant_permission": (
+        "Give the messages app the {permission} permission.",
+        "Allow {permission} for the messaging app.",
+    ),
+    "pay_bill": ("Please pay the bill now.", "Open the payment request and accept the request, please."),
+}
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_every_gold_action_of_the_user_can_be_had_by_words(seed: int):
+    """Whatever the user says: only its phone counts, and that it leaves once its problem is gone."""
+    for task in ALL[seed::3]:
+        environment = opened(task)
+        who = PhoneUser(task, seed)
+        phone = Phone(environment)
+        who.take_tools(phone)
+        for number, action in enumerate(task.data["actions"]):
+            if action.get("requestor") == "user":
+                ways = WORDINGS[action["name"]]
+                await who.reply(ways[(number + seed) % len(ways)].format(**action["arguments"]))
+                assert (action["name"], action["arguments"]) in phone.called, (task.id, action, phone.called)
+            else:
+                do(environment, action)
+        said = Transcript([{"role": "assistant", "content": text} for text in gold_texts(task)])
+        assert environment.evaluate(said).success, task.id
+        if set(task.data["assertions"]) & set(SOLVED.values()):
+            assert (await who.reply("Does it work now?")).stop or len(task.data["wishes"]) > 1
+
+
 async def test_without_a_phone_in_its_hands_the_user_says_so():
     assert "do not have the phone" in (await PhoneUser(ALL[0], 0).reply("What does the status bar show?")).text
 
