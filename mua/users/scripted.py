@@ -35,6 +35,12 @@ SETTLED = re.compile(
 )
 OFFER = re.compile(r"[^.!?\n]*\b(anything|something|what) (else|more)\b[^.!?\n]*\?", re.IGNORECASE)
 """A closing "Is there anything else?" asks for nothing; the rest of the message counts."""
+REQUEST = re.compile(
+    r"\?|\b(please|kindly)\b[^.!?]*\b(provide|tell|share|give|send me|specify|state|enter|let me know)\b"
+    r"|\bi('ll| will)? need (your|the|to know)\b|\b(provide|tell|let) me\b[^.!?]*\bplease\b",
+    re.IGNORECASE,
+)
+"""A question, or words that ask without a question mark: "Please provide your number." """
 AGREE = ("Yes, please.", "Yes.", "Yes, go ahead.", "Yes, that is right.")
 UNKNOWN = ("I do not know that.", "I do not remember that.", "I can not tell you that.")
 THANKS = ("Thanks, bye.", "All right, thank you.", "Great, that is all.", "Okay, bye.")
@@ -81,7 +87,7 @@ class ScriptedUser:
     async def reply(self, agent_text: str) -> UserReply:
         wish, agent_text = self._wishes[0], OFFER.sub("", agent_text)
         asked = [fact for fact in self._known(wish).values() if fact.asked.search(agent_text)]
-        if asked and "?" in agent_text:
+        if asked and REQUEST.search(agent_text):
             return UserReply(" ".join(self._pick(fact.answers or UNKNOWN) for fact in asked))
         if CONFIRM.search(agent_text):
             return self._agree(wish)
