@@ -13,6 +13,7 @@ import json
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,10 @@ import numpy as np
 
 from mua.errors import ModelError, MuaError
 from mua.types import Int32Array, Provenance, UInt8Array
+
+REMEMBERED_CHARACTERS = 1000
+"""Texts from this length on are encoded once and remembered: instructions and tool schemas, with which every episode of
+a domain begins. Encoding them took more of the rollout loop's time than all else."""
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -85,6 +90,7 @@ class Codec:
         self.control: dict[str, int] = {token["content"]: int(token["id"]) for token in added}
         longest_first = sorted(self.control, key=len, reverse=True)
         self._split = re.compile("(" + "|".join(map(re.escape, longest_first)) + ")")
+        self._remembered = lru_cache(maxsize=128)(self._encoded)
         self._check_twin(source)
 
     def _check_twin(self, source: Path | str) -> None:
@@ -127,6 +133,13 @@ class Codec:
     def _encode_run(self, run: Sequence[Piece], ids: list[int], owners: list[int]) -> None:
         if not run:
             return
+        long = sum(len(piece.text) for piece in run) >= REMEMBERED_CHARACTERS
+        run_ids, run_owners = (self._remembered if long else self._encoded)(tuple(run))
+        ids.extend(run_ids)
+        owners.extend(run_owners)
+
+    def _encoded(self, run: tuple[Piece, ...]) -> tuple[list[int], list[int]]:
+        """Ids and provenance of what stands between two control tokens: a function of ``run`` alone."""
         text = plain_text(run)
         try:
             text.encode("utf-8")
@@ -136,12 +149,16 @@ class Codec:
                 f"{text[max(0, error.start - 20) : error.start]!r}; decode it properly before it becomes a message"
             ) from error
         encoding = self._plain.encode(text, add_special_tokens=False)
-        ids.extend(encoding.ids)
+        if len(run) == 1:
+            return encoding.ids, [run[0].provenance] * len(encoding.ids)
         offsets = np.array(encoding.offsets).reshape(-1, 2)
         ends = np.cumsum([len(piece.text) for piece in run])
         first = np.searchsorted(ends, offsets[:, 0], side="right")
         last = np.searchsorted(ends, np.maximum(offsets[:, 1] - 1, offsets[:, 0]), side="right")
-        owners.extend(_owner(run[a : b + 1]).provenance for a, b in zip(first, last, strict=True))
+        owners = np.array([piece.provenance for piece in run])[first]
+        for token in np.flatnonzero(first != last):
+            owners[token] = _owner(run[first[token] : last[token] + 1]).provenance
+        return encoding.ids, owners.tolist()
 
     def decode(self, ids: Iterable[int] | Int32Array) -> str:
         """The text of ``ids``, control tokens spelt out; bytes that are no UTF-8 become U+FFFD.

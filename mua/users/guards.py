@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 _MARKUP = re.compile(
     r"<\|[^|<>\n]{1,40}\|>|</?(tool_call|tool_response|function_call|tool_result|think)\b|<function\s*=|\[TOOL_CALLS\]"
@@ -36,16 +37,23 @@ def without_label(text: str) -> str:
 
 
 class LeakCheck:
-    """Finds ``words`` words in a row of some hidden text, whatever the case, spacing and punctuation."""
+    """Finds ``words`` words in a row of hidden texts, whatever the case, spacing and punctuation."""
 
-    def __init__(self, hidden: str, words: int) -> None:
+    def __init__(self, words: int, *hidden: str) -> None:
         """``words`` 0: nothing is ever a leak."""
         self._words = words
-        self._runs = frozenset(_runs(hidden, words))
+        self._hidden = [_hidden_runs(text, words) for text in hidden]
 
     def leaks(self, text: str) -> bool:
-        """Whether ``text`` quotes so much of the hidden text."""
-        return not self._runs.isdisjoint(_runs(text, self._words))
+        """Whether ``text`` quotes so much of a hidden text."""
+        runs = _runs(text, self._words)
+        return any(not hidden.isdisjoint(runs) for hidden in self._hidden)
+
+
+@lru_cache(maxsize=1024)
+def _hidden_runs(text: str, length: int) -> frozenset[tuple[str, ...]]:
+    """Remembered: the rules are the same for all users, and the rollouts of a group share their persona."""
+    return frozenset(_runs(text, length))
 
 
 def _runs(text: str, length: int) -> set[tuple[str, ...]]:

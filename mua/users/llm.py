@@ -53,7 +53,7 @@ class LlmUser:
         self._persona = persona
         self._seed = seed
         self._style = style
-        self._leak = LeakCheck(user_system_prompt(persona, style.manner), leak_words)
+        self._leak = LeakCheck(leak_words, user_system_prompt(""), persona, style.manner)
         self._rounds = tool_rounds
         self._tools: UserTools | None = None
         self._history: list[Json] = [self._system(tools=False)]

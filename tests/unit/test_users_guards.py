@@ -118,12 +118,12 @@ async def test_calls_of_tools_that_nobody_offered_are_a_fault() -> None:
 
 
 def test_a_leak_is_a_long_run_of_words_whatever_case_and_punctuation() -> None:
-    check = LeakCheck(PERSONA, 12)
+    check = LeakCheck(12, "Other words.", PERSONA)
     assert check.leaks(QUOTE.upper().replace(",", " -"))
     assert not check.leaks("My parcel 4711 was due on Monday and it is not here.")
     assert not check.leaks("Send it to my office instead. It must cost nothing!")
-    assert not LeakCheck(PERSONA, 0).leaks(PERSONA)
-    assert not LeakCheck("short", 12).leaks("short")
+    assert not LeakCheck(0, PERSONA).leaks(PERSONA)
+    assert not LeakCheck(12, "short").leaks("short")
 
 
 async def test_a_leak_gets_a_second_chance() -> None:
