@@ -17,7 +17,7 @@ _QUESTIONS = {
     "bags": r"\b(how many|what number of)\b[^?.]*\b(bags?|baggages?|luggage|suitcases?)\b",
     "who": r"\b(which|what|whose)\b[^?.]*\b(passenger|name)\b|\bcorrect (name|spelling)\b",
     "date": r"\b(which|what|when)\b[^?.]*\b(day|date|fly)\b",
-    "direction": r"\b(which|what)( of the| one of the)? flights?\b",
+    "direction": r"\b(which|what)( one)?( of)?( the| your)?( two)? (flights?|legs?|segments?)\b",
     "preference": r"\b(prefer|preference|cheapest|earliest|latest)\b",
     "trip": r"\bone[- ]way\b|\bround[- ]trip\b",
     "cabin": r"\b(which|what)\b[^?.]*\b(cabin|class)\b",

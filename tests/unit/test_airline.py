@@ -229,6 +229,62 @@ def test_the_customer_forgets_the_number_or_changes_its_mind_where_the_recipe_sa
     assert change["actions"][0]["arguments"]["total_baggages"] == meant
 
 
+@pytest.mark.parametrize(
+    ("kind", "asked", "fact"),
+    [
+        ("cancel_business", "Sure! Could you please provide your user ID?", None),
+        ("cancel_business", "Please share your user id so that I can look up your profile.", None),
+        ("cancel_business", "Thank you. What is the reservation number you'd like to cancel?", "reservation"),
+        ("cancel_business", "Which booking do you mean?", "reservation"),
+        ("cancel_business", "Please let me know the reason for the cancellation.", "reason"),
+        ("cancel_business", "May I ask why you want to cancel?", "reason"),
+        ("add_bags", "How many bags in total would you like to check?", "bags"),
+        ("add_bags", "How would you like to pay for this?", "payment"),
+        ("add_bags", "Please tell me which payment method to charge.", "payment"),
+        ("rename", "Which passenger's name needs correcting?", "who"),
+        ("change_day", "What date would you like to fly instead?", "date"),
+        ("change_day", "Which of the two flights should be moved?", "direction"),
+        ("change_day", "There are several. Would you prefer the cheapest?", "preference"),
+        ("book_one_way", "Will this be one-way or round-trip?", "trip"),
+        ("book_one_way", "What cabin class would you like?", "cabin"),
+        ("book_one_way", "Who will be traveling with you?", "passengers"),
+        ("book_one_way", "How many passengers are there?", "passengers"),
+        ("book_one_way", "Would you like to add travel insurance for $30 per passenger?", "insurance"),
+    ],
+)
+def test_the_customer_answers_what_agents_ask_in_their_own_words(kind: str, asked: str, fact: str | None):
+    task = first(kind)
+    known = task.data["errands"][0]["facts"] | task.data["errands"][0]["before"]
+    user = DOMAIN.scripted_user(task, 0)
+    reply = asyncio.run(user.reply(asked)).text
+    wanted = known[fact] if fact else [task.data["user"]]
+    assert any(answer in reply for answer in wanted), reply
+
+
+@pytest.mark.parametrize(
+    ("said", "ends"),
+    [
+        ("Your reservation has been cancelled. Is there anything else I can help you with?", True),
+        ("Your reservation has been cancelled.", True),
+        ("Let me look that up.", False),
+    ],
+)
+def test_the_customer_leaves_when_the_wish_is_settled(said: str, ends: bool):
+    assert asyncio.run(DOMAIN.scripted_user(first("cancel_business"), 0).reply(said)).stop == ends
+
+
+@pytest.mark.parametrize(
+    "proposal",
+    [
+        "I will cancel reservation K7QX2M. Do you confirm (yes/no)?",
+        "Here is what I would do: cancel the trip and refund $300 to your card. Shall I proceed?",
+        "Would you like me to go ahead with the cancellation?",
+    ],
+)
+def test_the_customer_agrees_to_a_proposal(proposal: str):
+    assert asyncio.run(DOMAIN.scripted_user(first("cancel_business"), 0).reply(proposal)).text in AGREE
+
+
 def test_a_change_of_mind_that_is_overheard_costs_the_reward():
     task = generate("train", 9_001, "add_bags~")
     demonstration = played(DOMAIN, task)
