@@ -24,10 +24,11 @@ MOST_REASONS = 2
 """An argument that gives more reasons than this is too much at once: else one text could try them all."""
 CLEAR = 2
 """Strength from which on a text gives a reason."""
+_AGREES = re.compile(r"\b(agree|indeed|(are|is) right|true)\b", re.IGNORECASE)
 STUBBORN_AFTER = 3
 """Turns in a row that do not touch a concern before the holder moves back by a level."""
 
-Verdict = Literal["moved", "beside", "known", "scattered", "remark"]
+Verdict = Literal["moved", "beside", "known", "agreeing", "scattered", "remark"]
 _SAID: Mapping[Verdict, Sequence[str]] = {
     "moved": (
         "Hm. I had not looked at it that way.",
@@ -41,6 +42,7 @@ _SAID: Mapping[Verdict, Sequence[str]] = {
         "I can see why one would say so. It does not change my view.",
     ),
     "known": ("You have said that already.", "That again? I have taken it into account.", "We have been there."),
+    "agreeing": ("But that speaks for what I say!", "There we agree; that is just why I hold my view."),
     "scattered": (
         "That is so much at once that nothing sticks.",
         "You jump from one thing to the next. Take one point and stay with it.",
@@ -67,10 +69,12 @@ class Heard:
     """The reason of the other side that the text gives, where it gives one."""
 
 
-def heard(text: str, reasons: Sequence[Reason], open_: Sequence[int], met: Sequence[int]) -> Heard:
+def heard(
+    text: str, reasons: Sequence[Reason], own: Sequence[Reason], open_: Sequence[int], met: Sequence[int]
+) -> Heard:
     """Which of the ``reasons`` a text gives most clearly: of those in ``open_`` if it can, else of those in ``met``.
 
-    Equals go by the order of ``open_``.
+    Equals go by the order of ``open_``. A text that gives one of the holder's ``own`` reasons more clearly agrees.
     """
     if len(re.findall(r"\w+", text)) < SHORTEST:
         return Heard("remark")
@@ -78,6 +82,9 @@ def heard(text: str, reasons: Sequence[Reason], open_: Sequence[int], met: Seque
     given = [place for place in strength if strength[place] >= CLEAR]
     if len(given) > MOST_REASONS:
         return Heard("scattered")
+    needed = CLEAR if _AGREES.search(text) else CLEAR + 1
+    if max(reason.strength(text) for reason in own) >= max(needed, 1 + max(strength.values())):
+        return Heard("agreeing")
     looked_for: tuple[tuple[Verdict, Sequence[int]], ...] = (("moved", open_), ("known", met), ("beside", given))
     for verdict, places in looked_for:
         if found := [place for place in places if place in given]:
@@ -93,7 +100,8 @@ class PersuadeGame(Game):
         data = task.data
         concerns = sorted(data["concerns"], key=lambda one: -one["weight"])
         self._weights: dict[int, int] = {one["reason"]: one["weight"] for one in concerns}
-        self._reasons = topics()[data["kind"]].reasons[OTHER[data["side"]]]
+        debate = topics()[data["kind"]].reasons
+        self._own, self._reasons = debate[data["side"]], debate[OTHER[data["side"]]]
         self._met: list[int] = []
         self._missed = 0
         self._back = 0
@@ -134,7 +142,7 @@ class PersuadeGame(Game):
         return await answered(self, content)
 
     def _by_rule(self, content: str) -> str:
-        found = heard(content, self._reasons, self._open(), self._met)
+        found = heard(content, self._reasons, self._own, self._open(), self._met)
         if found.verdict == "moved":
             self._met.append(found.reason)
             self._missed = self._back = 0
