@@ -12,7 +12,7 @@ from mua.types import Json
 
 SPLITS: tuple[Split, ...] = get_args(Split)
 NO_GROUP = "domains"
-_LONGEST = 100
+_LONGEST = 200
 
 
 @dataclass(frozen=True, slots=True)

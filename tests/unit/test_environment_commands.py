@@ -1,0 +1,336 @@
+"""``mua env list``, ``new`` and ``play``, driven as from a shell: what they print, write and refuse.
+
+A new domain and a new gym are run through every check of the contract. Does not cover ``mua env replay``, which is
+tested with the official data.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import inspect
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+import environments
+import mua.environment.listing as listing
+from mua.cli import app
+from mua.environment import registry
+from mua.environment.database import Tool
+from mua.environment.functions import tool_of
+from mua.environment.play import differences
+from mua.environment.registry import domain_names, get_domain
+from mua.environment.scaffold import source
+
+ROOT = Path(__file__).parents[2]
+CONTRACT = importlib.import_module("contract.test_domain_contract")
+CHECKS = [
+    check
+    for name, check in vars(CONTRACT).items()
+    if name.startswith("test_") and "domain" in inspect.signature(check).parameters
+]
+
+
+def mua(*arguments: str, typed: str = "") -> Result:
+    return CliRunner().invoke(app, ["env", *arguments], input=typed)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A package ``environments`` in front of the real one, which it includes, in this process and in workers."""
+    package = tmp_path / "environments"
+    package.mkdir()
+    package.joinpath("__init__.py").write_text(
+        f"import pkgutil\n__path__ = [*pkgutil.extend_path(__path__, __name__), {str(ROOT / 'environments')!r}]\n"
+    )
+    monkeypatch.setattr(environments, "__path__", [str(package), *environments.__path__])
+    monkeypatch.syspath_prepend(tmp_path)
+    before = set(sys.modules)
+    yield tmp_path
+    for name in set(sys.modules) - before:
+        if name.startswith("environments."):
+            del sys.modules[name]
+
+
+def written(folder: Path) -> dict[str, str]:
+    files = [path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts]
+    return {str(path.relative_to(folder)): path.read_text() for path in files}
+
+
+# ---- list
+
+
+def test_the_list_shows_every_domain_with_counts():
+    found = mua("list", "--json")
+    assert found.exit_code == 0, found.output
+    rows = {row["name"]: row for row in json.loads(found.stdout)}
+    assert list(rows) == domain_names()
+    desk = rows["help_desk"]
+    assert desk["tasks"] == {
+        split: len(get_domain("help_desk").tasks(split)) for split in ("train", "validation", "test")
+    }
+    assert (desk["group"], desk["isolation"], desk["held_out"], desk["fault"]) == ("domains", "thread", False, None)
+    assert "get_order" in desk["tools"]
+    assert len(desk["tools"]) == 7
+    assert all(row["fault"] is None for row in rows.values())
+
+
+BROKEN = {
+    "no_package": "import no_such_package_here",
+    "raises": "raise RuntimeError('at import')",
+    "leaves": "raise SystemExit(3)",
+    "no_domain": "",
+    "no_tasks": "class D:\n    name = 'no_tasks'\n"
+    "    def tasks(self, split): raise OSError('a file is missing')\nDOMAIN = D()\n",
+    "no_data": "class D:\n    name = 'no_data'\n    needs_data = held_out = True\n    isolation = 'process'\n"
+    "    def tasks(self, split): return ()\nDOMAIN = D()\n",
+}
+
+
+def test_a_broken_domain_is_shown_as_broken(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(environments, "__path__", [str(folder / "environments")])
+    monkeypatch.setattr(registry, "entry_points", lambda group: ())
+    for name, text in BROKEN.items():
+        path = folder / "environments" / name / "__init__.py"
+        path.parent.mkdir()
+        path.write_text(text)
+    faults = {entry.name: entry.fault for entry in listing.entries()}
+    assert "no_such_package_here" in (faults["no_package"] or "")
+    assert faults["raises"] == "RuntimeError: at import"
+    assert faults["leaves"] == "SystemExit: 3"
+    assert "has no DOMAIN" in (faults["no_domain"] or "")
+    assert faults["no_tasks"] == "OSError: a file is missing"
+    assert faults["no_data"] is None
+    found = mua("list")
+    assert found.exit_code == 0
+    lines = {line.split()[0]: line for line in found.stdout.splitlines()}
+    assert lines["raises"].endswith("broken: RuntimeError: at import")
+    assert lines["no_data"].split() == [
+        "no_data",
+        "domains",
+        "0",
+        "0",
+        "0",
+        "-",
+        "process",
+        "held",
+        "out,",
+        "needs",
+        "data",
+    ]
+    assert all(json.loads(mua("list", "--json").stdout))
+
+
+# ---- new
+
+
+@pytest.mark.parametrize(("arguments", "name"), [(["theatre_b"], "theatre_b"), (["guess_b", "--gym"], "gyms/guess_b")])
+def test_a_new_domain_keeps_the_whole_contract(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], name: str
+):
+    made = mua("new", *arguments)
+    assert made.exit_code == 0, made.output
+    paths = set(written(folder)) - {"environments/__init__.py"}
+    assert {str(Path(line).relative_to(folder)) for line in made.stdout.split()} == paths
+    assert {f"environments/{name}/__init__.py", f"tests/unit/test_{name.replace('/', '_')}.py"} <= paths
+    assert name in domain_names()
+    assert len(CHECKS) > 15
+    domain = get_domain(name)
+    for check in CHECKS:
+        run_check(check, domain, monkeypatch)
+    own = folder / "tests" / "unit" / f"test_{name.replace('/', '_')}.py"
+    names: dict[str, object] = {}
+    exec(compile(own.read_text(), str(own), "exec"), names)
+    for split in ("train", "validation", "test"):
+        run_async(names["test_gold_solves_every_task"](split))  # type: ignore[operator]
+
+
+def run_async(awaitable) -> None:  # type: ignore[no-untyped-def]
+    asyncio.run(awaitable)
+
+
+def run_check(check: Callable, domain: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as context:
+        wanted = {"domain": domain, "monkeypatch": context}
+        result = check(**{key: wanted[key] for key in inspect.signature(check).parameters})
+        if inspect.isawaitable(result):
+            run_async(result)
+
+
+@pytest.mark.parametrize(("name", "gym"), [("theatre", False), ("gyms/guess", True)])
+def test_a_new_domain_is_short_and_meets_the_projects_style(tmp_path: Path, name: str, gym: bool):
+    text = source(name, gym)
+    assert len([line for line in text.splitlines() if line.strip()]) < 50
+    path = tmp_path / "made.py"
+    path.write_text(text)
+    config = ["--config", str(ROOT / "pyproject.toml"), str(path)]
+    for command in (["check", "--no-cache", *config], ["format", "--check", "--no-cache", *config]):
+        done = subprocess.run([sys.executable, "-m", "ruff", *command], capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["help_desk"], "a domain called 'help_desk' already"),
+        (["Book-Shop"], "'Book-Shop' is no name"),
+        (["../escape"], "is no name"),
+        (["a/b/c"], "is no name"),
+        (["shops/book", "--gym"], "a gym is in the group gyms"),
+    ],
+)
+def test_a_name_that_cannot_be_is_refused_and_nothing_written(folder: Path, arguments: list[str], words: str):
+    before = written(folder)
+    made = mua("new", *arguments)
+    assert made.exit_code == 2
+    assert words in made.stderr
+    assert written(folder) == before
+
+
+@pytest.mark.parametrize("taken", ["environments/florist/notes.txt", "tests/unit/test_florist.py"])
+def test_nothing_is_overwritten(folder: Path, taken: str):
+    (folder / taken).parent.mkdir(parents=True)
+    (folder / taken).write_text("mine")
+    before = written(folder)
+    made = mua("new", "florist")
+    assert made.exit_code == 2
+    assert "exists already" in made.stderr
+    assert written(folder) == before
+
+
+def test_a_tool_of_a_function_has_its_signature_as_schema():
+    def sell(database: object, item: str, count: int, names: list[str], price: float = 1.0, gift: bool = False) -> str:
+        """Sell something."""
+        return f"{count} {item}"
+
+    tool = tool_of(sell, terminal=True)
+    assert (tool.schema.name, tool.schema.description, tool.terminal) == ("sell", "Sell something.", True)
+    assert tool.schema.parameters["required"] == ["item", "count", "names"]
+    assert tool.schema.parameters["properties"] == {
+        "item": {"type": "string"},
+        "count": {"type": "integer"},
+        "names": {"type": "array", "items": {"type": "string"}},
+        "price": {"type": "number"},
+        "gift": {"type": "boolean"},
+    }
+    assert isinstance(tool, Tool)
+
+
+def test_a_function_that_says_too_little_is_no_tool():
+    def silent(database: object, item: str) -> None: ...
+
+    def vague(database: object, item: dict) -> None:
+        """Do something."""
+
+    with pytest.raises(TypeError, match="silent needs a docstring"):
+        tool_of(silent)
+    with pytest.raises(TypeError, match=r"'item' is .*dict.*by hand"):
+        tool_of(vague)
+
+
+# ---- play
+
+
+TASK = get_domain("help_desk").tasks("test")[3]
+
+
+def gold_lines() -> str:
+    moves = get_domain("help_desk").gold(TASK)
+    return "\n".join(move if isinstance(move, str) else f"/{move[0]} {json.dumps(move[1])}" for move in moves) + "\n"
+
+
+def test_a_person_who_makes_the_gold_moves_succeeds():
+    found = mua("play", "help_desk", "--task", TASK.id, typed=gold_lines())
+    assert found.exit_code == 0, found.output
+    assert f"task {TASK.id} (test, {TASK.data['kind']}" in found.stdout
+    assert "# Help desk policy" in found.stdout
+    assert "user: " in found.stdout
+    assert found.stdout.rstrip().splitlines()[-3] == "reward 1, success"
+
+
+def test_a_person_who_does_nothing_sees_what_is_missing():
+    task = next(task for task in get_domain("help_desk").tasks("test") if task.data["kind"] == "cancel")
+    found = mua("play", "help_desk", "--task", task.id, typed="/quit\n")
+    assert "reward 0, no success" in found.stdout
+    assert "should be" in found.stdout
+
+
+def test_commands_and_mistakes_of_an_agent_are_answered():
+    calls = ["/nothing {}", "/get_ordr {}", "/tool get_order {bad", '/tool get_order {"order": 3}', "/get_order"]
+    found = mua("play", "help_desk", "--seed", "3", typed="\n".join(["/help", "", "/tools", *calls, ""]))
+    assert found.exit_code == 0, found.output
+    for words in (
+        "/quit                   end here",
+        "get_order(order)  Look an order up",
+        "there is no tool 'nothing'; see /tools",
+        "did you mean get_order?",
+        "the arguments are no JSON",
+        "tool: error: ",
+        "--- verdict ---",
+    ):
+        assert words in found.stdout
+
+
+def test_a_person_as_user_talks_with_the_expert_to_the_end():
+    task = next(task for task in get_domain("help_desk").tasks("test") if task.data["kind"] == "cancel")
+    known = task.data["known"]
+    typed = f"Please cancel my order.\nIt is order {known['order']}.\nI am {known['name']}.\nThanks. ###STOP###\n"
+    found = mua("play", "help_desk", "--as", "user", "--task", task.id, typed=typed)
+    assert found.exit_code == 0, found.output
+    assert known["name"] in found.stdout
+    assert "agent: What" in found.stdout
+    assert f'agent calls: cancel_order {{"order": "{known["order"]}"}}' in found.stdout
+    assert "reward 1, success" in found.stdout
+
+
+def test_a_person_as_user_has_the_users_tools_and_gold_moves_where_there_is_no_expert(folder: Path):
+    assert mua("new", "theatre_c").exit_code == 0
+    path = folder / "environments" / "theatre_c" / "__init__.py"
+    text = path.read_text().replace("[tool_of(look), tool_of(book)]", "[tool_of(look), tool_of(book)], [tool_of(look)]")
+    path.write_text(text)
+    sys.modules.pop("environments.theatre_c", None)
+    typed = 'A seat, please.\n/tools\n/look {"seat": "Z9"}\n/look {"seat": "C1"}\nOh, it is taken. ###STOP###\n'
+    found = mua("play", "theatre_c", "--as", "user", typed=typed)
+    assert found.exit_code == 0, found.output
+    assert 'agent calls: book {"seat": "C1", "name": "Ada"}' in found.stdout
+    assert "agent: Seat C1 is booked." in found.stdout
+    assert "look(seat)  Look a seat up." in found.stdout
+    assert "tool: Error: there is no seat Z9" in found.stdout
+    assert 'tool: {"holder": "Ada"}' in found.stdout
+    assert "reward 1, success\n  database: equals gold" in found.stdout
+
+
+def test_the_seed_chooses_the_task_and_unknown_ones_are_refused():
+    first, second = (mua("play", "help_desk", "--split", "train", "--seed", seed, typed="").stdout for seed in "01")
+    tasks = get_domain("help_desk").tasks("train")
+    assert first.startswith(f"task {tasks[0].id} (train")
+    assert second.startswith(f"task {tasks[1].id} (train")
+    for arguments, words in (
+        (["help_desk", "--task", f"{TASK.id}0"], f"has no task '{TASK.id}0'; near: help_desk/test/"),
+        (["help_dsk"], "did you mean 'help_desk'?"),
+        (["help_desk", "--data", "."], "has nothing to set there"),
+    ):
+        found = mua("play", *arguments)
+        assert found.exit_code == 2
+        assert words in found.stderr
+
+
+def test_differences_are_told_field_by_field():
+    database = {
+        "wrong": {"orders/K1/status": {"is": "open", "should_be": "cancelled"}},
+        "missing": {"orders/K2/city": {"should_be": "Oslo"}},
+        "extra": {"users/u/name": {"is": None}},
+        "right": 2,
+    }
+    assert differences({"database": database, "unsaid": [["K2"]]}) == [
+        'wrong: orders/K1/status is "open", should be "cancelled"',
+        'missing: orders/K2/city should be "Oslo"',
+        "extra: users/u/name is null",
+        'unsaid: [["K2"]]',
+    ]
