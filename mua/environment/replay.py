@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, get_args, runtime_checkable
@@ -33,6 +33,7 @@ SHOWN = 10
 _FAILED = ("Error", "Unknown action")
 _LONGEST = 200
 _KEYS = {"task": str, "steps": list, "database_equals_gold": bool, "database_equals_untouched": bool}
+_STEP_KEYS = {"name": str, "arguments": object, "answer": str}
 
 
 @runtime_checkable
@@ -164,9 +165,25 @@ def _recordings(file: Path) -> Iterator[tuple[str, Json]]:
             recording = json.loads(line)
         except ValueError as error:
             raise ConfigError(f"{where}: is no JSON: {error}") from error
-        if lacking := [key for key, kind in _KEYS.items() if not isinstance(recording.get(key), kind)]:
-            raise ConfigError(f"{where}: is no recording: {lacking[0]!r} is missing or of another type")
+        if fault := _lacking(recording, _KEYS):
+            raise ConfigError(f"{where}: is no recording: {fault}")
+        for step_number, step in enumerate(recording["steps"], 1):
+            if fault := _lacking(step, _STEP_KEYS):
+                raise ConfigError(f"{where}: step {step_number}: {fault}")
         yield f"{where} ({recording['task']}, variant {recording.get('variant', 0)})", recording
+
+
+def _lacking(value: Any, keys: Mapping[str, type]) -> str | None:
+    """What keeps ``value`` from being an object with these keys."""
+    if not isinstance(value, dict):
+        return "it must be a JSON object"
+    return next(
+        (f"{key!r} is missing or of another type" for key, kind in keys.items() if not _has(value, key, kind)), None
+    )
+
+
+def _has(value: Json, key: str, kind: type) -> bool:
+    return key in value and isinstance(value[key], kind)
 
 
 def _short(text: str) -> str:

@@ -321,7 +321,9 @@ def test_replaying_names_what_it_cannot_use(tmp_path):
     verdicts = {"database_equals_gold": True, "database_equals_untouched": True}
     for line, message in (
         ("{", r"wrong\.jsonl:1: is no JSON"),
+        ("[]", r"wrong\.jsonl:1: is no recording: it must be a JSON object"),
         ("{}", r"wrong\.jsonl:1: is no recording: 'task' is missing"),
+        (json.dumps({"task": "t0", "steps": [{"name": "think"}], **verdicts}), "step 1: 'arguments' is missing"),
         (json.dumps({"task": "t9", "steps": [], **verdicts}), "has no task 't9'"),
     ):
         wrong.write_text(line)
