@@ -1,7 +1,7 @@
-"""The telecom domain: derived state, tools of both sides, tasks and verdicts, the scripted user, the expert, a rollout.
+"""The telecom domain: tasks and verdicts, the state that both sides share, the expert, prompts and configuration.
 
-All-task tests run over every split. Does not cover an LLM user with the phone's tools (test_users_llm.py) nor what any
-domain must keep (tests/contract/test_domain_contract.py).
+All-task tests run over every split. Does not cover the scripted user's ears (test_telecom_user.py), rollouts
+(test_telecom_rollout.py), nor what any domain must keep (tests/contract/test_domain_contract.py).
 """
 
 from __future__ import annotations
@@ -10,21 +10,16 @@ import asyncio
 import json
 import re
 from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from environments.telecom import DOMAIN, TelecomDomain, carrier_tools, phone_tools
+from environments.telecom import DOMAIN, TelecomDomain, carrier_tools
 from environments.telecom import tasks as tasks_module
-from environments.telecom.advice import requests
 from environments.telecom.faults import BY_NAME, FAULTS, SOLVED, WHICH
-from environments.telecom.recipes import RECIPES
 from environments.telecom.signals import View
 from environments.telecom.tasks import SIZES, generate, load_split, write_manifest
-from environments.telecom.user import PATIENCE, PhoneUser
+from environments.telecom.user import PhoneUser
 from environments.telecom.world import CUSTOMERS, PLANS, base
 from mua.config.schema import EnvironmentConfig
 from mua.environment.database import DatabaseEnvironment
@@ -33,73 +28,15 @@ from mua.environment.protocol import (
     Configurable,
     Domain,
     Environment,
-    Evaluation,
     Expert,
-    Split,
-    Task,
-    ToolResult,
-    ToolSchema,
     Transcript,
     UserControlled,
-    UserMove,
 )
-from mua.environment.schema import validate_arguments
 from mua.environment.selection import Selection
 from mua.errors import ConfigError, MuaError
-from mua.observe.traces import TraceWriter
-from mua.rollout.runner import EpisodeRunner
-from mua.types import Json, Outcome, Trajectory
-from mua.users.protocol import STOP_SIGNAL, ToolUser, User, UserReply
-from mua.users.services import Services
-from tests.rollout_fixtures import ScriptedSampler, call, experiment, lines, only
-from tests.tokens_fixtures import chat_family
-
-SPLITS: tuple[Split, ...] = ("train", "validation", "test")
-ALL = [task for split in SPLITS for task in load_split(split)]
-KINDS = {recipe.kind for recipe in RECIPES}
-
-
-def opened(task: Task, domain: TelecomDomain = DOMAIN) -> DatabaseEnvironment:
-    environment = domain.environment()
-    environment.reset(task, 0)
-    assert isinstance(environment, DatabaseEnvironment)
-    return environment
-
-
-def first(kind: str, *faults: str) -> Task:
-    """A task of this kind, with these faults among its own."""
-    return next(task for task in ALL if task.data["kind"] == kind and set(faults) <= set(task.data["faults"]))
-
-
-def with_fault(name: str) -> Task:
-    return next(task for task in ALL if task.data["kind"] in SOLVED and task.data["faults"] == [name])
-
-
-def do(environment: DatabaseEnvironment, action: Json) -> ToolResult:
-    run = environment.user_call if action.get("requestor") == "user" else environment.call
-    result = run(action["name"], action["arguments"])
-    return result
-
-
-def user(name: str, **arguments: Json | bool | str) -> Json:
-    return {"requestor": "user", "name": name, "arguments": arguments}
-
-
-def agent(name: str, **arguments: Json | bool | str | int) -> Json:
-    return {"name": name, "arguments": arguments}
-
-
-def gold_texts(task: Task) -> list[str]:
-    return [move for move in DOMAIN.gold(task) if isinstance(move, str)]
-
-
-def judged(task: Task, actions: Sequence[Json], texts: Sequence[str] | None = None) -> Evaluation:
-    environment = opened(task)
-    for action in actions:
-        do(environment, action)
-    said = gold_texts(task) if texts is None else texts
-    return environment.evaluate(Transcript([{"role": "assistant", "content": text} for text in said]))
-
+from mua.types import Json
+from mua.users.protocol import ToolUser, User
+from tests.telecom_support import ALL, KINDS, SPLITS, agent, do, judged, opened, user, with_fault
 
 # ---- tasks and verdicts
 
@@ -435,302 +372,6 @@ async def test_user_actions_stand_in_the_messages_of_the_user():
     assert "set_airplane_mode" in names
 
 
-# ---- the user
-
-
-class Phone:
-    """The user's side of an environment. Implements :class:`mua.users.protocol.UserTools`."""
-
-    def __init__(self, environment: DatabaseEnvironment) -> None:
-        self._environment = environment
-        self.called: list[tuple[str, Json]] = []
-
-    def schemas(self) -> Sequence[ToolSchema]:
-        return self._environment.user_tools()
-
-    async def call(self, name: str, arguments: Json) -> ToolResult:
-        self.called.append((name, arguments))
-        return self._environment.user_call(name, arguments)
-
-
-def person(task: Task, seed: int = 0) -> tuple[PhoneUser, Phone]:
-    who, phone = PhoneUser(task, seed), Phone(opened(task))
-    who.take_tools(phone)
-    return who, phone
-
-
-def asked(text: str) -> list[str]:
-    """What a message asks for, as text."""
-    found = []
-    for request in requests(text):
-        values = ",".join(str(value) for value in request.arguments.values())
-        found.append(f"{request.tool}({values})")
-    return found
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("Please turn airplane mode off.", ["set_airplane_mode(False)"]),
-        (
-            "Could you please switch off flight mode and then restart your phone?",
-            ["set_airplane_mode(False)", "restart_phone()"],
-        ),
-        ("Toggle airplane mode, please.", ["set_airplane_mode(True)", "set_airplane_mode(False)"]),
-        (
-            "Turn airplane mode on, wait ten seconds, and turn it off again.",
-            ["set_airplane_mode(True)", "set_airplane_mode(False)"],
-        ),
-        ("Is airplane mode on?", ["check_airplane_mode()"]),
-        ("Please check whether airplane mode is switched off.", ["check_airplane_mode()"]),
-        (
-            "Please check that mobile data is on and, if it is not, turn it on.",
-            ["check_mobile_data()", "set_mobile_data(True)"],
-        ),
-        ("Go to Settings > Network > Mobile data and turn it on.", ["set_mobile_data(True)"]),
-        ("Make sure that data roaming is enabled on your phone.", ["set_data_roaming(True)"]),
-        ("Please turn on mobile data and data roaming.", ["set_mobile_data(True)", "set_data_roaming(True)"]),
-        ("Turn Wi-Fi calling off and Wi-Fi on.", ["set_wifi_calling(False)", "set_wifi(True)"]),
-        ("What does the status bar show?", ["check_status_bar()"]),
-        ("Can you tell me what you see at the top of your screen?", ["check_status_bar()"]),
-        (
-            "I have switched roaming on for your line. Please restart your phone and tell me whether it works now.",
-            ["restart_phone()", "test()"],
-        ),
-        ("I'd like you to restart your phone.", ["restart_phone()"]),
-        ("Turn your phone off and on again, please.", ["restart_phone()"]),
-        ("1. Turn off the data saver.\n2. Disable the VPN.\n3. Run a speed test.",
-         ["set_data_saver(False)", "set_vpn(False)", "run_speed_test()"]),
-        ("Please take out the SIM card and put it back in.", ["reseat_sim()"]),
-        ("Could you check whether the SIM card is detected?", ["check_sim()"]),
-        ("The PUK is 12345678. Please enter it.", ["enter_puk(12345678)"]),
-        ("Reset the APN settings and reboot.", ["reset_apn()", "restart_phone()"]),
-        ("What APN is set on your phone?", ["check_apn()"]),
-        ("Change your preferred network type to 4G/LTE.", ["set_network_mode(4G)"]),
-        ("Which network mode is selected?", ["check_network_mode()"]),
-        ("Please allow the messages app to use storage.", ["grant_permission(storage)"]),
-        ("Which permissions does the messaging app have?", ["check_app_permissions()"]),
-        ("Please open the payment request and pay it.", ["pay_bill()"]),
-        ("Please try sending a picture message.", ["send_picture_message()"]),
-        ("Does your mobile data work now?", ["test()"]),
-        ("Please do a factory reset.", ["factory_reset()"]),
-        ("Disable airplane mode if it is enabled.", ["set_airplane_mode(False)"]),
-        ("If mobile data is off turn it on.", ["set_mobile_data(True)"]),
-        ("Please turn off battery saver, data saver, and VPN.",
-         ["set_battery_saver(False)", "set_data_saver(False)", "set_vpn(False)"]),
-        ("Please remove and reinsert your SIM card.", ["reseat_sim()"]),
-        ("Could you check if your SIM card is inserted properly?", ["check_sim()"]),
-        ("Please fix the APN.", ["unclear()"]),
-        ("Set mobile data.", ["unclear()"]),
-    ],
-)  # fmt: skip
-def test_advice_in_plain_words_is_understood(text: str, expected: list[str]):
-    assert asked(text) == expected
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "Shall I switch roaming on for your line?",
-        "I have reset your APN on our side.",
-        "We will restart your line now.",
-        "Would you like to pay the bill now?",
-        "Your line is active again, it should work after a restart.",
-        "Your line is suspended because a bill is overdue.",
-        "Please check your settings.",
-        "Thank you for your patience.",
-        "Did you pay the bill?",
-        "Do not restart your phone yet.",
-        "Roaming is now enabled on your line.",
-    ],
-)
-def test_what_is_no_advice(text: str):
-    assert asked(text) == []
-
-
-VOCABULARY = (
-    "please turn switch on off the your airplane mode mobile data roaming saver Wi-Fi calling VPN restart reset APN "
-    "phone SIM card PUK 12345678 network automatic 4G 2G speed test picture message permission sms storage pay bill "
-    "request check what does show is it work now if and then , . ? I we shall may back in out again status bar factory "
-    "all whether"
-)
-WORDS = VOCABULARY.split()
-
-
-@given(st.lists(st.sampled_from(WORDS) | st.text(max_size=4), max_size=40))
-def test_whatever_is_said_the_user_only_does_what_its_tools_allow(words: list[str]):
-    schemas = {tool.name: tool for tool in opened(ALL[0]).user_tools()}
-    for request in requests(" ".join(words)):
-        if request.tool == "unclear":
-            assert request.asks_back
-        elif request.tool not in ("test", "pay_bill"):
-            assert validate_arguments(schemas[request.tool], request.arguments) is None
-
-
-@given(st.lists(st.sampled_from(WORDS) | st.text(max_size=4), max_size=40), st.integers(0, len(ALL) - 1))
-def test_whatever_is_said_the_user_says_something(words: list[str], index: int):
-    who, _ = person(ALL[index])
-    reply = asyncio.run(who.reply(" ".join(words)))
-    assert reply.text.strip()
-    assert reply.stop == (STOP_SIGNAL in reply.text)
-
-
-async def test_the_user_does_what_it_is_told_and_nothing_else():
-    who, phone = person(first("no_service", "airplane"))
-    await who.open()
-    for text in ("What is your phone number?", "Your line is fine.", "Shall I look at your bills?", "Hm."):
-        await who.reply(text)
-    assert phone.called == []
-    said = await who.reply("Please turn airplane mode off.")
-    assert phone.called == [("set_airplane_mode", {"on": False})]
-    assert "airplane mode is off now" in said.text
-    assert not said.stop
-
-
-async def test_the_user_leaves_when_its_phone_shows_that_the_problem_is_gone():
-    who, phone = person(with_fault("airplane"))
-    assert not (await who.reply("Does it work now?")).stop
-    assert not (await who.reply("Please turn airplane mode off.")).stop
-    last = await who.reply("Is it working now?")
-    assert last.stop
-    assert last.text.endswith(STOP_SIGNAL)
-    assert phone.called[-1] == ("check_status_bar", {})
-
-
-async def test_the_user_goes_on_to_its_next_wish():
-    who, _ = person(first("speed_and_bar"))
-    assert not (await who.reply("Sorry, I cannot make it faster.")).stop
-    last = await who.reply("Done, premium numbers are barred. Is there anything else I can help you with?")
-    assert last.stop
-
-
-async def test_a_user_may_decline_a_factory_reset():
-    keeps = next(task for task in ALL if task.data["keeps_phone_data"])
-    gives = next(task for task in ALL if not task.data["keeps_phone_data"])
-    for task, expected in ((keeps, []), (gives, [("factory_reset", {})])):
-        who, phone = person(task)
-        said = await who.reply("Please do a factory reset of your phone.")
-        assert phone.called == expected
-        assert ("photos" in said.text) == (expected == []) or expected
-
-
-async def test_unclear_words_are_asked_about_until_patience_ends():
-    who, phone = person(first("no_data"))
-    said = await who.reply("Please set mobile data.")
-    assert "on or off" in said.text
-    replies = [await who.reply("The antenna is in a certain state.") for _ in range(PATIENCE + 1)]
-    assert [reply.stop for reply in replies] == [False] * PATIENCE + [True]
-    assert phone.called == []
-
-
-async def test_a_long_list_is_cut_and_the_user_says_so():
-    who, phone = person(first("no_data"))
-    said = await who.reply(" ".join(["Turn the VPN off. Turn Wi-Fi on."] * 5))
-    assert len(phone.called) == 7
-    assert "a lot at once" in said.text
-
-
-async def test_the_user_changes_its_mind_and_keeps_to_amounts():
-    task = first("plan_change_of_mind")
-    who, _ = person(task)
-    wish = task.data["wishes"][0]
-    assert wish["first"] in (await who.open()).text
-    assert wish["plan"] in (await who.reply(f"The {wish['first']} plan it is. Shall I change it?")).text
-    assert (await who.reply(f"The {wish['plan']} plan then. Shall I change it?")).text.startswith("Yes")
-    task = first("refuel")
-    who, _ = person(task)
-    gb = task.data["wants"]["gb"]
-    assert f"{gb} GB" in (await who.reply(f"Shall I add {gb + 1} GB?")).text
-    assert (await who.reply(f"Shall I add {gb} GB?")).text.startswith("Yes")
-
-
-async def test_a_user_that_will_not_pay_does_not():
-    who, phone = person(first("will_not_pay"))
-    assert "cannot pay" in (await who.reply("Would you like to pay the bill now?")).text
-    assert "cannot pay" in (await who.reply("Please pay the bill on your phone.")).text
-    assert phone.called == []
-
-
-async def test_facts_are_told_when_asked():
-    for task in ALL[::40]:
-        known = {**task.data["known"]}
-        known["number"] = known["number"] or ""
-        who, _ = person(task)
-        said = (await who.reply("Please tell me your phone number, your full name and your date of birth.")).text
-        assert all(known[fact] in said for fact in ("number", "first", "last", "born"))
-        where = (await who.reply("Are you abroad?")).text
-        assert (known["abroad"] or "home") in where
-
-
-WORDINGS: dict[str, tuple[str, ...]] = {
-    "restart_phone": (
-        "Now restart the phone.",
-        "Could you reboot your phone, please?",
-        "Turn the phone off and on again.",
-    ),
-    "set_airplane_mode": (
-        "Deactivate flight mode.",
-        "Could you turn off airplane mode?",
-        "Please put airplane mode off.",
-    ),
-    "set_mobile_data": ("Switch on mobile data.", "Please enable cellular data.", "Mobile data: please turn it on."),
-    "set_data_roaming": ("Activate roaming on your phone.", "Turn data roaming on in the settings, please."),
-    "set_data_saver": ("Please disable the data saver.", "Could you switch data saving off?"),
-    "set_battery_saver": ("Turn off low power mode.", "Please deactivate the power saver."),
-    "set_vpn": ("Disconnect your VPN, please.", "Switch the VPN off."),
-    "set_wifi_calling": ("Please disable Wi-Fi calling.", "Turn wifi calls off."),
-    "set_network_mode": (
-        "Change the network mode to automatic.",
-        "Please select automatic as the preferred network type.",
-    ),
-    "reseat_sim": (
-        "Take your SIM card out and insert it again.",
-        "Please reseat the SIM.",
-        "Please re-insert the SIM card.",
-    ),
-    "enter_puk": ("The PUK is {code}, please type it in.", "Enter {code}: that is the PUK."),
-    "reset_apn": ("Please restore the APN to its defaults.", "Reset the access point settings."),
-    "grant_permission": (
-        "Give the messages app the {permission} permission.",
-        "Allow {permission} for the messaging app.",
-    ),
-    "pay_bill": ("Please pay the bill now.", "Open the payment request and accept the request, please."),
-}
-
-
-@pytest.mark.parametrize("seed", range(3))
-async def test_every_gold_action_of_the_user_can_be_had_by_words(seed: int):
-    """Whatever the user says: only its phone counts, and that it leaves once its problem is gone."""
-    for task in ALL[seed::3]:
-        environment = opened(task)
-        who = PhoneUser(task, seed)
-        phone = Phone(environment)
-        who.take_tools(phone)
-        for number, action in enumerate(task.data["actions"]):
-            if action.get("requestor") == "user":
-                ways = WORDINGS[action["name"]]
-                await who.reply(ways[(number + seed) % len(ways)].format(**action["arguments"]))
-                assert (action["name"], action["arguments"]) in phone.called, (task.id, action, phone.called)
-            else:
-                do(environment, action)
-        said = Transcript([{"role": "assistant", "content": text} for text in gold_texts(task)])
-        assert environment.evaluate(said).success, task.id
-        if set(task.data["assertions"]) & set(SOLVED.values()):
-            assert (await who.reply("Does it work now?")).stop or len(task.data["wishes"]) > 1
-
-
-async def test_without_a_phone_in_its_hands_the_user_says_so():
-    assert "do not have the phone" in (await PhoneUser(ALL[0], 0).reply("What does the status bar show?")).text
-
-
-async def test_openings_vary_with_the_seed_and_give_no_identity_away():
-    for task in ALL[::9]:
-        texts = {(await PhoneUser(task, seed).open()).text for seed in range(12)}
-        assert len(texts) > 1
-        known = task.data["known"]
-        assert not any((known["number"] or "555-") in text or known["last"] in text for text in texts)
-
-
 # ---- prompts
 
 
@@ -801,76 +442,3 @@ def test_what_cannot_be_configured_is_named(values: Json, key: str):
 def test_in_a_mix_settings_of_other_domains_are_left_to_them():
     config = EnvironmentConfig.model_validate({"mix": {"telecom": 1}, "oracle": "llm", "options": {"other": 1}})
     assert Selection.from_config(config).domains["telecom"].name == "telecom"
-
-
-# ---- rollouts
-
-FAMILY = chat_family("qwen3", False)
-
-
-async def recorded(task: Task) -> list[str]:
-    """The expert's side of a conversation, as a policy writes it."""
-    said = []
-    for message in (await demonstrate(DOMAIN, task, 0)).messages:
-        if message["role"] == "assistant":
-            calls = [made["function"] for made in message.get("tool_calls", [])]
-            written = "".join(call(made["name"], **json.loads(made["arguments"])) for made in calls)
-            said.append(written or message["content"])
-    return said
-
-
-async def rolled_out(task: Task, texts: list[str], **sections: Json) -> Trajectory:
-    config = experiment(
-        environment={"name": "telecom"},
-        model={"max_length": 32_768},
-        rollout={"max_tokens": 32_000, "max_retries": 0},
-        **sections,
-    )
-    runner = EpisodeRunner(config, only(DOMAIN), FAMILY, ScriptedSampler(FAMILY, lines(*texts)), Services())
-    try:
-        return await runner.trajectory(task, 0, 0, temperature=1.0)
-    finally:
-        await runner.close()
-
-
-def actions_of(trajectory: Trajectory) -> list[list[tuple[str, Json]]]:
-    said = [message for message in trajectory.messages if message["role"] == "user"]
-    return [[(action["name"], action["arguments"]) for action in message.get("actions", [])] for message in said]
-
-
-async def test_a_rollout_records_what_the_user_did_and_a_replayed_user_does_it_again(tmp_path: Path):
-    task = next(
-        task for task in load_split("test") if task.data["kind"] == "no_service" and len(task.data["faults"]) > 1
-    )
-    texts = await recorded(task)
-    first_run = await rolled_out(task, texts)
-    assert (first_run.outcome, first_run.success) == (Outcome.USER_STOP, True), first_run.error
-    done = [step for turn in actions_of(first_run) for step in turn]
-    golden = [(move.name, move.arguments) for move in DOMAIN.gold(task) if isinstance(move, UserMove)]
-    assert golden
-    assert all(step in done for step in golden)
-    assert first_run.metrics["user_actions"] == len(done)
-
-    path = TraceWriter(tmp_path / "traces").write(1, [first_run])
-    again = await rolled_out(task, texts, user={"kind": "replay", "replay": str(path)})
-    assert (again.outcome, again.success) == (Outcome.USER_STOP, True), again.error
-    assert actions_of(again) == actions_of(first_run)
-    assert [m["content"] for m in again.messages] == [m["content"] for m in first_run.messages]
-
-    trace = json.loads(path.read_text())
-    for message in trace["messages"]:
-        message.pop("actions", None)
-    path.write_text(json.dumps(trace) + "\n")
-    words_alone = await rolled_out(task, texts, user={"kind": "replay", "replay": str(path)})
-    assert not words_alone.success
-
-
-async def test_a_transfer_ends_a_rollout():
-    task = first("fraud")
-    trajectory = await rolled_out(task, await recorded(task))
-    assert (trajectory.outcome, trajectory.success) == (Outcome.TERMINAL_TOOL, True), trajectory.error
-
-
-def test_replies_of_the_user_are_replies():
-    assert isinstance(asyncio.run(PhoneUser(ALL[0], 0).open()), UserReply)
-    assert phone_tools.TOOLS
