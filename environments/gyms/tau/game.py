@@ -25,6 +25,7 @@ from mua.environment.protocol import (
 from mua.types import Json
 from mua.users.endpoint import ChatEndpoint
 from mua.users.llm import LlmUser
+from mua.users.prompts import style_of
 from mua.users.protocol import STOP_SIGNAL, ToolUser, User, UserReply
 
 T = TypeVar("T")
@@ -46,7 +47,9 @@ class TauGame(Game):
         self._environment = domain.environment()
         self._environment.reset(inner, seed)
         self._user: User = (
-            domain.scripted_user(inner, seed) if endpoint is None else LlmUser(endpoint, domain.persona(inner), seed)
+            domain.scripted_user(inner, seed)
+            if endpoint is None
+            else LlmUser(endpoint, domain.persona(inner), seed, style_of(seed))
         )
         self._told_first = endpoint is None
         """Whether the policy has heard the customer's first words outside of the tool."""

@@ -1,0 +1,302 @@
+"""The tau gym: retail and airline through the one tool, its conversation, its reward, LLM customers, official data.
+
+The LLM is a scripted server on this machine, reached over HTTP. Official data is read from MUA_TAU_BENCH and its tests
+are skipped where it is absent. Not covered: the inner domains' own rules (tests of retail, airline and help_desk).
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from environments.gyms._shared import act
+from environments.gyms.tau import DOMAIN, TauGym
+from environments.gyms.tau.game import tool_call
+from mua.config.schema import EnvironmentConfig, LlmConfig
+from mua.environment.demonstrate import demonstrate, replay_gold
+from mua.environment.protocol import Environment, Move, Task, ToolResult, Transcript
+from mua.environment.registry import get_domain
+from mua.environment.selection import Selection
+from mua.errors import ConfigError, UserFault
+from mua.types import Json
+from mua.users.endpoint import ChatEndpoint
+from mua.users.protocol import STOP_SIGNAL
+from mua.users.services import Services
+from tests.chat_fixtures import ChatServer, chat_server, in_order, says
+from tests.tau_support import official
+
+SPLITS = ("train", "validation", "test")
+DESK = TauGym(inner={"help_desk": get_domain("help_desk")})
+
+
+def opened(task: Task, gym: TauGym = DOMAIN, seed: int = 0) -> Environment:
+    environment = gym.environment()
+    environment.reset(task, seed)
+    return environment
+
+
+async def played(environment: Environment, *moves: Move) -> list[ToolResult]:
+    return [await environment.call(*move) for move in moves]  # type: ignore[misc, arg-type]
+
+
+def desk_task(kind: str) -> Task:
+    return next(task for task in DESK.tasks("test") if task.data["kind"] == f"help_desk/{kind}")
+
+
+def inner_of(task: Task) -> Task:
+    tasks = get_domain(task.data["domain"]).tasks(task.split)
+    return next(inner for inner in tasks if inner.id == task.data["task"])
+
+
+def test_the_tasks_are_those_of_retail_and_airline():
+    sizes = {split: len(DOMAIN.tasks(split)) for split in SPLITS}
+    assert sizes["train"] >= 500
+    assert sizes["test"] >= 165
+    for split in SPLITS:
+        inner = [(name, task.id) for name in ("retail", "airline") for task in get_domain(name).tasks(split)]
+        assert [(task.data["domain"], task.data["task"]) for task in DOMAIN.tasks(split)] == inner
+        assert {task.data["difficulty"] for task in DOMAIN.tasks(split)} == {"easy", "medium", "hard"}
+        assert all(task.data["kind"].startswith(f"{task.data['domain']}/") for task in DOMAIN.tasks(split))
+
+
+@pytest.mark.parametrize("gym", [DOMAIN, DESK], ids=["tau", "desk"])
+async def test_expert_and_gold_solve_the_whole_test_split(gym: TauGym):
+    for task in gym.tasks("test"):
+        demonstration = await demonstrate(gym, task, 1)
+        assert (demonstration.reward, demonstration.evaluation.success) == (1.0, True), task.id
+        gold = await replay_gold(gym, task)
+        assert (gold.reward, gold.evaluation.success) == (1.0, True), task.id
+        assert demonstration.ended
+        assert gold.ended
+
+
+async def test_finishing_at_once_pays_nothing_on_any_task():
+    for split in SPLITS:
+        for task in DOMAIN.tasks(split):
+            environment = opened(task)
+            (result,) = await played(environment, act("finish"))
+            assert (result.reward, result.terminal) == (0.0, True), task.id
+            assert not (await environment.evaluate(Transcript([]))).success  # type: ignore[misc]
+            environment.close()
+
+
+async def test_the_first_words_outside_are_those_of_the_customer_inside():
+    for task in DOMAIN.tasks("test")[::20]:
+        for seed in range(4):
+            outside = await DOMAIN.scripted_user(task, seed).open()
+            domain = get_domain(task.data["domain"])
+            assert outside == await domain.scripted_user(inner_of(task), seed).open()
+    task = desk_task("cancel")
+    assert len({(await DESK.scripted_user(task, seed).open()).text for seed in range(20)}) > 1
+
+
+def test_the_policy_of_the_inner_domain_stands_in_the_prompt():
+    for name in ("retail", "airline"):
+        task = next(task for task in DOMAIN.tasks("test") if task.data["domain"] == name)
+        prompt = DOMAIN.prompt_for(task, "full")
+        assert get_domain(name).system_prompt("full") in prompt
+        assert DOMAIN.system_prompt("full") in prompt
+        assert len(DOMAIN.prompt_for(task, "short")) < 300
+
+
+async def test_the_tools_are_listed_whole_and_once():
+    task = desk_task("cancel")
+    listed, again, other = await played(
+        opened(task, DESK), act("search", "Tools."), act("search", "help"), act("search", "x")
+    )
+    environment = get_domain("help_desk").environment()
+    environment.reset(inner_of(task), 0)
+    assert [json.loads(line) for line in listed.text.splitlines()] == [
+        schema.openai()["function"] for schema in environment.tools()
+    ]
+    assert (listed.error, again.error, other.error) == (False, True, True)
+    environment.close()
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("get_order", "JSON"),
+        ('["get_order"]', "object"),
+        ('{"arguments": {}}', "object"),
+        ('{"name": "get_order", "arguments": []}', "arguments"),
+        ('{"name": "get_order", "parameters": {}}', "beside"),
+    ],
+)
+async def test_an_answer_that_is_no_call_is_refused(content: str, said: str):
+    (result,) = await played(opened(desk_task("cancel"), DESK), act("answer", content))
+    assert result.error
+    assert said in result.text
+    assert not result.terminal
+
+
+async def test_mistakes_in_a_call_are_told_by_the_inner_tool():
+    results = await played(
+        opened(desk_task("cancel"), DESK),
+        act("answer", tool_call("no_such_tool", {})),
+        act("answer", tool_call("get_order", {"number": 3})),
+    )
+    assert all("error" in result.text and result.reward == 0 and not result.terminal for result in results)
+
+
+def gold_calls(task: Task) -> list[Move]:
+    return [move for move in DESK.gold(task) if move[1]["choice"] == "answer"]  # type: ignore[index]
+
+
+async def test_the_reward_is_paid_once_at_the_end():
+    task = desk_task("cancel")
+    environment = opened(task, DESK)
+    *calls, last, late = await played(environment, *gold_calls(task), act("finish"), act("finish"))
+    assert [call.reward for call in calls] == [0.0] * len(calls)
+    assert (last.reward, last.terminal) == (1.0, True)
+    assert (late.reward, late.error) == (0.0, True)
+    verdict = await environment.evaluate(Transcript([]))  # type: ignore[misc]
+    assert (verdict.reward, verdict.success) == (0.0, True)
+    assert verdict.details["inner"]["reward"] == 1.0
+
+
+async def test_an_episode_that_nobody_ends_pays_nothing():
+    task = desk_task("cancel")
+    environment = opened(task, DESK)
+    await played(environment, *gold_calls(task))
+    verdict = await environment.evaluate(Transcript([]))  # type: ignore[misc]
+    assert (verdict.reward, verdict.success) == (0.0, False)
+
+
+async def test_the_customer_and_a_terminal_tool_end_the_conversation():
+    task = desk_task("cancel")
+    environment = opened(task, DESK)
+    *_, last = await played(environment, *gold_calls(task), act("action", "Your order is cancelled."))
+    assert (last.reward, last.terminal) == (1.0, True)
+    assert STOP_SIGNAL not in last.text
+    assert "has left" in last.text
+    (handed,) = await played(opened(task, DESK), act("answer", tool_call("transfer_to_human", {"reason": "I give up"})))
+    assert (handed.reward, handed.terminal) == (0.0, True)
+
+
+async def test_only_what_is_said_to_the_customer_counts_as_told():
+    task = desk_task("track")
+    fact = next(move for move in DESK.gold(task) if move[1]["choice"] == "action")  # type: ignore[index]
+    told = await played(opened(task, DESK), fact, act("finish"))
+    assert sum(result.reward for result in told) == 1.0
+    text = fact[1]["content"]  # type: ignore[index]
+    untold = await played(
+        opened(task, DESK), act("answer", tool_call("get_item", {"order": text, "item": text})), act("finish")
+    )
+    assert sum(result.reward for result in untold) == 0.0
+
+
+async def test_the_same_seed_gives_the_same_conversation():
+    for task in DOMAIN.tasks("test")[::40]:
+        one, other = await demonstrate(DOMAIN, task, 5, 0.5), await demonstrate(DOMAIN, task, 5, 0.5)
+        assert one.messages == other.messages
+
+
+def test_closing_closes_the_inner_environment():
+    environment = opened(desk_task("cancel"), DESK)
+    inner = environment.game._environment  # type: ignore[attr-defined]
+    environment.close()
+    assert inner._database is None
+    DESK.environment().close()
+
+
+# Configuration.
+
+
+def configured(**more: Json | str) -> TauGym:
+    return DOMAIN.configured(EnvironmentConfig(name="gyms/tau", **more), Services())
+
+
+async def test_the_domains_their_reward_and_their_options_are_configured():
+    gym = configured(options={"domains": "retail", "compact": True}, reward="partial", show_reward=True)
+    tasks = gym.tasks("test")
+    assert {task.data["domain"] for task in tasks} == {"retail"}
+    rewards = Counter()
+    for task in tasks:
+        moves = [move for move in gym.gold(task) if move[1]["choice"] == "answer"]  # type: ignore[index]
+        if len(moves) > 1:
+            *_, last = await played(opened(task, gym), *moves[:-1], act("finish"))
+            assert "\nReward: " in last.text
+            rewards[0 < last.reward < 1] += 1
+    assert rewards[True]
+
+
+def test_what_can_not_be_configured_is_named():
+    with pytest.raises(ConfigError, match="unknown environment 'nosuch'"):
+        configured(options={"domains": "nosuch"})
+    with pytest.raises(ConfigError, match="name the domains"):
+        configured(options={"domains": ""})
+    with pytest.raises(ConfigError, match="name the domains"):
+        configured(options={"domains": "gyms/tau"})
+    with pytest.raises(ConfigError, match=r"user\.llm"):
+        configured(oracle="llm")
+    with pytest.raises(ConfigError, match=r"environment\.data"):
+        configured(data="/no/such/folder")
+
+
+def test_in_a_mix_the_options_carry_the_gyms_name():
+    config = EnvironmentConfig(mix={"help_desk": 1.0, "gyms/tau": 1.0}, options={"tau.domains": "airline"})
+    gym = DOMAIN.configured(config, Services())
+    assert {task.data["domain"] for task in gym.tasks("test")} == {"airline"}
+    task = gym.tasks("test")[0]
+    selection = Selection({"gyms/tau": gym}, config)
+    assert get_domain("airline").system_prompt("full") in selection.system_prompt(task)
+
+
+# A customer played by a model.
+
+
+@asynccontextmanager
+async def modelled(*texts: str) -> AsyncIterator[tuple[TauGym, ChatServer]]:
+    async with chat_server(in_order(*map(says, texts))) as server:
+        endpoint = ChatEndpoint(LlmConfig(base_url=server.base_url, model="m", max_retries=0))
+        config = EnvironmentConfig(name="gyms/tau", oracle="llm", options={"domains": "retail"})
+        yield DOMAIN.configured(config, Services(user=endpoint)), server
+        await endpoint.close()
+
+
+async def test_a_model_plays_the_customer_inside():
+    async with modelled("My lamp is broken.", "Order 7.", f"Bye {STOP_SIGNAL}") as (gym, server):
+        task = gym.tasks("test")[0]
+        first = (await gym.scripted_user(task, 3).open()).text
+        assert first in gym.openings(task)
+        results = await played(
+            opened(task, gym, 3), *[act("action", text) for text in ("Hello!", "Which one?", "Bye.")]
+        )
+    assert [result.text for result in results] == ["My lamp is broken.", "Order 7.", "Bye (The customer has left.)"]
+    assert [result.terminal for result in results] == [False, False, True]
+    assert gym.persona(task) in server.requests[0]["messages"][0]["content"]
+    assert server.requests[-1]["messages"][-1]["content"] == "Bye."
+
+
+async def test_a_model_that_is_not_there_is_the_users_fault():
+    endpoint = ChatEndpoint(LlmConfig(base_url="http://127.0.0.1:9/v1", model="m", max_retries=0))
+    config = EnvironmentConfig(name="gyms/tau", oracle="llm", options={"domains": "retail"})
+    gym = DOMAIN.configured(config, Services(user=endpoint))
+    with pytest.raises(UserFault):
+        await played(opened(gym.tasks("test")[0], gym), act("action", "Hello!"))
+    await endpoint.close()
+
+
+# Official data.
+
+
+async def test_official_data_is_served_with_its_policy():
+    folder = official("retail").parent
+    official("airline")
+    gym = configured(data=str(folder))
+    assert Counter(task.data["domain"] for task in gym.tasks("train")) == {"retail": 500}
+    assert Counter(task.data["domain"] for task in gym.tasks("test")) == {"retail": 115, "airline": 50}
+    for task in gym.tasks("test")[::3]:
+        assert (await replay_gold(gym, task)).reward == 1.0, task.id
+        policy = (folder / task.data["domain"] / "policy.md").read_text(encoding="utf-8")
+        assert policy.strip() in gym.prompt_for(task, "full")
+    kept = configured(data=str(folder), options={"skip_noop": True}).tasks("test")
+    assert 0 < len(kept) < 165
+    for task in kept:
+        (result,) = await played(opened(task, gym), act("finish"))
+        assert result.reward == 0.0
