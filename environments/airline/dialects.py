@@ -68,6 +68,8 @@ class Dialect:
     careful: bool
     """Refuse what makes no sense though the schema lets it through: amounts below zero, a payment method named twice,
     a reservation that is cancelled already."""
+    extras_are_dropped: bool
+    """Of flights, passengers and payments only the fields of the schema are written; tau-bench writes what it gets."""
     cabin_is_kept: bool
     """A change of cabin changes prices but not the reservation's field ``cabin`` (tau-bench)."""
     seats_are_taken: bool
@@ -84,6 +86,7 @@ TAU = Dialect(
     new_reservations=("HATHAT", "HATHAU", "HATHAV"),
     new_certificates=("certificate_3221322", "certificate_3221323", "certificate_3221324"),
     careful=False,
+    extras_are_dropped=False,
     cabin_is_kept=True,
     seats_are_taken=False,
     overnight_as_today=True,
@@ -95,6 +98,7 @@ TAU2 = Dialect(
     new_reservations=TAU.new_reservations,
     new_certificates=TAU.new_certificates,
     careful=False,
+    extras_are_dropped=True,
     cabin_is_kept=False,
     seats_are_taken=True,
     overnight_as_today=False,
@@ -106,6 +110,7 @@ OWN = Dialect(
     new_reservations=("NEWRS1", "NEWRS2", "NEWRS3", "NEWRS4"),
     new_certificates=("certificate_7710001", "certificate_7710002", "certificate_7710003"),
     careful=True,
+    extras_are_dropped=True,
     cabin_is_kept=False,
     seats_are_taken=False,
     overnight_as_today=False,

@@ -21,6 +21,9 @@ INSURANCE = 30
 """Dollars a passenger."""
 EXTRA_BAG = 50
 """Dollars for each checked bag beyond the free ones."""
+_FLIGHT = ("flight_number", "date")
+_PASSENGER = ("first_name", "last_name", "dob")
+_PART = ("payment_id", "amount")
 
 
 def airline_tools(dialect: Dialect) -> list[Tool]:
@@ -89,10 +92,11 @@ class AirlineTools:
         when it is to be spent the second time: the call fails with the parts before it spent, as in tau-bench."""
         user = _user(database, user_id)
         reservation_id = self._new_reservation(database)
+        booked, passengers = self._rows(flights, _FLIGHT), self._rows(passengers, _PASSENGER)
+        payment_methods, price = self._rows(payment_methods, _PART), 0
         if self._dialect.careful:
             payment_methods = _sound_payment(payment_methods)
             _check_bags(total_baggages, nonfree_baggages)
-        booked, price = copied(flights), 0
         for flight in booked:
             price += _priced(database, flight, cabin, len(passengers)) * len(passengers)
         if insurance == "yes":
@@ -110,8 +114,8 @@ class AirlineTools:
             "flight_type": flight_type,
             "cabin": cabin,
             "flights": booked,
-            "passengers": copied(passengers),
-            "payment_history": copied(payment_methods),
+            "passengers": passengers,
+            "payment_history": payment_methods,
             "created_at": self._dialect.now,
             "total_baggages": total_baggages,
             "nonfree_baggages": nonfree_baggages,
@@ -160,7 +164,7 @@ class AirlineTools:
     ) -> Json:
         """Flights that stay, in the same cabin, keep the price they were bought at; others cost what they cost now."""
         before = self._changeable(database, reservation_id)
-        count, changed, price = len(before["passengers"]), copied(flights), 0
+        count, changed, price = len(before["passengers"]), self._rows(flights, _FLIGHT), 0
         for flight in changed:
             kept = _kept(before, flight, cabin)
             if kept is None:
@@ -181,8 +185,14 @@ class AirlineTools:
         if len(passengers) != len(before["passengers"]):
             raise ToolError(f"reservation {reservation_id} is for {len(before['passengers'])} passengers")
         reservation = database.edit("reservations", reservation_id)
-        reservation["passengers"] = copied(passengers)
+        reservation["passengers"] = self._rows(passengers, _PASSENGER)
         return reservation
+
+    def _rows(self, given: list[Json], fields: tuple[str, ...]) -> Any:
+        """A copy of an argument that will be written down."""
+        if not self._dialect.extras_are_dropped:
+            return copied(given)
+        return [{field: row[field] for field in fields} for row in given]
 
     def _changeable(self, database: Overlay, reservation_id: str) -> Json:
         reservation = _reservation(database, reservation_id)

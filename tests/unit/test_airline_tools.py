@@ -234,6 +234,17 @@ def test_what_a_booking_was_given_can_change_afterwards_without_harm():
     assert found["payment_history"] == paid((CARD, 190))
 
 
+@pytest.mark.parametrize(("dialect", "kept"), [(OWN, False), (TAU, True), (TAU2, False)])
+def test_fields_that_no_schema_knows_are_written_on_tau_bench_alone(dialect: Dialect, kept: bool):
+    flights = [leg | {"gate": 4} for leg in booking()["flights"]]
+    made = Counter(dialect).done("book_reservation", **booking(flights=flights, passengers=[ANN | {"age": 30}]))
+    assert ("gate" in made["flights"][0]) == ("age" in made["passengers"][0]) == kept
+    changed = Counter(dialect).done(
+        "update_reservation_passengers", reservation_id="RES001", passengers=[ANN | {"age": 30}, BEN]
+    )
+    assert ("age" in changed["passengers"][0]) == kept
+
+
 # ---- changing
 
 
