@@ -16,6 +16,7 @@ import torch
 from mua.algorithms.advantage import GLOBAL, Floats, group_advantages, sign_clamped, whitened
 from mua.algorithms.correction import Correction, correction_weights
 from mua.algorithms.credit import spread, trajectory_score, turn_credits
+from mua.algorithms.filters import shaped
 from mua.algorithms.objectives import kl_estimate
 from mua.config.schema import AlgorithmConfig
 from mua.types import Group, Segment, TrainBatch, TrainSequence, Trajectory
@@ -112,7 +113,7 @@ def _denominator(config: AlgorithmConfig, tokens: int, trajectories: int, own_to
 def _with_advantages(groups: Sequence[Group], config: AlgorithmConfig) -> Iterator[tuple[Trajectory, Floats]]:
     """Every scored trajectory with the advantage of each of its turns, ``[T]``."""
     scored = [t for group in groups for t in group.scored]
-    found = [_of_group([_score(t, config) for t in group.scored], config) for group in groups if group.scored]
+    found = [_of_group(group.scored, config) for group in groups if group.scored]
     advantages = np.concatenate(found) if found else np.zeros(0)
     if config.advantage in GLOBAL:
         advantages = whitened(advantages, np.array([t.sampled_tokens for t in scored]))
@@ -120,7 +121,8 @@ def _with_advantages(groups: Sequence[Group], config: AlgorithmConfig) -> Iterat
         yield trajectory, _by_turn(trajectory, advantage * config.advantage_scale, config)
 
 
-def _of_group(scores: Sequence[float], config: AlgorithmConfig) -> Floats:
+def _of_group(members: Sequence[Trajectory], config: AlgorithmConfig) -> Floats:
+    scores = shaped(np.array([_score(t, config) for t in members]), members, config.shaping).tolist()
     k = min(config.pass_k, len(scores))  # a group may have lost members to faults of the infrastructure
     advantages = group_advantages(scores, config.advantage, divide_by_std=config.divide_by_std, k=k)
     return advantages if config.sign_clamp is None else sign_clamped(advantages, scores, config.sign_clamp)

@@ -267,6 +267,59 @@ class EngineConfig(Section):
     """Native SGLang server arguments, passed through (``schedule_policy: lpm``)."""
 
 
+class RangeFilter(Section):
+    """Groups whose rewards hardly differ teach nothing."""
+
+    kind: Literal["range"]
+    """Drops whole groups."""
+    minimum: NonNegativeFloat = 0.0
+    """Smallest difference between the best and the worst reward; 0 drops groups without any difference (DAPO)."""
+
+
+class BalanceFilter(Section):
+    """Successes and failures of a group in balance."""
+
+    kind: Literal["balance"]
+    """Drops members at random."""
+    extra_right: NonNegative = 2
+    """Successes kept beyond the number of the rarer kind."""
+    extra_wrong: NonNegative = 1
+    """Failures kept beyond it."""
+
+
+class MinimumTurnsFilter(Section):
+    """Successes that came too soon may be guesses."""
+
+    kind: Literal["minimum_turns"]
+    """Drops successes."""
+    turns: Positive
+    """Assistant turns a success must have taken."""
+
+
+class OverlongFilter(Section):
+    """Failures that only ran into a limit of turns or tokens."""
+
+    kind: Literal["overlong"]
+    """Drops failures with outcome length or max_turns."""
+    keep: NonNegative = 0
+    """So many of a group are kept, drawn at random."""
+
+
+GroupFilter = Annotated[RangeFilter | BalanceFilter | MinimumTurnsFilter | OverlongFilter, Field(discriminator="kind")]
+
+
+class ShapingConfig(Section):
+    """What is added to a trajectory's score before advantages are computed."""
+
+    turn_efficiency: NonNegativeFloat = 0.0
+    """Largest bonus or malus for turns: the success with the fewest turns of its group gets it, the one with the most
+    loses it; failures the other way round (AgentRL: 0.1)."""
+    overlong_tokens: NonNegative = 0
+    """Sampled tokens at which a trajectory has lost 1; 0 switches the penalty off (DAPO)."""
+    overlong_buffer: NonNegative = 0
+    """Tokens before that over which the penalty rises from 0."""
+
+
 class AlgorithmConfig(Section):
     """Group-relative policy optimisation."""
 
@@ -329,6 +382,9 @@ class AlgorithmConfig(Section):
     """Lower end of the mask's band."""
     correction_high: PositiveFloat = 2.0
     """Upper end of the band, and the bound of every weight."""
+    filters: list[GroupFilter] = []
+    """Which groups and trajectories train, in order; ``mua/algorithms/filters.py`` says what each does."""
+    shaping: ShapingConfig = ShapingConfig()
     skip_zero_advantage: bool = False
     """Leave trajectories whose advantage is exactly 0 out of the forward and backward pass. The gradient stays the
     same (denominators still count them), the step gets cheaper, and token metrics cover the rest only. Needs

@@ -10,6 +10,7 @@ import time
 from collections.abc import Sequence
 
 from mua.algorithms.batch import adjusted, make_batch, split_minibatches
+from mua.algorithms.filters import filtered
 from mua.algorithms.losses import PolicyLoss
 from mua.algorithms.metrics import mean_confidence_interval, rollout_metrics
 from mua.config.schema import ExperimentConfig
@@ -101,16 +102,18 @@ def loop(config: ExperimentConfig, policy: Policy, run: Run, rollouts: RolloutSe
 def learn(config: ExperimentConfig, policy: Policy, groups: Sequence[Group]) -> dict[str, float]:
     """All optimizer steps on one batch of groups; their metrics, averaged over the steps."""
     algorithm = config.algorithm
+    groups, taken = filtered(groups, algorithm)
+    parts = split_minibatches(groups, min(algorithm.minibatches, len(groups))) if groups else []
     loss = PolicyLoss.from_config(algorithm)
     recompute = algorithm.old_logprobs == "recompute" and not loss.on_policy
     batches = [
         adjusted(policy.with_logprobs(batch, old=recompute), algorithm)
-        for part in split_minibatches(groups, algorithm.minibatches)
+        for part in parts
         if (batch := make_batch(part, algorithm, config.rollout.temperature)).sequences
     ]
-    if not batches:  # every group agreed with itself: nothing pulls the policy anywhere
-        return {"tokens": 0.0}
-    return _mean([policy.train_step(batch, loss) for _ in range(algorithm.epochs) for batch in batches])
+    if not batches:  # every group agreed with itself or was filtered out: nothing pulls the policy anywhere
+        return {"tokens": 0.0} | taken
+    return _mean([policy.train_step(batch, loss) for _ in range(algorithm.epochs) for batch in batches]) | taken
 
 
 def _roll_out(
