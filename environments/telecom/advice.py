@@ -94,9 +94,19 @@ _RESEAT = re.compile(
     r"|insert\b.*\bsim\b",
     re.I,
 )
-_STATUS = re.compile(r"status bar|top of (?:the|your) (?:screen|display|phone)|signal bars", re.I)
+_STATUS = re.compile(
+    r"status bar|top of (?:the|your) (?:screen|display|phone)|signal bars|how many bars"
+    r"|(?:what|which) icons|signal strength",
+    re.I,
+)
 _APN = re.compile(r"\bapn\b|access point", re.I)
-_SPEED = re.compile(r"speed ?-?test|(?:test|measure|check) (?:the|your) (?:internet |data |connection )?speed", re.I)
+_TO_DEFAULT = re.compile(r"\b(?:reset|restore|defaults?|set)\b", re.I)
+_NAVIGATE = re.compile(r"\b(?:open|go (?:to|into)|tap|navigate)\b", re.I)
+_SPEED = re.compile(
+    r"speed ?-?test|(?:test|measure|check) (?:the|your) (?:internet |data |connection )?speed"
+    r"|\b(?:open|load) (?:a|any|some) (?:web ?)?(?:page|site)",
+    re.I,
+)
 _PICTURE = re.compile(
     r"\b(?:send|try|test)\b.*\b(?:picture|mms|photo)|\b(?:picture|mms|photo)\b.*\b(?:test|again)\b", re.I
 )
@@ -109,7 +119,8 @@ _SIM = re.compile(r"\bsim\b", re.I)
 _WORKS = re.compile(
     r"\b(?:is|does|do|did|has|are|whether|if)\b.*\b(?:work(?:s|ed|ing)?|solved|fixed|resolved|better|faster|gone)\b"
     r"|\b(?:service|signal|internet|network)\b.*\bback\b|try (?:it )?(?:again|now)"
-    r"|\bcan you (?:now )?(?:call|surf|browse)\b",
+    r"|\bcan you (?:now )?(?:call|surf|browse)\b|\btry (?:making|to make) a call"
+    r"|\bdo you (?:now )?(?:have|see) (?:any |a )?(?:signal|service|network|connection)",
     re.I,
 )
 _CONDITION = re.compile(r"\b(?:if|in case|unless|when)\b", re.I)
@@ -145,11 +156,18 @@ def _read(clause: str, topic: str | None, *, question: bool) -> tuple[list[Reque
     """The requests of one clause, and what "it" means in the next."""
     if _WORKS.search(clause) and (question or _FINDS_OUT.search(clause)):
         return [Request("test", {})], topic
+    if topic == "apn" and _TO_DEFAULT.search(clause):
+        return [Request("reset_apn", {})], None
     special = list(_special(clause, question=question))
     switches = _switches(clause)
-    if special and not switches:
-        return special, None
-    if not switches and topic and re.search(r"\b(?:it|that|them)\b", clause, re.I) and _DO.search(clause):
+    if not switches and (special or _APN.search(clause)):
+        return special, "apn" if _APN.search(clause) else None
+    if (
+        not switches
+        and topic in SWITCH_WORDS
+        and re.search(r"\b(?:it|that|them)\b", clause, re.I)
+        and _DO.search(clause)
+    ):
         switches = [topic]
     return [*special, *_all_switched(switches, clause, question=question)], switches[-1] if switches else topic
 
@@ -251,11 +269,11 @@ def _puk(clause: str, look: bool) -> Iterator[Request]:
 
 
 def _apn(clause: str, look: bool) -> Iterator[Request]:
-    if re.search(r"\b(?:reset|restore|default|set)\b", clause, re.I) and not look:
+    if _TO_DEFAULT.search(clause) and not look:
         yield Request("reset_apn", {})
     elif look:
         yield Request("check_apn", {})
-    else:
+    elif not _NAVIGATE.search(clause):
         yield Request("unclear", {}, "What should I do with the APN settings?")
 
 
