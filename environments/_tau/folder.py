@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -109,13 +109,16 @@ def _tasks(domain: str, folder: Path) -> dict[Split, tuple[Task, ...]]:
     for split, name in _FILES.items():
         path = _find(folder, f"{name}.jsonl")
         lines = read_lines(path) if path is not None else []
-        tasks[split] = tuple(task_of(domain, split, line, f"{path}, task {index}") for index, line in enumerate(lines))
+        tasks[split] = tuple(_made(task_of, domain, split, line, f"{path}, task {n}") for n, line in enumerate(lines))
     return tasks
 
 
 def _tau2_tasks(domain: str, folder: Path) -> dict[Split, tuple[Task, ...]]:
     path = _found(folder, "tasks.json")
-    entries = {str(entry["id"]): entry for entry in read_json(path)}
+    listed = read_json(path)
+    if not isinstance(listed, list) or not all(isinstance(entry, dict) and "id" in entry for entry in listed):
+        raise ConfigError(f"{path}: must be a list of objects with an id")
+    entries = {str(entry["id"]): entry for entry in listed}
     splits = _find(folder, "split_tasks.json")
     named: dict[str, list[str]] = read_json(splits) if splits is not None else {"test": list(entries)}
     tasks: dict[Split, list[Task]] = {"train": [], "validation": [], "test": []}
@@ -124,5 +127,12 @@ def _tau2_tasks(domain: str, folder: Path) -> dict[Split, tuple[Task, ...]]:
             continue  # "base" and "train+test" are unions of the others
         if lost := [one for one in ids if one not in entries]:
             raise ConfigError(f"{splits}: split {name!r} names task {lost[0]!r}, which {path} does not have")
-        tasks[split] += [task_of_tau2(domain, split, entries[one], f"{path}, task {one}") for one in ids]
+        tasks[split] += [_made(task_of_tau2, domain, split, entries[one], f"{path}, task {one}") for one in ids]
     return {split: tuple(found) for split, found in tasks.items()}
+
+
+def _made(make: Callable[..., Task], domain: str, split: Split, entry: Json, where: str) -> Task:
+    try:
+        return make(domain, split, entry, where)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(f"{where}: is not of the form of a task: {type(error).__name__}: {error}") from error

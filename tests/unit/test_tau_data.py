@@ -518,6 +518,17 @@ def test_what_is_not_supported_of_tau2_is_refused_by_name(tmp_path, task, messag
         over(write_tau2(tmp_path, task))
 
 
+def test_what_is_no_task_is_refused_by_name(tmp_path):
+    with pytest.raises(ConfigError, match=r"task 0: is not of the form of a task: KeyError: 'name'"):
+        over(write_tau(tmp_path, tau_task(actions=[{"arguments": {}}])))
+    folder = write_tau2(tmp_path, tau2_task(0, actions=[{"name": "think"}]))
+    with pytest.raises(ConfigError, match=r"tasks\.json, task 0: is not of the form of a task: KeyError: 'arguments'"):
+        over(folder)
+    (folder / "tasks.json").write_text("{}")
+    with pytest.raises(ConfigError, match="must be a list of objects with an id"):
+        over(folder)
+
+
 def test_a_split_that_names_a_task_which_is_not_there_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="split 'train' names task '7'"):
         over(write_tau2(tmp_path, tau2_task(0), splits={"train": ["7"]}))
