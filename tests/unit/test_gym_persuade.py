@@ -7,6 +7,7 @@ Not covered: how well a real model plays the holder; what the contract test asks
 from __future__ import annotations
 
 import json
+import os
 import random
 import re
 from collections import Counter
@@ -16,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from environments.gyms._shared import act
+from environments.gyms._shared import Setting, act
 from environments.gyms.persuade import DOMAIN, PersuadeGym
 from environments.gyms.persuade.claims import LEVELS, SIZES
 from environments.gyms.persuade.expert import argument
@@ -33,9 +34,8 @@ from mua.users.services import Services
 from tests.chat_fixtures import chat_server, says
 
 TASKS = {split: DOMAIN.tasks(split) for split in SIZES}
-LABELLED = [
-    json.loads(line) for line in Path(DOMAIN.folder() / "labelled.jsonl").read_text(encoding="utf-8").splitlines()
-]
+_LABELS = Path(__file__).parents[1] / "data/gyms/persuade.jsonl"
+LABELLED = [json.loads(line) for line in _LABELS.read_text(encoding="utf-8").splitlines()]
 
 
 def opened(task: Task, gym: PersuadeGym = DOMAIN, seed: int = 0) -> Environment:
@@ -232,9 +232,21 @@ def verdict(stance: str) -> str:
     return json.dumps({"reason": "r", "verdict": stance})
 
 
-async def test_a_judge_that_gives_the_labels_moves_as_the_rules_do():
-    """Every labelled text, said to a holder whose one concern is the labelled reason (or, without one, the first)."""
+def holder_of_one_concern(label: Json) -> Task:
+    """A holder whose one concern is the labelled reason (or, without one, the first)."""
+    topic = topics()[label["topic"]]
+    data = {
+        "kind": topic.name,
+        "side": label["side"],
+        "difficulty": "easy",
+        "claim": topic.positions[label["side"]],
+        "argument": topic.reasons[label["side"]][0].sentence,
+        "concerns": [{"reason": label.get("reason", 0), "weight": LEVELS}],
+    }
+    return Task("t", "gyms/persuade", "test", data)
 
+
+async def test_a_judge_that_gives_the_labels_moves_as_the_rules_do():
     def judge(body: Json) -> str:
         prompt = body["messages"][-1]["content"]
         text = re.search(r"the latest message:\n<<<\n(.*?)\n>>>", prompt, re.DOTALL)[1]  # type: ignore[index]
@@ -243,14 +255,33 @@ async def test_a_judge_that_gives_the_labels_moves_as_the_rules_do():
 
     async with modelled(lambda body: "unused", judge) as gym:
         for label in LABELLED:
-            data = {
-                "kind": label["topic"], "side": label["side"], "difficulty": "easy", "claim": "c", "argument": "a",
-                "concerns": [{"reason": label.get("reason", 0), "weight": LEVELS}],
-            }  # fmt: skip
-            task = Task("t", "gyms/persuade", "test", data)
+            task = holder_of_one_concern(label)
             by_judge = await judged_stance(PersuadeGame(gym.setting, task, 0), label["text"], STANCES)
             (by_rule,) = await say(opened(task), label["text"])
             assert (by_judge == STANCES[LEVELS]) == by_rule.terminal == (label["verdict"] == "reason"), label
+
+
+@pytest.mark.skipif("MUA_JUDGE_BASE_URL" not in os.environ, reason="needs a judge's endpoint in MUA_JUDGE_BASE_URL")
+async def test_the_llm_oracle_agrees_with_labels_and_rules():
+    endpoint = ChatEndpoint(
+        LlmConfig(
+            base_url=os.environ["MUA_JUDGE_BASE_URL"],
+            model=os.environ["MUA_JUDGE_MODEL"],
+            api_key=os.environ.get("MUA_JUDGE_API_KEY", "none"),
+            temperature=0.0,
+        )
+    )
+    setting = Setting("llm", user=endpoint, judge=endpoint)
+    same, as_ruled = [], []
+    for label in LABELLED:
+        task = holder_of_one_concern(label)
+        stance = await judged_stance(PersuadeGame(setting, task, 0), label["text"], STANCES)
+        (by_rule,) = await say(opened(task), label["text"])
+        same.append((stance != STANCES[0]) == (label["verdict"] == "reason"))
+        as_ruled.append((stance != STANCES[0]) == (by_rule.reward > 0))
+    await endpoint.close()
+    assert sum(same) / len(same) >= 0.8
+    assert sum(as_ruled) / len(as_ruled) >= 0.8
 
 
 async def test_with_models_too_only_the_gain_over_the_furthest_stance_is_paid():

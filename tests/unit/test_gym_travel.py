@@ -8,6 +8,7 @@ the traveller; what the contract test asks of every domain.
 from __future__ import annotations
 
 import json
+import os
 import re
 import time
 from collections import Counter
@@ -36,9 +37,8 @@ from mua.users.services import Services
 from tests.chat_fixtures import chat_server, says
 
 TEST = DOMAIN.tasks("test")
-LABELLED = [
-    json.loads(line) for line in Path(DOMAIN.folder() / "labelled.jsonl").read_text(encoding="utf-8").splitlines()
-]
+_LABELS = Path(__file__).parents[1] / "data/gyms/travel.jsonl"
+LABELLED = [json.loads(line) for line in _LABELS.read_text(encoding="utf-8").splitlines()]
 
 
 def a_task(pattern: str = "22") -> Task:
@@ -335,21 +335,50 @@ def label_given(body: Json) -> str:
     return verdict(f"wish {wishes.index(label['about']) + 1}")
 
 
+def a_trip_that_wants_anything() -> Task:
+    """A task with a preference for every attribute there is."""
+    aspects = [
+        {
+            "aspect": name,
+            "arguments": {},
+            "options": [],
+            "preferences": [
+                {"attribute": a.name, "value": a.values[0].name, "hint": 0} for a in aspect.attributes.values()
+            ],
+        }
+        for name, aspect in catalog().items()
+    ]
+    return Task("t", "gyms/travel", "test", {"aspects": aspects})
+
+
 async def test_a_judge_that_gives_the_labels_is_read_as_the_rules_decide():
-    aspects = [{"aspect": name, "arguments": {}, "options": [], "preferences": [
-        {"attribute": attribute.name, "value": attribute.values[0].name, "hint": 0}
-        for attribute in aspect.attributes.values()
-    ]} for name, aspect in catalog().items()]  # fmt: skip
-    task = Task("t", "gyms/travel", "test", {"aspects": aspects})
     async with modelled(lambda body: "unused", label_given) as gym:
         for label in LABELLED:
-            game = TravelGame(gym.setting, task, 0)
-            by_judge, by_rule = await classified(game, label["text"], label["pending"]), classify(
-                label["text"], label["pending"]
-            )  # fmt: skip
+            game = TravelGame(gym.setting, a_trip_that_wants_anything(), 0)
+            by_judge = await classified(game, label["text"], label["pending"])
+            by_rule = classify(label["text"], label["pending"])
             assert by_judge.kind == by_rule.kind
             if by_rule.kind == "hit":
                 assert by_judge == by_rule
+
+
+@pytest.mark.skipif("MUA_JUDGE_BASE_URL" not in os.environ, reason="needs a judge's endpoint in MUA_JUDGE_BASE_URL")
+async def test_the_llm_oracle_agrees_with_labels_and_rules():
+    endpoint = ChatEndpoint(
+        LlmConfig(
+            base_url=os.environ["MUA_JUDGE_BASE_URL"],
+            model=os.environ["MUA_JUDGE_MODEL"],
+            api_key=os.environ.get("MUA_JUDGE_API_KEY", "none"),
+            temperature=0.0,
+        )
+    )
+    game = TravelGame(Setting("llm", user=endpoint, judge=endpoint), a_trip_that_wants_anything(), 0)
+    found = [await classified(game, label["text"], label["pending"]) for label in LABELLED]
+    await endpoint.close()
+    same = [one.kind == label["kind"] for one, label in zip(found, LABELLED, strict=True)]
+    as_ruled = [one.kind == classify(x["text"], x["pending"]).kind for one, x in zip(found, LABELLED, strict=True)]
+    assert sum(same) / len(same) >= 0.85
+    assert sum(as_ruled) / len(as_ruled) >= 0.85
 
 
 async def test_a_model_finds_the_words_for_a_wish_and_is_not_told_any_in_small_talk():
