@@ -3,25 +3,17 @@
 ``environment.data`` names a folder that holds the unpacked package (``pip download --no-deps bfcl-eval``, then unzip),
 or the package's own folder. Questions, gold calls and tool descriptions are its JSON lines; the simulated services are
 its Python classes.
-
-The package's code is imported privately: once a folder is loaded nothing of it is left in ``sys.modules``, so two
-folders do not mix. Calls in the data are read by :mod:`ast` and dispatched by name; nothing is ever evaluated as code.
 """
 
 from __future__ import annotations
 
-import ast
-import importlib
 import json
-import sys
-import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
 
+from environments._packages import import_classes, json_lines, json_schema, read_call
 from mua.environment.protocol import Task, ToolSchema
 from mua.environment.schema import validate_arguments
 from mua.errors import ConfigError
@@ -43,18 +35,8 @@ SERVICES = {
 """Class -> its module among the package's services, and its file of tool descriptions."""
 STATELESS = frozenset({"MathAPI"})
 _MODULES = f"{PACKAGE}.eval_checker.multi_turn_eval.func_source_code"
-_TYPES = {"dict": "object", "float": "number", "tuple": "array", "any": None}
 _EASY, _MEDIUM = 3, 6
 """Gold calls up to which a task counts as easy, as medium."""
-_importing = threading.Lock()
-
-
-class Call(NamedTuple):
-    """One gold call."""
-
-    name: str
-    positional: tuple[Any, ...]
-    named: Json
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,18 +96,8 @@ def load(folder: Path, categories: tuple[str, ...]) -> Package:
     tools = {
         name: _tools(root / PACKAGE / "data" / "multi_turn_func_doc" / f"{SERVICES[name][1]}.json") for name in used
     }
-    return Package(tasks, tools, _classes(root, used))
-
-
-def read_call(text: str) -> Call:
-    """``name(1, key='x')`` as data. Raises ``ValueError`` for anything but one call with literal arguments."""
-    node = ast.parse(text.strip(), mode="eval").body
-    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
-        raise ValueError(f"not a plain call: {text}")
-    if any(keyword.arg is None for keyword in node.keywords):
-        raise ValueError(f"** is not read: {text}")
-    named = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in node.keywords}
-    return Call(node.func.id, tuple(ast.literal_eval(value) for value in node.args), named)
+    modules = {name: f"{_MODULES}.{SERVICES[name][0]}" for name in used}
+    return Package(tasks, tools, import_classes(root, PACKAGE, modules))
 
 
 def _root(folder: Path) -> Path:
@@ -140,8 +112,8 @@ def _root(folder: Path) -> Path:
 
 def _tasks(data: Path, category: str) -> Iterator[Task]:
     name = f"BFCL_v4_multi_turn_{category}.json"
-    answers = {entry["id"]: entry["ground_truth"] for entry in _lines(data / "possible_answer" / name)}
-    for entry in _lines(data / name):
+    answers = {entry["id"]: entry["ground_truth"] for entry in json_lines(data / "possible_answer" / name)}
+    for entry in json_lines(data / name):
         try:
             yield _task(category, entry, answers[entry["id"]])
         except (KeyError, TypeError, ValueError, SyntaxError) as error:
@@ -168,63 +140,11 @@ def _task(category: str, entry: Json, gold: Sequence[Sequence[str]]) -> Task:
 
 
 def _tools(path: Path) -> tuple[ToolSchema, ...]:
-    return tuple(_tool(entry) for entry in _lines(path))
+    return tuple(_tool(entry) for entry in json_lines(path))
 
 
 def _tool(entry: Json) -> ToolSchema:
     description = entry["description"]
     if returned := entry.get("response", {}).get("properties"):
         description += f" Returns: {json.dumps(returned)}"
-    return ToolSchema(entry["name"], description, _schema(entry["parameters"]) | {"additionalProperties": False})
-
-
-def _schema(given: Json) -> Json:
-    """JSON Schema from the data's own names of types, nested ones included."""
-    schema = {key: value for key, value in given.items() if key != "type"}
-    if (kind := _TYPES.get(given.get("type", "any"), given.get("type"))) is not None:
-        schema["type"] = kind
-    if "properties" in schema:
-        schema["properties"] = {name: _schema(inner) for name, inner in schema["properties"].items()}
-    if "items" in schema:
-        schema["items"] = _schema(schema["items"])
-    return schema
-
-
-def _lines(path: Path) -> Iterator[Json]:
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        raise ConfigError(f"environment.data: {path}: {error.strerror}") from None
-    for number, line in enumerate(lines, start=1):
-        try:
-            if line.strip():
-                yield json.loads(line)
-        except ValueError as error:
-            raise ConfigError(f"environment.data: {path}:{number}: not a line of JSON ({error})") from None
-
-
-def _classes(root: Path, names: Sequence[str]) -> dict[str, type]:
-    with _importing, _private_import(root):
-        try:
-            return {name: getattr(importlib.import_module(f"{_MODULES}.{SERVICES[name][0]}"), name) for name in names}
-        except (ImportError, AttributeError) as error:
-            raise ConfigError(f"environment.data: {root / PACKAGE}: its services cannot be imported: {error}") from None
-
-
-@contextmanager
-def _private_import(root: Path) -> Iterator[None]:
-    """``PACKAGE`` is what lies in ``root``, and forgotten afterwards."""
-    others = _forget()
-    sys.path.insert(0, str(root))
-    importlib.invalidate_caches()
-    try:
-        yield
-    finally:
-        sys.path.remove(str(root))
-        _forget()
-        sys.modules.update(others)
-
-
-def _forget() -> dict[str, Any]:
-    mine = [name for name in sys.modules if name == PACKAGE or name.startswith(f"{PACKAGE}.")]
-    return {name: sys.modules.pop(name) for name in mine}
+    return ToolSchema(entry["name"], description, json_schema(entry["parameters"]) | {"additionalProperties": False})

@@ -17,7 +17,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from environments.bfcl.data import LONG_CONTEXT, STATELESS, Package, read_call, schemas, withheld
+from environments._packages import read_call
+from environments.bfcl.data import LONG_CONTEXT, STATELESS, Package, schemas, withheld
 from mua.environment.overlay import copied
 from mua.environment.protocol import Evaluation, Task, ToolResult, ToolSchema, Transcript
 from mua.environment.schema import argument_checker

@@ -17,8 +17,9 @@ from pathlib import Path
 import pytest
 from jsonschema import Draft202012Validator
 
+from environments._packages import read_call
 from environments.bfcl import DOMAIN, BfclDomain
-from environments.bfcl.data import CATEGORIES, read_call
+from environments.bfcl.data import CATEGORIES
 from environments.bfcl.episode import BfclEnvironment, Done, Turn, executed_by_turn, first_fault
 from mua.config.schema import EnvironmentConfig, PolicyEndpointConfig, RolloutConfig
 from mua.environment.demonstrate import demonstrate, replay_gold

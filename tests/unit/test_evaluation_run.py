@@ -18,6 +18,7 @@ from mua.config.load import load_config
 from mua.config.schema import ExperimentConfig
 from mua.errors import ConfigError, MuaError
 from mua.evaluation import run
+from mua.evaluation.compare import compare
 from mua.observe.traces import read_traces
 from mua.rollout import runner as runner_module
 from mua.types import Json
@@ -182,6 +183,26 @@ async def test_domains_are_evaluated_side_by_side(tmp_path: Path) -> None:
     own = [task for task in result["per_task"] if task["domain"] == "help_desk"]
     assert own == alone["per_task"]  # what stands beside a task changes nothing of it
     assert not (tmp_path / "out" / "success.png").exists()
+
+
+async def test_two_policies_are_compared_on_the_same_users(tmp_path: Path) -> None:
+    few = ("evaluation.samples=2", "evaluation.outputs=[json]")
+    async with chat_server(clerk) as server:
+        good = await evaluated(config(tmp_path, server, *few, f"output={tmp_path}/good"))
+    async with chat_server(lambda body: says("I do not know.")) as server:
+        bad = await evaluated(config(tmp_path, server, *few, f"output={tmp_path}/bad"))
+    assert good["setting_digest"] == bad["setting_digest"]
+    openings = [
+        {(t.ordinal, t.sample): t.messages[1]["content"] for t in read_traces(tmp_path / name / "traces")}
+        for name in ("good", "bad")
+    ]
+    assert openings[0] == openings[1]
+    assert len(openings[0]) == 24
+    compare(tmp_path / "bad", tmp_path / "good", tmp_path)
+    found = json.loads((tmp_path / "comparison.json").read_text())
+    assert (found["common"], found["same_setting"], found["all"]["first"]) == (12, True, 0.0)
+    assert found["all"]["difference"]["mean"] == pytest.approx(good["success"]["mean"])
+    assert found["all"]["worse"] == 0 < found["all"]["better"]
 
 
 async def test_what_cannot_be_evaluated_is_refused(tmp_path: Path) -> None:

@@ -1,0 +1,97 @@
+"""What adapters of other people's function-calling sets share: reading their files, calls and code safely.
+
+Their calls are Python text and their services Python classes. Calls are read by :mod:`ast` and dispatched by name:
+nothing is ever evaluated. Code is imported privately: afterwards nothing of it is left in ``sys.modules``, so folders
+and versions do not mix.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import json
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from mua.errors import ConfigError
+from mua.types import Json
+
+_TYPES = {"dict": "object", "float": "number", "tuple": "array", "any": None}
+_importing = threading.Lock()
+
+
+class Call(NamedTuple):
+    """One call as the data has it."""
+
+    name: str
+    positional: tuple[Any, ...]
+    named: Json
+
+
+def read_call(text: str) -> Call:
+    """``name(1, key='x')`` as data. Raises ``ValueError`` or ``SyntaxError`` for anything but one call of literals."""
+    node = ast.parse(text.strip(), mode="eval").body
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
+        raise ValueError(f"not a plain call: {text}")
+    if any(keyword.arg is None for keyword in node.keywords):
+        raise ValueError(f"** is not read: {text}")
+    named = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in node.keywords}
+    return Call(node.func.id, tuple(ast.literal_eval(value) for value in node.args), named)
+
+
+def json_schema(given: Json) -> Json:
+    """JSON Schema from the sets' own names of types, nested ones included."""
+    schema = {key: value for key, value in given.items() if key != "type"}
+    if (kind := _TYPES.get(given.get("type", "any"), given.get("type"))) is not None:
+        schema["type"] = kind
+    if "properties" in schema:
+        schema["properties"] = {name: json_schema(inner) for name, inner in schema["properties"].items()}
+    if isinstance(schema.get("items"), dict):
+        schema["items"] = json_schema(schema["items"])
+    return schema
+
+
+def json_lines(path: Path) -> Iterator[Json]:
+    """The objects of a file of JSON lines; raises :class:`mua.errors.ConfigError` that names file and line."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise ConfigError(f"environment.data: {path}: {error.strerror}") from None
+    for number, line in enumerate(lines, start=1):
+        try:
+            if line.strip():
+                yield json.loads(line)
+        except ValueError as error:
+            raise ConfigError(f"environment.data: {path}:{number}: not a line of JSON ({error})") from None
+
+
+def import_classes(root: Path, package: str, modules: Mapping[str, str]) -> dict[str, type]:
+    """Classes by name from their modules, all of ``package``, which lies in ``root``."""
+    with _importing, _private_import(root, package):
+        try:
+            return {name: getattr(importlib.import_module(module), name) for name, module in modules.items()}
+        except (ImportError, AttributeError) as error:
+            raise ConfigError(f"environment.data: {root / package}: its services cannot be imported: {error}") from None
+
+
+@contextmanager
+def _private_import(root: Path, package: str) -> Iterator[None]:
+    """``package`` is what lies in ``root``, and forgotten afterwards."""
+    others = _forget(package)
+    sys.path.insert(0, str(root))
+    importlib.invalidate_caches()
+    try:
+        yield
+    finally:
+        sys.path.remove(str(root))
+        _forget(package)
+        sys.modules.update(others)
+
+
+def _forget(package: str) -> dict[str, Any]:
+    mine = [name for name in sys.modules if name == package or name.startswith(f"{package}.")]
+    return {name: sys.modules.pop(name) for name in mine}
