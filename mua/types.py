@@ -117,6 +117,8 @@ class Trajectory:
     attempts: int = 1
     """Tries until this trajectory: 1 plus the infrastructure faults that were retried."""
     error: str | None = None
+    domain: str = ""
+    """The task's domain, for metrics by environment."""
 
     @property
     def scored(self) -> bool:

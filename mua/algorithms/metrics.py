@@ -38,7 +38,7 @@ def rollout_metrics(
     scored = [t for group in groups for t in group.scored]
     metrics = _outcomes(everyone) if everyone else {}
     if scored:
-        metrics |= _rewards(scored) | _shapes(scored) | _tools(scored)
+        metrics |= _rewards(scored) | _shapes(scored) | _tools(scored) | _by_domain(everyone)
         metrics |= _group_shares([g for g in groups if g.scored], divide_by_std) | _version_lag(scored, version)
     return metrics
 
@@ -80,6 +80,18 @@ def _rewards(scored: Sequence[Trajectory]) -> dict[str, float]:
         "reward/max": float(rewards.max()),
         "success": float(np.mean([t.success for t in scored])),
     }
+
+
+def _by_domain(everyone: Sequence[Trajectory]) -> dict[str, float]:
+    """Reward, success and faults of each domain, in runs over several."""
+    metrics: dict[str, float] = {}
+    names = {t.domain for t in everyone}
+    for name in sorted(names) if len(names) > 1 else ():
+        members = [t for t in everyone if t.domain == name]
+        if scored := [t for t in members if t.scored]:
+            metrics |= {f"environment/{name}/{key}": value for key, value in _rewards(scored).items()}
+        metrics[f"environment/{name}/unscored"] = 1 - len(scored) / len(members)
+    return metrics
 
 
 def _shapes(scored: Sequence[Trajectory]) -> dict[str, float]:

@@ -129,7 +129,7 @@ class EpisodeRunner:
                     return _scored(task, ordinal, sample, attempt + 1, result)
         return Trajectory(
             task.id, ordinal, sample, [], [], 0.0, False, outcome,
-            attempts=self._config.rollout.max_retries + 1, error=last,
+            attempts=self._config.rollout.max_retries + 1, error=last, domain=task.domain,
         )  # fmt: skip
 
     async def _attempt(self, setting: EpisodeSetting, task: Task, session: str, seed: int) -> EpisodeResult:
@@ -180,4 +180,5 @@ def _scored(task: Task, ordinal: int, sample: int, attempts: int, result: Episod
         metrics=result.metrics,
         details=result.evaluation.details,
         attempts=attempts,
+        domain=task.domain,
     )

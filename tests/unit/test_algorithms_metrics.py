@@ -135,3 +135,18 @@ def test_wilson_bounds_solve_the_score_equation(hits: int):
 def test_values_that_are_no_success_rates_are_errors(bad: list[float]):
     with pytest.raises(ValueError, match="success rate"):
         mean_confidence_interval(bad)
+
+
+def test_several_domains_are_told_apart_and_one_alone_is_not() -> None:
+    def of(domain: str, reward: float, outcome: Outcome = Outcome.USER_STOP) -> Trajectory:
+        return Trajectory("t", 0, 0, [], [reward], reward, reward > 0.5, outcome, domain=domain)
+
+    one = Group(0, "a", [of("retail", 1.0), of("retail", 0.0)])
+    other = Group(1, "b", [of("gyms/turtle", 0.25), of("gyms/turtle", 9.0, Outcome.JUDGE_ERROR)])
+    lost = Group(2, "c", [of("telecom", 0.0, Outcome.USER_ERROR)])
+    found = rollout_metrics([one, other, lost])
+    assert found["environment/retail/reward/mean"] == 0.5
+    assert found["environment/gyms/turtle/reward/mean"] == 0.25
+    assert [found[f"environment/{n}/unscored"] for n in ("retail", "gyms/turtle", "telecom")] == [0.0, 0.5, 1.0]
+    assert not any(name.startswith("environment/telecom/reward") for name in found)
+    assert not any(name.startswith("environment/") for name in rollout_metrics([one]))
