@@ -98,7 +98,7 @@ class Fragile:
         return ToolResult(str(self.count))
 
     def evaluate(self, transcript: Transcript) -> Evaluation:
-        return Evaluation(float(self.count), len(transcript.messages) == 2, {"nested": [1, {"é": None}]})
+        return Evaluation(float(self.count), self.count > 0, {"heard": [len(transcript.messages), {"é": None}]})
 
     def close(self) -> None:
         CLOSED.append(self.seed)

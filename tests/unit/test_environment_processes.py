@@ -1,7 +1,8 @@
 """Environments in worker processes: what a crash or a hang costs, what reaches a worker, and that nothing stays.
 
-The domain (fragile_domain.py) is found through an entry point, as a third-party package's would be. Does not cover
-leases as such (test_environment_manager.py) or real domains (tests/contract/test_domain_contract.py).
+The domain (fragile_domain.py) is found through an entry point, as a third-party package's would be; the last test runs
+whole episodes through the runner. Does not cover leases as such (test_environment_manager.py) or real domains
+(tests/contract/test_domain_contract.py).
 """
 
 from __future__ import annotations
@@ -28,6 +29,12 @@ from mua.environment.manager import EnvironmentManager, LeasedEnvironment
 from mua.environment.processes import ProcessExecutor, WorkersBroken
 from mua.environment.protocol import Transcript
 from mua.errors import ConfigError, EnvironmentFault, JudgeFault, MuaError, UserFault
+from mua.rollout import runner as runner_module
+from mua.rollout.runner import EpisodeRunner
+from mua.types import Outcome
+from mua.users.services import Services
+from tests.rollout_fixtures import ScriptedSampler, call, experiment, only
+from tests.tokens_fixtures import chat_family
 
 TASK, OTHER, *_ = fragile_domain.DOMAIN.tasks("train")
 TRANSCRIPT = Transcript([{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "é"}])
@@ -91,7 +98,7 @@ async def test_a_lease_is_served_as_in_the_run_itself(monkeypatch: pytest.Monkey
         assert (await other.call("add", {})) == fragile_domain.ToolResult("fragile-1 8 1", reward=0.5)
         assert (await one.user_call("press", {})).text == "12"
         assert (await one.call("say", {"more": "\ud800\U0001f600\n"})).text == "süß \ud800\ud800\U0001f600\n"
-        assert (await one.evaluate(TRANSCRIPT)) == fragile_domain.Evaluation(12.0, True, {"nested": [1, {"é": None}]})
+        assert (await one.evaluate(TRANSCRIPT)) == fragile_domain.Evaluation(12.0, True, {"heard": [2, {"é": None}]})
         assert await value(one, "pid") == await value(other, "pid") == workers_of(manager)[0] != os.getpid()
         assert await value(one, "shout") is None
         assert len(await value(one, "huge")) == 3_000_000  # type: ignore[arg-type]
@@ -331,3 +338,36 @@ def test_not_even_a_call_that_holds_the_interpreter_lock_outlives_its_run(
     run.kill()
     until(lambda: not alive(pids[0]))
     os.kill(pids[1], signal.SIGKILL)  # what a worker started ends with it only where it could still be told
+
+
+async def test_episodes_whose_environment_crashes_or_hangs_succeed_on_retry_while_others_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(runner_module, "_FIRST_PAUSE_S", 0.0)
+    first = {
+        "0": call("crash_once", marker=str(tmp_path / "crashed")),
+        "1": call("hang_once", marker=str(tmp_path / "hung")),
+    }
+
+    def script(session: str, turn: int) -> str:
+        _, sample, _ = session.split("/")
+        return [first.get(sample, call("add")), call("add"), "Done."][turn]
+
+    family = chat_family("qwen3", False)
+    settings = {"name": "fragile", "isolation": "process", "workers": 3, "call_seconds": 1.0}
+    config = experiment(environment=settings, rollout={"max_retries": 3})
+    sampler = ScriptedSampler(family, script)
+    runner = EpisodeRunner(config, only(fragile_domain.DOMAIN), family, sampler, Services())
+    group = await runner.group(TASK, 0, 12, temperature=1.0)
+    manager = runner._environments["fragile"]
+    pids = workers_of(manager)
+    assert manager.leases == manager.leaked_threads == 0
+    await runner.close()
+    assert not any(map(alive, pids))
+    assert [one.outcome for one in group.trajectories] == [Outcome.USER_STOP] * 12
+    assert all(one.success for one in group.trajectories)
+    # A retried environment is fresh: it has counted its own calls alone.
+    assert [one.reward for one in group.trajectories] == [1.5, 1.5] + [3.0] * 10
+    attempts = [one.attempts for one in group.trajectories]
+    assert min(attempts[:2]) > 1
+    assert attempts.count(1) >= 4, "a third of the episodes have a worker of their own"
