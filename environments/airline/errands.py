@@ -148,6 +148,14 @@ def paying(method: Json) -> list[str]:
     return [f"With {words}.", f"Please take {words}.", f"Use {words}."]
 
 
+def when_asked(errand: Errand) -> str:
+    """For the story: what a customer says when asked, in the first wording of each answer, and the change of mind."""
+    known = {name: answers[0] for name, answers in {**errand.facts, **errand.before}.items() if name != "reservation"}
+    answers = " ".join(f'"{answer}"' for answer in known.values())
+    change = f' The first time you are asked to confirm, you say: "{errand.change[0]}"' if errand.change else ""
+    return f" When you are asked, you say: {answers}{change}"
+
+
 def refusal(reservation: Json) -> list[str | list[str]]:
     """The statement of a refusal: the number and words of refusing in one message."""
     return [reservation["reservation_id"], list(CANNOT)]

@@ -17,8 +17,9 @@ from environments.airline.errands import (
     method_words,
     number_known,
     paying,
+    when_asked,
 )
-from environments.airline.errands_small import Maker, answered, bag_words
+from environments.airline.errands_small import Maker, answered, bag_words, other_bags
 from environments.airline.rules import paid_bags, split_payment
 from environments.airline.schemas import CABINS
 from environments.airline.search import direct_flights
@@ -74,13 +75,13 @@ def _cabin(caller: Caller, missing: bool, change: bool) -> Errand:
     method = caller.payment(price * count)
     openings = [f"I want to fly {words} class on my reservation.", f"Please move my reservation to {words} class."]
     errand = Errand("change_cabin", openings, f"You want {words} class on reservation {reservation['reservation_id']}.")
-    errand.story += f" Payment or refund: {paying(method)[0]}"
     errand.searches = True
     errand.facts = {
         "reservation": number_known(reservation),
         "cabin": [f"{words.capitalize()} class."],
         "payment": paying(method),
     }
+    errand.story += when_asked(errand)
     flights = [{"flight_number": one["flight_number"], "date": one["date"]} for one in reservation["flights"]]
     errand.actions = [_flights_action(reservation, target, flights, method)]
     return _perhaps_forgotten(caller, errand, reservation, missing)
@@ -122,8 +123,8 @@ def _another_day(caller: Caller, missing: bool, change: bool) -> Errand:
     method = caller.payment((new["prices"][reservation["cabin"]] - old["price"]) * len(reservation["passengers"]))
     openings = ["I want to fly on another day on my reservation.", "Please move my reservation to another day."]
     direction = ["The flight back.", "Only the flight back."] if index else ["The flight out.", "The first flight."]
-    errand = Errand("change_day", openings, f"You want to change reservation {reservation['reservation_id']}:")
-    errand.story += f" {direction[0]} New day: {day_words(date)}. {PREFERENCES[preference][0]} {paying(method)[0]}"
+    story = f"You want to fly on another day on reservation {reservation['reservation_id']}."
+    errand = Errand("change_day", openings, story)
     errand.searches = True
     errand.facts = {
         "reservation": number_known(reservation),
@@ -139,7 +140,7 @@ def _another_day(caller: Caller, missing: bool, change: bool) -> Errand:
         )
         errand.before["date"] = _on(before)
         errand.change = [f"Wait, make it {day_words(date)} instead.", f"Sorry, {day_words(date)} suits me better."]
-        errand.story += f" You first say {day_words(before)} and change to {day_words(date)} when asked to confirm."
+    errand.story += when_asked(errand)
     flights = [{"flight_number": one["flight_number"], "date": one["date"]} for one in reservation["flights"]]
     flights[index] = {"flight_number": new["flight_number"], "date": date}
     errand.actions = [_flights_action(reservation, reservation["cabin"], flights, method)]
@@ -226,18 +227,14 @@ def _booking(round_trip: bool, sources: tuple[str, ...]) -> Maker:
         if change:
             errand.before["bags"] = bag_words(trip.bags)
             trip.bags += 1
-            errand.change = [
-                f"Wait, I want {trip.bags} bags in all instead.",
-                f"Sorry, make it {trip.bags} bags in all.",
-            ]
-            errand.story += f" When asked to confirm, you change the bags to {trip.bags}."
+            errand.change = other_bags(trip.bags)
         errand.facts["bags"] = bag_words(trip.bags)
         flights = trip.flights()
         extra = paid_bags(caller.user["membership"], trip.cabin, len(trip.passengers), trip.bags)
         words, payment = _paid(caller, trip.price(flights, extra), sources)
         errand.facts["payment"] = words
         errand.trap = sources.count("certificate") > 1
-        errand.story += f" Payment: {words[0]}"
+        errand.story += when_asked(errand)
         errand.actions = [{"name": "book_reservation", "arguments": _arguments(caller, trip, flights, extra, payment)}]
         return errand
 
@@ -268,8 +265,7 @@ def _described(trip: _Trip) -> Errand:
         "preference": PREFERENCES[trip.preference],
         "insurance": ["Yes, with insurance."] if trip.insurance == "yes" else ["No insurance."],
     }
-    told = " ".join(answers[0] for answers in errand.facts.values())
-    errand.story = f"You want to book a direct flight {places}. {told} Checked bags: {trip.bags}."
+    errand.story = f"You want to book a direct flight {places}."
     return errand
 
 

@@ -17,6 +17,7 @@ from environments.airline.errands import (
     number_known,
     paying,
     refusal,
+    when_asked,
 )
 from environments.airline.rules import CERTIFICATE, DAY_AGO, TODAY, compensated, paid_bags
 from environments.airline.tools import EXTRA_BAG
@@ -84,7 +85,7 @@ def _cancel(kind: str, reasons: tuple[str, ...], accept: Accept, allowed: bool, 
         words = REASONS[caller.pick(reasons)]
         errand.facts["reason"] = words
         errand.searches = "airline" in reasons
-        errand.story += f' Your reason, if you are asked for it: "{words[0]}"'
+        errand.story += when_asked(errand)
         if not allowed:
             return deny(errand, reservation, "cancel_reservation")
         errand.actions = [{"name": "cancel_reservation", "arguments": about(reservation)}]
@@ -110,9 +111,10 @@ def _stranger(caller: Caller, missing: bool, change: bool) -> Errand:
     others = caller.tables["reservations"].values()
     fitting = [one for one in others if one["user_id"] != caller.user_id and ahead(one) and one["cabin"] == "business"]
     reservation = caller.pick(fitting)
-    story = f"You want to cancel reservation {reservation['reservation_id']}, which a friend made for you. Reason: "
-    errand = Errand("refused_stranger", _CANCEL, story + REASONS["plans"][0])
+    story = f"You want to cancel reservation {reservation['reservation_id']}, which a friend made for you."
+    errand = Errand("refused_stranger", _CANCEL, story)
     errand.facts = {"reservation": number_known(reservation), "reason": REASONS["plans"]}
+    errand.story += when_asked(errand)
     return deny(errand, reservation, "cancel_reservation")
 
 
@@ -128,12 +130,11 @@ def _bags(caller: Caller, missing: bool, change: bool) -> Errand:
     if change:
         errand.before["bags"] = bag_words(total)
         total += 1
-        errand.change = [f"Wait, I want {total} bags in all instead.", f"Sorry, make it {total} bags in all."]
-        errand.story += f" At first you say {total - 1} in all; when asked to confirm, you change it to {total}."
+        errand.change = other_bags(total)
     extra = paid_bags(caller.user["membership"], reservation["cabin"], len(reservation["passengers"]), total)
     method = caller.payment(EXTRA_BAG * max(0, extra - reservation["nonfree_baggages"]))
     errand.facts |= {"bags": bag_words(total), "payment": paying(method)}
-    errand.story += f" You want {total} checked bags in all. Payment: {paying(method)[0]}"
+    errand.story += when_asked(errand)
     arguments = {"total_baggages": total, "nonfree_baggages": extra, "payment_id": method["id"]}
     errand.actions = [{"name": "update_reservation_baggages", "arguments": about(reservation) | arguments}]
     return errand
@@ -144,6 +145,12 @@ def bag_words(total: int) -> list[str]:
         return ["No bags.", "0 bags."]
     bags = "bag" if total == 1 else "bags"
     return [f"{total} {bags} in all.", f"{total} checked {bags}."]
+
+
+def other_bags(total: int) -> list[str]:
+    """A change of mind about bags."""
+    words = bag_words(total)[0].removesuffix(".")
+    return [f"Wait, I want {words} instead.", f"Sorry, make it {words}."]
 
 
 # Passengers
@@ -158,7 +165,7 @@ def _rename(caller: Caller, missing: bool, change: bool) -> Errand:
     new = old | {"last_name": caller.pick([name for name in LAST_NAMES if name != old["last_name"]])}
     wrong, right = (f"{one['first_name']} {one['last_name']}" for one in (old, new))
     errand.facts["who"] = [f"Please change {wrong} to {right}.", f"{wrong} should be {right}."]
-    errand.story += f" {wrong} should be {right}."
+    errand.story += when_asked(errand)
     passengers = [*reservation["passengers"][:index], new, *reservation["passengers"][index + 1 :]]
     arguments = about(reservation) | {"passengers": passengers}
     errand.actions = [{"name": "update_reservation_passengers", "arguments": arguments}]
