@@ -11,6 +11,7 @@ import asyncio
 import json
 import logging
 import re
+from base64 import b64encode
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
@@ -18,8 +19,10 @@ from email.utils import parsedate_to_datetime
 from time import monotonic
 from typing import get_args
 from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
+from yarl import URL
 
 from mua.config.schema import EndpointConfig
 from mua.users.chat import ChatRequest, Completion, Format, Kind, Trouble, read_completion, trouble, unreadable
@@ -55,6 +58,7 @@ class Connection:
         self._requests = Window(config.requests_per_minute) if config.requests_per_minute else None
         self._tokens = Window(config.tokens_per_minute) if config.tokens_per_minute else None
         self._session: aiohttp.ClientSession | None = None
+        self._proxy_headers: dict[str, str] | None = None
         self._format: Format = "json_schema" if config.structured_output == "auto" else config.structured_output
         self.breaker = Breaker(config.breaker_faults, config.breaker_seconds, monotonic)
 
@@ -164,7 +168,10 @@ class Connection:
         try:
             # One bound over all of it: connecting, waiting, and a body that comes byte by byte.
             async with asyncio.timeout(config.request_seconds):
-                async with self._opened().post(self._url, data=body) as response:
+                session = self._opened()
+                async with session.post(
+                    self._url, data=body, headers=self._headers(), proxy_headers=self._proxy_headers
+                ) as response:
                     raw = await _body(response)
         except TimeoutError:
             reason = f"no answer within {config.request_seconds:g} s"
@@ -197,18 +204,37 @@ class Connection:
         return f"{self._config.base_url.rstrip('/')}/chat/completions"
 
     def _opened(self) -> aiohttp.ClientSession:
-        """The session, made on the loop that uses it. Its connections are bounded by the slots alone."""
+        """The session, made on the loop that uses it. Its connections are bounded by the slots alone.
+
+        It holds no headers: aiohttp would send those to a proxy too, the key among them.
+        """
         if self._session is None:
-            headers = {"Content-Type": "application/json"}
-            if "@" not in urlsplit(self._config.base_url).netloc:
-                headers["Authorization"] = f"Bearer {self._config.api_key.get_secret_value() or 'none'}"
+            # Not trust_env: aiohttp would look the proxy up for every request, each time in a thread.
+            proxy = _proxy(self._config.base_url)
             self._session = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_SECONDS),
                 timeout=aiohttp.ClientTimeout(total=None),
-                headers=headers,
-                trust_env=True,
+                proxy=proxy.with_user(None) if proxy else None,
             )
+            if proxy and proxy.user:
+                named = b64encode(f"{proxy.user}:{proxy.password or ''}".encode()).decode()
+                self._proxy_headers = {"Proxy-Authorization": f"Basic {named}"}
         return self._session
+
+    def _headers(self) -> dict[str, str]:
+        parts, headers = urlsplit(self._config.base_url), {"Content-Type": "application/json"}
+        if parts.scheme == "http":  # no tunnel: what is meant for a proxy stands in the request itself
+            headers |= self._proxy_headers or {}
+        if "@" not in parts.netloc:
+            headers["Authorization"] = f"Bearer {self._config.api_key.get_secret_value() or 'none'}"
+        return headers
+
+
+def _proxy(url: str) -> URL | None:
+    """The proxy that the environment names for ``url`` (HTTPS_PROXY, NO_PROXY and their like)."""
+    parts = urlsplit(url)
+    found = None if proxy_bypass(parts.hostname or "") else getproxies().get(parts.scheme)
+    return URL(found) if found else None
 
 
 async def _body(response: aiohttp.ClientResponse) -> bytes:

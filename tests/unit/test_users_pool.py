@@ -213,6 +213,37 @@ async def test_connections_are_used_again() -> None:
     assert len(one.peers) == 1
 
 
+@asynccontextmanager
+async def proxy(monkeypatch: pytest.MonkeyPatch, scheme: str) -> AsyncIterator[list[str]]:
+    """A proxy of the environment that wants a name and refuses everybody; the heads of what it is sent."""
+    heads: list[str] = []
+
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        heads.append((await reader.readuntil(b"\r\n\r\n")).decode())
+        writer.write(b"HTTP/1.1 407 No\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+        writer.close()
+
+    server = await asyncio.start_server(refuse, "127.0.0.1", 0)
+    monkeypatch.setenv(f"{scheme}_proxy", f"http://me:word@127.0.0.1:{server.sockets[0].getsockname()[1]}")
+    monkeypatch.setenv("no_proxy", "direct.invalid")
+    yield heads
+    server.close()
+
+
+@pytest.mark.parametrize("scheme", ["http", "https"])
+async def test_the_environments_proxy_is_used_unless_excepted(monkeypatch: pytest.MonkeyPatch, scheme: str) -> None:
+    async with proxy(monkeypatch, scheme) as heads:
+        for host in ("model.invalid", "direct.invalid"):
+            async with pool(f"{scheme}://{host}/v1", max_retries=0) as endpoint:
+                with pytest.raises(UserFault) as caught:
+                    await ask(endpoint)
+                assert "word" not in str(caught.value)
+    (head,) = heads
+    assert "model.invalid" in head.splitlines()[0]
+    assert "Proxy-Authorization: Basic bWU6d29yZA==" in head
+    assert (KEYS[0] in head) is (scheme == "http")  # encrypted, a proxy must not see the key
+
+
 async def test_extra_fields_reach_the_endpoint() -> None:
     extra = {"top_p": 0.9, "chat_template_kwargs": {"enable_thinking": False}}
     async with serving(says("one")) as one, pool(one, extra=extra) as endpoint:
