@@ -87,11 +87,14 @@ def spoken(reply: str) -> str:
 
 
 def json_object(check: Callable[[Any], T]) -> Callable[[str], T]:
-    """Reads one JSON value, fenced or bare, and hands it to ``check``, which raises ValueError for another shape."""
+    """Reads one JSON value, fenced or bare, and hands it to ``check``, which raises for another shape."""
 
     def read(reply: str) -> T:
         fenced = _FENCE.match(reply.strip())
-        return check(json.loads(fenced.group(1) if fenced else reply))
+        try:
+            return check(json.loads(fenced.group(1) if fenced else reply))
+        except (LookupError, TypeError, AttributeError, RecursionError) as error:
+            raise ValueError(f"the reply has another shape than asked for ({type(error).__name__}: {error})") from None
 
     return read
 

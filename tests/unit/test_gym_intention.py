@@ -1,0 +1,185 @@
+"""The gym of vague requests: schemas, what a question covers, rewards, leaks, the expert, the LLM oracle's plumbing.
+
+The rule oracle is compared with labels given by hand, and with a real model where the environment names one. Not
+covered: wordings that no keyword foresees; what all gyms share (test_gyms_base.py).
+"""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from environments.gyms._shared import act
+from environments.gyms.intention import DOMAIN, WORTH, worth
+from environments.gyms.intention.oracle import covered_by_rule
+from environments.gyms.intention.schemas import SIZES, Kind, kinds
+from mua.environment.protocol import Task
+from mua.errors import JudgeFault
+from mua.types import Json
+from tests.chat_server import says
+from tests.gyms_support import (
+    SPLITS,
+    all_tasks,
+    expert_wins,
+    gold_wins,
+    idling_loses,
+    judged,
+    labelled,
+    opened,
+    played,
+    real_oracle,
+    repeats_itself,
+    served,
+)
+
+LABELLED = labelled("intention")
+
+
+def task_of(kind: Kind) -> Task:
+    """A task that misses every detail of its kind, each with its first option."""
+    details = [
+        {
+            "key": d.key,
+            "description": d.topic,
+            "importance": d.importance,
+            "inquiry": d.inquiry,
+            "options": list(d.options),
+            "preference": d.options[0],
+        }
+        for d in kind.details
+    ]
+    data = {"kind": kind.name, "difficulty": "hard", "request": kind.requests[0], "details": details}
+    return Task(kind.name, "gyms/intention", "test", data)
+
+
+def covered(row: Json) -> set[str]:
+    details = task_of(kinds()[row["kind"]]).data["details"]
+    return {details[i]["key"] for i in covered_by_rule(row["kind"], details, row["question"])}
+
+
+TRIP = task_of(kinds()["trip"])
+
+
+def test_the_splits_have_the_sizes_they_promise_and_no_task_twice():
+    assert {split: len(DOMAIN.tasks(split)) for split in SPLITS} == SIZES
+    contents = {json.dumps(task.data, sort_keys=True) for task in all_tasks(DOMAIN)}
+    assert len(contents) == len(all_tasks(DOMAIN)) >= 430
+    assert len(kinds()) >= 30
+    assert {len(task.data["details"]) for task in all_tasks(DOMAIN)} == {2, 3, 4, 5}
+    assert DOMAIN.held_out
+
+
+def test_every_question_of_a_schema_covers_its_own_detail_alone():
+    for kind in kinds().values():
+        for detail in kind.details:
+            for question in detail.questions():
+                assert covered({"kind": kind.name, "question": question}) == {detail.key}, question
+
+
+def test_the_rules_agree_with_the_labels():
+    assert len(LABELLED) >= 40
+    right = [covered(row) == set(row["covered"]) for row in LABELLED]
+    assert sum(right) / len(right) >= 0.95
+
+
+@pytest.mark.parametrize(
+    ("importances", "reward"),
+    [([3], 1.0), ([2], 0.7), ([1], 0.4), ([3, 1], 0.8), ([1, 1], 0.2), ([1, 1, 1, 1], 0.0), ([3] * 7, 0.0), ([], 0.0)],
+)
+def test_worth_of_a_question(importances: list[int], reward: float):
+    assert worth(importances) == pytest.approx(reward)
+
+
+async def test_a_detail_pays_once_and_a_double_question_pays_less():
+    environment = opened(DOMAIN, TRIP)
+    moves = [
+        act("action", "Where do you want to go?"),
+        act("action", "Where do you want to go?"),
+        act("action", "When is it, and what is your budget?"),
+        act("action", "Anything else?"),
+        act("action", "I will see to it."),
+    ]
+    results = await played(environment, moves)
+    assert [r.reward for r in results] == [1.0, 0.0, 0.8, 0.0, 0.0]
+    verdict = await judged(environment)
+    assert set(verdict.details["covered"]) == {"place", "date", "budget"}
+    assert not verdict.success
+
+
+async def test_asking_for_everything_at_once_ends_the_task_and_earns_little():
+    question = " ".join(detail["inquiry"] for detail in TRIP.data["details"])
+    (result,) = await played(opened(DOMAIN, TRIP), [act("action", question)])
+    assert result.terminal
+    assert result.reward == pytest.approx(max(0.0, 1.0 - 0.2 * (len(TRIP.data["details"]) - 1)))
+
+
+async def test_the_person_tells_what_is_asked_for_and_nothing_more():
+    for task in DOMAIN.tasks("test"):
+        environment = opened(DOMAIN, task)
+        said = await played(environment, [act("action", "What exactly do you want?"), act("action", "Tell me more.")])
+        hidden = [detail["preference"] for detail in task.data["details"]]
+        replies = [r.text for r in said]
+        assert not any(preference.lower() in reply.lower() for preference in hidden for reply in replies), task.id
+        for detail in task.data["details"]:
+            (result,) = await played(environment, [act("action", detail["inquiry"])])
+            told = [p for p in hidden if p.lower() in result.text.lower()]
+            assert detail["preference"] in told
+            others = [p for p in told if p != detail["preference"] and p.lower() not in detail["preference"].lower()]
+            assert others == [], task.id
+
+
+async def test_ten_questions_are_the_limit():
+    results = await played(opened(DOMAIN, TRIP), [act("action", "And what else?")] * 11)
+    assert [r.terminal for r in results] == [False] * 9 + [True, False]
+
+
+async def test_gold_earns_the_worth_of_every_detail_on_every_task():
+    await gold_wins(DOMAIN, lambda task: sum(WORTH[detail["importance"]] for detail in task.data["details"]))
+
+
+async def test_idling_earns_nothing_on_any_task():
+    await idling_loses(DOMAIN)
+
+
+async def test_the_expert_finds_out_what_is_missing_in_every_test_task():
+    assert max(await expert_wins(DOMAIN)) <= 10
+
+
+async def test_episodes_repeat_themselves():
+    await repeats_itself(DOMAIN)
+
+
+async def test_the_llm_person_knows_only_what_was_asked_for():
+    verdict = json.dumps({"reason": "", "numbers": [1]})
+    async with served(DOMAIN, says(verdict), says("Somewhere with mountains.")) as (gym, server):
+        (result,) = await played(opened(gym, TRIP), [act("action", "Which region appeals to you?")])
+    assert (result.text, result.reward) == ("Somewhere with mountains.", 1.0)
+    judge, person = (str(request["messages"]) for request in server.received)
+    asked_for, *hidden = TRIP.data["details"]
+    assert asked_for["preference"] in person
+    assert not any(detail["preference"] in person for detail in hidden)
+    assert not any(detail["preference"] in judge for detail in TRIP.data["details"])
+
+
+@pytest.mark.parametrize(
+    "reply", ["the first one", '{"reason": "", "numbers": [99]}', '{"reason": "", "numbers": "1"}']
+)
+async def test_an_unreadable_verdict_covers_nothing_and_is_a_fault(reply: str):
+    async with served(DOMAIN, says(reply)) as (gym, _):
+        environment = opened(gym, TRIP)
+        with pytest.raises(JudgeFault):
+            await played(environment, [act("action", "Where?")])
+        assert (await judged(environment)).details["covered"] == []
+
+
+@pytest.mark.timeout(1800)
+async def test_the_llm_oracle_agrees_with_labels_and_rules():
+    async with real_oracle(DOMAIN) as gym:
+        right = 0
+        for row in LABELLED:
+            environment = opened(gym, task_of(kinds()[row["kind"]]))
+            await played(environment, [act("action", row["question"])])
+            found = set((await judged(environment)).details["covered"])
+            right += found in (set(row["covered"]), covered(row))
+    assert right / len(LABELLED) >= 0.85

@@ -1,0 +1,188 @@
+"""The gym of guessing: the table, questions in many wordings, names, the expert, the LLM oracle's plumbing.
+
+The rule oracle is compared with labels given by hand, and with a real model where the environment names one. Not
+covered: whether every tag of the 702 entities is true; what all gyms share (test_gyms_base.py).
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from environments.gyms._shared import act
+from environments.gyms._shared.questions import is_yes_no
+from environments.gyms.telepathy import DOMAIN, NO_QUESTION
+from environments.gyms.telepathy.oracle import answer, asked_for, is_named
+from environments.gyms.telepathy.table import SIZES, Entity, attributes, by_name, entities, truth
+from mua.environment.protocol import Task
+from mua.errors import JudgeFault, UserFault
+from tests.chat_server import fails, says
+from tests.gyms_support import (
+    SPLITS,
+    all_tasks,
+    expert_wins,
+    gold_wins,
+    idling_loses,
+    judged,
+    labelled,
+    opened,
+    played,
+    real_oracle,
+    repeats_itself,
+    sentences,
+    served,
+)
+
+QUESTIONS, ANSWERS = labelled("telepathy"), labelled("telepathy_answers")
+
+
+def entity(name: str) -> Entity:
+    return by_name()[name.lower()]
+
+
+def task_of(name: str) -> Task:
+    data = {"entity": name, "kind": entity(name).category, "broad": entity(name).broad, "difficulty": "easy"}
+    return Task(name, "gyms/telepathy", "test", data)
+
+
+def test_the_splits_have_the_sizes_they_promise_and_no_entity_twice():
+    assert {split: len(DOMAIN.tasks(split)) for split in SPLITS} == SIZES
+    named = [task.data["entity"] for task in all_tasks(DOMAIN)]
+    assert len(set(named)) == len(named) >= 440
+    assert DOMAIN.held_out
+
+
+def test_every_question_of_the_table_asks_for_its_own_attribute():
+    for attribute in attributes().values():
+        for question in attribute.questions:
+            assert is_yes_no(question), question
+            assert asked_for(question)[0] == [attribute.name], question
+
+
+def test_every_attribute_holds_of_something_and_not_of_everything():
+    for name in attributes():
+        values = {truth(one, name) for one in entities()}
+        assert "Yes" in values, name
+        assert values & {"No", "Maybe"}, name
+
+
+@pytest.mark.parametrize(
+    ("name", "question", "said"),
+    [
+        ("apple", "Is it a fruit?", "Yes"),
+        ("apple", "is it A FRUIT", "Yes"),
+        ("apple", "Is it red or blue?", "Yes"),
+        ("apple", "Is it a red animal?", "No"),
+        ("apple", "Is it not a fruit?", "Maybe"),
+        ("apple", "Is it bigger than a pear?", "Maybe"),
+        ("apple", "Is it worth more than gold?", "Maybe"),
+        ("apple", "Is it famous on the moon of Mars?", "Maybe"),
+        ("apple", "Is it an apple?", "Yes"),
+        ("apple", "Is it a pear?", "No"),
+        ("apple", "Does it start with a letter before B?", "Yes"),
+        ("apple", "Does its name start with the letter b?", "No"),
+        ("fly", "Is it a fly?", "Yes"),
+        ("eagle", "Is it a fly?", "No"),
+        ("eagle", "Can it fly?", "Yes"),
+    ],
+)
+def test_questions_are_read(name: str, question: str, said: str):
+    assert answer(entity(name), question) == said
+
+
+def test_the_rules_agree_with_the_labels():
+    assert len(QUESTIONS) + len(ANSWERS) >= 40
+    wrong = [r for r in QUESTIONS if answer(entity(r["entity"]), r["question"]) not in r["labels"]]
+    wrong += [r for r in ANSWERS if is_named(entity(r["entity"]), r["answer"]) != (r["label"] == "Yes")]
+    assert wrong == []
+
+
+def test_every_name_and_synonym_is_accepted_for_its_entity_alone():
+    for one in entities():
+        for name in one.names():
+            assert is_named(one, name.upper())
+            assert is_named(one, f"The {name}.")
+            assert not is_named(one, f"{name} or something else")
+
+
+async def test_a_right_name_pays_once_a_wrong_one_nothing():
+    environment = opened(DOMAIN, task_of("bicycle"))
+    moves = [act("action", "Is it a bike?"), act("answer", "car"), act("answer", "bike"), act("answer", "bike")]
+    results = await played(environment, moves)
+    assert [r.reward for r in results] == [0.0, 0.0, 1.0, 0.0]
+    assert [r.terminal for r in results] == [False, False, True, False]
+    assert (await judged(environment)).success
+
+
+async def test_other_texts_than_yes_no_questions_are_turned_down():
+    results = await played(opened(DOMAIN, task_of("dog")), [act("action", "What is it?"), act("action", "dog")])
+    assert [r.text for r in results] == [NO_QUESTION] * 2
+
+
+def test_openings_tell_as_much_as_the_difficulty_says():
+    for task in DOMAIN.tasks("test"):
+        for opening in DOMAIN.openings(task):
+            assert task.data["entity"].lower() not in opening.lower().split()
+            assert (task.data["kind"] in opening) == (task.data["difficulty"] == "easy")
+
+
+async def test_gold_earns_one_on_every_task():
+    await gold_wins(DOMAIN, lambda task: 1.0)
+
+
+async def test_idling_earns_nothing_on_any_task():
+    await idling_loses(DOMAIN)
+
+
+async def test_the_expert_guesses_every_test_entity():
+    assert max(await expert_wins(DOMAIN)) <= 20
+
+
+async def test_episodes_repeat_themselves():
+    await repeats_itself(DOMAIN)
+
+
+async def test_answers_do_not_name_the_entity():
+    environment = opened(DOMAIN, task_of("penguin"))
+    results = await played(environment, [act("action", q) for a in attributes().values() for q in a.questions][:19])
+    assert "penguin" not in sentences([{"role": "tool", "content": r.text} for r in results])
+
+
+async def test_the_llm_oracle_answers_and_judges():
+    verdict = '{"reason": "another spelling", "verdict": "Yes"}'
+    async with served(DOMAIN, says("yes"), says(verdict)) as (gym, server):
+        environment = opened(gym, task_of("bicycle"))
+        results = await played(environment, [act("action", "Do you ride it?"), act("answer", "velocipede")])
+    assert [r.text for r in results] == ["Yes.", "Yes, that is it."]
+    assert results[1].reward == 1.0
+    asked, judge = (str(request["messages"]) for request in server.received)
+    assert "bicycle" in asked
+    assert "velocipede" in judge
+
+
+async def test_the_plain_name_needs_no_judge():
+    async with served(DOMAIN, fails(500)) as (gym, server):
+        (result,) = await played(opened(gym, task_of("bicycle")), [act("answer", "a bike")])
+    assert (result.reward, server.received) == (1.0, [])
+
+
+async def test_unreadable_replies_are_faults():
+    async with served(DOMAIN, says("It depends on what you mean.")) as (gym, _):
+        environment = opened(gym, task_of("bicycle"))
+        with pytest.raises(UserFault):
+            await played(environment, [act("action", "Is it red?")])
+        with pytest.raises(JudgeFault):
+            await played(environment, [act("answer", "velocipede")])
+        assert (await judged(environment)).details["reward"] == 0
+
+
+@pytest.mark.timeout(1800)
+async def test_the_llm_oracle_agrees_with_labels_and_rules():
+    async with real_oracle(DOMAIN) as gym:
+        right = 0
+        for row in QUESTIONS:
+            (result,) = await played(opened(gym, task_of(row["entity"])), [act("action", row["question"])])
+            right += result.text.rstrip(".") in {*row["labels"], answer(entity(row["entity"]), row["question"])}
+        for row in ANSWERS:
+            (result,) = await played(opened(gym, task_of(row["entity"])), [act("answer", row["answer"])])
+            right += (result.reward == 1.0) == (row["label"] == "Yes")
+    assert right / (len(QUESTIONS) + len(ANSWERS)) >= 0.85

@@ -1,0 +1,200 @@
+"""The gym of strange stories: schemas, facts, points of explanations, gains, the expert, the LLM oracle's plumbing.
+
+The rule oracle is compared with labels given by hand, and with a real model where the environment names one. Not
+covered: whether the stories please; what all gyms share (test_gyms_base.py).
+"""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from environments.gyms._shared import act
+from environments.gyms.turtle import DOMAIN
+from environments.gyms.turtle.oracle import answer, score
+from environments.gyms.turtle.stories import SIZES, Story, schemas, story, story_of
+from mua.environment.protocol import Task
+from mua.errors import JudgeFault
+from tests.chat_server import says
+from tests.gyms_support import (
+    SPLITS,
+    all_tasks,
+    expert_wins,
+    gold_wins,
+    idling_loses,
+    judged,
+    labelled,
+    opened,
+    played,
+    real_oracle,
+    repeats_itself,
+    served,
+)
+
+QUESTIONS, ANSWERS = labelled("turtle"), labelled("turtle_answers")
+
+
+def first_task(schema: str) -> Task:
+    """The schema with the first value in every slot."""
+    raw = schemas()[schema]
+    shown, hidden = ({slot: str(values[0]) for slot, values in raw[part].items()} for part in ("slots", "hidden"))
+    data = {"kind": schema, "shown": shown, "hidden": hidden, "surface": "", "difficulty": "easy"}
+    return Task(schema, "gyms/turtle", "test", data)
+
+
+def first(schema: str) -> Story:
+    return story_of(first_task(schema))
+
+
+def scores(filled: Story, text: str) -> list[float]:
+    return [score(criterion, text, filled.surface) for criterion in filled.criteria]
+
+
+def test_the_splits_have_the_sizes_they_promise_and_no_story_twice():
+    assert {split: len(DOMAIN.tasks(split)) for split in SPLITS} == SIZES
+    filled = [
+        json.dumps([t.data["kind"], t.data["shown"], t.data["hidden"]], sort_keys=True) for t in all_tasks(DOMAIN)
+    ]
+    assert len(set(filled)) == len(filled) >= 480
+    assert len(schemas()) >= 25
+    assert {len(schema["criteria"]) for schema in schemas().values()} == {1, 2, 3, 4}
+
+
+def test_every_criterion_is_met_by_its_own_statement_and_not_by_the_surface():
+    for task in all_tasks(DOMAIN):
+        filled = story_of(task)
+        assert sum(criterion.weight for criterion in filled.criteria) == pytest.approx(1)
+        assert sum(scores(filled, filled.surface)) == 0, task.id
+        for criterion in filled.criteria:
+            assert score(criterion, criterion.statement, filled.surface) == 1.0, (task.id, criterion)
+
+
+def test_hidden_values_are_told_apart_by_questions_and_stand_in_no_surface():
+    for task in all_tasks(DOMAIN):
+        filled = story_of(task)
+        for slot, aliases in filled.found.items():
+            assert answer(filled, f"Does it have to do with {aliases[0]}?") == "Yes"
+            for other in filled.excluded[slot]:
+                assert answer(filled, f"Does it have to do with {other[0]}?") == "No"
+
+
+def test_an_explanation_with_a_wrong_hidden_value_is_incomplete():
+    for name, raw in schemas().items():
+        for slot, values in raw["hidden"].items():
+            shown = tuple(sorted((key, str(words[0])) for key, words in raw["slots"].items()))
+            filled = story(name, shown, ((slot, values[0]),))
+            wrong = story(name, shown, ((slot, values[1]),))
+            told = " ".join(criterion.statement for criterion in wrong.criteria)
+            assert min(scores(filled, told)) < 1.0, (name, slot)
+
+
+def test_the_rules_agree_with_the_labels():
+    assert len(QUESTIONS) + len(ANSWERS) >= 40
+    said = [(row, answer(first(row["schema"]), row["question"])) for row in QUESTIONS]
+    assert [(row, told) for row, told in said if told not in row["labels"] and told != "Maybe"] == []
+    assert sum(told in row["labels"] for row, told in said) / len(said) >= 0.95
+    points = [
+        (given, label)
+        for row in ANSWERS
+        for given, label in zip(scores(first(row["schema"]), row["answer"]), row["scores"], strict=True)
+    ]
+    assert sum(given == label for given, label in points) / len(points) >= 0.95
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("It was a lighthouse and a ferry hit the rocks.", [1.0, 1.0]),
+        ("It was a lighthouse.", [1.0, 0.0]),
+        ("A ferry.", [0.0, 0.5]),
+        ("It was not a lighthouse.", [0.0, 0.0]),
+        ("It wasn't really a lighthouse, but a ferry ran onto the reef.", [0.0, 1.0]),
+        ("A tanker hit the rocks.", [0.0, 0.5]),
+        ("", [0.0, 0.0]),
+    ],
+)
+def test_explanations_are_scored_point_by_point(text: str, expected: list[float]):
+    assert scores(first("lighthouse"), text) == expected
+
+
+async def test_only_what_goes_beyond_the_best_explanation_is_paid():
+    environment = opened(DOMAIN, first_task("lighthouse"))
+    moves = [
+        act("answer", "It was a lighthouse."),
+        act("answer", "It was a lighthouse."),
+        act("answer", "A ferry sank."),
+        act("answer", "The lighthouse was dark and a ferry sank."),
+    ]
+    results = await played(environment, moves)
+    assert [r.reward for r in results] == [0.5, 0.0, 0.0, 0.5]
+    assert [r.terminal for r in results] == [False, False, False, True]
+    assert (await judged(environment)).success
+
+
+async def test_feedback_counts_points_and_quotes_none():
+    for task in DOMAIN.tasks("test"):
+        filled = story_of(task)
+        (result,) = await played(opened(DOMAIN, task), [act("answer", filled.criteria[0].statement)])
+        assert f"of {len(filled.criteria)} points" in result.text
+        assert not any(criterion.statement in result.text for criterion in filled.criteria)
+
+
+async def test_long_explanations_are_refused():
+    (result,) = await played(opened(DOMAIN, first_task("egg")), [act("answer", "the floor stays whole " * 30)])
+    assert (result.error, result.reward) == (True, 0.0)
+
+
+async def test_gold_earns_one_on_every_task():
+    await gold_wins(DOMAIN, lambda task: 1.0)
+
+
+async def test_idling_earns_nothing_on_any_task():
+    await idling_loses(DOMAIN)
+
+
+async def test_the_expert_explains_every_test_story():
+    assert max(await expert_wins(DOMAIN)) <= 20
+
+
+async def test_episodes_repeat_themselves():
+    await repeats_itself(DOMAIN)
+
+
+async def test_the_llm_oracle_judges_each_point_alone():
+    replies = [says("Yes."), *(says(json.dumps({"reason": "", "verdict": v})) for v in ("full", "partial"))]
+    async with served(DOMAIN, *replies) as (gym, server):
+        environment = opened(gym, first_task("lighthouse"))
+        results = await played(environment, [act("action", "Is it the sea?"), act("answer", "A lighthouse")])
+    assert [r.text for r in results] == ["Yes.", "This explanation has 1 of 2 points."]
+    assert results[1].reward == 0.75
+    asked, *judges = (str(request["messages"]) for request in server.received)
+    filled = first("lighthouse")
+    assert filled.hidden_story in asked
+    assert len(judges) == 2
+    assert all("0.5" not in judge and filled.hidden_story not in judge for judge in judges)
+
+
+async def test_an_unreadable_verdict_on_one_point_is_a_fault_of_the_whole():
+    replies = [says('{"reason": "", "verdict": "full"}'), says("good answer")]
+    async with served(DOMAIN, *replies) as (gym, _):
+        environment = opened(gym, first_task("lighthouse"))
+        with pytest.raises(JudgeFault):
+            await played(environment, [act("answer", "A lighthouse")])
+        assert (await judged(environment)).details["best"] == 0
+
+
+@pytest.mark.timeout(1800)
+async def test_the_llm_oracle_agrees_with_labels_and_rules():
+    async with real_oracle(DOMAIN) as gym:
+        right = 0
+        for row in QUESTIONS:
+            (result,) = await played(opened(gym, first_task(row["schema"])), [act("action", row["question"])])
+            right += result.text.rstrip(".") in {*row["labels"], "Maybe"}
+        assert right / len(QUESTIONS) >= 0.85
+        apart = 0.0
+        for row in ANSWERS:
+            (result,) = await played(opened(gym, first_task(row["schema"])), [act("answer", row["answer"])])
+            weights = [criterion.weight for criterion in first(row["schema"]).criteria]
+            apart += abs(result.reward - sum(w * s for w, s in zip(weights, row["scores"], strict=True)))
+        assert apart / len(ANSWERS) <= 0.15

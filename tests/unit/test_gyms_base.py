@@ -1,0 +1,337 @@
+"""The base of the gyms, on a small game: arguments, budgets, ends, rewards, options, pins, the opening user, oracles.
+
+Models are scripted servers on this machine. Not covered: the rules of the gyms (a file each), what every domain must
+keep (tests/contract/test_domain_contract.py), how well a real model judges.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterable, Sequence
+from typing import ClassVar
+
+import pytest
+
+from environments.gyms._shared import Game, Gym, GymEnvironment, OpeningUser, Reply, Setting, act, dealt, load_pinned
+from environments.gyms._shared.game import LONGEST_CONTENT
+from environments.gyms._shared.oracles import asked, chosen, json_object, judged, labelled, one_of, spoken
+from environments.gyms._shared.pinned import digest
+from environments.gyms._shared.questions import is_yes_no, pattern
+from environments.gyms._shared.user import PATIENCE
+from environments.gyms.function import DOMAIN as FUNCTION
+from mua.config.schema import EnvironmentConfig, LlmConfig
+from mua.environment.manager import EnvironmentManager
+from mua.environment.protocol import Configurable, Domain, Move, Split, Task, ToolResult
+from mua.errors import ConfigError, EnvironmentFault, JudgeFault, MuaError, UserFault
+from mua.users.endpoint import ChatEndpoint
+from mua.users.services import Services
+from tests.chat_server import drops, fails, says, serving
+from tests.gyms_support import judged as verdict
+from tests.gyms_support import opened, played
+
+
+class Numbers(Game):
+    """Guess a number; every question pays a little, up to a point."""
+
+    async def action(self, content: str) -> Reply:
+        if content == "break":
+            raise JudgeFault("broken")
+        if content == "?":
+            return Reply("say a number", error=True)
+        return Reply("higher" if int(content) < self.task.data["number"] else "lower", reward=0.1)
+
+    async def answer(self, content: str) -> Reply:
+        self.solved = content == str(self.task.data["number"])
+        return Reply("Yes." if self.solved else "No.", reward=float(self.solved), over=self.solved)
+
+    def details(self) -> dict:
+        return {"number": self.task.data["number"]}
+
+
+class NumbersGym(Gym):
+    name = "gyms/numbers"
+    choices: ClassVar = {"action": "a number", "answer": "the number", "finish": "stop"}
+    defaults: ClassVar = {"max_actions": 3, "max_answers": 2, "note": "", "share": 0.5}
+    llm_roles = ("user", "judge")
+    short_prompt = "Guess."
+
+    @classmethod
+    def generate(cls, split: Split) -> Iterable[Task]:
+        return [Task(f"gyms/numbers/{split}/0", cls.name, split, {"number": 7, "difficulty": "easy"})]
+
+    def game(self, task: Task, seed: int) -> Game:
+        return Numbers(self.setting, task, seed)
+
+    def openings(self, task: Task) -> Sequence[str]:
+        return ("Guess.", "Guess my number.")
+
+    def persona(self, task: Task) -> str:
+        return "You think of a number."
+
+    def gold(self, task: Task) -> Sequence[Move]:
+        return [act("answer", "7")]
+
+
+GYM = NumbersGym()
+TASK = next(iter(NumbersGym.generate("test")))
+
+
+def configured(**settings: object) -> NumbersGym:
+    return GYM.configured(EnvironmentConfig(name="gyms/numbers", **settings), Services())  # type: ignore[arg-type]
+
+
+async def one(environment: GymEnvironment, choice: str, content: str = "") -> ToolResult:
+    return await environment.call("interact", {"choice": choice, "content": content})
+
+
+def test_a_gym_is_a_configurable_domain_whose_user_sits_in_the_tool():
+    domain: Domain = GYM
+    assert isinstance(domain, Configurable)
+    assert (GYM.isolation, GYM.user_in_tools, GYM.held_out) == ("inline", True, False)
+    (schema,) = opened(GYM, TASK).tools()
+    assert schema.parameters["properties"]["choice"]["enum"] == ["action", "answer", "finish"]
+    assert schema.parameters["required"] == ["choice", "content"]
+
+
+async def test_calls_pay_and_the_end_adds_nothing():
+    environment = opened(GYM, TASK)
+    results = await played(environment, [act("action", "3"), act("action", "9"), act("answer", "7")])
+    assert [r.text for r in results] == ["higher", "lower", "Yes."]
+    assert [r.reward for r in results] == [0.1, 0.1, 1.0]
+    assert [r.terminal for r in results] == [False, False, True]
+    evaluation = await verdict(environment)
+    assert (evaluation.reward, evaluation.success) == (0.0, True)
+    expected = {"reward": 1.2, "used": {"action": 2, "answer": 1}, "over": True, "number": 7}
+    assert evaluation.details == expected
+
+
+async def test_what_is_refused_costs_and_changes_nothing():
+    environment = opened(GYM, TASK)
+    before = await verdict(environment)
+    bad = [
+        await environment.call("interact", {"choice": "action"}),
+        await environment.call("interact", {"choice": "search", "content": "x"}),
+        await environment.call("interact", {"choice": "action", "content": 3}),
+        await environment.call("interact", {"choice": "action", "content": "3", "more": 1}),
+        await environment.call("other", {"choice": "action", "content": "3"}),
+        await one(environment, "action", "  "),
+        await one(environment, "action", "x" * (LONGEST_CONTENT + 1)),
+        await one(environment, "action", "?"),
+    ]
+    assert all(r.error and r.text.startswith("Error: ") and not r.terminal and not r.reward for r in bad)
+    assert await verdict(environment) == before
+
+
+async def test_a_used_up_budget_refuses_and_that_of_the_decisive_choice_ends():
+    environment = opened(GYM, TASK)
+    results = await played(environment, [act("action", "3")] * 4)
+    assert [r.error for r in results] == [False, False, False, True]
+    assert "no action left" in results[-1].text
+    wrong = await played(environment, [act("answer", "1"), act("answer", "2"), act("answer", "7")])
+    assert [r.terminal for r in wrong] == [False, True, False]
+    assert [r.error for r in wrong] == [False, False, True]
+    assert "over" in wrong[1].text
+    assert not (await verdict(environment)).success
+
+
+async def test_no_budget_is_no_limit():
+    environment = opened(configured(options={"max_actions": 0}), TASK)
+    results = await played(environment, [act("action", "3")] * 50)
+    assert not any(r.error for r in results)
+
+
+async def test_finish_ends_without_pay_and_nothing_follows():
+    environment = opened(GYM, TASK)
+    end = await one(environment, "finish", "ignored")
+    assert (end.terminal, end.reward, end.error) == (True, 0.0, False)
+    assert "7" not in end.text
+    after = await one(environment, "answer", "7")
+    assert (after.error, after.reward) == (True, 0.0)
+    environment.reset(TASK, 0)
+    assert (await one(environment, "answer", "7")).reward == 1.0
+
+
+async def test_the_reward_is_shown_only_where_configured():
+    plain, shown = opened(GYM, TASK), opened(configured(show_reward=True), TASK)
+    for choice, content, reward in (("action", "3", "0.1"), ("answer", "1", "0"), ("answer", "7", "1")):
+        one_text, other = (await one(plain, choice, content)).text, (await one(shown, choice, content)).text
+        assert "Reward" not in one_text
+        assert other == f"{one_text}\nReward: {reward}"
+
+
+async def test_a_negative_reward_is_a_fault_of_the_gym():
+    class Punishing(Numbers):
+        async def action(self, content: str) -> Reply:
+            return Reply("no", reward=-1.0)
+
+    environment = GymEnvironment(lambda t, s: Punishing(GYM.setting, t, s), GYM.setting, GYM._schema, "answer")
+    environment.reset(TASK, 0)
+    with pytest.raises(AssertionError, match="negative"):
+        await one(environment, "action", "1")
+
+
+async def test_a_judges_fault_reaches_the_episode_as_one_and_leaves_no_trace_in_the_reward():
+    manager = EnvironmentManager(GYM, EnvironmentConfig(name="gyms/numbers"))
+    async with manager.lease(TASK, seed=0) as leased:
+        with pytest.raises(JudgeFault):
+            await leased.call("interact", {"choice": "action", "content": "break"})
+        with pytest.raises(EnvironmentFault):
+            await leased.call("interact", {"choice": "action", "content": "no number"})
+        assert (await leased.call("interact", {"choice": "answer", "content": "7"})).reward == 1.0
+    await manager.close()
+
+
+def test_options_are_checked_by_name_type_and_sign():
+    setting = configured(options={"max_answers": 5, "share": 1, "note": "x"}).setting
+    assert setting.options == {"max_actions": 3, "max_answers": 5, "note": "x", "share": 1.0}
+    for options, message in [
+        ({"max_answer": 5}, "did you mean 'max_answers'"),
+        ({"max_answers": -1}, "no int of at least 0"),
+        ({"max_answers": True}, "no int"),
+        ({"max_answers": "5"}, "no int"),
+        ({"words.max_answers": 5}, "no chosen environment is called 'words'"),
+    ]:
+        with pytest.raises(ConfigError, match=message):
+            configured(options=options)
+
+
+def test_in_a_mix_options_name_their_gym():
+    mix = {"gyms/numbers": 1.0, "gyms/function": 1.0}
+    options = {"numbers.max_answers": 4, "gyms/function.max_actions": 6}
+    config = EnvironmentConfig(mix=mix, options=options)  # type: ignore[arg-type]
+    assert GYM.configured(config, Services()).setting.whole("max_answers") == 4
+    assert FUNCTION.configured(config, Services()).setting.whole("max_actions") == 6
+    with pytest.raises(ConfigError, match=r"such as numbers\.max_answers"):
+        GYM.configured(EnvironmentConfig(mix=mix, options={"max_answers": 4}), Services())
+
+
+def test_what_a_gym_can_not_do_is_an_error_that_says_so():
+    for settings, message in [
+        ({"reward": "partial"}, "no form 'partial'"),
+        ({"data": "somewhere"}, "loads none"),
+        ({"oracle": "llm"}, r"user\.llm"),
+    ]:
+        with pytest.raises(ConfigError, match=message):
+            configured(**settings)
+    with pytest.raises(ConfigError, match="no llm oracle"):
+        FUNCTION.configured(EnvironmentConfig(name="gyms/function", oracle="llm"), Services())
+    mixed = EnvironmentConfig(mix={"gyms/function": 1.0, "help_desk": 1.0}, oracle="llm")
+    assert FUNCTION.configured(mixed, Services()).setting.oracle == "rule"
+
+
+def test_tasks_that_are_not_the_pinned_ones_are_refused(tmp_path):
+    def generate(split: Split) -> list[Task]:
+        return list(NumbersGym.generate(split))
+
+    manifest = tmp_path / "manifest.json"
+    with pytest.raises(MuaError, match=r"manifest\.json: cannot read test"):
+        load_pinned(tmp_path, "test", generate)
+    manifest.write_text(json.dumps({"test": {"sha256": digest(generate("test"))}}))
+    assert load_pinned(tmp_path, "test", generate) == (TASK,)
+    manifest.write_text(json.dumps({"validation": {"sha256": digest(generate("test"))}}))
+    with pytest.raises(MuaError, match=r"_shared\.pin"):
+        load_pinned(tmp_path, "validation", generate)
+
+
+def test_dealing_is_disjoint_seeded_and_complete():
+    sizes: dict[Split, int] = {"train": 5, "validation": 2, "test": 3}
+    hands = dealt(range(10), sizes, "seed")
+    assert sorted(x for hand in hands.values() for x in hand) == list(range(10))
+    assert dealt(range(10), sizes, "seed") == hands
+    assert dealt(range(10), sizes, "other") != hands
+    with pytest.raises(MuaError, match="too few"):
+        dealt(range(9), sizes, "seed")
+
+
+async def test_the_opening_user_states_the_task_points_to_the_tool_and_leaves():
+    user = OpeningUser("x", ("Guess.", "Go on."))
+    first = await user.open()
+    assert first.text in ("Guess.", "Go on.")
+    nudges = [await user.reply("is it 7?") for _ in range(PATIENCE)]
+    assert all("interact" in n.text and not n.stop for n in nudges)
+    assert (await user.reply("hello?")).stop
+
+
+async def test_games_do_not_touch_global_randomness():
+    random.seed(5)
+    before = random.getstate()
+    environment = opened(FUNCTION, FUNCTION.tasks("test")[0])
+    await played(environment, [act("search", "test"), act("action", "1 2 3 4"), act("finish")])
+    assert random.getstate() == before
+
+
+@pytest.mark.parametrize("text", ["Is it red?", "does he know", "So is it there?", "Could it be a cat?"])
+def test_yes_no_questions(text: str):
+    assert is_yes_no(text)
+
+
+@pytest.mark.parametrize("text", ["What is it?", "It is red.", "", "Who was it?", "island"])
+def test_other_texts(text: str):
+    assert not is_yes_no(text)
+
+
+def test_keywords_are_whole_words_and_a_star_is_any_ending():
+    assert pattern(["light"]).search("a light!")
+    assert not pattern(["light"]).search("lighthouse")
+    assert pattern(["light*"]).search("a Lighthouse")
+
+
+async def ask_user(*replies: str) -> str:
+    async with serving(*map(says, replies)) as server:
+        endpoint = ChatEndpoint(LlmConfig(base_url=server.url, model="m", max_retries=0))
+        try:
+            return await asked(endpoint, "system", "question", one_of(("Yes", "No")), 1)
+        finally:
+            await endpoint.close()
+
+
+async def test_an_unreadable_reply_is_asked_for_again_and_then_a_fault():
+    assert await ask_user("Well, perhaps", "Yes and no", "YES.") == "Yes"
+    with pytest.raises(UserFault, match="no usable reply"):
+        await ask_user("perhaps")
+
+
+@pytest.mark.parametrize("step", [says("maybe"), says('{"reason": "r", "verdict": "perhaps"}'), fails(401), drops])
+async def test_no_broken_verdict_becomes_a_label(step):
+    async with serving(step) as server:
+        endpoint = ChatEndpoint(LlmConfig(base_url=server.url, model="m", max_retries=0), "judge")
+        with pytest.raises(JudgeFault):
+            await labelled(endpoint, "which?", ("Yes", "No"), {"the text": "x"}, 1)
+        with pytest.raises(JudgeFault):
+            await judged(endpoint, "system", "text", json_object(lambda value: value["there"]), 1)
+        await endpoint.close()
+
+
+async def test_verdicts_are_read_from_what_fits():
+    replies = [
+        '{"reason": "r", "verdict": "No"}',
+        '{"reason": "r", "numbers": [3, 1]}',
+        '{"reason": "", "numbers": []}',
+    ]
+    async with serving(*map(says, replies)) as server:
+        endpoint = ChatEndpoint(LlmConfig(base_url=server.url, model="m"), "judge")
+        assert await labelled(endpoint, "which?", ("Yes", "No"), {"the text": "x"}, 1) == "No"
+        assert await chosen(endpoint, "which?", 3, {}, 1) == [0, 2]
+        assert await chosen(endpoint, "which?", 3, {}, 1) == []
+        await endpoint.close()
+
+
+async def test_a_number_beyond_the_list_is_no_verdict():
+    async with serving(says('{"reason": "r", "numbers": [4]}')) as server:
+        endpoint = ChatEndpoint(LlmConfig(base_url=server.url, model="m"), "judge")
+        with pytest.raises(JudgeFault):
+            await chosen(endpoint, "which?", 3, {}, 1)
+        await endpoint.close()
+
+
+def test_a_text_is_read_on_one_line():
+    assert spoken(" a\n b ") == "a b"
+    with pytest.raises(ValueError, match="empty"):
+        spoken("  ")
+
+
+def test_settings_are_immutable_and_default_to_the_gyms_own():
+    assert GYM.setting == Setting(options=dict(NumbersGym.defaults))
+    assert GYM.setting.whole("max_answers") == 2
+    assert GYM.setting.whole("max_searches") == 0
