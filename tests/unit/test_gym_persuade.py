@@ -185,6 +185,16 @@ async def test_what_is_on_the_holders_mind_shines_through_by_difficulty():
         assert [hinted(task, result.text) for result in results] == expected
 
 
+async def test_a_hint_that_is_not_taken_up_gets_clearer():
+    task = of("medium")
+    reason = others(task)[max(task.data["concerns"], key=lambda one: one["weight"])["reason"]]
+    first, second = await say(opened(task), "You are wrong.", "You are wrong.")
+    words = [f'"{word}"' for word in reason.catchwords()]
+    assert len(words) == len(reason.keywords)
+    assert not any(word in first.text for word in words)
+    assert any(word in second.text for word in words)
+
+
 async def test_the_same_seed_gives_the_same_conversation():
     for task in TASKS["test"][:10]:
         one, other = await demonstrate(DOMAIN, task, 5, 0.5), await demonstrate(DOMAIN, task, 5, 0.5)

@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 from aiohttp import web
@@ -257,3 +258,47 @@ async def test_a_service_that_is_not_there_is_a_fault_too():
 def test_a_key_that_is_not_set_is_named():
     with pytest.raises(ConfigError, match="NOT_SET_HERE"):
         on_the_web("http://127.0.0.1:9", search_key_env="NOT_SET_HERE")
+
+
+# Questions from a folder.
+
+
+def given(folder: Path, **more: str) -> SearchGym:
+    options = {"search_url": "http://127.0.0.1:9/search", **more}
+    return DOMAIN.configured(EnvironmentConfig(name="gyms/search", data=folder, options=options), Services())
+
+
+async def test_questions_of_a_folder_are_asked_instead(tmp_path: Path):
+    lines = [
+        '{"question": "Who?", "answer": "Ada King", "aliases": ["Ada"]}',
+        '{"id": "b", "question": "Q", "answer": "A"}',
+    ]
+    (tmp_path / "test.jsonl").write_text("\n".join(lines))
+    gym = given(tmp_path)
+    assert [task.id for task in gym.tasks("test")] == ["gyms/search/test/1", "gyms/search/test/b"]
+    assert gym.tasks("train") == ()
+    (result,) = await played(opened(gym.tasks("test")[0], gym), act("answer", "ada"))
+    assert result.reward == 1.0
+    assert DOMAIN.tasks("test") is TEST
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("hello", "line 1: no JSON"),
+        ('{"question": "Who?"}', "answer"),
+        ('{"question": "Who?", "answer": "A", "aliases": "B"}', "aliases"),
+        ('{"question": "Who?", "answer": "A", "difficulty": "odd"}', "difficulty"),
+    ],
+)
+def test_a_line_that_is_wrong_is_named(tmp_path: Path, line: str, said: str):
+    (tmp_path / "test.jsonl").write_text(line)
+    with pytest.raises(ConfigError, match=said):
+        given(tmp_path)
+
+
+def test_a_folder_needs_questions_and_a_web_search(tmp_path: Path):
+    with pytest.raises(ConfigError, match=r"test\.jsonl"):
+        given(tmp_path)
+    with pytest.raises(ConfigError, match="search_url"):
+        given(tmp_path, search_url="")

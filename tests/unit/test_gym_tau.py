@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 import pytest
@@ -18,10 +18,10 @@ from environments.gyms.tau import DOMAIN, TauGym
 from environments.gyms.tau.game import tool_call
 from mua.config.schema import EnvironmentConfig, LlmConfig
 from mua.environment.demonstrate import demonstrate, replay_gold
-from mua.environment.protocol import Environment, Move, Task, ToolResult, Transcript
+from mua.environment.protocol import Environment, Move, Task, ToolResult, Transcript, UserMove
 from mua.environment.registry import get_domain
 from mua.environment.selection import Selection
-from mua.errors import ConfigError, UserFault
+from mua.errors import ConfigError, MuaError, UserFault
 from mua.types import Json
 from mua.users.endpoint import ChatEndpoint
 from mua.users.protocol import STOP_SIGNAL
@@ -52,6 +52,10 @@ def inner_of(task: Task) -> Task:
     return next(inner for inner in tasks if inner.id == task.data["task"])
 
 
+def inner_gold(task: Task) -> Sequence[Move | UserMove]:
+    return get_domain(task.data["domain"]).gold(inner_of(task))
+
+
 def test_the_tasks_are_those_of_retail_and_airline():
     sizes = {split: len(DOMAIN.tasks(split)) for split in SPLITS}
     assert sizes["train"] >= 500
@@ -72,6 +76,15 @@ async def test_expert_and_gold_solve_the_whole_test_split(gym: TauGym):
         assert (gold.reward, gold.evaluation.success) == (1.0, True), task.id
         assert demonstration.ended
         assert gold.ended
+
+
+async def test_a_customer_with_tools_of_its_own_can_be_served():
+    gym = TauGym(inner={"telecom": get_domain("telecom")})
+    for task in gym.tasks("test")[::4]:
+        assert (await demonstrate(gym, task, 1)).reward == 1.0, task.id
+    acting = [task for task in gym.tasks("test") if any(isinstance(move, UserMove) for move in inner_gold(task))]
+    with pytest.raises(MuaError, match="ask the expert"):
+        gym.gold(acting[0])
 
 
 async def test_finishing_at_once_pays_nothing_on_any_task():

@@ -49,6 +49,7 @@ _SAID: Mapping[Verdict, Sequence[str]] = {
     ),
     "remark": ("Is that an argument? Tell me why.", "I would need a reason for that.", "Go on, say what you mean."),
 }
+_CATCHWORDS = ('Somehow the word "{}" goes round in my head.', 'When I hear "{}", I begin to wonder.')
 _STANDING = (
     "I hold to it as firmly as ever.",
     "I still agree with it, on the whole.",
@@ -103,6 +104,7 @@ class PersuadeGame(Game):
         debate = topics()[data["kind"]].reasons
         self._own, self._reasons = debate[data["side"]], debate[OTHER[data["side"]]]
         self._met: list[int] = []
+        self._hinted: set[int] = set()
         self._missed = 0
         self._back = 0
         self._level = 0
@@ -159,9 +161,17 @@ class PersuadeGame(Game):
         return [place for place in self._weights if place not in self._met]
 
     def _hint(self, verdict: Verdict) -> list[str]:
-        """What is on the holder's mind; in easy debates always, in medium ones unless moved, in hard ones at times."""
+        """What is on the holder's mind; in easy debates always, in medium ones unless moved, in hard ones at times.
+
+        The second time it is the same thing, the holder also drops a word of it.
+        """
         difficulty, open_ = self.task.data["difficulty"], self._open()
         told = verdict != "moved" if difficulty == "medium" else self._missed % 2 == 1
         if not open_ or not (told or difficulty == "easy"):
             return []
-        return [self.rng.choice(self._reasons[open_[0]].theme.hints)]
+        concern = self._reasons[open_[0]]
+        hints = [self.rng.choice(concern.theme.hints)]
+        if open_[0] in self._hinted:
+            hints.append(self.rng.choice(_CATCHWORDS).format(self.rng.choice(concern.catchwords())))
+        self._hinted.add(open_[0])
+        return hints

@@ -37,6 +37,11 @@ class Reason:
     sentence: str
     keywords: Sequence[re.Pattern[str]]
 
+    def catchwords(self) -> list[str]:
+        """Its keywords as they stand in the sentence: "deliveries", "ambulances"."""
+        found = (re.search(rf"(?:{one.pattern})\w*", self.sentence, one.flags) for one in self.keywords)
+        return [match.group().lower() for match in found if match]
+
     def strength(self, text: str) -> int:
         """How clearly ``text`` gives this reason: its keywords that stand there, and one more for a word of its theme.
 

@@ -8,7 +8,7 @@ a year or a region could otherwise be found by trying.
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Mapping, Sequence
-from typing import ClassVar
+from typing import ClassVar, Self
 
 from environments.gyms._shared import Choice, Game, Gym, Reply, Setting, act
 from environments.gyms._shared.oracles import labelled
@@ -16,10 +16,14 @@ from environments.gyms._shared.settings import Option, Role
 from environments.gyms.search.answers import matches
 from environments.gyms.search.documents import Document
 from environments.gyms.search.expert import moves
+from environments.gyms.search.given import load_questions
 from environments.gyms.search.index import shared_index
 from environments.gyms.search.questions import NAME, generate
 from environments.gyms.search.web import OPTIONS, WebSearch
+from mua.config.schema import EnvironmentConfig
 from mua.environment.protocol import Move, Split, Task
+from mua.errors import ConfigError
+from mua.users.services import Services
 
 _OPENINGS = (
     "I have a question for you: {question}",
@@ -78,9 +82,25 @@ class SearchGym(Gym):
     llm_roles: ClassVar[tuple[Role, ...]] = ("judge",)
     short_prompt = "Answer the question. Use interact: search for documents, then answer."
 
-    def __init__(self, setting: Setting | None = None) -> None:
+    def __init__(self, setting: Setting | None = None, given: Mapping[Split, Sequence[Task]] | None = None) -> None:
+        """``given`` are questions to ask instead of those about the made-up world."""
         super().__init__(setting)
+        self._given = given
         self._web = WebSearch(self.setting.options) if self.setting.options["search_url"] else None
+
+    def configured(self, config: EnvironmentConfig, services: Services) -> Self:
+        """As every gym, and with questions from ``environment.data``, which need a web search to be answered."""
+        gym = super().configured(config.model_copy(update={"data": None}), services)
+        if config.data is None or config.mix:
+            return gym
+        if not gym.setting.options["search_url"]:
+            raise ConfigError(
+                "environment.data: gyms/search needs options.search_url for questions that are not its own"
+            )
+        return type(self)(gym.setting, load_questions(config.data))
+
+    def tasks(self, split: Split) -> Sequence[Task]:
+        return super().tasks(split) if self._given is None else self._given[split]
 
     @classmethod
     def generate(cls, split: Split) -> Iterable[Task]:
@@ -99,6 +119,7 @@ class SearchGym(Gym):
         return [act("answer", task.data["answer"])]
 
     def expert(self, task: Task, seed: int, loose: float = 0.0) -> Generator[Move, str, None]:
+        """Solves the questions about the made-up world; only those have a chain to follow."""
         return moves(task, seed, loose)
 
 

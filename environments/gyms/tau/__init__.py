@@ -36,7 +36,7 @@ from mua.environment.protocol import (
     UserMove,
 )
 from mua.environment.registry import get_domain
-from mua.errors import ConfigError
+from mua.errors import ConfigError, MuaError
 from mua.users.endpoint import ChatEndpoint
 from mua.users.protocol import User
 from mua.users.services import Services
@@ -142,7 +142,8 @@ class TauGym(Gym):
         """The inner gold: its calls, then all that has to be said in one message, so that no reply ends it early."""
         domain, inner = self._inner_of(task)
         moves = [*domain.gold(inner)]
-        assert not any(isinstance(move, UserMove) for move in moves), f"{domain.name}: its user acts with tools"
+        if any(isinstance(move, UserMove) for move in moves):
+            raise MuaError(f"{task.id}: the user of {domain.name} has to act with tools of its own; ask the expert")
         texts = [move for move in moves if isinstance(move, str)]
         calls = [act("answer", tool_call(move[0], move[1])) for move in moves if not isinstance(move, str)]
         said = [act("action", " ".join(texts))] if texts else []

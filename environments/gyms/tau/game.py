@@ -55,6 +55,7 @@ class TauGame(Game):
         """Whether the policy has heard the customer's first words outside of the tool."""
         self._messages: list[Json] = []
         self._listed = False
+        self._leaks = 0
         self._evaluation: Evaluation | None = None
         if isinstance(self._user, ToolUser) and isinstance(self._environment, UserControlled):
             self._user.take_tools(_UsersTools(self._environment))
@@ -101,7 +102,8 @@ class TauGame(Game):
 
     def details(self) -> Json:
         verdict = self._evaluation
-        return {"inner": None} if verdict is None else {"inner": {"reward": verdict.reward, **verdict.details}}
+        inner = None if verdict is None else {"reward": verdict.reward, **verdict.details}
+        return {"inner": inner, "leaks": self._leaks}
 
     def close(self) -> None:
         """Close the inner environment."""
@@ -115,6 +117,7 @@ class TauGame(Game):
         return Reply(text, self._evaluation.reward, over=True)
 
     def _hear(self, reply: UserReply) -> None:
+        self._leaks += reply.leak
         self._messages.append({"role": "user", "content": reply.text})
 
 
