@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import inspect
+import itertools
 import json
 import subprocess
 import sys
@@ -22,7 +23,7 @@ import environments
 import mua.environment.listing as listing
 from mua.cli import app
 from mua.environment import registry
-from mua.environment.database import Tool
+from mua.environment.database import DatabaseEnvironment, ServiceDesk, Tool
 from mua.environment.functions import tool_of
 from mua.environment.play import differences
 from mua.environment.registry import domain_names, get_domain
@@ -161,6 +162,42 @@ def run_check(check: Callable, domain: object, monkeypatch: pytest.MonkeyPatch) 
         result = check(**{key: wanted[key] for key in inspect.signature(check).parameters})
         if inspect.isawaitable(result):
             run_async(result)
+
+
+FLAWS = {
+    "test_splits_are_disjoint_ids_unique_and_order_fixed": ('"validation": "B"', '"validation": "A"'),
+    "test_the_gold_moves_earn_everything": ('"statements": [[seat]]', '"statements": [["thanks"]]'),
+    "test_doing_nothing_never_pays": ('[booked], "statements": [[seat]]', '[], "statements": []'),
+    "test_tasks_are_json_and_name_their_kind_and_difficulty": ('"difficulty": "easy"', '"difficulty": ("easy",)'),
+    "test_the_same_task_seed_and_calls_give_the_same_episode": (
+        "return record",
+        "return record | {'at': next(NUMBERS)}",
+    ),
+    "test_rollouts_write_neither_to_the_base_nor_to_their_task": (
+        'database.edit("seats", seat)',
+        "look(database, seat)",
+    ),
+    "test_interleaved_rollouts_equal_those_alone": ('database.edit("seats", seat)', "look(database, seat)"),
+    "test_closing_frees_everything": ("return DatabaseEnvironment(self.desk)", "return kept(self.desk)"),
+}
+KEPT: list[DatabaseEnvironment] = []
+
+
+def kept(desk: ServiceDesk) -> DatabaseEnvironment:
+    KEPT.append(DatabaseEnvironment(desk))
+    return KEPT[-1]
+
+
+@pytest.mark.parametrize("name", FLAWS)
+def test_the_contract_notices_a_flaw(name: str, monkeypatch: pytest.MonkeyPatch):
+    good, bad = FLAWS[name]
+    text = source("theatre_d", gym=False)
+    assert good in text
+    names: dict[str, object] = {"__name__": "flawed", "kept": kept, "NUMBERS": itertools.count()}
+    exec(text.replace(good, bad), names)
+    check = next(check for check in CHECKS if check.__name__ == name)
+    with pytest.raises(AssertionError):
+        run_check(check, names["DOMAIN"], monkeypatch)
 
 
 @pytest.mark.parametrize(("name", "gym"), [("theatre", False), ("gyms/guess", True)])

@@ -109,32 +109,23 @@ async def test_a_lease_is_served_as_in_the_run_itself(monkeypatch: pytest.Monkey
     assert manager.leases == manager.leaked_threads == 0
 
 
-async def test_leases_are_spread_over_the_workers():
-    manager = manager_of(workers=2)
-    async with manager.lease(TASK, 0) as one, manager.lease(TASK, 1) as two, manager.lease(TASK, 2) as three:
-        pids = [await value(leased, "pid") for leased in (one, two, three)]
-        assert len(set(pids)) == 2
-        assert sorted(workers_of(manager)) == sorted(set(pids))
-    await manager.close()
+FAULTS: dict[str, tuple[type[MuaError], str]] = {
+    "fail": (EnvironmentFault, "'fragile', task 'fragile-0': tool 'fail' raised KeyError: 'x'"),
+    "leave": (EnvironmentFault, "tool 'leave' raised SystemExit: 4"),
+    "user": (UserFault, "no user"),
+    "judge": (JudgeFault, "no judge"),
+    "wrong": (EnvironmentFault, "tool 'wrong' gave int instead of ToolResult"),
+    "unheard": (EnvironmentFault, "tool 'unheard' raised TypeError: Object of type object is not JSON"),
+}
 
 
-@pytest.mark.parametrize(
-    ("tool", "kind", "words"),
-    [
-        ("fail", EnvironmentFault, "'fragile', task 'fragile-0': tool 'fail' raised KeyError: 'x'"),
-        ("leave", EnvironmentFault, "tool 'leave' raised SystemExit: 4"),
-        ("user", UserFault, "no user"),
-        ("judge", JudgeFault, "no judge"),
-        ("wrong", EnvironmentFault, "tool 'wrong' gave int instead of ToolResult"),
-        ("unheard", EnvironmentFault, "tool 'unheard' raised TypeError: Object of type object is not JSON"),
-    ],
-)
-async def test_what_an_environment_raises_is_the_same_fault_as_in_the_run(tool: str, kind: type[MuaError], words: str):
+async def test_what_an_environment_raises_is_the_same_fault_as_in_the_run():
     manager = manager_of()
     async with manager.lease(TASK, 0) as leased:
-        with pytest.raises(kind) as caught:
-            await leased.call(tool, {})
-        assert words in str(caught.value)
+        for tool, (kind, words) in FAULTS.items():
+            with pytest.raises(kind) as caught:
+                await leased.call(tool, {})
+            assert words in str(caught.value)
         assert (await leased.call("add", {})).text == "fragile-0 0 1"
     await manager.close()
 
@@ -166,14 +157,14 @@ async def test_a_crash_costs_its_worker_alone_which_is_replaced(tool: str, how: 
 
 
 async def test_a_hang_is_killed_at_its_deadline_with_all_it_started():
-    manager = manager_of(call_seconds=0.5)
+    manager = manager_of(call_seconds=1.5)
     async with manager.lease(TASK, 0) as hanging, manager.lease(OTHER, 1) as beside:
         pid, child = await value(hanging, "pid"), await value(hanging, "child")
         call = asyncio.create_task(hanging.call("hang", {}))
         await asyncio.sleep(0.1)
         waiting = asyncio.create_task(beside.call("add", {}))
         with pytest.raises(
-            EnvironmentFault, match=r"within 0\.5 s \(environment\.call_seconds\); its worker process is k"
+            EnvironmentFault, match=r"within 1\.5 s \(environment\.call_seconds\); its worker process is k"
         ):
             await call
         with pytest.raises(EnvironmentFault, match="killed, because tool 'hang' of task 'fragile-0' hung there"):
@@ -186,9 +177,12 @@ async def test_a_hang_is_killed_at_its_deadline_with_all_it_started():
     await manager.close()
 
 
-async def test_work_in_a_worker_does_not_hold_up_the_event_loop():
+async def test_leases_are_spread_over_workers_and_work_there_does_not_hold_up_the_event_loop():
     manager = manager_of(workers=2)
-    async with manager.lease(TASK, 0) as busy, manager.lease(TASK, 1) as other:
+    async with manager.lease(TASK, 0) as busy, manager.lease(TASK, 1) as other, manager.lease(TASK, 2) as third:
+        pids = [await value(leased, "pid") for leased in (busy, other, third)]
+        assert sorted(workers_of(manager)) == sorted(set(pids))
+        assert len(set(pids)) == 2
         spinning = asyncio.create_task(busy.call("spin", {}))
         ticks = 0
         while not spinning.done():
@@ -227,10 +221,10 @@ async def test_a_worker_inherits_neither_variables_nor_open_files(monkeypatch: p
 
 
 async def test_coroutine_methods_run_on_a_loop_of_the_worker_under_their_deadline():
-    manager = manager_of(fragile_domain.WaitingDomain(), call_seconds=0.5)
+    manager = manager_of(fragile_domain.WaitingDomain(), call_seconds=1.5)
     async with manager.lease(TASK, 0) as leased:
         assert (await leased.call("add", {})).text == "late"
-        with pytest.raises(EnvironmentFault, match=r"within 0\.5 s"):
+        with pytest.raises(EnvironmentFault, match=r"within 1\.5 s"):
             await leased.call("sleep", {})
     await manager.close()
 
@@ -251,15 +245,17 @@ async def test_a_domain_that_no_worker_can_import_ends_the_run():
     await manager.close()
 
 
-@pytest.mark.parametrize(("name", "words"), [("broken", r"exit status 7"), ("slow", r"not ready after 1 s")])
+@pytest.mark.parametrize(
+    ("name", "seconds", "words"), [("broken", 60, r"exit status 7"), ("slow", 1, r"not ready after 1 s")]
+)
 async def test_workers_that_do_not_start_are_faults_and_in_the_end_the_runs(
-    name: str, words: str, monkeypatch: pytest.MonkeyPatch
+    name: str, seconds: int, words: str, monkeypatch: pytest.MonkeyPatch
 ):
     class Named(fragile_domain.FragileDomain):
         pass
 
     Named.name = name
-    monkeypatch.setattr(processes, "START_SECONDS", 1)
+    monkeypatch.setattr(processes, "START_SECONDS", seconds)
     monkeypatch.setattr(processes, "MAX_FAILED_STARTS", 1)
     manager = manager_of(Named())
     for kind, said in ((EnvironmentFault, words), (WorkersBroken, "1 failed in a row")):
@@ -354,7 +350,7 @@ async def test_episodes_whose_environment_crashes_or_hangs_succeed_on_retry_whil
         return [first.get(sample, call("add")), call("add"), "Done."][turn]
 
     family = chat_family("qwen3", False)
-    settings = {"name": "fragile", "isolation": "process", "workers": 3, "call_seconds": 1.0}
+    settings = {"name": "fragile", "isolation": "process", "workers": 3, "call_seconds": 3.0}
     config = experiment(environment=settings, rollout={"max_retries": 3})
     sampler = ScriptedSampler(family, script)
     runner = EpisodeRunner(config, only(fragile_domain.DOMAIN), family, sampler, Services())
