@@ -58,7 +58,7 @@ def test_the_splits_have_the_sizes_they_promise_and_no_story_twice():
     ]
     assert len(set(filled)) == len(filled) >= 480
     assert len(schemas()) >= 25
-    assert {len(schema["criteria"]) for schema in schemas().values()} == {1, 2, 3, 4}
+    assert {len(schema["criteria"]) for schema in schemas().values()} == {1, 2, 3, 4, 5}
 
 
 def test_every_criterion_is_met_by_its_own_statement_and_not_by_the_surface():
@@ -79,14 +79,17 @@ def test_hidden_values_are_told_apart_by_questions_and_stand_in_no_surface():
                 assert answer(filled, f"Does it have to do with {other[0]}?") == "No"
 
 
-def test_an_explanation_with_a_wrong_hidden_value_is_incomplete():
+def test_an_explanation_with_a_wrong_hidden_value_or_with_several_is_incomplete():
     for name, raw in schemas().items():
+        shown = tuple(sorted((slot, str(values[0])) for slot, values in raw["slots"].items()))
+        right = {slot: values[0] for slot, values in raw["hidden"].items()}
         for slot, values in raw["hidden"].items():
-            shown = tuple(sorted((key, str(words[0])) for key, words in raw["slots"].items()))
-            filled = story(name, shown, ((slot, values[0]),))
-            wrong = story(name, shown, ((slot, values[1]),))
+            filled = story(name, shown, tuple(sorted(right.items())))
+            wrong = story(name, shown, tuple(sorted((right | {slot: values[1]}).items())))
             told = " ".join(criterion.statement for criterion in wrong.criteria)
             assert min(scores(filled, told)) < 1.0, (name, slot)
+            both = " ".join(criterion.statement for criterion in (*wrong.criteria, *filled.criteria))
+            assert min(scores(filled, both)) == 0.0, (name, slot)
 
 
 def test_the_rules_agree_with_the_labels():
@@ -110,7 +113,8 @@ def test_the_rules_agree_with_the_labels():
         ("A ferry.", [0.0, 0.5]),
         ("It was not a lighthouse.", [0.0, 0.0]),
         ("It wasn't really a lighthouse, but a ferry ran onto the reef.", [0.0, 1.0]),
-        ("A tanker hit the rocks.", [0.0, 0.5]),
+        ("A tanker hit the rocks.", [0.0, 0.0]),
+        ("A ferry, a yacht or a tanker sank at the lighthouse.", [1.0, 0.0]),
         ("", [0.0, 0.0]),
     ],
 )

@@ -43,8 +43,11 @@ def _about_facts(story: Story, text: str) -> Truth:
 def score(criterion: Criterion, text: str, surface: str) -> float:
     """1 where every group of keywords stands in ``text``, 0.5 where at least half do, 0 otherwise.
 
-    Groups that the ``surface`` has too earn nothing alone: repeating what was told explains nothing.
+    Groups that the ``surface`` has too earn nothing alone: repeating what was told explains nothing. Neither does
+    naming several values of a hidden slot.
     """
+    if criterion.rivals and pattern(criterion.rivals).search(_affirmed(text)):
+        return 0.0
     found, told = matches(criterion.groups, _affirmed(text)), matches(criterion.groups, _affirmed(surface))
     if not any(now and not before for now, before in zip(found, told, strict=True)):
         return 0.0

@@ -35,6 +35,9 @@ class Criterion:
     weight: float
     statement: str
     groups: Groups
+    rivals: tuple[str, ...]
+    """Words for the other values of the hidden slots in it: an answer that names one of them too only lists what could
+    be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,17 +82,18 @@ def story(schema: str, shown: tuple[tuple[str, str], ...], hidden: tuple[tuple[s
     found = {slot: tuple(value.split("|")) for slot, value in hidden}
     words = open_values | {slot: aliases[0] for slot, aliases in found.items()}
     own = found | {slot: (value,) for slot, value in shown}
+    excluded = {slot: tuple(tuple(v.split("|")) for v in raw["hidden"][slot] if v != value) for slot, value in hidden}
     return Story(
         schema,
         _sentences(raw["surface"].format(**words)),
         _sentences(raw["story"].format(**words)),
         tuple(
-            Criterion(weight, _sentences(statement.format(**words)), _groups(keys, own))
+            Criterion(weight, _sentences(statement.format(**words)), _groups(keys, own), _rivals(keys, excluded))
             for weight, statement, keys in raw["criteria"]
         ),
         tuple(Fact(_groups(keys, own), _TRUTHS[truth]) for keys, truth in raw["facts"].items()),
         found,
-        {slot: tuple(tuple(v.split("|")) for v in raw["hidden"][slot] if v != value) for slot, value in hidden},
+        excluded,
     )
 
 
@@ -109,6 +113,11 @@ def _sentences(text: str) -> str:
 def _groups(keys: str, values: Mapping[str, Sequence[str]]) -> Groups:
     """``a|b & {slot}`` as groups; a slot alone stands for all its aliases, inside a phrase for its value."""
     return tuple(tuple(_words(group, values)) for group in keys.split("&"))
+
+
+def _rivals(keys: str, excluded: Mapping[str, Sequence[Sequence[str]]]) -> tuple[str, ...]:
+    slots = [slot for slot in excluded if f"{{{slot}}}" in keys]
+    return tuple(word for slot in slots for aliases in excluded[slot] for word in aliases)
 
 
 def _words(group: str, values: Mapping[str, Sequence[str]]) -> Iterator[str]:
