@@ -20,7 +20,12 @@ from typing import Any, NamedTuple
 from mua.errors import ConfigError
 from mua.types import Json
 
-_TYPES = {"dict": "object", "float": "number", "tuple": "array", "any": None}
+_TYPES = {
+    "dict": "object", "float": "number", "int": "integer", "str": "string", "bool": "boolean", "tuple": "array",
+    "list": "array", "objectArray": "array",
+}  # fmt: skip
+"""Python's names of types, which the sets use, as JSON Schema's."""
+_JSON_TYPES = frozenset({"object", "number", "integer", "string", "boolean", "array", "null"})
 _importing = threading.Lock()
 
 
@@ -44,9 +49,10 @@ def read_call(text: str) -> Call:
 
 
 def json_schema(given: Json) -> Json:
-    """JSON Schema from the sets' own names of types, nested ones included."""
+    """JSON Schema from the sets' own names of types, nested ones included. A type of neither allows anything."""
     schema = {key: value for key, value in given.items() if key != "type"}
-    if (kind := _TYPES.get(given.get("type", "any"), given.get("type"))) is not None:
+    kind = str(given.get("type"))
+    if (kind := _TYPES.get(kind, kind)) in _JSON_TYPES:
         schema["type"] = kind
     if "properties" in schema:
         schema["properties"] = {name: json_schema(inner) for name, inner in schema["properties"].items()}
