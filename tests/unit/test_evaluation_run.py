@@ -54,7 +54,8 @@ environment: {{name: help_desk, prompt: short}}
 rollout: {{max_turns: 8, max_retries: 0}}
 evaluation:
   split: test
-  tasks: 12
+  tasks: 6
+  outputs: [json]
   samples: 3
   resamples: 200
   policy:
@@ -75,8 +76,8 @@ async def evaluated(loaded: ExperimentConfig) -> Json:
 
 async def test_an_evaluation_of_an_endpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     async with chat_server(clerk) as server:
-        result = await evaluated(config(tmp_path, server))
-    assert (len(result["per_task"]), result["tasks"], result["episodes"], result["unscored"]) == (12, 12, 36, 0)
+        result = await evaluated(config(tmp_path, server, "evaluation.outputs=[json, markdown, plots]"))
+    assert (len(result["per_task"]), result["tasks"], result["episodes"], result["unscored"]) == (6, 6, 18, 0)
     assert result["policy"]["kind"] == "endpoint"
     assert 0 < result["success"]["mean"] < 1  # it helps whoever wants to cancel
     assert result["success"]["low"] <= result["success"]["mean"] <= result["success"]["high"]
@@ -84,7 +85,7 @@ async def test_an_evaluation_of_an_endpoint(tmp_path: Path, capsys: pytest.Captu
     assert list(result["pass_hat"]) == list(result["pass_at"]) == ["1", "2", "3"]
     for k in "123":
         assert result["pass_hat"][k]["mean"] <= result["success"]["mean"] + 1e-9 <= result["pass_at"][k]["mean"] + 2e-9
-    assert sum(result["outcomes"].values()) == 36
+    assert sum(result["outcomes"].values()) == 18
     assert result["usage"]["completion_tokens"] == pytest.approx(5 * result["turns"])
     assert result["cost"]["policy_cost"] == pytest.approx(result["usage"]["completion_tokens"] * 3e-6)
     assert "success on test" in capsys.readouterr().out
@@ -94,7 +95,7 @@ async def test_an_evaluation_of_an_endpoint(tmp_path: Path, capsys: pytest.Captu
     assert "![passes.png](passes.png)" in page
     for name in ("success.png", "passes.png"):
         assert (tmp_path / "out" / name).read_bytes().startswith(b"\x89PNG")
-    assert len(list(read_traces(tmp_path / "out" / "traces"))) == 36
+    assert len(list(read_traces(tmp_path / "out" / "traces"))) == 18
 
 
 async def test_a_second_run_plays_only_what_is_missing(tmp_path: Path) -> None:
@@ -105,7 +106,7 @@ async def test_a_second_run_plays_only_what_is_missing(tmp_path: Path) -> None:
         assert len(server.requests) == asked
         assert again == first
         more = await evaluated(config(tmp_path, server))
-        assert more["episodes"] == 36
+        assert more["episodes"] == 18
         assert asked < len(server.requests) < 2 * asked
         straight = await evaluated(config(tmp_path, server, f"output={tmp_path}/other"))
     seconds = ("seconds",)
@@ -121,9 +122,9 @@ async def test_a_changed_setting_is_not_mixed_in(tmp_path: Path, change: str) ->
     async with chat_server(clerk) as server:
         first = await evaluated(config(tmp_path, server, "evaluation.samples=1"))
         openings = [r for r in server.requests if len(r["messages"]) == 2]
-        assert len(openings) == 12
+        assert len(openings) == 6
         other = await evaluated(config(tmp_path, server, "evaluation.samples=1", change))
-        assert len([r for r in server.requests if len(r["messages"]) == 2]) == 24  # every task was played again
+        assert len([r for r in server.requests if len(r["messages"]) == 2]) == 12  # every task was played again
         assert other["setting_digest"] != first["setting_digest"]
         server.requests.clear()
         again = await evaluated(config(tmp_path, server, "evaluation.samples=1"))
@@ -138,21 +139,21 @@ async def test_unscored_episodes_count_nowhere_and_are_tried_again(
 
     def flaky(body: Json) -> Json | web.Response:
         nonlocal failing
-        if len(body["messages"]) == 2 and failing < 5:
+        if len(body["messages"]) == 2 and failing < 3:
             failing += 1
             return web.json_response({"error": {"message": "out of memory"}}, status=500)
         return clerk(body)
 
     async with chat_server(flaky) as server:
         broken = await evaluated(config(tmp_path, server, "evaluation.samples=1"))
-        assert (broken["unscored"], broken["outcomes"]["engine_error"]) == (5, 5)
-        assert broken["success"]["episodes"] == 7
-        assert [task["episodes"] for task in broken["per_task"]].count(0) == 5
+        assert (broken["unscored"], broken["outcomes"]["engine_error"]) == (3, 3)
+        assert broken["success"]["episodes"] == 3
+        assert [task["episodes"] for task in broken["per_task"]].count(0) == 3
         assert "out of memory" in broken["errors"][0]["error"]
-        assert "5 of 12 episodes could not be scored" in capsys.readouterr().out
+        assert "3 of 6 episodes could not be scored" in capsys.readouterr().out
         asked = len(server.requests)
         whole = await evaluated(config(tmp_path, server, "evaluation.samples=1"))
-        assert (whole["unscored"], whole["success"]["episodes"]) == (0, 12)
+        assert (whole["unscored"], whole["success"]["episodes"]) == (0, 6)
         assert len(server.requests) - asked < asked
 
 
@@ -166,7 +167,7 @@ async def test_an_endpoint_that_refuses_the_key_ends_the_run_at_once(tmp_path: P
 
 async def test_nothing_scored_is_an_error(tmp_path: Path) -> None:
     async with chat_server(lambda body: web.json_response({}, status=500)) as server:
-        with pytest.raises(MuaError, match="not one of 36 episodes could be scored"):
+        with pytest.raises(MuaError, match="not one of 18 episodes could be scored"):
             await evaluated(config(tmp_path, server))
 
 
@@ -186,7 +187,7 @@ async def test_domains_are_evaluated_side_by_side(tmp_path: Path) -> None:
 
 
 async def test_two_policies_are_compared_on_the_same_users(tmp_path: Path) -> None:
-    few = ("evaluation.samples=2", "evaluation.outputs=[json]")
+    few = ("evaluation.samples=2",)
     async with chat_server(clerk) as server:
         good = await evaluated(config(tmp_path, server, *few, f"output={tmp_path}/good"))
     async with chat_server(lambda body: says("I do not know.")) as server:
@@ -197,10 +198,10 @@ async def test_two_policies_are_compared_on_the_same_users(tmp_path: Path) -> No
         for name in ("good", "bad")
     ]
     assert openings[0] == openings[1]
-    assert len(openings[0]) == 24
+    assert len(openings[0]) == 12
     compare(tmp_path / "bad", tmp_path / "good", tmp_path)
     found = json.loads((tmp_path / "comparison.json").read_text())
-    assert (found["common"], found["same_setting"], found["all"]["first"]) == (12, True, 0.0)
+    assert (found["common"], found["same_setting"], found["all"]["first"]) == (6, True, 0.0)
     assert found["all"]["difference"]["mean"] == pytest.approx(good["success"]["mean"])
     assert found["all"]["worse"] == 0 < found["all"]["better"]
 
