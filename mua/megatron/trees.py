@@ -1,0 +1,158 @@
+"""Prefix trees: tokens that several sequences begin with are laid into a row, and computed, once.
+
+Trajectories of one task share system prompt, tools and first turns; segments of one trajectory share what precedes a
+rewritten context. ::
+
+    s0  a b c d e            node 0  a b c          (root, shared by all)
+    s1  a b c d f     ──►    node 1  d  ▸ node 0    (shared by s0 and s1)
+    s2  a b c g              node 2  e  ▸ node 1    node 3  f  ▸ node 1    node 4  g  ▸ node 0
+
+A token attends to its node's earlier tokens and to all of the node's ancestors; its position is its depth. What follows
+a node is predicted by the node's last token, so that at a branching point one position predicts several tokens, each
+with the weight and the advantage of its own sequence: the loss is that of the sequences laid out one by one.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from mua.errors import MuaError
+from mua.types import Int32Array
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A run of tokens without a branch."""
+
+    sequence: int
+    """One of the sequences that hold it, one that goes on behind it if any does."""
+    start: int
+    """Where it begins in that sequence, which is its depth."""
+    stop: int
+    parent: int
+    """Index of the node it continues, before it in the forest; -1 for none."""
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+
+@dataclass(frozen=True, slots=True)
+class Forest:
+    """Sequences as paths through nodes."""
+
+    nodes: tuple[Node, ...]
+    """Parents come before their children."""
+    paths: tuple[tuple[int, ...], ...]
+    """For each sequence its nodes, from the root on; together they are the sequence."""
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that are computed."""
+        return sum(len(node) for node in self.nodes)
+
+
+def separate(lengths: Sequence[int]) -> Forest:
+    """Nothing shared: a node for each sequence."""
+    nodes = tuple(Node(index, 0, length, -1) for index, length in enumerate(lengths))
+    return Forest(nodes, tuple((index,) for index in range(len(lengths))))
+
+
+def joined(forests: Sequence[Forest]) -> Forest:
+    """Several forests side by side; their sequences follow each other."""
+    nodes: list[Node] = []
+    paths: list[tuple[int, ...]] = []
+    for forest in forests:
+        first, sequences = len(nodes), len(paths)
+        nodes += [
+            replace(node, sequence=node.sequence + sequences, parent=node.parent + first if node.parent >= 0 else -1)
+            for node in forest.nodes
+        ]
+        paths += [tuple(index + first for index in path) for path in forest.paths]
+    return Forest(tuple(nodes), tuple(paths))
+
+
+def merged(ids: Sequence[Int32Array], least: int = 1) -> Forest:
+    """The prefix tree of ``ids``; shared runs of fewer than ``least`` tokens stay separate."""
+    order = sorted(range(len(ids)), key=lambda index: ids[index].tobytes())
+    shared = [0, *(_shared(ids[one], ids[other]) for one, other in itertools.pairwise(order))]
+    nodes: list[Node] = []
+    paths: list[tuple[int, ...]] = [()] * len(ids)
+    # A run of neighbours in sorted order that share ``depth`` tokens, laid out already along ``path``.
+    runs: list[tuple[int, int, int, tuple[int, ...]]] = [(0, len(order), 0, ())] if ids else []
+    while runs:
+        low, high, depth, path = runs.pop()
+        parts = list(_parts(shared, low, high, depth + least))
+        if len(parts) > 1:
+            runs += [(start, stop, depth, path) for start, stop in reversed(parts)]
+            continue
+        longest = order[high - 1]
+        end = min([len(ids[order[low]]), *shared[low + 1 : high]])
+        if end > depth:
+            nodes.append(Node(longest, depth, end, path[-1] if path else -1))
+            path = (*path, len(nodes) - 1)
+        if high - low == 1:
+            paths[longest] = path
+            continue
+        ended = low
+        while ended < high and len(ids[order[ended]]) == end:
+            paths[order[ended]] = path
+            ended += 1
+        if ended < high:
+            # What goes on shares nothing more with the first that does not, so that it falls apart next time round.
+            runs.append((ended, high, end, path))
+    return Forest(tuple(nodes), tuple(paths))
+
+
+def groups(ids: Sequence[Int32Array], capacity: int, least: int = 1) -> list[list[int]]:
+    """Cuts sequences into groups whose merged tokens are at most ``capacity``, neighbours in sorted order together.
+
+    Raises:
+        MuaError: a sequence is longer than that.
+    """
+    order = sorted(range(len(ids)), key=lambda index: ids[index].tobytes())
+    found: list[list[int]] = []
+    while order:
+        taken = _fitting(ids, order, capacity, least)
+        # Short runs that are not shared in the end make a tree larger than the count of shared tokens says.
+        while merged([ids[index] for index in order[:taken]], least).tokens > capacity:
+            taken -= 1
+        found.append(order[:taken])
+        order = order[taken:]
+    return found
+
+
+def _fitting(ids: Sequence[Int32Array], order: Sequence[int], capacity: int, least: int) -> int:
+    """How many of ``order`` are at most ``capacity`` tokens when merged, by what neighbours share."""
+    size = 0
+    for place, index in enumerate(order):
+        if len(ids[index]) > capacity:
+            raise MuaError(
+                f"sequence {index} has {len(ids[index])} tokens, more than megatron.tokens_per_row {capacity}; raise "
+                "the key or lower rollout.max_tokens"
+            )
+        common = _shared(ids[order[place - 1]], ids[index]) if place else 0
+        size += len(ids[index]) - (common if common >= least else 0)
+        if size > capacity:
+            return place
+    return len(order)
+
+
+def _parts(shared: Sequence[int], low: int, high: int, needed: int) -> Iterator[tuple[int, int]]:
+    """Runs of neighbours that share at least ``needed`` tokens."""
+    start = low
+    for place in range(low + 1, high):
+        if shared[place] < needed:
+            yield start, place
+            start = place
+    yield start, high
+
+
+def _shared(one: Int32Array, other: Int32Array) -> int:
+    """Tokens that both begin with."""
+    length = min(len(one), len(other))
+    differ = np.flatnonzero(one[:length] != other[:length])
+    return int(differ[0]) if len(differ) else length
