@@ -22,6 +22,8 @@ SIZES: dict[Split, int] = {"train": 540, "validation": 60, "test": 80}
 LEVELS = ("easy", "medium", "hard")
 ENOUGH = 3
 """Entities of a category that must have a vague tag before its absence means No there."""
+REGIONAL = frozenset({"country", "city", "famous person"})
+"""Categories whose members belong to the regions they are tagged with and to no other."""
 Truth = Literal["Yes", "No", "Maybe"]
 
 _HEADER = re.compile(r"\[(?P<category>[^;]+); (?P<broad>[^\]]+)\](?P<tags>.*)")
@@ -51,7 +53,7 @@ class Attribute:
     name: str
     phrases: tuple[str, ...]
     questions: tuple[str, ...]
-    sort: Literal["classes", "plain", "vague"]
+    sort: Literal["classes", "plain", "vague", "regional"]
 
 
 @lru_cache(maxsize=1)
@@ -132,9 +134,11 @@ def truth(entity: Entity, attribute: str) -> Truth:
         return "Yes"
     if attribute in entity.unsure:
         return "Maybe"
-    if attributes()[attribute].sort == "vague" and (entity.category, attribute) not in _decided():
-        return "Maybe"
-    return "No"
+    sort = attributes()[attribute].sort
+    open_to_doubt = (sort == "vague" and (entity.category, attribute) not in _decided()) or (
+        sort == "regional" and entity.category not in REGIONAL
+    )
+    return "Maybe" if open_to_doubt else "No"
 
 
 @lru_cache(maxsize=1)
