@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from environments.gyms.travel.catalog import Aspect, catalog
 
+Span: TypeAlias = tuple[int, int]
 Kind = Literal["chat", "hit", "miss", "vague"]
 """Small talk; a concrete question about something that matters; about something that does not; no concrete question."""
 MOST_TOPICS = 2
@@ -66,18 +67,24 @@ def missing(text: str, arguments: Mapping[str, str]) -> list[str]:
 
 
 def _topics(text: str, aspects: Sequence[Aspect]) -> list[tuple[str, str]]:
-    """(aspect, attribute) that the text is about; of the aspects it names, or of all where it names none."""
-    return [
-        (aspect.name, attribute.name)
+    """(aspect, attribute) that the text is about; of the aspects it names, or of all where it names none.
+
+    Words inside a longer match count for that one alone: a "child seat" is no seat, a "dinner table" no table.
+    """
+    spans = {
+        (aspect.name, attribute.name): [match.span() for match in attribute.asked.finditer(text)]
         for aspect in named(text, aspects) or aspects
         for attribute in aspect.attributes.values()
-        if attribute.asked.search(_without_name(text, aspect))
-    ]
+    }
+    names = [match.span() for aspect in aspects for match in aspect.named.finditer(text)]
+    longest = [*names, *(span for found in spans.values() for span in found)]
+    return [topic for topic, found in spans.items() if any(not _inside(span, names, longest) for span in found)]
 
 
-def _without_name(text: str, aspect: Aspect) -> str:
-    """The text without the aspect's own name, so that a "dinner table" is no question about tables."""
-    return aspect.named.sub(" ", text)
+def _inside(span: Span, names: Sequence[Span], others: Sequence[Span]) -> bool:
+    """Whether ``span`` is a name, or lies within a longer one."""
+    first, last = span
+    return span in names or any(a <= first and last <= b and (a, b) != span for a, b in others)
 
 
 def _dates(text: str) -> tuple[set[tuple[int, int]], str]:
