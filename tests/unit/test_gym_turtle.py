@@ -13,7 +13,7 @@ import pytest
 from environments.gyms._shared import act
 from environments.gyms.turtle import DOMAIN
 from environments.gyms.turtle.oracle import answer, score
-from environments.gyms.turtle.stories import SIZES, Story, schemas, story, story_of
+from environments.gyms.turtle.stories import SIZES, UNSEEN, Story, schemas, story, story_of
 from mua.environment.protocol import Task
 from mua.errors import JudgeFault
 from tests.chat_server import says
@@ -59,6 +59,13 @@ def test_the_splits_have_the_sizes_they_promise_and_no_story_twice():
     assert len(set(filled)) == len(filled) >= 480
     assert len(schemas()) >= 25
     assert {len(schema["criteria"]) for schema in schemas().values()} == {1, 2, 3, 4, 5}
+
+
+def test_some_schemas_stand_in_the_test_split_alone():
+    before = {task.data["kind"] for split in ("train", "validation") for task in DOMAIN.tasks(split)}
+    for task in DOMAIN.tasks("test"):
+        assert task.data["unseen"] == (task.data["kind"] not in before) == (task.data["kind"] in UNSEEN)
+    assert sum(task.data["unseen"] for task in DOMAIN.tasks("test")) == 20
 
 
 def test_every_criterion_is_met_by_its_own_statement_and_not_by_the_surface():

@@ -22,6 +22,9 @@ from mua.types import Json
 
 FILE = Path(__file__).with_name("schemas.yaml")
 SIZES: dict[Split, int] = {"train": 430, "validation": 40, "test": 60}
+UNSEEN = ("auction", "burnt_forest", "camel_race", "library_fine")
+"""Schemas of the test split alone: what is learned about stories in general shows on these."""
+UNSEEN_EACH = 5
 Truth = Literal["Yes", "No", "Maybe"]
 Groups: TypeAlias = tuple[tuple[str, ...], ...]
 """Keywords: of each group one must be there."""
@@ -157,20 +160,33 @@ def _fillings(name: str) -> list[Json]:
     ]
 
 
-def _tasks() -> Iterator[Json]:
-    """Schemas in turn, until every split is full."""
-    fillings = {name: _fillings(name) for name in schemas()}
-    for turn in range(sum(SIZES.values())):
-        name = list(fillings)[turn % len(fillings)]
-        if turn // len(fillings) < len(fillings[name]):
-            filled = fillings[name][turn // len(fillings)]
-            made = story(name, tuple(sorted(filled["shown"].items())), tuple(sorted(filled["hidden"].items())))
-            yield {"kind": name, "difficulty": difficulty(made), "surface": made.surface, **filled}
+def _made(name: str, filled: Json) -> Json:
+    made = story(name, tuple(sorted(filled["shown"].items())), tuple(sorted(filled["hidden"].items())))
+    return {
+        "kind": name,
+        "difficulty": difficulty(made),
+        "unseen": name in UNSEEN,
+        "surface": made.surface,
+        **filled,
+    }
+
+
+def _tasks(names: Sequence[str], count: int) -> Iterator[Json]:
+    """Schemas in turn, as long as they have fillings left, until there are enough."""
+    left = {name: _fillings(name) for name in names}
+    while count and any(left.values()):
+        for name in [name for name in names if left[name]][:count]:
+            count -= 1
+            yield _made(name, left[name].pop())
 
 
 @lru_cache(maxsize=1)
 def _splits() -> dict[Split, list[Json]]:
-    return dealt(_tasks(), SIZES, "turtle/splits")
+    unseen = list(_tasks(UNSEEN, UNSEEN_EACH * len(UNSEEN)))
+    shared: dict[Split, int] = SIZES | {"test": SIZES["test"] - len(unseen)}
+    seen = [name for name in schemas() if name not in UNSEEN]
+    hands = dealt(_tasks(seen, sum(shared.values())), shared, "turtle/splits")
+    return hands | {"test": hands["test"] + unseen}
 
 
 def generate(split: Split) -> Iterator[Task]:
