@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import asyncio
 import re
+import threading
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from functools import lru_cache
 from pathlib import Path
 
 import pytest
 from aiohttp import web
 
 from environments.gyms._shared import Setting, act
-from environments.gyms.search import DOMAIN, SearchGym
+from environments.gyms.search import DOMAIN, SearchGym, index
 from environments.gyms.search.answers import matches
 from environments.gyms.search.documents import corpus, read
 from environments.gyms.search.index import Index, shared_index
@@ -140,6 +142,12 @@ def test_the_index_is_quick_to_build_and_finds_by_words():
     assert shared_index() is shared_index()
 
 
+async def test_building_the_index_does_not_hold_up_the_loop(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(index, "_built", lru_cache(threading.current_thread))
+    assert await index.ready_index() is not threading.main_thread()
+    assert await index.ready_index() is index.shared_index()
+
+
 # The judge.
 
 
@@ -181,7 +189,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 async def serving(handler: Handler) -> AsyncIterator[str]:
     app = web.Application()
     app.router.add_post("/search", handler)
-    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    runner = web.AppRunner(app, shutdown_timeout=0.1, handler_cancellation=True)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     try:
@@ -213,7 +221,7 @@ async def test_a_web_service_is_asked_with_the_key_and_its_results_shown(monkeyp
 
 
 async def slow(_: web.Request) -> web.StreamResponse:
-    await asyncio.sleep(5)
+    await asyncio.sleep(60)
     return web.json_response({})
 
 
@@ -242,7 +250,8 @@ async def test_a_web_service_that_fails_is_a_fault_of_the_environment(
 ):
     monkeypatch.setenv("SOME_SEARCH_KEY", "k-123")
     async with serving(handler) as url:
-        gym = on_the_web(url, search_seconds=0.2, search_key_env="SOME_SEARCH_KEY")
+        seconds = 0.2 if handler is slow else 30.0
+        gym = on_the_web(url, search_seconds=seconds, search_key_env="SOME_SEARCH_KEY")
         with pytest.raises(EnvironmentFault, match=re.escape(said)) as raised:
             await played(opened(TEST[0], gym), act("search", "who"))
     assert "k-123" not in repr(raised.value)
@@ -250,7 +259,7 @@ async def test_a_web_service_that_fails_is_a_fault_of_the_environment(
 
 
 async def test_a_service_that_is_not_there_is_a_fault_too():
-    gym = on_the_web("http://127.0.0.1:9/search", search_seconds=2.0)
+    gym = on_the_web("http://127.0.0.1:9/search", search_seconds=30.0)
     with pytest.raises(EnvironmentFault, match="ConnectError"):
         await played(opened(TEST[0], gym), act("search", "who"))
 

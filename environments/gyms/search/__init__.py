@@ -17,7 +17,7 @@ from environments.gyms.search.answers import matches
 from environments.gyms.search.documents import Document
 from environments.gyms.search.expert import moves
 from environments.gyms.search.given import load_questions
-from environments.gyms.search.index import shared_index
+from environments.gyms.search.index import ready_index
 from environments.gyms.search.questions import NAME, generate
 from environments.gyms.search.web import OPTIONS, WebSearch
 from mua.config.schema import EnvironmentConfig
@@ -47,7 +47,7 @@ class SearchGame(Game):
     async def search(self, content: str) -> Reply:
         """The best documents for a query."""
         count = self.setting.whole("results")
-        found = await self._web.search(content, count) if self._web else shared_index().search(content, count)
+        found = await self._web.search(content, count) if self._web else (await ready_index()).search(content, count)
         return Reply(shown(found) if found else "Nothing was found. Try other words.")
 
     async def answer(self, content: str) -> Reply:

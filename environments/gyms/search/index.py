@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from functools import lru_cache
 from threading import Lock
@@ -41,6 +42,11 @@ def shared_index() -> Index:
     """The corpus's index, built on first use."""
     with _BUILDING:
         return _built()
+
+
+async def ready_index() -> Index:
+    """The same, without holding up the event loop while it is built."""
+    return shared_index() if _built.cache_info().currsize else await asyncio.to_thread(shared_index)
 
 
 @lru_cache(maxsize=1)
