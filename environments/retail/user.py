@@ -42,13 +42,13 @@ _ANSWERS: Mapping[str, Sequence[str]] = {
 _FORGOTTEN = ("I forgot the number. It is the order with the {0}.", "I do not know it. The {0} is in that order.")
 _YIELDING = ("Yes, then the original one is fine.", "Yes, use that then.")
 _ASKED: Mapping[str, str] = {
-    "order": r"\border (number|id)|(which|what) orders?\b|number of (the|your) order",
+    "order": r"\border (numbers?|ids?)|(which|what) orders?\b|number of (the|your) order",
     "reason": r"\breason\b|\bwhy\b",
     "item": r"(which|what) (item|thing)s?\b|item\?",
     "product": r"(which|what) product|product\?",
-    "wanted": r"(which|what) (one|options?|variant|kind)|options?\?|want instead|have instead",
-    "payment": r"(which|what) (payment|card|method)|how (do|would|will) you .*\bpay|refund (go|be sent)",
-    "address": r"(which|what)( is the| is your)?( new)? address|address\?|where (should|shall|do)",
+    "wanted": r"(which|what) (one|options?|variant|kind|colou?r|size|version)|options?\?|(want|like|have) instead",
+    "payment": r"(which|what) (payment|card|method)|payment method|how (do|would|will) you .*\bpay|refund (go|be sent)",
+    "address": r"(which|what|your)( is the| is your)?( new| full)? address|address\?|where (should|shall|do)",
     "email": r"\be-?mail\b",
     "name": r"\bname\b|who are you",
     "zip": r"\bzip code|\byour zip\b|postal code",

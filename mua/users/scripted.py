@@ -6,8 +6,9 @@ sound like an answer. Wording varies with the seed, nothing else does.
 ::
 
     agent says            user
+    a proposal, yes or no                  changes its mind once, if the wish says so; else agrees
     a question that asks for known facts   tells them (a fact it lacks: says so)
-    a request to confirm                   changes its mind once, if the wish says so; else agrees
+    another request to confirm             the same as to a proposal
     something that settles the wish        states the next wish; after the last one it ends the conversation
     anything else                          repeats its wish, and gives up after ``PATIENCE`` of those
 """
@@ -33,6 +34,12 @@ SETTLED = re.compile(
     r"|\bsorry\b|\bcan ?not\b|\bcan\'t\b|\bunable\b|\bnot (able|possible|allowed|eligible)\b|\btransferr(ed|ing)\b",
     re.IGNORECASE,
 )
+DECIDE = re.compile(
+    r"\(yes/no\)|\byes or no\b|\b(confirm|proceed|go ahead)\?|\bdo you confirm\b"
+    r"|\bis (that|this) (right|correct|ok|okay|fine)\?",
+    re.IGNORECASE,
+)
+"""Asks for a yes and nothing else: what the proposal names (a card, an address) is not asked for."""
 OFFER = re.compile(r"[^.!?\n]*\b(anything|something|what) (else|more)\b[^.!?\n]*\?", re.IGNORECASE)
 """A closing "Is there anything else?" asks for nothing; the rest of the message counts."""
 REQUEST = re.compile(
@@ -86,6 +93,8 @@ class ScriptedUser:
 
     async def reply(self, agent_text: str) -> UserReply:
         wish, agent_text = self._wishes[0], OFFER.sub("", agent_text)
+        if DECIDE.search(agent_text):
+            return self._agree(wish)
         asked = [fact for fact in self._known(wish).values() if fact.asked.search(agent_text)]
         if asked and REQUEST.search(agent_text):
             return UserReply(" ".join(self._pick(fact.answers or UNKNOWN) for fact in asked))

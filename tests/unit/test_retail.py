@@ -269,6 +269,34 @@ def test_a_customer_yields_to_the_original_payment_method_and_gives_up_on_nonsen
     assert last.startswith(GIVING_UP)
 
 
+@pytest.mark.parametrize(
+    ("text", "fact"),
+    [
+        ("Could you please give me your order ID and the reason for the cancellation?", "order"),
+        ("I need your e-mail address and zip code.", "zip"),
+        ("Please provide the order number.", "order"),
+        ("What size would you like?", "wanted"),
+        ("Which payment method should I use?", "payment"),
+        ("What is your new address?", "address"),
+    ],
+)
+def test_a_customer_understands_other_ways_to_ask(text, fact):
+    task = next(
+        task
+        for task in ALL
+        if {**task.data["wishes"][0]["knows"], "zip": 1}.get(fact) and len(task.data["wishes"]) == 1
+    )
+    wish = task.data["wishes"][0]
+    told = task.data["customer"]["zip"] if fact == "zip" else {**wish["knows"], **wish.get("before", {})}[fact]
+    assert told in replies(task, text)[0]
+
+
+def test_a_customer_agrees_to_a_proposal_whatever_it_names():
+    task = first("exchange")
+    (answer,) = replies(task, "I will refund the payment method of your email address. Is that right?")
+    assert answer in AGREE
+
+
 def test_a_customer_brings_up_its_wishes_one_after_the_other():
     task = next(task for task in ALL if [wish["verb"] for wish in task.data["wishes"]] == ["home", "return"])
     (second,) = replies(task, "Done, your profile is changed.")
