@@ -17,6 +17,7 @@ import json
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -79,6 +80,8 @@ class Measured:
     """Of the user's endpoint."""
     slowest: float
     """Seconds of the slowest of these episodes."""
+    queued: float
+    """Seconds that the event loop's thread was ready to run and other processes had the cores."""
 
 
 async def measure(config: ExperimentConfig, family: ChatFamily, domain: Domain, tasks: Sequence[Task]) -> Measured:
@@ -87,7 +90,7 @@ async def measure(config: ExperimentConfig, family: ChatFamily, domain: Domain, 
     policy = ScriptedPolicy(family, [domain.gold(task) for task in tasks])
     runner = EpisodeRunner(config, Selection({domain.name: domain}, config.environment), family, policy, services)
     ended: list[float] = []
-    started, cpu = time.perf_counter(), time.process_time()
+    started, cpu, queued = time.perf_counter(), time.process_time(), queued_seconds()
 
     def note(placed: Placed, trajectory: Trajectory) -> None:
         if trajectory.outcome is not Outcome.USER_STOP or trajectory.attempts > 1:
@@ -97,10 +100,17 @@ async def measure(config: ExperimentConfig, family: ChatFamily, domain: Domain, 
     episodes = [Placed(task, ordinal, 0) for ordinal, task in enumerate(tasks)]
     await runner.each(episodes, temperature=1.0, on_trajectory=note)
     seconds, cpu = time.perf_counter() - started, time.process_time() - cpu
+    queued = queued_seconds() - queued
     requests = services.metrics()["user_llm/requests"]
     await runner.close()
     await services.close()
-    return Measured(seconds, cpu, requests, max(ended))
+    return Measured(seconds, cpu, requests, max(ended), queued)
+
+
+def queued_seconds() -> float:
+    """How long this thread has waited for a core so far (Linux: the second number of schedstat, nanoseconds)."""
+    file = Path(f"/proc/self/task/{threading.get_native_id()}/schedstat")
+    return int(file.read_text().split()[1]) / 1e9 if file.is_file() else 0.0
 
 
 def experiment(url: str, domain: str, model: Path, episodes: int) -> ExperimentConfig:
@@ -195,6 +205,8 @@ def report(episodes: int, slowest: float, together: Measured) -> None:
     print(f"{episodes} episodes at once               {together.seconds:8.3f} s")
     print(f"ratio                              {together.seconds / slowest:8.3f}")
     print(f"to the slowest of those at once    {together.seconds / together.slowest:8.3f}")
+    print(f"waited for a core meanwhile        {together.queued:8.3f} s")
+    print(f"ratio without that wait, at best   {(together.seconds - together.queued) / slowest:8.3f}")
     print(f"CPU of the client, all episodes    {together.cpu_seconds:8.3f} s")
     print(f"CPU of the client, one episode     {1e3 * together.cpu_seconds / episodes:8.2f} ms")
     print(f"requests to the user               {together.requests:8.0f}")
