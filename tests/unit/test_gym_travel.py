@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import re
 import time
 from collections import Counter
@@ -273,6 +274,17 @@ async def test_a_search_says_what_it_lacks_covers_one_part_and_fails_now_and_the
     assert results[3].text.startswith("Options for")
     assert "does not respond" in results[4].text
     assert results[5].text.startswith("Options for")
+
+
+async def test_no_play_earns_more_than_every_wish_and_every_part():
+    rng = random.Random(7)
+    for task in TEST[:60]:
+        aspects = task.data["aspects"]
+        asks = [question(one["aspect"], name) for one in aspects for name in catalog()[one["aspect"]].attributes]
+        books = [act("answer", row[0]) for one in aspects for row in one["options"]]
+        results = await played(opened(task), *searches(task), *rng.choices(asks, k=40), *rng.sample(books, 20), *asks)
+        most = sum(0.8 * len(one["preferences"]) + 1 for one in aspects)
+        assert 0 < sum(result.reward for result in results) <= most + 1e-9
 
 
 async def test_the_same_seed_gives_the_same_conversation():
