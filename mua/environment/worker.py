@@ -39,6 +39,7 @@ from mua.types import Json
 
 GRACE_S = 2.0
 """After the run has gone: time for the call under way and for closing environments."""
+_LONGEST_S = 1e6
 _Inbox: TypeAlias = "SimpleQueue[bytes | None]"
 
 
@@ -92,7 +93,8 @@ async def _awaited(answer: Awaitable[Any]) -> Any:
 
 def main() -> None:
     """Serve until the socket ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the run's to handle
+    for asked in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(asked, signal.SIG_IGN)  # Ctrl-C and a cluster's notice to leave are the run's to handle
     wire = socket.socket(fileno=os.dup(0))
     with open(os.devnull, "rb") as nothing:
         os.dup2(nothing.fileno(), 0)
@@ -132,7 +134,8 @@ def _serve(worker: Worker, wire: socket.socket, inbox: _Inbox) -> None:
     with open(os.devnull, "wb") as nothing:
         while (line := inbox.get()) is not None:
             message = json.loads(line)
-            faulthandler.dump_traceback_later(message["seconds"] + GRACE_S, exit=True, file=nothing)
+            seconds = min(message["seconds"], _LONGEST_S) + GRACE_S
+            faulthandler.dump_traceback_later(seconds, exit=True, file=nothing)
             answer = worker.answer(message)
             faulthandler.cancel_dump_traceback_later()
             wire.sendall(answer)

@@ -1,6 +1,7 @@
 """The code in docs/ runs as it stands there.
 
-Covers docs/add-a-domain.md only; commands quoted in prose are run by the end-to-end tests and by `make demo`.
+Covers docs/environments.md only; commands quoted in prose are run by the end-to-end tests and by `make demo`. That new
+domains keep the whole contract is tested by tests/unit/test_environment_commands.py.
 """
 
 from __future__ import annotations
@@ -8,27 +9,55 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
+
 from mua.config.schema import EnvironmentConfig
+from mua.environment.demonstrate import replay_gold
 from mua.environment.manager import EnvironmentManager
-from mua.environment.protocol import Transcript
+from mua.environment.protocol import Domain, Task, Transcript
+from mua.environment.scaffold import source
 
-PAGE = Path(__file__).parents[2] / "docs" / "add-a-domain.md"
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = DOCS / "environments.md"
+BLOCKS = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
 
 
-async def test_the_domain_of_the_page_can_be_solved_and_is_short() -> None:
-    (code,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    assert len([line for line in code.splitlines() if line.strip()]) < 55
-    names: dict[str, object] = {}
-    exec(compile(code, str(PAGE), "exec"), names)
-    domain = names["DOMAIN"]
-    task = domain.tasks("test")[0]  # type: ignore[attr-defined]
-    manager = EnvironmentManager(domain, EnvironmentConfig(name="counter"))  # type: ignore[arg-type]
-    user = domain.scripted_user(task, 0)  # type: ignore[attr-defined]
+def domain_of(block: str) -> Domain:
+    names: dict[str, object] = {"__name__": "page"}
+    exec(compile(block, str(PAGE), "exec"), names)
+    return names["DOMAIN"]  # type: ignore[return-value]
+
+
+def test_the_page_shows_what_mua_env_new_writes() -> None:
+    assert [source("theatre", gym=False), source("gyms/guess", gym=True)] == BLOCKS
+    assert all(len([line for line in block.splitlines() if line.strip()]) < 50 for block in BLOCKS)
+
+
+async def test_the_domain_of_the_page_can_be_solved() -> None:
+    domain = domain_of(BLOCKS[0])
+    task = domain.tasks("test")[0]
+    manager = EnvironmentManager(domain, EnvironmentConfig(name="theatre"))
+    user = domain.scripted_user(task, 0)
     async with manager.lease(task, seed=0) as leased:
-        assert str(task.data["goal"]) in (await user.open()).text
+        assert task.data["seat"] in (await user.open()).text
+        assert "Ada" in (await user.reply("What is your name?")).text
         assert not (await leased.evaluate(Transcript([]))).success
-        assert (await leased.call("set", {"value": "many"})).error
-        assert not (await leased.call("set", {"value": task.data["goal"]})).error
-        assert (await leased.evaluate(Transcript([]))).reward == 1.0
-    assert (await user.reply("It is done.")).stop
+        assert (await leased.call("book", {"seat": "Z1", "name": "Ada"})).error
+        assert not (await leased.call("book", {"seat": task.data["seat"], "name": "Ada"})).error
+        assert (await leased.call("book", {"seat": task.data["seat"], "name": "Bob"})).error
+        text = f"Seat {task.data['seat']} is booked."
+        assert (await leased.evaluate(Transcript([{"role": "assistant", "content": text}]))).reward == 1.0
+    assert (await user.reply(text)).stop
     await manager.close()
+
+
+async def test_the_gym_of_the_page_can_be_solved() -> None:
+    domain = domain_of(BLOCKS[1])
+    task: Task = next(iter(type(domain).generate("test")))  # type: ignore[attr-defined]
+    assert (await replay_gold(domain, task)).reward == 1.0
+
+
+@pytest.mark.parametrize("page", sorted(DOCS.glob("*.md")), ids=lambda page: page.name)
+def test_links_between_pages_lead_somewhere(page: Path) -> None:
+    links = re.findall(r"\]\((?!https?:|#|mailto:)([^)#]+)", page.read_text())
+    assert [link for link in links if not (page.parent / link).exists()] == []

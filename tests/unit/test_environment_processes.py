@@ -317,7 +317,10 @@ def test_no_process_outlives_a_run_that_is_killed(
 @pytest.mark.parametrize("started", [("3", "hang")], indirect=True)
 def test_an_interrupt_is_the_runs_and_prints_no_traceback_of_a_worker(started: tuple[subprocess.Popen[str], list[int]]):
     run, pids = started
-    os.kill(pids[0], signal.SIGINT)
+    for asked in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):  # a cluster may signal every process of a job
+        os.kill(pids[0], asked)
+    time.sleep(0.2)
+    assert alive(pids[0])
     os.killpg(run.pid, signal.SIGINT)  # as a terminal does
     _, printed = run.communicate(timeout=30)
     assert run.returncode != 0
