@@ -10,7 +10,7 @@ import asyncio
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import TypeAlias
 
 from rich.console import Console
 
@@ -33,58 +33,37 @@ from mua.types import Json, Trajectory
 from mua.users.services import Services
 
 RESULT, REPORT = "evaluation.json", "report.md"
-OnTrajectory = Callable[[Placed, Trajectory], None]
+OnTrajectory: TypeAlias = Callable[[Placed, Trajectory], None]
+"""Called as episodes end, from any thread, one call at a time."""
+Roles: TypeAlias = dict[str, float]
+"""What users and judges came to, by role and metric."""
 
 
-class Player(Protocol):
-    """Runs episodes with one kind of policy."""
-
-    selection: Selection
-    costs: dict[str, float]
-    """What users and judges of the episodes played now came to, by role; known afterwards."""
-
-    def play(self, episodes: Sequence[Placed], temperature: float, on_trajectory: OnTrajectory) -> None:
-        """Run ``episodes``; ``on_trajectory`` is called as they end, from any thread, one call at a time."""
-
-
-class EnginePlayer:
+def play_on_engine(config: ExperimentConfig, episodes: Sequence[Placed], on_trajectory: OnTrajectory) -> Roles:
     """A checkpoint, served by engines that are started for the occasion."""
-
-    def __init__(self, config: ExperimentConfig) -> None:
-        self._rollouts = RolloutService(config)
-        self.selection = self._rollouts.selection
-        self.costs: dict[str, float] = {}
-
-    def play(self, episodes: Sequence[Placed], temperature: float, on_trajectory: OnTrajectory) -> None:
-        with self._rollouts as rollouts:
-            rollouts.each(episodes, temperature=temperature, on_trajectory=on_trajectory)
-            self.costs = _roles(rollouts.metrics())
+    with RolloutService(config) as rollouts:
+        rollouts.each(episodes, temperature=config.evaluation.temperature, on_trajectory=on_trajectory)
+        return _roles(rollouts.metrics())
 
 
-class EndpointPlayer:
+def play_at_endpoint(config: ExperimentConfig, episodes: Sequence[Placed], on_trajectory: OnTrajectory) -> Roles:
     """Whatever answers at an OpenAI-compatible endpoint."""
+    return asyncio.run(_play_at_endpoint(config, episodes, on_trajectory))
 
-    def __init__(self, config: ExperimentConfig) -> None:
-        self._config = config
-        self._services = Services.from_config(config.user, config.judge)
-        self.selection = Selection.from_config(config.environment, self._services)
-        self.costs: dict[str, float] = {}
 
-    def play(self, episodes: Sequence[Placed], temperature: float, on_trajectory: OnTrajectory) -> None:
-        asyncio.run(self._play(episodes, temperature, on_trajectory))
-
-    async def _play(self, episodes: Sequence[Placed], temperature: float, on_trajectory: OnTrajectory) -> None:
-        endpoint = self._config.evaluation.policy.endpoint
-        assert endpoint is not None
-        client = ChatClient(endpoint)
-        runner = EpisodeRunner(self._config, self.selection, None, None, self._services, ChatPolicy(client))
-        try:
-            await runner.each(episodes, temperature=temperature, on_trajectory=on_trajectory)
-        finally:
-            self.costs = _roles(self._services.metrics())
-            await runner.close()
-            await self._services.close()
-            await client.close()
+async def _play_at_endpoint(config: ExperimentConfig, episodes: Sequence[Placed], on_trajectory: OnTrajectory) -> Roles:
+    assert config.evaluation.policy.endpoint is not None, "the configuration was validated"
+    services = Services.from_config(config.user, config.judge)
+    selection = Selection.from_config(config.environment, services)
+    client = ChatClient(config.evaluation.policy.endpoint)
+    runner = EpisodeRunner(config, selection, None, None, services, ChatPolicy(client))
+    try:
+        await runner.each(episodes, temperature=config.evaluation.temperature, on_trajectory=on_trajectory)
+        return _roles(services.metrics())
+    finally:
+        await runner.close()
+        await services.close()
+        await client.close()
 
 
 def evaluate(config: ExperimentConfig) -> None:
@@ -95,11 +74,10 @@ def evaluate(config: ExperimentConfig) -> None:
     """
     config = over_domains(config)
     policy, setting = policy_of(config), setting_of(config)
-    player = _player(config)
-    planned = plan(player.selection, config)
+    planned = plan(config)
     path = config.output / FILE
     with EpisodeStore(path, policy=policy_digest(policy), setting=digest(setting)) as store:
-        _play_missing(config, player, planned, store)
+        _play_missing(config, planned, store)
         roles = store.roles
         results = [TaskResult(task, _kept(store, places)) for task, places in planned]
     _require_scored(results)
@@ -129,44 +107,43 @@ def over_domains(config: ExperimentConfig) -> ExperimentConfig:
     return config.model_copy(update={"environment": EnvironmentConfig.model_validate(told)})
 
 
-def plan(selection: Selection, config: ExperimentConfig) -> list[tuple[Task, list[Placed]]]:
+def plan(config: ExperimentConfig) -> list[tuple[Task, list[Placed]]]:
     """Every task of the evaluation with its episodes.
 
     Where an episode stands, and so its seeds, depends on the task alone: other tasks or domains beside it change
     nothing, and two policies meet the same users.
     """
     chosen = config.evaluation
-    tasks = selection.first_tasks(chosen.split, chosen.tasks)
+    services = Services.from_config(config.user, config.judge)
+    try:
+        tasks = Selection.from_config(config.environment, services).first_tasks(chosen.split, chosen.tasks)
+    finally:
+        asyncio.run(services.close())
     if not tasks:
-        names = ", ".join(selection.domains)
+        names = ", ".join(config.environment.shares)
         raise ConfigError(f"evaluation.split: {chosen.split!r} of {names} has no tasks; choose another split")
     return [(task, [Placed(task, _ordinal(task), sample) for sample in range(chosen.samples)]) for task in tasks]
 
 
-def _play_missing(
-    config: ExperimentConfig, player: Player, planned: Sequence[tuple[Task, list[Placed]]], store: EpisodeStore
-) -> None:
+def _play_missing(config: ExperimentConfig, planned: Sequence[tuple[Task, list[Placed]]], store: EpisodeStore) -> None:
     chosen = config.evaluation
     every = [placed for _, places in planned for placed in places]
     missing = [placed for placed in every if _key(placed) not in store]
     with (
         Progress(config.observe.progress) as progress,
-        progress.stage(f"evaluate on {chosen.split}", total=len(every)) as stage,
+        # Only what is missing counts, so that the estimate of the time left holds for a continued run too.
+        progress.stage(f"evaluate on {chosen.split}", total=len(missing)) as stage,
     ):
         if len(missing) < len(every):
-            stage.advance(len(every) - len(missing), note="continued")
+            stage.advance(0, note=f"{len(every) - len(missing)} of {len(every)} were done already")
 
         def keep(placed: Placed, trajectory: Trajectory) -> None:
             store.add(_key(placed), trajectory)
             stage.advance()
 
         if missing:
-            player.play(missing, chosen.temperature, keep)
-            store.add_roles(player.costs)
-
-
-def _player(config: ExperimentConfig) -> Player:
-    return EndpointPlayer(config) if config.evaluation.policy.kind == "endpoint" else EnginePlayer(config)
+            play = play_at_endpoint if chosen.policy.kind == "endpoint" else play_on_engine
+            store.add_roles(play(config, missing, keep))
 
 
 def _ordinal(task: Task) -> int:
@@ -182,7 +159,7 @@ def _kept(store: EpisodeStore, places: Sequence[Placed]) -> list[Trajectory]:
     return [trajectory for trajectory in found if trajectory is not None]
 
 
-def _roles(metrics: dict[str, float]) -> dict[str, float]:
+def _roles(metrics: Roles) -> Roles:
     return {name: value for name, value in metrics.items() if name.startswith(("user_llm/", "judge_llm/"))}
 
 

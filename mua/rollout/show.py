@@ -14,14 +14,14 @@ from mua.types import Group
 
 
 def show_rollout(config: ExperimentConfig) -> None:
-    """Roll out ``evaluation.tasks`` tasks (8 by default) and print the first scored episode.
+    """Roll out ``evaluation.tasks`` tasks (8 by default) of each domain and print the first scored episode.
 
     All of them go to ``<output>/traces``.
     """
     chosen = config.evaluation
     tasks = chosen.tasks or 8
     with Progress(config.observe.progress) as progress, RolloutService(config) as rollouts:
-        with progress.stage("episodes", total=tasks * chosen.samples) as stage:
+        with progress.stage("episodes", total=rollouts.task_count(chosen.split, tasks) * chosen.samples) as stage:
             trajectories = rollouts.evaluate(
                 chosen.split,
                 tasks=tasks,
