@@ -58,7 +58,7 @@ class Connection:
         self._requests = Window(config.requests_per_minute) if config.requests_per_minute else None
         self._tokens = Window(config.tokens_per_minute) if config.tokens_per_minute else None
         self._session: aiohttp.ClientSession | None = None
-        self._proxy_headers: dict[str, str] | None = None
+        self._proxy, self._proxy_headers = _proxy(config.base_url)
         self._format: Format = "json_schema" if config.structured_output == "auto" else config.structured_output
         self.breaker = Breaker(config.breaker_faults, config.breaker_seconds, monotonic)
 
@@ -168,10 +168,14 @@ class Connection:
         try:
             # One bound over all of it: connecting, waiting, and a body that comes byte by byte.
             async with asyncio.timeout(config.request_seconds):
-                session = self._opened()
-                async with session.post(
-                    self._url, data=body, headers=self._headers(), proxy_headers=self._proxy_headers
-                ) as response:
+                post = self._opened().post(
+                    self._url,
+                    data=body,
+                    headers=self._headers(),
+                    proxy=self._proxy,
+                    proxy_headers=self._proxy_headers,
+                )
+                async with post as response:
                     raw = await _body(response)
         except TimeoutError:
             reason = f"no answer within {config.request_seconds:g} s"
@@ -209,32 +213,35 @@ class Connection:
         It holds no headers: aiohttp would send those to a proxy too, the key among them.
         """
         if self._session is None:
-            # Not trust_env: aiohttp would look the proxy up for every request, each time in a thread.
-            proxy = _proxy(self._config.base_url)
             self._session = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_SECONDS),
                 timeout=aiohttp.ClientTimeout(total=None),
-                proxy=proxy.with_user(None) if proxy else None,
             )
-            if proxy and proxy.user:
-                named = b64encode(f"{proxy.user}:{proxy.password or ''}".encode()).decode()
-                self._proxy_headers = {"Proxy-Authorization": f"Basic {named}"}
         return self._session
 
     def _headers(self) -> dict[str, str]:
         parts, headers = urlsplit(self._config.base_url), {"Content-Type": "application/json"}
         if parts.scheme == "http":  # no tunnel: what is meant for a proxy stands in the request itself
-            headers |= self._proxy_headers or {}
+            headers |= self._proxy_headers
         if "@" not in parts.netloc:
             headers["Authorization"] = f"Bearer {self._config.api_key.get_secret_value() or 'none'}"
         return headers
 
 
-def _proxy(url: str) -> URL | None:
-    """The proxy that the environment names for ``url`` (HTTPS_PROXY, NO_PROXY and their like)."""
+def _proxy(url: str) -> tuple[URL | None, dict[str, str]]:
+    """The proxy that the environment names for ``url`` (HTTPS_PROXY, NO_PROXY and their like), and what it is told.
+
+    Looked up once: with ``trust_env`` aiohttp would do so for every request, each time in a thread.
+    """
     parts = urlsplit(url)
     found = None if proxy_bypass(parts.hostname or "") else getproxies().get(parts.scheme)
-    return URL(found) if found else None
+    if not found:
+        return None, {}
+    proxy = URL(found)
+    if not proxy.user:
+        return proxy, {}
+    named = b64encode(f"{proxy.user}:{proxy.password or ''}".encode()).decode()
+    return proxy.with_user(None), {"Proxy-Authorization": f"Basic {named}"}
 
 
 async def _body(response: aiohttp.ClientResponse) -> bytes:
