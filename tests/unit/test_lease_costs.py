@@ -8,9 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+from types import SimpleNamespace
 
 import pytest
 
+from mua.environment import schema as schema_module
+from mua.environment.protocol import ToolSchema
+from mua.environment.schema import validate_arguments
 from tools.bench.leases import Meter, Subject, made_subject, many_leases, measure_live
 
 
@@ -46,3 +50,22 @@ def test_leases_that_are_given_back_leave_nothing(shop: Subject):
     asyncio.run(many_leases(shop, 400))
     # One order copied and kept a lease would be 1 MB.
     assert meter.read()["held"] < 50_000
+
+
+def test_checking_arguments_writes_a_schema_down_once(monkeypatch: pytest.MonkeyPatch):
+    def asks(kind: str) -> ToolSchema:
+        return ToolSchema("t", "", {"type": "object", "properties": {"n": {"type": kind}}})
+
+    number, text = asks("integer"), asks("string")
+    assert validate_arguments(number, {"n": 1}) is None
+    assert "n" in (validate_arguments(text, {"n": 1}) or "")
+
+    def refuse(*_: object) -> str:
+        raise AssertionError("written down again")
+
+    monkeypatch.setattr(schema_module, "json", SimpleNamespace(dumps=refuse))
+    assert validate_arguments(number, {"n": 2}) is None
+    assert "'2' is not of type 'integer'" in (validate_arguments(number, {"n": "2"}) or "")
+    assert validate_arguments(text, {"n": "2"}) is None
+    with pytest.raises(AssertionError, match="written down again"):
+        validate_arguments(asks("integer"), {"n": 1})
