@@ -434,6 +434,9 @@ class MegatronConfig(Section):
     """Split the optimizer's state over the data-parallel ranks."""
     tokens_per_row: Positive = 32768
     """Token budget of one packed row, which is one micro-batch; padding for context parallelism is not counted."""
+    merge_prefixes: bool = False
+    """Compute what several trajectories begin with once: rows become trees of their common prefixes. Loss and gradients
+    stay the same; balancing losses of experts count a shared token once."""
     moe_aux_loss: NonNegativeFloat = 0.0
     """Coefficient of the experts' load-balancing loss, averaged over the batch's tokens; 0 switches it off."""
     routing_replay: Literal["off", "check", "replay"] = "off"
@@ -540,11 +543,27 @@ class SftConfig(Section):
     learns to copy from short contexts much sooner than from long ones."""
 
 
-class PolicyEndpointConfig(EndpointConfig):
+class PolicyEndpointConfig(Section):
     """The policy that ``mua eval`` judges, where it is no checkpoint of ours; needs native tool calls."""
 
+    base_url: str
+    """Address of the API, ``/v1`` included."""
+    model: str
+    """Model name the endpoint knows."""
+    api_key: SecretStr = SecretStr("none")
+    """Use ``${ENV_VAR}``; never written to a log, trace or result."""
+    request_seconds: PositiveFloat = 300.0
+    """Deadline of one request; ``rollout.generate_seconds`` bounds a turn, retries included."""
     max_retries: NonNegative = 5
     """Retries of one request on 408, 409, 429, 5xx and dropped connections."""
+    concurrency: Positive = 64
+    """Requests in flight at once; the rest wait."""
+    requests_per_minute: Positive | None = None
+    """Turns that may be asked for within any 60 seconds, retries apart; null: as many as ``concurrency`` allows."""
+    price_per_million_in: NonNegativeFloat = 0.0
+    """Price of a million tokens read, for the metric ``policy_cost``, in any currency."""
+    price_per_million_out: NonNegativeFloat = 0.0
+    """Price of a million tokens written."""
     send_seed: bool = True
     """Send a seed with every request, for endpoints that repeat themselves with one."""
     send_reasoning: bool = True
@@ -552,6 +571,8 @@ class PolicyEndpointConfig(EndpointConfig):
     turn it off for endpoints that refuse unknown fields."""
     tokens_parameter: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
     """Name under which the endpoint takes ``rollout.max_turn_tokens``."""
+    extra: dict[str, Any] = {}
+    """Further fields of every request, such as ``chat_template_kwargs``; never a secret."""
 
 
 class PolicyConfig(Section):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -17,13 +18,15 @@ from mua.megatron.modules import PackedRow
 
 
 class PackedAttention(MegatronModule):
-    """Causal attention in which a token sees only earlier tokens of its own sequence.
+    """Causal attention in which a token sees only earlier tokens of its own sequence, or its ancestors in a tree.
 
-    One call of torch's fused attention a sequence: no score matrix is kept, nothing is computed across boundaries.
-    Takes the place of Megatron's ``DotProductAttention``, which refuses packed rows and materialises all scores.
+    One call of torch's fused attention a node (:mod:`mua.megatron.trees`): no score matrix is kept, nothing is computed
+    across boundaries, and what several sequences begin with is computed once. A node that continues others gets a copy
+    of their keys and values in front of its own. It takes the place of Megatron's ``DotProductAttention``, which
+    refuses packed rows and materialises all scores.
 
     Under context parallelism (:mod:`mua.megatron.context`) every rank gathers the keys and values of the whole row,
-    which with grouped query attention are small, and attends from its own queries: two calls a sequence.
+    which with grouped query attention are small, and attends from its own queries: two calls a node.
     """
 
     def __init__(
@@ -67,12 +70,15 @@ class PackedAttention(MegatronModule):
         return attended.permute(2, 0, 1, 3).reshape(*query.shape[:2], -1).to(query.dtype)
 
     def _attend_own(self, query: Tensor, key: Tensor, value: Tensor, row: PackedRow) -> list[Tensor]:
-        """Every sequence: ``[1, heads, length, head dim]``."""
-        parts = (_by_head(tensor).split(row.lengths, dim=2) for tensor in (query, key, value))
-        return [self._attend(*sequence) for sequence in zip(*parts, strict=True)]
+        """Every node: ``[1, heads, length, head dim]``."""
+        queries, keys, values = (_by_head(tensor).split(row.lengths, dim=2) for tensor in (query, key, value))
+        return [
+            self._attend(queries[node], *(_with_ancestors(parts, parts[node], node, row) for parts in (keys, values)))
+            for node in range(len(queries))
+        ]
 
     def _attend_gathered(self, query: Tensor, key: Tensor, value: Tensor, row: PackedRow) -> list[Tensor]:
-        """This rank's head and tail chunk of every sequence: ``[1, heads, chunk, head dim]``."""
+        """This rank's head and tail chunk of every node: ``[1, heads, chunk, head dim]``."""
         assert row.order is not None
         size, rank = self.group.size(), self.group.rank()
         whole = context.gather(torch.cat([key, value], dim=-1), self.group)[row.order]
@@ -82,10 +88,11 @@ class PackedAttention(MegatronModule):
         chunks = [length // (2 * size) for length in row.lengths for _ in range(2)]
         queries = iter(_by_head(query).split(chunks, dim=2))
         attended = []
-        for k, v in zip(keys, values, strict=True):
+        for node, length in enumerate(row.lengths):
             for part in (rank, 2 * size - 1 - rank):
-                seen = (part + 1) * k.shape[2] // (2 * size)
-                attended.append(self._attend(next(queries), k[:, :, :seen], v[:, :, :seen]))
+                seen = (part + 1) * length // (2 * size)
+                own = (_with_ancestors(parts, parts[node][:, :, :seen], node, row) for parts in (keys, values))
+                attended.append(self._attend(next(queries), *own))
         return attended
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -99,6 +106,16 @@ class PackedAttention(MegatronModule):
     def sharded_state_dict(self, *_: Any, **__: Any) -> dict[str, Any]:
         """It has no parameters."""
         return {}
+
+
+def _with_ancestors(parts: Sequence[Tensor], own: Tensor, node: int, row: PackedRow) -> Tensor:
+    """Keys or values ``own`` of a node, ``[1, heads, n, head dim]``, behind those of the nodes it continues."""
+    chain = [own]
+    parent = row.parents[node] if node < len(row.parents) else -1
+    while parent >= 0:
+        chain.append(parts[parent][:, :, : row.used[parent]])
+        parent = row.parents[parent]
+    return torch.cat(chain[::-1], dim=2) if len(chain) > 1 else own
 
 
 def _by_head(tensor: Tensor) -> Tensor:

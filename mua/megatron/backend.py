@@ -29,7 +29,7 @@ from mua.megatron.microbatch import scoring_micro_batch, training_micro_batch
 from mua.megatron.model import build_chunks
 from mua.megatron.offload import Offloaded, offload
 from mua.megatron.optimizer import Optimizer, wrap_data_parallel
-from mua.megatron.packing import Alignment, Plan, check_first_tokens, check_ids, plan_rows
+from mua.megatron.packing import Alignment, Packed, check_first_tokens, check_ids, pack
 from mua.megatron.replay import RoutingReplay
 from mua.types import Float32Array, Json, TrainBatch, TrainSequence
 
@@ -99,7 +99,8 @@ class MegatronBackend:
 
         Returns:
             metrics: ``loss``, ``entropy`` (mean over trained tokens, nats), ``grad_norm``, ``learning_rate``,
-            ``tokens`` (trained), ``rows``, ``padding_share``, ``skipped``, ``forward_backward_seconds``,
+            ``tokens`` (trained), ``rows``, ``padding_share``, ``merged_share`` (of tokens, that were not computed
+            because another sequence begins with them), ``skipped``, ``forward_backward_seconds``,
             ``optimizer_seconds``, those of the loss function (:func:`mua.algorithms.losses.finish_metrics`), and of
             the experts' load (:func:`mua.megatron.moe.collect_metrics`), whose losses are no part of ``loss``, and
             with ``megatron.routing_replay`` the share of the engine's expert choices that this policy made too.
@@ -112,9 +113,13 @@ class MegatronBackend:
         check_first_tokens(batch.sequences)
         if self._replay is not None:
             self._replay.check(batch.sequences)
-        plan = self._plan(batch.sequences)
+        packed = self._packed(batch.sequences)
+        plan, own_rows = packed.plan, packed.rows[parallel_state.get_data_parallel_rank()]
         start = time.perf_counter()
-        rows = [training_micro_batch(row, self._alignment, plan) for row in self._rows(plan, batch.sequences)]
+        rows = [
+            training_micro_batch([batch.sequences[i] for i in row.sequences], self._alignment, plan, row.forest)
+            for row in own_rows
+        ]
         for chunk in self._wrapped:
             chunk.zero_grad_buffer()
         self._optimizer.zero_grad()
@@ -131,6 +136,7 @@ class MegatronBackend:
             "tokens": tokens,
             "rows": float(plan.row_count),
             "padding_share": plan.padding_share,
+            "merged_share": packed.merged_share,
             "skipped": float(not step.applied),
             "forward_backward_seconds": between - start,
             "optimizer_seconds": time.perf_counter() - between,
@@ -158,16 +164,19 @@ class MegatronBackend:
             sequences = [replace(sequence, experts=None) for sequence in sequences]
         elif self._replay is not None:
             self._replay.check(sequences)
-        plan = self._plan(sequences)
-        own_rows = plan.rows[parallel_state.get_data_parallel_rank()]
-        rows = [scoring_micro_batch(row, self._alignment, plan) for row in self._rows(plan, sequences)]
+        packed = self._packed(sequences)
+        plan, own_rows = packed.plan, packed.rows[parallel_state.get_data_parallel_rank()]
+        rows = [
+            scoring_micro_batch([sequences[i] for i in row.sequences], self._alignment, plan, row.forest)
+            for row in own_rows
+        ]
         with self._weights(reference):
             scores = forward.score(self._wrapped, rows, temperature, self._vocab_size, plan.least)
         bounds = np.concatenate([[0], np.cumsum([len(sequence) for sequence in sequences])]).astype(np.int64)
         flat = torch.zeros(int(bounds[-1]), dtype=torch.float32, device=parallel.device())
         if parallel.reports_results():
-            for indices, batch, values in zip(own_rows, rows, scores, strict=True):
-                places = np.concatenate([np.arange(bounds[i], bounds[i + 1]) for i in indices] or [bounds[:0]])
+            for row, batch, values in zip(own_rows, rows, scores, strict=True):
+                places = np.concatenate([np.arange(bounds[i], bounds[i + 1]) for i in row.sequences] or [bounds[:0]])
                 flat[torch.from_numpy(places).to(flat.device)[batch.scored]] = values
         dist.all_reduce(flat)
         whole: Float32Array = flat.cpu().numpy()
@@ -269,22 +278,17 @@ class MegatronBackend:
     def _parameters(self) -> Iterator[torch.nn.Parameter]:
         return (parameter for chunk in self._chunks for parameter in chunk.parameters())
 
-    def _plan(self, sequences: Sequence[TrainSequence]) -> Plan:
+    def _packed(self, sequences: Sequence[TrainSequence]) -> Packed:
         check_ids(sequences, self._vocab_size)
         interleaved = parallel.virtual_stages(self._config) is not None
-        return plan_rows(
-            [len(sequence) for sequence in sequences],
-            self._config.tokens_per_row,
-            self._config.data_parallel,
+        return pack(
+            [sequence.ids for sequence in sequences],
+            self._config,
             self._alignment,
             # Megatron's interleaved schedule passes rows on in groups of this many, and cannot announce their lengths.
             multiple=self._config.pipeline_parallel if interleaved else 1,
             equal=interleaved,
         )
-
-    def _rows(self, plan: Plan, sequences: Sequence[TrainSequence]) -> list[list[TrainSequence]]:
-        own = plan.rows[parallel_state.get_data_parallel_rank()]
-        return [[sequences[index] for index in row] for row in own]
 
     @contextmanager
     def _weights(self, reference: bool) -> Iterator[None]:

@@ -34,7 +34,8 @@ def log_probabilities(
         logits: ``[T, V / tp]``, this rank's shard of the vocabulary, contiguous in rank order.
         ids: int64 ``[N]``, each in ``[0, vocab_size)``.
         temperature: above 0.
-        rows: int64 ``[N]``, distinct: the row of ``logits`` that predicts each id. Other rows get gradient 0.
+        rows: int64 ``[N]``: the row of ``logits`` that predicts each id; one may predict several, as where a prefix
+            tree branches. Other rows get gradient 0.
         vocab_size: columns from there on, counted over all shards, are padding and have probability 0.
         group: tensor-parallel process group.
 
@@ -93,7 +94,7 @@ class _LogProbabilities(torch.autograd.Function):
                 gradient.scatter_add_(1, columns[part, None], (by_logprob[part] * held[part])[:, None])
             if by_entropy is not None:
                 gradient -= p * (log_p + entropy[part, None]) * by_entropy[part, None]
-            result[rows[part], : ctx.valid] = gradient.div_(ctx.temperature).to(logits.dtype)
+            result[:, : ctx.valid].index_add_(0, rows[part], gradient.div_(ctx.temperature).to(logits.dtype))
         return result, None, None, None, None, None
 
 

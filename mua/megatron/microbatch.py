@@ -18,6 +18,7 @@ from mua.megatron.context import IndexArray, row_order, zigzag
 from mua.megatron.modules import PackedRow
 from mua.megatron.packing import Alignment, Plan
 from mua.megatron.parallel import device
+from mua.megatron.trees import Forest, separate
 from mua.types import BoolArray, Int32Array, TrainSequence, UInt8Array
 
 
@@ -33,7 +34,7 @@ class MicroBatch:
     """int64 ``[1, T]``; padding is token 0, behind each sequence or a sequence of its own."""
     row: PackedRow
     predictors: Tensor
-    """int64 ``[N]``: positions whose output predicts a scored token."""
+    """int64 ``[N]``: positions whose output predicts a scored token; one may predict several, where a tree branches."""
     targets: Tensor
     """int64 ``[N]``: ids of the scored tokens."""
     scored: Tensor
@@ -43,21 +44,23 @@ class MicroBatch:
 
 
 def training_micro_batch(
-    sequences: Sequence[TrainSequence], alignment: Alignment, plan: Plan | None = None
+    sequences: Sequence[TrainSequence], alignment: Alignment, plan: Plan | None = None, forest: Forest | None = None
 ) -> MicroBatch:
     """Scores the trained tokens, those whose weight is not 0; no sequence may train its first token.
 
-    The row is one of ``plan``, or the whole batch without one; no sequences at all make a row of padding.
+    The row is one of ``plan``, or the whole batch without one; no sequences at all make a row of padding. ``forest``
+    says which tokens the sequences share; without one they lie side by side.
     """
-    return _micro_batch(sequences, alignment, plan, [sequence.trained for sequence in sequences], with_tokens=True)
+    masks = [sequence.trained for sequence in sequences]
+    return _micro_batch(sequences, alignment, plan, masks, forest, with_tokens=True)
 
 
 def scoring_micro_batch(
-    sequences: Sequence[TrainSequence], alignment: Alignment, plan: Plan | None = None
+    sequences: Sequence[TrainSequence], alignment: Alignment, plan: Plan | None = None, forest: Forest | None = None
 ) -> MicroBatch:
     """Scores every token but the first of each sequence; otherwise as :func:`training_micro_batch`."""
     masks = [np.arange(len(sequence)) > 0 for sequence in sequences]
-    return _micro_batch(sequences, alignment, plan, masks, with_tokens=False)
+    return _micro_batch(sequences, alignment, plan, masks, forest, with_tokens=False)
 
 
 def _micro_batch(
@@ -65,39 +68,67 @@ def _micro_batch(
     alignment: Alignment,
     plan: Plan | None,
     masks: Sequence[BoolArray],
+    forest: Forest | None,
     with_tokens: bool,
 ) -> MicroBatch:
-    lengths = [len(sequence) for sequence in sequences]
+    forest = forest or separate([len(sequence) for sequence in sequences])
+    lengths = [len(node) for node in forest.nodes]
     padded = alignment.padded(lengths, plan.least if plan else 0)
     size, rank = parallel_state.get_context_parallel_world_size(), parallel_state.get_context_parallel_rank()
     own = zigzag(padded, size, rank)
     source = _sources(lengths, padded)[own]
-    ids = np.concatenate([*(sequence.ids for sequence in sequences), np.zeros(1, dtype=np.int32)]).astype(np.int64)
-    mask = np.concatenate([*masks, np.zeros(1, dtype=np.bool_)])
-    predictors = np.flatnonzero((source >= 0) & mask[source + 1])  # no mask holds a first token
-    scored = source[predictors] + 1
-    experts, routed = _experts(sequences, source)
+    ids = _laid_out([sequence.ids for sequence in sequences], forest).astype(np.int64)
+    scored, predictors = _scored(masks, forest, source)
+    experts, routed = _experts(sequences, forest, source)
+    depths = [node.start for node in forest.nodes] + [0] * (len(padded) - len(lengths))
+    positions = np.concatenate([start + np.arange(room) for start, room in zip(depths, padded, strict=True)])
     row = PackedRow(
         lengths=tuple(padded),
-        positions=_placed(np.concatenate([np.arange(length) for length in padded])[own]),
+        used=tuple(lengths),
+        parents=tuple(node.parent for node in forest.nodes),
+        positions=_placed(positions[own]),
         order=_placed(row_order(padded, size)) if size > 1 else None,
         real=_placed(source >= 0),
         experts=experts,
         routed=routed,
-        batch_tokens=max(plan.tokens if plan else sum(lengths), 1),
+        batch_tokens=max(plan.tokens if plan else forest.tokens, 1),
     )
+    whole = np.concatenate([*(sequence.ids for sequence in sequences), np.zeros(0, dtype=np.int32)]).astype(np.int64)
     return MicroBatch(
-        ids=_placed(np.where(source >= 0, ids[source], 0))[None],
+        ids=_placed(np.where(source >= 0, np.append(ids, 0)[source], 0))[None],
         row=row,
         predictors=_placed(predictors),
-        targets=_placed(ids[scored]),
+        targets=_placed(whole[scored]),
         scored=_placed(scored),
         tokens=_token_tensors(sequences, scored) if with_tokens else None,
     )
 
 
+def _laid_out(arrays: Sequence[Any], forest: Forest) -> Any:
+    """What belongs to the tokens of every node, from the sequence that holds it, end to end."""
+    parts = [arrays[node.sequence][node.start : node.stop] for node in forest.nodes]
+    return np.concatenate(parts) if parts else np.zeros(0, dtype=np.int32)
+
+
+def _scored(masks: Sequence[BoolArray], forest: Forest, source: IndexArray) -> tuple[IndexArray, IndexArray]:
+    """The scored tokens that this rank's positions predict, and those positions, each ``[N]``.
+
+    A token is its index in the sequences laid end to end. Where a tree branches, one position predicts several.
+    """
+    first = np.cumsum([0, *(len(node) for node in forest.nodes)])
+    nothing = np.zeros(0, dtype=np.int64)
+    # For every token of every sequence its index in the nodes laid end to end.
+    places = np.concatenate([nothing, *(np.arange(first[n], first[n + 1]) for path in forest.paths for n in path)])
+    held = np.full(first[-1] + 1, -1, dtype=np.int64)
+    held[source] = np.arange(len(source))
+    held[-1] = -1  # padding's source is -1
+    scored = np.flatnonzero(np.concatenate([np.zeros(0, dtype=np.bool_), *masks]))  # no mask holds a first token
+    predictors = held[places[scored - 1]]
+    return scored[predictors >= 0], predictors[predictors >= 0]
+
+
 def _sources(lengths: Sequence[int], padded: Sequence[int]) -> IndexArray:
-    """Of each position of the row its index in the sequences laid end to end, or -1 for padding."""
+    """Of each position of the row its index in the nodes laid end to end, or -1 for padding."""
     sources = np.full(sum(padded), -1, dtype=np.int64)
     first = start = 0
     for length, room in zip(lengths, padded, strict=False):  # ``padded`` may end with padding alone
@@ -106,16 +137,19 @@ def _sources(lengths: Sequence[int], padded: Sequence[int]) -> IndexArray:
     return sources
 
 
-def _experts(sequences: Sequence[TrainSequence], source: IndexArray) -> tuple[Tensor | None, Tensor | None]:
+def _experts(
+    sequences: Sequence[TrainSequence], forest: Forest, source: IndexArray
+) -> tuple[Tensor | None, Tensor | None]:
     """The engine's choices of each position, and which are known; see :class:`PackedRow`."""
     recorded = [sequence.experts for sequence in sequences if sequence.experts is not None]
     if not recorded or len(recorded) < len(sequences):
         return None, None
-    last = np.cumsum([len(sequence) for sequence in sequences]) - 1
-    whole = np.concatenate(recorded)
+    whole = _laid_out(recorded, forest)
+    ends = np.cumsum([len(node) for node in forest.nodes]) - 1
+    unknown = [end for node, end in zip(forest.nodes, ends, strict=True) if node.stop == len(sequences[node.sequence])]
     kind: Any = np.uint8 if whole.dtype == np.uint8 else np.int32  # torch computes with no uint16
     experts: UInt8Array | Int32Array = whole[source].astype(kind)
-    return _placed(experts), _placed((source >= 0) & ~np.isin(source, last))
+    return _placed(experts), _placed((source >= 0) & ~np.isin(source, unknown))
 
 
 def _placed(values: IndexArray | BoolArray | UInt8Array | Int32Array) -> Tensor:

@@ -24,9 +24,14 @@ class PackedRow(PackedSeqParams):
 
     qkv_format: str = "sbhd"
     lengths: tuple[int, ...] = ()
-    """Positions of each sequence in the row, padding included, in order; they add up to the row."""
+    """Positions of each node in the row, padding included, in order; they add up to the row. A node is a sequence, or
+    what several sequences share (:mod:`mua.megatron.trees`)."""
+    used: tuple[int, ...] = ()
+    """Tokens of each node; padding at the row's end has none."""
+    parents: tuple[int, ...] = ()
+    """For each node the one it continues, which comes before it; -1 for none."""
     positions: Tensor | None = None
-    """int64 ``[tokens]``: index of each of this rank's tokens within its sequence."""
+    """int64 ``[tokens]``: depth of each of this rank's tokens, its index in every sequence that holds it."""
     order: Tensor | None = None
     """int64 ``[row]``: :func:`mua.megatron.context.row_order`; None without context parallelism."""
     real: Tensor | None = None

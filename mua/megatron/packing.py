@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from mua.config.schema import MegatronConfig
 from mua.errors import MuaError
-from mua.types import TrainSequence
+from mua.megatron import trees
+from mua.megatron.trees import Forest
+from mua.types import Int32Array, TrainSequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +110,65 @@ def plan_rows(
     padded = [sum(alignment.padded([lengths[index] for index in row])) for row in rows]
     least = max(padded) if equal else 0
     return Plan(_assign(lengths, rows, ranks), sum(lengths), sum(max(size, least) for size in padded), least)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One packed row."""
+
+    sequences: tuple[int, ...]
+    """Indices into the batch."""
+    forest: Forest
+    """How they share tokens; indices count within this row."""
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """Every rank's rows."""
+
+    plan: Plan
+    """Over trees of sequences that share what they begin with, each of a single sequence where nothing is merged."""
+    rows: tuple[tuple[Row, ...], ...]
+    """``rows[rank]``: of each data-parallel rank."""
+    tokens: int
+    """Tokens of all sequences, shared ones counted for each."""
+
+    @property
+    def merged_share(self) -> float:
+        """Share of tokens that need not be computed because another sequence begins with them."""
+        return 1.0 - self.plan.tokens / max(1, self.tokens)
+
+
+def pack(
+    ids: Sequence[Int32Array], config: MegatronConfig, alignment: Alignment, *, multiple: int = 1, equal: bool = False
+) -> Packed:
+    """Lays sequences (their ids) into rows for a layout; see :func:`plan_rows`."""
+    lengths, ranks = [len(sequence) for sequence in ids], config.data_parallel
+    if not config.merge_prefixes:
+        plan = plan_rows(lengths, config.tokens_per_row, ranks, alignment, multiple=multiple, equal=equal)
+        rows = [[Row(row, trees.separate([lengths[i] for i in row])) for row in rank] for rank in plan.rows]
+        return Packed(plan, tuple(map(tuple, rows)), sum(lengths))
+    members, forests = _forests(ids, config.tokens_per_row, ranks * multiple, alignment)
+    sizes = [sum(aligned(len(node), alignment.sequence) for node in forest.nodes) for forest in forests]
+    capacity = max([config.tokens_per_row, *sizes])  # nodes are padded one by one; padding does not count
+    plan = plan_rows(sizes, capacity, ranks, alignment, multiple=multiple, equal=equal)
+    plan = replace(plan, tokens=sum(forest.tokens for forest in forests))
+    rows = [
+        [Row(tuple(i for t in row for i in members[t]), trees.joined([forests[t] for t in row])) for row in rank]
+        for rank in plan.rows
+    ]
+    return Packed(plan, tuple(map(tuple, rows)), sum(lengths))
+
+
+def _forests(
+    ids: Sequence[Int32Array], tokens_per_row: int, rows: int, alignment: Alignment
+) -> tuple[list[list[int]], list[Forest]]:
+    """Sequences in trees that fit a row, small enough that every rank gets some, and the trees."""
+    least = max(1, 2 * alignment.sequence)  # sharing less costs more in padding than it saves
+    whole = trees.merged(ids, least).tokens
+    capacity = min(tokens_per_row, max([-(-whole // rows), *(len(sequence) for sequence in ids)]))
+    members = trees.groups(ids, capacity, least)
+    return members, [trees.merged([ids[i] for i in group], least) for group in members]
 
 
 def aligned(count: int, multiple: int) -> int:
