@@ -203,6 +203,7 @@ class ChatAgent:
             self._tools,
             temperature=temperature,
             top_p=budgets.top_p if temperature > 0 else 1.0,
+            top_k=budgets.top_k if temperature > 0 else -1,
             max_tokens=room,
             seed=derived_seed(self._seed, self.turns),
             deadline_s=budgets.generate_seconds,

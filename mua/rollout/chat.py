@@ -13,6 +13,7 @@ import json
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from time import monotonic
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -22,6 +23,7 @@ from mua.config.schema import PolicyEndpointConfig
 from mua.errors import ConfigError, DeadlineExceeded, EngineError
 from mua.tokens.parsing import AssistantTurn, ErrorKind, ToolCall, ToolCallError
 from mua.types import Json
+from mua.users.limits import Window
 
 SECTION = "evaluation.policy.endpoint"
 _MENDS = {
@@ -90,6 +92,7 @@ class ChatClient:
     def __init__(self, config: PolicyEndpointConfig) -> None:
         self.config = config
         self._slots = asyncio.Semaphore(config.concurrency)
+        self._window = Window(config.requests_per_minute) if config.requests_per_minute else None
         self._client = openai.AsyncOpenAI(
             base_url=config.base_url,
             api_key=config.api_key.get_secret_value() or "none",
@@ -98,16 +101,19 @@ class ChatClient:
         )
 
     async def complete(
-        self, messages: Sequence[Json], tools: Sequence[Json], *, temperature: float, top_p: float, max_tokens: int,
-        seed: int, deadline_s: float,
+        self, messages: Sequence[Json], tools: Sequence[Json], *, temperature: float, top_p: float, top_k: int,
+        max_tokens: int, seed: int, deadline_s: float,
     ) -> ChatReply | None:  # fmt: skip
-        """The next assistant message; None when the conversation no longer fits the model's context."""
+        """The next assistant message; None when the conversation no longer fits the model's context.
+
+        ``top_p`` below 1 and ``top_k`` above 0 are sent; the latter is no field of OpenAI's own endpoints.
+        """
         request: Json = {
             "model": self.config.model,
             "messages": list(messages),
             "temperature": temperature,
             self.config.tokens_parameter: max_tokens,
-            "extra_body": self.config.extra,
+            "extra_body": {**({"top_k": top_k} if top_k > 0 else {}), **self.config.extra},
         }
         if tools:
             request |= {"tools": list(tools), "tool_choice": "auto"}
@@ -118,6 +124,7 @@ class ChatClient:
         fault: Exception
         try:
             async with asyncio.timeout(deadline_s), self._slots:
+                await self._place()
                 return _read(await self._client.chat.completions.create(**request))
         except TimeoutError:
             fault = DeadlineExceeded(f"rollout.generate_seconds: {self} did not answer within {deadline_s:g} s")
@@ -143,6 +150,11 @@ class ChatClient:
 
     def __str__(self) -> str:
         return f"policy endpoint {without_credentials(self.config.base_url)} (model {self.config.model})"
+
+    async def _place(self) -> None:
+        """Wait for a place under the rate limit."""
+        if self._window is not None:
+            await asyncio.sleep(self._window.reserve(1.0, monotonic()).start - monotonic())
 
     def _refusal(self, error: openai.APIStatusError) -> EngineError | ConfigError:
         reason = f"{self}: HTTP {error.status_code}: {self._clean(error.message)}"

@@ -180,13 +180,14 @@ async def test_other_settings_reach_the_request_and_prices_make_a_cost() -> None
         "price_per_million_in": 2.0,
         "price_per_million_out": 8.0,
     }
-    result, server = await play(in_order(calls(CANCELLED), DONE), endpoint=endpoint, top_p=0.9)
+    result, server = await play(in_order(calls(CANCELLED), DONE), endpoint=endpoint, top_p=0.9, top_k=7)
     request = server.requests[0]
     assert request["chat_template_kwargs"] == {"enable_thinking": False}
-    assert ("max_tokens" in request, request["max_completion_tokens"], request["top_p"]) == (False, 1024, 0.9)
+    assert ("max_tokens" in request, request["max_completion_tokens"]) == (False, 1024)
+    assert (request["top_p"], request["top_k"]) == (0.9, 7)
     assert result.metrics["policy_cost"] == pytest.approx(20 * 2e-6 + 10 * 8e-6)
     _, greedy = await play(in_order(calls(CANCELLED), DONE), temperature=0.0, top_p=0.9)
-    assert "top_p" not in greedy.requests[0]
+    assert not {"top_p", "top_k"} & greedy.requests[0].keys()
 
 
 def refusal(status: int, text: str = f"bad key {KEY}") -> Callable[[Json], web.Response]:
@@ -227,3 +228,12 @@ async def test_an_endpoint_that_is_not_there_is_an_engine_error() -> None:
 async def test_a_silent_endpoint_is_a_named_deadline() -> None:
     with pytest.raises(DeadlineExceeded, match=r"^rollout\.generate_seconds: policy endpoint .* within 0\.1 s$"):
         await play(lambda body: asyncio.sleep(5, DONE), generate_seconds=0.1)
+
+
+async def test_the_rate_limit_is_kept() -> None:
+    """Of two turns under a limit of one a minute, the second has no place before its deadline."""
+    look = calls(("get_order", {"order": ORDER}))
+    with pytest.raises(DeadlineExceeded, match=r"rollout\.generate_seconds"):
+        await play(in_order(look, DONE), endpoint={"requests_per_minute": 1}, generate_seconds=2.0)
+    result, _ = await play(in_order(look, DONE), endpoint={"requests_per_minute": 2}, generate_seconds=2.0)
+    assert result.outcome is Outcome.USER_STOP
