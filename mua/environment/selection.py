@@ -28,6 +28,10 @@ class Selection:
         """The tasks of a split, domain after domain."""
         return [task for _, tasks in self.shared_tasks(split) for task in tasks]
 
+    def first_tasks(self, split: Split, count: int | None) -> list[Task]:
+        """The first ``count`` tasks of each domain (None: all)."""
+        return [task for _, tasks in self.shared_tasks(split) for task in tasks[:count]]
+
     def shared_tasks(self, split: Split) -> list[tuple[float, Sequence[Task]]]:
         """Each domain's share and tasks."""
         return [(share, self._chosen(name, split)) for name, share in self.config.shares.items()]
