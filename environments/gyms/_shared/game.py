@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from environments.gyms._shared.settings import Choice, Setting
 from mua.environment.protocol import Evaluation, Move, Task, ToolResult, ToolSchema, Transcript
-from mua.environment.schema import argument_checker
+from mua.environment.schema import Checker, argument_checker
 from mua.types import Json
 
 LONGEST_CONTENT = 2000
@@ -96,12 +96,14 @@ class GymEnvironment:
         setting: Setting,
         schema: ToolSchema,
         decisive: Choice,
+        check: Checker | None = None,
     ) -> None:
-        """``decisive`` is the choice without whose budget the task can no longer be solved."""
+        """``decisive`` is the choice without whose budget the task can no longer be solved; ``check`` a prepared
+        :func:`mua.environment.schema.argument_checker` of ``schema``."""
         self._make = make
         self._setting = setting
         self._schema = schema
-        self._check = argument_checker(schema)
+        self._check = check or argument_checker(schema)
         self._decisive = decisive
         self._game: Game | None = None
         self._over = False

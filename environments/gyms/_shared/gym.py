@@ -14,6 +14,7 @@ from environments.gyms._shared.settings import Choice, Option, Role, Setting, se
 from environments.gyms._shared.user import OpeningUser
 from mua.config.schema import EnvironmentConfig
 from mua.environment.protocol import Environment, Isolation, Move, PromptStyle, Split, Task
+from mua.environment.schema import argument_checker
 from mua.users.protocol import User
 from mua.users.services import Services
 
@@ -39,6 +40,7 @@ class Gym(ABC):
     def __init__(self, setting: Setting | None = None) -> None:
         self.setting = setting or Setting(options=dict(self.defaults))
         self._schema = interact_schema(self.choices)
+        self._check = argument_checker(self._schema)
 
     @classmethod
     def folder(cls) -> Path:
@@ -53,7 +55,7 @@ class Gym(ABC):
         return load_pinned(self.folder(), split, type(self).generate)
 
     def environment(self) -> Environment:
-        return GymEnvironment(self.game, self.setting, self._schema, self.decisive)
+        return GymEnvironment(self.game, self.setting, self._schema, self.decisive, self._check)
 
     def system_prompt(self, style: PromptStyle) -> str:
         if style == "short":
