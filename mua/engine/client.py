@@ -23,8 +23,7 @@ class EngineGone(EngineError):
 
 
 _KEEP_ALIVE_S = 2.0
-"""SGLang closes a connection that was idle for 5 s. The client gives up first: a request written into a connection
-that is just being closed would look like a dead engine."""
+"""The client gives up idle connections long before the server does (:data:`mua.engine.server.IDLE_CONNECTION_SECONDS`)."""
 
 
 class EngineClient:

@@ -19,6 +19,9 @@ from mua.errors import EngineError
 from mua.ports import LOOPBACK, free_port
 
 _GUARDIAN = Path(__file__).with_name("guardian.py")
+IDLE_CONNECTION_SECONDS = 600
+"""After which a server closes a connection. Its own 5 s are within reach of a client that is kept from the processor: a
+request written into a connection that is just being closed looks like a dead engine."""
 _MANAGED = frozenset(
     {
         "model_path", "host", "port", "device", "dtype", "tp_size", "tensor_parallel_size", "context_length",
@@ -166,7 +169,10 @@ class EngineServer:
             file.write(f"api-key: {self._api_key}\n")
 
     def _environment(self) -> dict[str, str]:
-        environment = {"SGLANG_PYSPY_DUMP_BEFORE_CRASH": "0"}  # it delays a crash by 5 s
+        environment = {
+            "SGLANG_PYSPY_DUMP_BEFORE_CRASH": "0",  # it delays a crash by 5 s
+            "SGLANG_TIMEOUT_KEEP_ALIVE": str(IDLE_CONNECTION_SECONDS),
+        }
         environment |= {name: value for name, value in os.environ.items() if not _OF_TRAINER.fullmatch(name)}
         if self.cuda:
             return environment
