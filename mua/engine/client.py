@@ -23,7 +23,7 @@ class EngineGone(EngineError):
 
 
 _KEEP_ALIVE_S = 2.0
-"""The client gives up idle connections long before the server does (:data:`mua.engine.server.IDLE_CONNECTION_SECONDS`)."""
+"""Idle connections are given up long before the server does it (``mua.engine.server.IDLE_CONNECTION_SECONDS``)."""
 
 
 class EngineClient:
