@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 from pathlib import Path
 
 import pytest
@@ -22,26 +21,13 @@ from mua.evaluation.compare import compare
 from mua.observe.traces import read_traces
 from mua.rollout import runner as runner_module
 from mua.types import Json
-from tests.chat_fixtures import ChatServer, calls, chat_server, says
+from tests.chat_fixtures import ChatServer, chat_server
+from tests.clerks import clerk, idler
 
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner_module, "_FIRST_PAUSE_S", 0.0)
-
-
-def clerk(body: Json) -> Json:
-    """Asks for the order, looks it up, cancels it whatever the customer wanted, and says so."""
-    texts = " ".join(message["content"] or "" for message in body["messages"] if message["role"] == "user")
-    order = re.search(r"\b([A-Z]\d+)\b", texts)
-    if order is None:
-        return says("What is the order number?")
-    done = [call["function"]["name"] for m in body["messages"] for call in m.get("tool_calls", ())]
-    if not done:
-        return calls(("get_order", {"order": order[1]}))
-    if "cancel_order" not in done:
-        return calls(("cancel_order", {"order": order[1]}))
-    return says(f"Done, order {order[1]} cancelled.")
 
 
 def config(tmp_path: Path, server: ChatServer, *overrides: str) -> ExperimentConfig:
@@ -190,7 +176,7 @@ async def test_two_policies_are_compared_on_the_same_users(tmp_path: Path) -> No
     few = ("evaluation.samples=2",)
     async with chat_server(clerk) as server:
         good = await evaluated(config(tmp_path, server, *few, f"output={tmp_path}/good"))
-    async with chat_server(lambda body: says("I do not know.")) as server:
+    async with chat_server(idler) as server:
         bad = await evaluated(config(tmp_path, server, *few, f"output={tmp_path}/bad"))
     assert good["setting_digest"] == bad["setting_digest"]
     openings = [
