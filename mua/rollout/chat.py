@@ -14,16 +14,17 @@ import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
-
-import openai
 
 from mua.config.schema import PolicyEndpointConfig
 from mua.errors import ConfigError, DeadlineExceeded, EngineError
 from mua.tokens.parsing import AssistantTurn, ErrorKind, ToolCall, ToolCallError
 from mua.types import Json
 from mua.users.limits import Window
+
+if TYPE_CHECKING:
+    import openai
 
 SECTION = "evaluation.policy.endpoint"
 _MENDS = {
@@ -90,6 +91,9 @@ class ChatClient:
     """Chat completions of one endpoint and model, at most ``concurrency`` requests in flight. Of one event loop."""
 
     def __init__(self, config: PolicyEndpointConfig) -> None:
+        import openai  # over a second, which no training run should pay
+
+        self._openai = openai
         self.config = config
         self._slots = asyncio.Semaphore(config.concurrency)
         self._window = Window(config.requests_per_minute) if config.requests_per_minute else None
@@ -128,11 +132,11 @@ class ChatClient:
                 return _read(await self._client.chat.completions.create(**request))
         except TimeoutError:
             fault = DeadlineExceeded(f"rollout.generate_seconds: {self} did not answer within {deadline_s:g} s")
-        except openai.APIStatusError as error:
+        except self._openai.APIStatusError as error:
             if error.status_code in (400, 413, 422) and _TOO_LONG.search(error.message):
                 return None
             fault = self._refusal(error)
-        except (ValueError, openai.APIError) as error:
+        except (ValueError, self._openai.APIError) as error:
             # ValueError: a body announced as JSON that is none.
             cause = error.__cause__ or error
             fault = EngineError(f"{self}: {type(cause).__name__}: {self._clean(str(cause))}")
