@@ -14,13 +14,14 @@ import itertools
 import json
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from mua.config.load import load_config
 from mua.config.schema import ExperimentConfig
 from mua.environment.selection import Selection
+from mua.types import Json
 from tools.make_conversations import conversations, success_of
 from tools.tiny import before_and_after, build_policy, mua, print_table, say
 
@@ -32,6 +33,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[1])
     parser.add_argument("--loose", type=float, default=0.5, help="how often the demonstrating expert departs")
     parser.add_argument("--conversations", type=int, default=1500)
+    parser.add_argument("--practice", type=int, default=0, help="practice shops (retail) to take conversations from")
     parser.add_argument("--sft-steps", type=int, default=200)
     parser.add_argument("--vocabulary", type=int, default=768)
     arguments = parser.parse_args()
@@ -84,6 +86,16 @@ def _build(arguments: argparse.Namespace, config: ExperimentConfig, folder: Path
     held_out = selection.tasks(config.evaluation.split)[: config.evaluation.tasks or None]
     print(f"experts on {len(held_out)} held-out tasks: {success_of(selection, held_out, 0.0):.3f} solved; "
           f"as loose as in the conversations: {success_of(selection, held_out, arguments.loose):.3f}")  # fmt: skip
+
+
+def _conversations(arguments: argparse.Namespace, config: ExperimentConfig, seed: int) -> Iterator[list[Json]]:
+    """About the training split, or an equal share about each practice shop where some are asked for."""
+    shops = range(1, arguments.practice + 1) or [0]
+    for shop in shops:
+        options = {**config.environment.options, **({"practice": shop} if shop else {})}
+        selection = Selection.from_config(config.environment.model_copy(update={"options": options}))
+        made = conversations(selection, seed, arguments.loose, successful=False)
+        yield from itertools.islice(made, arguments.conversations // len(shops))
 
 
 def _draw(root: Path, seeds: Sequence[int]) -> Path:

@@ -1,8 +1,9 @@
 """A shop: users, orders, products with variants, payments; sixteen tools, and customers with one to four wishes.
 
 Tools and database have tau-bench retail's form, so that ``environment.data`` may name a folder with the official data
-of tau-bench or tau2-bench instead (:mod:`environments._tau`). On the shop's own data one option is known:
-``environment.options.compact: true`` shortens the tools' answers (:mod:`environments.retail.views`).
+of tau-bench or tau2-bench instead (:mod:`environments._tau`). On the shop's own data two options are known:
+``environment.options.compact: true`` shortens the tools' answers (:mod:`environments.retail.views`), and
+``environment.options.practice: N`` is another shop, with a training split only, for demonstrations.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from pathlib import Path
 from environments._tau import official_domain
 from environments.retail.expert import Expert
 from environments.retail.shop import shop
-from environments.retail.tasks import load_split
+from environments.retail.tasks import load_split, practice_tasks
 from environments.retail.tools import TABLES, TOOLS, tools_of
 from environments.retail.user import customer
 from environments.retail.views import compact
@@ -34,15 +35,20 @@ class RetailDomain:
     name = "retail"
     isolation: Isolation = "inline"
 
-    def __init__(self, reward: RewardForm = "all_or_nothing", *, short_answers: bool = False) -> None:
+    def __init__(
+        self, reward: RewardForm = "all_or_nothing", *, short_answers: bool = False, practice: int = 0
+    ) -> None:
         self._reward: RewardForm = reward
         self._short_answers = short_answers
+        self._practice = practice
 
     def tasks(self, split: Split) -> Sequence[Task]:
+        if self._practice:
+            return practice_tasks(self._practice) if split == "train" else ()
         return load_split(split)
 
     def environment(self) -> Environment:
-        return DatabaseEnvironment(_desk(self._reward, self._short_answers))
+        return DatabaseEnvironment(_desk(self._reward, self._short_answers, self._practice))
 
     def system_prompt(self, style: PromptStyle) -> str:
         return SHORT_PROMPT if style == "short" else Path(__file__).with_name("policy.md").read_text(encoding="utf-8")
@@ -64,18 +70,22 @@ class RetailDomain:
         """With ``reward``, ``data`` and ``options``; raises :class:`mua.errors.ConfigError` for unknown options."""
         if config.data is not None:
             return official_domain(self.name, config, services, TABLES, tools_of, short_prompt=SHORT_PROMPT)
-        if unknown := [key for key in config.options if key != "compact"]:
-            raise ConfigError(f"environment.options: {self.name} has no option {unknown[0]!r}; known: compact")
-        short = config.options.get("compact", False)
+        if unknown := [key for key in config.options if key not in ("compact", "practice")]:
+            raise ConfigError(
+                f"environment.options: {self.name} has no option {unknown[0]!r}; known: compact, practice"
+            )
+        short, practice = config.options.get("compact", False), config.options.get("practice", 0)
         if not isinstance(short, bool):
             raise ConfigError(f"environment.options.compact: must be true or false, not {short!r}")
-        return RetailDomain(config.reward, short_answers=short)
+        if not isinstance(practice, int) or isinstance(practice, bool) or practice < 0:
+            raise ConfigError(f"environment.options.practice: must be a whole number from 0, not {practice!r}")
+        return RetailDomain(config.reward, short_answers=short, practice=practice)
 
 
-@lru_cache(maxsize=4)
-def _desk(reward: RewardForm, short_answers: bool) -> ServiceDesk:
+@lru_cache(maxsize=8)
+def _desk(reward: RewardForm, short_answers: bool, practice: int) -> ServiceDesk:
     """Made once a process: it holds the database and the gold states found so far."""
-    return ServiceDesk(shop(), [compact(tool) for tool in TOOLS] if short_answers else TOOLS, reward=reward)
+    return ServiceDesk(shop(practice), [compact(tool) for tool in TOOLS] if short_answers else TOOLS, reward=reward)
 
 
 def _told(statement: Sequence[str | Sequence[str]]) -> str:

@@ -34,10 +34,10 @@ _STATUSES = {
 """Weights."""
 
 
-@lru_cache(maxsize=1)
-def shop() -> Base:
-    """The database; made once a process."""
-    rng = random.Random(SEED)
+@lru_cache(maxsize=8)
+def shop(practice: int = 0) -> Base:
+    """The database, made once a process; with a number above 0 another one, for practice, with customers of its own."""
+    rng = random.Random(f"{SEED}/practice/{practice}" if practice else SEED)
     products = _products(rng)
     users = _users(rng)
     orders = _orders(rng, users, products)

@@ -42,13 +42,30 @@ _TRIES = 2000
 
 def generate(split: Split) -> Iterator[Task]:
     """The tasks of a split; the same at every call."""
-    desk = ServiceDesk(shop(), TOOLS)
+    return _generate(ServiceDesk(shop(), TOOLS), f"retail/{split}", split, _users(split))
+
+
+@lru_cache(maxsize=8)
+def practice_tasks(number: int) -> tuple[Task, ...]:
+    """As many tasks as the training split has, about a practice shop (from 1): its customers stand in no split.
+
+    They are for demonstrations. A policy that sees the few customers of the training split again and again learns their
+    numbers by heart instead of copying what it is told.
+    """
+    base = shop(number)
+    return tuple(
+        _generate(ServiceDesk(base, TOOLS), f"retail/practice-{number}", "train", sorted(base.tables["users"]))
+    )
+
+
+def _generate(desk: ServiceDesk, name: str, split: Split, users: Sequence[str]) -> Iterator[Task]:
     number = 0
     for difficulty, count in SIZES[split].items():
         seen: set[str] = set()
         for kind in _kinds(difficulty, count):
-            data = _data(desk, split, number, kind, difficulty, seen)
-            yield Task(f"retail/{split}/{number}", "retail", split, data)
+            yield Task(
+                f"{name}/{number}", "retail", split, _data(desk, f"{name}/{number}", users, kind, difficulty, seen)
+            )
             number += 1
 
 
@@ -57,17 +74,17 @@ def _kinds(difficulty: str, count: int) -> Iterator[str]:
     return (kind for kind, _ in zip(cycle(names), range(count), strict=False))
 
 
-def _data(desk: ServiceDesk, split: Split, number: int, kind: str, difficulty: str, seen: set[str]) -> Json:
+def _data(desk: ServiceDesk, name: str, users: Sequence[str], kind: str, difficulty: str, seen: set[str]) -> Json:
     """Tries customers and wishes until one fits that no earlier task has."""
-    rng = random.Random(f"retail/{split}/{number}")
+    rng = random.Random(name)
     for _ in range(_TRIES):
-        scene = Scene(rng, desk.base, rng.choice(_users(split)))
+        scene = Scene(rng, desk.base, rng.choice(users))
         wishes = _several(scene) if kind == "several" else _single(scene, {**EASY, **MEDIUM}[kind])
         told = json.dumps([made.wish for made in wishes])
         if wishes and told not in seen and _works(desk, wishes):
             seen.add(told)
             return _assembled(scene, kind, difficulty, wishes)
-    raise MuaError(f"retail: no customer of split {split!r} fits task {number} of kind {kind!r}; widen the generator")
+    raise MuaError(f"{name}: no customer fits a task of kind {kind!r}; widen the generator")
 
 
 @lru_cache(maxsize=3)
