@@ -32,6 +32,7 @@ from mua.environment.selection import Selection
 from mua.errors import ConfigError, MuaError
 from mua.types import Json
 from mua.users.scripted import AGREE, GIVING_UP
+from mua.users.services import Services
 
 SPLITS: tuple[Split, ...] = get_args(Split)
 ALL: list[Task] = [task for split in SPLITS for task in load_split(split)]
@@ -529,13 +530,13 @@ def test_wrong_options_are_named():
 def test_practice_shops_have_customers_of_their_own_and_solvable_tasks() -> None:
     config = EnvironmentConfig(name="retail", options={"practice": 3})
     practice = DOMAIN.configured(config, Services())
-    tasks = practice.tasks("train")
-    assert len(tasks) == len(DOMAIN.tasks("train"))
+    practised = practice.tasks("train")
+    assert len(practised) == len(DOMAIN.tasks("train"))
     assert not practice.tasks("test")
     emails = {task.data["customer"]["email"] for split in SPLITS for task in DOMAIN.tasks(split)} - {None}
-    others = {task.data["customer"]["email"] for task in tasks} - {None}
+    others = {task.data["customer"]["email"] for task in practised} - {None}
     assert len(others - emails) > 0.8 * len(others)  # names are drawn from the same lists, so that a few meet again
-    for task in tasks[::40]:
+    for task in practised[::40]:
         assert asyncio.run(demonstrate(practice, task, 0)).reward == 1.0, task.id
     for number in (-1, 1.5, True):
         with pytest.raises(ConfigError, match="practice"):
