@@ -52,6 +52,7 @@ class Selection:
 
 def _configured(name: str, config: EnvironmentConfig, services: Services) -> Domain:
     domain = get_domain(name)
+    config = _share_of(domain, config) if config.mix else config
     if isinstance(domain, Configurable):
         return domain.configured(config, services)
     asked = [key for key in ("data", "options") if getattr(config, key)]
@@ -60,3 +61,39 @@ def _configured(name: str, config: EnvironmentConfig, services: Services) -> Dom
     if asked:
         raise ConfigError(f"environment.{asked[0]}: domain {name!r} has nothing to set there; leave it out")
     return domain
+
+
+def _share_of(domain: Domain, config: EnvironmentConfig) -> EnvironmentConfig:
+    """What a mix says to one of its domains: its own options, and no setting that only others understand."""
+    changed: dict[str, object] = {"options": _own_options(domain.name, config)}
+    if config.data is not None and (folder := config.data / _short(domain.name)).is_dir():
+        changed["data"] = folder
+    if not getattr(domain, "user_in_tools", False):
+        changed |= {"oracle": "rule", "show_reward": False}
+    if not isinstance(domain, Configurable):
+        changed |= {"data": None, "reward": "all_or_nothing"}
+    return config.model_copy(update=changed)
+
+
+def _own_options(name: str, config: EnvironmentConfig) -> dict[str, str | int | float | bool]:
+    """In a mix an option is written with its owner, ``{turtle.max_words: 5}``."""
+    owners = {form: owner for owner in config.shares for form in (owner, _short(owner))}
+    own = {}
+    for key, value in config.options.items():
+        owner, dot, option = key.rpartition(".")
+        if not dot:
+            raise ConfigError(
+                f"environment.options.{key}: say whose option it is in a mix, such as {_short(name)}.{key}"
+            )
+        if owner not in owners:
+            raise ConfigError(
+                f"environment.options.{key}: no chosen environment is called {owner!r}; "
+                f"there are {', '.join(sorted(map(_short, config.shares)))}"
+            )
+        if owners[owner] == name:
+            own[option] = value
+    return own
+
+
+def _short(name: str) -> str:
+    return name.rpartition("/")[2]

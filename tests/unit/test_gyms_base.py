@@ -190,20 +190,10 @@ def test_options_are_checked_by_name_type_and_sign():
         ({"max_answers": -1}, "no int of at least 0"),
         ({"max_answers": True}, "no int"),
         ({"max_answers": "5"}, "no int"),
-        ({"words.max_answers": 5}, "no chosen environment is called 'words'"),
+        ({"words.max_answers": 5}, "unknown option"),
     ]:
         with pytest.raises(ConfigError, match=message):
             configured(options=options)
-
-
-def test_in_a_mix_options_name_their_gym():
-    mix = {"gyms/numbers": 1.0, "gyms/function": 1.0}
-    options = {"numbers.max_answers": 4, "gyms/function.max_actions": 6}
-    config = EnvironmentConfig(mix=mix, options=options)  # type: ignore[arg-type]
-    assert GYM.configured(config, Services()).setting.whole("max_answers") == 4
-    assert FUNCTION.configured(config, Services()).setting.whole("max_actions") == 6
-    with pytest.raises(ConfigError, match=r"such as numbers\.max_answers"):
-        GYM.configured(EnvironmentConfig(mix=mix, options={"max_answers": 4}), Services())
 
 
 def test_what_a_gym_can_not_do_is_an_error_that_says_so():

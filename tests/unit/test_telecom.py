@@ -440,5 +440,7 @@ def test_what_cannot_be_configured_is_named(values: Json, key: str):
 
 
 def test_in_a_mix_settings_of_other_domains_are_left_to_them():
-    config = EnvironmentConfig.model_validate({"mix": {"telecom": 1}, "oracle": "llm", "options": {"other": 1}})
+    config = EnvironmentConfig.model_validate(
+        {"mix": {"telecom": 1, "gyms/turtle": 1}, "show_reward": True, "options": {"turtle.max_words": 9}}
+    )
     assert Selection.from_config(config).domains["telecom"].name == "telecom"

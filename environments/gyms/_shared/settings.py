@@ -59,22 +59,12 @@ def setting_of(
 
 
 def options_for(name: str, defaults: Mapping[str, Option], config: EnvironmentConfig) -> dict[str, Option]:
-    """``defaults`` with what ``environment.options`` says for ``name``."""
-    short, merged = name.rpartition("/")[2], dict(defaults)
+    """``defaults`` with what ``environment.options`` says, which in a mix is what was said to this gym."""
+    merged, short = dict(defaults), name.rpartition("/")[2]
     for key, value in config.options.items():
-        owner, dot, option = key.rpartition(".")
-        if dot and owner not in (short, name):
-            if config.mix and owner in _owners(config):
-                continue
-            raise ConfigError(f"environment.options.{key}: no chosen environment is called {owner!r}; use {short!r}")
-        if not dot and config.mix:
-            raise ConfigError(f"environment.options.{key}: say whose option it is in a mix, such as {short}.{key}")
+        option = key.removeprefix(f"{name}.").removeprefix(f"{short}.")
         merged[option] = _checked(key, option, value, defaults)
     return merged
-
-
-def _owners(config: EnvironmentConfig) -> set[str]:
-    return {form for name in config.shares for form in (name, name.rpartition("/")[2])}
 
 
 def _checked(key: str, option: str, value: Option, defaults: Mapping[str, Option]) -> Option:
