@@ -1,12 +1,14 @@
 """The three tools that tau-bench's domains share: arithmetic, a place to think, and the way to a person.
 
-``calculate`` reads the expression as a syntax tree and knows numbers, ``+ - * /`` and parentheses; nothing is ever
-evaluated as code. It answers as tau-bench does: a float, rounded to two places.
+``calculate`` reads the expression as a syntax tree and knows numbers, ``+ - * /``, the two further operators that are
+written with these signs (``**`` and ``//``) and parentheses; nothing is ever evaluated as code, and powers are bounded.
+It answers as tau-bench does: a float, rounded to two places.
 """
 
 from __future__ import annotations
 
 import ast
+import math
 import operator
 from collections.abc import Callable
 
@@ -18,11 +20,26 @@ from mua.types import Json
 LONGEST_EXPRESSION = 500
 """Characters; a longer one is refused."""
 _DEEPEST = 250
+_LARGEST_POWER = 1100.0
+"""Binary digits of a power; more are beyond a float anyway, and could take for ever."""
+
+
+def _power(base: float, exponent: float) -> float:
+    if abs(base) > 1 and exponent * math.log2(abs(base)) > _LARGEST_POWER:
+        raise OverflowError("the power is too large")
+    value = base**exponent
+    if isinstance(value, complex):
+        raise ValueError("the power is no real number")
+    return value
+
+
 _OPERATORS: dict[type[ast.AST], Callable[[float, float], float]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
     ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Pow: _power,
 }
 _SIGNS: dict[type[ast.AST], Callable[[float], float]] = {ast.UAdd: operator.pos, ast.USub: operator.neg}
 

@@ -64,7 +64,8 @@ def errors(text: str | bytes, *overrides: str) -> list[str]:
         ("trainer: [1, 2]", "x.yaml:2: trainer: expected a section (keys and values), got a list"),
         (
             "algorithm:\n  aggregation: token_meen",
-            "x.yaml:3: algorithm.aggregation: expected 'token_mean', 'sequence_mean', 'sequence_sum' or 'constant', got 'token_meen' (a string); "
+            "x.yaml:3: algorithm.aggregation: expected 'token_mean', 'sequence_mean', 'sequence_sum' or 'constant', "
+            "got 'token_meen' (a string); "
             "did you mean token_mean?",
         ),
         ("sft: {}", "x.yaml:2: sft.data: required, but not set"),

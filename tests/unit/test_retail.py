@@ -448,6 +448,8 @@ def test_tau2_knows_an_address_for_modified_orders_and_refuses_the_same_item():
         ("--3", 3.0),
         ("100/3", 33.33),
         ("-0.001", -0.0),
+        ("2**3", 8.0),
+        ("7//2", 3.0),
     ],
 )
 def test_calculate_computes(expression, value):
@@ -456,8 +458,8 @@ def test_calculate_computes(expression, value):
 
 @pytest.mark.parametrize(
     "expression",
-    ["", "()", "1/0", "2**3", "7//2", "5(3)", "007", "1 2", "...", "(1", "a", "1e3", "9" * 400, "1+" * 300 + "1",
-     "-" * 300 + "1", "1,2"],
+    ["", "()", "1/0", "9**9**9", "(0-8)**0.5", "10**5000", "0**-1", "5(3)", "007", "1 2", "...", "(1", "a", "1e3",
+     "9" * 400, "1+" * 300 + "1", "-" * 300 + "1", "1,2"],
 )  # fmt: skip
 def test_calculate_refuses(expression):
     with pytest.raises(ToolError):
