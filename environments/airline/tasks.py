@@ -10,19 +10,18 @@ and changes their mind (``~``), and then a cancellation that the policy forbids.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import random
 from collections.abc import Sequence
 from dataclasses import asdict
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 from environments.airline.errands import Caller, Errand, Unfit
 from environments.airline.errands_flights import FLIGHTS
 from environments.airline.errands_small import SMALL
 from environments.airline.world import world
+from mua.environment import manifest
+from mua.environment.manifest import digest
 from mua.environment.protocol import Split, Task
 from mua.errors import MuaError
 from mua.types import Json
@@ -140,12 +139,6 @@ def _instruction(user_id: str, errands: Sequence[Errand]) -> str:
     )
 
 
-def digest(tasks: Sequence[Task]) -> str:
-    """sha256 over the tasks' ids and data."""
-    text = json.dumps([[task.id, task.data] for task in tasks], sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
 def make_split(split: Split) -> tuple[Task, ...]:
     """The tasks of a split as the generator makes them now, no two of them alike."""
     made: dict[str, Task] = {}
@@ -163,22 +156,17 @@ def make_split(split: Split) -> tuple[Task, ...]:
 def load_split(split: Split) -> tuple[Task, ...]:
     """The tasks of a split, checked against the manifest; MuaError where they differ from the pinned ones."""
     tasks = make_split(split)
-    pinned: dict[str, Any] = json.loads(MANIFEST.read_text())
-    if digest(tasks) != pinned[split]["sha256"]:
-        raise MuaError(
-            f"{MANIFEST}: {split}: the generated tasks differ from the pinned ones; results would not be comparable. "
-            "Restore the generator, or pin the new tasks with python -m environments.airline.tasks"
-        )
+    manifest.check(MANIFEST, {split: digest(tasks)}, "python -m environments.airline.tasks")
     return tasks
 
 
 def write_manifest() -> None:
     """Pin what the generator makes now, and the database under it."""
-    manifest: Json = {"database": {"sha256": world().digest()}}
+    entries: dict[str, Json] = {"database": {"sha256": world().digest()}}
     for split in SIZES:
         tasks = make_split(split)
-        manifest[split] = {"tasks": len(tasks), "sha256": digest(tasks)}
-    MANIFEST.write_text(json.dumps(manifest, indent=2) + "\n")
+        entries[split] = {"tasks": len(tasks), "sha256": digest(tasks)}
+    manifest.write(MANIFEST, entries)
 
 
 if __name__ == "__main__":

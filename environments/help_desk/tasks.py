@@ -7,8 +7,6 @@ always requires a fact, so that doing nothing never pays.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
@@ -18,8 +16,9 @@ from typing import Any, TypeAlias
 
 from environments.help_desk.database import World
 from environments.help_desk.tools import CITIES
+from mua.environment import manifest
+from mua.environment.manifest import digest
 from mua.environment.protocol import Split, Task
-from mua.errors import MuaError
 from mua.types import Json
 
 MANIFEST = Path(__file__).with_name("manifest.json")
@@ -178,12 +177,6 @@ def _generate_split(split: Split) -> Iterator[Task]:
         yield generate(split, FIRST_SEED[split] + index, kinds[index % len(kinds)])
 
 
-def digest(tasks: Sequence[Task]) -> str:
-    """sha256 over the tasks' ids and data."""
-    text = json.dumps([[task.id, task.data] for task in tasks], sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
 @lru_cache(maxsize=3)
 def load_split(split: Split) -> tuple[Task, ...]:
     """The tasks of a split, checked against the manifest.
@@ -191,22 +184,17 @@ def load_split(split: Split) -> tuple[Task, ...]:
     Raises :class:`MuaError` when the generator no longer makes the tasks that the manifest pins.
     """
     tasks = tuple(_generate_split(split))
-    pinned = json.loads(MANIFEST.read_text())[split]
-    if digest(tasks) != pinned["sha256"]:
-        raise MuaError(
-            f"{MANIFEST}: {split}: the generated tasks differ from the pinned ones; results would not be comparable. "
-            "Restore the generator, or pin the new tasks with python -m environments.help_desk.tasks"
-        )
+    manifest.check(MANIFEST, {split: digest(tasks)}, "python -m environments.help_desk.tasks")
     return tasks
 
 
 def write_manifest() -> None:
     """Pin what the generator makes now."""
-    manifest = {}
+    entries: dict[str, Json] = {}
     for split in SIZES:
         tasks = tuple(_generate_split(split))
-        manifest[split] = {"first_seed": FIRST_SEED[split], "tasks": len(tasks), "sha256": digest(tasks)}
-    MANIFEST.write_text(json.dumps(manifest, indent=2) + "\n")
+        entries[split] = {"first_seed": FIRST_SEED[split], "tasks": len(tasks), "sha256": digest(tasks)}
+    manifest.write(MANIFEST, entries)
 
 
 if __name__ == "__main__":

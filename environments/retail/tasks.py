@@ -9,7 +9,6 @@ mind, or a trap of the policy), the rest hard (two to four wishes with two write
 
 from __future__ import annotations
 
-import hashlib
 import json
 import random
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,7 +19,9 @@ from pathlib import Path
 from environments.retail.shop import shop
 from environments.retail.tools import TOOLS
 from environments.retail.wishes import EASY, MEDIUM, PARTS, Made, Maker, Scene
+from mua.environment import manifest
 from mua.environment.database import ServiceDesk
+from mua.environment.manifest import digest
 from mua.environment.overlay import Overlay
 from mua.environment.protocol import Split, Task
 from mua.errors import MuaError
@@ -145,12 +146,6 @@ def instruction(customer: Json, wishes: Sequence[Json]) -> str:
     return "\n".join([who, manner, *what])
 
 
-def digest(tasks: Sequence[Task]) -> str:
-    """sha256 over the tasks' ids and data."""
-    text = json.dumps([[task.id, task.data] for task in tasks], sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
 @lru_cache(maxsize=3)
 def load_split(split: Split) -> tuple[Task, ...]:
     """The tasks of a split, checked against the manifest together with the database they are about.
@@ -158,26 +153,18 @@ def load_split(split: Split) -> tuple[Task, ...]:
     Raises :class:`mua.errors.MuaError` when the generator no longer makes what the manifest pins.
     """
     tasks = tuple(generate(split))
-    pinned = json.loads(MANIFEST.read_text(encoding="utf-8"))
-    for name, now, then in (
-        ("database", shop().digest(), pinned["database"]["sha256"]),
-        (split, digest(tasks), pinned[split]["sha256"]),
-    ):
-        if now != then:
-            raise MuaError(
-                f"{MANIFEST}: {name}: what is generated differs from what is pinned; results would not be comparable. "
-                "Restore the generator, or pin the new data with python -m environments.retail.tasks"
-            )
+    made = {"database": shop().digest(), split: digest(tasks)}
+    manifest.check(MANIFEST, made, "python -m environments.retail.tasks")
     return tasks
 
 
 def write_manifest() -> None:
     """Pin what the generator makes now."""
-    manifest: Json = {"database": {"sha256": shop().digest()}}
+    entries: dict[str, Json] = {"database": {"sha256": shop().digest()}}
     for split in SIZES:
         tasks = tuple(generate(split))
-        manifest[split] = {"tasks": len(tasks), "sha256": digest(tasks)}
-    MANIFEST.write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
+        entries[split] = {"tasks": len(tasks), "sha256": digest(tasks)}
+    manifest.write(MANIFEST, entries)
 
 
 if __name__ == "__main__":

@@ -5,16 +5,15 @@ Splits are disjoint by customer. The digests in ``manifest.json`` make a silent 
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 
 from environments.telecom.recipes import data_of
 from environments.telecom.world import base
-from mua.environment.overlay import digest_of
+from mua.environment import manifest
+from mua.environment.manifest import digest
 from mua.environment.protocol import Split, Task
-from mua.errors import MuaError
 from mua.types import Json
 
 MANIFEST = Path(__file__).with_name("manifest.json")
@@ -40,28 +39,18 @@ def load_split(split: Split) -> tuple[Task, ...]:
     Raises :class:`MuaError` when the generator no longer makes the tasks that the manifest pins.
     """
     tasks = tuple(_generate_split(split))
-    pinned = json.loads(MANIFEST.read_text())
     made = {"world": base().digest(), split: digest(tasks)}
-    if {"world": pinned["world"]["sha256"], split: pinned[split]["sha256"]} != made:
-        raise MuaError(
-            f"{MANIFEST}: {split}: the generated world or tasks differ from the pinned ones; results would not be "
-            "comparable. Restore the generator, or pin what it makes now with python -m environments.telecom.tasks"
-        )
+    manifest.check(MANIFEST, made, "python -m environments.telecom.tasks")
     return tasks
-
-
-def digest(tasks: Sequence[Task]) -> str:
-    """sha256 over the tasks' ids and data."""
-    return digest_of([[task.id, task.data] for task in tasks])
 
 
 def write_manifest() -> None:
     """Pin what the generator makes now."""
-    manifest: dict[str, Json] = {"world": {"sha256": base().digest()}}
+    entries: dict[str, Json] = {"world": {"sha256": base().digest()}}
     for split in SIZES:
         tasks = tuple(_generate_split(split))
-        manifest[split] = {"first_seed": FIRST_SEED[split], "tasks": len(tasks), "sha256": digest(tasks)}
-    MANIFEST.write_text(json.dumps(manifest, indent=2) + "\n")
+        entries[split] = {"first_seed": FIRST_SEED[split], "tasks": len(tasks), "sha256": digest(tasks)}
+    manifest.write(MANIFEST, entries)
 
 
 if __name__ == "__main__":

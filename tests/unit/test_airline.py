@@ -20,7 +20,7 @@ from environments.airline.dialects import OWN
 from environments.airline.errands_flights import choose
 from environments.airline.expert import Expert
 from environments.airline.search import direct_flights, onestop_flights
-from environments.airline.tasks import MAKERS, SIZES, digest, generate, load_split, make_split, recipes
+from environments.airline.tasks import MAKERS, SIZES, generate, load_split, make_split, recipes
 from environments.airline.tools import airline_tools
 from environments.airline.user import ASKED
 from environments.airline.views import compact
@@ -28,6 +28,7 @@ from environments.airline.world import AHEAD, PAST, _Maker, world
 from mua.config.schema import EnvironmentConfig
 from mua.environment.database import DatabaseEnvironment
 from mua.environment.demonstrate import Demonstration, demonstrate, replay_gold
+from mua.environment.manifest import digest
 from mua.environment.overlay import Overlay, digest_of
 from mua.environment.protocol import Evaluation, Split, Task, Transcript
 from mua.errors import ConfigError, MuaError
@@ -302,7 +303,7 @@ def test_a_change_of_mind_that_is_overheard_costs_the_reward():
 def test_a_changed_generator_is_noticed(monkeypatch: pytest.MonkeyPatch):
     load_split.cache_clear()
     monkeypatch.setitem(tasks.SIZES, "test", 79)
-    with pytest.raises(MuaError, match="test: the generated tasks differ"):
+    with pytest.raises(MuaError, match="test: what is generated differs"):
         load_split("test")
     monkeypatch.undo()
     load_split.cache_clear()

@@ -16,12 +16,12 @@ import pytest
 from environments.gyms._shared import Game, Gym, GymEnvironment, OpeningUser, Reply, Setting, act, dealt, load_pinned
 from environments.gyms._shared.game import LONGEST_CONTENT
 from environments.gyms._shared.oracles import asked, chosen, json_object, judged, labelled, one_of, spoken
-from environments.gyms._shared.pinned import digest
 from environments.gyms._shared.questions import is_yes_no, pattern
 from environments.gyms._shared.user import PATIENCE
 from environments.gyms.function import DOMAIN as FUNCTION
 from mua.config.schema import EnvironmentConfig, LlmConfig
 from mua.environment.manager import EnvironmentManager
+from mua.environment.manifest import digest
 from mua.environment.protocol import Configurable, Domain, Move, Split, Task, ToolResult
 from mua.errors import ConfigError, EnvironmentFault, JudgeFault, MuaError, UserFault
 from mua.users.endpoint import ChatEndpoint

@@ -195,7 +195,7 @@ def test_a_changed_generator_is_an_error(monkeypatch: pytest.MonkeyPatch):
     with pytest.raises(MuaError) as caught:
         load_split.__wrapped__("validation")
     message = str(caught.value)
-    assert "manifest.json: validation: the generated tasks differ from the pinned ones" in message
+    assert "manifest.json: validation: what is generated differs from what is pinned" in message
     assert "python -m environments.help_desk.tasks" in message
 
 

@@ -18,7 +18,7 @@ from environments.retail import DOMAIN, RetailDomain, tasks
 from environments.retail.expert import NEEDS, question
 from environments.retail.reading import address_in, hinted, read_order, read_product, read_user, reason_in
 from environments.retail.shop import shop
-from environments.retail.tasks import SIZES, digest, generate, load_split
+from environments.retail.tasks import SIZES, generate, load_split
 from environments.retail.tools import TABLES, TOOLS, tools_of
 from environments.retail.user import OPENINGS, customer
 from environments.retail.views import compact
@@ -26,6 +26,7 @@ from environments.retail.wishes import EASY, MEDIUM, place
 from mua.config.schema import EnvironmentConfig
 from mua.environment.database import DatabaseEnvironment, ServiceDesk, ToolError
 from mua.environment.demonstrate import Demonstration, demonstrate, replay_gold
+from mua.environment.manifest import digest
 from mua.environment.overlay import Overlay
 from mua.environment.protocol import Evaluation, Split, Task, ToolResult, Transcript
 from mua.environment.selection import Selection

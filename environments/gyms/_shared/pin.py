@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import importlib
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
 
 from environments.gyms._shared.gym import Gym
-from environments.gyms._shared.pinned import digest
+from mua.environment import manifest
+from mua.environment.manifest import digest
 from mua.environment.protocol import Split
 
 SPLITS: tuple[Split, ...] = get_args(Split)
@@ -19,8 +19,8 @@ SPLITS: tuple[Split, ...] = get_args(Split)
 def pin(gym: Gym) -> None:
     """Write the manifest of what ``gym`` makes now."""
     made = {split: tuple(gym.generate(split)) for split in SPLITS}
-    manifest = {split: {"tasks": len(tasks), "sha256": digest(tasks)} for split, tasks in made.items()}
-    (gym.folder() / "manifest.json").write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
+    entries = {split: {"tasks": len(tasks), "sha256": digest(tasks)} for split, tasks in made.items()}
+    manifest.write(gym.folder() / "manifest.json", entries)
 
 
 def main(names: Sequence[str]) -> None:

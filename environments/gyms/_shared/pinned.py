@@ -5,25 +5,19 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import TypeVar
 
+from mua.environment import manifest
+from mua.environment.manifest import digest
 from mua.environment.protocol import Split, Task
 from mua.errors import MuaError
 
 T = TypeVar("T")
 _COMMAND = "python -m environments.gyms._shared.pin"
-
-
-def digest(tasks: Sequence[Task]) -> str:
-    """sha256 over the tasks' ids and data."""
-    text = json.dumps([[task.id, task.data] for task in tasks], sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 @lru_cache(maxsize=64)
@@ -33,16 +27,7 @@ def load_pinned(folder: Path, split: Split, generate: Callable[[Split], Iterable
     Raises :class:`MuaError` when the tasks are not the pinned ones.
     """
     tasks = tuple(generate(split))
-    manifest = folder / "manifest.json"
-    try:
-        pinned = json.loads(manifest.read_text(encoding="utf-8"))[split]["sha256"]
-    except (OSError, ValueError, KeyError) as error:
-        raise MuaError(f"{manifest}: cannot read {split}.sha256 ({error}); make it with {_COMMAND}") from error
-    if digest(tasks) != pinned:
-        raise MuaError(
-            f"{manifest}: {split}: the tasks differ from the pinned ones; results would not be comparable. Restore the "
-            f"generator and its data, or pin the new tasks with {_COMMAND} {folder.name}"
-        )
+    manifest.check(folder / "manifest.json", {split: digest(tasks)}, f"{_COMMAND} {folder.name}")
     return tasks
 
 
