@@ -1,6 +1,7 @@
 """The typed configuration of every command. The docstring under a field is its documentation.
 
-``docs/configuration.md`` is generated from this file (``make docs``). Nothing heavy is imported here.
+``docs/configuration.md`` is generated from the sections (``make docs``), some of which lie in modules of their own. Nothing
+heavy is imported here.
 """
 
 from __future__ import annotations
@@ -8,30 +9,30 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
+from pydantic import Field, SecretStr, model_validator
 
-Positive = Annotated[int, Field(gt=0)]
-NonNegative = Annotated[int, Field(ge=0)]
-PositiveFloat = Annotated[float, Field(gt=0)]
-NonNegativeFloat = Annotated[float, Field(ge=0)]
-Fraction = Annotated[float, Field(ge=0, le=1)]
+from mua.config.algorithm import (
+    AlgorithmConfig,
+    BalanceFilter,
+    GroupFilter,
+    MinimumTurnsFilter,
+    OverlongFilter,
+    RangeFilter,
+    ShapingConfig,
+)
+from mua.config.environment import EndpointConfig, EnvironmentConfig, JudgeConfig, LlmConfig, UserConfig
+from mua.config.section import Fraction, NonNegative, NonNegativeFloat, Positive, PositiveFloat, Section
 
+__all__ = [
+    "AlgorithmConfig", "BalanceFilter", "ClusterConfig", "ENGINE_RESERVE", "EndpointConfig", "EngineConfig",
+    "EnvironmentConfig", "EvaluationConfig", "ExperimentConfig", "GroupFilter", "JudgeConfig", "LlmConfig",
+    "MegatronConfig", "MinimumTurnsFilter", "ModelConfig", "ObserveConfig", "OptimizerConfig", "OverlongFilter",
+    "PolicyConfig", "PolicyEndpointConfig", "RangeFilter", "RolloutConfig", "Section", "SftConfig", "ShapingConfig",
+    "SlurmConfig", "TrainerConfig", "UserConfig",
+]  # fmt: skip
 
 ENGINE_RESERVE = 8
 """Tokens of its context that SGLang does not take as input (6 in 0.5.23), and a margin."""
-
-
-class Section(BaseModel):
-    """Base of every section: unknown keys and lossy conversions are errors."""
-
-    model_config = ConfigDict(
-        extra="forbid",
-        frozen=True,
-        use_attribute_docstrings=True,
-        protected_namespaces=(),
-        strict=True,
-        allow_inf_nan=False,
-    )
 
 
 class ModelConfig(Section):
@@ -50,150 +51,6 @@ class ModelConfig(Section):
     shrink: bool = False
     """Replace the policy by a tiny random one of the same family, and every budget by one a laptop can pay, but keep
     the parallel layout; what was replaced is printed. To try a recipe without its GPUs."""
-
-
-class EnvironmentConfig(Section):
-    """The tasks and the tools."""
-
-    name: str = ""
-    """Registered domain or gym, such as ``retail`` or ``gyms/function``; ``mua env list`` shows all. Either this or
-    ``mix``."""
-    mix: dict[str, PositiveFloat] = {}
-    """Several domains with their shares of the training tasks, such as ``{retail: 2, gyms/turtle: 1}``."""
-    data: Annotated[Path, Field(strict=False)] | None = None
-    """Folder with official data (tau-bench's databases, tasks and policy) that a domain loads instead of its own."""
-    difficulties: list[Literal["easy", "medium", "hard"]] = []
-    """Only tasks of these difficulties; empty: all."""
-    reward: Literal["all_or_nothing", "partial"] = "all_or_nothing"
-    """Domains with a database: 1 or 0, or the share of right changes and told facts among all that were due or made."""
-    oracle: Literal["rule", "llm"] = "rule"
-    """Gyms: who answers and judges, the rules over each task's structured facts, or the endpoints of ``user.llm`` and
-    ``judge.llm``."""
-    show_reward: bool = False
-    """Gyms: tell the policy the reward of each call. Off, because no user tells it later either."""
-    isolation: Literal["auto", "inline", "thread", "process"] = "auto"
-    """Where tools run: ``auto`` as the domain says; ``process``: in worker processes, so that a hang or crash costs one
-    worker and its episodes are tried again."""
-    workers: Positive = 2
-    """Worker processes with isolation ``process``."""
-    options: dict[str, str | int | float | bool] = {}
-    """Settings that only one domain knows; its documentation names them."""
-    prompt: Literal["full", "short"] = "full"
-    """``full`` puts the policy page and tool schemas into the system prompt; ``short`` one line, for policies too
-    small to read."""
-    call_seconds: PositiveFloat = 30.0
-    """Deadline of one tool call; a tool that hangs longer ends the episode as environment_error."""
-    reset_seconds: PositiveFloat = 60.0
-    """Deadline of building, and of judging, one environment."""
-    max_leases: Positive = 256
-    """Environments alive at once."""
-
-    @model_validator(mode="after")
-    def _one_domain_or_a_mix(self) -> Self:
-        if bool(self.name) == bool(self.mix):
-            raise ValueError("give either name, one domain, or mix, several; mua env list shows what there is")
-        return self
-
-    @property
-    def shares(self) -> dict[str, float]:
-        """Share of each domain in training; one domain has it all."""
-        return dict(self.mix) or {self.name: 1.0}
-
-
-class EndpointConfig(Section):
-    """An OpenAI-compatible chat endpoint: where it is, and what it can bear."""
-
-    base_url: str
-    """Address of the API, ``/v1`` included. Credentials in it (``https://name:password@host``) are sent instead of
-    ``api_key``."""
-    model: str
-    """Model name the endpoint knows."""
-    api_key: SecretStr = SecretStr("none")
-    """Use ``${ENV_VAR}``; never written to a log, trace or checkpoint."""
-    request_seconds: PositiveFloat = 60.0
-    """Deadline of one request."""
-    concurrency: Positive = 256
-    """Requests in flight at once; the rest wait. 256 lets every episode of a large batch ask at the same moment."""
-    requests_per_minute: Positive | None = None
-    """Requests that may start within any 60 seconds; null: as many as ``concurrency`` allows."""
-    tokens_per_minute: Positive | None = None
-    """Tokens, read and written, within any 60 seconds. Estimated when a request starts (4 characters a token, and
-    ``max_tokens``), corrected by what the endpoint reports."""
-    breaker_faults: Positive = 8
-    """Faults in a row (no connection, no answer in time, 5xx, refused keys, unreadable replies) after which the
-    endpoint is left alone."""
-    breaker_seconds: PositiveFloat = 5.0
-    """How long it is left alone before one request tries it again."""
-    structured_output: Literal["auto", "json_schema", "json_object", "text"] = "auto"
-    """How JSON is asked for: under a schema, as any object, or in the prompt alone. ``auto`` begins with a schema and
-    takes what the endpoint does not refuse."""
-    price_per_million_in: NonNegativeFloat = 0.0
-    """Price of a million tokens read, for the metric ``cost``, in any currency."""
-    price_per_million_out: NonNegativeFloat = 0.0
-    """Price of a million tokens written."""
-    extra: dict[str, Any] = {}
-    """Further fields of every request, such as ``top_p`` or ``chat_template_kwargs``; never a secret."""
-
-
-class LlmConfig(EndpointConfig):
-    """A language model of a role: an endpoint, those that stand in for it, and how it is asked."""
-
-    temperature: NonNegativeFloat = 1.0
-    """Sampling temperature. 1 keeps users varied; 0 gives the steadiest verdicts of a judge."""
-    max_tokens: Positive = 512
-    """Longest reply, in the endpoint's tokens."""
-    total_seconds: PositiveFloat = 300.0
-    """Deadline of one reply: retries, fallbacks and waiting for limits included."""
-    max_retries: NonNegative = 5
-    """Retries at each endpoint on 429, 5xx, timeouts, dropped connections and unusable replies; 401 and other 4xx are
-    not retried."""
-    fallbacks: list[EndpointConfig] = []
-    """Endpoints to turn to, in this order, while those before are broken, refuse or are at their rate limit."""
-    cache: Annotated[Path, Field(strict=False)] | None = None
-    """An SQLite file that keeps every reply under the whole request, its seed included; made if it is not there.
-    Several processes of one machine may share it."""
-
-    @property
-    def endpoints(self) -> tuple[EndpointConfig, ...]:
-        """The endpoint itself, then its fallbacks."""
-        return (self, *self.fallbacks)
-
-
-class UserConfig(Section):
-    """Who plays the user."""
-
-    kind: Literal["scripted", "llm", "replay"] = "scripted"
-    """``scripted``: the domain's rule-based user; ``llm``: an endpoint; ``replay``: recorded utterances."""
-    llm: LlmConfig | None = None
-    """Needed when kind is ``llm``."""
-    manners: bool = True
-    """Whether the seed of each rollout also picks how an LLM's user talks (terse, chatty, unsure ...)."""
-    temperatures: list[NonNegativeFloat] = []
-    """Lowest and highest sampling temperature; the seed of each rollout picks one between. Empty:
-    ``user.llm.temperature`` for all."""
-    leak_words: NonNegative = 12
-    """A reply of an LLM's user that repeats so many words of its instructions in a row is a leak; 0: no check."""
-    tool_rounds: Positive = 8
-    """How often in a row an LLM's user may use tools of its own before it must speak."""
-    replay: Annotated[Path, Field(strict=False)] | None = None
-    """A trace file (JSON lines) whose user turns are replayed; needed when kind is ``replay``."""
-
-    @model_validator(mode="after")
-    def _kind_has_its_section(self) -> Self:
-        if self.kind == "llm" and self.llm is None:
-            raise ValueError("kind 'llm' needs the section user.llm")
-        if self.kind == "replay" and self.replay is None:
-            raise ValueError("kind 'replay' needs user.replay, a trace file")
-        if self.temperatures and (len(self.temperatures) != 2 or self.temperatures[0] > self.temperatures[1]):
-            raise ValueError("user.temperatures takes two numbers, the lowest and the highest, such as [0.7, 1.2]")
-        return self
-
-
-class JudgeConfig(Section):
-    """Who judges where no rule can: another role than the user, with an endpoint and settings of its own."""
-
-    llm: LlmConfig
-    """The endpoint; temperature 0 gives the steadiest verdicts."""
 
 
 class RolloutConfig(Section):
@@ -265,148 +122,6 @@ class EngineConfig(Section):
     """Upper bound of one weight-sync bucket."""
     extra: dict[str, str | int | float | bool] = Field(default_factory=dict)
     """Native SGLang server arguments, passed through (``schedule_policy: lpm``)."""
-
-
-class RangeFilter(Section):
-    """Groups whose rewards hardly differ teach nothing."""
-
-    kind: Literal["range"]
-    """Drops whole groups."""
-    minimum: NonNegativeFloat = 0.0
-    """Smallest difference between the best and the worst reward; 0 drops groups without any difference (DAPO)."""
-
-
-class BalanceFilter(Section):
-    """Successes and failures of a group in balance."""
-
-    kind: Literal["balance"]
-    """Drops members at random."""
-    extra_right: NonNegative = 2
-    """Successes kept beyond the number of the rarer kind."""
-    extra_wrong: NonNegative = 1
-    """Failures kept beyond it."""
-
-
-class MinimumTurnsFilter(Section):
-    """Successes that came too soon may be guesses."""
-
-    kind: Literal["minimum_turns"]
-    """Drops successes."""
-    turns: Positive
-    """Assistant turns a success must have taken."""
-
-
-class OverlongFilter(Section):
-    """Failures that only ran into a limit of turns or tokens."""
-
-    kind: Literal["overlong"]
-    """Drops failures with outcome length or max_turns."""
-    keep: NonNegative = 0
-    """So many of a group are kept, drawn at random."""
-
-
-GroupFilter = Annotated[RangeFilter | BalanceFilter | MinimumTurnsFilter | OverlongFilter, Field(discriminator="kind")]
-
-
-class ShapingConfig(Section):
-    """What is added to a trajectory's score before advantages are computed."""
-
-    turn_efficiency: NonNegativeFloat = 0.0
-    """Largest bonus or malus for turns: the success with the fewest turns of its group gets it, the one with the most
-    loses it; failures the other way round (AgentRL: 0.1)."""
-    overlong_tokens: NonNegative = 0
-    """Sampled tokens at which a trajectory has lost 1; 0 switches the penalty off (DAPO)."""
-    overlong_buffer: NonNegative = 0
-    """Tokens before that over which the penalty rises from 0."""
-
-
-class AlgorithmConfig(Section):
-    """Group-relative policy optimisation."""
-
-    group_size: Positive = 8
-    """Trajectories of one task (n)."""
-    groups_per_step: Positive = 32
-    """Tasks in one optimizer step."""
-    score: Literal["sum", "terminal", "mean", "discounted"] = "sum"
-    """What a trajectory is worth to its group: sum, last, mean or discounted sum of its turn rewards."""
-    discount: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Discount of a turn, for ``score: discounted`` and ``credit: reward_to_go`` (UserRL: 0.8)."""
-    advantage: Literal["grpo", "rloo", "reinforce_plus_plus", "pass_at_k", "none"] = "grpo"
-    """How scores become advantages: against the group's mean (grpo), the mean of the others (rloo), the group's mean
-    and then whitened over the batch (reinforce_plus_plus), by the reward of a random k of the group (pass_at_k), or not
-    at all (none)."""
-    divide_by_std: bool = True
-    """GRPO divides the centred reward by the group's standard deviation; False gives Dr. GRPO's advantage."""
-    pass_k: Positive = 4
-    """k of ``advantage: pass_at_k``."""
-    sign_clamp: float | None = None
-    """No trajectory scored at most this is encouraged, none above it discouraged (AgentRL: 0.5); None: off."""
-    advantage_scale: PositiveFloat = 1.0
-    """Factor on every advantage."""
-    credit: Literal["equal", "reward_to_go", "exponential", "signed"] = "equal"
-    """How a trajectory's advantage is spread over its turns; ``mua/algorithms/credit.py`` has the formulas."""
-    credit_k: PositiveFloat = 2.0
-    """k of ``credit: exponential``."""
-    credit_form: Literal["robust", "userrl"] = "robust"
-    """Credits normalised by the sum of their absolute values, or by their sum as in UserRL's code; they differ where
-    a turn was penalised."""
-    loss: Literal["grpo", "gspo", "cispo", "minirl", "sapo", "reinforce"] = "grpo"
-    """The objective; ``mua/algorithms/objectives.py`` has the formulas."""
-    clip_low: PositiveFloat = 0.2
-    """Lower clip distance of the probability ratio; for sapo the temperature of tokens with a negative advantage."""
-    clip_high: PositiveFloat = 0.2
-    """The ratio is clipped to [1 - clip_low, 1 + clip_high]; for sapo the temperature of the other tokens."""
-    dual_clip: Annotated[float, Field(gt=1)] | None = None
-    """grpo and gspo: bound of the loss of tokens with a negative advantage, in multiples of it (MUA-RL: 3)."""
-    aggregation: Literal["token_mean", "sequence_mean", "sequence_sum", "constant"] = "token_mean"
-    """token_mean weighs every trained token alike over the whole batch, sequence_mean every trajectory; sequence_sum
-    adds up a trajectory's tokens and averages over trajectories; constant divides that by aggregation_constant."""
-    aggregation_constant: PositiveFloat = 1024.0
-    """Tokens that ``aggregation: constant`` divides by, whatever a trajectory's length (Dr. GRPO)."""
-    kl_coefficient: NonNegativeFloat = 0.0
-    """Weight of the estimator of KL(policy || reference); 0 keeps no reference model."""
-    kl_estimator: Literal["k1", "k2", "k3"] = "k3"
-    """Estimator of the KL term."""
-    kl_in: Literal["loss", "reward"] = "loss"
-    """Whether the KL term is added to the loss with its gradient or taken from each token's advantage."""
-    entropy_coefficient: NonNegativeFloat = 0.0
-    """Weight of the entropy bonus."""
-    old_logprobs: Literal["engine", "recompute"] = "recompute"
-    """What the clipped ratio is taken against: the engine's log-probabilities or the trainer's own."""
-    correction: Literal["none", "truncate", "mask"] = "none"
-    """Importance weight for what the engine's log-probabilities differ from the trainer's: truncated at
-    correction_high, or 0 outside [correction_low, correction_high]. Needs old_logprobs ``recompute``."""
-    correction_level: Literal["token", "sequence", "geometric"] = "token"
-    """Ratio of each token, of the whole sequence, or its mean a token."""
-    correction_low: NonNegativeFloat = 0.5
-    """Lower end of the mask's band."""
-    correction_high: PositiveFloat = 2.0
-    """Upper end of the band, and the bound of every weight."""
-    filters: list[GroupFilter] = []
-    """Which groups and trajectories train, in order; ``mua/algorithms/filters.py`` says what each does."""
-    shaping: ShapingConfig = ShapingConfig()
-    skip_zero_advantage: bool = False
-    """Leave trajectories whose advantage is exactly 0 out of the forward and backward pass. The gradient stays the
-    same (denominators still count them), the step gets cheaper, and token metrics cover the rest only. Needs
-    kl_coefficient 0."""
-    epochs: Positive = 1
-    """Passes over one batch."""
-    minibatches: Positive = 1
-    """Optimizer steps in one pass."""
-
-    @property
-    def on_policy(self) -> bool:
-        """Whether old log-probabilities are those of the only forward pass itself."""
-        single_step = self.epochs * self.minibatches == 1 and self.correction == "none" and self.kl_in == "loss"
-        return single_step and self.old_logprobs == "recompute"
-
-    @model_validator(mode="after")
-    def _correction_has_two_sides(self) -> Self:
-        if self.correction != "none" and self.old_logprobs == "engine":
-            raise ValueError("correction compares the engine with the trainer: set old_logprobs to recompute")
-        if self.correction == "mask" and self.correction_low >= self.correction_high:
-            raise ValueError("correction_low must be below correction_high")
-        return self
 
 
 class MegatronConfig(Section):

@@ -1,0 +1,151 @@
+"""The section ``algorithm``: how rewards become gradients."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from mua.config.section import NonNegative, NonNegativeFloat, Positive, PositiveFloat, Section
+
+
+class RangeFilter(Section):
+    """Groups whose rewards hardly differ teach nothing."""
+
+    kind: Literal["range"]
+    """Drops whole groups."""
+    minimum: NonNegativeFloat = 0.0
+    """Smallest difference between the best and the worst reward; 0 drops groups without any difference (DAPO)."""
+
+
+class BalanceFilter(Section):
+    """Successes and failures of a group in balance."""
+
+    kind: Literal["balance"]
+    """Drops members at random."""
+    extra_right: NonNegative = 2
+    """Successes kept beyond the number of the rarer kind."""
+    extra_wrong: NonNegative = 1
+    """Failures kept beyond it."""
+
+
+class MinimumTurnsFilter(Section):
+    """Successes that came too soon may be guesses."""
+
+    kind: Literal["minimum_turns"]
+    """Drops successes."""
+    turns: Positive
+    """Assistant turns a success must have taken."""
+
+
+class OverlongFilter(Section):
+    """Failures that only ran into a limit of turns or tokens."""
+
+    kind: Literal["overlong"]
+    """Drops failures with outcome length or max_turns."""
+    keep: NonNegative = 0
+    """So many of a group are kept, drawn at random."""
+
+
+GroupFilter = Annotated[RangeFilter | BalanceFilter | MinimumTurnsFilter | OverlongFilter, Field(discriminator="kind")]
+
+
+class ShapingConfig(Section):
+    """What is added to a trajectory's score before advantages are computed."""
+
+    turn_efficiency: NonNegativeFloat = 0.0
+    """Largest bonus or malus for turns: the success with the fewest turns of its group gets it, the one with the most
+    loses it; failures the other way round (AgentRL: 0.1)."""
+    overlong_tokens: NonNegative = 0
+    """Sampled tokens at which a trajectory has lost 1; 0 switches the penalty off (DAPO)."""
+    overlong_buffer: NonNegative = 0
+    """Tokens before that over which the penalty rises from 0."""
+
+
+class AlgorithmConfig(Section):
+    """Group-relative policy optimisation."""
+
+    group_size: Positive = 8
+    """Trajectories of one task (n)."""
+    groups_per_step: Positive = 32
+    """Tasks in one optimizer step."""
+    score: Literal["sum", "terminal", "mean", "discounted"] = "sum"
+    """What a trajectory is worth to its group: sum, last, mean or discounted sum of its turn rewards."""
+    discount: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Discount of a turn, for ``score: discounted`` and ``credit: reward_to_go`` (UserRL: 0.8)."""
+    advantage: Literal["grpo", "rloo", "reinforce_plus_plus", "pass_at_k", "none"] = "grpo"
+    """How scores become advantages: against the group's mean (grpo), the mean of the others (rloo), the group's mean
+    and then whitened over the batch (reinforce_plus_plus), by the reward of a random k of the group (pass_at_k), or not
+    at all (none)."""
+    divide_by_std: bool = True
+    """GRPO divides the centred reward by the group's standard deviation; False gives Dr. GRPO's advantage."""
+    pass_k: Positive = 4
+    """k of ``advantage: pass_at_k``."""
+    sign_clamp: float | None = None
+    """No trajectory scored at most this is encouraged, none above it discouraged (AgentRL: 0.5); None: off."""
+    advantage_scale: PositiveFloat = 1.0
+    """Factor on every advantage."""
+    credit: Literal["equal", "reward_to_go", "exponential", "signed"] = "equal"
+    """How a trajectory's advantage is spread over its turns; ``mua/algorithms/credit.py`` has the formulas."""
+    credit_k: PositiveFloat = 2.0
+    """k of ``credit: exponential``."""
+    credit_form: Literal["robust", "userrl"] = "robust"
+    """Credits normalised by the sum of their absolute values, or by their sum as in UserRL's code; they differ where
+    a turn was penalised."""
+    loss: Literal["grpo", "gspo", "cispo", "minirl", "sapo", "reinforce"] = "grpo"
+    """The objective; ``mua/algorithms/objectives.py`` has the formulas."""
+    clip_low: PositiveFloat = 0.2
+    """Lower clip distance of the probability ratio; for sapo the temperature of tokens with a negative advantage."""
+    clip_high: PositiveFloat = 0.2
+    """The ratio is clipped to [1 - clip_low, 1 + clip_high]; for sapo the temperature of the other tokens."""
+    dual_clip: Annotated[float, Field(gt=1)] | None = None
+    """grpo and gspo: bound of the loss of tokens with a negative advantage, in multiples of it (MUA-RL: 3)."""
+    aggregation: Literal["token_mean", "sequence_mean", "sequence_sum", "constant"] = "token_mean"
+    """token_mean weighs every trained token alike over the whole batch, sequence_mean every trajectory; sequence_sum
+    adds up a trajectory's tokens and averages over trajectories; constant divides that by aggregation_constant."""
+    aggregation_constant: PositiveFloat = 1024.0
+    """Tokens that ``aggregation: constant`` divides by, whatever a trajectory's length (Dr. GRPO)."""
+    kl_coefficient: NonNegativeFloat = 0.0
+    """Weight of the estimator of KL(policy || reference); 0 keeps no reference model."""
+    kl_estimator: Literal["k1", "k2", "k3"] = "k3"
+    """Estimator of the KL term."""
+    kl_in: Literal["loss", "reward"] = "loss"
+    """Whether the KL term is added to the loss with its gradient or taken from each token's advantage."""
+    entropy_coefficient: NonNegativeFloat = 0.0
+    """Weight of the entropy bonus."""
+    old_logprobs: Literal["engine", "recompute"] = "recompute"
+    """What the clipped ratio is taken against: the engine's log-probabilities or the trainer's own."""
+    correction: Literal["none", "truncate", "mask"] = "none"
+    """Importance weight for what the engine's log-probabilities differ from the trainer's: truncated at
+    correction_high, or 0 outside [correction_low, correction_high]. Needs old_logprobs ``recompute``."""
+    correction_level: Literal["token", "sequence", "geometric"] = "token"
+    """Ratio of each token, of the whole sequence, or its mean a token."""
+    correction_low: NonNegativeFloat = 0.5
+    """Lower end of the mask's band."""
+    correction_high: PositiveFloat = 2.0
+    """Upper end of the band, and the bound of every weight."""
+    filters: list[GroupFilter] = []
+    """Which groups and trajectories train, in order; ``mua/algorithms/filters.py`` says what each does."""
+    shaping: ShapingConfig = ShapingConfig()
+    skip_zero_advantage: bool = False
+    """Leave trajectories whose advantage is exactly 0 out of the forward and backward pass. The gradient stays the
+    same (denominators still count them), the step gets cheaper, and token metrics cover the rest only. Needs
+    kl_coefficient 0."""
+    epochs: Positive = 1
+    """Passes over one batch."""
+    minibatches: Positive = 1
+    """Optimizer steps in one pass."""
+
+    @property
+    def on_policy(self) -> bool:
+        """Whether old log-probabilities are those of the only forward pass itself."""
+        single_step = self.epochs * self.minibatches == 1 and self.correction == "none" and self.kl_in == "loss"
+        return single_step and self.old_logprobs == "recompute"
+
+    @model_validator(mode="after")
+    def _correction_has_two_sides(self) -> Self:
+        if self.correction != "none" and self.old_logprobs == "engine":
+            raise ValueError("correction compares the engine with the trainer: set old_logprobs to recompute")
+        if self.correction == "mask" and self.correction_low >= self.correction_high:
+            raise ValueError("correction_low must be below correction_high")
+        return self

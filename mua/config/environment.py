@@ -1,0 +1,154 @@
+"""The sections ``environment``, ``user`` and ``judge``: what policies learn in, and with whom."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, SecretStr, model_validator
+
+from mua.config.section import NonNegative, NonNegativeFloat, Positive, PositiveFloat, Section
+
+
+class EnvironmentConfig(Section):
+    """The tasks and the tools."""
+
+    name: str = ""
+    """Registered domain or gym, such as ``retail`` or ``gyms/function``; ``mua env list`` shows all. Either this or
+    ``mix``."""
+    mix: dict[str, PositiveFloat] = {}
+    """Several domains with their shares of the training tasks, such as ``{retail: 2, gyms/turtle: 1}``."""
+    data: Annotated[Path, Field(strict=False)] | None = None
+    """Folder with official data (tau-bench's databases, tasks and policy) that a domain loads instead of its own."""
+    difficulties: list[Literal["easy", "medium", "hard"]] = []
+    """Only tasks of these difficulties; empty: all."""
+    reward: Literal["all_or_nothing", "partial"] = "all_or_nothing"
+    """Domains with a database: 1 or 0, or the share of right changes and told facts among all that were due or made."""
+    oracle: Literal["rule", "llm"] = "rule"
+    """Gyms: who answers and judges, the rules over each task's structured facts, or the endpoints of ``user.llm`` and
+    ``judge.llm``."""
+    show_reward: bool = False
+    """Gyms: tell the policy the reward of each call. Off, because no user tells it later either."""
+    isolation: Literal["auto", "inline", "thread", "process"] = "auto"
+    """Where tools run: ``auto`` as the domain says; ``process``: in worker processes, so that a hang or crash costs one
+    worker and its episodes are tried again."""
+    workers: Positive = 2
+    """Worker processes with isolation ``process``."""
+    options: dict[str, str | int | float | bool] = {}
+    """Settings that only one domain knows; its documentation names them."""
+    prompt: Literal["full", "short"] = "full"
+    """``full`` puts the policy page and tool schemas into the system prompt; ``short`` one line, for policies too
+    small to read."""
+    call_seconds: PositiveFloat = 30.0
+    """Deadline of one tool call; a tool that hangs longer ends the episode as environment_error."""
+    reset_seconds: PositiveFloat = 60.0
+    """Deadline of building, and of judging, one environment."""
+    max_leases: Positive = 256
+    """Environments alive at once."""
+
+    @model_validator(mode="after")
+    def _one_domain_or_a_mix(self) -> Self:
+        if bool(self.name) == bool(self.mix):
+            raise ValueError("give either name, one domain, or mix, several; mua env list shows what there is")
+        return self
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """Share of each domain in training; one domain has it all."""
+        return dict(self.mix) or {self.name: 1.0}
+
+
+class EndpointConfig(Section):
+    """An OpenAI-compatible chat endpoint: where it is, and what it can bear."""
+
+    base_url: str
+    """Address of the API, ``/v1`` included. Credentials in it (``https://name:password@host``) are sent instead of
+    ``api_key``."""
+    model: str
+    """Model name the endpoint knows."""
+    api_key: SecretStr = SecretStr("none")
+    """Use ``${ENV_VAR}``; never written to a log, trace or checkpoint."""
+    request_seconds: PositiveFloat = 60.0
+    """Deadline of one request."""
+    concurrency: Positive = 256
+    """Requests in flight at once; the rest wait. 256 lets every episode of a large batch ask at the same moment."""
+    requests_per_minute: Positive | None = None
+    """Requests that may start within any 60 seconds; null: as many as ``concurrency`` allows."""
+    tokens_per_minute: Positive | None = None
+    """Tokens, read and written, within any 60 seconds. Estimated when a request starts (4 characters a token, and
+    ``max_tokens``), corrected by what the endpoint reports."""
+    breaker_faults: Positive = 8
+    """Faults in a row (no connection, no answer in time, 5xx, refused keys, unreadable replies) after which the
+    endpoint is left alone."""
+    breaker_seconds: PositiveFloat = 5.0
+    """How long it is left alone before one request tries it again."""
+    structured_output: Literal["auto", "json_schema", "json_object", "text"] = "auto"
+    """How JSON is asked for: under a schema, as any object, or in the prompt alone. ``auto`` begins with a schema and
+    takes what the endpoint does not refuse."""
+    price_per_million_in: NonNegativeFloat = 0.0
+    """Price of a million tokens read, for the metric ``cost``, in any currency."""
+    price_per_million_out: NonNegativeFloat = 0.0
+    """Price of a million tokens written."""
+    extra: dict[str, Any] = {}
+    """Further fields of every request, such as ``top_p`` or ``chat_template_kwargs``; never a secret."""
+
+
+class LlmConfig(EndpointConfig):
+    """A language model of a role: an endpoint, those that stand in for it, and how it is asked."""
+
+    temperature: NonNegativeFloat = 1.0
+    """Sampling temperature. 1 keeps users varied; 0 gives the steadiest verdicts of a judge."""
+    max_tokens: Positive = 512
+    """Longest reply, in the endpoint's tokens."""
+    total_seconds: PositiveFloat = 300.0
+    """Deadline of one reply: retries, fallbacks and waiting for limits included."""
+    max_retries: NonNegative = 5
+    """Retries at each endpoint on 429, 5xx, timeouts, dropped connections and unusable replies; 401 and other 4xx are
+    not retried."""
+    fallbacks: list[EndpointConfig] = []
+    """Endpoints to turn to, in this order, while those before are broken, refuse or are at their rate limit."""
+    cache: Annotated[Path, Field(strict=False)] | None = None
+    """An SQLite file that keeps every reply under the whole request, its seed included; made if it is not there.
+    Several processes of one machine may share it."""
+
+    @property
+    def endpoints(self) -> tuple[EndpointConfig, ...]:
+        """The endpoint itself, then its fallbacks."""
+        return (self, *self.fallbacks)
+
+
+class UserConfig(Section):
+    """Who plays the user."""
+
+    kind: Literal["scripted", "llm", "replay"] = "scripted"
+    """``scripted``: the domain's rule-based user; ``llm``: an endpoint; ``replay``: recorded utterances."""
+    llm: LlmConfig | None = None
+    """Needed when kind is ``llm``."""
+    manners: bool = True
+    """Whether the seed of each rollout also picks how an LLM's user talks (terse, chatty, unsure ...)."""
+    temperatures: list[NonNegativeFloat] = []
+    """Lowest and highest sampling temperature; the seed of each rollout picks one between. Empty:
+    ``user.llm.temperature`` for all."""
+    leak_words: NonNegative = 12
+    """A reply of an LLM's user that repeats so many words of its instructions in a row is a leak; 0: no check."""
+    tool_rounds: Positive = 8
+    """How often in a row an LLM's user may use tools of its own before it must speak."""
+    replay: Annotated[Path, Field(strict=False)] | None = None
+    """A trace file (JSON lines) whose user turns are replayed; needed when kind is ``replay``."""
+
+    @model_validator(mode="after")
+    def _kind_has_its_section(self) -> Self:
+        if self.kind == "llm" and self.llm is None:
+            raise ValueError("kind 'llm' needs the section user.llm")
+        if self.kind == "replay" and self.replay is None:
+            raise ValueError("kind 'replay' needs user.replay, a trace file")
+        if self.temperatures and (len(self.temperatures) != 2 or self.temperatures[0] > self.temperatures[1]):
+            raise ValueError("user.temperatures takes two numbers, the lowest and the highest, such as [0.7, 1.2]")
+        return self
+
+
+class JudgeConfig(Section):
+    """Who judges where no rule can: another role than the user, with an endpoint and settings of its own."""
+
+    llm: LlmConfig
+    """The endpoint; temperature 0 gives the steadiest verdicts."""
