@@ -1,7 +1,7 @@
 """The typed configuration of every command. The docstring under a field is its documentation.
 
-``docs/configuration.md`` is generated from the sections (``make docs``), some of which lie in modules of their own. Nothing
-heavy is imported here.
+``docs/configuration.md`` is generated from the sections (``make docs``), some of which lie in modules of their own.
+Nothing heavy is imported here.
 """
 
 from __future__ import annotations
