@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 STAGES = ("rollout", "train", "sync", "save")
 
@@ -37,9 +37,9 @@ def main() -> None:
 
 def random_policy(folder: Path) -> Path:
     """A policy with random weights, as the demonstration starts from."""
-    import demo  # type: ignore[import-not-found]
+    from tools.demo import build
 
-    demo.build(folder, 1)
+    build(folder, 1)
     return folder / "init"
 
 
