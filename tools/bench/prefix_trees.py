@@ -2,10 +2,11 @@
 
     python tools/bench/prefix_trees.py [--scale 0.25] [--hidden 256]
 
-Shapes: groups of n trajectories that share a long prompt, and one trajectory cut into a sample for each of its turns,
-as a sampler does that keeps every request (system prompt, reply and observation of 2,000, 600 and 900 tokens). All lengths
-are multiplied by ``--scale``. The limit is the ratio of tokens; attention over a shared prefix is paid by every branch
-and is no part of it. One process, one thread, CPU time; each step is done twice and the second counts.
+Shapes: groups of n trajectories that share a long prompt, and one trajectory cut into a sample for each of its
+turns, as a sampler does that keeps every request (system prompt, reply and observation of 2,000, 600 and 900
+tokens). All lengths are multiplied by ``--scale``. The limit is the ratio of tokens; attention over a shared
+prefix is paid by every branch and is no part of it. One process, one thread, CPU time; each step is done twice
+and the second counts.
 """
 
 from __future__ import annotations
