@@ -123,6 +123,7 @@ def ask(recipe: Path, verb: str, url: str, cwd: Path) -> str:
     return line
 
 
+@pytest.mark.slow
 def test_an_endpoint_that_refuses_the_key(recipe: Path, tmp_path: Path) -> None:
     body = json.dumps({"error": {"message": "bad key sk-secret-4711"}}).encode()
     with endpoint(401, body) as url:
@@ -133,10 +134,13 @@ def test_an_endpoint_that_refuses_the_key(recipe: Path, tmp_path: Path) -> None:
     assert metrics_of(tmp_path / "out") == []
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("status", "body", "said"),
-    [(500, b"{}", "HTTP 500"), (200, b"<html>no json", "unusable reply"), (200, b'{"choices": []}', "unusable reply")],
+    [
+        pytest.param(500, b"{}", "HTTP 500", marks=pytest.mark.grid),
+        pytest.param(200, b"<html>no json", "unusable reply", marks=pytest.mark.slow),
+        pytest.param(200, b'{"choices": []}', "unusable reply", marks=pytest.mark.grid),
+    ],
 )
 def test_an_endpoint_that_fails_or_babbles(recipe: Path, tmp_path: Path, status: int, body: bytes, said: str) -> None:
     with endpoint(status, body) as url:

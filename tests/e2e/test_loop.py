@@ -149,5 +149,6 @@ def test_evaluation_writes_success_with_its_interval(recipe: Path, tmp_path: Pat
     assert "success on validation" in shown
 
 
+@pytest.mark.slow
 def test_doctor_finds_every_tensor_in_the_engine(recipe: Path, tmp_path: Path) -> None:
     assert "every tensor in every engine equals the trainer's" in mua("doctor", "sync", recipe, cwd=tmp_path)

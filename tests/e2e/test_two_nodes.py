@@ -23,13 +23,16 @@ from mua.engine.protocol import SamplingParams
 from mua.rollout.service import RolloutService
 from mua.trainer.policy import Policy
 
-pytestmark = [pytest.mark.timeout(900), pytest.mark.slow]
+pytestmark = pytest.mark.timeout(900)
 
 GREEDY = SamplingParams(temperature=0.0, max_new_tokens=12, stop_token_ids=())
 PROMPT = [5, 60, 70, 8]
 
 
-@pytest.mark.parametrize("transport", ["colocated", "broadcast"])
+@pytest.mark.parametrize(
+    "transport",
+    [pytest.param("colocated", marks=pytest.mark.slow), pytest.param("broadcast", marks=pytest.mark.grid)],
+)
 def test_engines_of_two_machines(workshop: Workshop, tmp_path: Path, transport: str) -> None:
     found = run_distributed(_run, 2, workshop.recipe, tmp_path, transport, seconds=700)[0]
     assert found["nodes"] == [0, 1]

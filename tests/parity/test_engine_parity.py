@@ -146,6 +146,7 @@ async def test_verify_names_a_corrupted_tensor(engine_pool: EnginePool, other_qw
     assert all(".qkv" in name or ("self_attn" in other and "layers.0" in other) or other == name for other in differing)
 
 
+@pytest.mark.slow
 async def test_an_update_without_tensors_is_an_error_and_the_engine_comes_back(
     engine_pool: EnginePool, tiny_qwen3_folder: Path
 ) -> None:

@@ -66,13 +66,15 @@ def _write(folder: Path, seed: int, *, experts: bool) -> Path:
     return folder
 
 
-@pytest.mark.slow
+@pytest.mark.grid
 def test_broadcast_into_one_engine(dense: tuple[Path, Path], tmp_path: Path) -> None:
     _check(dense, DENSE, tmp_path, transport="broadcast", count=1, tensor_parallel=1)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("count", "tensor_parallel"), [(2, 1), (1, 2)])
+@pytest.mark.parametrize(
+    ("count", "tensor_parallel"),
+    [pytest.param(2, 1, marks=pytest.mark.slow), pytest.param(1, 2, marks=pytest.mark.grid)],
+)
 def test_shared_memory(dense: tuple[Path, Path], tmp_path: Path, count: int, tensor_parallel: int) -> None:
     _check(dense, DENSE, tmp_path, transport="colocated", count=count, tensor_parallel=tensor_parallel)
 
@@ -82,8 +84,10 @@ def test_broadcast_into_two_engines_of_two_ranks(dense: tuple[Path, Path], tmp_p
     _check(dense, DENSE, tmp_path, transport="broadcast", count=2, tensor_parallel=2)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("transport", "tensor_parallel"), [("colocated", 1), ("broadcast", 2)])
+@pytest.mark.parametrize(
+    ("transport", "tensor_parallel"),
+    [pytest.param("colocated", 1, marks=pytest.mark.grid), pytest.param("broadcast", 2, marks=pytest.mark.slow)],
+)
 def test_experts(moe: tuple[Path, Path], tmp_path: Path, transport: str, tensor_parallel: int) -> None:
     _check(moe, MOE, tmp_path, transport=transport, count=1, tensor_parallel=tensor_parallel)
 

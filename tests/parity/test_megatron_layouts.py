@@ -65,15 +65,8 @@ ALWAYS = {
     ),
 }
 SLOW = {
-    "dense": ("TP4", "PP2 FIRST1", "PP2 VPP2 DP2", "TP2 PP2 CP2"),
-    "moe": (
-        "DP4 EP4",
-        "TP2 EP2 ETP1",
-        "PP2 VPP2 FIRST4",
-        "TP2 PP2 DP2 EP2 ETP1",
-        "TP2 CP2 DP2 EP2",
-        "PP2 DP4 EP2",
-    ),
+    "dense": ("TP4", "TP2 PP2 CP2"),
+    "moe": ("TP2 EP2 ETP1", "PP2 VPP2 FIRST4", "TP2 PP2 DP2 EP2 ETP1"),
 }
 PROVEN = {"dense": layouts.DENSE, "moe": layouts.MOE}
 

@@ -48,7 +48,7 @@ def single(folder: Path) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("name", ["CP2", "TP2 DP2"])
+@pytest.mark.parametrize("name", ["CP2", pytest.param("TP2 DP2", marks=pytest.mark.slow)])
 def test_a_layout_is_a_single_process(name: str, folder: Path, single: dict[str, Any]) -> None:
     sizes = layouts.sizes(name)
     for rank in run_on_workers(MegatronConfig(**sizes).world_size, one_step, str(folder), sizes):

@@ -64,6 +64,7 @@ def test_a_rank_that_does_not_answer_is_named_and_killed() -> None:
     assert len(run_on_workers(2, identity, 0)) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["leaves", "is killed"])
 def test_workers_end_with_their_parent(how: str) -> None:
     script = (
