@@ -78,8 +78,7 @@ def _common(config: ExperimentConfig) -> list[str]:
 
 def _build(arguments: argparse.Namespace, config: ExperimentConfig, folder: Path, seed: int) -> None:
     selection = Selection.from_config(config.environment)
-    made = conversations(selection, seed, arguments.loose, successful=False)
-    kept = list(itertools.islice(made, arguments.conversations))
+    kept = list(_conversations(arguments, config, seed))
     build_policy(folder / "init", kept, seed, arguments.vocabulary)
     with (folder / "conversations.jsonl").open("w") as file:
         file.writelines(json.dumps({"messages": messages}) + "\n" for messages in kept)
