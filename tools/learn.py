@@ -36,7 +36,7 @@ def main() -> None:
     parser.add_argument("--practice", type=int, default=0, help="practice shops (retail) to take conversations from")
     parser.add_argument("--sft-steps", type=int, default=200)
     parser.add_argument("--vocabulary", type=int, default=768)
-    arguments = parser.parse_args()
+    arguments = parser.parse_intermixed_args()
     config = load_config(arguments.config, arguments.overrides)
     root = Path("runs") / config.name
     results = []

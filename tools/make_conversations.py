@@ -34,7 +34,7 @@ def main() -> None:
     parser.add_argument("--loose", type=float, default=0.0, help="how often the expert departs from the prescribed way")
     parser.add_argument("--keep", choices=["successful", "all"], default="successful")
     parser.add_argument("--seed", type=int, default=1)
-    arguments = parser.parse_args()
+    arguments = parser.parse_intermixed_args()
     config = load_config(arguments.config, arguments.overrides)
     selection = Selection.from_config(config.environment)
     made = conversations(selection, arguments.seed, arguments.loose, successful=arguments.keep == "successful")
