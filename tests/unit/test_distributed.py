@@ -17,7 +17,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.distributed import RanksFailed, run_distributed, run_on_workers
+from tests.distributed import RanksFailed, _Workers, run_distributed, run_on_workers
 
 Runner = Callable[..., list[Any]]
 RUNNERS = pytest.mark.parametrize("run", [run_distributed, run_on_workers])
@@ -47,7 +47,11 @@ def test_results_come_in_order_of_rank(run: Runner) -> None:
 
 
 def test_workers_stay_and_serve_groups_of_any_size() -> None:
-    pids = [run_on_workers(world, identity, 0)[0][2] for world in (2, 1, 3, 2)]
+    workers = _Workers()  # those of the other tests are replaced after some calls
+    try:
+        pids = [workers.run(world, identity, (0,), 60.0)[0][2] for world in (2, 1, 3, 2)]
+    finally:
+        workers.stop()
     assert len(set(pids)) == 1
     assert run_distributed(identity, 1, 0)[0][2] != pids[0]
 
