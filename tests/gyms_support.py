@@ -20,6 +20,7 @@ from mua.environment.protocol import Evaluation, Move, Split, Task, ToolResult, 
 from mua.types import Json
 from mua.users.endpoint import ChatEndpoint
 from mua.users.services import Services
+from tests.chat_fixtures import chat_server, says
 from tests.chat_server import Handler, Server, serving
 
 SPLITS: tuple[Split, ...] = get_args(Split)
@@ -96,6 +97,19 @@ async def served(gym: Gym, *script: Handler, **options: Any) -> AsyncIterator[tu
         environment = EnvironmentConfig(name=gym.name, oracle="llm", options=options)
         yield gym.configured(environment, services), server
         await services.close()
+
+
+@asynccontextmanager
+async def modelled(gym: Gym, user: Callable[[Json], str], judge: Callable[[Json], str]) -> AsyncIterator[Gym]:
+    """The gym under ``oracle: llm`` with two endpoints, whose words are made from each request's body."""
+    async with chat_server(lambda body: says(user(body))) as one, chat_server(lambda body: says(judge(body))) as other:
+        endpoints = [
+            ChatEndpoint(LlmConfig(base_url=server.base_url, model="m", max_retries=0)) for server in (one, other)
+        ]
+        config = EnvironmentConfig(name=gym.name, oracle="llm")
+        yield gym.configured(config, Services(user=endpoints[0], judge=endpoints[1]))
+        for endpoint in endpoints:
+            await endpoint.close()
 
 
 @asynccontextmanager

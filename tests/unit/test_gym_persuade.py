@@ -11,8 +11,6 @@ import os
 import random
 import re
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -24,14 +22,13 @@ from environments.gyms.persuade.expert import argument
 from environments.gyms.persuade.game import CLEAR, STANCES, PersuadeGame, heard
 from environments.gyms.persuade.oracle import judged_stance
 from environments.gyms.persuade.topics import OTHER, Reason, topics
-from mua.config.schema import EnvironmentConfig, LlmConfig
+from mua.config.schema import LlmConfig
 from mua.environment.demonstrate import demonstrate, replay_gold
 from mua.environment.protocol import Environment, Task, ToolResult, Transcript
 from mua.errors import JudgeFault, UserFault
 from mua.types import Json
 from mua.users.endpoint import ChatEndpoint
-from mua.users.services import Services
-from tests.chat_fixtures import chat_server, says
+from tests.gyms_support import modelled
 
 TASKS = {split: DOMAIN.tasks(split) for split in SIZES}
 _LABELS = Path(__file__).parents[1] / "data/gyms/persuade.jsonl"
@@ -226,18 +223,6 @@ def test_the_rules_agree_with_the_labels():
     assert wrong == []
 
 
-@asynccontextmanager
-async def modelled(user: Callable[[Json], str], judge: Callable[[Json], str]) -> AsyncIterator[PersuadeGym]:
-    async with chat_server(lambda body: says(user(body))) as one, chat_server(lambda body: says(judge(body))) as other:
-        endpoints = [
-            ChatEndpoint(LlmConfig(base_url=server.base_url, model="m", max_retries=0)) for server in (one, other)
-        ]
-        config = EnvironmentConfig(name="gyms/persuade", oracle="llm")
-        yield DOMAIN.configured(config, Services(user=endpoints[0], judge=endpoints[1]))
-        for endpoint in endpoints:
-            await endpoint.close()
-
-
 def verdict(stance: str) -> str:
     return json.dumps({"reason": "r", "verdict": stance})
 
@@ -263,7 +248,7 @@ async def test_a_judge_that_gives_the_labels_moves_as_the_rules_do():
         label = next(label for label in LABELLED if label["text"] == text)
         return verdict(STANCES[LEVELS if label["verdict"] == "reason" else 0])
 
-    async with modelled(lambda body: "unused", judge) as gym:
+    async with modelled(DOMAIN, lambda body: "unused", judge) as gym:
         for label in LABELLED:
             task = holder_of_one_concern(label)
             by_judge = await judged_stance(PersuadeGame(gym.setting, task, 0), label["text"], STANCES)
@@ -303,7 +288,7 @@ async def test_with_models_too_only_the_gain_over_the_furthest_stance_is_paid():
         prompts.append(body["messages"][-1]["content"])
         return f"answer {len(prompts)}"
 
-    async with modelled(user, lambda body: verdict(next(answers))) as gym:
+    async with modelled(DOMAIN, user, lambda body: verdict(next(answers))) as gym:
         results = await say(opened(of("easy"), gym), *[f"argument number {n}" for n in range(6)])
     assert [round(result.reward * LEVELS) for result in results] == [1, 2, 0, 0, 2, 1]
     assert sum(result.reward for result in results) == pytest.approx(1.0)
@@ -314,10 +299,10 @@ async def test_with_models_too_only_the_gain_over_the_furthest_stance_is_paid():
 
 async def test_models_that_give_nothing_usable_are_faults_and_never_a_stance():
     for bad in ("rather disagree", verdict("neutral"), '{"verdict": "agree"}', ""):
-        async with modelled(lambda body: "hm", lambda body, bad=bad: bad) as gym:
+        async with modelled(DOMAIN, lambda body: "hm", lambda body, bad=bad: bad) as gym:
             with pytest.raises(JudgeFault):
                 await say(opened(of("easy"), gym), "An argument")
-    async with modelled(lambda body: "", lambda body: verdict("agree")) as gym:
+    async with modelled(DOMAIN, lambda body: "", lambda body: verdict("agree")) as gym:
         with pytest.raises(UserFault):
             await say(opened(of("easy"), gym), "An argument")
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 import pytest
 
 from environments.gyms._shared import act
+from environments.gyms._shared.guessing import NO_QUESTION
 from environments.gyms._shared.questions import is_yes_no
-from environments.gyms.telepathy import DOMAIN, NO_QUESTION
+from environments.gyms.telepathy import DOMAIN
 from environments.gyms.telepathy.oracle import answer, asked_for, is_named
 from environments.gyms.telepathy.table import SIZES, Entity, attributes, by_name, entities, truth
 from mua.environment.protocol import Task

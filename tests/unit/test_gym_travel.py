@@ -13,8 +13,6 @@ import random
 import re
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -28,14 +26,13 @@ from environments.gyms.travel.game import TravelGame
 from environments.gyms.travel.oracle import classified
 from environments.gyms.travel.scenarios import PATTERNS, SIZES, Option
 from environments.gyms.travel.wording import VAGUE, hint, openings
-from mua.config.schema import EnvironmentConfig, LlmConfig
+from mua.config.schema import LlmConfig
 from mua.environment.demonstrate import demonstrate, replay_gold
 from mua.environment.protocol import Environment, Move, Task, ToolResult, Transcript
 from mua.errors import JudgeFault, UserFault
 from mua.types import Json
 from mua.users.endpoint import ChatEndpoint
-from mua.users.services import Services
-from tests.chat_fixtures import chat_server, says
+from tests.gyms_support import modelled
 
 TEST = DOMAIN.tasks("test")
 _LABELS = Path(__file__).parents[1] / "data/gyms/travel.jsonl"
@@ -320,18 +317,6 @@ def test_the_rules_agree_with_the_labels():
     assert wrong == []
 
 
-@asynccontextmanager
-async def modelled(user: Callable[[Json], str], judge: Callable[[Json], str]) -> AsyncIterator[TravelGym]:
-    async with chat_server(lambda body: says(user(body))) as one, chat_server(lambda body: says(judge(body))) as other:
-        endpoints = [
-            ChatEndpoint(LlmConfig(base_url=server.base_url, model="m", max_retries=0)) for server in (one, other)
-        ]
-        config = EnvironmentConfig(name="gyms/travel", oracle="llm")
-        yield DOMAIN.configured(config, Services(user=endpoints[0], judge=endpoints[1]))
-        for endpoint in endpoints:
-            await endpoint.close()
-
-
 def verdict(label: str) -> str:
     return json.dumps({"reason": "r", "verdict": label})
 
@@ -364,7 +349,7 @@ def a_trip_that_wants_anything() -> Task:
 
 
 async def test_a_judge_that_gives_the_labels_is_read_as_the_rules_decide():
-    async with modelled(lambda body: "unused", label_given) as gym:
+    async with modelled(DOMAIN, lambda body: "unused", label_given) as gym:
         for label in LABELLED:
             game = TravelGame(gym.setting, a_trip_that_wants_anything(), 0)
             by_judge = await classified(game, label["text"], label["pending"])
@@ -404,7 +389,7 @@ async def test_a_model_finds_the_words_for_a_wish_and_is_not_told_any_in_small_t
         return "I would say so." if len(prompts) > 1 else f"Well, {held['value']}."  # the first one states the wish
 
     answers = iter([verdict("wish 1"), verdict("chat")])
-    async with modelled(user, lambda body: next(answers)) as gym:
+    async with modelled(DOMAIN, user, lambda body: next(answers)) as gym:
         results = await played(
             opened(task, gym), question(one["aspect"], held["attribute"]), act("action", "Thank you.")
         )
@@ -417,11 +402,11 @@ async def test_a_model_finds_the_words_for_a_wish_and_is_not_told_any_in_small_t
 
 async def test_models_that_give_nothing_usable_are_faults():
     ask = act("action", "Which view?")
-    async with modelled(lambda body: "hm", lambda body: "It is a hit.") as gym:
+    async with modelled(DOMAIN, lambda body: "hm", lambda body: "It is a hit.") as gym:
         with pytest.raises(JudgeFault):
             await played(opened(a_task(), gym), ask)
     task = a_task()
     value = task.data["aspects"][0]["preferences"][0]["value"]
-    async with modelled(lambda body: f"I want {value}", lambda body: verdict("wish 1")) as gym:
+    async with modelled(DOMAIN, lambda body: f"I want {value}", lambda body: verdict("wish 1")) as gym:
         with pytest.raises(UserFault, match="states the wish"):
             await played(opened(task, gym), ask)

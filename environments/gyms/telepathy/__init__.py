@@ -6,37 +6,28 @@ from collections.abc import Generator, Iterable, Sequence
 from typing import ClassVar
 
 from environments.gyms._shared import Choice, Game, Gym, Reply, Setting, act
-from environments.gyms._shared.oracles import YES_NO_MAYBE, asked, labelled, one_of
-from environments.gyms._shared.questions import is_yes_no
+from environments.gyms._shared.guessing import GuessingGame
+from environments.gyms._shared.oracles import labelled
 from environments.gyms.telepathy.expert import moves
 from environments.gyms.telepathy.oracle import answer, is_named
 from environments.gyms.telepathy.table import Entity, by_name, generate
 from mua.environment.protocol import Move, Split, Task
 from mua.types import Json
 
-NO_QUESTION = "Please ask something that can be answered by yes or no."
 JUDGE = """Someone had to guess what another person is thinking of: {name} (also called: {synonyms}).
 Does the guess name this thing? The name itself, a synonym, another spelling and the plural do. Something more general,
 more special or merely similar does not, and neither does a guess that names several things."""
 
 
-class TelepathyGame(Game):
+class TelepathyGame(GuessingGame):
     """One thing thought of."""
 
     def __init__(self, setting: Setting, task: Task, seed: int, persona: str) -> None:
-        super().__init__(setting, task, seed)
+        super().__init__(setting, task, seed, persona)
         self._entity: Entity = by_name()[task.data["entity"].lower()]
-        self._persona = persona
-        self._calls = 0
 
-    async def action(self, content: str) -> Reply:
-        self._calls += 1
-        if not is_yes_no(content):
-            return Reply(NO_QUESTION)
-        if self.setting.oracle == "llm":
-            said = await asked(self.setting.user, self._persona, content, one_of(YES_NO_MAYBE), self._llm_seed())
-            return Reply(f"{said}.")
-        return Reply(f"{answer(self._entity, content)}.")
+    def by_rule(self, question: str) -> str:
+        return answer(self._entity, question)
 
     async def answer(self, content: str) -> Reply:
         self._calls += 1
@@ -55,9 +46,6 @@ class TelepathyGame(Game):
         question = JUDGE.format(name=self._entity.name, synonyms=synonyms)
         said = await labelled(self.setting.judge, question, ("Yes", "No"), {"the guess": guess}, self._llm_seed())
         return said == "Yes"
-
-    def _llm_seed(self) -> int:
-        return self.seed * 1000 + self._calls
 
 
 class TelepathyGym(Gym):

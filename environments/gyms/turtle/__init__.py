@@ -7,15 +7,14 @@ from collections.abc import Generator, Iterable, Sequence
 from typing import ClassVar
 
 from environments.gyms._shared import Choice, Game, Gym, Reply, Setting, act
-from environments.gyms._shared.oracles import YES_NO_MAYBE, asked, labelled, one_of
-from environments.gyms._shared.questions import is_yes_no
+from environments.gyms._shared.guessing import GuessingGame
+from environments.gyms._shared.oracles import labelled
 from environments.gyms.turtle.expert import moves
 from environments.gyms.turtle.oracle import answer, score
 from environments.gyms.turtle.stories import Criterion, generate, story_of
 from mua.environment.protocol import Move, Split, Task
 from mua.types import Json
 
-NO_QUESTION = "Please ask something that can be answered by yes or no."
 SCORES = {"full": 1.0, "partial": 0.5, "none": 0.0}
 JUDGE = """Someone had to explain a strange story. Judge whether the explanation contains this one point:
 {point}
@@ -25,24 +24,16 @@ JUDGE = """Someone had to explain a strange story. Judge whether the explanation
 - none: it does not say it, contradicts it, or only names it as one of several possibilities."""
 
 
-class TurtleGame(Game):
+class TurtleGame(GuessingGame):
     """One story. ``best`` is the score of the best explanation so far; only what goes beyond it is paid."""
 
     def __init__(self, setting: Setting, task: Task, seed: int, persona: str) -> None:
-        super().__init__(setting, task, seed)
+        super().__init__(setting, task, seed, persona)
         self._story = story_of(task)
-        self._persona = persona
         self._best = 0.0
-        self._calls = 0
 
-    async def action(self, content: str) -> Reply:
-        self._calls += 1
-        if not is_yes_no(content):
-            return Reply(NO_QUESTION)
-        if self.setting.oracle == "llm":
-            said = await asked(self.setting.user, self._persona, content, one_of(YES_NO_MAYBE), self._llm_seed())
-            return Reply(f"{said}.")
-        return Reply(f"{answer(self._story, content)}.")
+    def by_rule(self, question: str) -> str:
+        return answer(self._story, question)
 
     async def answer(self, content: str) -> Reply:
         limit = self.setting.whole("max_words")
@@ -67,9 +58,6 @@ class TurtleGame(Game):
         material = {"the story as it was told": self._story.surface, "the explanation": content}
         seed = self._llm_seed() + 100_000 * index
         return SCORES[await labelled(self.setting.judge, question, list(SCORES), material, seed)]
-
-    def _llm_seed(self) -> int:
-        return self.seed * 1000 + self._calls
 
 
 class TurtleGym(Gym):
