@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 from e2e_support import environment
 
-from tools.slurm_cluster import Cluster
+from tools.slurm_cluster import Cluster, SlurmUnavailable
 
 SECONDS = 600.0
 """Deadline of one wait. Generous: the machine may be busy, and four trainers share its cores with engines."""
@@ -75,15 +75,22 @@ class Jobs:
         """Slurm lets a requeued job rest two minutes, in which nodes clean up; this one waits for the nodes alone.
 
         A step daemon of the attempt before must not report its end while the next one runs: Slurm 22.05 would take it
-        for the next one's. So none may be left, and the nodes must have been idle for some seconds.
+        for the next one's. So none may be left, and the nodes must have been idle for some seconds. Where that takes
+        longer than the two minutes, Slurm has started the job itself.
         """
         deadline, since = time.monotonic() + SECONDS, time.monotonic()
         while time.monotonic() - since < _QUIET_SECONDS:
+            if not self.state(job, "PENDING")():
+                return
             if _step_daemons(job) or not self.cluster.idle():
                 since = time.monotonic()
             assert time.monotonic() < deadline, self.cluster.call("sinfo", "--Node")
             time.sleep(0.2)
-        self.cluster.call("scontrol", "update", f"JobId={job}", "StartTime=now")
+        try:
+            self.cluster.call("scontrol", "update", f"JobId={job}", "StartTime=now")
+        except SlurmUnavailable:
+            if self.state(job, "PENDING")():
+                raise
 
 
 def _step_daemons(job: str) -> list[int]:
