@@ -1,0 +1,117 @@
+"""Study files and their report. Not covered: the runs themselves, which docs/benchmarks/learning.md shows."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from mua.config.load import load_config
+from mua.errors import ConfigError
+from tools import study as studies
+from tools.study import SeedRuns, Study, load_study, over_seeds, report
+
+STUDIES = sorted(Path("configs/studies").glob("*.yaml"))
+TWO_STAGES = {
+    "name": "pair",
+    "config": "configs/tiny-gyms.yaml",
+    "seeds": [1, 2],
+    "stages": {
+        "start": {"kind": "sft", "demonstrations": {"count": 10}},
+        "rl": {"kind": "rl", "after": "start", "with": ["trainer.steps=2"]},
+    },
+    "compare": [["start", "rl"]],
+}
+
+
+def _written(folder: Path, content: Any) -> Path:
+    path = folder / "study.yaml"
+    path.write_text(yaml.safe_dump(content, sort_keys=False))
+    return path
+
+
+@pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)
+def test_the_shipped_studies_load_and_so_do_their_configurations(path: Path) -> None:
+    study = load_study(path)
+    assert study.name == path.stem
+    for stage in study.stages.values():
+        if stage.kind == "rl":
+            load_config(Path(study.config), ["model.path=/nowhere", *stage.overrides])
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"stages": {"rl": {"kind": "rl"}}, "compare": []}, "random weights"),
+        ({"stages": {"rl": {"kind": "rl", "after": "start"}}, "compare": []}, "no stage before it"),
+        ({"stages": {"start": {"kind": "sft"}}, "compare": []}, "needs demonstrations"),
+        ({"compare": [["start", "end"]]}, "no stage is named 'end'"),
+        ({"seeds": []}, "seeds"),
+        ({"unknown": 1}, "unknown"),
+    ],
+)
+def test_an_impossible_study_is_refused_with_the_file_and_the_key(
+    tmp_path: Path, change: dict[str, Any], told: str
+) -> None:
+    path = _written(tmp_path, TWO_STAGES | change)
+    with pytest.raises(ConfigError, match=told) as error:
+        load_study(path)
+    assert str(path) in str(error.value)
+
+
+def test_the_interval_over_seeds_is_students() -> None:
+    # Standard deviation 1/8; the 97.5 % quantile of Student's t with three degrees of freedom is 3.1824.
+    assert over_seeds([0.2, 0.5, 0.35, 0.4]) == "0.362 (0.164 to 0.561)"
+    assert over_seeds([0.25]) == "0.250"
+
+
+def test_a_finished_stage_is_not_repeated_and_a_changed_one_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(studies, "ROOT", tmp_path)
+    ran: list[tuple[str, ...]] = []
+    monkeypatch.setattr(studies, "mua", lambda *arguments: ran.append(arguments))
+    study = Study.model_validate(TWO_STAGES)
+    config = load_config(Path(study.config), [])
+    data = studies.folder_of(study, 1, "start") / "conversations.jsonl"
+    data.parent.mkdir(parents=True)
+    data.write_text("{}\n")
+    for _ in range(2):
+        for stage in study.stages:
+            SeedRuns(study, config, [], 1).finish(stage)
+    assert [command[0] for command in ran] == ["sft", "eval", "train", "eval"]
+    assert f"model.path={studies.folder_of(study, 1, 'start')}/run/hf" in ran[2]
+
+    start = TWO_STAGES["stages"]["start"] | {"with": ["trainer.steps=9"]}  # type: ignore[index]
+    changed = Study.model_validate(TWO_STAGES | {"stages": TWO_STAGES["stages"] | {"start": start}})  # type: ignore[operator]
+    with pytest.raises(ConfigError, match="another form"):  # even the stage after it, whose start it is
+        SeedRuns(changed, config, [], 1).finish("rl")
+
+
+def test_the_report_pairs_tasks_and_gives_intervals_over_seeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(studies, "ROOT", tmp_path)
+    study = Study.model_validate(TWO_STAGES)
+    for seed in (1, 2):
+        for stage, successes in (("start", seed), ("rl", 3)):
+            folder = studies.folder_of(study, seed, stage)
+            (folder / "evaluation").mkdir(parents=True)
+            (folder / "evaluation" / "evaluation.json").write_text(json.dumps(_result(successes)))
+            (folder / "run").mkdir()
+            (folder / "run" / "metrics.jsonl").write_text('{"step": 0, "reward/mean": 0.5}\n')
+    report(study, [1, 2])
+    page = (tmp_path / "pair" / "report.md").read_text()
+    gains = [0.5, 0.25]  # of four episodes three against one, and against two
+    assert f"| rl less start | {over_seeds(gains)} | {over_seeds(gains)} |" in page
+    assert (tmp_path / "pair" / "rl.png").stat().st_size > 1000
+
+
+def _result(successes: int) -> dict[str, Any]:
+    share = {"mean": successes / 4, "low": 0.0, "high": 1.0}
+    tasks = [
+        {"domain": "d", "task": str(n), "digest": "x", "episodes": 4, "successes": successes, "reward": successes / 4}
+        for n in range(5)
+    ]
+    return {"success": share, "domains": {"d": {"success": share}}, "per_task": tasks}
