@@ -27,6 +27,7 @@ from mua.errors import ModelError
 from mua.megatron import checkpoint, forward, moe, parallel
 from mua.megatron.microbatch import scoring_micro_batch, training_micro_batch
 from mua.megatron.model import build_chunks
+from mua.megatron.modules import defer_logits
 from mua.megatron.offload import Offloaded, offload
 from mua.megatron.optimizer import Optimizer, wrap_data_parallel
 from mua.megatron.packing import Alignment, Packed, check_first_tokens, check_ids, pack
@@ -317,6 +318,7 @@ def _load_chunks(model: ModelConfig, megatron: MegatronConfig) -> list[GPTModel]
         architecture = megatron_bridge.transformer_config_kwargs(hf_config)
         chunks = build_chunks(architecture, megatron_bridge.gpt_model_kwargs(hf_config), model, megatron)
         megatron_bridge.load_hf(chunks, model.path)
+        defer_logits(chunks)
     except BridgeError as error:
         raise ModelError(f"model.path: {error}") from error
     return chunks

@@ -17,6 +17,7 @@ from torch import Tensor
 from mua.algorithms.loss_protocol import LossFunction, LossTerms
 from mua.megatron.logprobs import log_probabilities
 from mua.megatron.microbatch import MicroBatch
+from mua.megatron.modules import output_weight
 from mua.megatron.parallel import device, reports_results
 
 _Result = tuple[dict[str, Tensor], dict[str, Tensor]]
@@ -92,12 +93,15 @@ def _forward_step(score: Any, batches: Iterator[MicroBatch], model: Any) -> tupl
     batch = next(batches)
     assert batch.row.positions is not None
     output = model(batch.ids, batch.row.positions[None], None, packed_seq_params=batch.row)
-    return output, partial(score, batch)
+    return output, partial(score, batch, model)
 
 
-def _token_values(batch: MicroBatch, logits: Tensor, temperature: float, vocab_size: int) -> tuple[Tensor, Tensor]:
+def _token_values(
+    batch: MicroBatch, model: Any, hidden: Tensor, temperature: float, vocab_size: int
+) -> tuple[Tensor, Tensor]:
     return log_probabilities(
-        logits[0],
+        hidden[0],
+        output_weight(model.module),
         batch.targets,
         temperature,
         rows=batch.predictors,
@@ -107,23 +111,25 @@ def _token_values(batch: MicroBatch, logits: Tensor, temperature: float, vocab_s
 
 
 def _train_terms(
-    loss: LossFunction, temperature: float, vocab_size: int, batch: MicroBatch, logits: Tensor
+    loss: LossFunction, temperature: float, vocab_size: int, batch: MicroBatch, model: Any, hidden: Tensor
 ) -> tuple[Tensor, Tensor, _Result]:
     """Megatron's loss triple: loss, a token count (unused), and what is collected."""
     assert batch.tokens is not None
-    logprobs, entropy = _token_values(batch, logits, temperature, vocab_size)
+    logprobs, entropy = _token_values(batch, model, hidden, temperature, vocab_size)
     terms: LossTerms = loss(logprobs, entropy, batch.tokens)
     own = {
         "_loss": terms.loss.detach(),
         "_entropy": entropy.detach().sum(),
-        "_tokens": torch.tensor(float(len(logprobs)), device=logits.device),
+        "_tokens": torch.tensor(float(len(logprobs)), device=hidden.device),
     }
-    count = torch.zeros((), dtype=torch.int, device=logits.device)
+    count = torch.zeros((), dtype=torch.int, device=hidden.device)
     return terms.loss, count, (terms.sums | own, terms.maxima)
 
 
-def _score(temperature: float, vocab_size: int, batch: MicroBatch, logits: Tensor, non_loss_data: bool) -> Tensor:
-    return _token_values(batch, logits, temperature, vocab_size)[0]
+def _score(
+    temperature: float, vocab_size: int, batch: MicroBatch, model: Any, hidden: Tensor, non_loss_data: bool
+) -> Tensor:
+    return _token_values(batch, model, hidden, temperature, vocab_size)[0]
 
 
 def _reduced(results: list[_Result]) -> tuple[dict[str, float], dict[str, float]]:

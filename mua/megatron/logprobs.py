@@ -1,4 +1,12 @@
-"""Log-probabilities and entropy from vocabulary-parallel logits: the one function for every policy."""
+"""Log-probabilities and entropy under a vocabulary-parallel output layer: the one function for every policy.
+
+The output layer belongs to it, so that the logits of a row, by far its largest tensor, never exist: ::
+
+    hidden [T, H] ──► rows of one chunk ──► logits [n, V / tp] ──► maximum, normalizer, entropy, chosen logit
+                       (n V / tp <= CHUNK_ELEMENTS)    └─ freed ─┘   two numbers a token are kept
+
+The backward pass forms the logits of each chunk again. Only tokens that are scored have logits at all.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +17,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-CHUNK_ELEMENTS = 1 << 22
-"""Logits converted to full precision at once: 16 MiB in float32."""
+CHUNK_ELEMENTS = 1 << 25
+"""Logits that exist at once: 128 MiB in float32. With a vocabulary of 151,936 in one piece a chunk has 220 tokens: enough
+to keep a GPU busy with the product rather than with reading the weight."""
 
 _LOWEST = -1e30  # stands for the maximum over no logits: finite, so that differences with it are no NaN
 
 
 def log_probabilities(
-    logits: Tensor,
+    hidden: Tensor,
+    weight: Tensor,
     ids: Tensor,
     temperature: float,
     *,
@@ -24,30 +34,31 @@ def log_probabilities(
     vocab_size: int,
     group: dist.ProcessGroup,
 ) -> tuple[Tensor, Tensor]:
-    """``log softmax(logits / temperature)`` at ``ids``, and the entropy of the same distribution in nats.
+    """``log softmax(hidden @ weight.T / temperature)`` at ``ids``, and the entropy of the same distribution in nats.
 
-    The softmax is formed chunk by chunk, forward and backward; besides the logits only two numbers a row are kept.
-    The gradient with respect to this rank's shard is complete as it stands: it is neither scaled by, nor to be summed
-    over, the tensor-parallel ranks.
+    The gradient of ``weight`` is complete as it stands: it is neither scaled by, nor to be summed over, the
+    tensor-parallel ranks. That of ``hidden``, which all of them hold, is this shard's part and has to be summed over
+    them, as the sequence-parallel gather does that precedes it.
 
     Args:
-        logits: ``[T, V / tp]``, this rank's shard of the vocabulary, contiguous in rank order.
+        hidden: ``[T, H]``, the same on every tensor-parallel rank.
+        weight: ``[V / tp, H]``, this rank's shard of the output layer, shards in rank order; of ``hidden``'s dtype.
         ids: int64 ``[N]``, each in ``[0, vocab_size)``.
         temperature: above 0.
-        rows: int64 ``[N]``: the row of ``logits`` that predicts each id; one may predict several, as where a prefix
+        rows: int64 ``[N]``: the row of ``hidden`` that predicts each id; one may predict several, as where a prefix
             tree branches. Other rows get gradient 0.
         vocab_size: columns from there on, counted over all shards, are padding and have probability 0.
         group: tensor-parallel process group.
 
     Returns:
-        log-probabilities and entropy, both ``[N]``, float32 (float64 for float64 logits).
+        log-probabilities and entropy, both ``[N]``, float32 (float64 for float64 ``hidden``).
 
     Raises:
         ValueError: the temperature is not above 0.
     """
     if not temperature > 0:
         raise ValueError(f"temperature must be above 0, not {temperature}")
-    result: tuple[Tensor, Tensor] = _LogProbabilities.apply(logits, ids, temperature, rows, vocab_size, group)
+    result: tuple[Tensor, Tensor] = _LogProbabilities.apply(hidden, weight, ids, temperature, rows, vocab_size, group)
     return result
 
 
@@ -61,20 +72,21 @@ class _LogProbabilities(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        logits: Tensor,
+        hidden: Tensor,
+        weight: Tensor,
         ids: Tensor,
         temperature: float,
         rows: Tensor,
         vocab_size: int,
         group: dist.ProcessGroup,
     ) -> tuple[Tensor, Tensor]:
-        first = group.rank() * logits.shape[1]
-        valid = min(max(vocab_size - first, 0), logits.shape[1])
+        first = group.rank() * len(weight)
+        valid = min(max(vocab_size - first, 0), len(weight))
         held = (ids >= first) & (ids < first + valid)
         columns = (ids - first).clamp(0, max(valid - 1, 0))
-        maximum, statistics = _shard_statistics(logits, rows, columns, held, temperature, valid)
+        maximum, statistics = _shard_statistics(hidden, weight[:valid], rows, columns, held, temperature)
         normalizer, chosen, entropy = _joined(maximum, statistics, group)
-        ctx.save_for_backward(logits, rows, columns, held, normalizer, entropy)
+        ctx.save_for_backward(hidden, weight, rows, columns, held, normalizer, entropy)
         ctx.temperature, ctx.valid = temperature, valid
         ctx.set_materialize_grads(False)
         return chosen - normalizer, entropy
@@ -83,40 +95,45 @@ class _LogProbabilities(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         """d log p(i) / dz_j = [i = j] - p_j;  d entropy / dz_j = -p_j (log p_j + entropy)."""
         by_logprob, by_entropy = gradients
-        logits, rows, columns, held, normalizer, entropy = ctx.saved_tensors
-        result = torch.zeros_like(logits)
-        for part, z in _chunks(logits, rows, ctx.temperature, ctx.valid):
+        hidden, weight, rows, columns, held, normalizer, entropy = ctx.saved_tensors
+        by_logprob = torch.zeros_like(normalizer) if by_logprob is None else by_logprob
+        by_hidden = torch.zeros_like(hidden)
+        # The chunks' parts are added up in full precision, as one product over all tokens would have done.
+        by_weight = torch.zeros_like(weight, dtype=normalizer.dtype)
+        for part, states, z in _chunks(hidden, weight[: ctx.valid], rows, ctx.temperature):
             log_p = z.sub_(normalizer[part, None])
-            p = log_p.exp()
-            gradient = torch.zeros_like(p)
-            if by_logprob is not None:
-                gradient.addcmul_(p, by_logprob[part, None], value=-1)
-                gradient.scatter_add_(1, columns[part, None], (by_logprob[part] * held[part])[:, None])
+            slope = log_p.exp()
+            drift = by_logprob[part, None]
             if by_entropy is not None:
-                gradient -= p * (log_p + entropy[part, None]) * by_entropy[part, None]
-            result[:, : ctx.valid].index_add_(0, rows[part], gradient.div_(ctx.temperature).to(logits.dtype))
-        return result, None, None, None, None, None
+                drift = log_p.add_(entropy[part, None]).mul_(by_entropy[part, None]).add_(drift)
+            slope.mul_(drift).neg_()
+            slope.scatter_add_(1, columns[part, None], (by_logprob[part] * held[part])[:, None])
+            by_logits = slope.div_(ctx.temperature).to(hidden.dtype)
+            by_hidden.index_add_(0, rows[part], by_logits @ weight[: ctx.valid])
+            by_weight[: ctx.valid] += by_logits.T @ states
+        return by_hidden, by_weight.to(weight.dtype), None, None, None, None, None
 
 
-def _chunks(logits: Tensor, rows: Tensor, temperature: float, valid: int) -> Iterator[tuple[slice, Tensor]]:
-    """Parts of ``rows`` with their scaled logits ``[n, valid]`` in at least float32, a fresh tensor each."""
-    if valid == 0:
+def _chunks(hidden: Tensor, weight: Tensor, rows: Tensor, temperature: float) -> Iterator[tuple[slice, Tensor, Tensor]]:
+    """Parts of ``rows``, their hidden states ``[n, H]``, and scaled logits ``[n, valid]`` in at least float32."""
+    if len(weight) == 0:
         return
-    dtype = torch.promote_types(logits.dtype, torch.float32)
-    size = max(1, CHUNK_ELEMENTS // valid)
+    dtype = torch.promote_types(hidden.dtype, torch.float32)
+    size = max(1, CHUNK_ELEMENTS // len(weight))
     for start in range(0, len(rows), size):
         part = slice(start, min(start + size, len(rows)))
-        yield part, logits[rows[part], :valid].to(dtype).div_(temperature)
+        states = hidden[rows[part]]
+        yield part, states, (states @ weight.T).to(dtype).div_(temperature)
 
 
 def _shard_statistics(
-    logits: Tensor, rows: Tensor, columns: Tensor, held: Tensor, temperature: float, valid: int
+    hidden: Tensor, weight: Tensor, rows: Tensor, columns: Tensor, held: Tensor, temperature: float
 ) -> tuple[Tensor, Tensor]:
     """This shard's maximum ``[N]``, and S, U and the chosen logit (0 where another shard holds it), ``[3, N]``."""
-    dtype = torch.promote_types(logits.dtype, torch.float32)
-    maximum = torch.full((len(rows),), _LOWEST, dtype=dtype, device=logits.device)
-    statistics = torch.zeros((3, len(rows)), dtype=dtype, device=logits.device)
-    for part, z in _chunks(logits, rows, temperature, valid):
+    dtype = torch.promote_types(hidden.dtype, torch.float32)
+    maximum = torch.full((len(rows),), _LOWEST, dtype=dtype, device=hidden.device)
+    statistics = torch.zeros((3, len(rows)), dtype=dtype, device=hidden.device)
+    for part, _, z in _chunks(hidden, weight, rows, temperature):
         chosen = z.gather(1, columns[part, None])[:, 0]
         statistics[2, part] = torch.where(held[part], chosen, 0.0)
         maximum[part] = z.amax(1)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from megatron.core.models.gpt.gpt_model import GPTModel
 from megatron.core.packed_seq_params import PackedSeqParams
+from megatron.core.tensor_parallel import ColumnParallelLinear
+from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 
@@ -91,3 +95,44 @@ class PositionedRotary(torch.nn.Module):
         frequencies = self.inv_freq.to(positions.device)
         angles = torch.outer(positions.to(frequencies.dtype), frequencies)
         return torch.cat((angles, angles), dim=-1)[:, None, None, :]
+
+
+class DeferredOutput(ColumnParallelLinear):
+    """Megatron's output layer, which leaves its product to :mod:`mua.megatron.logprobs`: no logits of a row exist.
+
+    It holds the weight of the layer it replaces, under the same name, for checkpoints, bridge and optimizer.
+    """
+
+    def __init__(self, replaced: ColumnParallelLinear) -> None:
+        super().__init__(
+            replaced.input_size,
+            replaced.output_size,
+            config=replaced.config,
+            init_method=replaced.config.init_method,
+            bias=False,
+            skip_weight_param_allocation=True,
+            tp_group=replaced.tp_group,
+        )
+        self.weight = replaced.weight
+
+    def forward(self, input_: Tensor, *_: Any, **__: Any) -> tuple[Tensor, None]:
+        """``[tokens / tp, 1, hidden]`` under sequence parallelism, gathered to ``[tokens, 1, hidden]``.
+
+        The gradient is summed over the tensor-parallel ranks on its way back, as each makes its shard's part of it.
+        """
+        if not self.sequence_parallel:
+            return input_, None
+        return gather_from_sequence_parallel_region(input_, group=self.tp_group), None
+
+
+def defer_logits(chunks: Sequence[GPTModel]) -> None:
+    """Makes the last chunk of a policy return hidden states, ``[1, tokens, hidden]``, instead of logits."""
+    for chunk in chunks:
+        if chunk.post_process:
+            chunk.output_layer = DeferredOutput(chunk.output_layer)
+
+
+def output_weight(chunk: GPTModel) -> torch.nn.Parameter:
+    """The weight of the output layer, ``[V / tp, hidden]``: the embedding's where both are tied in one chunk."""
+    own = chunk.output_layer.weight
+    return chunk.shared_embedding_or_output_weight() if own is None else own

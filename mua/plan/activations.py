@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from mua.config.schema import ExperimentConfig, MegatronConfig
+from mua.megatron.logprobs import CHUNK_ELEMENTS
 from mua.megatron.model import padded_vocabulary
 from mua.plan.architecture import Architecture
 
@@ -27,14 +28,16 @@ class Activations:
     """Saved for the backward pass, over all rows under way in the pipeline."""
     working: int
     """One layer computed anew, where layers are recomputed; else 0."""
-    logits: int
-    """Logits of one row and their gradient, on the last stage."""
+    output: int
+    """The output layer and the loss of one row in its backward pass, on the last stage."""
+    scoring: int
+    """The same where only log-probabilities are asked for."""
     layer: int
     """What the largest layer would save by itself: about the working set of a forward pass alone."""
 
     @property
     def total(self) -> int:
-        return self.kept + self.working + self.logits
+        return self.kept + self.working + self.output
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,10 +113,27 @@ class LayerSizes:
             return kept + self.experts()
         return kept + (0.0 if recompute == "selective" else self.mlp())
 
-    def logits(self) -> float:
-        """The final norm, its output, logits and their gradient."""
-        a = self.architecture
-        return self._norm_and_output() + 2 * self.element * padded_vocabulary(a.vocabulary) / self.tp * self.tokens
+    def scoring(self) -> float:
+        """The final norm, its output, that of all tensor-parallel ranks, and a chunk of logits: in the model's type,
+        then twice in full precision."""
+        return self._norm_and_output() + self._gathered + 2 * _FLOAT * self._chunk
+
+    def output(self) -> float:
+        """Besides, while gradients are computed: those of a chunk in the model's type, of what was gathered, and of the
+        weight, added up in full precision from parts in the model's type."""
+        weight = padded_vocabulary(self.architecture.vocabulary) / self.tp * self.architecture.hidden
+        low = 0 if self.element == _FLOAT else self.element
+        by_hidden = self.element * self.architecture.hidden * self.tokens
+        return self.scoring() + low * self._chunk + by_hidden + (_FLOAT + self.element) * weight
+
+    @property
+    def _gathered(self) -> float:
+        return self.element * self.architecture.hidden * self.tokens if self.tp > 1 else 0.0
+
+    @property
+    def _chunk(self) -> float:
+        """Logits that exist at once on this rank, if every token of the row is scored."""
+        return min(CHUNK_ELEMENTS, padded_vocabulary(self.architecture.vocabulary) / self.tp * self.tokens)
 
 
 def rows_under_way(layout: MegatronConfig, stage: int, rows: int) -> float:
@@ -140,6 +160,7 @@ def activations(
     return Activations(
         kept=int(kept),
         working=int(max(whole, default=0)),
-        logits=int(sizes.logits()) if last else 0,
+        output=int(sizes.output()) if last else 0,
+        scoring=int(sizes.scoring()) if last else 0,
         layer=int(max(sizes.layer(sparse, "none") for sparse in kinds)),
     )

@@ -59,8 +59,8 @@ def phases(rank: RankBytes, kept: Activations, engine: EngineBytes, config: Expe
     released = config.engine.memory_saver
     idle = {} if released else serving
     loaded = {"engine weights": engine.weights} if released else serving
-    scoring = {"activations": kept.layer, "logits": kept.logits // 2}
-    training = {"activations": kept.kept + kept.working, "logits": kept.logits}
+    scoring = {"activations": kept.layer, "output": kept.scoring}
+    training = {"activations": kept.kept + kept.working, "output": kept.output}
     found = [Phase("rollout", rank.rank, serving if config.megatron.offload else trainer | serving)]
     if scoring_passes(config.algorithm):
         found.append(Phase("log-probabilities", rank.rank, trainer | idle | scoring))

@@ -87,13 +87,13 @@ def _activations(plan: Plan) -> Table:
     row = plan.config.megatron.tokens_per_row
     table = _table(
         f"activations, estimated: GB of the fullest rank, rows of {row:,} tokens", "recompute", "rank", "kept",
-        "computed again", "logits", "together",
+        "computed again", "output layer", "together",
     )  # fmt: skip
     for name in RECOMPUTE:
         stage = max(plan.stages, key=lambda stage: stage.activations[name].total)
         kept = stage.activations[name]
         mark = " (configured)" if name == plan.config.megatron.recompute else ""
-        table.add_row(name + mark, str(stage.rank.rank), *map(_gb, (kept.kept, kept.working, kept.logits, kept.total)))
+        table.add_row(name + mark, str(stage.rank.rank), *map(_gb, (kept.kept, kept.working, kept.output, kept.total)))
     return table
 
 
@@ -104,7 +104,7 @@ def _phases(plan: Plan) -> Table:
     )  # fmt: skip
     groups = (
         ("weights", "gradients", "optimizer", "reference"),
-        ("activations", "logits"),
+        ("activations", "output"),
         ("engine weights", "KV cache"),
         ("buckets",),
     )
