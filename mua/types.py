@@ -19,6 +19,7 @@ Int32Array: TypeAlias = npt.NDArray[np.int32]
 UInt8Array: TypeAlias = npt.NDArray[np.uint8]
 ExpertArray: TypeAlias = npt.NDArray[np.uint8] | npt.NDArray[np.uint16]
 Float32Array: TypeAlias = npt.NDArray[np.float32]
+Float64Array: TypeAlias = npt.NDArray[np.float64]
 BoolArray: TypeAlias = npt.NDArray[np.bool_]
 Json: TypeAlias = dict[str, Any]
 
@@ -157,6 +158,16 @@ class TrainSequence:
     reference_logprobs: Float32Array | None = None
     experts: ExpertArray | None = None
     """The engine's expert choices, ``[T, layers * top k]``; the last row is unknown (no token follows it)."""
+    version: Int32Array | None = None
+    """Policy version that sampled each token, -1 elsewhere; None where nobody asks for a token's age."""
+    trajectory: int = 0
+    """Which trajectory of the batch this is a segment of; its segments share a number."""
+    turns: Int32Array | None = None
+    """Assistant turn of every token, counted over the trajectory; advantages from a critic need it."""
+    values: Float32Array | None = None
+    """The critic's value of what comes before each token; None without a critic."""
+    returns: Float32Array | None = None
+    """What the critic's values are trained towards; None without a critic."""
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -179,6 +190,8 @@ class TrainBatch:
     """Sampling temperature; log-probabilities are of ``logits / temperature``."""
     denominators: dict[str, float]
     """The global counts the weights were divided by (``tokens``, ``sequences``), for metrics."""
+    turn_rewards: list[Float64Array] = field(default_factory=list)
+    """By trajectory, the reward of each of its turns after shaping; empty unless advantages come from a critic."""
 
     def __len__(self) -> int:
         return len(self.sequences)

@@ -11,13 +11,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
-import torch
 
 from mua.algorithms.advantage import GLOBAL, Floats, group_advantages, sign_clamped, whitened
-from mua.algorithms.correction import Correction, correction_weights
 from mua.algorithms.credit import spread, trajectory_score, turn_credits
-from mua.algorithms.filters import shaped
-from mua.algorithms.objectives import kl_estimate
+from mua.algorithms.filters import capped, filtered, penalised, shaped
 from mua.config.schema import AlgorithmConfig
 from mua.types import Group, Segment, TrainBatch, TrainSequence, Trajectory
 
@@ -38,44 +35,37 @@ def make_batch(groups: Sequence[Group], config: AlgorithmConfig, temperature: fl
     With ``algorithm.skip_zero_advantage`` trajectories whose advantages are all 0 are counted in these denominators and
     then left out: their loss has no gradient.
 
-    ``old_logprobs`` are the engine's; a trainer that recomputes them replaces them. ``temperature`` is that of
-    sampling. A batch whose advantages are all 0 is legal, and so is an empty one (nothing was scored).
+    ``old_logprobs`` are the engine's; a trainer that recomputes them replaces them, and then has the batch
+    :func:`mua.algorithms.adjust.adjusted`. ``temperature`` is that of sampling. A batch whose advantages are all 0 is
+    legal, and so is an empty one (nothing was scored).
     """
+    groups = [_penalised(group, config) for group in groups]
     members = [(t, a) for t, a in _with_advantages(groups, config) if t.sampled_tokens]
     tokens = sum(trajectory.sampled_tokens for trajectory, _ in members)
     sequences: list[TrainSequence] = []
-    for trajectory, advantages in members:
+    for number, (trajectory, advantages) in enumerate(members):
         if config.skip_zero_advantage and not advantages.any():
             continue
         weight = 1.0 / _denominator(config, tokens, len(members), trajectory.sampled_tokens)
         for segment in trajectory.segments:
             if segment.loss_mask.any():
-                sequences.append(_train_sequence(segment, weight, advantages))
-    return TrainBatch(sequences, temperature, {"tokens": float(tokens), "sequences": float(len(members))})
+                sequences.append(_train_sequence(segment, weight, advantages, number))
+    rewards = list(_turn_rewards(groups, config)) if config.advantage == "gae" else []
+    return TrainBatch(sequences, temperature, {"tokens": float(tokens), "sequences": float(len(members))}, rewards)
 
 
-def adjusted(batch: TrainBatch, config: AlgorithmConfig) -> TrainBatch:
-    """``batch``, whose old and reference log-probabilities are the trainer's, with what is decided by them.
+def usable(group: Group, config: AlgorithmConfig) -> bool:
+    """Whether ``group`` would move the policy; ``algorithm.refill`` replaces groups that would not.
 
-    Importance weights of the engine's mismatch multiply the advantages (``algorithm.correction``), a KL penalty in the
-    reward is taken from them (``algorithm.kl_in``), token by token.
+    Infrastructure faults fill no group: two members at least must be scored (one with ``group_size`` 1). After the
+    filters some member must have an advantage other than 0, which for ``advantage: gae`` is not known yet and taken for
+    granted.
     """
-    correction = Correction(config.correction, config.correction_level, config.correction_low, config.correction_high)
-    penalty = config.kl_coefficient if config.kl_in == "reward" else 0.0
-    if correction.name == "none" and penalty == 0:
-        return batch
-    return replace(batch, sequences=[_adjusted(s, correction, penalty, config.kl_estimator) for s in batch])
-
-
-def _adjusted(sequence: TrainSequence, correction: Correction, penalty: float, estimator: str) -> TrainSequence:
-    advantages = sequence.advantages.astype(np.float64)
-    if penalty:
-        assert sequence.reference_logprobs is not None, "a KL coefficient keeps a reference"
-        difference = torch.from_numpy((sequence.old_logprobs - sequence.reference_logprobs).astype(np.float64))
-        advantages = advantages - penalty * kl_estimate(estimator, difference).numpy() * sequence.trained
-    old, behaviour = (a.astype(np.float64) for a in (sequence.old_logprobs, sequence.behaviour_logprobs))
-    weights = correction_weights(old, behaviour, sequence.trained, correction)
-    return replace(sequence, advantages=(advantages * weights).astype(np.float32))
+    if len(group.scored) < min(2, config.group_size):
+        return False
+    kept, _ = filtered([group], config)
+    kept = [_penalised(left, config) for left in kept]
+    return any(config.advantage == "gae" or bool(_of_group(left.scored, config).any()) for left in kept)
 
 
 def sft_batch(segments: Sequence[Segment]) -> TrainBatch:
@@ -110,6 +100,10 @@ def _denominator(config: AlgorithmConfig, tokens: int, trajectories: int, own_to
     }[config.aggregation]
 
 
+def _penalised(group: Group, config: AlgorithmConfig) -> Group:
+    return replace(group, trajectories=[penalised(t, config.shaping) for t in group.trajectories])
+
+
 def _with_advantages(groups: Sequence[Group], config: AlgorithmConfig) -> Iterator[tuple[Trajectory, Floats]]:
     """Every scored trajectory with the advantage of each of its turns, ``[T]``."""
     scored = [t for group in groups for t in group.scored]
@@ -118,10 +112,24 @@ def _with_advantages(groups: Sequence[Group], config: AlgorithmConfig) -> Iterat
     if config.advantage in GLOBAL:
         advantages = whitened(advantages, np.array([t.sampled_tokens for t in scored]))
     for trajectory, advantage in zip(scored, advantages.tolist(), strict=True):
-        yield trajectory, _by_turn(trajectory, advantage * config.advantage_scale, config)
+        by_turn = _by_turn(trajectory, advantage * config.advantage_scale, config)
+        yield trajectory, capped(by_turn, trajectory, config.shaping)
+
+
+def _turn_rewards(groups: Sequence[Group], config: AlgorithmConfig) -> Iterator[Floats]:
+    """For every trajectory that trains the rewards of its turns; what shaping adds to its score comes with the last."""
+    for group in groups:
+        scores = np.array([_score(t, config) for t in group.scored])
+        for trajectory, bonus in zip(group.scored, shaped(scores, group.scored, config.shaping) - scores, strict=True):
+            if trajectory.sampled_tokens:
+                rewards = np.array(trajectory.turn_rewards, dtype=np.float64)
+                rewards[-1] += bonus
+                yield rewards
 
 
 def _of_group(members: Sequence[Trajectory], config: AlgorithmConfig) -> Floats:
+    if config.advantage == "gae":  # not known before the critic has seen the batch
+        return np.zeros(len(members))
     scores = shaped(np.array([_score(t, config) for t in members]), members, config.shaping).tolist()
     k = min(config.pass_k, len(scores))  # a group may have lost members to faults of the infrastructure
     advantages = group_advantages(scores, config.advantage, divide_by_std=config.divide_by_std, k=k)
@@ -145,7 +153,7 @@ def _by_turn(trajectory: Trajectory, advantage: float, config: AlgorithmConfig) 
     return spread(advantage, credits, tokens, signed_sum=config.credit_form == "userrl")
 
 
-def _train_sequence(segment: Segment, weight: float, advantages: Floats | None) -> TrainSequence:
+def _train_sequence(segment: Segment, weight: float, advantages: Floats | None, trajectory: int = 0) -> TrainSequence:
     """The segment up to its last trained token: what follows (a tool's result, the user's goodbye) moves no loss.
 
     ``advantages`` are those of the trajectory's turns.
@@ -163,4 +171,7 @@ def _train_sequence(segment: Segment, weight: float, advantages: Floats | None) 
         behaviour_logprobs=segment.logprobs[:end],
         old_logprobs=segment.logprobs[:end],
         experts=None if segment.experts is None else segment.experts[:end],
+        version=segment.version[:end],
+        turns=segment.turn[:end],
+        trajectory=trajectory,
     )

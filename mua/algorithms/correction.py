@@ -3,7 +3,8 @@
 Two ratios are kept apart. The *mismatch* ``q / m`` compares the trainer's log-probabilities ``q`` with the engine's
 ``m`` for the same ids: different kernels and precisions, and, in asynchronous runs, older weights. The *policy* ratio
 ``p / q`` belongs to the objective (:mod:`mua.algorithms.objectives`). What is here looks at the mismatch alone, on
-whole sequences and in numpy, before anything is packed or split over ranks: no layout can change it.
+whole sequences and in numpy, before anything is packed or split over ranks: no layout can change it. Before a batch's
+first step the policy is the trainer's own ``q``, so that ``q / m`` is then the whole ratio of policy and engine.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 Floats: TypeAlias = npt.NDArray[np.float64]
-CorrectionName = Literal["none", "truncate", "mask"]
+CorrectionName = Literal["none", "truncate", "mask", "band"]
 Level = Literal["token", "sequence", "geometric"]
 _MAX_LOG_RATIO = 20.0
 
@@ -26,7 +27,8 @@ class Correction:
 
     - ``truncate``: ``min(ratio, high)`` (truncated importance sampling);
     - ``mask``: the ratio inside ``[low, high]``, 0 outside (ICEPOP's band at token level; masked importance sampling at
-      sequence level).
+      sequence level);
+    - ``band``: like ``truncate``, of the tokens that :func:`in_band` leaves.
     """
 
     name: CorrectionName = "none"
@@ -54,36 +56,63 @@ def correction_weights(old: Floats, behaviour: Floats, trained: npt.NDArray[np.b
         total = log_ratio.mean() if how.level == "geometric" else log_ratio.sum()
         log_ratio = np.full_like(log_ratio, total)
     ratio = np.exp(np.clip(log_ratio, -_MAX_LOG_RATIO, _MAX_LOG_RATIO))
-    kept = ratio if how.name == "truncate" else np.where((ratio >= how.low) & (ratio <= how.high), ratio, 0.0)
+    kept = np.where((ratio >= how.low) & (ratio <= how.high), ratio, 0.0) if how.name == "mask" else ratio
     weights[trained] = np.minimum(kept, how.high)
     return weights
 
 
-def decaying_bounds(
-    low: float, high: float, cap: float, age: float, *, decay: float | None, strict: bool
-) -> tuple[float, float]:
-    """AgentRL's band of admissible ratios for a token sampled ``age >= 0`` versions ago, ``(lower, upper)``.
+@dataclass(frozen=True, slots=True)
+class Band:
+    """AgentRL's band of admissible ratios (its ``importance_weight_cap_ratio`` and ``out_of_date_decay``)."""
 
-    ``[1 - low cap d, 1 + high cap d]`` with ``d = 1 / cap`` if ``strict``, else ``exp(-age decay)`` (1 without decay):
-    wide for fresh tokens, narrower the older they are. ``high`` is AgentRL's sum of epsilon and epsilon_higher.
+    low: float
+    """Its epsilon: the lower clip distance."""
+    high: float
+    """Its epsilon + epsilon_higher: the upper one."""
+    cap: float
+    """How many times wider than these the band of a fresh token is; 1 is AgentRL's ``strict_in_bound``."""
+    decay: float = 0.0
+    """Rate at which it narrows with a token's age, per policy version."""
+
+    def bounds(self, age: Floats) -> tuple[Floats, Floats]:
+        """Lower and upper bound for tokens sampled ``age >= 0`` policy versions ago, each of the shape of ``age``.
+
+        ``[1 - low cap d, 1 + high cap d]`` with ``d = exp(-age decay)``.
+        """
+        d = np.exp(-self.decay * np.maximum(age, 0.0))
+        return 1 - self.low * self.cap * d, 1 + self.high * self.cap * d
+
+
+def in_band(log_ratio: Floats, advantages: Floats, age: Floats, band: Band) -> npt.NDArray[np.bool_]:
+    """Which tokens stay, ``[N]``: not those whose ratio has left the band on the side their advantage pulls to.
+
+    A token goes if ``A > 0`` and its ratio is above the upper bound, or ``A < 0`` and below the lower one. Tokens
+    without an advantage stay, and so do those that are far off on the other side, which the objective pulls back.
+
+    Args:
+        log_ratio: ``log q - log m``, ``[N]``.
+        advantages: ``[N]``.
+        age: policy versions since each token was sampled, ``[N]``.
+        band: the bounds.
     """
-    d = 1 / cap if strict else 1.0 if decay is None else float(np.exp(-age * decay))
-    return 1 - low * cap * d, 1 + high * cap * d
+    ratio = np.exp(np.clip(log_ratio, -_MAX_LOG_RATIO, _MAX_LOG_RATIO))
+    lower, upper = band.bounds(age)
+    return ~(((advantages > 0) & (ratio > upper)) | ((advantages < 0) & (ratio < lower)))
 
 
 def mismatch_metrics(old: Floats, behaviour: Floats) -> dict[str, float]:
-    """How far two engines are apart on the same tokens, ``[N]`` log-probabilities each.
+    """How far two engines are apart on the same tokens, ``[N]`` log-probabilities each; nothing of none.
 
-    ``error`` is the mean of ``exp(|difference|)``, the multiplicative probability error (1: no difference); ``kl`` the
-    k3 estimate of KL(engine || trainer).
+    ``probability_error`` is the mean of ``exp(|difference|)``, the multiplicative probability error (1: no
+    difference); ``kl_k3`` the k3 estimate of KL(engine || trainer). The loss reports the same under the same names.
     """
     if not len(old):
         return {}
     difference = np.clip(old.astype(np.float64) - behaviour.astype(np.float64), -_MAX_LOG_RATIO, _MAX_LOG_RATIO)
     size = np.abs(difference)
     return {
-        "mean": float(size.mean()),
-        "max": float(size.max()),
-        "kl": float((np.exp(difference) - difference - 1).mean()),
-        "error": float(np.exp(size).mean()),
+        "logprob_difference": float(size.mean()),
+        "logprob_difference_max": float(size.max()),
+        "kl_k3": float((np.exp(difference) - difference - 1).mean()),
+        "probability_error": float(np.exp(size).mean()),
     }

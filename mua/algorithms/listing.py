@@ -16,6 +16,7 @@ LISTING: dict[str, dict[str, str]] = {
         "rloo": "above the mean of the other members (RLOO)",
         "reinforce_plus_plus": "above the group's mean, whitened over all tokens of the batch (REINFORCE++)",
         "pass_at_k": "by the reward of a random k of the group, in closed form",
+        "gae": "each token above the value that a critic gave its context (PPO, GAE)",
         "none": "the score itself (REINFORCE)",
     },
     "score": {
@@ -34,6 +35,7 @@ LISTING: dict[str, dict[str, str]] = {
         "none": "the engine's mismatch is only reported",
         "truncate": "importance weight of trainer over engine, truncated (TIS); by token, sequence or its mean",
         "mask": "importance weight inside a band, 0 outside (ICEPOP by token, masked importance sampling by sequence)",
+        "band": "tokens out of a band that narrows with their age leave the batch, denominators included (AgentRL)",
     },
     "aggregation": {
         "token_mean": "every trained token of the batch alike",

@@ -14,6 +14,7 @@ from typing import Literal, Self
 import torch
 from torch import Tensor
 
+from mua.algorithms.gae import clipped_value_loss
 from mua.algorithms.loss_protocol import LossTerms, TokenTensors
 from mua.algorithms.objectives import OBJECTIVES, Bounds, PerToken, bounded, kl_estimate, sequence_log_ratio
 from mua.config.schema import AlgorithmConfig
@@ -96,7 +97,7 @@ class PolicyLoss:
             "mismatch/logprob_difference": difference.abs().sum(),
             "mismatch/kl": -difference.sum(),
             "mismatch/kl_k3": kl_estimate("k3", -difference).sum(),
-            "mismatch/ratio": bounded(logprobs - tokens.behaviour_logprobs).exp().sum(),
+            "mismatch/ratio": bounded(difference).exp().sum(),
             "mismatch/probability_error": bounded(difference.abs()).exp().sum(),
         }
         return sums, {"mismatch/logprob_difference_max": _maximum(difference.abs())}
@@ -110,6 +111,28 @@ class CrossEntropyLoss:
         """See :class:`mua.algorithms.loss_protocol.LossFunction`; advantages and old values are not read."""
         loss = -(tokens.weights * logprobs).sum()
         return LossTerms(loss, _common_sums(loss, logprobs, entropy), {})
+
+
+@dataclass(frozen=True, slots=True)
+class ValueLoss:
+    """The critic's loss, :func:`mua.algorithms.gae.clipped_value_loss`, summed with the weights of the policy's."""
+
+    clip: float | None
+
+    def __call__(self, values: Tensor, tokens: TokenTensors) -> LossTerms:
+        """See :class:`mua.algorithms.loss_protocol.ValueLossFunction`. Raises ``ValueError`` without returns."""
+        if tokens.old_values is None or tokens.returns is None:
+            raise ValueError("the critic needs a batch with values and returns, see mua.algorithms.gae.with_gae")
+        terms = clipped_value_loss(values, tokens.old_values, tokens.returns, self.clip)
+        loss = (tokens.weights * terms.loss).sum()
+        sums = {
+            "tokens": torch.tensor(float(values.numel()), device=values.device),
+            "loss/value": loss.detach(),
+            "critic/value": values.detach().sum(),
+            "critic/return": tokens.returns.sum(),
+            "critic/clip_fraction": terms.clipped.sum().float(),
+        }
+        return LossTerms(loss, sums, {})
 
 
 def finish_metrics(sums: Mapping[str, Tensor | float], maxima: Mapping[str, Tensor | float]) -> dict[str, float]:

@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from mua.config.section import NonNegative, NonNegativeFloat, Positive, PositiveFloat, Section
+from mua.config.section import Fraction, NonNegative, NonNegativeFloat, Positive, PositiveFloat, Section
 
 
 class RangeFilter(Section):
@@ -60,6 +60,49 @@ class ShapingConfig(Section):
     """Sampled tokens at which a trajectory has lost 1; 0 switches the penalty off (DAPO)."""
     overlong_buffer: NonNegative = 0
     """Tokens before that over which the penalty rises from 0."""
+    malformed_turn: NonNegativeFloat = 0.0
+    """Taken from the reward of every turn that is empty or holds a call that cannot be read, names no tool or breaks
+    its schema; credit and score see it."""
+    repeated_turn: NonNegativeFloat = 0.0
+    """Taken from the reward of every turn that makes a tool call of the same trajectory again, arguments included, or
+    says an earlier turn's text again."""
+    cap_faulty_turns: bool = False
+    """Encourage no malformed or repeated turn: the advantage of its tokens is at most 0 (AgentRL)."""
+
+
+class RefillConfig(Section):
+    """Whether a step goes on until it has groups_per_step groups that move the policy (DAPO's dynamic sampling).
+
+    A group is usable if at least two members are scored (one with group_size 1) and, after the filters, some
+    advantage is not 0.
+    """
+
+    most_extra_groups: NonNegative = 0
+    """Unusable groups that others replace in one step; a step that meets more trains on what is usable. 0: every
+    group has its place, usable or not."""
+    oversample: NonNegative = 0
+    """Groups in flight beyond those that steps wait for: a step trains on the first usable ones that finish, which
+    favours short episodes. The rest goes on into the next step where trainer.max_staleness allows it, and otherwise
+    is cancelled and starts again."""
+    most_cancellations: Positive = 1
+    """Cancellations of one group after which a step waits for it: no task is put off for ever because it is long."""
+
+    @property
+    def on(self) -> bool:
+        """Whether steps choose among groups at all."""
+        return self.most_extra_groups + self.oversample > 0
+
+
+class CurriculumConfig(Section):
+    """Which task comes next."""
+
+    kind: Literal["off", "success_rate"] = "off"
+    """``off``: epochs, each a fresh permutation; ``success_rate``: tasks solved half of the time come most often, see
+    ``mua/rollout/curriculum.py``."""
+    floor: Annotated[float, Field(gt=0, le=1)] = 0.1
+    """Weight of a task that is always or never solved, where one that is solved half of the time has 1."""
+    decay: Annotated[float, Field(gt=0, le=1)] = 0.5
+    """Factor on a task's earlier counts whenever it was rolled out again; 1 never forgets what a younger policy did."""
 
 
 class AlgorithmConfig(Section):
@@ -72,15 +115,20 @@ class AlgorithmConfig(Section):
     score: Literal["sum", "terminal", "mean", "discounted"] = "sum"
     """What a trajectory is worth to its group: sum, last, mean or discounted sum of its turn rewards."""
     discount: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Discount of a turn, for ``score: discounted`` and ``credit: reward_to_go`` (UserRL: 0.8)."""
-    advantage: Literal["grpo", "rloo", "reinforce_plus_plus", "pass_at_k", "none"] = "grpo"
+    """Discount of a turn, for ``score: discounted``, ``credit: reward_to_go`` (UserRL: 0.8) and ``advantage: gae``,
+    where the tokens of one turn are not discounted among themselves."""
+    advantage: Literal["grpo", "rloo", "reinforce_plus_plus", "pass_at_k", "gae", "none"] = "grpo"
     """How scores become advantages: against the group's mean (grpo), the mean of the others (rloo), the group's mean
-    and then whitened over the batch (reinforce_plus_plus), by the reward of a random k of the group (pass_at_k), or not
-    at all (none)."""
+    and then whitened over the batch (reinforce_plus_plus), by the reward of a random k of the group (pass_at_k), token
+    by token against the values of a critic (gae, see the section ``critic``), or not at all (none)."""
     divide_by_std: bool = True
     """GRPO divides the centred reward by the group's standard deviation; False gives Dr. GRPO's advantage."""
     pass_k: Positive = 4
     """k of ``advantage: pass_at_k``."""
+    gae_lambda: Fraction = 1.0
+    """Decay a sampled token of ``advantage: gae``: 1 trusts rewards alone, 0 the critic's next value alone."""
+    gae_whiten: bool = True
+    """Bring the advantages of ``advantage: gae`` to mean 0 and variance 1 over all trained tokens of a step."""
     sign_clamp: float | None = None
     """No trajectory scored at most this is encouraged, none above it discouraged (AgentRL: 0.5); None: off."""
     advantage_scale: PositiveFloat = 1.0
@@ -115,18 +163,29 @@ class AlgorithmConfig(Section):
     """Weight of the entropy bonus."""
     old_logprobs: Literal["engine", "recompute"] = "recompute"
     """What the clipped ratio is taken against: the engine's log-probabilities or the trainer's own."""
-    correction: Literal["none", "truncate", "mask"] = "none"
+    correction: Literal["none", "truncate", "mask", "band"] = "none"
     """Importance weight for what the engine's log-probabilities differ from the trainer's: truncated at
-    correction_high, or 0 outside [correction_low, correction_high]. Needs old_logprobs ``recompute``."""
+    correction_high, or 0 outside [correction_low, correction_high]; both need old_logprobs ``recompute``. ``band``
+    (AgentRL's) takes tokens out of the batch whose ratio left [1 - clip_low correction_cap, 1 + clip_high
+    correction_cap] on the side their advantage pulls to; those that stay are weighed as by ``truncate``, or not at all
+    with old_logprobs ``engine``."""
     correction_level: Literal["token", "sequence", "geometric"] = "token"
     """Ratio of each token, of the whole sequence, or its mean a token."""
     correction_low: NonNegativeFloat = 0.5
     """Lower end of the mask's band."""
     correction_high: PositiveFloat = 2.0
-    """Upper end of the band, and the bound of every weight."""
+    """Upper end of the band, and the bound of every weight (AgentRL has none: set it high)."""
+    correction_cap: Annotated[float, Field(ge=1)] = 4.0
+    """``correction: band``: how many times wider than the clip distances the band of a fresh token is; 1 is AgentRL's
+    strict form."""
+    correction_decay: NonNegativeFloat = 0.0
+    """``correction: band``: rate at which the band narrows, to exp(-rate x age) of its width for a token that was
+    sampled so many policy versions before the one that is trained (AgentRL: out_of_date_decay)."""
     filters: list[GroupFilter] = []
     """Which groups and trajectories train, in order; ``mua/algorithms/filters.py`` says what each does."""
     shaping: ShapingConfig = ShapingConfig()
+    refill: RefillConfig = RefillConfig()
+    curriculum: CurriculumConfig = CurriculumConfig()
     skip_zero_advantage: bool = False
     """Leave trajectories whose advantage is exactly 0 out of the forward and backward pass. The gradient stays the
     same (denominators still count them), the step gets cheaper, and token metrics cover the rest only. Needs
@@ -142,9 +201,28 @@ class AlgorithmConfig(Section):
         single_step = self.epochs * self.minibatches == 1 and self.correction == "none" and self.kl_in == "loss"
         return single_step and self.old_logprobs == "recompute"
 
+    @property
+    def recomputes(self) -> bool:
+        """Whether the trainer's own log-probabilities are computed before a batch's first step."""
+        return self.correction == "band" or (self.old_logprobs == "recompute" and not self.on_policy)
+
+    @model_validator(mode="after")
+    def _cap_has_advantages(self) -> Self:
+        if self.shaping.cap_faulty_turns and self.advantage == "gae":
+            raise ValueError(
+                "shaping.cap_faulty_turns caps the advantages of whole turns, which advantage gae has none of: use "
+                "shaping.malformed_turn and shaping.repeated_turn, which its critic sees"
+            )
+        return self
+
     @model_validator(mode="after")
     def _correction_has_two_sides(self) -> Self:
-        if self.correction != "none" and self.old_logprobs == "engine":
+        if self.correction == "band" and (self.loss == "sapo" or self.correction_level != "token"):
+            raise ValueError(
+                "correction band is token by token and takes its width from clip_low and clip_high, which loss sapo "
+                "uses as temperatures: set correction_level to token, and another loss or correction"
+            )
+        if self.correction in ("truncate", "mask") and self.old_logprobs == "engine":
             raise ValueError("correction compares the engine with the trainer: set old_logprobs to recompute")
         if self.correction == "mask" and self.correction_low >= self.correction_high:
             raise ValueError("correction_low must be below correction_high")

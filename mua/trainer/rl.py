@@ -9,7 +9,8 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from mua.algorithms.batch import adjusted, make_batch, split_minibatches
+from mua.algorithms.adjust import adjusted
+from mua.algorithms.batch import make_batch, split_minibatches
 from mua.algorithms.filters import filtered
 from mua.algorithms.losses import PolicyLoss
 from mua.algorithms.metrics import mean_confidence_interval, rollout_metrics
@@ -17,6 +18,7 @@ from mua.config.schema import ExperimentConfig
 from mua.engine.weights import SyncReport
 from mua.errors import MuaError, Preempted
 from mua.observe.traces import TraceWriter
+from mua.rollout.scheduler import Harvest
 from mua.rollout.service import RolloutService, report
 from mua.trainer.evaluate import judge
 from mua.trainer.launch import ensure_processes, leads
@@ -24,7 +26,7 @@ from mua.trainer.phases import Phases
 from mua.trainer.policy import Policy
 from mua.trainer.preempt import Preemption
 from mua.trainer.run import Run
-from mua.types import Group
+from mua.types import Group, TrainBatch
 
 
 def train(config: ExperimentConfig, preemption: Preemption | None = None) -> None:
@@ -53,7 +55,7 @@ def train(config: ExperimentConfig, preemption: Preemption | None = None) -> Non
 
 def loop(config: ExperimentConfig, policy: Policy, run: Run, rollouts: RolloutService, preemption: Preemption) -> None:
     """The run from ``run.step`` to its end, or to the safe point after ``preemption``."""
-    groups_per_step, steps = config.algorithm.groups_per_step, config.trainer.steps
+    steps = config.trainer.steps
     traces = TraceWriter(config.output / "traces") if config.observe.traces else None
     phases = Phases(config, policy, rollouts)
     phases.sync(run.step)
@@ -62,15 +64,15 @@ def loop(config: ExperimentConfig, policy: Policy, run: Run, rollouts: RolloutSe
     first = {}
     if config.trainer.evaluate_first and run.step == 0:
         first = {f"initial_{name}": value for name, value in _evaluate(config, run, rollouts).items()}
-    rollouts.schedule(first=run.step * groups_per_step, last=steps * groups_per_step)
+    rollouts.schedule(run.step, run.position)
     started = time.perf_counter()
     with run.progress.stage("train", total=steps - run.step) as progress:
         for step in range(run.step, steps):
             preemption.check()
             leaving: Preempted | None = None
-            groups = _roll_out(config, run, rollouts, step, preemption)
+            harvest = _roll_out(config, run, rollouts, step, preemption)
             with run.timer.stage("train"), phases.training():
-                metrics = learn(config, policy, groups)
+                metrics = learn(config, policy, harvest.usable, version=step)
             if not preemption.requested:  # the same signal may have ended the engines
                 with run.timer.stage("sync"):
                     metrics |= _sync_metrics(phases.sync(step + 1))
@@ -81,13 +83,14 @@ def loop(config: ExperimentConfig, policy: Policy, run: Run, rollouts: RolloutSe
                 except Preempted as error:
                     leaving = error
             if traces is not None:
-                traces.write(step, (t for group in groups for t in group.trajectories))
-            metrics |= rollout_metrics(groups, divide_by_std=config.algorithm.divide_by_std, version=step)
+                traces.write(step, (t for group in harvest.groups for t in group.trajectories))
+            metrics |= rollout_metrics(harvest.groups, divide_by_std=config.algorithm.divide_by_std, version=step)
             metrics |= rollouts.metrics() | phases.take()
             before, started = started, time.perf_counter()
             metrics |= _speed(metrics, started - before)
             # A step counts as done once its checkpoint is there; what it leaves behind must be there before.
             metrics |= first if step == 0 else {}
+            run.position = rollouts.position
             if leaving is not None:
                 run.save(step, unlogged=metrics)
                 raise leaving
@@ -95,34 +98,46 @@ def loop(config: ExperimentConfig, policy: Policy, run: Run, rollouts: RolloutSe
             if run.due(config.trainer.save_every, step):
                 with phases.saving():
                     run.save(step)
-            rollouts.release(groups_per_step)
+            rollouts.release()
             progress.advance(note=f"reward {metrics['reward/mean']:.3f}, success {metrics['success']:.3f}")
 
 
-def learn(config: ExperimentConfig, policy: Policy, groups: Sequence[Group]) -> dict[str, float]:
-    """All optimizer steps on one batch of groups; their metrics, averaged over the steps."""
+def learn(config: ExperimentConfig, policy: Policy, groups: Sequence[Group], *, version: int) -> dict[str, float]:
+    """All optimizer steps on one batch of groups; their metrics, averaged over the steps.
+
+    ``version`` is the policy's before them.
+    """
     algorithm = config.algorithm
     groups, taken = filtered(groups, algorithm)
     parts = split_minibatches(groups, min(algorithm.minibatches, len(groups))) if groups else []
     loss = PolicyLoss.from_config(algorithm)
-    recompute = algorithm.old_logprobs == "recompute" and not loss.on_policy
-    batches = [
-        adjusted(policy.with_logprobs(batch, old=recompute), algorithm)
-        for part in parts
-        if (batch := make_batch(part, algorithm, config.rollout.temperature)).sequences
-    ]
+    prepared = [_prepared(config, policy, part, version) for part in parts]
+    batches = [batch for batch, _ in prepared if batch.sequences]
+    taken |= _mean([metrics for _, metrics in prepared])
     if not batches:  # every group agreed with itself or was filtered out: nothing pulls the policy anywhere
         return {"tokens": 0.0} | taken
     return _mean([policy.train_step(batch, loss) for _ in range(algorithm.epochs) for batch in batches]) | taken
 
 
+def _prepared(
+    config: ExperimentConfig, policy: Policy, groups: Sequence[Group], version: int
+) -> tuple[TrainBatch, dict[str, float]]:
+    """The batch of one optimizer step, with all its loss is decided by, and what there is to say about it."""
+    algorithm = config.algorithm
+    batch = make_batch(groups, algorithm, config.rollout.temperature)
+    if not batch.sequences:
+        return batch, {}
+    return adjusted(policy.with_logprobs(batch, old=algorithm.recomputes), algorithm, version)
+
+
 def _roll_out(
     config: ExperimentConfig, run: Run, rollouts: RolloutService, step: int, preemption: Preemption
-) -> list[Group]:
-    episodes = config.algorithm.groups_per_step * config.algorithm.group_size
+) -> Harvest:
+    algorithm = config.algorithm
+    episodes = None if algorithm.refill.on else algorithm.groups_per_step * algorithm.group_size
     with run.timer.stage("rollout"), run.progress.stage(f"episodes of step {step}", total=episodes) as progress:
         try:
-            return rollouts.take(config.algorithm.groups_per_step, on_episode=progress.advance)
+            return rollouts.take(on_episode=progress.advance)
         except MuaError:
             preemption.check()  # the signal that asks to leave may have ended the engines before
             raise
@@ -165,4 +180,7 @@ def _speed(metrics: dict[str, float], seconds: float) -> dict[str, float]:
 
 
 def _mean(steps: Sequence[dict[str, float]]) -> dict[str, float]:
-    return {name: sum(step[name] for step in steps) / len(steps) for name in steps[0]}
+    """Each metric's mean over the steps that have it."""
+    names = dict.fromkeys(name for step in steps for name in step)
+    found = {name: [step[name] for step in steps if name in step] for name in names}
+    return {name: sum(values) / len(values) for name, values in found.items()}

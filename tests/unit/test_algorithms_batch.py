@@ -2,7 +2,8 @@
 
 A sequence ends at its last trained token: what follows moves no loss.
 
-Does not cover the loss itself (test_algorithms_losses.py) or packing into rows.
+Does not cover the loss itself (test_algorithms_losses.py), what is decided once the trainer has scored the batch
+(test_algorithms_adjust.py) or packing into rows.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mua.algorithms.advantage import leave_one_out
-from mua.algorithms.batch import adjusted, make_batch, sft_batch, split_minibatches
+from mua.algorithms.batch import make_batch, sft_batch, split_minibatches
 from mua.algorithms.credit import trajectory_score, turn_credits
 from mua.algorithms.loss_protocol import TokenTensors
 from mua.algorithms.losses import PolicyLoss
@@ -317,18 +318,3 @@ def test_a_group_smaller_than_k_uses_all_its_members():
     members = [several_turns([r], [1]) for r in (1.0, 0.0)]
     batch = make_batch([group(*members)], AlgorithmConfig(advantage="pass_at_k", pass_k=4), 1.0)
     assert [s.advantages[0] for s in batch] == [0.0, 0.0]  # the one pair there is succeeds
-
-
-def test_adjusting_weighs_the_mismatch_and_takes_the_kl_from_the_reward():
-    (plain,) = make_batch([group(several_turns([1.0], [2]))], AlgorithmConfig(advantage="none"), 1.0)
-    old, reference = plain.behaviour_logprobs + np.float32(np.log(3.0)), plain.behaviour_logprobs + np.float32(0.1)
-    batch = TrainBatch([replace(plain, old_logprobs=old, reference_logprobs=reference)], 1.0, {})
-    trained = plain.trained
-    (cut,) = adjusted(batch, AlgorithmConfig(correction="truncate", correction_high=2.0))
-    np.testing.assert_allclose(cut.advantages[trained], 2.0, rtol=1e-6)
-    (masked,) = adjusted(batch, AlgorithmConfig(correction="mask", correction_low=0.5, correction_high=2.0))
-    assert not masked.advantages.any()
-    taken = AlgorithmConfig(kl_in="reward", kl_coefficient=0.5, kl_estimator="k1")
-    (penalised,) = adjusted(batch, taken)
-    np.testing.assert_allclose(penalised.advantages[trained], 1 - 0.5 * (np.log(3.0) - 0.1), rtol=1e-5)
-    assert adjusted(batch, AlgorithmConfig()) is batch

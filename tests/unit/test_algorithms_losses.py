@@ -191,7 +191,7 @@ def expected_metrics(lp: list[float], given: TokenTensors, trainer: list[float])
         "mismatch/logprob_difference_max": max(map(abs, gaps)),
         "mismatch/kl": -math.fsum(gaps) / n,
         "mismatch/kl_k3": math.fsum(math.exp(g) - g - 1 for g in gaps) / n,
-        "mismatch/ratio": math.fsum(math.exp(a - b) for a, b in zip(lp, behaviour, strict=True)) / n,
+        "mismatch/ratio": math.fsum(map(math.exp, gaps)) / n,
         "mismatch/probability_error": math.fsum(math.exp(abs(g)) for g in gaps) / n,
         "loss/total": brute_force(lp, given, 0.1),
         "loss/policy": brute_force(lp, given, 0.0),

@@ -14,7 +14,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mua.algorithms.correction import Correction, correction_weights, decaying_bounds, mismatch_metrics
+from mua.algorithms.correction import Band, Correction, correction_weights, in_band, mismatch_metrics
 from mua.algorithms.objectives import (
     OBJECTIVES,
     Bounds,
@@ -173,21 +173,41 @@ def test_no_correction_weighs_nothing():
 
 
 @pytest.mark.parametrize(
-    ("age", "decay", "strict", "band"),
+    ("age", "decay", "cap", "bounds"),
     [
-        (0, None, True, (0.8, 1.3)),
-        (0, None, False, (0.2, 2.2)),
-        (5, 0.1, False, (0.515, 1.728)),
-        (20, 0.1, False, (0.892, 1.162)),
+        (0, 0.0, 1.0, (0.8, 1.3)),
+        (0, 0.0, 4.0, (0.2, 2.2)),
+        (5, 0.1, 4.0, (0.515, 1.728)),
+        (20, 0.1, 4.0, (0.892, 1.162)),
+        (-3, 0.1, 4.0, (0.2, 2.2)),
     ],
 )
-def test_agentrls_bands(age: float, decay: float | None, strict: bool, band: tuple[float, float]):
-    assert decaying_bounds(0.2, 0.3, 4.0, age, decay=decay, strict=strict) == pytest.approx(band, abs=5e-4)
+def test_agentrls_bands(age: float, decay: float, cap: float, bounds: tuple[float, float]):
+    """Its numbers, and a token that is newer than it should be is no wider than a fresh one."""
+    lower, upper = Band(0.2, 0.3, cap, decay).bounds(np.array([float(age)]))
+    assert (lower[0], upper[0]) == pytest.approx(bounds, abs=5e-4)
+
+
+def test_a_token_leaves_the_band_only_on_the_side_its_advantage_pulls_to():
+    band = Band(0.2, 0.3, 4.0, 0.1)
+    cases = [
+        # ratio, advantage, age, stays
+        (2.19, 1.0, 0, True), (2.21, 1.0, 0, False), (6.0, -1.0, 0, True), (0.21, -1.0, 0, True),
+        (0.19, -1.0, 0, False), (0.01, 1.0, 0, True), (1.72, 1.0, 5, True), (1.74, 1.0, 5, False),
+        (0.50, -1.0, 5, False), (0.52, -1.0, 5, True), (9.0, 0.0, 5, True), (0.01, 0.0, 5, True),
+    ]  # fmt: skip
+    ratio, advantages, age, stays = (np.array(column, dtype=np.float64) for column in zip(*cases, strict=True))
+    assert in_band(np.log(ratio), advantages, age, band).tolist() == stays.astype(bool).tolist()
 
 
 def test_mismatch_in_numbers():
     found = mismatch_metrics(np.log([0.5, 0.25]), np.log([0.25, 0.25]))
     assert found == pytest.approx(
-        {"mean": math.log(2) / 2, "max": math.log(2), "kl": (1 - math.log(2)) / 2, "error": 1.5}
+        {
+            "logprob_difference": math.log(2) / 2,
+            "logprob_difference_max": math.log(2),
+            "kl_k3": (1 - math.log(2)) / 2,
+            "probability_error": 1.5,
+        }
     )
     assert mismatch_metrics(np.zeros(0), np.zeros(0)) == {}

@@ -1,0 +1,219 @@
+"""What the trainer's log-probabilities do to a batch: penalties, importance weights, AgentRL's band, what is reported.
+
+The band is compared with AgentRL's formula written out token by token in float64, aggregation and denominators
+included. Does not cover the ratio's own formulas (test_algorithms_objectives.py) or how a batch is made
+(test_algorithms_batch.py).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mua.algorithms.adjust import adjusted
+from mua.algorithms.batch import make_batch
+from mua.algorithms.loss_protocol import TokenTensors
+from mua.algorithms.losses import PolicyLoss
+from mua.config.schema import AlgorithmConfig
+from mua.types import Group, Outcome, Provenance, Segment, TrainBatch, TrainSequence, Trajectory
+
+VERSION = 7
+
+
+def sequence(
+    old: list[float], behaviour: list[float], advantages: list[float], *, trajectory: int = 0, age: list[int] | int = 0,
+    weight: float = 1.0, reference: list[float] | None = None,
+) -> TrainSequence:  # fmt: skip
+    """A prompt token, then sampled ones with these values."""
+    n = len(old)
+
+    def after_prompt(values: Any) -> np.ndarray:
+        return np.array([0.0, *values], dtype=np.float32)
+
+    return TrainSequence(
+        ids=np.arange(n + 1, dtype=np.int32),
+        weights=after_prompt([weight] * n),
+        advantages=after_prompt(advantages),
+        behaviour_logprobs=after_prompt(behaviour),
+        old_logprobs=after_prompt(old),
+        reference_logprobs=None if reference is None else after_prompt(reference),
+        version=np.array([-1, *(VERSION - np.broadcast_to(age, n))], dtype=np.int32),
+        trajectory=trajectory,
+    )
+
+
+def batch_of(*sequences: TrainSequence, tokens: float | None = None) -> TrainBatch:
+    count = sum(int(s.trained.sum()) for s in sequences) if tokens is None else tokens
+    return TrainBatch(list(sequences), 1.0, {"tokens": float(count), "sequences": 1.0})
+
+
+def config(**changes: Any) -> AlgorithmConfig:
+    return AlgorithmConfig(**changes)
+
+
+def test_weights_of_the_mismatch_multiply_advantages():
+    plain = batch_of(sequence([-1.0 + math.log(3.0)] * 2, [-1.0] * 2, [1.0, 1.0]))
+    cut, metrics = adjusted(plain, config(correction="truncate", correction_high=2.0), VERSION)
+    np.testing.assert_allclose(cut.sequences[0].advantages, [0.0, 2.0, 2.0], rtol=1e-6)
+    assert (metrics["correction/weight"], metrics["correction/cut"]) == pytest.approx((2.0, 1.0))
+    masked, metrics = adjusted(plain, config(correction="mask", correction_low=0.5, correction_high=2.0), VERSION)
+    assert not masked.sequences[0].advantages.any()
+    assert metrics["correction/cut"] == 1.0
+    np.testing.assert_array_equal(masked.sequences[0].weights, plain.sequences[0].weights)
+
+
+def test_a_kl_penalty_is_taken_from_the_advantage_before_it_is_weighed():
+    plain = batch_of(sequence([-1.0], [-1.0 - math.log(1.5)], [1.0], reference=[-1.4]))
+    taken = config(kl_in="reward", kl_coefficient=0.5, kl_estimator="k1", correction="truncate")
+    found, _ = adjusted(plain, taken, VERSION)
+    np.testing.assert_allclose(found.sequences[0].advantages, [0.0, 1.5 * (1 - 0.5 * 0.4)], rtol=1e-5)
+
+
+def test_nothing_is_done_where_nothing_is_asked():
+    plain = batch_of(sequence([-1.0], [-2.0], [1.0]))
+    found, metrics = adjusted(plain, config(), VERSION)
+    assert found.sequences == plain.sequences
+    assert metrics == {}, "the trainer's log-probabilities are not known before an on-policy step"
+
+
+def test_mismatch_is_reported_apart_for_fresh_and_stale_tokens():
+    plain = batch_of(
+        sequence([-1.0, -1.0], [-1.0, -1.1], [1.0, 1.0], age=[0, 2]), sequence([-1.0], [-1.3], [1.0], age=1)
+    )
+    _, metrics = adjusted(plain, config(minibatches=2), VERSION)
+    assert metrics["mismatch_fresh/logprob_difference_max"] == 0.0
+    assert metrics["mismatch_fresh/probability_error"] == 1.0
+    assert metrics["mismatch_stale/logprob_difference"] == pytest.approx(0.2, rel=1e-5)
+    assert metrics["mismatch_stale/logprob_difference_max"] == pytest.approx(0.3, rel=1e-5)
+    kl = (math.exp(0.1) - 1.1 + math.exp(0.3) - 1.3) / 2
+    assert metrics["mismatch_stale/kl_k3"] == pytest.approx(kl, rel=1e-4)
+    all_fresh, all_fresh_metrics = adjusted(batch_of(plain.sequences[1]), config(minibatches=2), VERSION - 1)
+    assert not any(name.startswith("mismatch_stale") for name in all_fresh_metrics)
+    assert len(all_fresh) == 1
+
+
+# ---- AgentRL's band
+
+TOKEN = st.tuples(
+    st.sampled_from([0.05, 0.3, 0.6, 0.85, 1.0, 1.25, 1.6, 2.0, 5.0]),  # ratio
+    st.sampled_from([-1.0, 0.0, 0.5]),  # advantage, of the whole turn in reality
+    st.integers(0, 12),  # age
+)
+SEGMENT = st.lists(TOKEN, min_size=1, max_size=4)
+TRAJECTORIES = st.lists(st.lists(SEGMENT, min_size=1, max_size=2), min_size=1, max_size=3)
+AGGREGATION = st.sampled_from(["token_mean", "sequence_mean", "sequence_sum"])
+WIDTH = {"clip_low": 0.2, "clip_high": 0.3, "correction": "band"}
+
+
+def sampled(trajectories: list[list[list[tuple[float, float, int]]]], aggregation: str) -> TrainBatch:
+    """A batch with these ratios ``q / m``, weighted as ``make_batch`` does; ``reference`` keeps ``q`` for the test."""
+    tokens = sum(len(segment) for segments in trajectories for segment in segments)
+    sequences = []
+    for number, segments in enumerate(trajectories):
+        own = sum(map(len, segments))
+        weight = {"token_mean": 1 / tokens, "sequence_mean": 1 / (len(trajectories) * own)}.get(
+            aggregation, 1 / len(trajectories)
+        )
+        for segment in segments:
+            ratios, advantages, ages = (list(column) for column in zip(*segment, strict=True))
+            old = [-2.0 + math.log(r) for r in ratios]
+            sequences.append(
+                sequence(old, [-2.0] * len(old), advantages, trajectory=number, age=ages, weight=weight, reference=old)
+            )
+    return TrainBatch(sequences, 1.0, {"tokens": float(tokens), "sequences": float(len(trajectories))})
+
+
+def kept(ratio: float, advantage: float, age: int, *, cap: float, decay: float) -> bool:
+    """AgentRL's mask: epsilon 0.2, epsilon_higher 0.1."""
+    d = math.exp(min(0, -age * decay))
+    return not ((advantage > 0 and ratio > 1 + 0.3 * cap * d) or (advantage < 0 and ratio < 1 - 0.2 * cap * d))
+
+
+def agentrls_loss(trajectories, aggregation: str, cap: float, decay: float) -> float:
+    """Its GRPO with all sequences in one micro-batch: masked tokens leave numerator and denominator."""
+    totals = []
+    for segments in trajectories:
+        stay = [(r, a) for segment in segments for r, a, age in segment if kept(r, a, age, cap=cap, decay=decay)]
+        values = [-min(r * a, min(max(r, 0.8), 1.3) * a) for r, a in stay]
+        totals.append((math.fsum(values), len(values)))
+    if aggregation == "token_mean":
+        return math.fsum(total for total, _ in totals) / max(1, sum(count for _, count in totals))
+    if aggregation == "sequence_mean":
+        return math.fsum(total / max(1, count) for total, count in totals) / len(totals)
+    return math.fsum(total for total, _ in totals) / len(totals)
+
+
+def loss_of(batch: TrainBatch, setting: AlgorithmConfig) -> tuple[float, list[float]]:
+    """The configured loss while the policy is still what made the trainer's log-probabilities, and its gradient."""
+
+    def flat(name: str) -> torch.Tensor:
+        parts = [torch.from_numpy(getattr(s, name)[s.trained]) for s in batch]
+        return torch.cat([*parts, torch.zeros(0)]).double()
+
+    logprobs = flat("reference_logprobs").requires_grad_()
+    tokens = TokenTensors(flat("weights"), flat("advantages"), flat("behaviour_logprobs"), flat("old_logprobs"))
+    loss = PolicyLoss.from_config(setting)(logprobs, torch.zeros_like(logprobs), tokens).loss
+    (gradient,) = torch.autograd.grad(loss, logprobs)
+    return loss.item(), gradient.tolist()
+
+
+@given(TRAJECTORIES, AGGREGATION, st.sampled_from([1.0, 4.0]), st.sampled_from([0.0, 0.1]))
+def test_the_band_with_the_engines_old_values_is_agentrls_grpo(trajectories, aggregation, cap, decay):
+    setting = config(
+        **WIDTH, old_logprobs="engine", aggregation=aggregation, correction_cap=cap, correction_decay=decay
+    )
+    banded, metrics = adjusted(sampled(trajectories, aggregation), setting, VERSION)
+    assert loss_of(banded, setting)[0] == pytest.approx(
+        agentrls_loss(trajectories, aggregation, cap, decay), rel=1e-5, abs=1e-6
+    )
+    every = [token for segments in trajectories for segment in segments for token in segment]
+    gone = sum(not kept(*token, cap=cap, decay=decay) for token in every)
+    assert metrics["correction/removed"] == pytest.approx(gone / len(every))
+    assert banded.denominators["tokens"] == len(every) - gone
+
+
+@given(TRAJECTORIES, AGGREGATION)
+def test_the_band_with_the_trainers_old_values_is_agentrls_minirl(trajectories, aggregation):
+    """Gradients: of each token that stays, minus its ratio to the engine times its advantage, over what stays."""
+    setting = config(**WIDTH, loss="minirl", aggregation=aggregation, correction_decay=0.1, correction_high=1e9)
+    banded, _ = adjusted(sampled(trajectories, aggregation), setting, VERSION)
+    found = loss_of(banded, setting)[1]
+    expected = []
+    inside = [[t for s in segments for t in s if kept(*t, cap=4.0, decay=0.1)] for segments in trajectories]
+    for tokens in inside:
+        count = {"token_mean": sum(map(len, inside)), "sequence_mean": len(inside) * len(tokens)}
+        expected += [-r * a / count.get(aggregation, len(inside)) for r, a, _ in tokens]
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-7)
+
+
+def test_a_batch_that_leaves_the_band_whole_is_empty():
+    banded, metrics = adjusted(batch_of(sequence([-1.0], [-5.0], [1.0])), config(**WIDTH), VERSION)
+    assert len(banded) == 0
+    assert metrics["correction/removed"] == 1.0
+
+
+def test_versions_and_trajectories_reach_the_batch():
+    def segment(version: int) -> Segment:
+        provenance = np.array([Provenance.USER, Provenance.SAMPLED, Provenance.USER], dtype=np.uint8)
+        zeros = np.zeros(3, dtype=np.int32)
+        return Segment(zeros, provenance, zeros.astype(np.float32), np.array([-1, version, -1], np.int32), zeros)
+
+    members = [
+        Trajectory("t", 0, i, [segment(v) for v in versions], [0.0], 0.0, False, Outcome.USER_STOP)
+        for i, versions in enumerate([[3, 5], [4]])
+    ]
+    batch = make_batch([Group(0, "t", members)], config(), 1.0)
+    assert [s.version.tolist() for s in batch] == [[-1, 3], [-1, 5], [-1, 4]]
+    assert [s.trajectory for s in batch] == [0, 0, 1]
+
+
+@pytest.mark.parametrize("changes", [{"loss": "sapo"}, {"correction_level": "sequence"}])
+def test_a_band_without_a_width_or_of_sequences_is_refused(changes: dict[str, Any]):
+    with pytest.raises(ValueError, match="correction band is token by token"):
+        config(correction="band", **changes)
