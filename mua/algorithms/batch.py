@@ -58,12 +58,14 @@ def usable(group: Group, config: AlgorithmConfig) -> bool:
     """Whether ``group`` would move the policy; ``algorithm.refill`` replaces groups that would not.
 
     Infrastructure faults fill no group: two members at least must be scored (one with ``group_size`` 1). After the
-    filters some member must have an advantage other than 0, which for ``advantage: gae`` is not known yet and taken for
-    granted.
+    filters some member must have an advantage other than 0, which for ``advantage: gae`` and with a teacher is not
+    known yet and taken for granted.
     """
     if len(group.scored) < min(2, config.group_size):
         return False
     kept, _ = filtered([group], config)
+    if config.distillation is not None:  # the teacher trains whatever is left
+        return bool(kept)
     kept = [_penalised(left, config) for left in kept]
     return any(config.advantage == "gae" or bool(_of_group(left.scored, config).any()) for left in kept)
 
@@ -173,5 +175,6 @@ def _train_sequence(segment: Segment, weight: float, advantages: Floats | None, 
         experts=None if segment.experts is None else segment.experts[:end],
         version=segment.version[:end],
         turns=segment.turn[:end],
+        teacher_logprobs=None if segment.teacher_logprobs is None else segment.teacher_logprobs[:end],
         trajectory=trajectory,
     )

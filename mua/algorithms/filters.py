@@ -1,4 +1,4 @@
-"""Which trajectories train: an ordered pipeline over groups, and shaping of their scores.
+"""Which trajectories train: an ordered pipeline over groups, and shaping of their rewards and scores.
 
 Filters see scored trajectories only; whatever they take out is in no group statistics either, so that it cannot shift
 the baseline of those that stay. They run in the order of ``algorithm.filters``.
@@ -14,6 +14,7 @@ from dataclasses import replace
 import numpy as np
 
 from mua.algorithms.credit import Floats
+from mua.algorithms.faults import malformed_turns, repeated_turns
 from mua.config.schema import (
     AlgorithmConfig,
     BalanceFilter,
@@ -78,6 +79,29 @@ def _without_overlong(group: Group, chosen: OverlongFilter) -> list[Trajectory]:
     overlong = [t for t in group.trajectories if t.outcome in _OVERLONG and not t.success]
     reserved = {id(t) for t in _at_most(overlong, chosen.keep, random.Random(group.ordinal))}
     return [t for t in group.trajectories if t not in overlong or id(t) in reserved]
+
+
+def penalised(trajectory: Trajectory, shaping: ShapingConfig) -> Trajectory:
+    """``trajectory`` with the penalties of its malformed and repeated turns in its turn rewards and its reward."""
+    if not (shaping.malformed_turn or shaping.repeated_turn) or not trajectory.sampled_tokens:
+        return trajectory
+    malformed, repeated = malformed_turns(trajectory.messages), repeated_turns(trajectory.messages)
+    penalties = [
+        shaping.malformed_turn * m + shaping.repeated_turn * r for m, r in zip(malformed, repeated, strict=True)
+    ]
+    rewards = [reward - penalty for reward, penalty in zip(trajectory.turn_rewards, penalties, strict=True)]
+    return replace(trajectory, turn_rewards=rewards, reward=trajectory.reward - sum(penalties))
+
+
+def capped(advantages: Floats, trajectory: Trajectory, shaping: ShapingConfig) -> Floats:
+    """``advantages`` of the trajectory's turns, ``[T]``, at most 0 where a turn was malformed or repeated.
+
+    AgentRL's treatment of such turns: what was discouraged stays so, and their rewards are left alone.
+    """
+    if not shaping.cap_faulty_turns or not trajectory.sampled_tokens:
+        return advantages
+    faulty = np.array(malformed_turns(trajectory.messages)) | np.array(repeated_turns(trajectory.messages))
+    return np.where(faulty, np.minimum(advantages, 0.0), advantages)
 
 
 def shaped(scores: Floats, members: Sequence[Trajectory], shaping: ShapingConfig) -> Floats:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from typing import Annotated, Literal, Self
+from urllib.parse import urlsplit
 
-from pydantic import Field, model_validator
+from pydantic import Field, SecretStr, model_validator
 
 from mua.config.section import Fraction, NonNegative, NonNegativeFloat, Positive, PositiveFloat, Section
 
@@ -105,6 +106,41 @@ class CurriculumConfig(Section):
     """Factor on a task's earlier counts whenever it was rolled out again; 1 never forgets what a younger policy did."""
 
 
+class DistillationConfig(Section):
+    """A teacher whose log-probabilities of the policy's own samples become advantages (on-policy distillation)."""
+
+    base_url: str
+    """Address of an SGLang server with the teacher's weights and the policy's tokenizer, such as
+    ``http://teacher:30000``: its native interface, so without ``/v1``."""
+    api_key: SecretStr = SecretStr("none")
+    """Use ``${ENV_VAR}``; never written to a log, trace or checkpoint."""
+    coefficient: PositiveFloat = 1.0
+    """Factor on log p(policy) - log p(teacher) of each sampled token, which is taken from its advantage. The policy's
+    side is at rollout.temperature, the teacher's at 1."""
+    discount: Fraction = 0.0
+    """How much of later tokens' terms a token answers for, per sampled token of its segment: 0 for its own term alone
+    (GKD, Thinking Machines), 1 for all (MiniLLM)."""
+    only: bool = False
+    """Leave rewards out of the advantages: the policy learns from the teacher alone."""
+    request_seconds: PositiveFloat = 120.0
+    """Deadline of one request, which is one segment."""
+    max_retries: NonNegative = 5
+    """Further tries of a request after no connection, no answer in time, or 5xx; then the run ends."""
+    retry_seconds: PositiveFloat = 1.0
+    """Pause before the second try; it doubles with each, up to 30 s."""
+    concurrency: Positive = 64
+    """Requests in flight at once; the rest wait, which their deadline does not count."""
+
+    @model_validator(mode="after")
+    def _native_address(self) -> Self:
+        address = urlsplit(self.base_url)
+        if address.scheme not in ("http", "https") or not address.hostname or address.username:
+            raise ValueError("base_url must be http://HOST:PORT or https://HOST:PORT; a key belongs into api_key")
+        if address.path.strip("/"):
+            raise ValueError(f"base_url must end behind the port, without {address.path}: the native API is asked")
+        return self
+
+
 class AlgorithmConfig(Section):
     """Group-relative policy optimisation."""
 
@@ -163,6 +199,8 @@ class AlgorithmConfig(Section):
     """Weight of the entropy bonus."""
     old_logprobs: Literal["engine", "recompute"] = "recompute"
     """What the clipped ratio is taken against: the engine's log-probabilities or the trainer's own."""
+    distillation: DistillationConfig | None = None
+    """A teacher to learn from, besides or in the place of rewards; None: no teacher."""
     correction: Literal["none", "truncate", "mask", "band"] = "none"
     """Importance weight for what the engine's log-probabilities differ from the trainer's: truncated at
     correction_high, or 0 outside [correction_low, correction_high]; both need old_logprobs ``recompute``. ``band``
@@ -199,7 +237,7 @@ class AlgorithmConfig(Section):
     def on_policy(self) -> bool:
         """Whether old log-probabilities are those of the only forward pass itself."""
         single_step = self.epochs * self.minibatches == 1 and self.correction == "none" and self.kl_in == "loss"
-        return single_step and self.old_logprobs == "recompute"
+        return single_step and self.old_logprobs == "recompute" and self.distillation is None
 
     @property
     def recomputes(self) -> bool:
@@ -213,6 +251,16 @@ class AlgorithmConfig(Section):
                 "shaping.cap_faulty_turns caps the advantages of whole turns, which advantage gae has none of: use "
                 "shaping.malformed_turn and shaping.repeated_turn, which its critic sees"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _a_teacher_reaches_every_token(self) -> Self:
+        if self.distillation is None:
+            return self
+        if self.skip_zero_advantage:
+            raise ValueError("distillation needs skip_zero_advantage false: the teacher trains every trajectory")
+        if self.distillation.only and self.advantage == "gae":
+            raise ValueError("distillation.only leaves nothing for a critic to learn: set advantage to none")
         return self
 
     @model_validator(mode="after")

@@ -14,21 +14,24 @@ from pydantic import Field, SecretStr, model_validator
 from mua.config.algorithm import (
     AlgorithmConfig,
     BalanceFilter,
+    CurriculumConfig,
+    DistillationConfig,
     GroupFilter,
     MinimumTurnsFilter,
     OverlongFilter,
     RangeFilter,
+    RefillConfig,
     ShapingConfig,
 )
 from mua.config.environment import EndpointConfig, EnvironmentConfig, JudgeConfig, LlmConfig, UserConfig
 from mua.config.section import Fraction, NonNegative, NonNegativeFloat, Positive, PositiveFloat, Section
 
 __all__ = [
-    "AlgorithmConfig", "BalanceFilter", "ClusterConfig", "ENGINE_RESERVE", "EndpointConfig", "EngineConfig",
-    "EnvironmentConfig", "EvaluationConfig", "ExperimentConfig", "GroupFilter", "JudgeConfig", "LlmConfig",
-    "MegatronConfig", "MinimumTurnsFilter", "ModelConfig", "ObserveConfig", "OptimizerConfig", "OverlongFilter",
-    "PolicyConfig", "PolicyEndpointConfig", "RangeFilter", "RolloutConfig", "Section", "SftConfig", "ShapingConfig",
-    "SlurmConfig", "TrainerConfig", "UserConfig",
+    "AlgorithmConfig", "BalanceFilter", "ClusterConfig", "CriticConfig", "CurriculumConfig", "DistillationConfig",
+    "ENGINE_RESERVE", "EndpointConfig", "EngineConfig", "EnvironmentConfig", "EvaluationConfig", "ExperimentConfig", "GroupFilter",
+    "JudgeConfig", "LlmConfig", "MegatronConfig", "MinimumTurnsFilter", "ModelConfig", "ObserveConfig",
+    "OptimizerConfig", "OverlongFilter", "PolicyConfig", "PolicyEndpointConfig", "RangeFilter", "RefillConfig",
+    "RolloutConfig", "Section", "SftConfig", "ShapingConfig", "SlurmConfig", "TrainerConfig", "UserConfig",
 ]  # fmt: skip
 
 ENGINE_RESERVE = 8
@@ -152,6 +155,9 @@ class MegatronConfig(Section):
     merge_prefixes: bool = False
     """Compute what several trajectories begin with once: rows become trees of their common prefixes. Loss and gradients
     stay the same; balancing losses of experts count a shared token once."""
+    balance: Literal["flops", "tokens"] = "flops"
+    """What is levelled over rows and data-parallel ranks: estimated operations, attention's square of the length
+    included, or tokens alone. Losses do not depend on it, except balancing losses of experts, which are means of rows."""
     moe_aux_loss: NonNegativeFloat = 0.0
     """Coefficient of the experts' load-balancing loss, averaged over the batch's tokens; 0 switches it off."""
     routing_replay: Literal["off", "check", "replay"] = "off"
@@ -221,6 +227,23 @@ class OptimizerConfig(Section):
     """Global gradient-norm bound; 0 switches clipping off."""
 
 
+class CriticOptimizerConfig(OptimizerConfig):
+    """AdamW and its schedule, for the critic."""
+
+    learning_rate: NonNegativeFloat = 1e-5
+    """Peak learning rate; a critic learns a new task, so it is larger than a policy's."""
+
+
+class CriticConfig(Section):
+    """The critic of ``algorithm.advantage: gae``: the policy's architecture and first weights with a scalar output."""
+
+    optimizer: CriticOptimizerConfig = CriticOptimizerConfig()
+    value_clip: PositiveFloat | None = 0.5
+    """How far a value may move from its old one before a token's gradient ends, in units of reward; None: no bound."""
+    warmup_steps: NonNegative = 0
+    """Steps at the beginning of a run in which the critic learns and the policy does not."""
+
+
 class TrainerConfig(Section):
     """The loop."""
 
@@ -248,11 +271,20 @@ class SftConfig(Section):
     """Supervised fine-tuning."""
 
     data: Annotated[Path, Field(strict=False)]
-    """JSON lines; each line ``{"messages": [...], "tools": [...]}`` in OpenAI form."""
+    """Conversations, one JSON object a line or one array of them: ``{"messages": [...], "tools": [...]}`` in OpenAI
+    form, or ``{"conversations": [...], "system": ..., "tools": ...}`` in ShareGPT form (LLaMA-Factory)."""
     batch_size: Positive = 64
     """Conversations in one optimizer step."""
     train_on: Literal["all", "last"] = "all"
     """Which assistant turns carry loss."""
+    overlong: Literal["refuse", "skip"] = "refuse"
+    """What becomes of a conversation longer than model.max_length: an error, or left out and counted in the log. None
+    is cut: a conversation without its end teaches to stop anywhere."""
+    validation: Annotated[Path, Field(strict=False)] | Annotated[float, Field(gt=0, lt=1)] | None = None
+    """Conversations whose loss is measured and not trained on: a file like ``data``, or the share of ``data`` to hold
+    out, drawn by content and ``seed``, copies of a conversation together."""
+    validate_every: Positive = 50
+    """Steps between measurements of the validation loss; the last step always has one."""
     short_first_steps: NonNegative = 0
     """Steps at the beginning that use only the shortest quarter of the conversations. A policy with random weights
     learns to copy from short contexts much sooner than from long ones."""
@@ -402,6 +434,7 @@ class ExperimentConfig(Section):
     algorithm: AlgorithmConfig = AlgorithmConfig()
     megatron: MegatronConfig = MegatronConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
+    critic: CriticConfig = CriticConfig()
     cluster: ClusterConfig = ClusterConfig()
     trainer: TrainerConfig
     sft: SftConfig | None = None
@@ -464,8 +497,35 @@ class ExperimentConfig(Section):
             )
         if self.trainer.deterministic and self.trainer.max_staleness:
             raise ValueError("trainer.deterministic needs trainer.max_staleness 0: arrival order decides what is stale")
+        if self.trainer.deterministic and self.algorithm.refill.oversample:
+            raise ValueError("trainer.deterministic needs algorithm.refill.oversample 0: it trains on what ends first")
         if self.trainer.deterministic and not self.engine.deterministic:
             raise ValueError("trainer.deterministic needs engine.deterministic: true")
         if self.trainer.deterministic and self.user.kind == "llm":
             raise ValueError("trainer.deterministic needs a scripted or replayed user, not user.kind llm")
+        return self
+
+    @model_validator(mode="after")
+    def _critic_can_learn(self) -> Self:
+        algorithm, critic = self.algorithm, self.critic
+        if critic.optimizer.min_learning_rate > critic.optimizer.learning_rate:
+            raise ValueError(
+                f"critic.optimizer.min_learning_rate {critic.optimizer.min_learning_rate} exceeds "
+                f"critic.optimizer.learning_rate {critic.optimizer.learning_rate}"
+            )
+        if algorithm.advantage != "gae":
+            return self
+        needed = {"score": "sum", "credit": "equal", "sign_clamp": None, "skip_zero_advantage": False}
+        for key, value in needed.items():
+            if getattr(algorithm, key) != value:
+                raise ValueError(
+                    f"algorithm.{key} must be {'null' if value is None else str(value).lower()} with "
+                    "algorithm.advantage gae, which gives each token its advantage by the rewards of its own and later "
+                    "turns and has its critic learn from every trajectory"
+                )
+        if critic.warmup_steps >= self.trainer.steps:
+            raise ValueError(
+                f"critic.warmup_steps {critic.warmup_steps} leaves the policy none of the trainer.steps "
+                f"{self.trainer.steps}"
+            )
         return self

@@ -156,6 +156,8 @@ class Episode:
         fault = f"there is no tool {call.name!r}" if schema is None else validate_arguments(schema, call.arguments)
         if fault is not None:
             self._malformed += 1
+            error = {"kind": "unknown_tool" if schema is None else "invalid_arguments", "message": fault}
+            self._agent.messages[-1].setdefault("tool_call_errors", []).append(error)
             return f"error: {fault}"
         self._counts["tool_calls"] += 1
         self._counts[f"tool_calls/{call.name}"] += 1

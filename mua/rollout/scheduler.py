@@ -1,73 +1,220 @@
-"""Groups in flight, bounded by slots.
+"""Groups in flight, bounded by slots, and which of them a step trains on.
 
-    slots = (max_staleness + 1) * groups_per_step
+    slots = (max_staleness + 1) * groups_per_step + oversample
 
-    ordinal 0 1 2 ...  ──► a slot each ──► episodes of the group ──► done ──► take(n), in order of ordinals
-                              ▲                                                   │
-                              └────────── release(n), after the weight sync ◄── trained
+    ordinal 0 1 2 ...  ──► a slot each ──► episodes of the group ──► finished ──► take(): groups_per_step usable ones
+                              ▲                                                     │            │
+                              ├──────── refill: for most_extra_groups of a step ◄── unusable     ▼
+                              └──────── release(), after the weight sync ◄──────────────────── trained
 
-A slot is held from the start of a group until the weights trained on it are in the engine. The group with ordinal
-``o`` trains in step ``o // groups_per_step`` and starts only after the sync of step ``o // groups_per_step -
-max_staleness - 1``: no trajectory is older than ``max_staleness`` versions, by construction, and nothing is ever
-dropped for age. ``max_staleness`` 0 is synchronous training. Because groups are taken in the order of the stream,
-long episodes are not underrepresented, and the next ordinal is all that a checkpoint must remember.
+A group holds its slot from its start until the weights trained on its step are in the engines. The first
+``most_extra_groups`` unusable groups of a step give theirs to others at once, so that every step uses up exactly
+``groups_per_step`` slots, however many groups it looks at. Groups are taken in the order of the task stream (those of
+a synchronous step, all of which it takes, as they finish). Hence no more than ``max_staleness`` further steps stand
+before a group when it starts: no trajectory is older than ``max_staleness`` versions, and nothing is dropped for age.
+
+With ``oversample`` a step takes the first usable groups that finish. That favours short episodes, and order no longer
+bounds staleness: what could only be trained too late is cancelled as soon as the step is full, and its ordinal starts
+again before any new one. A group that was cancelled ``most_cancellations`` times is waited for in the last step that
+may train it, as long as that step has room, so that long tasks come late instead of never.
+
+A checkpoint remembers a :class:`Position`: the next ordinal, and those that were started and not taken.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Self
 
-from mua.types import Group
+from mua.types import Group, Json
+
+
+@dataclass(frozen=True, slots=True)
+class Quota:
+    """How many groups a run's steps want, and how many may be under way for them."""
+
+    groups: int
+    """Usable groups that a step trains on."""
+    steps: int
+    """Steps of the whole run."""
+    staleness: int = 0
+    """Versions a group's start may lie behind the step that trains it."""
+    extra: int = 0
+    """Unusable groups of a step that others replace."""
+    oversample: int = 0
+    """Groups in flight beyond those that steps wait for."""
+    most_cancellations: int = 1
+    """Cancellations of one group after which a step waits for it."""
+
+    @property
+    def most(self) -> int:
+        """Groups that one step looks at before it trains on what is usable among them."""
+        return self.groups + self.extra + self.oversample
+
+    @property
+    def in_order(self) -> bool:
+        """Whether a step must take groups in the order of the stream."""
+        return self.staleness > 0 and self.oversample == 0
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Where in the stream a run is."""
+
+    next: int = 0
+    """The first ordinal that was never started."""
+    waiting: Mapping[int, int] = field(default_factory=dict)
+    """Ordinals that were started and belong to no step yet, and how often each was cancelled."""
+
+    def to_json(self) -> Json:
+        return {"next": self.next, "waiting": [list(item) for item in sorted(self.waiting.items())]}
+
+    @classmethod
+    def from_json(cls, state: Json) -> Self:
+        return cls(state["next"], dict(state["waiting"]))
+
+
+@dataclass(frozen=True, slots=True)
+class Harvest:
+    """What one step got."""
+
+    groups: list[Group]
+    """Everything that was rolled out to its end for the step, in the order of the stream."""
+    usable: list[Group]
+    """Those of them to train on; fewer than ``Quota.groups`` when :attr:`Quota.most` groups did not hold enough."""
+    cancelled: int
+    """Groups that were cancelled, or finished too late, and start again."""
+    position: Position
+    """Where the stream continues after this step."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Flight:
+    task: asyncio.Task[Group]
+    step: int
+    """The step that was next, and the version in the engines, when it started."""
+    cancelled: int
 
 
 class GroupScheduler:
-    """Starts groups as slots are free. ``roll_out(ordinal)`` makes one group. Belongs to one event loop."""
+    """Starts groups as slots are free and deals them out to steps. Belongs to one event loop.
 
-    def __init__(self, roll_out: Callable[[int], Awaitable[Group]], *, slots: int, first: int, last: int) -> None:
-        """Schedule the ordinals from ``first`` to ``last`` (exclusive)."""
+    The order of calls is ``start``, then ``take`` and ``release`` for every step. ``roll_out(ordinal)`` makes one
+    group; it is called in the order in which groups start. ``usable`` says whether a finished group deserves a place.
+    """
+
+    def __init__(
+        self,
+        roll_out: Callable[[int], Coroutine[Any, Any, Group]],
+        quota: Quota,
+        *,
+        step: int = 0,
+        position: Position | None = None,
+        usable: Callable[[Group], bool] = lambda group: True,
+    ) -> None:
+        """Schedule the steps from ``step`` on; ``position`` is that of the step before."""
+        position = position or Position()
         self._roll_out = roll_out
-        self._next_start = first
-        self._next_take = first
-        self._last = last
-        self._free = slots
-        self._running: dict[int, asyncio.Task[Group]] = {}
+        self._quota = quota
+        self._usable = usable
+        self._step = step
+        self._next = position.next
+        self._waiting = dict(position.waiting)
+        self._flights: dict[int, _Flight] = {}
+        self._held = 0
+        """Slots of groups that the current step has taken."""
+        self._stopped = False
 
     def start(self) -> None:
         """Fill the free slots."""
-        while self._free and self._next_start < self._last:
-            ordinal = self._next_start
-            self._running[ordinal] = asyncio.create_task(self._group(ordinal), name=f"group {ordinal}")
-            self._next_start += 1
-            self._free -= 1
+        while len(self._flights) < self._room():
+            ordinal, cancelled = self._next_ordinal()
+            task = asyncio.create_task(self._roll_out(ordinal), name=f"group {ordinal}")
+            self._flights[ordinal] = _Flight(task, self._step, cancelled)
 
-    async def take(self, count: int) -> list[Group]:
-        """The next ``count`` groups of the stream, once all of them are done."""
-        ordinals = range(self._next_take, min(self._next_take + count, self._last))
-        groups = [await self._running[ordinal] for ordinal in ordinals]
-        for ordinal in ordinals:
-            del self._running[ordinal]
-        self._next_take = ordinals.stop
-        return groups
+    async def take(self) -> Harvest:
+        """The groups of the next step, once enough of them have finished."""
+        quota, taken, usable = self._quota, list[Group](), list[Group]()
+        while self._flights and len(usable) < quota.groups and len(taken) < quota.most:
+            group = await self._finished(quota.groups - len(usable))
+            taken.append(group)
+            if self._usable(group):
+                usable.append(group)
+            self._held = len(usable) + max(0, len(taken) - len(usable) - quota.extra)
+            self.start()
+        cancelled = await self._cancel_overdue()
+        return Harvest(_sorted(taken), _sorted(usable), cancelled, self.position)
 
-    def release(self, count: int) -> None:
-        """Give back the slots of ``count`` groups and start new ones in them."""
-        self._free += count
+    def release(self) -> None:
+        """The weights trained on the groups taken last are in the engines: start new groups in their slots."""
+        self._step += 1
+        self._held = 0
         self.start()
+
+    @property
+    def position(self) -> Position:
+        """Where a run that continues after the groups taken so far begins."""
+        under_way = {ordinal: flight.cancelled for ordinal, flight in self._flights.items()}
+        return Position(self._next, self._waiting | under_way)
 
     @property
     def in_flight(self) -> int:
         """Groups started and not yet taken."""
-        return len(self._running)
+        return len(self._flights)
 
     async def stop(self) -> None:
         """Cancel what runs and wait until it is gone; nothing starts any more."""
-        self._last = self._next_start
-        running = list(self._running.values())
-        self._running.clear()
-        for task in running:
-            task.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
+        self._stopped = True
+        await self._cancel(list(self._flights))
 
-    async def _group(self, ordinal: int) -> Group:
-        return await self._roll_out(ordinal)
+    def _room(self) -> int:
+        """Groups that may be in flight now."""
+        steps = 0 if self._stopped else min(self._quota.staleness + 1, self._quota.steps - self._step)
+        return steps * self._quota.groups + self._quota.oversample - self._held if steps > 0 else 0
+
+    def _next_ordinal(self) -> tuple[int, int]:
+        """The ordinal to start next, and how often it was cancelled before."""
+        if self._waiting:
+            ordinal = min(self._waiting)
+            return ordinal, self._waiting.pop(ordinal)
+        self._next += 1
+        return self._next - 1, 0
+
+    async def _finished(self, places: int) -> Group:
+        """The group that the step takes next, as soon as there is one; the step has so many ``places`` left."""
+        candidates = self._candidates(places)
+        await asyncio.wait([self._flights[o].task for o in candidates], return_when=asyncio.FIRST_COMPLETED)
+        ordinal = min(o for o in candidates if self._flights[o].task.done())
+        return self._flights.pop(ordinal).task.result()
+
+    def _candidates(self, places: int) -> list[int]:
+        if self._quota.in_order:
+            return [min(self._flights)]
+        patience = self._quota.most_cancellations
+        owed = [o for o, flight in self._flights.items() if self._overdue(flight) and flight.cancelled >= patience]
+        return owed if len(owed) >= places else list(self._flights)
+
+    def _overdue(self, flight: _Flight) -> bool:
+        """Whether the current step is the last that may train the group."""
+        return flight.step + self._quota.staleness <= self._step or self._step + 1 >= self._quota.steps
+
+    async def _cancel_overdue(self) -> int:
+        overdue = [ordinal for ordinal, flight in self._flights.items() if self._overdue(flight)]
+        await self._cancel(overdue)
+        return len(overdue)
+
+    async def _cancel(self, ordinals: list[int]) -> None:
+        """End these groups, finished ones included, and wait until they are gone; their ordinals wait to be started."""
+        flights = {ordinal: self._flights[ordinal] for ordinal in ordinals}
+        for flight in flights.values():
+            flight.task.cancel()
+        await asyncio.gather(*(flight.task for flight in flights.values()), return_exceptions=True)
+        for ordinal, flight in flights.items():
+            del self._flights[ordinal]
+            self._waiting[ordinal] = flight.cancelled + 1
+
+
+def _sorted(groups: list[Group]) -> list[Group]:
+    return sorted(groups, key=lambda group: group.ordinal)

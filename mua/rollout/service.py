@@ -1,9 +1,9 @@
 """The rollout side of a run behind plain blocking calls: engines, episodes and scheduling on a loop of their own.
 
     trainer (main thread)                     rollout loop (its own thread)
-    take(n)            ──── waits for ────►   GroupScheduler ─► EpisodeRunner ─► EnginePool
+    take()             ──── waits for ────►   GroupScheduler ─► EpisodeRunner ─► EnginePool
     update_weights(…)  ──── runs on  ─────►   EnginePool.update_weights
-    release(n)         ───────────────────►   new groups start
+    release()          ───────────────────►   new groups start
 
 While the trainer waits in :meth:`RolloutService.take`, it pushes the current weights into any engine that was
 restarted, because only the trainer has them.
@@ -20,17 +20,18 @@ from time import monotonic
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from mua.config.schema import ExperimentConfig
+from mua.algorithms.batch import usable
+from mua.config.schema import AlgorithmConfig, ExperimentConfig
 from mua.engine.host import Hosts
 from mua.engine.pool import EnginePool
 from mua.environment.protocol import Split
 from mua.environment.selection import Selection
 from mua.errors import DeadlineExceeded, MuaError
 from mua.rollout.runner import EpisodeRunner, Placed
-from mua.rollout.scheduler import GroupScheduler
+from mua.rollout.scheduler import GroupScheduler, Harvest, Position, Quota
 from mua.rollout.stream import TaskStream
 from mua.tokens.family import load_family
-from mua.types import Group, Trajectory
+from mua.types import Group, Json, Trajectory
 from mua.users.services import Services
 
 if TYPE_CHECKING:
@@ -78,6 +79,9 @@ class RolloutService:
         )
         self._runner: EpisodeRunner | None = None
         self._scheduler: GroupScheduler | None = None
+        self._stream: TaskStream | None = None
+        self._position: Json = {}
+        self._of_step: dict[str, float] = {}
         self._weights: Weights | None = None
         self._version = 0
         self._on_episode: Callable[[], None] = lambda: None
@@ -110,37 +114,60 @@ class RolloutService:
 
     # ---- training
 
-    def schedule(self, first: int, last: int) -> None:
-        """Begin to roll out the training stream, ordinals ``first`` to ``last`` (exclusive)."""
-        algorithm, trainer = self._config.algorithm, self._config.trainer
-        stream = TaskStream(self.selection.shared_tasks("train"), self._config.seed)
-        temperature = self._config.rollout.temperature
+    def schedule(self, step: int, position: Json | None) -> None:
+        """Begin to roll out for the steps from ``step`` on.
 
-        async def roll_out(ordinal: int) -> Group:
-            return await self._episodes.group(
+        ``position`` is :attr:`position` after the step before; None begins the stream, or continues that of a run whose
+        every step took ``groups_per_step`` groups.
+        """
+        algorithm, trainer = self._config.algorithm, self._config.trainer
+        refill, temperature = algorithm.refill, self._config.rollout.temperature
+        stream = TaskStream(self.selection.shared_tasks("train"), self._config.seed, algorithm.curriculum)
+        start = Position(step * algorithm.groups_per_step)
+        if position is not None:
+            start = Position.from_json(position)
+            stream.restore(position["curriculum"])
+
+        def roll_out(ordinal: int) -> Coroutine[Any, Any, Group]:
+            return self._episodes.group(
                 stream.task(ordinal), ordinal, algorithm.group_size, temperature=temperature,
                 on_episode=lambda: self._on_episode(),
             )  # fmt: skip
 
-        slots = (trainer.max_staleness + 1) * algorithm.groups_per_step
-        self._scheduler = GroupScheduler(roll_out, slots=slots, first=first, last=last)
+        quota = Quota(
+            algorithm.groups_per_step,
+            trainer.steps,
+            trainer.max_staleness,
+            refill.most_extra_groups,
+            refill.oversample,
+            refill.most_cancellations,
+        )
+        self._stream = stream
+        self._scheduler = GroupScheduler(
+            roll_out, quota, step=step, position=start,
+            usable=lambda group: not refill.on or usable(group, algorithm),
+        )  # fmt: skip
         self._loop.call_soon_threadsafe(self._scheduler.start)
 
-    def take(self, count: int, on_episode: Callable[[], None] | None = None) -> list[Group]:
-        """Wait for the next ``count`` groups; ``on_episode`` is called as episodes end.
+    def take(self, on_episode: Callable[[], None] | None = None) -> Harvest:
+        """Wait for the groups of the next step; ``on_episode`` is called as episodes end.
 
         Raises :class:`MuaError` when not one trajectory of them could be scored.
         """
-        assert self._scheduler is not None, "schedule() comes first"
         self._on_episode = on_episode or (lambda: None)
-        groups = self._call(self._scheduler.take(count), self._interrupt)
-        require_scored([t for group in groups for t in group.trajectories])
-        return groups
+        harvest = self._call(self._take(), self._interrupt)
+        require_scored([t for group in harvest.groups for t in group.trajectories])
+        return harvest
 
-    def release(self, count: int) -> None:
-        """The weights trained on the last ``count`` groups are in the engines: let new groups start."""
+    @property
+    def position(self) -> Json:
+        """Where the stream of tasks continues after the groups taken last; JSON-able."""
+        return self._position
+
+    def release(self) -> None:
+        """The weights trained on the groups taken last are in the engines: let new groups start."""
         assert self._scheduler is not None
-        self._loop.call_soon_threadsafe(self._scheduler.release, count)
+        self._loop.call_soon_threadsafe(self._scheduler.release)
 
     # ---- weights
 
@@ -203,8 +230,9 @@ class RolloutService:
         return len(self.selection.first_tasks(split, tasks))
 
     def metrics(self) -> dict[str, float]:
-        """The counters of engines, users' and judges' endpoints since the last call."""
-        return self._pool.metrics() | self._services.metrics()
+        """The counters of engines, users' and judges' endpoints since the last call; what the last step had to choose
+        from, and what the curriculum knows."""
+        return self._pool.metrics() | self._services.metrics() | self._of_step
 
     # ---- inside
 
@@ -212,6 +240,16 @@ class RolloutService:
     def _episodes(self) -> EpisodeRunner:
         assert self._runner is not None
         return self._runner
+
+    async def _take(self) -> Harvest:
+        assert self._scheduler is not None, "schedule() comes first"
+        assert self._stream is not None
+        harvest = await self._scheduler.take()
+        self._stream.observe(harvest.groups)
+        self._position = harvest.position.to_json() | {"curriculum": self._stream.state()}
+        chosen = refill_metrics(harvest, self._config.algorithm) if self._config.algorithm.refill.on else {}
+        self._of_step = chosen | self._stream.metrics()
+        return harvest
 
     async def _start_runner(self) -> None:
         self._runner = EpisodeRunner(self._config, self.selection, self.family, self._pool, self._services)
@@ -266,6 +304,25 @@ class RolloutService:
                 f"engine.start_seconds: filling a restarted engine took longer than "
                 f"{self._config.engine.start_seconds:g} s"
             ) from None
+
+
+def refill_metrics(harvest: Harvest, algorithm: AlgorithmConfig) -> dict[str, float]:
+    """What a step took to find its groups: counts of groups, and of episodes that were rolled out and not trained.
+
+    ``faulty`` groups are among the ``dropped``: infrastructure left them fewer than two scored members. ``missing``
+    groups were not found among the most that a step may look at. ``cancelled`` groups start again.
+    """
+    trained = {group.ordinal for group in harvest.usable}
+    dropped = [group for group in harvest.groups if group.ordinal not in trained]
+    counts = {
+        "dropped": len(dropped),
+        "faulty": sum(len(group.scored) < min(2, algorithm.group_size) for group in dropped),
+        "refilled": max(0, len(harvest.groups) - algorithm.groups_per_step),
+        "extra_episodes": sum(len(group.trajectories) for group in dropped),
+        "missing": algorithm.groups_per_step - len(harvest.usable),
+        "cancelled": harvest.cancelled,
+    }
+    return {f"filter/{name}": float(count) for name, count in counts.items()}
 
 
 def report(trajectories: Sequence[Trajectory]) -> list[float]:

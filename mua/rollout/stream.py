@@ -5,23 +5,37 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
+from mua.config.schema import CurriculumConfig
 from mua.environment.protocol import Task
 from mua.errors import ConfigError
+from mua.rollout.curriculum import SuccessRateOrder
 from mua.rollout.seeds import derived_seed
+from mua.types import Group, Json
 
 
 class TaskStream:
-    """Tasks of one or several domains. ``ordinal`` is the position: the whole data state of a run.
+    """Tasks of one or several domains. ``ordinal`` is the position.
 
-    Each position belongs to a domain, drawn by the shares; the tasks of a domain come in epochs, each a fresh
-    permutation. Resuming needs only the next ordinal, because the stream is a pure function of (tasks, shares, seed).
+    Each position belongs to a domain, drawn by the shares. Without a curriculum the tasks of a domain come in epochs,
+    each a fresh permutation, and the stream is a pure function of (tasks, shares, seed). With one, a position's task
+    depends on what was observed when it was first asked for (:mod:`mua.rollout.curriculum`); then :meth:`state` is part
+    of a run's state, and a position may be asked for until its group is observed.
     """
 
-    def __init__(self, parts: Sequence[tuple[float, Sequence[Task]]], seed: int) -> None:
+    def __init__(
+        self,
+        parts: Sequence[tuple[float, Sequence[Task]]],
+        seed: int,
+        curriculum: CurriculumConfig = CurriculumConfig(),
+    ) -> None:
         """``parts`` holds each domain's share (any positive numbers) and its tasks."""
         if not parts or not all(tasks for _, tasks in parts):
             raise ConfigError("environment: the split has no tasks; choose another split, or other difficulties")
-        self._parts = [_Epochs(tasks, derived_seed("part", seed, index)) for index, (_, tasks) in enumerate(parts)]
+        seeds = [derived_seed("part", seed, index) for index in range(len(parts))]
+        self._orders: list[_Epochs | SuccessRateOrder] = [
+            _Epochs(tasks, own) if curriculum.kind == "off" else SuccessRateOrder(tasks, own, curriculum)
+            for (_, tasks), own in zip(parts, seeds, strict=True)
+        ]
         self._shares = [share for share, _ in parts]
         self._draw = random.Random(derived_seed("shares", seed))
         self._counts = [0] * len(parts)
@@ -29,12 +43,54 @@ class TaskStream:
 
     def task(self, ordinal: int) -> Task:
         """The task at ``ordinal`` (from 0)."""
+        part, position = self._place(ordinal)
+        return self._orders[part].task(position)
+
+    def observe(self, groups: Sequence[Group]) -> None:
+        """What became of tasks, in the order in which it is to be learnt from."""
+        for group in groups:
+            part, position = self._place(group.ordinal)
+            order = self._orders[part]
+            if isinstance(order, SuccessRateOrder):
+                order.observe(position, group)
+
+    def state(self) -> list[Json]:
+        """What the curriculum knows, a domain each; empty without one. JSON-able."""
+        return [order.state() for order in self._curricula]
+
+    def restore(self, state: Sequence[Json]) -> None:
+        """Continue from :meth:`state`; a run that had no curriculum before begins one."""
+        if state and len(state) != len(self._curricula):
+            raise ConfigError(
+                f"algorithm.curriculum: the checkpoint counts successes in {len(state)} domains, the run in "
+                f"{len(self._curricula)}; continue with the environment it had, or choose another output folder"
+            )
+        for order, known in zip(self._curricula, state, strict=False):
+            order.restore(known)
+
+    def metrics(self) -> dict[str, float]:
+        """Running success rates under a curriculum, over the tasks that were observed."""
+        rates = [rate for order in self._curricula for rate in order.rates()]
+        if not rates:
+            return {}
+        return {
+            "curriculum/mean_rate": sum(rates) / len(rates),
+            "curriculum/always_solved": sum(rate == 1 for rate in rates) / len(rates),
+            "curriculum/never_solved": sum(rate == 0 for rate in rates) / len(rates),
+            "curriculum/known": len(rates) / sum(len(order) for order in self._curricula),
+        }
+
+    @property
+    def _curricula(self) -> list[SuccessRateOrder]:
+        return [order for order in self._orders if isinstance(order, SuccessRateOrder)]
+
+    def _place(self, ordinal: int) -> tuple[int, int]:
+        """The domain of a position, and its own position in it."""
         while len(self._places) <= ordinal:
-            part = self._draw.choices(range(len(self._parts)), self._shares)[0]
+            part = self._draw.choices(range(len(self._orders)), self._shares)[0]
             self._places.append((part, self._counts[part]))
             self._counts[part] += 1
-        part, position = self._places[ordinal]
-        return self._parts[part].task(position)
+        return self._places[ordinal]
 
 
 class _Epochs:

@@ -17,6 +17,7 @@ from mua.observe.metrics import MetricsWriter
 from mua.observe.progress import Progress
 from mua.observe.timing import StageTimer
 from mua.trainer.policy import Policy
+from mua.types import Json
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +32,8 @@ class Run:
         self.unlogged: dict[str, float] | None = None
         """Metrics of the step before :attr:`step`, if it was saved before its evaluation; they are still to be logged
         with it."""
+        self.position: Json | None = None
+        """Where the run's stream of tasks continues after its last step; part of every checkpoint."""
         self.step = self._resume()
         """The next step to take, counted from 0; it is also the policy's version."""
         self._unsaved: int | None = None
@@ -74,7 +77,9 @@ class Run:
         done = step + 1
         folder = checkpoint_folder(self.checkpoints, done)
         with self.timer.stage("save"):
-            self._policy.save(folder, {"step": done} | ({"unlogged": dict(unlogged)} if unlogged is not None else {}))
+            optional = {"unlogged": unlogged and dict(unlogged), "position": self.position}
+            state = {"step": done} | {name: value for name, value in optional.items() if value is not None}
+            self._policy.save(folder, state)
             writing = folder if self._config.trainer.async_save else None
             prune_checkpoints(self.checkpoints, self._config.trainer.keep, writing=writing)
         self._unsaved = None
@@ -111,5 +116,6 @@ class Run:
             )
         state = self._policy.load(newest)
         self.unlogged = state.get("unlogged")
+        self.position = state.get("position")
         log.info("continuing from %s", newest)
         return int(state["step"])

@@ -1,4 +1,4 @@
-"""The scheduler of groups: its bound on staleness as a property over random durations, order, and its ends.
+"""The scheduler of groups: its bound on staleness as a property over random durations, order, refills, and its ends.
 
 Groups are made-up coroutines; time is counted in turns of the event loop. Does not cover episodes
 (test_rollout_runner.py), nor the thread between trainer and scheduler (mua/rollout/service.py, under tests/e2e).
@@ -7,14 +7,17 @@ Groups are made-up coroutines; time is counted in turns of the event loop. Does 
 from __future__ import annotations
 
 import asyncio
+import json
+from collections import Counter
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mua.errors import EngineError
-from mua.rollout.scheduler import GroupScheduler
+from mua.rollout.scheduler import GroupScheduler, Harvest, Position, Quota
 from mua.types import Group
 
 
@@ -30,59 +33,157 @@ class Log:
     started: list[tuple[int, int]] = field(default_factory=list)
     """(ordinal, version in the engines when the group started)"""
     most_held: int = 0
-    taken: list[int] = field(default_factory=list)
+    harvests: list[Harvest] = field(default_factory=list)
+
+    @property
+    def taken(self) -> list[int]:
+        return [group.ordinal for harvest in self.harvests for group in harvest.groups]
 
 
-async def train(
-    *, per_step: int, staleness: int, first_step: int, steps: int, rolling: list[int], training: list[int]
-) -> Log:
-    """A training run of ``steps`` from ``first_step``; the lists give durations, over and over."""
+@dataclass(frozen=True)
+class World:
+    """Made-up durations and verdicts, each list over and over."""
+
+    rolling: list[int]
+    training: list[int]
+    useless: frozenset[int] = frozenset()
+    """Ordinals, modulo 16, of groups that are not usable."""
+
+    def usable(self, group: Group) -> bool:
+        return group.ordinal % 16 not in self.useless
+
+
+async def train(quota: Quota, world: World, *, first: int = 0, position: Position | None = None) -> Log:
+    """A training run of steps ``first`` to ``quota.steps``."""
     log = Log()
-    version = first_step
+    version = first
 
     async def roll_out(ordinal: int) -> Group:
         log.started.append((ordinal, version))
-        log.most_held = max(log.most_held, len(log.started) - (version - first_step) * per_step)
-        await turns(rolling[ordinal % len(rolling)])
+        await turns(world.rolling[(ordinal + len(log.started)) % len(world.rolling)])
         return Group(ordinal, "t", [])
 
-    slots = (staleness + 1) * per_step
-    scheduler = GroupScheduler(roll_out, slots=slots, first=first_step * per_step, last=steps * per_step)
+    scheduler = GroupScheduler(roll_out, quota, step=first, position=position, usable=world.usable)
     scheduler.start()
-    for step in range(first_step, steps):
-        groups = await scheduler.take(per_step)
-        log.taken += [group.ordinal for group in groups]
-        await turns(training[step % len(training)])
+    for step in range(first, quota.steps):
+        harvest = await scheduler.take()
+        log.harvests.append(harvest)
+        log.most_held = max(log.most_held, scheduler.in_flight + len(harvest.usable))
+        await turns(world.training[step % len(world.training)])
         version += 1
-        scheduler.release(per_step)
-        assert scheduler.in_flight <= slots
+        scheduler.release()
     assert scheduler.in_flight == 0
     await scheduler.stop()
     return log
 
 
+def steps_of(log: Log, first: int) -> dict[int, int]:
+    """The step that took each ordinal."""
+    return {g.ordinal: first + i for i, harvest in enumerate(log.harvests) for g in harvest.groups}
+
+
+def last_start(log: Log) -> dict[int, int]:
+    return dict(log.started)
+
+
 DURATIONS = st.lists(st.integers(0, 12), min_size=1, max_size=7)
+WORLDS = st.builds(World, DURATIONS, DURATIONS)
+CHOOSY = st.builds(World, DURATIONS, DURATIONS, st.frozensets(st.integers(0, 15), max_size=15))
 
 
-@given(
-    st.integers(1, 4), st.integers(0, 3), st.integers(0, 5), st.integers(1, 6), DURATIONS, DURATIONS
-)  # fmt: skip
+@given(st.integers(1, 4), st.integers(0, 3), st.integers(0, 5), st.integers(1, 6), WORLDS)
 def test_no_group_is_staler_than_allowed_and_none_is_lost(
-    per_step: int, staleness: int, first_step: int, length: int, rolling: list[int], training: list[int]
+    per_step: int, staleness: int, first: int, length: int, world: World
 ) -> None:
-    steps = first_step + length
-    log = asyncio.run(
-        train(
-            per_step=per_step, staleness=staleness, first_step=first_step, steps=steps, rolling=rolling,
-            training=training,
-        )
-    )  # fmt: skip
-    stream = list(range(first_step * per_step, steps * per_step))
+    quota = Quota(per_step, first + length, staleness)
+    log = asyncio.run(train(quota, world, first=first, position=Position(first * per_step)))
+    stream = list(range(first * per_step, quota.steps * per_step))
     assert log.taken == stream
     assert [ordinal for ordinal, _ in log.started] == stream
+    assert all(len(harvest.usable) == per_step for harvest in log.harvests)
     assert all(version >= ordinal // per_step - staleness for ordinal, version in log.started)
     assert all(version <= ordinal // per_step for ordinal, version in log.started)
     assert log.most_held == min((staleness + 1) * per_step, len(stream))  # all that is allowed is used
+    assert log.harvests[-1].position == Position(quota.steps * per_step)
+
+
+@settings(max_examples=70)
+@given(st.integers(1, 4), st.integers(0, 3), st.integers(0, 5), st.integers(1, 6), CHOOSY)
+def test_refilled_steps_are_full_or_at_their_bound_and_never_stale(
+    per_step: int, staleness: int, extra: int, steps: int, world: World
+) -> None:
+    quota = Quota(per_step, steps, staleness, extra)
+    log = asyncio.run(train(quota, world))
+    assert log.taken == list(range(len(log.taken)))  # the stream, without a gap
+    assert Counter(ordinal for ordinal, _ in log.started) == Counter(log.taken)
+    for harvest in log.harvests:
+        assert harvest.usable == [group for group in harvest.groups if world.usable(group)]
+        full, at_bound = len(harvest.usable) == per_step, len(harvest.groups) == per_step + extra
+        assert full or at_bound
+        assert len(harvest.usable) <= per_step
+        assert len(harvest.groups) <= per_step + extra
+        assert harvest.cancelled == 0
+    step_of = steps_of(log, 0)
+    assert all(step_of[ordinal] - staleness <= version <= step_of[ordinal] for ordinal, version in log.started)
+
+
+@settings(max_examples=70)
+@given(st.integers(1, 4), st.integers(0, 5), st.integers(2, 6), CHOOSY, DURATIONS, st.data())
+def test_a_synchronous_run_takes_the_same_groups_however_long_they_take_and_wherever_it_is_resumed(
+    per_step: int, extra: int, steps: int, world: World, rolling: list[int], data: st.DataObject
+) -> None:
+    quota = Quota(per_step, steps, extra=extra)
+    whole = asyncio.run(train(quota, world))
+    other = asyncio.run(train(quota, World(rolling, [0], world.useless)))
+    assert [h.groups for h in other.harvests] == [h.groups for h in whole.harvests]
+    assert other.started == whole.started
+    done = data.draw(st.integers(1, steps - 1))
+    saved = json.loads(json.dumps(whole.harvests[done - 1].position.to_json()))
+    rest = asyncio.run(train(quota, World(rolling, [0], world.useless), first=done, position=Position.from_json(saved)))
+    assert [h.groups for h in rest.harvests] == [h.groups for h in whole.harvests[done:]]
+    assert whole.started[-len(rest.started) :] == rest.started
+
+
+@settings(max_examples=120)
+@given(
+    st.integers(1, 4), st.integers(0, 2), st.integers(0, 3), st.integers(1, 5), st.integers(2, 6), CHOOSY, st.data()
+)  # fmt: skip
+def test_oversampling_wastes_no_task_and_trains_nothing_stale(
+    per_step: int, staleness: int, extra: int, oversample: int, steps: int, world: World, data: st.DataObject
+) -> None:
+    quota = Quota(per_step, steps, staleness, extra, oversample)
+    log = asyncio.run(train(quota, world))
+    first = 0
+    if data.draw(st.booleans(), "resume"):
+        first = data.draw(st.integers(1, steps - 1), "at")
+        kept = log.harvests[:first]
+        log = asyncio.run(train(quota, world, first=first, position=kept[-1].position))
+        log.harvests = kept + log.harvests
+    step_of, start_of = steps_of(log, 0), last_start(log)
+    assert len(step_of) == len(log.taken)  # no group is trained twice
+    for ordinal, step in step_of.items():
+        if step >= first:
+            assert step - staleness <= start_of[ordinal] <= step
+    taken = set[int]()
+    for harvest in log.harvests:
+        taken |= {group.ordinal for group in harvest.groups}
+        position = harvest.position
+        assert taken | position.waiting.keys() == set(range(position.next))
+        assert not taken & position.waiting.keys()
+        assert len(harvest.usable) == per_step or len(harvest.groups) == quota.most
+        assert len(harvest.groups) <= quota.most
+    assert all(a.position.next <= b.position.next for a, b in pairwise(log.harvests))
+
+
+@settings(max_examples=70)
+@given(st.integers(1, 4), st.integers(1, 3), st.integers(2, 8), CHOOSY, st.data())
+def test_a_group_is_cancelled_no_more_often_than_allowed(
+    per_step: int, patience: int, steps: int, world: World, data: st.DataObject
+) -> None:
+    oversample = data.draw(st.integers(1, per_step))
+    log = asyncio.run(train(Quota(per_step, steps, oversample=oversample, most_cancellations=patience), world))
+    for harvest in log.harvests[:-1]:  # the last step leaves behind what it does not need
+        assert all(cancelled <= patience for cancelled in harvest.position.waiting.values())
 
 
 class Desk:
@@ -102,89 +203,141 @@ class Desk:
             raise
         return Group(ordinal, "t", [])
 
+    async def end(self, *ordinals: int) -> None:
+        for ordinal in ordinals:
+            self.ends[ordinal].set_result(None)
+        await turns(4)
+
+    @property
+    def running(self) -> list[int]:
+        return sorted(ordinal for ordinal, end in self.ends.items() if not end.done())
+
+
+async def begun(desk: Desk, quota: Quota, position: Position | None = None, **more: object) -> GroupScheduler:
+    scheduler = GroupScheduler(desk, quota, position=position, **more)  # type: ignore[arg-type]
+    scheduler.start()
+    await turns(2)
+    return scheduler
+
 
 async def test_groups_are_taken_in_order_however_they_end() -> None:
     desk = Desk()
-    scheduler = GroupScheduler(desk, slots=4, first=10, last=20)
-    scheduler.start()
-    await turns(2)
-    assert sorted(desk.ends) == [10, 11, 12, 13]
-    taking = asyncio.create_task(scheduler.take(2))
+    scheduler = await begun(desk, Quota(2, 5, staleness=1), Position(10))
+    assert desk.running == [10, 11, 12, 13]
+    taking = asyncio.create_task(scheduler.take())
     for ordinal in (13, 12, 11):
-        desk.ends[ordinal].set_result(None)
-        await turns(3)
+        await desk.end(ordinal)
         assert not taking.done()
-    desk.ends[10].set_result(None)
-    assert [group.ordinal for group in await taking] == [10, 11]
+    await desk.end(10)
+    assert [group.ordinal for group in (await taking).groups] == [10, 11]
     assert scheduler.in_flight == 2
-    assert [group.ordinal for group in await scheduler.take(2)] == [12, 13]
+    scheduler.release()
+    assert [group.ordinal for group in (await scheduler.take()).groups] == [12, 13]
     await scheduler.stop()
 
 
 async def test_only_a_release_starts_new_groups() -> None:
     desk = Desk()
-    scheduler = GroupScheduler(desk, slots=2, first=0, last=5)
-    scheduler.start()
-    await turns(2)
-    for ordinal in (0, 1):
-        desk.ends[ordinal].set_result(None)
-    await scheduler.take(2)
+    scheduler = await begun(desk, Quota(2, 5))
+    await desk.end(0, 1)
+    await scheduler.take()
     scheduler.start()
     await turns(3)
     assert sorted(desk.ends) == [0, 1]
-    scheduler.release(1)
+    scheduler.release()
     await turns(2)
-    assert sorted(desk.ends) == [0, 1, 2]
+    assert sorted(desk.ends) == [0, 1, 2, 3]
     await scheduler.stop()
 
 
-async def test_the_last_step_may_be_short_and_nothing_starts_behind_it() -> None:
+async def test_nothing_starts_behind_the_last_step() -> None:
     desk = Desk()
-    scheduler = GroupScheduler(desk, slots=10, first=0, last=3)
-    scheduler.start()
+    scheduler = await begun(desk, Quota(2, 2, staleness=4))
+    assert desk.running == [0, 1, 2, 3]
+    await desk.end(0, 1, 2, 3)
+    for ordinals in ([0, 1], [2, 3]):
+        assert [group.ordinal for group in (await scheduler.take()).groups] == ordinals
+        scheduler.release()
     await turns(2)
-    assert sorted(desk.ends) == [0, 1, 2]
-    for end in desk.ends.values():
-        end.set_result(None)
-    assert [group.ordinal for group in await scheduler.take(2)] == [0, 1]
-    assert [group.ordinal for group in await scheduler.take(2)] == [2]
-    assert await scheduler.take(2) == []
-    scheduler.release(2)
-    await turns(2)
+    assert (await scheduler.take()).groups == []
     assert scheduler.in_flight == 0
+
+
+async def test_an_unusable_group_of_a_synchronous_step_is_replaced_at_once() -> None:
+    desk = Desk()
+    scheduler = await begun(desk, Quota(2, 5, extra=1), usable=lambda group: group.ordinal not in (1, 2))
+    taking = asyncio.create_task(scheduler.take())
+    await turns(2)
+    await desk.end(1)
+    assert desk.running == [0, 2]  # group 0 still runs: its replacement did not wait for it
+    await desk.end(2)
+    assert desk.running == [0]  # one extra group was allowed
+    await desk.end(0)
+    harvest = await taking
+    assert [group.ordinal for group in harvest.groups] == [0, 1, 2]
+    assert [group.ordinal for group in harvest.usable] == [0]
+    assert harvest.position == Position(3)
+    await scheduler.stop()
+
+
+async def test_an_oversampled_step_takes_the_first_and_waits_for_the_same_group_the_next_time() -> None:
+    desk = Desk()
+    scheduler = await begun(desk, Quota(2, 5, oversample=1))
+    assert desk.running == [0, 1, 2]
+    taking = asyncio.create_task(scheduler.take())
+    await turns(2)
+    await desk.end(2, 0)
+    harvest = await taking
+    assert [group.ordinal for group in harvest.groups] == [0, 2]
+    assert (harvest.cancelled, desk.cancelled) == (1, [1])
+    assert harvest.position == Position(3, {1: 1})
+    assert scheduler.in_flight == 0  # the engines are idle before the trainer wants their memory
+    scheduler.release()
+    await turns(2)
+    assert desk.running == [1, 3, 4]
+    taking = asyncio.create_task(scheduler.take())
+    await turns(2)
+    await desk.end(3, 4)
+    assert not taking.done()
+    await desk.end(1)
+    assert [group.ordinal for group in (await taking).groups] == [1, 3]
+    await scheduler.stop()
+
+
+async def test_with_staleness_the_rest_goes_on_into_the_next_step() -> None:
+    desk = Desk()
+    scheduler = await begun(desk, Quota(1, 9, staleness=1, oversample=1))
+    assert desk.running == [0, 1, 2]
+    await desk.end(2)
+    harvest = await scheduler.take()
+    assert ([group.ordinal for group in harvest.groups], harvest.cancelled) == ([2], 0)
+    assert harvest.position == Position(3, {0: 0, 1: 0})
+    scheduler.release()
+    await turns(2)
+    await desk.end(3)
+    harvest = await scheduler.take()
+    assert ([group.ordinal for group in harvest.groups], harvest.cancelled) == ([3], 2)  # 0 and 1 would be too old
+    assert sorted(desk.cancelled) == [0, 1]
+    await scheduler.stop()
 
 
 async def test_stop_cancels_what_runs_and_waits_until_it_is_gone() -> None:
     desk = Desk()
-    scheduler = GroupScheduler(desk, slots=3, first=0, last=9)
-    scheduler.start()
-    await turns(2)
-    desk.ends[1].set_result(None)
-    await turns(2)
+    scheduler = await begun(desk, Quota(3, 3))
+    await desk.end(1)
     await scheduler.stop()
     assert sorted(desk.cancelled) == [0, 2]
     assert scheduler.in_flight == 0
-
-
-async def test_nothing_starts_after_stop() -> None:
-    desk = Desk()
-    scheduler = GroupScheduler(desk, slots=1, first=0, last=9)
-    scheduler.start()
+    scheduler.release()
     await turns(2)
-    await scheduler.stop()
-    scheduler.release(1)
-    await turns(2)
-    assert sorted(desk.ends) == [0]
-    assert scheduler.in_flight == 0
+    assert sorted(desk.ends) == [0, 1, 2]  # nothing starts any more
 
 
 async def test_the_fault_of_a_group_reaches_whoever_takes_it() -> None:
     desk = Desk()
-    scheduler = GroupScheduler(desk, slots=2, first=0, last=4)
-    scheduler.start()
-    await turns(2)
-    desk.ends[0].set_result(None)
+    scheduler = await begun(desk, Quota(2, 2))
+    await desk.end(0)
     desk.ends[1].set_exception(EngineError("all engines are gone"))
     with pytest.raises(EngineError, match="all engines are gone"):
-        await scheduler.take(2)
+        await scheduler.take()
     await scheduler.stop()

@@ -1,0 +1,96 @@
+"""Tasks by how often they are solved: those that teach most come most often, none is forgotten.
+
+The variance of a success of probability ``p``, ``p (1 - p)``, is what rollouts of a task can differ by, and with it how
+much a group-relative advantage can teach (learnability, arXiv 2502.12272). A task is drawn with a probability
+proportional to ::
+
+    weight(p) = floor + (1 - floor) * 4 p (1 - p)        1 at p = 1/2, floor where p is 0 or 1
+
+where ``p = (s + 1) / (n + 2)`` from its ``s`` successes in ``n`` rollouts, both multiplied by ``decay`` whenever the
+task was rolled out again: what a younger policy did counts less. Tasks that were never drawn come first, in the order
+of a permutation; tasks under way are left out while there are others.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+from mua.config.schema import CurriculumConfig
+from mua.environment.protocol import Task
+from mua.errors import ConfigError
+from mua.rollout.seeds import derived_seed
+from mua.types import Group, Json
+
+
+class SuccessRateOrder:
+    """The order of one domain's tasks. A draw is a function of seed, position and what was observed and drawn before.
+
+    Every position is drawn once and kept until its group is observed.
+    """
+
+    def __init__(self, tasks: Sequence[Task], seed: int, config: CurriculumConfig) -> None:
+        self._tasks = {task.id: task for task in tasks}
+        self._seed = seed
+        self._config = config
+        self._unknown = list(self._tasks)
+        """Never drawn, the next one last."""
+        random.Random(derived_seed("curriculum", seed)).shuffle(self._unknown)
+        self._counts: dict[str, tuple[float, float]] = {}
+        """Decayed rollouts and successes of every task that was drawn."""
+        self._under_way: dict[int, str] = {}
+        """By position, the tasks that were drawn and not observed."""
+
+    def task(self, position: int) -> Task:
+        """The task at ``position``."""
+        if position not in self._under_way:
+            self._under_way[position] = self._draw(position)
+        return self._tasks[self._under_way[position]]
+
+    def observe(self, position: int, group: Group) -> None:
+        """Learn from the group of ``position``; only scored members count."""
+        task = self._under_way.pop(position)
+        scored = group.scored
+        if not scored:
+            return
+        rollouts, successes = (self._config.decay * count for count in self._counts[task])
+        self._counts[task] = (rollouts + len(scored), successes + sum(t.success for t in scored))
+
+    def state(self) -> Json:
+        """Everything that further draws depend on, JSON-able."""
+        return {
+            "counts": {task: list(counts) for task, counts in self._counts.items()},
+            "under_way": [list(item) for item in sorted(self._under_way.items())],
+        }
+
+    def restore(self, state: Json) -> None:
+        """Continue from :meth:`state`. Raises :class:`mua.errors.ConfigError` when it tells of other tasks."""
+        if gone := state["counts"].keys() - self._tasks.keys():
+            raise ConfigError(
+                f"algorithm.curriculum: the checkpoint counts successes of {len(gone)} tasks that environment does not "
+                f"have, such as {min(gone)!r}; continue with the tasks of the run, or choose another output folder"
+            )
+        self._counts = {task: (rollouts, successes) for task, (rollouts, successes) in state["counts"].items()}
+        self._under_way = dict(state["under_way"])
+        self._unknown = [task for task in self._unknown if task not in self._counts]
+
+    def rates(self) -> list[float]:
+        """Running success rate of every task that was observed."""
+        return [successes / rollouts for rollouts, successes in self._counts.values() if rollouts]
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    def _draw(self, position: int) -> str:
+        if self._unknown:
+            task = self._unknown.pop()
+            self._counts[task] = (0.0, 0.0)
+            return task
+        busy = set(self._under_way.values())
+        choices = [task for task in self._tasks if task not in busy] or list(self._tasks)
+        draw = random.Random(derived_seed("curriculum", self._seed, position))
+        return draw.choices(choices, [self._weight(*self._counts[task]) for task in choices])[0]
+
+    def _weight(self, rollouts: float, successes: float) -> float:
+        rate, floor = (successes + 1) / (rollouts + 2), self._config.floor
+        return floor + (1 - floor) * 4 * rate * (1 - rate)
