@@ -1,26 +1,26 @@
-"""Supervised fine-tuning on recorded conversations, through the same token buffer, packing and backend as RL."""
+"""Supervised fine-tuning on recorded conversations, through the same token buffer, packing and backend as RL.
+
+What is read, and how, is in :mod:`mua.trainer.conversations`.
+"""
 
 from __future__ import annotations
 
-import json
-import random
+import math
 from collections.abc import Sequence
-from pathlib import Path
+
+import numpy as np
 
 from mua.algorithms.batch import sft_batch
 from mua.algorithms.losses import CrossEntropyLoss
 from mua.config.schema import ExperimentConfig
-from mua.environment.protocol import ToolSchema
-from mua.errors import ConfigError
-from mua.rollout.seeds import derived_seed
-from mua.tokens.codec import ConversationError
-from mua.tokens.conversation import Conversation
-from mua.tokens.family import ChatFamily, load_family
+from mua.errors import Preempted
+from mua.tokens.family import load_family
+from mua.trainer.conversations import Conversations, batch_members, load_sets
 from mua.trainer.launch import ensure_processes, leads
 from mua.trainer.policy import Policy
 from mua.trainer.preempt import Preemption
 from mua.trainer.run import Run
-from mua.types import Json, Segment
+from mua.types import Segment, TrainBatch
 
 
 def fine_tune(config: ExperimentConfig, preemption: Preemption | None = None) -> None:
@@ -38,92 +38,82 @@ def fine_tune(config: ExperimentConfig, preemption: Preemption | None = None) ->
         preemption.check()
         return
     family = load_family(config.model.path, thinking=config.model.thinking)
-    conversations = load_conversations(config.sft.data, family, config)
+    conversations, held_out = load_sets(config, family)
     with policy, Run(config, policy) as run:
         with run.saved_when_preempted():
-            loop(config, policy, run, conversations, preemption)
+            loop(config, policy, run, conversations, held_out, preemption)
         policy.save_hf(config.output / "hf")
 
 
 def loop(
-    config: ExperimentConfig, policy: Policy, run: Run, conversations: list[list[Segment]], preemption: Preemption
-) -> None:
-    """The run from ``run.step`` to its end, or to the safe point after ``preemption``.
-
-    Batches walk through a fresh permutation each epoch.
-    """
+    config: ExperimentConfig, policy: Policy, run: Run, conversations: Conversations, held_out: Conversations,
+    preemption: Preemption,
+) -> None:  # fmt: skip
+    """The run from ``run.step`` to its end, or to the safe point after ``preemption``."""
     assert config.sft is not None
-    by_length = sorted(range(len(conversations)), key=lambda i: sum(len(s) for s in conversations[i]))
-    short = by_length[: max(1, len(by_length) // 4)]
+    if run.unlogged is not None:
+        run.log(run.step - 1, run.unlogged | _validate(config, policy, run, held_out, preemption))
+    by_length, shown = _by_length(conversations), dict[str, float]()
     with run.progress.stage("fine-tune", total=config.trainer.steps - run.step) as progress:
         for step in range(run.step, config.trainer.steps):
             preemption.check()
-            pool = short if step < config.sft.short_first_steps else by_length
-            chosen = [conversations[i] for i in _batch(pool, config.sft.batch_size, step, config.seed)]
             with run.timer.stage("train"):
-                metrics = policy.train_step(sft_batch([s for segments in chosen for s in segments]), CrossEntropyLoss())
+                metrics = policy.train_step(_batch(config, conversations, by_length, step), CrossEntropyLoss())
+            if run.due(config.sft.validate_every, step):
+                try:
+                    metrics |= _validate(config, policy, run, held_out, preemption)
+                except Preempted:
+                    run.save(step, unlogged=metrics)
+                    raise
             run.log(step, metrics)
             if run.due(config.trainer.save_every, step):
                 run.save(step)
-            progress.advance(note=f"loss {metrics['loss']:.3f}")
+            shown |= {name: metrics[name] for name in ("loss", "validation/loss") if name in metrics}
+            progress.advance(note=", ".join(f"{name} {value:.3f}" for name, value in shown.items()))
 
 
-def load_conversations(path: Path, family: ChatFamily, config: ExperimentConfig) -> list[list[Segment]]:
-    """The segments of every conversation in a JSON-lines file.
+def validation_metrics(
+    policy: Policy, held_out: Conversations, batch_size: int, preemption: Preemption | None = None
+) -> dict[str, float]:
+    """Mean cross-entropy in nats per trained token over all of ``held_out``, its exponential, and the tokens.
 
-    Raises :class:`ConfigError` naming file and line for what cannot be read, and for a conversation longer than
-    ``model.max_length``.
+    A mean over tokens, not over batches: it does not depend on ``batch_size``, which only bounds what is in memory,
+    nor on how sequences are packed. No gradient is computed. Nothing where nothing is held out.
     """
-    try:
-        # Only line feeds end a record: str.splitlines would also cut at U+2028, which JSON strings may hold as it is.
-        lines = path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
-    except OSError as error:
-        raise ConfigError(f"sft.data: cannot read {path}: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"sft.data: {path} is not UTF-8 text (byte {error.start + 1})") from None
-    if lines == [""]:
-        raise ConfigError(f"sft.data: {path} holds no conversation")
-    conversations = []
-    for number, line in enumerate(lines, 1):
-        where = f"{path}:{number}"
-        try:
-            segments = _conversation(line, family, config).segments()
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError, ConversationError) as error:
-            raise ConfigError(f"{where}: not a conversation: {_reason(error)}") from None
-        if (longest := max(len(s) for s in segments)) > config.model.max_length:
-            raise ConfigError(f"{where}: {longest} tokens exceed model.max_length {config.model.max_length}")
-        conversations.append(segments)
-    return conversations
+    nats, tokens = 0.0, 0
+    for start in range(0, len(held_out), batch_size):
+        if preemption is not None:
+            preemption.check()
+        sequences = _together(held_out[start : start + batch_size]).sequences
+        for sequence, values in zip(sequences, policy.log_probabilities(sequences, 1.0), strict=True):
+            nats -= float(values[sequence.trained].sum(dtype=np.float64))
+            tokens += int(sequence.trained.sum())
+    if not tokens:
+        return {}
+    loss = nats / tokens
+    perplexity = math.exp(loss) if loss < math.log(np.finfo(np.float64).max) else math.inf
+    return {"validation/loss": loss, "validation/perplexity": perplexity, "validation/tokens": float(tokens)}
 
 
-def _conversation(line: str, family: ChatFamily, config: ExperimentConfig) -> Conversation:
+def _validate(
+    config: ExperimentConfig, policy: Policy, run: Run, held_out: Conversations, preemption: Preemption
+) -> dict[str, float]:
     assert config.sft is not None
-    record = json.loads(line)
-    messages, tools = record["messages"], record.get("tools") or []
-    if not isinstance(messages, list) or not all(isinstance(item, dict) for item in [*messages, *tools]):
-        raise ConversationError('"messages" and "tools" must be arrays of objects')
-    return Conversation.from_messages(family, messages, _tools(tools), train_on=config.sft.train_on)
+    with run.timer.stage("validate"):
+        return validation_metrics(policy, held_out, config.sft.batch_size, preemption)
 
 
-def _reason(error: Exception) -> str:
-    if isinstance(error, ConversationError | json.JSONDecodeError):
-        return str(error)
-    if isinstance(error, KeyError):
-        return f"the key {error} is missing"
-    return f"not in OpenAI form ({type(error).__name__}: {error})"
+def _by_length(conversations: Conversations) -> list[int]:
+    return sorted(range(len(conversations)), key=lambda i: sum(len(segment) for segment in conversations[i]))
 
 
-def _tools(tools: list[Json]) -> list[ToolSchema]:
-    functions = [tool.get("function", tool) for tool in tools]
-    return [ToolSchema(f["name"], f.get("description", ""), f.get("parameters", {})) for f in functions]
+def _batch(config: ExperimentConfig, conversations: Conversations, by_length: Sequence[int], step: int) -> TrainBatch:
+    """The conversations of one step; batches walk through a fresh permutation each epoch."""
+    assert config.sft is not None
+    pool = by_length[: max(1, len(by_length) // 4)] if step < config.sft.short_first_steps else by_length
+    chosen = batch_members(pool, config.sft.batch_size, step, config.seed)
+    return _together([conversations[i] for i in chosen])
 
 
-def _batch(pool: Sequence[int], size: int, step: int, seed: int) -> list[int]:
-    """The members of one step: positions of an endless stream of shuffled passes over ``pool``."""
-    chosen: list[int] = []
-    while len(chosen) < size:
-        epoch, start = divmod(step * size + len(chosen), len(pool))
-        order = list(pool)
-        random.Random(derived_seed("sft", seed, epoch)).shuffle(order)
-        chosen += order[start : start + size - len(chosen)]
-    return chosen
+def _together(conversations: Sequence[Sequence[Segment]]) -> TrainBatch:
+    return sft_batch([segment for segments in conversations for segment in segments])

@@ -23,7 +23,7 @@ from mua.engine.protocol import SamplingParams
 from mua.rollout.service import RolloutService
 from mua.tokens.family import load_family
 from mua.trainer.policy import Policy
-from mua.trainer.sft import load_conversations
+from mua.trainer.conversations import load_conversations
 
 pytestmark = pytest.mark.timeout(900)  # a busy machine; the fixtures' runs count too
 

@@ -1,4 +1,4 @@
-"""Supervised data: what is read from a JSON-lines file, what is refused and how, and the order of batches.
+"""Supervised data: what is read from a file in either form, what is refused and how, what is held out, batches.
 
 Does not cover how a demonstration becomes tokens (test_tokens_conversation.py) or the training step itself.
 """
@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from mua.config.schema import ExperimentConfig
 from mua.errors import ConfigError
 from mua.tokens import ChatFamily
-from mua.trainer.sft import _batch, load_conversations
+from mua.trainer.conversations import batch_members, hold_out, load_conversations, load_sets
 from mua.types import Segment
 from tests.tokens_fixtures import chat_family, runs
 
@@ -28,12 +28,12 @@ TOOL = {"type": "function", "function": {"name": "look_up", "description": "Find
 
 
 def read(path: Path, lines: Sequence[str], **changes: object) -> list[list[Segment]]:
-    """The conversations of a file that holds ``lines``; ``train_on`` and ``max_length`` may be changed."""
+    """The conversations of a file that holds ``lines``; ``model.max_length`` and keys of ``sft`` may be changed."""
     path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     return load_conversations(path, FAMILY, config_of(path, **changes))
 
 
-def config_of(path: Path, *, train_on: str = "all", max_length: int = 4096) -> ExperimentConfig:
+def config_of(path: Path, *, max_length: int = 4096, **sft: object) -> ExperimentConfig:
     return ExperimentConfig.model_validate(
         {
             "name": "x",
@@ -42,7 +42,7 @@ def config_of(path: Path, *, train_on: str = "all", max_length: int = 4096) -> E
             "environment": {"name": "help_desk"},
             "rollout": {"max_tokens": 1},
             "trainer": {"steps": 1},
-            "sft": {"data": str(path), "train_on": train_on},
+            "sft": {"data": str(path), **sft},
         }
     )
 
@@ -72,6 +72,166 @@ def test_tools_stand_in_the_prompt_wrapped_or_not(tmp_path: Path, tools: list) -
     assert json.dumps(TOOL) in FAMILY.decode(segments[0].ids)
 
 
+CALL = {"name": "look_up", "arguments": {"key": "W1", "all": True}}
+OPENAI = record(
+    {"role": "system", "content": "Help."},
+    USER,
+    {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": CALL}]},
+    {"role": "tool", "content": "found"},
+    AGENT,
+    USER,
+    {"role": "assistant", "content": "again", "tool_calls": [{"function": CALL}, {"function": CALL}]},
+    {"role": "tool", "content": "one"},
+    {"role": "tool", "content": "two"},
+    {**AGENT, "content": "bye"},
+    tools=[TOOL],
+)
+SCHEMA = TOOL["function"]
+
+
+def entries(*pairs: tuple[str, object]) -> list[dict[str, object]]:
+    return [{"from": who, "value": value} for who, value in pairs]
+
+
+def shared(*pairs: tuple[str, object], **more: object) -> str:
+    return json.dumps({"conversations": entries(*pairs), **more})
+
+
+TAGGED = f"<tool_call>\n{json.dumps(CALL)}\n</tool_call>"
+SHAREGPT = {
+    "LLaMA-Factory": shared(
+        ("human", "hi"),
+        ("function_call", json.dumps(CALL)),
+        ("observation", "found"),
+        ("gpt", "hello"),
+        ("human", "hi"),
+        ("gpt", "again"),
+        ("function_call", json.dumps([CALL, CALL])),
+        ("observation", "one"),
+        ("observation", "two"),
+        ("gpt", "bye"),
+        system="Help.",
+        tools=json.dumps([SCHEMA]),
+    ),
+    "calls inside the text, as UserRL's and Hermes' data have them": shared(
+        ("system", "Help."),
+        ("human", "hi"),
+        ("gpt", f"<think>\n\n</think>\n\n{TAGGED}"),
+        ("tool", "<tool_response>\nfound\n</tool_response>"),
+        ("gpt", "hello"),
+        ("human", "hi"),
+        ("gpt", f"again\n{TAGGED}\n{TAGGED}"),
+        ("tool", "<tool_response>\none\n</tool_response>\n<tool_response>\ntwo\n</tool_response>"),
+        ("gpt", "bye"),
+        tools=[TOOL],
+    ),
+    "tables of strings, as MUA-RL's cold start": json.dumps(
+        {"messages": json.dumps(json.loads(OPENAI)["messages"]), "tools": json.dumps([{"function": [SCHEMA]}])}
+    ),
+}
+
+
+@pytest.mark.parametrize("train_on", ["all", "last"])
+@pytest.mark.parametrize("form", SHAREGPT)
+def test_every_form_of_a_conversation_gives_the_same_tokens_and_mask(tmp_path: Path, form: str, train_on: str) -> None:
+    plain, other = read(tmp_path / "x.jsonl", [OPENAI, SHAREGPT[form]], train_on=train_on)
+    for left, right in zip(plain, other, strict=True):
+        assert FAMILY.decode(left.ids) == FAMILY.decode(right.ids)
+        assert (left.ids == right.ids).all()
+        assert (left.loss_mask == right.loss_mask).all()
+    said = [TAGGED, "hello", f"again\n{TAGGED}\n{TAGGED}", "bye"]
+    assert trained(FAMILY, other) == [f"{text}<|im_end|>" for text in (said if train_on == "all" else said[-1:])]
+
+
+def test_reasoning_before_a_function_call_is_reasoning(tmp_path: Path) -> None:
+    path, thinking = tmp_path / "x.jsonl", chat_family("qwen3", True)
+    value = f"<think>\nwhich one?\n</think>\n\n{json.dumps(CALL)}"
+    path.write_text(shared(("human", "hi"), ("function_call", value)))
+    (segments,) = load_conversations(path, thinking, config_of(path))
+    assert trained(thinking, segments) == [f"<think>\nwhich one?\n</think>\n\n{TAGGED}<|im_end|>"]
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        (json.dumps({"conversations": "hi"}), '"conversations" must be an array of objects'),
+        (shared(("bot", "hi")), "conversations[0]: \"from\" is 'bot'; it must be one of system, human, user, gpt,"),
+        (shared(("human", "hi"), ("gpt", None)), 'conversations[1]: "value" must be a string, not NoneType'),
+        (shared(("human", "hi"), ("function_call", "{")), "conversations[1]: the function call is not valid JSON"),
+        (shared(("human", "hi"), ("function_call", "[]")), "conversations[1]: a function call is an object"),
+        (shared(("human", "hi"), ("gpt", "<tool_call>{</tool_call>")), "conversations[1]: the tool call is not valid"),
+        (shared(("human", "hi"), ("gpt", "a <think> b")), "conversations[1]: <think> may stand only in one block"),
+        (shared(("human", "hi"), ("gpt", "a"), ("gpt", "b")), "messages[2]: "),
+        (shared(("human", "hi"), ("gpt", "a"), tools="look_up"), '"tools" is text that is not valid JSON'),
+    ],
+)
+def test_a_bad_sharegpt_record_is_refused_with_its_place(tmp_path: Path, line: str, reason: str) -> None:
+    path = tmp_path / "x.jsonl"
+    with pytest.raises(ConfigError) as caught:
+        read(path, [SHAREGPT["LLaMA-Factory"], line])
+    assert str(caught.value).startswith(f"{path}:2: not a conversation: {reason}")
+
+
+def test_an_array_is_read_like_lines(tmp_path: Path) -> None:
+    path, records = tmp_path / "x.json", [OPENAI, SHAREGPT["LLaMA-Factory"], record(USER, AGENT)]
+    path.write_text("\ufeff" + json.dumps([json.loads(line) for line in records], indent=2))
+    found, lines = load_conversations(path, FAMILY, config_of(path)), read(tmp_path / "x.jsonl", records)
+    assert [FAMILY.decode(s.ids) for c in found for s in c] == [FAMILY.decode(s.ids) for c in lines for s in c]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[]", "holds no conversation"),
+        (f"[\n{record(USER, AGENT)},\n\n  5\n]", r":4: not a conversation: a record is an object, not int$"),
+        (
+            f"[\n{record(USER, AGENT)}\n{record(USER, AGENT)}]",
+            r':3: not a conversation: the file\'s array wants "," or',
+        ),
+        (f"[\n{record(USER, AGENT)},\n{{]", r":3: not a conversation: Expecting property name .*in the file's array$"),
+        (f"[{record(USER, AGENT)}\n] \n{record(USER, AGENT)}", r":2: not a conversation: text follows the end"),
+        (f"[{record(USER, AGENT)},", r":1: not a conversation: Expecting value"),
+    ],
+)
+def test_a_fault_in_an_array_has_its_line(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "x.json"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        load_conversations(path, FAMILY, config_of(path))
+
+
+def texts(conversations: Sequence[Sequence[Segment]]) -> list[str]:
+    return [FAMILY.decode(segments[0].ids) for segments in conversations]
+
+
+def test_a_share_is_held_out_by_content(tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl"
+    lines = [record(USER, {**AGENT, "content": f"answer {i % 70}"}) for i in range(100)]  # 30 stand there twice
+    everything = read(path, lines)
+    sets = {seed: hold_out(everything, 0.2, seed) for seed in (1, 2)}
+    for training, held_out in sets.values():
+        assert Counter(texts(training) + texts(held_out)) == Counter(texts(everything))
+        assert not set(texts(training)) & set(texts(held_out))
+        assert 20 <= len(held_out) <= 21  # a copy of the last may come on top
+    assert texts(sets[1][1]) != texts(sets[2][1])
+    shuffled = hold_out(everything[::-1], 0.2, 1)
+    assert set(texts(shuffled[1])) == set(texts(sets[1][1]))
+
+
+def test_validation_is_a_file_or_a_share_that_leaves_something_on_both_sides(tmp_path: Path) -> None:
+    path, other = tmp_path / "x.jsonl", tmp_path / "held.jsonl"
+    read(path, [record(USER, AGENT)] * 3)
+    read(other, [record(USER, {**AGENT, "content": "bye"})])
+    assert load_sets(config_of(path), FAMILY)[1] == []
+    assert [len(part) for part in load_sets(config_of(path, validation=str(other)), FAMILY)] == [3, 1]
+    with pytest.raises(
+        ConfigError, match=r"sft\.validation: 0\.5 of the 3 conversations .* leaves 0 to train on and 3"
+    ):
+        load_sets(config_of(path, validation=0.5), FAMILY)
+    with pytest.raises(ConfigError, match=r"^sft\.validation: cannot read .*none\.jsonl"):
+        load_sets(config_of(path, validation=str(tmp_path / "none.jsonl")), FAMILY)
+
+
 def test_a_line_separator_inside_a_string_does_not_end_the_record(tmp_path: Path) -> None:
     (segments,) = read(tmp_path / "x.jsonl", [record(USER, {**AGENT, "content": "one\u2028two\x85three"})])
     assert trained(FAMILY, segments) == ["one\u2028two\x85three<|im_end|>"]
@@ -86,17 +246,17 @@ def test_windows_line_ends_and_a_missing_last_one_are_fine(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
-        ("", "Expecting value: line 1 column 1 (char 0)"),
+        ("", "Expecting value (column 1); write one JSON object a line, or one array of them"),
         ("{", "Expecting property name enclosed in double quotes"),
-        ("[" * 100_000, "not in OpenAI form (RecursionError"),
-        ("[1]", "not in OpenAI form (TypeError"),
-        ("{}", "the key 'messages' is missing"),
+        ("[" * 100_000, "nested too deeply"),
+        ("[1]", "a record is an object, not list"),
+        ('{"text": "hi"}', 'neither "messages" (OpenAI form) nor "conversations" (ShareGPT form); the keys are text'),
         (record(), "a demonstration is an optional system message"),
-        (json.dumps({"messages": "hi"}), '"messages" and "tools" must be arrays of objects'),
-        (json.dumps({"messages": {"role": "user"}}), '"messages" and "tools" must be arrays of objects'),
-        (record("hi"), '"messages" and "tools" must be arrays of objects'),
-        (record(USER, AGENT, tools=["look_up"]), '"messages" and "tools" must be arrays of objects'),
-        (record(USER, AGENT, tools={"look_up": 1}), '"messages" and "tools" must be arrays of objects'),
+        (json.dumps({"messages": "hi"}), '"messages" is text that is not valid JSON (Expecting value'),
+        (json.dumps({"messages": {"role": "user"}}), '"messages" must be an array of objects'),
+        (record("hi"), '"messages" must be an array of objects'),
+        (record(USER, AGENT, tools=["look_up"]), '"tools" must be an array of objects'),
+        (record(USER, AGENT, tools={"look_up": 1}), '"tools" must be an array of objects'),
         (record(USER, AGENT, tools=[{"function": {}}]), "the key 'name' is missing"),
         (record(USER, {"role": "assistant", "content": 7}), "messages[1]: content must be a string, not int"),
         (record(USER, {"role": "agent", "content": "x"}), "messages[1]: role 'agent'"),
@@ -123,8 +283,13 @@ def test_a_conversation_that_is_too_long_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "x.jsonl"
     fits = len(read(path, [record(USER, AGENT)])[0][0])
     assert len(read(path, [record(USER, AGENT)], max_length=fits + 9)) == 1
-    with pytest.raises(ConfigError, match=rf"x\.jsonl:1: {fits} tokens exceed model\.max_length {fits - 1}$"):
+    with pytest.raises(ConfigError, match=rf"x\.jsonl:1: {fits} tokens exceed model\.max_length {fits - 1}; "):
         read(path, [record(USER, AGENT)], max_length=fits - 1)
+    longer, shorter = record(USER, {**AGENT, "content": "hello " * 9}), record(USER, AGENT)
+    (kept,) = read(path, [longer, shorter], max_length=fits, overlong="skip")
+    assert len(kept[0]) == fits
+    with pytest.raises(ConfigError, match=rf"holds no conversation of at most {fits - 1} tokens$"):
+        read(path, [longer, shorter], max_length=fits - 1, overlong="skip")
 
 
 def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
@@ -143,7 +308,7 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
 def test_batches_walk_through_every_conversation_once_an_epoch(count: int, size: int, seed: int) -> None:
     pool = list(range(100, 100 + count))
     steps = -(-3 * count // size)
-    stream = [i for step in range(steps) for i in _batch(pool, size, step, seed)]
+    stream = [i for step in range(steps) for i in batch_members(pool, size, step, seed)]
     assert len(stream) == steps * size
     for epoch in range(3):
         assert Counter(stream[epoch * count : (epoch + 1) * count]) == Counter(pool)
@@ -152,11 +317,11 @@ def test_batches_walk_through_every_conversation_once_an_epoch(count: int, size:
 @given(st.integers(1, 30), st.integers(1, 40), st.lists(st.integers(0, 50), min_size=1, max_size=8))
 def test_a_batch_depends_on_its_step_alone(count: int, size: int, steps: list[int]) -> None:
     pool = list(range(count))
-    in_order = {step: _batch(pool, size, step, 1) for step in sorted(steps)}
-    assert {step: _batch(pool, size, step, 1) for step in reversed(steps)} == in_order
+    in_order = {step: batch_members(pool, size, step, 1) for step in sorted(steps)}
+    assert {step: batch_members(pool, size, step, 1) for step in reversed(steps)} == in_order
 
 
 def test_epochs_and_seeds_shuffle_differently() -> None:
     pool = list(range(50))
-    orders = [tuple(_batch(pool, 50, step, seed)) for step in range(3) for seed in range(3)]
+    orders = [tuple(batch_members(pool, 50, step, seed)) for step in range(3) for seed in range(3)]
     assert len(set(orders)) == 9

@@ -1,0 +1,234 @@
+"""Recorded conversations from files: read, checked, and turned into token streams as an episode would have left them.
+
+Two forms, told apart record by record: OpenAI's (``messages``, ``tools``) and ShareGPT's (``conversations``,
+``system``, ``tools``; :mod:`mua.trainer.sharegpt`). A file holds one record a line, or one JSON array of records.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import math
+import random
+import re
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from mua.config.schema import ExperimentConfig
+from mua.environment.protocol import ToolSchema
+from mua.errors import ConfigError
+from mua.rollout.seeds import derived_seed
+from mua.tokens.codec import ConversationError
+from mua.tokens.conversation import Conversation
+from mua.tokens.family import ChatFamily
+from mua.trainer.sharegpt import openai_messages
+from mua.types import Json, Segment
+
+Conversations: TypeAlias = list[list[Segment]]
+"""The segments of each conversation."""
+
+log = logging.getLogger(__name__)
+
+
+def load_sets(config: ExperimentConfig, family: ChatFamily) -> tuple[Conversations, Conversations]:
+    """What ``sft.data`` trains on, and what ``sft.validation`` holds out or names (nothing if it is not set)."""
+    assert config.sft is not None
+    conversations, validation = load_conversations(config.sft.data, family, config), config.sft.validation
+    if validation is None:
+        return conversations, []
+    if isinstance(validation, Path):
+        return conversations, load_conversations(validation, family, config, key="sft.validation")
+    training, held_out = hold_out(conversations, validation, config.seed)
+    if not training or not held_out:
+        raise ConfigError(
+            f"sft.validation: {validation:g} of the {len(conversations)} conversations in {config.sft.data} leaves "
+            f"{len(training)} to train on and {len(held_out)} to validate on; choose another share"
+        )
+    return training, held_out
+
+
+def hold_out(conversations: Conversations, share: float, seed: int) -> tuple[Conversations, Conversations]:
+    """Training and validation part, in the order given; the same for the same conversations, share and seed.
+
+    Which part a conversation falls into is drawn by what it says, so that copies of one conversation, common in
+    collected data, never stand on both sides. The validation part is the first to reach ``share`` of all.
+    """
+    digests = [_digest(segments, seed) for segments in conversations]
+    chosen = set(sorted(digests)[: math.ceil(share * len(conversations))])
+    return (
+        [c for c, digest in zip(conversations, digests, strict=True) if digest not in chosen],
+        [c for c, digest in zip(conversations, digests, strict=True) if digest in chosen],
+    )
+
+
+def load_conversations(
+    path: Path, family: ChatFamily, config: ExperimentConfig, *, key: str = "sft.data"
+) -> Conversations:
+    """The segments of every conversation in a file; ``key`` is the setting that names it.
+
+    Raises :class:`ConfigError` naming file and line for what cannot be read, and for a conversation longer than
+    ``model.max_length`` unless ``sft.overlong`` leaves it out.
+    """
+    assert config.sft is not None
+    text, limit = _text(path, key), config.model.max_length
+    conversations, skipped = [], 0
+    for number, record in _records(path, text):
+        segments = _segments(f"{path}:{number}", record, family, config)
+        if (longest := max(len(s) for s in segments)) <= limit:
+            conversations.append(segments)
+        elif config.sft.overlong == "skip":
+            skipped += 1
+        else:
+            raise ConfigError(
+                f"{path}:{number}: {longest} tokens exceed model.max_length {limit}; raise it, or leave such "
+                "conversations out with sft.overlong: skip"
+            )
+    if skipped:
+        log.warning("%s: %d conversations are longer than model.max_length %d and left out", path, skipped, limit)
+    if not conversations:
+        raise ConfigError(f"{key}: {path} holds no conversation" + (f" of at most {limit} tokens" if skipped else ""))
+    return conversations
+
+
+def batch_members(pool: Sequence[int], size: int, step: int, seed: int) -> list[int]:
+    """The members of one step: positions of an endless stream of shuffled passes over ``pool``."""
+    chosen: list[int] = []
+    while len(chosen) < size:
+        epoch, start = divmod(step * size + len(chosen), len(pool))
+        order = list(pool)
+        random.Random(derived_seed("sft", seed, epoch)).shuffle(order)
+        chosen += order[start : start + size - len(chosen)]
+    return chosen
+
+
+def _text(path: Path, key: str) -> str:
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise ConfigError(f"{key}: cannot read {path}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{key}: {path} is not UTF-8 text (byte {error.start + 1})") from None
+
+
+def _records(path: Path, text: str) -> Iterator[tuple[int, Any]]:
+    """Every record with the line it begins on."""
+    if not text.strip():
+        return
+    try:
+        yield from _array(text) if text.lstrip().startswith("[") else _lines(text)
+    except _Unreadable as error:
+        raise ConfigError(f"{path}:{error.line}: not a conversation: {error}") from None
+
+
+class _Unreadable(Exception):
+    """What is wrong with the JSON of a file, and on which line."""
+
+    def __init__(self, line: int, reason: str) -> None:
+        super().__init__(reason)
+        self.line = line
+
+
+def _lines(text: str) -> Iterator[tuple[int, Any]]:
+    # Only line feeds end a record: str.splitlines would also cut at U+2028, which JSON strings may hold as it is.
+    for number, line in enumerate(text.removesuffix("\n").split("\n"), 1):
+        try:
+            yield number, json.loads(line)
+        except json.JSONDecodeError as error:
+            mend = "write one JSON object a line, or one array of them"
+            raise _Unreadable(number, f"{error.msg} (column {error.colno}); {mend}") from None
+        except RecursionError:
+            raise _Unreadable(number, "nested too deeply") from None
+
+
+def _array(text: str) -> Iterator[tuple[int, Any]]:
+    """The elements of a JSON array one by one, so that a fault has its line."""
+    decoder, feeds = json.JSONDecoder(), [found.start() for found in re.finditer("\n", text)]
+    at = _skip_space(text, text.index("[") + 1)
+    while text[at : at + 1] != "]":
+        number = bisect_left(feeds, at) + 1
+        try:
+            value, end = decoder.raw_decode(text, at)
+        except json.JSONDecodeError as error:
+            raise _Unreadable(error.lineno, f"{error.msg} (column {error.colno}) in the file's array") from None
+        except RecursionError:
+            raise _Unreadable(number, "nested too deeply") from None
+        yield number, value
+        at = _skip_space(text, end)
+        if text[at : at + 1] == ",":
+            at = _skip_space(text, at + 1)
+        elif text[at : at + 1] != "]":
+            raise _Unreadable(bisect_left(feeds, at) + 1, 'the file\'s array wants "," or "]" here')
+    if text[at + 1 :].strip():
+        number = bisect_left(feeds, at) + 1
+        raise _Unreadable(number, "text follows the end of the file's array; put all records into it")
+
+
+def _skip_space(text: str, at: int) -> int:
+    while text[at : at + 1] in (" ", "\t", "\r", "\n"):
+        at += 1
+    return at
+
+
+def _segments(where: str, record: Any, family: ChatFamily, config: ExperimentConfig) -> list[Segment]:
+    try:
+        return _conversation(record, family, config).segments()
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, ConversationError) as error:
+        raise ConfigError(f"{where}: not a conversation: {_reason(error)}") from None
+
+
+def _conversation(record: Any, family: ChatFamily, config: ExperimentConfig) -> Conversation:
+    assert config.sft is not None
+    if not isinstance(record, dict):
+        raise ConversationError(f"a record is an object, not {type(record).__name__}")
+    tools = _tools(_listed(record, "tools"))
+    if "messages" in record:
+        messages = _listed(record, "messages")
+    elif "conversations" in record:
+        messages = openai_messages(record)
+    else:
+        raise ConversationError(
+            'neither "messages" (OpenAI form) nor "conversations" (ShareGPT form); '
+            f"the keys are {', '.join(map(str, record)) or 'none'}"
+        )
+    return Conversation.from_messages(family, messages, tools, train_on=config.sft.train_on)
+
+
+def _listed(record: Json, key: str) -> list[Json]:
+    """An array of objects; tables of strings (Parquet, CSV) keep it as JSON text."""
+    value = record.get(key) or []
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except ValueError as error:
+            raise ConversationError(f'"{key}" is text that is not valid JSON ({error})') from None
+    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
+        raise ConversationError(f'"{key}" must be an array of objects')
+    return value
+
+
+def _tools(tools: list[Json]) -> list[ToolSchema]:
+    """Schemas, wrapped as OpenAI does or not; MUA-RL's data wraps them all at once."""
+    functions: list[Json] = []
+    for tool in tools:
+        inner = tool.get("function", tool)
+        functions += inner if isinstance(inner, list) else [inner]
+    return [ToolSchema(f["name"], f.get("description", ""), f.get("parameters", {})) for f in functions]
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, ConversationError):
+        return str(error)
+    if isinstance(error, KeyError):
+        return f"the key {error} is missing"
+    return f"not in OpenAI form ({type(error).__name__}: {error})"
+
+
+def _digest(segments: Sequence[Segment], seed: int) -> bytes:
+    found = hashlib.sha256(str(seed).encode())
+    for segment in segments:
+        found.update(segment.ids.tobytes())
+        found.update(segment.provenance.tobytes())
+    return found.digest()
