@@ -70,6 +70,7 @@ class Segment:
     assistant turns of the trajectory from 0; the system prompt and first user message belong to turn 0.
     ``experts``, where the engine recorded them, is ``[T, layers * top k]``: the experts each token was routed to,
     layer by layer. Rows of tokens that the engine never took as input (the last sampled token and what follows) are 0.
+    ``teacher_logprobs``, where there is a teacher, are its log-probabilities of the sampled tokens, 0 elsewhere.
     """
 
     ids: Int32Array
@@ -78,6 +79,7 @@ class Segment:
     version: Int32Array
     turn: Int32Array
     experts: ExpertArray | None = None
+    teacher_logprobs: Float32Array | None = None
 
     def __post_init__(self) -> None:
         arrays = {name: getattr(self, name) for name in self.__slots__}
@@ -160,6 +162,8 @@ class TrainSequence:
     """The engine's expert choices, ``[T, layers * top k]``; the last row is unknown (no token follows it)."""
     version: Int32Array | None = None
     """Policy version that sampled each token, -1 elsewhere; None where nobody asks for a token's age."""
+    teacher_logprobs: Float32Array | None = None
+    """The teacher's log-probabilities of sampled tokens; None without a teacher."""
     trajectory: int = 0
     """Which trajectory of the batch this is a segment of; its segments share a number."""
     turns: Int32Array | None = None

@@ -41,12 +41,12 @@ class Server:
 
 
 @asynccontextmanager
-async def serving(*script: Handler) -> AsyncIterator[Server]:
-    """A running server with this script."""
+async def serving(*script: Handler, path: str = "/v1/chat/completions") -> AsyncIterator[Server]:
+    """A running server with this script for what is posted to ``path``, a pattern of aiohttp's."""
     server = Server()
     server.script = list(script)
     app = web.Application()
-    app.router.add_post("/v1/chat/completions", server.handle)
+    app.router.add_post(path, server.handle)
     runner = web.AppRunner(app, shutdown_timeout=0.1, handler_cancellation=True)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()

@@ -1,7 +1,9 @@
-"""What a batch owes to log-probabilities that are known only after it was made: the trainer's and a reference's.
+"""What a batch owes to log-probabilities of others than the engine: the trainer's, a reference's and a teacher's.
 
-make_batch ──► trainer scores it ──► adjusted: penalties are taken from the advantages, token by token,
-                                               the engine's mismatch is weighed or masked ──► optimizer steps
+    make_batch ──► trainer scores it ──► adjusted: distance to reference and teacher is taken from the advantages,
+                                                   the engine's mismatch is weighed or masked ──► optimizer steps
+
+It happens on whole sequences and in numpy, before anything is packed or split over ranks.
 """
 
 from __future__ import annotations
@@ -14,8 +16,9 @@ import numpy.typing as npt
 import torch
 
 from mua.algorithms.correction import Band, Correction, Floats, correction_weights, in_band, mismatch_metrics
+from mua.algorithms.distillation import distillation_advantages, reverse_kl
 from mua.algorithms.objectives import kl_estimate
-from mua.config.schema import AlgorithmConfig
+from mua.config.schema import AlgorithmConfig, DistillationConfig
 from mua.types import TrainBatch, TrainSequence
 
 Mask = npt.NDArray[np.bool_]
@@ -24,21 +27,23 @@ Mask = npt.NDArray[np.bool_]
 def adjusted(batch: TrainBatch, config: AlgorithmConfig, version: int) -> tuple[TrainBatch, dict[str, float]]:
     """``batch``, whose old and reference log-probabilities are the trainer's, with what is decided by them; metrics.
 
-    A KL penalty in the reward (``algorithm.kl_in``) is taken from the advantages, token by token. Importance weights of
-    the engine's mismatch (``algorithm.correction``) multiply them. ``correction: band`` takes tokens out of the batch:
-    their weights become 0, the others' what they would be had these never been sampled, and sequences without a token
-    are dropped. With ``old_logprobs: engine`` the objective's ratio holds the mismatch already: nothing is multiplied,
-    and the old log-probabilities are the engine's again.
+    A KL penalty in the reward (``algorithm.kl_in``) and the distance to the teacher (``algorithm.distillation``) are
+    taken from the advantages, token by token; the policy's side is the old log-probabilities. Importance weights of the
+    engine's mismatch (``algorithm.correction``) multiply what results. ``correction: band`` takes tokens out of the
+    batch: their weights become 0, the others' what they would be had these never been sampled, and sequences without a
+    token are dropped. With ``old_logprobs: engine`` the objective's ratio holds the mismatch already: nothing is
+    multiplied, and the old log-probabilities are the engine's again.
 
     Args:
         batch: of :func:`mua.algorithms.batch.make_batch`.
         config: the section ``algorithm``.
         version: the policy version that is about to be trained; a token's age counts from it.
     """
-    penalised = replace(batch, sequences=[_penalised(s, config) for s in batch])
+    penalised = replace(batch, sequences=[_distilled(_penalised(s, config), config.distillation) for s in batch])
+    metrics = _distance_to_teacher(batch) if config.distillation is not None else {}
     if not config.recomputes:
-        return penalised, {}
-    metrics = _mismatch_by_age(batch, version)
+        return penalised, metrics
+    metrics |= _mismatch_by_age(batch, version)
     corrected, of_correction = _corrected(penalised, config, version)
     if config.old_logprobs == "engine":
         corrected = replace(corrected, sequences=[replace(s, old_logprobs=s.behaviour_logprobs) for s in corrected])
@@ -54,6 +59,31 @@ def _penalised(sequence: TrainSequence, config: AlgorithmConfig) -> TrainSequenc
     return replace(sequence, advantages=(sequence.advantages - penalty).astype(np.float32))
 
 
+def _distilled(sequence: TrainSequence, how: DistillationConfig | None) -> TrainSequence:
+    if how is None:
+        return sequence
+    policy, teacher = _to_teacher(sequence)
+    own = distillation_advantages(policy, teacher, sequence.trained, discount=how.discount)
+    rewarded = 0.0 if how.only else sequence.advantages.astype(np.float64)
+    return replace(sequence, advantages=(rewarded + how.coefficient * own).astype(np.float32))
+
+
+def _distance_to_teacher(batch: TrainBatch) -> dict[str, float]:
+    """Estimates k1 and k3 of KL(policy || teacher), and the largest difference of a token."""
+    found = np.concatenate([reverse_kl(*_to_teacher(s), s.trained)[s.trained] for s in batch])
+    return {
+        "distillation/reverse_kl": float(found.mean()),
+        "distillation/reverse_kl_k3": float((np.exp(-found) - 1 + found).mean()),
+        "distillation/difference_max": float(np.abs(found).max()),
+    }
+
+
+def _to_teacher(sequence: TrainSequence) -> tuple[Floats, Floats]:
+    """The policy's and the teacher's log-probabilities."""
+    assert sequence.teacher_logprobs is not None, "rollouts of a distilled policy are scored by its teacher"
+    return sequence.old_logprobs.astype(np.float64), sequence.teacher_logprobs.astype(np.float64)
+
+
 def _corrected(batch: TrainBatch, config: AlgorithmConfig, version: int) -> tuple[TrainBatch, dict[str, float]]:
     if config.correction == "none":
         return batch, {}
@@ -61,20 +91,24 @@ def _corrected(batch: TrainBatch, config: AlgorithmConfig, version: int) -> tupl
     if config.correction == "band":
         band = Band(config.clip_low, config.clip_high, config.correction_cap, config.correction_decay)
         stays = [_in_band(s, band, version) for s in batch]
-    metrics = {"correction/removed": 1 - sum(m.sum() for m in stays) / max(1, sum(s.trained.sum() for s in batch))}
+    removed = 1 - sum(m.sum() for m in stays) / max(1, sum(s.trained.sum() for s in batch))
     batch = without(batch, stays, config)
     if config.old_logprobs == "engine":
-        return batch, metrics
+        return batch, {"correction/removed": removed}
+    weighed, metrics = _weighed(batch, config)
+    return weighed, metrics | {"correction/removed": removed}
+
+
+def _weighed(batch: TrainBatch, config: AlgorithmConfig) -> tuple[TrainBatch, dict[str, float]]:
     how = Correction(config.correction, config.correction_level, config.correction_low, config.correction_high)
     weights = [correction_weights(*_sides(s), s.trained, how) for s in batch]
     of_trained = np.concatenate([w[s.trained] for s, w in zip(batch, weights, strict=True)] or [np.ones(0)])
-    if len(of_trained):
-        cut = (of_trained == how.high) | (of_trained == 0)
-        metrics |= {"correction/weight": float(of_trained.mean()), "correction/cut": float(cut.mean())}
+    cut = (of_trained == how.high) | (of_trained == 0)
+    shares = {"correction/weight": of_trained, "correction/cut": cut} if len(of_trained) else {}
     sequences = [
         replace(s, advantages=(s.advantages * w).astype(np.float32)) for s, w in zip(batch, weights, strict=True)
     ]
-    return replace(batch, sequences=sequences), metrics
+    return replace(batch, sequences=sequences), {name: float(values.mean()) for name, values in shares.items()}
 
 
 def without(batch: TrainBatch, stays: Sequence[Mask], config: AlgorithmConfig) -> TrainBatch:
@@ -120,7 +154,7 @@ def _mismatch_by_age(batch: TrainBatch, version: int) -> dict[str, float]:
     older ones, where the weights do too."""
     old, behaviour = (np.concatenate(side) for side in zip(*(_trained_sides(s) for s in batch), strict=True))
     age = np.concatenate([_age(s, version)[s.trained] for s in batch])
-    found = {}
+    found: dict[str, float] = {}
     for name, chosen in (("fresh", age <= 0), ("stale", age > 0)):
         values = mismatch_metrics(old[chosen], behaviour[chosen])
         found |= {f"mismatch_{name}/{key}": value for key, value in values.items()}

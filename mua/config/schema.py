@@ -28,8 +28,8 @@ from mua.config.section import Fraction, NonNegative, NonNegativeFloat, Positive
 
 __all__ = [
     "AlgorithmConfig", "BalanceFilter", "ClusterConfig", "CriticConfig", "CurriculumConfig", "DistillationConfig",
-    "ENGINE_RESERVE", "EndpointConfig", "EngineConfig", "EnvironmentConfig", "EvaluationConfig", "ExperimentConfig", "GroupFilter",
-    "JudgeConfig", "LlmConfig", "MegatronConfig", "MinimumTurnsFilter", "ModelConfig", "ObserveConfig",
+    "ENGINE_RESERVE", "EndpointConfig", "EngineConfig", "EnvironmentConfig", "EvaluationConfig", "ExperimentConfig",
+    "GroupFilter", "JudgeConfig", "LlmConfig", "MegatronConfig", "MinimumTurnsFilter", "ModelConfig", "ObserveConfig",
     "OptimizerConfig", "OverlongFilter", "PolicyConfig", "PolicyEndpointConfig", "RangeFilter", "RefillConfig",
     "RolloutConfig", "Section", "SftConfig", "ShapingConfig", "SlurmConfig", "TrainerConfig", "UserConfig",
 ]  # fmt: skip
@@ -157,7 +157,7 @@ class MegatronConfig(Section):
     stay the same; balancing losses of experts count a shared token once."""
     balance: Literal["flops", "tokens"] = "flops"
     """What is levelled over rows and data-parallel ranks: estimated operations, attention's square of the length
-    included, or tokens alone. Losses do not depend on it, except balancing losses of experts, which are means of rows."""
+    included, or tokens alone. The loss does not depend on it; balancing losses of experts, made row by row, do."""
     moe_aux_loss: NonNegativeFloat = 0.0
     """Coefficient of the experts' load-balancing loss, averaged over the batch's tokens; 0 switches it off."""
     routing_replay: Literal["off", "check", "replay"] = "off"

@@ -6,7 +6,7 @@ text would need nine digits) in a third of the space. To look into one by hand::
 
     numpy.frombuffer(base64.b64decode(line["segments"][0]["ids"]), "<i4")
 
-with ``<i4`` for ids, version and turn, ``<f4`` for logprobs, ``u1`` for provenance.
+with ``<i4`` for ids, version and turn, ``<f4`` for logprobs and a teacher's, ``u1`` for provenance.
 
 Expert choices, where the engine recorded them, are too many for text (384 a token for a policy of 48 layers): they lie
 beside the lines in ``step_000012.experts``, raw, one row a token, and a line names offset, shape and type.
@@ -115,10 +115,9 @@ def decode(line: str | bytes, experts: Path | None = None) -> Trajectory:
 
 
 def _encode_segment(segment: Segment, experts: BinaryIO | None) -> Json:
-    record: Json = {
-        name: base64.b64encode(np.ascontiguousarray(getattr(segment, name), dtype=kind).tobytes()).decode()
-        for name, kind in _ARRAYS.items()
-    }
+    record: Json = {name: _encode_array(getattr(segment, name), kind) for name, kind in _ARRAYS.items()}
+    if segment.teacher_logprobs is not None:
+        record["teacher_logprobs"] = _encode_array(segment.teacher_logprobs, "<f4")
     if segment.experts is not None:
         if experts is None:
             raise ValueError("expert choices need a file of their own")
@@ -130,6 +129,8 @@ def _encode_segment(segment: Segment, experts: BinaryIO | None) -> Json:
 
 def _decode_segment(record: Json, experts: Path | None) -> Segment:
     arrays: dict[str, Any] = {name: _decode_array(record[name], kind) for name, kind in _ARRAYS.items()}
+    if "teacher_logprobs" in record:
+        arrays["teacher_logprobs"] = _decode_array(record["teacher_logprobs"], "<f4")
     if "experts" in record:
         arrays["experts"] = _read_experts(record["experts"], experts)
     return Segment(**arrays)
@@ -143,6 +144,10 @@ def _read_experts(place: Json, path: Path | None) -> ExpertArray:
     stored = np.fromfile(path, dtype=place["type"], count=rows * columns, offset=place["offset"])
     experts: ExpertArray = stored.reshape(rows, columns).astype(kind)
     return experts
+
+
+def _encode_array(array: npt.NDArray[Any], kind: str) -> str:
+    return base64.b64encode(np.ascontiguousarray(array, dtype=kind).tobytes()).decode()
 
 
 def _decode_array(text: str, kind: str) -> npt.NDArray[Any]:

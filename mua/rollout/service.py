@@ -30,6 +30,7 @@ from mua.errors import DeadlineExceeded, MuaError
 from mua.rollout.runner import EpisodeRunner, Placed
 from mua.rollout.scheduler import GroupScheduler, Harvest, Position, Quota
 from mua.rollout.stream import TaskStream
+from mua.rollout.teacher import Teacher
 from mua.tokens.family import load_family
 from mua.types import Group, Json, Trajectory
 from mua.users.services import Services
@@ -56,11 +57,17 @@ class RolloutService:
     """Owns the engines and everything that makes trajectories. Use as a context manager.
 
     ``interrupt`` is called again and again while the caller waits for engines to start, for groups or for an
-    evaluation; what it raises gives up that wait. ``hosts`` are the other machines that run engines.
+    evaluation; what it raises gives up that wait. ``hosts`` are the other machines that run engines. With ``teacher``
+    the groups of training are scored by that of ``algorithm.distillation``, if there is one.
     """
 
     def __init__(
-        self, config: ExperimentConfig, interrupt: Callable[[], None] = lambda: None, *, hosts: Hosts | None = None
+        self,
+        config: ExperimentConfig,
+        interrupt: Callable[[], None] = lambda: None,
+        *,
+        hosts: Hosts | None = None,
+        teacher: bool = False,
     ) -> None:
         self._interrupt = interrupt
         self._config = config
@@ -77,6 +84,8 @@ class RolloutService:
             log_folder=config.output / "logs",
             hosts=hosts,
         )
+        self._distillation = config.algorithm.distillation if teacher else None
+        self._teacher: Teacher | None = None
         self._runner: EpisodeRunner | None = None
         self._scheduler: GroupScheduler | None = None
         self._stream: TaskStream | None = None
@@ -91,6 +100,7 @@ class RolloutService:
     def __enter__(self) -> Self:
         self._thread.start()
         try:
+            self._call(self._meet_teacher(), self._interrupt)
             self._call(self._pool.start(self._config.model.path), self._interrupt)
             self._call(self._start_runner())
         except BaseException:
@@ -129,10 +139,11 @@ class RolloutService:
             stream.restore(position["curriculum"])
 
         def roll_out(ordinal: int) -> Coroutine[Any, Any, Group]:
-            return self._episodes.group(
+            episodes = self._episodes.group(
                 stream.task(ordinal), ordinal, algorithm.group_size, temperature=temperature,
                 on_episode=lambda: self._on_episode(),
             )  # fmt: skip
+            return self._taught(episodes)
 
         quota = Quota(
             algorithm.groups_per_step,
@@ -230,9 +241,10 @@ class RolloutService:
         return len(self.selection.first_tasks(split, tasks))
 
     def metrics(self) -> dict[str, float]:
-        """The counters of engines, users' and judges' endpoints since the last call; what the last step had to choose
+        """The counters of engines, teacher, users' and judges' endpoints since the last call; what the last step had to choose
         from, and what the curriculum knows."""
-        return self._pool.metrics() | self._services.metrics() | self._of_step
+        of_teacher = self._teacher.metrics() if self._teacher is not None else {}
+        return self._pool.metrics() | self._services.metrics() | of_teacher | self._of_step
 
     # ---- inside
 
@@ -251,6 +263,16 @@ class RolloutService:
         self._of_step = chosen | self._stream.metrics()
         return harvest
 
+    async def _meet_teacher(self) -> None:
+        if self._distillation is not None:
+            self._teacher = Teacher(self._distillation, self.family.codec)
+            await self._teacher.meet()
+
+    async def _taught(self, episodes: Coroutine[Any, Any, Group]) -> Group:
+        """The group of ``episodes`` with what the teacher thinks of it, if there is one."""
+        group = await episodes
+        return group if self._teacher is None else await self._teacher.scored(group)
+
     async def _start_runner(self) -> None:
         self._runner = EpisodeRunner(self._config, self.selection, self.family, self._pool, self._services)
 
@@ -259,6 +281,8 @@ class RolloutService:
             await self._scheduler.stop()
         if self._runner is not None:
             await self._runner.close()
+        if self._teacher is not None:
+            await self._teacher.close()
         await self._services.close()
         await self._pool.stop()
 

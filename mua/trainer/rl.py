@@ -47,7 +47,7 @@ def train(config: ExperimentConfig, preemption: Preemption | None = None) -> Non
     with policy, Run(config, policy) as run:
         if config.megatron.offload:
             policy.offload()  # engines take for their cache what is free when they start
-        with RolloutService(config, preemption.check, hosts=policy.engine_hosts()) as rollouts:
+        with RolloutService(config, preemption.check, hosts=policy.engine_hosts(), teacher=True) as rollouts:
             with run.saved_when_preempted():
                 loop(config, policy, run, rollouts, preemption)
             policy.save_hf(config.output / "hf")

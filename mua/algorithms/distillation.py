@@ -1,0 +1,52 @@
+"""On-policy distillation: the policy learns, on its own samples, to say what a teacher would say.
+
+Of each sampled token the teacher gives its log-probability ``log t``; ``log p - log t`` estimates the reverse KL
+divergence KL(p || t) of that position. The gradient of the divergence needs no more than this, because its score
+function form is ``E[(log p - log t) grad log p]`` (the derivative of ``log p`` itself has mean 0): the divergence with
+its sign turned is an advantage like any other, and every objective, bound and correction applies.
+
+What a token answers for is a choice (``discount``):
+
+- 0: its own divergence. This is the gradient of the divergence summed over positions with the prefixes held fixed: GKD
+  (arXiv 2306.13649) with reverse KL on the student's samples, by policy gradient as in "On-Policy Distillation"
+  (Thinking Machines, 2025);
+- 1: also those of all later tokens of its segment: the gradient of the divergence of whole sequences, MiniLLM's (arXiv
+  2306.08543, equation 2). Unbiased for it and of much higher variance.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+Floats: TypeAlias = npt.NDArray[np.float64]
+_MAX_LOG_RATIO = 20.0
+
+
+def reverse_kl(policy: Floats, teacher: Floats, trained: npt.NDArray[np.bool_]) -> Floats:
+    """``log p - log t`` of each token, ``[T]``, held to +-20 nats (as ratios are); 0 where nothing is trained."""
+    difference: Floats = np.clip(policy - teacher, -_MAX_LOG_RATIO, _MAX_LOG_RATIO)
+    return np.where(trained, difference, 0.0)
+
+
+def distillation_advantages(
+    policy: Floats, teacher: Floats, trained: npt.NDArray[np.bool_], *, discount: float = 0.0
+) -> Floats:
+    """``A_i = -sum_{j >= i} discount^(j - i) (log p_j - log t_j)`` over the trained tokens of one segment, ``[T]``.
+
+    Tokens in between that nobody trains (a user's, a tool's) are not counted: ``i`` and ``j`` number trained tokens.
+
+    Args:
+        policy: log-probabilities of the policy that is trained, ``[T]``.
+        teacher: the teacher's for the same ids, ``[T]``.
+        trained: which tokens were sampled, ``[T]``.
+        discount: in [0, 1]; 0 leaves each token its own term alone.
+    """
+    own = reverse_kl(policy, teacher, trained)
+    advantages, ahead = np.zeros_like(own), 0.0
+    for place in np.flatnonzero(trained)[::-1]:
+        ahead = own[place] + discount * ahead
+        advantages[place] = -ahead
+    return advantages

@@ -1,0 +1,176 @@
+"""A teacher's log-probabilities of what the policy sampled, asked of an SGLang server while other groups roll out.
+
+    group done ──► one request a segment, of the ids themselves ──► segments with ``teacher_logprobs`` ──► batch
+
+Token ids mean the same to both only under one tokenizer, which :meth:`Teacher.meet` makes sure of before anything is
+asked. Every request has a deadline; one that meets a fault (no connection, no answer in time, 5xx) is tried again, with
+growing pauses. What then fails ends the run: a batch without its teacher would be another algorithm.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from time import monotonic
+from typing import Any
+
+import numpy as np
+
+from mua.config.schema import DistillationConfig
+from mua.engine.client import EngineClient, EngineGone
+from mua.errors import ConfigError, EngineError
+from mua.tokens.codec import Codec, fixed
+from mua.types import Float32Array, Group, Int32Array, Json, Segment
+
+_KEY = "algorithm.distillation"
+_PROBED_IDS = 512
+_PROBE_TEXTS = (
+    "Your order #4711 (2 × 19.90 €) ships on 2024-05-31.\n\n\tdef f(x): return x**2  # ½",
+    '{"name": "find_order", "arguments": {"id": "W-1093"}}',
+    "Grüße, 你好, здравствуйте, שלום, 🙂👍🏽",
+)
+_LONGEST_PAUSE_S = 30.0
+
+
+class Teacher:
+    """One server with the teacher's weights. Belongs to one asyncio loop; :meth:`close` it there."""
+
+    def __init__(self, config: DistillationConfig, codec: Codec) -> None:
+        """``codec`` is the policy's tokenizer."""
+        self._config = config
+        self._codec = codec
+        self._client = EngineClient(
+            config.base_url, f"the teacher at {config.base_url}", config.api_key.get_secret_value()
+        )
+        self._free = asyncio.Semaphore(config.concurrency)
+        self._counts: Counter[str] = Counter()
+        self._seconds = 0.0
+
+    async def close(self) -> None:
+        await self._client.close()
+
+    async def meet(self) -> None:
+        """Make sure that the teacher is there and that ids mean to it what they mean to the policy.
+
+        It tokenizes texts that hold every control token and tokens from all over the vocabulary. Raises
+        :class:`ConfigError` when its ids differ, :class:`EngineError` when it cannot be asked.
+        """
+        texts = probe_texts(self._codec)
+        answer = await self._ask("/tokenize", {"prompt": texts, "add_special_tokens": False})
+        found = answer.get("tokens") if isinstance(answer, dict) else None
+        if not isinstance(found, list) or len(found) != len(texts):
+            raise EngineError(
+                f"{self._client.label} does not tell how it tokenizes ({str(answer)[:200]}); {_KEY}.base_url must be "
+                "that of an SGLang server, without /v1, that was not started with --skip-tokenizer-init"
+            )
+        for text, ids in zip(texts, found, strict=True):
+            own = self._codec.encode([fixed(text)])[0].tolist()
+            if ids != own:
+                raise ConfigError(
+                    f"{_KEY}.base_url: {self._client.label} has another tokenizer than the policy: {text[:40]!r} is "
+                    f"{ids[:8]} to it and {own[:8]} to the policy. Token ids must mean the same to both: take a "
+                    "teacher of the policy's family, or give it the policy's tokenizer (--tokenizer-path)"
+                )
+
+    async def scored(self, group: Group) -> Group:
+        """``group``, whose scored members' segments now hold ``teacher_logprobs``."""
+        places = [(t, i) for t in group.scored for i, segment in enumerate(t.segments) if segment.loss_mask.any()]
+        try:
+            async with asyncio.TaskGroup() as running:
+                asked = [running.create_task(self._segment(t.segments[i])) for t, i in places]
+        except ExceptionGroup as faults:
+            raise faults.exceptions[0] from None
+        for (trajectory, i), answer in zip(places, asked, strict=True):
+            trajectory.segments[i] = answer.result()
+        return group
+
+    def metrics(self) -> dict[str, float]:
+        """Counters since the last call: requests, those tried again, tokens read, mean seconds of an answer."""
+        counts, seconds = self._counts, self._seconds
+        self._counts, self._seconds = Counter(), 0.0
+        found = {f"teacher/{name}": float(counts[name]) for name in ("requests", "retries", "tokens")}
+        answered = counts["requests"] - counts["retries"]
+        return found | ({"teacher/seconds": seconds / answered} if answered > 0 else {})
+
+    async def _segment(self, segment: Segment) -> Segment:
+        """The segment with the teacher's log-probability of each sampled token.
+
+        Asked from the token before the first sampled one on: what comes earlier is a prefix that the server may have
+        computed for another member of the group.
+        """
+        sampled = np.flatnonzero(segment.loss_mask)
+        start, end = int(sampled[0]) - 1, int(sampled[-1]) + 1
+        ids = segment.ids[:end]
+        self._check(ids, start)
+        body = {
+            "input_ids": ids,
+            "sampling_params": {"max_new_tokens": 0, "temperature": 1.0},
+            "return_logprob": True,
+            "logprob_start_len": start,
+        }
+        answer = await self._ask("/generate", body)
+        self._counts["tokens"] += len(ids)
+        logprobs = np.zeros(len(segment), dtype=np.float32)
+        logprobs[start + 1 : end] = parse_logprobs(answer, ids[start:], self._client.label)
+        return replace(segment, teacher_logprobs=np.where(segment.loss_mask, logprobs, np.float32(0)))
+
+    def _check(self, ids: Int32Array, start: int) -> None:
+        if start < 0:
+            raise EngineError("a segment begins with a sampled token, of which no server tells the log-probability")
+        if (largest := int(ids.max())) >= self._codec.vocabulary_size:
+            raise EngineError(
+                f"the policy sampled id {largest}, a padding row of its embedding: its tokenizer has "
+                f"{self._codec.vocabulary_size} ids, and the teacher need not have more. Begin with a policy that was "
+                "trained (mua sft)"
+            )
+
+    async def _ask(self, path: str, body: Json) -> Any:
+        """POST with a deadline, again after faults. Raises :class:`EngineError` when it refuses or tries run out."""
+        for attempt in range(self._config.max_retries + 1):
+            self._counts["requests"] += 1
+            try:
+                async with self._free:
+                    started = monotonic()
+                    answer = await self._client.call(path, body, timeout=self._config.request_seconds)
+            except EngineGone as error:
+                last = error
+            except EngineError as error:
+                raise EngineError(f"{error}; see {_KEY}") from error
+            else:
+                self._seconds += monotonic() - started
+                return answer
+            if attempt < self._config.max_retries:
+                self._counts["retries"] += 1
+                await asyncio.sleep(min(_LONGEST_PAUSE_S, self._config.retry_seconds * 2**attempt))
+        raise EngineError(
+            f"{last} ({self._config.max_retries + 1} tries); check the server, or raise {_KEY}.request_seconds or "
+            ".max_retries"
+        ) from last
+
+
+def probe_texts(codec: Codec) -> list[str]:
+    """Texts by whose ids two tokenizers can be told apart: control tokens, samples of the vocabulary, prose, code."""
+    stride = max(1, codec.vocabulary_size // _PROBED_IDS)
+    places = [*range(0, codec.vocabulary_size, stride), codec.vocabulary_size - 1]
+    words = (codec.decode([place]) for place in places)
+    return [*_PROBE_TEXTS, *sorted(codec.control), *(word for word in words if word and "\ufffd" not in word)]
+
+
+def parse_logprobs(answer: Any, ids: Sequence[int] | Int32Array, label: str) -> Float32Array:
+    """Log-probabilities of ``ids[1:]`` from the answer of ``/generate`` that was asked from ``ids[0]`` on.
+
+    Raises :class:`EngineError` when they are not there, are of other ids, or are not finite.
+    """
+    try:
+        pairs = answer["meta_info"]["input_token_logprobs"]
+        logged = np.array([pair[1] for pair in pairs], dtype=np.int64)
+        values = np.array([pair[0] for pair in pairs[1:]], dtype=np.float32)
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        raise EngineError(f"{label} gave an answer that cannot be read ({error!r}): {str(answer)[:300]}") from error
+    if not np.array_equal(logged, np.asarray(ids)):
+        raise EngineError(f"{label} gave log-probabilities of {len(logged)} ids that are not the {len(ids)} asked for")
+    if not np.isfinite(values).all():
+        raise EngineError(f"{label} gave log-probabilities that are not finite")
+    return values
