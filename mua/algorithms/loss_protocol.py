@@ -33,6 +33,10 @@ class TokenTensors:
     """What the clipped ratio is taken against."""
     reference_logprobs: Tensor | None = None
     """Under the frozen reference policy; None when no reference is kept."""
+    old_values: Tensor | None = None
+    """The critic's values before this batch's first step; None without a critic."""
+    returns: Tensor | None = None
+    """What the critic's values are trained towards; None without a critic."""
     sequence: Tensor | None = None
     """int64 ``[N]``: which sequence of the micro-batch each token belongs to, from 0."""
     sequences: int = 0
@@ -70,4 +74,14 @@ class LossFunction(Protocol):
 
         ``logprobs`` (``[N]``, float32, with gradient) are of ``logits / temperature`` under the current policy;
         ``entropy`` (``[N]``, nats) is that of the whole next-token distribution.
+        """
+
+
+class ValueLossFunction(Protocol):
+    """Turns the critic's values of the trained tokens into a loss."""
+
+    def __call__(self, values: Tensor, tokens: TokenTensors) -> LossTerms:
+        """Compute the terms of one micro-batch.
+
+        ``values`` (``[N]``, float32, with gradient) are of what comes before each trained token.
         """

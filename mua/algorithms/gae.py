@@ -1,0 +1,186 @@
+"""Generalised advantage estimation over what the policy sampled, and the loss of the critic that it needs.
+
+The states of a trajectory are those in which the policy chose a token. What users, tools and the chat template write
+belongs to the way from one state to the next, and so does the beginning of a new segment. Notation: ``n = 1..N`` counts
+the sampled tokens of all segments in order; ``V_n`` is the critic's value of everything before token ``n``, with
+``V_(N+1) = 0``; ``r_n`` the reward that followed token ``n``, which is that of its turn where ``n`` is the turn's last
+token, else 0; ``g_n`` the discount of the state after token ``n``: ``gamma`` where another turn begins, else 1.
+
+    d_n = r_n + g_n V_(n+1) - V_n          A_n = d_n + g_n lambda A_(n+1)          R_n = A_n + V_n
+
+(GAE, arXiv 1506.02438, equations 11 to 16, for a discount that depends on the step.)
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from mua.algorithms.advantage import Floats, whitened
+from mua.algorithms.objectives import kl_estimate
+from mua.config.schema import AlgorithmConfig
+from mua.types import TrainBatch, TrainSequence
+
+Integers: TypeAlias = npt.NDArray[np.int32]
+
+
+def rewards_of_tokens(turn_rewards: Floats, turns: Integers) -> Floats:
+    """The reward that followed each sampled token, ``[N]``: a turn's reward follows the last token of the turn.
+
+    The reward of a turn in which nothing was sampled goes to the last token before it; what came before the first
+    token no choice could change, so it is left out.
+
+    Args:
+        turn_rewards: ``[turns]``.
+        turns: number of each token's turn, never falling, ``[N]``.
+    """
+    rewards = np.zeros(len(turns))
+    places = np.searchsorted(turns, np.arange(len(turn_rewards)), side="right") - 1
+    np.add.at(rewards, places[places >= 0], turn_rewards[places >= 0])
+    return rewards
+
+
+def discounts_of_tokens(turns: Integers, gamma: float) -> Floats:
+    """``g_n``: ``gamma`` to the power of the turns that lie between a token and the next, ``[N]``; the last is 0."""
+    return np.append(gamma ** np.diff(turns).astype(np.float64), np.zeros(min(len(turns), 1)))
+
+
+def gae(rewards: Floats, values: Floats, discounts: Floats, lam: float) -> Floats:
+    """``A_n`` of one trajectory, ``[N]`` float64; the returns ``R_n`` are their sum with ``values``.
+
+    ``lam`` 1 gives the discounted rewards to come minus the value, ``lam`` 0 the one-step error ``d_n``.
+
+    Args:
+        rewards: ``r_n``, ``[N]``.
+        values: ``V_n``, ``[N]``.
+        discounts: ``g_n``, ``[N]``; the last is not read, as no state follows.
+        lam: in [0, 1].
+    """
+    advantages, ahead, value_ahead = np.zeros(len(rewards)), 0.0, 0.0
+    for n in range(len(rewards) - 1, -1, -1):
+        error = rewards[n] + discounts[n] * value_ahead - values[n]
+        ahead = advantages[n] = error + discounts[n] * lam * ahead
+        value_ahead = values[n]
+    return advantages
+
+
+def with_gae(batches: Sequence[TrainBatch], config: AlgorithmConfig) -> tuple[list[TrainBatch], dict[str, float]]:
+    """All minibatches of a step with advantages and returns, and what the critic knew before it learned from them.
+
+    Sequences hold ``values`` and ``turns``, those of a trajectory side by side in order; batches ``turn_rewards``. With
+    ``kl_in: reward`` each token's KL term is taken from its reward, so that it reaches the tokens before it (arXiv
+    1909.08593, section 2). With ``gae_whiten`` advantages get zero mean and unit variance over all trained tokens of
+    all batches. ``advantage_scale`` comes last.
+
+    Returns:
+        the batches, and ``critic/explained_variance`` (1 - Var(R - V) / Var(R) over trained tokens, left out where the
+        returns do not vary), ``critic/value_old``, ``critic/advantage_std`` (before whitening).
+
+    Raises:
+        ValueError: a sequence comes without values or turns.
+    """
+    estimated = [_estimated(batch, config) for batch in batches]
+    trained = [s for batch in estimated for s in batch]
+    if not any(s.trained.any() for s in trained):
+        return estimated, {}
+    flat = [np.concatenate([part(s)[s.trained] for s in trained]) for part in (_advantages, _values, _returns)]
+    advantages, values, returns = (array.astype(np.float64) for array in flat)
+    metrics = {"critic/value_old": float(values.mean()), "critic/advantage_std": float(advantages.std())}
+    if (variance := float(returns.var())) > 0:
+        metrics["critic/explained_variance"] = 1.0 - float((returns - values).var()) / variance
+    if config.gae_whiten:
+        advantages = whitened(advantages, np.ones(len(advantages), dtype=np.int64))
+    spread = iter(np.split(advantages * config.advantage_scale, np.cumsum([s.trained.sum() for s in trained])))
+    return [replace(b, sequences=[_on_trained(s, next(spread)) for s in b]) for b in estimated], metrics
+
+
+@dataclass(frozen=True, slots=True)
+class ValueTerms:
+    """What the critic's loss gives for each token."""
+
+    loss: Tensor
+    """``[N]``, with gradient."""
+    clipped: Tensor
+    """``[N]`` bool: no gradient because the value has left its old one far enough."""
+
+
+def clipped_value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip: float | None) -> ValueTerms:
+    """``max((V - R)^2, (clip(V, V_old - clip, V_old + clip) - R)^2) / 2``, ``[N]``.
+
+    The value is held to its old one as PPO's policy is (arXiv 1707.06347; this form is that of the authors' PPO2,
+    described in arXiv 2005.12729, section 3). None for ``clip`` gives the plain squared error.
+    """
+    plain = (values - returns).square()
+    if clip is None:
+        return ValueTerms(plain / 2, torch.zeros_like(plain, dtype=torch.bool))
+    near = old_values + (values - old_values).clamp(-clip, clip)
+    held = (near - returns).square()
+    return ValueTerms(torch.maximum(plain, held) / 2, held > plain)
+
+
+def _estimated(batch: TrainBatch, config: AlgorithmConfig) -> TrainBatch:
+    """Advantages, not yet whitened, and returns."""
+    sequences: list[TrainSequence] = []
+    for trajectory, segments in itertools.groupby(batch, key=lambda s: s.trajectory):
+        sequences += _of_trajectory(list(segments), batch.turn_rewards[trajectory], config)
+    return replace(batch, sequences=sequences)
+
+
+def _of_trajectory(
+    segments: Sequence[TrainSequence], turn_rewards: Floats, config: AlgorithmConfig
+) -> Iterator[TrainSequence]:
+    turns = np.concatenate([_turns(s)[s.trained] for s in segments])
+    values = np.concatenate([_values(s)[s.trained] for s in segments]).astype(np.float64)
+    rewards = rewards_of_tokens(turn_rewards, turns)
+    if config.kl_coefficient and config.kl_in == "reward":
+        rewards -= config.kl_coefficient * np.concatenate([_divergence(s, config.kl_estimator) for s in segments])
+    advantages = gae(rewards, values, discounts_of_tokens(turns, config.discount), config.gae_lambda)
+    bounds = np.cumsum([s.trained.sum() for s in segments])
+    for segment, own, target in zip(
+        segments, np.split(advantages, bounds), np.split(advantages + values, bounds), strict=False
+    ):
+        returns = np.zeros(len(segment), dtype=np.float32)
+        returns[segment.trained] = target
+        yield replace(_on_trained(segment, own), returns=returns)
+
+
+def _on_trained(sequence: TrainSequence, values: Floats) -> TrainSequence:
+    """With these advantages on its trained tokens."""
+    advantages = np.zeros(len(sequence), dtype=np.float32)
+    advantages[sequence.trained] = values
+    return replace(sequence, advantages=advantages)
+
+
+def _divergence(sequence: TrainSequence, estimator: str) -> Floats:
+    assert sequence.reference_logprobs is not None, "a KL coefficient keeps a reference"
+    difference = (sequence.old_logprobs - sequence.reference_logprobs)[sequence.trained].astype(np.float64)
+    estimate: Floats = kl_estimate(estimator, torch.from_numpy(difference)).numpy()
+    return estimate
+
+
+def _turns(sequence: TrainSequence) -> Integers:
+    if sequence.turns is None:
+        raise ValueError("GAE needs the turn of every token")
+    return sequence.turns
+
+
+def _values(sequence: TrainSequence) -> npt.NDArray[np.float32]:
+    if sequence.values is None:
+        raise ValueError("GAE needs the critic's value of every token")
+    return sequence.values
+
+
+def _advantages(sequence: TrainSequence) -> npt.NDArray[np.float32]:
+    return sequence.advantages
+
+
+def _returns(sequence: TrainSequence) -> npt.NDArray[np.float32]:
+    assert sequence.returns is not None
+    return sequence.returns
