@@ -18,8 +18,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 CHUNK_ELEMENTS = 1 << 25
-"""Logits that exist at once: 128 MiB in float32. With a vocabulary of 151,936 in one piece a chunk has 220 tokens: enough
-to keep a GPU busy with the product rather than with reading the weight."""
+"""Logits that exist at once: 128 MiB in float32. With a vocabulary of 151,936 in one piece a chunk has 220 tokens, about
+as many as keep a GPU busy with the product rather than with reading the weight."""
 
 _LOWEST = -1e30  # stands for the maximum over no logits: finite, so that differences with it are no NaN
 

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Self, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from mua.config.schema import MegatronConfig
 from mua.errors import MuaError
 from mua.megatron import trees
 from mua.megatron.trees import Forest
+from mua.megatron.workload import Spread, Workload
 from mua.types import Int32Array, TrainSequence
+
+_Part: TypeAlias = tuple[int, list[int]]
+"""The cost of a rank's rows, and their places in descending order of cost."""
+_Exchange: TypeAlias = tuple[int, int, int]
+"""How far apart it leaves two rows or ranks, what the dearer gives, and what it takes: a sequence, or their number for
+nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,13 +85,19 @@ def plan_rows(
     *,
     multiple: int = 1,
     equal: bool = False,
+    costs: Sequence[int] | None = None,
+    lockstep: bool = False,
 ) -> Plan:
     """Distributes sequences over rows and rows over data-parallel ranks.
 
     First-fit-decreasing (Johnson, 1973) gives the number of rows, rounded up to a multiple of ``ranks * multiple``.
-    Over that many rows the sequences are then levelled, longest first into the emptiest row, so that ranks and
-    pipeline stages wait little for each other; where that overflows a row, the first-fit rows stand. The plan depends
-    on nothing but the arguments, and which sequences share a row not on ``alignment``.
+    Over that many rows the sequences are levelled by cost, dearest first into the cheapest row that has room (Graham's
+    longest processing time first, 1969); where a sequence finds no room, the first-fit rows stand. Then rows exchange
+    sequences while that evens them out, are dealt to ranks, and, given ``costs``, ranks exchange sequences likewise:
+    where one sequence fills a row, rows cannot be even and ranks still can.
+
+    The plan depends on nothing but the arguments, and which sequences share a row not on ``alignment``; without
+    ``costs`` it is the same for all ``ranks`` and ``multiple`` that give as many rows.
 
     Args:
         lengths: tokens of each sequence, at least 1.
@@ -89,7 +105,10 @@ def plan_rows(
         ranks: data-parallel ranks.
         alignment: what sequences and rows are padded to.
         multiple: a rank's number of rows is a multiple of this.
-        equal: pad all rows to the length of the longest.
+        equal: pad all rows to the length of the longest. Then rows are levelled by tokens, as every row computes as
+            many as the fullest has, and ranks only by which rows they are dealt.
+        costs: work of each sequence, in any unit; None: its tokens.
+        lockstep: ranks wait for each other in every row, so that even rows count for more than even ranks.
 
     Raises:
         MuaError: a sequence is longer than a row.
@@ -100,16 +119,18 @@ def plan_rows(
                 f"sequence {index} has {length} tokens, more than megatron.tokens_per_row {tokens_per_row}; raise the "
                 "key or lower rollout.max_tokens"
             )
-    order = sorted(range(len(lengths)), key=lambda index: (-lengths[index], index))
-    rows = _first_fit(lengths, order, tokens_per_row)
-    count = aligned(len(rows), ranks * multiple)
-    levelled = _levelled(lengths, order, count)
-    if max(_sizes(lengths, levelled)) <= tokens_per_row:
-        rows = levelled
-    rows += [[] for _ in range(count - len(rows))]
-    padded = [sum(alignment.padded([lengths[index] for index in row])) for row in rows]
+    first_fit = _first_fit(lengths, tokens_per_row)
+    count = aligned(len(first_fit), ranks * multiple)
+    items = _Items.of(lengths, lengths if equal or costs is None else costs, tokens_per_row)
+    rows = _levelled(items, count) or _filled_up(first_fit, count)
+    _level(rows, items)
+    dealt = _dealt(costs or lengths, rows, ranks)
+    if costs is not None and not equal and not lockstep:
+        _level_ranks(dealt, items)
+    padded = [sum(alignment.padded([lengths[index] for index in row])) for rank in dealt for row in rank]
     least = max(padded) if equal else 0
-    return Plan(_assign(lengths, rows, ranks), sum(lengths), sum(max(size, least) for size in padded), least)
+    planned = tuple(tuple(tuple(sorted(row)) for row in rank) for rank in dealt)
+    return Plan(planned, sum(lengths), sum(max(size, least) for size in padded), least)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +153,8 @@ class Packed:
     """``rows[rank]``: of each data-parallel rank."""
     tokens: int
     """Tokens of all sequences, shared ones counted for each."""
+    spread: Spread
+    """How evenly the work lies."""
 
     @property
     def merged_share(self) -> float:
@@ -140,24 +163,63 @@ class Packed:
 
 
 def pack(
-    ids: Sequence[Int32Array], config: MegatronConfig, alignment: Alignment, *, multiple: int = 1, equal: bool = False
+    ids: Sequence[Int32Array],
+    config: MegatronConfig,
+    alignment: Alignment,
+    *,
+    workload: Workload = Workload(1, 0),
+    multiple: int = 1,
+    equal: bool = False,
 ) -> Packed:
     """Lays sequences (their ids) into rows for a layout; see :func:`plan_rows`."""
-    lengths, ranks = [len(sequence) for sequence in ids], config.data_parallel
-    if not config.merge_prefixes:
-        plan = plan_rows(lengths, config.tokens_per_row, ranks, alignment, multiple=multiple, equal=equal)
-        rows = [[Row(row, trees.separate([lengths[i] for i in row])) for row in rank] for rank in plan.rows]
-        return Packed(plan, tuple(map(tuple, rows)), sum(lengths))
-    members, forests = _forests(ids, config.tokens_per_row, ranks * multiple, alignment)
-    sizes = [sum(aligned(len(node), alignment.sequence) for node in forest.nodes) for forest in forests]
-    capacity = max([config.tokens_per_row, *sizes])  # nodes are padded one by one; padding does not count
-    plan = plan_rows(sizes, capacity, ranks, alignment, multiple=multiple, equal=equal)
+    capacity, ranks = config.tokens_per_row, config.data_parallel
+    if config.merge_prefixes:
+        members, forests = _forests(ids, capacity, ranks * multiple, alignment)
+        sizes = [sum(aligned(len(node), alignment.sequence) for node in forest.nodes) for forest in forests]
+        capacity = max([capacity, *sizes])  # nodes are padded one by one; padding does not count
+    else:
+        members, forests = [[index] for index in range(len(ids))], [trees.separate([len(one)]) for one in ids]
+        sizes = [len(one) for one in ids]
+    costs = [workload.operations(_spans(forest)) for forest in forests] if config.balance == "flops" else None
+    lockstep = _in_lockstep(config)
+    plan = plan_rows(sizes, capacity, ranks, alignment, multiple=multiple, equal=equal, costs=costs, lockstep=lockstep)
     plan = replace(plan, tokens=sum(forest.tokens for forest in forests))
-    rows = [
-        [Row(tuple(i for t in row for i in members[t]), trees.joined([forests[t] for t in row])) for row in rank]
+    rows = tuple(
+        tuple(Row(tuple(i for t in row for i in members[t]), trees.joined([forests[t] for t in row])) for row in rank)
         for rank in plan.rows
-    ]
-    return Packed(plan, tuple(map(tuple, rows)), sum(lengths))
+    )
+    spread = _spread(rows, config, alignment, plan.least, workload)
+    return Packed(plan, rows, sum(map(len, ids)), spread)
+
+
+def _spread(
+    rows: Sequence[Sequence[Row]], config: MegatronConfig, alignment: Alignment, least: int, workload: Workload
+) -> Spread:
+    computed = [[_padded(row.forest, alignment, least) for row in rank] for rank in rows]
+    useful = sum(workload.operations(_spans(row.forest)) for rank in rows for row in rank)
+    return Spread.of(
+        [[sum(length for _, length in spans) for spans in rank] for rank in computed],
+        [[workload.operations(spans) for spans in rank] for rank in computed],
+        useful,
+        lockstep=_in_lockstep(config),
+    )
+
+
+def _in_lockstep(config: MegatronConfig) -> bool:
+    """Whether experts are spread over data-parallel ranks, which then exchange tokens in every layer."""
+    experts = config.expert_parallel * (config.expert_tensor_parallel or config.tensor_parallel)
+    return experts > config.tensor_parallel * config.context_parallel
+
+
+def _spans(forest: Forest) -> list[tuple[int, int]]:
+    return [(node.start, len(node)) for node in forest.nodes]
+
+
+def _padded(forest: Forest, alignment: Alignment, least: int) -> list[tuple[int, int]]:
+    """A row's runs of positions as they are computed: start and length, padding at its end as a run of its own."""
+    lengths = alignment.padded([len(node) for node in forest.nodes], least)
+    starts = [node.start for node in forest.nodes] + [0] * (len(lengths) - len(forest.nodes))
+    return list(zip(starts, lengths, strict=True))
 
 
 def _forests(
@@ -176,14 +238,18 @@ def aligned(count: int, multiple: int) -> int:
     return max(1, -(-count // multiple)) * multiple
 
 
-def _sizes(lengths: Sequence[int], rows: Sequence[Sequence[int]]) -> list[int]:
-    return [sum(lengths[index] for index in row) for row in rows]
+def _sums(values: Sequence[int], rows: Sequence[Sequence[int]]) -> list[int]:
+    return [sum(values[index] for index in row) for row in rows]
 
 
-def _first_fit(lengths: Sequence[int], order: Sequence[int], capacity: int) -> list[list[int]]:
+def _descending(values: Sequence[int]) -> list[int]:
+    return sorted(range(len(values)), key=lambda index: (-values[index], index))
+
+
+def _first_fit(lengths: Sequence[int], capacity: int) -> list[list[int]]:
     rows: list[list[int]] = []
     free: list[int] = []
-    for index in order:
+    for index in _descending(lengths):
         length = lengths[index]
         row = next((i for i, space in enumerate(free) if space >= length), None)
         if row is None:
@@ -195,27 +261,113 @@ def _first_fit(lengths: Sequence[int], order: Sequence[int], capacity: int) -> l
     return rows
 
 
-def _levelled(lengths: Sequence[int], order: Sequence[int], count: int) -> list[list[int]]:
+def _filled_up(rows: list[list[int]], count: int) -> list[list[int]]:
+    return rows + [[] for _ in range(count - len(rows))]
+
+
+@dataclass(frozen=True, slots=True)
+class _Items:
+    """What is to be laid into rows. The arrays end with nothing: a sequence without tokens and cost."""
+
+    costs: Sequence[int]
+    cost: npt.NDArray[np.int64]
+    size: npt.NDArray[np.int64]
+    capacity: int
+
+    @classmethod
+    def of(cls, lengths: Sequence[int], costs: Sequence[int], capacity: int) -> Self:
+        return cls(costs, np.array([*costs, 0], dtype=np.int64), np.array([*lengths, 0], dtype=np.int64), capacity)
+
+    @property
+    def count(self) -> int:
+        return len(self.costs)
+
+
+def _levelled(items: _Items, count: int) -> list[list[int]] | None:
+    """Dearest first into the cheapest row with room, or None where a sequence finds none."""
     rows: list[list[int]] = [[] for _ in range(count)]
-    sizes = np.zeros(count, dtype=np.int64)
-    for index in order:
-        row = int(sizes.argmin())
+    spent, free = np.zeros(count), np.full(count, items.capacity)
+    for index in _descending(items.costs):
+        row = int(np.where(free >= items.size[index], spent, np.inf).argmin())
+        if free[row] < items.size[index]:
+            return None
         rows[row].append(index)
-        sizes[row] += lengths[index]
+        spent[row] += items.cost[index]
+        free[row] -= items.size[index]
     return rows
 
 
-def _assign(lengths: Sequence[int], rows: list[list[int]], ranks: int) -> tuple[tuple[tuple[int, ...], ...], ...]:
-    """Deals rows, longest first, to the rank with the fewest tokens that still lacks a row."""
-    sizes = _sizes(lengths, rows)
-    per_rank = len(rows) // ranks
-    dealt: list[list[int]] = [[] for _ in range(ranks)]
-    load = [0] * ranks
-    for row in sorted(range(len(rows)), key=lambda row: (-sizes[row], row)):
-        rank = min((r for r in range(ranks) if len(dealt[r]) < per_rank), key=lambda r: (load[r], r))
-        dealt[rank].append(row)
-        load[rank] += sizes[row]
-    return tuple(tuple(tuple(sorted(rows[row])) for row in rank) for rank in dealt)
+def _level(rows: list[list[int]], items: _Items) -> None:
+    """While it evens them out, the dearest row gives a sequence to the cheapest, for a cheaper one or for nothing.
+
+    No row gets dearer than the dearest was; at most one exchange a sequence is made.
+    """
+    for _ in range(items.count):
+        spent = _sums(items.costs, rows)
+        high, low = (rows[spent.index(bound)] for bound in (max(spent), min(spent)))
+        found = _exchange(high, low, max(spent) - min(spent), items)
+        if found is None:
+            return
+        _swap(high, low, found, items)
+
+
+def _level_ranks(dealt: list[list[list[int]]], items: _Items) -> None:
+    """The same between the dearest and the cheapest rank, whose rows of one deal exchange sequences."""
+    for _ in range(items.count):
+        spent = [sum(_sums(items.costs, rank)) for rank in dealt]
+        high, low = (dealt[spent.index(bound)] for bound in (max(spent), min(spent)))
+        gap = max(spent) - min(spent)
+        found = [_exchange(one, other, gap, items) for one, other in zip(high, low, strict=True)]
+        possible = [(exchange, deal) for deal, exchange in enumerate(found) if exchange is not None]
+        if not possible:
+            return
+        exchange, deal = min(possible)
+        _swap(high[deal], low[deal], exchange, items)
+
+
+def _exchange(high: Sequence[int], low: Sequence[int], gap: int, items: _Items) -> _Exchange | None:
+    """Which sequences to exchange between two rows with room for it, to bring what is ``gap`` apart closest together;
+    None where nothing does."""
+    given, taken = np.array(high, dtype=np.int64), np.array([*low, items.count])
+    moved, grown = (values[given][:, None] - values[taken][None] for values in (items.cost, items.size))
+    room_low, room_high = (items.capacity - items.size[row].sum() for row in (taken, given))
+    fits = (grown <= room_low) & (-grown <= room_high) & (moved > 0)
+    apart = np.where(fits, np.abs(gap - 2 * moved), gap)
+    if not apart.size or apart.min() >= gap:
+        return None
+    one, other = np.unravel_index(int(apart.argmin()), apart.shape)
+    return int(apart[one, other]), int(given[one]), int(taken[other])
+
+
+def _swap(high: list[int], low: list[int], exchange: _Exchange, items: _Items) -> None:
+    _, given, taken = exchange
+    high.remove(given)
+    low.append(given)
+    if taken != items.count:
+        low.remove(taken)
+        high.append(taken)
+
+
+def _dealt(costs: Sequence[int], rows: list[list[int]], ranks: int) -> list[list[list[int]]]:
+    """Deals the dearest rows first, one to each rank, so that rows which run at the same time are neighbours in cost.
+
+    Which rank gets which row of a deal is decided by differencing (Karmarkar and Karp, 1982; balanced as by Michiels,
+    Korst and Aarts, 2003): of all deals the two most uneven are joined, the dearest part of one to the cheapest of the
+    other, until one is left. Ranks then are no further apart than the rows of the most uneven deal.
+    """
+    spent = _sums(costs, rows)
+    order = _descending(spent)
+    deals: list[tuple[int, int, list[_Part]]] = []
+    for start in range(0, len(rows), ranks):
+        parts = [(spent[row], [place]) for place, row in enumerate(order[start : start + ranks], start)]
+        deals.append((parts[-1][0] - parts[0][0], start, parts))
+    heapq.heapify(deals)
+    while len(deals) > 1:
+        (_, _, one), (_, tie, other) = heapq.heappop(deals), heapq.heappop(deals)
+        joined = [(a + b, [*x, *y]) for (a, x), (b, y) in zip(one, reversed(other), strict=True)]
+        joined.sort(key=lambda part: (-part[0], part[1]))
+        heapq.heappush(deals, (joined[-1][0] - joined[0][0], tie, joined))
+    return [[rows[order[place]] for place in sorted(places)] for _, places in deals[0][2]]
 
 
 def check_first_tokens(sequences: Sequence[TrainSequence]) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from math import ceil
 
 from mua.config.schema import AlgorithmConfig, ExperimentConfig
+from mua.megatron.workload import Workload
 from mua.plan.architecture import Architecture
 from mua.plan.engine import EngineBytes, engine_weights, servers
 from mua.plan.gpus import GPUS
@@ -45,13 +46,11 @@ class Compute:
 def forward_flops(architecture: Architecture, tokens: float, length: float) -> float:
     """Operations of one forward pass over ``tokens`` in sequences of ``length``.
 
-    Two a weight and token, for the weights a token meets; and causal attention's two products, 4 x heads x head_dim a
-    pair of tokens, of which half are computed (Narayanan et al., "Efficient Large-Scale Language Model Training on GPU
-    Clusters", 2021; Chowdhery et al., "PaLM", 2022, appendix B). A backward pass takes twice as many.
+    The counts of :class:`mua.megatron.workload.Workload`; a token attends to half of its sequence on average. A
+    backward pass takes twice as many.
     """
-    a = architecture
-    attention = 4 * a.layers * a.heads * a.head_dim * length / 2
-    return tokens * (2 * a.active_weights + attention)
+    work = Workload.of(architecture)
+    return tokens * (work.per_token + work.per_pair * length / 2)
 
 
 def rows_per_rank(config: ExperimentConfig) -> int:

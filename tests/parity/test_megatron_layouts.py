@@ -33,9 +33,9 @@ from tests.megatron_support import LENGTHS, OPTIMIZER, backend, exported, gradie
 STEPS = 2
 TEMPERATURE = 0.8
 LOSS = PolicyLoss(clip_low=0.2, clip_high=0.3, kl_coefficient=0.0)
-ROWS: dict[str, dict[str, int]] = {
+ROWS: dict[str, dict[str, Any]] = {
     "rows of 64": {},
-    "rows of 40": {"tokens_per_row": 40},
+    "rows of 40, by tokens": {"tokens_per_row": 40, "balance": "tokens"},
     "one row": {"tokens_per_row": 512},
 }
 BATCHES: dict[str, tuple[int, ...]] = {"full": LENGTHS, "one sequence": (9,)}

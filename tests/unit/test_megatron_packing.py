@@ -1,42 +1,69 @@
-"""Planning of packed rows: capacity, balance, determinism, alignment, and what is refused.
+"""Planning of packed rows: capacity, balance and its bounds, determinism, alignment, estimated work, what is refused.
 
-Does not cover that rows train alike whatever the plan: see ``tests/parity/test_megatron_layouts.py``.
+Does not cover that rows train alike whatever the plan (tests/parity/test_megatron_layouts.py), nor real lengths
+(tests/unit/test_bench_packing.py).
 """
 
 from __future__ import annotations
 
+import itertools
+from typing import Any
+
 import numpy as np
 import pytest
-from hypothesis import given
+import torch
+import transformers
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils.flop_counter import FlopCounterMode
 
+from mua.config.schema import MegatronConfig
 from mua.errors import MuaError
-from mua.megatron.packing import Alignment, check_first_tokens, plan_rows
+from mua.megatron.packing import Alignment, Packed, check_first_tokens, pack, plan_rows
+from mua.megatron.workload import Spread, Workload
 from mua.types import TrainSequence
+from tests.planned_support import EXPERTS, SHAPE
 
 lengths = st.lists(st.integers(1, 50), max_size=60)
+WORK = Workload(per_token=100, per_pair=7)
+"""Attention as dear as the weights from 28 tokens on."""
 
 
-@given(lengths=lengths, ranks=st.integers(1, 5), alignment=st.sampled_from([1, 2, 8]), capacity=st.integers(50, 200))
+def costs_of(lengths: list[int]) -> list[int]:
+    return [WORK.operations([(0, length)]) for length in lengths]
+
+
+def spent_by(lengths: list[int], costs: list[int], capacity: int, ranks: int, **settings: Any) -> np.ndarray:
+    """The work of every row, ``[ranks, rows]``."""
+    plan = plan_rows(lengths, capacity, ranks, costs=costs, **settings)
+    return np.array([[sum(costs[index] for index in row) for row in rank] for rank in plan.rows])
+
+
+@pytest.mark.parametrize("by_costs", [False, True])
+@given(
+    lengths=lengths,
+    ranks=st.integers(1, 5),
+    alignment=st.sampled_from([1, 2, 8]),
+    capacity=st.integers(50, 200),
+    multiple=st.integers(1, 3),
+)
 def test_every_sequence_is_packed_once_within_capacity(
-    lengths: list[int], ranks: int, alignment: int, capacity: int
+    by_costs: bool, lengths: list[int], ranks: int, alignment: int, capacity: int, multiple: int
 ) -> None:
-    plan = plan_rows(lengths, capacity, ranks, Alignment(1, alignment))
+    costs = costs_of(lengths) if by_costs else None
+    plan = plan_rows(lengths, capacity, ranks, Alignment(1, alignment), multiple=multiple, costs=costs)
     packed = [index for rank in plan.rows for row in rank for index in row]
     assert sorted(packed) == list(range(len(lengths)))
     assert len(plan.rows) == ranks
-    assert len({len(rank) for rank in plan.rows}) == 1
+    assert {len(rank) for rank in plan.rows} == {plan.row_count // ranks}
+    assert plan.row_count % (ranks * multiple) == 0
     sizes = [sum(lengths[index] for index in row) for rank in plan.rows for row in rank]
     assert max(sizes) <= capacity
     aligned = [max(alignment, -(-size // alignment) * alignment) for size in sizes]
     assert plan.padded_tokens == sum(aligned)
     assert plan.tokens == sum(lengths)
     assert plan.padding_share == pytest.approx(1 - sum(lengths) / sum(aligned))
-
-
-@given(lengths=lengths, ranks=st.integers(1, 4))
-def test_plan_is_a_function_of_its_arguments(lengths: list[int], ranks: int) -> None:
-    assert plan_rows(lengths, 64, ranks) == plan_rows(list(lengths), 64, ranks)
+    assert plan == plan_rows(list(lengths), capacity, ranks, Alignment(1, alignment), multiple=multiple, costs=costs)
 
 
 @given(lengths=st.lists(st.integers(1, 50), min_size=1, max_size=60), ranks=st.integers(1, 4))
@@ -47,12 +74,65 @@ def test_number_of_rows_is_near_the_fewest_possible(lengths: list[int], ranks: i
     assert plan_rows(lengths, 64, ranks).row_count <= largest
 
 
-def test_ranks_get_even_loads() -> None:
-    random = np.random.default_rng(0)
-    lengths = random.integers(10, 300, 128).tolist()
-    plan = plan_rows(lengths, 4096, 4)
-    loads = [sum(lengths[index] for row in rank for index in row) for rank in plan.rows]
-    assert max(loads) / (sum(loads) / 4) < 1.02
+@settings(deadline=None)
+@given(lengths=st.lists(st.integers(1, 50), min_size=1, max_size=7), rows=st.integers(1, 3))
+def test_rows_are_within_grahams_bound_of_the_best(lengths: list[int], rows: int) -> None:
+    """Longest processing time first makes the dearest row at most 4/3 - 1/(3 m) of the best's (Graham, 1969)."""
+    costs = costs_of(lengths)
+    dearest = spent_by(lengths, costs, 1000, rows).max()
+    best = min(
+        max(sum(c for c, place in zip(costs, places, strict=True) if place == row) for row in range(rows))
+        for places in itertools.product(range(rows), repeat=len(costs))
+    )
+    assert dearest <= (4 / 3 - 1 / (3 * rows)) * best
+
+
+@given(lengths=lengths, ranks=st.integers(1, 5), capacity=st.integers(50, 120))
+def test_rows_that_run_together_are_as_even_as_their_order_allows(
+    lengths: list[int], ranks: int, capacity: int
+) -> None:
+    spent = spent_by(lengths, costs_of(lengths), capacity, ranks, lockstep=True)
+    best = np.sort(spent.ravel())[::-1].reshape(-1, ranks).max(1).sum()
+    assert spent.max(0).sum() == best
+    assert np.ptp(spent.sum(1)) <= np.ptp(spent, axis=0).max()  # and ranks no further apart than such rows
+
+
+@pytest.mark.parametrize("lockstep", [False, True])
+@given(lengths=st.lists(st.integers(1, 50), min_size=1, max_size=60), ranks=st.integers(1, 4))
+def test_no_exchange_of_two_sequences_would_help(lockstep: bool, lengths: list[int], ranks: int) -> None:
+    costs, capacity = costs_of(lengths), 64
+    plan = plan_rows(lengths, capacity, ranks, costs=costs, lockstep=lockstep)
+    spent = spent_by(lengths, costs, capacity, ranks, lockstep=lockstep)
+    if lockstep:  # between the dearest and the cheapest row
+        rows, totals = [row for rank in plan.rows for row in rank], spent.ravel()
+        pairs = [(rows[totals.argmax()], rows[totals.argmin()])]
+    else:  # between rows of the dearest and the cheapest rank that run together
+        totals = spent.sum(1)
+        pairs = list(zip(plan.rows[totals.argmax()], plan.rows[totals.argmin()], strict=True))
+    for high, low in pairs:
+        full_high, full_low = (sum(lengths[i] for i in row) for row in (high, low))
+        for away in high:
+            for cost, length in [(0, 0), *((costs[i], lengths[i]) for i in low)]:
+                moved, grown = costs[away] - cost, lengths[away] - length
+                fits = full_low + grown <= capacity and full_high - grown <= capacity
+                assert not fits or not 0 < moved < np.ptp(totals)
+
+
+def test_balance_by_work_evens_out_what_tokens_leave_uneven() -> None:
+    random = np.random.default_rng(1)
+    drawn = np.minimum(32768, random.lognormal(8.5, 0.8, 256)).astype(int).tolist()
+    work = Workload(per_token=64_000_000, per_pair=2_100)  # as in Qwen3-32B
+    costs = [work.operations([(0, length)]) for length in drawn]
+
+    def uneven(by: list[int] | None, *, lockstep: bool) -> tuple[float, float]:
+        plan = plan_rows(drawn, 32768, 4, costs=by, lockstep=lockstep)
+        spent = np.array([[sum(costs[index] for index in row) for row in rank] for rank in plan.rows])
+        return spent.sum(1).max() / spent.sum() * 4, spent.max(0).sum() / spent.sum() * 4
+
+    assert uneven(None, lockstep=False)[0] > 1.03
+    assert uneven(costs, lockstep=False)[0] < 1.001
+    assert uneven(None, lockstep=True)[1] > 1.08
+    assert uneven(costs, lockstep=True)[1] < 1.02
 
 
 def test_few_sequences_are_spread_over_ranks_instead_of_packed_into_one_row() -> None:
@@ -69,6 +149,77 @@ def test_ranks_without_sequences_get_empty_rows() -> None:
 def test_too_long_a_sequence_names_the_key() -> None:
     with pytest.raises(MuaError, match=r"sequence 1 has 101 tokens.*megatron\.tokens_per_row 100"):
         plan_rows([5, 101], 100, 1)
+
+
+@pytest.mark.parametrize("model", ["dense", "experts"])
+def test_estimated_work_is_what_a_forward_pass_multiplies(model: str) -> None:
+    """Counted by torch in transformers' model, whose attention, unlike ours, computes the pairs above the diagonal."""
+    shape: dict[str, Any] = SHAPE | (EXPERTS if model == "experts" else {})
+    config = transformers.AutoConfig.for_model(**{k: v for k, v in shape.items() if k != "architectures"})
+    policy = transformers.AutoModelForCausalLM.from_config(
+        config, attn_implementation="eager", experts_implementation="eager"
+    )
+    tokens, work = 60, Workload.from_hf(shape)
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        policy(torch.zeros(1, tokens, dtype=torch.int64))
+    assert counter.get_total_flops() == pytest.approx(tokens * work.per_token + tokens**2 * work.per_pair, rel=2e-3)
+    assert work.operations([(0, tokens)]) == tokens * work.per_token + tokens * (tokens + 1) // 2 * work.per_pair
+
+
+def packed(sequences: list[list[int]], **settings: Any) -> Packed:
+    config = MegatronConfig(**{"tokens_per_row": 64, **settings})
+    ids = [np.array(sequence, dtype=np.int32) for sequence in sequences]
+    return pack(ids, config, Alignment.of(config), workload=WORK)
+
+
+def work_of(found: Packed, rank: int) -> int:
+    spans = [(node.start, len(node)) for row in found.rows[rank] for node in row.forest.nodes]
+    return WORK.operations(spans)
+
+
+@given(st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=8), min_size=1, max_size=12))
+def test_a_trees_work_counts_shared_tokens_once_and_every_token_all_it_attends_to(sequences: list[list[int]]) -> None:
+    found = packed(sequences, merge_prefixes=True)
+    prefixes = {tuple(s[:end]) for s in sequences for end in range(1, len(s) + 1)}  # one a token of the tree
+    expected = sum(WORK.per_token + len(prefix) * WORK.per_pair for prefix in prefixes)
+    assert work_of(found, 0) >= expected  # runs too short to be shared, or in another row, are computed again
+    if found.plan.tokens == len(prefixes):
+        assert work_of(found, 0) == expected
+
+
+def test_common_prefixes_are_balanced_by_what_they_save() -> None:
+    random = np.random.default_rng(0)
+    shared = random.integers(0, 50, 40).tolist()
+    alike = [[*shared, 100 + i, *random.integers(0, 50, 7).tolist()] for i in range(3)]
+    apart = [random.integers(200, 250, 21).tolist() for _ in range(3)]
+    found = packed(alike + apart, merge_prefixes=True, data_parallel=2)
+    # 64 tokens in one tree cost little more than 63 in three sequences, though they are 144 without merging.
+    assert found.merged_share == pytest.approx(80 / 207)
+    assert found.spread.imbalance_flops == pytest.approx(
+        max(work_of(found, r) for r in (0, 1)) / (sum(work_of(found, r) for r in (0, 1)) / 2)
+    )
+
+
+def test_spread_by_hand() -> None:
+    tokens, flops = [[30, 10], [20, 20]], [[900, 100], [300, 300]]
+    spread = Spread.of(tokens, flops, useful=1200, lockstep=False)
+    assert spread.metrics() == pytest.approx(
+        {
+            "imbalance_tokens": 1.0,
+            "imbalance_flops": 1000 / 800,
+            "row_imbalance_tokens": (30 + 20) / 40,
+            "row_imbalance_flops": (900 + 300) / 800,
+            "utilisation": 1200 / (2 * 1000),
+        }
+    )
+    assert Spread.of(tokens, flops, useful=1200, lockstep=True).utilisation == pytest.approx(1200 / (2 * 1200))
+
+
+def test_padding_is_work_and_no_use() -> None:
+    found = packed([[1] * 5, [2] * 6], context_parallel=2)  # padded to 8 each
+    assert found.plan.padded_tokens == 16
+    useful = WORK.operations([(0, 5), (0, 6)])
+    assert found.spread.utilisation == pytest.approx(useful / WORK.operations([(0, 8), (0, 8)]))
 
 
 @pytest.mark.parametrize("size", [0, 3])
