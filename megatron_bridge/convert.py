@@ -24,8 +24,10 @@ _EMBED_TOKENS = "model.embed_tokens.weight"
 
 
 @torch.no_grad()
-def load_hf(chunks: Sequence[GPTModel], folder: Path) -> None:
+def load_hf(chunks: Sequence[GPTModel], folder: Path, *, backbone: bool = False) -> None:
     """Fill the parameters of ``chunks`` from ``folder``; collective over the ranks of ``ModelPlan.group``.
+
+    With ``backbone`` the output layer of both is left alone, see :func:`attach_hf_config`.
 
     Every rank reads its own rows and nothing is communicated but names. Values are cast to the parameter's
     dtype; padded vocabulary rows become zero. An optimizer that already copied the parameters must copy them
@@ -34,10 +36,10 @@ def load_hf(chunks: Sequence[GPTModel], folder: Path) -> None:
     Raises BridgeError, on every rank alike, for a parameter without a source, a tensor without a use, a tensor
     that is missing, and any difference in shape.
     """
-    attach_hf_config(chunks, read_hf_config(folder))
+    attach_hf_config(chunks, read_hf_config(folder), backbone=backbone)
     plan = plan_model(chunks)
     with SafetensorsFolder(folder) as checkpoint:
-        check_coverage(plan.tensors(), checkpoint, plan.hf_config)
+        check_coverage(plan.tensors(), checkpoint, plan.hf_config, backbone=backbone)
         for parameter in plan.parameters:
             if parameter.name in plan.local:
                 _fill(plan, parameter, checkpoint)
@@ -65,10 +67,13 @@ def hf_tensors(chunks: Sequence[GPTModel]) -> list[TensorSpec]:
     return plan_model(chunks).tensors()
 
 
-def check_coverage(specs: Sequence[TensorSpec], checkpoint: SafetensorsFolder, hf_config: HfConfig) -> None:
+def check_coverage(
+    specs: Sequence[TensorSpec], checkpoint: SafetensorsFolder, hf_config: HfConfig, *, backbone: bool = False
+) -> None:
     """Raise BridgeError unless ``checkpoint`` holds exactly ``specs``.
 
-    It may also hold a copy of a tied output layer, and what the family declares as extras.
+    It may also hold a copy of a tied output layer (any output layer, if the specs are those of a ``backbone``), and
+    what the family declares as extras.
     """
     family, tied = family_of(hf_config), bool(hf_config.get("tie_word_embeddings", False))
     wanted = {spec.name: spec for spec in specs}
@@ -76,8 +81,9 @@ def check_coverage(specs: Sequence[TensorSpec], checkpoint: SafetensorsFolder, h
     if missing:
         raise BridgeError(f"{checkpoint.folder} lacks {_listed(missing)}, which the model needs")
     unused = [name for name in checkpoint.names if name not in wanted]
-    if tied and _LM_HEAD in unused:
-        _check_tied_copy(checkpoint)
+    if (tied or backbone) and _LM_HEAD in unused:
+        if not backbone:
+            _check_tied_copy(checkpoint)
         unused.remove(_LM_HEAD)
     unused = [name for name in unused if not family.is_extra(name, hf_config)]
     if unused:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 _LAYER = re.compile(r"^decoder\.layers\.(\d+)\.")
 _EMBEDDING = "embedding.word_embeddings.weight"
 _OUTPUT = "output_layer.weight"
+_OUTPUT_LAYER = "output_layer."
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,8 +126,11 @@ def gpt_model_kwargs(hf_config: HfConfig) -> dict[str, Any]:
     }
 
 
-def attach_hf_config(chunks: Sequence[GPTModel], hf_config: HfConfig) -> None:
+def attach_hf_config(chunks: Sequence[GPTModel], hf_config: HfConfig, *, backbone: bool = False) -> None:
     """Tell the bridge which checkpoint format these chunks stand for; ``load_hf`` does it by itself.
+
+    With ``backbone`` they stand for all of it but the output layer: what their own ``output_layer`` holds is in no
+    Hugging Face tensor, and the embedding is tied to nothing.
 
     Needed before ``export_hf`` of a model that was never loaded from a Hugging Face folder (random weights, or a
     resumed Megatron checkpoint). Raises BridgeError where the built model differs from ``hf_config``.
@@ -137,9 +141,10 @@ def attach_hf_config(chunks: Sequence[GPTModel], hf_config: HfConfig) -> None:
     for chunk in models:
         for key, value in expected.items():
             _compare(key, getattr(chunk.config, key), value)
-        _compare("share_embeddings_and_output_weights", chunk.share_embeddings_and_output_weights, _tied(hf_config))
+        tied = _tied(hf_config) and not backbone
+        _compare("share_embeddings_and_output_weights", chunk.share_embeddings_and_output_weights, tied)
         _compare_rotary(chunk, inverse_frequencies(hf_config, expected["kv_channels"]))
-        chunk.hf_config = dict(hf_config)
+        chunk.hf_config, chunk.hf_backbone = dict(hf_config), backbone
 
 
 def plan_model(chunks: Sequence[GPTModel]) -> ModelPlan:
@@ -274,8 +279,10 @@ def _compare_rotary(chunk: Any, expected: Tensor) -> None:
 def _global_tensors(models: list[Any], first_expert: int) -> Iterator[tuple[str, Tensor]]:
     """Parameters and persistent buffers of this rank under their global names."""
     for model in models:
+        foreign = _OUTPUT_LAYER if getattr(model, "hf_backbone", False) else ()
         for name, tensor in (*model.named_parameters(), *_persistent_buffers(model)):
-            yield _global_name(model, name, first_expert), tensor
+            if not name.startswith(foreign):
+                yield _global_name(model, name, first_expert), tensor
 
 
 def _persistent_buffers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:

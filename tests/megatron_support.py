@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,14 @@ LENGTHS = (17, 5, 40, 2, 23, 31, 8, 12, 29)
 OPTIMIZER = OptimizerConfig(learning_rate=1e-2, weight_decay=0.1, epsilon=1e-4, clip_grad=1.0)
 
 
-def write_model(folder: Path, *, layers: int = 2, hidden: int = 32, experts: int = 0) -> transformers.PreTrainedModel:
+def write_model(
+    folder: Path, *, layers: int = 2, hidden: int = 32, experts: int = 0, tied: bool = True
+) -> transformers.PreTrainedModel:
     """Saves a random float32 model in which no weight, norms included, has a special value.
 
     Args:
         experts: of each layer, of which two are used for a token; 0 for a dense model.
+        tied: whether the output layer of a dense model is the embedding; with experts it never is.
     """
     torch.manual_seed(3)
     shape: dict[str, Any] = {
@@ -36,7 +40,7 @@ def write_model(folder: Path, *, layers: int = 2, hidden: int = 32, experts: int
         "num_key_value_heads": 2,
         "head_dim": 12,
         "max_position_embeddings": 512,
-        "tie_word_embeddings": not experts,
+        "tie_word_embeddings": tied and not experts,
         "initializer_range": 0.2,
         "rope_parameters": {"rope_theta": 5e4, "rope_type": "default"},
     }
@@ -83,11 +87,33 @@ def _draw(random: np.random.Generator, length: int) -> tuple[Any, Float32Array, 
     )
 
 
+def with_values(batch: TrainBatch, seed: int = 0) -> TrainBatch:
+    """The batch with old values near 0 and returns that follow from the token before, so that they can be learned."""
+    random = np.random.default_rng(seed)
+    sequences = [
+        replace(
+            sequence,
+            values=random.normal(0.0, 0.1, len(sequence)).astype(np.float32),
+            returns=np.append(0.0, sequence.ids[:-1] % 3 - 0.7).astype(np.float32),
+        )
+        for sequence in batch
+    ]
+    return replace(batch, sequences=sequences)
+
+
+def critic_heads(built: MegatronBackend) -> list[Any]:
+    """The output layers of the critic on this rank: one on the last pipeline stage, none elsewhere."""
+    assert built.critic is not None
+    return [chunk.output_layer for chunk in built.critic.network.chunks if chunk.post_process]
+
+
 @contextmanager
 def backend(folder: Path, **settings: Any) -> Iterator[MegatronBackend]:
     """A backend on ``folder``; settings of the model, the layout and the constructor by their own names."""
     model = {key: settings.pop(key) for key in ("dtype",) if key in settings}
-    construction = {key: settings.pop(key) for key in ("with_reference", "total_steps") if key in settings}
+    construction = {
+        key: settings.pop(key) for key in ("with_reference", "total_steps", "critic", "critic_steps") if key in settings
+    }
     optimizer = settings.pop("optimizer", OPTIMIZER)
     built = MegatronBackend(
         ModelConfig(**{"path": folder, "dtype": "float32", "max_length": 512, **model}),
@@ -112,7 +138,7 @@ def gradients(built: MegatronBackend) -> dict[str, Float32Array]:
 
     The bridge exports whatever the parameters hold, so for a moment they hold their gradients.
     """
-    parameters = list(built._parameters())
+    parameters = list(built.policy.parameters())
     weights = [parameter.data for parameter in parameters]
     for parameter in parameters:
         parameter.data = parameter.main_grad  # type: ignore[attr-defined]

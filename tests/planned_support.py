@@ -105,6 +105,6 @@ def _held(folder: str, case: dict[str, Any]) -> dict[str, int]:
     built = MegatronBackend(config.model, config.megatron, config.optimizer, total_steps=1, seed=1)
     try:
         built.train_step(make_batch(), PolicyLoss(clip_low=0.2, clip_high=0.2, kl_coefficient=0.0))
-        return asdict(measure(built._chunks, built._wrapped, built._optimizer))
+        return asdict(measure(built.policy.chunks, built.policy.wrapped, built.policy.optimizer))
     finally:
         built.close()

@@ -1,36 +1,31 @@
-"""The training backend: one optimizer step, log-probabilities, export and checkpoints of the policy."""
+"""The training backend: optimizer steps, log-probabilities and values, export and checkpoints of policy and critic."""
 
 from __future__ import annotations
 
-import itertools
 import logging
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
-import numpy as np
 import torch
 import torch.distributed as dist
-from megatron.core import parallel_state
 from megatron.core.models.gpt.gpt_model import GPTModel
 from torch import Tensor
 
 import megatron_bridge
 from megatron_bridge import BridgeError
-from mua.algorithms.loss_protocol import LossFunction
+from mua.algorithms.loss_protocol import LossFunction, ValueLossFunction
 from mua.algorithms.losses import finish_metrics
-from mua.config.schema import MegatronConfig, ModelConfig, OptimizerConfig
+from mua.config.schema import CriticConfig, MegatronConfig, ModelConfig, OptimizerConfig
 from mua.errors import ModelError
-from mua.megatron import checkpoint, forward, moe, parallel
-from mua.megatron.microbatch import scoring_micro_batch, training_micro_batch
+from mua.megatron import checkpoint, forward, parallel
+from mua.megatron.critic import Critic
 from mua.megatron.model import build_chunks
 from mua.megatron.modules import defer_logits
+from mua.megatron.network import Network
 from mua.megatron.offload import Offloaded, offload
-from mua.megatron.optimizer import Optimizer, wrap_data_parallel
-from mua.megatron.packing import Alignment, Packed, check_first_tokens, check_ids, pack
 from mua.megatron.replay import RoutingReplay
 from mua.types import Float32Array, Json, TrainBatch, TrainSequence
 
@@ -41,7 +36,7 @@ log = logging.getLogger(__name__)
 
 
 class MegatronBackend:
-    """The policy on this rank and its optimizer.
+    """The policy on this rank and its optimizer, and those of a critic if one is asked for.
 
     Every method is collective: all ranks call it with the same arguments and get the same result.
 
@@ -50,6 +45,8 @@ class MegatronBackend:
         total_steps: optimizer steps of the run; a decaying schedule ends there.
         seed: of Megatron's random states.
         with_reference: keep a frozen copy of the initial weights for ``log_probabilities(reference=True)``.
+        critic: train one beside the policy, for :meth:`values` and :meth:`train_values`.
+        critic_steps: its optimizer steps of the run; None: as many as the policy's.
 
     Raises:
         MuaError: the layout is not a proven one (:mod:`mua.megatron.layouts`).
@@ -66,32 +63,28 @@ class MegatronBackend:
         total_steps: int,
         seed: int,
         with_reference: bool = False,
+        critic: CriticConfig | None = None,
+        critic_steps: int | None = None,
     ) -> None:
         self._pending: checkpoint.PendingSave | None = None
         self._closing: dist.ProcessGroup | None = None
         self._started = parallel.initialize(megatron, seed)
         self._config = megatron
-        self._alignment = Alignment.of(megatron)
+        self.critic: Critic | None = None
+        self._offloaded: Offloaded | None = None
         try:
             self._build(model, optimizer, total_steps, with_reference)
+            if critic is not None:
+                self.critic = Critic(model, megatron, critic, critic_steps or total_steps)
         except BaseException:
             self.close()
             raise
-        self.skipped_steps = 0
-        """Steps left out because the gradient norm was not finite; saved and loaded with checkpoints."""
 
     def _build(self, model: ModelConfig, optimizer: OptimizerConfig, total_steps: int, with_reference: bool) -> None:
-        distributed = self._config.distributed_optimizer
-        self._chunks = _load_chunks(model, self._config)
-        self._vocab_size: int = self._chunks[0].hf_config["vocab_size"]
-        self._reference = [p.detach().clone() for p in self._parameters()] if with_reference else None
-        for chunk in self._chunks:
-            chunk.config.finalize_model_grads_func = forward.sum_gradients
+        self.policy = Network(_load_chunks(model, self._config), self._config, optimizer, total_steps)
+        self._reference = [p.detach().clone() for p in self.policy.parameters()] if with_reference else None
         mode = self._config.routing_replay
-        self._replay = None if mode == "off" else RoutingReplay(self._chunks, mode)
-        self._wrapped = wrap_data_parallel(self._chunks, distributed)
-        self._optimizer = Optimizer(self._wrapped, optimizer, distributed, total_steps)
-        self._offloaded: Offloaded | None = None
+        self._replay = None if mode == "off" else RoutingReplay(self.policy.chunks, mode)
 
     def train_step(self, batch: TrainBatch, loss: LossFunction) -> dict[str, float]:
         """One optimizer step on the whole batch: gradients are plain sums of the loss function's.
@@ -111,41 +104,44 @@ class MegatronBackend:
                 the expert choices that are to be replayed.
         """
         self._poll_save()
-        check_first_tokens(batch.sequences)
         if self._replay is not None:
             self._replay.check(batch.sequences)
-        packed = self._packed(batch.sequences)
-        plan, own_rows = packed.plan, packed.rows[parallel_state.get_data_parallel_rank()]
-        start = time.perf_counter()
-        rows = [
-            training_micro_batch([batch.sequences[i] for i in row.sequences], self._alignment, plan, row.forest)
-            for row in own_rows
-        ]
-        for chunk in self._wrapped:
-            chunk.zero_grad_buffer()
-        self._optimizer.zero_grad()
-        sums, maxima = forward.train(self._wrapped, rows, loss, batch.temperature, self._vocab_size, plan.least)
-        between = time.perf_counter()
-        step = self._optimizer.step()
-        self.skipped_steps += not step.applied
-        tokens = sums.pop("_tokens")
+        terms = forward.policy_terms(loss, batch.temperature, self.policy.vocab_size)
+        step = self.policy.train_step(batch.sequences, terms)
+        tokens = step.sums.pop("_tokens")
         own = {
-            "loss": sums.pop("_loss"),
-            "entropy": sums.pop("_entropy") / max(tokens, 1.0),
-            "grad_norm": step.grad_norm,
-            "learning_rate": step.learning_rate,
+            "loss": step.sums.pop("_loss"),
+            "entropy": step.sums.pop("_entropy") / max(tokens, 1.0),
             "tokens": tokens,
-            "rows": float(plan.row_count),
-            "padding_share": plan.padding_share,
-            "merged_share": packed.merged_share,
-            "skipped": float(not step.applied),
-            "forward_backward_seconds": between - start,
-            "optimizer_seconds": time.perf_counter() - between,
         }
-        experts = moe.collect_metrics(self._chunks, self._config.moe_aux_loss, self._config.moe_z_loss)
-        if self._replay is not None:
-            experts |= self._replay.metrics()
-        return finish_metrics(sums | {"tokens": tokens}, maxima) | experts | own
+        replayed = {} if self._replay is None else self._replay.metrics()
+        return finish_metrics(step.sums | {"tokens": tokens}, step.maxima) | replayed | step.metrics | own
+
+    def train_values(self, batch: TrainBatch, loss: ValueLossFunction) -> dict[str, float]:
+        """One optimizer step of the critic on the whole batch; otherwise as :meth:`train_step`.
+
+        Returns:
+            metrics: ``loss/value``; ``critic/value``, ``critic/return`` and ``critic/clip_fraction``, means over
+            trained tokens; ``critic/grad_norm``, ``critic/learning_rate`` and so on as of the policy.
+
+        Raises:
+            MuaError: as :meth:`train_step`.
+            ValueError: there is no critic, or the batch has no values and returns.
+        """
+        self._poll_save()
+        return self._valuer().train_step(batch, loss)
+
+    def values(self, sequences: Sequence[TrainSequence]) -> list[Float32Array]:
+        """The critic's value of what comes before each token.
+
+        Returns:
+            per sequence, in the order given, float32 ``[T]``; entry 0 is 0.0, as nothing comes before it.
+
+        Raises:
+            MuaError: a sequence is longer than a row or holds a token the model lacks.
+            ValueError: there is no critic.
+        """
+        return self._valuer().values(sequences)
 
     def log_probabilities(
         self, sequences: Sequence[TrainSequence], temperature: float, *, reference: bool = False
@@ -165,27 +161,12 @@ class MegatronBackend:
             sequences = [replace(sequence, experts=None) for sequence in sequences]
         elif self._replay is not None:
             self._replay.check(sequences)
-        packed = self._packed(sequences)
-        plan, own_rows = packed.plan, packed.rows[parallel_state.get_data_parallel_rank()]
-        rows = [
-            scoring_micro_batch([sequences[i] for i in row.sequences], self._alignment, plan, row.forest)
-            for row in own_rows
-        ]
         with self._weights(reference):
-            scores = forward.score(self._wrapped, rows, temperature, self._vocab_size, plan.least)
-        bounds = np.concatenate([[0], np.cumsum([len(sequence) for sequence in sequences])]).astype(np.int64)
-        flat = torch.zeros(int(bounds[-1]), dtype=torch.float32, device=parallel.device())
-        if parallel.reports_results():
-            for row, batch, values in zip(own_rows, rows, scores, strict=True):
-                places = np.concatenate([np.arange(bounds[i], bounds[i + 1]) for i in row.sequences] or [bounds[:0]])
-                flat[torch.from_numpy(places).to(flat.device)[batch.scored]] = values
-        dist.all_reduce(flat)
-        whole: Float32Array = flat.cpu().numpy()
-        return [whole[start:end].copy() for start, end in itertools.pairwise(bounds)]
+            return self.policy.score(sequences, forward.read_logprobs(temperature, self.policy.vocab_size))
 
     def export_hf(self) -> Iterator[tuple[str, Tensor]]:
         """Full tensors under their Hugging Face names, in a fixed order, on every rank."""
-        yield from megatron_bridge.export_hf(self._chunks)
+        yield from megatron_bridge.export_hf(self.policy.chunks)
 
     def save_hf(self, folder: Path, *, source: Path) -> None:
         """Writes a Hugging Face folder: weights from here, every other file copied from ``source``.
@@ -194,7 +175,7 @@ class MegatronBackend:
             ModelError: it could not be written; nothing of it is left.
         """
         try:
-            megatron_bridge.save_hf(self._chunks, folder, source=source)
+            megatron_bridge.save_hf(self.policy.chunks, folder, source=source)
         except BridgeError as error:
             raise ModelError(str(error)) from error
 
@@ -211,9 +192,11 @@ class MegatronBackend:
         self.finish_save()
         if background and self._closing is None:
             self._closing = dist.new_group(backend="gloo")
-        state = {"skipped_steps": self.skipped_steps, "extra": extra_state}
+        state = {"skipped_steps": self.policy.skipped_steps, "extra": extra_state}
+        if self.critic is not None:
+            state["critic_skipped_steps"] = self.critic.network.skipped_steps
         self._pending = checkpoint.begin(
-            folder, self._wrapped, self._optimizer, self._config, state, provenance, background=background
+            folder, self._networks(), self._config, state, provenance, background=background
         )
         if not background:
             self.finish_save()
@@ -240,8 +223,10 @@ class MegatronBackend:
             ModelError: see :func:`mua.megatron.checkpoint.load`.
         """
         self.finish_save()
-        state = checkpoint.load(folder, self._wrapped, self._optimizer, self._config)
-        self.skipped_steps = state["skipped_steps"]
+        state = checkpoint.load(folder, self._networks(), self._config)
+        self.policy.skipped_steps = state["skipped_steps"]
+        if self.critic is not None:
+            self.critic.network.skipped_steps = state["critic_skipped_steps"]
         extra: Json = state["extra"]
         return extra
 
@@ -262,13 +247,18 @@ class MegatronBackend:
 
     @property
     def chunks(self) -> list[GPTModel]:
-        """The model chunks of this rank."""
-        return self._chunks
+        """The policy's model chunks of this rank."""
+        return self.policy.chunks
+
+    @property
+    def skipped_steps(self) -> int:
+        """The policy's steps left out because the gradient norm was not finite; checkpoints hold them."""
+        return self.policy.skipped_steps
 
     def offload(self) -> None:
         """Gives the device memory of weights, gradients and optimizer back; :meth:`onload` comes before any use."""
         if self._offloaded is None:
-            self._offloaded = offload(self._wrapped, self._optimizer, self._reference)
+            self._offloaded = offload(self._networks().values(), self._reference)
 
     def onload(self) -> None:
         """Takes the memory that :meth:`offload` gave back; does nothing where it did not."""
@@ -276,20 +266,14 @@ class MegatronBackend:
             self._offloaded.restore()
             self._offloaded = None
 
-    def _parameters(self) -> Iterator[torch.nn.Parameter]:
-        return (parameter for chunk in self._chunks for parameter in chunk.parameters())
+    def _networks(self) -> dict[str, Network]:
+        """All that is trained, by the names checkpoints know."""
+        return {checkpoint.POLICY: self.policy} | ({} if self.critic is None else {"critic": self.critic.network})
 
-    def _packed(self, sequences: Sequence[TrainSequence]) -> Packed:
-        check_ids(sequences, self._vocab_size)
-        interleaved = parallel.virtual_stages(self._config) is not None
-        return pack(
-            [sequence.ids for sequence in sequences],
-            self._config,
-            self._alignment,
-            # Megatron's interleaved schedule passes rows on in groups of this many, and cannot announce their lengths.
-            multiple=self._config.pipeline_parallel if interleaved else 1,
-            equal=interleaved,
-        )
+    def _valuer(self) -> Critic:
+        if self.critic is None:
+            raise ValueError("no critic is trained: build MegatronBackend(..., critic=...)")
+        return self.critic
 
     @contextmanager
     def _weights(self, reference: bool) -> Iterator[None]:
@@ -299,12 +283,12 @@ class MegatronBackend:
             return
         if self._reference is None:
             raise ValueError("no reference is kept: build MegatronBackend(..., with_reference=True)")
-        policy = [parameter.data for parameter in self._parameters()]
-        _point(self._parameters(), self._reference)
+        policy = [parameter.data for parameter in self.policy.parameters()]
+        _point(self.policy.parameters(), self._reference)
         try:
             yield
         finally:
-            _point(self._parameters(), policy)
+            _point(self.policy.parameters(), policy)
 
 
 def _point(parameters: Iterator[torch.nn.Parameter], tensors: Sequence[Tensor]) -> None:

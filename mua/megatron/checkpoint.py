@@ -1,9 +1,9 @@
 """Checkpoints: written whole or not at all, readable under any tested layout, by the side of training if wanted.
 
 A checkpoint is a folder ``step_%08d``: Megatron's ``torch_dist`` files (weights, moments, float32 weights, in
-layout-independent shards), ``state.json`` (schedule and the caller's state), ``rng_*.pt`` (one a rank) and, written
-last, ``manifest.json`` (:mod:`mua.megatron.manifest`). It is assembled in a hidden neighbour folder, flushed to disk
-and renamed, so a folder under its final name is always whole.
+layout-independent shards; a critic's beside the policy's), ``state.json`` (schedules and the caller's state),
+``rng_*.pt`` (one a rank) and, written last, ``manifest.json`` (:mod:`mua.megatron.manifest`). It is assembled in a
+hidden neighbour folder, flushed to disk and renamed, so a folder under its final name is always whole.
 
     begin():   plan and, for writing in the background, a copy of every tensor          all ranks together
     thread:    this rank's files and their checksums                                    each rank for itself
@@ -34,6 +34,7 @@ import torch.distributed as dist
 from megatron.core import dist_checkpointing, parallel_state, tensor_parallel
 from megatron.core.dist_checkpointing.mapping import ShardedObject
 from megatron.core.dist_checkpointing.strategies.async_utils import AsyncRequest
+from megatron.core.dist_checkpointing.utils import add_prefix_for_sharding
 from megatron.core.distributed import DistributedDataParallel
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import _StorageInfo
@@ -44,7 +45,7 @@ from megatron_bridge.safetensors_writer import flush
 from mua.config.schema import MegatronConfig
 from mua.errors import ModelError
 from mua.megatron import manifest
-from mua.megatron.optimizer import Optimizer
+from mua.megatron.network import Network
 from mua.megatron.torch_dist import HashingStream, read_index
 from mua.types import Json
 
@@ -52,6 +53,8 @@ WRITE_SECONDS = 3600.0
 """Deadline of one rank's writing."""
 _OPTIMIZER_BYTES = 12  # float32 weight and two moments
 _EXTRA_STATE = "_extra_state"
+POLICY = "policy"
+"""Name of the network whose tensors are a checkpoint's plain ones."""
 
 Result = TypeVar("Result")
 
@@ -79,22 +82,9 @@ def checkpoint_folder(root: Path, step: int) -> Path:
     return root / f"step_{step:08d}"
 
 
-def save(
-    folder: Path,
-    chunks: Sequence[DistributedDataParallel],
-    optimizer: Optimizer,
-    config: MegatronConfig,
-    state: Json,
-    provenance: Json | None = None,
-) -> None:
-    """Writes a checkpoint; collective. Arguments and errors are those of :func:`begin`."""
-    begin(folder, chunks, optimizer, config, state, provenance, background=False).finish()
-
-
 def begin(
     folder: Path,
-    chunks: Sequence[DistributedDataParallel],
-    optimizer: Optimizer,
+    networks: Mapping[str, Network],
     config: MegatronConfig,
     state: Json,
     provenance: Json | None = None,
@@ -104,6 +94,7 @@ def begin(
     """Begins to write a checkpoint; collective. It exists once :meth:`PendingSave.finish` has returned.
 
     Args:
+        networks: by name: :data:`POLICY`, whose tensors keep their plain names, and any others of its model.
         state: JSON-able and alike on every rank; :func:`load` gives it back.
         provenance: JSON-able, goes into the manifest: configuration, commit, versions.
         background: write in a thread, from a copy of all tensors, which may change at once.
@@ -113,8 +104,8 @@ def begin(
             nothing of this one is left.
     """
     partial = _partial(folder)
-    description = _describe(chunks)
-    text = json.dumps({**state, "steps": optimizer.steps})
+    description = _describe(networks)
+    text = json.dumps({**state, **{_steps(name): network.optimizer.steps for name, network in networks.items()}})
     content = {
         **description,
         "distributed_optimizer": config.distributed_optimizer,
@@ -125,7 +116,7 @@ def begin(
     pending = PendingSave(folder, content)
     with pending.cleaned_up():
         _together(folder, lambda: _on_first_rank(lambda: _prepare(partial, description)))
-        request = _together(folder, lambda: _plan(partial, chunks, optimizer, text))
+        request = _together(folder, lambda: _plan(partial, networks, text))
         pending.start(request, background)
     return pending
 
@@ -256,49 +247,52 @@ def _write_file(path: Path, name: str, entries: Sequence[tuple[Any, Any]]) -> tu
     return results, stream.hexdigest()
 
 
-def load(folder: Path, chunks: Sequence[DistributedDataParallel], optimizer: Optimizer, config: MegatronConfig) -> Json:
-    """Restores weights, optimizer and schedule, and random states if the layout is the saved one; collective.
+def load(folder: Path, networks: Mapping[str, Network], config: MegatronConfig) -> Json:
+    """Restores weights, optimizers and schedules, and random states if the layout is the saved one; collective.
+
+    What the checkpoint holds of other networks than ``networks`` is not read.
 
     Returns:
-        the ``state`` given to :func:`save`.
+        the ``state`` given to :func:`begin`.
 
     Raises:
-        ModelError: the folder is missing or not whole, or was saved from a model of another shape.
+        ModelError: the folder is missing or not whole, was saved from a model of another shape, or lacks a network.
     """
-    description = _describe(chunks)
+    description = _describe(networks)
     _together(folder, lambda: _check(folder, description, config), doing="loaded")
     content = manifest.read(folder)
     if content.get("weights_only"):
-        _together(folder, lambda: _restore_weights(folder, chunks, optimizer), doing="loaded")
+        _together(folder, lambda: _restore_weights(folder, networks[POLICY]), doing="loaded")
     else:
-        _together(folder, lambda: _restore(folder, chunks, optimizer), doing="loaded")
+        _together(folder, lambda: _restore(folder, networks), doing="loaded")
         if content["layout"] == _layout(config):
             _together(folder, lambda: _restore_random_state(folder), doing="loaded")
     state: Json = json.loads((folder / manifest.STATE).read_text())
-    del state["steps"]
+    for name in networks:
+        del state[_steps(name)]
     return state
 
 
-def _restore(folder: Path, chunks: Sequence[DistributedDataParallel], optimizer: Optimizer) -> None:
-    metadata = _sharding()
-    models = _sharded_models(chunks, metadata)
-    sharded = {**models, "optimizer": _sharded_optimizer(models, optimizer, metadata, loading=True)}
-    loaded = dist_checkpointing.load(sharded, str(folder))
-    for index, chunk in enumerate(chunks):
-        chunk.module.load_state_dict(loaded[_chunk_name(chunks, index)], strict=True)
-    optimizer.load_state_dict(loaded["optimizer"], json.loads((folder / manifest.STATE).read_text())["steps"])
+def _restore(folder: Path, networks: Mapping[str, Network]) -> None:
+    loaded = dist_checkpointing.load(_sharded(networks, loading=True), str(folder))
+    state = json.loads((folder / manifest.STATE).read_text())
+    for name, network in networks.items():
+        own = loaded if name == POLICY else loaded[name]
+        for index, chunk in enumerate(network.wrapped):
+            chunk.module.load_state_dict(own[_chunk_name(network.wrapped, index)], strict=True)
+        network.optimizer.load_state_dict(own["optimizer"], state[_steps(name)])
 
 
-def _restore_weights(folder: Path, chunks: Sequence[DistributedDataParallel], optimizer: Optimizer) -> None:
+def _restore_weights(folder: Path, policy: Network) -> None:
     """Weights alone; the optimizer starts from them. Modules' extra states (of FP8) are not part of such a folder."""
-    models = {name: _without_objects(state) for name, state in _sharded_models(chunks, _sharding()).items()}
+    models = {name: _without_objects(state) for name, state in _sharded_models(policy.wrapped, _sharding()).items()}
     loaded = dist_checkpointing.load(models, str(folder))
-    for index, chunk in enumerate(chunks):
-        left = chunk.module.load_state_dict(loaded[_chunk_name(chunks, index)], strict=False)
+    for index, chunk in enumerate(policy.wrapped):
+        left = chunk.module.load_state_dict(loaded[_chunk_name(policy.wrapped, index)], strict=False)
         names = [name for name in (*left.missing_keys, *left.unexpected_keys) if not name.endswith(_EXTRA_STATE)]
         if names:
             raise ModelError(f"checkpoint {folder} is of another model: it does not fit {names[0]}")
-    optimizer.megatron.reload_model_params()
+    policy.optimizer.megatron.reload_model_params()
 
 
 def _without_objects(state: dict[str, Any]) -> dict[str, Any]:
@@ -349,7 +343,7 @@ def _prepare(partial: Path, description: Json) -> None:
     partial.mkdir(parents=True)
     itemsize = getattr(torch, description["dtype"].removeprefix("torch.")).itemsize
     elements = sum(math.prod(shape) for shape in description["tensors"].values())
-    needed = elements * (itemsize + _OPTIMIZER_BYTES)
+    needed = elements * (itemsize + _OPTIMIZER_BYTES) * len(description["networks"])
     free = shutil.disk_usage(partial).free
     if free < needed:
         raise ModelError(
@@ -358,22 +352,21 @@ def _prepare(partial: Path, description: Json) -> None:
         )
 
 
-def _plan(partial: Path, chunks: Sequence[DistributedDataParallel], optimizer: Optimizer, state: str) -> AsyncRequest:
+def _plan(partial: Path, networks: Mapping[str, Network], state: str) -> AsyncRequest:
     """Upstream's plan of what each rank writes, beside the small files, which are written at once."""
-    metadata = _sharding()
-    models = _sharded_models(chunks, metadata)
-    sharded = {**models, "optimizer": _sharded_optimizer(models, optimizer, metadata, loading=False)}
-    content = {key: value for key, value in metadata.items() if key != "dp_cp_group"}
+    content = {key: value for key, value in _sharding().items() if key != "dp_cp_group"}
+    sharded = _sharded(networks, loading=False)
     request = dist_checkpointing.save(sharded, str(partial), content_metadata=content, async_sharded_save=True)
     torch.save(_random_state(), partial / f"rng_{dist.get_rank():05d}.pt")
     _on_first_rank(lambda: (partial / manifest.STATE).write_text(state))
     return request
 
 
-def _describe(chunks: Sequence[DistributedDataParallel]) -> Json:
-    """Shapes of the whole model under Hugging Face names, and its dtype."""
-    specs = megatron_bridge.hf_tensors([chunk.module for chunk in chunks])
-    return {"tensors": {spec.name: list(spec.shape) for spec in specs}, "dtype": str(specs[0].dtype)}
+def _describe(networks: Mapping[str, Network]) -> Json:
+    """Shapes of the whole policy under Hugging Face names, its dtype, and the names of all networks."""
+    specs = megatron_bridge.hf_tensors([chunk.module for chunk in networks[POLICY].wrapped])
+    tensors = {spec.name: list(spec.shape) for spec in specs}
+    return {"tensors": tensors, "dtype": str(specs[0].dtype), "networks": sorted(networks)}
 
 
 def _layout(config: MegatronConfig) -> dict[str, int]:
@@ -388,6 +381,11 @@ def _check(folder: Path, description: Json, config: MegatronConfig) -> None:
         manifest.check_files(folder, content)
     read_index(folder)
     _check_shapes(folder, content["tensors"], description["tensors"])
+    for name in sorted({*description["networks"]} - {*content.get("networks", [POLICY])}):
+        raise ModelError(
+            f"checkpoint {folder} holds no {name}, which the configuration asks for; to begin one from these weights, "
+            "convert them with mua convert and start a new run with model.path there"
+        )
     expected = {"dtype": description["dtype"]}
     if not content.get("weights_only"):
         expected["distributed_optimizer"] = config.distributed_optimizer
@@ -407,6 +405,11 @@ def _check_shapes(folder: Path, saved: dict[str, list[int]], needed: dict[str, l
             )
 
 
+def _steps(name: str) -> str:
+    """Under which key of the state the schedule's position of a network is."""
+    return "steps" if name == POLICY else f"{name}_steps"
+
+
 def _chunk_name(chunks: Sequence[DistributedDataParallel], index: int) -> str:
     return "model" if len(chunks) == 1 else f"model{index}"
 
@@ -420,18 +423,26 @@ def _sharding() -> dict[str, Any]:
     }
 
 
+def _sharded(networks: Mapping[str, Network], *, loading: bool) -> dict[str, Any]:
+    """Weights and optimizers in Megatron's sharded form; those of other networks than the policy under their names."""
+    metadata, whole = _sharding(), dict[str, Any]()
+    for name, network in networks.items():
+        models = _sharded_models(network.wrapped, metadata)
+        described = models["model"] if len(models) == 1 else models
+        own = {**models, "optimizer": network.optimizer.sharded_state_dict(described, metadata, loading)}
+        if name == POLICY:
+            whole |= own
+        else:
+            add_prefix_for_sharding(own, f"{name}.")
+            whole[name] = own
+    return whole
+
+
 def _sharded_models(chunks: Sequence[DistributedDataParallel], metadata: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return {
         _chunk_name(chunks, index): chunk.module.sharded_state_dict(metadata=metadata)
         for index, chunk in enumerate(chunks)
     }
-
-
-def _sharded_optimizer(
-    models: dict[str, dict[str, Any]], optimizer: Optimizer, metadata: dict[str, Any], *, loading: bool
-) -> dict[str, Any]:
-    described = models["model"] if len(models) == 1 else models
-    return optimizer.sharded_state_dict(described, metadata, loading)
 
 
 def _random_state() -> dict[str, Any]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -20,6 +20,10 @@ from mua.megatron.microbatch import MicroBatch
 from mua.megatron.modules import output_weight
 from mua.megatron.parallel import device, reports_results
 
+Terms: TypeAlias = Callable[[MicroBatch, Any, Tensor], LossTerms]
+"""Of a micro-batch, the model chunk and its output ``[1, tokens, ...]``: what it adds to the loss of the batch."""
+Read: TypeAlias = Callable[[MicroBatch, Any, Tensor], Tensor]
+"""Of the same: one number for each scored token, float32 ``[N]``."""
 _Result = tuple[dict[str, Tensor], dict[str, Tensor]]
 
 
@@ -29,12 +33,7 @@ def sum_gradients(chunks: list[Any], num_tokens: Tensor | None = None, **groups:
 
 
 def train(
-    chunks: list[DistributedDataParallel],
-    micro_batches: Sequence[MicroBatch],
-    loss: LossFunction,
-    temperature: float,
-    vocab_size: int,
-    row_length: int,
+    chunks: list[DistributedDataParallel], micro_batches: Sequence[MicroBatch], terms: Terms, row_length: int
 ) -> tuple[dict[str, float], dict[str, float]]:
     """One forward and backward pass; gradients are left, summed over all ranks, in the chunks' buffers.
 
@@ -42,26 +41,34 @@ def train(
         row_length: positions of every row under the interleaved schedule; otherwise rows may differ, and it is unused.
 
     Returns:
-        the loss function's sums and maxima over the whole batch, the same on every rank. The sums also hold
-        ``_loss``, ``_entropy`` and ``_tokens``: the total loss, the summed entropy, the number of trained tokens.
+        the sums and maxima of ``terms`` over the whole batch, the same on every rank.
     """
-    score = partial(_train_terms, loss, temperature, vocab_size)
-    results: list[_Result] = _run(chunks, micro_batches, score, row_length, forward_only=False)
+    results: list[_Result] = _run(chunks, micro_batches, partial(_train, terms), row_length, forward_only=False)
     return _reduced(results)
 
 
 @torch.no_grad()
 def score(
-    chunks: list[DistributedDataParallel],
-    micro_batches: Sequence[MicroBatch],
-    temperature: float,
-    vocab_size: int,
-    row_length: int,
+    chunks: list[DistributedDataParallel], micro_batches: Sequence[MicroBatch], read: Read, row_length: int
 ) -> list[Tensor]:
-    """Log-probabilities of the scored tokens of each micro-batch, ``[N]`` float32; empty off the last stage."""
-    score_row = partial(_score, temperature, vocab_size)
-    results: list[Tensor] = _run(chunks, micro_batches, score_row, row_length, forward_only=True)
+    """What ``read`` finds for the scored tokens of each micro-batch, ``[N]`` float32; empty off the last stage."""
+    results: list[Tensor] = _run(chunks, micro_batches, partial(_score, read), row_length, forward_only=True)
     return results
+
+
+def policy_terms(loss: LossFunction, temperature: float, vocab_size: int) -> Terms:
+    """The loss of a policy. Its sums also hold ``_loss``, ``_entropy`` and ``_tokens``: the total loss, the summed
+    entropy, the number of trained tokens."""
+    return partial(_policy_terms, loss, temperature, vocab_size)
+
+
+def read_logprobs(temperature: float, vocab_size: int) -> Read:
+    """Log-probabilities of the scored tokens."""
+
+    def read(batch: MicroBatch, model: Any, hidden: Tensor) -> Tensor:
+        return _token_values(batch, model, hidden, temperature, vocab_size)[0]
+
+    return read
 
 
 def _run(
@@ -110,26 +117,29 @@ def _token_values(
     )
 
 
-def _train_terms(
+def _policy_terms(
     loss: LossFunction, temperature: float, vocab_size: int, batch: MicroBatch, model: Any, hidden: Tensor
-) -> tuple[Tensor, Tensor, _Result]:
-    """Megatron's loss triple: loss, a token count (unused), and what is collected."""
+) -> LossTerms:
     assert batch.tokens is not None
     logprobs, entropy = _token_values(batch, model, hidden, temperature, vocab_size)
-    terms: LossTerms = loss(logprobs, entropy, batch.tokens)
+    terms = loss(logprobs, entropy, batch.tokens)
     own = {
         "_loss": terms.loss.detach(),
         "_entropy": entropy.detach().sum(),
         "_tokens": torch.tensor(float(len(logprobs)), device=hidden.device),
     }
-    count = torch.zeros((), dtype=torch.int, device=hidden.device)
-    return terms.loss, count, (terms.sums | own, terms.maxima)
+    return LossTerms(terms.loss, terms.sums | own, terms.maxima)
 
 
-def _score(
-    temperature: float, vocab_size: int, batch: MicroBatch, model: Any, hidden: Tensor, non_loss_data: bool
-) -> Tensor:
-    return _token_values(batch, model, hidden, temperature, vocab_size)[0]
+def _train(terms: Terms, batch: MicroBatch, model: Any, output: Tensor) -> tuple[Tensor, Tensor, _Result]:
+    """Megatron's loss triple: loss, a token count (unused), and what is collected."""
+    found = terms(batch, model, output)
+    count = torch.zeros((), dtype=torch.int, device=output.device)
+    return found.loss, count, (found.sums, found.maxima)
+
+
+def _score(read: Read, batch: MicroBatch, model: Any, output: Tensor, non_loss_data: bool) -> Tensor:
+    return read(batch, model, output)
 
 
 def _reduced(results: list[_Result]) -> tuple[dict[str, float], dict[str, float]]:

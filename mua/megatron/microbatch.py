@@ -164,13 +164,17 @@ def _token_tensors(sequences: Sequence[TrainSequence], scored: IndexArray) -> To
         whole = np.concatenate([*(getattr(sequence, name) for sequence in sequences), np.zeros(0, dtype=np.float32)])
         return torch.from_numpy(whole[scored].astype(np.float32)).to(device())
 
-    with_reference = all(sequence.reference_logprobs is not None for sequence in sequences)
+    def where_known(name: str) -> Tensor | None:
+        return gathered(name) if all(getattr(sequence, name) is not None for sequence in sequences) else None
+
     return TokenTensors(
         weights=gathered("weights"),
         advantages=gathered("advantages"),
         behaviour_logprobs=gathered("behaviour_logprobs"),
         old_logprobs=gathered("old_logprobs"),
-        reference_logprobs=gathered("reference_logprobs") if with_reference else None,
+        reference_logprobs=where_known("reference_logprobs"),
+        old_values=where_known("values"),
+        returns=where_known("returns"),
         sequence=_placed(owner),
         sequences=len(sequences),
         add_up=partial(_added_over, group),

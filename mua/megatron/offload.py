@@ -19,6 +19,7 @@ from megatron.core.distributed import DistributedDataParallel
 from torch import Tensor
 
 from mua.megatron import parallel
+from mua.megatron.network import Network
 from mua.megatron.optimizer import Optimizer
 
 
@@ -65,15 +66,16 @@ class Offloaded:
         self._kept, self._scratch = [], []
 
 
-def offload(chunks: list[DistributedDataParallel], optimizer: Optimizer, reference: list[Tensor] | None) -> Offloaded:
+def offload(networks: Iterable[Network], reference: list[Tensor] | None) -> Offloaded:
     """Give back the memory of all weights, gradients and optimizer state of this rank.
 
-    Nothing of the model may be used before :meth:`Offloaded.restore`.
+    Nothing of the networks may be used before :meth:`Offloaded.restore`.
     """
-    kept = [parameter.data for chunk in chunks for parameter in chunk.parameters()]
-    kept += _optimizer_tensors(optimizer)
-    scratch = [buffer.grad_data for chunk in chunks for buffer in _buffers(chunk)]
-    return Offloaded([*kept, *(reference or [])], scratch)
+    kept, scratch = list(reference or []), []
+    for network in networks:
+        kept += [*network.tensors(), *_optimizer_tensors(network.optimizer)]
+        scratch += [buffer.grad_data for chunk in network.wrapped for buffer in _buffers(chunk)]
+    return Offloaded(kept, scratch)
 
 
 def _buffers(chunk: DistributedDataParallel) -> Iterator[Any]:

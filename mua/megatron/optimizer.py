@@ -53,6 +53,7 @@ class Optimizer:
     Args:
         chunks: wrapped by :func:`wrap_data_parallel`.
         total_steps: optimizer steps of the run, where a decaying schedule ends.
+        section: of the configuration that ``config`` is, for messages.
     """
 
     def __init__(
@@ -61,8 +62,10 @@ class Optimizer:
         config: OptimizerConfig,
         distributed_optimizer: bool,
         total_steps: int,
+        *,
+        section: str = "optimizer",
     ) -> None:
-        _check(config, total_steps)
+        _check(config, total_steps, section)
         dtype = chunks[0].config.params_dtype
         self.megatron: ChainedOptimizer = get_megatron_optimizer(
             MegatronOptimizerConfig(
@@ -129,16 +132,16 @@ class Optimizer:
         self.scheduler.step(steps)
 
 
-def _check(config: OptimizerConfig, total_steps: int) -> None:
+def _check(config: OptimizerConfig, total_steps: int, section: str) -> None:
     if config.min_learning_rate > config.learning_rate:
         raise ConfigError(
-            f"optimizer.min_learning_rate {config.min_learning_rate} is above optimizer.learning_rate "
+            f"{section}.min_learning_rate {config.min_learning_rate} is above {section}.learning_rate "
             f"{config.learning_rate}"
         )
     if config.schedule != "constant" and config.warmup_steps >= total_steps:
         raise ConfigError(
-            f"optimizer.warmup_steps {config.warmup_steps} leaves none of the run's {total_steps} steps to decay in; "
-            "lower it or set optimizer.schedule to constant"
+            f"{section}.warmup_steps {config.warmup_steps} leaves none of the run's {total_steps} steps to decay in; "
+            f"lower it or set {section}.schedule to constant"
         )
 
 

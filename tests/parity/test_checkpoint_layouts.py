@@ -85,10 +85,10 @@ def train(
         weights = exported(built)
         if out is not None:
             built.save(Path(out), {"next": last}, background=True)
-            for parameter in built._parameters():
+            for parameter in built.policy.parameters():
                 parameter.data.mul_(-1)  # what follows the call may change everything at once
             built.finish_save()
-            for parameter in built._parameters():
+            for parameter in built.policy.parameters():
                 parameter.data.mul_(-1)
             built.save_hf(Path(out).with_name("hf"), source=Path(model))
         return losses, weights
@@ -159,16 +159,16 @@ def convert_back(model: str, out: str) -> None:
 def loads_alike(model: str, checkpoint: str, layout: dict[str, Any]) -> bool:
     """Whether every parameter of this rank is, bit for bit, what ``load_hf`` puts there; a step then trains alike."""
     with backend(Path(model), **layout) as built:
-        expected = [parameter.detach().clone() for parameter in built._parameters()]
+        expected = [parameter.detach().clone() for parameter in built.policy.parameters()]
         loss = built.train_step(make_batch(), CrossEntropyLoss())["loss"]
-        after = [parameter.detach().clone() for parameter in built._parameters()]
+        after = [parameter.detach().clone() for parameter in built.policy.parameters()]
     with backend(Path(model), **layout) as built:
-        for parameter in built._parameters():
+        for parameter in built.policy.parameters():
             parameter.data.fill_(torch.nan)
         assert built.load(Path(checkpoint)) == {"step": 0}
-        same = all(torch.equal(a, b) for a, b in zip(built._parameters(), expected, strict=True))
+        same = all(torch.equal(a, b) for a, b in zip(built.policy.parameters(), expected, strict=True))
         same &= built.train_step(make_batch(), CrossEntropyLoss())["loss"] == loss
-        return same and all(torch.equal(a, b) for a, b in zip(built._parameters(), after, strict=True))
+        return same and all(torch.equal(a, b) for a, b in zip(built.policy.parameters(), after, strict=True))
 
 
 def test_a_rank_that_cannot_write_is_told_by_all_and_leaves_nothing(models: dict[int, Path], tmp_path: Path) -> None:

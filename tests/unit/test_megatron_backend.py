@@ -36,7 +36,7 @@ def test_bfloat16_is_near_transformers_in_bfloat16_and_keeps_float32_weights(fol
         own = built.log_probabilities(batch.sequences, 1.0)
         for _ in range(20):
             built.train_step(batch, CrossEntropyLoss())
-        optimizer = built._optimizer.megatron.chained_optimizers[0].optimizer
+        optimizer = built.policy.optimizer.megatron.chained_optimizers[0].optimizer
         assert {p.dtype for group in optimizer.param_groups for p in group["params"]} == {torch.float32}
         better = built.log_probabilities(batch.sequences, 1.0)
     for sequence, values in zip(batch.sequences, own, strict=True):

@@ -251,7 +251,7 @@ def test_a_checkpoint_in_the_background_holds_the_weights_of_the_call(folder: Pa
         built.save(checkpoint_folder(tmp_path, 1), {"position": 1})
         saved = exported(built)
         built.save(checkpoint_folder(tmp_path, 2), {"position": 2}, background=True)
-        for parameter in built._parameters():
+        for parameter in built.policy.parameters():
             parameter.data.fill_(7.0)
         built.finish_save()
         assert latest_checkpoint(tmp_path) == checkpoint_folder(tmp_path, 2)

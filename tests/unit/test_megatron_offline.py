@@ -110,7 +110,7 @@ def test_weights_alone_start_a_run(model: Path, tmp_path: Path) -> None:
     with backend(model) as built:
         built.train_step(make_batch(seed=9), CrossEntropyLoss())  # other weights and moments than those to be loaded
     with backend(model) as built:
-        for parameter in built._parameters():
+        for parameter in built.policy.parameters():
             parameter.data.fill_(3.0)
         assert built.load(checkpoint_folder(tmp_path, 0)) == {"step": 0}
         built.train_step(make_batch(), CrossEntropyLoss())
