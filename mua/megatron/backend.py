@@ -94,7 +94,8 @@ class MegatronBackend:
         Returns:
             metrics: ``loss``, ``entropy`` (mean over trained tokens, nats), ``grad_norm``, ``learning_rate``,
             ``tokens`` (trained), ``rows``, ``padding_share``, ``merged_share`` (of tokens, that were not computed
-            because another sequence begins with them), ``skipped``, ``forward_backward_seconds``,
+            because another sequence begins with them), how evenly ranks and rows are loaded
+            (:class:`mua.megatron.workload.Spread`), ``skipped``, ``forward_backward_seconds``,
             ``optimizer_seconds``, those of the loss function (:func:`mua.algorithms.losses.finish_metrics`), and of
             the experts' load (:func:`mua.megatron.moe.collect_metrics`), whose losses are no part of ``loss``, and
             with ``megatron.routing_replay`` the share of the engine's expert choices that this policy made too.

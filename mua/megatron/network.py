@@ -23,6 +23,7 @@ from mua.megatron import forward, moe, parallel
 from mua.megatron.microbatch import scoring_micro_batch, training_micro_batch
 from mua.megatron.optimizer import Optimizer, wrap_data_parallel
 from mua.megatron.packing import Alignment, Packed, check_first_tokens, check_ids, pack
+from mua.megatron.workload import Workload
 from mua.types import Float32Array, TrainSequence
 
 
@@ -35,7 +36,8 @@ class Step:
     maxima: dict[str, float]
     metrics: dict[str, float]
     """``grad_norm``, ``learning_rate``, ``rows``, ``padding_share``, ``merged_share``, ``skipped``,
-    ``forward_backward_seconds``, ``optimizer_seconds``, and of the experts' load."""
+    ``forward_backward_seconds``, ``optimizer_seconds``, those of :class:`mua.megatron.workload.Spread`, and of the
+    experts' load."""
 
 
 class Network:
@@ -60,6 +62,7 @@ class Network:
         self._config = megatron
         self._alignment = Alignment.of(megatron)
         self._vocab_size: int = chunks[0].hf_config["vocab_size"]
+        self._workload = Workload.from_hf(chunks[0].hf_config)
         for chunk in chunks:
             chunk.config.finalize_model_grads_func = forward.sum_gradients
         self.chunks = chunks
@@ -112,7 +115,7 @@ class Network:
             "optimizer_seconds": time.perf_counter() - between,
         }
         experts = moe.collect_metrics(self.chunks, self._config.moe_aux_loss, self._config.moe_z_loss)
-        return Step(sums, maxima, metrics | experts)
+        return Step(sums, maxima, metrics | packed.spread.metrics() | experts)
 
     def score(self, sequences: Sequence[TrainSequence], read: forward.Read) -> list[Float32Array]:
         """What ``read`` finds for every token but a sequence's first.
@@ -151,6 +154,7 @@ class Network:
             [sequence.ids for sequence in sequences],
             self._config,
             self._alignment,
+            workload=self._workload,
             # Megatron's interleaved schedule passes rows on in groups of this many, and cannot announce their lengths.
             multiple=self._config.pipeline_parallel if interleaved else 1,
             equal=interleaved,
