@@ -58,16 +58,15 @@ def usable(group: Group, config: AlgorithmConfig) -> bool:
     """Whether ``group`` would move the policy; ``algorithm.refill`` replaces groups that would not.
 
     Infrastructure faults fill no group: two members at least must be scored (one with ``group_size`` 1). After the
-    filters some member must have an advantage other than 0, which for ``advantage: gae`` and with a teacher is not
-    known yet and taken for granted.
+    filters some member must have an advantage other than 0. Where a critic or a teacher decides, which has not seen the
+    group yet, that is taken for granted.
     """
     if len(group.scored) < min(2, config.group_size):
         return False
     kept, _ = filtered([group], config)
-    if config.distillation is not None:  # the teacher trains whatever is left
+    if config.advantage == "gae" or config.distillation is not None:
         return bool(kept)
-    kept = [_penalised(left, config) for left in kept]
-    return any(config.advantage == "gae" or bool(_of_group(left.scored, config).any()) for left in kept)
+    return any(bool(_of_group(_penalised(left, config).scored, config).any()) for left in kept)
 
 
 def sft_batch(segments: Sequence[Segment]) -> TrainBatch:

@@ -78,7 +78,8 @@ def _at_most(members: list[Trajectory], count: int, draw: random.Random) -> list
 def _without_overlong(group: Group, chosen: OverlongFilter) -> list[Trajectory]:
     overlong = [t for t in group.trajectories if t.outcome in _OVERLONG and not t.success]
     reserved = {id(t) for t in _at_most(overlong, chosen.keep, random.Random(group.ordinal))}
-    return [t for t in group.trajectories if t not in overlong or id(t) in reserved]
+    dropped = {id(t) for t in overlong} - reserved
+    return [t for t in group.trajectories if id(t) not in dropped]
 
 
 def penalised(trajectory: Trajectory, shaping: ShapingConfig) -> Trajectory:

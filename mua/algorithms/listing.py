@@ -48,5 +48,28 @@ LISTING: dict[str, dict[str, str]] = {
         "k2": "half its square: the gradient of the reverse KL in expectation",
         "k3": "exp(-x) - 1 + x: unbiased and never negative",
     },
+    "filters": {
+        "range": "groups whose rewards hardly differ are dropped (DAPO)",
+        "balance": "successes and failures of a group in balance (AgentRL)",
+        "minimum_turns": "successes that came too soon are dropped as guesses (AgentRL)",
+        "overlong": "failures that only ran into a limit are dropped",
+    },
+    "shaping": {
+        "turn_efficiency": "score by rank of turns: short successes and long failures earn more (AgentRL)",
+        "overlong_tokens": "sampled tokens at which a trajectory has lost 1 of its score (DAPO)",
+        "overlong_buffer": "tokens before that over which the penalty rises",
+        "malformed_turn": "taken from the reward of an empty turn, or one with an unacceptable tool call",
+        "repeated_turn": "taken from the reward of a turn that makes a call or says a text again",
+        "cap_faulty_turns": "no malformed or repeated turn is encouraged: its advantage is at most 0 (AgentRL)",
+    },
+    "refill": {
+        "most_extra_groups": "unusable groups that others replace in one step (DAPO's dynamic sampling)",
+        "oversample": "more groups start than a step trains on; it takes the first usable ones that finish",
+        "most_cancellations": "how often oversampling may put a group off before a step waits for it",
+    },
+    "curriculum.kind": {
+        "off": "epochs, each a fresh permutation",
+        "success_rate": "tasks solved half of the time come most often, by running success rate",
+    },
 }
-"""Key of the section ``algorithm`` -> value -> one line."""
+"""Key of the section ``algorithm`` -> value, or key of a section in it -> one line."""

@@ -75,7 +75,7 @@ class RefillConfig(Section):
     """Whether a step goes on until it has groups_per_step groups that move the policy (DAPO's dynamic sampling).
 
     A group is usable if at least two members are scored (one with group_size 1) and, after the filters, some
-    advantage is not 0.
+    advantage is not 0, or still to be decided by a critic or a teacher.
     """
 
     most_extra_groups: NonNegative = 0

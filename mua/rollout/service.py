@@ -241,8 +241,8 @@ class RolloutService:
         return len(self.selection.first_tasks(split, tasks))
 
     def metrics(self) -> dict[str, float]:
-        """The counters of engines, teacher, users' and judges' endpoints since the last call; what the last step had to choose
-        from, and what the curriculum knows."""
+        """The counters of engines, teacher, users' and judges' endpoints since the last call; what the last step had to
+        choose from, and what the curriculum knows."""
         of_teacher = self._teacher.metrics() if self._teacher is not None else {}
         return self._pool.metrics() | self._services.metrics() | of_teacher | self._of_step
 
@@ -346,7 +346,7 @@ def refill_metrics(harvest: Harvest, algorithm: AlgorithmConfig) -> dict[str, fl
         "missing": algorithm.groups_per_step - len(harvest.usable),
         "cancelled": harvest.cancelled,
     }
-    return {f"filter/{name}": float(count) for name, count in counts.items()}
+    return {f"filters/{name}": float(count) for name, count in counts.items()}
 
 
 def report(trajectories: Sequence[Trajectory]) -> list[float]:

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from environments.help_desk.tasks import generate
+from mua.algorithms.faults import malformed_turns, repeated_turns
 from mua.config.schema import EnvironmentConfig, RolloutConfig
 from mua.environment.manager import EnvironmentManager
 from mua.environment.protocol import Task, ToolResult
@@ -143,6 +144,8 @@ async def test_too_many_malformed_calls_end_the_episode(bad: str) -> None:
     result, sampler = await play(bad, bad, bad, max_malformed=2)
     assert result.outcome is Outcome.MALFORMED
     assert len(sampler.requests) == len(observations(result)) == result.metrics["malformed"] == 3
+    assert malformed_turns(result.messages) == [True] * 3
+    assert repeated_turns(result.messages) == [False, True, True]
 
 
 async def test_as_many_malformed_calls_as_allowed_do_not() -> None:
@@ -157,6 +160,8 @@ async def test_an_error_of_the_tool_itself_is_not_malformed() -> None:
     assert result.outcome is Outcome.USER_STOP
     assert result.metrics["tool_errors/get_order"] == 2.0
     assert result.metrics["malformed"] == 0.0
+    assert malformed_turns(result.messages) == [False] * 4
+    assert repeated_turns(result.messages) == [False, True, False, False]
 
 
 async def test_the_last_action_within_max_turns_is_executed() -> None:
