@@ -84,7 +84,7 @@ class RefillConfig(Section):
     oversample: NonNegative = 0
     """Groups in flight beyond those that steps wait for: a step trains on the first usable ones that finish, which
     favours short episodes. The rest goes on into the next step where trainer.max_staleness allows it, and otherwise
-    is cancelled and starts again."""
+    is cancelled and starts again. rollout.concurrency has to leave room for their episodes."""
     most_cancellations: Positive = 1
     """Cancellations of one group after which a step waits for it: no task is put off for ever because it is long."""
 
