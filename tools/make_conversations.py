@@ -1,10 +1,19 @@
-"""Conversations for supervised training: scripted experts of a configuration's domains against their scripted users.
+"""Conversations for supervised training: scripted experts, or any policy, against the simulated users.
 
     python -m tools.make_conversations CONFIG OUT.jsonl --count 2000 [--loose 0.3] [--keep all] [key.path=value ...]
+    python -m tools.make_conversations CONFIG OUT.jsonl --agent policy --samples 4 [--minutes 60] [key.path=value ...]
 
-Tasks are those of the training split, domain by domain by the shares of ``environment.mix``. An expert made loose
-departs from the prescribed way now and then; with ``--keep successful`` (the default) only conversations that earned
-success are written, with ``--keep all`` the others too: what a policy that is still to be improved learns from.
+Tasks are those of the training split, domain by domain by the shares of ``environment.mix``.
+
+``--agent expert``: the domains' experts against their scripted users. An expert made loose departs from the prescribed
+way now and then; with ``--keep successful`` (the default) only conversations that earned success are written, with
+``--keep all`` the others too: what a policy that is still to be improved learns from.
+
+``--agent policy``: whoever ``evaluation.policy`` names (an OpenAI endpoint, or the checkpoint ``model.path``) plays
+``--samples`` episodes of every task against the configuration's users. Successful, rule-abiding ones are kept, the best
+``--per-task`` of each task, and written balanced (:mod:`mua.rollout.curate`). Every episode stands in
+OUT.episodes.jsonl the moment it ends, so that the same command goes on after a kill or ``--minutes``; OUT.report.json
+says what was kept and why the rest was not.
 """
 
 from __future__ import annotations
@@ -13,29 +22,69 @@ import argparse
 import asyncio
 import itertools
 import json
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+from mua.cli import readable
 from mua.config.load import load_config
+from mua.config.schema import ExperimentConfig
 from mua.environment.demonstrate import Demonstration, demonstrate
 from mua.environment.protocol import Task
 from mua.environment.selection import Selection
+from mua.evaluation.collect import Wanted, collect
 from mua.observe.progress import Progress
 from mua.rollout.stream import TaskStream
 from mua.types import Json
 
 
 def main() -> None:
+    arguments = _parser().parse_intermixed_args()
+    overrides = list(arguments.overrides)
+    if arguments.endpoint:
+        overrides += ["evaluation.policy.kind=endpoint", f"evaluation.policy.endpoint.base_url={arguments.endpoint}"]
+    if arguments.model:
+        overrides.append(f"evaluation.policy.endpoint.model={arguments.model}")
+    try:
+        config = load_config(arguments.config, overrides)
+        if arguments.agent == "policy":
+            _by_policy(config, arguments)
+        else:
+            _by_experts(config, arguments)
+    except Exception as error:
+        lines = list(readable(error))
+        if not lines:
+            raise
+        sys.exit("\n".join(f"make_conversations: {line}" for line in lines))
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("config", type=Path)
     parser.add_argument("out", type=Path)
     parser.add_argument("overrides", nargs="*", help="key.path=value")
+    parser.add_argument("--agent", choices=["expert", "policy"], default="expert", help="who plays the agent")
     parser.add_argument("--count", type=int, default=1000, help="conversations to write")
-    parser.add_argument("--loose", type=float, default=0.0, help="how often the expert departs from the prescribed way")
-    parser.add_argument("--keep", choices=["successful", "all"], default="successful")
-    parser.add_argument("--seed", type=int, default=1)
-    arguments = parser.parse_intermixed_args()
-    config = load_config(arguments.config, arguments.overrides)
+    parser.add_argument("--seed", type=int, default=1, help="expert: seed of tasks and users")
+    parser.add_argument("--loose", type=float, default=0.0, help="expert: how often it departs from the prescribed way")
+    parser.add_argument("--keep", choices=["successful", "all"], default="successful", help="expert: what is written")
+    parser.add_argument("--endpoint", help="policy: address of an OpenAI API, for evaluation.policy.endpoint.base_url")
+    parser.add_argument("--model", help="policy: name of its model, for evaluation.policy.endpoint.model")
+    parser.add_argument("--samples", type=int, default=4, help="policy: episodes of each task")
+    parser.add_argument("--per-task", type=int, default=1, help="policy: conversations kept of one task, the best")
+    parser.add_argument("--tasks", type=int, help="policy: the first so many tasks of each domain; all by default")
+    parser.add_argument("--minutes", type=float, help="policy: deadline of playing; the same command goes on later")
+    return parser
+
+
+def _by_policy(config: ExperimentConfig, arguments: argparse.Namespace) -> None:
+    seconds = None if arguments.minutes is None else 60 * arguments.minutes
+    wanted = Wanted(arguments.count, arguments.samples, arguments.per_task, arguments.tasks, seconds)
+    config.output.mkdir(parents=True, exist_ok=True)  # logs of engines
+    print(json.dumps(collect(config, arguments.out, wanted), indent=2))
+
+
+def _by_experts(config: ExperimentConfig, arguments: argparse.Namespace) -> None:
     selection = Selection.from_config(config.environment)
     made = conversations(selection, arguments.seed, arguments.loose, successful=arguments.keep == "successful")
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
@@ -59,12 +108,6 @@ def conversations(selection: Selection, seed: int, loose: float, *, successful: 
         ordinal += 1
         if played.evaluation.success or not successful:
             yield _with_prompt(selection, task, played)
-
-
-def success_of(selection: Selection, tasks: Sequence[Task], loose: float) -> float:
-    """The share of ``tasks`` that an expert of this looseness solves."""
-    played = [asyncio.run(demonstrate(selection.domain(task), task, 0, loose)) for task in tasks]
-    return sum(p.evaluation.success for p in played) / len(played)
 
 
 def _with_prompt(selection: Selection, task: Task, played: Demonstration) -> list[Json]:

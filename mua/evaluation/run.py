@@ -9,7 +9,9 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
+from time import monotonic
 from typing import TypeAlias
 
 from rich.console import Console
@@ -39,26 +41,51 @@ Roles: TypeAlias = dict[str, float]
 """What users and judges came to, by role and metric."""
 
 
-def play_on_engine(config: ExperimentConfig, episodes: Sequence[Placed], on_trajectory: OnTrajectory) -> Roles:
-    """A checkpoint, served by engines that are started for the occasion."""
-    with RolloutService(config) as rollouts:
-        rollouts.each(episodes, temperature=config.evaluation.temperature, on_trajectory=on_trajectory)
-        return _roles(rollouts.metrics())
+class _TimeIsUp(Exception):
+    """The deadline of playing has passed; what ended before is kept."""
 
 
-def play_at_endpoint(config: ExperimentConfig, episodes: Sequence[Placed], on_trajectory: OnTrajectory) -> Roles:
-    """Whatever answers at an OpenAI-compatible endpoint."""
-    return asyncio.run(_play_at_endpoint(config, episodes, on_trajectory))
+def play_on_engine(
+    config: ExperimentConfig, episodes: Sequence[Placed], on_trajectory: OnTrajectory, seconds: float | None = None
+) -> Roles:
+    """A checkpoint, served by engines that are started for the occasion; after ``seconds`` the rest is not played."""
+    until = None if seconds is None else monotonic() + seconds
+
+    def interrupt() -> None:
+        if until is not None and monotonic() > until:
+            raise _TimeIsUp
+
+    try:
+        with RolloutService(config, interrupt) as rollouts:
+            with suppress(_TimeIsUp):
+                rollouts.each(episodes, temperature=config.evaluation.temperature, on_trajectory=on_trajectory)
+            return _roles(rollouts.metrics())
+    except _TimeIsUp:  # before the engines were there
+        return {}
 
 
-async def _play_at_endpoint(config: ExperimentConfig, episodes: Sequence[Placed], on_trajectory: OnTrajectory) -> Roles:
+def play_at_endpoint(
+    config: ExperimentConfig, episodes: Sequence[Placed], on_trajectory: OnTrajectory, seconds: float | None = None
+) -> Roles:
+    """Whatever answers at an OpenAI-compatible endpoint; after ``seconds`` the rest is not played."""
+    return asyncio.run(_play_at_endpoint(config, episodes, on_trajectory, seconds))
+
+
+async def _play_at_endpoint(
+    config: ExperimentConfig, episodes: Sequence[Placed], on_trajectory: OnTrajectory, seconds: float | None
+) -> Roles:
     assert config.evaluation.policy.endpoint is not None, "the configuration was validated"
     services = Services.from_config(config.user, config.judge)
     selection = Selection.from_config(config.environment, services)
     client = ChatClient(config.evaluation.policy.endpoint)
     runner = EpisodeRunner(config, selection, None, None, services, ChatPolicy(client))
     try:
-        await runner.each(episodes, temperature=config.evaluation.temperature, on_trajectory=on_trajectory)
+        try:
+            async with asyncio.timeout(seconds) as deadline:
+                await runner.each(episodes, temperature=config.evaluation.temperature, on_trajectory=on_trajectory)
+        except TimeoutError:
+            if not deadline.expired():
+                raise
         return _roles(services.metrics())
     finally:
         await runner.close()
@@ -77,7 +104,8 @@ def evaluate(config: ExperimentConfig) -> None:
     planned = plan(config)
     path = config.output / FILE
     with EpisodeStore(path, policy=policy_digest(policy), setting=digest(setting)) as store:
-        _play_missing(config, planned, store)
+        every = [placed for _, places in planned for placed in places]
+        play_missing(config, every, store, f"evaluate on {config.evaluation.split}")
         roles = store.roles
         results = [TaskResult(task, _kept(store, places)) for task, places in planned]
     _require_scored(results)
@@ -125,37 +153,44 @@ def plan(config: ExperimentConfig) -> list[tuple[Task, list[Placed]]]:
     return [(task, [Placed(task, _ordinal(task), sample) for sample in range(chosen.samples)]) for task in tasks]
 
 
-def _play_missing(config: ExperimentConfig, planned: Sequence[tuple[Task, list[Placed]]], store: EpisodeStore) -> None:
-    chosen = config.evaluation
-    every = [placed for _, places in planned for placed in places]
-    missing = [placed for placed in every if _key(placed) not in store]
+def play_missing(
+    config: ExperimentConfig, every: Sequence[Placed], store: EpisodeStore, stage: str, *,
+    seconds: float | None = None, note: Callable[[Placed, Trajectory], str] | None = None,
+) -> None:  # fmt: skip
+    """Play those of ``every`` that ``store`` has no scored result of, in that order, and keep them there.
+
+    ``stage`` names what is under way; ``note``, called after each episode, says what progress shows beside it. After
+    ``seconds`` the rest is left for the next call.
+    """
+    missing = [placed for placed in every if key_of(placed) not in store]
     with (
         Progress(config.observe.progress) as progress,
         # Only what is missing counts, so that the estimate of the time left holds for a continued run too.
-        progress.stage(f"evaluate on {chosen.split}", total=len(missing)) as stage,
+        progress.stage(stage, total=len(missing)) as shown,
     ):
         if len(missing) < len(every):
-            stage.advance(0, note=f"{len(every) - len(missing)} of {len(every)} were done already")
+            shown.advance(0, note=f"{len(every) - len(missing)} of {len(every)} were done already")
 
         def keep(placed: Placed, trajectory: Trajectory) -> None:
-            store.add(_key(placed), trajectory)
-            stage.advance()
+            store.add(key_of(placed), trajectory)
+            shown.advance(note=None if note is None else note(placed, trajectory))
 
         if missing:
-            play = play_at_endpoint if chosen.policy.kind == "endpoint" else play_on_engine
-            store.add_roles(play(config, missing, keep))
+            play = play_at_endpoint if config.evaluation.policy.kind == "endpoint" else play_on_engine
+            store.add_roles(play(config, missing, keep, seconds))
 
 
 def _ordinal(task: Task) -> int:
     return EVALUATION_ORDINALS + derived_seed("evaluation", task.domain, task.id)
 
 
-def _key(placed: Placed) -> Key:
+def key_of(placed: Placed) -> Key:
+    """Where the store keeps an episode."""
     return Key(placed.task.domain, placed.task.id, task_digest(placed.task), placed.sample)
 
 
 def _kept(store: EpisodeStore, places: Sequence[Placed]) -> list[Trajectory]:
-    found = [store.get(_key(placed)) for placed in places]
+    found = [store.get(key_of(placed)) for placed in places]
     return [trajectory for trajectory in found if trajectory is not None]
 
 

@@ -61,10 +61,9 @@ def _read(entry: Json) -> list[Json]:
 
 def _append(messages: list[Json], message: Json) -> None:
     """Add a message, or the calls of one to the agent's unfinished message before it."""
-    last = messages[-1] if messages else {"role": None}
-    continues = message["role"] == last["role"] == "assistant" and "tool_calls" in message and not message["content"]
-    if continues and "reasoning_content" not in message:
-        last.setdefault("tool_calls", []).extend(message["tool_calls"])
+    only_calls = "tool_calls" in message and not message["content"] and "reasoning_content" not in message
+    if only_calls and messages and messages[-1]["role"] == "assistant":
+        messages[-1].setdefault("tool_calls", []).extend(message["tool_calls"])
     else:
         messages.append(message)
 
