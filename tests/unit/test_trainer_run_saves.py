@@ -6,6 +6,7 @@ The policy is a stand-in whose saves become whole when they are finished; real s
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,14 @@ class StandIn:
 
     def __init__(self) -> None:
         self.writing: Path | None = None
+        self.states: dict[Path, str] = {}
+
+    def load(self, folder: Path) -> Any:
+        return json.loads(self.states[folder])
 
     def save(self, folder: Path, extra_state: dict[str, Any]) -> None:
         self.finish_save()
+        self.states[folder] = json.dumps(extra_state)
         self.writing = folder
         folder.with_name(f".{folder.name}.partial").mkdir(parents=True)
 
@@ -57,6 +63,18 @@ def test_an_older_checkpoint_stays_until_the_newer_one_is_whole(config: Experime
         run.save(2)
         assert present() == [".step_00000003.partial", "step_00000002"]
     assert present() == ["step_00000003"]
+
+
+def test_a_run_continues_where_its_last_saved_step_left_the_stream(config: ExperimentConfig) -> None:
+    policy = StandIn()
+    with Run(config, policy) as run:  # type: ignore[arg-type]
+        assert (run.step, run.position) == (0, None)
+        for step, next_ordinal in enumerate((3, 7)):
+            run.position = {"next": next_ordinal, "waiting": [[2, 1]], "curriculum": []}
+            run.log(step, {"reward": 0.0})
+            run.save(step)
+    with Run(config, policy) as run:  # type: ignore[arg-type]
+        assert (run.step, run.position) == (2, {"next": 7, "waiting": [[2, 1]], "curriculum": []})
 
 
 def test_an_error_leaves_the_unfinished_one_to_the_end_of_the_policy(config: ExperimentConfig) -> None:
