@@ -18,6 +18,9 @@ from mua.megatron.trees import Forest
 from mua.megatron.workload import Spread, Workload
 from mua.types import Int32Array, TrainSequence
 
+LITTLE_PADDING = 0.02
+"""Share of positions that rows of one length may waste before more rows are tried."""
+
 _Part: TypeAlias = tuple[int, list[int]]
 """The cost of a rank's rows, and their places in descending order of cost."""
 _Exchange: TypeAlias = tuple[int, int, int]
@@ -106,7 +109,8 @@ def plan_rows(
         alignment: what sequences and rows are padded to.
         multiple: a rank's number of rows is a multiple of this.
         equal: pad all rows to the length of the longest. Then rows are levelled by tokens, as every row computes as
-            many as the fullest has, and ranks only by which rows they are dealt.
+            many as the fullest has, ranks only by which rows they are dealt, and there may be more rows, up to twice
+            as many, where that leaves less padding.
         costs: work of each sequence, in any unit; None: its tokens.
         lockstep: ranks wait for each other in every row, so that even rows count for more than even ranks.
 
@@ -119,11 +123,8 @@ def plan_rows(
                 f"sequence {index} has {length} tokens, more than megatron.tokens_per_row {tokens_per_row}; raise the "
                 "key or lower rollout.max_tokens"
             )
-    first_fit = _first_fit(lengths, tokens_per_row)
-    count = aligned(len(first_fit), ranks * multiple)
     items = _Items.of(lengths, lengths if equal or costs is None else costs, tokens_per_row)
-    rows = _levelled(items, count) or _filled_up(first_fit, count)
-    _level(rows, items)
+    rows = _even_rows(items, ranks * multiple, equal=equal)
     dealt = _dealt(costs or lengths, rows, ranks)
     if costs is not None and not equal and not lockstep:
         _level_ranks(dealt, items)
@@ -188,13 +189,13 @@ def pack(
         tuple(Row(tuple(i for t in row for i in members[t]), trees.joined([forests[t] for t in row])) for row in rank)
         for rank in plan.rows
     )
-    spread = _spread(rows, config, alignment, plan.least, workload)
-    return Packed(plan, rows, sum(map(len, ids)), spread)
+    return Packed(plan, rows, sum(map(len, ids)), spread(rows, config, alignment, workload, plan.least))
 
 
-def _spread(
-    rows: Sequence[Sequence[Row]], config: MegatronConfig, alignment: Alignment, least: int, workload: Workload
+def spread(
+    rows: Sequence[Sequence[Row]], config: MegatronConfig, alignment: Alignment, workload: Workload, least: int = 0
 ) -> Spread:
+    """How evenly the work of ``rows[rank]`` lies in a layout, rows of at least ``least`` positions."""
     computed = [[_padded(row.forest, alignment, least) for row in rank] for rank in rows]
     useful = sum(workload.operations(_spans(row.forest)) for rank in rows for row in rank)
     return Spread.of(
@@ -261,10 +262,6 @@ def _first_fit(lengths: Sequence[int], capacity: int) -> list[list[int]]:
     return rows
 
 
-def _filled_up(rows: list[list[int]], count: int) -> list[list[int]]:
-    return rows + [[] for _ in range(count - len(rows))]
-
-
 @dataclass(frozen=True, slots=True)
 class _Items:
     """What is to be laid into rows. The arrays end with nothing: a sequence without tokens and cost."""
@@ -281,6 +278,22 @@ class _Items:
     @property
     def count(self) -> int:
         return len(self.costs)
+
+
+def _even_rows(items: _Items, multiple: int, *, equal: bool) -> list[list[int]]:
+    """A multiple of ``multiple`` rows, as few as first-fit needs; if ``equal``, the fewest of little padding."""
+    first_fit = _first_fit(items.size[:-1].tolist(), items.capacity)
+    fewest = aligned(len(first_fit), multiple)
+    tried: list[tuple[float, list[list[int]]]] = []
+    for count in range(fewest, 2 * fewest + 1, multiple):
+        rows = _levelled(items, count) or [*map(list, first_fit), *([] for _ in range(count - len(first_fit)))]
+        _level(rows, items)
+        sizes = [int(items.size[row].sum()) for row in rows]
+        padding = 1.0 - sum(sizes) / max(1, count * max(sizes))
+        if not equal or padding <= LITTLE_PADDING:
+            return rows
+        tried.append((padding, rows))
+    return min(tried, key=lambda trial: trial[0])[1]
 
 
 def _levelled(items: _Items, count: int) -> list[list[int]] | None:
