@@ -344,7 +344,10 @@ class EvaluationConfig(Section):
     policy: PolicyConfig = PolicyConfig()
     """Of ``mua eval``; in training it is always the policy being trained."""
     domains: list[str] = []
-    """Domains and gyms that ``mua eval`` goes over; empty: those of ``environment``."""
+    """Domains and gyms that ``mua eval`` goes over; empty: those of ``environment``. Training judges them besides its
+    own: those it does not train on are held out, with metrics of their own."""
+    options: dict[str, str | int | float | bool] = {}
+    """Settings of those of ``domains`` that are not in ``environment``, with their owner: ``{turtle.max_words: 5}``."""
     split: Literal["train", "validation", "test"] = "validation"
     """Which tasks; the splits are disjoint."""
     tasks: Positive | None = None
@@ -359,6 +362,12 @@ class EvaluationConfig(Section):
     """Bootstrap resamples behind every interval."""
     outputs: list[Literal["json", "markdown", "plots"]] = ["json", "markdown", "plots"]
     """What ``mua eval`` writes: ``evaluation.json`` (which ``mua compare`` reads), ``report.md``, pictures."""
+
+    @model_validator(mode="after")
+    def _options_have_owners(self) -> Self:
+        if self.options and not self.domains:
+            raise ValueError("evaluation.options needs evaluation.domains, whose settings they are")
+        return self
 
 
 class ObserveConfig(Section):

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Self
 
-from mua.config.schema import EnvironmentConfig
+from mua.config.schema import EnvironmentConfig, EvaluationConfig, ExperimentConfig
 from mua.environment.protocol import Configurable, Domain, PerTaskPrompt, PromptStyle, Split, Task
 from mua.environment.registry import get_domain
 from mua.errors import ConfigError
@@ -20,9 +21,31 @@ class Selection:
     config: EnvironmentConfig
 
     @classmethod
-    def from_config(cls, config: EnvironmentConfig, services: Services | None = None) -> Selection:
+    def from_config(cls, config: EnvironmentConfig, services: Services | None = None) -> Self:
         """The domains that ``config`` names; raises :class:`mua.errors.ConfigError` for what cannot be had."""
         return cls({name: _configured(name, config, services or Services()) for name in config.shares}, config)
+
+    @classmethod
+    def held_out(cls, config: ExperimentConfig, services: Services) -> Self | None:
+        """Those of ``evaluation.domains`` that ``environment`` does not train on; None if there are none.
+
+        Raises :class:`mua.errors.ConfigError` where one of them has no task in ``evaluation.split``.
+        """
+        names = [name for name in config.evaluation.domains if name not in config.environment.shares]
+        if not names:
+            return None
+        selection = cls.from_config(environment_of(names, config.environment, config.evaluation), services)
+        for name, (_, tasks) in zip(names, selection.shared_tasks(config.evaluation.split), strict=True):
+            if not tasks:
+                raise ConfigError(
+                    f"evaluation.domains: {name!r} has no {config.evaluation.split} tasks of the chosen difficulties; "
+                    "leave it out, or choose another evaluation.split"
+                )
+        return selection
+
+    def beside(self, other: Self) -> Self:
+        """This selection, which also finds the domains of ``other``; tasks and shares stay its own."""
+        return replace(self, domains={**self.domains, **other.domains})
 
     def tasks(self, split: Split) -> list[Task]:
         """The tasks of a split, domain after domain."""
@@ -48,6 +71,43 @@ class Selection:
     def _chosen(self, name: str, split: Split) -> Sequence[Task]:
         tasks, wanted = self.domains[name].tasks(split), self.config.difficulties
         return [task for task in tasks if task.data.get("difficulty") in wanted] if wanted else tasks
+
+
+def environment_of(
+    names: Sequence[str], environment: EnvironmentConfig, evaluation: EvaluationConfig
+) -> EnvironmentConfig:
+    """``environment`` with the domains ``names``, alike in weight, in the place of its own.
+
+    Of its options those of domains that stay are kept; those of the others come from ``evaluation.options``. Raises
+    :class:`mua.errors.ConfigError` for an option that belongs to neither.
+    """
+    if len(set(names)) < len(names):
+        raise ConfigError("evaluation.domains: a domain stands there twice; name each once")
+    own = environment.shares
+    inherited = environment.options if environment.mix else _with_owner(environment)
+    gone = _forms(set(own) - set(names))
+    options = {key: value for key, value in inherited.items() if key.rpartition(".")[0] not in gone}
+    new = _forms(set(evaluation.domains) - set(own))
+    for key, value in evaluation.options.items():
+        if (owner := key.rpartition(".")[0]) not in new:
+            raise ConfigError(
+                f"evaluation.options.{key}: {owner or 'nothing'} is none of evaluation.domains that environment does "
+                "not have; write DOMAIN.OPTION, and options of domains that are trained on into environment.options"
+            )
+        if new[owner] in names:
+            options[key] = value
+    told = environment.model_dump() | {"name": "", "mix": dict.fromkeys(names, 1.0), "options": options}
+    return EnvironmentConfig.model_validate(told)
+
+
+def _with_owner(environment: EnvironmentConfig) -> dict[str, str | int | float | bool]:
+    """The options of a single domain as a mix writes them."""
+    return {f"{_short(environment.name)}.{key}": value for key, value in environment.options.items()}
+
+
+def _forms(names: Iterable[str]) -> dict[str, str]:
+    """Each domain by the names an option may call it."""
+    return {form: name for name in names for form in (name, _short(name))}
 
 
 def _configured(name: str, config: EnvironmentConfig, services: Services) -> Domain:
@@ -77,7 +137,7 @@ def _share_of(domain: Domain, config: EnvironmentConfig) -> EnvironmentConfig:
 
 def _own_options(name: str, config: EnvironmentConfig) -> dict[str, str | int | float | bool]:
     """In a mix an option is written with its owner, ``{turtle.max_words: 5}``."""
-    owners = {form: owner for owner in config.shares for form in (owner, _short(owner))}
+    owners = _forms(config.shares)
     own = {}
     for key, value in config.options.items():
         owner, dot, option = key.rpartition(".")

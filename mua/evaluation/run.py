@@ -16,9 +16,9 @@ from typing import TypeAlias
 
 from rich.console import Console
 
-from mua.config.schema import EnvironmentConfig, ExperimentConfig
+from mua.config.schema import ExperimentConfig
 from mua.environment.protocol import Task
-from mua.environment.selection import Selection
+from mua.environment.selection import Selection, environment_of
 from mua.errors import ConfigError, MuaError
 from mua.evaluation.identity import digest, policy_digest, policy_of, setting_of, task_digest
 from mua.evaluation.report import console_table, markdown
@@ -129,10 +129,7 @@ def over_domains(config: ExperimentConfig) -> ExperimentConfig:
     names = config.evaluation.domains
     if not names:
         return config
-    if len(set(names)) < len(names):
-        raise ConfigError("evaluation.domains: a domain stands there twice; name each once")
-    told = config.environment.model_dump() | {"name": "", "mix": dict.fromkeys(names, 1.0)}
-    return config.model_copy(update={"environment": EnvironmentConfig.model_validate(told)})
+    return config.model_copy(update={"environment": environment_of(names, config.environment, config.evaluation)})
 
 
 def plan(config: ExperimentConfig) -> list[tuple[Task, list[Placed]]]:

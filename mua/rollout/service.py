@@ -24,7 +24,7 @@ from mua.algorithms.batch import usable
 from mua.config.schema import AlgorithmConfig, ExperimentConfig
 from mua.engine.host import Hosts
 from mua.engine.pool import EnginePool
-from mua.environment.protocol import Split
+from mua.environment.protocol import Task
 from mua.environment.selection import Selection
 from mua.errors import DeadlineExceeded, MuaError
 from mua.rollout.runner import EpisodeRunner, Placed
@@ -73,6 +73,9 @@ class RolloutService:
         self._config = config
         self._services = Services.from_config(config.user, config.judge)
         self.selection = Selection.from_config(config.environment, self._services)
+        judged = config.trainer.evaluate_every > 0 or config.trainer.evaluate_first
+        self.held_out = Selection.held_out(config, self._services) if judged else None
+        """The domains of ``evaluation`` that training does not see."""
         self.family = load_family(config.model.path, thinking=config.model.thinking)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="rollout loop", daemon=True)
@@ -208,12 +211,16 @@ class RolloutService:
 
     # ---- evaluation
 
+    def evaluation_tasks(self) -> list[Task]:
+        """What training is judged on: the tasks of ``evaluation``, of its own domains first, then of those held out."""
+        chosen = self._config.evaluation
+        selections = [self.selection, *filter(None, [self.held_out])]
+        return [task for one in selections for task in one.first_tasks(chosen.split, chosen.tasks)]
+
     def evaluate(
-        self, split: Split, *, tasks: int | None, samples: int, temperature: float,
-        on_episode: Callable[[], None] | None = None,
-    ) -> list[Trajectory]:  # fmt: skip
-        """Trajectories of each domain's first ``tasks`` tasks of ``split`` (None: all), ``samples`` of each."""
-        chosen = self.selection.first_tasks(split, tasks)
+        self, tasks: Sequence[Task], *, samples: int, temperature: float, on_episode: Callable[[], None] | None = None
+    ) -> list[Trajectory]:
+        """``samples`` trajectories of each of ``tasks``, in their order; seeds depend on a task's place among them."""
 
         async def all_groups() -> list[Group]:
             async with asyncio.TaskGroup() as group:
@@ -223,7 +230,7 @@ class RolloutService:
                             task, EVALUATION_ORDINALS + index, samples, temperature=temperature, on_episode=on_episode
                         )
                     )
-                    for index, task in enumerate(chosen)
+                    for index, task in enumerate(tasks)
                 ]
             return [done.result() for done in running]
 
@@ -235,10 +242,6 @@ class RolloutService:
         """Run ``episodes``; ``on_trajectory`` is called on another thread, one call at a time, as they end."""
         work = self._episodes.each(episodes, temperature=temperature, on_trajectory=on_trajectory)
         self._call(work, self._interrupt)
-
-    def task_count(self, split: Split, tasks: int | None = None) -> int:
-        """How many tasks ``split`` has, counting at most ``tasks`` of each domain."""
-        return len(self.selection.first_tasks(split, tasks))
 
     def metrics(self) -> dict[str, float]:
         """The counters of engines, teacher, users' and judges' endpoints since the last call; what the last step had to
@@ -274,7 +277,8 @@ class RolloutService:
         return group if self._teacher is None else await self._teacher.scored(group)
 
     async def _start_runner(self) -> None:
-        self._runner = EpisodeRunner(self._config, self.selection, self.family, self._pool, self._services)
+        every = self.selection if self.held_out is None else self.selection.beside(self.held_out)
+        self._runner = EpisodeRunner(self._config, every, self.family, self._pool, self._services)
 
     async def _stop(self) -> None:
         if self._scheduler is not None:
@@ -347,11 +351,6 @@ def refill_metrics(harvest: Harvest, algorithm: AlgorithmConfig) -> dict[str, fl
         "cancelled": harvest.cancelled,
     }
     return {f"filters/{name}": float(count) for name, count in counts.items()}
-
-
-def report(trajectories: Sequence[Trajectory]) -> list[float]:
-    """1.0 or 0.0 for each scored trajectory: success."""
-    return [float(t.success) for t in trajectories if t.scored]
 
 
 def require_scored(trajectories: Sequence[Trajectory]) -> Sequence[Trajectory]:

@@ -19,15 +19,11 @@ def show_rollout(config: ExperimentConfig) -> None:
     All of them go to ``<output>/traces``.
     """
     chosen = config.evaluation
-    tasks = chosen.tasks or 8
     with Progress(config.observe.progress) as progress, RolloutService(config) as rollouts:
-        with progress.stage("episodes", total=rollouts.task_count(chosen.split, tasks) * chosen.samples) as stage:
+        tasks = rollouts.selection.first_tasks(chosen.split, chosen.tasks or 8)
+        with progress.stage("episodes", total=len(tasks) * chosen.samples) as stage:
             trajectories = rollouts.evaluate(
-                chosen.split,
-                tasks=tasks,
-                samples=chosen.samples,
-                temperature=config.rollout.temperature,
-                on_episode=stage.advance,
+                tasks, samples=chosen.samples, temperature=config.rollout.temperature, on_episode=stage.advance
             )
         family = rollouts.family
     path = TraceWriter(config.output / "traces").write(0, trajectories)

@@ -13,13 +13,13 @@ from mua.algorithms.adjust import adjusted
 from mua.algorithms.batch import make_batch, split_minibatches
 from mua.algorithms.filters import filtered
 from mua.algorithms.losses import PolicyLoss
-from mua.algorithms.metrics import mean_confidence_interval, rollout_metrics
+from mua.algorithms.metrics import rollout_metrics
 from mua.config.schema import ExperimentConfig
 from mua.engine.weights import SyncReport
 from mua.errors import MuaError, Preempted
 from mua.observe.traces import TraceWriter
 from mua.rollout.scheduler import Harvest
-from mua.rollout.service import RolloutService, report
+from mua.rollout.service import RolloutService
 from mua.trainer.evaluate import judge
 from mua.trainer.launch import ensure_processes, leads
 from mua.trainer.phases import Phases
@@ -145,13 +145,7 @@ def _roll_out(
 
 def _evaluate(config: ExperimentConfig, run: Run, rollouts: RolloutService) -> dict[str, float]:
     with run.timer.stage("evaluate"):
-        trajectories = judge(config, rollouts, run.progress)
-    split, interval = config.evaluation.split, mean_confidence_interval(report(trajectories))
-    return {
-        f"evaluation/{split}_success": interval.mean,
-        f"evaluation/{split}_success_low": interval.low,
-        f"evaluation/{split}_success_high": interval.high,
-    }
+        return judge(config, rollouts, run.progress)
 
 
 def _sync_metrics(synced: SyncReport) -> dict[str, float]:

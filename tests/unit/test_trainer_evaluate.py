@@ -1,0 +1,122 @@
+"""Judging while training: which domains, under which options, and what the numbers are over.
+
+Selections are of real domains; trajectories are made up. A run with held-out domains is in
+tests/e2e/test_environments.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from environments.gyms._shared import Gym
+from mua.algorithms.metrics import mean_confidence_interval
+from mua.config.schema import EvaluationConfig, ExperimentConfig
+from mua.environment.selection import Selection
+from mua.errors import ConfigError
+from mua.trainer.evaluate import evaluation_metrics
+from mua.types import Outcome, Trajectory
+from mua.users.services import Services
+
+
+def config(environment: dict[str, Any], **evaluation: Any) -> ExperimentConfig:
+    return ExperimentConfig.model_validate(
+        {
+            "name": "x",
+            "output": "x",
+            "model": {"path": "x"},
+            "trainer": {"steps": 1},
+            "environment": environment,
+            "evaluation": evaluation,
+        }
+    )
+
+
+def held_out(environment: dict[str, Any], **evaluation: Any) -> Selection | None:
+    return Selection.held_out(config(environment, **evaluation), Services())
+
+
+def test_what_is_trained_on_is_not_held_out() -> None:
+    mix = {"mix": {"gyms/turtle": 1.0, "help_desk": 2.0}}
+    assert held_out(mix) is None
+    assert held_out(mix, domains=["help_desk", "gyms/turtle"]) is None
+    selection = held_out(mix, domains=["help_desk", "gyms/function", "gyms/search"])
+    assert selection is not None
+    assert list(selection.domains) == ["gyms/function", "gyms/search"]
+    assert {t.domain for t in selection.first_tasks("validation", 3)} == {"gyms/function", "gyms/search"}
+
+
+def test_held_out_domains_have_options_of_their_own() -> None:
+    environment = {"name": "gyms/turtle", "options": {"max_words": 7}}
+    training = Selection.from_config(config(environment).environment)
+    options = {"function.max_actions": 3, "gyms/search.max_answers": 1}
+    selection = held_out(environment, domains=["gyms/function", "gyms/search"], options=options)
+    assert selection is not None
+    both = training.beside(selection)
+    assert both.tasks("train") == training.tasks("train")
+    settings = {name: domain.setting for name, domain in both.domains.items() if isinstance(domain, Gym)}
+    assert settings["gyms/turtle"].whole("max_words") == 7
+    assert settings["gyms/function"].whole("max_actions") == 3
+    assert settings["gyms/search"].whole("max_answers") == 1
+    assert both.domain(selection.first_tasks("validation", 1)[0]).name == "gyms/function"
+
+
+@pytest.mark.parametrize(
+    ("evaluation", "says"),
+    [
+        ({"domains": ["gyms/search"], "split": "train"}, r"evaluation\.domains: 'gyms/search' has no train tasks"),
+        ({"domains": ["gyms/search"] * 2}, "a domain stands there twice"),
+        ({"domains": ["gyms/seerch"]}, "unknown environment 'gyms/seerch'"),
+        ({"domains": ["gyms/search"], "options": {"turtle.max_words": 5}}, r"evaluation\.options\.turtle\.max_words: "),
+        ({"domains": ["gyms/search"], "options": {"max_answers": 5}}, r"evaluation\.options\.max_answers: nothing is"),
+        ({"domains": ["gyms/search"], "options": {"search.max_ansers": 5}}, r"unknown option; .*did you mean 'max_answers'"),
+    ],
+)
+def test_what_cannot_be_held_out_is_refused(evaluation: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        held_out({"name": "gyms/turtle"}, **evaluation)
+
+
+def test_options_without_domains_belong_to_nobody() -> None:
+    with pytest.raises(ValueError, match=r"evaluation\.options needs evaluation\.domains"):
+        EvaluationConfig(options={"turtle.max_words": 5})
+
+
+def episodes(domain: str, *tasks: str) -> list[Trajectory]:
+    """A task for each text, a sample for each letter of it: success, failure or unscored."""
+    outcome = {"s": Outcome.USER_STOP, "f": Outcome.MAX_TURNS, "-": Outcome.ENGINE_ERROR}
+    return [
+        Trajectory(f"t{index}", index, sample, [], [0.0], 0.0, letter == "s", outcome[letter], domain=domain)
+        for index, samples in enumerate(tasks)
+        for sample, letter in enumerate(samples)
+    ]
+
+
+def test_training_domains_and_held_out_ones_are_never_mixed() -> None:
+    played = [
+        *episodes("shop", "ss", "sf"),
+        *episodes("desk", "ff"),
+        *episodes("gym", "f-", "--"),
+        *episodes("quiz", "s"),
+    ]
+    found = evaluation_metrics(played, {"shop": 2.0, "desk": 1.0}, "test")
+    assert found["evaluation/test_success"] == pytest.approx((1 + 0.5 + 0) / 3)
+    assert found["evaluation/held_out_test_success"] == pytest.approx(0.5)
+    assert found["evaluation/shop/test_success"] == pytest.approx(0.75)
+    assert (found["evaluation/desk/test_success"], found["evaluation/quiz/test_success"]) == (0.0, 1.0)
+    assert found["evaluation/gym/test_unscored"] == 0.75
+    assert found["evaluation/held_out_test_unscored"] == pytest.approx(3 / 5)
+    by_task = mean_confidence_interval([1.0, 0.5, 0.0])  # four samples more of a task would be no more evidence
+    assert (found["evaluation/test_success_low"], found["evaluation/test_success_high"]) == by_task[1:]
+
+
+def test_a_single_domain_has_one_name_and_an_unscored_part_no_success() -> None:
+    alone = evaluation_metrics(episodes("shop", "s", "f"), {"shop": 1.0}, "validation")
+    assert set(alone) == {
+        f"evaluation/validation_{name}" for name in ("success", "success_low", "success_high", "unscored")
+    }
+    beside = evaluation_metrics([*episodes("shop", "s"), *episodes("quiz", "-")], {"shop": 1.0}, "test")
+    assert "evaluation/quiz/test_success" not in beside
+    assert "evaluation/held_out_test_success" not in beside
+    assert beside["evaluation/held_out_test_unscored"] == 1.0
