@@ -11,9 +11,12 @@ from __future__ import annotations
 
 import json
 import re
+from array import array
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,12 +25,13 @@ import numpy as np
 from mua.errors import ModelError, MuaError
 from mua.types import Int32Array, Provenance, UInt8Array
 
+if TYPE_CHECKING:
+    from tokenizers import Encoding, Tokenizer
+
 REMEMBERED_CHARACTERS = 1000
 """Texts from this length on are encoded once and remembered: instructions and tool schemas, with which every episode of
-a domain begins. Encoding them took more of the rollout loop's time than all else."""
-
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
+a domain begins. Encoding them took more of the rollout loop's time than all else. So are the template's own texts,
+which stand around every message."""
 
 
 class ConversationError(MuaError):
@@ -90,7 +94,8 @@ class Codec:
         self.control: dict[str, int] = {token["content"]: int(token["id"]) for token in added}
         longest_first = sorted(self.control, key=len, reverse=True)
         self._split = re.compile("(" + "|".join(map(re.escape, longest_first)) + ")")
-        self._remembered = lru_cache(maxsize=128)(self._encoded)
+        self._parts = lru_cache(maxsize=1024)(self._split_fixed)
+        self._remembered = lru_cache(maxsize=1024)(self._encoded)
         self._check_twin(source)
 
     def _check_twin(self, source: Path | str) -> None:
@@ -113,32 +118,35 @@ class Codec:
         Raises:
             ConversationError: a piece holds an unpaired surrogate, which UTF-8 cannot express.
         """
-        ids: list[int] = []
-        owners: list[int] = []
+        ids, owners = array("i"), bytearray()
         run: list[Piece] = []
         for piece in pieces:
-            # An odd position of re.split with one group is a match of the group: a control token.
-            parts = self._split.split(piece.text) if piece.fixed else [piece.text]
-            for position, part in enumerate(parts):
-                if position % 2:
+            for part in self._parts(piece) if piece.fixed else [piece]:
+                if not isinstance(part, int):
+                    run += [part] if part.text else []
+                else:
                     self._encode_run(run, ids, owners)
                     run = []
-                    ids.append(self.control[part])
+                    ids.append(part)
                     owners.append(piece.provenance)
-                elif part:
-                    run.append(Piece(part, piece.provenance, piece.fixed))
         self._encode_run(run, ids, owners)
-        return np.array(ids, dtype=np.int32), np.array(owners, dtype=np.uint8)
+        return np.frombuffer(ids, dtype=np.int32), np.frombuffer(owners, dtype=np.uint8)
 
-    def _encode_run(self, run: Sequence[Piece], ids: list[int], owners: list[int]) -> None:
+    def _split_fixed(self, piece: Piece) -> list[Piece | int]:
+        """The text between control tokens, and the ids of these."""
+        # An odd position of re.split with one group is a match of the group: a control token.
+        parts = enumerate(self._split.split(piece.text))
+        return [self.control[part] if at % 2 else Piece(part, piece.provenance, True) for at, part in parts if part]
+
+    def _encode_run(self, run: Sequence[Piece], ids: array[int], owners: bytearray) -> None:
         if not run:
             return
-        long = sum(len(piece.text) for piece in run) >= REMEMBERED_CHARACTERS
-        run_ids, run_owners = (self._remembered if long else self._encoded)(tuple(run))
+        again = all(piece.fixed for piece in run) or sum(len(piece.text) for piece in run) >= REMEMBERED_CHARACTERS
+        run_ids, run_owners = (self._remembered if again else self._encoded)(tuple(run))
         ids.extend(run_ids)
         owners.extend(run_owners)
 
-    def _encoded(self, run: tuple[Piece, ...]) -> tuple[list[int], list[int]]:
+    def _encoded(self, run: tuple[Piece, ...]) -> tuple[array[int], bytes]:
         """Ids and provenance of what stands between two control tokens: a function of ``run`` alone."""
         text = plain_text(run)
         try:
@@ -149,23 +157,29 @@ class Codec:
                 f"{text[max(0, error.start - 20) : error.start]!r}; decode it properly before it becomes a message"
             ) from error
         encoding = self._plain.encode(text, add_special_tokens=False)
-        if len(run) == 1:
-            return encoding.ids, [run[0].provenance] * len(encoding.ids)
-        offsets = np.array(encoding.offsets).reshape(-1, 2)
-        ends = np.cumsum([len(piece.text) for piece in run])
-        first = np.searchsorted(ends, offsets[:, 0], side="right")
-        last = np.searchsorted(ends, np.maximum(offsets[:, 1] - 1, offsets[:, 0]), side="right")
-        owners = np.array([piece.provenance for piece in run])[first]
-        for token in np.flatnonzero(first != last):
-            owners[token] = _owner(run[first[token] : last[token] + 1]).provenance
-        return encoding.ids, owners.tolist()
+        return array("i", encoding.ids), _owners(run, encoding)
 
     def decode(self, ids: Iterable[int] | Int32Array) -> str:
         """The text of ``ids``, control tokens spelt out; bytes that are no UTF-8 become U+FFFD.
 
         Ids beyond the vocabulary (rows a checkpoint pads its embedding with) have no text and are left out.
         """
-        return str(self._backend.decode([int(token) for token in ids], skip_special_tokens=False))
+        listed = ids.tolist() if isinstance(ids, np.ndarray) else list(map(int, ids))
+        return str(self._backend.decode(listed, skip_special_tokens=False))
+
+
+def _owners(run: Sequence[Piece], encoding: Encoding) -> bytes:
+    """Whose each token of the run's text is, by the characters that it stands for."""
+    if len(run) == 1:
+        return bytes([run[0].provenance]) * len(encoding.ids)
+    ends = list(accumulate(len(piece.text) for piece in run))
+    owners = bytearray()
+    for start, stop in encoding.offsets:
+        first = bisect_right(ends, start)
+        straddles = stop > ends[first]
+        owner = _owner(run[first : bisect_right(ends, stop - 1) + 1]) if straddles else run[first]
+        owners.append(owner.provenance)
+    return bytes(owners)
 
 
 def _owner(pieces: Sequence[Piece]) -> Piece:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Literal, Self
 
 import numpy as np
@@ -27,37 +26,51 @@ from mua.types import ExpertArray, Float32Array, Int32Array, Json, Provenance, S
 
 NO_VERSION = -1
 """Version of tokens no policy sampled."""
+_ROOM = 256
+"""Tokens that a new stream has room for."""
 
 
-@dataclass(slots=True)
 class _Stream:
     """Growing arrays of one segment."""
 
-    ids: list[Int32Array] = field(default_factory=list)
-    provenance: list[UInt8Array] = field(default_factory=list)
-    logprobs: list[Float32Array] = field(default_factory=list)
-    version: list[Int32Array] = field(default_factory=list)
-    turn: list[Int32Array] = field(default_factory=list)
-    experts: list[ExpertArray] = field(default_factory=list)
-    length: int = 0
-    sampled: bool = False
+    __slots__ = ("_ids", "_provenance", "_logprobs", "_version", "_turn", "experts", "length")
+
+    def __init__(self) -> None:
+        self._ids = np.empty(_ROOM, np.int32)
+        self._provenance = np.empty(_ROOM, np.uint8)
+        self._logprobs = np.empty(_ROOM, np.float32)
+        self._version = np.empty(_ROOM, np.int32)
+        self._turn = np.empty(_ROOM, np.int32)
+        self.experts: list[ExpertArray] = []
+        self.length = 0
 
     def extend(
         self,
         ids: Int32Array,
-        provenance: UInt8Array,
+        provenance: UInt8Array | Provenance,
         turn: int,
-        logprobs: Float32Array | None = None,
-        version: Int32Array | None = None,
+        logprobs: Float32Array | float = 0.0,
+        version: Int32Array | int = NO_VERSION,
     ) -> None:
-        n = len(ids)
-        self.ids.append(ids.astype(np.int32))
-        self.provenance.append(provenance)
-        self.logprobs.append(np.zeros(n, np.float32) if logprobs is None else logprobs.astype(np.float32))
-        self.version.append(np.full(n, NO_VERSION, np.int32) if version is None else version.astype(np.int32))
-        self.turn.append(np.full(n, turn, np.int32))
-        self.length += n
-        self.sampled |= bool(np.any(provenance == Provenance.SAMPLED))
+        """Append ``ids``; what is one number is so for all of them."""
+        new = slice(self.length, self.length + len(ids))
+        if new.stop > len(self._ids):
+            self._grow(new.stop)
+        self._ids[new] = ids
+        self._provenance[new] = provenance
+        self._logprobs[new] = logprobs
+        self._version[new] = version
+        self._turn[new] = turn
+        self.length = new.stop
+
+    def ids(self) -> Int32Array:
+        """All so far, ``[T]``."""
+        return self._ids[: self.length].copy()
+
+    @property
+    def sampled(self) -> bool:
+        """Whether the policy sampled any of it."""
+        return bool((self._provenance[: self.length] == Provenance.SAMPLED).any())
 
     @property
     def routed(self) -> int:
@@ -65,14 +78,20 @@ class _Stream:
         return sum(len(rows) for rows in self.experts)
 
     def segment(self) -> Segment:
+        n = self.length
         return Segment(
-            ids=np.concatenate(self.ids),
-            provenance=np.concatenate(self.provenance),
-            logprobs=np.concatenate(self.logprobs),
-            version=np.concatenate(self.version),
-            turn=np.concatenate(self.turn),
+            ids=self.ids(),
+            provenance=self._provenance[:n].copy(),
+            logprobs=self._logprobs[:n].copy(),
+            version=self._version[:n].copy(),
+            turn=self._turn[:n].copy(),
             experts=self._all_experts(),
         )
+
+    def _grow(self, length: int) -> None:
+        """Make room for ``length`` tokens and as many again, so that growing costs a constant time a token."""
+        for column in ("_ids", "_provenance", "_logprobs", "_version", "_turn"):
+            setattr(self, column, np.resize(getattr(self, column), 2 * length))
 
     def _all_experts(self) -> ExpertArray | None:
         if not self.experts:
@@ -176,7 +195,7 @@ class Conversation:
                 raise RuntimeError("the assistant's turn is over: add a user message or tool results first")
             self._append(self.family.generation_prompt())
             self._prompted = True
-        return np.concatenate(self._streams[-1].ids)
+        return self._streams[-1].ids()
 
     def add_sampled(self, generation: Generation) -> AssistantTurn:
         """Append what the engine sampled for :meth:`prompt_ids`, exactly as it came, and read it.
@@ -190,10 +209,10 @@ class Conversation:
         self._require(prompted=True)
         self._check_generation(generation)
         turn = self.family.parse(generation.ids, turn=self._turns)
-        provenance = np.full(len(generation.ids), Provenance.SAMPLED, np.uint8)
-        self._streams[-1].extend(generation.ids, provenance, self._turns, generation.logprobs, generation.versions)
+        stream = self._streams[-1]
+        stream.extend(generation.ids, Provenance.SAMPLED, self._turns, generation.logprobs, generation.versions)
         if generation.experts is not None:
-            self._streams[-1].experts.append(generation.experts)
+            stream.experts.append(generation.experts)
         self._close_turn(turn.message(), generation.ids)
         return turn
 
@@ -292,9 +311,7 @@ class Conversation:
         self.prompt_ids()
         ids, provenance = self.family.codec.encode(self.family.demonstration(message))
         _check_demonstration(message, self.family.parse(ids))
-        if not trained:
-            provenance = np.full(len(ids), Provenance.TEMPLATE, np.uint8)
-        self._streams[-1].extend(ids, provenance, self._turns)
+        self._streams[-1].extend(ids, provenance if trained else Provenance.TEMPLATE, self._turns)
         self._close_turn(message, ids)
 
 
