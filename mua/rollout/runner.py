@@ -149,7 +149,7 @@ class EpisodeRunner:
     @asynccontextmanager
     async def _user(self, task: Task, seed: int, environment: LeasedEnvironment) -> AsyncIterator[User]:
         user = self._users.make(task, seed)
-        if isinstance(user, ToolUser) and environment.user_tools.schemas():
+        if environment.user_tools.schemas() and isinstance(user, ToolUser):
             user.take_tools(environment.user_tools)
         try:
             yield user
