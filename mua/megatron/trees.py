@@ -45,7 +45,7 @@ class Forest:
     """Sequences as paths through nodes."""
 
     nodes: tuple[Node, ...]
-    """Parents come before their children."""
+    """In pre-order: what continues a node follows it, the child with most tokens below it first."""
     paths: tuple[tuple[int, ...], ...]
     """For each sequence its nodes, from the root on; together they are the sequence."""
 
@@ -104,7 +104,26 @@ def merged(ids: Sequence[Int32Array], least: int = 1) -> Forest:
         if ended < high:
             # What goes on shares nothing more with the first that does not, so that it falls apart next time round.
             runs.append((ended, high, end, path))
-    return Forest(tuple(nodes), tuple(paths))
+    return _heaviest_first(nodes, paths)
+
+
+def _heaviest_first(nodes: Sequence[Node], paths: Sequence[tuple[int, ...]]) -> Forest:
+    """The forest with each node's children ordered by the tokens of their subtrees."""
+    weights = [len(node) for node in nodes]
+    children: dict[int, list[int]] = {index: [] for index in range(-1, len(nodes))}
+    for index in reversed(range(len(nodes))):
+        parent = nodes[index].parent
+        children[parent].append(index)
+        if parent >= 0:
+            weights[parent] += weights[index]
+    order: list[int] = []
+    ahead = children[-1]
+    while ahead:
+        order.append(ahead.pop())
+        ahead += sorted(children[order[-1]], key=lambda index: (weights[index], -index))
+    place = {index: position for position, index in enumerate(order)} | {-1: -1}
+    ordered = tuple(replace(nodes[index], parent=place[nodes[index].parent]) for index in order)
+    return Forest(ordered, tuple(tuple(place[index] for index in path) for path in paths))
 
 
 def groups(ids: Sequence[Int32Array], capacity: int, least: int = 1) -> list[list[int]]:

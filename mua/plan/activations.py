@@ -81,7 +81,7 @@ class LayerSizes:
         norms = self.norm * (queries + keys) if a.qk_norm else 0.0
         if a.qk_norm and e == _FLOAT:  # the key norm's input is then a view of the whole projection
             norms += _FLOAT * (heads - keys)
-        saved = norms + e * heads + 2 * e * queries  # q, k, v; what came out of the kernel; the projection's input
+        saved = norms + e * heads + e * queries  # q, k, v; what came out of the kernel, which the projection reads
         a_head = saved * a.head_dim + _FLOAT * queries  # and the log-sum-exp of each query
         rotary = 4 * e * a.head_dim  # cosines and sines, once for queries, once for keys
         return self._norm_and_output() + (a_head + rotary) * self.tokens
@@ -124,7 +124,7 @@ class LayerSizes:
         weight = padded_vocabulary(self.architecture.vocabulary) / self.tp * self.architecture.hidden
         low = 0 if self.element == _FLOAT else self.element
         by_hidden = self.element * self.architecture.hidden * self.tokens
-        return self.scoring() + low * self._chunk + by_hidden + (_FLOAT + self.element) * weight
+        return self.scoring() + low * self._chunk + by_hidden + (_FLOAT + low) * weight
 
     @property
     def _gathered(self) -> float:
