@@ -17,7 +17,7 @@ import numpy.typing as npt
 Floats: TypeAlias = npt.NDArray[np.float64]
 AdvantageName = Literal["grpo", "rloo", "reinforce_plus_plus", "pass_at_k", "none"]
 GLOBAL: frozenset[AdvantageName] = frozenset({"reinforce_plus_plus"})
-"""Estimators whose result is whitened over the whole batch."""
+"""Estimators whose result is whitened over the whole batch, or over each environment's part of it."""
 
 
 def group_relative_advantages(rewards: Sequence[float], *, divide_by_std: bool, epsilon: float = 1e-6) -> Floats:
@@ -84,6 +84,15 @@ def whitened(advantages: Floats, tokens: npt.NDArray[np.int64], epsilon: float =
     mean = float((advantages * tokens).sum() / total)
     variance = float(((advantages - mean) ** 2 * tokens).sum() / total)
     return advantages if variance == 0 else (advantages - mean) / sqrt(variance + epsilon)
+
+
+def whitened_apart(advantages: Floats, tokens: npt.NDArray[np.int64], labels: Sequence[str]) -> Floats:
+    """:func:`whitened` over the trajectories of each label by themselves, ``[N]``; ``labels`` are of trajectories."""
+    result, marks = np.empty_like(advantages), np.asarray(labels)
+    for label in set(labels):
+        members = marks == label
+        result[members] = whitened(advantages[members], tokens[members])
+    return result
 
 
 def sign_clamped(advantages: Floats, rewards: Sequence[float], threshold: float) -> Floats:

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from mua.algorithms.advantage import GLOBAL, Floats, group_advantages, sign_clamped, whitened
+from mua.algorithms.advantage import GLOBAL, Floats, group_advantages, sign_clamped, whitened_apart
 from mua.algorithms.credit import spread, trajectory_score, turn_credits
 from mua.algorithms.filters import capped, filtered, penalised, shaped
 from mua.config.schema import AlgorithmConfig
@@ -111,7 +111,8 @@ def _with_advantages(groups: Sequence[Group], config: AlgorithmConfig) -> Iterat
     found = [_of_group(group.scored, config) for group in groups if group.scored]
     advantages = np.concatenate(found) if found else np.zeros(0)
     if config.advantage in GLOBAL:
-        advantages = whitened(advantages, np.array([t.sampled_tokens for t in scored]))
+        apart = [t.domain if config.whiten == "environment" else "" for t in scored]
+        advantages = whitened_apart(advantages, np.array([t.sampled_tokens for t in scored]), apart)
     for trajectory, advantage in zip(scored, advantages.tolist(), strict=True):
         by_turn = _by_turn(trajectory, advantage * config.advantage_scale, config)
         yield trajectory, capped(by_turn, trajectory, config.shaping)

@@ -38,7 +38,7 @@ def rollout_metrics(
     scored = [t for group in groups for t in group.scored]
     metrics = _outcomes(everyone) if everyone else {}
     if scored:
-        metrics |= _rewards(scored) | _shapes(scored) | _tools(scored) | _by_domain(everyone)
+        metrics |= _rewards(scored) | _shapes(scored) | _tools(scored) | _by_domain(groups)
         metrics |= _group_shares([g for g in groups if g.scored], divide_by_std) | _version_lag(scored, version)
     return metrics
 
@@ -82,15 +82,24 @@ def _rewards(scored: Sequence[Trajectory]) -> dict[str, float]:
     }
 
 
-def _by_domain(everyone: Sequence[Trajectory]) -> dict[str, float]:
-    """Reward, success and faults of each domain, in runs over several."""
+def _by_domain(groups: Sequence[Group]) -> dict[str, float]:
+    """Each domain's share of the trajectories, faults, rewards, turns, tokens and groups without a difference, in runs
+    over several."""
     metrics: dict[str, float] = {}
+    everyone = [t for group in groups for t in group.trajectories]
     names = {t.domain for t in everyone}
     for name in sorted(names) if len(names) > 1 else ():
         members = [t for t in everyone if t.domain == name]
+        found = {"share": len(members) / len(everyone)}
         if scored := [t for t in members if t.scored]:
-            metrics |= {f"environment/{name}/{key}": value for key, value in _rewards(scored).items()}
-        metrics[f"environment/{name}/unscored"] = 1 - len(scored) / len(members)
+            of_groups = ([t.reward for t in group.scored if t.domain == name] for group in groups)
+            found |= _rewards(scored) | {
+                "turns": float(np.mean([len(t.turn_rewards) for t in scored])),
+                "sampled_tokens": float(np.mean([t.sampled_tokens for t in scored])),
+                "zero_variance": float(np.mean([max(r) == min(r) for r in of_groups if r])),
+            }
+        found["unscored"] = 1 - len(scored) / len(members)
+        metrics |= {f"environment/{name}/{key}": value for key, value in found.items()}
     return metrics
 
 

@@ -159,6 +159,9 @@ class AlgorithmConfig(Section):
     by token against the values of a critic (gae, see the section ``critic``), or not at all (none)."""
     divide_by_std: bool = True
     """GRPO divides the centred reward by the group's standard deviation; False gives Dr. GRPO's advantage."""
+    whiten: Literal["batch", "environment"] = "batch"
+    """Over which tokens reinforce_plus_plus brings advantages to mean 0 and variance 1: all of the step, or each
+    environment's by themselves, so that one whose rewards are larger or spread wider does not drown the others."""
     pass_k: Positive = 4
     """k of ``advantage: pass_at_k``."""
     gae_lambda: Fraction = 1.0

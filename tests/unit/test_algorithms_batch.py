@@ -305,6 +305,29 @@ def test_reinforce_plus_plus_whitens_over_the_whole_batch():
     assert tokens.std() == pytest.approx(1.0, rel=1e-5)
 
 
+def of_domain(name: str, *members: tuple[float, int]) -> Group:
+    """A group of trajectories with these rewards and numbers of sampled tokens."""
+    return group(*(replace(several_turns([reward], [tokens]), domain=name) for reward, tokens in members))
+
+
+def test_whitening_apart_makes_environments_alike_whatever_their_scale():
+    shop = [of_domain("shop", (0, 1), (1, 3)), of_domain("shop", (0, 2), (0, 2), (1, 1))]
+
+    def found(scale: float, whiten: str) -> dict[str, np.ndarray]:
+        gym = [of_domain("gym", (0, 2), (9 * scale, 5)), of_domain("gym", (2 * scale, 4), (1 * scale, 1))]
+        config = AlgorithmConfig(advantage="reinforce_plus_plus", whiten=whiten)
+        batch = make_batch([shop[0], gym[0], gym[1], shop[1]], config, 1.0)
+        tokens = [s.advantages[s.trained] for s in batch]
+        return {"shop": np.concatenate(tokens[:2] + tokens[6:]), "gym": np.concatenate(tokens[2:6])}
+
+    for name, values in found(1.0, "environment").items():
+        assert values.mean() == pytest.approx(0.0, abs=1e-6), name
+        assert values.std() == pytest.approx(1.0, rel=1e-5), name
+        np.testing.assert_allclose(values, found(100.0, "environment")[name], rtol=1e-5)
+    together = found(100.0, "batch")
+    assert together["shop"].std() < 0.01 < together["gym"].std()
+
+
 def test_scale_and_sign_clamp():
     members = [several_turns([r], [1]) for r in (0.4, 0.2, 0.2, 0.2)]
     found = [s.advantages[0] for s in make_batch([group(*members)], AlgorithmConfig(advantage="rloo"), 1.0)]

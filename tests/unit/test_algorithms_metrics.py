@@ -148,5 +148,8 @@ def test_several_domains_are_told_apart_and_one_alone_is_not() -> None:
     assert found["environment/retail/reward/mean"] == 0.5
     assert found["environment/gyms/turtle/reward/mean"] == 0.25
     assert [found[f"environment/{n}/unscored"] for n in ("retail", "gyms/turtle", "telecom")] == [0.0, 0.5, 1.0]
+    assert [found[f"environment/{n}/share"] for n in ("retail", "gyms/turtle", "telecom")] == [0.4, 0.4, 0.2]
+    assert [found[f"environment/{n}/zero_variance"] for n in ("retail", "gyms/turtle")] == [0.0, 1.0]
+    assert found["environment/retail/turns"] == 1.0
     assert not any(name.startswith("environment/telecom/reward") for name in found)
     assert not any(name.startswith("environment/") for name in rollout_metrics([one]))
