@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import replace
 from time import monotonic
 from typing import Any
@@ -113,7 +112,8 @@ class Teacher:
         answer = await self._ask("/generate", body)
         self._counts["tokens"] += len(ids)
         logprobs = np.zeros(len(segment), dtype=np.float32)
-        logprobs[start + 1 : end] = parse_logprobs(answer, ids[start:], self._client.label)
+        last = self._codec.vocabulary_size - 1
+        logprobs[start + 1 : end] = parse_logprobs(answer, ids[start:], self._client.label, last=last)
         return replace(segment, teacher_logprobs=np.where(segment.loss_mask, logprobs, np.float32(0)))
 
     def _check(self, ids: Int32Array, start: int) -> None:
@@ -158,9 +158,10 @@ def probe_texts(codec: Codec) -> list[str]:
     return [*_PROBE_TEXTS, *sorted(codec.control), *(word for word in words if word and "\ufffd" not in word)]
 
 
-def parse_logprobs(answer: Any, ids: Sequence[int] | Int32Array, label: str) -> Float32Array:
+def parse_logprobs(answer: Any, ids: Int32Array, label: str, *, last: int) -> Float32Array:
     """Log-probabilities of ``ids[1:]`` from the answer of ``/generate`` that was asked from ``ids[0]`` on.
 
+    ``last`` is the last id of the vocabulary, which SGLang (0.5.23) calls 0 in its list, its value being right.
     Raises :class:`EngineError` when they are not there, are of other ids, or are not finite.
     """
     try:
@@ -169,8 +170,11 @@ def parse_logprobs(answer: Any, ids: Sequence[int] | Int32Array, label: str) -> 
         values = np.array([pair[0] for pair in pairs[1:]], dtype=np.float32)
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise EngineError(f"{label} gave an answer that cannot be read ({error!r}): {str(answer)[:300]}") from error
-    if not np.array_equal(logged, np.asarray(ids)):
-        raise EngineError(f"{label} gave log-probabilities of {len(logged)} ids that are not the {len(ids)} asked for")
+    if not (np.array_equal(logged, ids) or np.array_equal(logged, np.where(ids == last, 0, ids))):
+        raise EngineError(
+            f"{label} gave log-probabilities of other ids than it was asked for: {logged.tolist()} instead of "
+            f"{ids.tolist()}"
+        )
     if not np.isfinite(values).all():
         raise EngineError(f"{label} gave log-probabilities that are not finite")
     return values

@@ -126,7 +126,11 @@ async def test_an_answer_that_does_not_come_is_waited_for_no_longer_than_its_dea
         (fails(500), 3, r"answered /generate with 500.*3 tries.*algorithm\.distillation\.request_seconds"),
         (fails(400, body='{"error": {"message": "too long"}}'), 1, r"400: .*too long.*see algorithm\.distillation"),
         (raw("<html>"), 1, "cannot be read"),
-        (with_pairs([[None, 2, None], [-1.0, 3, None]]), 1, "2 ids that are not the 5 asked for"),
+        (
+            with_pairs([[None, 2, None], [-1.0, 3, None]]),
+            1,
+            r"other ids .*: \[2, 3\] instead of \[2, 3, 4, 5, 6\]",
+        ),
         (with_pairs([[None, 2], [-1.0, 3], [-1.0, 4], [-1.0, 5], [None, 6]]), 1, "not finite"),
         (with_pairs([[None, 2], [-1.0, 3], [-1.0, 4], [-1.0, 5], ["low", 6]]), 1, "cannot be read"),
     ],
@@ -150,6 +154,17 @@ async def test_no_more_requests_are_in_flight_than_allowed(codec: Codec) -> None
     async with teacher(codec, slow, concurrency=3) as (asked, server):
         await asked.scored(group(*(trajectory(SEGMENT) for _ in range(9))))
         assert server.most_in_flight == 3
+
+
+async def test_the_last_id_of_the_vocabulary_may_be_called_0(codec: Codec) -> None:
+    """SGLang 0.5.23 does so (tests/e2e/test_distillation.py says when it no longer does); no other id may."""
+    last = segment(U, A)
+    last.ids[1] = codec.vocabulary_size - 1
+    async with teacher(codec, with_pairs([[None, 1], [-1.5, 0]])) as (asked, _):
+        found = await asked.scored(group(trajectory(last)))
+        np.testing.assert_array_equal(found.trajectories[0].segments[0].teacher_logprobs, [0, -1.5])
+        with pytest.raises(EngineError, match="other ids"):
+            await asked.scored(group(trajectory(segment(U, A))))
 
 
 async def test_ids_that_no_tokenizer_knows_are_not_sent(codec: Codec) -> None:
