@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 CHUNK_ELEMENTS = 1 << 25
-"""Logits that exist at once: 128 MiB in float32. With a vocabulary of 151,936 in one piece a chunk has 220 tokens, about
+"""Logits that exist at once: 128 MiB in float32. A chunk of a vocabulary of 151,936 in one piece has 220 tokens, about
 as many as keep a GPU busy with the product rather than with reading the weight."""
 
 _LOWEST = -1e30  # stands for the maximum over no logits: finite, so that differences with it are no NaN
@@ -100,8 +100,11 @@ class _LogProbabilities(torch.autograd.Function):
         by_hidden = torch.zeros_like(hidden)
         # The chunks' parts are added up in full precision, as one product over all tokens would have done.
         by_weight = torch.zeros_like(weight, dtype=normalizer.dtype)
-        for part, states, z in _chunks(hidden, weight[: ctx.valid], rows, ctx.temperature):
-            log_p = z.sub_(normalizer[part, None])
+        matrix = weight[: ctx.valid]
+
+        def add(part: slice) -> None:
+            states = hidden[rows[part]]
+            log_p = _scaled_logits(states, matrix, ctx.temperature).sub_(normalizer[part, None])
             slope = log_p.exp()
             drift = by_logprob[part, None]
             if by_entropy is not None:
@@ -109,21 +112,35 @@ class _LogProbabilities(torch.autograd.Function):
             slope.mul_(drift).neg_()
             slope.scatter_add_(1, columns[part, None], (by_logprob[part] * held[part])[:, None])
             by_logits = slope.div_(ctx.temperature).to(hidden.dtype)
-            by_hidden.index_add_(0, rows[part], by_logits @ weight[: ctx.valid])
-            by_weight[: ctx.valid] += by_logits.T @ states
+            by_hidden.index_add_(0, rows[part], by_logits @ matrix)
+            _add_product(by_weight[: ctx.valid], by_logits.T, states)
+
+        for part in _parts(len(rows), ctx.valid):
+            add(part)  # a function of its own, so that nothing of a chunk outlives it
         return by_hidden, by_weight.to(weight.dtype), None, None, None, None, None
 
 
-def _chunks(hidden: Tensor, weight: Tensor, rows: Tensor, temperature: float) -> Iterator[tuple[slice, Tensor, Tensor]]:
-    """Parts of ``rows``, their hidden states ``[n, H]``, and scaled logits ``[n, valid]`` in at least float32."""
-    if len(weight) == 0:
+def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """Adds ``left @ right``, by itself only where ``total`` is of another type."""
+    if total.dtype == left.dtype:
+        total.addmm_(left, right)
+    else:
+        total += left @ right
+
+
+def _parts(tokens: int, columns: int) -> Iterator[slice]:
+    """The chunks; none without columns."""
+    if columns == 0:
         return
-    dtype = torch.promote_types(hidden.dtype, torch.float32)
-    size = max(1, CHUNK_ELEMENTS // len(weight))
-    for start in range(0, len(rows), size):
-        part = slice(start, min(start + size, len(rows)))
-        states = hidden[rows[part]]
-        yield part, states, (states @ weight.T).to(dtype).div_(temperature)
+    size = max(1, CHUNK_ELEMENTS // columns)
+    for start in range(0, tokens, size):
+        yield slice(start, min(start + size, tokens))
+
+
+def _scaled_logits(states: Tensor, weight: Tensor, temperature: float) -> Tensor:
+    """``[n, valid]``, in at least float32, of hidden states ``[n, H]``."""
+    dtype = torch.promote_types(states.dtype, torch.float32)
+    return (states @ weight.T).to(dtype).div_(temperature)
 
 
 def _shard_statistics(
@@ -133,15 +150,19 @@ def _shard_statistics(
     dtype = torch.promote_types(hidden.dtype, torch.float32)
     maximum = torch.full((len(rows),), _LOWEST, dtype=dtype, device=hidden.device)
     statistics = torch.zeros((3, len(rows)), dtype=dtype, device=hidden.device)
-    for part, _, z in _chunks(hidden, weight, rows, temperature):
-        chosen = z.gather(1, columns[part, None])[:, 0]
-        statistics[2, part] = torch.where(held[part], chosen, 0.0)
-        maximum[part] = z.amax(1)
-        shifted = z.sub_(maximum[part, None])
-        weights = shifted.exp()
-        statistics[0, part] = weights.sum(1)
-        statistics[1, part] = weights.mul_(shifted).sum(1)
+    for part in _parts(len(rows), len(weight)):
+        z = _scaled_logits(hidden[rows[part]], weight, temperature)
+        statistics[2, part] = torch.where(held[part], z.gather(1, columns[part, None])[:, 0], 0.0)
+        maximum[part], statistics[0, part], statistics[1, part] = _softmax_sums(z)
+        del z  # before the next one is made
     return maximum, statistics
+
+
+def _softmax_sums(z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """m, S and U of every row of ``z``, which is lost."""
+    maximum = z.amax(1)
+    weights = z.sub_(maximum[:, None]).exp()
+    return maximum, weights.sum(1), weights.mul_(z).sum(1)
 
 
 def _joined(maximum: Tensor, statistics: Tensor, group: dist.ProcessGroup) -> tuple[Tensor, Tensor, Tensor]:
