@@ -8,6 +8,7 @@ included. Does not cover the ratio's own formulas (test_algorithms_objectives.py
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -190,6 +191,44 @@ def test_the_band_with_the_trainers_old_values_is_agentrls_minirl(trajectories, 
         count = {"token_mean": sum(map(len, inside)), "sequence_mean": len(inside) * len(tokens)}
         expected += [-r * a / count.get(aggregation, len(inside)) for r, a, _ in tokens]
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-7)
+
+
+def test_agentrls_note_on_loose_bounds():
+    """Between the clip and the wide band GRPO has no gradient and its token still counts; MiniRL keeps both. With a
+    negative advantage nothing truncates either. Ratio 1.6 and 6, each beside a token that nobody touches."""
+    for ratio, advantage, of_grpo in ((1.6, 1.0, 0.0), (6.0, -1.0, 6.0)):
+        pair = [[[(ratio, advantage, 0)], [(1.0, 0.0, 0)]]]
+        for objective, old, slope in (("grpo", "engine", of_grpo), ("minirl", "recompute", -ratio * advantage)):
+            setting = config(**WIDTH, loss=objective, old_logprobs=old, correction_high=1e9)
+            banded, _ = adjusted(sampled(pair, "token_mean"), setting, VERSION)
+            assert loss_of(banded, setting)[1] == pytest.approx([slope / 2, 0.0], rel=1e-5)
+
+
+@pytest.mark.parametrize("name", ["truncate", "mask", "band"])
+@given(TRAJECTORIES, st.randoms(use_true_random=False))
+def test_rows_are_adjusted_each_by_itself_and_what_is_not_trained_is_not_read(name: str, trajectories, random):
+    setting = config(**(WIDTH | {"correction": name, "correction_decay": 0.1}))
+    plain = sampled(trajectories, "sequence_mean")
+    noisy = [
+        replace(s, **{k: np.where(s.trained, getattr(s, k), 5.0) for k in ("old_logprobs", "behaviour_logprobs")})
+        for s in plain
+    ]
+    order = random.sample(range(len(noisy)), len(noisy))
+    expected, _ = adjusted(plain, setting, VERSION)
+    found, _ = adjusted(replace(plain, sequences=[noisy[i] for i in order]), setting, VERSION)
+
+    def rows(batch: TrainBatch) -> list[tuple]:
+        return sorted((s.trajectory, s.weights.tolist(), s.advantages[s.trained].tolist()) for s in batch)
+
+    assert rows(found) == rows(expected)
+
+
+@pytest.mark.parametrize(("estimator", "value"), [("k1", 0.7), ("k2", 0.245), ("k3", math.exp(-0.7) - 0.3)])
+def test_every_estimator_can_be_taken_from_the_advantage(estimator: str, value: float):
+    plain = batch_of(sequence([-1.0], [-1.0], [2.0], reference=[-1.7]))
+    setting = config(kl_in="reward", kl_coefficient=0.5, kl_estimator=estimator)
+    found, _ = adjusted(plain, setting, VERSION)
+    np.testing.assert_allclose(found.sequences[0].advantages, [0.0, 2.0 - 0.5 * value], rtol=1e-5)
 
 
 def test_a_batch_that_leaves_the_band_whole_is_empty():

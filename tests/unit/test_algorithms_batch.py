@@ -76,9 +76,9 @@ MEMBER = st.tuples(MASKS, st.sampled_from([0.0, 0.25, 1.0]), st.sampled_from(lis
 GROUPS = st.lists(st.lists(MEMBER, min_size=1, max_size=5), min_size=1, max_size=4)
 
 
-@given(GROUPS, st.sampled_from(["token_mean", "sequence_mean"]), st.booleans())
+@given(GROUPS, st.sampled_from(["token_mean", "sequence_mean", "sequence_sum", "constant"]), st.booleans())
 def test_every_token_against_the_brute_force(raw, aggregation: str, divide: bool):
-    config = AlgorithmConfig(aggregation=aggregation, divide_by_std=divide)
+    config = AlgorithmConfig(aggregation=aggregation, divide_by_std=divide, aggregation_constant=7.0)
     batch = make_batch([group(*(trajectory(*m) for m in members)) for members in raw], config, 0.7)
     expected = brute_force(raw, aggregation, divide)
     assert len(batch) == len(expected)
@@ -112,7 +112,12 @@ def brute_force(raw, aggregation: str, divide: bool) -> list[tuple[list[float], 
                     continue
                 while not mask[-1]:
                     mask = mask[:-1]
-                weight = 1 / total if aggregation == "token_mean" else 1 / (len(trainable) * own)
+                weight = {
+                    "token_mean": 1 / total,
+                    "sequence_mean": 1 / (len(trainable) * own),
+                    "sequence_sum": 1 / len(trainable),
+                    "constant": 1 / (len(trainable) * 7),
+                }[aggregation]
                 rows.append(
                     (
                         [weight if m else 0.0 for m in mask],
@@ -335,6 +340,30 @@ def test_scale_and_sign_clamp():
     config = AlgorithmConfig(advantage="rloo", sign_clamp=0.5, advantage_scale=2.0)
     found = [s.advantages[0] for s in make_batch([group(*members)], config, 1.0)]
     np.testing.assert_allclose(found, [0.0, -0.4 / 3, -0.4 / 3, -0.4 / 3], rtol=1e-5)
+
+
+def test_agentrls_leave_one_out_doubled():
+    members = [several_turns([r], [1]) for r in (1.0, 0.0, 0.0, 0.0)]
+    config = AlgorithmConfig(advantage="rloo", sign_clamp=0.5, advantage_scale=2.0)
+    found = [s.advantages[0] for s in make_batch([group(*members)], config, 1.0)]
+    np.testing.assert_allclose(found, [2.0, -2 / 3, -2 / 3, -2 / 3], rtol=1e-6)
+
+
+@given(GROUPS, st.randoms(use_true_random=False))
+def test_the_order_of_members_changes_nothing_but_the_order(raw, random):
+    """Each token's weight and advantage stay, told apart by its trajectory's place."""
+    config = AlgorithmConfig(advantage="rloo")
+    groups = [group(*(trajectory(*m) for m in members)) for members in raw]
+    shuffled = [Group(0, "t", random.sample(g.trajectories, len(g.trajectories))) for g in groups]
+
+    def rows(of: list[Group]) -> list[tuple]:
+        """As a set: two members may be equal."""
+        return sorted(
+            (s.ids.tolist(), s.weights.tolist(), np.round(s.advantages, 5).tolist())
+            for s in make_batch(of, config, 1.0)
+        )  # fmt: skip
+
+    assert rows(groups) == rows(shuffled)
 
 
 def test_a_group_smaller_than_k_uses_all_its_members():

@@ -149,6 +149,28 @@ def test_pass_at_more_than_the_group_is_refused():
         pass_at_k_advantages([1, 0], 3)
 
 
+@given(REWARDS, st.data(), st.randoms(use_true_random=False))
+def test_pass_at_k_knows_successes_only_and_follows_permutations(rewards: list[float], data, order):
+    k = data.draw(st.integers(1, len(rewards)))
+    found = pass_at_k_advantages(rewards, k)
+    np.testing.assert_array_equal(pass_at_k_advantages([float(r > 0) for r in rewards], k), found)
+    places = list(range(len(rewards)))
+    order.shuffle(places)
+    np.testing.assert_array_equal(pass_at_k_advantages([rewards[i] for i in places], k), found[places])
+    assert abs(found.sum()) < 1e-9
+
+
+@given(st.lists(st.tuples(st.floats(-3, 3), st.floats(-1, 1)), max_size=8), st.floats(-1, 1))
+def test_the_sign_clamp_member_by_member(pairs: list[tuple[float, float]], threshold: float):
+    advantages = np.array([a for a, _ in pairs])
+    expected = [max(a, 0.0) if r > threshold else min(a, 0.0) for a, r in pairs]
+    assert sign_clamped(advantages, [r for _, r in pairs], threshold).tolist() == expected
+
+
+def test_whitening_without_a_token_changes_nothing():
+    assert whitened(np.array([1.0, -1.0]), np.zeros(2, dtype=np.int64)).tolist() == [1.0, -1.0]
+
+
 @given(st.lists(st.integers(-8, 8).map(float), min_size=2, max_size=8), st.data())
 def test_whitening_is_over_tokens(advantages: list[float], data):
     tokens = data.draw(st.lists(st.integers(1, 4), min_size=len(advantages), max_size=len(advantages)))

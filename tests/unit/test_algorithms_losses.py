@@ -88,6 +88,22 @@ def test_grpo_gradient_equals_finite_differences(kl: float):
         assert lp.grad[i].item() == pytest.approx(slope, rel=1e-5, abs=1e-9)
 
 
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
+@pytest.mark.parametrize("objective", ["grpo", "sapo"])
+def test_the_whole_loss_has_the_gradient_of_finite_differences(objective: str, estimator: str):
+    """Objectives that stop no gradient, dual clip and every KL estimator; tokens without weight have none."""
+    given, lp = tokens(24), logprobs_of(24)
+    given = replace(given, weights=given.weights * (torch.arange(24) % 3 > 0))
+    loss = PolicyLoss(LOW, HIGH, 0.4, objective=objective, dual_clip=1.5, kl_estimator=estimator)
+    run(loss, lp, given).loss.backward()
+    step = 1e-6
+    for i in range(24):
+        moved = (lp.detach().index_add(0, torch.tensor([i]), torch.tensor([s]).double()) for s in (step, -step))
+        up, down = (run(loss, values, given).loss.item() for values in moved)
+        assert lp.grad[i].item() == pytest.approx((up - down) / (2 * step), rel=1e-5, abs=1e-8)
+        assert (lp.grad[i].item() == 0) >= (i % 3 == 0)
+
+
 @pytest.mark.parametrize("advantage", [-1.3, 0.8])
 @pytest.mark.parametrize("ratio", [0.81, 0.9, 1.0, 1.1, 1.29])
 def test_inside_the_clip_range_the_gradient_is_minus_ratio_advantage_weight(ratio: float, advantage: float):

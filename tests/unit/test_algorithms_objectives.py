@@ -146,6 +146,22 @@ def test_kl_estimators_have_the_right_mean_or_gradient(name: str):
         torch.testing.assert_close(found, wanted)
 
 
+@pytest.mark.parametrize(
+    ("name", "slope"), [("k1", lambda x: 1.0), ("k2", lambda x: x), ("k3", lambda x: 1 - math.exp(-x))]
+)
+def test_gradients_of_kl_estimators(name: str, slope):
+    """Closed forms and finite differences; beyond 20 nats there is none."""
+    step = 1e-6
+    for value in (-3.0, -0.4, 0.0, 0.7, 2.5):
+        x = torch.tensor(value, dtype=torch.float64, requires_grad=True)
+        (found,) = torch.autograd.grad(kl_estimate(name, x), x)
+        up, down = (kl_estimate(name, torch.tensor(value + s, dtype=torch.float64)).item() for s in (step, -step))
+        assert found.item() == pytest.approx(slope(value), abs=1e-12)
+        assert found.item() == pytest.approx((up - down) / (2 * step), rel=1e-5, abs=1e-6)
+    far = torch.tensor(25.0, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.grad(kl_estimate(name, far), far)[0].item() == 0.0
+
+
 LOGS = st.lists(st.floats(-3, 0), min_size=1, max_size=8)
 
 
