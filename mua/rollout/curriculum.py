@@ -30,6 +30,7 @@ class SuccessRateOrder:
     """
 
     def __init__(self, tasks: Sequence[Task], seed: int, config: CurriculumConfig) -> None:
+        self.domain = tasks[0].domain
         self._tasks = {task.id: task for task in tasks}
         self._seed = seed
         self._config = config

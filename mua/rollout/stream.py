@@ -69,16 +69,12 @@ class TaskStream:
             order.restore(known)
 
     def metrics(self) -> dict[str, float]:
-        """Running success rates under a curriculum, over the tasks that were observed."""
-        rates = [rate for order in self._curricula for rate in order.rates()]
-        if not rates:
-            return {}
-        return {
-            "curriculum/mean_rate": sum(rates) / len(rates),
-            "curriculum/always_solved": sum(rate == 1 for rate in rates) / len(rates),
-            "curriculum/never_solved": sum(rate == 0 for rate in rates) / len(rates),
-            "curriculum/known": len(rates) / sum(len(order) for order in self._curricula),
-        }
+        """Running success rates under a curriculum, over the tasks that were observed; in a mix of each domain too."""
+        orders = self._curricula
+        metrics = _rates("curriculum", orders)
+        for order in orders if len(orders) > 1 else ():
+            metrics |= _rates(f"curriculum/{order.domain}", [order])
+        return metrics
 
     @property
     def _curricula(self) -> list[SuccessRateOrder]:
@@ -91,6 +87,18 @@ class TaskStream:
             self._places.append((part, self._counts[part]))
             self._counts[part] += 1
         return self._places[ordinal]
+
+
+def _rates(prefix: str, orders: Sequence[SuccessRateOrder]) -> dict[str, float]:
+    rates = [rate for order in orders for rate in order.rates()]
+    if not rates:
+        return {}
+    return {
+        f"{prefix}/mean_rate": sum(rates) / len(rates),
+        f"{prefix}/always_solved": sum(rate == 1 for rate in rates) / len(rates),
+        f"{prefix}/never_solved": sum(rate == 0 for rate in rates) / len(rates),
+        f"{prefix}/known": len(rates) / sum(len(order) for order in orders),
+    }
 
 
 class _Epochs:

@@ -169,11 +169,16 @@ def test_a_restored_stream_continues_exactly(counts: list[int], seed: int, done:
 
 def test_a_mix_keeps_its_shares_and_each_domain_its_own_order() -> None:
     rates = {"d0/0": 0.5, "d0/1": 0.0, "d1/0": 1.0, "d1/1": 0.5}
-    drawn = learn(by_rate([2, 2]), rates, range(2000))
+    stream = by_rate([2, 2])
+    drawn = learn(stream, rates, range(2000))
     counts = Counter(task[:2] for task in drawn)
     assert abs(counts["d0"] - 1000) < 4 * 500**0.5
     assert Counter(drawn)["d0/0"] > 2 * Counter(drawn)["d0/1"]
     assert Counter(drawn)["d1/1"] > 2 * Counter(drawn)["d1/0"]
+    metrics = stream.metrics()
+    assert (metrics["curriculum/mean_rate"], metrics["curriculum/known"]) == (0.5, 1.0)
+    assert (metrics["curriculum/d0/mean_rate"], metrics["curriculum/d1/mean_rate"]) == (0.25, 0.75)
+    assert (metrics["curriculum/d0/never_solved"], metrics["curriculum/d1/never_solved"]) == (0.5, 0.0)
 
 
 def test_without_a_curriculum_there_is_nothing_to_remember() -> None:
