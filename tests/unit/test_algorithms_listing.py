@@ -1,8 +1,13 @@
-"""``mua algorithms`` lists exactly what the configuration accepts. Does not cover what the lines say."""
+"""``mua algorithms`` lists just what the configuration accepts; the tests that docs/algorithms.md names are there.
+
+Does not cover what the lines say.
+"""
 
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 from typing import get_args
 
 import pytest
@@ -36,3 +41,15 @@ def test_the_command_prints_it() -> None:
     assert json.loads(runner.invoke(app, ["algorithms", "--json"]).stdout) == LISTING
     table = runner.invoke(app, ["algorithms"]).stdout
     assert all(name in table and line in table for values in LISTING.values() for name, line in values.items())
+
+
+def test_the_tests_that_the_documentation_names_are_there() -> None:
+    root = Path(__file__).parents[2]
+    table = (root / "docs" / "algorithms.md").read_text().partition("## Sources and tests")[2]
+    file, named = "", 0
+    for match in re.finditer(r"`([\w/.]*test_\w+\.py)?(?:::(test_\w+))?`", table):
+        file = match[1] or file
+        source = (root / file if "/" in file else root / "tests" / "unit" / file).read_text()
+        assert match[2] is None or f"def {match[2]}(" in source, match[0]
+        named += match[2] is not None
+    assert named > 40
