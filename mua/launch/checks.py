@@ -14,7 +14,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Literal
 
-from mua.config.schema import EndpointConfig, ExperimentConfig
+from mua.config.schema import DistillationConfig, EndpointConfig, ExperimentConfig
 from mua.launch.capture import ROOT
 
 State = Literal["ok", "warning", "failure"]
@@ -161,6 +161,27 @@ def stand_in(model: EndpointConfig, name: str) -> Check:
     """An endpoint that is asked only while another cannot be: it may be away."""
     check = endpoint(model, name)
     return replace(check, state="warning") if check.state == "failure" else check
+
+
+def teacher(config: DistillationConfig) -> Check:
+    """The server of ``algorithm.distillation`` is there, SGLang's, and lets us in."""
+    import httpx
+
+    base = config.base_url.rstrip("/")
+    headers = {"Authorization": f"Bearer {config.api_key.get_secret_value()}"}
+    try:
+        answer = httpx.get(f"{base}/model_info", headers=headers, timeout=ENDPOINT_SECONDS)
+    except httpx.HTTPError as error:
+        mend = "check algorithm.distillation.base_url and its server"
+        return Check("teacher", "failure", f"{base}: {type(error).__name__}", mend)
+    if answer.status_code in (401, 403):
+        mend = "check algorithm.distillation.api_key"
+        return Check("teacher", "failure", f"{base} answers {answer.status_code}", mend)
+    try:
+        return Check("teacher", "ok", f"{base} serves {answer.json()['model_path']}")
+    except (ValueError, KeyError, TypeError):
+        mend = "algorithm.distillation.base_url must be SGLang's own address, without /v1"
+        return Check("teacher", "failure", f"{base}/model_info answers {answer.status_code}", mend)
 
 
 def endpoint(model: EndpointConfig, name: str = "user.llm") -> Check:

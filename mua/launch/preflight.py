@@ -90,6 +90,8 @@ def _own(config: ExperimentConfig | None, capture: Path | None) -> Found:
     ]
     if config is not None and leader:
         found.append(guarded("disk", lambda: checks.disk(config)))
+        if (distillation := config.algorithm.distillation) is not None:
+            found.append(guarded("teacher", partial(checks.teacher, distillation)))
         for name, llm in config.language_models().items():
             found.append(guarded("endpoint", partial(checks.endpoint, llm, name)))
             for place, other in enumerate(llm.fallbacks):

@@ -15,6 +15,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -22,12 +23,13 @@ from pydantic import SecretStr
 from safetensors.numpy import save_file
 
 from mua.config.load import load_config
-from mua.config.schema import ExperimentConfig, LlmConfig
+from mua.config.schema import DistillationConfig, ExperimentConfig, LlmConfig
 from mua.launch import checks
 from mua.launch.capture import HIDDEN, capture_environment, masked
 from mua.launch.checks import Check
 from mua.launch.preflight import table
 from mua.launch.serve import Service, publish, withdraw
+from mua.types import Json
 
 RECIPE = """\
 name: preflight
@@ -54,11 +56,13 @@ def config(recipe: Path) -> ExperimentConfig:
 
 
 class _Models(http.server.BaseHTTPRequestHandler):
+    answer: ClassVar[Json] = {"data": [{"id": "qwen"}, {"id": "judge"}]}
+
     def do_GET(self) -> None:
         allowed = self.headers["Authorization"] == "Bearer good"
         self.send_response(200 if allowed else 401)
         self.end_headers()
-        self.wfile.write(json.dumps({"data": [{"id": "qwen"}, {"id": "judge"}]}).encode())
+        self.wfile.write(json.dumps(self.answer).encode())
 
     def log_message(self, format: str, *args: object) -> None:
         pass
@@ -84,6 +88,29 @@ def test_the_users_endpoint(address: str, model: str, key: str, state: str, text
     check = checks.endpoint(LlmConfig(base_url=address, model=model, api_key=SecretStr(key)))
     assert check.state == state
     assert text in check.line()
+
+
+@pytest.mark.parametrize(
+    ("answer", "key", "state", "text"),
+    [
+        ({"model_path": "/models/large"}, "good", "ok", "serves /models/large"),
+        ({"model_path": "/models/large"}, "bad", "failure", "answers 401; check algorithm.distillation.api_key"),
+        ({"data": []}, "good", "failure", "must be SGLang's own address, without /v1"),
+    ],
+)
+def test_the_teacher(
+    address: str, monkeypatch: pytest.MonkeyPatch, answer: Json, key: str, state: str, text: str
+) -> None:
+    monkeypatch.setattr(_Models, "answer", answer)
+    base = address.removesuffix("/v1")
+    check = checks.teacher(DistillationConfig(base_url=base, api_key=SecretStr(key)))
+    assert check.state == state
+    assert text in check.line()
+
+
+def test_a_teacher_that_is_not_there() -> None:
+    check = checks.teacher(DistillationConfig(base_url="http://127.0.0.1:9"))
+    assert (check.state, "algorithm.distillation.base_url" in check.mend) == ("failure", True)
 
 
 def test_an_endpoint_that_is_not_there() -> None:
