@@ -6,7 +6,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from mua.config.schema import EnvironmentConfig, ExperimentConfig, MegatronConfig, ModelConfig, TrainerConfig
+from mua.config.schema import (
+    AlgorithmConfig,
+    EnvironmentConfig,
+    ExperimentConfig,
+    MegatronConfig,
+    ModelConfig,
+    TrainerConfig,
+)
 from mua.plan.architecture import Architecture, architecture_of
 from mua.plan.ranks import ObjectBytes, measure, rank_bytes
 from tests.distributed import run_on_workers
@@ -46,17 +53,18 @@ MODELS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One run: a model, a layout by :mod:`mua.megatron.layouts`' names, an optimizer, a type."""
+    """One run: a model, a layout by :mod:`mua.megatron.layouts`' names, an optimizer, a type, a critic or none."""
 
     model: str
     layout: str
     distributed: bool = True
     dtype: str = "bfloat16"
+    critic: bool = False
 
     @property
     def title(self) -> str:
         optimizer = "distributed" if self.distributed else "replicated"
-        return f"{self.model}; {self.layout}; {self.dtype}; {optimizer} optimizer"
+        return f"{self.model}; {self.layout}; {self.dtype}; {optimizer} optimizer{'; critic' * self.critic}"
 
     def config(self, folder: Path) -> ExperimentConfig:
         from mua.megatron.layouts import sizes
@@ -70,6 +78,7 @@ class Case:
             megatron=MegatronConfig.model_validate(
                 {"tokens_per_row": 64, "distributed_optimizer": self.distributed, "threads": 1, **sizes(self.layout)}
             ),
+            algorithm=AlgorithmConfig(advantage="gae" if self.critic else "grpo"),
             trainer=TrainerConfig(steps=1),
         )
 
@@ -84,27 +93,33 @@ def write_models(folder: Path) -> None:
 
 
 def planned(folder: Path, case: Case) -> list[ObjectBytes]:
-    """What the plan says each rank holds."""
+    """What the plan says each rank holds of the policy, or of the critic if the case has one."""
     config = case.config(folder)
     architecture: Architecture = architecture_of(config.model)
-    return [rank_bytes(architecture, config, rank).bytes for rank in range(config.megatron.world_size)]
+    ranks = [rank_bytes(architecture, config, rank) for rank in range(config.megatron.world_size)]
+    return [rank.bytes if rank.critic is None else rank.critic for rank in ranks]
 
 
 def measured(folder: Path, case: Case) -> list[ObjectBytes]:
-    """What each rank of a real run holds after one training step."""
+    """What each rank of a real run holds of it after one training step."""
     world = case.config(folder).megatron.world_size
     return [ObjectBytes(**found) for found in run_on_workers(world, _held, str(folder), asdict(case), seconds=600.0)]
 
 
 def _held(folder: str, case: dict[str, Any]) -> dict[str, int]:
-    from mua.algorithms.losses import PolicyLoss
+    from mua.algorithms.losses import PolicyLoss, ValueLoss
     from mua.megatron.backend import MegatronBackend
-    from tests.megatron_support import make_batch
+    from tests.megatron_support import make_batch, with_values
 
     config = Case(**case).config(Path(folder))
-    built = MegatronBackend(config.model, config.megatron, config.optimizer, total_steps=1, seed=1)
+    critic = config.critic if case["critic"] else None
+    built = MegatronBackend(config.model, config.megatron, config.optimizer, total_steps=1, seed=1, critic=critic)
     try:
         built.train_step(make_batch(), PolicyLoss(clip_low=0.2, clip_high=0.2, kl_coefficient=0.0))
-        return asdict(measure(built.policy.chunks, built.policy.wrapped, built.policy.optimizer))
+        network = built.policy
+        if built.critic is not None:
+            built.train_values(with_values(make_batch()), ValueLoss(None))
+            network = built.critic.network
+        return asdict(measure(network.chunks, network.wrapped, network.optimizer))
     finally:
         built.close()

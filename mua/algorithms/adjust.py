@@ -51,7 +51,7 @@ def adjusted(batch: TrainBatch, config: AlgorithmConfig, version: int) -> tuple[
 
 
 def _penalised(sequence: TrainSequence, config: AlgorithmConfig) -> TrainSequence:
-    if config.kl_in != "reward" or config.kl_coefficient == 0:
+    if config.kl_in != "reward" or config.kl_coefficient == 0 or config.advantage == "gae":  # GAE has taken it
         return sequence
     assert sequence.reference_logprobs is not None, "a KL coefficient keeps a reference"
     difference = torch.from_numpy((sequence.old_logprobs - sequence.reference_logprobs).astype(np.float64))

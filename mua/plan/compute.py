@@ -30,7 +30,7 @@ class Compute:
     recomputed_flops: float
     """What recomputation adds; no part of model FLOPs."""
     score_flops: float
-    """Log-probabilities under the old policy and the reference, where the algorithm asks for them."""
+    """Log-probabilities under the old policy and the reference and values, where the algorithm asks for them."""
     rollout_flops: float
     train_seconds: float
     score_seconds: float
@@ -74,9 +74,10 @@ def bubble(config: ExperimentConfig) -> float:
 
 
 def scoring_passes(algorithm: AlgorithmConfig) -> int:
-    """Forward passes besides training's own: the old policy's unless the step is on-policy, and the reference's."""
+    """Forward passes besides training's own: the old policy's unless the step is on-policy, the reference's and the
+    critic's."""
     old = algorithm.old_logprobs == "recompute" and not algorithm.on_policy
-    return int(old) + int(algorithm.kl_coefficient > 0)
+    return int(old) + int(algorithm.kl_coefficient > 0) + int(algorithm.advantage == "gae")
 
 
 def compute(architecture: Architecture, config: ExperimentConfig, engine: EngineBytes) -> Compute:
@@ -85,7 +86,8 @@ def compute(architecture: Architecture, config: ExperimentConfig, engine: Engine
     episodes = algorithm.groups_per_step * algorithm.group_size
     tokens = episodes * length
     forward = forward_flops(architecture, tokens, length)
-    train, score = 3 * algorithm.epochs * forward, scoring_passes(algorithm) * forward
+    trained = algorithm.epochs * (2 if algorithm.advantage == "gae" else 1) * forward  # a critic is of the same size
+    train, score = 3 * trained, scoring_passes(algorithm) * forward
     peak = gpus(config) * GPUS[cluster.gpu].flops
     busy = peak * cluster.train_mfu * (1 - bubble(config))
     sampled = int(tokens * cluster.sampled_share)
@@ -96,7 +98,7 @@ def compute(architecture: Architecture, config: ExperimentConfig, engine: Engine
         rows=rows_per_rank(config),
         bubble=bubble(config),
         train_flops=train,
-        recomputed_flops=_recomputed(architecture, config) * algorithm.epochs * forward,
+        recomputed_flops=_recomputed(architecture, config) * trained,
         score_flops=score,
         rollout_flops=forward,
         train_seconds=train / busy,

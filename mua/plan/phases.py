@@ -44,16 +44,18 @@ def trainer_at_start(rank: RankBytes, config: ExperimentConfig) -> int:
 
     A run that is resumed has those too by then, so its KV cache is smaller.
     """
-    return rank.bytes.total - rank.bytes.moments + reference_bytes(rank, config)
+    networks = [rank.bytes, *([] if rank.critic is None else [rank.critic])]
+    return sum(held.total - held.moments for held in networks) + reference_bytes(rank, config)
 
 
 def phases(rank: RankBytes, kept: Activations, engine: EngineBytes, config: ExperimentConfig) -> list[Phase]:
-    """Every phase of a step on the GPU of ``rank``."""
+    """Every phase of a step on the GPU of ``rank``; the critic's passes take no more than the policy's."""
     trainer = {
         "weights": rank.bytes.parameters,
         "gradients": rank.bytes.gradients,
         "optimizer": rank.bytes.main_weights + rank.bytes.moments,
         "reference": reference_bytes(rank, config),
+        "critic": 0 if rank.critic is None else rank.critic.total,
     }
     serving = {"engine weights": engine.weights, "KV cache": engine.cache}
     released = config.engine.memory_saver

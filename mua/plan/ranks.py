@@ -10,7 +10,8 @@ from typing import Any
 from torch import Tensor
 
 import megatron_bridge
-from mua.config.schema import ExperimentConfig, MegatronConfig
+from mua.config.schema import ExperimentConfig, MegatronConfig, OptimizerConfig
+from mua.megatron.critic import value_chunks
 from mua.megatron.meta import meta_rank
 from mua.megatron.model import build_chunks
 from mua.megatron.optimizer import Optimizer, wrap_data_parallel
@@ -44,8 +45,11 @@ class RankBytes:
     """Pipeline stage, from 0."""
     layers: int
     weights: int
-    """Parameters this rank holds, as a number."""
+    """Parameters of the policy this rank holds, as a number."""
     bytes: ObjectBytes
+    """Of the policy."""
+    critic: ObjectBytes | None = None
+    """Of the critic, where there is one."""
 
 
 def measure(chunks: Sequence[Any], wrapped: Sequence[Any], optimizer: Optimizer) -> ObjectBytes:
@@ -81,30 +85,39 @@ def _storage_bytes(tensors: Iterable[Tensor], seen: set[int]) -> int:
 
 
 def rank_bytes(architecture: Architecture, config: ExperimentConfig, rank: int) -> RankBytes:
-    """Builds ``rank``'s model, gradient buffers and optimizer on the meta device and counts them.
+    """Builds ``rank``'s model, gradient buffers and optimizer on the meta device and counts them; the critic's too.
 
     Raises:
         MuaError: the layout is not a tested one.
     """
-    megatron = config.megatron
+    megatron, hf_config = config.megatron, architecture.hf_config
     with meta_rank(megatron, rank):
         chunks = build_chunks(
-            megatron_bridge.transformer_config_kwargs(architecture.hf_config),
-            megatron_bridge.gpt_model_kwargs(architecture.hf_config),
+            megatron_bridge.transformer_config_kwargs(hf_config),
+            megatron_bridge.gpt_model_kwargs(hf_config),
             config.model,
             megatron,
         )
-        wrapped = wrap_data_parallel(chunks, megatron.distributed_optimizer)
-        optimizer = Optimizer(wrapped, config.optimizer, megatron.distributed_optimizer, total_steps=1 << 30)
-        for part in optimizer.megatron.chained_optimizers:
-            part.init_state_fn(part.optimizer)
+        critic = None
+        if config.algorithm.advantage == "gae":
+            critic = _trained_bytes(value_chunks(hf_config, config.model, megatron), megatron, config.critic.optimizer)
         return RankBytes(
             rank=rank,
             stage=rank // (megatron.world_size // megatron.pipeline_parallel),
             layers=sum(len(chunk.decoder.layers) for chunk in chunks),
             weights=sum(p.numel() for chunk in chunks for p in chunk.parameters()),
-            bytes=measure(chunks, wrapped, optimizer),
+            bytes=_trained_bytes(chunks, megatron, config.optimizer),
+            critic=critic,
         )
+
+
+def _trained_bytes(chunks: list[Any], megatron: MegatronConfig, optimizer: OptimizerConfig) -> ObjectBytes:
+    """Of the chunks with all that training them takes."""
+    wrapped = wrap_data_parallel(chunks, megatron.distributed_optimizer)
+    built = Optimizer(wrapped, optimizer, megatron.distributed_optimizer, total_steps=1 << 30)
+    for part in built.megatron.chained_optimizers:
+        part.init_state_fn(part.optimizer)
+    return measure(chunks, wrapped, built)
 
 
 def first_ranks(megatron: MegatronConfig) -> Iterator[int]:

@@ -80,6 +80,10 @@ def _ranks(plan: Plan) -> Table:
         rank, held = stage.rank, stage.rank.bytes
         parts = (held.parameters, held.gradients, held.main_weights, held.moments, held.total)
         table.add_row(str(rank.rank), str(rank.stage), str(rank.layers), f"{rank.weights:,}", *map(_gb, parts))
+        if rank.critic is not None:
+            c = rank.critic
+            parts = (c.parameters, c.gradients, c.main_weights, c.moments, c.total)
+            table.add_row("", "", "", "its critic", *map(_gb, parts))
     return table
 
 
@@ -103,7 +107,7 @@ def _phases(plan: Plan) -> Table:
         "engine", "buckets", "together", f"of {_gb(plan.gpu.memory)}",
     )  # fmt: skip
     groups = (
-        ("weights", "gradients", "optimizer", "reference"),
+        ("weights", "gradients", "optimizer", "reference", "critic"),
         ("activations", "output"),
         ("engine weights", "KV cache"),
         ("buckets",),

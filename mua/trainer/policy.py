@@ -23,7 +23,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from megatron_bridge.plan import ModelPlan, plan_model
-from mua.algorithms.loss_protocol import LossFunction
+from mua.algorithms.loss_protocol import LossFunction, ValueLossFunction
 from mua.config.schema import ExperimentConfig
 from mua.engine.feed import Feed, TrainerFeed
 from mua.engine.host import EngineHost, Host, Hosts, make_servers
@@ -38,9 +38,19 @@ _STOP = "stop"
 
 
 class Policy:
-    """What trains. On rank 0 use as a context manager; on the others call :meth:`follow`."""
+    """What trains: the policy and, with ``critic_steps`` (its optimizer steps of the run), a critic beside it.
 
-    def __init__(self, config: ExperimentConfig, *, total_steps: int, with_reference: bool = False) -> None:
+    On rank 0 use as a context manager; on the others call :meth:`follow`.
+    """
+
+    def __init__(
+        self,
+        config: ExperimentConfig,
+        *,
+        total_steps: int,
+        with_reference: bool = False,
+        critic_steps: int | None = None,
+    ) -> None:
         self._backend = MegatronBackend(
             config.model,
             config.megatron,
@@ -48,6 +58,8 @@ class Policy:
             total_steps=total_steps,
             seed=config.seed,
             with_reference=with_reference,
+            critic=None if critic_steps is None else config.critic,
+            critic_steps=critic_steps,
         )
         self._model_path = config.model.path
         self._async_save = config.trainer.async_save
@@ -101,6 +113,17 @@ class Policy:
         """One optimizer step; see :meth:`mua.megatron.backend.MegatronBackend.train_step`."""
         self._announce("train_step", batch, loss)
         return self._train_step(batch, loss)
+
+    def train_values(self, batch: TrainBatch, loss: ValueLossFunction) -> dict[str, float]:
+        """One optimizer step of the critic; see :meth:`mua.megatron.backend.MegatronBackend.train_values`."""
+        self._announce("train_values", batch, loss)
+        return self._train_values(batch, loss)
+
+    def with_values(self, batch: TrainBatch) -> TrainBatch:
+        """``batch`` with the critic's current values; see :meth:`mua.megatron.backend.MegatronBackend.values`."""
+        self._announce("values", batch.sequences)
+        found = self._values(batch.sequences)
+        return replace(batch, sequences=[replace(s, values=v) for s, v in zip(batch, found, strict=True)])
 
     def with_logprobs(self, batch: TrainBatch, *, old: bool) -> TrainBatch:
         """``batch`` with log-probabilities of the reference, if one is kept, and of the current policy as ``old``."""
@@ -178,6 +201,14 @@ class Policy:
     def _train_step(self, batch: TrainBatch, loss: LossFunction) -> dict[str, float]:
         self._onload()
         return self._backend.train_step(batch, loss)
+
+    def _train_values(self, batch: TrainBatch, loss: ValueLossFunction) -> dict[str, float]:
+        self._onload()
+        return self._backend.train_values(batch, loss)
+
+    def _values(self, sequences: Sequence[TrainSequence]) -> list[Float32Array]:
+        self._onload()
+        return self._backend.values(sequences)
 
     def _log_probabilities(
         self, sequences: Sequence[TrainSequence], temperature: float, reference: bool

@@ -12,12 +12,14 @@ from collections.abc import Sequence
 from mua.algorithms.adjust import adjusted
 from mua.algorithms.batch import make_batch, split_minibatches
 from mua.algorithms.filters import filtered
-from mua.algorithms.losses import PolicyLoss
+from mua.algorithms.gae import with_gae
+from mua.algorithms.losses import PolicyLoss, ValueLoss
 from mua.algorithms.metrics import rollout_metrics
 from mua.config.schema import ExperimentConfig
 from mua.engine.weights import SyncReport
 from mua.errors import MuaError, Preempted
 from mua.observe.traces import TraceWriter
+from mua.rollout.heap import long_lived_heap
 from mua.rollout.scheduler import Harvest
 from mua.rollout.service import RolloutService
 from mua.trainer.evaluate import judge
@@ -38,8 +40,7 @@ def train(config: ExperimentConfig, preemption: Preemption | None = None) -> Non
     preemption = preemption or Preemption()
     ensure_processes(config.megatron)
     algorithm = config.algorithm
-    total_steps = config.trainer.steps * algorithm.epochs * algorithm.minibatches
-    policy = Policy(config, total_steps=total_steps, with_reference=algorithm.kl_coefficient > 0)
+    policy = Policy(config, with_reference=algorithm.kl_coefficient > 0, **_optimizer_steps(config))
     if not leads():
         policy.follow()
         preemption.check()
@@ -48,9 +49,18 @@ def train(config: ExperimentConfig, preemption: Preemption | None = None) -> Non
         if config.megatron.offload:
             policy.offload()  # engines take for their cache what is free when they start
         with RolloutService(config, preemption.check, hosts=policy.engine_hosts(), teacher=True) as rollouts:
-            with run.saved_when_preempted():
+            with run.saved_when_preempted(), long_lived_heap():
                 loop(config, policy, run, rollouts, preemption)
             policy.save_hf(config.output / "hf")
+
+
+def _optimizer_steps(config: ExperimentConfig) -> dict[str, int]:
+    """Of the policy and of the critic, if there is one, as :class:`Policy` takes them."""
+    algorithm, steps = config.algorithm, config.trainer.steps
+    each = algorithm.epochs * algorithm.minibatches
+    if algorithm.advantage != "gae":
+        return {"total_steps": steps * each}
+    return {"total_steps": (steps - config.critic.warmup_steps) * each, "critic_steps": steps * each}
 
 
 def loop(config: ExperimentConfig, policy: Policy, run: Run, rollouts: RolloutService, preemption: Preemption) -> None:
@@ -110,24 +120,34 @@ def learn(config: ExperimentConfig, policy: Policy, groups: Sequence[Group], *, 
     algorithm = config.algorithm
     groups, taken = filtered(groups, algorithm)
     parts = split_minibatches(groups, min(algorithm.minibatches, len(groups))) if groups else []
-    loss = PolicyLoss.from_config(algorithm)
-    prepared = [_prepared(config, policy, part, version) for part in parts]
-    batches = [batch for batch, _ in prepared if batch.sequences]
-    taken |= _mean([metrics for _, metrics in prepared])
+    batches, found = _prepared(config, policy, parts, version)
     if not batches:  # every group agreed with itself or was filtered out: nothing pulls the policy anywhere
-        return {"tokens": 0.0} | taken
-    return _mean([policy.train_step(batch, loss) for _ in range(algorithm.epochs) for batch in batches]) | taken
+        return {"tokens": 0.0} | taken | found
+    steps = [_update(config, policy, batch, version) for _ in range(algorithm.epochs) for batch in batches]
+    return _mean(steps) | taken | found
 
 
 def _prepared(
-    config: ExperimentConfig, policy: Policy, groups: Sequence[Group], version: int
-) -> tuple[TrainBatch, dict[str, float]]:
-    """The batch of one optimizer step, with all its loss is decided by, and what there is to say about it."""
-    algorithm = config.algorithm
-    batch = make_batch(groups, algorithm, config.rollout.temperature)
-    if not batch.sequences:
-        return batch, {}
-    return adjusted(policy.with_logprobs(batch, old=algorithm.recomputes), algorithm, version)
+    config: ExperimentConfig, policy: Policy, parts: Sequence[Sequence[Group]], version: int
+) -> tuple[list[TrainBatch], dict[str, float]]:
+    """The batch of each optimizer step, with all its losses are decided by, and what there is to say about them."""
+    algorithm, found = config.algorithm, dict[str, float]()
+    made = [make_batch(part, algorithm, config.rollout.temperature) for part in parts]
+    batches = [policy.with_logprobs(batch, old=algorithm.recomputes) for batch in made if batch.sequences]
+    if algorithm.advantage == "gae":
+        batches, found = with_gae([policy.with_values(batch) for batch in batches], algorithm)
+    done = [adjusted(batch, algorithm, version) for batch in batches]
+    return [batch for batch, _ in done if batch.sequences], found | _mean([metrics for _, metrics in done])
+
+
+def _update(config: ExperimentConfig, policy: Policy, batch: TrainBatch, version: int) -> dict[str, float]:
+    """One optimizer step of the critic, if there is one, and of the policy, unless the critic still learns alone."""
+    metrics = {"tokens": batch.denominators["tokens"]}
+    if config.algorithm.advantage == "gae":
+        metrics |= policy.train_values(batch, ValueLoss(config.critic.value_clip))
+        if version < config.critic.warmup_steps:
+            return metrics
+    return metrics | policy.train_step(batch, PolicyLoss.from_config(config.algorithm))
 
 
 def _roll_out(

@@ -32,6 +32,7 @@ SLOW = [
     Case("experts", "TP2 DP2 EP4 ETP1", dtype="float32"),
     Case("experts", "TP2 CP2 DP2 EP2"),
 ]
+CRITICS = [Case("dense, tied", "PP2", critic=True), Case("experts", "TP2 DP2 EP2", critic=True)]
 
 
 @pytest.fixture(scope="module")
@@ -49,4 +50,10 @@ def test_plan_is_exact(models: Path, case: Case) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("case", SLOW, ids=lambda case: case.title)
 def test_plan_is_exact_on_more_ranks(models: Path, case: Case) -> None:
+    assert planned(models, case) == measured(models, case)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CRITICS, ids=lambda case: case.title)
+def test_plan_of_a_critic_is_exact(models: Path, case: Case) -> None:
     assert planned(models, case) == measured(models, case)

@@ -90,6 +90,19 @@ def errors(text: str | bytes, *overrides: str) -> list[str]:
             "x.yaml:3: algorithm.minibatches 3 must divide algorithm.groups_per_step 8",
         ),
         (
+            "algorithm: {advantage: gae, credit: reward_to_go}",
+            "x.yaml:2: algorithm.credit must be equal with algorithm.advantage gae, which gives each token its "
+            "advantage by the rewards of its own and later turns and has its critic learn from every trajectory",
+        ),
+        (
+            "algorithm: {advantage: gae}\ncritic: {warmup_steps: 3}",
+            "x.yaml:3: critic.warmup_steps 3 leaves the policy none of the trainer.steps 3",
+        ),
+        (
+            "critic: {optimizer: {min_learning_rate: 0.1}}",
+            "x.yaml:2: critic.optimizer.min_learning_rate 0.1 exceeds critic.optimizer.learning_rate 1e-05",
+        ),
+        (
             "megatron: {virtual_pipeline: 2}",
             "x.yaml:2: megatron.virtual_pipeline needs megatron.pipeline_parallel above 1",
         ),
