@@ -1,23 +1,34 @@
-"""What computing common prefixes once saves: CPU time of a training step on trees against sequences side by side.
+"""What computing common prefixes once saves: time and memory of a step on trees against sequences side by side.
 
-    python tools/bench/prefix_trees.py [--scale 0.25] [--hidden 256]
+    python tools/bench/prefix_trees.py [group-8 group-16 turns-10 turns-30 turns-100]
 
-Shapes: groups of n trajectories that share a long prompt, and one trajectory cut into a sample for each of its
-turns, as a sampler does that keeps every request (system prompt, reply and observation of 2,000, 600 and 900
-tokens). All lengths are multiplied by ``--scale``. The limit is the ratio of tokens; attention over a shared
-prefix is paid by every branch and is no part of it. One process, one thread, CPU time; each step is done twice
-and the second counts.
+Shapes: groups of n trajectories that share a long prompt, and one trajectory cut into a sample for each of its turns,
+as a sampler does that keeps every request (system prompt, reply and observation of 2,000, 600 and 900 tokens).
+
+A shape is run at a fraction of its size: tokens, rows, width, heads and MLP of Qwen3-8B are all multiplied by it, and
+its vocabulary further by the share of layers that are left. Attention's share of the operations, which grows with
+length over width, is then that of Qwen3-8B on the full lengths.
+
+Two limits: the ratio of tokens, and that of operations, in which every branch pays for attention to what it shares and
+every trained token for the output layer. The two sides are processes of one thread that take turns. Time is CPU time of
+a step, the least of those measured. Memory is the most that is resident during a step beyond what is before it.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
+import multiprocessing
 import os
 import platform
+import re
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -25,78 +36,147 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-VOCABULARY = 1024
 SYSTEM, REPLY, OBSERVATION = 2000, 600, 900
+PROMPT, ANSWER = 7000, 1000
+ROW = 32768
+REFERENCE = {"hidden_size": 4096, "intermediate_size": 12288, "num_attention_heads": 32, "num_key_value_heads": 8}
+REFERENCE_LAYERS, REFERENCE_VOCABULARY, HEAD_DIM, LAYERS = 36, 151936, 128, 4
+HEADINGS = (
+    "shape", "size", "tokens", "computed", "limit by tokens", "by operations", "speed-up", "of tokens", "of operations",
+    "CPU s apart", "merged", "MiB apart", "merged",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Shape:
+    title: str
+    count: int
+    grows: bool
+    """Whether each sequence goes on where the one before ended."""
+    scale: float
+
+
+SHAPES = {
+    "group-8": Shape("group of 8, prompt 7,000, answers 1,000", 8, grows=False, scale=1 / 8),
+    "group-16": Shape("group of 16, prompt 7,000, answers 1,000", 16, grows=False, scale=1 / 8),
+    "turns-10": Shape("10 turns, a sample each", 10, grows=True, scale=1 / 8),
+    "turns-30": Shape("30 turns, a sample each", 30, grows=True, scale=1 / 16),
+    "turns-100": Shape("100 turns, a sample each", 100, grows=True, scale=1 / 32),
+}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--scale", type=float, default=0.25, help="factor on all lengths")
-    parser.add_argument("--hidden", type=int, default=256)
-    parser.add_argument("--layers", type=int, default=4)
-    parser.add_argument("--turns", type=int, nargs="*", default=[10, 30])
+    parser.add_argument("shapes", nargs="*", default=["group-8", "group-16", "turns-10"], help=", ".join(SHAPES))
+    parser.add_argument("--steps", type=int, default=2, help="measured steps of each side, after one that is not")
     arguments = parser.parse_args()
-    print(f"{arguments.layers} layers of {arguments.hidden}, lengths x {arguments.scale:g}, one thread, "
-          f"{os.cpu_count()} cores, {platform.processor() or platform.machine()}\n")  # fmt: skip
-    print("| shape | tokens | computed | limit | speed-up | share of the limit | CPU s apart | merged |")
-    print("|---|---|---|---|---|---|---|---|")
+    os.environ["OMP_NUM_THREADS"] = "1"
+    print(f"{LAYERS} layers, one thread, {os.cpu_count()} cores, {platform.processor() or platform.machine()}\n")
+    print("| " + " | ".join(HEADINGS) + " |")
+    print("|---" * len(HEADINGS) + "|")
+    for name in arguments.shapes:
+        print(row_of_table(SHAPES[name], arguments.steps), flush=True)
+
+
+def row_of_table(shape: Shape, steps: int) -> str:
+    samples, config = list(sequences(shape)), model_config(shape.scale)
+    tokens, operations = limits(samples, config)
     with tempfile.TemporaryDirectory(prefix="mua-bench-") as folder:
-        write_policy(Path(folder), arguments.hidden, arguments.layers)
-        for name, batch in shapes(arguments.scale, arguments.turns):
-            print(measured(name, batch, Path(folder)), flush=True)
+        write_policy(Path(folder), config)
+        apart, merged = measured(Path(folder), samples, int(ROW * shape.scale), steps)
+    assert abs(apart["loss"] - merged["loss"]) < 1e-4, (apart, merged)
+    count = sum(len(ids) for ids, _ in samples)
+    gain = apart["seconds"] / merged["seconds"]
+    cells = [
+        shape.title, f"1/{1 / shape.scale:.0f}", f"{count:,}", f"{count / tokens:,.0f}", f"{tokens:.2f}",
+        f"{operations:.2f}", f"{gain:.2f}", f"{gain / tokens:.0%}", f"{gain / operations:.0%}",
+        *(f"{side['seconds']:.1f}" for side in (apart, merged)),
+        *(f"{side['mebibytes']:.0f}" for side in (apart, merged)),
+    ]  # fmt: skip
+    return "| " + " | ".join(cells) + " |"
 
 
-def write_policy(folder: Path, hidden: int, layers: int) -> None:
+def sequences(shape: Shape) -> Iterator[tuple[np.ndarray, int]]:
+    """For each sequence its ids and the first of its trained tokens."""
+    random = np.random.default_rng(1)
+
+    def text(length: int) -> np.ndarray:
+        return random.integers(0, 1000, max(1, int(length * shape.scale))).astype(np.int32)
+
+    history = text(SYSTEM if shape.grows else PROMPT)
+    for _ in range(shape.count):
+        reply = text(REPLY if shape.grows else ANSWER)
+        yield np.concatenate([history, reply]), len(history)
+        if shape.grows:
+            history = np.concatenate([history, reply, text(OBSERVATION)])
+
+
+def model_config(scale: float) -> dict[str, Any]:
+    """The reference's config.json at a fraction of its width, with a few of its layers."""
+    sizes = {key: max(1, int(value * scale)) for key, value in REFERENCE.items()}
+    vocabulary = int(REFERENCE_VOCABULARY * scale * LAYERS / REFERENCE_LAYERS)
+    positions = {"max_position_embeddings": 65536, "tie_word_embeddings": False}
+    depth = {"num_hidden_layers": LAYERS, "vocab_size": max(1024, vocabulary), "head_dim": HEAD_DIM}
+    return sizes | depth | positions
+
+
+def limits(samples: list[tuple[np.ndarray, int]], config: dict[str, Any]) -> tuple[float, float]:
+    """Tokens and operations of the sequences side by side over those of their tree."""
+    from mua.megatron import trees
+
+    width, heads, groups = (config[key] for key in ("hidden_size", "num_attention_heads", "num_key_value_heads"))
+    weights = 2 * width * HEAD_DIM * (heads + groups) + 3 * width * config["intermediate_size"]
+    output = sum(len(ids) - first for ids, first in samples) * 2 * width * config["vocab_size"]
+
+    def operations(forest: trees.Forest) -> float:
+        pairs = sum(len(node) * (node.start + (len(node) + 1) / 2) for node in forest.nodes)
+        return LAYERS * (2 * weights * forest.tokens + 4 * heads * HEAD_DIM * pairs) + output
+
+    apart, merged = trees.separate([len(ids) for ids, _ in samples]), trees.merged([ids for ids, _ in samples])
+    return apart.tokens / merged.tokens, operations(apart) / operations(merged)
+
+
+def write_policy(folder: Path, config: dict[str, Any]) -> None:
     """A random Qwen3."""
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     torch.manual_seed(1)
-    heads = hidden // 32
-    shape = {"hidden_size": hidden, "intermediate_size": 3 * hidden, "num_hidden_layers": layers}
-    attention = {"num_attention_heads": heads, "num_key_value_heads": max(1, heads // 4), "head_dim": 32}
-    positions = {"max_position_embeddings": 65536, "tie_word_embeddings": True}
-    Qwen3ForCausalLM(Qwen3Config(vocab_size=VOCABULARY, **shape, **attention, **positions)).save_pretrained(folder)
+    Qwen3ForCausalLM(Qwen3Config(**config)).save_pretrained(folder)
 
 
-def shapes(scale: float, turns: list[int]) -> Iterator[tuple[str, list[tuple[np.ndarray, int]]]]:
-    """Name, and for each sequence its ids and the first of its trained tokens."""
-    random = np.random.default_rng(1)
-
-    def text(length: int) -> np.ndarray:
-        return random.integers(0, VOCABULARY, max(1, int(length * scale))).astype(np.int32)
-
-    for members in (8, 16):
-        prompt = text(7000)
-        yield (
-            f"group of {members}, prompt 7,000, answers 1,000",
-            [(np.concatenate([prompt, text(1000)]), len(prompt)) for _ in range(members)],
-        )
-    for count in turns:
-        history, samples = text(SYSTEM), []
-        for _ in range(count):
-            reply = text(REPLY)
-            samples.append((np.concatenate([history, reply]), len(history)))
-            history = np.concatenate([history, reply, text(OBSERVATION)])
-        yield f"{count} turns, a sample each", samples
-
-
-def measured(name: str, samples: list[tuple[np.ndarray, int]], folder: Path) -> str:
-    """One row of the table."""
-    found = {merge: step(samples, folder, merge) for merge in (False, True)}
-    apart, merged = found[False], found[True]
-    tokens = sum(len(ids) for ids, _ in samples)
-    computed = tokens * (1 - merged["merged_share"])
-    limit, gain = tokens / computed, apart["seconds"] / merged["seconds"]
-    assert abs(apart["loss"] - merged["loss"]) < 1e-4, (apart, merged)
-    return (
-        f"| {name} | {tokens:,} | {computed:,.0f} | {limit:.2f} | {gain:.2f} | {gain / limit:.0%} "
-        f"| {apart['seconds']:.1f} | {merged['seconds']:.1f} |"
+def measured(
+    folder: Path, samples: list[tuple[np.ndarray, int]], row: int, steps: int
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Metrics of a step on sequences side by side and on trees, with ``seconds`` and ``mebibytes``."""
+    found: list[list[dict[str, float]]] = [[], []]
+    with side(folder, samples, row, False) as apart, side(folder, samples, row, True) as merged:
+        for _, (steps_of, connection) in itertools.product(range(1 + steps), zip(found, (apart, merged), strict=True)):
+            connection.send("step")
+            steps_of.append(connection.recv())
+    # Memory is that of the first step, before the allocator keeps anything for reuse; time that of a later one.
+    first, second = (
+        min(later, key=lambda step: step["seconds"]) | {"mebibytes": warm["mebibytes"]} for warm, *later in found
     )
+    return first, second
 
 
-def step(samples: list[tuple[np.ndarray, int]], folder: Path, merge: bool) -> dict[str, float]:
-    """Metrics of a second training step, and its CPU seconds."""
+@contextmanager
+def side(folder: Path, samples: list[tuple[np.ndarray, int]], row: int, merge: bool) -> Iterator[Connection]:
+    """A process that makes a step whenever it is told to."""
+    here, there = multiprocessing.get_context("spawn").Pipe()
+    process = multiprocessing.get_context("spawn").Process(target=serve, args=(there, folder, samples, row, merge))
+    process.start()
+    there.close()
+    try:
+        yield here
+        here.send("stop")
+        process.join(60)
+    finally:
+        process.kill()
+
+
+def serve(connection: Connection, folder: Path, samples: list[tuple[np.ndarray, int]], row: int, merge: bool) -> None:
     from mua.algorithms.losses import PolicyLoss
     from mua.compat import megatron_cpu
 
@@ -104,34 +184,41 @@ def step(samples: list[tuple[np.ndarray, int]], folder: Path, merge: bool) -> di
     from mua.config.schema import MegatronConfig, ModelConfig, OptimizerConfig
     from mua.megatron.backend import MegatronBackend
 
-    longest = max(len(ids) for ids, _ in samples)
-    layout = MegatronConfig(tokens_per_row=max(longest, 16384), merge_prefixes=merge, threads=1)
+    row = max(row, *(len(ids) for ids, _ in samples))
     built = MegatronBackend(
-        ModelConfig(path=folder, dtype="float32", max_length=65536), layout, OptimizerConfig(learning_rate=0.0),
-        total_steps=10, seed=1,
+        ModelConfig(path=folder, dtype="float32", max_length=65536),
+        MegatronConfig(tokens_per_row=row, merge_prefixes=merge, threads=1),
+        OptimizerConfig(learning_rate=0.0), total_steps=100, seed=1,
     )  # fmt: skip
-    loss, batch = PolicyLoss(0.2, 0.2, 0.0), _batch(samples)
-    try:
-        metrics: dict[str, float] = {}
-        for _ in range(2):
-            started = time.process_time()
-            metrics = built.train_step(batch, loss) | {"seconds": time.process_time() - started}
-        return metrics
-    finally:
-        built.close()
+    loss, batch = PolicyLoss(0.2, 0.2, 0.0), train_batch(samples)
+    built.train_step(train_batch([(ids[:9], 8) for ids, _ in samples[:1]]), loss)  # the optimizer's state is made here
+    while connection.recv() == "step":
+        before, started = resident("VmRSS"), time.process_time()
+        Path("/proc/self/clear_refs").write_text("5")  # the high-water mark begins anew
+        metrics = built.train_step(batch, loss)
+        seconds, most = time.process_time() - started, resident("VmHWM") - before
+        connection.send({"loss": metrics["loss"], "seconds": seconds, "mebibytes": most})
+    built.close()
 
 
-def _batch(samples: list[tuple[np.ndarray, int]]) -> Any:
+def resident(mark: str) -> float:
+    """``VmRSS``: MiB of this process in memory; ``VmHWM``: the most there were."""
+    found = re.search(rf"{mark}:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    assert found
+    return int(found[1]) / 1024
+
+
+def train_batch(samples: list[tuple[np.ndarray, int]]) -> Any:
     from mua.types import TrainBatch, TrainSequence
 
     trained = sum(len(ids) - first for ids, first in samples)
-    sequences = []
+    made = []
     for number, (ids, first) in enumerate(samples):
         mask = (np.arange(len(ids)) >= first).astype(np.float32)
-        old = np.full(len(ids), -np.log(VOCABULARY), np.float32)
+        old = np.full(len(ids), -np.log(1000), np.float32)
         advantages = np.full(len(ids), (-1.0) ** number, np.float32)
-        sequences.append(TrainSequence(ids, mask / np.float32(trained), advantages, old, old))
-    return TrainBatch(sequences, 1.0, {"tokens": float(trained), "sequences": float(len(samples))})
+        made.append(TrainSequence(ids, mask / np.float32(trained), advantages, old, old))
+    return TrainBatch(made, 1.0, {"tokens": float(trained), "sequences": float(len(samples))})
 
 
 if __name__ == "__main__":
