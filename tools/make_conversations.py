@@ -32,7 +32,7 @@ from mua.config.schema import ExperimentConfig
 from mua.environment.demonstrate import Demonstration, demonstrate
 from mua.environment.protocol import Task
 from mua.environment.selection import Selection
-from mua.evaluation.collect import Wanted, collect
+from mua.evaluation.collect import Wanted, collect, shown_tools
 from mua.observe.progress import Progress
 from mua.rollout.stream import TaskStream
 from mua.types import Json
@@ -86,28 +86,32 @@ def _by_policy(config: ExperimentConfig, arguments: argparse.Namespace) -> None:
 
 def _by_experts(config: ExperimentConfig, arguments: argparse.Namespace) -> None:
     selection = Selection.from_config(config.environment)
-    made = conversations(selection, arguments.seed, arguments.loose, successful=arguments.keep == "successful")
+    made = records(selection, arguments.seed, arguments.loose, successful=arguments.keep == "successful")
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     with (
         arguments.out.open("w", encoding="utf-8") as file,
         Progress(config.observe.progress) as progress,
         progress.stage("conversations", total=arguments.count) as stage,
     ):
-        for messages in itertools.islice(made, arguments.count):
-            file.write(json.dumps({"messages": messages}) + "\n")
+        for record in itertools.islice(made, arguments.count):
+            file.write(json.dumps(record) + "\n")
             stage.advance()
 
 
 def conversations(selection: Selection, seed: int, loose: float, *, successful: bool) -> Iterator[list[Json]]:
     """An endless stream of conversations in OpenAI form, system prompt first; the same for the same arguments."""
+    return (record["messages"] for record in records(selection, seed, loose, successful=successful))
+
+
+def records(selection: Selection, seed: int, loose: float, *, successful: bool) -> Iterator[Json]:
+    """:func:`conversations` with the tools that the prompt shows."""
     stream = TaskStream(selection.shared_tasks("train"), seed)
-    ordinal = 0
-    while True:
+    for ordinal in itertools.count():
         task = stream.task(ordinal)
         played = asyncio.run(demonstrate(selection.domain(task), task, ordinal, loose))
-        ordinal += 1
         if played.evaluation.success or not successful:
-            yield _with_prompt(selection, task, played)
+            tools = [tool.openai() for tool in shown_tools(selection, task)]
+            yield {"messages": _with_prompt(selection, task, played)} | ({"tools": tools} if tools else {})
 
 
 def _with_prompt(selection: Selection, task: Task, played: Demonstration) -> list[Json]:

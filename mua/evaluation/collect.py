@@ -124,8 +124,8 @@ def _written(
     _replace(out.with_suffix(".report.json"), json.dumps(report, indent=2) + "\n")
     if not chosen:
         raise MuaError(f"none of {len(played)} episodes is a demonstration; {out.with_suffix('.report.json')} says why")
-    shown = config.environment.prompt == "full"  # as in a rollout: the short prompt has no schemas
-    records = [record(c, _tools(selection, c.task) if shown else (), thinking=config.model.thinking) for c in chosen]
+    thinking = config.model.thinking
+    records = [record(c, shown_tools(selection, c.task), thinking=thinking) for c in chosen]
     _replace(out, "".join(f"{json.dumps(one, ensure_ascii=False)}\n" for one in records))
     return report
 
@@ -141,6 +141,11 @@ def _judged(selection: Selection, played: Sequence[tuple[Task, Trajectory]]) -> 
         else:
             refused[reason] += 1
     return kept, refused
+
+
+def shown_tools(selection: Selection, task: Task) -> list[ToolSchema]:
+    """The tools whose schemas a policy sees in its prompt, as in a rollout: with the short prompt none."""
+    return _tools(selection, task) if selection.config.prompt == "full" else []
 
 
 def _tools(selection: Selection, task: Task) -> list[ToolSchema]:
