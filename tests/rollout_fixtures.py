@@ -19,7 +19,7 @@ from environments.help_desk import HelpDeskDomain
 from environments.help_desk.tools import HelpDesk
 from mua.config.schema import EnvironmentConfig, ExperimentConfig
 from mua.engine.protocol import Generation, SamplingParams
-from mua.environment.protocol import Domain, Environment, Task, ToolResult
+from mua.environment.protocol import Domain, Environment, Isolation, Task, ToolResult
 from mua.environment.selection import Selection
 from mua.tokens import ChatFamily
 from mua.tokens.codec import fixed
@@ -135,6 +135,7 @@ class TestDesk(HelpDeskDomain):
     """The help desk, with a hook on tool calls and on users; counts its environments."""
 
     __test__ = False
+    isolation: Isolation = "thread"
 
     def __init__(self) -> None:
         self.on_call: Callable[[int, ToolResult], ToolResult] = lambda number, result: result

@@ -10,7 +10,7 @@ from environments.help_desk.expert import Expert
 from environments.help_desk.tasks import load_split
 from environments.help_desk.tools import HelpDesk
 from environments.help_desk.user import ScriptedCustomer
-from mua.environment.protocol import Environment, Move, PromptStyle, Split, Task
+from mua.environment.protocol import Environment, Isolation, Move, PromptStyle, Split, Task
 from mua.users.protocol import STOP_SIGNAL, User
 
 _WISHES = {
@@ -25,6 +25,7 @@ class HelpDeskDomain:
     """Implements :class:`mua.environment.protocol.Domain`."""
 
     name = "help_desk"
+    isolation: Isolation = "inline"
 
     def tasks(self, split: Split) -> Sequence[Task]:
         return load_split(split)

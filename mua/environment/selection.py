@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Self
 
 from mua.config.schema import EnvironmentConfig, EvaluationConfig, ExperimentConfig
@@ -19,6 +19,8 @@ class Selection:
 
     domains: Mapping[str, Domain]
     config: EnvironmentConfig
+    _prompts: dict[tuple[str, PromptStyle], str] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """Instructions that are the same for all tasks of a domain: most domains read them from a file."""
 
     @classmethod
     def from_config(cls, config: EnvironmentConfig, services: Services | None = None) -> Self:
@@ -66,7 +68,12 @@ class Selection:
     def system_prompt(self, task: Task, style: PromptStyle | None = None) -> str:
         """The agent's instructions for ``task``, in the configured style unless another is given."""
         domain, style = self.domain(task), style or self.config.prompt
-        return domain.prompt_for(task, style) if isinstance(domain, PerTaskPrompt) else domain.system_prompt(style)
+        known = self._prompts.get((task.domain, style))
+        if known is None:
+            if isinstance(domain, PerTaskPrompt):
+                return domain.prompt_for(task, style)
+            known = self._prompts[task.domain, style] = domain.system_prompt(style)
+        return known
 
     def _chosen(self, name: str, split: Split) -> Sequence[Task]:
         tasks, wanted = self.domains[name].tasks(split), self.config.difficulties

@@ -28,6 +28,7 @@ from mua.observe.progress import Progress
 from mua.observe.traces import TraceWriter
 from mua.rollout.agent import ChatPolicy
 from mua.rollout.chat import ChatClient
+from mua.rollout.heap import long_lived_heap
 from mua.rollout.runner import EpisodeRunner, Placed
 from mua.rollout.seeds import derived_seed
 from mua.rollout.service import EVALUATION_ORDINALS, RolloutService
@@ -56,7 +57,7 @@ def play_on_engine(
             raise _TimeIsUp
 
     try:
-        with RolloutService(config, interrupt) as rollouts:
+        with RolloutService(config, interrupt) as rollouts, long_lived_heap():
             with suppress(_TimeIsUp):
                 rollouts.each(episodes, temperature=config.evaluation.temperature, on_trajectory=on_trajectory)
             return _roles(rollouts.metrics())
@@ -68,7 +69,8 @@ def play_at_endpoint(
     config: ExperimentConfig, episodes: Sequence[Placed], on_trajectory: OnTrajectory, seconds: float | None = None
 ) -> Roles:
     """Whatever answers at an OpenAI-compatible endpoint; after ``seconds`` the rest is not played."""
-    return asyncio.run(_play_at_endpoint(config, episodes, on_trajectory, seconds))
+    with long_lived_heap():
+        return asyncio.run(_play_at_endpoint(config, episodes, on_trajectory, seconds))
 
 
 async def _play_at_endpoint(

@@ -59,6 +59,8 @@ class Connection:
         self._tokens = Window(config.tokens_per_minute) if config.tokens_per_minute else None
         self._session: aiohttp.ClientSession | None = None
         self._proxy, self._proxy_headers = _proxy(config.base_url)
+        self._url = URL(f"{config.base_url.rstrip('/')}/chat/completions")
+        self._headers = self._request_headers()
         self._format: Format = "json_schema" if config.structured_output == "auto" else config.structured_output
         self.breaker = Breaker(config.breaker_faults, config.breaker_seconds, monotonic)
 
@@ -171,7 +173,7 @@ class Connection:
                 post = self._opened().post(
                     self._url,
                     data=body,
-                    headers=self._headers(),
+                    headers=self._headers,
                     proxy=self._proxy,
                     proxy_headers=self._proxy_headers,
                 )
@@ -203,10 +205,6 @@ class Connection:
         if completion.truncated:
             self._tally.count("truncated")
 
-    @property
-    def _url(self) -> str:
-        return f"{self._config.base_url.rstrip('/')}/chat/completions"
-
     def _opened(self) -> aiohttp.ClientSession:
         """The session, made on the loop that uses it. Its connections are bounded by the slots alone.
 
@@ -219,7 +217,7 @@ class Connection:
             )
         return self._session
 
-    def _headers(self) -> dict[str, str]:
+    def _request_headers(self) -> dict[str, str]:
         parts, headers = urlsplit(self._config.base_url), {"Content-Type": "application/json"}
         if parts.scheme == "http":  # no tunnel: what is meant for a proxy stands in the request itself
             headers |= self._proxy_headers

@@ -76,7 +76,7 @@ def test_the_list_shows_every_domain_with_counts():
     assert desk["tasks"] == {
         split: len(get_domain("help_desk").tasks(split)) for split in ("train", "validation", "test")
     }
-    assert (desk["group"], desk["isolation"], desk["held_out"], desk["fault"]) == ("domains", "thread", False, None)
+    assert (desk["group"], desk["isolation"], desk["held_out"], desk["fault"]) == ("domains", "inline", False, None)
     assert "get_order" in desk["tools"]
     assert len(desk["tools"]) == 7
     assert all(row["fault"] is None for row in rows.values())
