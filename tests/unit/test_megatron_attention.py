@@ -16,6 +16,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch._dynamo.testing import CompileCounterWithBackend
 from torch.nn.attention.flex_attention import flex_attention
 
 from mua.megatron import flex, piecewise
@@ -212,6 +213,19 @@ def test_compiled_flex_attention_is_the_same() -> None:
     output = torch.compile(flex_attention, dynamic=False)(*by_head, block_mask=mask, scale=0.3, enable_gqa=True)
     expected = piecewise.attend(query, key, value, pieces(layout), 0.3)
     torch.testing.assert_close(output[0].transpose(0, 1), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_rows_of_all_lengths_are_traced_once() -> None:
+    """As on CUDA, but without the kernel: a trace a row would end at torch's limit of eight."""
+    counter = CompileCounterWithBackend("eager")
+    traced = torch.compile(flex_attention, dynamic=True, fullgraph=True, backend=counter)
+    for prompt, answers in itertools.product((777, 515, 150), (3, 4, 5, 6)):
+        layout = layout_of([[[0] * prompt + [1 + answer] * 40 for answer in range(answers)]])
+        by_head = (tensor.transpose(0, 1)[None] for tensor in tensors(layout, layout.stops[-1]))
+        mask = flex.block_mask(layout, 1, 0, torch.device("cpu"))
+        traced(*by_head, block_mask=mask, scale=0.3, enable_gqa=True)
+    assert counter.frame_count == 1
 
 
 def test_upstream_flex_attention_has_no_backward_pass_on_the_cpu() -> None:
