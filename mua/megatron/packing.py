@@ -168,11 +168,20 @@ def pack(
     config: MegatronConfig,
     alignment: Alignment,
     *,
-    workload: Workload = Workload(1, 0),
+    workload: Workload,
     multiple: int = 1,
     equal: bool = False,
 ) -> Packed:
-    """Lays sequences (their ids) into rows for a layout; see :func:`plan_rows`."""
+    """Lays sequences (their ids) into rows for a layout; see :func:`plan_rows`.
+
+    Args:
+        workload: of the model; it measures the spread, and with ``megatron.balance: flops`` it is what is levelled.
+        multiple: a rank's number of rows is a multiple of this.
+        equal: all rows have one length.
+
+    Raises:
+        MuaError: a sequence is longer than a row.
+    """
     capacity, ranks = config.tokens_per_row, config.data_parallel
     if config.merge_prefixes:
         members, forests = _forests(ids, capacity, ranks * multiple, alignment)

@@ -1,6 +1,6 @@
 """Peak memory of log-probabilities, entropy and their gradients: in chunks against full logits.
 
-    python tools/bench/logprobs.py [--tokens 1024 2048 4096] [--hidden 512]
+    python tools/bench/logprobs.py [--tokens 512 1024 2048] [--hidden 512]
 
 Both ways get the same hidden states and the same weight of 151,936 rows, give the same loss, and run in fresh
 processes, one after the other. Reported is what a way needs on top of the inputs and their gradients, which both must
@@ -26,7 +26,7 @@ WAYS = ("full", "chunked")
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tokens", type=int, nargs="+", default=[1024, 2048, 4096])
+    parser.add_argument("--tokens", type=int, nargs="+", default=[512, 1024, 2048])
     parser.add_argument("--hidden", type=int, default=512)
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
     parser.add_argument("--one", choices=WAYS, help=argparse.SUPPRESS)
@@ -67,12 +67,12 @@ def measured(way: str, tokens: int, hidden: int, dtype: str) -> dict[str, float]
     torch.manual_seed(1)
     kind: Any = getattr(torch, dtype)
     states = torch.randn(tokens, hidden, device=where, dtype=kind, requires_grad=True)
-    weight = (torch.randn(VOCABULARY, hidden, device=where, dtype=kind) / hidden**0.5).requires_grad_()
+    weight = torch.randn(VOCABULARY, hidden, device=where, dtype=kind).div_(hidden**0.5).requires_grad_()
     ids = torch.randint(VOCABULARY, (tokens,), device=where)
     gradients = states.nbytes + weight.nbytes
     compute = _chunked if way == "chunked" else _full
-    small = (tensor[:64].detach().requires_grad_() for tensor in (states, weight))
-    compute(*small, ids[:64] % 64).sum().backward()  # loads what is loaded once
+    few, small = (tensor[:64].detach().requires_grad_() for tensor in (states, weight))
+    compute(few, small, ids[:64] % 64).sum().backward()  # loads what is loaded once
     before, started = peak(where) + gradients, time.process_time()
     loss = compute(states, weight, ids).sum()
     loss.backward()
