@@ -25,8 +25,16 @@ CRITIC = CriticConfig(optimizer=CriticOptimizerConfig(learning_rate=1e-2, weight
 LOSS = ValueLoss(clip=None)
 
 
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model")
+    write_model(path)
+    return path
+
+
 @pytest.fixture(scope="module", params=[True, False], ids=["tied", "untied"])
-def folder(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
+def either(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
+    """A model whose output layer is its embedding, and one that has its own, which a critic leaves out."""
     path = tmp_path_factory.mktemp("model")
     write_model(path, tied=request.param)
     return path
@@ -37,7 +45,7 @@ def test_a_new_critic_says_zero_and_learns_what_returns_are(folder: Path) -> Non
     with backend(folder, critic=CRITIC) as built:
         assert all(not values.any() for values in built.values(batch.sequences))
         policy = exported(built)
-        history = [built.train_values(batch, LOSS) for _ in range(40)]
+        history = [built.train_values(batch, LOSS) for _ in range(25)]
         after = built.values(batch.sequences)
         for name, weights in exported(built).items():
             assert np.array_equal(weights, policy[name]), "the critic's steps moved the policy"
@@ -53,13 +61,13 @@ def test_a_new_critic_says_zero_and_learns_what_returns_are(folder: Path) -> Non
     assert all(values[0] == 0 for values in after)
 
 
-def test_a_value_is_read_off_the_position_before_the_token(folder: Path) -> None:
+def test_a_value_is_read_off_the_position_before_the_token(either: Path) -> None:
     """Against transformers' own hidden states, with a head that is not 0."""
     batch = make_batch()
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    model = transformers.AutoModelForCausalLM.from_pretrained(either)
     random = torch.Generator().manual_seed(0)
     weight, bias = torch.randn(32, generator=random), 0.3
-    with backend(folder, critic=CRITIC) as built:
+    with backend(either, critic=CRITIC) as built:
         for head in critic_heads(built):
             head.weight.data.copy_(weight[None])
             head.bias.data.fill_(bias)
@@ -86,7 +94,7 @@ def test_the_first_step_moves_the_head_and_the_second_the_backbone(folder: Path)
         assert moved == set(before)
 
 
-@pytest.mark.parametrize("distributed", [True, False])
+@pytest.mark.parametrize("distributed", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_resumed_critic_goes_on_as_if_nothing_had_happened(folder: Path, tmp_path: Path, distributed: bool) -> None:
     batches = [with_values(make_batch(seed=seed)) for seed in range(4)]
     settings = {"critic": CRITIC, "distributed_optimizer": distributed}

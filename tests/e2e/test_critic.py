@@ -1,0 +1,66 @@
+"""Training with GAE and a critic by its command: a warm-up, resuming with and without offload, two ranks.
+
+Real parts throughout. Does not cover whether a critic helps to learn.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+from e2e_support import DETERMINISTIC, STEPS, assert_same_run, metrics_of, mua
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+GAE = (
+    "algorithm.advantage=gae", "algorithm.gae_lambda=0.95", "algorithm.minibatches=3", "critic.warmup_steps=1",
+    "critic.optimizer.learning_rate=1.0e-3", *DETERMINISTIC,
+)  # fmt: skip
+COMPARED = (
+    "loss/value", "critic/value", "critic/return", "critic/clip_fraction", "critic/grad_norm", "critic/value_old",
+    "critic/explained_variance", "critic/advantage_std",
+)  # fmt: skip
+OF_POLICY = ("loss", "grad_norm", "actor/logprob")
+
+
+@pytest.fixture(scope="module")
+def straight(recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The output folder of the uninterrupted run."""
+    folder = tmp_path_factory.mktemp("gae")
+    mua("train", recipe, f"trainer.steps={STEPS}", *GAE, cwd=folder)
+    return folder / "out"
+
+
+def test_the_critic_learns_alone_and_then_with_the_policy(straight: Path) -> None:
+    lines = metrics_of(straight)
+    assert [line["step"] for line in lines] == list(range(STEPS))
+    assert not {*OF_POLICY} & lines[0].keys(), "the policy learned during the critic's warm-up"
+    assert lines[0]["critic/value_old"] == 0, "a new critic says 0"
+    for line in lines:
+        assert all(math.isfinite(line[name]) for name in COMPARED)
+        assert line["critic/grad_norm"] > 0
+        assert line["tokens"] > 0
+    assert all(line["critic/value_old"] != 0 and line["grad_norm"] > 0 for line in lines[1:])
+    assert lines[1]["mismatch/logprob_difference"] < 1e-4, "the engines sampled with other weights"
+
+
+@pytest.mark.parametrize("settings", [(), ("megatron.offload=true",)], ids=["kept", "offloaded"])
+def test_a_resumed_run_is_the_uninterrupted_one(
+    recipe: Path, straight: Path, tmp_path: Path, settings: tuple[str, ...]
+) -> None:
+    for steps in (2, STEPS):
+        mua("train", recipe, f"trainer.steps={steps}", *GAE, *settings, cwd=tmp_path)
+    assert_same_run(tmp_path / "out", straight)
+    for ours, theirs in zip(metrics_of(tmp_path / "out"), metrics_of(straight), strict=True):
+        names = [name for name in (*COMPARED, *OF_POLICY) if name in theirs]
+        assert {name: ours[name] for name in names} == {name: theirs[name] for name in names}
+
+
+def test_two_ranks_train_like_one(recipe: Path, straight: Path, tmp_path: Path) -> None:
+    mua("train", recipe, "trainer.steps=2", "megatron.tensor_parallel=2", *GAE, cwd=tmp_path)
+    lines = metrics_of(tmp_path / "out")
+    assert len(lines) == 2
+    for ours, theirs in zip(lines, metrics_of(straight), strict=False):
+        names = [name for name in (*COMPARED, *OF_POLICY) if name in theirs and name != "critic/clip_fraction"]
+        assert {n: ours[n] for n in names} == pytest.approx({n: theirs[n] for n in names}, rel=1e-3, abs=1e-5)

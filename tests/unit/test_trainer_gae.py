@@ -1,0 +1,80 @@
+"""One step of learning with a critic, from groups to optimizer steps, with the real trainer on one process.
+
+Rollouts are made up: the engine's part, resuming and several ranks are in tests/e2e/test_critic.py.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mua.config.schema import ExperimentConfig
+from mua.trainer.policy import Policy
+from mua.trainer.rl import learn
+from mua.types import Group, Outcome, Provenance, Segment, Trajectory
+from tests.megatron_support import VOCAB, write_model
+
+
+def config_of(folder: Path) -> ExperimentConfig:
+    return ExperimentConfig.model_validate(
+        {
+            "name": "gae",
+            "output": folder / "out",
+            "model": {"path": folder / "model", "dtype": "float32", "max_length": 128},
+            "environment": {"name": "help_desk"},
+            "rollout": {"max_tokens": 64},
+            "algorithm": {
+                "advantage": "gae", "gae_lambda": 0.9, "groups_per_step": 2, "group_size": 2, "minibatches": 2,
+            },
+            "critic": {"warmup_steps": 1, "optimizer": {"learning_rate": 1e-2}},
+            "megatron": {"tokens_per_row": 64, "threads": 1},
+            "optimizer": {"learning_rate": 1e-2},
+            "trainer": {"steps": 5},
+        }
+    )  # fmt: skip
+
+
+def trajectory(ordinal: int, sample: int) -> Trajectory:
+    """Two segments of two turns each; the reward comes last and differs between samples."""
+    random = np.random.default_rng([ordinal, sample])
+    segments = []
+    for first in (0, 2):
+        sampled = np.array([0, 0, 1, 1, 0, 1, 1, 1], dtype=bool)
+        segments.append(
+            Segment(
+                ids=random.integers(0, VOCAB, 8).astype(np.int32),
+                provenance=np.where(sampled, Provenance.SAMPLED, Provenance.TOOL).astype(np.uint8),
+                logprobs=np.where(sampled, -4.6, 0.0).astype(np.float32),
+                version=np.where(sampled, 0, -1).astype(np.int32),
+                turn=np.array([0, 0, 0, 0, 1, 1, 1, 1], dtype=np.int32) + first,
+            )
+        )
+    rewards = [0.0, 0.0, 0.0, float(sample) + 0.5]
+    return Trajectory("t", ordinal, sample, segments, rewards, sum(rewards), bool(sample), Outcome.USER_STOP)
+
+
+def weights(policy: Policy) -> dict[str, np.ndarray]:
+    return {name: tensor.float().numpy().copy() for name, tensor in policy.export_hf()}
+
+
+def test_the_critic_learns_first_and_then_both(tmp_path: Path) -> None:
+    write_model(tmp_path / "model")
+    config = config_of(tmp_path)
+    groups = [Group(i, "t", [trajectory(i, sample) for sample in range(2)]) for i in range(2)]
+    with Policy(config, total_steps=8, critic_steps=10) as policy:
+        before = weights(policy)
+        warm = learn(config, policy, groups, version=0)
+        assert all(np.array_equal(values, before[name]) for name, values in weights(policy).items())
+        assert "grad_norm" not in warm
+        # A critic that says 0 everywhere explains nothing; with lambda below 1 returns decay towards it.
+        assert warm["critic/value_old"] == 0
+        assert warm["critic/explained_variance"] == pytest.approx(0.0, abs=1e-9)
+        assert warm["critic/grad_norm"] > 0
+        assert warm["tokens"] == 20  # of each of the two minibatches
+        later = [learn(config, policy, groups, version=version) for version in range(1, 5)]
+        assert not any(np.array_equal(values, before[name]) for name, values in weights(policy).items())
+    assert all(step["grad_norm"] > 0 and step["critic/grad_norm"] > 0 for step in later)
+    assert later[-1]["critic/explained_variance"] > 0.3
+    assert later[0]["actor/advantage_abs"] == pytest.approx(0.8, abs=0.3), "advantages are whitened over the step"
