@@ -1,11 +1,12 @@
 """Judging while training: which domains, under which options, and what the numbers are over.
 
-Selections are of real domains; trajectories are made up. A run with held-out domains is in
-tests/e2e/test_environments.py.
+Selections are of real domains; trajectories are made up, but for one round of real episodes whose policy is scripted. A
+run with held-out domains and a real engine is in tests/e2e/test_environments.py.
 """
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,9 +16,13 @@ from mua.algorithms.metrics import mean_confidence_interval
 from mua.config.schema import EvaluationConfig, ExperimentConfig
 from mua.environment.selection import Selection
 from mua.errors import ConfigError
-from mua.trainer.evaluate import evaluation_metrics
+from mua.observe.progress import Progress
+from mua.rollout.service import RolloutService
+from mua.trainer.evaluate import evaluation_metrics, judge
 from mua.types import Outcome, Trajectory
 from mua.users.services import Services
+from tests.rollout_fixtures import ScriptedSampler, call
+from tests.tokens_fixtures import chat_family, model_folder
 
 
 def config(environment: dict[str, Any], **evaluation: Any) -> ExperimentConfig:
@@ -70,7 +75,10 @@ def test_held_out_domains_have_options_of_their_own() -> None:
         ({"domains": ["gyms/seerch"]}, "unknown environment 'gyms/seerch'"),
         ({"domains": ["gyms/search"], "options": {"turtle.max_words": 5}}, r"evaluation\.options\.turtle\.max_words: "),
         ({"domains": ["gyms/search"], "options": {"max_answers": 5}}, r"evaluation\.options\.max_answers: nothing is"),
-        ({"domains": ["gyms/search"], "options": {"search.max_ansers": 5}}, r"unknown option; .*did you mean 'max_answers'"),
+        (
+            {"domains": ["gyms/search"], "options": {"search.max_ansers": 5}},
+            r"unknown option; .*did you mean 'max_answers'",
+        ),
     ],
 )
 def test_what_cannot_be_held_out_is_refused(evaluation: dict[str, Any], says: str) -> None:
@@ -81,6 +89,46 @@ def test_what_cannot_be_held_out_is_refused(evaluation: dict[str, Any], says: st
 def test_options_without_domains_belong_to_nobody() -> None:
     with pytest.raises(ValueError, match=r"evaluation\.options needs evaluation\.domains"):
         EvaluationConfig(options={"turtle.max_words": 5})
+
+
+class ScriptedPool(ScriptedSampler):
+    """Stands for the engines: a policy that looks for a tool of the gyms and gives up."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            chat_family("qwen3", False), lambda session, turn: call("interact", choice="finish", content="x")
+        )
+
+    async def start(self, model: Path) -> None:
+        pass
+
+    async def stop(self) -> None:
+        pass
+
+
+def test_one_round_judges_training_domains_and_those_held_out(tmp_path: Path) -> None:
+    model = {"path": str(model_folder("qwen3"))}
+    base = config(
+        {"mix": {"help_desk": 1.0, "gyms/function": 1.0}, "prompt": "short"},
+        domains=["gyms/telepathy", "help_desk"],
+        options={"telepathy.max_actions": 2},
+        tasks=2,
+        samples=3,
+    )
+    told = {"output": str(tmp_path), "model": model, "trainer": {"steps": 1, "evaluate_first": True}}
+    loaded = ExperimentConfig.model_validate(base.model_dump() | told)
+    rollouts = RolloutService(loaded)
+    rollouts._pool = ScriptedPool()  # type: ignore[assignment]
+    assert [t.domain for t in rollouts.evaluation_tasks()] == [
+        *["help_desk"] * 2, *["gyms/function"] * 2, *["gyms/telepathy"] * 2
+    ]  # fmt: skip
+    with rollouts:
+        found = judge(loaded, rollouts, Progress(enabled=False))
+    names = ("", "held_out_", "help_desk/", "gyms/function/", "gyms/telepathy/")
+    assert {found[f"evaluation/{name}validation_success"] for name in names} == {0.0}
+    assert {found[f"evaluation/{name}validation_unscored"] for name in names} == {0.0}
+    bounds = {name: found[f"evaluation/{name}validation_success_high"] for name in names}
+    assert bounds["held_out_"] == bounds["help_desk/"] > bounds[""] > 0  # two tasks each, four together
 
 
 def episodes(domain: str, *tasks: str) -> list[Trajectory]:
