@@ -1,19 +1,23 @@
-"""One step of learning with a critic, from groups to optimizer steps, with the real trainer on one process.
+"""Steps of learning with a critic, from groups to optimizer steps, with the real trainer on one process and on two.
 
-Rollouts are made up: the engine's part, resuming and several ranks are in tests/e2e/test_critic.py.
+Rollouts are made up: the whole command, with an engine, is in tests/e2e/test_critic.py.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from mua.config.schema import ExperimentConfig
+from mua.megatron.checkpoint import checkpoint_folder
+from mua.trainer.launch import leads
 from mua.trainer.policy import Policy
 from mua.trainer.rl import learn
 from mua.types import Group, Outcome, Provenance, Segment, Trajectory
+from tests.distributed import run_distributed
 from tests.megatron_support import VOCAB, write_model
 
 
@@ -78,3 +82,54 @@ def test_the_critic_learns_first_and_then_both(tmp_path: Path) -> None:
     assert all(step["grad_norm"] > 0 and step["critic/grad_norm"] > 0 for step in later)
     assert later[-1]["critic/explained_variance"] > 0.3
     assert later[0]["actor/advantage_abs"] == pytest.approx(0.8, abs=0.3), "advantages are whitened over the step"
+
+
+def groups_of(step: int) -> list[Group]:
+    return [Group(i, "t", [trajectory(i, sample) for sample in range(2)]) for i in range(2 * step, 2 * step + 2)]
+
+
+def learned(folder: Path, last: int, *, source: Path | None = None, saved: Path | None = None, ranks: int = 1) -> Any:
+    """Metrics of the steps up to ``last`` (from a checkpoint's on), and the policy's weights; None on other ranks."""
+    config = config_of(folder)
+    config = config.model_copy(update={"megatron": config.megatron.model_copy(update={"tensor_parallel": ranks})})
+    policy = Policy(config, total_steps=8, critic_steps=10)
+    if not leads():
+        policy.follow()
+        return None
+    with policy:
+        first = 0 if source is None else policy.load(source)["step"]
+        history = [learn(config, policy, groups_of(step), version=step) for step in range(first, last)]
+        if saved is not None:
+            policy.save(saved, {"step": last})
+        return [{name: v for name, v in step.items() if "seconds" not in name} for step in history], weights(policy)
+
+
+def test_a_resumed_run_is_the_uninterrupted_one(tmp_path: Path) -> None:
+    write_model(tmp_path / "model")
+    straight, final = learned(tmp_path, 4)
+    checkpoint = checkpoint_folder(tmp_path, 2)
+    first, _ = learned(tmp_path, 2, saved=checkpoint)
+    rest, resumed = learned(tmp_path, 4, source=checkpoint)
+    assert [*first, *rest] == straight
+    assert all(np.array_equal(resumed[name], values) for name, values in final.items())
+
+
+@pytest.mark.slow
+def test_two_ranks_learn_like_one(tmp_path: Path) -> None:
+    write_model(tmp_path / "model")
+    alone, _ = learned(tmp_path, 2)
+    (together, _), other = run_distributed(on_two_ranks, 2, str(tmp_path))
+    assert other is None
+    names = ("loss/value", "critic/grad_norm", "critic/explained_variance", "critic/value_old", "loss", "grad_norm")
+    for ours, theirs in zip(together, alone, strict=True):
+        compared = [name for name in names if name in theirs]
+        assert {n: ours[n] for n in compared} == pytest.approx({n: theirs[n] for n in compared}, rel=1e-3, abs=1e-5)
+
+
+def on_two_ranks(folder: str) -> Any:
+    import os
+
+    import torch.distributed as dist
+
+    os.environ["RANK"] = str(dist.get_rank())
+    return learned(Path(folder), 2, ranks=2)
