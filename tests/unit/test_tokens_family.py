@@ -8,6 +8,7 @@ import json
 import shutil
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -96,7 +97,7 @@ def test_spelt_control_tokens_stay_text_and_the_joints_are_those_of_the_whole() 
     assert owners[len(whole)] == Provenance.USER
 
 
-def test_training_is_deterministic_and_every_digit_is_a_token(tmp_path: Path) -> None:
+def test_training_is_deterministic_and_no_token_holds_more_than_two_digits(tmp_path: Path) -> None:
     for name in ("one", "two"):
         train_tokenizer(CORPUS, tmp_path / name, family="qwen3", vocab_size=480)
     files = sorted(path.name for path in (tmp_path / "one").iterdir())
@@ -104,8 +105,20 @@ def test_training_is_deterministic_and_every_digit_is_a_token(tmp_path: Path) ->
     for name in files:
         assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
     family = chat_family("qwen3", False)
-    assert len(family.encode_text("12345678901234567890")) == 20
+    assert 10 <= len(family.encode_text("12345678901234567890")) <= 20
     assert family.vocabulary_size <= 480
+
+
+def test_an_identifier_is_spelt_alike_in_prose_and_in_json(tmp_path: Path) -> None:
+    said = [f"My email is {name}.cole@inbox.org. It is #W{i}624." for i, name in enumerate(("ada", "eva", "ida"))]
+    train_tokenizer([*CORPUS, *said * 20], tmp_path, vocab_size=640)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    encode = partial(tokenizer.encode, add_special_tokens=False)
+    for identifier in ("eva.cole@inbox.org", "gift_card_708"):
+        alone = encode(identifier)
+        for text in (f"It is {identifier}.", f'{{"id": "{identifier}"}}', f'["{identifier}", "{identifier}"]'):
+            tokens = encode(text)
+            assert any(alone == tokens[i : i + len(alone)] for i in range(len(tokens))), text
 
 
 def test_vocabulary_without_room_for_the_bytes_is_refused(tmp_path: Path) -> None:
