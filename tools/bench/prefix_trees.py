@@ -27,7 +27,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -69,13 +69,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("shapes", nargs="*", default=["group-8", "group-16", "turns-10"], help=", ".join(SHAPES))
     parser.add_argument("--steps", type=int, default=2, help="measured steps of each side, after one that is not")
+    parser.add_argument("--size", type=int, help="run every shape at one part in so many; without it at its own")
     arguments = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
     print(f"{LAYERS} layers, one thread, {os.cpu_count()} cores, {platform.processor() or platform.machine()}\n")
     print("| " + " | ".join(HEADINGS) + " |")
     print("|---" * len(HEADINGS) + "|")
     for name in arguments.shapes:
-        print(row_of_table(SHAPES[name], arguments.steps), flush=True)
+        shape = replace(SHAPES[name], scale=1 / arguments.size) if arguments.size else SHAPES[name]
+        print(row_of_table(shape, arguments.steps), flush=True)
 
 
 def row_of_table(shape: Shape, steps: int) -> str:
