@@ -76,6 +76,8 @@ def sampled_versions(path: Path) -> Iterator[int]:
 def test_fine_tuning_learns_the_conversations(workshop: Workshop, tuned: Path) -> None:
     lines = metrics_of(tuned)
     assert [line["step"] for line in lines] == list(range(24))
+    assert {line["step"]: "validation/loss" in line for line in lines} == {step: step in (11, 23) for step in range(24)}
+    assert lines[11]["validation/loss"] > lines[23]["validation/loss"] > 0
     assert lines[0]["loss"] > 2 * lines[-1]["loss"] > 0
     assert sorted(p.name for p in (tuned / "checkpoints").iterdir()) == ["step_00000012", "step_00000024"]
     assert not same_weights(tensors(workshop.model), tensors(tuned / "hf"))

@@ -22,8 +22,8 @@ from mua.config.load import load_config
 from mua.engine.protocol import SamplingParams
 from mua.rollout.service import RolloutService
 from mua.tokens.family import load_family
-from mua.trainer.policy import Policy
 from mua.trainer.conversations import load_conversations
+from mua.trainer.policy import Policy
 
 pytestmark = pytest.mark.timeout(900)  # a busy machine; the fixtures' runs count too
 
