@@ -121,11 +121,13 @@ class _LogProbabilities(torch.autograd.Function):
 
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """Adds ``left @ right``, by itself only where ``total`` is of another type."""
+    """Adds ``left @ right``; where ``total`` is of another type, part by part of what has to be made first."""
     if total.dtype == left.dtype:
         total.addmm_(left, right)
-    else:
-        total += left @ right
+        return
+    size = max(1, CHUNK_ELEMENTS // right.shape[1])
+    for rows, factors in zip(total.split(size), left.split(size), strict=True):
+        rows += factors @ right
 
 
 def _parts(tokens: int, columns: int) -> Iterator[slice]:
