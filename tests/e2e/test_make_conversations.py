@@ -1,0 +1,81 @@
+"""`tools.make_conversations --agent policy` by its command: killed, continued, and its result trained on.
+
+The policy is a scripted clerk over HTTP. What is refused and preferred is covered by tests/unit/test_rollout_curate.py
+and test_evaluation_collect.py; a model that `mua serve` serves is not covered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from e2e_support import SECONDS, environment, kill_group, mua, until
+
+from tests.chat_fixtures import chat_server
+from tests.clerks import clerk
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+CONFIG = """\
+name: collect
+output: out
+model: {path: none}
+environment: {name: help_desk, prompt: short}
+rollout: {max_turns: 4, max_turn_tokens: 24, max_retries: 1, concurrency: 4}
+trainer: {steps: 1}
+"""
+
+
+def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
+    """The tool in ``folder``, with its output in files there."""
+    with (folder / "stdout").open("w") as out, (folder / "stderr").open("w") as err:
+        return subprocess.Popen(
+            [sys.executable, "-m", "tools.make_conversations", "collect.yaml", "x.jsonl", "--agent=policy", *arguments],
+            cwd=folder, env=environment(), stdin=subprocess.DEVNULL, stdout=out, stderr=err, text=True,
+            start_new_session=True,
+        )  # fmt: skip
+
+
+def episodes(folder: Path) -> list[str]:
+    path = folder / "x.episodes.jsonl"
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def report(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "x.report.json").read_text())
+    return found
+
+
+async def test_a_killed_collection_goes_on_and_its_result_trains(recipe: Path, tmp_path: Path) -> None:
+    async with chat_server(lambda body: asyncio.sleep(0.05, clerk(body))) as server:
+        (tmp_path / "collect.yaml").write_text(CONFIG.replace("max_turns: 4", "max_turns: 8"))
+        arguments = [f"--endpoint={server.base_url}", "--model=clerk", "--samples=2", "--tasks=22", "--per-task=2"]
+
+        def killed() -> list[str]:
+            process = start(tmp_path, *arguments)
+            until(lambda: len(episodes(tmp_path)) >= 5, process, "five episodes")
+            kill_group(process)
+            process.wait()
+            return episodes(tmp_path)
+
+        before = await asyncio.to_thread(killed)
+        assert not (tmp_path / "x.jsonl").exists()
+        assert await asyncio.to_thread(lambda: start(tmp_path, *arguments).wait(SECONDS)) == 0
+    after = episodes(tmp_path)
+    whole = [line for line in before if line in after]
+    assert after[: len(whole)] == whole
+    assert len(whole) >= 5
+    assert len([line for line in after if '"trajectory"' in line]) == 44
+    written = [json.loads(line) for line in (tmp_path / "x.jsonl").read_text().splitlines()]
+    assert report(tmp_path)["written"] == len(written) >= 2
+    assert json.loads((tmp_path / "stdout").read_text())["written"] == len(written)
+
+    sft = [f"sft={{data: {tmp_path}/x.jsonl, batch_size: 2, validation: 0.5, validate_every: 1}}", "trainer.steps=2"]
+    await asyncio.to_thread(mua, "sft", recipe, *sft, cwd=tmp_path)
+    metrics = [json.loads(line) for line in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
+    assert [line["validation/loss"] > 0 for line in metrics] == [True, True]
