@@ -1,8 +1,8 @@
 """On-policy distillation with a real teacher: SGLang serves the tuned policy, a random one learns from it.
 
 Covers that log-probabilities over HTTP are the model's own, that a teacher with another tokenizer is refused before
-anything starts, and that a few steps bring the policy nearer to its teacher, without any reward. Does not cover a
-teacher that is larger than its student, or CUDA.
+anything starts, and that a run's batches hold what the teacher said. Does not cover that a policy comes nearer to its
+teacher (the expected gradient is tested in tests/unit/test_algorithms_distillation.py), or CUDA.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from mua.types import Group, Outcome, Provenance, Segment, Trajectory
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
-STEPS = 12
+STEPS = 2
 LEARNING = (
     f"trainer.steps={STEPS}", "trainer.save_every=0", "algorithm.group_size=8", "algorithm.groups_per_step=3",
-    "optimizer.learning_rate=5.0e-3", "megatron.tokens_per_row=4096", "rollout.max_turns=2", "rollout.max_tokens=160",
+    "optimizer.learning_rate=1.0e-4", "megatron.tokens_per_row=4096", "rollout.max_turns=2", "rollout.max_tokens=160",
 )  # fmt: skip
 
 
@@ -87,12 +87,11 @@ async def test_sglang_calls_the_last_id_of_its_vocabulary_0(teacher: str, tuned:
     assert [pair[1] for pair in answer["meta_info"]["input_token_logprobs"]] == [5, 0, 6]
 
 
-def test_a_policy_comes_nearer_to_its_teacher(workshop: Workshop, teacher: str, tmp_path: Path) -> None:
+def test_a_run_is_scored_by_its_teacher(workshop: Workshop, teacher: str, tmp_path: Path) -> None:
     distillation = ["advantage=none", f"distillation={{base_url: '{teacher}', only: true, concurrency: 8}}"]
     mua("train", workshop.recipe, *LEARNING, *(f"algorithm.{key}" for key in distillation), cwd=tmp_path)
     lines = metrics_of(tmp_path / "out")
-    distance = [line["distillation/reverse_kl"] for line in lines]
-    assert np.mean(distance[-3:]) < 0.6 * distance[0], distance
+    assert all(line["distillation/reverse_kl_k3"] > 0 for line in lines)
     assert all(line["teacher/retries"] == 0 and line["teacher/requests"] >= 24 for line in lines)
     assert all(line["mismatch_fresh/logprob_difference"] < 1e-3 for line in lines)
     trajectory = next(read_traces(tmp_path / "out" / "traces"))
