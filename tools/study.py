@@ -49,8 +49,8 @@ class Demonstrations(Section):
     practice: int = 0
     """So many practice shops (``environment.options.practice``) share the count; 0: the training split."""
     drills: int = 0
-    """Short conversations besides, that teach copying (:func:`tools.tiny.drills`); half as many as the count make up the
-    quarter that ``sft.short_first_steps`` begins with."""
+    """Short conversations besides, that teach copying (:func:`tools.tiny.drills`). Where they are a quarter of all or
+    more, ``sft.short_first_steps`` begins with nothing else."""
 
 
 class Stage(Section):
