@@ -31,7 +31,7 @@ from mua.environment.selection import Selection
 from mua.errors import ConfigError
 from mua.types import Json
 from tools.make_conversations import conversations
-from tools.tiny import build_policy, drills, mua, say
+from tools.tiny import build_policy, mua, say
 
 ROOT = Path("runs/studies")
 _T_95 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365}
@@ -48,9 +48,6 @@ class Demonstrations(Section):
     """Only those that earned success."""
     practice: int = 0
     """So many practice shops (``environment.options.practice``) share the count; 0: the training split."""
-    drills: int = 0
-    """Short conversations besides, that teach copying (:func:`tools.tiny.drills`). Where they are a quarter of all or
-    more, ``sft.short_first_steps`` begins with nothing else."""
 
 
 class Stage(Section):
@@ -176,7 +173,6 @@ class SeedRuns:
             selection = Selection.from_config(self.config.environment.model_copy(update={"options": options}))
             made = conversations(selection, self.seed, wanted.loose, successful=wanted.successful)
             yield from itertools.islice(made, wanted.count // len(shops))
-        yield from drills(wanted.drills, self.seed)
 
     def _of_the_domains(self) -> list[str]:
         """What supervised training must share with reinforcement learning."""

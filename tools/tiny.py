@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import random
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,35 +48,6 @@ def _initialise(folder: Path, seed: int) -> None:
     policy = Qwen3ForCausalLM(Qwen3Config(vocab_size=len(tokenizer), eos_token_id=end_of_turn, **POLICY))
     policy.save_pretrained(folder)
     print(f"{sum(p.numel() for p in policy.parameters()):,} parameters, {len(tokenizer)} tokens in the vocabulary")
-
-
-def drills(count: int, seed: int) -> Iterator[list[Json]]:
-    """Short conversations about made-up numbers: read some back, or find the one a name goes with.
-
-    A policy of random weights learns to copy from them in a few hundred cheap steps; from whole conversations, where
-    few tokens are copies, it takes thousands of dear ones.
-    """
-    rng = random.Random(seed)
-    for _ in range(count):
-        yield _read_back(rng) if rng.random() < 0.5 else _look_up(rng)
-
-
-def _read_back(rng: random.Random) -> list[Json]:
-    forms = ("#W{}", "{}", "gift_card_{}", "credit_card_{}")
-    numbers = [rng.choice(forms).format(rng.randint(100, 9999)) for _ in range(rng.randint(1, 4))]
-    return _drill("Read back.", ", ".join(numbers), ", ".join(numbers))
-
-
-def _look_up(rng: random.Random) -> list[Json]:
-    names = ["".join(rng.choice("bdfgklmnprst") + rng.choice("aeiou") for _ in range(2)).title() for _ in range(4)]
-    items = {str(rng.randint(1000, 9999)): f"{name} {rng.randint(100, 999)}" for name in set(names)}
-    number, wanted = rng.choice(list(items.items()))
-    return _drill("Which number?", f"{json.dumps(items)} {wanted.split()[0]}", number)
-
-
-def _drill(system: str, asked: str, answer: str) -> list[Json]:
-    roles = (("system", system), ("user", asked), ("assistant", answer))
-    return [{"role": role, "content": content} for role, content in roles]
 
 
 def before_and_after(metrics: Path, split: str = "test") -> dict[str, Any]:

@@ -14,7 +14,7 @@ _SPLIT = (
     r"| (?=\p{Ll}+[._@]\p{L})"  # the space before an identifier such as ada.cole@inbox.org or gift_card_7
     r"|\p{Lu}[\p{Ll}\p{M}]*"  # a capitalised word or a capital alone: a name is one token in prose and in JSON
     r"|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}&&[^\p{Lu}]]+"  # another word with the one character before it
-    r"|\p{N}{1,2}"  # digits in pairs: a number to copy is short, and its tokens seldom repeat within it
+    r"|\p{N}"  # every digit alone
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*"  # punctuation and the line ends behind it
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
@@ -27,10 +27,10 @@ _NOT_SPECIAL = ("tool_call>", "tool_response>", "think>")
 def train_tokenizer(texts: Iterable[str], folder: Path, *, family: str = "qwen3", vocab_size: int) -> None:
     """Train a byte-level BPE tokenizer and save it where ``AutoTokenizer`` finds it.
 
-    It splits text as Qwen's does, except that capitalised words and the first words of identifiers stand alone and
-    that digits come in pairs, so that a small policy can copy a name or an identifier from any place to any other
-    without learning how its spellings correspond. It has the family's control tokens behind the learnt vocabulary
-    and carries the shipped chat template. The same texts in the same order give the same files.
+    It splits text as Qwen's does, except that capitalised words and the first words of identifiers stand alone, so
+    that a small policy can copy a name or an identifier from any place to any other without learning how its
+    spellings correspond. It has the family's control tokens behind the learnt vocabulary and carries the shipped
+    chat template. The same texts in the same order give the same files.
 
     Args:
         texts: the corpus.

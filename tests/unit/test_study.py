@@ -13,7 +13,6 @@ from mua.config.load import load_config
 from mua.errors import ConfigError
 from tools import study as studies
 from tools.study import SeedRuns, Study, load_study, over_seeds, report
-from tools.tiny import drills
 
 STUDIES = sorted(Path("configs/studies").glob("*.yaml"))
 TWO_STAGES = {
@@ -116,10 +115,3 @@ def _result(successes: int) -> dict[str, Any]:
         for n in range(5)
     ]
     return {"success": share, "domains": {"d": {"success": share}}, "per_task": tasks}
-
-
-def test_drills_can_be_answered_from_what_they_ask() -> None:
-    made = list(drills(200, 1))
-    assert made == list(drills(200, 1)) != list(drills(200, 2))
-    for _, asked, answer in made:
-        assert answer["content"] in asked["content"]
