@@ -92,9 +92,11 @@ async def test_second_turn_hits_the_prefix_cache(engine_pool: EnginePool) -> Non
     assert second.cached_tokens >= len(prompt) + len(first.ids) - 1
     metrics = engine_pool.metrics()
     assert metrics["engine/requests"] == 2
-    assert metrics["engine/sampled_tokens"] == 24
+    # Either may end before its limit: sampling finds the end of a turn now and then.
+    assert metrics["engine/sampled_tokens"] == len(first.ids) + len(second.ids)
+    prompts = len(prompt) + len(prompt) + len(first.ids) + 1
     assert metrics["engine/prefix_cache_hit_rate"] == pytest.approx(
-        (first.cached_tokens + second.cached_tokens) / (60 + 81)
+        (first.cached_tokens + second.cached_tokens) / prompts
     )
 
 
