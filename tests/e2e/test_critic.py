@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from e2e_support import DETERMINISTIC, STEPS, assert_same_run, metrics_of, mua
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.timeout(900)  # a busy machine; the fixtures' runs count too
 
 GAE = (
     "algorithm.advantage=gae", "algorithm.gae_lambda=0.95", "algorithm.minibatches=3", "critic.warmup_steps=1",
@@ -32,6 +32,7 @@ def straight(recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "out"
 
 
+@pytest.mark.slow
 def test_the_critic_learns_alone_and_then_with_the_policy(straight: Path) -> None:
     lines = metrics_of(straight)
     assert [line["step"] for line in lines] == list(range(STEPS))
@@ -45,7 +46,13 @@ def test_the_critic_learns_alone_and_then_with_the_policy(straight: Path) -> Non
     assert lines[1]["mismatch/logprob_difference"] < 1e-4, "the engines sampled with other weights"
 
 
-@pytest.mark.parametrize("settings", [(), ("megatron.offload=true",)], ids=["kept", "offloaded"])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        pytest.param((), marks=pytest.mark.slow, id="kept"),
+        pytest.param(("megatron.offload=true",), marks=pytest.mark.grid, id="offloaded"),
+    ],
+)
 def test_a_resumed_run_is_the_uninterrupted_one(
     recipe: Path, straight: Path, tmp_path: Path, settings: tuple[str, ...]
 ) -> None:
@@ -57,6 +64,7 @@ def test_a_resumed_run_is_the_uninterrupted_one(
         assert {name: ours[name] for name in names} == {name: theirs[name] for name in names}
 
 
+@pytest.mark.grid
 def test_two_ranks_train_like_one(recipe: Path, straight: Path, tmp_path: Path) -> None:
     mua("train", recipe, "trainer.steps=2", "megatron.tensor_parallel=2", *GAE, cwd=tmp_path)
     lines = metrics_of(tmp_path / "out")

@@ -14,7 +14,7 @@ from e2e_support import metrics_of, mua, refused
 
 from mua.observe.traces import read_traces
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.timeout(900)
 
 TRAINED = {"graded_desk": 0.5, "gyms/function": 0.25, "gyms/telepathy": 0.25}
 HELD_OUT = "gyms/intention"
@@ -32,6 +32,7 @@ SETTINGS = [
 ]
 
 
+@pytest.mark.slow
 def test_environments_are_trained_together_and_judged_apart(recipe: Path, tmp_path: Path) -> None:
     mua("train", recipe, *SETTINGS, cwd=tmp_path)
     first, last = metrics_of(tmp_path / "out")
@@ -52,6 +53,7 @@ def test_environments_are_trained_together_and_judged_apart(recipe: Path, tmp_pa
     assert {t.domain for t in read_traces(tmp_path / "out" / "traces")} <= set(TRAINED)
 
 
+@pytest.mark.grid
 def test_a_held_out_domain_without_tasks_is_refused_before_anything_is_trained(recipe: Path, tmp_path: Path) -> None:
     wrong = ["trainer.evaluate_every=1", "evaluation.domains=[gyms/search]", "evaluation.split=train"]
     assert "'gyms/search' has no train tasks" in refused("train", recipe, *wrong, cwd=tmp_path)

@@ -15,7 +15,7 @@ from e2e_support import DETERMINISTIC, GROUPS, SIZE, assert_nothing_left, kill_g
 
 from mua.observe.traces import read_traces
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.timeout(900)
 
 STEPS, EXTRA, LEAST = 4, 4, 0.012
 REFILL = (
@@ -41,6 +41,7 @@ def told(output: Path) -> list[tuple[int, int, str, list[dict]]]:
     return [(t.ordinal, t.sample, t.task_id, t.messages) for t in read_traces(output / "traces")]
 
 
+@pytest.mark.slow
 def test_steps_are_refilled_and_a_killed_run_continues_with_the_same_tasks(recipe: Path, tmp_path: Path) -> None:
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     for folder in (whole, cut):
@@ -79,7 +80,9 @@ def test_steps_are_refilled_and_a_killed_run_continues_with_the_same_tasks(recip
         }
 
 
-@pytest.mark.parametrize("staleness", [0, 1])
+@pytest.mark.parametrize(
+    "staleness", [pytest.param(0, marks=pytest.mark.grid), pytest.param(1, marks=pytest.mark.slow)]
+)
 def test_an_oversampled_run_trains_no_group_twice_and_nothing_stale(
     recipe: Path, tmp_path: Path, staleness: int
 ) -> None:

@@ -203,7 +203,7 @@ def test_flex_attention_is_the_same(size: int, rank: int) -> None:
     torch.testing.assert_close(output, piecewise.attend(query, key, value, pieces(layout, size, rank), 0.3))
 
 
-@pytest.mark.slow
+@pytest.mark.grid
 def test_compiled_flex_attention_is_the_same() -> None:
     layout = large_layout()
     query, key, value = (tensor.float() for tensor in tensors(layout, layout.stops[-1]))
