@@ -48,18 +48,19 @@ class Order:
 def read_order(order_id: str, text: str) -> Order:
     """From the answer of ``get_order_details``."""
     found = json.loads(text)
-    if isinstance(found["items"], dict):
+    if "paid" in found:
         method, amount = found["paid"].split(" ")
-        items = [_short_item(key, value) for key, value in found["items"].items()]
+        items = [_short_item(text) for text in found["items"]]
         return Order(order_id, found["owner"], found["status"], method, float(amount), items)
     paid = found["payment_history"][0]
     items = [Item(one["item_id"], one["name"], one["product_id"], one["options"]) for one in found["items"]]
     return Order(order_id, found["user_id"], found["status"], paid["payment_method_id"], paid["amount"], items)
 
 
-def _short_item(item_id: str, text: str) -> Item:
+def _short_item(text: str) -> Item:
     head, options = text.split(": ", 1)
-    name, product_id = head.rsplit(" ", 1)
+    named, product_id = head.split(", product ")
+    name, item_id = named.rsplit(" ", 1)
     return Item(item_id, name, product_id, read_options(options))
 
 

@@ -4,8 +4,8 @@ The same facts, but only those that the next step needs:
 
 =========================  =========================================================================================
 order                      ``{"owner": "jo_reed_12", "status": "pending", "paid": "paypal_123 45.67", "items":
-                           {"3051": "Kite 602: color red, size large"}}``: original payment method and amount;
-                           item id to name, product id and options
+                           ["Kite 3051, product 602: color red, size large"]}``: original payment method and
+                           amount; of each item its name, id, product id and options
 user                       ``{"orders": ["#W1"], "pays": ["paypal_123", "gift_card_77 50"]}``, gift cards with balance
 product                    ``{"3058": "color blue, size large 12.45"}``: variants that are available, with prices
 after a change of an order ``{"status": "cancelled"}``
@@ -34,10 +34,10 @@ def options_text(options: Json) -> str:
 
 def _order(order: Json) -> Json:
     paid = order["payment_history"][0]
-    items = {
-        item["item_id"]: f"{item['name']} {item['product_id']}: {options_text(item['options'])}"
+    items = [
+        f"{item['name']} {item['item_id']}, product {item['product_id']}: {options_text(item['options'])}"
         for item in order["items"]
-    }
+    ]
     shown = f"{paid['payment_method_id']} {paid['amount']}"
     return {"owner": order["user_id"], "status": order["status"], "paid": shown, "items": items}
 
