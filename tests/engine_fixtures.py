@@ -22,7 +22,10 @@ CONTEXT = 2048
 
 
 def write_qwen3(folder: Path, seed: int, *, tied: bool = False) -> Path:
-    """Save a random Qwen3 with 140k parameters: 2 layers, hidden 64, 4 query and 2 key-value heads."""
+    """Save a random Qwen3 with 140k parameters: 2 layers, hidden 64, 4 query and 2 key-value heads.
+
+    It has no end token of its own, which SGLang would stop at unasked: what a test leaves endless stays so.
+    """
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
@@ -37,7 +40,7 @@ def write_qwen3(folder: Path, seed: int, *, tied: bool = False) -> Path:
         head_dim=16,
         max_position_embeddings=CONTEXT,
         tie_word_embeddings=tied,
-        eos_token_id=STOP_ID,
+        eos_token_id=None,
         pad_token_id=0,
         bos_token_id=None,
         initializer_range=0.15,
