@@ -15,7 +15,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from mua.algorithms.correction import Band, Correction, Floats, correction_weights, in_band, mismatch_metrics
+from mua.algorithms.advantage import Floats
+from mua.algorithms.correction import Band, Correction, correction_weights, in_band, mismatch_metrics
 from mua.algorithms.distillation import distillation_advantages, reverse_kl
 from mua.algorithms.objectives import kl_estimate
 from mua.config.schema import AlgorithmConfig, DistillationConfig
@@ -53,10 +54,16 @@ def adjusted(batch: TrainBatch, config: AlgorithmConfig, version: int) -> tuple[
 def _penalised(sequence: TrainSequence, config: AlgorithmConfig) -> TrainSequence:
     if config.kl_in != "reward" or config.kl_coefficient == 0 or config.advantage == "gae":  # GAE has taken it
         return sequence
+    penalty = config.kl_coefficient * kl_to_reference(sequence, config.kl_estimator) * sequence.trained
+    return replace(sequence, advantages=(sequence.advantages - penalty).astype(np.float32))
+
+
+def kl_to_reference(sequence: TrainSequence, estimator: str) -> Floats:
+    """Each token's estimate of KL(old policy || reference), ``[T]``."""
     assert sequence.reference_logprobs is not None, "a KL coefficient keeps a reference"
     difference = torch.from_numpy((sequence.old_logprobs - sequence.reference_logprobs).astype(np.float64))
-    penalty = config.kl_coefficient * kl_estimate(config.kl_estimator, difference).numpy() * sequence.trained
-    return replace(sequence, advantages=(sequence.advantages - penalty).astype(np.float32))
+    estimate: Floats = kl_estimate(estimator, difference).numpy()
+    return estimate
 
 
 def _distilled(sequence: TrainSequence, how: DistillationConfig | None) -> TrainSequence:

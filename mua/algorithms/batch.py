@@ -57,16 +57,20 @@ def make_batch(groups: Sequence[Group], config: AlgorithmConfig, temperature: fl
 def usable(group: Group, config: AlgorithmConfig) -> bool:
     """Whether ``group`` would move the policy; ``algorithm.refill`` replaces groups that would not.
 
-    Infrastructure faults fill no group: two members at least must be scored (one with ``group_size`` 1). After the
-    filters some member must have an advantage other than 0. Where a critic or a teacher decides, which has not seen the
-    group yet, that is taken for granted.
+    Infrastructure faults fill no group, see :func:`enough_scored`. After the filters some member must have an advantage
+    other than 0. Where a critic or a teacher decides, which has not seen the group yet, that is taken for granted.
     """
-    if len(group.scored) < min(2, config.group_size):
+    if not enough_scored(group, config):
         return False
     kept, _ = filtered([group], config)
     if config.advantage == "gae" or config.distillation is not None:
         return bool(kept)
     return any(bool(_of_group(_penalised(left, config).scored, config).any()) for left in kept)
+
+
+def enough_scored(group: Group, config: AlgorithmConfig) -> bool:
+    """Whether infrastructure left two scored members at least (one with ``group_size`` 1)."""
+    return len(group.scored) >= min(2, config.group_size)
 
 
 def sft_batch(segments: Sequence[Segment]) -> TrainBatch:

@@ -10,15 +10,18 @@ first step the policy is the trainer's own ``q``, so that ``q / m`` is then the 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
-Floats: TypeAlias = npt.NDArray[np.float64]
+from mua.algorithms.advantage import Floats
+
 CorrectionName = Literal["none", "truncate", "mask", "band"]
 Level = Literal["token", "sequence", "geometric"]
-_MAX_LOG_RATIO = 20.0
+MAX_LOG_RATIO = 20.0
+"""Log-ratios are clamped to +-20 before ``exp``: float32 overflows at 88, and an infinite ratio times a zero
+advantage is NaN. Beyond e^20 a ratio carries no gradient, as in verl."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +58,7 @@ def correction_weights(old: Floats, behaviour: Floats, trained: npt.NDArray[np.b
     if how.level != "token":
         total = log_ratio.mean() if how.level == "geometric" else log_ratio.sum()
         log_ratio = np.full_like(log_ratio, total)
-    ratio = np.exp(np.clip(log_ratio, -_MAX_LOG_RATIO, _MAX_LOG_RATIO))
+    ratio = np.exp(np.clip(log_ratio, -MAX_LOG_RATIO, MAX_LOG_RATIO))
     kept = np.where((ratio >= how.low) & (ratio <= how.high), ratio, 0.0) if how.name == "mask" else ratio
     weights[trained] = np.minimum(kept, how.high)
     return weights
@@ -95,7 +98,7 @@ def in_band(log_ratio: Floats, advantages: Floats, age: Floats, band: Band) -> n
         age: policy versions since each token was sampled, ``[N]``.
         band: the bounds.
     """
-    ratio = np.exp(np.clip(log_ratio, -_MAX_LOG_RATIO, _MAX_LOG_RATIO))
+    ratio = np.exp(np.clip(log_ratio, -MAX_LOG_RATIO, MAX_LOG_RATIO))
     lower, upper = band.bounds(age)
     return ~(((advantages > 0) & (ratio > upper)) | ((advantages < 0) & (ratio < lower)))
 
@@ -108,7 +111,7 @@ def mismatch_metrics(old: Floats, behaviour: Floats) -> dict[str, float]:
     """
     if not len(old):
         return {}
-    difference = np.clip(old.astype(np.float64) - behaviour.astype(np.float64), -_MAX_LOG_RATIO, _MAX_LOG_RATIO)
+    difference = np.clip(old.astype(np.float64) - behaviour.astype(np.float64), -MAX_LOG_RATIO, MAX_LOG_RATIO)
     size = np.abs(difference)
     return {
         "logprob_difference": float(size.mean()),

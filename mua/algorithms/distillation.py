@@ -16,18 +16,16 @@ What a token answers for is a choice (``discount``):
 
 from __future__ import annotations
 
-from typing import TypeAlias
-
 import numpy as np
 import numpy.typing as npt
 
-Floats: TypeAlias = npt.NDArray[np.float64]
-_MAX_LOG_RATIO = 20.0
+from mua.algorithms.advantage import Floats
+from mua.algorithms.correction import MAX_LOG_RATIO
 
 
 def reverse_kl(policy: Floats, teacher: Floats, trained: npt.NDArray[np.bool_]) -> Floats:
     """``log p - log t`` of each token, ``[T]``, held to +-20 nats (as ratios are); 0 where nothing is trained."""
-    difference: Floats = np.clip(policy - teacher, -_MAX_LOG_RATIO, _MAX_LOG_RATIO)
+    difference: Floats = np.clip(policy - teacher, -MAX_LOG_RATIO, MAX_LOG_RATIO)
     return np.where(trained, difference, 0.0)
 
 

@@ -23,8 +23,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from mua.algorithms.adjust import kl_to_reference
 from mua.algorithms.advantage import Floats, whitened
-from mua.algorithms.objectives import kl_estimate
 from mua.config.schema import AlgorithmConfig
 from mua.types import TrainBatch, TrainSequence
 
@@ -140,7 +140,8 @@ def _of_trajectory(
     values = np.concatenate([_values(s)[s.trained] for s in segments]).astype(np.float64)
     rewards = rewards_of_tokens(turn_rewards, turns)
     if config.kl_coefficient and config.kl_in == "reward":
-        rewards -= config.kl_coefficient * np.concatenate([_divergence(s, config.kl_estimator) for s in segments])
+        divergences = [kl_to_reference(s, config.kl_estimator)[s.trained] for s in segments]
+        rewards -= config.kl_coefficient * np.concatenate(divergences)
     advantages = gae(rewards, values, discounts_of_tokens(turns, config.discount), config.gae_lambda)
     bounds = np.cumsum([s.trained.sum() for s in segments])
     for segment, own, target in zip(
@@ -156,13 +157,6 @@ def _on_trained(sequence: TrainSequence, values: Floats) -> TrainSequence:
     advantages = np.zeros(len(sequence), dtype=np.float32)
     advantages[sequence.trained] = values
     return replace(sequence, advantages=advantages)
-
-
-def _divergence(sequence: TrainSequence, estimator: str) -> Floats:
-    assert sequence.reference_logprobs is not None, "a KL coefficient keeps a reference"
-    difference = (sequence.old_logprobs - sequence.reference_logprobs)[sequence.trained].astype(np.float64)
-    estimate: Floats = kl_estimate(estimator, torch.from_numpy(difference)).numpy()
-    return estimate
 
 
 def _turns(sequence: TrainSequence) -> Integers:

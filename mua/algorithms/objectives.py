@@ -17,9 +17,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-MAX_LOG_RATIO = 20.0
-"""Log-ratios are clamped to +-20 before ``exp``: float32 overflows at 88, and an infinite ratio times a zero
-advantage is NaN. Beyond e^20 a ratio carries no gradient, as in verl."""
+from mua.algorithms.correction import MAX_LOG_RATIO
 
 
 @dataclass(frozen=True, slots=True)

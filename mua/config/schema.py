@@ -490,11 +490,12 @@ class ExperimentConfig(Section):
             raise ValueError("megatron.routing_replay needs engine.routed_experts: true")
         if self.megatron.virtual_pipeline and self.megatron.pipeline_parallel == 1:
             raise ValueError("megatron.virtual_pipeline needs megatron.pipeline_parallel above 1")
-        if self.optimizer.min_learning_rate > self.optimizer.learning_rate:
-            raise ValueError(
-                f"optimizer.min_learning_rate {self.optimizer.min_learning_rate} exceeds "
-                f"optimizer.learning_rate {self.optimizer.learning_rate}"
-            )
+        for name, optimizer in (("optimizer", self.optimizer), ("critic.optimizer", self.critic.optimizer)):
+            if optimizer.min_learning_rate > optimizer.learning_rate:
+                raise ValueError(
+                    f"{name}.min_learning_rate {optimizer.min_learning_rate} exceeds "
+                    f"{name}.learning_rate {optimizer.learning_rate}"
+                )
         if self.algorithm.skip_zero_advantage and self.algorithm.kl_coefficient:
             raise ValueError(
                 "algorithm.skip_zero_advantage needs algorithm.kl_coefficient 0: the KL term trains every trajectory"
@@ -517,11 +518,6 @@ class ExperimentConfig(Section):
     @model_validator(mode="after")
     def _critic_can_learn(self) -> Self:
         algorithm, critic = self.algorithm, self.critic
-        if critic.optimizer.min_learning_rate > critic.optimizer.learning_rate:
-            raise ValueError(
-                f"critic.optimizer.min_learning_rate {critic.optimizer.min_learning_rate} exceeds "
-                f"critic.optimizer.learning_rate {critic.optimizer.learning_rate}"
-            )
         if algorithm.advantage != "gae":
             return self
         needed = {"score": "sum", "credit": "equal", "sign_clamp": None, "skip_zero_advantage": False}

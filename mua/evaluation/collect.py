@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-import os
 import random
 from collections import Counter
 from collections.abc import Sequence
@@ -29,6 +28,7 @@ from mua.errors import MuaError
 from mua.evaluation.identity import digest, policy_digest, policy_of, setting_of
 from mua.evaluation.run import key_of, plan, play_missing
 from mua.evaluation.store import EpisodeStore
+from mua.observe.files import replace_text
 from mua.rollout.curate import Candidate, balanced, best_of_each_task, record, refusal
 from mua.rollout.runner import Placed
 from mua.rollout.seeds import derived_seed
@@ -121,12 +121,12 @@ def _written(
         "written": len(chosen),
         **_shape(chosen),
     }
-    _replace(out.with_suffix(".report.json"), json.dumps(report, indent=2) + "\n")
+    replace_text(out.with_suffix(".report.json"), json.dumps(report, indent=2) + "\n")
     if not chosen:
         raise MuaError(f"none of {len(played)} episodes is a demonstration; {out.with_suffix('.report.json')} says why")
     thinking = config.model.thinking
     records = [record(c, shown_tools(selection, c.task), thinking=thinking) for c in chosen]
-    _replace(out, "".join(f"{json.dumps(one, ensure_ascii=False)}\n" for one in records))
+    replace_text(out, "".join(f"{json.dumps(one, ensure_ascii=False)}\n" for one in records))
     return report
 
 
@@ -169,10 +169,3 @@ def _shape(chosen: Sequence[Candidate]) -> Json:
     }
     turns = fmean(len(c.trajectory.turn_rewards) for c in chosen)
     return {"tasks": len({(c.task.domain, c.task.id) for c in chosen}), **counts, "turns": turns}
-
-
-def _replace(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    new = path.with_name(f".{path.name}.new")
-    new.write_text(text, encoding="utf-8")
-    os.replace(new, path)

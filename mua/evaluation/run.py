@@ -24,6 +24,7 @@ from mua.evaluation.identity import digest, policy_digest, policy_of, setting_of
 from mua.evaluation.report import console_table, markdown
 from mua.evaluation.store import FILE, EpisodeStore, Key
 from mua.evaluation.summary import TaskResult, summarize
+from mua.observe.files import replace_text
 from mua.observe.progress import Progress
 from mua.observe.traces import TraceWriter
 from mua.rollout.agent import ChatPolicy
@@ -208,20 +209,14 @@ def _require_scored(results: Sequence[TaskResult]) -> None:
 def _write(config: ExperimentConfig, result: Json) -> None:
     folder, outputs = config.output, config.evaluation.outputs
     if "json" in outputs:
-        _replace(folder / RESULT, json.dumps(result, indent=2) + "\n")
+        replace_text(folder / RESULT, json.dumps(result, indent=2) + "\n")
     pictures: list[Path] = []
     if "plots" in outputs:
         from mua.evaluation.plots import draw
 
         pictures = draw(result, folder)
     if "markdown" in outputs:
-        _replace(folder / REPORT, markdown(result, [picture.name for picture in pictures]))
-
-
-def _replace(path: Path, text: str) -> None:
-    new = path.with_name(f".{path.name}.new")
-    new.write_text(text, encoding="utf-8")
-    new.replace(path)
+        replace_text(folder / REPORT, markdown(result, [picture.name for picture in pictures]))
 
 
 def _tell_unscored(result: Json) -> None:

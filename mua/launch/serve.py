@@ -24,6 +24,7 @@ from mua.compat import sglang_cpu
 from mua.engine import guardian
 from mua.engine.server import has_cuda
 from mua.errors import EngineError
+from mua.observe.files import replace_text
 
 POLL_SECONDS = 0.5
 STOP_SECONDS = 30.0
@@ -101,11 +102,7 @@ def serve(service: Service) -> None:
 
 def publish(service: Service) -> None:
     """Write the address file, whole or not at all."""
-    file = service.address_file
-    file.parent.mkdir(parents=True, exist_ok=True)
-    new = file.with_name(f".{file.name}.{os.getpid()}")
-    new.write_text(f"MUA_USER_BASE_URL={service.base_url}\nMUA_USER_MODEL={service.name}\n", encoding="utf-8")
-    new.replace(file)
+    replace_text(service.address_file, f"MUA_USER_BASE_URL={service.base_url}\nMUA_USER_MODEL={service.name}\n")
 
 
 def withdraw(service: Service) -> None:

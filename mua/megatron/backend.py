@@ -16,6 +16,7 @@ from torch import Tensor
 
 import megatron_bridge
 from megatron_bridge import BridgeError
+from megatron_bridge.family import HfConfig
 from mua.algorithms.loss_protocol import LossFunction, ValueLossFunction
 from mua.algorithms.losses import finish_metrics
 from mua.config.schema import CriticConfig, MegatronConfig, ModelConfig, OptimizerConfig
@@ -24,7 +25,7 @@ from mua.megatron import checkpoint, forward, parallel
 from mua.megatron.critic import Critic
 from mua.megatron.model import build_chunks
 from mua.megatron.modules import defer_logits
-from mua.megatron.network import Network
+from mua.megatron.network import Network, loaded
 from mua.megatron.offload import Offloaded, offload
 from mua.megatron.replay import RoutingReplay
 from mua.types import Float32Array, Json, TrainBatch, TrainSequence
@@ -81,7 +82,9 @@ class MegatronBackend:
             raise
 
     def _build(self, model: ModelConfig, optimizer: OptimizerConfig, total_steps: int, with_reference: bool) -> None:
-        self.policy = Network(_load_chunks(model, self._config), self._config, optimizer, total_steps)
+        chunks = loaded(_policy_chunks, model, self._config)
+        defer_logits(chunks)
+        self.policy = Network(chunks, self._config, optimizer, total_steps)
         self._reference = [p.detach().clone() for p in self.policy.parameters()] if with_reference else None
         mode = self._config.routing_replay
         self._replay = None if mode == "off" else RoutingReplay(self.policy.chunks, mode)
@@ -284,7 +287,7 @@ class MegatronBackend:
             return
         if self._reference is None:
             raise ValueError("no reference is kept: build MegatronBackend(..., with_reference=True)")
-        policy = [parameter.data for parameter in self.policy.parameters()]
+        policy = self.policy.tensors()
         _point(self.policy.parameters(), self._reference)
         try:
             yield
@@ -297,13 +300,6 @@ def _point(parameters: Iterator[torch.nn.Parameter], tensors: Sequence[Tensor]) 
         parameter.data = tensor
 
 
-def _load_chunks(model: ModelConfig, megatron: MegatronConfig) -> list[GPTModel]:
-    try:
-        hf_config = megatron_bridge.read_hf_config(model.path)
-        architecture = megatron_bridge.transformer_config_kwargs(hf_config)
-        chunks = build_chunks(architecture, megatron_bridge.gpt_model_kwargs(hf_config), model, megatron)
-        megatron_bridge.load_hf(chunks, model.path)
-        defer_logits(chunks)
-    except BridgeError as error:
-        raise ModelError(f"model.path: {error}") from error
-    return chunks
+def _policy_chunks(hf_config: HfConfig, model: ModelConfig, megatron: MegatronConfig) -> list[GPTModel]:
+    architecture = megatron_bridge.transformer_config_kwargs(hf_config)
+    return build_chunks(architecture, megatron_bridge.gpt_model_kwargs(hf_config), model, megatron)

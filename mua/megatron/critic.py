@@ -19,15 +19,13 @@ from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel
 from torch import Tensor
 
 import megatron_bridge
-from megatron_bridge import BridgeError
 from megatron_bridge.family import HfConfig
 from mua.algorithms.loss_protocol import LossTerms, ValueLossFunction
 from mua.algorithms.losses import finish_metrics
 from mua.config.schema import CriticConfig, MegatronConfig, ModelConfig
-from mua.errors import ModelError
 from mua.megatron.microbatch import MicroBatch
 from mua.megatron.model import build_chunks
-from mua.megatron.network import Network
+from mua.megatron.network import Network, loaded
 from mua.megatron.parallel import device
 from mua.types import Float32Array, TrainBatch, TrainSequence
 
@@ -70,7 +68,7 @@ class Critic:
     """
 
     def __init__(self, model: ModelConfig, megatron: MegatronConfig, config: CriticConfig, total_steps: int) -> None:
-        chunks = _load_chunks(model, megatron)
+        chunks = loaded(value_chunks, model, megatron, backbone=True)
         self.network = Network(chunks, megatron, config.optimizer, total_steps, section="critic.optimizer")
 
     def values(self, sequences: Sequence[TrainSequence]) -> list[Float32Array]:
@@ -93,15 +91,6 @@ def value_chunks(hf_config: HfConfig, model: ModelConfig, megatron: MegatronConf
     for chunk in chunks:
         if chunk.post_process:
             chunk.output_layer = ValueHead(chunk)
-    return chunks
-
-
-def _load_chunks(model: ModelConfig, megatron: MegatronConfig) -> list[GPTModel]:
-    try:
-        chunks = value_chunks(megatron_bridge.read_hf_config(model.path), model, megatron)
-        megatron_bridge.load_hf(chunks, model.path, backbone=True)
-    except BridgeError as error:
-        raise ModelError(f"model.path: {error}") from error
     return chunks
 
 

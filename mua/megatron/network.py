@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -18,13 +19,19 @@ from megatron.core import parallel_state
 from megatron.core.models.gpt.gpt_model import GPTModel
 from torch import Tensor
 
-from mua.config.schema import MegatronConfig, OptimizerConfig
+import megatron_bridge
+from megatron_bridge import BridgeError
+from megatron_bridge.family import HfConfig
+from mua.config.schema import MegatronConfig, ModelConfig, OptimizerConfig
+from mua.errors import ModelError
 from mua.megatron import forward, moe, parallel
 from mua.megatron.microbatch import scoring_micro_batch, training_micro_batch
 from mua.megatron.optimizer import Optimizer, wrap_data_parallel
 from mua.megatron.packing import Alignment, Packed, check_first_tokens, check_ids, pack
 from mua.megatron.workload import Workload
 from mua.types import Float32Array, TrainSequence
+
+ChunkBuilder: TypeAlias = Callable[[HfConfig, ModelConfig, MegatronConfig], list[GPTModel]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +68,8 @@ class Network:
     ) -> None:
         self._config = megatron
         self._alignment = Alignment.of(megatron)
-        self._vocab_size: int = chunks[0].hf_config["vocab_size"]
+        self.vocab_size: int = chunks[0].hf_config["vocab_size"]
+        """Tokens of the true vocabulary."""
         self._workload = Workload.from_hf(chunks[0].hf_config)
         for chunk in chunks:
             chunk.config.finalize_model_grads_func = forward.sum_gradients
@@ -72,11 +80,6 @@ class Network:
         )
         self.skipped_steps = 0
         """Steps left out because the gradient norm was not finite."""
-
-    @property
-    def vocab_size(self) -> int:
-        """Tokens of the true vocabulary."""
-        return self._vocab_size
 
     def parameters(self) -> Iterator[torch.nn.Parameter]:
         """Of this rank's chunks, in a fixed order."""
@@ -148,7 +151,7 @@ class Network:
         return [parameter.data for parameter in self.parameters()]
 
     def _packed(self, sequences: Sequence[TrainSequence]) -> Packed:
-        check_ids(sequences, self._vocab_size)
+        check_ids(sequences, self.vocab_size)
         interleaved = parallel.virtual_stages(self._config) is not None
         return pack(
             [sequence.ids for sequence in sequences],
@@ -159,3 +162,25 @@ class Network:
             multiple=self._config.pipeline_parallel if interleaved else 1,
             equal=interleaved,
         )
+
+
+def loaded(
+    build: ChunkBuilder, model: ModelConfig, megatron: MegatronConfig, *, backbone: bool = False
+) -> list[GPTModel]:
+    """What ``build`` makes of the model's Hugging Face configuration, with the folder's weights.
+
+    Args:
+        build: gives this rank's chunks, not yet loaded.
+        model: the folder and the dtype.
+        megatron: the layout.
+        backbone: leave the output layer as it was built.
+
+    Raises:
+        ModelError: the model folder cannot be read.
+    """
+    try:
+        chunks = build(megatron_bridge.read_hf_config(model.path), model, megatron)
+        megatron_bridge.load_hf(chunks, model.path, backbone=backbone)
+    except BridgeError as error:
+        raise ModelError(f"model.path: {error}") from error
+    return chunks

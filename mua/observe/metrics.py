@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
+
+from mua.observe.files import replace_text
 
 METRICS_FILE = "metrics.jsonl"
 TENSORBOARD_FOLDER = "tensorboard"
@@ -67,9 +68,7 @@ def drop_from(path: Path, step: int | None) -> None:
     if not path.exists():
         return
     kept = [line for line in read_metrics(path) if step is None or line["step"] < step]
-    new = path.with_suffix(".new")
-    new.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
-    os.replace(new, path)
+    replace_text(path, "".join(json.dumps(line) + "\n" for line in kept))
 
 
 def _board(folder: Path, resume_step: int | None) -> Any:

@@ -74,10 +74,8 @@ def bubble(config: ExperimentConfig) -> float:
 
 
 def scoring_passes(algorithm: AlgorithmConfig) -> int:
-    """Forward passes besides training's own: the old policy's unless the step is on-policy, the reference's and the
-    critic's."""
-    old = algorithm.old_logprobs == "recompute" and not algorithm.on_policy
-    return int(old) + int(algorithm.kl_coefficient > 0) + int(algorithm.advantage == "gae")
+    """Forward passes besides training's own: the old policy's where it is recomputed, the reference's, the critic's."""
+    return int(algorithm.recomputes) + int(algorithm.kl_coefficient > 0) + int(algorithm.advantage == "gae")
 
 
 def compute(architecture: Architecture, config: ExperimentConfig, engine: EngineBytes) -> Compute:

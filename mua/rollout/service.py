@@ -20,7 +20,7 @@ from time import monotonic
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from mua.algorithms.batch import usable
+from mua.algorithms.batch import enough_scored, usable
 from mua.config.schema import AlgorithmConfig, ExperimentConfig
 from mua.engine.host import Hosts
 from mua.engine.pool import EnginePool
@@ -344,7 +344,7 @@ def refill_metrics(harvest: Harvest, algorithm: AlgorithmConfig) -> dict[str, fl
     dropped = [group for group in harvest.groups if group.ordinal not in trained]
     counts = {
         "dropped": len(dropped),
-        "faulty": sum(len(group.scored) < min(2, algorithm.group_size) for group in dropped),
+        "faulty": sum(not enough_scored(group, algorithm) for group in dropped),
         "refilled": max(0, len(harvest.groups) - algorithm.groups_per_step),
         "extra_episodes": sum(len(group.trajectories) for group in dropped),
         "missing": algorithm.groups_per_step - len(harvest.usable),
