@@ -70,6 +70,7 @@ class EpisodeRunner:
         }
         self._users = UserFactory(config.user, selection, services)
         self._slots = asyncio.Semaphore(config.rollout.concurrency)
+        self._starts = asyncio.Lock()
         self._setting = EpisodeSetting(
             policy=policy,
             budgets=config.rollout,
@@ -115,6 +116,7 @@ class EpisodeRunner:
         """One trajectory, unscored when every attempt met an infrastructure fault."""
         setting = replace(self._setting, temperature=temperature)
         async with self._slots:
+            await self._begin()
             for attempt in range(self._config.rollout.max_retries + 1):
                 seed = derived_seed(self._config.seed, ordinal, sample, attempt)
                 session = f"{ordinal}/{sample}/{attempt}"
@@ -131,6 +133,12 @@ class EpisodeRunner:
             task.id, ordinal, sample, [], [], 0.0, False, outcome,
             attempts=self._config.rollout.max_retries + 1, error=last, domain=task.domain,
         )  # fmt: skip
+
+    async def _begin(self) -> None:
+        """One episode begins in a turn of the event loop: when hundreds are started at once, the first of them send
+        their requests while the others are still being prepared."""
+        async with self._starts:
+            await asyncio.sleep(0)
 
     async def _attempt(self, setting: EpisodeSetting, task: Task, session: str, seed: int) -> EpisodeResult:
         limit = setting.budgets.episode_seconds
