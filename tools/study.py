@@ -16,7 +16,7 @@ import json
 import math
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Annotated, Literal, Self
@@ -29,6 +29,7 @@ from mua.config.schema import ExperimentConfig
 from mua.config.section import Positive, Section
 from mua.environment.selection import Selection
 from mua.errors import ConfigError
+from mua.observe.metrics import METRICS_FILE, read_metrics
 from mua.types import Json
 from tools.make_conversations import conversations
 from tools.tiny import build_policy, mua, say
@@ -56,6 +57,8 @@ class Stage(Section):
     kind: Literal["sft", "rl"]
     after: str = ""
     """Whose weights it starts from; empty: random ones."""
+    seed: int | None = None
+    """A stage with a seed of its own is made once, and what starts from it does so in every seed."""
     demonstrations: Demonstrations | None = None
     """Of kind sft."""
     overrides: list[str] = Field(default=[], alias="with")
@@ -74,6 +77,8 @@ class Study(Section):
     name: str
     config: str
     """Configuration of reinforcement learning and of the judging."""
+    overrides: list[str] = Field(default=[], alias="with")
+    """``key.path=value`` for both."""
     seeds: list[int] = Field(default=[1], min_length=1)
     vocabulary: Positive = 768
     stages: dict[str, Stage]
@@ -101,10 +106,11 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", help="instead of the study's")
     arguments = parser.parse_intermixed_args()
     study = load_study(arguments.study)
-    config = load_config(Path(study.config), arguments.overrides)
+    overrides = [*study.overrides, *arguments.overrides]
+    config = load_config(Path(study.config), overrides)
     seeds = arguments.seeds or study.seeds
     for seed in seeds:
-        runs = SeedRuns(study, config, arguments.overrides, seed)
+        runs = SeedRuns(study, config, overrides, seed)
         for name in study.stages:
             runs.finish(name)
     report(study, seeds)
@@ -132,11 +138,13 @@ class SeedRuns:
     def finish(self, name: str) -> None:
         """Bring a stage to its end, evaluation included, from wherever it stands."""
         folder, stage = self._folder(name), self.study.stages[name]
+        if stage.seed not in (None, self.seed):
+            return replace(self, seed=stage.seed).finish(name)
         done, meant = folder / "stage.json", self._meant(name)
         if done.exists():
             if json.loads(done.read_text())["stage"] != meant:
                 raise ConfigError(f"{folder} was made by another form of the stage {name!r}; move it away")
-            return
+            return None
         say(f"{self.study.name}, seed {self.seed}: {name}")
         folder.mkdir(parents=True, exist_ok=True)
         started = time.monotonic()
@@ -147,6 +155,7 @@ class SeedRuns:
         weights, out = f"model.path={folder}/run/hf", f"output={folder}/evaluation"
         mua("eval", self.study.config, weights, out, *self._common())
         done.write_text(json.dumps({"stage": meant, "seconds": time.monotonic() - started}, indent=2) + "\n")
+        return None
 
     def _fine_tune(self, name: str, folder: Path) -> None:
         stage, data = self.study.stages[name], folder / "conversations.jsonl"
@@ -198,7 +207,8 @@ class SeedRuns:
 
 def folder_of(study: Study, seed: int, stage: str) -> Path:
     """Where a stage lies."""
-    return ROOT / study.name / f"seed-{seed}" / stage
+    own = study.stages[stage].seed
+    return ROOT / study.name / f"seed-{seed if own is None else own}" / stage
 
 
 def report(study: Study, seeds: Sequence[int]) -> None:
@@ -218,10 +228,12 @@ def report(study: Study, seeds: Sequence[int]) -> None:
     pages = ["Success on held-out tasks (interval: bootstrap over tasks), mean reward of an episode:",
              table(head, [row[: len(head)] for row in rows])]  # fmt: skip
     if len(seeds) > 1:
-        means = [[name, over_seeds([r["success"]["mean"] for r in results]), over_seeds([_rewards(r) for r in results])]
+        means = [[name, over_seeds([r["success"]["mean"] for r in results]), over_seeds([_rewards(r) for r in results]),
+                  _training_reward(study, seeds, name)]
                  for name, results in found.items()]  # fmt: skip
-        pages += [f"Means over {len(seeds)} seeds (interval: Student's t over seeds):",
-                  table(["stage", "success", "reward"], means)]  # fmt: skip
+        pages += [f"Means over {len(seeds)} seeds (interval: Student's t over seeds); training reward of the "
+                  "second half of the steps:",
+                  table(["stage", "success", "reward", "training reward"], means)]  # fmt: skip
     compared = []
     for first, second in study.compare:
         apart = [difference(paired(a, b)[0]) for a, b in zip(found[first], found[second], strict=True)]
@@ -250,6 +262,18 @@ def over_seeds(values: Sequence[float]) -> str:
     return f"{mean:.3f} ({mean - half:.3f} to {mean + half:.3f})"
 
 
+def _training_reward(study: Study, seeds: Sequence[int], name: str) -> str:
+    """Of far more episodes than are judged, by policies that still learn; "" of a stage without."""
+    if study.stages[name].kind != "rl":
+        return ""
+    curves = [_curve(folder_of(study, seed, name) / "run" / METRICS_FILE) for seed in seeds]
+    return over_seeds([fmean(curve[len(curve) // 2 :]) for curve in curves])
+
+
+def _curve(path: Path) -> list[float]:
+    return [line["reward/mean"] for line in read_metrics(path) if "reward/mean" in line]
+
+
 def _rewards(result: Json) -> float:
     return fmean(task["reward"] for task in result["per_task"] if task["episodes"])
 
@@ -268,7 +292,7 @@ def _draw(study: Study, seeds: Sequence[int]) -> Iterator[Path]:
 
     for name, stage in study.stages.items():
         if stage.kind == "rl":
-            files = {f"seed {seed}": folder_of(study, seed, name) / "run" / "metrics.jsonl" for seed in seeds}
+            files = {f"seed {seed}": folder_of(study, seed, name) / "run" / METRICS_FILE for seed in seeds}
             yield plot_reward_curve(files, ROOT / study.name / f"{name}.png", title=f"Training reward, {name}")
 
 

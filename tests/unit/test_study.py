@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -85,6 +86,19 @@ def test_a_finished_stage_is_not_repeated_and_a_changed_one_is_refused(
     assert [command[0] for command in ran] == ["sft", "eval", "train", "eval"]
     assert f"model.path={studies.folder_of(study, 1, 'start')}/run/hf" in ran[2]
 
+    ran.clear()  # a stage with a seed of its own belongs to every seed: here all it needs is there
+    shared = TWO_STAGES["stages"]["start"] | {"seed": 1}  # type: ignore[index]
+    of_two = Study.model_validate(TWO_STAGES | {"name": "two", "stages": TWO_STAGES["stages"] | {"start": shared}})  # type: ignore[operator]
+    data = studies.folder_of(of_two, 2, "start") / "conversations.jsonl"
+    assert data.parent == studies.folder_of(of_two, 1, "start")
+    data.parent.mkdir(parents=True)
+    data.write_text("{}\n")
+    for seed, stage in itertools.product((1, 2), of_two.stages):
+        SeedRuns(of_two, config, [], seed).finish(stage)
+    assert [command[0] for command in ran] == ["sft", "eval", "train", "eval", "train", "eval"]
+    assert f"model.path={data.parent}/run/hf" in ran[4]
+    assert "seed=2" in ran[4]
+
     start = TWO_STAGES["stages"]["start"] | {"with": ["trainer.steps=9"]}  # type: ignore[index]
     changed = Study.model_validate(TWO_STAGES | {"stages": TWO_STAGES["stages"] | {"start": start}})  # type: ignore[operator]
     with pytest.raises(ConfigError, match="another form"):  # even the stage after it, whose start it is
@@ -100,11 +114,13 @@ def test_the_report_pairs_tasks_and_gives_intervals_over_seeds(tmp_path: Path, m
             (folder / "evaluation").mkdir(parents=True)
             (folder / "evaluation" / "evaluation.json").write_text(json.dumps(_result(successes)))
             (folder / "run").mkdir()
-            (folder / "run" / "metrics.jsonl").write_text('{"step": 0, "reward/mean": 0.5}\n')
+            lines = [{"step": 0, "reward/mean": 0.25}, {"step": 1, "reward/mean": 0.5 * seed}, {"step": 2}]
+            (folder / "run" / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     report(study, [1, 2])
     page = (tmp_path / "pair" / "report.md").read_text()
     gains = [0.5, 0.25]  # of four episodes three against one, and against two
     assert f"| rl less start | {over_seeds(gains)} | {over_seeds(gains)} |" in page
+    assert f"| rl | {over_seeds([0.75, 0.75])} | {over_seeds([0.75, 0.75])} | {over_seeds([0.5, 1.0])} |" in page
     assert (tmp_path / "pair" / "rl.png").stat().st_size > 1000
 
 
