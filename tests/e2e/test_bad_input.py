@@ -11,6 +11,7 @@ import json
 import signal
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -175,7 +176,10 @@ def test_an_engine_that_is_killed_comes_back_and_no_episode_is_missing(recipe: P
     with running("train", recipe, *SLOW_ROLLOUT, cwd=tmp_path) as process:
         until(lambda: engine_works(output), process, "the first episodes")
         used = shared_memory(tmp_path)
-        launcher(tmp_path).kill()
+        server = launcher(tmp_path)
+        server.suspend()
+        time.sleep(1.0)  # by now every episode waits for the server: the kill cannot fall between two requests
+        server.kill()
         status, _, err = finish(process, tmp_path)
     assert status == 0, err
     lines = metrics_of(output)

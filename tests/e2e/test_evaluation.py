@@ -23,8 +23,10 @@ BOTH = ["evaluation.domains=[help_desk, graded_desk]", "evaluation.tasks=5", "ev
 
 
 def lines(folder: Path) -> list[dict[str, Any]]:
+    """The whole lines: the last one may be half written, or stay so where the writer was killed."""
     path = folder / "out" / "episodes.jsonl"
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    written = path.read_text().splitlines(keepends=True) if path.exists() else []
+    return [json.loads(line) for line in written if line.endswith("\n")]
 
 
 def test_a_killed_evaluation_continues(recipe: Path, tmp_path: Path) -> None:

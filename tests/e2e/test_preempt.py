@@ -40,7 +40,7 @@ def test_a_rollout_is_given_up_and_the_step_before_it_saved(recipe: Path, traine
     command = ("train", recipe, f"trainer.steps={STEPS}", "rollout.concurrency=1", *DETERMINISTIC)
     output = tmp_path / "out"
     with running(*command, "trainer.save_every=0", cwd=tmp_path) as process:
-        until(lambda: len(metrics_of(output)) == 2, process, "two steps")
+        until(lambda: len(metrics_of(output)) >= 2, process, "two steps")
         process.send_signal(signal.SIGUSR1)
         status, _, err = finish(process, tmp_path)
     _left(err, status)
