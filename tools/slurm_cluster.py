@@ -6,7 +6,8 @@
 
 Everything lies in one temporary folder that SLURM_CONF points into; a Slurm that runs on the machine is not touched.
 The nodes share the machine's cores (each claims a few, whatever there are) and have two GPUs by name only, so that
-requests for GPUs are really scheduled. A job sees no device through them.
+requests for GPUs are really scheduled. A job sees no device through them. The daemons share the cores with the jobs'
+ranks, so a message and a batch script's start may take longer than Slurm's own 10 seconds.
 """
 
 from __future__ import annotations
@@ -39,9 +40,11 @@ PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol", "sque
 NODES = ("n1", "n2")
 GPUS = 2
 PARTITION = "debug"
-START_SECONDS = 60.0
+START_SECONDS = 180.0
 STOP_SECONDS = 30.0
 _SYSTEM_PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
+_PATIENT = ("--option=Acquire::Retries=5", "--option=DPkg::Lock::Timeout=300")
+"""A mirror may hiccup, and another apt may be at work."""
 
 CONFIGURATION = """\
 ClusterName=mini
@@ -68,6 +71,8 @@ JobRequeue=0
 KillWait=10
 SlurmdTimeout=20
 SlurmctldTimeout=20
+MessageTimeout=30
+BatchStartTimeout=60
 SchedulerParameters=sched_interval=2
 {nodes}
 PartitionName={partition} Nodes=ALL Default=YES MaxTime=INFINITE State=UP OverSubscribe=YES
@@ -102,7 +107,7 @@ def install(seconds: float = 600.0) -> None:
     with _no_services():
         for arguments in (["update"], ["install", "--yes", "--no-install-recommends", *PACKAGES]):
             done = subprocess.run(
-                ["apt-get", "-qq", *arguments], capture_output=True, text=True, timeout=seconds,
+                ["apt-get", "-qq", *_PATIENT, *arguments], capture_output=True, text=True, timeout=seconds,
                 env=os.environ | {"DEBIAN_FRONTEND": "noninteractive"},
             )  # fmt: skip
             if done.returncode:

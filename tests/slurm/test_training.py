@@ -18,6 +18,8 @@ from slurm_support import Jobs
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(1800)]
 
 STEPS = 12
+MANY = 80
+"""Steps of a run that is hit twice: a tenth of a second each, so that it must not end before."""
 RANKS = [f"rank-{rank:05d}.log" for rank in range(4)]
 
 
@@ -62,7 +64,7 @@ def test_a_dead_rank_and_a_dead_node_are_survived(jobs: Jobs, recipe: Path, tmp_
     # No GPUs: Slurm 22.05 grants those of a node that comes back only at the next try.
     output = tmp_path / "out"
     two = ["megatron.tensor_parallel=1", "slurm.gpus_per_node=0", "slurm.preflight=false"]
-    often = ["trainer.steps=30", "trainer.save_every=2"]
+    often = [f"trainer.steps={MANY}", "trainer.save_every=2"]
     job, log = _submit(jobs, recipe, tmp_path, "--sft", *two, *often)
     jobs.until(job, lambda: (output / "checkpoints" / "step_00000002").is_dir(), "a checkpoint", log)
     _kill_rank(job, 1)
@@ -77,7 +79,7 @@ def test_a_dead_rank_and_a_dead_node_are_survived(jobs: Jobs, recipe: Path, tmp_
     jobs.cluster.start_node("n2")
     jobs.start_now(job)
     jobs.until(job, jobs.state(job, "COMPLETED"), "the end", log)
-    assert [line["step"] for line in metrics_of(output)] == list(range(30))
+    assert [line["step"] for line in metrics_of(output)] == list(range(MANY))
     assert_nothing_left(tmp_path)
 
 
