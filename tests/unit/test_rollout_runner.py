@@ -113,7 +113,7 @@ async def test_a_tool_that_raises_is_retried_in_a_fresh_environment() -> None:
 
 
 async def test_a_tool_that_hangs_is_retried_too(hang: Callable[[], None]) -> None:
-    bench = Bench(environment={"call_seconds": 0.5})
+    bench = Bench(environment={"call_seconds": 2.0})
     bench.domain.on_call = failing_first(1, hang)
     trajectory = await bench.trajectory()
     assert (trajectory.attempts, trajectory.success) == (2, True)
