@@ -101,6 +101,17 @@ def fails(status: int, headers: dict[str, str] | None = None, body: str | None =
     return handler
 
 
+def together(count: int, step: Handler) -> Handler:
+    """``step``, but nobody is answered before ``count`` requests have come."""
+    all_here = asyncio.Barrier(count)
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        await all_here.wait()
+        return await step(request)
+
+    return handler
+
+
 async def drops(request: web.Request) -> web.StreamResponse:
     assert request.transport is not None
     request.transport.abort()  # type: ignore[attr-defined]

@@ -115,8 +115,8 @@ async def test_a_fault_is_tried_again(codec: Codec, fault: Handler) -> None:
 
 
 async def test_an_answer_that_does_not_come_is_waited_for_no_longer_than_its_deadline(codec: Codec) -> None:
-    async with teacher(codec, never, scores, request_seconds=0.2) as (asked, server):
-        await asyncio.wait_for(asked.scored(group()), 5)
+    async with teacher(codec, never, scores, request_seconds=1.0) as (asked, server):
+        await asyncio.wait_for(asked.scored(group()), 60)
         assert len(server.received) == 2
 
 
@@ -148,7 +148,7 @@ async def test_what_cannot_be_had_ends_the_run_with_one_error(
 
 async def test_no_more_requests_are_in_flight_than_allowed(codec: Codec) -> None:
     async def slow(request: web.Request) -> web.StreamResponse:
-        await asyncio.sleep(0.02)
+        await asyncio.sleep(0.1)
         return await scores(request)
 
     async with teacher(codec, slow, concurrency=3) as (asked, server):

@@ -29,7 +29,7 @@ from mua.users import endpoint as endpoint_module
 from mua.users import limits as limits_module
 from mua.users.endpoint import ChatEndpoint
 from mua.users.services import Services
-from tests.chat_server import Server, drops, fails, never, raw, says, serving
+from tests.chat_server import Server, drops, fails, never, raw, says, serving, together
 
 HELLO = [{"role": "user", "content": "hi"}]
 KEYS = ("sk-first-0123456789", "sk-second-0123456789")
@@ -38,6 +38,24 @@ KEYS = ("sk-first-0123456789", "sk-second-0123456789")
 @pytest.fixture(autouse=True)
 def short_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(endpoint_module, "FIRST_BACKOFF_SECONDS", 0.01)
+
+
+class Clock:
+    """The machine's, which a test may put forward."""
+
+    def __init__(self) -> None:
+        self.ahead = 0.0
+
+    def __call__(self) -> float:
+        return time.monotonic() + self.ahead
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    for module in (connection_module, endpoint_module):
+        monkeypatch.setattr(module, "monotonic", clock)
+    return clock
 
 
 @asynccontextmanager
@@ -64,7 +82,7 @@ async def test_another_endpoint_answers_at_once(step: Any) -> None:
     async with serving(step) as one, serving(says("from the second")) as two, pool(one, two) as endpoint:
         started = time.monotonic()
         assert await ask(endpoint) == "from the second"
-        assert time.monotonic() - started < 10  # the 60 s of Retry-After are the first one's alone
+        assert time.monotonic() - started < 50  # the 60 s of Retry-After are the first one's alone
         metrics = endpoint.metrics()
     assert (metrics["requests"], metrics["retries"], metrics["failovers"]) == (2, 1, 1)
     assert [h["Authorization"] for h in one.headers + two.headers] == [f"Bearer {key}" for key in KEYS]
@@ -99,24 +117,25 @@ async def test_a_fallbacks_mend_names_its_place() -> None:
             await ask(endpoint)
 
 
-async def test_a_broken_endpoint_is_left_alone_and_then_tried_by_one_request() -> None:
+async def test_a_broken_endpoint_is_left_alone_and_then_tried_by_one_request(clock: Clock) -> None:
     async with (
         serving(*[fails(500)] * 3, says("well again")) as one,
         serving(says("two")) as two,
-        pool(one, two, breaker_faults=3, breaker_seconds=0.3, max_retries=0) as endpoint,
+        pool(one, two, breaker_faults=3, breaker_seconds=100.0, max_retries=0) as endpoint,
     ):
         assert [await ask(endpoint, seed) for seed in range(6)] == ["two"] * 6
         assert len(one.received) == 3  # the fourth to sixth did not ask it
-        await asyncio.sleep(0.35)
+        clock.ahead = 100.0
         answers = await asyncio.gather(*[ask(endpoint, seed) for seed in range(10, 18)])
         assert answers.count("well again") == 1  # the probe; the others did not wait for it
         assert await ask(endpoint) == "well again"
         assert endpoint.metrics()["breaker_opened"] == 1
 
 
-async def test_without_another_endpoint_requests_wait_for_the_probe() -> None:
+async def test_without_another_endpoint_requests_wait_for_the_probe(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(endpoint_module, "FIRST_BACKOFF_SECONDS", 0.2)  # neither asks again before both have failed
     async with (
-        serving(*[fails(500)] * 2, says("well again")) as one,
+        serving(*[together(2, fails(500))] * 2, says("well again")) as one,
         pool(one, breaker_faults=2, breaker_seconds=0.3, max_retries=3) as endpoint,
     ):
         answers = await asyncio.gather(*[ask(endpoint, seed) for seed in (1, 2)])
@@ -128,8 +147,8 @@ async def test_without_another_endpoint_requests_wait_for_the_probe() -> None:
 async def test_a_failed_probe_counts_for_all_that_wait() -> None:
     """An endpoint that is gone for good costs a bounded number of requests, however many wait."""
     async with (
-        serving(fails(500)) as one,
-        pool(one, breaker_faults=2, breaker_seconds=0.05, max_retries=3) as endpoint,
+        serving(*[together(20, fails(500))] * 20, fails(500)) as one,
+        pool(one, breaker_faults=2, breaker_seconds=0.3, max_retries=3) as endpoint,
     ):
         ended = await asyncio.gather(*[ask(endpoint, seed) for seed in range(20)], return_exceptions=True)
     assert all(isinstance(end, UserFault) for end in ended)
@@ -146,8 +165,7 @@ async def test_what_a_model_says_wrongly_breaks_nothing() -> None:
         assert endpoint.metrics()["errors/empty"] == 5
 
 
-async def test_requests_a_minute_are_kept_and_overflow_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection_module, "Window", lambda limit: limits_module.Window(limit, seconds=0.5))
+async def test_requests_a_minute_are_kept_and_overflow_goes_on() -> None:
     async with (
         serving(says("one")) as one,
         serving(says("two")) as two,
@@ -160,9 +178,10 @@ async def test_requests_a_minute_are_kept_and_overflow_goes_on(monkeypatch: pyte
 async def test_requests_a_minute_delay_where_there_is_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection_module, "Window", lambda limit: limits_module.Window(limit, seconds=0.3))
     async with serving(says("one")) as one, pool(one, requests_per_minute=2) as endpoint:
+        begun = time.monotonic()
         await asyncio.gather(*[ask(endpoint, seed) for seed in range(6)])
-    for i in range(4):
-        assert one.times[i + 2] - one.times[i] >= 0.25  # 0.3, less what the way to the server varies
+    for i, came in enumerate(one.times):
+        assert came - begun >= 0.3 * (i // 2) - 0.001  # asyncio may wake up a clock's tick early
 
 
 async def test_tokens_a_minute_follow_what_the_endpoint_reports(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,7 +208,7 @@ async def test_deadlines_hold_over_all_endpoints() -> None:
         started = time.monotonic()
         with pytest.raises(UserFault, match=r"nothing usable within 0\.5 s"):
             await ask(p)
-        assert time.monotonic() - started < 3
+        assert time.monotonic() - started < 30
 
 
 async def test_metrics_hold_tokens_cost_latency_and_kinds_of_errors() -> None:
@@ -202,7 +221,8 @@ async def test_metrics_hold_tokens_cost_latency_and_kinds_of_errors() -> None:
     assert (metrics["tokens_in"], metrics["tokens_out"]) == (4000, 400)
     assert metrics["cost"] == pytest.approx(4000 * 2e-6 + 400 * 10e-6)
     assert (metrics["errors/rate_limit"], metrics["errors/unreadable"]) == (1, 1)
-    assert metrics["latency_p95_seconds"] >= 0.05 > metrics["latency_p50_seconds"] > 0
+    assert metrics["latency_p95_seconds"] >= 0.05
+    assert metrics["latency_p95_seconds"] > metrics["latency_p50_seconds"] > 0
     assert set(again.values()) == {0.0}
 
 
