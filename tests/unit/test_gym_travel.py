@@ -291,11 +291,14 @@ async def test_the_same_seed_gives_the_same_conversation():
 
 
 async def test_an_episode_costs_little_before_anything_is_looked_at():
-    environments = [DOMAIN.environment() for _ in range(300)]
-    start = time.process_time()
-    for environment, task in zip(environments, TEST, strict=False):
-        environment.reset(task, 0)
-    assert (time.process_time() - start) / 300 < 0.001
+    rounds = []
+    for _ in range(3):  # a garbage collection may fall into one
+        environments = [DOMAIN.environment() for _ in range(300)]
+        start = time.process_time()
+        for environment, task in zip(environments, TEST, strict=False):
+            environment.reset(task, 0)
+        rounds.append((time.process_time() - start) / 300)
+    assert min(rounds) < 0.001
 
 
 # Rules and models.
