@@ -69,10 +69,10 @@ BOUNDS = {
     "loss": 1e-5,
     "gradient": 1e-5,
     "norm": 1e-5,
-    "weights": 1e-3,
+    "weights": 3e-3,
     "logprobs": 2e-5,
     "distributed_loss": 1e-5,
-    "distributed_weights": 1e-3,
+    "distributed_weights": 3e-3,
     "alone": 1e-4,
     "load": 1e-5,
 }
