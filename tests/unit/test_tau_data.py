@@ -7,6 +7,7 @@ their own. tau2-bench's official files are not at hand: its format is tried on f
 from __future__ import annotations
 
 import asyncio
+import copy
 import gzip
 import json
 import time
@@ -186,8 +187,8 @@ def test_tasks_that_reward_idling_are_known_and_can_be_left_out():
     assert domain.noop_tasks("test")
 
 
-def test_a_gold_rollout_with_its_verdict_takes_well_under_a_millisecond():
-    """About 0.3 ms of CPU; the bound leaves room for a slow machine."""
+def test_a_gold_rollout_with_its_verdict_costs_little_beside_a_copy_of_the_database():
+    """About 0.2 ms of CPU, a 250th of the copy; both are measured here, so that a slow machine has the same bound."""
     domain = over(official("retail"))
     tasks = domain.tasks("test")
     times = []
@@ -201,7 +202,9 @@ def test_a_gold_rollout_with_its_verdict_takes_well_under_a_millisecond():
             environment.evaluate(said())
             environment.close()
         times.append((time.process_time() - begin) / len(tasks))
-    assert min(times[1:]) < 1e-3
+    begin = time.process_time()
+    copy.deepcopy(domain.desk.base.tables)
+    assert min(times[1:]) * 50 < time.process_time() - begin
 
 
 # ---- folders
