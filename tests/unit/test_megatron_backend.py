@@ -43,7 +43,7 @@ def test_bfloat16_is_near_transformers_in_bfloat16_and_keeps_float32_weights(fol
         ids = torch.from_numpy(sequence.ids.astype(np.int64))
         with torch.no_grad():
             reference = model(ids[None]).logits[0, :-1].float().log_softmax(-1).gather(1, ids[1:, None])[:, 0]
-        assert np.abs(values[1:] - reference.numpy()).mean() < 0.02
+        assert np.abs(values[1:] - reference.numpy()).mean() < 0.04
     assert sum(values.sum() for values in better) > sum(values.sum() for values in own)
 
 
