@@ -22,6 +22,7 @@ from mua.engine.protocol import SamplingParams
 from mua.engine.server import EngineServer
 from mua.errors import DeadlineExceeded, EngineError
 
+pytestmark = pytest.mark.timeout(900)  # a busy machine
 ENDLESS = SamplingParams(temperature=1.0, max_new_tokens=CONTEXT - 64, stop_token_ids=())
 SHORT = SamplingParams(temperature=0.0, max_new_tokens=4, stop_token_ids=())
 
@@ -94,7 +95,6 @@ async def test_a_pool_that_was_not_started_says_so(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)  # a start and a restart of the server, of which each may take 180 s
 async def test_a_killed_server_fails_its_requests_and_returns_without_rotation(
     tmp_path: Path, tiny_qwen3_folder: Path
 ) -> None:
@@ -113,7 +113,7 @@ async def test_a_killed_server_fails_its_requests_and_returns_without_rotation(
         results = await asyncio.gather(*running, return_exceptions=True)
         assert [type(result).__mro__[1] for result in results] == [EngineError] * 4
 
-        async with asyncio.timeout(180):
+        async with asyncio.timeout(600):
             while not pool.awaiting_weights.is_set():
                 await asyncio.sleep(0.1)
         assert notices == [1]
@@ -185,7 +185,7 @@ def test_no_orphan_when_the_owner_dies(tmp_path: Path, tiny_qwen3_folder: Path, 
 
 def descendants_when_loading(owner: psutil.Process) -> list[psutil.Process]:
     """The whole tree, once the server has started its own children."""
-    for _ in range(1200):
+    for _ in range(3000):
         tree = owner.children(recursive=True)
         if len(tree) >= 4:
             return tree

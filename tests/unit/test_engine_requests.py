@@ -14,7 +14,7 @@ from mua.engine.pool import EnginePool
 from mua.engine.protocol import SamplingParams
 from mua.errors import DeadlineExceeded, EngineError
 
-pytestmark = pytest.mark.asyncio(loop_scope="session")
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(900)]  # a busy machine
 
 ENDLESS = SamplingParams(temperature=1.0, max_new_tokens=CONTEXT - 64, stop_token_ids=())
 PROMPT = [11, 22, 33, 44]
@@ -92,7 +92,6 @@ async def test_second_turn_hits_the_prefix_cache(engine_pool: EnginePool) -> Non
     assert second.cached_tokens >= len(prompt) + len(first.ids) - 1
     metrics = engine_pool.metrics()
     assert metrics["engine/requests"] == 2
-    # Either may end before its limit: sampling finds the end of a turn now and then.
     assert metrics["engine/sampled_tokens"] == len(first.ids) + len(second.ids)
     prompts = len(prompt) + len(prompt) + len(first.ids) + 1
     assert metrics["engine/prefix_cache_hit_rate"] == pytest.approx(
