@@ -198,6 +198,7 @@ class Cluster:
         for process in self.daemons.values():
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(max(0.1, deadline - time.monotonic()))
+        deadline = time.monotonic() + STOP_SECONDS
         while left := self._processes():
             for stray in left:
                 with contextlib.suppress(psutil.Error):
