@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 from aiohttp import web
@@ -55,6 +56,14 @@ async def serving(*script: Handler, path: str = "/v1/chat/completions") -> Async
         yield server
     finally:
         await runner.cleanup()
+
+
+@contextmanager
+def nobody() -> Iterator[str]:
+    """``host:port`` where nobody listens; the port is held, so that nobody begins to."""
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        yield f"127.0.0.1:{held.getsockname()[1]}"
 
 
 def completion(text: object, calls: list[dict] | None = None, usage: tuple[int, int] | None = None) -> web.Response:

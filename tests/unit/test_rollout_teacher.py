@@ -16,12 +16,11 @@ import pytest
 from aiohttp import web
 
 from mua.config.schema import DistillationConfig
-from mua.engine.server import free_port
 from mua.errors import ConfigError, EngineError
 from mua.rollout.teacher import Teacher, probe_texts
 from mua.tokens.codec import Codec, fixed
 from mua.types import Group, Outcome, Provenance, Segment, Trajectory
-from tests.chat_server import Handler, Server, drops, fails, never, raw, serving
+from tests.chat_server import Handler, Server, drops, fails, never, nobody, raw, serving
 from tests.tokens_fixtures import chat_family
 
 KEY = "not-for-logs"
@@ -233,8 +232,9 @@ async def test_a_server_that_does_not_tokenize_is_refused(
 
 
 async def test_nobody_there_is_one_error_after_all_tries(codec: Codec) -> None:
-    config = DistillationConfig(base_url=f"http://127.0.0.1:{free_port()}", max_retries=1, retry_seconds=0.001)
-    asked = Teacher(config, codec)
-    with pytest.raises(EngineError, match=r"is gone.*2 tries"):
-        await asked.meet()
-    await asked.close()
+    with nobody() as place:
+        config = DistillationConfig(base_url=f"http://{place}", max_retries=1, retry_seconds=0.001)
+        asked = Teacher(config, codec)
+        with pytest.raises(EngineError, match=r"is gone.*2 tries"):
+            await asked.meet()
+        await asked.close()

@@ -28,7 +28,7 @@ from mua.users.endpoint import ChatEndpoint, retry_after_seconds
 from mua.users.llm import LlmUser
 from mua.users.prompts import GREETING, SILENCE, user_system_prompt
 from mua.users.protocol import STOP_SIGNAL, User
-from tests.chat_server import Handler, Server, completion, dribbles, drops, fails, never, raw, says, serving
+from tests.chat_server import Handler, Server, completion, dribbles, drops, fails, never, nobody, raw, says, serving
 
 KEY = "sk-very-secret-0123456789"
 
@@ -158,9 +158,9 @@ async def test_the_deadline_in_all_ends_even_an_endless_request(server: Server):
         await ask(server.url, request_seconds=60.0, total_seconds=0.3)
 
 
-async def test_nobody_listens(unused_tcp_port: int):
-    with pytest.raises(UserFault, match=r"connection failed.*user\.llm\.base_url") as caught:
-        await ask(f"http://127.0.0.1:{unused_tcp_port}/v1", max_retries=1)
+async def test_nobody_listens():
+    with nobody() as place, pytest.raises(UserFault, match=r"connection failed.*user\.llm\.base_url") as caught:
+        await ask(f"http://{place}/v1", max_retries=1)
     assert "after 2 requests" in str(caught.value)
 
 
@@ -241,9 +241,9 @@ async def test_the_key_is_sent_and_shown_nowhere(server: Server, caplog: pytest.
     assert caught.value.__cause__ is None
 
 
-async def test_a_password_in_the_url_is_not_shown(unused_tcp_port: int):
-    with pytest.raises(UserFault) as caught:
-        await ask(f"http://someone:hunter2@127.0.0.1:{unused_tcp_port}/v1", max_retries=0)
+async def test_a_password_in_the_url_is_not_shown():
+    with nobody() as place, pytest.raises(UserFault) as caught:
+        await ask(f"http://someone:hunter2@{place}/v1", max_retries=0)
     assert "hunter2" not in str(caught.value)
 
 
