@@ -46,13 +46,8 @@ def test_the_critic_learns_alone_and_then_with_the_policy(straight: Path) -> Non
     assert lines[1]["mismatch/logprob_difference"] < 1e-4, "the engines sampled with other weights"
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        pytest.param((), marks=pytest.mark.slow, id="kept"),
-        pytest.param(("megatron.offload=true",), marks=pytest.mark.grid, id="offloaded"),
-    ],
-)
+@pytest.mark.grid  # make test resumes a run with a critic inside one process
+@pytest.mark.parametrize("settings", [(), ("megatron.offload=true",)], ids=["kept", "offloaded"])
 def test_a_resumed_run_is_the_uninterrupted_one(
     recipe: Path, straight: Path, tmp_path: Path, settings: tuple[str, ...]
 ) -> None:
