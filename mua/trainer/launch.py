@@ -13,6 +13,8 @@ from mua.errors import ConfigError
 from mua.ports import LOOPBACK, free_port
 
 _PR_SET_PDEATHSIG = 1
+_started: list[subprocess.Popen[bytes]] = []
+"""Ranks that this process has started."""
 
 
 def ensure_processes(config: MegatronConfig) -> None:
@@ -41,6 +43,14 @@ def leads() -> bool:
     return int(os.environ.get("RANK", "0")) == 0
 
 
+def end_ranks() -> None:
+    """Kill the ranks that this process has started and wait until they are gone; torchrun ends its own."""
+    for process in _started:
+        process.kill()
+    while _started:
+        _started.pop().wait()
+
+
 def _variables(world_size: int) -> dict[str, str]:
     """What torchrun tells the first of ``world_size`` processes on one machine."""
     size = str(world_size)
@@ -56,9 +66,10 @@ def _start_rank(rank: int) -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
-    subprocess.Popen(
+    process = subprocess.Popen(
         [sys.executable, "-m", "mua.cli", *sys.argv[1:]],
         env=os.environ | variables,
         stdin=subprocess.DEVNULL,
         preexec_fn=tie_to_parent,
     )
+    _started.append(process)

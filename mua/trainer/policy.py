@@ -30,7 +30,7 @@ from mua.engine.host import EngineHost, Host, Hosts, make_servers
 from mua.engine.nodes import find_nodes, reachable_address
 from mua.errors import ModelError
 from mua.megatron.backend import MegatronBackend
-from mua.trainer.launch import leads
+from mua.trainer.launch import end_ranks, leads
 from mua.trainer.provenance import provenance
 from mua.types import Float32Array, Json, TrainBatch, TrainSequence
 
@@ -87,7 +87,12 @@ class Policy:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        if self._others and isinstance(error, KeyboardInterrupt):
+            # It came anywhere: the others may be in a collective that this rank has left, and deaf to announcements.
+            end_ranks()
+            self._backend.close()
+        else:
+            self.close()
 
     def follow(self) -> None:
         """Do what rank 0 does until it stops. For every other rank."""

@@ -26,7 +26,9 @@ def test_two_ranks_train_like_one(recipe: Path, trained: Path, tmp_path: Path) -
     assert [line["step"] for line in lines] == list(range(STEPS))
     for line, single in zip(lines, metrics_of(trained), strict=False):
         assert line["rows"] >= 2
-        assert {name: line[name] for name in SAME} == pytest.approx({name: single[name] for name in SAME}, rel=1e-4)
+        assert {name: line[name] for name in SAME} == pytest.approx(
+            {name: single[name] for name in SAME}, rel=1e-4, abs=1e-6
+        )
     assert (tmp_path / "out" / "hf" / "model.safetensors").is_file()
 
 
@@ -39,7 +41,9 @@ def test_a_mistake_is_one_line_with_two_ranks_too(recipe: Path, tmp_path: Path) 
 @pytest.mark.slow
 def test_ctrl_c_ends_both_ranks(recipe: Path, tmp_path: Path) -> None:
     with running("train", recipe, "trainer.steps=99", "megatron.data_parallel=2", cwd=tmp_path) as process:
-        until(lambda: metrics_of(tmp_path / "out"), process, "the first step")
+        # The awkward moment: both ranks are in the middle of collectives, and rank 0 leaves them.
+        saving = (tmp_path / "out" / "checkpoints").glob
+        until(lambda: any(saving(".step_*.partial")), process, "a checkpoint that is being written")
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to every process of the group
         status, _, err = finish(process, tmp_path, seconds=60)
     assert status == 130
