@@ -40,9 +40,9 @@ rollout:
   max_turn_tokens: 24
   max_tokens: 200
   concurrency: 16
-  generate_seconds: 120
-  user_seconds: 10
-  episode_seconds: 200
+  generate_seconds: 300
+  user_seconds: 60
+  episode_seconds: 600
 engine: {{max_total_tokens: 16384, max_running_requests: 16, memory_fraction: 0.5, health_seconds: 2, stop_seconds: 5}}
 algorithm: {{group_size: 2, groups_per_step: 3}}
 megatron: {{tokens_per_row: 512, threads: 1}}

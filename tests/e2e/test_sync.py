@@ -41,15 +41,21 @@ def test_the_engine_is_the_trained_policy(recipe: Path, tmp_path: Path) -> None:
     assert found["after_corruption"] == ["model.layers.1.mlp.down_proj.weight"]
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "exported", dtype=torch.float32)
     for prompt, answer in zip(found["prompts"], found["answers"], strict=True):
-        ids = torch.tensor([prompt])
-        expected = model.generate(
-            ids, attention_mask=torch.ones_like(ids), do_sample=False, min_new_tokens=NEW_TOKENS,
-            max_new_tokens=NEW_TOKENS, eos_token_id=None, pad_token_id=0,
-        )  # fmt: skip
-        assert answer == expected[0, len(prompt) : len(prompt) + len(answer)].tolist()
+        assert _behind_the_likeliest(model, prompt, answer) < 1e-4
         assert len(answer) == NEW_TOKENS or answer[-1] == model.config.eos_token_id
     assert len({tuple(answer) for answer in found["answers"]}) > 1
     assert_nothing_left(tmp_path)
+
+
+def _behind_the_likeliest(model: Any, prompt: list[int], answer: list[int]) -> float:
+    """By how much a logit of the answer is below its step's largest, at most: 0 where it is ``model``'s greedy answer.
+
+    Two tokens that are equally likely but for rounding are both right, and the weights differ a little by machine.
+    """
+    with torch.no_grad():
+        logits = model(torch.tensor([[*prompt, *answer]])).logits[0, len(prompt) - 1 : -1]
+    taken = logits.gather(1, torch.tensor(answer)[:, None])[:, 0]
+    return float((logits.amax(1) - taken).max())
 
 
 def _train_and_sync(recipe: Path, folder: Path) -> dict[str, Any]:

@@ -34,6 +34,8 @@ from tests.tokens_fixtures import chat_family
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 CONTEXT = 8192
+PATIENT = {"request_seconds": 240.0}
+"""A busy machine."""
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +79,7 @@ def _random_model(folder: Path) -> Path:
 
 
 def llm(url: str, **settings: object) -> LlmConfig:
-    return LlmConfig.model_validate({"base_url": url, "model": "tiny", "max_tokens": 24} | settings)
+    return LlmConfig.model_validate({"base_url": url, "model": "tiny", "max_tokens": 24} | PATIENT | settings)
 
 
 async def conversation(endpoint: ChatEndpoint, seed: int) -> list[UserReply] | str:
@@ -156,7 +158,7 @@ async def episodes(url: str, **settings: object) -> list[Trajectory]:
     """Four episodes of a scripted policy, whose user and judge are the served model."""
     task, family = generate("train", 77, "cancel"), chat_family("qwen3", False)
     cancel = call("cancel_order", order=task.data["known"]["order"])
-    user = {"kind": "llm", "llm": {"base_url": url, "model": "tiny", "max_tokens": 24} | settings}
+    user = {"kind": "llm", "llm": {"base_url": url, "model": "tiny", "max_tokens": 24} | PATIENT | settings}
     config = experiment(user=user, rollout={"max_turns": 3, "max_retries": 1})
     services = Services.from_config(config.user, JudgeConfig(llm=llm(url, max_tokens=300, temperature=0.5)))
     assert services.judge is not None

@@ -1,7 +1,8 @@
 """The experts an engine reports are those of transformers' router, also over several turns with a warm prefix cache.
 
-Real SGLang on CPU with a tiny Qwen3-MoE. Not covered: engines with expert parallelism, CUDA, and what the trainer does
-with the choices (tests/parity/test_routing_replay.py).
+Real SGLang on CPU with a tiny Qwen3-MoE. Sampling is greedy, so that the tokens are the same everywhere: among drawn
+ones there is now and then one for which two experts are as good as each other, and rounding decides. Not covered:
+engines with expert parallelism, CUDA, and what the trainer does with the choices (tests/parity/test_routing_replay.py).
 """
 
 from __future__ import annotations
@@ -19,11 +20,13 @@ from mua.engine.protocol import SamplingParams
 from mua.types import Int32Array
 
 LAYERS, EXPERTS, TOP_K = 3, 8, 2
+MARGIN = 1e-3
+"""Between the router's last chosen expert and the next: a hundred times what float32 makes of other kernels."""
 
 
 def write_qwen3_moe(folder: Path) -> transformers.PreTrainedModel:
     """A random Qwen3-MoE; every layer has experts, as SGLang 0.5.23 takes for granted."""
-    torch.manual_seed(7)
+    torch.manual_seed(14)
     config = transformers.Qwen3MoeConfig(
         vocab_size=512,
         hidden_size=64,
@@ -37,7 +40,7 @@ def write_qwen3_moe(folder: Path) -> transformers.PreTrainedModel:
         num_experts_per_tok=TOP_K,
         norm_topk_prob=True,
         max_position_embeddings=2048,
-        eos_token_id=2,
+        eos_token_id=None,
         pad_token_id=0,
         bos_token_id=None,
         tie_word_embeddings=False,
@@ -48,22 +51,25 @@ def write_qwen3_moe(folder: Path) -> transformers.PreTrainedModel:
     return model
 
 
-def router_choices(model: transformers.PreTrainedModel, ids: Int32Array) -> dict[int, Any]:
-    """transformers' top experts of each MoE layer, sorted, ``[T, top k]``."""
+def router_choices(model: transformers.PreTrainedModel, ids: Int32Array) -> tuple[dict[int, Any], float]:
+    """transformers' top experts of each MoE layer, sorted, ``[T, top k]``, and by how much the closest was decided."""
     choices: dict[int, Any] = {}
+    margins: list[float] = []
     hooks = []
     for index, layer in enumerate(model.model.layers):
 
         def note(_module: Any, inputs: Any, _output: Any, index: int = index, layer: Any = layer) -> None:
             logits = inputs[0].reshape(-1, 64) @ layer.mlp.gate.weight.T
             choices[index] = np.sort(logits.topk(TOP_K).indices.numpy(), axis=1)
+            best = logits.topk(TOP_K + 1).values
+            margins.append(float((best[:, -2] - best[:, -1]).min()))
 
         hooks.append(layer.mlp.register_forward_hook(note))
     with torch.no_grad():
         model(torch.from_numpy(ids.astype(np.int64))[None])
     for hook in hooks:
         hook.remove()
-    return choices
+    return choices, min(margins)
 
 
 @pytest.mark.slow
@@ -77,7 +83,7 @@ async def test_experts_are_those_of_transformers_turn_after_turn(tmp_path: Path)
         known: list[Any] = []
         for turn in range(3):
             routed = sum(len(rows) for rows in known)
-            params = SamplingParams(1.0, 12, (), experts_from=routed)
+            params = SamplingParams(0.0, 12, (), experts_from=routed)
             found = await pool.generate(ids.tolist(), params, session="one", deadline_s=120)
             assert found.experts is not None
             assert found.experts.dtype == np.uint8
@@ -90,6 +96,7 @@ async def test_experts_are_those_of_transformers_turn_after_turn(tmp_path: Path)
     finally:
         await pool.stop()
     choices = np.concatenate(known).reshape(-1, LAYERS, TOP_K)
-    expected = router_choices(model, ids)
+    expected, margin = router_choices(model, ids)
+    assert margin > MARGIN, "too close to tell; take weights of another seed"
     for layer, rows in expected.items():
         assert np.array_equal(np.sort(choices[:, layer], axis=1), rows[: len(choices)])

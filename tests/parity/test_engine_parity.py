@@ -6,6 +6,7 @@ Real SGLang on CPU, one server for the module's tests. Not covered: bfloat16, Mo
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -117,7 +118,8 @@ async def test_running_requests_survive_an_update(
     ]
     while engine_pool.metrics()["engine/running"] < 6:
         await asyncio.sleep(0.01)
-    await asyncio.sleep(0.2)
+    # Answered behind them and beside them: they have begun, however slow the engine is.
+    await engine_pool.generate(prompt, replace(params, max_new_tokens=8), session="7", deadline_s=120)
     new = await load(engine_pool, other_qwen3_folder)
     for found in await asyncio.gather(*running):
         switch = int(np.argmax(found.versions == new)) if found.version == new else len(found.ids)

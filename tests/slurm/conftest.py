@@ -60,7 +60,9 @@ name: two nodes
 output: out
 model: {{path: {policy}}}
 environment: {{name: graded_desk}}
-rollout: {{max_turns: 3, max_tool_calls: 3, max_turn_tokens: 16, max_tokens: 200, concurrency: 2}}
+rollout:
+  {{max_turns: 3, max_tool_calls: 3, max_turn_tokens: 16, max_tokens: 200, concurrency: 2, generate_seconds: 600,
+    user_seconds: 600, episode_seconds: 1200}}
 engine: {{max_total_tokens: 8192, max_running_requests: 8, stop_seconds: 5}}
 algorithm: {{group_size: 2, groups_per_step: 2, skip_zero_advantage: false}}
 megatron: {{tensor_parallel: 2, data_parallel: 2, tokens_per_row: 512, threads: 1}}
