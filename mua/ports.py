@@ -8,7 +8,8 @@ from pathlib import Path
 
 LOOPBACK = "127.0.0.1"
 _EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
-_LOWEST = 15_000
+_LOWEST, _OF_SGLANG = 15_000, 22_000
+"""SGLang draws the port of a server's process group from 22000 on, and binds it, too, seconds later."""
 _ABOVE = 1_200
 """SGLang takes further ports up to a thousand above its own."""
 _TRIES = 200
@@ -17,10 +18,10 @@ _TRIES = 200
 def free_port(host: str = LOOPBACK) -> int:
     """A port of that address of this machine that nothing listens on.
 
-    Taken from below the range out of which the system serves outgoing connections and ``bind(0)``: a server needs
-    seconds from here to its own bind, in which gloo, NCCL and HTTP clients open any number of those.
+    Taken from below the ranges that SGLang draws from and that the system takes for outgoing connections and
+    ``bind(0)``: a server needs seconds from here to its own bind, in which gloo, NCCL and HTTP clients open any number.
     """
-    highest = _lowest_ephemeral() - _ABOVE
+    highest = min(_lowest_ephemeral(), _OF_SGLANG) - _ABOVE
     if highest > _LOWEST:
         for port in random.SystemRandom().sample(range(_LOWEST, highest), min(_TRIES, highest - _LOWEST)):
             if _is_free(host, port):

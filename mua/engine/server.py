@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import re
 import signal
@@ -18,10 +19,13 @@ from mua.config.schema import EngineConfig
 from mua.errors import EngineError
 from mua.ports import LOOPBACK, free_port
 
+_log = logging.getLogger(__name__)
 _GUARDIAN = Path(__file__).with_name("guardian.py")
 IDLE_CONNECTION_SECONDS = 600
 """After which a server closes a connection. Its own 5 s are within reach of a client that is kept from the processor: a
 request written into a connection that is just being closed looks like a dead engine."""
+_STARTS = 3
+"""A server binds its ports seconds after they were chosen; one that finds them taken is started on others."""
 _MANAGED = frozenset(
     {
         "model_path", "host", "port", "device", "dtype", "tp_size", "tensor_parallel_size", "context_length",
@@ -85,6 +89,7 @@ class EngineServer:
         self._context_length = context_length
         self._seed = seed
         self._process: subprocess.Popen[bytes] | None = None
+        self._log_start = 0
         self._check_extra()
 
     def _check_extra(self) -> None:
@@ -185,6 +190,7 @@ class EngineServer:
             self._write_key()
         guarded = [sys.executable, "-I", "-S", str(_GUARDIAN), str(os.getpid())]
         with self.log_file.open("ab") as log:
+            self._log_start = log.tell()
             log.write(f"\n--- starting {' '.join(self._command(model_path))}\n".encode())
             log.flush()
             self._process = subprocess.Popen(
@@ -209,10 +215,9 @@ class EngineServer:
                 f"engine {self.index} cannot start: {model_path} is not a model folder (no config.json); "
                 "set model.path to a Hugging Face folder"
             )
-        self._spawn(model_path)
         try:
             async with asyncio.timeout(self.config.start_seconds):
-                await self._until_ready()
+                await self._until_ready(model_path)
             self._key_file.unlink(missing_ok=True)
             self._tell_guardian()
         except TimeoutError:
@@ -225,19 +230,35 @@ class EngineServer:
             await self.stop()
             raise
 
-    async def _until_ready(self) -> None:
+    async def _until_ready(self, model_path: Path) -> None:
+        for left in reversed(range(_STARTS)):
+            self._spawn(model_path)
+            if await self._becomes_ready():
+                return
+            if not left or not self._lost_a_port():
+                raise EngineError(f"engine {self.index} exited while starting; {self._evidence()}")
+            _log.warning("engine %d found a port taken that was free before; starting it on others", self.index)
+            await self.stop()
+
+    async def _becomes_ready(self) -> bool:
+        """Whether the server answers in the end; it may exit instead."""
         timeout = aiohttp.ClientTimeout(total=5)
         async with aiohttp.ClientSession(timeout=timeout) as session:
-            while True:
-                if not self.running:
-                    raise EngineError(f"engine {self.index} exited while starting; {self._evidence()}")
+            while self.running:
                 try:
                     async with session.get(f"{self.url}/ready") as response:
                         if response.status == 200:
-                            return
+                            return True
                 except (aiohttp.ClientError, TimeoutError):
                     pass
                 await asyncio.sleep(0.1)
+        return False
+
+    def _lost_a_port(self) -> bool:
+        """Whether the server said, since it was started last, that a port is taken: its own or its process group's."""
+        with self.log_file.open("rb") as log:
+            log.seek(self._log_start)
+            return b"address already in use" in log.read().lower()
 
     def _tell_guardian(self) -> None:
         """The shared memory that there is from now on must be removed, however soon the server is killed."""
