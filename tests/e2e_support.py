@@ -176,6 +176,12 @@ def assert_gone(paths: set[Path], seconds: float = 30.0) -> None:
         time.sleep(0.2)
 
 
+def whole_lines(path: Path) -> list[str]:
+    """Of a file that may still be written: the last line may be half there, or stay so where the writer was killed."""
+    written = path.read_text().splitlines(keepends=True) if path.exists() else []
+    return [line for line in written if line.endswith("\n")]
+
+
 def metrics_of(output: Path) -> list[dict[str, Any]]:
     """The lines of a run's metrics file; none while there is no file."""
     path = output / "metrics.jsonl"

@@ -139,12 +139,13 @@ class SeedRuns:
         """Bring a stage to its end, evaluation included, from wherever it stands."""
         folder, stage = self._folder(name), self.study.stages[name]
         if stage.seed not in (None, self.seed):
-            return replace(self, seed=stage.seed).finish(name)
+            replace(self, seed=stage.seed).finish(name)
+            return
         done, meant = folder / "stage.json", self._meant(name)
         if done.exists():
             if json.loads(done.read_text())["stage"] != meant:
                 raise ConfigError(f"{folder} was made by another form of the stage {name!r}; move it away")
-            return None
+            return
         say(f"{self.study.name}, seed {self.seed}: {name}")
         folder.mkdir(parents=True, exist_ok=True)
         started = time.monotonic()
@@ -155,7 +156,6 @@ class SeedRuns:
         weights, out = f"model.path={folder}/run/hf", f"output={folder}/evaluation"
         mua("eval", self.study.config, weights, out, *self._common())
         done.write_text(json.dumps({"stage": meant, "seconds": time.monotonic() - started}, indent=2) + "\n")
-        return None
 
     def _fine_tune(self, name: str, folder: Path) -> None:
         stage, data = self.study.stages[name], folder / "conversations.jsonl"

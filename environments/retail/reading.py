@@ -50,7 +50,7 @@ def read_order(order_id: str, text: str) -> Order:
     found = json.loads(text)
     if "paid" in found:
         method, amount = found["paid"].split(" ")
-        items = [_short_item(text) for text in found["items"]]
+        items = [_short_item(one) for one in found["items"]]
         return Order(order_id, found["owner"], found["status"], method, float(amount), items)
     paid = found["payment_history"][0]
     items = [Item(one["item_id"], one["name"], one["product_id"], one["options"]) for one in found["items"]]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from mua.config.load import dump_config
 from mua.config.schema import ExperimentConfig
 from mua.errors import ConfigError
+from mua.observe.files import replace_text
 
 CONFIG_FILE = "config.yaml"
 
@@ -19,15 +19,12 @@ def prepare_output(config: ExperimentConfig, name: str = CONFIG_FILE) -> Path:
     ``config.yaml`` is what :func:`find_config` takes the checkpoints of the folder to be made with. Raises
     :class:`ConfigError` with the operating system's reason.
     """
-    # All ranks of a run come here at once, some of them on other machines: each writes a file of its own.
-    folder, rank = config.output, os.environ.get("RANK", "0")
-    new = folder / f".{name}.{rank}-{os.getpid()}.new"
+    file = config.output / name
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        new.write_text(dump_config(config), encoding="utf-8")
-        return new.replace(folder / name)
+        replace_text(file, dump_config(config))  # all ranks of a run come here at once
     except OSError as error:
-        raise ConfigError(f"output: cannot write into {folder}: {error.strerror}") from None
+        raise ConfigError(f"output: cannot write into {config.output}: {error.strerror}") from None
+    return file
 
 
 def find_config(checkpoint: Path) -> Path:

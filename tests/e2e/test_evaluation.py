@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from e2e_support import finish, kill_group, mua, running, until
+from e2e_support import finish, kill_group, mua, running, until, whole_lines
 
 from tests.chat_fixtures import ChatServer, chat_server
 from tests.clerks import clerk, idler
@@ -23,10 +23,7 @@ BOTH = ["evaluation.domains=[help_desk, graded_desk]", "evaluation.tasks=5", "ev
 
 
 def lines(folder: Path) -> list[dict[str, Any]]:
-    """The whole lines: the last one may be half written, or stay so where the writer was killed."""
-    path = folder / "out" / "episodes.jsonl"
-    written = path.read_text().splitlines(keepends=True) if path.exists() else []
-    return [json.loads(line) for line in written if line.endswith("\n")]
+    return [json.loads(line) for line in whole_lines(folder / "out" / "episodes.jsonl")]
 
 
 def test_a_killed_evaluation_continues(recipe: Path, tmp_path: Path) -> None:

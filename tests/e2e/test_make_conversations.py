@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from e2e_support import SECONDS, environment, kill_group, mua, until
+from e2e_support import SECONDS, environment, kill_group, mua, until, whole_lines
 
 from tests.chat_fixtures import chat_server
 from tests.clerks import clerk
@@ -42,10 +42,7 @@ def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
 
 
 def episodes(folder: Path) -> list[str]:
-    """The whole lines: the last one may be half written, or stay so where the writer was killed."""
-    path = folder / "x.episodes.jsonl"
-    written = path.read_text().splitlines(keepends=True) if path.exists() else []
-    return [line for line in written if line.endswith("\n")]
+    return whole_lines(folder / "x.episodes.jsonl")
 
 
 def report(folder: Path) -> dict[str, Any]:

@@ -13,12 +13,12 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import psutil
 import pytest
 import torch
 import torch.distributed as dist
 
 from tests.distributed import RanksFailed, _Workers, run_distributed, run_on_workers
+from tests.process_support import alive
 
 Runner = Callable[..., list[Any]]
 RUNNERS = pytest.mark.parametrize("run", [run_distributed, run_on_workers])
@@ -85,15 +85,7 @@ def test_workers_end_with_their_parent(how: str) -> None:
             parent.send_signal(signal.SIGKILL)
         parent.wait(120)
     deadline = time.monotonic() + 60
-    while any(_alive(pid) for pid in pids):
+    while any(alive(pid) for pid in pids):
         assert time.monotonic() < deadline, f"workers {pids} live on"
         time.sleep(0.05)
     assert len(pids) == 2
-
-
-def _alive(pid: int) -> bool:
-    """Whether the process runs; a zombie, which whoever inherits it may leave, does not."""
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False

@@ -35,6 +35,7 @@ from mua.rollout.runner import EpisodeRunner
 from mua.types import Outcome
 from mua.users.services import Services
 from tests.lease_support import hurry
+from tests.process_support import alive
 from tests.rollout_fixtures import ScriptedSampler, call, experiment, only
 from tests.tokens_fixtures import chat_family
 
@@ -66,14 +67,6 @@ def workers_of(manager: EnvironmentManager) -> list[int]:
     executor = manager._executor
     assert isinstance(executor, ProcessExecutor)
     return executor.pids
-
-
-def alive(pid: int) -> bool:
-    """Whether the process runs; a zombie does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):  # the latter between opening and reading
-        return False
 
 
 def until(condition: Callable[[], bool], seconds: float = 30) -> None:
