@@ -1,54 +1,23 @@
 """`tools.make_conversations --agent policy` by its command: killed, continued, and its result trained on.
 
 The policy is a scripted clerk over HTTP. What is refused and preferred is covered by tests/unit/test_rollout_curate.py
-and test_evaluation_collect.py; a model that `mua serve` serves is not covered.
+and test_evaluation_collect.py, a model that `mua serve` serves by test_users_served.py.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
-from e2e_support import SECONDS, environment, kill_group, mua, until, whole_lines
+from e2e_support import SECONDS, kill_group, mua, until
 
 from tests.chat_fixtures import chat_server
 from tests.clerks import clerk
+from tests.collect_support import CONFIG, episodes, report, start
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
-
-CONFIG = """\
-name: collect
-output: out
-model: {path: none}
-environment: {name: help_desk, prompt: short}
-rollout: {max_turns: 4, max_turn_tokens: 24, max_retries: 1, concurrency: 4}
-trainer: {steps: 1}
-"""
-
-
-def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
-    """The tool in ``folder``, with its output in files there."""
-    with (folder / "stdout").open("w") as out, (folder / "stderr").open("w") as err:
-        return subprocess.Popen(
-            [sys.executable, "-m", "tools.make_conversations", "collect.yaml", "x.jsonl", "--agent=policy", *arguments],
-            cwd=folder, env=environment(), stdin=subprocess.DEVNULL, stdout=out, stderr=err, text=True,
-            start_new_session=True,
-        )  # fmt: skip
-
-
-def episodes(folder: Path) -> list[str]:
-    return whole_lines(folder / "x.episodes.jsonl")
-
-
-def report(folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / "x.report.json").read_text())
-    return found
-
 
 async def test_a_killed_collection_goes_on_and_its_result_trains(recipe: Path, tmp_path: Path) -> None:
     async with chat_server(lambda body: asyncio.sleep(0.05, clerk(body))) as server:

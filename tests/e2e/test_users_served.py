@@ -1,4 +1,4 @@
-"""Users and judges talk with a model that ``mua serve`` serves: SGLang's chat interface, over real HTTP.
+"""Users, judges and demonstrators talk with a model that ``mua serve`` serves: SGLang's chat interface, over real HTTP.
 
 The model is tiny and random, so what it says means nothing: the protocol, the guards, the seeds and the metrics are
 what is tested. Not covered: whether a real model plays its persona or judges well; CUDA.
@@ -6,11 +6,12 @@ what is tested. Not covered: whether a real model plays its persona or judges we
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from e2e_support import running, until
+from e2e_support import SECONDS, running, until
 from pydantic import SecretStr
 
 from environments.help_desk.tasks import generate
@@ -27,6 +28,7 @@ from mua.users.llm import LlmUser
 from mua.users.prompts import style_of
 from mua.users.protocol import UserReply
 from mua.users.services import Services
+from tests import collect_support as collecting
 from tests.judged_desk import SURE, JudgedDesk
 from tests.rollout_fixtures import ScriptedSampler, call, experiment, lines, only
 from tests.tokens_fixtures import chat_family
@@ -196,3 +198,16 @@ def test_the_preflight_finds_the_served_model(served: str) -> None:
     assert checks.endpoint(llm(served)).state == "ok"
     wrong = LlmConfig(base_url=served, model="huge", api_key=SecretStr("none"))
     assert checks.endpoint(wrong, "judge.llm").mend == "set judge.llm.model to: tiny"
+
+
+def test_a_served_model_demonstrates_and_is_refused(served: str, tmp_path: Path) -> None:
+    (tmp_path / "collect.yaml").write_text(collecting.CONFIG)
+    arguments = [f"--endpoint={served}", "--model=tiny", "--samples=2", "--tasks=4"]
+    assert collecting.start(tmp_path, *arguments).wait(SECONDS) == 1
+    assert "none of 8 episodes is a demonstration" in (tmp_path / "stderr").read_text()
+    assert collecting.report(tmp_path)["episodes"] == sum(collecting.report(tmp_path)["refused"].values()) == 8
+    assert not any(reason.startswith("not scored") for reason in collecting.report(tmp_path)["refused"])
+    played = collecting.episodes(tmp_path)
+    assert all(json.loads(line)["trajectory"]["metrics"]["completion_tokens"] > 0 for line in played)
+    assert collecting.start(tmp_path, *arguments).wait(SECONDS) == 1
+    assert collecting.episodes(tmp_path) == played, "what stands in the file is not played again"
