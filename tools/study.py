@@ -199,7 +199,7 @@ class SeedRuns:
         """What decides a stage's outcome: its definition, those it starts from, and the overrides of the study."""
         stage = self.study.stages[name]
         before = self._meant(stage.after) if stage.after else None
-        return {"after": before, "overrides": list(self.overrides), **stage.model_dump(mode="json", exclude={"after"})}
+        return {"after": before, "common": list(self.overrides), **stage.model_dump(mode="json", exclude={"after"})}
 
     def _folder(self, name: str) -> Path:
         return folder_of(self.study, self.seed, name)

@@ -103,6 +103,8 @@ def test_a_finished_stage_is_not_repeated_and_a_changed_one_is_refused(
     changed = Study.model_validate(TWO_STAGES | {"stages": TWO_STAGES["stages"] | {"start": start}})  # type: ignore[operator]
     with pytest.raises(ConfigError, match="another form"):  # even the stage after it, whose start it is
         SeedRuns(changed, config, [], 1).finish("rl")
+    with pytest.raises(ConfigError, match="another form"):
+        SeedRuns(study, config, ["rollout.max_turns=3"], 1).finish("rl")
 
 
 def test_the_report_pairs_tasks_and_gives_intervals_over_seeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
