@@ -145,7 +145,8 @@ class Conversation:
 
         Assistant messages (text, tool calls, ``reasoning_content``) become the tokens a policy would have sampled
         behind the generation prompt, end-of-turn token included: provenance SAMPLED, version -1, log-probability
-        0. With ``train_on="last"`` all but the last assistant message are TEMPLATE.
+        0. Assistant messages with ``"weight": 0`` (OpenAI's form) are TEMPLATE, and with ``train_on="last"`` all but
+        the last of the others.
 
         Args:
             family: the policy's chat family.
@@ -154,7 +155,8 @@ class Conversation:
             train_on: which assistant messages carry loss.
 
         Raises:
-            ConversationError: a message has a wrong role, order or shape; the message's index is named.
+            ConversationError: a message has a wrong role, order or shape (the message's index is named), or nothing
+                carries loss.
         """
         demonstration = [_checked(message, index) for index, message in enumerate(messages)]
         roles = [message["role"] for message in demonstration]
@@ -166,11 +168,14 @@ class Conversation:
             )
         system = demonstration[0]["content"] if head else None
         conversation = cls.begin(family, system=system, tools=tools, user=demonstration[head]["content"])
-        last = len(roles) - 1 - roles[::-1].index("assistant")
+        trained = [i for i, role in enumerate(roles) if role == "assistant" and _carries_loss(messages[i], i)]
+        if not trained:
+            raise ConversationError("every assistant message has weight 0: nothing carries loss")
+        if train_on == "last":
+            trained = trained[-1:]
         index = head + 1
         while index < len(demonstration):
-            trained = train_on == "all" or index == last
-            index = conversation._demonstrate(demonstration, index, trained=trained)
+            index = conversation._demonstrate(demonstration, index, trained=index in trained)
         return conversation
 
     @property
@@ -338,6 +343,7 @@ def _checked(message: Json, index: int) -> Json:
     checked = {**message, "content": text or ""}
     if role == "assistant":
         checked.pop("tool_calls", None)
+        checked.pop("weight", None)
         if message.get("reasoning_content") is None:
             checked.pop("reasoning_content", None)
         if calls := message.get("tool_calls"):
@@ -345,6 +351,16 @@ def _checked(message: Json, index: int) -> Json:
                 _checked_call(call, f"{where}.tool_calls[{i}]", f"call_{index}_{i}") for i, call in enumerate(calls)
             ]
     return checked
+
+
+def _carries_loss(message: Json, index: int) -> bool:
+    """By its weight, 0 or 1; tables write ``null`` where a key is absent."""
+    weight = message.get("weight")
+    if weight is None:
+        return True
+    if isinstance(weight, bool) or weight not in (0, 1):
+        raise ConversationError(f"messages[{index}]: weight is {weight!r}; it must be 0 (no loss) or 1")
+    return bool(weight)
 
 
 def _checked_call(call: Json, where: str, default_id: str) -> Json:

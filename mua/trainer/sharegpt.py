@@ -10,7 +10,8 @@
 
 What the agent did may stand in ``function_call`` values (one call or a list of them) or, as Hermes and Qwen write it,
 as ``<tool_call>`` and ``<think>`` blocks inside ``gpt`` values; both become what the chat template of the trained
-policy writes. Reading is strict: what is not well-formed is refused, never trained as plain text.
+policy writes. Reading is strict: what is not well-formed is refused, never trained as plain text. An agent's entry with
+``"weight": 0`` carries no loss.
 """
 
 from __future__ import annotations
@@ -41,11 +42,10 @@ def openai_messages(record: Json) -> list[Json]:
         messages.append({"role": "system", "content": system})
     for index, entry in enumerate(entries):
         try:
-            read = _read(entry)
+            for message in _read(entry):
+                _append(messages, message)
         except ConversationError as error:
             raise ConversationError(f"conversations[{index}]: {error}") from None
-        for message in read:
-            _append(messages, message)
     return messages
 
 
@@ -56,13 +56,18 @@ def _read(entry: Json) -> list[Json]:
         raise ConversationError(f'"from" is {who!r}; it must be one of {", ".join(_READERS)}')
     if not isinstance(value, str):
         raise ConversationError(f'"value" must be a string, not {type(value).__name__}')
-    return reader(value)
+    read = reader(value)
+    if "weight" in entry:
+        return [message | {"weight": entry["weight"]} for message in read]
+    return read
 
 
 def _append(messages: list[Json], message: Json) -> None:
     """Add a message, or the calls of one to the agent's unfinished message before it."""
     only_calls = "tool_calls" in message and not message["content"] and "reasoning_content" not in message
     if only_calls and messages and messages[-1]["role"] == "assistant":
+        if messages[-1].get("weight") != message.get("weight"):
+            raise ConversationError("these calls and the text before them are one message; give both the same weight")
         messages[-1].setdefault("tool_calls", []).extend(message["tool_calls"])
     else:
         messages.append(message)

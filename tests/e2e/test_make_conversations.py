@@ -19,6 +19,7 @@ from tests.collect_support import CONFIG, episodes, report, start
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
+
 async def test_a_killed_collection_goes_on_and_its_result_trains(recipe: Path, tmp_path: Path) -> None:
     async with chat_server(lambda body: asyncio.sleep(0.05, clerk(body))) as server:
         (tmp_path / "collect.yaml").write_text(CONFIG.replace("max_turns: 4", "max_turns: 8"))

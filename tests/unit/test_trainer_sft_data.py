@@ -5,6 +5,7 @@ Does not cover how a demonstration becomes tokens (test_tokens_conversation.py) 
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections import Counter
 from collections.abc import Sequence
@@ -64,6 +65,45 @@ def test_each_line_becomes_a_conversation(tmp_path: Path) -> None:
 def test_only_the_last_turn_carries_loss_if_asked(tmp_path: Path) -> None:
     (segments,) = read(tmp_path / "x.jsonl", [record(USER, AGENT, USER, {**AGENT, "content": "bye"})], train_on="last")
     assert trained(FAMILY, segments) == ["bye<|im_end|>"]
+
+
+def test_a_turn_of_weight_0_carries_no_loss(tmp_path: Path) -> None:
+    first, second = {**AGENT, "weight": 0}, {**AGENT, "content": "bye", "weight": 1}
+    agents = (first, second, {**AGENT, "content": "so long", "weight": None}, first)
+    one = record(*itertools.chain.from_iterable((USER, agent) for agent in agents))
+    turns = itertools.chain.from_iterable((USER, agent) for agent in agents)
+    names = {"user": "human", "assistant": "gpt"}
+    shared_form = [
+        {"from": names[turn["role"]], "value": turn["content"]}
+        | ({"weight": turn["weight"]} if "weight" in turn else {})
+        for turn in turns
+    ]
+    lines = [one, json.dumps({"conversations": shared_form})]
+    for segments in read(tmp_path / "x.jsonl", lines):
+        assert trained(FAMILY, segments) == ["bye<|im_end|>", "so long<|im_end|>"]
+    for segments in read(tmp_path / "x.jsonl", lines, train_on="last"):
+        assert trained(FAMILY, segments) == ["so long<|im_end|>"]
+
+
+@pytest.mark.parametrize(
+    ("agents", "told"),
+    [
+        ([{**AGENT, "weight": 0}], "nothing carries loss"),
+        ([{**AGENT, "weight": 0.5}], r"messages\[1\]: weight is 0.5; it must be 0 \(no loss\) or 1"),
+        ([AGENT, {**AGENT, "weight": True}], r"messages\[3\]: weight is True"),
+    ],
+)
+def test_a_weight_that_says_nothing_is_refused(tmp_path: Path, agents: list, told: str) -> None:
+    line = record(*itertools.chain.from_iterable((USER, agent) for agent in agents))
+    with pytest.raises(ConfigError, match=told):
+        read(tmp_path / "x.jsonl", [line])
+
+
+def test_one_turn_in_two_entries_has_one_weight(tmp_path: Path) -> None:
+    call = {"from": "function_call", "value": json.dumps(CALL), "weight": 0}
+    line = json.dumps({"conversations": [*entries(("human", "hi"), ("gpt", "let me see")), call]})
+    with pytest.raises(ConfigError, match=r"conversations\[2\]: .* give both the same weight"):
+        read(tmp_path / "x.jsonl", [line])
 
 
 @pytest.mark.parametrize("tools", [[TOOL], [TOOL["function"]]])
