@@ -229,7 +229,7 @@ def report(study: Study, seeds: Sequence[int]) -> None:
              table(head, [row[: len(head)] for row in rows])]  # fmt: skip
     if len(seeds) > 1:
         means = [[name, over_seeds([r["success"]["mean"] for r in results]), over_seeds([_rewards(r) for r in results]),
-                  _training_reward(study, seeds, name)]
+                  over_seeds(_training_rewards(study, seeds, name))]
                  for name, results in found.items()]  # fmt: skip
         pages += [f"Means over {len(seeds)} seeds (interval: Student's t over seeds); training reward of the "
                   "second half of the steps:",
@@ -240,10 +240,12 @@ def report(study: Study, seeds: Sequence[int]) -> None:
         gains = [d["difference"]["mean"] for d in apart]
         rewards = [_rewards(b) - _rewards(a) for a, b in zip(found[first], found[second], strict=True)]
         each = "; ".join(f"{with_bounds(d['difference'])}, p {d['p_value']:.3g}" for d in apart)
-        compared.append([f"{second} less {first}", over_seeds(gains), over_seeds(rewards), each])
+        trained = [_training_rewards(study, seeds, name) for name in (first, second)]
+        training = [b - a for a, b in zip(*trained, strict=True)] if all(trained) else []
+        compared.append([f"{second} less {first}", over_seeds(gains), over_seeds(rewards), over_seeds(training), each])
     if compared:
-        pages += ["Differences (of each seed: paired bootstrap over tasks, and a paired test):",
-                  table(["", "success", "reward", "of each seed"], compared)]  # fmt: skip
+        pages += ["Differences (of each seed, in success: paired bootstrap over tasks, and a paired test):",
+                  table(["", "success", "reward", "training reward", "of each seed"], compared)]  # fmt: skip
     folder = ROOT / study.name
     (folder / "report.md").write_text(f"# {study.name}\n\n" + "\n\n".join(pages) + "\n", encoding="utf-8")
     summary = {"seeds": list(seeds), "stages": {n: [_kept(r) for r in results] for n, results in found.items()}}
@@ -254,7 +256,9 @@ def report(study: Study, seeds: Sequence[int]) -> None:
 
 
 def over_seeds(values: Sequence[float]) -> str:
-    """Mean with Student's interval of 95 % over seeds; of one seed the value alone."""
+    """Mean with Student's interval of 95 % over seeds; of one seed the value alone, of none nothing."""
+    if not values:
+        return ""
     mean = fmean(values)
     if len(values) < 2:
         return f"{mean:.3f}"
@@ -262,12 +266,15 @@ def over_seeds(values: Sequence[float]) -> str:
     return f"{mean:.3f} ({mean - half:.3f} to {mean + half:.3f})"
 
 
-def _training_reward(study: Study, seeds: Sequence[int], name: str) -> str:
-    """Of far more episodes than are judged, by policies that still learn; "" of a stage without."""
+def _training_rewards(study: Study, seeds: Sequence[int], name: str) -> list[float]:
+    """Of each seed; of far more episodes than are judged, by policies that still learn. None of supervised stages.
+
+    Stages of one seed meet the same tasks in the same order, so their differences are paired.
+    """
     if study.stages[name].kind != "rl":
-        return ""
+        return []
     curves = [_curve(folder_of(study, seed, name) / "run" / METRICS_FILE) for seed in seeds]
-    return over_seeds([fmean(curve[len(curve) // 2 :]) for curve in curves])
+    return [fmean(curve[len(curve) // 2 :]) for curve in curves]
 
 
 def _curve(path: Path) -> list[float]:

@@ -109,19 +109,23 @@ def test_a_finished_stage_is_not_repeated_and_a_changed_one_is_refused(
 
 def test_the_report_pairs_tasks_and_gives_intervals_over_seeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(studies, "ROOT", tmp_path)
-    study = Study.model_validate(TWO_STAGES)
+    again = {"kind": "rl", "after": "start"}
+    study = Study.model_validate(
+        TWO_STAGES | {"stages": TWO_STAGES["stages"] | {"again": again}, "compare": [["start", "rl"], ["rl", "again"]]}  # type: ignore[operator]
+    )
     for seed in (1, 2):
-        for stage, successes in (("start", seed), ("rl", 3)):
+        for stage, successes, trained in (("start", seed, 0), ("rl", 3, 0.5 * seed), ("again", 3, 0.25)):
             folder = studies.folder_of(study, seed, stage)
             (folder / "evaluation").mkdir(parents=True)
             (folder / "evaluation" / "evaluation.json").write_text(json.dumps(_result(successes)))
             (folder / "run").mkdir()
-            lines = [{"step": 0, "reward/mean": 0.25}, {"step": 1, "reward/mean": 0.5 * seed}, {"step": 2}]
+            lines = [{"step": 0, "reward/mean": 0.25}, {"step": 1, "reward/mean": trained}, {"step": 2}]
             (folder / "run" / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     report(study, [1, 2])
     page = (tmp_path / "pair" / "report.md").read_text()
     gains = [0.5, 0.25]  # of four episodes three against one, and against two
-    assert f"| rl less start | {over_seeds(gains)} | {over_seeds(gains)} |" in page
+    assert f"| rl less start | {over_seeds(gains)} | {over_seeds(gains)} |  | " in page
+    assert f"| again less rl | {over_seeds([0, 0])} | {over_seeds([0, 0])} | {over_seeds([-0.25, -0.75])} |" in page
     assert f"| rl | {over_seeds([0.75, 0.75])} | {over_seeds([0.75, 0.75])} | {over_seeds([0.5, 1.0])} |" in page
     assert (tmp_path / "pair" / "rl.png").stat().st_size > 1000
 
