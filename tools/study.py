@@ -40,9 +40,11 @@ _T_95 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365}
 
 
 class Demonstrations(Section):
-    """Conversations of the scripted experts of the study's configuration."""
+    """Conversations of scripted experts."""
 
     count: Positive
+    config: str = ""
+    """Whose domains they are about; empty: the study's configuration."""
     loose: float = 0.5
     """How often the expert departs from the prescribed way: what is left to learn."""
     successful: bool = False
@@ -166,7 +168,8 @@ class SeedRuns:
                 build_policy(folder / "init", kept, self.seed, self.study.vocabulary)
             data.write_text("".join(json.dumps({"messages": messages}) + "\n" for messages in kept))
         start = self._folder(stage.after) / "run" / "hf" if stage.after else folder / "init"
-        mua("sft", "configs/tiny-sft.yaml", *self._of_the_domains(), f"model.path={start}", f"output={folder}/run",
+        about = _of_the_domains(self._taught(stage.demonstrations))
+        mua("sft", "configs/tiny-sft.yaml", *about, f"model.path={start}", f"output={folder}/run",
             f"sft.data={data}", f"seed={self.seed}", *stage.overrides)  # fmt: skip
 
     def _reinforce(self, name: str, folder: Path) -> None:
@@ -174,23 +177,17 @@ class SeedRuns:
         mua("train", self.study.config, f"model.path={self._folder(stage.after)}/run/hf", f"output={folder}/run",
             "trainer.evaluate_first=false", "trainer.evaluate_every=0", *self._common(), *stage.overrides)  # fmt: skip
 
+    def _taught(self, wanted: Demonstrations) -> ExperimentConfig:
+        return load_config(Path(wanted.config), []) if wanted.config else self.config
+
     def _conversations(self, wanted: Demonstrations) -> Iterator[list[Json]]:
         """About the training split, or an equal share about each practice shop where some are asked for."""
-        shops = range(1, wanted.practice + 1) or [0]
+        environment, shops = self._taught(wanted).environment, range(1, wanted.practice + 1) or [0]
         for shop in shops:
-            options = {**self.config.environment.options, **({"practice": shop} if shop else {})}
-            selection = Selection.from_config(self.config.environment.model_copy(update={"options": options}))
+            options = {**environment.options, **({"practice": shop} if shop else {})}
+            selection = Selection.from_config(environment.model_copy(update={"options": options}))
             made = conversations(selection, self.seed, wanted.loose, successful=wanted.successful)
             yield from itertools.islice(made, wanted.count // len(shops))
-
-    def _of_the_domains(self) -> list[str]:
-        """What supervised training must share with reinforcement learning."""
-        shares = ", ".join(f"{name}: {share}" for name, share in self.config.environment.shares.items())
-        return [
-            f"model.max_length={self.config.model.max_length}",
-            f"megatron.tokens_per_row={self.config.megatron.tokens_per_row}",
-            'environment.name=""', f"environment.mix={{{shares}}}",
-        ]  # fmt: skip
 
     def _common(self) -> list[str]:
         return [*self.overrides, f"seed={self.seed}"]
@@ -203,6 +200,16 @@ class SeedRuns:
 
     def _folder(self, name: str) -> Path:
         return folder_of(self.study, self.seed, name)
+
+
+def _of_the_domains(config: ExperimentConfig) -> list[str]:
+    """What supervised training must share with a configuration of reinforcement learning."""
+    shares = ", ".join(f"{name}: {share}" for name, share in config.environment.shares.items())
+    return [
+        f"model.max_length={config.model.max_length}",
+        f"megatron.tokens_per_row={config.megatron.tokens_per_row}",
+        'environment.name=""', f"environment.mix={{{shares}}}",
+    ]  # fmt: skip
 
 
 def folder_of(study: Study, seed: int, stage: str) -> Path:

@@ -1,7 +1,7 @@
 """Choices that the other end-to-end runs leave at their defaults, each in a real run of two or three steps.
 
-Covers asynchronous rollouts, several engines, a KL term to the reference, several updates of a batch and recomputed
-log-probabilities. Does not cover whether any of them learns better.
+Covers asynchronous rollouts, several engines, AgentRL's band for tokens of older weights, a KL term to the reference,
+several updates of a batch and recomputed log-probabilities. Does not cover whether any of them learns better.
 """
 
 from __future__ import annotations
@@ -16,9 +16,17 @@ from mua.observe.traces import read_traces
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
+NARROW = ("algorithm.correction=band", "algorithm.correction_cap=1", "algorithm.correction_decay=5")
+"""A fresh token's ratio may leave 1 by a fifth, one of the version before by a thousandth."""
+
+
 def test_asynchronous_rollouts_stay_within_the_staleness_bound(recipe: Path, tmp_path: Path) -> None:
-    mua("train", recipe, "trainer.steps=3", "trainer.max_staleness=1", "engine.count=2", cwd=tmp_path)
+    mua("train", recipe, "trainer.steps=3", "trainer.max_staleness=1", "engine.count=2", *NARROW, cwd=tmp_path)
     lines = metrics_of(tmp_path / "out")
+    stale = [line for line in lines if line["version_lag/max"] == 1 and line["tokens"] > 0]
+    assert lines[0]["correction/removed"] == 0
+    assert any(line["correction/removed"] > 0 for line in stale)
+    assert all(line["mismatch_stale/logprob_difference"] > 1e-3 for line in stale)
     assert [line["step"] for line in lines] == [0, 1, 2]
     assert all(line["version_lag/max"] <= 1 for line in lines)
     assert any(line["version_lag/max"] == 1 for line in lines), "no group rolled out while the trainer worked"

@@ -40,7 +40,7 @@ def test_the_shipped_studies_load_and_so_do_their_configurations(path: Path) -> 
     assert study.name == path.stem
     for stage in study.stages.values():
         if stage.kind == "rl":
-            load_config(Path(study.config), ["model.path=/nowhere", *stage.overrides])
+            load_config(Path(study.config), ["model.path=/nowhere", *study.overrides, *stage.overrides])
 
 
 @pytest.mark.parametrize(
@@ -105,6 +105,22 @@ def test_a_finished_stage_is_not_repeated_and_a_changed_one_is_refused(
         SeedRuns(changed, config, [], 1).finish("rl")
     with pytest.raises(ConfigError, match="another form"):
         SeedRuns(study, config, ["rollout.max_turns=3"], 1).finish("rl")
+
+
+def test_demonstrations_may_be_about_other_domains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(studies, "ROOT", tmp_path)
+    ran: list[tuple[str, ...]] = []
+    monkeypatch.setattr(studies, "mua", lambda *arguments: ran.append(arguments))
+    taught = {"count": 4, "config": "configs/tiny-gyms.yaml"}
+    stages = TWO_STAGES["stages"] | {"start": {"kind": "sft", "demonstrations": taught}}  # type: ignore[operator]
+    study = Study.model_validate(TWO_STAGES | {"config": "configs/demo.yaml", "stages": stages, "vocabulary": 320})
+    SeedRuns(study, load_config(Path(study.config), []), [], 1).finish("start")
+    told = (studies.folder_of(study, 1, "start") / "conversations.jsonl").read_text().splitlines()
+    assert len(told) == 4
+    assert all("interact" in line for line in told)
+    (mix,) = [argument for argument in ran[0] if argument.startswith("environment.mix=")]
+    assert "gyms/intention" in mix
+    assert ran[1][:2] == ("eval", "configs/demo.yaml")
 
 
 def test_the_report_pairs_tasks_and_gives_intervals_over_seeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
