@@ -33,7 +33,7 @@ CORE = [
 ]
 
 # What SGLang imports when it serves on a CPU. SGLang itself is installed without its CUDA dependencies, see
-# constraints/cpu-py311-nodeps.txt.
+# constraints/cpu-py312-nodeps.txt.
 CPU = [
     "apache-tvm-ffi",
     "compressed-tensors",
@@ -43,7 +43,7 @@ CPU = [
     "gguf",
     "huggingface_hub",
     "ipython",
-    "megatron-core==0.16.1",
+    "megatron-core==0.19.2",
     "msgspec",
     "orjson",
     "partial-json-parser",
@@ -57,7 +57,9 @@ CPU = [
     "setproctitle",
     "soundfile",
     "starlette",
-    "torch==2.13.0",
+    "torch==2.14.1",
+    "torchvision==0.29.2",
+    "triton==3.8.0",
     "uvicorn",
     "uvloop",
 ]
@@ -93,7 +95,7 @@ setup(
         "": ["*.jinja", "*.jinja2", "*.md", "*.txt", "*.json", "*.jsonl", "*.jsonl.gz", "*.json.gz", "*.yaml"],
         "mua.compat": ["**/*.dist-info/*"],
     },
-    python_requires=">=3.11",
+    python_requires=">=3.12",
     install_requires=CORE,
     extras_require={
         "cpu": CPU,
