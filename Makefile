@@ -14,7 +14,7 @@ help: ## List what can be made
 
 setup: $(READY) ## Build the virtual environment (VENV=.venv); does nothing when it is current
 
-$(READY): setup.py tools/setup.sh constraints/cpu-py311.txt constraints/cpu-py311-nodeps.txt
+$(READY): setup.py tools/setup.sh constraints/cpu-py312.txt constraints/cpu-py312-nodeps.txt
 	@tools/setup.sh $(VENV)
 	@touch $@
 

@@ -7,23 +7,34 @@ export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1
 
 say() { if [ -t 1 ]; then printf '\033[1m%s\033[0m\n' "$*"; else echo "$*"; fi; }
 
-is_311() { "$1" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null; }
+is_312() { "$1" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info[:2] != (3, 12))' 2>/dev/null; }
 
-python_311() {
-  for candidate in python3.11 python3 python; do
-    if is_311 "$candidate"; then
+python_312() {
+  local pyenv=${PYENV_ROOT:-$HOME/.pyenv} uv
+  for candidate in python3.12 python3 python "$pyenv"/versions/3.12*/bin/python3.12; do
+    if is_312 "$candidate"; then
       echo "$candidate"
       return
     fi
   done
-  echo "setup: neither python3.11 nor python3 is Python 3.11, which the CPU pins are made for;" \
-    "install it (Debian and Ubuntu: python3.11 and python3.11-venv; or pyenv) and run again" >&2
+  # uv may have one already; without one it downloads it.
+  if command -v uv >/dev/null && uv=$(uv python find 3.12 2>/dev/null || { uv python install 3.12 >&2 && uv python find 3.12; }) \
+    && is_312 "$uv"; then
+    echo "$uv"
+    return
+  fi
+  echo "setup: no Python 3.12 with venv as python3.12, as python3, in $pyenv/versions or through uv; install one" \
+    "(Debian and Ubuntu: apt-get install python3.12 python3.12-venv; pyenv: pyenv install 3.12; or uv) and run again" >&2
   return 1
 }
 
-# One line that counts packages instead of pip's several hundred.
+# One line that counts packages instead of pip's several hundred; large downloads are named as they begin.
 count() {
   awk -v tty="$([ -t 1 ] && echo 1 || echo 0)" '
+    /^ +Downloading .*\([0-9.]+ [MG]B\)/ {
+      size = substr($(NF - 1), 2) * ($NF == "GB)" ? 1024 : 1)
+      if (size >= 50) { file = $2; sub(/-.*/, "", file); printf "%s  downloading %s, %d MB\n", tty ? "\r\033[K" : "", file, size; fflush() }
+    }
     /^Collecting |^Requirement already satisfied: / {
       n++
       name = /^Collecting/ ? $2 : $4
@@ -40,36 +51,44 @@ trap 'rm -f "$log"' EXIT
 
 install() {
   if ! "$venv/bin/python" -m pip install --progress-bar off "$@" 2>"$log" | count; then
-    cat "$log" >&2
-    echo "setup: pip failed, see above; run again once mended, what is installed stays" >&2
+    grep -v '^WARNING' "$log" >&2
+    echo "setup: pip could not install the pins of constraints/, see above; run again once that is fixed, what is" \
+      "installed stays" >&2
     return 1
   fi
 }
 
 if [ ! -x "$venv/bin/pip" ]; then
-  python=$(python_311)
+  python=$(python_312)
   say "[1/4] virtual environment $venv"
   "$python" -m venv "$venv"
-elif is_311 "$venv/bin/python"; then
+elif is_312 "$venv/bin/python"; then
   say "[1/4] virtual environment $venv is there"
 else
-  echo "setup: $venv is there, but not of Python 3.11; move it away, or name another folder: make setup VENV=..." >&2
+  version=$("$venv/bin/python" -c 'import platform; print(platform.python_version())' 2>/dev/null || echo unknown)
+  echo "setup: $venv is there, but of Python $version instead of 3.12; move it away (mv $venv $venv.old), or name" \
+    "another folder: make setup VENV=..." >&2
   exit 1
 fi
 
-# PyPI's torch for Linux carries 3 GB of CUDA libraries. PyTorch's own index has the CPU build of the same version;
-# where that index cannot be reached, the build of the configured index serves as well.
+# PyPI's torch for Linux carries its CUDA libraries. PyTorch's own index has the CPU build of the same version; where
+# that index cannot be reached, PyPI's serves as well.
 say "[2/4] torch for CPU"
-torch=$(grep '^torch==' constraints/cpu-py311.txt)
+mapfile -t torch < <(grep -E '^(torch|torchvision)==' constraints/cpu-py312.txt)
 cpu_index=https://download.pytorch.org/whl/cpu
-if "$venv/bin/python" -c "import urllib.request as r; r.urlopen('$cpu_index/torch/', timeout=10)" 2>/dev/null; then
-  install --no-deps --extra-index-url "$cpu_index" "$torch"
+if "$venv/bin/python" -c "import torch, torchvision" 2>/dev/null &&
+  "$venv/bin/python" -c "import sys, torch; sys.exit('torch==' + torch.__version__.split('+')[0] != '${torch[0]}')"; then
+  echo "  there already"
+elif "$venv/bin/python" -c "import urllib.request as r; r.urlopen('$cpu_index/torch/', timeout=10)" 2>/dev/null; then
+  install --no-deps --index-url "$cpu_index" "${torch[@]}"
 else
-  install --no-deps "$torch"
+  echo "  PyTorch's CPU index cannot be reached: PyPI's build, with its CUDA libraries, takes 5.4 GB of disk"
+  install -c constraints/gpu-py312-cu.txt "${torch[0]}"
+  install --no-deps "${torch[1]}"
 fi
 
 say "[3/4] pinned packages and mua itself"
-install --no-warn-conflicts -c constraints/cpu-py311.txt -e '.[cpu,mcp,dev]'
+install --no-warn-conflicts -c constraints/cpu-py312.txt -e '.[cpu,mcp,dev]'
 
 say "[4/4] SGLang, without its CUDA dependencies"
-install --no-deps -r constraints/cpu-py311-nodeps.txt
+install --no-deps -r constraints/cpu-py312-nodeps.txt

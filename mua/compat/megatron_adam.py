@@ -1,6 +1,6 @@
 """An Adam whose checkpoints Megatron-Core's distributed optimizer can load without Transformer Engine or Apex.
 
-Upstream: megatron-core 0.16.1 and 0.19.2, ``megatron/core/optimizer``. Without either package it falls back to
+Upstream: megatron-core 0.19.2, ``megatron/core/optimizer``. Without either package it falls back to
 ``torch.optim.AdamW``, which trains, but whose state holds one step count a parameter; the distributed optimizer's
 loading code expects the fused optimizers' form, one count a parameter group. It asserts on a fresh state, or resumes
 with the count at zero. :class:`GroupStepAdam` has the fused optimizers' surface over torch's own fused kernel.
@@ -32,7 +32,10 @@ class GroupStepAdam(torch.optim.Optimizer):
         eps: float = 1e-8,
         weight_decay: float = 0.0,
         adam_w_mode: bool = True,
+        capturable: bool = False,
     ) -> None:
+        if capturable:
+            raise ValueError("an optimizer in a CUDA graph needs Transformer Engine or Apex")
         self._kernel = adamw if adam_w_mode else adam
         # bias_correction is read by Megatron-Core when it restores a group.
         super().__init__(

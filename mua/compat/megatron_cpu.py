@@ -1,6 +1,6 @@
 """Runs Megatron-Core where there is no CUDA device, and mends what it gets wrong without Transformer Engine.
 
-Upstream: megatron-core 0.16.1 (also right for 0.19.2). It names the device in some 175 places of its own source
+Upstream: megatron-core 0.19.2. It names the device in some 175 places of its own source
 (``torch.cuda.current_device()``, ``device="cuda"``, ``"torch.cuda.FloatTensor"``), so it cannot train on a CPU,
 although nothing in its mathematics needs CUDA. :func:`install` puts an import hook in front of it that, on a machine
 without CUDA, rewrites five kinds of syntax while a module is imported:

@@ -1,6 +1,6 @@
 """Random states of Megatron-Core's tensor-parallel room.
 
-Upstream: megatron-core 0.16.1, ``megatron/core/tensor_parallel/random.py``.
+Upstream: megatron-core 0.19.2, ``megatron/core/tensor_parallel/random.py``.
 
 * Without CUDA its tracker reads and writes the generator of a CUDA device through torch's private C names. Here the
   one CPU generator takes that place, and the warning that the CPU state changed inside a fork, true by construction,

@@ -1,6 +1,6 @@
 """Gather and reduce-scatter of uneven splits, which gloo does not have.
 
-Upstream: torch 2.13 (gloo) with megatron-core 0.16.1, ``megatron/core/tensor_parallel/mappings.py``; met by the
+Upstream: torch 2.14.1 (gloo) with megatron-core 0.19.2, ``megatron/core/tensor_parallel/mappings.py``; met by the
 alltoall dispatcher with expert tensor parallelism. Every split is padded to the longest one. Goes when:
 ``tests/unit/test_megatron_compat.py::test_gloo_still_lacks_uneven_gather`` fails.
 """

@@ -4,7 +4,7 @@ Reason: softmaxes over parts of the keys are joined by their normalizers, which 
 not return. ``flex_attention`` does, but not on the CPU, where it has no backward pass either. These are the operators
 that ``scaled_dot_product_attention`` itself calls there.
 
-Upstream: torch 2.13.0. Expiry: when ``flex_attention`` trains on the CPU and returns normalizers there;
+Upstream: torch 2.14.1. Expiry: when ``flex_attention`` trains on the CPU and returns normalizers there;
 ``tests/unit/test_megatron_attention.py`` fails then.
 """
 

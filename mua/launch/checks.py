@@ -50,8 +50,8 @@ def guarded(name: str, check: Callable[[], Check]) -> Check:
 
 def versions(cuda: bool) -> Check:
     """Installed versions against the constraints that were run together."""
-    file = ROOT / "constraints" / ("gpu-py312-cu.txt" if cuda else "cpu-py311.txt")
-    files = [file, file.with_name("cpu-py311-nodeps.txt")] if not cuda else [file]
+    file = ROOT / "constraints" / ("gpu-py312-cu.txt" if cuda else "cpu-py312.txt")
+    files = [file, file.with_name("cpu-py312-nodeps.txt")] if not cuda else [file]
     pins: dict[str, str] = {}
     for path in files:
         if path.is_file():

@@ -356,7 +356,9 @@ def _plan(partial: Path, networks: Mapping[str, Network], state: str) -> AsyncRe
     """Upstream's plan of what each rank writes, beside the small files, which are written at once."""
     content = {key: value for key, value in _sharding().items() if key != "dp_cp_group"}
     sharded = _sharded(networks, loading=False)
-    request = dist_checkpointing.save(sharded, str(partial), content_metadata=content, async_sharded_save=True)
+    request = dist_checkpointing.save(
+        sharded, str(partial), content_metadata=content, async_sharded_save=True, async_strategy="mcore"
+    )
     torch.save(_random_state(), partial / f"rng_{dist.get_rank():05d}.pt")
     _on_first_rank(lambda: (partial / manifest.STATE).write_text(state))
     return request

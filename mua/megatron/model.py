@@ -100,7 +100,7 @@ def layer_spec(config: TransformerConfig, sparse: bool = False) -> ModuleSpec:
     if config.qk_layernorm:
         attention.q_layernorm = attention.k_layernorm = RMSNorm
     if sparse:
-        layer.mlp.submodules.router = PackedRouter
+        layer.mlp.keywords["submodules"].router = PackedRouter
     return spec
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +20,9 @@ from mua.config.schema import OptimizerConfig
 from mua.errors import ConfigError
 
 _RESTORED = frozenset({"params", "step"})
+_SCHEDULED = ("max_lr", "min_lr", "start_wd", "end_wd")
+"""Megatron pairs saved and present parameter groups by these, among others. Here every group has the configuration's,
+and a run may be continued with others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +127,11 @@ class Optimizer:
 
     def load_state_dict(self, state: dict[str, Any], steps: int) -> None:
         """Restores moments and float32 weights; rates, betas and decay stay those of the configuration."""
+        for group in _saved_groups(state):
+            present = self.megatron.param_groups[0]
+            for key in _SCHEDULED:
+                group.pop(key, None)
+            group.update({key: present[key] for key in _SCHEDULED if key in present})
         configured = [{k: v for k, v in group.items() if k not in _RESTORED} for group in self.megatron.param_groups]
         with torch.no_grad():  # float32 parameters are leaves that are written in place
             self.megatron.load_state_dict(state)
@@ -130,6 +139,15 @@ class Optimizer:
             group.update(values)
         self.scheduler.num_steps = 0
         self.scheduler.step(steps)
+
+
+def _saved_groups(state: dict[Any, Any]) -> Iterator[dict[str, Any]]:
+    """The parameter groups in the state of one optimizer or of a chain of them."""
+    for key, value in state.items():
+        if key == "param_groups":
+            yield from value
+        elif isinstance(value, dict):
+            yield from _saved_groups(value)
 
 
 def _check(config: OptimizerConfig, total_steps: int, section: str) -> None:

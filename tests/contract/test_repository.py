@@ -45,8 +45,8 @@ def test_no_requirement_names_the_apex_of_pypi() -> None:
 
 
 def test_the_pins_hold_what_each_machine_is_made_of() -> None:
-    cpu = {*pins(ROOT / "constraints/cpu-py311.txt"), *pins(ROOT / "constraints/cpu-py311-nodeps.txt")}
-    assert {"torch==2.13.0", "megatron-core==0.16.1", "sglang==0.5.23", "torchvision==0.15.2"} <= cpu
+    cpu = {*pins(ROOT / "constraints/cpu-py312.txt"), *pins(ROOT / "constraints/cpu-py312-nodeps.txt")}
+    assert {"torch==2.14.1", "megatron-core==0.19.2", "sglang==0.5.23", "torchvision==0.29.2"} <= cpu
     gpu = names(ROOT / "constraints/gpu-py312-cu.txt")
     assert {"torch", "sglang", "megatron-core", "transformer-engine-cu13", "torch-memory-saver"} <= gpu
     assert any(pin.startswith("megatron-core==0.19.") for pin in pins(ROOT / "constraints/gpu-py312-cu.txt"))

@@ -143,7 +143,7 @@ def test_a_half_written_checkpoint_is_refused(built: MegatronBackend, checkpoint
         built.load(checkpoint)
 
 
-@pytest.mark.parametrize("name", ["__0_0.distcp", "common.pt", ".metadata", "state.json"])
+@pytest.mark.parametrize("name", ["__0_0.distcp", "metadata.json", ".metadata", "state.json"])
 @pytest.mark.parametrize("damage", ["missing", "truncated"])
 def test_a_damaged_file_is_named(built: MegatronBackend, checkpoint: Path, name: str, damage: str) -> None:
     path = checkpoint / name

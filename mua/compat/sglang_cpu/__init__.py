@@ -1,20 +1,18 @@
 """Lets the unmodified SGLang wheel from PyPI serve on a host without CUDA and without AMX.
 
-Reason: SGLang 0.5.23 has a CPU engine (``SGLANG_USE_CPU_ENGINE=1``), but it imports names from two packages
+Reason: SGLang 0.5.23 has a CPU engine (``SGLANG_USE_CPU_ENGINE=1``), but it imports names from a package
 whose wheels need CUDA libraries. ``shim/`` holds a stand-in ``sgl_kernel`` (the names, and one real function)
-and a plugin for SGLang's own entry-point group ``sglang.srt.plugins``; ``triton_stub/`` an import-only
-``triton``, used only where the real one is absent. No file of SGLang is changed.
+and a plugin for SGLang's own entry-point group ``sglang.srt.plugins``. No file of SGLang is changed.
 
 Upstream: sglang 0.5.23. Expiry: ``tests/contract/test_sglang_cpu_shim.py`` starts the import without the
 shim; the day it succeeds, this package can go.
 
-The two folders reach only the environment of a spawned CPU server; they are never on ``sys.path`` of the
+The folder reaches only the environment of a spawned CPU server; it is never on ``sys.path`` of the
 process that starts it, and on a GPU host nothing here is used.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,9 +20,7 @@ from pathlib import Path
 SGLANG_VERSION = "0.5.23"
 """The release the shim was written and tested against."""
 
-_HERE = Path(__file__).parent
-SHIM = _HERE / "shim"
-TRITON_STUB = _HERE / "triton_stub"
+SHIM = Path(__file__).parent / "shim"
 
 ATTENTION_BACKEND = "mua_invariant"
 """Attention backend the plugin registers; results of a token do not depend on the batch it is computed in."""
@@ -39,9 +35,8 @@ def cpu_environment(
     fastest. TorchDynamo is off because it would compile C++ at run time for the seeded sampler.
     """
     environment = dict(os.environ if base is None else base)
-    folders = [SHIM, *([] if importlib.util.find_spec("triton") else [TRITON_STUB])]
     inherited = [entry for entry in environment.get("PYTHONPATH", "").split(os.pathsep) if entry]
-    environment["PYTHONPATH"] = os.pathsep.join([*map(str, folders), *inherited])
+    environment["PYTHONPATH"] = os.pathsep.join([str(SHIM), *inherited])
     environment["SGLANG_USE_CPU_ENGINE"] = "1"
     environment["OMP_NUM_THREADS"] = str(threads)
     environment["TORCHDYNAMO_DISABLE"] = "1"
