@@ -1,9 +1,10 @@
 """SGLang plugin (entry-point group ``sglang.srt.plugins``) for hosts without CUDA. Upstream: sglang 0.5.23.
 
-Two limits are lifted. Deterministic inference accepts CPU, prefix cache included: SGLang knows batch-invariant
+Three limits are lifted. Deterministic inference accepts CPU, prefix cache included: SGLang knows batch-invariant
 kernels only for CUDA and XPU, so it gets those of :mod:`mua_cpu_invariant`, when it asks for them. And pinning
 host memory becomes a no-op, because ``cudaHostRegister`` means nothing here (``return_routed_experts`` asks
-for it).
+for it). With a CUDA build of torch 2.14, ``torch.get_device_module()`` is ``torch.cuda`` also where no device is, so
+that releasing memory would end the server: without an argument it is the CPU's here.
 """
 
 from __future__ import annotations
@@ -14,9 +15,12 @@ def register() -> None:
     import mua_cpu_invariant
     import sglang.srt.batch_invariant_ops as batch_invariant_ops
     import sglang.srt.mem_cache.pool_host.common as pool_host
+    import torch
     from sglang.srt.arg_groups import choices
 
     choices.add_deterministic_attention_backend_choices(["torch_native"])
     choices.add_radix_supported_deterministic_attention_backend_choices(["torch_native"])
     batch_invariant_ops.enable_batch_invariant_mode = mua_cpu_invariant.enable
     pool_host._cuda_host_register = lambda *_args, **_kwargs: None
+    device_module = torch.get_device_module
+    torch.get_device_module = lambda device=None: device_module("cpu" if device is None else device)
