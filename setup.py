@@ -65,9 +65,9 @@ CPU = [
 ]
 
 GPU = [
-    'megatron-core>=0.19,<0.20; python_version >= "3.12"',
-    'sglang==0.5.23; python_version >= "3.12"',
-    'transformer-engine-cu13>=2.9; python_version >= "3.12"',
+    "megatron-core>=0.19.2,<0.20",
+    "sglang==0.5.23",
+    "transformer-engine-cu13>=2.9",
 ]
 
 DEV = [

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import pytest
+import torch
 
 import mua
 
@@ -42,6 +45,27 @@ def test_no_requirement_names_the_apex_of_pypi() -> None:
     assert [path.name for path in files if bare.search(path.read_text(encoding="utf-8"))] == []
     assert bare.search('install_requires=["apex"]')  # the search itself finds what it looks for
     assert bare.search("apex==0.9.10\n")
+
+
+def test_the_cpu_runs_the_versions_that_ship() -> None:
+    """No package has one version where it is tested and another where it is used."""
+    gpu = {pin.lower() for pin in pins(ROOT / "constraints/gpu-py312-cu.txt")}
+    cpu = [*pins(ROOT / "constraints/cpu-py312.txt"), *pins(ROOT / "constraints/cpu-py312-nodeps.txt")]
+    assert [pin for pin in cpu if pin.lower() not in gpu] == []
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU machine is checked by mua doctor preflight")
+def test_this_environment_is_the_pinned_one() -> None:
+    wanted = [*pins(ROOT / "constraints/cpu-py312.txt"), *pins(ROOT / "constraints/cpu-py312-nodeps.txt")]
+    installed = {
+        re.sub(r"[-_.]+", "-", item.name).lower(): item.version.split("+")[0] for item in metadata.distributions()
+    }
+    other = {
+        pin: found
+        for name, version in (pin.split("==") for pin in wanted)
+        if (found := installed.get(pin := re.sub(r"[-_.]+", "-", name).lower())) != version
+    }
+    assert other == {}
 
 
 def test_the_pins_hold_what_each_machine_is_made_of() -> None:
@@ -77,6 +101,53 @@ def test_help_is_the_default_and_describes_every_target() -> None:
         "test-slow",
         "test-grid",
     } <= described
+
+
+def set_up(venv: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """`make setup` with another environment; it must refuse before it asks any index for anything."""
+    command = ["bash", str(ROOT / "tools/setup.sh"), str(venv)]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+
+
+def folder_of_tools(folder: Path) -> str:
+    """What the set-up needs before it needs a Python, and no Python."""
+    folder.mkdir()
+    for name in ("bash", "dirname", "mktemp", "rm"):
+        (folder / name).symlink_to(str(shutil.which(name)))
+    return str(folder)
+
+
+def test_without_python_3_12_the_set_up_says_what_to_install(tmp_path: Path) -> None:
+    done = set_up(tmp_path / "venv", PATH=folder_of_tools(tmp_path / "bin"), HOME=str(tmp_path))
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1
+    assert (
+        f"no Python 3.12 with venv as python3.12, as python3, in {tmp_path}/.pyenv/versions or through uv"
+        in done.stderr
+    )
+    assert "apt-get install python3.12 python3.12-venv" in done.stderr
+
+
+def test_pyenvs_python_3_12_is_found_where_no_command_names_it(tmp_path: Path) -> None:
+    found = tmp_path / "pyenv/versions/3.12.99/bin/python3.12"
+    found.parent.mkdir(parents=True)
+    found.write_text('#!/bin/sh\ncase "$*" in *ensurepip*) exit 0;; esac\necho "asked for $*" >&2; exit 9\n')
+    found.chmod(0o755)
+    tools, root = folder_of_tools(tmp_path / "bin"), str(tmp_path / "pyenv")
+    done = set_up(tmp_path / "venv", PATH=tools, HOME=str(tmp_path), PYENV_ROOT=root)
+    assert (done.returncode, done.stderr) == (9, f"asked for -m venv {tmp_path}/venv\n")
+
+
+def test_an_environment_of_another_python_is_left_alone(tmp_path: Path) -> None:
+    binaries = tmp_path / "venv/bin"
+    binaries.mkdir(parents=True)
+    for name in ("python", "pip"):
+        (binaries / name).write_text('#!/bin/sh\ncase "$*" in *platform*) echo 3.11.7;; *) exit 1;; esac\n')
+        (binaries / name).chmod(0o755)
+    done = set_up(tmp_path / "venv", PATH=folder_of_tools(tmp_path / "bin"), HOME=str(tmp_path))
+    assert done.returncode == 1
+    assert f"{tmp_path}/venv is there, but of Python 3.11.7 instead of 3.12; move it away" in done.stderr
+    assert sorted(path.name for path in binaries.iterdir()) == ["pip", "python"]
 
 
 def test_every_script_that_make_and_ci_name_exists() -> None:
