@@ -6,6 +6,7 @@ VENV ?= .venv
 SEEDS ?= 1
 PYTHON := $(VENV)/bin/python
 READY := $(VENV)/.ready
+SHARED := -n 2 --dist loadgroup --no-loadscope-reorder
 
 .PHONY: help setup demo test test-slow test-grid test-slurm lint docs tables bench check-gpu-pins
 
@@ -22,7 +23,7 @@ demo: $(READY) ## Train a tiny policy from nothing and show what it learned (SEE
 	@PYTHONWARNINGS=ignore $(PYTHON) -m tools.demo --seeds $(SEEDS)
 
 test: $(READY) ## Run the tests, without the slow ones
-	@$(PYTHON) -m pytest
+	@$(PYTHON) -m pytest $(SHARED)
 
 test-slow: $(READY) ## Run the slow tests
 	@$(PYTHON) -m pytest -m slow

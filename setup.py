@@ -76,6 +76,7 @@ DEV = [
     "pytest>=8.3",
     "pytest-asyncio>=1.0",
     "pytest-timeout>=2.3",
+    "pytest-xdist>=3.8",
     "ruff>=0.11",
     "types-PyYAML",
 ]

@@ -18,8 +18,10 @@ import psutil
 
 from mua.observe.metrics import read_metrics
 from mua.observe.traces import read_traces
+from tests.forked_commands import FORKER, ForkedCommand
 
 Found = TypeVar("Found")
+Command = subprocess.Popen[str] | ForkedCommand
 
 DOMAINS = Path(__file__).with_name("e2e") / "domains"
 ROOT = Path(__file__).parents[1]
@@ -70,8 +72,13 @@ def environment() -> dict[str, str]:
     return clean | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
 
 
-def start(*arguments: str | Path, cwd: Path) -> subprocess.Popen[str]:
-    """``mua arguments`` in ``cwd``, by which everything it starts can be found; output to files there."""
+def start(*arguments: str | Path, cwd: Path, fresh: bool = False) -> Command:
+    """``mua arguments`` in ``cwd``, by which everything it starts can be found; output to files there.
+
+    Forked from an interpreter that has imported everything; ``fresh`` starts one of its own, as a person does.
+    """
+    if not fresh:
+        return FORKER.start([*map(str, arguments)], cwd, environment())
     with (cwd / "stdout").open("w") as out, (cwd / "stderr").open("w") as err:
         return subprocess.Popen(
             [sys.executable, "-m", "mua.cli", *map(str, arguments)],
@@ -81,9 +88,9 @@ def start(*arguments: str | Path, cwd: Path) -> subprocess.Popen[str]:
 
 
 @contextmanager
-def running(*arguments: str | Path, cwd: Path) -> Iterator[subprocess.Popen[str]]:
+def running(*arguments: str | Path, cwd: Path, fresh: bool = False) -> Iterator[Command]:
     """:func:`start`, killed at the end of the block if it still runs. What it said is shown if the block fails."""
-    process = start(*arguments, cwd=cwd)
+    process = start(*arguments, cwd=cwd, fresh=fresh)
     try:
         yield process
     except BaseException:
@@ -95,15 +102,15 @@ def running(*arguments: str | Path, cwd: Path) -> Iterator[subprocess.Popen[str]
         process.wait()
 
 
-def finish(process: subprocess.Popen[str], cwd: Path, seconds: float = SECONDS) -> tuple[int, str, str]:
+def finish(process: Command, cwd: Path, seconds: float = SECONDS) -> tuple[int, str, str]:
     """Wait for the command; its status, standard output and standard error."""
     status = process.wait(seconds)
     return status, (cwd / "stdout").read_text(), (cwd / "stderr").read_text()
 
 
-def mua(*arguments: str | Path, cwd: Path, seconds: float = SECONDS) -> str:
+def mua(*arguments: str | Path, cwd: Path, seconds: float = SECONDS, fresh: bool = False) -> str:
     """Run a command that must succeed and leave no process; its standard output."""
-    with running(*arguments, cwd=cwd) as process:
+    with running(*arguments, cwd=cwd, fresh=fresh) as process:
         status, out, err = finish(process, cwd, seconds)
     assert status == 0, f"mua {' '.join(map(str, arguments))} ended with {status}:\n{out[-2000:]}\n{err[-6000:]}"
     assert_nothing_left(cwd)
@@ -122,12 +129,12 @@ def refused(*arguments: str | Path, cwd: Path) -> str:
     return lines[0]
 
 
-def kill_group(process: subprocess.Popen[str]) -> None:
+def kill_group(process: Command) -> None:
     """kill -9 of the command and what shares its process group; engines have groups of their own."""
     os.killpg(process.pid, signal.SIGKILL)
 
 
-def until(look: Callable[[], Found | None], process: subprocess.Popen[str], what: str) -> Found:
+def until(look: Callable[[], Found | None], process: Command, what: str) -> Found:
     """Look again and again, closely, until there is something; the command must not end before."""
     deadline = time.monotonic() + SECONDS
     while time.monotonic() < deadline:

@@ -70,5 +70,5 @@ def recipe(workshop: Workshop, tuned: Path, tmp_path_factory: pytest.TempPathFac
 def trained(recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The output folder of ``mua train``: four uninterrupted steps in deterministic mode, every checkpoint kept."""
     folder = tmp_path_factory.mktemp("train")
-    mua("train", recipe, "trainer.steps=4", "trainer.keep=9", *DETERMINISTIC, cwd=folder)
+    mua("train", recipe, "trainer.steps=4", "trainer.keep=9", *DETERMINISTIC, cwd=folder, fresh=True)
     return folder / "out"

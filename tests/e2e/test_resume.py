@@ -84,7 +84,7 @@ def test_a_killed_run_continues_as_if_nothing_had_happened(
     assert_nothing_left(tmp_path)
     assert_gone(used)
 
-    with running(*command, cwd=tmp_path) as process:
+    with running(*command, cwd=tmp_path, fresh=True) as process:
         status, _, err = finish(process, tmp_path)
     assert status == 0, err
     assert_same_run(output, trained)
