@@ -22,6 +22,7 @@ class Server:
         self.script: list[Handler] = []
         self.received: list[dict] = []
         self.headers: list[dict[str, str]] = []
+        self.queries: list[dict[str, str]] = []
         self.times: list[float] = []
         self.peers: set[object] = set()
         self.in_flight = self.most_in_flight = 0
@@ -32,6 +33,7 @@ class Server:
         self.peers.add(request.transport.get_extra_info("peername"))
         self.times.append(time.monotonic())
         self.headers.append(dict(request.headers))
+        self.queries.append(dict(request.query))
         self.received.append(await request.json())
         self.in_flight += 1
         self.most_in_flight = max(self.most_in_flight, self.in_flight)

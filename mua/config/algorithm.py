@@ -136,8 +136,10 @@ class DistillationConfig(Section):
         address = urlsplit(self.base_url)
         if address.scheme not in ("http", "https") or not address.hostname or address.username:
             raise ValueError("base_url must be http://HOST:PORT or https://HOST:PORT; a key belongs into api_key")
-        if address.path.strip("/"):
-            raise ValueError(f"base_url must end behind the port, without {address.path}: the native API is asked")
+        if address.path.strip("/") or address.query:
+            raise ValueError(
+                f"base_url must end behind the port, without {address.path or 'a query'}: the native API is asked"
+            )
         return self
 
 

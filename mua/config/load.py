@@ -22,6 +22,7 @@ from mua.config.messages import describe
 from mua.config.schema import ExperimentConfig, Section
 from mua.config.tree import KeyPath, Tree, parse, parse_value
 from mua.errors import ConfigError
+from mua.masking import masked_tree
 
 COMMAND_LINE = "command line"
 
@@ -54,8 +55,8 @@ def load_config(path: Path, overrides: Sequence[str] = (), schema: type[Section]
 
 
 def dump_config(config: Section) -> str:
-    """The configuration as YAML that :func:`load_config` reads again, secrets masked as ``**********``."""
-    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True, width=120)
+    """The configuration as YAML that :func:`load_config` reads again, secrets and credentials in URLs masked."""
+    return yaml.safe_dump(masked_tree(config.model_dump(mode="json")), sort_keys=False, allow_unicode=True, width=120)
 
 
 def config_fingerprint(config: Section) -> str:

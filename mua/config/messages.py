@@ -13,6 +13,7 @@ from pydantic_core import ErrorDetails
 
 from mua.config.schema import Section
 from mua.config.tree import KeyPath, Tree
+from mua.masking import masked
 
 _KINDS = {int: "an integer", float: "a number", str: "a string", dict: "a section", list: "a list"}
 _EXPECTED = {
@@ -87,7 +88,7 @@ def _given(key: KeyPath, detail: ErrorDetails, schema: type[Section]) -> str:
     kind = _KINDS.get(type(value), type(value).__name__)
     # A section given as one value may be a secret that slipped out by wrong indentation: only its kind is named.
     hidden = detail["type"] == "model_type" or isinstance(value, dict | list) or _secret(key, schema)
-    return kind if hidden else f"{value!r} ({kind})"
+    return kind if hidden else f"{masked(repr(value))} ({kind})"
 
 
 def _nearest_value(detail: ErrorDetails) -> str:

@@ -16,7 +16,7 @@ import mua
 from mua.config.schema import ExperimentConfig
 from mua.environment.protocol import Task
 from mua.errors import ModelError
-from mua.rollout.chat import without_credentials
+from mua.masking import masked_tree
 from mua.types import Json
 
 _OPERATIONAL = frozenset(
@@ -32,7 +32,7 @@ _BLOCK, _BLOCKS = 1 << 16, 64
 
 
 def setting_of(config: ExperimentConfig) -> Json:
-    """Everything of the configuration that a result depends on, the policy apart."""
+    """Everything of the configuration that a result depends on, the policy apart; credentials masked."""
     rollout = config.rollout.model_dump(mode="json", exclude={"temperature"})
     environment = config.environment.model_dump(mode="json", exclude=set(_SELECTION))
     setting = {
@@ -44,15 +44,14 @@ def setting_of(config: ExperimentConfig) -> Json:
         "user": config.user.model_dump(mode="json"),
         "judge": None if config.judge is None else config.judge.model_dump(mode="json"),
     }
-    return _without_speed(setting)
+    return _without_speed(masked_tree(setting))
 
 
 def policy_of(config: ExperimentConfig) -> Json:
     """Who is judged: of a checkpoint the digest of its files, of an endpoint its address, model and request fields."""
     policy = config.evaluation.policy
     if policy.endpoint is not None and policy.kind == "endpoint":
-        told = _without_speed(policy.endpoint.model_dump(mode="json"))
-        return {"kind": "endpoint", **told, "base_url": without_credentials(policy.endpoint.base_url)}
+        return {"kind": "endpoint", **_without_speed(masked_tree(policy.endpoint.model_dump(mode="json")))}
     model = config.model
     return {
         "kind": "engine",

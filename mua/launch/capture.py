@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import Any
 
 import mua
+from mua import masking
+from mua.masking import HIDDEN
 
 ROOT = Path(mua.__file__).parents[1]
 COMMAND_SECONDS = 30.0
-HIDDEN = "**********"
 
 _SECRET_NAME = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL|AUTH|COOKIE|PRIVATE|SIGNATURE", re.IGNORECASE)
 _SECRET_VALUE = re.compile(r"\bsk-[\w-]{8,}|\bhf_\w{8,}|\bgh[pousr]_\w{8,}|\beyJ[\w-]{10,}\.|\bBearer\s+\S+")
-_CREDENTIALS_IN_URL = re.compile(r"(?<=://)[^/@\s]+@")
 
 
 def capture_environment(folder: Path) -> Path:
@@ -61,7 +61,7 @@ def masked(text: str) -> str:
     name, equals, _ = text.partition("=")
     if equals and _SECRET_NAME.search(name):
         return f"{name}={HIDDEN}"
-    return _SECRET_VALUE.sub(HIDDEN, _CREDENTIALS_IN_URL.sub(f"{HIDDEN}@", text))
+    return _SECRET_VALUE.sub(HIDDEN, masking.masked(text))
 
 
 def command(*words: str) -> str | None:

@@ -16,6 +16,7 @@ from typing import Literal
 
 from mua.config.schema import DistillationConfig, EndpointConfig, ExperimentConfig
 from mua.launch.capture import ROOT
+from mua.masking import below, masked
 
 State = Literal["ok", "warning", "failure"]
 PINNED = ("torch", "megatron-core", "sglang", "transformers", "safetensors", "numpy")
@@ -188,11 +189,10 @@ def endpoint(model: EndpointConfig, name: str = "user.llm") -> Check:
     """The endpoint in the section ``name`` answers and knows its model."""
     import httpx
 
-    base = model.base_url.rstrip("/")
-    shown = re.sub(r"(?<=://)[^/@\s]+@", "", base)
+    shown = masked(model.base_url.rstrip("/"))
     headers = {"Authorization": f"Bearer {model.api_key.get_secret_value()}"}
     try:
-        answer = httpx.get(f"{base}/models", headers=headers, timeout=ENDPOINT_SECONDS)
+        answer = httpx.get(below(model.base_url, "models"), headers=headers, timeout=ENDPOINT_SECONDS)
     except httpx.HTTPError as error:
         mend = f"check {name}.base_url and its server"
         return Check("endpoint", "failure", f"{shown}: {type(error).__name__}", mend)

@@ -23,6 +23,7 @@ import mua
 from mua.config.load import load_config
 from mua.config.schema import ExperimentConfig, Section, SlurmConfig
 from mua.errors import ConfigError, MuaError
+from mua.masking import credentials
 
 ROOT = Path(mua.__file__).parents[1]
 TEMPLATE = ROOT / "slurm" / "train.sbatch"
@@ -214,6 +215,17 @@ def _secrets(section: Section, above: str = "") -> Iterator[tuple[str, str]]:
                     yield from _secrets(item, f"{above}{name}.{place}.")
         elif isinstance(value, SecretStr) and (text := value.get_secret_value()) not in ("", "none"):
             yield above + name, text
+        for text in _texts(value):
+            yield from ((above + name, secret) for secret in credentials(text))
+
+
+def _texts(value: object) -> Iterator[str]:
+    """The strings of a plain value; those of sections are looked at with the sections."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list | dict):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _texts(item)
 
 
 def prepare(

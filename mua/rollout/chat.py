@@ -15,12 +15,14 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
 from mua.config.schema import PolicyEndpointConfig
 from mua.errors import ConfigError, DeadlineExceeded, EngineError
+from mua.masking import masked
 from mua.tokens.parsing import AssistantTurn, ErrorKind, ToolCall, ToolCallError
 from mua.types import Json
+from mua.users.connection import without_secrets
 from mua.users.limits import Window
 
 if TYPE_CHECKING:
@@ -93,12 +95,14 @@ class ChatClient:
     def __init__(self, config: PolicyEndpointConfig) -> None:
         import openai  # over a second, which no training run should pay
 
+        address = urlsplit(config.base_url)
         self._openai = openai
         self.config = config
         self._slots = asyncio.Semaphore(config.concurrency)
         self._window = Window(config.requests_per_minute) if config.requests_per_minute else None
         self._client = openai.AsyncOpenAI(
-            base_url=config.base_url,
+            base_url=address._replace(query="").geturl(),
+            default_query=dict(parse_qsl(address.query)),
             api_key=config.api_key.get_secret_value() or "none",
             max_retries=config.max_retries,
             timeout=config.request_seconds,
@@ -153,7 +157,7 @@ class ChatClient:
         await self._client.close()
 
     def __str__(self) -> str:
-        return f"policy endpoint {without_credentials(self.config.base_url)} (model {self.config.model})"
+        return f"policy endpoint {masked(self.config.base_url)} (model {self.config.model})"
 
     async def _place(self) -> None:
         """Wait for a place under the rate limit."""
@@ -166,17 +170,8 @@ class ChatClient:
         return EngineError(reason) if mend is None else ConfigError(f"{reason}; {mend}")
 
     def _clean(self, text: str) -> str:
-        """One line, shortened, without the key: some endpoints quote it in their refusal."""
-        key = self.config.api_key.get_secret_value()
-        if len(key) > len("none"):
-            text = text.replace(key, "<api key>")
-        return " ".join(text.split())[:500]
-
-
-def without_credentials(url: str) -> str:
-    """``https://name:password@host`` is legal and would show the password."""
-    parts = urlsplit(url)
-    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
+        """One line, shortened, without keys and passwords: some endpoints quote them in their refusal."""
+        return without_secrets(text, self.config)[:500]
 
 
 def _read(response: Any) -> ChatReply:
@@ -191,7 +186,7 @@ def _read(response: Any) -> ChatReply:
         content, reasoning = message.content or "", _reasoning(message)
     except (AttributeError, IndexError, TypeError) as error:
         raise EngineError(
-            f"the policy's endpoint gave no chat completion ({error}); check {SECTION}.base_url"
+            f"the policy's endpoint gave no chat completion ({error}); check {SECTION}.base_url", passing=False
         ) from None
     if reasoning is None and (thought := _THINKING.match(content)):
         reasoning, content = thought[1].strip("\n"), content[thought.end() :]

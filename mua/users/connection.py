@@ -24,7 +24,8 @@ from urllib.request import getproxies, proxy_bypass
 import aiohttp
 from yarl import URL
 
-from mua.config.schema import EndpointConfig
+from mua.config.schema import EndpointConfig, PolicyEndpointConfig
+from mua.masking import HIDDEN, below, credentials, masked
 from mua.users.chat import ChatRequest, Completion, Format, Kind, Trouble, read_completion, trouble, unreadable
 from mua.users.limits import Breaker, Place, Window
 from mua.users.tally import Tally
@@ -36,6 +37,8 @@ IDLE_SECONDS = 4.0
 request sent into a connection that is just being closed is lost."""
 MAX_REPLY_BYTES = 16 * 1024 * 1024
 _LONGEST_REFUSAL = 500
+_SHORTEST_SECRET = 5
+"""Shorter ones are words of any text, as the key ``none`` is, which says that there is none."""
 _FORMATS: tuple[Format, ...] = get_args(Format)
 _REFUSES_FORMAT = frozenset({400, 404, 415, 422, 500, 501})
 _RETRIED_STATUS = frozenset({408, 409, 425, 429})
@@ -59,13 +62,13 @@ class Connection:
         self._tokens = Window(config.tokens_per_minute) if config.tokens_per_minute else None
         self._session: aiohttp.ClientSession | None = None
         self._proxy, self._proxy_headers = _proxy(config.base_url)
-        self._url = URL(f"{config.base_url.rstrip('/')}/chat/completions")
+        self._url = URL(below(config.base_url, "chat/completions"))
         self._headers = self._request_headers()
         self._format: Format = "json_schema" if config.structured_output == "auto" else config.structured_output
         self.breaker = Breaker(config.breaker_faults, config.breaker_seconds, monotonic)
 
     def __repr__(self) -> str:
-        return f"{without_credentials(self._config.base_url)} (model {self._config.model})"
+        return f"{masked(self._config.base_url)} (model {self._config.model})"
 
     def wait(self, request: ChatRequest) -> float:
         """Seconds until ``request`` would have its place under the rate limits."""
@@ -97,11 +100,8 @@ class Connection:
             await self._session.close()
 
     def clean(self, text: str) -> str:
-        """One line, shortened, without the key: some endpoints quote it in their refusal."""
-        key = self._config.api_key.get_secret_value()
-        if len(key) > len("none"):
-            text = text.replace(key, "<api key>")
-        return " ".join(text.split())[:_LONGEST_REFUSAL]
+        """One line, shortened, without keys and passwords: some endpoints quote them in their refusal."""
+        return without_secrets(text, self._config)[:_LONGEST_REFUSAL]
 
     # ---- limits
 
@@ -296,7 +296,15 @@ def retry_after_seconds(value: str | None, now: datetime) -> float:
         return 0.0
 
 
-def without_credentials(url: str) -> str:
-    """``https://name:password@host`` is legal and would show the password."""
-    parts = urlsplit(url)
-    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
+def without_secrets(text: str, config: EndpointConfig | PolicyEndpointConfig) -> str:
+    """``text`` on one line, without the endpoint's key and what its address holds of passwords and keys."""
+    text = masked(text)
+    for secret, shown in [(config.api_key.get_secret_value(), "<api key>"), *_in_address(config.base_url)]:
+        if len(secret) >= _SHORTEST_SECRET:
+            text = text.replace(secret, shown)
+    return " ".join(text.split())
+
+
+def _in_address(base_url: str) -> Iterator[tuple[str, str]]:
+    for secret in credentials(base_url):
+        yield secret, HIDDEN

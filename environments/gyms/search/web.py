@@ -18,6 +18,7 @@ import httpx
 from environments.gyms._shared.settings import Option
 from environments.gyms.search.documents import Document
 from mua.errors import ConfigError, EnvironmentFault
+from mua.masking import masked
 
 OPTIONS: Mapping[str, Option] = {
     "search_url": "",
@@ -54,16 +55,21 @@ class WebSearch:
             return [_document(one) for one in response.json()[self._field][:count]]
         except TimeoutError:
             raise EnvironmentFault(
-                f"search service {self._url}: no answer within {self._seconds:g} s (environment.options.search_seconds)"
+                f"{self}: no answer within {self._seconds:g} s (environment.options.search_seconds)",
+                passing=True,
             ) from None
         except httpx.HTTPStatusError as error:
             # Not chained: the request's headers hold the key.
-            trouble = f"HTTP {error.response.status_code}"
+            trouble, passing = f"HTTP {error.response.status_code}", error.response.is_server_error
         except httpx.HTTPError as error:
-            trouble = f"{type(error).__name__}: {error}"
+            trouble, passing = f"{type(error).__name__}: {error}", True
         except (ValueError, KeyError, TypeError) as error:
+            passing = False
             trouble = f"no list {self._field!r} of results with title and snippet in the answer ({error!r})"
-        raise EnvironmentFault(f"search service {self._url}: {trouble}")
+        raise EnvironmentFault(f"{self}: {masked(trouble)}", passing=passing)
+
+    def __str__(self) -> str:
+        return f"search service {masked(self._url)}"
 
     def _client(self) -> httpx.AsyncClient:
         loop = asyncio.get_running_loop()
