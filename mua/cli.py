@@ -1,11 +1,12 @@
 """The command line: one verb, one function. Each loads its configuration and calls the part that does the work.
 
-What a person can mend is one line on standard error and exit status 2 (see :func:`readable`); a fault of the program
-keeps its traceback. ``MUA_TRACEBACK=1`` shows the traceback of everything.
+What a person is meant to read is one line on standard error (see :func:`readable`) and exit status 2 or 75 (see
+:mod:`mua.errors`); a bug keeps its traceback and leaves with 1. ``MUA_TRACEBACK=1`` shows the traceback of everything.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import functools
 import json
@@ -20,10 +21,10 @@ import typer
 
 import mua
 from mua.config.load import dump_config, load_config
-from mua.config.output import CONFIG_FILE, prepare_output
+from mua.config.output import CONFIG_FILE, output_of, prepare_output
 from mua.config.schema import ExperimentConfig
-from mua.errors import ConfigError, MuaError, Preempted
-from mua.trainer.preempt import EXIT_STATUS, Preemption
+from mua.errors import INTERRUPTED, PASSING, ConfigError, MuaError, Preempted, exit_status
+from mua.trainer.preempt import Preemption
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
@@ -57,7 +58,7 @@ app.add_typer(launch_app, name="launch")
 
 STATUS_FILE = "MUA_STATUS_FILE"
 """Names a file that rank 0 leaves its exit status in, because torchrun turns every status but 0 into 1."""
-_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
+_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM)
 
 
 def readable(error: BaseException) -> Iterator[str]:
@@ -79,7 +80,7 @@ def readable(error: BaseException) -> Iterator[str]:
 
 
 def verb(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
-    """Turn what a person can mend into lines and an exit status: 2; 130 after Ctrl-C, 75 after a signal to leave."""
+    """Turn what a person is meant to read into lines and an exit status; see :mod:`mua.errors`."""
 
     @functools.wraps(function)
     def run(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
@@ -87,27 +88,36 @@ def verb(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]
             return function(*args, **kwargs)
         except KeyboardInterrupt:
             print("mua: interrupted", file=sys.stderr)
-            raise typer.Exit(130) from None
+            raise typer.Exit(INTERRUPTED) from None
         except Preempted as error:
             print(f"mua: {error}; the run is not finished, the same command continues it", file=sys.stderr)
-            raise typer.Exit(EXIT_STATUS) from None
+            raise typer.Exit(PASSING) from None
         except Exception as error:
             lines = list(readable(error))
             if not lines or os.environ.get("MUA_TRACEBACK") == "1":
                 raise
             who = f"mua (rank {rank})" if (rank := os.environ.get("RANK", "0")) != "0" else "mua"
             print("\n".join(f"{who}: {line}" for line in lines), file=sys.stderr)
-            raise typer.Exit(2) from None
+            raise typer.Exit(exit_status(error)) from None
 
     return run
 
 
-def _load(path: Path, overrides: list[str] | None, record: str) -> ExperimentConfig:
-    """The configuration of a run, recorded in its output folder, which proves it writable before anything starts."""
-    return _prepared(load_config(path, overrides or ()), record)
+@contextlib.contextmanager
+def _run(
+    path: Path, overrides: list[str] | None, record: str, check: Callable[[ExperimentConfig], None] = lambda _: None
+) -> Iterator[ExperimentConfig]:
+    """A block with the configuration of a run that passed ``check``; no other run writes into its output meanwhile.
+
+    It is recorded in the output folder, which proves that writable before anything starts.
+    """
+    config = load_config(path, overrides or ())
+    check(config)
+    with output_of(config):
+        yield _prepared(config, record)
 
 
-def _prepared(config: ExperimentConfig, record: str = CONFIG_FILE) -> ExperimentConfig:
+def _prepared(config: ExperimentConfig, record: str) -> ExperimentConfig:
     if config.model.shrink:
         from mua.plan.shrink import prepare_shrunk
 
@@ -127,8 +137,7 @@ def _options(version: Annotated[bool, typer.Option("--version", help="Print the 
 @verb
 def train(config: ConfigFile, overrides: Overrides = None) -> None:
     """Train a policy by reinforcement learning."""
-    with Preemption() as preemption:
-        loaded = _load(config, overrides, CONFIG_FILE)
+    with Preemption() as preemption, _run(config, overrides, CONFIG_FILE) as loaded:
         import mua.trainer.rl
 
         mua.trainer.rl.train(loaded, preemption)
@@ -138,11 +147,12 @@ def train(config: ConfigFile, overrides: Overrides = None) -> None:
 @verb
 def sft(config: ConfigFile, overrides: Overrides = None) -> None:
     """Fine-tune a policy on recorded conversations."""
-    with Preemption() as preemption:
-        loaded = load_config(config, overrides or ())
+
+    def has_data(loaded: ExperimentConfig) -> None:
         if loaded.sft is None:
             raise ConfigError(f"{config}: sft: required by mua sft, but not set; give sft.data a file of conversations")
-        loaded = _prepared(loaded)
+
+    with Preemption() as preemption, _run(config, overrides, CONFIG_FILE, has_data) as loaded:
         import mua.trainer.sft
 
         mua.trainer.sft.fine_tune(loaded, preemption)
@@ -152,10 +162,10 @@ def sft(config: ConfigFile, overrides: Overrides = None) -> None:
 @verb
 def evaluate(config: ConfigFile, overrides: Overrides = None) -> None:
     """Judge a policy on held-out tasks; run again, it continues where it stopped."""
-    loaded = _load(config, overrides, "config-eval.yaml")
-    import mua.evaluation.run
+    with _run(config, overrides, "config-eval.yaml") as loaded:
+        import mua.evaluation.run
 
-    mua.evaluation.run.evaluate(loaded)
+        mua.evaluation.run.evaluate(loaded)
 
 
 @app.command()
@@ -175,10 +185,10 @@ def compare(
 @verb
 def rollout(config: ConfigFile, overrides: Overrides = None) -> None:
     """Run episodes without training and print one as a conversation."""
-    loaded = _load(config, overrides, "config-rollout.yaml")
-    import mua.rollout.show
+    with _run(config, overrides, "config-rollout.yaml") as loaded:
+        import mua.rollout.show
 
-    mua.rollout.show.show_rollout(loaded)
+        mua.rollout.show.show_rollout(loaded)
 
 
 @convert_app.command("megatron-to-hf")
@@ -427,10 +437,10 @@ def doctor_preflight(
 @verb
 def doctor_sync(config: ConfigFile, overrides: Overrides = None) -> None:
     """Compare every tensor of the trainer with the engine's after a weight sync."""
-    loaded = _load(config, overrides, "config-doctor.yaml")
-    import mua.trainer.doctor
+    with _run(config, overrides, "config-doctor.yaml") as loaded:
+        import mua.trainer.doctor
 
-    mua.trainer.doctor.check_sync(loaded)
+        mua.trainer.doctor.check_sync(loaded)
 
 
 def main() -> None:

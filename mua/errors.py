@@ -1,12 +1,47 @@
-"""Errors a person is meant to read: one line that names what is wrong, where, and the mend.
+"""Errors a person is meant to read, and the exit status that each leaves with.
 
-The command line prints a :class:`MuaError` without a traceback and exits with status 2; anything else is
-a fault of the program and keeps its traceback.
+A message is one line that names what is wrong, where, and what to do. The command line prints a :class:`MuaError`
+without a traceback; anything else is a bug of the program and keeps its traceback. Three statuses tell a launcher what
+to do next:
+
+====== =================================================== ================================================
+status meaning                                             what a launcher does
+====== =================================================== ================================================
+2      a person's mistake: a wrong key, a wrong model, a   stops: the same command fails the same way
+       folder in use, a disk that is full
+75     a fault that may pass: an engine that died too      starts the same command again, which continues
+       often, an endpoint that does not answer, a rank     from the newest checkpoint; a bounded number of
+       that was lost, a deadline; or a signal to leave     times in a row without a new one
+1      a bug: a traceback stands above                     as 75: it may be the machine's
+====== =================================================== ================================================
+
+A full disk is a person's: nothing that the run does makes room, and each new attempt would load a model to fail again.
 """
+
+from __future__ import annotations
+
+import os
+
+MISTAKE = 2
+"""Exit status: something a person has to change."""
+PASSING = os.EX_TEMPFAIL
+"""Exit status 75: not finished; the same command continues and may get further."""
+INTERRUPTED = 130
+"""Exit status after Ctrl-C."""
 
 
 class MuaError(Exception):
-    """Base of every error whose message is meant for the person who runs the program."""
+    """Base of every error whose message is meant for the person who runs the program.
+
+    ``passing`` says whether the same command may succeed later with nothing changed; each class has a default.
+    """
+
+    passing: bool = False
+
+    def __init__(self, message: str = "", *, passing: bool | None = None) -> None:
+        super().__init__(message)
+        if passing is not None:
+            self.passing = passing
 
 
 class ConfigError(MuaError):
@@ -19,6 +54,8 @@ class ModelError(MuaError):
 
 class EngineError(MuaError):
     """The inference engine did not start, died, or answered something that cannot be used."""
+
+    passing = True
 
 
 class EnvironmentFault(MuaError):
@@ -33,9 +70,31 @@ class JudgeFault(MuaError):
     """A judge could not be asked, or gave no verdict that can be read. Never scored as 0."""
 
 
+class RankLost(MuaError):
+    """Another trainer rank ended or fell silent, and this one cannot go on without it."""
+
+    passing = True
+
+
 class Preempted(MuaError):
-    """A signal asked the run to leave before its end. The same command continues it; exit status 75."""
+    """A signal asked the run to leave before its end. The same command continues it."""
+
+    passing = True
 
 
 class DeadlineExceeded(MuaError):
     """A named wait ran past its deadline. The message names the wait and the seconds it was given."""
+
+    passing = True
+
+
+def exit_status(error: BaseException) -> int:
+    """Status of a process that ends by an error which a person is meant to read (see the table above)."""
+    return PASSING if _passes(error) else MISTAKE
+
+
+def _passes(error: BaseException) -> bool:
+    """A group passes only if all of it does."""
+    if isinstance(error, BaseExceptionGroup):
+        return all(map(_passes, error.exceptions))
+    return isinstance(error, MuaError) and error.passing

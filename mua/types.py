@@ -122,6 +122,8 @@ class Trajectory:
     error: str | None = None
     domain: str = ""
     """The task's domain, for metrics by environment."""
+    passing: bool = False
+    """Of an unscored one: whether its fault may pass by itself, such as an endpoint that does not answer."""
 
     @property
     def scored(self) -> bool:

@@ -2,14 +2,35 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from mua.config.load import dump_config
 from mua.config.schema import ExperimentConfig
 from mua.errors import ConfigError
 from mua.observe.files import replace_text
+from mua.observe.lock import only_run
 
 CONFIG_FILE = "config.yaml"
+
+
+@contextmanager
+def output_of(config: ExperimentConfig) -> Iterator[None]:
+    """A block in which this run alone writes into ``config.output``, which is made; see :mod:`mua.observe.lock`.
+
+    Only the leading rank holds the lock: the others write what it tells them to. Raises :class:`ConfigError` when the
+    folder is in use or cannot be written into.
+    """
+    with ExitStack() as stack:
+        if int(os.environ.get("RANK", "0")) == 0:
+            try:
+                config.output.mkdir(parents=True, exist_ok=True)
+                stack.enter_context(only_run(config.output))
+            except OSError as error:
+                raise _not_writable(config, error) from None
+        yield
 
 
 def prepare_output(config: ExperimentConfig, name: str = CONFIG_FILE) -> Path:
@@ -23,8 +44,12 @@ def prepare_output(config: ExperimentConfig, name: str = CONFIG_FILE) -> Path:
     try:
         replace_text(file, dump_config(config))  # all ranks of a run come here at once
     except OSError as error:
-        raise ConfigError(f"output: cannot write into {config.output}: {error.strerror}") from None
+        raise _not_writable(config, error) from None
     return file
+
+
+def _not_writable(config: ExperimentConfig, error: OSError) -> ConfigError:
+    return ConfigError(f"output: cannot write into {config.output}: {error.strerror}")
 
 
 def find_config(checkpoint: Path) -> Path:

@@ -95,7 +95,9 @@ class EngineServer:
     def _check_extra(self) -> None:
         for key in self.config.extra:
             if key.replace("-", "_") in _MANAGED:
-                raise EngineError(f"engine.extra.{key} is set by mua itself; use the engine section's own keys instead")
+                raise EngineError(
+                    f"engine.extra.{key} is set by mua itself; use the engine section's own keys instead", passing=False
+                )
 
     @property
     def url(self) -> str:
@@ -213,7 +215,8 @@ class EngineServer:
         if not (model_path / "config.json").is_file():
             raise EngineError(
                 f"engine {self.index} cannot start: {model_path} is not a model folder (no config.json); "
-                "set model.path to a Hugging Face folder"
+                "set model.path to a Hugging Face folder",
+                passing=False,
             )
         try:
             async with asyncio.timeout(self.config.start_seconds):
@@ -236,7 +239,7 @@ class EngineServer:
             if await self._becomes_ready():
                 return
             if not left or not self._lost_a_port():
-                raise EngineError(f"engine {self.index} exited while starting; {self._evidence()}")
+                raise EngineError(f"engine {self.index} exited while starting; {self._evidence()}", passing=False)
             _log.warning("engine %d found a port taken that was free before; starting it on others", self.index)
             await self.stop()
 

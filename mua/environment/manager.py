@@ -107,7 +107,7 @@ class LeasedEnvironment:
             return answer
         if isinstance(error, ConfigError | UserFault | JudgeFault):
             raise error
-        raise EnvironmentFault(self._raised(request.name, error)) from error
+        raise EnvironmentFault(self._raised(request.name, error), passing=getattr(error, "passing", None)) from error
 
     def _named(self, what: str) -> str:
         return f"environment {self._domain_name!r}, task {self.task.id!r}: {what}"

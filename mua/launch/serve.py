@@ -23,7 +23,7 @@ from types import FrameType
 from mua.compat import sglang_cpu
 from mua.engine import guardian
 from mua.engine.server import has_cuda
-from mua.errors import EngineError
+from mua.errors import EngineError, ModelError
 from mua.observe.files import replace_text
 
 POLL_SECONDS = 0.5
@@ -73,10 +73,11 @@ def serve(service: Service) -> None:
     """Serve until SIGTERM or Ctrl-C.
 
     Raises:
-        EngineError: the folder holds no model, or the server ended or did not answer in time.
+        ModelError: the folder holds no model.
+        EngineError: the server ended or did not answer in time.
     """
     if not (service.model / "config.json").is_file():
-        raise EngineError(f"{service.model}: not a model folder (no config.json)")
+        raise ModelError(f"{service.model}: not a model folder (no config.json)")
     asked: list[int] = []
 
     def leave(number: int, frame: FrameType | None) -> None:

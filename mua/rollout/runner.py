@@ -15,7 +15,7 @@ from mua.engine.protocol import Sampler
 from mua.environment.manager import EnvironmentManager, LeasedEnvironment
 from mua.environment.protocol import Task
 from mua.environment.selection import Selection
-from mua.errors import DeadlineExceeded, EngineError, EnvironmentFault, JudgeFault, UserFault
+from mua.errors import DeadlineExceeded, EngineError, EnvironmentFault, JudgeFault, MuaError, UserFault
 from mua.rollout.agent import Policy, TokenPolicy
 from mua.rollout.episode import Episode, EpisodeResult, EpisodeSetting
 from mua.rollout.seeds import derived_seed
@@ -27,7 +27,7 @@ from mua.users.services import Services
 
 log = logging.getLogger(__name__)
 
-_FAULTS: dict[type[Exception], Outcome] = {
+_FAULTS: dict[type[MuaError], Outcome] = {
     EngineError: Outcome.ENGINE_ERROR,
     EnvironmentFault: Outcome.ENVIRONMENT_ERROR,
     UserFault: Outcome.USER_ERROR,
@@ -124,7 +124,7 @@ class EpisodeRunner:
                     result = await self._attempt(setting, task, session, seed)
                 except tuple(_FAULTS) as fault:
                     log.warning("task %s, attempt %d: %s", task.id, attempt + 1, fault)
-                    outcome, last = _outcome(fault), str(fault)
+                    outcome, last, passing = _outcome(fault), str(fault), fault.passing
                     if attempt < self._config.rollout.max_retries:
                         await asyncio.sleep(_pause(attempt))
                 else:
@@ -132,6 +132,7 @@ class EpisodeRunner:
         return Trajectory(
             task.id, ordinal, sample, [], [], 0.0, False, outcome,
             attempts=self._config.rollout.max_retries + 1, error=last, domain=task.domain,
+            passing=passing,
         )  # fmt: skip
 
     async def _begin(self) -> None:

@@ -62,7 +62,8 @@ class Teacher:
         if not isinstance(found, list) or len(found) != len(texts):
             raise EngineError(
                 f"{self._client.label} does not tell how it tokenizes ({str(answer)[:200]}); {_KEY}.base_url must be "
-                "that of an SGLang server, without /v1, that was not started with --skip-tokenizer-init"
+                "that of an SGLang server, without /v1, that was not started with --skip-tokenizer-init",
+                passing=False,
             )
         for text, ids in zip(texts, found, strict=True):
             own = self._codec.encode([fixed(text)])[0].tolist()
@@ -123,7 +124,8 @@ class Teacher:
             raise EngineError(
                 f"the policy sampled id {largest}, a padding row of its embedding: its tokenizer has "
                 f"{self._codec.vocabulary_size} ids, and the teacher need not have more. Begin with a policy that was "
-                "trained (mua sft)"
+                "trained (mua sft)",
+                passing=False,
             )
 
     async def _ask(self, path: str, body: Json) -> Any:
@@ -137,7 +139,7 @@ class Teacher:
             except EngineGone as error:
                 last = error
             except EngineError as error:
-                raise EngineError(f"{error}; see {_KEY}") from error
+                raise EngineError(f"{error}; see {_KEY}", passing=False) from error
             else:
                 self._seconds += monotonic() - started
                 return answer

@@ -24,7 +24,9 @@ def check_sync(config: ExperimentConfig) -> None:
         different = rollouts.verify_weights(policy.feed())
     if different:
         shown = ", ".join(different[:8]) + (f" and {len(different) - 8} more" if len(different) > 8 else "")
-        raise EngineError(f"the engine's weights differ from the trainer's in {len(different)} tensors: {shown}")
+        raise EngineError(
+            f"the engine's weights differ from the trainer's in {len(different)} tensors: {shown}", passing=False
+        )
     print(
         f"sync: {synced.tensors} tensors, {synced.bytes} bytes in {synced.buckets} buckets and {synced.seconds:.2f} s; "
         "every tensor in every engine equals the trainer's"

@@ -26,8 +26,6 @@ from typing import Self
 from mua.errors import Preempted
 
 SIGNALS = (signal.SIGUSR1, signal.SIGTERM)
-EXIT_STATUS = os.EX_TEMPFAIL
-"""75: the run is not finished; the same command continues it."""
 SAME_SIGNAL_SECONDS = 2.0
 
 log = logging.getLogger(__name__)

@@ -21,6 +21,7 @@ Kind: TypeAlias = Literal[
 _THINKING = re.compile(r"<think>.*?(</think>|\Z)|\A((?!<think>).)*?</think>", re.DOTALL)
 """Reasoning, cut short too; templates that open it in the prompt leave only its end in the reply."""
 _BREAKING = frozenset({"timeout", "connection", "server", "unreadable"})
+_PASSING = frozenset({"timeout", "connection", "rate_limit", "server"})
 _AT_ONCE = frozenset({"empty", "tool_call", "rejected"})
 
 
@@ -104,6 +105,11 @@ class Trouble:
     """Whether it speaks against the endpoint itself; else only against this request."""
     status: int = 0
     """HTTP status, where there was one."""
+
+    @property
+    def passing(self) -> bool:
+        """Whether the endpoint may answer later with nothing changed; what it refuses or garbles, somebody mends."""
+        return self.kind in _PASSING
 
     @property
     def pause(self) -> bool:

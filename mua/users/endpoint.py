@@ -24,10 +24,11 @@ from typing import Literal, TypeAlias
 
 from mua.config.schema import LlmConfig
 from mua.errors import JudgeFault, UserFault
+from mua.masking import masked
 from mua.types import Json
 from mua.users.cache import ResponseCache
 from mua.users.chat import ChatRequest, Completion, Message, Trouble, trouble
-from mua.users.connection import Connection, retry_after_seconds, without_credentials
+from mua.users.connection import Connection, retry_after_seconds
 from mua.users.tally import Tally
 
 __all__ = ["Accept", "ChatEndpoint", "Role", "retry_after_seconds"]
@@ -54,7 +55,7 @@ class ChatEndpoint:
         self._cache = ResponseCache(config.cache, f"{role}.llm.cache") if config.cache is not None else None
 
     def __repr__(self) -> str:
-        return f"ChatEndpoint({without_credentials(self._config.base_url)}, model {self._config.model})"
+        return f"ChatEndpoint({masked(self._config.base_url)}, model {self._config.model})"
 
     async def complete(
         self,
@@ -150,12 +151,13 @@ class ChatEndpoint:
     def _fault(self, way: _Way, late: bool) -> UserFault | JudgeFault:
         asked = list(way.last) or [0]
         text = "; ".join(self._story(way, place, late) for place in asked)
-        return UserFault(text) if self._role == "user" else JudgeFault(text)
+        kind = UserFault if self._role == "user" else JudgeFault
+        return kind(text, passing=any(self._last(way, place).passing for place in asked))
 
     def _story(self, way: _Way, place: int, late: bool) -> str:
         """What happened at one endpoint, and the mend."""
         member, section = self._members[place], f"{self._role}.llm"
-        last = way.last.get(place) or member.breaker.trouble or _NOT_ASKED
+        last = self._last(way, place)
         reason = member.clean(last.reason)
         if late:
             reason = f"nothing usable within {self._config.total_seconds:g} s; last: {reason}"
@@ -163,6 +165,10 @@ class ChatEndpoint:
         here = f"{section}.fallbacks.{place - 1}" if place else section
         mend = last.mend.replace("{here}", here).replace("{role}", section)
         return f"{self._role} endpoint {member!r}: {reason}{tries}; {mend}"
+
+    def _last(self, way: _Way, place: int) -> Trouble:
+        """What one endpoint met last."""
+        return way.last.get(place) or self._members[place].breaker.trouble or _NOT_ASKED
 
     # ---- the cache
 
@@ -194,7 +200,7 @@ class ChatEndpoint:
     def _whole(self, request: ChatRequest) -> Json:
         """Everything that the reply depends on."""
         config = self._config
-        named = {"url": without_credentials(config.base_url), "model": config.model, "extra": config.extra}
+        named = {"url": masked(config.base_url), "model": config.model, "extra": config.extra}
         return asdict(request) | named
 
 

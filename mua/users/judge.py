@@ -126,13 +126,13 @@ class Judge:
         return float(verdict.model_dump()["score"])
 
     async def _answer(self, messages: list[Message], form: Json, seed: int) -> str:
-        fault: str
+        fault: UserFault
         try:
             return await self._endpoint.complete(messages, seed=seed, response_format=form)
         except UserFault as error:
-            fault = str(error)
+            fault = error
         # Raised outside the handler: what the judge cannot do is no fault of the user's in any chain.
-        raise JudgeFault(fault)
+        raise JudgeFault(str(fault), passing=fault.passing)
 
 
 def single_object(text: str) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import pickle
 import subprocess
 import sys
 import types
@@ -22,7 +23,8 @@ from typer.testing import CliRunner, Result
 from mua.cli import app, readable
 from mua.config.load import load_config
 from mua.config.schema import ExperimentConfig
-from mua.errors import ConfigError, EngineError, Preempted
+from mua.errors import ConfigError, DeadlineExceeded, EngineError, Preempted, RankLost, UserFault, exit_status
+from mua.observe.lock import LOCK_FILE
 
 BASE = """\
 name: base
@@ -78,7 +80,7 @@ def test_a_verb_loads_the_configuration_and_calls_its_part(
     result = mua(*words, "x.yaml", "trainer.steps=7", "sft.data=d.jsonl")
     assert result.exit_code == 0, result.output
     assert [config.trainer.steps for config in calls] == [7]
-    assert [path.name for path in Path("out").iterdir()] == [record]
+    assert {path.name for path in Path("out").iterdir()} == {record, LOCK_FILE}
 
 
 def test_a_run_that_was_asked_to_leave_has_a_status_of_its_own(folder: Path, replace: Callable[..., None]) -> None:
@@ -116,23 +118,31 @@ def raising(error: BaseException) -> Callable[..., None]:
 
 
 @pytest.mark.parametrize(
-    ("error", "line"),
+    ("error", "line", "status"),
     [
-        (EngineError("engine 0 died"), "mua: engine 0 died"),
+        (ConfigError("a: wrong"), "mua: a: wrong", 2),
+        (EngineError("engine 0 died"), "mua: engine 0 died", 75),
+        (EngineError("engine.extra.port", passing=False), "mua: engine.extra.port", 2),
+        (DeadlineExceeded("too late"), "mua: too late", 75),
+        (RankLost("rank 1 is gone"), "mua: rank 1 is gone", 75),
+        (UserFault("HTTP 401"), "mua: HTTP 401", 2),
+        (UserFault("no answer", passing=True), "mua: no answer", 75),
         (
             OSError(errno.ENOSPC, "No space left on device"),
             "mua: No space left on device (MUA_TRACEBACK=1 shows where)",
+            2,
         ),
-        (PermissionError(errno.EACCES, "Permission denied", "out/a"), "mua: out/a: Permission denied"),
-        (ExceptionGroup("tasks", [ConfigError("a: wrong"), ConfigError("a: wrong")]), "mua: a: wrong"),
+        (PermissionError(errno.EACCES, "Permission denied", "out/a"), "mua: out/a: Permission denied", 2),
+        (ExceptionGroup("tasks", [ConfigError("a: wrong"), ConfigError("a: wrong")]), "mua: a: wrong", 2),
+        (ExceptionGroup("tasks", [EngineError("died"), EngineError("died")]), "mua: died", 75),
     ],
 )
-def test_what_a_person_can_mend_is_one_line(
-    folder: Path, replace: Callable[..., None], error: Exception, line: str
+def test_what_a_person_is_meant_to_read_is_one_line(
+    folder: Path, replace: Callable[..., None], error: Exception, line: str, status: int
 ) -> None:
     replace("mua.trainer.rl", "train", raising(error))
     result = mua("train", "x.yaml")
-    assert result.exit_code == 2
+    assert result.exit_code == status
     assert result.stderr.startswith(line)
     assert result.stderr.count("\n") == 1
     assert result.stdout == ""
@@ -152,6 +162,15 @@ def test_a_fault_of_the_program_keeps_its_traceback(
 ) -> None:
     replace("mua.trainer.rl", "train", raising(error))
     assert mua("train", "x.yaml").exception is error
+
+
+def test_a_group_passes_only_as_a_whole() -> None:
+    assert exit_status(ExceptionGroup("tasks", [EngineError("died"), ConfigError("wrong")])) == 2
+
+
+def test_an_error_keeps_what_it_says_between_processes() -> None:
+    again = pickle.loads(pickle.dumps(UserFault("no answer", passing=True)))
+    assert (str(again), again.passing) == ("no answer", True)
 
 
 def test_a_traceback_on_request(folder: Path, replace: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:

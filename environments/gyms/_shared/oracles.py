@@ -34,7 +34,7 @@ async def judged(chat: ChatEndpoint | None, system: str, text: str, read: Callab
         return await _read(chat, system, text, read, seed, JudgeFault)
     except UserFault as fault:
         # The endpoint does not know which role it plays.
-        raise JudgeFault(str(fault)) from None
+        raise JudgeFault(str(fault), passing=fault.passing) from None
 
 
 async def labelled(
