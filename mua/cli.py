@@ -445,6 +445,8 @@ def doctor_sync(config: ConfigFile, overrides: Overrides = None) -> None:
 
 def main() -> None:
     """Entry point of the ``mua`` command."""
+    # torch's warnings about a lost connection are stacks of C++, which would bury the line that says what was lost.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     status: str | int | None = 1
     try:
         app()

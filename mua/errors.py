@@ -70,10 +70,18 @@ class JudgeFault(MuaError):
     """A judge could not be asked, or gave no verdict that can be read. Never scored as 0."""
 
 
+class DiskError(MuaError):
+    """A file cannot be written: the disk is full, a quota is used up. The message names the file."""
+
+
 class RankLost(MuaError):
     """Another trainer rank ended or fell silent, and this one cannot go on without it."""
 
     passing = True
+
+
+class RunStopped(MuaError):
+    """A bound of the configuration ends the run between two steps. The message says what to look at."""
 
 
 class Preempted(MuaError):

@@ -265,6 +265,15 @@ class TrainerConfig(Section):
     """Steps between evaluations on ``evaluation.split``; 0 never."""
     evaluate_first: bool = False
     """Evaluate before the first step too."""
+    min_scored_share: Fraction = 0.5
+    """Least share of a step's episodes that could be scored. Where users, judges or tools fail more often, the run ends
+    before it trains on the rest, which is no fair sample. Of none at all no run goes on."""
+    max_skipped_steps: Positive = 5
+    """Steps in a row that changed nothing, because their gradient norm was not finite, after which the run ends. One
+    may be an accident of a batch; more are weights, data or a learning rate that time does not mend."""
+    silence_seconds: PositiveFloat = 120.0
+    """With several ranks: how long those that wait for rank 0 bear its silence. It gives ten signs of life in that
+    time, however long a rollout takes."""
 
 
 class SftConfig(Section):

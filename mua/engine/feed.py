@@ -83,6 +83,7 @@ class TrainerFeed(Feed):
             place inside. Collective.
         group: a gloo group of all ranks; None for a single process.
         announce: on rank 0, makes the other ranks call :meth:`follow` with the same targets.
+        meet: before each collective of the group, brings all ranks there, however long rank 0's engines take.
     """
 
     def __init__(
@@ -92,8 +93,10 @@ class TrainerFeed(Feed):
         nodes: Nodes,
         group: dist.ProcessGroup | None,
         announce: Callable[[Sequence[int]], None],
+        meet: Callable[[], None] = lambda: None,
     ) -> None:
         self._model = model
+        self._meet = meet
         self._config = config
         self._nodes = nodes
         self._group = group
@@ -182,6 +185,7 @@ class TrainerFeed(Feed):
         """Whether there is to be a next bucket, as rank 0 says."""
         if self._group is None:
             return wanted
+        self._meet()
         said = torch.tensor([wanted], dtype=torch.uint8)
         dist.broadcast(said, src=0, group=self._group)
         return bool(said.item())
@@ -191,6 +195,7 @@ class TrainerFeed(Feed):
         assert self._resharder is not None
         sums = torch.tensor([self._resharder.traffic.received, self._resharder.traffic.needed], dtype=torch.int64)
         if self._group is not None:
+            self._meet()
             dist.all_reduce(sums, group=self._group)
         self._moved = Moved(*map(int, sums.tolist()))
 

@@ -32,6 +32,7 @@ from mua.observe.files import replace_text
 from mua.rollout.curate import Candidate, balanced, best_of_each_task, record, refusal
 from mua.rollout.runner import Placed
 from mua.rollout.seeds import derived_seed
+from mua.rollout.service import require_scored
 from mua.types import Json, Trajectory
 from mua.users.services import Services
 
@@ -94,9 +95,9 @@ def _in_order(planned: Sequence[tuple[Task, list[Placed]]], seed: int) -> list[P
 def _curated(
     config: ExperimentConfig, out: Path, wanted: Wanted, played: Sequence[tuple[Task, Trajectory]], missing: int
 ) -> Json:
-    if not any(trajectory.scored for _, trajectory in played):
-        reason = f": the last one ended as {played[-1][1].outcome}: {played[-1][1].error}" if played else ""
-        raise MuaError(f"not one of {len(played)} episodes could be scored{reason}")
+    if not played:
+        raise MuaError("not one episode was played in the time that was given", passing=True)
+    require_scored([trajectory for _, trajectory in played])
     services = Services.from_config(config.user, config.judge)
     try:
         return _written(config, Selection.from_config(config.environment, services), out, wanted, played, missing)

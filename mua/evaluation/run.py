@@ -19,7 +19,7 @@ from rich.console import Console
 from mua.config.schema import ExperimentConfig
 from mua.environment.protocol import Task
 from mua.environment.selection import Selection, environment_of
-from mua.errors import ConfigError, MuaError
+from mua.errors import ConfigError
 from mua.evaluation.identity import digest, policy_digest, policy_of, setting_of, task_digest
 from mua.evaluation.report import console_table, markdown
 from mua.evaluation.store import FILE, EpisodeStore, Key
@@ -32,7 +32,7 @@ from mua.rollout.chat import ChatClient
 from mua.rollout.heap import long_lived_heap
 from mua.rollout.runner import EpisodeRunner, Placed
 from mua.rollout.seeds import derived_seed
-from mua.rollout.service import EVALUATION_ORDINALS, RolloutService
+from mua.rollout.service import EVALUATION_ORDINALS, RolloutService, require_scored
 from mua.types import Json, Trajectory
 from mua.users.services import Services
 
@@ -111,7 +111,7 @@ def evaluate(config: ExperimentConfig) -> None:
         play_missing(config, every, store, f"evaluate on {config.evaluation.split}")
         roles = store.roles
         results = [TaskResult(task, _kept(store, places)) for task, places in planned]
-    _require_scored(results)
+    require_scored([episode for result in results for episode in result.episodes])
     result = {
         "name": config.name,
         "policy": policy,
@@ -196,14 +196,6 @@ def _kept(store: EpisodeStore, places: Sequence[Placed]) -> list[Trajectory]:
 
 def _roles(metrics: Roles) -> Roles:
     return {name: value for name, value in metrics.items() if name.startswith(("user_llm/", "judge_llm/"))}
-
-
-def _require_scored(results: Sequence[TaskResult]) -> None:
-    episodes = [episode for result in results for episode in result.episodes]
-    if not any(episode.scored for episode in episodes):
-        last = episodes[-1]
-        reason = f"the last one ended as {last.outcome}: {last.error}"
-        raise MuaError(f"not one of {len(episodes)} episodes could be scored; {reason}")
 
 
 def _write(config: ExperimentConfig, result: Json) -> None:

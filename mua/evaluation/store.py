@@ -23,6 +23,7 @@ from types import TracebackType
 from typing import NamedTuple, Self
 
 from mua.errors import MuaError
+from mua.observe.files import LineFile
 from mua.observe.traces import decode, encode
 from mua.types import Json, Trajectory
 
@@ -54,7 +55,7 @@ class EpisodeStore:
 
     def __enter__(self) -> Self:
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = self._path.open("ab")
+        self._file = LineFile(self._path)
         try:
             self._lock()
             _drop_unfinished_line(self._path)
@@ -85,20 +86,17 @@ class EpisodeStore:
         return iter(self._found.items())
 
     def add(self, key: Key, trajectory: Trajectory) -> None:
-        """Keep a result; it is with the operating system when this returns."""
+        """Keep a result; it is with the operating system when this returns. Raises :class:`mua.errors.DiskError`."""
         plain = replace(trajectory, segments=[replace(segment, experts=None) for segment in trajectory.segments])
         record = {**key._asdict(), "policy": self._policy, "setting": self._setting}
-        line = f'{json.dumps(record)[:-1]}, "trajectory": {encode(plain)}}}\n'
-        self._file.write(line.encode())
-        self._file.flush()
+        self._file.write(f'{json.dumps(record)[:-1]}, "trajectory": {encode(plain)}}}')
         self._keep(key, plain)
 
     def add_roles(self, roles: dict[str, float]) -> None:
         """Keep what users and judges of this run came to."""
         if roles:
             record = {"roles": roles, "policy": self._policy, "setting": self._setting}
-            self._file.write(f"{json.dumps(record)}\n".encode())
-            self._file.flush()
+            self._file.write(json.dumps(record))
             self._keep_roles(roles)
 
     def _lock(self) -> None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from mua.observe.files import replace_text
+from mua.observe.files import LineFile, naming, replace_text
+
+log = logging.getLogger(__name__)
 
 METRICS_FILE = "metrics.jsonl"
 TENSORBOARD_FOLDER = "tensorboard"
@@ -27,24 +30,38 @@ class MetricsWriter:
         output.mkdir(parents=True, exist_ok=True)
         path = output / METRICS_FILE
         drop_from(path, resume_step)
-        self._file = path.open("a", encoding="utf-8")
-        self._board = _board(output / TENSORBOARD_FOLDER, resume_step) if tensorboard else None
+        self._file = LineFile(path)
+        self._folder = output / TENSORBOARD_FOLDER
+        with naming(self._folder):
+            self._board = _board(self._folder, resume_step) if tensorboard else None
+
+    @property
+    def path(self) -> Path:
+        """The file of lines."""
+        return self._file.path
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Record ``metrics`` at ``step``; flushed, so that a crash afterwards loses nothing."""
+        """Record ``metrics`` at ``step``; flushed, so that a crash afterwards loses nothing.
+
+        Raises :class:`mua.errors.DiskError`; a line is there whole or not at all.
+        """
         values = {name: float(value) for name, value in metrics.items()}
         finite = {name: value if math.isfinite(value) else None for name, value in values.items()}
-        self._file.write(json.dumps({"step": step, **finite}) + "\n")
-        self._file.flush()
+        self._file.write(json.dumps({"step": step, **finite}))
         if self._board is not None:
-            for name, value in values.items():
-                self._board.add_scalar(name, value, step)
-            self._board.flush()
+            with naming(self._folder):
+                for name, value in values.items():
+                    self._board.add_scalar(name, value, step)
+                self._board.flush()
 
     def close(self) -> None:
+        """Every step is on disk already, so that a disk which is full now costs nothing but a line in the log."""
         self._file.close()
         if self._board is not None:
-            self._board.close()
+            try:
+                self._board.close()
+            except OSError as error:
+                log.warning("%s: %s", self._folder, error.strerror)
 
     def __enter__(self) -> Self:
         return self

@@ -26,6 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mua.errors import MuaError
+from mua.observe.files import LineFile, naming
 from mua.types import ExpertArray, Json, Outcome, Segment, Trajectory
 
 log = logging.getLogger(__name__)
@@ -49,12 +50,17 @@ class TraceWriter:
         return self.folder / f"step_{step:06d}.jsonl"
 
     def write(self, step: int, trajectories: Iterable[Trajectory]) -> Path:
-        """Write the file of ``step``, replacing what an interrupted run left there. Gives its path."""
+        """Write the file of ``step``, replacing what an interrupted run left there. Gives its path.
+
+        Raises :class:`mua.errors.DiskError`; what was written before consists of whole lines.
+        """
         path = self.path(step)
         experts = experts_file(path)
-        with path.open("w", encoding="utf-8") as file, experts.open("wb") as beside:
+        with LineFile(path, replace=True) as file, naming(experts), experts.open("wb") as beside:
             for trajectory in trajectories:
-                file.write(encode(trajectory, beside) + "\n")
+                line = encode(trajectory, beside)
+                beside.flush()  # what the line names is there before the line
+                file.write(line)
             empty = beside.tell() == 0
         if empty:
             experts.unlink()

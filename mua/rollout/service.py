@@ -15,6 +15,7 @@ import asyncio
 import concurrent.futures
 import logging
 import threading
+from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from time import monotonic
 from types import TracebackType
@@ -26,7 +27,7 @@ from mua.engine.host import Hosts
 from mua.engine.pool import EnginePool
 from mua.environment.protocol import Task
 from mua.environment.selection import Selection
-from mua.errors import DeadlineExceeded, MuaError
+from mua.errors import DeadlineExceeded, RunStopped
 from mua.rollout.runner import EpisodeRunner, Placed
 from mua.rollout.scheduler import GroupScheduler, Harvest, Position, Quota
 from mua.rollout.stream import TaskStream
@@ -164,14 +165,9 @@ class RolloutService:
         self._loop.call_soon_threadsafe(self._scheduler.start)
 
     def take(self, on_episode: Callable[[], None] | None = None) -> Harvest:
-        """Wait for the groups of the next step; ``on_episode`` is called as episodes end.
-
-        Raises :class:`MuaError` when not one trajectory of them could be scored.
-        """
+        """Wait for the groups of the next step; ``on_episode`` is called as episodes end."""
         self._on_episode = on_episode or (lambda: None)
-        harvest = self._call(self._take(), self._interrupt)
-        require_scored([t for group in harvest.groups for t in group.trajectories])
-        return harvest
+        return self._call(self._take(), self._interrupt)
 
     @property
     def position(self) -> Json:
@@ -353,10 +349,21 @@ def refill_metrics(harvest: Harvest, algorithm: AlgorithmConfig) -> dict[str, fl
     return {f"filters/{name}": float(count) for name, count in counts.items()}
 
 
-def require_scored(trajectories: Sequence[Trajectory]) -> Sequence[Trajectory]:
-    """``trajectories``; raises :class:`MuaError`, with the last one's fault, when none of them could be scored."""
-    if not any(t.scored for t in trajectories):
-        last = trajectories[-1]
-        reason = f"the last one ended as {last.outcome}: {last.error}"
-        raise MuaError(f"not one of {len(trajectories)} episodes could be scored; {reason}")
-    return trajectories
+def require_scored(trajectories: Sequence[Trajectory], share: float = 0.0) -> Sequence[Trajectory]:
+    """``trajectories``, of which at least one and at least ``share`` could be scored.
+
+    Raises :class:`RunStopped`, with the commonest fault of the others, when fewer could; it is passing if that is.
+    """
+    lost = [t for t in trajectories if not t.scored]
+    scored = len(trajectories) - len(lost)
+    if not lost or scored >= max(1, share * len(trajectories)):
+        return trajectories
+    ((outcome, passing), _) = Counter((t.outcome, t.passing) for t in lost).most_common(1)[0]
+    last = next(t for t in reversed(lost) if (t.outcome, t.passing) == (outcome, passing))
+    few = f"only {scored}" if scored else "not one"
+    bound = f", and trainer.min_scored_share is {share:g}" if scored else ""
+    raise RunStopped(
+        f"{few} of {len(trajectories)} episodes could be scored{bound}; most of the others ended as {outcome}: "
+        f"{last.error}",
+        passing=passing,
+    )

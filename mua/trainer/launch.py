@@ -7,12 +7,15 @@ import os
 import signal
 import subprocess
 import sys
+import time
 
 from mua.config.schema import MegatronConfig
-from mua.errors import ConfigError
+from mua.errors import ConfigError, RankLost
 from mua.ports import LOOPBACK, free_port
 
 _PR_SET_PDEATHSIG = 1
+_ENDING_SECONDS = 5.0
+"""Its connections are closed a moment before a process has ended."""
 _started: list[subprocess.Popen[bytes]] = []
 """Ranks that this process has started."""
 
@@ -41,6 +44,28 @@ def ensure_processes(config: MegatronConfig) -> None:
 def leads() -> bool:
     """Whether this process drives the run: rollouts, logs and decisions are its own."""
     return int(os.environ.get("RANK", "0")) == 0
+
+
+def ended_ranks() -> list[str]:
+    """Of the ranks that this process has started, those that are gone, in words; one that is about to go is awaited."""
+    deadline = time.monotonic() + _ENDING_SECONDS
+    while _started and time.monotonic() < deadline and all(process.poll() is None for process in _started):
+        time.sleep(0.05)
+    return _gone()
+
+
+def check_ranks() -> None:
+    """Raise :class:`RankLost` if a rank that this process has started is gone, which a rollout would not notice."""
+    if gone := _gone():
+        raise RankLost(f"{', '.join(gone)}; look above for what it said")
+
+
+def _gone() -> list[str]:
+    return [
+        f"rank {rank} ended with status {process.returncode}"
+        for rank, process in enumerate(_started, start=1)
+        if process.poll() is not None
+    ]
 
 
 def end_ranks() -> None:

@@ -28,8 +28,10 @@ from mua.config.schema import ExperimentConfig
 from mua.engine.feed import Feed, TrainerFeed
 from mua.engine.host import EngineHost, Host, Hosts, make_servers
 from mua.engine.nodes import find_nodes, reachable_address
-from mua.errors import ModelError
+from mua.errors import ModelError, RankLost
 from mua.megatron.backend import MegatronBackend
+from mua.megatron.parallel import COLLECTIVE_SECONDS
+from mua.trainer.calls import Calls, lost_rank
 from mua.trainer.launch import end_ranks, leads
 from mua.trainer.provenance import provenance
 from mua.types import Float32Array, Json, TrainBatch, TrainSequence
@@ -65,10 +67,10 @@ class Policy:
         self._async_save = config.trainer.async_save
         self._provenance = provenance(config) if leads() else None
         self._with_reference = with_reference
-        self._others = config.megatron.world_size > 1
-        # Ranks wait here while rank 0 rolls out; a rank 0 that dies closes the connection and ends the wait.
-        longest = config.rollout.episode_seconds * (config.rollout.max_retries + 1) + config.engine.start_seconds
-        self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=longest)) if self._others else None
+        timeout = timedelta(seconds=COLLECTIVE_SECONDS)
+        several = config.megatron.world_size > 1
+        self._group = dist.new_group(backend="gloo", timeout=timeout) if several else None
+        self._calls = None if self._group is None else Calls(self._group, config.trainer.silence_seconds)
         self._away = False
         self._config = config
         self._nodes = find_nodes(self._group)
@@ -79,6 +81,7 @@ class Policy:
             self._nodes,
             self._group,
             announce=lambda targets: self._announce("feed", targets),
+            meet=lambda: None if self._calls is None else self._calls.meet(),
         )
 
     def __enter__(self) -> Self:
@@ -87,22 +90,32 @@ class Policy:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._others and isinstance(error, KeyboardInterrupt):
-            # It came anywhere: the others may be in a collective that this rank has left, and deaf to announcements.
-            end_ranks()
-            self._backend.close()
-        else:
+        lost = None if error is None else lost_rank(error)
+        if self._calls is None or (lost is None and not isinstance(error, KeyboardInterrupt | RankLost)):
             self.close()
+            return
+        # The others may be in a collective that this rank has left, and deaf to announcements.
+        end_ranks()
+        self._calls.close()
+        self._backend.close()
+        if lost is not None:
+            raise lost from error
 
     def follow(self) -> None:
-        """Do what rank 0 does until it stops. For every other rank."""
+        """Do what rank 0 does until it stops. For every other rank.
+
+        Raises :class:`mua.errors.RankLost` when it ends or falls silent before.
+        """
+        assert self._calls is not None, "there are other ranks"
         try:
-            while (announced := self._hear())[0] != _STOP:
+            while (announced := self._calls.announce(None))[0] != _STOP:
                 name, arguments = announced
                 result = getattr(self, f"_{name}")(*arguments)
                 if isinstance(result, Iterator):
                     for _ in result:
                         pass
+        except RuntimeError as error:
+            raise lost_rank(error) or error from error
         finally:
             if self._host is not None:
                 self._host.close()
@@ -112,6 +125,8 @@ class Policy:
         """Let the other ranks go and end the process groups."""
         if leads():
             self._announce(_STOP)
+        if self._calls is not None:
+            self._calls.close()
         self._backend.close()
 
     def train_step(self, batch: TrainBatch, loss: LossFunction) -> dict[str, float]:
@@ -267,11 +282,5 @@ class Policy:
         self._backend.save_hf(folder, source=self._model_path)
 
     def _announce(self, name: str, *arguments: Any) -> None:
-        if self._others:
-            dist.broadcast_object_list([(name, arguments)], src=0, group=self._group)
-
-    def _hear(self) -> tuple[str, tuple[Any, ...]]:
-        box: list[Any] = [None]
-        dist.broadcast_object_list(box, src=0, group=self._group)
-        announced: tuple[str, tuple[Any, ...]] = box[0]
-        return announced
+        if self._calls is not None:
+            self._calls.announce((name, arguments))

@@ -17,13 +17,13 @@ from mua.algorithms.losses import PolicyLoss, ValueLoss
 from mua.algorithms.metrics import rollout_metrics
 from mua.config.schema import ExperimentConfig
 from mua.engine.weights import SyncReport
-from mua.errors import MuaError, Preempted
+from mua.errors import MuaError, Preempted, RunStopped
 from mua.observe.traces import TraceWriter
 from mua.rollout.heap import long_lived_heap
 from mua.rollout.scheduler import Harvest
-from mua.rollout.service import RolloutService
+from mua.rollout.service import RolloutService, require_scored
 from mua.trainer.evaluate import judge
-from mua.trainer.launch import ensure_processes, leads
+from mua.trainer.launch import check_ranks, ensure_processes, leads
 from mua.trainer.phases import Phases
 from mua.trainer.policy import Policy
 from mua.trainer.preempt import Preemption
@@ -48,8 +48,13 @@ def train(config: ExperimentConfig, preemption: Preemption | None = None) -> Non
     with policy, Run(config, policy) as run:
         if config.megatron.offload:
             policy.offload()  # engines take for their cache what is free when they start
-        with RolloutService(config, preemption.check, hosts=policy.engine_hosts(), teacher=True) as rollouts:
-            with run.saved_when_preempted(), long_lived_heap():
+
+        def interrupt() -> None:
+            preemption.check()
+            check_ranks()
+
+        with RolloutService(config, interrupt, hosts=policy.engine_hosts(), teacher=True) as rollouts:
+            with run.saved_on_leaving(), long_lived_heap():
                 loop(config, policy, run, rollouts, preemption)
             policy.save_hf(config.output / "hf")
 
@@ -79,8 +84,8 @@ def loop(config: ExperimentConfig, policy: Policy, run: Run, rollouts: RolloutSe
     with run.progress.stage("train", total=steps - run.step) as progress:
         for step in range(run.step, steps):
             preemption.check()
-            leaving: Preempted | None = None
-            harvest = _roll_out(config, run, rollouts, step, preemption)
+            leaving: Preempted | RunStopped | None = None
+            harvest = _roll_out(config, run, rollouts, step, preemption, traces)
             with run.timer.stage("train"), phases.training():
                 metrics = learn(config, policy, harvest.usable, version=step)
             if not preemption.requested:  # the same signal may have ended the engines
@@ -90,7 +95,7 @@ def loop(config: ExperimentConfig, policy: Policy, run: Run, rollouts: RolloutSe
                 try:
                     preemption.check()
                     metrics |= _evaluate(config, run, rollouts)
-                except Preempted as error:
+                except (Preempted, RunStopped) as error:
                     leaving = error
             if traces is not None:
                 traces.write(step, (t for group in harvest.groups for t in group.trajectories))
@@ -151,16 +156,27 @@ def _update(config: ExperimentConfig, policy: Policy, batch: TrainBatch, version
 
 
 def _roll_out(
-    config: ExperimentConfig, run: Run, rollouts: RolloutService, step: int, preemption: Preemption
-) -> Harvest:
+    config: ExperimentConfig, run: Run, rollouts: RolloutService, step: int, preemption: Preemption,
+    traces: TraceWriter | None,
+) -> Harvest:  # fmt: skip
+    """What ``step`` trains on. Traces of a step that too few scored episodes stop are written, to be looked into."""
     algorithm = config.algorithm
     episodes = None if algorithm.refill.on else algorithm.groups_per_step * algorithm.group_size
     with run.timer.stage("rollout"), run.progress.stage(f"episodes of step {step}", total=episodes) as progress:
         try:
-            return rollouts.take(on_episode=progress.advance)
+            harvest = rollouts.take(on_episode=progress.advance)
         except MuaError:
             preemption.check()  # the signal that asks to leave may have ended the engines before
             raise
+    episodes = [t for group in harvest.groups for t in group.trajectories]
+    try:
+        require_scored(episodes, config.trainer.min_scored_share)
+    except RunStopped:
+        if traces is not None:
+            traces.write(step, episodes)
+        preemption.check()
+        raise
+    return harvest
 
 
 def _evaluate(config: ExperimentConfig, run: Run, rollouts: RolloutService) -> dict[str, float]:

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Self
 
 from mua.config.schema import ExperimentConfig
-from mua.errors import ModelError, Preempted
+from mua.errors import ModelError, Preempted, RunStopped
 from mua.megatron.checkpoint import checkpoint_folder, latest_checkpoint, prune_checkpoints
 from mua.observe.memory import memory_metrics
 from mua.observe.metrics import MetricsWriter
@@ -18,6 +18,9 @@ from mua.observe.progress import Progress
 from mua.observe.timing import StageTimer
 from mua.trainer.policy import Policy
 from mua.types import Json
+
+SKIPPED = ("skipped", "critic/skipped")
+"""Metrics: share of a step's updates that were left out because their gradient norm was not finite."""
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +40,8 @@ class Run:
         self.step = self._resume()
         """The next step to take, counted from 0; it is also the policy's version."""
         self._unsaved: int | None = None
+        self._skipped = 0
+        """Steps in a row that changed nothing."""
         self.timer = StageTimer()
         self.progress = Progress(config.observe.progress)
         self._metrics = MetricsWriter(
@@ -59,6 +64,7 @@ class Run:
         self._metrics.log(step, {**metrics, **self.timer.take(), **memory_metrics()})
         if step >= self.step:
             self._unsaved = step
+            self._count_skipped(step, metrics)
 
     def due(self, every: int, step: int) -> bool:
         """Whether something done every so many steps is due after ``step``; the last step always is."""
@@ -86,18 +92,37 @@ class Run:
         return folder
 
     @contextmanager
-    def saved_when_preempted(self) -> Iterator[None]:
-        """A block that :class:`Preempted` leaves between steps: the last completed one gets its checkpoint."""
+    def saved_on_leaving(self) -> Iterator[None]:
+        """A block that is left between steps, asked to (:class:`Preempted`) or by a bound (:class:`RunStopped`).
+
+        The last completed step gets its checkpoint, if it has none.
+        """
         try:
             yield
-        except Preempted:
+        except (Preempted, RunStopped):
             if self._unsaved is not None:
                 self.save(self._unsaved)
             self._finish_save()
-            log.warning(
-                "leaving before the end; the same command continues from %s", latest_checkpoint(self.checkpoints)
-            )
+            if (newest := latest_checkpoint(self.checkpoints)) is not None:
+                log.warning("leaving before the end; the same command continues from %s", newest)
             raise
+
+    def _count_skipped(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Raise :class:`RunStopped` after too many steps in a row of which every update was left out.
+
+        Steps without any update, for want of anything to learn from, say nothing.
+        """
+        found = [metrics[name] for name in SKIPPED if name in metrics]
+        if not found:
+            return
+        self._skipped = self._skipped + 1 if max(found) == 1.0 else 0
+        if self._skipped >= self._config.trainer.max_skipped_steps:
+            raise RunStopped(
+                f"trainer.max_skipped_steps: the gradient norm of the last {self._skipped} steps with an update, to "
+                f"step {step}, was not finite, so they changed nothing; look at loss, grad_norm and the ratios in "
+                f"{self._metrics.path}, and at the data and the weights of model.path; then lower "
+                "optimizer.learning_rate, or begin again from an earlier checkpoint"
+            )
 
     def _finish_save(self) -> None:
         """Wait for a checkpoint that is being written in the background; only then may an older one go for it."""

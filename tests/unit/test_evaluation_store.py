@@ -164,6 +164,6 @@ def test_a_policy_is_its_files_wherever_they_are(tmp_path: Path) -> None:
 def test_an_endpoints_identity_holds_no_secret() -> None:
     endpoint = {"base_url": "http://me:pass@host/v1", "model": "m", "api_key": "sk-secret"}
     told = policy_of(experiment(evaluation={"policy": {"kind": "endpoint", "endpoint": endpoint}}))
-    assert (told["base_url"], told["model"]) == ("http://host/v1", "m")
+    assert (told["base_url"], told["model"]) == ("http://**********@host/v1", "m")
     assert "secret" not in json.dumps(told)
     assert "pass" not in json.dumps(told)

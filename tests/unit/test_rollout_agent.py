@@ -221,7 +221,7 @@ async def test_what_may_pass_is_retried() -> None:
 
 
 async def test_an_endpoint_that_is_not_there_is_an_engine_error() -> None:
-    with pytest.raises(EngineError, match=r"policy endpoint http://127\.0\.0\.1:9/v1"):
+    with pytest.raises(EngineError, match=r"policy endpoint http://\*+@127\.0\.0\.1:9/v1"):
         await play(in_order(), endpoint={"base_url": f"http://user:{KEY}@127.0.0.1:9/v1"})
 
 

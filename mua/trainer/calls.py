@@ -1,0 +1,133 @@
+"""What rank 0 has all ranks do together, and how the others wait for it.
+
+::
+
+    rank 0                                  every other rank
+    works alone (rollouts, evaluation):     meet(): waits as long as there are signs of life,
+      a thread gives a sign of life ─────►    RankLost after so many silent seconds
+    meet() ──────────────────────────────►  goes on; the collective that follows is entered by all
+
+So a wait lasts as long as what it waits for, whatever the deadlines of a rollout add up to, and ends soon after rank 0
+did. Whatever rank 0 itself waits for has a deadline of its own.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+import time
+from queue import Empty, SimpleQueue
+from typing import Any
+
+import torch.distributed as dist
+
+from mua.errors import RankLost
+from mua.trainer.launch import ended_ranks
+
+log = logging.getLogger(__name__)
+
+_SIGNS_PER_SILENCE = 10
+_LONGEST_PAUSE_S = 0.25
+_SHORTEST_PAUSE_S = 0.0005
+_CALL, _SIGN = "call", "sign"
+_LOST = re.compile(r"gloo|connection (was )?(likely )?(closed|reset|refused)|broken pipe|timed? ?out", re.IGNORECASE)
+
+
+class Calls:
+    """The meetings of one group of ranks. Make and use it on all of them; rank 0 gives signs of life until `close`."""
+
+    def __init__(self, group: dist.ProcessGroup, silence_seconds: float) -> None:
+        """Collective. After ``silence_seconds`` without a sign of life the others give rank 0 up."""
+        self._group = group
+        self._silence = silence_seconds
+        # A connection of its own: other users of the group's may be in the middle of a long wait.
+        self._store = dist.PrefixStore("calls", group.get_group_store().clone())
+        self._leading = dist.get_rank() == 0
+        self._count = 0
+        self._closed = threading.Event()
+        if self._leading:
+            self._store.set(_CALL, "0")
+            self._store.set(_SIGN, "0")
+            self._thread = threading.Thread(target=self._show_life, name="signs of life", daemon=True)
+            self._thread.start()
+
+    def meet(self) -> None:
+        """On rank 0 returns at once; on the others when rank 0 has come here as often as they have.
+
+        Raises :class:`RankLost` when rank 0 has ended or shows no sign of life.
+        """
+        self._count += 1
+        if self._leading:
+            self._store.set(_CALL, str(self._count))
+        else:
+            self._await()
+
+    def announce(self, what: Any) -> Any:
+        """``what`` of rank 0, on every rank. Raises :class:`RankLost` when a rank is gone."""
+        self.meet()
+        box = [what]
+        try:
+            dist.broadcast_object_list(box, src=0, group=self._group)
+        except RuntimeError as error:
+            raise lost_rank(error) or error from error
+        return box[0]
+
+    def close(self) -> None:
+        """No more signs of life. Safe to call twice."""
+        self._closed.set()
+        if self._leading:
+            self._thread.join()
+
+    def _await(self) -> None:
+        # Where rank 0 holds the store and is stopped, a question to it never returns, so another thread asks.
+        heard: SimpleQueue[bool | RankLost] = SimpleQueue()
+        threading.Thread(target=self._listen, args=(heard, self._count), name="listener", daemon=True).start()
+        while True:
+            try:
+                found = heard.get(timeout=self._silence)
+            except Empty:
+                raise RankLost(
+                    f"rank 0 gave no sign of life for {self._silence:g} s (trainer.silence_seconds); look at its log "
+                    "and its machine"
+                ) from None
+            if isinstance(found, RankLost):
+                raise found
+            if found:
+                return
+
+    def _listen(self, heard: SimpleQueue[bool | RankLost], count: int) -> None:
+        """Tell every sign of life as False, and that rank 0 has come to its meeting ``count`` as True."""
+        started, sign = time.monotonic(), ""
+        try:
+            while int(self._store.get(_CALL)) < count:
+                if (latest := self._store.get(_SIGN)) != sign:
+                    sign = latest
+                    heard.put(False)
+                # A short wait is noticed at once, and a long one costs the store few questions.
+                time.sleep(min(_LONGEST_PAUSE_S, _SHORTEST_PAUSE_S + (time.monotonic() - started) / 20))
+            heard.put(True)
+        except RuntimeError as error:
+            heard.put(RankLost(f"rank 0 is gone ({_first_line(error)}); look at its log"))
+
+    def _show_life(self) -> None:
+        number = 0
+        while not self._closed.wait(self._silence / _SIGNS_PER_SILENCE):
+            number += 1
+            try:
+                self._store.set(_SIGN, str(number))
+            except RuntimeError as error:
+                log.warning("no more signs of life for the other ranks: %s", _first_line(error))
+                return
+
+
+def lost_rank(error: BaseException) -> RankLost | None:
+    """What a collective's error says about other ranks: that one has ended or does not answer; None of other errors."""
+    if not isinstance(error, RuntimeError) or not (isinstance(error, dist.DistError) or _LOST.search(str(error))):
+        return None
+    ended = ", ".join(ended_ranks())
+    return RankLost(f"{ended or 'another rank is gone or does not answer'}; look at its log ({_first_line(error)})")
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).partition("\n")[0]
