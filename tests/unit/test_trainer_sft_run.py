@@ -19,7 +19,7 @@ import transformers
 from mua.algorithms.batch import sft_batch
 from mua.algorithms.losses import CrossEntropyLoss
 from mua.config.schema import ExperimentConfig
-from mua.errors import Preempted
+from mua.errors import Preempted, RunStopped
 from mua.megatron.checkpoint import latest_checkpoint
 from mua.observe.metrics import read_metrics
 from mua.tokens import load_family
@@ -154,6 +154,19 @@ def test_a_run_that_leaves_in_the_middle_of_a_validation_continues_to_the_same_n
     fine_tune(broken)
     assert lines(broken.output) == whole
     assert own_loss(broken.output / "hf", held_out_of(broken)) == pytest.approx(whole[-1]["validation/loss"], rel=1e-5)
+
+
+def test_weights_that_are_not_finite_end_the_run(model: Path, data: Path, tmp_path: Path) -> None:
+    loaded = config(model, data, tmp_path, validation=None)
+    # The first step carries the weights out of range; no later one has a gradient.
+    wild = loaded.optimizer.model_copy(update={"learning_rate": 1e38, "clip_grad": 0.0})
+    trainer = loaded.trainer.model_copy(update={"save_every": 0, "max_skipped_steps": 2})
+    with pytest.raises(RunStopped, match="the gradient norm of the last 2 steps with an update, to step 2, was not"):
+        fine_tune(loaded.model_copy(update={"optimizer": wild, "trainer": trainer}))
+    assert [line["skipped"] for line in lines(tmp_path)] == [0, 1, 1]
+    newest = latest_checkpoint(tmp_path / "checkpoints")
+    assert newest is not None
+    assert newest.name == "step_00000003"
 
 
 def held_out_of(loaded: ExperimentConfig) -> Conversations:

@@ -1,0 +1,195 @@
+"""Runs that end before their last step, each with one clear line, after saving what there is.
+
+The loop, the output folder, traces and metrics are real; policy and engines are stand-ins that give what a test says.
+An update whose gradient is really not finite is in ``test_trainer_sft_run.py``; users that really do not answer are in
+``tests/e2e/test_bad_input.py``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+from disk_support import largest_file
+
+from mua.config.schema import ExperimentConfig
+from mua.engine.weights import SyncReport
+from mua.errors import DiskError, RunStopped, exit_status
+from mua.observe.metrics import read_metrics
+from mua.observe.traces import read_traces
+from mua.rollout.scheduler import Harvest, Position
+from mua.rollout.service import RolloutService, require_scored
+from mua.trainer.policy import Policy
+from mua.trainer.preempt import Preemption
+from mua.trainer.rl import loop
+from mua.trainer.run import Run
+from mua.types import Group, Outcome, Provenance, Segment, TrainBatch, Trajectory
+
+STEPS, SIZE = 8, 4
+
+
+def episode(sample: int, outcome: Outcome = Outcome.USER_STOP, *, passing: bool = True) -> Trajectory:
+    if not outcome.scored:
+        said = f"{outcome} of {sample}"
+        return Trajectory("task", 0, sample, [], [], 0.0, False, outcome, error=said, passing=passing)
+    int32, float32 = np.arange(3, dtype=np.int32), np.zeros(3, np.float32)
+    provenance = np.array([0, Provenance.SAMPLED, Provenance.SAMPLED], np.uint8)
+    segment = Segment(int32, provenance, float32, int32 * 0, int32 * 0)
+    reward = float(sample % 2)
+    return Trajectory("task", 0, sample, [segment], [reward], reward, bool(reward), outcome)
+
+
+class StandIn:
+    """A policy whose updates have metrics by the script and whose checkpoints are their states."""
+
+    def __init__(self, skipped: Sequence[float] = ()) -> None:
+        self.skipped = list(skipped)
+        self.weights = 0
+
+    def with_logprobs(self, batch: TrainBatch, *, old: bool) -> TrainBatch:
+        return batch
+
+    def train_step(self, batch: TrainBatch, loss: object) -> dict[str, float]:
+        self.weights += 1
+        return {"loss": 1.0, "grad_norm": 1.0, "skipped": self.skipped.pop(0) if self.skipped else 0.0}
+
+    def feed(self) -> None:
+        pass
+
+    def save(self, folder: Path, extra_state: dict[str, Any]) -> None:
+        folder.mkdir(parents=True)
+        (folder / "manifest.json").write_text(json.dumps(extra_state | {"weights": self.weights}))
+
+
+def experiment(output: Path, **trainer: Any) -> ExperimentConfig:
+    return ExperimentConfig(
+        name="run", output=output, model={"path": "model"}, environment={"name": "help_desk"},
+        trainer={"steps": STEPS, "save_every": 0, **trainer}, algorithm={"group_size": SIZE, "groups_per_step": 1},
+        observe={"tensorboard": False, "progress": False},
+    )  # fmt: skip
+
+
+def rollouts(*steps: Sequence[Trajectory]) -> Any:
+    """Engines and episodes: what each step gets; the last repeats."""
+
+    def groups() -> Iterator[Harvest]:
+        for step in range(STEPS):
+            group = Group(step, "task", list(steps[min(step, len(steps) - 1)]))
+            yield Harvest([group], [group], 0, Position(step + 1))
+
+    taken = groups()
+    service = mock.create_autospec(RolloutService, instance=True)
+    service.released, service.position = False, {"next": 0, "waiting": [], "curriculum": []}
+    service.update_weights.side_effect = lambda weights, version: SyncReport(0, 0, 0, 0.0, 0.0, version)
+    service.metrics.return_value = {"engine/sampled_tokens": 1.0}
+    service.take.side_effect = lambda **_: next(taken)
+    return service
+
+
+def train(config: ExperimentConfig, policy: StandIn, service: Any) -> None:
+    stand_in: Policy = policy  # type: ignore[assignment]
+    with Run(config, stand_in) as run, run.saved_on_leaving():
+        loop(config, stand_in, run, service, Preemption())
+
+
+def saved(output: Path) -> dict[str, int]:
+    """The steps and updates of each checkpoint."""
+    found = {p.parent.name: json.loads(p.read_text()) for p in sorted(output.glob("checkpoints/*/manifest.json"))}
+    return {name: state["weights"] for name, state in found.items() if state["step"] == int(name.removeprefix("step_"))}
+
+
+ALL = [episode(sample) for sample in range(SIZE)]
+
+
+@pytest.mark.parametrize(
+    ("outcome", "passing", "status"),
+    [(Outcome.USER_ERROR, True, 75), (Outcome.USER_ERROR, False, 2), (Outcome.TIMEOUT, True, 75)],
+)
+def test_too_few_scored_episodes_end_the_run_before_it_trains_on_them(
+    tmp_path: Path, outcome: Outcome, passing: bool, status: int
+) -> None:
+    few = [episode(0), *(episode(sample, outcome, passing=passing) for sample in range(1, SIZE))]
+    policy = StandIn()
+    with pytest.raises(RunStopped) as error:
+        train(experiment(tmp_path), policy, rollouts(ALL, ALL, few))
+    assert str(error.value) == (
+        f"only 1 of 4 episodes could be scored, and trainer.min_scored_share is 0.5; most of the others ended as "
+        f"{outcome}: {outcome} of 3"
+    )
+    assert exit_status(error.value) == status
+    assert saved(tmp_path) == {"step_00000002": 2}
+    assert [line["step"] for line in read_metrics(tmp_path / "metrics.jsonl")] == [0, 1]
+    # What it did not train on can be looked into.
+    assert [t.outcome for t in read_traces(tmp_path / "traces" / "step_000002.jsonl")] == [t.outcome for t in few]
+
+
+def test_a_run_whose_every_episode_failed_does_not_end_well(tmp_path: Path) -> None:
+    none = [episode(sample, Outcome.JUDGE_ERROR, passing=False) for sample in range(SIZE)]
+    with pytest.raises(RunStopped, match=r"^not one of 4 episodes could be scored; most of the others ended as judge_"):
+        train(experiment(tmp_path, min_scored_share=0.0), StandIn(), rollouts(none))
+    assert saved(tmp_path) == {}
+
+
+def test_a_share_that_is_just_enough(tmp_path: Path) -> None:
+    half = [*ALL[:2], *(episode(sample, Outcome.TIMEOUT) for sample in range(2))]
+    train(experiment(tmp_path), StandIn(), rollouts(half))
+    assert len(list(read_metrics(tmp_path / "metrics.jsonl"))) == STEPS
+    one = [ALL[0], *(episode(sample, Outcome.TIMEOUT) for sample in range(1, SIZE))]
+    assert require_scored(one, 0.25) == one
+    assert require_scored([], 1.0) == []
+
+
+def test_the_commonest_fault_decides_what_is_said() -> None:
+    lost = [episode(0, Outcome.TIMEOUT), episode(1, Outcome.USER_ERROR, passing=False), episode(2, Outcome.TIMEOUT)]
+    with pytest.raises(RunStopped, match=r"ended as timeout: timeout of 2$") as error:
+        require_scored([*lost, episode(3, Outcome.USER_ERROR)])
+    assert error.value.passing
+
+
+def test_updates_that_change_nothing_end_the_run_after_the_last_is_saved(tmp_path: Path) -> None:
+    policy = StandIn(skipped=[1.0, 1.0, 0.0, 1.0, 1.0, 1.0])
+    with pytest.raises(RunStopped) as error:
+        train(experiment(tmp_path, max_skipped_steps=3), policy, rollouts(ALL))
+    assert str(error.value).startswith(
+        "trainer.max_skipped_steps: the gradient norm of the last 3 steps with an update, to step 5, was not finite"
+    )
+    assert str(tmp_path / "metrics.jsonl") in str(error.value)
+    assert exit_status(error.value) == 2
+    assert saved(tmp_path) == {"step_00000006": 6}
+    assert [line["skipped"] for line in read_metrics(tmp_path / "metrics.jsonl")] == [1, 1, 0, 1, 1, 1]
+
+
+def test_some_skipped_minibatches_and_steps_without_an_update_end_nothing(tmp_path: Path) -> None:
+    with Run(experiment(tmp_path, max_skipped_steps=2), StandIn()) as run:  # type: ignore[arg-type]
+        for step, metrics in enumerate(
+            [{"skipped": 0.5}, {"skipped": 1.0}, {"tokens": 0.0}, {"skipped": 0.9}, {"skipped": 1.0}, {}]
+        ):
+            run.log(step, metrics)
+        with pytest.raises(RunStopped):
+            run.log(6, {"skipped": 0.0, "critic/skipped": 1.0})
+
+
+def test_an_evaluation_without_a_scored_episode_saves_the_step_before_it(tmp_path: Path) -> None:
+    service = rollouts(ALL)
+    service.evaluation_tasks.return_value = []
+    service.evaluate.return_value = [episode(0, Outcome.USER_ERROR)]
+    service.evaluate.return_value[0].domain = "help_desk"
+    with pytest.raises(RunStopped, match="not one of 1 episodes could be scored"):
+        train(experiment(tmp_path, evaluate_every=2), StandIn(), service)
+    assert saved(tmp_path) == {"step_00000002": 2}  # the weights and the step agree; its evaluation is still due
+    assert [line["step"] for line in read_metrics(tmp_path / "metrics.jsonl")] == [0]
+
+
+def test_a_full_disk_ends_the_run_with_its_file_and_keeps_what_was_saved(tmp_path: Path) -> None:
+    config = experiment(tmp_path, save_every=1)
+    with largest_file(1500), pytest.raises(DiskError) as error:  # two lines of metrics
+        train(config, StandIn(), rollouts(ALL))
+    assert str(error.value).startswith(f"{tmp_path}/metrics.jsonl: cannot be written: File too large; make room")
+    lines = [line["step"] for line in read_metrics(tmp_path / "metrics.jsonl")]
+    assert 0 < len(lines) < STEPS
+    assert list(saved(tmp_path)) == [f"step_{step + 1:08d}" for step in lines]
