@@ -82,6 +82,7 @@ ranks() {
   status=fault
   [ ! -s "$MUA_STATUS_FILE" ] || status=$(<"$MUA_STATUS_FILE")
   say "$name ended: rank 0 with $status, the step with $ended"
+  [ "$status" = 0 ] || grep '^mua: ' "$MUA_RANK_LOGS/rank-00000.log" 2>/dev/null | tail -n 3 || true
   if [ "$status" = fault ]; then
     tail -n 5 "$MUA_RANK_LOGS"/*.log 2>/dev/null || true
   fi
@@ -104,13 +105,20 @@ find_user() {
     fi
     if [ $SECONDS -ge $deadline ]; then
       say "no server for the user within $MUA_USER_SECONDS s; is serve_user.sbatch running? $MUA_USER_ADDRESS"
-      exit 2
+      status=2
+      was_well
+      finish
     fi
     sleep 2
   done
 }
 
-# What comes after the last step: the end, or another attempt.
+# What an earlier attempt has found in order is no mistake of a person when a later one misses it: it may come back.
+was_well() {
+  [ "$attempt" = 0 ] || [ "$status" != 2 ] || status=75
+}
+
+# What comes after the last step: the end, or another attempt. The statuses are those of mua/errors.py.
 finish() {
   if [ -n "$finished" ]; then
     say "finished"
@@ -121,7 +129,7 @@ finish() {
   elif [ "$status" = 2 ]; then
     say "stopped by something a person has to mend, see $MUA_ATTEMPT"
     exit 2
-  elif [ -z "$leaving" ] && [ "$status" != 75 ] && ! bearable; then
+  elif [ -z "$leaving" ] && ! bearable; then
     say "$MUA_MAX_FAULTS faults without a new checkpoint between them: given up, see $MUA_ATTEMPT"
     exit 1
   fi
@@ -133,7 +141,11 @@ bearable() {
   local newest=none
   [ -z "${MUA_CHECKPOINTS:-}" ] || newest=$(ls "$MUA_CHECKPOINTS" 2>/dev/null | tail -n 1)
   echo "${newest:-none}" >>"$MUA_LOGS/faults"
-  say "a fault (a killed rank, a lost node, a bug) after checkpoint ${newest:-none}"
+  if [ "$status" = 75 ]; then
+    say "a fault that may pass, after checkpoint ${newest:-none}"
+  else
+    say "a fault (a killed rank, a lost node, a bug) after checkpoint ${newest:-none}"
+  fi
   [ "$(grep -cxF "${newest:-none}" "$MUA_LOGS/faults")" -le "$MUA_MAX_FAULTS" ]
 }
 

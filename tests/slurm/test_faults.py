@@ -1,0 +1,137 @@
+"""Faults that pass are followed by another attempt of the job, a person's mistake is not: by rank 0's exit status.
+
+Real: Slurm, the scripts, the engine, every process. The simulated user is a small server of this test, reached by the
+address file that ``mua serve`` leaves. Not covered: faults of the machines (``test_training.py``), more than one node.
+"""
+
+from __future__ import annotations
+
+import http.server
+import json
+import re
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from e2e_support import assert_nothing_left, metrics_of, processes_in
+from slurm_support import SECONDS, Jobs
+
+from tools.slurm_cluster import wait_until
+
+pytestmark = [pytest.mark.slurm, pytest.mark.timeout(1800)]
+
+STEPS = 6
+ONE_RANK = [
+    "megatron.tensor_parallel=1", "megatron.data_parallel=1", "slurm.preflight=false", f"trainer.steps={STEPS}",
+    "trainer.save_every=1",
+]  # fmt: skip
+
+
+def _submit(jobs: Jobs, recipe: Path, folder: Path, *overrides: str) -> tuple[str, Path]:
+    """A job of one node and one rank; its number and its log."""
+    said = jobs.mua("launch", "slurm", "--nodes=1", "--gpus-per-node=1", recipe, *ONE_RANK, *overrides, cwd=folder)
+    number = re.search(r"^job +(\d+)$", said, re.MULTILINE)
+    assert number, said
+    return number[1], folder / "out" / "slurm" / f"{number[1]}.log"
+
+
+def _comes_back_and_finishes(jobs: Jobs, job: str, log: Path, folder: Path) -> None:
+    """The fault left with 75; the next attempt continues, and every step is there once."""
+    jobs.until(job, jobs.state(job, "PENDING"), "the requeue", log)
+    said = log.read_text()
+    assert "train ended: rank 0 with 75" in said
+    assert "a fault that may pass, after checkpoint step_" in said
+    done = len(metrics_of(folder / "out"))
+    assert 0 < done < STEPS
+    jobs.start_now(job)
+    jobs.until(job, jobs.state(job, "COMPLETED"), "the end", log)
+    assert jobs.show(job)["Restarts"] == "1"
+    assert [line["step"] for line in metrics_of(folder / "out")] == list(range(STEPS))
+    assert_nothing_left(folder)
+
+
+def test_an_engine_whose_restarts_are_used_up(jobs: Jobs, recipe: Path, tmp_path: Path) -> None:
+    job, log = _submit(jobs, recipe, tmp_path, "engine.max_restarts=0", "rollout.max_retries=0")
+    jobs.until(job, lambda: len(metrics_of(tmp_path / "out")) >= 2, "two steps", log)
+    for process in processes_in(tmp_path):
+        if "sglang.launch_server" in process.cmdline()[:3]:
+            process.kill()
+    _comes_back_and_finishes(jobs, job, log, tmp_path)
+
+
+def test_a_user_server_that_moved_is_found_by_the_next_attempt(jobs: Jobs, recipe: Path, tmp_path: Path) -> None:
+    address = tmp_path / "user"
+    config = tmp_path / "llm.yaml"
+    # One request is one fault: this user is not waited for.
+    llm = '{base_url: "${MUA_USER_BASE_URL}", model: "${MUA_USER_MODEL}", max_retries: 0}'
+    config.write_text(f"extends: {recipe}\nuser: {{kind: llm, llm: {llm}}}\n")
+    with _user(answers=16) as first, _user() as second:
+        _publish(address, first)
+        job, log = _submit(jobs, config, tmp_path, f"slurm.user_address={address}", "rollout.max_retries=0")
+        assert wait_until(first.gone.is_set, SECONDS)
+        _publish(address, second)
+        _comes_back_and_finishes(jobs, job, log, tmp_path)
+        said = log.read_text()
+        assert said.index(f"the user's server is at {first.url}") < said.index("episodes could be scored")
+        assert said.index("episodes could be scored") < said.index(f"the user's server is at {second.url}")
+
+
+def test_a_mistake_of_a_person_is_not_tried_again(jobs: Jobs, recipe: Path, tmp_path: Path) -> None:
+    job = jobs.sbatch("train.sbatch", recipe, "trainer.step=1", cwd=tmp_path, options=("--export=ALL,MUA_PREFLIGHT=0",))
+    log = tmp_path / f"mua-{job}.log"
+    jobs.until(job, jobs.state(job, "FAILED"), "the failure", log)
+    assert jobs.show(job)["Restarts"] == "0"
+    assert "did you mean trainer.steps?" in log.read_text()
+    assert "stopped by something a person has to mend" in log.read_text()
+
+
+class _Server(http.server.ThreadingHTTPServer):
+    """A simulated user who is gone after so many answers: then it hangs up on everybody."""
+
+    daemon_threads = True
+
+    def __init__(self, answers: int) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.left = answers
+        self.gone = threading.Event()
+        self.url = f"http://127.0.0.1:{self.server_port}/v1"
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        server = self.server
+        assert isinstance(server, _Server)
+        server.left -= 1
+        if server.left < 0:
+            server.gone.set()
+            self.close_connection = True
+            return
+        message = {"role": "assistant", "content": "Where is my order W-1?"}
+        body = json.dumps({"choices": [{"index": 0, "finish_reason": "stop", "message": message}]}).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        """Quiet."""
+
+
+@contextmanager
+def _user(answers: int = 1_000_000) -> Iterator[_Server]:
+    server = _Server(answers)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield server
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def _publish(address: Path, server: _Server) -> None:
+    address.write_text(f"MUA_USER_BASE_URL={server.url}\nMUA_USER_MODEL=customer\n")
