@@ -117,11 +117,11 @@ def mua(*arguments: str | Path, cwd: Path, seconds: float = SECONDS, fresh: bool
     return out
 
 
-def refused(*arguments: str | Path, cwd: Path) -> str:
-    """Run a command that must fail as a person's mistake does; its one ``mua:`` line."""
+def refused(*arguments: str | Path, cwd: Path, status: int = 2) -> str:
+    """Run a command that must fail as a person's mistake does, or with another ``status``; its one ``mua:`` line."""
     with running(*arguments, cwd=cwd) as process:
-        status, out, err = finish(process, cwd)
-    assert status == 2, f"ended with {status}:\n{out[-2000:]}\n{err[-6000:]}"
+        left, out, err = finish(process, cwd)
+    assert left == status, f"ended with {left}:\n{out[-2000:]}\n{err[-6000:]}"
     assert "Traceback" not in err, err
     lines = [line for line in err.splitlines() if line.startswith("mua: ")]
     assert len(lines) == 1, err

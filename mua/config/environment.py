@@ -63,7 +63,7 @@ class EndpointConfig(Section):
 
     base_url: str
     """Address of the API, ``/v1`` included. Credentials in it (``https://name:password@host``) are sent instead of
-    ``api_key``."""
+    ``api_key``, a query (``?api_key=...``) with every request; both are masked wherever the address is shown."""
     model: str
     """Model name the endpoint knows."""
     api_key: SecretStr = SecretStr("none")

@@ -413,7 +413,7 @@ class SlurmConfig(Section):
     requeue: bool = True
     """Come back after the time limit, a node's failure or a fault, and continue from the newest checkpoint."""
     max_faults: NonNegative = 3
-    """Faults without a new checkpoint between them after which the job gives up."""
+    """Faults (exit statuses 75, 1 or none) without a new checkpoint between them after which the job gives up."""
     preflight: bool = True
     """Run ``mua doctor preflight`` on all ranks first."""
     setup: list[str] = []

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -92,7 +92,9 @@ class Policy:
     ) -> None:
         lost = None if error is None else lost_rank(error)
         if self._calls is None or (lost is None and not isinstance(error, KeyboardInterrupt | RankLost)):
-            self.close()
+            # An error that all ranks met has ended the others by now; it is the one to be seen.
+            with suppress(*([] if error is None else [RankLost])):
+                self.close()
             return
         # The others may be in a collective that this rank has left, and deaf to announcements.
         end_ranks()
@@ -123,11 +125,13 @@ class Policy:
 
     def close(self) -> None:
         """Let the other ranks go and end the process groups."""
-        if leads():
-            self._announce(_STOP)
-        if self._calls is not None:
-            self._calls.close()
-        self._backend.close()
+        try:
+            if leads():
+                self._announce(_STOP)
+        finally:
+            if self._calls is not None:
+                self._calls.close()
+            self._backend.close()
 
     def train_step(self, batch: TrainBatch, loss: LossFunction) -> dict[str, float]:
         """One optimizer step; see :meth:`mua.megatron.backend.MegatronBackend.train_step`."""

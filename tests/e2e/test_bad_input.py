@@ -113,11 +113,11 @@ def endpoint(status: int, body: bytes) -> Iterator[str]:
         server.server_close()
 
 
-def ask(recipe: Path, verb: str, url: str, cwd: Path) -> str:
+def ask(recipe: Path, verb: str, url: str, cwd: Path, status: int) -> str:
     """The line of a run whose customer is played by a model behind ``url``."""
     user = ["user.kind=llm", f"user.llm.base_url={url}", "user.llm.model=customer", "user.llm.api_key=sk-secret-4711"]
     quick = ["user.llm.max_retries=1", "rollout.max_retries=1"]
-    line = refused(verb, recipe, *user, *quick, cwd=cwd)
+    line = refused(verb, recipe, *user, *quick, cwd=cwd, status=status)
     assert url in line
     for path in [*cwd.glob("std*"), *cwd.rglob("*.yaml"), *cwd.rglob("*.jsonl")]:
         assert "sk-secret-4711" not in path.read_text(), path
@@ -128,7 +128,7 @@ def ask(recipe: Path, verb: str, url: str, cwd: Path) -> str:
 def test_an_endpoint_that_refuses_the_key(recipe: Path, tmp_path: Path) -> None:
     body = json.dumps({"error": {"message": "bad key sk-secret-4711"}}).encode()
     with endpoint(401, body) as url:
-        line = ask(recipe, "train", url, tmp_path)
+        line = ask(recipe, "train", url, tmp_path, status=2)
     assert "not one of 6 episodes could be scored" in line
     assert "HTTP 401" in line
     assert line.endswith("check user.llm.api_key")
@@ -136,16 +136,18 @@ def test_an_endpoint_that_refuses_the_key(recipe: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "body", "said"),
+    ("http", "body", "said", "status"),
     [
-        pytest.param(500, b"{}", "HTTP 500", marks=pytest.mark.grid),
-        pytest.param(200, b"<html>no json", "unusable reply", marks=pytest.mark.slow),
-        pytest.param(200, b'{"choices": []}', "unusable reply", marks=pytest.mark.grid),
+        pytest.param(500, b"{}", "HTTP 500", 75, marks=pytest.mark.grid),
+        pytest.param(200, b"<html>no json", "unusable reply", 2, marks=pytest.mark.slow),
+        pytest.param(200, b'{"choices": []}', "unusable reply", 2, marks=pytest.mark.grid),
     ],
 )
-def test_an_endpoint_that_fails_or_babbles(recipe: Path, tmp_path: Path, status: int, body: bytes, said: str) -> None:
-    with endpoint(status, body) as url:
-        line = ask(recipe, "rollout", url, tmp_path)
+def test_an_endpoint_that_fails_or_babbles(
+    recipe: Path, tmp_path: Path, http: int, body: bytes, said: str, status: int
+) -> None:
+    with endpoint(http, body) as url:
+        line = ask(recipe, "rollout", url, tmp_path, status)
     assert said in line
     assert "after 2 requests" in line
     unscored = list(read_traces(tmp_path / "out" / "traces"))
@@ -156,7 +158,7 @@ def test_an_endpoint_that_fails_or_babbles(recipe: Path, tmp_path: Path, status:
 def test_an_endpoint_that_is_not_there(recipe: Path, tmp_path: Path) -> None:
     with socket.socket() as taken:  # bound, never listening: nobody else gets the port, and connections are refused
         taken.bind(("127.0.0.1", 0))
-        line = ask(recipe, "rollout", f"http://127.0.0.1:{taken.getsockname()[1]}/v1", tmp_path)
+        line = ask(recipe, "rollout", f"http://127.0.0.1:{taken.getsockname()[1]}/v1", tmp_path, status=75)
     assert "connection failed" in line
     assert "check user.llm.base_url and that the server runs" in line
 

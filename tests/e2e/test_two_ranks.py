@@ -1,7 +1,7 @@
 """One command trains on two processes: ``megatron.data_parallel=2`` starts them itself and changes no number.
 
 Compared with the same steps on one process, both in deterministic mode. A mistake stays one line and status 2, and
-Ctrl-C leaves no rank behind.
+Ctrl-C or a rank that is killed leave none behind.
 """
 
 from __future__ import annotations
@@ -11,7 +11,17 @@ import signal
 from pathlib import Path
 
 import pytest
-from e2e_support import DETERMINISTIC, assert_nothing_left, finish, metrics_of, mua, refused, running, until
+from e2e_support import (
+    DETERMINISTIC,
+    assert_nothing_left,
+    finish,
+    metrics_of,
+    mua,
+    processes_in,
+    refused,
+    running,
+    until,
+)
 
 pytestmark = pytest.mark.timeout(900)  # a busy machine; the fixtures' runs count too
 
@@ -36,6 +46,20 @@ def test_two_ranks_train_like_one(recipe: Path, trained: Path, tmp_path: Path) -
 def test_a_mistake_is_one_line_with_two_ranks_too(recipe: Path, tmp_path: Path) -> None:
     line = refused("train", recipe, "megatron.data_parallel=2", "environment.name=help_dsk", cwd=tmp_path)
     assert "did you mean 'help_desk'?" in line
+
+
+@pytest.mark.slow
+def test_a_rank_that_is_killed_is_a_fault_that_passes(recipe: Path, tmp_path: Path) -> None:
+    command = ("sft", recipe, "trainer.steps=999", "megatron.data_parallel=2")
+    with running(*command, cwd=tmp_path) as process:
+        until(lambda: metrics_of(tmp_path / "out"), process, "a step")
+        (other,) = [p for p in processes_in(tmp_path) if p.environ().get("RANK") == "1"]
+        other.kill()
+        status, _, err = finish(process, tmp_path)
+    assert status == 75, err
+    assert "Traceback" not in err
+    assert err.splitlines()[-1].startswith("mua: rank 1 ended with status -9; look at its log (")
+    assert_nothing_left(tmp_path)
 
 
 @pytest.mark.slow

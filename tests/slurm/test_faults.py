@@ -6,6 +6,7 @@ address file that ``mua serve`` leaves. Not covered: faults of the machines (``t
 
 from __future__ import annotations
 
+import contextlib
 import http.server
 import json
 import re
@@ -14,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 from e2e_support import assert_nothing_left, metrics_of, processes_in
 from slurm_support import SECONDS, Jobs
@@ -55,10 +57,15 @@ def _comes_back_and_finishes(jobs: Jobs, job: str, log: Path, folder: Path) -> N
 def test_an_engine_whose_restarts_are_used_up(jobs: Jobs, recipe: Path, tmp_path: Path) -> None:
     job, log = _submit(jobs, recipe, tmp_path, "engine.max_restarts=0", "rollout.max_retries=0")
     jobs.until(job, lambda: len(metrics_of(tmp_path / "out")) >= 2, "two steps", log)
-    for process in processes_in(tmp_path):
-        if "sglang.launch_server" in process.cmdline()[:3]:
-            process.kill()
+    _kill_engine(tmp_path)
     _comes_back_and_finishes(jobs, job, log, tmp_path)
+
+
+def _kill_engine(folder: Path) -> None:
+    for process in processes_in(folder):
+        with contextlib.suppress(psutil.Error):
+            if "sglang.launch_server" in process.cmdline()[:3]:
+                process.kill()
 
 
 def test_a_user_server_that_moved_is_found_by_the_next_attempt(jobs: Jobs, recipe: Path, tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """The smaller jobs on a real Slurm: the simulated user's server and its address, evaluation, refused submissions.
 
-Not covered: GPUs, containers; a server that moves to another node while a training job runs.
+Not covered: GPUs, containers; a server that moves while a training job runs (``test_faults.py``).
 """
 
 from __future__ import annotations
