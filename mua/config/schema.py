@@ -118,7 +118,10 @@ class EngineConfig(Section):
     stop_seconds: PositiveFloat = 30.0
     """Time a server gets to stop before it is killed."""
     health_seconds: PositiveFloat = 10.0
-    """Interval of the health watch; an engine that fails it three times is restarted."""
+    """Interval of the health watch."""
+    control_seconds: PositiveFloat = 60.0
+    """How long an engine may stay silent before it is restarted: the deadline of one control request (pause, flush,
+    memory, a bucket of weights, which gets a second more for every 50 MB), and of three health probes in a row."""
     max_restarts: NonNegative = 3
     """Restarts of one server before the run gives up."""
     bucket_bytes: Positive = 512 * 1024 * 1024

@@ -43,7 +43,7 @@ class Server(Protocol):
 class Engine:
     """One server, its client and what the pool knows about it."""
 
-    def __init__(self, server: Server, slots: int, *, node: int = 0, api_key: str | None = None) -> None:
+    def __init__(self, server: Server, slots: int, *, api_key: str, node: int = 0) -> None:
         self.server = server
         self.label = f"engine {server.index}"
         self.node = node
@@ -57,11 +57,14 @@ class Engine:
         self.in_flight = 0
         self.queued = 0
         self.restarts = 0
+        self.spared = False
+        """Whether it was stopped through no fault of its own: that restart does not count."""
         self.version = 0
         self.released: set[str] = set()
         """Tags of the memory it has given back."""
         self._api_key = api_key
         self._client: EngineClient | None = None
+        self._stopping = asyncio.Lock()
 
     @property
     def client(self) -> EngineClient:
@@ -82,8 +85,10 @@ class Engine:
         self.version = 0
 
     async def stop(self) -> None:
+        """End the server. Of several calls at once each returns when it is gone."""
         self.state = State.STOPPED
-        client, self._client = self._client, None
-        await self.server.stop()
-        if client is not None:
-            await client.close()
+        async with self._stopping:
+            client, self._client = self._client, None
+            await self.server.stop()
+            if client is not None:
+                await client.close()

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Self
 
 from mua.config.schema import ExperimentConfig
-from mua.errors import ModelError, Preempted
+from mua.errors import EngineError, ModelError, Preempted
 from mua.megatron.checkpoint import checkpoint_folder, latest_checkpoint, prune_checkpoints
 from mua.observe.memory import memory_metrics
 from mua.observe.metrics import MetricsWriter
@@ -37,6 +37,7 @@ class Run:
         self.step = self._resume()
         """The next step to take, counted from 0; it is also the policy's version."""
         self._unsaved: int | None = None
+        self._unsaved_metrics: Mapping[str, float] | None = None
         self.timer = StageTimer()
         self.progress = Progress(config.observe.progress)
         self._metrics = MetricsWriter(
@@ -85,18 +86,24 @@ class Run:
         self._unsaved = None
         return folder
 
+    def completed(self, step: int, unlogged: Mapping[str, float]) -> None:
+        """``step`` is done but for its evaluation: what leaves the run now saves it with its metrics (:meth:`save`)."""
+        self._unsaved, self._unsaved_metrics = step, unlogged
+
     @contextmanager
-    def saved_when_preempted(self) -> Iterator[None]:
-        """A block that :class:`Preempted` leaves between steps: the last completed one gets its checkpoint."""
+    def saved_on_leaving(self) -> Iterator[None]:
+        """A block that :class:`Preempted`, or engines that are given up, leave before the end of the run.
+
+        The last completed step gets its checkpoint, if it has none: put what holds the devices' memory into the block.
+        """
         try:
             yield
-        except Preempted:
+        except (Preempted, EngineError):
             if self._unsaved is not None:
-                self.save(self._unsaved)
+                self.save(self._unsaved, self._unsaved_metrics)
             self._finish_save()
-            log.warning(
-                "leaving before the end; the same command continues from %s", latest_checkpoint(self.checkpoints)
-            )
+            if (newest := latest_checkpoint(self.checkpoints)) is not None:
+                log.warning("leaving before the end; the same command continues from %s", newest)
             raise
 
     def _finish_save(self) -> None:

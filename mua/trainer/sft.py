@@ -40,7 +40,7 @@ def fine_tune(config: ExperimentConfig, preemption: Preemption | None = None) ->
     family = load_family(config.model.path, thinking=config.model.thinking)
     conversations, held_out = load_sets(config, family)
     with policy, Run(config, policy) as run:
-        with run.saved_when_preempted():
+        with run.saved_on_leaving():
             loop(config, policy, run, conversations, held_out, preemption)
         policy.save_hf(config.output / "hf")
 
