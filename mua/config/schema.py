@@ -420,8 +420,8 @@ class SlurmConfig(Section):
     """``SOURCE:TARGET[:FLAGS]`` for ``srun --container-mounts``. The checkout, the environment and the folders of the
     configuration must be visible under their own paths."""
     user_address: Annotated[Path, Field(strict=False)] | None = None
-    """Address file that ``slurm/serve_user.sbatch`` leaves. The job waits for it and sets MUA_USER_BASE_URL and
-    MUA_USER_MODEL, which the configuration names as ``${MUA_USER_BASE_URL}``."""
+    """Address file that ``slurm/serve_user.sbatch`` leaves. The job waits for it and sets MUA_USER_BASE_URL,
+    MUA_USER_MODEL and MUA_USER_API_KEY, which the configuration names as ``${MUA_USER_BASE_URL}``."""
     user_seconds: PositiveFloat = 1800.0
     """Deadline of that wait."""
     extra: list[str] = []

@@ -50,6 +50,8 @@ class Engine:
         """Machine of the run it is on; 0 is this one."""
         self.starts = 0
         """Times it was started: tells a restarted engine from the one before."""
+        self.stops = 0
+        """Times it was stopped: tells one that is being restarted from the one before."""
         self.slots = asyncio.Semaphore(slots)
         self.control = asyncio.Lock()
         self.suspect = asyncio.Event()
@@ -87,6 +89,7 @@ class Engine:
     async def stop(self) -> None:
         """End the server. Of several calls at once each returns when it is gone."""
         self.state = State.STOPPED
+        self.stops += 1
         async with self._stopping:
             client, self._client = self._client, None
             await self.server.stop()

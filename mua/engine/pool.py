@@ -490,12 +490,12 @@ class EnginePool:
                 yield targets
                 await targets.each(self._continue, paused)
         except BaseException:
-            for engine in targets.engines if targets.lost else []:
+            for engine in targets.same(targets.engines) if targets.lost else []:
                 engine.spared = True
-            await self._kill(engines)
+            await self._kill(targets.same(engines))
             raise
         else:
-            await self._kill(targets.lost)
+            await self._kill(targets.same(targets.lost))
         finally:
             targets.end()
             self._closed_by.discard("weights")

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from time import monotonic
 from typing import TYPE_CHECKING, Any
@@ -38,6 +38,7 @@ class Targets:
 
     def __init__(self, engines: Sequence[Engine], seconds: float) -> None:
         self.engines = list(engines)
+        self._stops = {engine: engine.stops for engine in engines}
         self.seconds = seconds
         self.lost: dict[Engine, EngineGone] = {}
         self._began = monotonic()
@@ -50,6 +51,10 @@ class Targets:
 
     def end(self) -> None:
         self._ended = monotonic()
+
+    def same(self, engines: Iterable[Engine]) -> list[Engine]:
+        """Those of ``engines`` that were not stopped since the beginning; the watch may have restarted the others."""
+        return [engine for engine in engines if engine.stops == self._stops[engine]]
 
     def lose(self, engine: Engine, error: EngineGone) -> None:
         _log.warning("%s is left out: %s", engine.label, error)

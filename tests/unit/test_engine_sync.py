@@ -29,6 +29,7 @@ class StandIn:
         self.label = "stand-in"
         self.node = 0
         self.starts = 1
+        self.stops = 0
         self.client = self
         self.calls: list[str] = []
         self.loaded = 0
