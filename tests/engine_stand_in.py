@@ -102,8 +102,8 @@ class _FourTensors(Feed):
 
 
 def stand_in_pool(servers: Sequence[StandInServer], **changes: object) -> EnginePool:
-    """A pool over ``servers``, not started. It probes every 50 ms and gives a request half a second."""
-    fields = {"count": len(servers), "health_seconds": 0.05, "control_seconds": 0.5, "memory_saver": True} | changes
+    """A pool over ``servers``, not started. It probes every 50 ms."""
+    fields = {"count": len(servers), "health_seconds": 0.05, "memory_saver": True} | changes
     config = EngineConfig.model_validate(fields)
     pool = EnginePool(config, dtype="float32", context_length=64, seed=1, log_folder=Path("."))
     pool._engines = [Engine(server, 4, api_key=KEY) for server in servers]

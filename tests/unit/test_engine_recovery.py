@@ -21,6 +21,9 @@ from mua.errors import EngineError
 
 pytestmark = pytest.mark.timeout(60)
 LOAD, END = "/update_weights_from_tensor", "/end_weight_update"
+IMPATIENT = {"control_seconds": 0.3, "max_restarts": 99}
+"""For engines that hang. A busy machine may make one that does not look so too, and costs it a restart."""
+FAULTS = [("die", {}), ("hang", IMPATIENT)]
 
 
 def at(wanted: str, fault: str, *, request: int = 1, lives: int = 1) -> Callable[[str, int], str | None]:
@@ -57,19 +60,21 @@ async def test_an_update_waits_for_an_engine_that_died_before_it() -> None:
         assert (server.lives, source.made) == (2, 2)
 
 
-@pytest.mark.parametrize("fault", ["die", "hang"])
+@pytest.mark.parametrize(("fault", "changes"), FAULTS)
 @pytest.mark.parametrize(
     ("path", "request_number"),
     [("/flush_cache", 1), ("/begin_weight_update", 1), (LOAD, 1), (LOAD, 4), (END, 1)],
 )
-async def test_weights_that_reached_no_engine_are_sent_again(fault: str, path: str, request_number: int) -> None:
+async def test_weights_that_reached_no_engine_are_sent_again(
+    fault: str, changes: dict[str, object], path: str, request_number: int
+) -> None:
     server, source = StandInServer(), Source()
-    async with stand_in_pool([server]) as pool:
+    async with stand_in_pool([server], **changes) as pool:
         await pool.start(Path("m"))
         server.on_request = at(path, fault, request=request_number)
         report = await pool.update_weights(source, 1)
         assert (report.tensors, pool.version, states(pool)) == (4, 1, [State.SERVING])
-        assert server.lives == 2
+        assert server.lives >= 2
         assert server.controls[-6:] == ["/begin_weight_update", *[LOAD] * 4, END]
 
 
@@ -82,10 +87,12 @@ async def test_a_stream_that_can_be_read_once_is_not_sent_again() -> None:
             await pool.update_weights(Source()(), 1)
 
 
-@pytest.mark.parametrize("fault", ["die", "hang"])
-async def test_the_other_engine_serves_on_and_the_restarted_one_is_filled_later(fault: str) -> None:
+@pytest.mark.parametrize(("fault", "changes"), FAULTS)
+async def test_the_other_engine_serves_on_and_the_restarted_one_is_filled_later(
+    fault: str, changes: dict[str, object]
+) -> None:
     servers, source = [StandInServer(0), StandInServer(1)], Source()
-    async with stand_in_pool(servers) as pool:
+    async with stand_in_pool(servers, **changes) as pool:
         await pool.start(Path("m"))
         servers[1].on_request = at(LOAD, fault, request=2)
         await pool.update_weights(source, 3)
@@ -146,16 +153,16 @@ async def test_an_engine_that_does_not_start_again_ends_the_wait_of_an_update() 
 
 async def test_an_engine_that_hangs_in_rollout_is_found_by_its_probes() -> None:
     server = StandInServer()
-    async with stand_in_pool([server]) as pool:
+    async with stand_in_pool([server], **IMPATIENT) as pool:
         await pool.start(Path("m"))
         server.on_request = lambda path, life: "hang" if life == 1 else None
-        await until(lambda: server.lives == 2)
+        await until(lambda: server.lives >= 2)
 
 
 async def test_an_update_does_not_hide_an_engine_that_hangs() -> None:
     """The probe that runs into a control operation is answered by nobody, and is not called healthy."""
     server = StandInServer()
-    async with stand_in_pool([server], health_seconds=60) as pool:
+    async with stand_in_pool([server], health_seconds=60, control_seconds=0.3) as pool:
         await pool.start(Path("m"))
         server.on_request = lambda path, life: "hang"
         async with pool._engines[0].control:
@@ -199,18 +206,21 @@ async def test_the_only_engine_returns_for_the_update_without_the_memory_that_is
         assert not pool.released
 
 
-@pytest.mark.parametrize("fault", ["die", "hang"])
+@pytest.mark.parametrize(("fault", "changes"), FAULTS)
 @pytest.mark.parametrize("path", ["/release_memory_occupation", "/resume_memory_occupation"])
-async def test_an_engine_that_fails_to_move_its_memory_is_replaced(fault: str, path: str) -> None:
+async def test_an_engine_that_fails_to_move_its_memory_is_replaced(
+    fault: str, changes: dict[str, object], path: str
+) -> None:
     server, source = StandInServer(), Source()
-    async with stand_in_pool([server]) as pool:
+    async with stand_in_pool([server], **changes) as pool:
         await pool.start(Path("m"))
         server.on_request = at(path, fault)
         await pool.release_memory(["kv_cache", "weights"])
         await pool.resume_memory(["weights"])
         await pool.update_weights(source, 1)
         await pool.resume_memory(["kv_cache"])
-        assert (server.lives, states(pool), pool.released) == (2, [State.SERVING], False)
+        assert server.lives >= 2
+        assert (states(pool), pool.released) == ([State.SERVING], False)
 
 
 async def test_only_the_engine_at_fault_uses_up_a_restart() -> None:
