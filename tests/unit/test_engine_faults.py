@@ -104,7 +104,7 @@ class Weights:
     def __init__(self, folder: Path) -> None:
         self.tensors = load_file(folder / "model.safetensors")
         self.made = 0
-        self.fault: Callable[[], None] | None = None
+        self.fault: Callable[[], object] | None = None
 
     def __call__(self) -> Iterator[tuple[str, torch.Tensor]]:
         self.made += 1
@@ -138,7 +138,7 @@ async def test_a_run_outlives_faults_of_both_its_engines_at_every_moment(
     """Two engines, so that what is left of a fault is seen too; every fault costs a start, so both are hit at once."""
     base, other = Weights(tiny_qwen3_folder), Weights(other_qwen3_folder)
     notices: list[int] = []
-    changes = {"count": 2, "max_restarts": 3, "control_seconds": 6.0, "health_seconds": 2.0, "bucket_bytes": 2**16}
+    changes = {"count": 2, "max_restarts": 9, "control_seconds": 6.0, "health_seconds": 2.0, "bucket_bytes": 2**16}
     async with make_pool(tmp_path, memory_saver=False, **changes) as pool:
         await pool.start(tiny_qwen3_folder)
         await pool.update_weights(other, 1)
@@ -177,8 +177,9 @@ async def test_a_run_outlives_faults_of_both_its_engines_at_every_moment(
         fresh = await spoken(pool)
         assert fresh[0] == fresh[1] != said[0]
 
-        # While the trainer has the memory: both are killed, and return for the update.
-        pool.config = pool.config.model_copy(update={"memory_saver": True})
+        # While the trainer has the memory: both are killed, and return for the update, which is a broadcast this time.
+        # Whoever is back first is killed in the middle of it.
+        pool.config = pool.config.model_copy(update={"memory_saver": True, "transport": "broadcast"})
         await pool.release_memory(["kv_cache", "weights"])
         kill(first)
         kill(second)
@@ -186,18 +187,21 @@ async def test_a_run_outlives_faults_of_both_its_engines_at_every_moment(
             while pool.engines_up():
                 await asyncio.sleep(0.1)
         await pool.resume_memory(["weights"])
+        sent, other.fault = other.made, lambda: [kill(engine.server) for engine in pool._engines if engine.up]
         await pool.update_weights(other, 3)
+        assert other.made == sent + 2
         await pool.resume_memory(["kv_cache"])
         await refill(pool, other)
         assert await spoken(pool) == said
 
-        # Once more than they may.
-        assert [engine.restarts for engine in pool._engines] == [3, 3]
+        # Once more than it may.
+        assert sum(engine.restarts for engine in pool._engines) in (7, 8)
+        pool.config = pool.config.model_copy(update={"max_restarts": pool._engines[0].restarts})
         kill(first)
         async with asyncio.timeout(60):
             while pool.failure is None:
                 await asyncio.sleep(0.1)
-        with pytest.raises(EngineError, match=r"engine 0 failed again after engine\.max_restarts = 3.*engine-0\.log"):
+        with pytest.raises(EngineError, match=r"engine 0 failed again after engine\.max_restarts = \d.*engine-0\.log"):
             await pool.update_weights(base, 4)
 
 
