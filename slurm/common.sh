@@ -98,8 +98,9 @@ find_user() {
     host=${url#http://}
     host=${host%%/*}
     if [ -n "$url" ] && (exec 3<>"/dev/tcp/${host%:*}/${host##*:}") 2>/dev/null; then
-      export MUA_USER_BASE_URL=$url MUA_USER_MODEL
+      export MUA_USER_BASE_URL=$url MUA_USER_MODEL MUA_USER_API_KEY
       MUA_USER_MODEL=$(sed -n 's/^MUA_USER_MODEL=//p' "$MUA_USER_ADDRESS")
+      MUA_USER_API_KEY=$(sed -n 's/^MUA_USER_API_KEY=//p' "$MUA_USER_ADDRESS")
       say "the user's server is at $url"
       return
     fi

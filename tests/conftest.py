@@ -1,4 +1,4 @@
-"""Fixtures every test module may use; an engine is started only when a test asks for one. And how tests are shared out."""
+"""Fixtures every test module may use, an engine among them, started when a test asks for it; how tests are shared out."""
 
 import re
 

@@ -118,7 +118,10 @@ class EngineConfig(Section):
     stop_seconds: PositiveFloat = 30.0
     """Time a server gets to stop before it is killed."""
     health_seconds: PositiveFloat = 10.0
-    """Interval of the health watch; an engine that fails it three times is restarted."""
+    """Interval of the health watch."""
+    control_seconds: PositiveFloat = 60.0
+    """How long an engine may stay silent before it is restarted: the deadline of one control request (pause, flush,
+    memory, a bucket of weights, which gets a second more for every 50 MB), and of three health probes in a row."""
     max_restarts: NonNegative = 3
     """Restarts of one server before the run gives up."""
     bucket_bytes: Positive = 512 * 1024 * 1024
@@ -426,8 +429,8 @@ class SlurmConfig(Section):
     """``SOURCE:TARGET[:FLAGS]`` for ``srun --container-mounts``. The checkout, the environment and the folders of the
     configuration must be visible under their own paths."""
     user_address: Annotated[Path, Field(strict=False)] | None = None
-    """Address file that ``slurm/serve_user.sbatch`` leaves. The job waits for it and sets MUA_USER_BASE_URL and
-    MUA_USER_MODEL, which the configuration names as ``${MUA_USER_BASE_URL}``."""
+    """Address file that ``slurm/serve_user.sbatch`` leaves. The job waits for it and sets MUA_USER_BASE_URL,
+    MUA_USER_MODEL and MUA_USER_API_KEY, which the configuration names as ``${MUA_USER_BASE_URL}``."""
     user_seconds: PositiveFloat = 1800.0
     """Deadline of that wait."""
     extra: list[str] = []

@@ -18,6 +18,7 @@ from concurrent.futures import Executor
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+from mua.engine.client import EngineGone
 from mua.engine.member import Engine
 from mua.errors import EngineError
 from mua.ports import free_port
@@ -25,9 +26,9 @@ from mua.ports import free_port
 if TYPE_CHECKING:
     import torch
 
+    from mua.engine.sync import Targets
+
 _log = logging.getLogger(__name__)
-_SECONDS = 300.0
-"""Deadline of forming the group, and of one broadcast."""
 _POLL_SECONDS = 0.0005
 
 
@@ -60,16 +61,16 @@ class Broadcast:
     def _name(self) -> str:
         return f"mua-weights-{self._formed}"
 
-    async def join(self, engines: Sequence[Engine], thread: Executor) -> None:
-        """Have a group with exactly these engines. Raises :class:`EngineError` when one does not come in time."""
-        members = {engine: engine.starts for engine in engines}
+    async def join(self, targets: Targets, thread: Executor) -> None:
+        """Have a group with exactly these engines. Raises :class:`EngineGone` when one does not come in time."""
+        members = {engine: engine.starts for engine in targets.engines}
         if self._group is not None and members == self._members:
             return
         await self.leave()
         self._formed += 1
         self._cancelled.clear()
         port = free_port(self._address)
-        size = 1 + self._ranks * len(engines)
+        size = 1 + self._ranks * len(members)
         body = {
             "master_address": self._address,
             "master_port": port,
@@ -77,26 +78,24 @@ class Broadcast:
             "group_name": self._name,
             "backend": self._backend,
         }
-        own = asyncio.get_running_loop().run_in_executor(thread, self._form, port, size)
+        own = asyncio.get_running_loop().run_in_executor(thread, self._form, port, size, targets.seconds)
         theirs = [
-            engine.client.control(
-                "/init_weights_update_group", body | {"rank_offset": 1 + self._ranks * number}, timeout=_SECONDS
-            )
-            for number, engine in enumerate(engines)
+            targets.take_part(engine, "/init_weights_update_group", body | {"rank_offset": 1 + self._ranks * number})
+            for number, engine in enumerate(members)
         ]
         await all_or_first_error([own, *theirs])
         self._members = members
 
-    def _form(self, port: int, size: int) -> None:
+    def _form(self, port: int, size: int, seconds: float) -> None:
         from mua.compat.torch_outside_group import outside_group
 
         try:
             self._group = outside_group(
                 self._backend, self._address, port, world_size=size, name=self._name,
-                timeout=timedelta(seconds=_SECONDS),
+                timeout=timedelta(seconds=seconds),
             )  # fmt: skip
         except RuntimeError as error:
-            raise EngineError(f"engines did not join the process group of the weights: {error}") from error
+            raise EngineGone(f"engines did not join the process group of the weights: {error}") from error
 
     async def leave(self) -> None:
         """Dissolve the group with those of its engines that are still the same."""
@@ -127,20 +126,23 @@ class Broadcast:
             "group_name": self._name,
         }
 
-    def transmit(self, flat: torch.Tensor) -> None:
-        """Send one bucket; blocks until it is sent, :meth:`cancel` is called or the deadline is over."""
+    def transmit(self, flat: torch.Tensor, seconds: float) -> None:
+        """Send one bucket; blocks until it is sent, :meth:`cancel` is called or ``seconds`` are over.
+
+        Raises :class:`EngineGone` when it was not sent.
+        """
         import torch.distributed as dist
 
-        deadline = time.monotonic() + _SECONDS
+        deadline = time.monotonic() + seconds
         try:
             work = dist.broadcast(flat, src=0, group=self._group, async_op=True)
             while not work.is_completed():
                 if self._cancelled.is_set() or time.monotonic() > deadline:
-                    raise EngineError("the broadcast of the weights was given up: an engine did not take part")
+                    raise EngineGone("the broadcast of the weights was given up: an engine did not take part")
                 time.sleep(_POLL_SECONDS)
             work.wait()
         except RuntimeError as error:
-            raise EngineError(f"the broadcast of the weights failed: {error}") from error
+            raise EngineGone(f"the broadcast of the weights failed: {error}") from error
 
     def cancel(self) -> None:
         """Give up what is under way; the next :meth:`join` forms a new group."""

@@ -72,9 +72,16 @@ class EngineClient:
 
     async def healthy(self, timeout: float) -> bool:
         """Whether the server proves, by generating if it is idle, that its scheduler works."""
+        return await self._answers("/health_generate", timeout)
+
+    async def responds(self, timeout: float) -> bool:
+        """Whether the server's HTTP process answers, which takes neither its scheduler nor its memory."""
+        return await self._answers("/model_info", timeout)
+
+    async def _answers(self, path: str, timeout: float) -> bool:
         limit = aiohttp.ClientTimeout(total=timeout)
         try:
-            async with self._session.get("/health_generate", timeout=limit) as response:
+            async with self._session.get(path, timeout=limit) as response:
                 return response.status == 200
         except (aiohttp.ClientError, ConnectionError, TimeoutError):
             return False
@@ -83,14 +90,14 @@ class EngineClient:
         """Tell the server to drop request ``rid``; unknown ids are ignored there."""
         await self.call("/abort_request", {"rid": rid, "abort_all": False}, timeout=timeout)
 
-    async def flush(self, timeout: float) -> None:
-        """Wait until the server is idle and empty its prefix cache.
+    async def flush(self, wait: float, *, timeout: float | None = None) -> None:
+        """Wait ``wait`` seconds at most until the server is idle, and empty its prefix cache.
 
         A response reaches the client before the scheduler is idle, so this is also the barrier that a weight
-        update needs. With ``timeout`` 0 the answer comes at once: on a paused server, retracted requests do not
+        update needs. With ``wait`` 0 the answer comes at once: on a paused server, retracted requests do not
         count as running there, while a flush that waits (SGLang 0.5.23) would wait for them too.
         """
-        await self.call(f"/flush_cache?timeout={timeout:g}", timeout=timeout + 30)
+        await self.call(f"/flush_cache?timeout={wait:g}", timeout=wait + 30 if timeout is None else timeout)
 
     async def generate(self, rid: str, prompt_ids: Sequence[int] | Int32Array, params: SamplingParams) -> Generation:
         """Sample once; the caller bounds the time. Raises like :meth:`call`."""

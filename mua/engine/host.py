@@ -89,7 +89,7 @@ def make_engines(
         )
         for place in range(config.count)
     ]
-    engines = [Engine(server, slots, api_key=key) for server in here]
+    engines = [Engine(server, slots, api_key=server.api_key) for server in here]
     if hosts is None:
         return engines
     for host, place in itertools.product(hosts.others, range(config.count)):

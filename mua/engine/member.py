@@ -43,13 +43,15 @@ class Server(Protocol):
 class Engine:
     """One server, its client and what the pool knows about it."""
 
-    def __init__(self, server: Server, slots: int, *, node: int = 0, api_key: str | None = None) -> None:
+    def __init__(self, server: Server, slots: int, *, api_key: str, node: int = 0) -> None:
         self.server = server
         self.label = f"engine {server.index}"
         self.node = node
         """Machine of the run it is on; 0 is this one."""
         self.starts = 0
         """Times it was started: tells a restarted engine from the one before."""
+        self.stops = 0
+        """Times it was stopped: tells one that is being restarted from the one before."""
         self.slots = asyncio.Semaphore(slots)
         self.control = asyncio.Lock()
         self.suspect = asyncio.Event()
@@ -57,11 +59,14 @@ class Engine:
         self.in_flight = 0
         self.queued = 0
         self.restarts = 0
+        self.spared = False
+        """Whether it was stopped through no fault of its own: that restart does not count."""
         self.version = 0
         self.released: set[str] = set()
         """Tags of the memory it has given back."""
         self._api_key = api_key
         self._client: EngineClient | None = None
+        self._stopping = asyncio.Lock()
 
     @property
     def client(self) -> EngineClient:
@@ -82,8 +87,11 @@ class Engine:
         self.version = 0
 
     async def stop(self) -> None:
+        """End the server. Of several calls at once each returns when it is gone."""
         self.state = State.STOPPED
-        client, self._client = self._client, None
-        await self.server.stop()
-        if client is not None:
-            await client.close()
+        self.stops += 1
+        async with self._stopping:
+            client, self._client = self._client, None
+            await self.server.stop()
+            if client is not None:
+                await client.close()

@@ -6,9 +6,14 @@ Who waits for whom (everything lives on one asyncio loop):
                   ▲             ▲                                        │ died? -> EngineError, probe now
       update ─────┘             │                                        ▼
       (closes it)      watch (one per engine): probe, kill, restart ──► awaiting weights ──► update ──► rotation
+         │                                                ▲
+         └── an engine failed it: killed ─────────────────┘   none is left? wait for a restart, update again
 
 A restarted engine holds the weights of the model folder. Unless no update was ever made, it stays out of
 rotation until :meth:`EnginePool.update_weights` has reached it; ``awaiting_weights`` is set meanwhile.
+
+While memory is released the trainer uses it: engines are not asked to generate, and one that died is restarted only
+when the memory was resumed, or when a weight update waits for it.
 """
 
 from __future__ import annotations
@@ -32,7 +37,7 @@ from mua.engine.host import Hosts, make_engines
 from mua.engine.member import Engine, State
 from mua.engine.protocol import Generation, SamplingParams
 from mua.engine.server import has_cuda
-from mua.engine.sync import CONTROL_SECONDS, Sent, checksums, everywhere, overwrite_with_noise, push
+from mua.engine.sync import Sent, Targets, checksums, overwrite_with_noise, push
 from mua.errors import DeadlineExceeded, EngineError
 from mua.ports import LOOPBACK
 
@@ -44,16 +49,16 @@ if TYPE_CHECKING:
 
     Weights = Feed | Iterable[tuple[str, torch.Tensor]]
     """All trainer ranks together, or full tensors of this process under their Hugging Face names."""
+    WeightSource = Callable[[], Weights]
 
 _log = logging.getLogger(__name__)
 _MAX_SESSIONS = 65536
 _FAILED_PROBES = 3
-_PROBE_SECONDS = 25.0
-"""SGLang itself gives a probe 20 s before it answers 503."""
+_SUSPICIOUS_SECONDS = 1.0
+"""Between a probe that failed and the next."""
 _RELEASED = "released "
-_PAUSE_SECONDS = 60.0
-_IDLE_SECONDS = 60.0
-"""No request is in flight then; what is left on the server are aborted ones and a probe."""
+_START_MARGIN_SECONDS = 60.0
+"""What a start may take beyond its own deadlines: the watch, and the host of another machine."""
 
 
 class _Counters:
@@ -105,7 +110,11 @@ class EnginePool:
         self._closed_by: set[str] = set()
         self._admit_again = asyncio.Event()
         self._update_lock = asyncio.Lock()
+        self.failure: EngineError | None = None
+        """Why the pool has given up for good: an engine used up its restarts."""
         self._failure: EngineError | None = EngineError("the engine pool was not started")
+        self._wanted = 0
+        """Updates that wait for an engine to come up."""
         self._watches: list[asyncio.Task[None]] = []
         self._background: set[asyncio.Task[Any]] = set()
         self._counters = _Counters()
@@ -154,6 +163,10 @@ class EnginePool:
     def version(self) -> int:
         """Policy version of the last complete update; 0 is the model folder."""
         return self._version
+
+    def engines_up(self) -> int:
+        """Engines that can take weights."""
+        return sum(engine.up for engine in self._engines)
 
     def engines_awaiting_weights(self) -> int:
         """Engines that were restarted and serve only after the next :meth:`update_weights`."""
@@ -221,8 +234,7 @@ class EnginePool:
     async def _admit(self, session: str) -> Engine:
         """Wait for the gate, an engine in rotation and a slot of it; the caller gives the slot back."""
         while True:
-            if self._failure is not None:
-                raise EngineError(str(self._failure)) from self._failure
+            self._check()
             engine = None if self._closed_by else self._route(session)
             if engine is None:
                 await self._admit_again.wait()
@@ -236,6 +248,10 @@ class EnginePool:
                 engine.in_flight += 1
                 return engine
             engine.slots.release()
+
+    def _check(self) -> None:
+        if self._failure is not None:
+            raise EngineError(str(self._failure)) from self._failure
 
     def _route(self, session: str) -> Engine | None:
         """The session's engine while it serves, else the least loaded one."""
@@ -279,19 +295,20 @@ class EnginePool:
         """Probe one engine for ever; restart it when it is dead or failed three probes in a row."""
         failed = 0
         while self._failure is None:
-            await self._until_next_probe(engine)
-            if engine.server.running and await self._probe(engine):
-                failed = 0
-                continue
-            failed += 1
-            if not engine.server.running or failed >= _FAILED_PROBES:
-                _log.warning("%s is dead or stuck; restarting it", engine.label)
-                await self._restart(engine)
-                failed = 0
+            try:
+                await self._until_next_probe(engine, _SUSPICIOUS_SECONDS if failed else self.config.health_seconds)
+                failed = 0 if engine.server.running and await self._probe(engine) else failed + 1
+                if not engine.server.running or failed >= _FAILED_PROBES:
+                    _log.warning("%s is dead or stuck; restarting it", engine.label)
+                    await self._restart(engine)
+                    failed = 0
+            except Exception as error:
+                _log.exception("the watch of %s failed", engine.label)
+                self._fail(f"{engine.label} is not watched any more: {error!r}; the log has the traceback")
 
-    async def _until_next_probe(self, engine: Engine) -> None:
-        """Sleep ``health_seconds``, less when the process ends or a request found the engine gone."""
-        deadline = monotonic() + self.config.health_seconds
+    async def _until_next_probe(self, engine: Engine, seconds: float) -> None:
+        """Sleep ``seconds``, less when the process ends or a request found the engine gone."""
+        deadline = monotonic() + seconds
         while engine.server.running and (left := deadline - monotonic()) > 0:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(min(left, 0.5)):
@@ -300,28 +317,65 @@ class EnginePool:
                 return
 
     async def _probe(self, engine: Engine) -> bool:
-        """Ask for health, unless a control operation, which has deadlines of its own, has the engine."""
-        if engine.control.locked():
-            return True
-        async with engine.control:
-            return engine.up and await engine.client.healthy(_PROBE_SECONDS)
+        """Whether the engine answers.
+
+        During a control operation, or when its memory is released, its scheduler cannot generate: only its HTTP
+        process is asked then. A scheduler that is stuck fails the operation, or the one that takes the memory back.
+        """
+        seconds = self.config.control_seconds / _FAILED_PROBES
+        if not engine.control.locked():
+            async with engine.control:
+                if engine.up and not engine.released:
+                    return await engine.client.healthy(seconds)
+        return not engine.up or await engine.client.responds(seconds)
 
     async def _restart(self, engine: Engine) -> None:
+        reason = "its process ended or did not answer"
         while True:
             await engine.stop()
             self._changed()
-            if engine.restarts >= self.config.max_restarts:
-                self._fail(f"{engine.label} died again after engine.max_restarts = {engine.restarts} restarts; "
-                           f"see {engine.server.log_file}")  # fmt: skip
+            if not self._may_restart(engine):
+                self._fail(
+                    f"{engine.label} failed again after engine.max_restarts = {engine.restarts} restarts ({reason}); "
+                    f"see {engine.server.log_file}, mend what it says or raise engine.max_restarts"
+                )
                 return
-            engine.restarts += 1
+            await self._until_memory_is_free()
+            if self._failure is not None:
+                return
             try:
                 await engine.start(self._model_path)
+                await self._match_memory(engine)
             except EngineError as error:
+                reason = str(error)
                 _log.error("%s did not restart: %s", engine.label, error)
                 continue
             self._rejoin(engine)
             return
+
+    def _may_restart(self, engine: Engine) -> bool:
+        """Whether it has a restart left, which is counted here unless the engine was spared."""
+        spared, engine.spared = engine.spared, False
+        if not spared and engine.restarts >= self.config.max_restarts:
+            return False
+        engine.restarts += not spared
+        return True
+
+    async def _until_memory_is_free(self) -> None:
+        """Wait while the trainer uses the engines' memory, unless an update waits for an engine."""
+        while self.released and not self._wanted and self._failure is None:
+            await self._admit_again.wait()
+
+    async def _match_memory(self, engine: Engine) -> None:
+        """Have a fresh engine give back what the others have given back."""
+        while (released := self._released_tags()) != engine.released:
+            for path, tags in (
+                ("/release_memory_occupation", released - engine.released),
+                ("/resume_memory_occupation", engine.released - released),
+            ):
+                if tags:
+                    await engine.client.call(path, {"tags": sorted(tags)}, timeout=self.config.control_seconds)
+            engine.released = released
 
     def _rejoin(self, engine: Engine) -> None:
         engine.suspect.clear()
@@ -331,13 +385,15 @@ class EnginePool:
             self.on_awaiting_weights()
 
     def _fail(self, message: str) -> None:
-        self._failure = EngineError(message)
+        self._failure = self.failure = EngineError(message)
         _log.error("%s", message)
         self._changed()
 
     # ---- weights
 
-    async def update_weights(self, weights: Weights, version: int, *, only_awaiting: bool = False) -> SyncReport:
+    async def update_weights(
+        self, weights: Weights | WeightSource, version: int, *, only_awaiting: bool = False
+    ) -> SyncReport:
         """Load ``weights`` into the engines and call the result policy ``version``; all change it together.
 
         They are consumed lazily on a thread of their own, one bucket at a time. New requests wait at the
@@ -345,22 +401,57 @@ class EnginePool:
         which token came from which. With ``only_awaiting`` just the restarted engines are filled, with the
         version the others already have, and the others keep serving.
 
-        Raises :class:`EngineError` when any engine refuses or dies; the engines concerned are restarted and
-        wait for the next update.
+        An engine that dies or falls silent on the way is restarted and waits for the next update; the others go on.
+        When none is left, a ``weights`` that can be called is called again as soon as an engine is up.
+
+        Raises:
+            EngineError: an engine refused; or every engine was lost, and ``weights`` can be consumed only once, or
+                ``engine.max_restarts`` is used up. The engines concerned are restarted and wait for the next update.
+            DeadlineExceeded: no engine came up in the time that all its restarts may take.
         """
         started = monotonic()
         async with self._update_lock:
             if only_awaiting and version != self._version:
                 raise EngineError(f"engines serve version {self._version}; cannot fill a restarted one with {version}")
-            wanted = (State.AWAITING,) if only_awaiting else (State.SERVING, State.AWAITING)
-            targets = [engine for engine in self._engines if engine.state in wanted]
-            if not targets and not only_awaiting:
-                raise EngineError("no engine is up to take the weights")
-            async with self._quiet(targets, gate=not only_awaiting) as pause:
-                sent = await self._push(targets, weights, version)
+            while True:
+                awaiting = [engine for engine in self._engines if engine.state is State.AWAITING]
+                engines = awaiting if only_awaiting else await self._until_up()
+                try:
+                    async with self._quiet(engines, gate=not only_awaiting) as targets:
+                        sent = await self._push(targets, weights() if callable(weights) else weights, version)
+                    break
+                except EngineGone as error:
+                    if not callable(weights):
+                        raise
+                    _log.warning("the weights of version %d reached no engine: %s; sending them again", version, error)
             self._version = version
-            self._updated(targets)
-        return sent.report(version, monotonic() - started, pause())
+            self._updated(targets.engines)
+        return sent.report(version, monotonic() - started, targets.pause_seconds)
+
+    async def wait_until_up(self) -> None:
+        """Wait until an engine can take weights; see :meth:`update_weights` for what is raised."""
+        await self._until_up()
+
+    async def _until_up(self) -> list[Engine]:
+        """All engines that can take weights, once there is one."""
+        of_one = self.config.start_seconds + self.config.stop_seconds + _START_MARGIN_SECONDS
+        seconds = of_one * (self.config.max_restarts + 1)
+        self._wanted += 1
+        self._changed()
+        try:
+            async with asyncio.timeout(seconds):
+                while True:
+                    self._check()
+                    if up := [engine for engine in self._engines if engine.up]:
+                        return up
+                    await self._admit_again.wait()
+        except TimeoutError:
+            raise DeadlineExceeded(
+                f"no engine came up to take the weights within {seconds:g} s, which is engine.start_seconds and "
+                f"engine.stop_seconds for each of its restarts: {self.describe()}"
+            ) from None
+        finally:
+            self._wanted -= 1
 
     def _updated(self, targets: list[Engine]) -> None:
         for engine in targets:
@@ -370,7 +461,7 @@ class EnginePool:
                 engine.state = State.SERVING if engine.version == self._version else State.AWAITING
         self._changed()
 
-    async def _push(self, targets: list[Engine], weights: Weights, version: int) -> Sent:
+    async def _push(self, targets: Targets, weights: Weights, version: int) -> Sent:
         from mua.engine.feed import Feed, TensorFeed
 
         feed = weights if isinstance(weights, Feed) else TensorFeed(weights, self.config)
@@ -381,35 +472,52 @@ class EnginePool:
         return await push(targets, feed, version, ranks=ranks, broadcast=self._broadcast)
 
     @contextlib.asynccontextmanager
-    async def _quiet(self, targets: list[Engine], *, gate: bool) -> AsyncIterator[Callable[[], float]]:
-        """Nothing runs on ``targets`` inside, and their prefix caches are empty; yields a clock of the pause.
+    async def _quiet(self, engines: list[Engine], *, gate: bool) -> AsyncIterator[Targets]:
+        """Nothing runs on the targets inside, and their prefix caches are empty. Those lost inside are killed.
 
-        A failure inside leaves the weights unknown, so the targets are killed; the watch restarts them.
+        When the block fails the weights of all are unknown: all are killed. The watch restarts what was killed.
         """
-        began = monotonic()
-        ended: list[float] = []
+        targets = Targets(engines, self.config.control_seconds)
         if gate:
             self._closed_by.add("weights")
         try:
             async with contextlib.AsyncExitStack() as stack:
-                for engine in targets:
+                for engine in engines:
                     await stack.enter_async_context(engine.control)
-                paused = [engine for engine in targets if engine.in_flight]
-                await everywhere(paused, _pause)
-                await everywhere(targets, lambda e: e.client.flush(0 if e in paused else _IDLE_SECONDS))
-                yield lambda: (ended[0] if ended else monotonic()) - began
-                await everywhere(paused, _resume)
+                paused = [engine for engine in engines if engine.in_flight]
+                await targets.each(self._pause, paused)
+                await targets.each(lambda engine: self._flush(engine, at_once=engine in paused))
+                yield targets
+                await targets.each(self._continue, paused)
         except BaseException:
-            await self._kill(targets)
+            for engine in targets.same(targets.engines) if targets.lost else []:
+                engine.spared = True
+            await self._kill(targets.same(engines))
             raise
+        else:
+            await self._kill(targets.same(targets.lost))
         finally:
-            ended.append(monotonic())
+            targets.end()
             self._closed_by.discard("weights")
             self._changed()
 
-    async def _kill(self, targets: list[Engine]) -> None:
-        """Stop engines whose weights are unknown, even while this task is being cancelled; the watch restarts them."""
-        work = asyncio.gather(*(engine.stop() for engine in targets), return_exceptions=True)
+    async def _pause(self, engine: Engine) -> None:
+        await engine.client.call("/pause_generation", {"mode": "retract"}, timeout=self.config.control_seconds)
+
+    async def _continue(self, engine: Engine) -> None:
+        await engine.client.call("/continue_generation", {}, timeout=self.config.control_seconds)
+
+    async def _flush(self, engine: Engine, *, at_once: bool) -> None:
+        """No request of ours is in flight, or all are paused; what is left are aborted ones and a probe."""
+        seconds = self.config.control_seconds
+        try:
+            await engine.client.flush(0 if at_once else seconds / 2, timeout=seconds)
+        except EngineError as error:
+            raise EngineGone(f"{engine.label} does not become idle: {error}") from error
+
+    async def _kill(self, engines: Iterable[Engine]) -> None:
+        """Stop engines of no more use, even while this task is being cancelled; the watch restarts them."""
+        work = asyncio.gather(*(engine.stop() for engine in engines), return_exceptions=True)
         await asyncio.shield(work)
         self._changed()
 
@@ -440,10 +548,12 @@ class EnginePool:
             targets = [engine for engine in self._engines if engine.state is State.SERVING]
             if not targets:
                 raise EngineError("no engine serves; nothing to verify")
-            async with self._quiet(targets, gate=True):
+            async with self._quiet(targets, gate=True) as quiet:
                 before = await checksums(targets)
                 await overwrite_with_noise(targets)
-                sent = await self._push(targets, weights, self._version)
+                sent = await self._push(quiet, weights, self._version)
+                for error in quiet.lost.values():
+                    raise error
                 after = await checksums(targets)
             different = {name for a, b in zip(before, after, strict=True) for name in a if a[name] != b[name]}
             names = sent.sources(different)
@@ -456,39 +566,42 @@ class EnginePool:
     @property
     def released(self) -> bool:
         """Whether engines were told to give memory back, and requests wait for it."""
-        return any(reason.startswith(_RELEASED) for reason in self._closed_by)
+        return bool(self._released_tags())
+
+    def _released_tags(self) -> set[str]:
+        return {reason.removeprefix(_RELEASED) for reason in self._closed_by if reason.startswith(_RELEASED)}
 
     async def release_memory(self, tags: Sequence[str]) -> None:
-        """Give back GPU memory: ``tags`` out of ``weights``, ``kv_cache``, ``cuda_graph``. Requests wait meanwhile."""
+        """Give back GPU memory: ``tags`` out of ``weights``, ``kv_cache``, ``cuda_graph``. Requests wait meanwhile.
+
+        An engine that fails to is killed, which frees its memory too.
+        """
         if not self.config.memory_saver:
             raise EngineError("set engine.memory_saver: true to release engine memory between rollouts")
-        targets = [engine for engine in self._engines if engine.up]
-        await self._memory("/release_memory_occupation", {engine: set(tags) - engine.released for engine in targets})
-        for engine in targets:
-            engine.released |= set(tags)
         self._closed_by |= {_RELEASED + tag for tag in tags}
+        await self._memory("/release_memory_occupation", lambda engine: set(tags) - engine.released)
 
     async def resume_memory(self, tags: Sequence[str]) -> None:
         """Take the memory back; its weights are undefined until :meth:`update_weights`, its KV cache is empty.
 
-        An engine that was restarted meanwhile has its memory and is left alone.
+        An engine that fails to is killed, and restarted like those that died meanwhile.
         """
-        targets = [engine for engine in self._engines if engine.up]
-        await self._memory("/resume_memory_occupation", {engine: set(tags) & engine.released for engine in targets})
-        for engine in targets:
-            engine.released -= set(tags)
+        await self._memory("/resume_memory_occupation", lambda engine: set(tags) & engine.released)
         self._closed_by -= {_RELEASED + tag for tag in tags}
         self._changed()
 
-    async def _memory(self, path: str, tags: dict[Engine, set[str]]) -> None:
-        targets = [engine for engine in tags if tags[engine]]
-        async with self._update_lock, self._quiet(targets, gate=True):
-            await everywhere(targets, lambda e: e.client.call(path, {"tags": sorted(tags[e])}, timeout=CONTROL_SECONDS))
+    async def _memory(self, path: str, tags: Callable[[Engine], set[str]]) -> None:
+        """Have every engine that is up change its ``tags``."""
 
+        async def change(engine: Engine) -> None:
+            changed = tags(engine)
+            await engine.client.call(path, {"tags": sorted(changed)}, timeout=self.config.control_seconds)
+            engine.released ^= changed
 
-async def _pause(engine: Engine) -> None:
-    await engine.client.call("/pause_generation", {"mode": "retract"}, timeout=_PAUSE_SECONDS)
-
-
-async def _resume(engine: Engine) -> None:
-    await engine.client.call("/continue_generation", {}, timeout=_PAUSE_SECONDS)
+        async with self._update_lock:
+            engines = [engine for engine in self._engines if engine.up and tags(engine)]
+            try:
+                async with self._quiet(engines, gate=True) as targets:
+                    await targets.each(change)
+            except EngineGone as error:
+                _log.warning("no engine is left after %s: %s", path, error)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import aiohttp
 
-from mua.compat import sglang_cpu
+from mua.compat import sglang_cpu, sglang_keys
 from mua.config.schema import EngineConfig
 from mua.errors import EngineError
 from mua.ports import LOOPBACK, free_port
@@ -31,7 +31,7 @@ _MANAGED = frozenset(
         "model_path", "host", "port", "device", "dtype", "tp_size", "tensor_parallel_size", "context_length",
         "mem_fraction_static", "max_total_tokens", "max_running_requests", "random_seed", "skip_tokenizer_init",
         "disable_radix_cache", "enable_deterministic_inference", "enable_memory_saver", "weight_version",
-        "enable_return_routed_experts",
+        "enable_return_routed_experts", "config", "api_key", "admin_api_key",
     }
 )  # fmt: skip
 
@@ -60,8 +60,8 @@ class EngineServer:
 
     ``index`` numbers the engines of a run: it names the log file ``engine-<index>.log`` in ``log_folder`` and, added
     to ``seed``, gives the sampling seed. ``place`` numbers those of one machine, by default alike: the engine takes the
-    GPUs ``[place * tp, (place + 1) * tp)``. ``host`` is the address it listens on; beyond the loopback interface it
-    wants an ``api_key``, without which it answers nothing but health probes.
+    GPUs ``[place * tp, (place + 1) * tp)``. ``host`` is the address it listens on. Whoever lacks ``api_key``, which by
+    default is drawn anew, gets nothing but health probes answered, on this machine too.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class EngineServer:
         self.index = index
         self.host = host
         self._place = index if place is None else place
-        self._api_key = api_key
+        self.api_key = api_key or sglang_keys.new_key()
         self.log_file = log_folder / f"engine-{index}.log"
         self.cuda = has_cuda()
         self.port = 0
@@ -149,9 +149,7 @@ class EngineServer:
         }
 
     def _command(self, model_path: Path) -> list[str]:
-        command = [sys.executable, "-m", "sglang.launch_server"]
-        if self._api_key is not None:
-            command += ["--config", str(self._key_file)]
+        command = [sys.executable, "-m", "sglang.launch_server", "--config", str(self._key_file)]
         for key, value in self.arguments(model_path).items():
             if value is True:
                 command.append(f"--{key}")
@@ -166,14 +164,11 @@ class EngineServer:
     def _write_key(self) -> None:
         """The API key goes through a file that only its owner reads: everyone on the machine sees a command line.
 
-        SGLang prints its arguments, so its log becomes as private.
+        The log is as private, should SGLang find another way to tell its arguments.
         """
         self.log_file.touch()
         self.log_file.chmod(0o600)
-        self._key_file.unlink(missing_ok=True)
-        descriptor = os.open(self._key_file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "w") as file:
-            file.write(f"api-key: {self._api_key}\n")
+        sglang_keys.write_key_file(self._key_file, self.api_key)
 
     def _environment(self) -> dict[str, str]:
         environment = {
@@ -181,6 +176,7 @@ class EngineServer:
             "SGLANG_TIMEOUT_KEEP_ALIVE": str(IDLE_CONNECTION_SECONDS),
         }
         environment |= {name: value for name, value in os.environ.items() if not _OF_TRAINER.fullmatch(name)}
+        environment = sglang_keys.with_plugin(environment)
         if self.cuda:
             return environment
         return sglang_cpu.cpu_environment(tensor_parallel=self.config.tensor_parallel, base=environment)
@@ -188,8 +184,7 @@ class EngineServer:
     def _spawn(self, model_path: Path) -> None:
         self.port = free_port(self.host)
         self.log_file.parent.mkdir(parents=True, exist_ok=True)
-        if self._api_key is not None:
-            self._write_key()
+        self._write_key()
         guarded = [sys.executable, "-I", "-S", str(_GUARDIAN), str(os.getpid())]
         with self.log_file.open("ab") as log:
             self._log_start = log.tell()

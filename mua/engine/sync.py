@@ -1,43 +1,108 @@
-"""One weight-update session over several engines, bucket by bucket, and hashes of what they hold.
+"""Control operations on several engines at once: a weight update, bucket by bucket, and hashes of what they hold.
 
     thread (collectives)   assemble 1   assemble 2   assemble 3 ...
     engines                             load 1       load 2     ...
 
-While the engines load one bucket the next is put together, and no more: two buckets exist at a time.
+While the engines load one bucket the next is put together, and no more: two buckets exist at a time. An engine that
+dies or falls silent is left out of the rest (:class:`Targets`); when it was the last one, or all are reached by one
+broadcast, the update breaks off and can be made again.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from mua.engine.broadcast import Broadcast, all_or_first_error
+from mua.engine.client import EngineGone
 from mua.engine.member import Engine
 from mua.errors import EngineError
 
 if TYPE_CHECKING:
     from mua.engine.feed import Feed, Shipment
-    from mua.engine.weights import SyncReport
+    from mua.engine.weights import Bucket, SyncReport
 
-CONTROL_SECONDS = 300.0
-"""Deadline of one control call: one bucket, hashing all weights."""
-
-
-async def everywhere(engines: Sequence[Engine], work: Callable[[Engine], Awaitable[Any]]) -> list[Any]:
-    """Run ``work`` on all engines and wait for every one; raises the first error."""
-    results = await asyncio.gather(*(work(engine) for engine in engines), return_exceptions=True)
-    for result in results:
-        if isinstance(result, BaseException):
-            raise result
-    return results
+_log = logging.getLogger(__name__)
+_HASH_SECONDS = 300.0
+"""Deadline of hashing, or overwriting, all weights."""
+_LEAST_BYTES_PER_SECOND = 50e6
+"""Whoever loads weights slower than that counts as stuck."""
 
 
-async def control(engines: Sequence[Engine], path: str, body: dict[str, Any]) -> list[Any]:
-    """POST the same to all engines; each must answer ``success``."""
-    return await everywhere(engines, lambda engine: engine.client.control(path, body, timeout=CONTROL_SECONDS))
+class Targets:
+    """The engines of one control operation; one that dies, or is silent for ``seconds``, is left out of the rest."""
+
+    def __init__(self, engines: Sequence[Engine], seconds: float) -> None:
+        self.engines = list(engines)
+        self._stops = {engine: engine.stops for engine in engines}
+        self.seconds = seconds
+        self.lost: dict[Engine, EngineGone] = {}
+        self._began = monotonic()
+        self._ended: float | None = None
+
+    @property
+    def pause_seconds(self) -> float:
+        """From the beginning to :meth:`end`, or until now."""
+        return (monotonic() if self._ended is None else self._ended) - self._began
+
+    def end(self) -> None:
+        self._ended = monotonic()
+
+    def same(self, engines: Iterable[Engine]) -> list[Engine]:
+        """Those of ``engines`` that were not stopped since the beginning; the watch may have restarted the others."""
+        return [engine for engine in engines if engine.stops == self._stops[engine]]
+
+    def lose(self, engine: Engine, error: EngineGone) -> None:
+        _log.warning("%s is left out: %s", engine.label, error)
+        self.lost[engine] = error
+        self.engines.remove(engine)
+
+    async def each(self, work: Callable[[Engine], Awaitable[Any]], engines: Sequence[Engine] | None = None) -> None:
+        """Run ``work`` on all that are left (of ``engines``) and wait for every one.
+
+        Raises the first refusal, and :class:`EngineGone` when no engine is left.
+        """
+        asked = [engine for engine in self.engines if engines is None or engine in engines]
+        results = await asyncio.gather(*(work(engine) for engine in asked), return_exceptions=True)
+        for engine, result in zip(asked, results, strict=True):
+            if isinstance(result, EngineGone):
+                self.lose(engine, result)
+        for result in results:
+            if isinstance(result, BaseException) and (not isinstance(result, EngineGone) or not self.engines):
+                raise result
+
+    async def control(self, path: str, bodies: Callable[[Engine], dict[str, Any]], nbytes: int = 0) -> None:
+        """POST to :meth:`each` engine, which has to load ``nbytes``; it must answer ``success``."""
+        seconds = self.loading_seconds(nbytes)
+        await self.each(lambda engine: engine.client.control(path, bodies(engine), timeout=seconds))
+
+    async def take_part(self, engine: Engine, path: str, body: dict[str, Any], nbytes: int = 0) -> None:
+        """POST to one of several engines that cannot do it without each other: every failure is a fault of all."""
+        try:
+            await engine.client.control(path, body, timeout=self.loading_seconds(nbytes))
+        except EngineGone as error:
+            self.lose(engine, error)
+            raise
+        except EngineError as error:  # its process group's, when another engine has left it
+            raise EngineGone(str(error)) from error
+
+    def loading_seconds(self, nbytes: int) -> float:
+        """Deadline of a request after which an engine has taken ``nbytes``."""
+        return self.seconds + nbytes / _LEAST_BYTES_PER_SECOND
+
+
+async def _control_all(engines: Sequence[Engine], path: str, body: dict[str, Any]) -> list[Any]:
+    """POST the same to all engines and wait for every answer, which must be ``success``. Raises the first error."""
+    asked = (engine.client.control(path, body, timeout=_HASH_SECONDS) for engine in engines)
+    answers = await asyncio.gather(*asked, return_exceptions=True)
+    for answer in answers:
+        if isinstance(answer, BaseException):
+            raise answer
+    return answers
 
 
 class Sent:
@@ -102,27 +167,26 @@ def _overlap(first: Sequence[tuple[float, float]], second: Sequence[tuple[float,
     return sum(max(0.0, min(a[1], b[1]) - max(a[0], b[0])) for a in first for b in second)
 
 
-async def push(
-    engines: Sequence[Engine], feed: Feed, version: int, *, ranks: int, broadcast: Broadcast | None = None
-) -> Sent:
+async def push(targets: Targets, feed: Feed, version: int, *, ranks: int, broadcast: Broadcast | None = None) -> Sent:
     """Load all buckets of ``feed`` into idle (or paused) engines as policy ``version``; each has ``ranks`` TP ranks.
 
     The engines' own machines hand them the buckets, or ``broadcast`` does. Whatever fails is raised after the other
-    trainer ranks were told that no further bucket is wanted.
+    trainer ranks were told that no further bucket is wanted. Raises :class:`EngineGone` when every engine was lost, or
+    any that a broadcast reaches: the weights of all of them are unknown then.
     """
-    sent = Sent(len(engines))
-    if not engines:
+    sent = Sent(len(targets.engines))
+    if not targets.engines:
         return sent
     thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="weights")
-    shipments = feed.shipments([engine.node for engine in engines])
+    shipments = feed.shipments([engine.node for engine in targets.engines])
     try:
         if broadcast is not None:
-            await broadcast.join(engines, thread)
-        await control(engines, "/begin_weight_update", {})
-        await _ship(engines, shipments, version, sent, thread, broadcast)
+            await broadcast.join(targets, thread)
+        await targets.control("/begin_weight_update", lambda _: {})
+        await _ship(targets, shipments, version, sent, thread, broadcast)
         if not sent.names:
             raise EngineError("a weight update without tensors")
-        await control(engines, "/end_weight_update", {})
+        await targets.control("/end_weight_update", lambda _: {}, sent.bytes)
     except BaseException:
         if broadcast is not None:
             broadcast.cancel()
@@ -134,7 +198,7 @@ async def push(
 
 
 async def _ship(
-    engines: Sequence[Engine],
+    targets: Targets,
     shipments: Iterator[Shipment],
     version: int,
     sent: Sent,
@@ -142,6 +206,8 @@ async def _ship(
     broadcast: Broadcast | None,
 ) -> None:
     loop = asyncio.get_running_loop()
+    engines = list(targets.engines)
+    common = {"load_format": "flattened_bucket", "flush_cache": False, "weight_version": str(version)}
 
     def assemble() -> Shipment | None:
         started = monotonic()
@@ -150,10 +216,18 @@ async def _ship(
             sent.assembling.append((started, monotonic()))
         return shipment
 
+    async def load(shipment: Shipment) -> None:
+        started = monotonic()
+        if broadcast is None:
+            await _hand_over(targets, dict(zip(engines, shipment.handles, strict=True)), shipment.bucket, common)
+        else:
+            await _broadcast(targets, broadcast, shipment.bucket, common, thread)
+        sent.loading.append((started, monotonic()))
+
     shipment = await loop.run_in_executor(thread, assemble)
     while shipment is not None:
         sent.add(shipment)
-        loading = asyncio.create_task(_load(engines, shipment, version, sent, thread, broadcast))
+        loading = asyncio.create_task(load(shipment))
         await asyncio.sleep(0)  # the requests, and a broadcast, go first
         try:
             shipment = await loop.run_in_executor(thread, assemble)
@@ -164,36 +238,30 @@ async def _ship(
         await loading
 
 
-async def _load(
-    engines: Sequence[Engine],
-    shipment: Shipment,
-    version: int,
-    sent: Sent,
-    thread: Executor,
-    broadcast: Broadcast | None,
+async def _hand_over(
+    targets: Targets, handles: dict[Engine, list[str]], bucket: Bucket, common: dict[str, Any]
 ) -> None:
-    """Have all engines load one bucket."""
-    started = monotonic()
-    common = {"load_format": "flattened_bucket", "flush_cache": False, "weight_version": str(version)}
-    transmission: list[Awaitable[None]] = []
-    if broadcast is None:
-        path = "/update_weights_from_tensor"
-        bodies = [common | {"serialized_named_tensors": handles} for handles in shipment.handles]
-    else:
-        path = "/update_weights_from_distributed"
-        bodies = [common | broadcast.request(shipment.bucket)] * len(engines)
-        loop = asyncio.get_running_loop()
-        transmission = [loop.run_in_executor(thread, broadcast.transmit, shipment.bucket.flat)]
-    answers = [
-        engine.client.control(path, body, timeout=CONTROL_SECONDS) for engine, body in zip(engines, bodies, strict=True)
-    ]
+    """Have every engine load one bucket from memory of its own machine."""
+    await targets.control(
+        "/update_weights_from_tensor",
+        lambda engine: common | {"serialized_named_tensors": handles[engine]},
+        bucket.payload_bytes,
+    )
+
+
+async def _broadcast(
+    targets: Targets, broadcast: Broadcast, bucket: Bucket, common: dict[str, Any], thread: Executor
+) -> None:
+    """Send one bucket to all engines. Whoever does not take part stops all: what the others got is unknown."""
+    path, body, nbytes = "/update_weights_from_distributed", common | broadcast.request(bucket), bucket.payload_bytes
+    seconds = targets.loading_seconds(nbytes)
+    transmission = asyncio.get_running_loop().run_in_executor(thread, broadcast.transmit, bucket.flat, seconds)
+    receivers = [targets.take_part(engine, path, body, nbytes) for engine in targets.engines]
     try:
-        await all_or_first_error([*transmission, *answers])
+        await all_or_first_error([transmission, *receivers])
     except BaseException:
-        if broadcast is not None:
-            broadcast.cancel()
+        broadcast.cancel()
         raise
-    sent.loading.append((started, monotonic()))
 
 
 async def _close(shipments: Iterator[Shipment], thread: Executor) -> None:
@@ -209,7 +277,7 @@ async def _close(shipments: Iterator[Shipment], thread: Executor) -> None:
 
 async def checksums(engines: Sequence[Engine]) -> list[dict[str, str]]:
     """Of each engine: hash by parameter name, the hashes of tensor-parallel ranks joined by ``-``."""
-    answers = await control(engines, "/weights_checker", {"action": "checksum"})
+    answers = await _control_all(engines, "/weights_checker", {"action": "checksum"})
     return [_joined([rank["checksums"] for rank in answer["ranks"]]) for answer in answers]
 
 
@@ -219,4 +287,4 @@ def _joined(ranks: list[dict[str, str]]) -> dict[str, str]:
 
 async def overwrite_with_noise(engines: Sequence[Engine]) -> None:
     """Give every engine parameter random content, so that one an update never touches shows."""
-    await control(engines, "/weights_checker", {"action": "reset_tensors"})
+    await _control_all(engines, "/weights_checker", {"action": "reset_tensors"})

@@ -27,7 +27,11 @@ from mua.masking import credentials
 
 ROOT = Path(mua.__file__).parents[1]
 TEMPLATE = ROOT / "slurm" / "train.sbatch"
-PENDING_USER = {"MUA_USER_BASE_URL": "http://mua-user.invalid/v1", "MUA_USER_MODEL": "pending"}
+PENDING_USER = {
+    "MUA_USER_BASE_URL": "http://mua-user.invalid/v1",
+    "MUA_USER_MODEL": "pending",
+    "MUA_USER_API_KEY": "mua-user-key.invalid",
+}
 """Stand in, while the configuration is checked, for what the job learns from ``slurm.user_address``."""
 SUBMIT_SECONDS = 120.0
 

@@ -5,8 +5,8 @@
     update_weights(…)  ──── runs on  ─────►   EnginePool.update_weights
     release()          ───────────────────►   new groups start
 
-While the trainer waits in :meth:`RolloutService.take`, it pushes the current weights into any engine that was
-restarted, because only the trainer has them.
+While the trainer waits for groups or for an evaluation, it pushes the current weights into any engine that was
+restarted, because only the trainer has them. When an engine has used up its restarts, that wait ends in its error.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from mua.engine.host import Hosts
 from mua.engine.pool import EnginePool
 from mua.environment.protocol import Task
 from mua.environment.selection import Selection
-from mua.errors import DeadlineExceeded, RunStopped
+from mua.errors import EngineError, RunStopped
 from mua.rollout.runner import EpisodeRunner, Placed
 from mua.rollout.scheduler import GroupScheduler, Harvest, Position, Quota
 from mua.rollout.stream import TaskStream
@@ -165,9 +165,12 @@ class RolloutService:
         self._loop.call_soon_threadsafe(self._scheduler.start)
 
     def take(self, on_episode: Callable[[], None] | None = None) -> Harvest:
-        """Wait for the groups of the next step; ``on_episode`` is called as episodes end."""
+        """Wait for the groups of the next step; ``on_episode`` is called as episodes end.
+
+        Raises :class:`EngineError` when an engine has used up its restarts.
+        """
         self._on_episode = on_episode or (lambda: None)
-        return self._call(self._take(), self._interrupt)
+        return self._attend(self._take())
 
     @property
     def position(self) -> Json:
@@ -182,9 +185,21 @@ class RolloutService:
     # ---- weights
 
     def update_weights(self, weights: Weights, version: int) -> SyncReport:
-        """Push ``weights()`` into every engine as policy ``version``; also the source for restarted engines."""
+        """Push ``weights()`` into every engine as policy ``version``; also the source for restarted engines.
+
+        See :meth:`mua.engine.pool.EnginePool.update_weights` for engines that fail on the way.
+        """
         self._weights, self._version = weights, version
-        return self._call(self._pool.update_weights(weights(), version))
+        return self._call(self._pool.update_weights(weights, version))
+
+    def wait_for_engines(self) -> None:
+        """Wait until an engine can take weights, should all have died."""
+        self._call(self._pool.wait_until_up(), self._interrupt)
+
+    @property
+    def engines_up(self) -> int:
+        """Engines that can take weights now."""
+        return self._pool.engines_up()
 
     def verify_weights(self, weights: Feed | Iterable[tuple[str, torch.Tensor]]) -> list[str]:
         """Names of tensors whose value in the engines differs from the given one."""
@@ -230,14 +245,14 @@ class RolloutService:
                 ]
             return [done.result() for done in running]
 
-        return [t for group in self._call(all_groups(), self._interrupt) for t in group.trajectories]
+        return [t for group in self._attend(all_groups()) for t in group.trajectories]
 
     def each(
         self, episodes: Sequence[Placed], *, temperature: float, on_trajectory: Callable[[Placed, Trajectory], None]
     ) -> None:
         """Run ``episodes``; ``on_trajectory`` is called on another thread, one call at a time, as they end."""
         work = self._episodes.each(episodes, temperature=temperature, on_trajectory=on_trajectory)
-        self._call(work, self._interrupt)
+        self._attend(work)
 
     def metrics(self) -> dict[str, float]:
         """The counters of engines, teacher, users' and judges' endpoints since the last call; what the last step had to
@@ -286,8 +301,24 @@ class RolloutService:
         await self._services.close()
         await self._pool.stop()
 
+    def _attend(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """Wait for ``work`` that needs engines: fill the restarted ones meanwhile, and leave when they are given up."""
+
+        def look() -> None:
+            self._interrupt()
+            self._require_engines()
+            self._fill_restarted_engines()
+
+        result = self._call(work, look)
+        self._require_engines()
+        return result
+
+    def _require_engines(self) -> None:
+        if (failure := self._pool.failure) is not None:
+            raise EngineError(str(failure)) from failure
+
     def _call(self, work: Coroutine[Any, Any, Result], interrupt: Callable[[], None] = lambda: None) -> Result:
-        """Run ``work`` on the loop and wait for it; meanwhile fill restarted engines with the current weights.
+        """Run ``work`` on the loop and wait for it.
 
         What ``interrupt`` raises between two looks cancels ``work`` and is raised here.
         Whatever ``work`` waits for has a deadline of its own (a request, a tool, a user, an episode, an engine).
@@ -303,7 +334,6 @@ class RolloutService:
                     if future.done():
                         raise
                     interrupt()
-                    self._fill_restarted_engines()
                     if monotonic() - reported > _WATCHDOG_S:
                         reported = monotonic()
                         log.warning("waiting for %s for %.0f s: %s", what, reported - started, self._state())
@@ -319,15 +349,7 @@ class RolloutService:
     def _fill_restarted_engines(self) -> None:
         if self._weights is None or not self._pool.awaiting_weights.is_set():
             return
-        push = self._pool.update_weights(self._weights(), self._version, only_awaiting=True)
-        future = asyncio.run_coroutine_threadsafe(push, self._loop)
-        try:
-            future.result(timeout=self._config.engine.start_seconds)
-        except concurrent.futures.TimeoutError:
-            raise DeadlineExceeded(
-                f"engine.start_seconds: filling a restarted engine took longer than "
-                f"{self._config.engine.start_seconds:g} s"
-            ) from None
+        self._call(self._pool.update_weights(self._weights, self._version, only_awaiting=True))
 
 
 def refill_metrics(harvest: Harvest, algorithm: AlgorithmConfig) -> dict[str, float]:

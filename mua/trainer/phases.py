@@ -47,8 +47,11 @@ class Phases:
 
     def sync(self, version: int) -> SyncReport:
         """Give the engines the current weights as policy ``version``, and the memory to roll out."""
+        if self._offload and not self._rollouts.engines_up:
+            self._policy.offload()  # an engine that starts takes what is free
         if self._rollouts.released:
             self._rollouts.resume_memory([_WEIGHTS])
+        self._rollouts.wait_for_engines()
         self._onload()
         self._note("sync_begin")
         report = self._rollouts.update_weights(self._policy.feed, version)

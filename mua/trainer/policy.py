@@ -270,6 +270,7 @@ class Policy:
         return Hosts(key, tuple(Host(node, str(urls[leader])) for node, leader in others))
 
     def _save(self, folder: Path, extra_state: Json) -> None:
+        self._onload()
         self._backend.save(folder, extra_state, self._provenance, background=self._async_save)
 
     def _finish_save(self) -> None:

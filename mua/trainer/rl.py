@@ -17,7 +17,7 @@ from mua.algorithms.losses import PolicyLoss, ValueLoss
 from mua.algorithms.metrics import rollout_metrics
 from mua.config.schema import ExperimentConfig
 from mua.engine.weights import SyncReport
-from mua.errors import MuaError, Preempted, RunStopped
+from mua.errors import EngineError, MuaError, Preempted, RunStopped
 from mua.observe.traces import TraceWriter
 from mua.rollout.heap import long_lived_heap
 from mua.rollout.scheduler import Harvest
@@ -53,8 +53,9 @@ def train(config: ExperimentConfig, preemption: Preemption | None = None) -> Non
             preemption.check()
             check_ranks()
 
-        with RolloutService(config, interrupt, hosts=policy.engine_hosts(), teacher=True) as rollouts:
-            with run.saved_on_leaving(), long_lived_heap():
+        hosts = policy.engine_hosts()
+        with run.saved_on_leaving(), RolloutService(config, interrupt, hosts=hosts, teacher=True) as rollouts:
+            with long_lived_heap():
                 loop(config, policy, run, rollouts, preemption)
             policy.save_hf(config.output / "hf")
 
@@ -84,19 +85,20 @@ def loop(config: ExperimentConfig, policy: Policy, run: Run, rollouts: RolloutSe
     with run.progress.stage("train", total=steps - run.step) as progress:
         for step in range(run.step, steps):
             preemption.check()
-            leaving: Preempted | RunStopped | None = None
             harvest = _roll_out(config, run, rollouts, step, preemption, traces)
             with run.timer.stage("train"), phases.training():
                 metrics = learn(config, policy, harvest.usable, version=step)
-            if not preemption.requested:  # the same signal may have ended the engines
-                with run.timer.stage("sync"):
-                    metrics |= _sync_metrics(phases.sync(step + 1))
-            if config.trainer.evaluate_every and run.due(config.trainer.evaluate_every, step):
-                try:
+            evaluated = config.trainer.evaluate_every > 0 and run.due(config.trainer.evaluate_every, step)
+            leaving: Preempted | EngineError | RunStopped | None = None
+            try:
+                if not preemption.requested:  # the same signal may have ended the engines
+                    with run.timer.stage("sync"):
+                        metrics |= _sync_metrics(phases.sync(step + 1))
+                if evaluated:
                     preemption.check()
                     metrics |= _evaluate(config, run, rollouts)
-                except (Preempted, RunStopped) as error:
-                    leaving = error
+            except (Preempted, EngineError, RunStopped) as error:
+                leaving = error
             if traces is not None:
                 traces.write(step, (t for group in harvest.groups for t in group.trajectories))
             metrics |= rollout_metrics(harvest.groups, divide_by_std=config.algorithm.divide_by_std, version=step)
@@ -106,10 +108,13 @@ def loop(config: ExperimentConfig, policy: Policy, run: Run, rollouts: RolloutSe
             # A step counts as done once its checkpoint is there; what it leaves behind must be there before.
             metrics |= first if step == 0 else {}
             run.position = rollouts.position
+            if leaving is not None and evaluated:
+                run.completed(step, unlogged=metrics)
+            else:
+                run.log(step, metrics)
             if leaving is not None:
-                run.save(step, unlogged=metrics)
+                preemption.check()
                 raise leaving
-            run.log(step, metrics)
             if run.due(config.trainer.save_every, step):
                 with phases.saving():
                     run.save(step)

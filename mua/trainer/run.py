@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Self
 
 from mua.config.schema import ExperimentConfig
-from mua.errors import ModelError, Preempted, RunStopped
+from mua.errors import EngineError, ModelError, Preempted, RunStopped
 from mua.megatron.checkpoint import checkpoint_folder, latest_checkpoint, prune_checkpoints
 from mua.observe.memory import memory_metrics
 from mua.observe.metrics import MetricsWriter
@@ -40,6 +40,7 @@ class Run:
         self.step = self._resume()
         """The next step to take, counted from 0; it is also the policy's version."""
         self._unsaved: int | None = None
+        self._unsaved_metrics: Mapping[str, float] | None = None
         self._skipped = 0
         """Steps in a row that changed nothing."""
         self.timer = StageTimer()
@@ -91,17 +92,21 @@ class Run:
         self._unsaved = None
         return folder
 
+    def completed(self, step: int, unlogged: Mapping[str, float]) -> None:
+        """``step`` is done but for its evaluation: what leaves the run now saves it with its metrics (:meth:`save`)."""
+        self._unsaved, self._unsaved_metrics = step, unlogged
+
     @contextmanager
     def saved_on_leaving(self) -> Iterator[None]:
-        """A block that is left between steps, asked to (:class:`Preempted`) or by a bound (:class:`RunStopped`).
+        """A block that is left before the run's end: asked to, by a bound, or because engines are given up.
 
-        The last completed step gets its checkpoint, if it has none.
+        The last completed step gets its checkpoint, if it has none: put what holds the devices' memory into the block.
         """
         try:
             yield
-        except (Preempted, RunStopped):
+        except (Preempted, RunStopped, EngineError):
             if self._unsaved is not None:
-                self.save(self._unsaved)
+                self.save(self._unsaved, self._unsaved_metrics)
             self._finish_save()
             if (newest := latest_checkpoint(self.checkpoints)) is not None:
                 log.warning("leaving before the end; the same command continues from %s", newest)

@@ -7,6 +7,7 @@ teacher (the expected gradient is tested in tests/unit/test_algorithms_distillat
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -32,20 +33,21 @@ LEARNING = (
 
 
 @pytest.fixture(scope="module")
-def teacher(tuned: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of the fine-tuned policy."""
+def teacher(tuned: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """Address and key of the fine-tuned policy, as :class:`DistillationConfig` names them."""
     folder = tmp_path_factory.mktemp("teacher")
     address, port = folder / "address", free_port()
     small = ["--mem-fraction-static=0.2", "--max-total-tokens=32768", "--dtype=float32", "--context-length=512"]
     extra = [f"--extra={flag}" for flag in small]
     with running("serve", tuned / "hf", address, f"--port={port}", "--name=t", *extra, cwd=folder) as process:
         until(address.exists, process, "the address")
-        yield f"http://127.0.0.1:{port}"
+        told = dict(line.split("=", 1) for line in address.read_text().splitlines())
+        yield {"base_url": f"http://127.0.0.1:{port}", "api_key": told["MUA_USER_API_KEY"]}
         process.terminate()
         assert process.wait(60) == 0
 
 
-async def test_the_server_tells_the_models_own_log_probabilities(teacher: str, tuned: Path) -> None:
+async def test_the_server_tells_the_models_own_log_probabilities(teacher: dict[str, str], tuned: Path) -> None:
     """Against transformers on the same weights, for sampled tokens with others between them."""
     import torch
     from transformers import AutoModelForCausalLM
@@ -58,7 +60,7 @@ async def test_the_server_tells_the_models_own_log_probabilities(teacher: str, t
     zeros = np.zeros(60, dtype=np.int32)
     segment = Segment(ids, provenance, zeros.astype(np.float32), zeros, zeros)
     members = [Trajectory("t", 0, i, [segment], [0.0], 0.0, False, Outcome.USER_STOP) for i in range(4)]
-    asked = Teacher(DistillationConfig(base_url=teacher), codec)
+    asked = Teacher(DistillationConfig.model_validate(teacher), codec)
     await asked.meet()
     scored = await asked.scored(Group(0, "t", members))
     await asked.close()
@@ -74,21 +76,21 @@ async def test_the_server_tells_the_models_own_log_probabilities(teacher: str, t
         assert not found[~sampled].any()
 
 
-async def test_sglang_calls_the_last_id_of_its_vocabulary_0(teacher: str, tuned: Path) -> None:
+async def test_sglang_calls_the_last_id_of_its_vocabulary_0(teacher: dict[str, str], tuned: Path) -> None:
     """When this fails, the exception in ``mua.rollout.teacher.parse_logprobs`` can go."""
     last = load_family(tuned / "hf", thinking=False).codec.vocabulary_size - 1
     body = {
         "input_ids": [5, last, 6], "sampling_params": {"max_new_tokens": 0}, "return_logprob": True,
         "logprob_start_len": 0,
     }  # fmt: skip
-    client = EngineClient(teacher, "the teacher")
+    client = EngineClient(teacher["base_url"], "the teacher", teacher["api_key"])
     answer = await client.call("/generate", body, timeout=60)
     await client.close()
     assert [pair[1] for pair in answer["meta_info"]["input_token_logprobs"]] == [5, 0, 6]
 
 
-def test_a_run_is_scored_by_its_teacher(workshop: Workshop, teacher: str, tmp_path: Path) -> None:
-    distillation = ["advantage=none", f"distillation={{base_url: '{teacher}', only: true, concurrency: 8}}"]
+def test_a_run_is_scored_by_its_teacher(workshop: Workshop, teacher: dict[str, str], tmp_path: Path) -> None:
+    distillation = ["advantage=none", f"distillation={json.dumps(teacher | {'only': True, 'concurrency': 8})}"]
     mua("train", workshop.recipe, *LEARNING, *(f"algorithm.{key}" for key in distillation), cwd=tmp_path)
     lines = metrics_of(tmp_path / "out")
     assert all(line["distillation/reverse_kl_k3"] > 0 for line in lines)
@@ -99,7 +101,9 @@ def test_a_run_is_scored_by_its_teacher(workshop: Workshop, teacher: str, tmp_pa
     assert (trajectory.segments[0].teacher_logprobs[trajectory.segments[0].loss_mask] < 0).all()
 
 
-def test_a_teacher_with_another_tokenizer_is_refused(workshop: Workshop, teacher: str, tmp_path: Path) -> None:
+def test_a_teacher_with_another_tokenizer_is_refused(
+    workshop: Workshop, teacher: dict[str, str], tmp_path: Path
+) -> None:
     from transformers import AutoModelForCausalLM
 
     from mua.tokens import train_tokenizer
@@ -109,7 +113,7 @@ def test_a_teacher_with_another_tokenizer_is_refused(workshop: Workshop, teacher
     train_tokenizer([workshop.conversations.read_text()[:20000]], other, vocab_size=512)
     line = refused(
         "train", workshop.recipe, f"model.path={other}",
-        f"algorithm.distillation={{base_url: '{teacher}', only: true}}", cwd=tmp_path,
+        f"algorithm.distillation={json.dumps(teacher | {'only': True})}", cwd=tmp_path,
     )  # fmt: skip
     assert "algorithm.distillation.base_url" in line
     assert "another tokenizer" in line

@@ -1,4 +1,5 @@
 """Users, judges and demonstrators talk with a model that ``mua serve`` serves: SGLang's chat interface, over real HTTP.
+Strangers are refused, and the server takes memory as its model does.
 
 The model is tiny and random, so what it says means nothing: the protocol, the guards, the seeds and the metrics are
 what is tested. Not covered: whether a real model plays its persona or judges well; CUDA.
@@ -7,12 +8,17 @@ what is tested. Not covered: whether a real model plays its persona or judges we
 from __future__ import annotations
 
 import json
+import re
+import stat
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+import aiohttp
+import psutil
 import pytest
 from e2e_support import SECONDS, running, until
-from pydantic import SecretStr
+from key_support import answers_without, routes
 
 from environments.help_desk.tasks import generate
 from mua.config.schema import JudgeConfig, LlmConfig
@@ -40,18 +46,30 @@ PATIENT = {"request_seconds": 240.0}
 """A busy machine."""
 
 
+@dataclass(frozen=True)
+class Served:
+    url: str
+    key: str
+    address: Path
+    processes: tuple[psutil.Process, ...]
+    log: Path
+
+
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of a server in deterministic mode."""
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """A server in deterministic mode, with the memory it takes by itself."""
     folder = tmp_path_factory.mktemp("served")
     model, address = _random_model(folder / "model"), folder / "address"
-    small = ["--enable-deterministic-inference", "--mem-fraction-static=0.2", "--max-total-tokens=32768"]
-    more = ["--dtype=float32", "--tool-call-parser=qwen", "--random-seed=1"]
-    extra = [f"--extra={flag}" for flag in (*small, *more)]
+    flags = ["--enable-deterministic-inference", "--dtype=float32", "--tool-call-parser=qwen", "--random-seed=1"]
+    extra = [f"--extra={flag}" for flag in flags]
     port = f"--port={free_port()}"
     with running("serve", model, address, port, "--name=tiny", *extra, cwd=folder) as process:
         until(address.exists, process, "the address")
-        yield dict(line.split("=", 1) for line in address.read_text().splitlines())["MUA_USER_BASE_URL"]
+        told = dict(line.split("=", 1) for line in address.read_text().splitlines())
+        assert told["MUA_USER_MODEL"] == "tiny"
+        here = psutil.Process(process.pid)
+        processes = (here, *here.children(recursive=True))
+        yield Served(told["MUA_USER_BASE_URL"], told["MUA_USER_API_KEY"], address, processes, folder / "stderr")
         process.terminate()
         assert process.wait(60) == 0
     assert not address.exists()
@@ -80,8 +98,55 @@ def _random_model(folder: Path) -> Path:
     return folder
 
 
-def llm(url: str, **settings: object) -> LlmConfig:
-    return LlmConfig.model_validate({"base_url": url, "model": "tiny", "max_tokens": 24} | PATIENT | settings)
+def fields(served: Served, **settings: object) -> dict[str, object]:
+    told = {"base_url": served.url, "api_key": served.key, "model": "tiny", "max_tokens": 24}
+    return told | PATIENT | settings
+
+
+def llm(served: Served, **settings: object) -> LlmConfig:
+    return LlmConfig.model_validate(fields(served, **settings))
+
+
+async def test_nobody_without_the_key_is_answered(served: Served) -> None:
+    url = served.url.removesuffix("/v1")
+    known = await routes(url, served.key)
+    assert ("POST", "/v1/chat/completions") in known
+    assert await answers_without(url, known, None) == {}
+
+
+async def test_the_users_key_does_not_change_the_server(served: Served) -> None:
+    """Another job's simulated user may ask for text; weights, memory and caches are nobody's but the server's."""
+    url = served.url.removesuffix("/v1")
+    known = [(method, path) for method, path in await routes(url, served.key) if CHANGES.search(path)]
+    assert len(known) > 25
+    assert await answers_without(url, known, f"Bearer {served.key}") == {}
+    headers = {"Authorization": f"Bearer {served.key}"}
+    async with aiohttp.ClientSession(headers=headers) as session, session.get(f"{url}/server_info") as answer:
+        assert set(re.findall(r'"(?:admin_)?api_key": ?"([^"]*)"', await answer.text())) == {"<redacted>"}
+
+
+def test_the_key_is_nowhere_another_user_can_look(served: Served) -> None:
+    assert stat.S_IMODE(served.address.stat().st_mode) == 0o600
+    assert len(served.processes) >= 5
+    for process in served.processes:
+        assert served.key not in " ".join(process.cmdline())
+    shown = served.log.read_text() + served.log.with_name("stdout").read_text()
+    assert "'api_key': '<redacted>'" in shown
+    assert "'admin_api_key': '<redacted>'" in shown
+    assert served.key not in shown
+
+
+def test_memory_follows_the_model(served: Served) -> None:
+    """SGLang alone takes most of the machine's memory for its cache, whatever the model."""
+    resident = sum(process.memory_info().rss for process in served.processes)
+    assert resident < 4 * 2**30, f"{resident / 2**30:.1f} GiB"
+    (tokens,) = re.findall(r"max_total_num_tokens=(\d+)", served.log.read_text())
+    assert int(tokens) == CONTEXT
+
+
+CHANGES = re.compile(
+    r"weight|memory|cache(?!\w*_layout)|profile|corpus|lora|pause|continue|abort|configure|internal_state|freeze|slow_down|record"
+)
 
 
 async def conversation(endpoint: ChatEndpoint, seed: int) -> list[UserReply] | str:
@@ -97,7 +162,7 @@ async def utterances(user: LlmUser, question: str) -> list[UserReply] | str:
         return str(fault)
 
 
-async def test_users_speak_within_the_guards_and_repeat_by_seed(served: str) -> None:
+async def test_users_speak_within_the_guards_and_repeat_by_seed(served: Served) -> None:
     endpoint = ChatEndpoint(llm(served, price_per_million_out=1.0))
     seeds = (1, 2, 3, 4)
     first = [await conversation(endpoint, seed) for seed in seeds]
@@ -114,7 +179,7 @@ async def test_users_speak_within_the_guards_and_repeat_by_seed(served: str) -> 
     assert 0 < metrics["latency_p50_seconds"] <= metrics["latency_p95_seconds"]
 
 
-async def test_verdicts_are_held_to_their_schema_by_the_server(served: str) -> None:
+async def test_verdicts_are_held_to_their_schema_by_the_server(served: Served) -> None:
     endpoint = ChatEndpoint(llm(served, max_tokens=300, max_retries=0), "judge")
     judge = Judge(endpoint)
     verdicts = [await judge.verdict("Is it so?", SURE, seed=seed) for seed in range(12)]
@@ -140,7 +205,7 @@ class Phone:
         return ToolResult("airplane mode is off")
 
 
-async def test_offered_tools_are_called_and_their_answers_are_taken(served: str) -> None:
+async def test_offered_tools_are_called_and_their_answers_are_taken(served: Served) -> None:
     """The server is made to call one; what comes of it goes back to it in the conversation."""
     endpoint = ChatEndpoint(llm(served, max_tokens=200))
     user = LlmUser(endpoint, "You are Ada Brown.", 1)
@@ -156,13 +221,13 @@ async def test_offered_tools_are_called_and_their_answers_are_taken(served: str)
     await endpoint.close()
 
 
-async def episodes(url: str, **settings: object) -> list[Trajectory]:
+async def episodes(served: Served, **settings: object) -> list[Trajectory]:
     """Four episodes of a scripted policy, whose user and judge are the served model."""
     task, family = generate("train", 77, "cancel"), chat_family("qwen3", False)
     cancel = call("cancel_order", order=task.data["known"]["order"])
-    user = {"kind": "llm", "llm": {"base_url": url, "model": "tiny", "max_tokens": 24} | PATIENT | settings}
+    user = {"kind": "llm", "llm": fields(served, **settings)}
     config = experiment(user=user, rollout={"max_turns": 3, "max_retries": 1})
-    services = Services.from_config(config.user, JudgeConfig(llm=llm(url, max_tokens=300, temperature=0.5)))
+    services = Services.from_config(config.user, JudgeConfig(llm=llm(served, max_tokens=300, temperature=0.5)))
     assert services.judge is not None
     script = lines(cancel, "It is done.", "Bye.")
     runner = EpisodeRunner(
@@ -178,7 +243,7 @@ async def episodes(url: str, **settings: object) -> list[Trajectory]:
     return group.trajectories
 
 
-async def test_episodes_end_judged_or_as_the_users_fault(served: str) -> None:
+async def test_episodes_end_judged_or_as_the_users_fault(served: Served) -> None:
     trajectories = await episodes(served)
     assert {t.outcome for t in trajectories} <= {Outcome.MAX_TURNS, Outcome.USER_STOP, Outcome.USER_ERROR}
     judged = [t for t in trajectories if t.scored]
@@ -188,21 +253,22 @@ async def test_episodes_end_judged_or_as_the_users_fault(served: str) -> None:
         assert trajectory.success is (trajectory.reward == 1.0)
 
 
-async def test_an_unknown_key_of_the_request_is_named_by_the_server(served: str) -> None:
+async def test_an_unknown_key_of_the_request_is_named_by_the_server(served: Served) -> None:
     trajectories = await episodes(served, extra={"temperature": "hot"}, max_retries=0)
     assert {t.outcome for t in trajectories} == {Outcome.USER_ERROR}
     assert "HTTP 4" in (trajectories[0].error or "")
 
 
-def test_the_preflight_finds_the_served_model(served: str) -> None:
+def test_the_preflight_finds_the_served_model(served: Served) -> None:
     assert checks.endpoint(llm(served)).state == "ok"
-    wrong = LlmConfig(base_url=served, model="huge", api_key=SecretStr("none"))
-    assert checks.endpoint(wrong, "judge.llm").mend == "set judge.llm.model to: tiny"
+    assert checks.endpoint(llm(served, model="huge"), "judge.llm").mend == "set judge.llm.model to: tiny"
+    assert checks.endpoint(llm(served, api_key="none")).mend == "check user.llm.api_key"
 
 
-def test_a_served_model_demonstrates_and_is_refused(served: str, tmp_path: Path) -> None:
-    (tmp_path / "collect.yaml").write_text(collecting.CONFIG)
-    arguments = [f"--endpoint={served}", "--model=tiny", "--samples=2", "--tasks=4"]
+def test_a_served_model_demonstrates_and_is_refused(served: Served, tmp_path: Path) -> None:
+    policy = f"evaluation: {{policy: {{endpoint: {{api_key: {served.key}}}}}}}\n"
+    (tmp_path / "collect.yaml").write_text(collecting.CONFIG + policy)
+    arguments = [f"--endpoint={served.url}", "--model=tiny", "--samples=2", "--tasks=4"]
     assert collecting.start(tmp_path, *arguments).wait(SECONDS) == 1
     assert "none of 8 episodes is a demonstration" in (tmp_path / "stderr").read_text()
     assert collecting.report(tmp_path)["episodes"] == sum(collecting.report(tmp_path)["refused"].values()) == 8

@@ -5,6 +5,7 @@ Not covered: NCCL, and the engines that take the buckets (test_engine_transports
 
 from __future__ import annotations
 
+import asyncio
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -177,6 +178,61 @@ def give_up_then_finish(folder: Path) -> dict[str, Any]:
     assert announced == [[0], [0]]
     moved = feed.moved()
     return {"given_up_after": len(given_up), "finished": finished, "moved": moved.moved, "needed": moved.needed}
+
+
+@pytest.mark.parametrize("fault", ["die", "hang"])
+def test_ranks_follow_every_attempt_of_an_update(dense: Path, fault: str) -> None:
+    """The only engine fails at the second bucket and comes back: the ranks put all buckets together once more."""
+    first, second = run_on_workers(2, send_until_an_engine_has_all, dense, fault)
+    assert first["lives"] == 2
+    assert first["loaded"] == first["buckets"] > 2
+    assert second["followed"] == 2
+
+
+def send_until_an_engine_has_all(folder: Path, fault: str) -> dict[str, Any]:
+    """Rank 0 updates a stand-in engine; the other rank follows whatever is announced, as the policy's ranks do."""
+    from contextlib import nullcontext
+
+    from megatron_bridge import load_hf
+    from megatron_bridge.plan import plan_model
+    from mua.config.schema import EngineConfig
+    from mua.engine.feed import TrainerFeed
+    from mua.engine.nodes import Nodes
+
+    chunks = build(folder, Layout(pp=2))
+    load_hf(chunks, folder)
+    config = EngineConfig(bucket_bytes=LIMIT)
+
+    def announce(targets: Any) -> None:
+        dist.broadcast_object_list([targets], src=0)
+
+    model = lambda: nullcontext(plan_model(chunks))  # noqa: E731
+    feed = TrainerFeed(model, config, Nodes(0, (0,)), dist.group.WORLD, announce)
+    if dist.get_rank() == 0:
+        found = asyncio.run(_update_a_stand_in(feed, fault))
+        announce(None)
+        return found
+    followed, heard = 0, [None]
+    while dist.broadcast_object_list(heard, src=0) or heard[0] is not None:
+        feed.follow(heard[0])
+        followed += 1
+    return {"followed": followed}
+
+
+async def _update_a_stand_in(feed: Any, fault: str) -> dict[str, Any]:
+    from engine_stand_in import StandInServer, stand_in_pool
+
+    server, path, seen = StandInServer(), "/update_weights_from_tensor", list[int]()
+
+    def at_the_second_bucket(asked: str, life: int) -> str | None:
+        seen.extend([life] if asked == path else [])
+        return fault if asked == path and seen == [1, 1] else None
+
+    server.on_request = at_the_second_bucket
+    async with stand_in_pool([server], control_seconds=3.0) as pool:
+        await pool.start(Path("m"))
+        report = await pool.update_weights(lambda: feed, 1)
+    return {"lives": server.lives, "loaded": seen.count(2), "buckets": report.buckets}
 
 
 class Allocations(TorchDispatchMode):

@@ -28,10 +28,10 @@ def test_a_job_finds_the_users_server_and_its_address_goes_with_it(
     jobs.until(server, address.exists, "the address", server_log)
     found = dict(line.split("=", 1) for line in address.read_text().splitlines())
     assert found["MUA_USER_MODEL"] == "customer"
-    assert _chat(found["MUA_USER_BASE_URL"])
+    assert _chat(found["MUA_USER_BASE_URL"], found["MUA_USER_API_KEY"])
 
     llm = tmp_path / "llm.yaml"
-    key = "${MUA_TEST_API_KEY}"
+    key = "${MUA_USER_API_KEY}"
     user = f'{{base_url: "${{MUA_USER_BASE_URL}}", model: "${{MUA_USER_MODEL}}", api_key: "{key}", max_tokens: 8}}'
     llm.write_text(f"extends: {recipe}\nuser: {{kind: llm, llm: {user}}}\n")
     script = tmp_path / "find.sbatch"
@@ -58,11 +58,13 @@ def _only_preflight(jobs: Jobs, config: Path, address: Path, folder: Path) -> st
     return text[: text.index(training)] + '[ "$status" = 0 ]\n'
 
 
-def _chat(base_url: str) -> str:
+def _chat(base_url: str, key: str) -> str:
     """What the server answers to one message."""
     body = {"model": "customer", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 8}
     request = urllib.request.Request(
-        f"{base_url}/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
+        f"{base_url}/chat/completions",
+        json.dumps(body).encode(),
+        {"Content-Type": "application/json", "Authorization": f"Bearer {key}"},
     )
     with urllib.request.urlopen(request, timeout=120) as answer:
         role: str = json.load(answer)["choices"][0]["message"]["role"]

@@ -15,33 +15,41 @@ import torch
 
 from megatron_bridge.plan import TensorSpec
 from megatron_bridge.reshard import lay_out
+from mua.engine.client import EngineGone
 from mua.engine.feed import Feed, Moved, Shipment
-from mua.engine.sync import _overlap, push
+from mua.engine.sync import Targets, _overlap, push
 from mua.engine.weights import Bucket, Buffers, loaded_together
 from mua.errors import EngineError
 
 
 class StandIn:
-    """An engine and its client in one. ``fails_at`` is the number of the bucket it refuses."""
+    """An engine and its client in one. ``fails_at`` is the number of the bucket it fails with ``error``."""
 
-    def __init__(self, fails_at: int | None = None) -> None:
+    def __init__(self, fails_at: int | None = None, error: type[EngineError] = EngineError) -> None:
+        self.label = "stand-in"
         self.node = 0
         self.starts = 1
+        self.stops = 0
         self.client = self
         self.calls: list[str] = []
         self.loaded = 0
         self.gate = asyncio.Event()
         self.gate.set()
         self._fails_at = fails_at
+        self._error = error
 
     async def control(self, path: str, body: dict[str, Any], *, timeout: float) -> dict[str, Any]:
         self.calls.append(path)
         if path == "/update_weights_from_tensor":
             await self.gate.wait()
             if self.loaded == self._fails_at:
-                raise EngineError("refused")
+                raise self._error("refused")
             self.loaded += 1
         return {"success": True}
+
+
+def targets(*engines: StandIn) -> Targets:
+    return Targets(list(engines), 60.0)  # type: ignore[arg-type]
 
 
 class CountedFeed(Feed):
@@ -74,7 +82,7 @@ class CountedFeed(Feed):
 async def test_one_bucket_is_put_together_while_another_loads_and_no_more() -> None:
     engine, feed = StandIn(), CountedFeed(4)
     engine.gate.clear()
-    update = asyncio.create_task(push([engine], feed, 1, ranks=1))  # type: ignore[list-item]
+    update = asyncio.create_task(push(targets(engine), feed, 1, ranks=1))
     async with asyncio.timeout(30):
         while feed.made < 2:
             await asyncio.sleep(0.01)
@@ -95,17 +103,35 @@ async def test_one_bucket_is_put_together_while_another_loads_and_no_more() -> N
 async def test_a_refusal_closes_the_feed_on_its_own_thread(fails_at: int) -> None:
     good, bad, feed = StandIn(), StandIn(fails_at), CountedFeed(6)
     with pytest.raises(EngineError, match="refused"):
-        await push([good, bad], feed, 1, ranks=1)  # type: ignore[list-item]
+        await push(targets(good, bad), feed, 1, ranks=1)
     assert feed.closed
     assert feed.made == fails_at + 2
     assert len(feed.threads) == 1
     assert "/end_weight_update" not in good.calls
 
 
+async def test_the_others_take_all_buckets_when_one_engine_dies() -> None:
+    good, bad, feed = StandIn(), StandIn(2, EngineGone), CountedFeed(6)
+    crew = targets(good, bad)
+    sent = await push(crew, feed, 1, ranks=1)
+    assert (len(sent.names), good.loaded, good.calls[-1]) == (6, 6, "/end_weight_update")
+    assert (crew.engines, list(crew.lost)) == ([good], [bad])
+    assert not feed.closed
+
+
+async def test_the_last_engine_that_dies_breaks_the_update_off() -> None:
+    first, last, feed = StandIn(1, EngineGone), StandIn(3, EngineGone), CountedFeed(6)
+    crew = targets(first, last)
+    with pytest.raises(EngineGone):
+        await push(crew, feed, 1, ranks=1)
+    assert (crew.engines, set(crew.lost)) == ([], {first, last})
+    assert feed.closed
+
+
 async def test_an_update_that_is_given_up_closes_the_feed_too() -> None:
     engine, feed = StandIn(), CountedFeed(6)
     engine.gate.clear()
-    update = asyncio.create_task(push([engine], feed, 1, ranks=1))  # type: ignore[list-item]
+    update = asyncio.create_task(push(targets(engine), feed, 1, ranks=1))
     async with asyncio.timeout(30):
         while feed.made < 2:
             await asyncio.sleep(0.01)
@@ -117,7 +143,7 @@ async def test_an_update_that_is_given_up_closes_the_feed_too() -> None:
 
 async def test_no_engine_takes_nothing() -> None:
     feed = CountedFeed(3)
-    assert (await push([], feed, 1, ranks=1)).names == []
+    assert (await push(targets(), feed, 1, ranks=1)).names == []
     assert feed.made == 0
 
 

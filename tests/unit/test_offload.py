@@ -78,6 +78,12 @@ class Recorder:
     def __init__(self) -> None:
         self.calls: list[str] = []
         self.tags: set[str] = set()
+        self.engines_up = 1
+
+    def wait_for_engines(self) -> None:
+        if not self.engines_up:
+            self.calls.append("wait for an engine")
+            self.engines_up = 1
 
     @property
     def released(self) -> bool:
@@ -132,6 +138,17 @@ def test_engines_and_trainer_take_turns() -> None:
     for phase in ("rollout_end", "train_begin", "train_end", "sync_begin", "sync_end", "save_end", "rollout_begin"):
         assert f"memory/{phase}_resident_gib" in ledger or f"memory/{phase}_device_free_gib" in ledger
     assert moved.take() == {}
+
+
+def test_an_engine_that_died_in_training_finds_the_trainers_memory_free() -> None:
+    moved, recorder = phases(offload=True, memory_saver=True)
+    with moved.training():
+        recorder.engines_up = 0
+    recorder.calls.clear()
+    moved.sync(1)
+    assert recorder.calls == [
+        "offload", "resume weights", "wait for an engine", "onload", "update 1", "offload", "resume kv_cache",
+    ]  # fmt: skip
 
 
 def test_without_the_two_settings_nothing_moves() -> None:

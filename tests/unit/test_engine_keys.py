@@ -1,0 +1,92 @@
+"""Another local user against a running engine: no request without the key, and the key nowhere that user can look.
+
+The session's shared engine. Not covered: ``mua serve`` (``tests/e2e/test_users_served.py``); the ports by which
+SGLang's own processes find each other.
+"""
+
+from __future__ import annotations
+
+import stat
+
+import aiohttp
+import psutil
+import pytest
+from engine_fixtures import cpu_engine_config
+from key_support import answers_without, routes
+
+from mua.engine.pool import EnginePool
+from mua.engine.server import EngineServer
+from mua.errors import EngineError
+
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(900)]
+
+
+def server_of(pool: EnginePool) -> EngineServer:
+    server = pool._engines[0].server
+    assert isinstance(server, EngineServer)
+    return server
+
+
+@pytest.mark.parametrize("header", [None, "Bearer ", "Bearer none", "Basic none"])
+async def test_nobody_without_the_key_is_answered(engine_pool: EnginePool, header: str | None) -> None:
+    server = server_of(engine_pool)
+    known = await routes(server.url, server.api_key)
+    assert ("POST", "/update_weights_from_disk") in known
+    assert ("POST", "/generate") in known
+    assert len(known) > 80
+    answered = await answers_without(server.url, known, header)
+    assert answered == {}
+
+
+async def test_a_websocket_is_refused(engine_pool: EnginePool) -> None:
+    async with aiohttp.ClientSession() as session:
+        with pytest.raises(aiohttp.WSServerHandshakeError) as refused:
+            await session.ws_connect(f"{server_of(engine_pool).url}/v1/realtime")
+    assert refused.value.status in (401, 403)  # uvicorn without its library for WebSockets takes it for a GET
+
+
+async def test_the_key_is_nowhere_another_user_can_look(engine_pool: EnginePool) -> None:
+    server = server_of(engine_pool)
+    assert server._process is not None
+    guardian = psutil.Process(server._process.pid)
+    processes = [guardian, *guardian.children(recursive=True)]
+    assert len(processes) >= 4
+    for process in processes:
+        assert server.api_key not in " ".join(process.cmdline())
+        assert server.api_key not in " ".join(process.environ().values())
+    log = server.log_file.read_text()
+    assert "'api_key': '<redacted>'" in log, "SGLang says its arguments in another way"
+    assert server.api_key not in log
+    assert stat.S_IMODE(server.log_file.stat().st_mode) == 0o600
+    for file in server.log_file.parent.iterdir():
+        assert server.api_key not in file.read_text()
+
+
+async def test_a_server_does_not_tell_its_key_to_whoever_has_it(engine_pool: EnginePool) -> None:
+    server = server_of(engine_pool)
+    headers = {"Authorization": f"Bearer {server.api_key}"}
+    async with aiohttp.ClientSession(headers=headers) as session, session.get(f"{server.url}/server_info") as answer:
+        told = await answer.text()
+    assert '"launch_command"' in told
+    assert server.api_key not in told
+
+
+async def test_every_server_has_a_key_of_its_own(engine_pool: EnginePool) -> None:
+    folder = server_of(engine_pool).log_file.parent
+    made = [
+        EngineServer(
+            cpu_engine_config(), dtype="float32", context_length=64, seed=0, index=9 + i, log_folder=folder
+        ).api_key
+        for i in range(2)
+    ]
+    assert len({*made, server_of(engine_pool).api_key}) == 3
+    assert all(len(key) == 64 for key in made)
+
+
+@pytest.mark.parametrize("name", ["api_key", "admin-api-key", "config"])
+async def test_a_key_is_not_passed_through(engine_pool: EnginePool, name: str) -> None:
+    folder = server_of(engine_pool).log_file.parent
+    with pytest.raises(EngineError, match=rf"engine\.extra\.{name} is set by mua itself"):
+        EngineServer(
+            cpu_engine_config(extra={name: "x"}), dtype="float32", context_length=64, seed=0, index=9, log_folder=folder
+        )

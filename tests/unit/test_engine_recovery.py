@@ -1,0 +1,235 @@
+"""What a pool does about engines that die, hang or do not start, at every moment of a step.
+
+The engines are small HTTP servers that answer, hang or die when told to. Not covered: SGLang's own behaviour
+(``test_engine_faults.py``), engines on other machines.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from engine_stand_in import Source, StandInServer, stand_in_pool
+
+from mua.engine.client import EngineGone
+from mua.engine.member import State
+from mua.engine.pool import EnginePool
+from mua.errors import EngineError
+
+pytestmark = pytest.mark.timeout(60)
+LOAD, END = "/update_weights_from_tensor", "/end_weight_update"
+IMPATIENT = {"control_seconds": 0.3, "max_restarts": 99}
+"""For engines that hang. A busy machine may make one that does not look so too, and costs it a restart."""
+FAULTS = [("die", {}), ("hang", IMPATIENT)]
+
+
+def at(wanted: str, fault: str, *, request: int = 1, lives: int = 1) -> Callable[[str, int], str | None]:
+    """``fault`` at the ``request``-th request for ``wanted`` of each of the first ``lives``."""
+    seen: dict[int, int] = {}
+
+    def decide(path: str, life: int) -> str | None:
+        if path != wanted or life > lives:
+            return None
+        seen[life] = seen.get(life, 0) + 1
+        return fault if seen[life] == request else None
+
+    return decide
+
+
+async def until(look: Callable[[], bool], seconds: float = 20.0) -> None:
+    async with asyncio.timeout(seconds):
+        while not look():
+            await asyncio.sleep(0.01)
+
+
+def states(pool: EnginePool) -> list[State]:
+    return [engine.state for engine in pool._engines]
+
+
+async def test_an_update_waits_for_an_engine_that_died_before_it() -> None:
+    server, source = StandInServer(), Source()
+    async with stand_in_pool([server]) as pool:
+        await pool.start(Path("m"))
+        await pool.update_weights(source, 1)
+        await server.stop()
+        report = await pool.update_weights(source, 2)
+        assert (report.tensors, pool.version, states(pool)) == (4, 2, [State.SERVING])
+        assert (server.lives, source.made) == (2, 2)
+
+
+@pytest.mark.parametrize(("fault", "changes"), FAULTS)
+@pytest.mark.parametrize(
+    ("path", "request_number"),
+    [("/flush_cache", 1), ("/begin_weight_update", 1), (LOAD, 1), (LOAD, 4), (END, 1)],
+)
+async def test_weights_that_reached_no_engine_are_sent_again(
+    fault: str, changes: dict[str, object], path: str, request_number: int
+) -> None:
+    server, source = StandInServer(), Source()
+    async with stand_in_pool([server], **changes) as pool:
+        await pool.start(Path("m"))
+        server.on_request = at(path, fault, request=request_number)
+        report = await pool.update_weights(source, 1)
+        assert (report.tensors, pool.version, states(pool)) == (4, 1, [State.SERVING])
+        assert server.lives >= 2
+        assert server.controls[-6:] == ["/begin_weight_update", *[LOAD] * 4, END]
+
+
+async def test_a_stream_that_can_be_read_once_is_not_sent_again() -> None:
+    server = StandInServer()
+    async with stand_in_pool([server]) as pool:
+        await pool.start(Path("m"))
+        server.on_request = at(LOAD, "die")
+        with pytest.raises(EngineError, match="is gone"):
+            await pool.update_weights(Source()(), 1)
+
+
+@pytest.mark.parametrize(("fault", "changes"), FAULTS)
+async def test_the_other_engine_serves_on_and_the_restarted_one_is_filled_later(
+    fault: str, changes: dict[str, object]
+) -> None:
+    servers, source = [StandInServer(0), StandInServer(1)], Source()
+    async with stand_in_pool(servers, **changes) as pool:
+        await pool.start(Path("m"))
+        servers[1].on_request = at(LOAD, fault, request=2)
+        await pool.update_weights(source, 3)
+        assert (source.made, states(pool)[0], servers[0].lives) == (1, State.SERVING, 1)
+        await until(pool.awaiting_weights.is_set)
+        assert states(pool)[1] is State.AWAITING
+        await pool.update_weights(source, 3, only_awaiting=True)
+        assert states(pool) == [State.SERVING] * 2
+
+
+async def test_an_engine_that_is_back_before_its_update_ends_is_not_killed_again() -> None:
+    servers, source = [StandInServer(0), StandInServer(1)], Source()
+    async with stand_in_pool(servers, control_seconds=1.5) as pool:
+        await pool.start(Path("m"))
+        servers[0].on_request = at(LOAD, "die")
+        servers[1].on_request = at(LOAD, "hang")
+        await pool.update_weights(source, 1)
+        assert source.made == 2
+        await until(lambda: states(pool)[1] is not State.STARTING and servers[1].lives == 2)
+        assert [server.lives for server in servers] == [2, 2]
+
+
+async def test_an_engine_that_dies_again_while_it_is_filled_is_filled_after_its_next_start() -> None:
+    servers, source = [StandInServer(0), StandInServer(1)], Source()
+    async with stand_in_pool(servers) as pool:
+        await pool.start(Path("m"))
+        await pool.update_weights(source, 1)
+        servers[1].on_request = at(LOAD, "die", lives=2)
+        await pool._engines[1].stop()
+        await until(pool.awaiting_weights.is_set)
+        await pool.update_weights(source, 1, only_awaiting=True)
+        assert states(pool)[0] is State.SERVING
+        await until(lambda: servers[1].lives == 3 and pool.awaiting_weights.is_set())
+        await pool.update_weights(source, 1, only_awaiting=True)
+        assert states(pool) == [State.SERVING] * 2
+
+
+async def test_restarts_that_are_used_up_name_the_log_the_key_and_the_reason() -> None:
+    server = StandInServer()
+    async with stand_in_pool([server], max_restarts=2) as pool:
+        await pool.start(Path("m"))
+        server.on_request = at(LOAD, "die", lives=9)
+        with pytest.raises(EngineError, match=r"max_restarts = 2 restarts .*see engine-0\.log, mend"):
+            await pool.update_weights(Source(), 1)
+        assert server.lives == 3
+        assert pool.failure is not None
+
+
+async def test_an_engine_that_does_not_start_again_ends_the_wait_of_an_update() -> None:
+    server = StandInServer()
+    async with stand_in_pool([server], max_restarts=2) as pool:
+        await pool.start(Path("m"))
+        server.starts = False
+        await pool._engines[0].stop()
+        with pytest.raises(EngineError, match="it does not start"):
+            await pool.update_weights(Source(), 1)
+
+
+async def test_an_engine_that_hangs_in_rollout_is_found_by_its_probes() -> None:
+    server = StandInServer()
+    async with stand_in_pool([server], **IMPATIENT) as pool:
+        await pool.start(Path("m"))
+        server.on_request = lambda path, life: "hang" if life == 1 else None
+        await until(lambda: server.lives >= 2)
+
+
+async def test_an_update_does_not_hide_an_engine_that_hangs() -> None:
+    """The probe that runs into a control operation is answered by nobody, and is not called healthy."""
+    server = StandInServer()
+    async with stand_in_pool([server], health_seconds=60, control_seconds=0.3) as pool:
+        await pool.start(Path("m"))
+        server.on_request = lambda path, life: "hang"
+        async with pool._engines[0].control:
+            assert not await pool._probe(pool._engines[0])
+        assert server.asked == ["/model_info"]
+
+
+async def test_released_engines_are_not_made_to_generate_and_those_that_die_wait_for_the_memory() -> None:
+    servers, source = [StandInServer(0), StandInServer(1)], Source()
+    async with stand_in_pool(servers) as pool:
+        await pool.start(Path("m"))
+        await pool.update_weights(source, 1)
+        await pool.release_memory(["kv_cache", "weights"])
+        asked = len(servers[0].asked)
+        await pool._engines[1].stop()
+        await until(lambda: servers[0].asked[asked:].count("/model_info") >= 3)
+        assert set(servers[0].asked[asked:]) == {"/model_info"}
+        assert servers[1].lives == 1
+        await pool.resume_memory(["weights"])
+        await pool.update_weights(source, 2)
+        assert servers[1].lives == 1, "the trainer still has what was the cache"
+        await pool.resume_memory(["kv_cache"])
+        await until(pool.awaiting_weights.is_set)
+        await pool.update_weights(source, 2, only_awaiting=True)
+        assert states(pool) == [State.SERVING] * 2
+        assert not any(engine.released for engine in pool._engines)
+
+
+async def test_the_only_engine_returns_for_the_update_without_the_memory_that_is_still_away() -> None:
+    server, source = StandInServer(), Source()
+    async with stand_in_pool([server]) as pool:
+        await pool.start(Path("m"))
+        await pool.release_memory(["kv_cache", "weights"])
+        await pool._engines[0].stop()
+        await pool.resume_memory(["weights"])
+        await pool.update_weights(source, 1)
+        assert server.lives == 2
+        assert pool._engines[0].released == {"kv_cache"}
+        await pool.resume_memory(["kv_cache"])
+        assert server.controls[-1] == "/resume_memory_occupation"
+        assert not pool.released
+
+
+@pytest.mark.parametrize(("fault", "changes"), FAULTS)
+@pytest.mark.parametrize("path", ["/release_memory_occupation", "/resume_memory_occupation"])
+async def test_an_engine_that_fails_to_move_its_memory_is_replaced(
+    fault: str, changes: dict[str, object], path: str
+) -> None:
+    server, source = StandInServer(), Source()
+    async with stand_in_pool([server], **changes) as pool:
+        await pool.start(Path("m"))
+        server.on_request = at(path, fault)
+        await pool.release_memory(["kv_cache", "weights"])
+        await pool.resume_memory(["weights"])
+        await pool.update_weights(source, 1)
+        await pool.resume_memory(["kv_cache"])
+        assert server.lives >= 2
+        assert (states(pool), pool.released) == ([State.SERVING], False)
+
+
+async def test_only_the_engine_at_fault_uses_up_a_restart() -> None:
+    servers = [StandInServer(0), StandInServer(1)]
+    async with stand_in_pool(servers) as pool:
+        await pool.start(Path("m"))
+        with contextlib.suppress(ZeroDivisionError):
+            async with pool._quiet(pool._engines, gate=True) as targets:
+                targets.lose(pool._engines[1], EngineGone("gone"))
+                raise ZeroDivisionError
+        await until(lambda: [server.lives for server in servers] == [2, 2])
+        assert [engine.restarts for engine in pool._engines] == [0, 1]
