@@ -1,6 +1,6 @@
 """Megatron-Core reads checkpoints without unpickling anything.
 
-Upstream: megatron-core 0.19.2, ``dist_checkpointing``. Loading opens the folder with torch's ``FileSystemReader``, which
+Upstream: megatron-core 0.19.2, ``dist_checkpointing``. It opens a folder with torch's ``FileSystemReader``, which
 unpickles the index and every object without restriction, and a ``common.pt``, where there is one, by ``torch.load``
 with its default, which a variable of the environment turns off. Both are replaced where Megatron-Core takes them from,
 for every load in this process: by :class:`PlainReader` and by :func:`mua.compat.plain_archive.read_archive`. What
@@ -138,22 +138,54 @@ def described(place: _StorageInfo) -> str:
     return f"{place.relative_path} at byte {place.offset}"
 
 
-def check_objects(folder: Path, index: Metadata) -> None:
-    """Read every object of a checkpoint, and the arguments it has in a file of its own, and keep none.
+def check_pickles(folder: Path, part: int = 0, parts: int = 1) -> None:
+    """Read the index, and of every other pickle in the folder but tensors the ``part`` of ``parts``; keep nothing.
 
     Raises:
         ModelError: one of them is no plain data.
     """
-    read_common(folder)
-    for key, place in (index.storage_data or {}).items():
-        if key.offset is None:
-            descriptor = os.open(folder / place.relative_path, os.O_RDONLY | os.O_NONBLOCK)
-            try:
-                _check_object(key.fqn, Archive(descriptor, place.offset, place.length).value())
-            except PickleError as error:
-                raise refusal(folder, described(place), error) from error
-            finally:
-                os.close(descriptor)
+    index = read_index(folder)
+    objects = sorted((key.fqn, place) for key, place in index.storage_data.items() if key.offset is None)
+    for name, place in objects[part::parts]:
+        _read_object(folder, name, place)
+    for path in sorted(folder.glob("rng_*.pt"))[part::parts]:
+        read_random_states(path)
+    if part == 0:
+        read_common(folder)
+
+
+def read_random_states(path: Path) -> dict[str, Any]:
+    """Random states of one rank as bytes, uint8 ``[size]``: ``cpu``, ``cuda`` or None, and ``tracker`` by name.
+
+    Raises:
+        ModelError: the file is damaged or holds anything else.
+    """
+    try:
+        state = read_archive(path)
+        if not (isinstance(state, dict) and isinstance(state.get("tracker"), dict) and "cuda" in state):
+            raise PickleError("it has no random states")
+        if not all(map(_is_bytes, [state.get("cpu"), *state["tracker"].values()])):
+            raise PickleError("it has something else where a random state should be")
+        if state["cuda"] is not None and not _is_bytes(state["cuda"]):
+            raise PickleError("it has something else where a random state should be")
+    except (OSError, PickleError) as error:
+        raise refusal(path.parent, path.name, error) from error
+    return state
+
+
+def _is_bytes(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.dtype == torch.uint8 and value.dim() == 1
+
+
+def _read_object(folder: Path, name: str, place: _StorageInfo) -> None:
+    try:
+        descriptor = os.open(folder / place.relative_path, os.O_RDONLY | os.O_NONBLOCK)
+        try:
+            _check_object(name, Archive(descriptor, place.offset, place.length).value())
+        finally:
+            os.close(descriptor)
+    except (OSError, PickleError) as error:
+        raise refusal(folder, described(place), error) from error
 
 
 def _check_object(name: str, value: Any) -> None:

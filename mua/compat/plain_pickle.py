@@ -3,9 +3,9 @@
 :func:`read_pickle` interprets the few instructions that ``torch.save`` and the index of a checkpoint consist of. Where
 Python's own unpickler would import and call, this one only writes down what is asked for: a :class:`Name`, which must
 be one of an exact list of pairs, and a :class:`Call` of one with its arguments. What they mean is decided by
-:mod:`mua.compat.plain_index`
-and :mod:`mua.compat.plain_archive`, which know each of them. Memory and time are in proportion to the bytes read: Python's
-unpickler makes room for as many remembered values as one instruction of five bytes says.
+:mod:`mua.compat.plain_index` and :mod:`mua.compat.plain_archive`, which know each of them. Memory and time are in
+proportion to the bytes read; Python's unpickler makes room for as many remembered values as one instruction of five
+bytes says.
 """
 
 from __future__ import annotations

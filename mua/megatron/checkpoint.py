@@ -12,9 +12,8 @@ hidden neighbour folder, flushed to disk and renamed, so a folder under its fina
 Saving in the foreground is the same without the copy. Writing happens in a thread, not in a forked process as upstream
 does: a fork would inherit CUDA, gloo's threads and the engine's connections, and outlive a trainer that is killed.
 
-About pickle: upstream stores the index of a ``torch_dist`` checkpoint (``.metadata``) as a pickle and loads it without
-restriction. Before that happens it is read with an allow-list (:func:`mua.megatron.torch_dist.read_index`). Tensor data
-and all other files are read with ``weights_only`` or as JSON.
+About pickle: the index of a checkpoint, its tensors, objects and random states are pickles. All of them are read as
+plain data, by upstream too (:mod:`mua.compat.checkpoint_reading`): nothing that a checkpoint names is ever imported.
 """
 
 from __future__ import annotations
@@ -42,11 +41,12 @@ from torch.distributed.checkpoint.storage import WriteResult
 
 import megatron_bridge
 from megatron_bridge.safetensors_writer import flush
+from mua.compat.checkpoint_reading import check_pickles, read_random_states
 from mua.config.schema import MegatronConfig
 from mua.errors import ModelError
 from mua.megatron import manifest
 from mua.megatron.network import Network
-from mua.megatron.torch_dist import HashingStream, read_index
+from mua.megatron.torch_dist import HashingStream
 from mua.types import Json
 
 WRITE_SECONDS = 3600.0
@@ -313,10 +313,10 @@ def _together(folder: Path, action: Callable[[], Result], doing: str = "written"
     result: Any = None
     try:
         result = action()
-    except ModelError as error:
-        failure = str(error)
     except (Exception, CheckpointException) as error:
-        failure = f"checkpoint {folder} could not be {doing}: {_reason(error)}"
+        cause = _cause(error)
+        known = isinstance(cause, ModelError)
+        failure = str(cause) if known else f"checkpoint {folder} could not be {doing}: {_line(cause)}"
     failures: list[str | None] = [None] * dist.get_world_size()
     dist.all_gather_object(failures, failure)
     first = next((text for text in failures if text is not None), None)
@@ -325,10 +325,14 @@ def _together(folder: Path, action: Callable[[], Result], doing: str = "written"
     return cast(Result, result)
 
 
-def _reason(error: BaseException) -> str:
-    """One line; torch.distributed.checkpoint wraps what its writers raised, rank by rank, with tracebacks."""
+def _cause(error: BaseException) -> BaseException:
+    """torch.distributed.checkpoint wraps what its readers and writers raised, rank by rank, with tracebacks."""
     if isinstance(error, CheckpointException) and error.failures:
-        error = next(iter(error.failures.values()))[0]
+        return next(iter(error.failures.values()))[0]
+    return error
+
+
+def _line(error: BaseException) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())
 
 
@@ -381,7 +385,7 @@ def _check(folder: Path, description: Json, config: MegatronConfig) -> None:
     content = manifest.read(folder)
     if dist.get_rank() == 0:
         manifest.check_files(folder, content)
-    read_index(folder)
+    check_pickles(folder, dist.get_rank(), dist.get_world_size())
     _check_shapes(folder, content["tensors"], description["tensors"])
     for name in sorted({*description["networks"]} - {*content.get("networks", [POLICY])}):
         raise ModelError(
@@ -456,7 +460,7 @@ def _random_state() -> dict[str, Any]:
 
 
 def _restore_random_state(folder: Path) -> None:
-    state = torch.load(folder / f"rng_{dist.get_rank():05d}.pt", weights_only=True)
+    state = read_random_states(folder / f"rng_{dist.get_rank():05d}.pt")
     torch.set_rng_state(state["cpu"])
     if state["cuda"] is not None:
         torch.cuda.set_rng_state(state["cuda"])
