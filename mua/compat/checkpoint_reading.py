@@ -25,7 +25,7 @@ from torch.futures import Future
 from mua.compat.plain_archive import Archive, read_archive
 from mua.compat.plain_index import parse_index
 from mua.compat.plain_pickle import PickleError
-from mua.errors import ModelError
+from mua.errors import DamagedCheckpoint
 
 INDEX = ".metadata"
 COMMON = "common.pt"
@@ -38,7 +38,7 @@ def read_index(folder: Path) -> Metadata:
     """The index of the checkpoint ``folder``.
 
     Raises:
-        ModelError: it is missing, damaged, or a pickle of anything else than an index.
+        DamagedCheckpoint: it is missing, damaged, or a pickle of anything else than an index.
     """
     path = folder / INDEX
     try:
@@ -50,9 +50,9 @@ def read_index(folder: Path) -> Metadata:
                 _latest.clear()
                 _latest[identity] = index
     except OSError as error:
-        raise ModelError(f"checkpoint {folder}: its index {path.name} cannot be read: {error.strerror}") from error
+        raise DamagedCheckpoint(f"checkpoint {folder}: its index {path.name} cannot be read: {error.strerror}") from error
     except PickleError as error:
-        raise ModelError(
+        raise DamagedCheckpoint(
             f"checkpoint {folder}: its index {path.name} is damaged or holds what no index holds ({error}); "
             "do not load it"
         ) from error
@@ -74,7 +74,7 @@ def read_common(folder: Path) -> Any:
     """The common state that a checkpoint of an older format keeps in a file of its own; None where there is none.
 
     Raises:
-        ModelError: it is damaged, or holds what no checkpoint holds.
+        DamagedCheckpoint: it is damaged, or holds what no checkpoint holds.
     """
     path = folder / COMMON
     try:
@@ -83,9 +83,9 @@ def read_common(folder: Path) -> Any:
         raise refusal(folder, COMMON, error) from error
 
 
-def refusal(folder: Path, where: str, error: Exception) -> ModelError:
+def refusal(folder: Path, where: str, error: Exception) -> DamagedCheckpoint:
     """The one line about a part of a checkpoint that cannot be read as plain data."""
-    return ModelError(
+    return DamagedCheckpoint(
         f"checkpoint {folder}: {where} is damaged or holds what no checkpoint holds ({error}); do not load it"
     )
 
@@ -142,7 +142,7 @@ def check_pickles(folder: Path, part: int = 0, parts: int = 1) -> None:
     """Read the index, and of every other pickle in the folder but tensors the ``part`` of ``parts``; keep nothing.
 
     Raises:
-        ModelError: one of them is no plain data.
+        DamagedCheckpoint: one of them is no plain data.
     """
     index = read_index(folder)
     objects = sorted((key.fqn, place) for key, place in index.storage_data.items() if key.offset is None)
@@ -158,7 +158,7 @@ def read_random_states(path: Path) -> dict[str, Any]:
     """Random states of one rank as bytes, uint8 ``[size]``: ``cpu``, ``cuda`` or None, and ``tracker`` by name.
 
     Raises:
-        ModelError: the file is damaged or holds anything else.
+        DamagedCheckpoint: the file is damaged or holds anything else.
     """
     try:
         state = read_archive(path)
