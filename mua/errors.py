@@ -52,6 +52,10 @@ class ModelError(MuaError):
     """A model folder or checkpoint is missing, incomplete, or of another shape than configured."""
 
 
+class DamagedCheckpoint(ModelError):
+    """A checkpoint is not what was written: a file is missing, cut short, or has other bytes."""
+
+
 class EngineError(MuaError):
     """The inference engine did not start, died, or answered something that cannot be used."""
 

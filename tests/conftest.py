@@ -1,4 +1,4 @@
-"""Fixtures every test module may use, an engine among them, started when a test asks for it; how tests are shared out."""
+"""Fixtures every test module may use (an engine starts when a test asks for one), and how tests are shared out."""
 
 import re
 

@@ -14,8 +14,8 @@ without CUDA, rewrites five kinds of syntax while a module is imported:
 No installed file is touched, torch is not patched, and with a CUDA device nothing is rewritten. The remaining faults,
 which are not names of devices, are mended after import, one file each: :mod:`mua.compat.megatron_rng`,
 :mod:`mua.compat.megatron_moe`, :mod:`mua.compat.megatron_uneven`, :mod:`mua.compat.megatron_adam`,
-:mod:`mua.compat.megatron_checkpoint`. Each applies only
-where its own condition holds.
+:mod:`mua.compat.megatron_checkpoint`, :mod:`mua.compat.checkpoint_reading`.
+Each applies only where its own condition holds.
 
 Goes when: ``tests/unit/test_megatron_compat.py::test_upstream_still_needs_the_import_hook`` fails.
 """
@@ -35,7 +35,14 @@ from typing import Any
 
 import torch
 
-from mua.compat import megatron_adam, megatron_checkpoint, megatron_moe, megatron_rng, megatron_uneven
+from mua.compat import (
+    checkpoint_reading,
+    megatron_adam,
+    megatron_checkpoint,
+    megatron_moe,
+    megatron_rng,
+    megatron_uneven,
+)
 from mua.compat.cuda_stand_in import CudaStandIn, cuda_type_name, stay
 
 _PREFIX = "megatron.core"
@@ -50,6 +57,8 @@ _REPAIRS: dict[str, Callable[[Any, bool], None]] = {
     "megatron.core.tensor_parallel.mappings": megatron_uneven.repair,
     "megatron.core.transformer.moe.moe_utils": megatron_moe.repair,
     "megatron.core.dist_checkpointing.strategies.filesystem_async": megatron_checkpoint.repair,
+    "megatron.core.dist_checkpointing.strategies.torch": checkpoint_reading.repair_strategy,
+    "megatron.core.dist_checkpointing.strategies.common": checkpoint_reading.repair_common,
     "megatron.core.optimizer": megatron_adam.repair_optimizer,
     "megatron.core.optimizer.distrib_optimizer": megatron_adam.repair_distributed_optimizer,
 }

@@ -12,9 +12,8 @@ hidden neighbour folder, flushed to disk and renamed, so a folder under its fina
 Saving in the foreground is the same without the copy. Writing happens in a thread, not in a forked process as upstream
 does: a fork would inherit CUDA, gloo's threads and the engine's connections, and outlive a trainer that is killed.
 
-About pickle: upstream stores the index of a ``torch_dist`` checkpoint (``.metadata``) as a pickle and loads it without
-restriction. Before that happens it is read with an allow-list (:func:`mua.megatron.torch_dist.read_index`). Tensor data
-and all other files are read with ``weights_only`` or as JSON.
+About pickle: the index of a checkpoint, its tensors, objects and random states are pickles. All of them are read as
+plain data, by upstream too (:mod:`mua.compat.checkpoint_reading`): nothing that a checkpoint names is ever imported.
 """
 
 from __future__ import annotations
@@ -23,6 +22,7 @@ import io
 import json
 import math
 import os
+import shlex
 import shutil
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -42,11 +42,12 @@ from torch.distributed.checkpoint.storage import WriteResult
 
 import megatron_bridge
 from megatron_bridge.safetensors_writer import flush
+from mua.compat.checkpoint_reading import check_pickles, read_random_states
 from mua.config.schema import MegatronConfig
-from mua.errors import ModelError
+from mua.errors import DamagedCheckpoint, ModelError
 from mua.megatron import manifest
 from mua.megatron.network import Network
-from mua.megatron.torch_dist import HashingStream, read_index
+from mua.megatron.torch_dist import HashingStream
 from mua.types import Json
 
 WRITE_SECONDS = 3600.0
@@ -60,9 +61,25 @@ Result = TypeVar("Result")
 
 
 def latest_checkpoint(root: Path) -> Path | None:
-    """The newest whole checkpoint under ``root``, or None; half-written folders never count."""
-    whole = _checkpoints(root)
-    return whole[-1] if whole else None
+    """The newest checkpoint under ``root``, or None; half-written folders never count.
+
+    A folder has its name only once it is whole. One that lost its manifest since is damaged, and is not passed over.
+    """
+    return max((folder for folder in root.glob("step_*") if folder.is_dir()), default=None)
+
+
+def instead_of(damaged: Path) -> str:
+    """What to do about a damaged checkpoint, in one sentence: which one before it is whole, and how to take it."""
+    away = [damaged]
+    for folder in sorted((each for each in damaged.parent.glob("step_*") if each < damaged), reverse=True):
+        if manifest.has_files(folder):
+            end = f"to continue from {folder}, the newest before it that has all of its files"
+            break
+        away.append(folder)
+    else:
+        end = "to begin the run anew, as no older one is whole"
+    moves = [f"mv {shlex.quote(str(path))} {shlex.quote(str(path.with_name('damaged_' + path.name)))}" for path in away]
+    return f"{end}, run: {' && '.join(moves)} and then the same command again"
 
 
 def prune_checkpoints(root: Path, keep: int, *, writing: Path | None = None) -> None:
@@ -73,7 +90,11 @@ def prune_checkpoints(root: Path, keep: int, *, writing: Path | None = None) -> 
     """
     partial = None if writing is None else _partial(writing)
     left = [path for path in root.glob(".step_*") if path != partial]
-    for folder in [*_checkpoints(root)[: -keep or None], *left]:
+    for folder in _checkpoints(root)[: -keep or None]:
+        hidden = folder.with_name(f".{folder.name}.removed")  # so that no half-removed folder has a checkpoint's name
+        folder.rename(hidden)
+        left.append(hidden)
+    for folder in left:
         shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -259,23 +280,28 @@ def load(folder: Path, networks: Mapping[str, Network], config: MegatronConfig) 
         ModelError: the folder is missing or not whole, was saved from a model of another shape, or lacks a network.
     """
     description = _describe(networks)
-    _together(folder, lambda: _check(folder, description, config), doing="loaded")
-    content = manifest.read(folder)
+    content = _together(folder, lambda: _check(folder, description, config), doing="loaded")
+    state = _together(folder, lambda: _state(folder, networks), doing="loaded")
     if content.get("weights_only"):
         _together(folder, lambda: _restore_weights(folder, networks[POLICY]), doing="loaded")
     else:
-        _together(folder, lambda: _restore(folder, networks), doing="loaded")
+        _together(folder, lambda: _restore(folder, networks, state), doing="loaded")
         if content["layout"] == _layout(config):
             _together(folder, lambda: _restore_random_state(folder), doing="loaded")
-    state: Json = json.loads((folder / manifest.STATE).read_text())
-    for name in networks:
-        del state[_steps(name)]
+    return {name: value for name, value in state.items() if name not in map(_steps, networks)}
+
+
+def _state(folder: Path, networks: Mapping[str, Network]) -> Json:
+    """The state that was saved, with the positions of the schedules of ``networks``."""
+    skipped = [name.removesuffix("steps") + "skipped_steps" for name in map(_steps, networks)]
+    state = manifest.read_state(folder, [*map(_steps, networks), *skipped])
+    if not isinstance(state.get("extra"), dict):
+        raise DamagedCheckpoint(f"checkpoint {folder} is damaged: {manifest.STATE} has no 'extra'")
     return state
 
 
-def _restore(folder: Path, networks: Mapping[str, Network]) -> None:
+def _restore(folder: Path, networks: Mapping[str, Network], state: Json) -> None:
     loaded = dist_checkpointing.load(_sharded(networks, loading=True), str(folder))
-    state = json.loads((folder / manifest.STATE).read_text())
     for name, network in networks.items():
         own = loaded if name == POLICY else loaded[name]
         for index, chunk in enumerate(network.wrapped):
@@ -309,26 +335,29 @@ def _partial(folder: Path) -> Path:
 
 def _together(folder: Path, action: Callable[[], Result], doing: str = "written") -> Result:
     """Runs ``action`` on every rank; if it fails on any, all ranks raise the same error."""
-    failure: str | None = None
+    failure: tuple[str, bool] | None = None
     result: Any = None
     try:
         result = action()
-    except ModelError as error:
-        failure = str(error)
     except (Exception, CheckpointException) as error:
-        failure = f"checkpoint {folder} could not be {doing}: {_reason(error)}"
-    failures: list[str | None] = [None] * dist.get_world_size()
+        cause = _cause(error)
+        known, damaged = isinstance(cause, ModelError), isinstance(cause, DamagedCheckpoint)
+        failure = (str(cause) if known else f"checkpoint {folder} could not be {doing}: {_line(cause)}", damaged)
+    failures: list[tuple[str, bool] | None] = [None] * dist.get_world_size()
     dist.all_gather_object(failures, failure)
-    first = next((text for text in failures if text is not None), None)
-    if first is not None:
-        raise ModelError(first)
+    for text, damaged in filter(None, failures):
+        raise (DamagedCheckpoint if damaged else ModelError)(text)
     return cast(Result, result)
 
 
-def _reason(error: BaseException) -> str:
-    """One line; torch.distributed.checkpoint wraps what its writers raised, rank by rank, with tracebacks."""
+def _cause(error: BaseException) -> BaseException:
+    """torch.distributed.checkpoint wraps what its readers and writers raised, rank by rank, with tracebacks."""
     if isinstance(error, CheckpointException) and error.failures:
-        error = next(iter(error.failures.values()))[0]
+        return next(iter(error.failures.values()))[0]
+    return error
+
+
+def _line(error: BaseException) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())
 
 
@@ -376,12 +405,11 @@ def _layout(config: MegatronConfig) -> dict[str, int]:
     return {name: getattr(config, name) for name in sizes} | {"virtual_pipeline": config.virtual_pipeline or 1}
 
 
-def _check(folder: Path, description: Json, config: MegatronConfig) -> None:
-    """Raises ModelError unless ``folder`` is whole and fits the model."""
+def _check(folder: Path, description: Json, config: MegatronConfig) -> Json:
+    """The manifest of ``folder``. Raises ModelError unless it is whole and fits the model; ranks share the reading."""
     content = manifest.read(folder)
-    if dist.get_rank() == 0:
-        manifest.check_files(folder, content)
-    read_index(folder)
+    manifest.check_files(folder, content, dist.get_rank(), dist.get_world_size())
+    check_pickles(folder, dist.get_rank(), dist.get_world_size())
     _check_shapes(folder, content["tensors"], description["tensors"])
     for name in sorted({*description["networks"]} - {*content.get("networks", [POLICY])}):
         raise ModelError(
@@ -394,6 +422,7 @@ def _check(folder: Path, description: Json, config: MegatronConfig) -> None:
     for key, value in expected.items():
         if content[key] != value:
             raise ModelError(f"checkpoint {folder} was saved with {key} {content[key]}, configured is {value}")
+    return content
 
 
 def _check_shapes(folder: Path, saved: dict[str, list[int]], needed: dict[str, list[int]]) -> None:
@@ -456,7 +485,7 @@ def _random_state() -> dict[str, Any]:
 
 
 def _restore_random_state(folder: Path) -> None:
-    state = torch.load(folder / f"rng_{dist.get_rank():05d}.pt", weights_only=True)
+    state = read_random_states(folder / f"rng_{dist.get_rank():05d}.pt")
     torch.set_rng_state(state["cpu"])
     if state["cuda"] is not None:
         torch.cuda.set_rng_state(state["cuda"])

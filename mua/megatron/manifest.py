@@ -1,8 +1,8 @@
 """``manifest.json``: what a checkpoint holds, and what every file of it must look like.
 
-It is written last, into the folder that is still hidden, so that a folder without one was never whole. Sizes of all
-files and the checksums of small ones are compared before a checkpoint is loaded; the checksums of large files are there
-for :func:`check_files` with ``thorough=True``, which reads them.
+It is written last, into the folder that is still hidden, so that a folder without one is not whole. It has the size and
+the checksum of every file, and one of itself; all of them are compared before a checkpoint is loaded or converted
+(:func:`check_files`, of which each rank takes a share).
 """
 
 from __future__ import annotations
@@ -10,38 +10,125 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from pathlib import Path
+from importlib.metadata import version
+from pathlib import Path, PurePosixPath
 from typing import Any
 
-from megatron_bridge.checksums import ALGORITHM
+from megatron_bridge.checksums import ALGORITHM, Hasher
+from megatron_bridge.plain_files import open_regular, read_json
 from megatron_bridge.safetensors_writer import digest_of, flush
-from mua.errors import ModelError
+from mua.errors import DamagedCheckpoint, ModelError
 from mua.types import Json
 
 NAME, STATE, HF_FILES = "manifest.json", "state.json", "hf"
-FORMAT = 2
-SMALL_BYTES = 4 << 20
-"""Files up to this size are read and compared before every load."""
+FORMAT = 3
+"""Format 2 was that of Megatron-Core 0.16, which kept other states of the optimizer under other names."""
+_SUM = "checksum"
+_DTYPES = ("torch.float32", "torch.bfloat16", "torch.float16", "torch.float64")
 
 
 def read(folder: Path) -> Json:
     """The manifest of the checkpoint ``folder``.
 
     Raises:
-        ModelError: there is no such folder, it has no manifest, or one of another format.
+        DamagedCheckpoint: it has no manifest, or one that is not as it was written.
+        ModelError: there is no such folder, or it is of another format.
     """
-    path = folder / NAME
     if not folder.is_dir():
         raise ModelError(f"checkpoint {folder} does not exist; name a step_* folder, or none to start afresh")
     try:
-        content: Json = json.loads(path.read_text())
+        content = read_json(folder / NAME)
     except FileNotFoundError:
-        raise ModelError(f"checkpoint {folder} is not whole: it has no {NAME}; remove it") from None
-    except ValueError as error:
-        raise ModelError(f"checkpoint {folder} is damaged: {NAME} is not JSON ({error}); remove it") from error
-    if content.get("format") != FORMAT:
-        raise ModelError(f"checkpoint {folder} has format {content.get('format')}, this version reads {FORMAT}")
-    return content
+        raise DamagedCheckpoint(f"checkpoint {folder} is not whole: it has no {NAME}") from None
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else f"not JSON: {error}"
+        raise DamagedCheckpoint(f"checkpoint {folder} is damaged: {NAME} cannot be read: {reason}") from error
+    if isinstance(content, dict) and content.get("format") != FORMAT:
+        raise ModelError(_other_format(folder, content))
+    fault = _fault(content)
+    if fault is not None:
+        raise DamagedCheckpoint(f"checkpoint {folder} is damaged: {NAME}: {fault}")
+    result: Json = content
+    return result
+
+
+def _other_format(folder: Path, content: Json) -> str:
+    found = content.get("format")
+    if found not in (1, 2):
+        return f"checkpoint {folder}: {NAME} has format {found!r}, this version reads {FORMAT}"
+    versions = content.get("versions")
+    saved = versions.get("megatron-core") if isinstance(versions, dict) else None
+    return (
+        f"checkpoint {folder} was saved with Megatron-Core {saved or '0.16'} (format {found}), this version has "
+        f"{version('megatron-core')} and reads format {FORMAT}; convert it with the version of mua that saved it (mua "
+        "convert megatron-to-hf) and start a new run with model.path there"
+    )
+
+
+def _fault(content: Any) -> str | None:
+    """What keeps ``content`` from being a manifest as it was written."""
+    if not isinstance(content, dict):
+        return "it is no JSON object"
+    if content.get(_SUM) != _checksum(content):
+        return "it has other bytes than were written"
+    weights_only = content.get("weights_only", False)
+    needed = {"tensors": _is_shapes, "dtype": _DTYPES.__contains__, "files": _is_files, "weights_only": _is_bool}
+    if weights_only is False:
+        needed |= {"distributed_optimizer": _is_bool, "layout": _is_counts, "networks": _is_names}
+    found = {"weights_only": weights_only, **content}
+    wrong = next((key for key, fits in needed.items() if not _fits(fits, found.get(key))), None)
+    return None if wrong is None else f"{wrong} is missing or of the wrong kind"
+
+
+def _fits(test: Any, value: Any) -> bool:
+    try:
+        return bool(test(value))
+    except TypeError:  # not hashable
+        return False
+
+
+def _is_bool(value: Any) -> bool:
+    return isinstance(value, bool)
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 1 << 62
+
+
+def _is_counts(value: Any) -> bool:
+    return isinstance(value, dict) and all(map(_is_count, value.values()))
+
+
+def _is_names(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(name, str) for name in value)
+
+
+def _is_shapes(value: Any) -> bool:
+    shapes = value.values() if isinstance(value, dict) else [None]
+    return all(isinstance(shape, list) and all(map(_is_count, shape)) for shape in shapes)
+
+
+def _is_files(value: Any) -> bool:
+    if not isinstance(value, dict):
+        return False
+    return all(
+        _is_inside(name)
+        and isinstance(entry, dict)
+        and _is_count(entry.get("bytes"))
+        and isinstance(entry.get(ALGORITHM), str)
+        for name, entry in value.items()
+    )
+
+
+def _is_inside(name: str) -> bool:
+    path = PurePosixPath(name)
+    return bool(path.parts) and not path.is_absolute() and ".." not in path.parts and "\0" not in name
+
+
+def _checksum(content: Json) -> str:
+    """Of everything a manifest says but the checksum itself."""
+    rest = {key: value for key, value in content.items() if key != _SUM}
+    return str(Hasher(json.dumps(rest, sort_keys=True).encode()).hexdigest())
 
 
 def write(folder: Path, content: Mapping[str, Any], digests: Mapping[str, str] | None = None) -> None:
@@ -53,34 +140,82 @@ def write(folder: Path, content: Mapping[str, Any], digests: Mapping[str, str] |
     files = {}
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
         name = str(path.relative_to(folder))
-        if path.name.startswith(".") and path.name != ".metadata":
+        if name == NAME or (path.name.startswith(".") and path.name != ".metadata"):
             continue
-        size = path.stat().st_size
-        files[name] = {"bytes": size, ALGORITHM: (digests or {}).get(name) or _digest(path, size)}
-    (folder / NAME).write_text(json.dumps({"format": FORMAT, **content, "files": files}, indent=1))
+        files[name] = {"bytes": path.stat().st_size, ALGORITHM: (digests or {}).get(name) or _digest(path)}
+    described = {"format": FORMAT, "megatron_core": version("megatron-core"), **content, "files": files}
+    plain: Json = json.loads(json.dumps(described))  # whose keys are all text, as they will be when they are read
+    (folder / NAME).write_text(json.dumps({**plain, _SUM: _checksum(plain)}, indent=1))
     for path in [*folder.rglob("*"), folder]:
         flush(path)
 
 
-def check_files(folder: Path, content: Json, *, thorough: bool = False) -> None:
-    """Raises ModelError unless all files are there in the recorded size and small ones (or all) have their checksum."""
-    for name, expected in content["files"].items():
-        path, size = folder / name, expected["bytes"]
-        found = path.stat().st_size if path.is_file() else None
-        state = None
-        if found is None:
-            state = "is missing"
-        elif found != size:
-            state = f"has {found} bytes instead of {size}"
-        elif (thorough or size <= SMALL_BYTES) and _digest(path, size) != expected[ALGORITHM]:
-            state = "has other bytes than were written"
+def check_files(folder: Path, content: Json, part: int = 0, parts: int = 1) -> None:
+    """Read a share of the files and compare them with the sizes and checksums they were written with.
+
+    Args:
+        part: which of ``parts`` shares of about the same number of bytes: a rank among all ranks.
+
+    Raises:
+        DamagedCheckpoint: a file is missing or another one.
+    """
+    for name in _share(content["files"], part, parts):
+        expected, path = content["files"][name], folder / name
+        size, state = expected["bytes"], None
+        try:
+            found = path.stat().st_size if path.is_file() else None
+            if found is None:
+                state = "is missing"
+            elif found != size:
+                state = f"has {found} bytes instead of {size}"
+            elif _digest(path) != expected[ALGORITHM]:
+                state = "has other bytes than were written"
+        except (OSError, ValueError) as error:
+            state = f"cannot be read: {getattr(error, 'strerror', None) or error}"
         if state is not None:
-            raise ModelError(f"checkpoint {folder} is damaged: {name} {state}; remove it to resume from an older one")
+            raise DamagedCheckpoint(f"checkpoint {folder} is damaged: {name} {state}")
 
 
-def _digest(path: Path, size: int) -> str | None:
-    descriptor = os.open(path, os.O_RDONLY)
+def has_files(folder: Path) -> bool:
+    """Whether a checkpoint has a manifest and all files in their sizes; none of them is read."""
     try:
-        return digest_of(descriptor, 0, size)
+        files = read(folder)["files"]
+        return all((folder / name).stat().st_size == entry["bytes"] for name, entry in files.items())
+    except (ModelError, OSError):
+        return False
+
+
+def _share(files: Mapping[str, Any], part: int, parts: int) -> list[str]:
+    """The largest files first, each to the share that has the fewest bytes; whole files, as each has one checksum."""
+    loads, mine = [0] * parts, []
+    for name in sorted(files, key=lambda name: (-files[name]["bytes"], name)):
+        least = loads.index(min(loads))
+        loads[least] += files[name]["bytes"] + 1
+        if least == part:
+            mine.append(name)
+    return mine
+
+
+def read_state(folder: Path, counts: list[str]) -> Json:
+    """``state.json``, in which every one of ``counts`` is a number of steps.
+
+    Raises:
+        DamagedCheckpoint: it cannot be read, or lacks one.
+    """
+    try:
+        state = read_json(folder / STATE)
+    except (OSError, ValueError) as error:
+        raise DamagedCheckpoint(f"checkpoint {folder} is damaged: {STATE} cannot be read ({error})") from error
+    for name in counts:
+        if not isinstance(state, dict) or not _is_count(state.get(name)):
+            raise DamagedCheckpoint(f"checkpoint {folder} is damaged: {STATE} has no number under {name!r}")
+    result: Json = state
+    return result
+
+
+def _digest(path: Path) -> str | None:
+    descriptor = open_regular(path)
+    try:
+        return digest_of(descriptor, 0, os.fstat(descriptor).st_size)
     finally:
         os.close(descriptor)

@@ -35,6 +35,7 @@ from megatron_bridge.hf_folder import DEFAULT_SHARD_BYTES, copy_other_files, mai
 from megatron_bridge.plan import PlannedParameter, as_matrix, plan_rank
 from megatron_bridge.safetensors_io import SafetensorsFolder
 from megatron_bridge.safetensors_writer import SafetensorsWriter
+from mua.compat.checkpoint_reading import check_pickles
 from mua.config.schema import MegatronConfig, ModelConfig
 from mua.errors import ModelError
 from mua.megatron import manifest
@@ -92,6 +93,7 @@ def megatron_to_hf(
     """
     described = manifest.read(checkpoint)
     manifest.check_files(checkpoint, described)
+    check_pickles(checkpoint)
     mapping = _mapping(read_hf_config(source), described["dtype"].removeprefix("torch."))
     job = _export_job(checkpoint, max_shard_bytes)
     with TorchDistReader(checkpoint) as reader, staged_folder(out, job=job) as folder:

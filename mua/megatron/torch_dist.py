@@ -1,9 +1,9 @@
 """The files of a ``torch_dist`` checkpoint: chunks of global tensors, read by rows and written one by one.
 
 A checkpoint is a set of ``*.distcp`` files, each a sequence of blobs as ``torch.save`` makes them, and an index,
-``.metadata``, that says of every global tensor which rectangle ("chunk") lies in which blob. The index is a pickle. It
-is read here with an allow-list of the classes an index consists of and refused if it names any other; blobs are opened
-with ``weights_only``. Reading is by rows, straight from the file: nothing is ever loaded in whole.
+``.metadata``, that says of every global tensor which rectangle ("chunk") lies in which blob. Both are pickles, which
+:mod:`mua.compat.plain_index` and :mod:`mua.compat.plain_archive` read as plain data. Reading is by rows, straight from
+the file: nothing is ever loaded in whole.
 """
 
 from __future__ import annotations
@@ -32,49 +32,12 @@ from torch.distributed.checkpoint.metadata import (
 
 from megatron_bridge.checksums import ALGORITHM, Hasher, Sidecar
 from megatron_bridge.safetensors_writer import digest_of, write_all
+from mua.compat.checkpoint_reading import INDEX, described, read_index, refusal
+from mua.compat.plain_archive import Archive, read_into
+from mua.compat.plain_pickle import PickleError
 from mua.errors import ModelError
 
-INDEX = ".metadata"
 _FILE_BYTES = 5 << 30
-_CLASSES: dict[str, set[str] | None] = {
-    "torch.distributed.checkpoint.metadata": None,
-    "torch.distributed.checkpoint.filesystem": {"_StorageInfo", "_StoragePrefix"},
-    "torch.distributed.checkpoint.planner": None,
-    "torch.serialization": {"_get_layout"},
-    "torch": None,
-    "collections": {"OrderedDict", "defaultdict"},
-    "pathlib": {"PosixPath", "PurePosixPath", "Path"},
-}
-
-
-class _IndexUnpickler(pickle.Unpickler):
-    """Knows only what the index of a checkpoint is made of."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        allowed = _CLASSES.get(module, set())
-        if allowed is not None and name not in allowed:
-            raise pickle.UnpicklingError(f"it names {module}.{name}")
-        return super().find_class(module, name)
-
-
-def read_index(folder: Path) -> Metadata:
-    """The index of the checkpoint ``folder``.
-
-    Raises:
-        ModelError: it is damaged, or a pickle of anything else than an index.
-    """
-    path = folder / INDEX
-    try:
-        with path.open("rb") as file:
-            index = _IndexUnpickler(file).load()
-        if not isinstance(index, Metadata):
-            raise pickle.UnpicklingError(f"it is a {type(index).__name__}")
-    except Exception as error:
-        raise ModelError(
-            f"checkpoint {folder}: its index {path.name} is damaged or holds what no index holds ({error}); "
-            "do not load it"
-        ) from error
-    return index
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,10 +70,11 @@ class StoredMatrix:
 
 @dataclass(slots=True)
 class _Blob:
-    """One opened blob: where the values of its tensor begin in the file, in bytes, and their dtype."""
+    """One opened blob: where the values of its tensor begin in the file, in bytes, their shape and dtype."""
 
     descriptor: int
     offset: int
+    shape: tuple[int, ...]
     dtype: torch.dtype
 
 
@@ -160,16 +124,16 @@ class TorchDistReader:
 
     def read(self, matrix: StoredMatrix, row: int, target: Tensor) -> None:
         """Whole rows ``row...`` of a stored matrix into the contiguous CPU tensor ``target``, ``[rows, cols]``."""
+        if target.shape[1] != matrix.cols or not target.is_contiguous():
+            raise ValueError(f"rows of {matrix.cols} values do not fit {list(target.shape)}")
         blob = self._open(matrix.blob)
-        if target.dtype != blob.dtype or target.shape[1] != matrix.cols or not target.is_contiguous():
-            raise ValueError(f"rows of {matrix.cols} x {blob.dtype} do not fit {target.dtype} {list(target.shape)}")
-        position = blob.offset + (matrix.first + row * matrix.cols) * blob.dtype.itemsize
-        view = target.reshape(-1).view(torch.uint8).numpy().data
-        while len(view):
-            count = os.preadv(blob.descriptor, [view], position)
-            if count == 0:
-                raise ModelError(f"checkpoint {self.folder} is damaged: {matrix.blob.relative_path} is cut short")
-            view, position = view[count:], position + count
+        if target.dtype != blob.dtype or matrix.first + matrix.rows * matrix.cols > math.prod(blob.shape):
+            found = PickleError(f"it is {blob.dtype} {list(blob.shape)}, which the index says otherwise")
+            raise refusal(self.folder, described(matrix.blob), found)
+        try:
+            read_into(blob.descriptor, blob.offset + (matrix.first + row * matrix.cols) * blob.dtype.itemsize, target)
+        except PickleError as error:
+            raise refusal(self.folder, described(matrix.blob), error) from error
 
     def _tensor(self, key: str) -> TensorStorageMetadata:
         entry = self._index.state_dict_metadata.get(key)
@@ -182,6 +146,10 @@ class TorchDistReader:
         found: dict[tuple[int, ...], list[StoredMatrix]] = {}
         for chunk in self._tensor(key).chunks:
             offsets, sizes = tuple(chunk.offsets), tuple(chunk.sizes)
+            if len(sizes) not in (dims + 1, dims + 2):
+                raise ModelError(f"checkpoint {self.folder} is of another model: {key} has {len(sizes)} dimensions")
+            if not math.prod(sizes):
+                continue
             blob = self._index.storage_data[MetadataIndex(key, chunk.offsets)]
             row, col, rows, cols = *_matrix(offsets[dims:], 0), *_matrix(sizes[dims:], 1)
             for number, index in enumerate(itertools.product(*(range(size) for size in sizes[:dims]))):
@@ -198,48 +166,16 @@ class TorchDistReader:
         if descriptor is None:
             path = self.folder / info.relative_path
             try:
-                descriptor = self._files[info.relative_path] = os.open(path, os.O_RDONLY)
+                descriptor = self._files[info.relative_path] = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
             except OSError as error:
                 raise ModelError(f"{path} cannot be opened: {error.strerror}") from error
         try:
-            window = io.BufferedReader(_Window(descriptor, info.offset, info.length), 1 << 12)
-            tensor = torch.load(window, map_location="meta", weights_only=True)
-            offset = tensor.untyped_storage()._checkpoint_offset
-            if not tensor.is_contiguous() or tensor.storage_offset() or offset is None:
-                raise ValueError("it is no plain tensor")
-        except Exception as error:
-            where = f"{info.relative_path} at byte {info.offset}"
-            raise ModelError(f"checkpoint {self.folder} is damaged: {where} holds no tensor ({error})") from error
-        blob = _Blob(descriptor, info.offset + offset, tensor.dtype)
+            tensor = Archive(descriptor, info.offset, info.length).tensor()
+        except PickleError as error:
+            raise refusal(self.folder, described(info), error) from error
+        blob = _Blob(descriptor, tensor.offset, tensor.shape, tensor.dtype)
         self._opened = (info, blob)
         return blob
-
-
-class _Window(io.RawIOBase):
-    """A part of a file as a file."""
-
-    def __init__(self, descriptor: int, offset: int, length: int) -> None:
-        self._descriptor, self._offset, self._length, self._position = descriptor, offset, length, 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        start = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._length}[whence]
-        self._position = start + offset
-        return self._position
-
-    def tell(self) -> int:
-        return self._position
-
-    def readinto(self, buffer: Any) -> int:
-        view = memoryview(buffer)[: max(0, self._length - self._position)]
-        count = os.preadv(self._descriptor, [view], self._offset + self._position) if len(view) else 0
-        self._position += count
-        return count
 
 
 @dataclass(slots=True)

@@ -44,7 +44,7 @@ def verify(folder: Path) -> None:
     """Read a Hugging Face folder or a checkpoint in whole and compare it with the checksums it was written with."""
     if (folder / manifest.NAME).is_file():
         content = manifest.read(folder)
-        manifest.check_files(folder, content, thorough=True)
+        manifest.check_files(folder, content)
         print(f"{folder}: all {len(content['files'])} files are as they were written")
     else:
         print(f"{folder}: all {verify_hf_folder(folder)} tensors are as they were written")

@@ -10,8 +10,8 @@ from types import TracebackType
 from typing import Self
 
 from mua.config.schema import ExperimentConfig
-from mua.errors import EngineError, ModelError, Preempted, RunStopped
-from mua.megatron.checkpoint import checkpoint_folder, latest_checkpoint, prune_checkpoints
+from mua.errors import DamagedCheckpoint, EngineError, ModelError, Preempted, RunStopped
+from mua.megatron.checkpoint import checkpoint_folder, instead_of, latest_checkpoint, prune_checkpoints
 from mua.observe.memory import memory_metrics
 from mua.observe.metrics import MetricsWriter
 from mua.observe.progress import Progress
@@ -144,8 +144,13 @@ class Run:
                 f"{self.checkpoints}: holds checkpoints of an earlier run, and trainer.resume is false; "
                 "choose another output folder, or remove them"
             )
-        state = self._policy.load(newest)
+        try:
+            state = self._policy.load(newest)
+        except DamagedCheckpoint as error:
+            raise ModelError(f"{error}; {instead_of(newest)}") from error
         self.unlogged = state.get("unlogged")
         self.position = state.get("position")
+        if not isinstance(state.get("step"), int):
+            raise ModelError(f"{newest} is of no run: its state has no step; {instead_of(newest)}")
         log.info("continuing from %s", newest)
         return int(state["step"])

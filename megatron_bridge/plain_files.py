@@ -1,0 +1,61 @@
+"""Opening files of a folder that may come from elsewhere: regular ones only, and JSON of a sane size and depth.
+
+A FIFO, a device or a socket under the name of a weight file would hang or never end; all of them are refused before a
+byte is read.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+MAX_JSON_BYTES = 256 << 20
+
+
+def open_regular(path: Path) -> int:
+    """A descriptor for reading ``path``.
+
+    Raises:
+        OSError: it cannot be opened, or is no regular file (``filename`` and ``strerror`` are set).
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(0, "it is no regular file", str(path))
+    return descriptor
+
+
+def read_json(path: Path) -> Any:
+    """What a JSON file holds.
+
+    Raises:
+        OSError: as :func:`open_regular`.
+        ValueError: it is no JSON, names a key twice, is nested without end or larger than 256 MiB.
+    """
+    with open(open_regular(path), "rb") as file:
+        data = file.read(MAX_JSON_BYTES + 1)
+    return parse_json(data)
+
+
+def parse_json(data: bytes) -> Any:
+    """As :func:`read_json`, of bytes."""
+    if len(data) > MAX_JSON_BYTES:
+        raise ValueError(f"it is larger than {MAX_JSON_BYTES >> 20} MiB")
+    try:
+        return json.loads(data, object_pairs_hook=_once)
+    except UnicodeDecodeError:
+        raise ValueError("it is no UTF-8 text") from None
+    except RecursionError:
+        raise ValueError("it is nested without end") from None
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"it names {twice!r} twice")
+    return found

@@ -1,0 +1,149 @@
+"""The index of a checkpoint (``.metadata``), read without Python's unpickler.
+
+Upstream: torch 2.14.1, ``distributed/checkpoint/filesystem.py``: ``FileSystemReader.read_metadata`` unpickles the index
+without restriction, so that a checkpoint from elsewhere runs what it likes. Here :mod:`mua.compat.plain_pickle` reads
+the same bytes; :data:`NAMES` are the exact pairs of module and name that may appear. None is imported because a file
+says so, and every field is checked before it reaches a class of torch.
+Goes when: ``tests/unit/test_checkpoint_attacks.py::test_upstream_still_unpickles_an_index`` fails.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+
+from mua.compat.plain_pickle import DTYPES, Call, Name, PickleError, is_count, read_pickle, shape_of
+
+_CHECKPOINT = "torch.distributed.checkpoint."
+NAMES = frozenset(
+    {
+        *((_CHECKPOINT + "metadata", name) for name in (
+            "Metadata", "MetadataIndex", "StorageMeta", "TensorStorageMetadata", "BytesStorageMetadata",
+            "ChunkStorageMetadata", "TensorProperties", "_MEM_FORMAT_ENCODING",
+        )),
+        *((_CHECKPOINT + "planner", name) for name in ("SavePlan", "WriteItem", "WriteItemType", "TensorWriteData")),
+        (_CHECKPOINT + "filesystem", "_StorageInfo"),
+        ("torch.serialization", "_get_layout"),
+        ("torch", "Size"),
+        ("pathlib", "PosixPath"),
+        *(("torch", name) for name in DTYPES),
+    }
+)  # fmt: skip
+"""All that an index may name."""
+
+
+def parse_index(data: bytes, sizes: Callable[[str], int]) -> Metadata:
+    """The index that the pickle ``data`` holds, with everything in it that loading uses.
+
+    Args:
+        sizes: bytes of a file of the checkpoint by its name; raises OSError if there is none.
+
+    Raises:
+        PickleError: it is no index, names what no index names, or says what cannot be (a chunk outside its tensor or
+            larger than the bytes it is said to lie in, a file outside the folder, a chunk that is nowhere).
+    """
+    fields = _fields(read_pickle(data, NAMES), "Metadata")
+    places = {
+        _key(index): _place(place, sizes) for index, place in _dictionary(fields.get("storage_data"), Call).items()
+    }
+    entries = {
+        name: _entry(name, entry, places) for name, entry in _dictionary(fields.get("state_dict_metadata"), str).items()
+    }
+    version = fields.get("version")
+    return Metadata(entries, storage_data=places, version=version if type(version) is str else None)
+
+
+def _fields(record: Any, name: str) -> dict[str, Any]:
+    """The fields of an instance of the class ``name`` of the index."""
+    if type(record) is not Call or record.function.name != name:
+        raise PickleError(f"it has something else where a {name} should be")
+    return _dictionary(record.state, str) if record.state is not None else {}
+
+
+def _dictionary(value: Any, keys: type) -> dict[Any, Any]:
+    if type(value) is not dict or any(type(key) is not keys for key in value):
+        raise PickleError("it lacks a dictionary that every index has")
+    return value
+
+
+def _key(record: Any) -> MetadataIndex:
+    fields = _fields(record, "MetadataIndex")
+    if type(fields.get("fqn")) is not str:
+        raise PickleError("it has an entry without a name")
+    offset = fields.get("offset")
+    return MetadataIndex(fields["fqn"], None if offset is None else _size(offset))
+
+
+def _place(record: Any, sizes: Callable[[str], int]) -> _StorageInfo:
+    fields = _fields(record, "_StorageInfo")
+    name, offset, length = (fields.get(key) for key in ("relative_path", "offset", "length"))
+    if type(name) is not str or not name or name.startswith(".") or os.path.basename(name) != name or "\0" in name:
+        raise PickleError(f"it names {name!r}, which is no file of a checkpoint")
+    if fields.get("transform_descriptors"):
+        raise PickleError(f"it has {name} transformed, which is not supported")
+    try:
+        size = sizes(name)
+    except OSError as error:
+        raise PickleError(f"it names {name}: {error.strerror}") from error
+    if not (is_count(offset) and is_count(length) and offset + length <= size):
+        raise PickleError(f"it names bytes {offset} to {offset}+{length} of {name}, which has {size}")
+    return _StorageInfo(name, offset, length)
+
+
+def _entry(
+    name: str, record: Any, places: dict[MetadataIndex, _StorageInfo]
+) -> TensorStorageMetadata | BytesStorageMetadata:
+    if type(record) is Call and record.function.name == "BytesStorageMetadata":
+        if MetadataIndex(name) not in places:
+            raise PickleError(f"it does not say where {name} lies")
+        return BytesStorageMetadata()
+    fields = _fields(record, "TensorStorageMetadata")
+    size, dtype = _size(fields.get("size")), _dtype(fields.get("properties"))
+    chunks = fields.get("chunks")
+    if type(chunks) is not list:
+        raise PickleError(f"{name} has no list of chunks")
+    found = [_chunk(name, size, chunk) for chunk in chunks]
+    for chunk in found:
+        place = places.get(MetadataIndex(name, chunk.offsets))
+        if place is None or math.prod(chunk.sizes) * dtype.itemsize > place.length:
+            raise PickleError(f"it does not say where the chunk of {name} at {list(chunk.offsets)} lies")
+    return TensorStorageMetadata(TensorProperties(dtype=dtype), size, found)
+
+
+def _chunk(name: str, size: torch.Size, record: Any) -> ChunkStorageMetadata:
+    fields = _fields(record, "ChunkStorageMetadata")
+    offsets, sizes = _size(fields.get("offsets")), _size(fields.get("sizes"))
+    ends = zip(offsets, sizes, size, strict=False)
+    if not len(offsets) == len(sizes) == len(size) or any(first + count > end for first, count, end in ends):
+        raise PickleError(f"{name} has a chunk outside its shape {list(size)}")
+    return ChunkStorageMetadata(offsets, sizes)
+
+
+def _dtype(record: Any) -> torch.dtype:
+    """The only one of a tensor's properties that loading looks at."""
+    if type(record) is not Call or record.function.name != "TensorProperties" or type(record.state) is not tuple:
+        raise PickleError("it has a tensor without properties")
+    dtype = record.state[0] if record.state else None
+    if type(dtype) is not Name or dtype.name not in DTYPES:
+        raise PickleError("it has a tensor without a dtype")
+    return DTYPES[dtype.name]
+
+
+def _size(record: Any) -> torch.Size:
+    numbers = record.arguments[0] if type(record) is Call and len(record.arguments) == 1 else None
+    if type(record) is not Call or record.function.name != "Size" or type(numbers) is not tuple:
+        raise PickleError("it has something else where a shape should be")
+    return torch.Size(shape_of(numbers))
