@@ -160,7 +160,7 @@ def test_a_step_that_is_run_again_replaces_its_file(tmp_path: Path) -> None:
     assert [t.ordinal for t in read_traces(tmp_path)] == [5]
 
 
-@pytest.mark.parametrize("cut", [1, 2, 100])
+@pytest.mark.parametrize("cut", [2, 3, 100])
 def test_a_torn_last_line_is_skipped_and_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture, cut: int) -> None:
     path = TraceWriter(tmp_path).write(1, [example(1), example(2)])
     path.write_bytes(path.read_bytes()[:-cut])
