@@ -26,6 +26,7 @@ from mua.config.schema import RolloutConfig
 from mua.environment.protocol import ToolSchema, Transcript
 from mua.environment.schema import validate_arguments
 from mua.errors import DeadlineExceeded, EnvironmentFault, UserFault
+from mua.tokens.codec import ConversationError
 from mua.types import Json, Outcome, Segment
 from mua.untrusted import unpaired_surrogate
 
@@ -116,7 +117,12 @@ class Episode:
             async with limit:
                 opening = _sayable(await self._user.open())
         system = self._setting.system_prompt(self._environment.task)
-        self._agent.begin(system, list(self._tools.values()), opening.text)
+        try:
+            self._agent.begin(system, list(self._tools.values()), opening.text)
+        except ConversationError as error:
+            raise EnvironmentFault(
+                f"task {self._environment.task.id!r} cannot be told to the policy: {error}"
+            ) from None
         self._note_user(opening)
         return State.GENERATE
 

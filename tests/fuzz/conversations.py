@@ -14,9 +14,11 @@ from typing import Any
 
 from mua.config.schema import ExperimentConfig
 from mua.errors import ConfigError
+from mua.tokens.codec import Codec
+from mua.tokens.family import ChatFamily
+from mua.tokens.qwen import Qwen3
 from mua.trainer.conversations import load_conversations
 from tests.fuzz._mutate import mutated_bytes, mutated_json, mutated_lines, outcome
-from tests.tokens_fixtures import chat_family
 
 CASES = 600
 _CALL = {"type": "function", "id": "c", "function": {"name": "look_up", "arguments": '{"key": "v", "n": [1, 2.5]}'}}
@@ -96,8 +98,21 @@ def _config(overlong: str) -> ExperimentConfig:
     )  # fmt: skip
 
 
+@cache
+def _family() -> ChatFamily:
+    """Qwen3's over a tokenizer of single bytes, made without transformers, which takes seconds to import."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE({letter: number for number, letter in enumerate(alphabet)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_tokens([AddedToken(token, normalized=False) for token in Qwen3.control_tokens])
+    return Qwen3(Codec(tokenizer, "fuzz"), thinking=True)
+
+
 def _faults(path: Path, damaged: int | None, rng: random.Random) -> list[str]:
-    family, config = chat_family("qwen3", True), _config(rng.choice(("skip", "refuse")))
+    family, config = _family(), _config(rng.choice(("skip", "refuse")))
     found, error, faults = outcome(lambda: load_conversations(path, family, config), (ConfigError,))
     if faults:
         return faults
