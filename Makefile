@@ -4,11 +4,12 @@ SHELL := /bin/bash
 
 VENV ?= .venv
 SEEDS ?= 1
+FUZZ ?=
 PYTHON := $(VENV)/bin/python
 READY := $(VENV)/.ready
 SHARED := -n 2 --dist loadgroup --no-loadscope-reorder
 
-.PHONY: help setup demo test test-slow test-grid test-slurm lint docs tables bench check-gpu-pins
+.PHONY: help setup demo test test-slow test-grid test-slurm lint fuzz docs tables bench check-gpu-pins
 
 help: ## List what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -38,6 +39,9 @@ lint: $(READY) ## Check style, format and types
 	@$(PYTHON) -m ruff check
 	@$(PYTHON) -m ruff format --check
 	@$(PYTHON) -m mypy
+
+fuzz: $(READY) ## Damage files and texts by the thousand: each must be refused in a clear line (FUZZ="--only traces")
+	@$(PYTHON) -m tools.fuzz $(FUZZ)
 
 docs: $(READY) ## Write docs/configuration.md from the schema, the recipes' plans into docs/planning.md
 	@$(PYTHON) -m mua.cli config docs > docs/configuration.md.new

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ast
 import importlib
-import json
 import sys
 import threading
 from collections.abc import Iterator, Mapping
@@ -19,6 +18,7 @@ from typing import Any, NamedTuple
 
 from mua.errors import ConfigError
 from mua.types import Json
+from mua.untrusted import MAX_FILE_DEPTH, JsonError, read_file, read_json
 
 _TYPES = {
     "dict": "object", "float": "number", "int": "integer", "str": "string", "bool": "boolean", "tuple": "array",
@@ -64,14 +64,16 @@ def json_schema(given: Json) -> Json:
 def json_lines(path: Path) -> Iterator[Json]:
     """The objects of a file of JSON lines; raises :class:`mua.errors.ConfigError` that names file and line."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = read_file(path).decode("utf-8").split("\n")
     except OSError as error:
         raise ConfigError(f"environment.data: {path}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"environment.data: {path}: not UTF-8 text (byte {error.start})") from None
     for number, line in enumerate(lines, start=1):
         try:
             if line.strip():
-                yield json.loads(line)
-        except ValueError as error:
+                yield read_json(line, strict=False, depth=MAX_FILE_DEPTH)
+        except JsonError as error:
             raise ConfigError(f"environment.data: {path}:{number}: not a line of JSON ({error})") from None
 
 

@@ -21,8 +21,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Annotated, Literal, Self
 
-import yaml
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
 from mua.config.load import load_config
 from mua.config.schema import ExperimentConfig
@@ -119,13 +118,8 @@ def main() -> None:
 
 
 def load_study(path: Path) -> Study:
-    """Raises :class:`ConfigError` naming file and key for what is no study."""
-    try:
-        return Study.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}") from None
-    except (ValidationError, yaml.YAMLError) as error:
-        raise ConfigError(f"{path}: not a study: {error}") from None
+    """Raises :class:`ConfigError` naming file, line and key for what is no study."""
+    return load_config(path, schema=Study)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ by split; without it all tasks are in the test split.
 from __future__ import annotations
 
 import gzip
-import json
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +23,8 @@ from mua.environment.overlay import Base
 from mua.environment.protocol import Split, Task
 from mua.errors import ConfigError
 from mua.types import Json
+from mua.untrusted import MAX_FILE_DEPTH, JsonError, read_file
+from mua.untrusted import read_json as read_json_text
 
 Form = Literal["tau", "tau2"]
 """Which benchmark a folder is of."""
@@ -62,30 +64,30 @@ def load_official(domain: str, folder: Path, tables: Sequence[str]) -> OfficialD
 
 def read_text(path: Path) -> str:
     """The text of a file, unpacked if its name ends in ``.gz``. ConfigError for one that cannot be unpacked."""
-    data = path.read_bytes()
+    data = read_file(path)
     try:
         return (gzip.decompress(data) if path.suffix == ".gz" else data).decode()
-    except (OSError, EOFError, ValueError) as error:
+    except (gzip.BadGzipFile, zlib.error, EOFError, ValueError) as error:
         raise ConfigError(f"{path}: cannot be read as text: {error}") from error
 
 
 def read_json(path: Path) -> Any:
     """The JSON in a file; ConfigError for a text that is none."""
     try:
-        return json.loads(read_text(path))
-    except ValueError as error:
+        return read_json_text(read_text(path), strict=False, depth=MAX_FILE_DEPTH)
+    except JsonError as error:
         raise ConfigError(f"{path}: is no JSON: {error}") from error
 
 
 def read_lines(path: Path) -> list[Json]:
     """One JSON object a line; ConfigError that names the line that is none."""
     found = []
-    for number, line in enumerate(read_text(path).splitlines(), 1):
+    for number, line in enumerate(read_text(path).split("\n"), 1):
         if not line.strip():
             continue
         try:
-            value = json.loads(line)
-        except ValueError as error:
+            value = read_json_text(line, strict=False, depth=MAX_FILE_DEPTH)
+        except JsonError as error:
             raise ConfigError(f"{path}, line {number}: is no JSON: {error}") from error
         if not isinstance(value, dict):
             raise ConfigError(f"{path}, line {number}: must be a JSON object")

@@ -50,7 +50,9 @@ def read_index(folder: Path) -> Metadata:
                 _latest.clear()
                 _latest[identity] = index
     except OSError as error:
-        raise DamagedCheckpoint(f"checkpoint {folder}: its index {path.name} cannot be read: {error.strerror}") from error
+        raise DamagedCheckpoint(
+            f"checkpoint {folder}: its index {path.name} cannot be read: {error.strerror}"
+        ) from error
     except PickleError as error:
         raise DamagedCheckpoint(
             f"checkpoint {folder}: its index {path.name} is damaged or holds what no index holds ({error}); "

@@ -20,11 +20,17 @@ from pydantic import ValidationError
 
 from mua.config.messages import describe
 from mua.config.schema import ExperimentConfig, Section
-from mua.config.tree import KeyPath, Tree, parse, parse_value
+from mua.config.tree import MAX_NAME, KeyPath, Tree, parse, parse_value, unusable_text
 from mua.errors import ConfigError
 from mua.masking import masked_tree
+from mua.untrusted import open_file
 
 COMMAND_LINE = "command line"
+MAX_BYTES = 1 << 20
+"""Size of one file."""
+MAX_FILES = 100
+"""Files that one configuration may read by ``extends``, each as often as it is named."""
+_LONGEST_NAME = 1000
 
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}|\$\{")
 
@@ -41,7 +47,7 @@ def load_config(path: Path, overrides: Sequence[str] = (), schema: type[Section]
     ``overrides`` are ``key.path=value``; the value is YAML. Raises :class:`ConfigError` whose message has one line
     for each thing that is wrong: file, line, key, and what to write instead. Values of secrets are never repeated.
     """
-    tree = _read(path, ())
+    tree = _read(path, (), [])
     for override in overrides:
         _apply(tree, override)
     problems: list[str] = []
@@ -64,27 +70,39 @@ def config_fingerprint(config: Section) -> str:
     return hashlib.sha256(dump_config(config).encode()).hexdigest()[:16]
 
 
-def _read(path: Path, parents: tuple[Path, ...]) -> Tree:
+def _read(path: Path, parents: tuple[Path, ...], files: list[Path]) -> Tree:
+    """``files`` grows by every file that is read."""
+    text = _text(path, parents)
     real = path.resolve()
     if real in parents:
         chain = " -> ".join(p.name for p in (*parents[parents.index(real) :], real))
         raise ConfigError(f"{path}: extends: the files extend each other in a circle: {chain}")
-    child = parse(_text(path, parents), str(path))
+    files.append(real)
+    if len(files) > MAX_FILES:
+        raise ConfigError(f"{path}: extends: more than {MAX_FILES} files are read for one configuration")
+    child = parse(text, str(path))
     tree = Tree({}, {(): child.places[()]})
     for base in _bases(path, child):
-        tree.merge(_read(base, (*parents, real)))
+        tree.merge(_read(base, (*parents, real), files))
     tree.merge(child)
     return tree
 
 
 def _text(path: Path, parents: tuple[Path, ...]) -> str:
+    asker = f" (named by extends in {parents[-1].name})" if parents else ""
     try:
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: not UTF-8 text (byte {error.start})") from None
+        with open_file(path) as file:
+            data = file.read(MAX_BYTES + 1)
     except OSError as error:
-        asker = f" (named by extends in {parents[-1].name})" if parents else ""
         raise ConfigError(f"{path}: cannot be read{asker}: {error.strerror}") from None
+    if len(data) > MAX_BYTES:
+        raise ConfigError(f"{path}: is larger than {MAX_BYTES} bytes{asker}: no configuration file")
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise ConfigError(f"{path}:{line}: not UTF-8 text (byte {error.start})") from None
+    return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def _bases(path: Path, tree: Tree) -> list[Path]:
@@ -94,7 +112,9 @@ def _bases(path: Path, tree: Tree) -> list[Path]:
     named = _fill(tree.data.pop("extends", []), ("extends",), tree, problems)
     names = [named] if isinstance(named, str) else named
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        problems.append(f"{at}: extends: expected a file name or a list of them, got {named!r}")
+        problems.append(f"{at}: extends: expected a file name or a list of them, got {named!r:.200}")
+    elif not all(name.isprintable() and len(name) <= _LONGEST_NAME for name in names):
+        problems.append(f"{at}: extends: a file name is too long or cannot be printed: {named!a:.200}")
     if problems:
         raise ConfigError("\n".join(problems))
     return [path.parent / name for name in names]
@@ -103,9 +123,10 @@ def _bases(path: Path, tree: Tree) -> list[Path]:
 def _apply(tree: Tree, override: str) -> None:
     dotted, equals, value = override.partition("=")
     key: KeyPath = tuple(dotted.strip().split("."))
-    if not equals or not all(key):
+    if not equals or not all(key) or not dotted.isprintable() or max(map(len, key)) > MAX_NAME:
         # The text itself is not repeated: it may be a secret whose key was forgotten.
-        raise ConfigError(f"{COMMAND_LINE}: {dotted if equals else 'an argument'}: expected key.path=value")
+        named = ascii(dotted)[1:-1][:100] if equals else "an argument"
+        raise ConfigError(f"{COMMAND_LINE}: {named}: expected key.path=value")
     here: Any = tree.data
     for depth, name in enumerate(key[:-1], start=1):
         here = here.get(name)
@@ -125,7 +146,10 @@ def _fill(value: Any, key: KeyPath, tree: Tree, problems: list[str]) -> Any:
     if not isinstance(value, str):
         return value
     at = f"{tree.place(key)}: {'.'.join(key)}"
-    return _VARIABLE.sub(lambda match: _variable(match, at, os.environ, problems), value)
+    filled = _VARIABLE.sub(lambda match: _variable(match, at, os.environ, problems), value)
+    if fault := unusable_text(filled):  # a variable may hold bytes that are no UTF-8
+        problems.append(f"{at}: {fault}")
+    return filled
 
 
 def _variable(match: re.Match[str], at: str, environment: Mapping[str, str], problems: list[str]) -> str:

@@ -26,7 +26,11 @@ _EXPECTED = {
     "bool_type": "true or false",
     "path_type": "a path",
 }
-_DOTTED = re.compile(r"\b[a-z_0-9]+(?:\.[a-z_0-9]+)+\b")
+_DOTTED = re.compile(r"\b[a-z_0-9-]+(?:\.[a-z_0-9-]+)+\b")
+
+MAX_LINES = 20
+"""Lines of one message; finding the nearest names of thousands of keys takes long, and nobody reads it."""
+_LONGEST_VALUE = 200
 
 Branches: TypeAlias = dict[KeyPath, list[ErrorDetails]]
 
@@ -37,7 +41,10 @@ def describe(error: ValidationError, tree: Tree, schema: type[Section]) -> list[
     for detail in error.errors():
         key = _key(detail, tree.data)
         branches.setdefault(key, []).append(detail)
-    return [_line(key, details, tree, schema) for key, details in branches.items()]
+    lines = [_line(key, details, tree, schema) for key, details in list(branches.items())[:MAX_LINES]]
+    if (more := len(branches) - MAX_LINES) > 0:
+        lines.append(f"{tree.place(())}: and {more} more keys are wrong")
+    return lines
 
 
 def _key(detail: ErrorDetails, data: Any) -> KeyPath:
@@ -88,7 +95,11 @@ def _given(key: KeyPath, detail: ErrorDetails, schema: type[Section]) -> str:
     kind = _KINDS.get(type(value), type(value).__name__)
     # A section given as one value may be a secret that slipped out by wrong indentation: only its kind is named.
     hidden = detail["type"] == "model_type" or isinstance(value, dict | list) or _secret(key, schema)
-    return kind if hidden else f"{masked(repr(value))} ({kind})"
+    return kind if hidden else f"{_shortened(masked(repr(value)))} ({kind})"
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}..."
 
 
 def _nearest_value(detail: ErrorDetails) -> str:

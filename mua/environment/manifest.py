@@ -14,6 +14,7 @@ from typing import Any
 from mua.environment.protocol import Task
 from mua.errors import MuaError
 from mua.types import Json
+from mua.untrusted import read_file, read_json
 
 
 def digest(tasks: Sequence[Task]) -> str:
@@ -35,7 +36,7 @@ def check(manifest: Path, made: Mapping[str, str], command: str) -> None:
     """
     for name, now in made.items():
         try:
-            pinned = json.loads(manifest.read_text(encoding="utf-8"))[name]["sha256"]
+            pinned = read_json(read_file(manifest))[name]["sha256"]
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise MuaError(f"{manifest}: cannot read {name}.sha256 ({error}); make it with {command}") from error
         if now != pinned:

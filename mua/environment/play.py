@@ -19,6 +19,7 @@ from mua.environment.protocol import Domain, Move, Split, Task, ToolSchema, User
 from mua.environment.selection import Selection
 from mua.errors import ConfigError
 from mua.types import Json
+from mua.untrusted import JsonError, read_json
 from mua.users.protocol import STOP_SIGNAL, ToolUser, User, UserReply, UserTools
 
 Role = Literal["agent", "user"]
@@ -105,9 +106,12 @@ class Terminal:
             )
             return None
         try:
-            arguments = json.loads(rest or "{}")
-        except ValueError as error:
+            arguments = read_json(rest or "{}")
+        except JsonError as error:
             self.line(f"  the arguments are no JSON: {error}")
+            return None
+        if not isinstance(arguments, dict):
+            self.line('  the arguments are a JSON object, such as {"order": "W1"}')
             return None
         return word, arguments
 

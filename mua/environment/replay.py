@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +27,7 @@ from mua.environment.protocol import Configurable, Domain, Split, Task, ToolResu
 from mua.environment.registry import get_domain
 from mua.errors import ConfigError
 from mua.types import Json
+from mua.untrusted import MAX_FILE_DEPTH, JsonError, printable, read_file, read_json
 from mua.users.services import Services
 
 SHOWN = 10
@@ -33,7 +35,7 @@ SHOWN = 10
 _FAILED = ("Error", "Unknown action")
 _LONGEST = 200
 _KEYS = {"task": str, "steps": list, "database_equals_gold": bool, "database_equals_untouched": bool}
-_STEP_KEYS = {"name": str, "arguments": object, "answer": str}
+_STEP_KEYS = {"name": str, "arguments": dict, "answer": str}
 
 
 @runtime_checkable
@@ -147,30 +149,32 @@ def _shown(value: Any) -> str:
 
 def _parsed(text: str) -> Any:
     try:
-        return json.loads(text)
-    except ValueError:
+        return read_json(text, strict=False, depth=MAX_FILE_DEPTH)
+    except JsonError:
         return text
 
 
 def _recordings(file: Path) -> Iterator[tuple[str, Json]]:
     """Each recording with where it stands."""
     try:
-        data = file.read_bytes()
-        lines = (gzip.decompress(data) if file.suffix == ".gz" else data).decode().splitlines()
-    except (gzip.BadGzipFile, EOFError, ValueError) as error:
+        data = read_file(file)
+        text = (gzip.decompress(data) if file.suffix == ".gz" else data).decode()
+    except (gzip.BadGzipFile, zlib.error, EOFError, ValueError) as error:
         raise ConfigError(f"{file}: cannot be read as recordings: {error}") from error
+    # Only line feeds end a record: str.splitlines would also cut at U+2028, which JSON strings may hold as it is.
+    lines = text.removesuffix("\n").split("\n") if text else []
     for number, line in enumerate(lines, 1):
         where = f"{file.name}:{number}"
         try:
-            recording = json.loads(line)
-        except ValueError as error:
+            recording = read_json(line, strict=False, depth=MAX_FILE_DEPTH)
+        except JsonError as error:
             raise ConfigError(f"{where}: is no JSON: {error}") from error
         if fault := _lacking(recording, _KEYS):
             raise ConfigError(f"{where}: is no recording: {fault}")
         for step_number, step in enumerate(recording["steps"], 1):
             if fault := _lacking(step, _STEP_KEYS):
                 raise ConfigError(f"{where}: step {step_number}: {fault}")
-        yield f"{where} ({recording['task']}, variant {recording.get('variant', 0)})", recording
+        yield printable(f"{where} ({recording['task']}, variant {recording.get('variant', 0)})"), recording
 
 
 def _lacking(value: Any, keys: Mapping[str, type]) -> str | None:

@@ -20,6 +20,7 @@ from mua.errors import MuaError
 from mua.evaluation.estimators import paired_test, resampled_means
 from mua.evaluation.report import table
 from mua.types import Json
+from mua.untrusted import MAX_FILE_DEPTH, printable, read_file, read_json
 
 RESULT = "evaluation.json"
 LEVEL = 0.95
@@ -58,14 +59,31 @@ def load_result(path: Path) -> Json:
     """An evaluation's result; ``path`` is its output folder or the file itself."""
     file = path / RESULT if path.is_dir() else path
     try:
-        result: Json = json.loads(file.read_text(encoding="utf-8"))
-        if not all({"domain", "task", "digest", "episodes", "successes"} <= task.keys() for task in result["per_task"]):
-            raise KeyError("a task's domain, digest or successes")
+        result = read_json(read_file(file), strict=False, depth=MAX_FILE_DEPTH)
+        _check_result(result)
     except OSError as error:
         raise MuaError(f"{file}: {error.strerror}; give the output folder of mua eval") from None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise MuaError(f"{file}: not a result of mua eval ({type(error).__name__}: {error})") from None
-    return result
+        reason = printable(f"{type(error).__name__}: {error}")
+        raise MuaError(f"{file}: not a result of mua eval ({reason})") from None
+    checked: Json = result
+    return checked
+
+
+def _check_result(result: Json) -> None:
+    """Raises KeyError, TypeError or ValueError where what is compared is missing or impossible."""
+    if not isinstance(result["name"], str) or not isinstance(result["per_task"], list):
+        raise TypeError("name is a string, per_task a list")
+    seen = set()
+    for task in result["per_task"]:
+        texts, counts = (task["domain"], task["task"], task["digest"]), (task["successes"], task["episodes"])
+        if not all(isinstance(text, str) for text in texts) or not all(type(count) is int for count in counts):
+            raise TypeError("a task's domain, task and digest are strings, its episodes and successes integers")
+        if not 0 <= counts[0] <= counts[1] < 2**31:
+            raise ValueError(f"{counts[0]} successes in {counts[1]} episodes")
+        if texts[:2] in seen:
+            raise ValueError(f"task {texts[1]!r} stands twice")
+        seen.add(texts[:2])
 
 
 def compared(one: Json, other: Json) -> Json:

@@ -20,12 +20,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 from mua.errors import MuaError
 from mua.observe.files import LineFile
-from mua.observe.traces import decode, encode
+from mua.observe.traces import described, encode, from_record
 from mua.types import Json, Trajectory
+from mua.untrusted import MAX_FILE_DEPTH, JsonError, is_number, read_json
 
 FILE = "episodes.jsonl"
 
@@ -109,17 +110,18 @@ class EpisodeStore:
 
     def _read(self, number: int, line: bytes) -> None:
         try:
-            record: Json = json.loads(line)
+            record = read_json(line, strict=False, depth=MAX_FILE_DEPTH)
+            if not isinstance(record, dict):
+                raise TypeError(f"a record cannot be a {type(record).__name__}")
             if (record["policy"], record["setting"]) != (self._policy, self._setting):
                 self.strange += 1
                 return
             if "roles" in record:
-                self._keep_roles(record["roles"])
+                self._keep_roles(_numbers(record["roles"]))
                 return
-            key = Key(**{name: record[name] for name in Key._fields})
-            self._keep(key, decode(json.dumps(record["trajectory"])))
+            self._keep(_key(record), from_record(record["trajectory"]))
         except (ValueError, KeyError, TypeError) as error:
-            reason = f"{type(error).__name__}: {error}"
+            reason = described(error)
             raise MuaError(f"{self._path}:{number}: not an episode ({reason}); remove the line or the file") from None
 
     def _keep(self, key: Key, trajectory: Trajectory) -> None:
@@ -131,8 +133,21 @@ class EpisodeStore:
             self.roles[name] = value if name.endswith("_seconds") else self.roles.get(name, 0.0) + value
 
 
+def _key(record: Json) -> Key:
+    key = Key(**{name: record[name] for name in Key._fields})
+    if [type(value) for value in key] != [str, str, str, int]:
+        raise TypeError("domain, task and task_digest are strings, sample is an integer")
+    return key
+
+
+def _numbers(roles: Any) -> dict[str, float]:
+    if not isinstance(roles, dict) or not all(map(is_number, roles.values())):
+        raise TypeError("roles are numbers by name")
+    return roles
+
+
 def _drop_unfinished_line(path: Path) -> None:
-    """What a killed run left behind its last newline."""
+    """What a killed run left behind its last newline, unless only the newline is missing."""
     with path.open("rb+") as file:
         size = end = file.seek(0, os.SEEK_END)
         while end > 0:
@@ -143,5 +158,17 @@ def _drop_unfinished_line(path: Path) -> None:
                 end = start + newline + 1
                 break
             end = start
-        if end < size:
+        if end == size:
+            return
+        file.seek(end)
+        if _whole(file.read()):
+            file.write(b"\n")
+        else:
             file.truncate(end)
+
+
+def _whole(line: bytes) -> bool:
+    try:
+        return isinstance(read_json(line, strict=False, depth=MAX_FILE_DEPTH), dict)
+    except JsonError:
+        return False

@@ -10,7 +10,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from mua.errors import MuaError
 from mua.observe.files import LineFile, naming, replace_text
+from mua.untrusted import JsonError, is_number, open_file, read_json
 
 log = logging.getLogger(__name__)
 
@@ -73,11 +75,26 @@ class MetricsWriter:
 
 
 def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
-    """The lines of a ``metrics.jsonl``; an unfinished last line, left by a run that was killed, is skipped."""
-    with path.open(encoding="utf-8") as file:
-        for line in file:
-            if line.endswith("\n"):
-                yield json.loads(line)
+    """The lines of a ``metrics.jsonl``; an unfinished last line, left by a run that was killed, is skipped.
+
+    Raises :class:`MuaError` naming file and line for any other that holds no metrics of a step.
+    """
+    with open_file(path) as file:
+        for number, line in enumerate(file, start=1):
+            if line.endswith(b"\n"):
+                yield _metrics(line, f"{path}:{number}")
+
+
+def _metrics(line: bytes, where: str) -> dict[str, Any]:
+    try:
+        found = read_json(line, strict=False)
+    except JsonError as error:
+        raise MuaError(f"{where}: not a line of metrics: {error}; remove it") from None
+    if not isinstance(found, dict) or type(found.get("step")) is not int:
+        raise MuaError(f"{where}: not a line of metrics: no step; remove it")
+    if not all(value is None or is_number(value) for value in found.values()):
+        raise MuaError(f"{where}: not a line of metrics: a value is no number; remove it")
+    return found
 
 
 def drop_from(path: Path, step: int | None) -> None:

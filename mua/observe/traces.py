@@ -18,6 +18,7 @@ import base64
 import dataclasses
 import json
 import logging
+import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -27,7 +28,8 @@ import numpy.typing as npt
 
 from mua.errors import MuaError
 from mua.observe.files import LineFile, naming
-from mua.types import ExpertArray, Json, Outcome, Segment, Trajectory
+from mua.types import ExpertArray, Json, Outcome, Provenance, Segment, Trajectory
+from mua.untrusted import MAX_FILE_DEPTH, is_number, open_file, printable, read_json
 
 log = logging.getLogger(__name__)
 
@@ -76,24 +78,30 @@ def read_traces(path: Path) -> Iterator[Trajectory]:
     """The trajectories of a trace file, or of all files of a trace folder in order of steps.
 
     An unfinished last line, left by a killed run, is skipped with a logged warning; any other broken line raises
-    :class:`TraceError`.
+    :class:`TraceError`. A last line that is whole but for its newline is read.
     """
     for file in sorted(path.glob("step_*.jsonl")) if path.is_dir() else [path]:
         yield from _read_file(file)
 
 
 def _read_file(path: Path) -> Iterator[Trajectory]:
-    with path.open("rb") as file:
+    with open_file(path) as file:
         for number, line in enumerate(file, start=1):
-            if not line.endswith(b"\n"):
-                log.warning("%s:%d: the last line is unfinished (the writer was killed); skipped", path, number)
-                return
             try:
-                yield decode(line, experts_file(path))
-            except FileNotFoundError as error:
+                trajectory = decode(line, experts_file(path))
+            except OSError as error:
                 raise TraceError(f"{path}:{number}: its expert choices are missing: {error.filename}") from error
             except (ValueError, KeyError, TypeError) as error:
-                raise TraceError(f"{path}:{number}: not a trajectory: {type(error).__name__}: {error}") from error
+                if not line.endswith(b"\n"):
+                    log.warning("%s:%d: the last line is unfinished (the writer was killed); skipped", path, number)
+                    return
+                raise TraceError(f"{path}:{number}: not a trajectory: {described(error)}") from error
+            yield trajectory
+
+
+def described(error: Exception) -> str:
+    """What is wrong with a record, on one line."""
+    return printable(f"{type(error).__name__}: {error}")
 
 
 def encode(trajectory: Trajectory, experts: BinaryIO | None = None) -> str:
@@ -112,12 +120,46 @@ def encode(trajectory: Trajectory, experts: BinaryIO | None = None) -> str:
 
 def decode(line: str | bytes, experts: Path | None = None) -> Trajectory:
     """The exact inverse of :func:`encode`. Raises ValueError, KeyError or TypeError on anything else."""
-    record = json.loads(line)
-    if record.pop("format") != FORMAT:
+    return from_record(read_json(line, strict=False, depth=MAX_FILE_DEPTH), experts)
+
+
+def from_record(record: Any, experts: Path | None = None) -> Trajectory:
+    """A trajectory from the JSON of its line; raises as :func:`decode`."""
+    _require(record, dict, "the line")
+    fields = dict(record)
+    if fields.pop("format") != FORMAT:
         raise ValueError(f"this version reads trace format {FORMAT}")
-    record["outcome"] = Outcome(record["outcome"])
-    record["segments"] = [_decode_segment(segment, experts) for segment in record["segments"]]
-    return Trajectory(**record)
+    for name, kind in _KINDS.items():
+        if name in fields:
+            _require(fields[name], kind, name)
+    for name, kind in _MEMBERS.items():
+        for member in _members(fields.get(name, ())):
+            _require(member, kind, f"a member of {name}")
+    fields["outcome"] = Outcome(fields["outcome"])
+    fields["segments"] = [_decode_segment(segment, experts) for segment in fields["segments"]]
+    return Trajectory(**fields)
+
+
+_NUMBER = (int, float)
+_KINDS: dict[str, type | tuple[type, ...]] = {
+    "task_id": str, "ordinal": int, "sample": int, "segments": list, "turn_rewards": list, "reward": _NUMBER,
+    "success": bool, "outcome": str, "messages": list, "metrics": dict, "details": dict, "attempts": int,
+    "error": (str, type(None)), "domain": str,
+}  # fmt: skip
+_MEMBERS: dict[str, type | tuple[type, ...]] = {
+    "segments": dict, "turn_rewards": _NUMBER, "messages": dict, "metrics": _NUMBER,
+}  # fmt: skip
+
+
+def _members(holder: Any) -> Iterable[Any]:
+    return holder.values() if isinstance(holder, dict) else holder
+
+
+def _require(value: Any, kind: type | tuple[type, ...], name: str) -> None:
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is int):
+        raise TypeError(f"{name} cannot be a {type(value).__name__}")
+    if isinstance(value, int) and not is_number(value):
+        raise ValueError(f"{name} is too large")
 
 
 def _encode_segment(segment: Segment, experts: BinaryIO | None) -> Json:
@@ -135,20 +177,30 @@ def _encode_segment(segment: Segment, experts: BinaryIO | None) -> Json:
 
 def _decode_segment(record: Json, experts: Path | None) -> Segment:
     arrays: dict[str, Any] = {name: _decode_array(record[name], kind) for name, kind in _ARRAYS.items()}
+    if arrays["provenance"].max(initial=0) > max(Provenance):
+        raise ValueError("a token has a provenance that there is not")
     if "teacher_logprobs" in record:
         arrays["teacher_logprobs"] = _decode_array(record["teacher_logprobs"], "<f4")
     if "experts" in record:
-        arrays["experts"] = _read_experts(record["experts"], experts)
+        arrays["experts"] = _read_experts(record["experts"], experts, len(arrays["ids"]))
     return Segment(**arrays)
 
 
-def _read_experts(place: Json, path: Path | None) -> ExpertArray:
+def _read_experts(place: Json, path: Path | None, tokens: int) -> ExpertArray:
+    _require(place, dict, "experts")
     if path is None or place["type"] not in ("<u1", "<u2"):
         raise ValueError("expert choices lie in a file of their own, one or two bytes each")
     rows, columns = place["shape"]
-    kind: Any = np.uint8 if place["type"] == "<u1" else np.uint16
-    stored = np.fromfile(path, dtype=place["type"], count=rows * columns, offset=place["offset"])
-    experts: ExpertArray = stored.reshape(rows, columns).astype(kind)
+    offset, kind = place["offset"], np.dtype(place["type"])
+    for value in (rows, columns, offset):
+        _require(value, int, "a place of expert choices")
+    with open_file(path) as file:
+        end = offset + rows * columns * kind.itemsize
+        if rows != tokens or columns < 0 or not 0 <= offset <= end <= os.fstat(file.fileno()).st_size:
+            raise ValueError("the place of the expert choices is not in their file")
+        file.seek(offset)
+        stored = np.frombuffer(file.read(end - offset), dtype=kind)
+    experts: ExpertArray = stored.reshape(rows, columns).astype(kind.newbyteorder("="))
     return experts
 
 
@@ -157,6 +209,7 @@ def _encode_array(array: npt.NDArray[Any], kind: str) -> str:
 
 
 def _decode_array(text: str, kind: str) -> npt.NDArray[Any]:
+    _require(text, str, "an array")
     stored = np.frombuffer(base64.b64decode(text, validate=True), dtype=kind)
     return stored.astype(stored.dtype.newbyteorder("="))  # a writable copy in the machine's byte order
 

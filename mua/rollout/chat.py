@@ -9,7 +9,6 @@ conversation that outgrew the model's context is neither: the policy answers for
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
@@ -22,6 +21,7 @@ from mua.errors import ConfigError, DeadlineExceeded, EngineError
 from mua.masking import masked
 from mua.tokens.parsing import AssistantTurn, ErrorKind, ToolCall, ToolCallError
 from mua.types import Json
+from mua.untrusted import JsonError, read_json, unpaired_surrogate
 from mua.users.connection import without_secrets
 from mua.users.limits import Window
 
@@ -184,10 +184,13 @@ def _read(response: Any) -> ChatReply:
             for call in message.tool_calls or ()
         )
         content, reasoning = message.content or "", _reasoning(message)
+        told = "".join((content, reasoning or "", *(f"{call.id}{call.name}{call.arguments}" for call in calls)))
     except (AttributeError, IndexError, TypeError) as error:
         raise EngineError(
             f"the policy's endpoint gave no chat completion ({error}); check {SECTION}.base_url", passing=False
         ) from None
+    if unpaired_surrogate(told) is not None:
+        raise EngineError("the policy's endpoint gave text with an unpaired surrogate, which no request can carry")
     if reasoning is None and (thought := _THINKING.match(content)):
         reasoning, content = thought[1].strip("\n"), content[thought.end() :]
     return ChatReply(content, reasoning, calls, choice.finish_reason == "length", _usage(response))
@@ -216,14 +219,9 @@ def _arguments(call: RawCall) -> Json | ToolCallError:
     if not call.name:
         return ToolCallError(ErrorKind.MISSING_NAME, "the tool call has no name", raw)
     try:
-        value = json.loads(call.arguments or "{}", parse_constant=_no_constant)
-        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
-    except (ValueError, RecursionError) as error:
+        value = read_json(call.arguments or "{}")
+    except JsonError as error:
         return ToolCallError(ErrorKind.BAD_JSON, f"the arguments of {call.name} are not valid JSON: {error}", raw)
     if not isinstance(value, dict):
         return ToolCallError(ErrorKind.BAD_ARGUMENTS, f"the arguments of {call.name} must be a JSON object", raw)
     return value
-
-
-def _no_constant(name: str) -> Any:
-    raise ValueError(f"{name} is no JSON value")

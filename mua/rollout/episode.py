@@ -25,8 +25,10 @@ from typing import TYPE_CHECKING
 from mua.config.schema import RolloutConfig
 from mua.environment.protocol import ToolSchema, Transcript
 from mua.environment.schema import validate_arguments
-from mua.errors import DeadlineExceeded
+from mua.errors import DeadlineExceeded, EnvironmentFault, UserFault
+from mua.tokens.codec import ConversationError
 from mua.types import Json, Outcome, Segment
+from mua.untrusted import unpaired_surrogate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -113,9 +115,14 @@ class Episode:
     async def _start(self) -> State:
         with self._deadline("user", self._budgets.user_seconds) as limit:
             async with limit:
-                opening = await self._user.open()
+                opening = _sayable(await self._user.open())
         system = self._setting.system_prompt(self._environment.task)
-        self._agent.begin(system, list(self._tools.values()), opening.text)
+        try:
+            self._agent.begin(system, list(self._tools.values()), opening.text)
+        except ConversationError as error:
+            raise EnvironmentFault(
+                f"task {self._environment.task.id!r} cannot be told to the policy: {error}"
+            ) from None
         self._note_user(opening)
         return State.GENERATE
 
@@ -163,6 +170,8 @@ class Episode:
         self._counts[f"tool_calls/{call.name}"] += 1
         with self._clock("tools"):
             result = await self._environment.call(call.name, call.arguments)
+        if (at := unpaired_surrogate(result.text)) is not None:
+            raise EnvironmentFault(f"tool {call.name!r} answered with an unpaired surrogate at character {at}, no text")
         self._counts[f"tool_errors/{call.name}"] += result.error
         self._turn_rewards[-1] += result.reward
         if result.terminal:
@@ -173,7 +182,7 @@ class Episode:
         assert self._turn is not None
         with self._deadline("user", self._budgets.user_seconds) as limit:
             async with limit:
-                reply = await self._user.reply(self._turn.content)
+                reply = _sayable(await self._user.reply(self._turn.content))
         self._agent.add_user(reply.text)
         if reply.tools:
             self._tools |= {schema.name: schema for schema in reply.tools}
@@ -223,3 +232,10 @@ class Episode:
                 yield asyncio.timeout(seconds)
             except TimeoutError:
                 raise DeadlineExceeded(f"rollout.{stage}_seconds: the {stage} took longer than {seconds:g} s") from None
+
+
+def _sayable(reply: UserReply) -> UserReply:
+    """``reply``, if a policy can be told it: valid JSON may hold text that UTF-8, and so no tokenizer, can carry."""
+    if (at := unpaired_surrogate(reply.text)) is not None:
+        raise UserFault(f"the user's words hold an unpaired surrogate at character {at}, which is no text")
+    return reply

@@ -10,7 +10,6 @@ ends and a new segment starts from the rewritten history, so that the next reque
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Literal, Self
 
@@ -23,6 +22,7 @@ from mua.tokens.codec import ConversationError, Piece
 from mua.tokens.family import ChatFamily
 from mua.tokens.parsing import AssistantTurn, dump_json
 from mua.types import ExpertArray, Float32Array, Int32Array, Json, Provenance, Segment, UInt8Array
+from mua.untrusted import JsonError, read_json
 
 NO_VERSION = -1
 """Version of tokens no policy sampled."""
@@ -368,8 +368,8 @@ def _checked_call(call: Json, where: str, default_id: str) -> Json:
     name, arguments = function.get("name"), function.get("arguments")
     if isinstance(arguments, str):
         try:
-            arguments = json.loads(arguments)
-        except ValueError as error:
+            arguments = read_json(arguments)
+        except JsonError as error:
             raise ConversationError(f"{where}: arguments are not valid JSON ({error})") from error
     if not isinstance(name, str) or not isinstance(arguments, dict):
         raise ConversationError(f"{where}: a call needs a name (a string) and arguments (an object)")

@@ -11,20 +11,28 @@
 
 Reading is strict. Whatever is not a well-formed call is a :class:`ToolCallError`, which the episode turns into an
 observation, and its text stays in ``content``: nothing is dropped and nothing is guessed. Tags inside JSON strings
-are text, because the JSON is read first and the closing tag is looked for behind it.
+are text, because the JSON is read first and the closing tag is looked for behind it. The time it takes is linear in
+the length of the turn, whatever the turn holds: it is spent on the event loop of all episodes.
 """
 
 from __future__ import annotations
 
 import json
+import re
+from bisect import bisect_left
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, NoReturn
+from typing import Any
 
 from mua.types import Json
+from mua.untrusted import JsonError, read_json_at, skip_space
 
 CALL_OPEN, CALL_CLOSE = "<tool_call>", "</tool_call>"
 THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
+
+# What a JSON value may reach over: whole strings, and nothing that cannot stand outside of one. An error then costs
+# this stretch at most, and no two calls can both reach over a third: what is a string to the one is none to the other.
+_REACH = re.compile(r'(?:[^"<\\]++|"(?:[^"\\]++|\\.)*+"?+)*+', re.DOTALL)
 
 
 class ErrorKind(StrEnum):
@@ -128,33 +136,52 @@ def _split_reasoning(text: str, opened: bool) -> tuple[str | None, str, list[Too
             message = f"the reasoning was not closed with {THINK_CLOSE}; close it, then answer or call a tool"
             return text[start:].strip("\n"), "", [ToolCallError(ErrorKind.UNCLOSED_REASONING, message, text)]
         thoughts, rest = text[start:end].strip("\n"), text[end + len(THINK_CLOSE) :].lstrip("\n")
-    for tag in (THINK_OPEN, THINK_CLOSE):
-        if tag in _outside_calls(rest):
-            message = f"{tag} may stand only in one block, at the beginning of the turn"
-            errors.append(ToolCallError(ErrorKind.STRAY_REASONING_TAG, message, rest))
+    if THINK_OPEN in rest or THINK_CLOSE in rest:
+        outside = _split_calls(rest, 0)[0]
+        for tag in (THINK_OPEN, THINK_CLOSE):
+            if tag in outside:
+                message = f"{tag} may stand only in one block, at the beginning of the turn"
+                errors.append(ToolCallError(ErrorKind.STRAY_REASONING_TAG, message, rest))
     return thoughts, rest, errors
 
 
-def _outside_calls(text: str) -> str:
-    return _split_calls(text, 0)[0]
+class _Tags:
+    """Where the tags of calls stand in a text, found once."""
+
+    def __init__(self, text: str) -> None:
+        self._end = len(text)
+        self._opens = [found.start() for found in re.finditer(CALL_OPEN, text)]
+        self._closes = [found.start() for found in re.finditer(CALL_CLOSE, text)]
+
+    def opening(self, at: int) -> int:
+        """The first opening tag from ``at`` on; the text's end where there is none."""
+        return self._first(self._opens, at)
+
+    def closing(self, at: int) -> int:
+        """The same of closing tags."""
+        return self._first(self._closes, at)
+
+    def _first(self, places: list[int], at: int) -> int:
+        found = bisect_left(places, at)
+        return places[found] if found < len(places) else self._end
 
 
 def _split_calls(text: str, turn: int) -> tuple[str, list[ToolCall], list[ToolCallError]]:
     calls: list[ToolCall] = []
-    errors: list[ToolCallError] = []
-    start = text.find(CALL_OPEN)
-    lead = text if start < 0 else text[:start]
-    errors.extend(_unopened(lead))
+    tags = _Tags(text)
+    start = tags.opening(0)
+    lead = text[:start]
+    errors = _unopened(lead)
     leftovers: list[str] = []
-    while start >= 0:
-        found, end = _read_call(text, start, f"call_{turn}_{len(calls)}")
+    while start < len(text):
+        found, end = _read_call(text, start, tags, f"call_{turn}_{len(calls)}")
         if isinstance(found, ToolCall):
             calls.append(found)
         else:
             errors.append(found)
             leftovers.append(text[start:end])
-        start = text.find(CALL_OPEN, end)
-        gap = text[end:] if start < 0 else text[end:start]
+        start = tags.opening(end)
+        gap = text[end:start]
         if gap.strip():
             leftovers.append(gap.strip())
             errors.extend(_unopened(gap) or [_stray(gap.strip())])
@@ -175,30 +202,35 @@ def _stray(text: str) -> ToolCallError:
     return ToolCallError(ErrorKind.STRAY_TEXT, message, text)
 
 
-def _read_call(text: str, start: int, call_id: str) -> tuple[ToolCall | ToolCallError, int]:
+def _read_call(text: str, start: int, tags: _Tags, call_id: str) -> tuple[ToolCall | ToolCallError, int]:
     """The call whose opening tag is at ``start``, and the index just behind it."""
+    at = skip_space(text, start + len(CALL_OPEN))
     try:
-        value, end = _DECODER.raw_decode(text, _skip_space(text, start + len(CALL_OPEN)))
-        dump_json(value).encode("utf-8")  # refuses infinities (1e999) and unpaired surrogates ("\ud800")
-    except (ValueError, RecursionError) as error:
-        return _broken(text, start, f"the tool call is not valid JSON: {_reason(error)}")
-    end = _skip_space(text, end)
+        value, length = read_json_at(_reach(text, at), 0)
+    except JsonError as error:
+        return _broken(text, start, tags, f"the tool call is not valid JSON: {error.reason}")
+    end = skip_space(text, at + length)
     if not text.startswith(CALL_CLOSE, end):
-        return _broken(text, start, f"other text stands between the JSON object and {CALL_CLOSE}")
+        return _broken(text, start, tags, f"other text stands between the JSON object and {CALL_CLOSE}")
     end += len(CALL_CLOSE)
     return _check_call(value, call_id, text[start:end]), end
 
 
-def _broken(text: str, start: int, message: str) -> tuple[ToolCallError, int]:
+def _reach(text: str, at: int) -> str:
+    """The part of ``text`` from ``at`` on that a JSON value which begins there can be in."""
+    found = _REACH.match(text, at)
+    assert found is not None, "the pattern matches nothing too"
+    return found.group()
+
+
+def _broken(text: str, start: int, tags: _Tags, message: str) -> tuple[ToolCallError, int]:
     """An error for the call at ``start``, which reaches to its closing tag, the next opening tag or the end."""
-    close = text.find(CALL_CLOSE, start)
-    following = text.find(CALL_OPEN, start + len(CALL_OPEN))
-    if close >= 0 and (following < 0 or close < following):
+    close, following = tags.closing(start), tags.opening(start + len(CALL_OPEN))
+    if close < following:
         end = close + len(CALL_CLOSE)
         return ToolCallError(ErrorKind.BAD_JSON, message, text[start:end]), end
-    end = following if following >= 0 else len(text)
     message = f"the tool call was not closed with {CALL_CLOSE}"
-    return ToolCallError(ErrorKind.UNCLOSED_CALL, message, text[start:end]), end
+    return ToolCallError(ErrorKind.UNCLOSED_CALL, message, text[start:following]), following
 
 
 def _check_call(value: Any, call_id: str, raw: str) -> ToolCall | ToolCallError:
@@ -217,34 +249,6 @@ def _check_call(value: Any, call_id: str, raw: str) -> ToolCall | ToolCallError:
     return ToolCall(call_id, name, arguments)
 
 
-def _skip_space(text: str, at: int) -> int:
-    while at < len(text) and text[at] in " \t\r\n":
-        at += 1
-    return at
-
-
-def _reason(error: Exception) -> str:
-    if isinstance(error, json.JSONDecodeError):
-        return error.msg
-    if isinstance(error, UnicodeEncodeError):
-        return "unpaired surrogate in a string"
-    return "nested too deeply" if isinstance(error, RecursionError) else str(error)
-
-
 def _kind(value: Any) -> str:
     names = {str: "a string", list: "an array", dict: "an object", bool: "a boolean", type(None): "null"}
     return names.get(type(value), "a number")
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON value")
-
-
-def _unique_keys(pairs: list[tuple[str, Any]]) -> Json:
-    result = dict(pairs)
-    if len(result) != len(pairs):
-        raise ValueError("a key appears twice in one object")
-    return result
-
-
-_DECODER = json.JSONDecoder(parse_constant=_refuse_constant, object_pairs_hook=_unique_keys)

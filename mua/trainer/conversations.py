@@ -7,7 +7,6 @@ Two forms, told apart record by record: OpenAI's (``messages``, ``tools``) and S
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import math
 import random
@@ -26,6 +25,7 @@ from mua.tokens.conversation import Conversation
 from mua.tokens.family import ChatFamily
 from mua.trainer.sharegpt import openai_messages
 from mua.types import Json, Segment
+from mua.untrusted import JsonError, printable, read_file, read_json, read_json_at, skip_space
 
 Conversations: TypeAlias = list[list[Segment]]
 """The segments of each conversation."""
@@ -106,7 +106,7 @@ def batch_members(pool: Sequence[int], size: int, step: int, seed: int) -> list[
 
 def _text(path: Path, key: str) -> str:
     try:
-        return path.read_text(encoding="utf-8-sig")
+        return read_file(path).decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
     except OSError as error:
         raise ConfigError(f"{key}: cannot read {path}: {error.strerror}") from None
     except UnicodeDecodeError as error:
@@ -135,30 +135,26 @@ def _lines(text: str) -> Iterator[tuple[int, Any]]:
     # Only line feeds end a record: str.splitlines would also cut at U+2028, which JSON strings may hold as it is.
     for number, line in enumerate(text.removesuffix("\n").split("\n"), 1):
         try:
-            yield number, json.loads(line)
-        except json.JSONDecodeError as error:
+            yield number, read_json(line)
+        except JsonError as error:
             mend = "write one JSON object a line, or one array of them"
-            raise _Unreadable(number, f"{error.msg} (column {error.colno}); {mend}") from None
-        except RecursionError:
-            raise _Unreadable(number, "nested too deeply") from None
+            raise _Unreadable(number, f"{error}; {mend}") from None
 
 
 def _array(text: str) -> Iterator[tuple[int, Any]]:
     """The elements of a JSON array one by one, so that a fault has its line."""
-    decoder, feeds = json.JSONDecoder(), [found.start() for found in re.finditer("\n", text)]
-    at = _skip_space(text, text.index("[") + 1)
+    feeds = [found.start() for found in re.finditer("\n", text)]
+    at = skip_space(text, text.index("[") + 1)
     while text[at : at + 1] != "]":
         number = bisect_left(feeds, at) + 1
         try:
-            value, end = decoder.raw_decode(text, at)
-        except json.JSONDecodeError as error:
-            raise _Unreadable(error.lineno, f"{error.msg} (column {error.colno}) in the file's array") from None
-        except RecursionError:
-            raise _Unreadable(number, "nested too deeply") from None
+            value, end = read_json_at(text, at)
+        except JsonError as error:
+            raise _Unreadable(error.line, f"{error.reason} (column {error.column}) in the file's array") from None
         yield number, value
-        at = _skip_space(text, end)
+        at = skip_space(text, end)
         if text[at : at + 1] == ",":
-            at = _skip_space(text, at + 1)
+            at = skip_space(text, at + 1)
         elif text[at : at + 1] != "]":
             raise _Unreadable(bisect_left(feeds, at) + 1, 'the file\'s array wants "," or "]" here')
     if text[at + 1 :].strip():
@@ -166,17 +162,11 @@ def _array(text: str) -> Iterator[tuple[int, Any]]:
         raise _Unreadable(number, "text follows the end of the file's array; put all records into it")
 
 
-def _skip_space(text: str, at: int) -> int:
-    while text[at : at + 1] in (" ", "\t", "\r", "\n"):
-        at += 1
-    return at
-
-
 def _segments(where: str, record: Any, family: ChatFamily, config: ExperimentConfig) -> list[Segment]:
     try:
         return _conversation(record, family, config).segments()
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, ConversationError) as error:
-        raise ConfigError(f"{where}: not a conversation: {_reason(error)}") from None
+        raise ConfigError(f"{where}: not a conversation: {printable(_reason(error))}") from None
 
 
 def _conversation(record: Any, family: ChatFamily, config: ExperimentConfig) -> Conversation:
@@ -201,8 +191,8 @@ def _listed(record: Json, key: str) -> list[Json]:
     value = record.get(key) or []
     if isinstance(value, str):
         try:
-            value = json.loads(value)
-        except ValueError as error:
+            value = read_json(value)
+        except JsonError as error:
             raise ConversationError(f'"{key}" is text that is not valid JSON ({error})') from None
     if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
         raise ConversationError(f'"{key}" must be an array of objects')

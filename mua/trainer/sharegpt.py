@@ -16,16 +16,15 @@ policy writes. Reading is strict: what is not well-formed is refused, never trai
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Callable
 from typing import Any
 
 from mua.tokens.codec import ConversationError
 from mua.tokens.parsing import parse_turn
 from mua.types import Json
+from mua.untrusted import JsonError, read_json
 
-_RESPONSE = re.compile(r"\s*<tool_response>\n?(.*?)\n?</tool_response>", re.DOTALL)
+_OPEN, _CLOSE = "<tool_response>", "</tool_response>"
 
 
 def openai_messages(record: Json) -> list[Json]:
@@ -94,8 +93,8 @@ def _calls(value: str) -> list[Json]:
     """One call or a list of them as JSON, behind a ``<think>`` block perhaps."""
     (message,) = _agent(value)
     try:
-        found = json.loads(message["content"])
-    except ValueError as error:
+        found = read_json(message["content"])
+    except JsonError as error:
         raise ConversationError(f"the function call is not valid JSON ({error})") from None
     listed = found if isinstance(found, list) else [found]
     if not listed or not all(isinstance(call, dict) and "name" in call for call in listed):
@@ -109,9 +108,10 @@ def _call(name: str, arguments: Any) -> Json:
 
 def _results(value: str) -> list[Json]:
     """One result, or those that stand in ``<tool_response>`` blocks: the template puts them into blocks again."""
-    blocks = _RESPONSE.findall(value)
-    whole = blocks and not _RESPONSE.sub("", value).strip()
-    return [{"role": "tool", "content": text} for text in (blocks if whole else [value])]
+    *blocks, rest = [part.strip() if part.isspace() else part.lstrip() for part in value.split(_CLOSE)]
+    whole = blocks and not rest and all(block.startswith(_OPEN) for block in blocks)
+    texts = [block.removeprefix(_OPEN).removeprefix("\n").removesuffix("\n") for block in blocks] if whole else [value]
+    return [{"role": "tool", "content": text} for text in texts]
 
 
 _READERS: dict[str, Callable[[str], list[Json]]] = {

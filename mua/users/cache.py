@@ -19,6 +19,7 @@ from typing import ParamSpec, TypeVar
 
 from mua.errors import ConfigError
 from mua.types import Json
+from mua.untrusted import read_json
 from mua.users.chat import Completion, FunctionCall
 
 P = ParamSpec("P")
@@ -42,6 +43,7 @@ class ResponseCache:
             raise ConfigError(
                 f"{key}: cannot keep replies in {path}: {error}; name another file, or remove this one"
             ) from error
+        self._mend = f"{key}: {path} holds a reply that cannot be read; name another file, or remove this one"
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="reply cache")
 
     async def get(self, request: Json) -> Completion | None:
@@ -58,7 +60,10 @@ class ResponseCache:
 
     def _get(self, digest: str) -> Completion | None:
         row = self._store.execute("SELECT reply FROM replies WHERE request = ?", (digest,)).fetchone()
-        return None if row is None else _completion(row[0])
+        try:
+            return None if row is None else _completion(row[0])
+        except (ValueError, TypeError, LookupError, AttributeError) as error:
+            raise ConfigError(self._mend) from error
 
     def _put(self, digest: str, completion: Completion) -> Completion:
         reply = json.dumps(asdict(completion), ensure_ascii=False)
@@ -75,5 +80,5 @@ def _digest(request: Json) -> str:
 
 
 def _completion(reply: str) -> Completion:
-    fields = json.loads(reply)
+    fields = read_json(reply)
     return Completion(**fields | {"calls": tuple(FunctionCall(**call) for call in fields["calls"])})

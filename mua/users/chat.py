@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 from mua.types import Json
+from mua.untrusted import JsonError, read_json, unpaired_surrogate
 
 Message: TypeAlias = Mapping[str, Any]
 """An OpenAI-style chat message."""
@@ -131,8 +132,8 @@ def unreadable(reason: str) -> Trouble:
 def read_completion(body: bytes, request: ChatRequest) -> Completion | Trouble:
     """The reply in a body of status 200, reasoning blocks removed."""
     try:
-        answer = json.loads(body)
-    except ValueError as error:
+        answer = read_json(body, strict=False)
+    except JsonError as error:
         return unreadable(f"no JSON ({error})")
     try:
         choice = answer["choices"][0]
@@ -150,6 +151,8 @@ def read_completion(body: bytes, request: ChatRequest) -> Completion | Trouble:
     text = _THINKING.sub("", content or "").strip()
     if not text and not calls:
         return trouble("empty", "unusable reply: the reply is empty", "try another {here}.model or more max_tokens")
+    if unpaired_surrogate("".join((text, *(call.id + call.name + call.arguments for call in calls)))) is not None:
+        return trouble("rejected", "unusable reply: it holds an unpaired surrogate", "try another {here}.model")
     usage = answer.get("usage")
     return Completion(
         text,

@@ -26,6 +26,7 @@ from yarl import URL
 
 from mua.config.schema import EndpointConfig, PolicyEndpointConfig
 from mua.masking import HIDDEN, below, credentials, masked
+from mua.untrusted import JsonError, read_json
 from mua.users.chat import ChatRequest, Completion, Format, Kind, Trouble, read_completion, trouble, unreadable
 from mua.users.limits import Breaker, Place, Window
 from mua.users.tally import Tally
@@ -275,8 +276,8 @@ def _said(raw: bytes) -> str:
     """The message of an error body: OpenAI's ``error.message``, a plain ``message``, or the text as it is."""
     text = raw[:65536].decode("utf-8", errors="replace")
     try:
-        body = json.loads(text)
-    except (ValueError, RecursionError):
+        body = read_json(text, strict=False)
+    except JsonError:
         return text
     for part in (body.get("error"), body) if isinstance(body, dict) else ():
         if isinstance(part, dict) and isinstance(part.get("message"), str):

@@ -11,10 +11,11 @@ _MARKUP = re.compile(
     re.IGNORECASE,
 )
 _AGENT = re.compile(
-    r"^[\s*#>]*(the )?(ai |support |service |customer )*(agent|assistant|representative|system|tool)\s*\**\s*:",
+    r"^[^\S\n]*(?:[*#>]+[^\S\n]*)*+(the )?(ai |support |service |customer )*"
+    r"(agent|assistant|representative|system|tool)\s*(?:\*+\s*)?:",
     re.IGNORECASE | re.MULTILINE,
 )
-_LABEL = re.compile(r"\A[\s*#>]*(user|customer|me)\s*\**\s*:\s*\**\s*", re.IGNORECASE)
+_LABEL = re.compile(r"\A[\s*#>]*(user|customer|me)\s*(?:\*+\s*)?:\s*(?:\*+\s*)?", re.IGNORECASE)
 _WORD = re.compile(r"\w+")
 
 

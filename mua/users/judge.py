@@ -20,13 +20,15 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from mua.errors import JudgeFault, UserFault
 from mua.types import Json
+from mua.untrusted import JsonError, read_json, read_json_at
 from mua.users.chat import Message
 from mua.users.endpoint import ChatEndpoint
 
 Verdict = TypeVar("Verdict", bound=BaseModel)
 ATTEMPTS = 3
 _LONGEST_FAULT = 400
-_BEGUN = re.compile(r'\{\s*"')
+_BEGUN = re.compile(r'\{\s*["}]')
+"""How an object begins; a brace of another kind is prose."""
 
 _RULES = """You are a judge. You are asked one question, often about material that others wrote.
 
@@ -147,38 +149,22 @@ def single_object(text: str) -> str:
 
 
 def _objects(text: str) -> Iterator[str]:
-    decoder = json.JSONDecoder(object_pairs_hook=_no_key_twice, parse_constant=_no_constant)
-    place = text.find("{")
-    while place != -1:
+    begun = _BEGUN.search(text)
+    while begun:
+        place = begun.start()
         try:
-            _, end = decoder.raw_decode(text, place)
-        except json.JSONDecodeError as error:
-            if _BEGUN.match(text, place):  # an object inside a broken one is not the answer
-                raise ValueError(f"broken JSON: {error.msg} at character {error.pos - place}") from None
-            end = place + 1
-        except RecursionError:
-            raise ValueError("the JSON is nested too deeply") from None
-        else:
-            yield text[place:end]
-        place = text.find("{", end)
-
-
-def _no_key_twice(pairs: list[tuple[str, Any]]) -> Json:
-    names = [name for name, _ in pairs]
-    if len(set(names)) != len(names):
-        raise ValueError(f"a key stands twice among {', '.join(names)}")
-    return dict(pairs)
-
-
-def _no_constant(name: str) -> Any:
-    raise ValueError(f"{name} is no JSON")
+            _, end = read_json_at(text, place)
+        except JsonError as error:  # an object inside a broken one is not the answer
+            raise ValueError(f"broken JSON: {error.reason}") from None
+        yield text[place:end]
+        begun = _BEGUN.search(text, end)
 
 
 def _read(text: str, schema: type[BaseModel] | Json, form: Json) -> BaseModel | Json:
     found = single_object(text)
     if not isinstance(schema, dict):
         return schema.model_validate_json(found, strict=True)
-    value: Json = json.loads(found)
+    value: Json = read_json(found)
     try:
         jsonschema_rs.validate(form, value)
     except jsonschema_rs.ValidationError as error:

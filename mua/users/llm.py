@@ -21,6 +21,7 @@ from dataclasses import replace
 from mua.environment.schema import validate_arguments
 from mua.errors import UserFault
 from mua.types import Json
+from mua.untrusted import JsonError, read_json
 from mua.users.chat import Completion, FunctionCall
 from mua.users.endpoint import ChatEndpoint
 from mua.users.guards import LeakCheck, unusable, without_label
@@ -144,7 +145,7 @@ class LlmUser:
 def _arguments(call: FunctionCall) -> Json | None:
     """The arguments, if they are a JSON object. Servers refuse a conversation in which those of any call are not."""
     try:
-        arguments = json.loads(call.arguments)
-    except (ValueError, RecursionError):
+        arguments = read_json(call.arguments)
+    except JsonError:
         return None
     return arguments if isinstance(arguments, dict) else None

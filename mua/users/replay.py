@@ -6,7 +6,6 @@ calls are made again, in order, on the environment of the new episode, and then 
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from typing import Any, Self
 
 from mua.errors import ConfigError, UserFault
 from mua.types import Json, Trajectory
+from mua.untrusted import MAX_FILE_DEPTH, JsonError, open_file, read_json
 from mua.users.protocol import STOP_SIGNAL, UserReply, UserTools
 
 log = logging.getLogger(__name__)
@@ -84,14 +84,23 @@ class ReplayedUser:
 def user_turns(messages: Sequence[Mapping[str, Any]]) -> list[RecordedTurn]:
     """What the user said and did, in order."""
     return [
-        RecordedTurn(message["content"], tuple(_action(action) for action in message.get("actions", ())))
+        RecordedTurn(_text(message["content"]), tuple(_action(action) for action in message.get("actions", ())))
         for message in messages
         if message["role"] == "user"
     ]
 
 
 def _action(recorded: Mapping[str, Any]) -> Json:
-    return {"name": recorded["name"], "arguments": recorded["arguments"]}
+    name, arguments = recorded["name"], recorded["arguments"]
+    if not isinstance(arguments, dict):
+        raise TypeError("the arguments of an action are an object")
+    return {"name": _text(name), "arguments": arguments}
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"text cannot be a {type(value).__name__}")
+    return value
 
 
 def load_recordings(path: Path) -> dict[str, list[list[RecordedTurn]]]:
@@ -106,7 +115,7 @@ def load_recordings(path: Path) -> dict[str, list[list[RecordedTurn]]]:
         for file in sorted(path.glob("*.jsonl")) if path.is_dir() else [path]:
             for task_id, turns in _read(file):
                 recordings.setdefault(task_id, []).append(turns)
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
         raise ConfigError(f"user.replay: cannot read {path}: {error}; give a trace file (JSON lines)") from error
     if not recordings:
         raise ConfigError(f"user.replay: {path} holds no recording; give a trace file (JSON lines)")
@@ -114,24 +123,24 @@ def load_recordings(path: Path) -> dict[str, list[list[RecordedTurn]]]:
 
 
 def _read(file: Path) -> Iterator[tuple[str, list[RecordedTurn]]]:
-    with file.open(encoding="utf-8") as lines:
+    with open_file(file) as lines:
         for number, line in enumerate(lines, start=1):
             try:
                 if line.strip():
                     yield _recording(line, f"user.replay: {file}:{number}")
             except ConfigError as error:
-                if line.endswith("\n"):
+                if line.endswith(b"\n"):
                     raise
                 log.warning("%s; the line is unfinished and skipped", error)
 
 
-def _recording(line: str, where: str) -> tuple[str, list[RecordedTurn]]:
+def _recording(line: bytes, where: str) -> tuple[str, list[RecordedTurn]]:
     try:
-        trace: Json = json.loads(line)
-        return str(trace["task_id"]), user_turns(trace["messages"])
-    except json.JSONDecodeError as error:
-        raise ConfigError(f"{where}: not a JSON line ({error.msg} at column {error.colno})") from error
+        trace: Json = read_json(line, strict=False, depth=MAX_FILE_DEPTH)
+        return _text(trace["task_id"]), user_turns(trace["messages"])
+    except JsonError as error:
+        raise ConfigError(f"{where}: not a JSON line ({error})") from error
     except KeyError as error:
         raise ConfigError(f"{where}: no key {error} in this trace line") from error
-    except TypeError as error:
+    except (TypeError, AttributeError) as error:
         raise ConfigError(f"{where}: not a trace line; it needs task_id and messages in OpenAI form") from error

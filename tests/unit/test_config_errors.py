@@ -5,6 +5,7 @@ Not covered: bad input that only a run can find (a missing checkpoint, an unknow
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -156,8 +157,40 @@ def test_a_union_is_one_line(folder: Path) -> None:
         ("a: &x {b: 1}\nc:\n  <<: *x", "x.yaml:3: c.<<: merge keys are not supported; use extends"),
         ("[1, 2]: 3", "x.yaml:1: a key must be a plain name, not a list or mapping"),
         ("a: &x [*x]", "x.yaml:1: a.0: this alias contains itself"),
-        (b"a: \xff", "x.yaml: not UTF-8 text (byte 3)"),
-        ("a: \x07", "x.yaml: not valid YAML: character #x0007 is not allowed"),
+        (b"a: \xff", "x.yaml:1: not UTF-8 text (byte 3)"),
+        ("a: \x07", "x.yaml:1: not valid YAML: character #x0007 is not allowed"),
+        ("a: 1\nb: \xff".encode("latin-1"), "x.yaml:2: not UTF-8 text (byte 8)"),
+        (
+            "# one\u2028# two\x85# three\nzzq:\n  - &a [*a]",
+            "x.yaml:3: zzq.0.0: this alias contains itself",
+        ),
+        ("a: " + "[" * 5000, "x.yaml:1: not valid YAML: nested more than 50 deep"),
+        ("\na:\n" + "- " * 60 + "x", "x.yaml:3: not valid YAML: nested more than 50 deep"),
+        (
+            "a: &a [1, 1, 1]\n"
+            + "".join(f"{n}: &{n} [{f'*{m}, ' * 9}]\n" for m, n in zip("abcdef", "bcdefg", strict=True)),
+            "x.yaml:5: e: more than 20000 values are read up to here; aliases multiply them",
+        ),
+        ("&a zzq: &b [*b, *a]", "x.yaml:1: zzq.0: this alias contains itself"),
+        ('a: "\\U00110000"', "x.yaml:1: not valid YAML: a number in an escape or directive is out of range"),
+        (
+            f"%YAML {'9' * 5000}.1\n---\na: 1",
+            "x.yaml:1: not valid YAML: a number in an escape or directive is out of range",
+        ),
+        ('a: "\\ud800"', "x.yaml:1: a: the text holds an unpaired surrogate, which is no character"),
+        ('a: "\\0"', "x.yaml:1: a: the text holds a NUL character"),
+        (f"a: {2**64}", "x.yaml:1: a: an integer of more than 64 bits"),
+        (f"a: {'9' * 5000}", "x.yaml:1: a: an integer of more than 64 bits"),
+        ("a: !!bool x", "x.yaml:1: a: the value does not fit its YAML tag"),
+        ('a: !!float ""', "x.yaml:1: a: the value does not fit its YAML tag"),
+        ("a: !!map x", "x.yaml:1: a: the YAML tag tag:yaml.org,2002:map is not supported here"),
+        ("!!map [1]", "x.yaml: expected sections and keys (a YAML mapping), got a list"),
+        ("a: !<x%0Ay> 1", "x.yaml:1: a: the YAML tag x\\ny is not supported here"),
+        ('"a\\nb": 1', "x.yaml:1: a key must be a plain name, not 'a\\nb'"),
+        ('"": 1', "x.yaml:1: a key must be a plain name, not ''"),
+        ("#" * 2_000_000, "x.yaml: is larger than 1048576 bytes: no configuration file"),
+        ("extends: /dev/zero", "/dev/zero: cannot be read (named by extends in x.yaml): not a regular file"),
+        ('extends: "a\\nb"', "x.yaml:1: extends: a file name is too long or cannot be printed: 'a\\nb'"),
         ("extends: 7", "x.yaml:1: extends: expected a file name or a list of them, got 7"),
         ("extends: gone.yaml", "gone.yaml: cannot be read (named by extends in x.yaml): No such file or directory"),
         ("extends: x.yaml", "x.yaml: extends: the files extend each other in a circle: x.yaml -> x.yaml"),
@@ -249,3 +282,55 @@ def test_the_output_holds_the_configuration_and_a_checkpoint_finds_it(folder: Pa
     assert load_config(written) == config
     with pytest.raises(ConfigError, match="no such checkpoint"):
         find_config(Path("out/checkpoints/step_4"))
+
+
+def test_files_that_extend_each_other_without_end_are_refused(folder: Path) -> None:
+    Path("loop.yaml").symlink_to("loop.yaml")
+    assert errors("extends: loop.yaml") == [
+        "loop.yaml: cannot be read (named by extends in x.yaml): Too many levels of symbolic links"
+    ]
+    os.mkfifo("fifo.yaml")
+    assert errors("extends: fifo.yaml") == [
+        "fifo.yaml: cannot be read (named by extends in x.yaml): not a regular file"
+    ]
+    for n in range(40):  # each is read twice by the one before it: 2^40 times in all
+        Path(f"d{n}.yaml").write_text(f"extends: [d{n + 1}.yaml, d{n + 1}.yaml]\n")
+    Path("d40.yaml").write_text("name: x\n")
+    (line,) = errors("extends: d0.yaml")
+    assert line.endswith("extends: more than 100 files are read for one configuration")
+
+
+def test_a_place_inside_a_value_that_was_replaced_is_forgotten(folder: Path) -> None:
+    """The file's ``endpoint`` is gone with the section around it, so its lines say nothing about the new one."""
+    text = "extends: base.yaml\nsft:\n  data: x\nuser:\n  kind: llm\n  llm:\n    base_url: http://x/v1\n    model: m"
+    (line,) = errors(text, "user.llm=null", "user.llm.base_url=http://y/v1")
+    assert line == "command line: user.llm.model: required, but not set"
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("a." * 50_000 + "a=1", f"command line: {('a.' * 50)}...: a key of more than 50 parts"),
+        ("a\nb=1", "command line: a\\nb: expected key.path=value"),
+        ("x" * 300 + "=1", f"command line: {'x' * 100}: expected key.path=value"),
+        ("name=" + "[" * 5000, "command line: name: the value is not valid YAML; put it in quotes"),
+        ('name="\\ud800"', "command line: name: the text holds an unpaired surrogate, which is no character"),
+        (f"seed={'9' * 30}", "command line: seed: an integer of more than 64 bits"),
+    ],
+)
+def test_overrides_that_are_none(folder: Path, override: str, message: str) -> None:
+    assert errors("extends: base.yaml", override) == [message]
+
+
+def test_bytes_of_a_variable_that_are_no_text_are_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(os.environb, b"MUA_NAME", b"\xff")
+    assert errors("extends: base.yaml\nname: ${MUA_NAME}") == [
+        "x.yaml:2: name: the text holds an unpaired surrogate, which is no character"
+    ]
+
+
+def test_thousands_of_wrong_keys_are_told_in_twenty_lines(folder: Path) -> None:
+    found = errors("extends: base.yaml\n" + "".join(f"zzq{n}: 1\n" for n in range(5000)))
+    assert len(found) == 21
+    assert found[0].startswith("x.yaml:2: zzq0: unknown key")
+    assert found[-1] == "x.yaml:1: and 4980 more keys are wrong"

@@ -96,7 +96,19 @@ def test_the_verb_prints_and_writes(tmp_path: Path) -> None:
     assert (tmp_path / "c" / "comparison.md").is_file()
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"per_task": [{}]}', '{"per_task": 3}', "\xff"])
+TASK = '{"domain": "d", "task": "t", "digest": "x", "episodes": 2, "successes": 1}'
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "[]", "{}", '{"per_task": [{}]}', '{"per_task": 3}', "\xff", "[" * 100_000, "9" * 5000,
+        f'{{"per_task": [{TASK}]}}', f'{{"name": "n", "per_task": [{TASK}, {TASK}]}}',
+        f'{{"name": "n", "per_task": [{TASK.replace("2", "0")}]}}',
+        f'{{"name": "n", "per_task": [{TASK.replace("1", "true")}]}}',
+        f'{{"name": "n", "per_task": [{TASK.replace("1", "NaN")}]}}',
+    ],
+)  # fmt: skip
 def test_what_is_no_result_is_one_line(tmp_path: Path, text: str) -> None:
     (tmp_path / "evaluation.json").write_bytes(text.encode("latin-1"))
     with pytest.raises(MuaError, match=r"evaluation\.json: not a result of mua eval"):

@@ -80,13 +80,26 @@ def test_an_unscored_episode_is_kept_until_a_scored_one_comes(tmp_path: Path) ->
         assert KEY in again
 
 
+def test_an_episode_that_only_lacks_its_newline_is_kept(tmp_path: Path) -> None:
+    path = tmp_path / "episodes.jsonl"
+    with store(path) as first:
+        first.add(KEY, trajectory())
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1])
+    with store(path) as again:
+        assert KEY in again
+        again.add(KEY._replace(sample=1), trajectory())
+    assert path.read_bytes().startswith(whole)
+    assert path.read_bytes().count(b"\n") == 2
+
+
 def test_the_half_line_of_a_killed_run_is_dropped(tmp_path: Path) -> None:
     path = tmp_path / "episodes.jsonl"
     with store(path) as first:
         first.add(KEY, trajectory())
         first.add(KEY._replace(sample=1), trajectory())
     whole = path.read_bytes()
-    for cut in (1, 40, 200):
+    for cut in (2, 40, 200):
         path.write_bytes(whole[:-cut])
         with store(path) as again:
             assert (KEY in again, KEY._replace(sample=1) in again) == (True, False)

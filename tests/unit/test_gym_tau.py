@@ -134,6 +134,8 @@ async def test_the_tools_are_listed_whole_and_once():
     ("content", "said"),
     [
         ("get_order", "JSON"),
+        ("[" * 150 + "]" * 150, "nested too deeply"),
+        ('{"name": "get_order", "arguments": {"order": "\\ud800"}}', "surrogate"),
         ('["get_order"]', "object"),
         ('{"arguments": {}}', "object"),
         ('{"name": "get_order", "arguments": []}', "arguments"),

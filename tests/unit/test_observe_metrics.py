@@ -119,3 +119,16 @@ def test_a_curve_of_nothing_is_an_error(tmp_path: Path) -> None:
     write(tmp_path, 0, 2)
     with pytest.raises(MuaError, match="no line holds reward/best"):
         plot_reward_curve({"a": tmp_path / METRICS_FILE}, tmp_path / "a.png", metric="reward/best")
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["x", "[]", "{}", '{"step": "1"}', '{"step": true}', '{"step": 1, "a": []}', "[" * 10_000, "\udcff", "9" * 5000],
+)
+def test_a_line_that_is_no_metrics_is_named_and_nothing_is_lost(tmp_path: Path, line: str) -> None:
+    path = tmp_path / METRICS_FILE
+    text = f'{{"step": 0}}\n{line}\n{{"step": 2}}\n'.encode(errors="surrogateescape")
+    path.write_bytes(text)
+    with pytest.raises(MuaError, match=r"metrics\.jsonl:2: not a line of metrics"):
+        MetricsWriter(tmp_path, tensorboard=False, resume_step=1)
+    assert path.read_bytes() == text

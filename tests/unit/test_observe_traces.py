@@ -160,7 +160,7 @@ def test_a_step_that_is_run_again_replaces_its_file(tmp_path: Path) -> None:
     assert [t.ordinal for t in read_traces(tmp_path)] == [5]
 
 
-@pytest.mark.parametrize("cut", [1, 2, 100])
+@pytest.mark.parametrize("cut", [2, 3, 100])
 def test_a_torn_last_line_is_skipped_and_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture, cut: int) -> None:
     path = TraceWriter(tmp_path).write(1, [example(1), example(2)])
     path.write_bytes(path.read_bytes()[:-cut])
@@ -180,10 +180,53 @@ def test_a_torn_last_line_is_skipped_and_reported(tmp_path: Path, caplog: pytest
         lambda line: line.replace('"task_id"', '"tusk_id"'),
         lambda line: line.replace('"ids":"', '"ids":"AAAA'),
         lambda line: line.replace('"ids":"', '"ids":"!'),
+        lambda line: "5",
+        lambda line: "[" * 100_000,
+        lambda line: "9" * 5000,
+        lambda line: "\0",
+        lambda line: line.replace('"task_id":"task-2"', '"task_id":2'),
+        lambda line: line.replace('"turn_rewards":[1.0]', '"turn_rewards":["1"]'),
+        lambda line: line.replace('"reward":1.0', '"reward":1' + "0" * 400),
+        lambda line: line.replace('"messages":[]', '"messages":[1]'),
+        lambda line: line.replace('"metrics":{}', '"metrics":{"a":[1]}'),
+        lambda line: line.replace('"success":true', '"success":1'),
+        lambda line: line.replace('"provenance":"', '"provenance":"BQUFBQUF').replace("AAEDBAQ=", ""),
+        lambda line: line.replace('"error":null', '"err\\nor":null'),
     ],
 )
 def test_a_broken_line_in_the_middle_is_an_error_that_names_it(tmp_path: Path, damage: Any) -> None:
     path = tmp_path / "step_000001.jsonl"
     path.write_text(f"{encode(example(1))}\n{damage(encode(example(2)))}\n{encode(example(3))}\n", encoding="utf-8")
     with pytest.raises(TraceError, match=r"step_000001\.jsonl:2: not a trajectory"):
+        list(read_traces(path))
+
+
+def test_a_last_line_that_only_lacks_its_newline_is_read(tmp_path: Path) -> None:
+    path = TraceWriter(tmp_path).write(1, [example(1), example(2)])
+    path.write_bytes(path.read_bytes()[:-1])
+    assert [t.ordinal for t in read_traces(path)] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        {"offset": -1, "shape": [5, 2], "type": "<u1"},
+        {"offset": 0, "shape": [5, 10**15], "type": "<u1"},
+        {"offset": 0, "shape": [4, 2], "type": "<u1"},
+        {"offset": 0, "shape": [-5, -2], "type": "<u1"},
+        {"offset": 1, "shape": [5, 2], "type": "<u1"},
+        {"offset": 0.0, "shape": [5, 2], "type": "<u1"},
+        {"offset": 0, "shape": [5, 2], "type": "O"},
+        {"offset": 0, "shape": 10, "type": "<u1"},
+        [0, 5, 2],
+    ],
+)
+def test_expert_choices_that_are_not_there_are_refused(tmp_path: Path, place: Any) -> None:
+    trajectory = example()
+    trajectory.segments = [dataclasses.replace(trajectory.segments[0], experts=np.zeros((5, 2), np.uint8))]
+    path = TraceWriter(tmp_path).write(1, [trajectory])
+    record = json.loads(path.read_text())
+    record["segments"][0]["experts"] = place
+    path.write_text(json.dumps(record) + "\n")
+    with pytest.raises(TraceError, match=r"step_000001\.jsonl:1: not a trajectory"):
         list(read_traces(path))

@@ -11,6 +11,7 @@ import asyncio
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -329,3 +330,40 @@ def test_pauses_grow_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     for attempt in range(12):
         longest = min(0.5 * 2**attempt, 30.0)
         assert longest / 2 <= runner_module._pause(attempt) <= longest
+
+
+class Mumbling(FixedUser):
+    """Says at first what no UTF-8 can carry."""
+
+    def __init__(self, opening: str, *replies: str) -> None:
+        super().__init__(*replies, opening=opening)
+
+
+@pytest.mark.parametrize("user", [Mumbling("\ud800"), Mumbling("Help.", "It is \udfff.")])
+async def test_an_unpaired_surrogate_is_the_users_fault_and_retried(user: FixedUser) -> None:
+    bench = Bench()
+    users = [user, *(FixedUser("bye") for _ in range(3))]
+    bench.domain.user = lambda task, seed: users.pop(0)
+    trajectory = await bench.trajectory()
+    assert (trajectory.attempts, trajectory.error, trajectory.scored) == (2, None, True)
+
+
+async def test_an_unpaired_surrogate_of_a_tool_is_the_environments_fault() -> None:
+    bench = Bench()
+    bench.domain.on_call = lambda number, result: replace(result, text="\ud800") if number == 0 else result
+    assert (await bench.trajectory()).attempts == 2
+    bench = Bench()
+    bench.domain.on_call = lambda number, result: replace(result, text="x\ud800")
+    trajectory = await bench.trajectory()
+    assert (trajectory.outcome, trajectory.attempts) == (Outcome.ENVIRONMENT_ERROR, 3)
+    assert "unpaired surrogate at character 1" in (trajectory.error or "")
+
+
+async def test_instructions_that_no_tokenizer_can_read_are_the_environments_fault(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bench = Bench()
+    monkeypatch.setattr(bench.domain, "system_prompt", lambda style: "\ud800")
+    trajectory = await bench.trajectory()
+    assert trajectory.outcome is Outcome.ENVIRONMENT_ERROR
+    assert "cannot be told to the policy" in (trajectory.error or "")

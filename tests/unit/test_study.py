@@ -152,4 +152,4 @@ def _result(successes: int) -> dict[str, Any]:
         {"domain": "d", "task": str(n), "digest": "x", "episodes": 4, "successes": successes, "reward": successes / 4}
         for n in range(5)
     ]
-    return {"success": share, "domains": {"d": {"success": share}}, "per_task": tasks}
+    return {"name": "x", "success": share, "domains": {"d": {"success": share}}, "per_task": tasks}

@@ -327,6 +327,11 @@ def test_replaying_names_what_it_cannot_use(tmp_path):
         ("[]", r"wrong\.jsonl:1: is no recording: it must be a JSON object"),
         ("{}", r"wrong\.jsonl:1: is no recording: 'task' is missing"),
         (json.dumps({"task": "t0", "steps": [{"name": "think"}], **verdicts}), "step 1: 'arguments' is missing"),
+        ("[" * 100_000, r"wrong\.jsonl:1: is no JSON: nested too deeply"),
+        (
+            json.dumps({"task": "t0", "steps": [{"name": "think", "arguments": 1, "answer": ""}], **verdicts}),
+            "step 1: 'arguments' is missing or of another type",
+        ),
         (json.dumps({"task": "t9", "steps": [], **verdicts}), "has no task 't9'"),
     ):
         wrong.write_text(line)
@@ -334,9 +339,12 @@ def test_replaying_names_what_it_cannot_use(tmp_path):
             replay_files("retail", folder, [wrong])
     with pytest.raises(ConfigError, match="'help_desk' loads no official data"):
         replay_files("help_desk", folder, [wrong])
-    (tmp_path / "wrong.jsonl.gz").write_bytes(b"no gzip")
-    with pytest.raises(ConfigError, match="cannot be read as recordings"):
-        replay_files("retail", folder, [tmp_path / "wrong.jsonl.gz"])
+    packed = bytearray(gzip.compress(bytes(range(256)) * 8))
+    packed[20:30] = b"\xff" * 10
+    for data in (b"no gzip", packed, packed[:20]):
+        (tmp_path / "wrong.jsonl.gz").write_bytes(data)
+        with pytest.raises(ConfigError, match="cannot be read as recordings"):
+            replay_files("retail", folder, [tmp_path / "wrong.jsonl.gz"])
 
 
 # ---- tau2-bench's form

@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mua.tokens import parsing
 from mua.tokens.parsing import AssistantTurn, ErrorKind, parse_turn
+from mua.untrusted import read_json_at
 
 GOOD = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
 
@@ -177,3 +179,42 @@ def drop_tags(text: str, tags: tuple[str, ...]) -> str:
     for tag in tags:
         text = text.replace(tag, "")
     return "".join(text.split())
+
+
+UNITS = (
+    "<tool_call>", '<tool_call>{"a": ', '<tool_call>["', '<tool_call>["\\"', '<tool_call>{"a": "x\\',
+    '<tool_call>["a",', "<tool_call>" + "[" * 50, '<tool_call>{"a": 1}', "</tool_call>", "<think>", GOOD, '"', "\\",
+    "x", "[",
+)  # fmt: skip
+
+
+@given(st.lists(st.sampled_from(UNITS), min_size=1, max_size=4), st.booleans())
+def test_the_work_is_linear_in_the_turn(units: list[str], reasoning: bool) -> None:
+    """Counted are the characters that are handed to the JSON reader, and how often the text is searched for tags."""
+    text = "".join(units) * 500
+    handed: list[int] = []
+    searched: list[int] = []
+
+    def read(part: str, at: int) -> object:
+        handed.append(len(part))
+        return read_json_at(part, at)
+
+    class Tags(parsing._Tags):
+        def __init__(self, part: str) -> None:
+            searched.append(len(part))
+            super().__init__(part)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(parsing, "read_json_at", read)
+        patch.setattr(parsing, "_Tags", Tags)
+        parse_turn(text, reasoning=reasoning)
+    passes = len(searched)
+    assert passes <= 2
+    assert sum(handed) <= 2 * passes * len(text)
+
+
+def test_arguments_may_not_be_nested_so_that_code_cannot_walk_them() -> None:
+    deep = "[" * 120 + "]" * 120
+    turn = parse_turn(f'<tool_call>{{"name": "f", "arguments": {{"a": {deep}}}}}</tool_call>')
+    assert kinds(turn) == ["bad_json"]
+    assert "too deeply" in turn.errors[0].message

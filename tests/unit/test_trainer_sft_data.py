@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,6 +20,7 @@ from mua.config.schema import ExperimentConfig
 from mua.errors import ConfigError
 from mua.tokens import ChatFamily
 from mua.trainer.conversations import batch_members, hold_out, load_conversations, load_sets
+from mua.trainer.sharegpt import openai_messages
 from mua.types import Segment
 from tests.tokens_fixtures import chat_family, runs
 
@@ -289,6 +291,14 @@ def test_windows_line_ends_and_a_missing_last_one_are_fine(tmp_path: Path) -> No
         ("", "Expecting value (column 1); write one JSON object a line, or one array of them"),
         ("{", "Expecting property name enclosed in double quotes"),
         ("[" * 100_000, "nested too deeply"),
+        ("9" * 5000, "an integer has too many digits (column 1)"),
+        ('{"messages": [], "messages": []}', "the key 'messages' appears twice"),
+        ('{"messages": "' + "[" * 5000 + '"}', '"messages" is text that is not valid JSON (nested too deeply'),
+        (
+            '{"te\\nxt": 1}',
+            'neither "messages" (OpenAI form) nor "conversations" (ShareGPT form); the keys are te\\nxt',
+        ),
+        (record(USER, {"role": "x" * 5000}), "messages[1]: role 'xxx"),
         ("[1]", "a record is an object, not list"),
         ('{"text": "hi"}', 'neither "messages" (OpenAI form) nor "conversations" (ShareGPT form); the keys are text'),
         (record(), "a demonstration is an optional system message"),
@@ -317,6 +327,7 @@ def test_a_bad_line_is_one_error_line_with_file_and_number(tmp_path: Path, line:
     message = str(caught.value)
     assert message.startswith(f"{path}:2: not a conversation: {reason}")
     assert "\n" not in message
+    assert len(message) < 1000
 
 
 def test_a_conversation_that_is_too_long_is_refused(tmp_path: Path) -> None:
@@ -365,3 +376,16 @@ def test_epochs_and_seeds_shuffle_differently() -> None:
     pool = list(range(50))
     orders = [tuple(batch_members(pool, 50, step, seed)) for step in range(3) for seed in range(3)]
     assert len(set(orders)) == 9
+
+
+def test_a_fifo_is_no_data(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "x.jsonl")
+    with pytest.raises(ConfigError, match="not a regular file"):
+        load_conversations(tmp_path / "x.jsonl", FAMILY, config_of(tmp_path / "x.jsonl"))
+
+
+def test_blocks_that_are_never_closed_take_no_time() -> None:
+    """A pattern that looks for the end of every block would take hours: the suite's time limit is the bound."""
+    text = "<tool_response>" * 100_000 + " " * 100_000
+    record = {"conversations": [{"from": "observation", "value": text}]}
+    assert openai_messages(record) == [{"role": "tool", "content": text}]

@@ -289,3 +289,12 @@ async def test_a_user_that_never_speaks_is_a_fault() -> None:
 
 def test_the_greeting_is_the_same_for_nobody_in_particular() -> None:
     assert Style().greeting == GREETING == GREETINGS[0]
+
+
+@pytest.mark.parametrize(
+    "text", ["\n" * 200_000, "user" + " " * 200_000, "agent" + "\n" * 200_000, "* # > \n" * 40_000]
+)
+def test_white_space_without_end_takes_no_time(text: str) -> None:
+    """A pattern that tries every beginning and every end of it takes hours: the suite's time limit is the bound."""
+    assert unusable(text) is None
+    assert without_label(text) == text

@@ -74,7 +74,7 @@ async def test_a_verdict_is_typed_and_asked_for_under_its_schema() -> None:
         (json.dumps(GOOD) * 2, "found 2"),
         ('{"reason": "r", "grade": "good", "points": 7', "broken JSON"),
         ('{"verdict": {"reason": "r", "grade": "good", "points": 7}', "broken JSON"),
-        ('{"reason": "r", "grade": "good", "points": 7, "points": 0}', "a key stands twice"),
+        ('{"reason": "r", "grade": "good", "points": 7, "points": 0}', "the key 'points' appears twice"),
         ('{"reason": "r", "grade": "good", "points": NaN}', "NaN is no JSON"),
         (json.dumps(GOOD | {"points": 11}), "points: Input should be less than or equal to 10"),
         (json.dumps(GOOD | {"points": "7"}), "points: Input should be a valid integer"),

@@ -77,6 +77,9 @@ RETRIED = {
     "JSON of another shape": raw("[1, 2]"),
     "HTML": raw("<html>login</html>", "text/html"),
     "empty body": raw(""),
+    "nested without end": raw('{"a":' * 100_000),
+    "an integer without end": raw("9" * 5000),
+    "unpaired surrogate": says("Hello \ud800"),
 }
 
 

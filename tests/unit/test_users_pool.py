@@ -340,6 +340,17 @@ def test_a_file_that_is_no_cache_is_named(tmp_path: Path, content: bytes | None)
         ChatEndpoint(LlmConfig(base_url="http://x/v1", model="m", cache=file), "judge")
 
 
+@pytest.mark.parametrize("reply", ["no JSON", "[]", "{}", '{"text": "x", "calls": [1]}', "[" * 100_000])
+async def test_a_damaged_reply_in_the_cache_is_named(tmp_path: Path, reply: str) -> None:
+    file = tmp_path / "replies"
+    async with serving(says("hello")) as one, pool(one, cache=file) as endpoint:
+        await ask(endpoint)
+        with sqlite3.connect(file) as store:
+            store.execute("UPDATE replies SET reply = ?", (reply,))
+        with pytest.raises(ConfigError, match=r"cache: .*replies holds a reply that cannot be read; name another file"):
+            await ask(endpoint)
+
+
 # ---- roles
 
 

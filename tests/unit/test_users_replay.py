@@ -132,6 +132,18 @@ async def test_the_factory_replays_the_recordings_of_a_task_by_seed(tmp_path: Pa
     ("line", "words"),
     [
         ("{broken", r":2: not a JSON line"),
+        ("[" * 100_000, r":2: not a JSON line \(nested too deeply"),
+        ("9" * 5000, r":2: not a JSON line \(an integer has too many digits"),
+        ({"task_id": 7, "messages": []}, r":2: not a trace line"),
+        ({"task_id": "a", "messages": 7}, r":2: not a trace line"),
+        ({"task_id": "a", "messages": [{"role": "user", "content": None}]}, r":2: not a trace line"),
+        (
+            {
+                "task_id": "a",
+                "messages": [{"role": "user", "content": "x", "actions": [{"name": "f", "arguments": 1}]}],
+            },
+            r":2: not a trace line",
+        ),
         ({"task_id": "a"}, r":2: no key 'messages'"),
         ({"messages": []}, r":2: no key 'task_id'"),
         ([1], r":2: not a trace line"),

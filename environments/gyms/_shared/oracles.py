@@ -7,20 +7,20 @@ and no default score exists.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from mua.errors import JudgeFault, MuaError, UserFault
 from mua.types import Json
+from mua.untrusted import read_json
 from mua.users.endpoint import ChatEndpoint
 from mua.users.judge import Judge
 
 T = TypeVar("T")
 ATTEMPTS = 3
 YES_NO_MAYBE = ("Yes", "No", "Maybe")
-_FENCE = re.compile(r"\A```(?:json)?\s*(.*?)\s*```\Z", re.DOTALL)
+_FENCE = re.compile(r"\A```(?:json)?(.*)```\Z", re.DOTALL)
 
 
 async def asked(chat: ChatEndpoint | None, system: str, text: str, read: Callable[[str], T], seed: int) -> T:
@@ -92,8 +92,8 @@ def json_object(check: Callable[[Any], T]) -> Callable[[str], T]:
     def read(reply: str) -> T:
         fenced = _FENCE.match(reply.strip())
         try:
-            return check(json.loads(fenced.group(1) if fenced else reply))
-        except (LookupError, TypeError, AttributeError, RecursionError) as error:
+            return check(read_json(fenced.group(1) if fenced else reply))
+        except (LookupError, TypeError, AttributeError) as error:
             raise ValueError(f"the reply has another shape than asked for ({type(error).__name__}: {error})") from None
 
     return read

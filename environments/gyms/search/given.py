@@ -6,7 +6,6 @@ The folder holds ``train.jsonl``, ``validation.jsonl`` and ``test.jsonl``, any o
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, get_args
@@ -14,6 +13,7 @@ from typing import Any, get_args
 from environments.gyms.search.questions import NAME
 from mua.environment.protocol import Split, Task
 from mua.errors import ConfigError
+from mua.untrusted import JsonError, read_file, read_json
 
 _DIFFICULTIES = ("easy", "medium", "hard")
 
@@ -28,15 +28,22 @@ def load_questions(folder: Path) -> Mapping[Split, tuple[Task, ...]]:
 
 
 def _tasks(split: Split, file: Path) -> Iterator[Task]:
-    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
+    for number, line in enumerate(_text(file).split("\n"), 1):
         if line.strip():
             yield _task(split, number, line, f"environment.data: {file}, line {number}")
 
 
+def _text(file: Path) -> str:
+    try:
+        return read_file(file).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"environment.data: {file}: not UTF-8 text (byte {error.start})") from None
+
+
 def _task(split: Split, number: int, line: str, where: str) -> Task:
     try:
-        given = json.loads(line)
-    except ValueError as error:
+        given = read_json(line)
+    except JsonError as error:
         raise ConfigError(f"{where}: no JSON ({error})") from error
     if not isinstance(given, dict) or not all(_is_text(given.get(key)) for key in ("question", "answer")):
         raise ConfigError(f'{where}: give an object with the texts "question" and "answer"')

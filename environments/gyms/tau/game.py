@@ -23,6 +23,7 @@ from mua.environment.protocol import (
     UserControlled,
 )
 from mua.types import Json
+from mua.untrusted import JsonError, read_json
 from mua.users.endpoint import ChatEndpoint
 from mua.users.llm import LlmUser
 from mua.users.prompts import style_of
@@ -155,8 +156,8 @@ class _UsersTools:
 def _call_in(content: str) -> tuple[str, Json] | str:
     """The call that ``content`` writes, or what is wrong with it."""
     try:
-        call = json.loads(content)
-    except ValueError as error:
+        call = read_json(content)
+    except JsonError as error:
         return f'answer takes a tool call as JSON, {{"name": ..., "arguments": {{...}}}}: {error}'
     if not isinstance(call, dict) or not isinstance(call.get("name"), str):
         return 'the JSON must be an object with "name" and "arguments"'

@@ -1,0 +1,173 @@
+"""Reading what others wrote: JSON of models, users, tools and files, and files that may be anything.
+
+``json.loads`` is no safe reader of such text. Nesting some thousands deep is a RecursionError, an integer of over 4300
+digits a ValueError without a place, ``NaN`` and ``1e999`` become numbers that no JSON can hold, of two equal keys the
+first is lost, and ``"\\ud800"`` becomes a string that UTF-8 cannot carry. Opening a path may wait for ever, at a FIFO.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import stat
+from pathlib import Path
+from typing import Any, BinaryIO, NoReturn
+
+MAX_DEPTH = 100
+"""Arrays and objects inside one another. Python code that walks the value (copies, checks of schemas, templates) takes
+a few frames a level and has a thousand."""
+MAX_FILE_DEPTH = 200
+"""The same in files of ours, which hold values of up to :data:`MAX_DEPTH` inside records."""
+
+_SPACE = re.compile(r"[ \t\r\n]*")
+_SURROGATE_ESCAPE = re.compile(r"\\u[dD][89a-fA-F]")
+
+
+class JsonError(ValueError):
+    """Text that is no JSON, or JSON that is refused."""
+
+    def __init__(self, reason: str, text: str = "", at: int = 0) -> None:
+        self.reason = reason
+        self.line = text.count("\n", 0, at) + 1
+        """1-based, in the text that was read."""
+        self.column = at - text.rfind("\n", 0, at)
+        super().__init__(f"{reason} ({f'line {self.line}, ' if self.line > 1 else ''}column {self.column})")
+
+
+def read_json(text: str | bytes, *, strict: bool = True, depth: int = MAX_DEPTH) -> Any:
+    """The JSON value that ``text`` (bytes: UTF-8) holds and nothing besides.
+
+    Args:
+        text: what somebody else wrote.
+        strict: refuse what other readers refuse or read otherwise: numbers that are not finite, a key twice in one
+            object, unpaired surrogates. Not for what this program wrote itself, which may hold the first and the last.
+        depth: how many arrays and objects may be inside one another.
+
+    Raises:
+        JsonError: nothing else, whatever the text.
+    """
+    if not isinstance(text, str):
+        text = _decoded(text)
+    value, end = read_json_at(text, skip_space(text, 0), strict=strict, depth=depth)
+    if (end := skip_space(text, end)) < len(text):
+        raise JsonError("text follows the JSON value", text, end)
+    return value
+
+
+def read_json_at(text: str, at: int, *, strict: bool = True, depth: int = MAX_DEPTH) -> tuple[Any, int]:
+    """The value that begins at index ``at``, and the index behind it. As :func:`read_json` otherwise."""
+    try:
+        value, end = (_STRICT if strict else _LENIENT).raw_decode(text, at)
+    except json.JSONDecodeError as error:
+        raise JsonError(error.msg, text, error.pos) from None
+    except RecursionError:
+        raise JsonError("nested too deeply", text, at) from None
+    except ValueError as error:
+        reason = "an integer has too many digits" if "integer string" in str(error) else str(error)
+        raise JsonError(reason, text, at) from None
+    if text.count("[", at, end) + text.count("{", at, end) > depth and _deeper(value, depth):
+        raise JsonError("nested too deeply", text, at)
+    if strict:
+        _refuse_surrogates(value, text, at, end)
+    return value, end
+
+
+def skip_space(text: str, at: int) -> int:
+    """The index of the first character from ``at`` on that is no JSON white space."""
+    found = _SPACE.match(text, at)
+    assert found is not None, "the pattern matches nothing too"
+    return found.end()
+
+
+def is_number(value: object) -> bool:
+    """Whether ``value`` is a number of JSON that a float can hold: Python's integers have no bound."""
+    return isinstance(value, float) or (isinstance(value, int) and value.bit_length() <= 128)
+
+
+def unpaired_surrogate(text: str) -> int | None:
+    """The index of the first unpaired surrogate in ``text``, which UTF-8 cannot carry."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        return error.start
+    return None
+
+
+def printable(text: str, longest: int = 500) -> str:
+    """``text`` on one line for a message: what cannot be printed escaped, and cut where it is too long."""
+    cut = text if len(text) <= longest else f"{text[:longest]}..."
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in cut)
+
+
+def open_file(path: Path) -> BinaryIO:
+    """A regular file, open for reading bytes.
+
+    Raises OSError, also for a FIFO, a device or a socket, which are not read, and for a name that no file can have.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except ValueError:
+        raise OSError(errno.EINVAL, "no file can have this name", str(path)) from None
+    mode = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(descriptor)
+        if stat.S_ISDIR(mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    return os.fdopen(descriptor, "rb")
+
+
+def read_file(path: Path) -> bytes:
+    """What is in a regular file; see :func:`open_file`."""
+    with open_file(path) as file:
+        return file.read()
+
+
+def _decoded(data: bytes) -> str:
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise JsonError(f"not UTF-8 text (byte {error.start})") from None
+
+
+def _deeper(value: Any, depth: int) -> bool:
+    """Whether arrays and objects are more than ``depth`` inside one another; level by level, so without recursion."""
+    level = [value] if isinstance(value, dict | list) else []
+    for _ in range(depth):
+        inner = (item for outer in level for item in (outer.values() if isinstance(outer, dict) else outer))
+        level = [item for item in inner if isinstance(item, dict | list)]
+    return bool(level)
+
+
+def _refuse_surrogates(value: Any, text: str, at: int, end: int) -> None:
+    raw = unpaired_surrogate(text[at:end])
+    escaped = _SURROGATE_ESCAPE.search(text, at, end)
+    if raw is None and (escaped is None or unpaired_surrogate(json.dumps(value, ensure_ascii=False)) is None):
+        return
+    place = at + raw if raw is not None else escaped.start() if escaped else at
+    raise JsonError("unpaired surrogate in a string", text, place)
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON value")
+
+
+def _finite(digits: str) -> float:
+    value = float(digits)
+    if value in (float("inf"), float("-inf")):
+        raise ValueError(f"{digits[:20]} is too large for a number")
+    return value
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result = dict(pairs)
+    if len(result) != len(pairs):
+        twice = next(key for index, (key, _) in enumerate(pairs) if key in dict(pairs[:index]))
+        raise ValueError(f"the key {twice[:40]!a} appears twice in one object")
+    return result
+
+
+_LENIENT = json.JSONDecoder()
+_STRICT = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_finite, object_pairs_hook=_unique_keys)

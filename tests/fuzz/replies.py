@@ -1,0 +1,87 @@
+"""What endpoints answer: each body is a completion that can be told to a policy and kept, or trouble with a reason.
+
+Not covered: connections and their limits; the policy's own endpoint, whose library reads the body.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+from mua.users.chat import ChatRequest, Completion, read_completion
+from mua.users.connection import _said
+from mua.users.guards import unusable, without_label
+from mua.users.llm import _arguments
+from tests.fuzz._mutate import NASTY_TEXTS, mutated_bytes, mutated_json, outcome
+
+CASES = 1000
+_CALL = {"id": "c0", "type": "function", "function": {"name": "restart", "arguments": '{"on": true}'}}
+_BODY: dict[str, Any] = {
+    "choices": [
+        {"message": {"role": "assistant", "content": "Hello é", "tool_calls": [_CALL]}, "finish_reason": "stop"}
+    ],
+    "usage": {"prompt_tokens": 3, "completion_tokens": 2},
+}
+_PARTS = (
+    "<think>",
+    "</think>",
+    "User:",
+    "agent :",
+    "\n",
+    "\n\n",
+    " ",
+    "*",
+    "#",
+    ">",
+    "the ",
+    "ai ",
+    "<|im_end|>",
+    "x",
+    "é",
+)
+
+
+def run(cases: int, seed: int) -> list[str]:
+    """Faults of ``cases`` bodies, one line each."""
+    failures = []
+    for number in range(cases):
+        rng = random.Random(f"replies/{seed}/{number}")
+        body = _drawn(rng)
+        faults = _read(body) + outcome(lambda body=body: _said(body), ())[2]
+        failures += [f"seed {seed}, case {number}: {fault}: {body[:120]!a}" for fault in faults]
+    return failures
+
+
+def _drawn(rng: random.Random) -> bytes:
+    kind = rng.randrange(5)
+    if kind == 0:
+        return mutated_bytes(json.dumps(_BODY).encode(), rng)
+    if kind == 1:
+        return rng.choice(NASTY_TEXTS).encode("utf-8", "surrogatepass")
+    if kind == 2:
+        text = "".join(rng.choice(_PARTS) for _ in range(rng.randint(1, 5))) * rng.choice((1, 100, 20_000))
+        message = {"role": "assistant", "content": text[:200_000]}
+        return json.dumps({"choices": [{"message": message}]}).encode()
+    if kind == 3:
+        arguments = rng.choice((*NASTY_TEXTS, mutated_json({"on": True, "n": [1]}, rng)))
+        call = {"id": "c", "function": {"name": "restart", "arguments": arguments}}
+        return json.dumps({"choices": [{"message": {"content": None, "tool_calls": [call]}}]}).encode()
+    return mutated_json(_BODY, rng).encode("utf-8", "surrogatepass")
+
+
+def _read(body: bytes) -> list[str]:
+    request = ChatRequest([], 0, 1.0, 100, tools=[{"type": "function"}])
+    found, _, faults = outcome(lambda: read_completion(body, request), ())
+    if faults or not isinstance(found, Completion):
+        return faults or ([] if found.reason.strip() else ["trouble without a reason"])
+    return outcome(lambda: _used(found), ())[2]
+
+
+def _used(reply: Completion) -> None:
+    """What a user does with a reply."""
+    unusable(reply.text)
+    without_label(reply.text).encode("utf-8")
+    for call in reply.calls:
+        json.dumps(call.openai(), ensure_ascii=False).encode("utf-8")
+        json.dumps(_arguments(call), ensure_ascii=False, allow_nan=False).encode("utf-8")
