@@ -11,6 +11,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -69,6 +70,19 @@ class ScriptedSampler:
         )
         self.requests.append(Request(list(prompt_ids), params, session, deadline_s, generation))
         return generation
+
+
+class ScriptedPool(ScriptedSampler):
+    """A scripted sampler in the place of a whole :class:`mua.engine.pool.EnginePool`."""
+
+    async def start(self, model: Path) -> None:
+        pass
+
+    async def stop(self) -> None:
+        pass
+
+    def metrics(self) -> dict[str, float]:
+        return {}
 
 
 def sampled_ids(family: ChatFamily, text: str) -> Int32Array:

@@ -282,12 +282,15 @@ def test_turn_credit_reaches_every_token(credit: str, members, scored: str):
         assert not sequence.advantages[~sequence.trained].any()
 
 
-def test_credit_counts_a_turn_over_all_its_segments():
-    config = AlgorithmConfig(credit="reward_to_go", advantage="none")
-    whole, split = (several_turns([0.0, 1.0], [3, 2], cut=cut) for cut in (None, 2))
-    one, two = (make_batch([group(t)], config, 1.0) for t in (whole, split))
-    joined = np.concatenate([s.advantages[s.trained] for s in two])
-    np.testing.assert_array_equal(joined, one.sequences[0].advantages[one.sequences[0].trained])
+@pytest.mark.parametrize("cut", range(1, 11))
+def test_credit_of_a_turn_does_not_depend_on_where_segments_begin(cut: int):
+    """Signed credit by hand: rewards 1, -2, 0.5 for turns of 3, 2 and 3 tokens; 8 tokens, of credits 8.5 together."""
+    config = AlgorithmConfig(credit="signed", advantage="none")
+    split = several_turns([1.0, -2.0, 0.5], [3, 2, 3], cut=cut)
+    batch = make_batch([group(split)], config, 1.0)
+    joined = np.concatenate([s.advantages[s.trained] for s in batch])
+    by_turn = np.array([1.0, -2.0, 0.5]) * -0.5 * 8 / 8.5
+    np.testing.assert_allclose(joined, np.repeat(by_turn, [3, 2, 3]), rtol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -270,6 +270,16 @@ def test_faults_fill_no_group_and_a_group_without_an_advantage_is_not_usable(
     assert usable(Group(0, "t", members), config(advantage=advantage)) is expected
 
 
+def test_penalties_of_turns_make_a_group_usable_and_unusable() -> None:
+    shaping = {"repeated_turn": 0.5}
+    equal = Group(0, "t", [member(FAULTY, 1.0), member(different(3), 1.0)])
+    assert not usable(equal, config())
+    assert usable(equal, config(shaping=shaping))  # the one that repeats itself earns 0.5 now
+    evened = Group(0, "t", [member(FAULTY, 1.0), member(different(3), 0.5)])
+    assert usable(evened, config())
+    assert not usable(evened, config(shaping=shaping))
+
+
 def test_a_lone_trajectory_is_a_group_where_groups_are_of_one() -> None:
     lone = Group(0, "t", [member(different(1), 1.0)])
     assert usable(lone, config(advantage="none", group_size=1))

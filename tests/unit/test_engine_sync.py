@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ import torch
 
 from megatron_bridge.plan import TensorSpec
 from megatron_bridge.reshard import lay_out
+from mua.engine import sync
 from mua.engine.client import EngineGone
 from mua.engine.feed import Feed, Moved, Shipment
 from mua.engine.sync import Targets, _overlap, push
@@ -23,15 +25,17 @@ from mua.errors import EngineError
 
 
 class StandIn:
-    """An engine and its client in one. ``fails_at`` is the number of the bucket it fails with ``error``."""
+    """An engine and its client in one. ``fails_at``: the number of the bucket it fails with ``error``, or a path."""
 
-    def __init__(self, fails_at: int | None = None, error: type[EngineError] = EngineError) -> None:
+    def __init__(self, fails_at: int | str | None = None, error: type[EngineError] = EngineError) -> None:
         self.label = "stand-in"
         self.node = 0
         self.starts = 1
         self.stops = 0
         self.client = self
         self.calls: list[str] = []
+        self.bodies: list[dict[str, Any]] = []
+        """Of the buckets."""
         self.loaded = 0
         self.gate = asyncio.Event()
         self.gate.set()
@@ -40,7 +44,10 @@ class StandIn:
 
     async def control(self, path: str, body: dict[str, Any], *, timeout: float) -> dict[str, Any]:
         self.calls.append(path)
+        if path == self._fails_at:
+            raise EngineError("refused")
         if path == "/update_weights_from_tensor":
+            self.bodies.append(body)
             await self.gate.wait()
             if self.loaded == self._fails_at:
                 raise self._error("refused")
@@ -53,7 +60,10 @@ def targets(*engines: StandIn) -> Targets:
 
 
 class CountedFeed(Feed):
-    """``count`` buckets of one tensor each; remembers how far it got and whether it was closed."""
+    """``count`` buckets of one tensor each; remembers how far it got and whether it was closed.
+
+    The handles name bucket and engine.
+    """
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -67,9 +77,8 @@ class CountedFeed(Feed):
                 self.threads.add(threading.get_ident())
                 (layout,) = lay_out([TensorSpec(f"t{number}", (8,), torch.float32)], 4096)
                 self.made += 1
-                yield Shipment(
-                    Bucket(layout, torch.zeros(layout.nbytes, dtype=torch.uint8)), [["handle"]] * len(targets)
-                )
+                handles = [[f"bucket {number} for {engine}"] for engine in range(len(targets))]
+                yield Shipment(Bucket(layout, torch.zeros(layout.nbytes, dtype=torch.uint8)), handles)
         except GeneratorExit:
             self.threads.add(threading.get_ident())
             self.closed = True
@@ -79,14 +88,22 @@ class CountedFeed(Feed):
         return Moved(7, 5)
 
 
-async def test_one_bucket_is_put_together_while_another_loads_and_no_more() -> None:
+class AtOnce(ThreadPoolExecutor):
+    """Does what it is given within ``submit``: a loop without callbacks has nothing to wait for then."""
+
+    def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        done: Future[Any] = Future()
+        done.set_result(function(*args, **kwargs))
+        return done
+
+
+async def test_one_bucket_is_put_together_while_another_loads_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sync, "ThreadPoolExecutor", AtOnce)
     engine, feed = StandIn(), CountedFeed(4)
     engine.gate.clear()
     update = asyncio.create_task(push(targets(engine), feed, 1, ranks=1))
-    async with asyncio.timeout(30):
-        while feed.made < 2:
-            await asyncio.sleep(0.01)
-    await asyncio.sleep(0.1)
+    for _ in range(100):  # far more turns of the loop than the whole update takes
+        await asyncio.sleep(0)
     assert (feed.made, engine.loaded) == (2, 0)
     engine.gate.set()
     sent = await update
@@ -95,8 +112,23 @@ async def test_one_bucket_is_put_together_while_another_loads_and_no_more() -> N
     report = sent.report(3, 1.0, 0.5)
     assert (report.version, report.bytes, report.buckets, report.moved, report.needed) == (3, 128, 4, 7, 5)
     assert 0 < report.overlap_seconds <= report.load_seconds
+
+
+async def test_every_engine_gets_its_own_handles_of_every_bucket_and_the_new_version() -> None:
+    engines, feed = [StandIn(), StandIn()], CountedFeed(3)
+    await push(targets(*engines), feed, 7, ranks=1)
+    for number, engine in enumerate(engines):
+        handles = [body["serialized_named_tensors"] for body in engine.bodies]
+        assert handles == [[f"bucket {bucket} for {number}"] for bucket in range(3)]
+        assert {body["weight_version"] for body in engine.bodies} == {"7"}
     assert len(feed.threads) == 1
     assert threading.get_ident() not in feed.threads
+
+
+@pytest.mark.parametrize("path", ["/begin_weight_update", "/end_weight_update"])
+async def test_a_refusal_by_one_engine_of_several_is_told(path: str) -> None:
+    with pytest.raises(EngineError, match="refused"):
+        await push(targets(StandIn(), StandIn(path), StandIn()), CountedFeed(2), 1, ranks=1)
 
 
 @pytest.mark.parametrize("fails_at", [0, 2])

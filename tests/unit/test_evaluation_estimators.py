@@ -112,6 +112,8 @@ def test_the_drawn_permutation_test_agrees_with_the_exact_one() -> None:
     assert not drawn.name.startswith("exact")
     assert drawn.p_value == pytest.approx(exact.p_value, abs=0.01)
     assert sign_flip(np.zeros(5), seed=1).p_value == 1.0
+    # No drawn assignment reaches 40 tasks that all agree; what was observed is one of them, so that p is never 0.
+    assert sign_flip(np.ones(40), seed=1).p_value == 1 / 100_001
 
 
 def test_permutation_p_values_are_uniform_under_no_difference() -> None:

@@ -1,7 +1,8 @@
 """`mua eval` as a whole in one process: a scripted endpoint plays two domains' tasks; resuming; what is written.
 
 The policy is a scripted server with native tool calls (tests/chat_fixtures.py); runner, environments, users, store and
-report are the real ones. The engine as policy, and a run that is killed, are covered by tests/e2e/test_evaluation.py.
+report are the real ones. An engine's place is taken by a script; a real one, and a run that is killed, are covered by
+tests/e2e/test_evaluation.py.
 """
 
 from __future__ import annotations
@@ -20,9 +21,12 @@ from mua.evaluation import run
 from mua.evaluation.compare import compare
 from mua.observe.traces import read_traces
 from mua.rollout import runner as runner_module
+from mua.rollout import service
 from mua.types import Json
 from tests.chat_fixtures import ChatServer, chat_server
 from tests.clerks import clerk, idler
+from tests.rollout_fixtures import ScriptedPool
+from tests.tokens_fixtures import chat_family, model_folder
 
 
 @pytest.fixture(autouse=True)
@@ -82,6 +86,29 @@ async def test_an_evaluation_of_an_endpoint(tmp_path: Path, capsys: pytest.Captu
     for name in ("success.png", "passes.png"):
         assert (tmp_path / "out" / name).read_bytes().startswith(b"\x89PNG")
     assert len(list(read_traces(tmp_path / "out" / "traces"))) == 18
+
+
+async def test_the_evaluation_decides_on_tasks_and_temperature(tmp_path: Path) -> None:
+    chosen = ("evaluation.temperature=0.25", "rollout.temperature=0.75", "evaluation.samples=1")
+    async with chat_server(clerk) as server:
+        result = await evaluated(config(tmp_path, server, *chosen))
+    assert {request["temperature"] for request in server.requests} == {0.25}
+    assert {task["task"].split("/")[1] for task in result["per_task"]} == {"test"}
+
+
+async def test_a_checkpoint_is_played_as_the_evaluation_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = ScriptedPool(chat_family("qwen3", False), lambda session, turn: "I do not know.")
+    monkeypatch.setattr(service, "EnginePool", lambda *_, **__: pool)
+    async with chat_server(clerk) as server:
+        loaded = config(
+            tmp_path, server, "evaluation.temperature=0.25", "rollout.temperature=0.75", "evaluation.samples=1",
+            "evaluation.policy.kind=engine", f"model.path={model_folder('qwen3')}", "rollout.max_turns=1",
+            "trainer={steps: 1}",
+        )  # fmt: skip
+        result = await evaluated(loaded)
+    assert (result["episodes"], result["unscored"], server.requests) == (6, 0, [])
+    assert {request.params.temperature for request in pool.requests} == {0.25}
+    assert len({request.session for request in pool.requests}) == 6
 
 
 async def test_a_second_run_plays_only_what_is_missing(tmp_path: Path) -> None:

@@ -198,6 +198,14 @@ async def test_a_turn_cut_by_its_token_cap_is_not_acted_on() -> None:
     assert fits.outcome is Outcome.USER_STOP
 
 
+async def test_a_turn_cut_by_its_token_cap_is_not_told_to_the_user() -> None:
+    user = FixedUser("bye")
+    result, _ = await play("What is the order number?", user=user, max_turn_tokens=4)
+    assert (result.outcome, user.told) == (Outcome.LENGTH, [])
+    assert result.messages[-1]["content"]  # what it had begun to say
+    assert result.segments[0].loss_mask.sum() == 4
+
+
 async def test_a_full_segment_ends_the_episode_as_length() -> None:
     _, sampler = await play(CANCELLED, "Done.")
     second = len(sampler.requests[1].prompt)
@@ -251,6 +259,9 @@ async def test_rewards_of_calls_go_to_their_turns_and_the_verdict_to_the_last() 
     look = call("get_order", order=ORDER)
     result, _ = await play(f"{look}\n{look}", "What is your name?", CANCELLED, "Done.", domain=domain)
     assert result.turn_rewards == [0.75, 0.0, -1.0, 1.0]
+    rewards = iter((0.5,))
+    last, _ = await play(CANCELLED, domain=domain, max_turns=1)
+    assert last.turn_rewards == [1.5]  # the tool's and the verdict's
 
 
 async def test_the_loss_mask_is_exactly_what_was_sampled() -> None:

@@ -104,6 +104,13 @@ async def test_a_group_without_faults() -> None:
     assert Counter(request.session for request in bench.sampler.requests) == {f"4/{i}/0": 2 for i in range(3)}
 
 
+async def test_the_reward_of_a_trajectory_is_that_of_all_its_turns() -> None:
+    bench = Bench()
+    bench.domain.on_call = lambda number, result: ToolResult(result.text, reward=0.25)
+    trajectory = await bench.trajectory()
+    assert (trajectory.turn_rewards, trajectory.reward) == ([0.25, 1.0], 1.25)
+
+
 async def test_a_tool_that_raises_is_retried_in_a_fresh_environment() -> None:
     bench = Bench()
     bench.domain.on_call = failing_first(1, broken)

@@ -112,10 +112,12 @@ def test_qwen25_with_its_default_system_prompt() -> None:
 def test_turn_logprobs_and_versions_stand_at_the_sampled_tokens() -> None:
     family = chat_family("qwen3", False)
     talk = Conversation.begin(family, system=None, tools=[], user="hi")
-    first, second = generation(sampled(family, "one"), version=4), generation(sampled(family, "two"), version=5)
+    first, second = generation(sampled(family, "one, two, three"), version=4), generation(sampled(family, "four"))
+    # The weights changed while the engine sampled the first turn.
+    first = replace(first, versions=np.array([3] * 2 + [4] * (len(first.ids) - 2), np.int32))
     prompt = talk.prompt_ids()
     talk.add_sampled(first)
-    talk.add_user("more")
+    talk.add_user("more " * 400)  # a stream outgrows the room that it began with
     longer = talk.prompt_ids()
     talk.add_sampled(second)
     (segment,) = talk.segments()
@@ -123,6 +125,8 @@ def test_turn_logprobs_and_versions_stand_at_the_sampled_tokens() -> None:
     assert segment.ids[mask].tolist() == [*first.ids, *second.ids]
     assert segment.logprobs[mask].tolist() == [*first.logprobs, *second.logprobs]
     assert segment.version[mask].tolist() == [*first.versions, *second.versions]
+    assert segment.ids[: len(longer)].tolist() == longer.tolist()
+    assert segment.ids[: len(prompt)].tolist() == prompt.tolist()
     assert not segment.logprobs[~mask].any()
     assert set(segment.version[~mask]) == {-1}
     assert segment.turn.tolist() == [0] * (len(prompt) + len(first.ids)) + [1] * (
@@ -225,6 +229,27 @@ def test_thinking_starts_a_new_segment_where_a_query_drops_the_reasoning() -> No
         ("SAMPLED", "<think>\nwell\n</think>\n\nNo more.<|im_end|>"),
     ]
     assert talk.messages[1]["reasoning_content"] == "hm"
+    # Turns are counted over the trajectory, so that their rewards and credits find them.
+    assert [sorted(set(segment.turn[segment.loss_mask])) for segment in (first, second)] == [[0, 1], [2]]
+
+
+def test_a_new_segment_owes_nothing_to_the_turn_before_it() -> None:
+    family = chat_family("qwen3", True)
+    talk = Conversation.begin(family, system=None, tools=[], user="hi")
+    talk.prompt_ids()
+    cut = sampled(family, "It is", thinking="so")[:-1]  # the template owes the end of the turn
+    talk.add_sampled(generation(cut, "length"))
+    talk.add_user("and?")
+    talk.add_user("well?")
+    talk.prompt_ids()
+    talk.add_sampled(generation(sampled(family, "No.", thinking="hm")))
+    _, second = talk.segments()
+    assert runs(family, second)[2:6] == [
+        ("TEMPLATE", "<|im_end|>\n<|im_start|>assistant\nIt is<|im_end|>\n<|im_start|>user\n"),
+        ("USER", "and?"),
+        ("TEMPLATE", "<|im_end|>\n<|im_start|>user\n"),
+        ("USER", "well?"),
+    ]
 
 
 def test_thinking_model_that_did_not_think_goes_on_in_its_segment() -> None:

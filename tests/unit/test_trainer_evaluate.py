@@ -21,7 +21,7 @@ from mua.rollout.service import RolloutService
 from mua.trainer.evaluate import evaluation_metrics, judge
 from mua.types import Outcome, Trajectory
 from mua.users.services import Services
-from tests.rollout_fixtures import ScriptedSampler, call
+from tests.rollout_fixtures import ScriptedPool, call
 from tests.tokens_fixtures import chat_family, model_folder
 
 
@@ -91,19 +91,11 @@ def test_options_without_domains_belong_to_nobody() -> None:
         EvaluationConfig(options={"turtle.max_words": 5})
 
 
-class ScriptedPool(ScriptedSampler):
+def gives_up() -> ScriptedPool:
     """Stands for the engines: a policy that looks for a tool of the gyms and gives up."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            chat_family("qwen3", False), lambda session, turn: call("interact", choice="finish", content="x")
-        )
-
-    async def start(self, model: Path) -> None:
-        pass
-
-    async def stop(self) -> None:
-        pass
+    return ScriptedPool(
+        chat_family("qwen3", False), lambda session, turn: call("interact", choice="finish", content="x")
+    )
 
 
 def test_one_round_judges_training_domains_and_those_held_out(tmp_path: Path) -> None:
@@ -118,7 +110,7 @@ def test_one_round_judges_training_domains_and_those_held_out(tmp_path: Path) ->
     told = {"output": str(tmp_path), "model": model, "trainer": {"steps": 1, "evaluate_first": True}}
     loaded = ExperimentConfig.model_validate(base.model_dump() | told)
     rollouts = RolloutService(loaded)
-    rollouts._pool = ScriptedPool()  # type: ignore[assignment]
+    rollouts._pool = gives_up()  # type: ignore[assignment]
     assert [t.domain for t in rollouts.evaluation_tasks()] == [
         *["help_desk"] * 2, *["gyms/function"] * 2, *["gyms/telepathy"] * 2
     ]  # fmt: skip
@@ -129,6 +121,35 @@ def test_one_round_judges_training_domains_and_those_held_out(tmp_path: Path) ->
     assert {found[f"evaluation/{name}validation_unscored"] for name in names} == {0.0}
     bounds = {name: found[f"evaluation/{name}validation_success_high"] for name in names}
     assert bounds["held_out_"] == bounds["help_desk/"] > bounds[""] > 0  # two tasks each, four together
+
+
+@pytest.mark.parametrize("split", ["validation", "test"])
+def test_an_evaluation_shares_nothing_with_training(tmp_path: Path, split: str) -> None:
+    """Neither tasks nor seeds nor sessions nor the temperature; each sample of a task has seeds of its own."""
+    loaded = ExperimentConfig.model_validate(
+        {
+            "name": "x", "output": tmp_path, "model": {"path": model_folder("qwen3")},
+            "trainer": {"steps": 1, "evaluate_first": True},
+            "environment": {"name": "help_desk", "prompt": "short"},
+            "evaluation": {"split": split, "tasks": 4, "samples": 2, "temperature": 0.25},
+            "rollout": {"temperature": 0.75, "max_turns": 1}, "engine": {"deterministic": True},
+            "algorithm": {"groups_per_step": 4, "group_size": 2},
+        }
+    )  # fmt: skip
+    rollouts, pool = RolloutService(loaded), gives_up()
+    rollouts._pool = pool  # type: ignore[assignment]
+    assert {task.split for task in rollouts.evaluation_tasks()} == {split}
+    with rollouts:
+        judge(loaded, rollouts, Progress(enabled=False))
+        evaluated = list(pool.requests)
+        rollouts.schedule(0, None)
+        rollouts.take()
+    trained = pool.requests[len(evaluated) :]
+    assert (len(evaluated), len(trained)) == (8, 8)
+    assert {request.params.temperature for request in evaluated} == {0.25}
+    assert {request.params.temperature for request in trained} == {0.75}
+    for what in (lambda request: request.params.seed, lambda request: request.session):
+        assert len({what(request) for request in (*evaluated, *trained)}) == 16
 
 
 def episodes(domain: str, *tasks: str) -> list[Trajectory]:

@@ -1,0 +1,219 @@
+"""The order of a training step, and what its optimizer steps are taken on: epochs, minibatches, versions, temperature.
+
+The policy is a table of logits that really learns by the configured loss, the engines sample from a copy of it that is
+as old as the last weights they were given; loop, batches and losses are the real ones. Megatron as the policy is in
+test_trainer_gae.py, whole runs with a real engine are under tests/e2e.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from mua.algorithms.loss_protocol import LossFunction, TokenTensors
+from mua.algorithms.losses import finish_metrics
+from mua.config.schema import ExperimentConfig
+from mua.engine.weights import SyncReport
+from mua.rollout.scheduler import Harvest, Position
+from mua.trainer import rl
+from mua.trainer.preempt import Preemption
+from mua.trainer.run import Run
+from mua.types import Group, Outcome, Provenance, Segment, TrainBatch, Trajectory
+
+VOCABULARY = 7
+TEMPERATURE = 0.5
+
+
+def config_of(output: Path, **algorithm: Any) -> ExperimentConfig:
+    chosen = {"groups_per_step": 4, "group_size": 2, "epochs": 3, "minibatches": 2} | algorithm
+    return ExperimentConfig.model_validate(
+        {
+            "name": "steps", "output": output, "model": {"path": "m"}, "environment": {"name": "help_desk"},
+            "rollout": {"temperature": TEMPERATURE}, "algorithm": chosen, "critic": {"warmup_steps": 2},
+            "trainer": {"steps": 3, "save_every": 1}, "observe": {"tensorboard": False, "progress": False},
+        }
+    )  # fmt: skip
+
+
+class Table:
+    """A policy that says each token with a probability of its own, whatever came before; notes what is done to it."""
+
+    def __init__(self, events: list[str] | None = None) -> None:
+        self.logits = torch.linspace(-1, 1, VOCABULARY, dtype=torch.float64).requires_grad_()
+        self.events = [] if events is None else events
+        self.steps: list[dict[str, float]] = []
+        """Metrics of each optimizer step."""
+        self.trained: Counter[int] = Counter()
+        """By a group's ordinal (which stands in its first tokens) how many optimizer steps saw it."""
+        self.value_steps = 0
+
+    def log_probabilities(self, ids: np.ndarray, temperature: float) -> torch.Tensor:
+        return torch.log_softmax(self.logits / temperature, 0)[torch.from_numpy(ids).long()]
+
+    def with_logprobs(self, batch: TrainBatch, *, old: bool) -> TrainBatch:
+        if not old:  # the only optimizer step on a batch takes them from its own forward pass
+            return batch
+        with torch.no_grad():
+            found = [self.log_probabilities(s.ids, batch.temperature).numpy().astype(np.float32) for s in batch]
+        return replace(batch, sequences=[replace(s, old_logprobs=v) for s, v in zip(batch, found, strict=True)])
+
+    def train_step(self, batch: TrainBatch, loss: LossFunction) -> dict[str, float]:
+        self.events.append("train")
+        self.trained.update({int(s.ids[0]) for s in batch})
+        parts = [torch.from_numpy(np.concatenate([part(s)[s.trained] for s in batch])) for part in _PARTS]
+        logprobs = torch.cat([self.log_probabilities(s.ids[s.trained], batch.temperature) for s in batch]).float()
+        terms = loss(logprobs, torch.zeros_like(logprobs), TokenTensors(*parts))
+        terms.loss.backward()
+        with torch.no_grad():
+            assert self.logits.grad is not None
+            self.logits -= 0.5 * self.logits.grad
+            self.logits.grad.zero_()
+        self.steps.append(finish_metrics(terms.sums, terms.maxima))
+        return self.steps[-1]
+
+    def with_values(self, batch: TrainBatch) -> TrainBatch:
+        return replace(batch, sequences=[replace(s, values=np.zeros(len(s), np.float32)) for s in batch])
+
+    def train_values(self, batch: TrainBatch, loss: object) -> dict[str, float]:
+        self.value_steps += 1
+        return {}
+
+    def feed(self) -> torch.Tensor:
+        return self.logits.detach().clone()
+
+    def save(self, folder: Path, state: object) -> None:
+        self.events.append("save")
+
+
+_PARTS = (
+    lambda s: s.weights,
+    lambda s: s.advantages,
+    lambda s: s.behaviour_logprobs,
+    lambda s: s.old_logprobs,
+)
+
+
+def sampled(table: Table, ordinal: int, sample: int, version: int) -> Trajectory:
+    """Two tokens of a prompt (the first one is the group's ordinal), then four that ``table`` sampled."""
+    ids = np.array([ordinal % VOCABULARY, 0, *((ordinal + sample + np.arange(4)) % VOCABULARY)], np.int32)
+    mask = np.arange(len(ids)) > 1
+    with torch.no_grad():
+        logprobs = table.log_probabilities(ids, TEMPERATURE).numpy()
+    segment = Segment(
+        ids=ids,
+        provenance=np.where(mask, Provenance.SAMPLED, Provenance.USER).astype(np.uint8),
+        logprobs=np.where(mask, logprobs, 0).astype(np.float32),
+        version=np.where(mask, version, -1).astype(np.int32),
+        turn=np.zeros(len(ids), np.int32),
+    )
+    reward = float(sample)
+    return Trajectory("t", ordinal, sample, [segment], [reward], reward, sample > 0, Outcome.USER_STOP)
+
+
+def groups_of(table: Table, version: int = 0, count: int = 4) -> list[Group]:
+    return [Group(i, "t", [sampled(table, i, sample, version) for sample in range(2)]) for i in range(count)]
+
+
+@pytest.mark.parametrize(("epochs", "minibatches"), [(1, 1), (3, 1), (1, 2), (3, 2), (2, 9)])
+def test_every_group_is_trained_once_an_epoch(tmp_path: Path, epochs: int, minibatches: int) -> None:
+    config, table = config_of(tmp_path, epochs=epochs, minibatches=min(minibatches, 4)), Table()
+    rl.learn(config, table, groups_of(table), version=0)  # type: ignore[arg-type]
+    assert table.trained == dict.fromkeys(range(4), epochs)
+    assert len(table.steps) == epochs * min(minibatches, 4)
+    # What the schedule of the learning rate counts to is what the run takes.
+    assert rl._optimizer_steps(config) == {"total_steps": config.trainer.steps * len(table.steps)}
+
+
+def test_the_ratio_is_to_the_policy_before_the_steps_first_update(tmp_path: Path) -> None:
+    table = Table()
+    found = rl.learn(config_of(tmp_path, minibatches=1), table, groups_of(table), version=0)  # type: ignore[arg-type]
+    distances = [step["actor/ratio_max"] for step in table.steps]
+    assert distances[0] == pytest.approx(1.0, abs=1e-6)
+    assert 1.0001 < distances[1] < distances[2]
+    assert found["actor/ratio_max"] == pytest.approx(np.mean(distances))
+
+
+def test_log_probabilities_are_at_the_temperature_of_sampling(tmp_path: Path) -> None:
+    table = Table()
+    found = rl.learn(config_of(tmp_path), table, groups_of(table), version=0)  # type: ignore[arg-type]
+    assert found["mismatch/logprob_difference_max"] == pytest.approx(0.0, abs=1e-6)
+
+
+def test_the_critic_learns_alone_for_as_many_steps_as_it_is_given(tmp_path: Path) -> None:
+    config = config_of(tmp_path, advantage="gae")
+    taken = []
+    for version in range(4):
+        table = Table()
+        rl.learn(config, table, groups_of(table), version=version)  # type: ignore[arg-type]
+        assert table.value_steps == 6
+        taken.append(len(table.steps))
+    assert taken == [0, 0, 6, 6]
+    assert rl._optimizer_steps(config) == {"total_steps": (3 - 2) * 6, "critic_steps": 3 * 6}
+
+
+class Engines:
+    """The rollout side: samples with the weights it was given last, and says in which order it was asked."""
+
+    released = False
+    position: dict[str, Any] = {}  # noqa: RUF012
+
+    def __init__(self, events: list[str]) -> None:
+        self.events = events
+        self.table = Table()
+        self.version = -1
+
+    def schedule(self, step: int, position: object) -> None:
+        self.events.append("schedule")
+
+    def update_weights(self, weights: Any, version: int) -> SyncReport:
+        self.events.append(f"weights {version}")
+        self.table.logits, self.version = weights(), version
+        return SyncReport(0, 0, 0, 0.0, 0.0, version)
+
+    def take(self, on_episode: object) -> Harvest:
+        self.events.append("take")
+        groups = groups_of(self.table, self.version)
+        return Harvest(groups, groups, 0, Position())
+
+    def release(self) -> None:
+        self.events.append("release")
+
+    def metrics(self) -> dict[str, float]:
+        return {"engine/sampled_tokens": 32.0}
+
+
+def test_a_step_is_rolled_out_trained_synchronised_and_only_then_the_next_may_start(tmp_path: Path) -> None:
+    events: list[str] = []
+    config, table, engines = config_of(tmp_path, epochs=1, minibatches=1), Table(events), Engines(events)
+    with Run(config, table) as run:  # type: ignore[arg-type]
+        rl.loop(config, table, run, engines, Preemption())  # type: ignore[arg-type]
+    steps = [["take", "train", f"weights {version}", "save", "release"] for version in (1, 2, 3)]
+    assert events == ["weights 0", "schedule", *(event for step in steps for event in step)]
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    # Every token came from the weights that its step trains: none older by its number, none by its values.
+    assert [line["version_lag/max"] for line in lines] == [0.0] * 3
+    assert [line["mismatch/logprob_difference_max"] for line in lines] == pytest.approx([0.0] * 3, abs=1e-6)
+    assert [line["sync/version"] for line in lines] == [1.0, 2.0, 3.0]
+    assert torch.equal(engines.table.logits, table.logits.detach())
+
+
+def test_a_batch_keeps_what_was_sampled(tmp_path: Path) -> None:
+    """Training changes neither the groups nor what they hold, so that traces tell what the engine said."""
+    table = Table()
+    groups = groups_of(table)
+    before = [_copy(t.segments[0]) for group in groups for t in group.trajectories]
+    rl.learn(config_of(tmp_path), table, groups, version=0)  # type: ignore[arg-type]
+    after = [t.segments[0] for group in groups for t in group.trajectories]
+    for old, new in zip(before, after, strict=True):
+        assert all(np.array_equal(getattr(old, name), getattr(new, name)) for name in Segment.__slots__[:5])
+
+
+def _copy(segment: Segment) -> Segment:
+    return Segment(*(getattr(segment, name).copy() for name in Segment.__slots__[:5]))
