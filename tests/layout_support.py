@@ -1,11 +1,14 @@
 """Trains a tiny model under a layout and measures how far that is from a single process.
 
-The run is the same everywhere: :data:`STEPS` optimizer steps on packed rows of unequal length with masks, each on its
-own batch, then one step on a single short sequence, which leaves most ranks without any.
+Two runs for each layout, on packed rows of unequal length with masks. The first scores all tokens and takes one
+optimizer step, of which every gradient is compared. The second, with the distributed optimizer and the experts'
+balancing losses, takes :data:`STEPS` steps, each on its own batch, and one on a single short sequence, which leaves
+most ranks without any. That these runs find faults is what ``tests/parity/test_planted_faults.py`` shows.
 """
 
 from __future__ import annotations
 
+import hashlib
 import pickle
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -21,19 +24,13 @@ from mua.types import Float32Array, TrainBatch
 from tests.distributed import run_on_workers
 from tests.megatron_support import OPTIMIZER, backend, exported, gradients, make_batch, write_model
 
-STEPS = 3
+STEPS = 2
 TEMPERATURE = 0.8
 LOSS = PolicyLoss(clip_low=0.2, clip_high=0.3, kl_coefficient=0.0)
 ADAM = OPTIMIZER.model_copy(update={"epsilon": 1e-8})
 LENGTHS = (17, 5, 40, 2, 23, 31, 8, 12, 29, 33, 9)
 """They fill four rows of 64, so that up to four data-parallel ranks have the rows of a single process."""
-
-MODELS: dict[str, dict[str, Any]] = {
-    "dense": {"layers": 4},
-    "dense, 6 layers": {"layers": 6},
-    "moe": {"layers": 4, "experts": 8},
-    "moe, 6 layers": {"layers": 6, "experts": 8},
-}
+KINDS: dict[str, dict[str, Any]] = {"dense": {}, "moe": {"experts": 8}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,21 +38,21 @@ class Differences:
     """The largest over all ranks, tensors and steps; each with the bound it is held to."""
 
     loss: float
-    """Absolute, over the three steps."""
+    """Absolute, of the step of the first run."""
     gradient: float
-    """Relative to the largest gradient, first step."""
+    """Relative to the largest gradient, first run."""
     norm: float
-    """Gradient norm, relative, first step."""
+    """Gradient norm, relative, first step of both runs."""
     weights: float
-    """Absolute, after the last step, at a learning rate of 1e-2."""
+    """Absolute, after the step of the first run, at a learning rate of 1e-2."""
     logprobs: float
     """Absolute, before the first step."""
     distributed_loss: float
-    """As ``loss``, with the distributed optimizer and, for experts, their balancing losses."""
+    """As ``loss``, over the steps of the second run: distributed optimizer and, for experts, balancing losses."""
     distributed_weights: float
-    """As ``weights``, in that second run."""
+    """As ``weights``, after the last of them."""
     alone: float
-    """Loss of the step on a single sequence, absolute, both runs. It comes last, when weights have drifted apart."""
+    """Loss of the step on a single sequence, absolute. It comes last, when weights have drifted apart."""
     load: float
     """Of the experts' load and balancing losses, relative, first step of the second run; 0 without experts."""
 
@@ -78,80 +75,106 @@ BOUNDS = {
 }
 
 
-def model_of(kind: str, name: str) -> str:
-    """Which of :data:`MODELS` the layout ``name`` divides; ``kind`` is ``dense`` or ``moe``."""
-    return f"{kind}, 6 layers" if {"FIRST4", "PP4 FIRST2"} & {name[-6:], name[:10]} else kind
+def layers_of(name: str) -> int:
+    """As few layers as the layout ``name`` divides: two, or more where stages or virtual stages need them."""
+    sizes = layouts.sizes(name)
+    if sizes.get("first_stage_layers", 1) > 1:
+        return 6
+    stages = sizes.get("pipeline_parallel", 1) * sizes.get("virtual_pipeline", 1)
+    return 4 if stages > 2 or "first_stage_layers" in sizes else 2
 
 
-def write_references(folder: Path) -> None:
-    """Every model of :data:`MODELS`, and what a single process makes of it."""
-    for name, shape in MODELS.items():
-        write_model(folder / name, **shape)
-        (result,) = run_on_workers(1, single, str(folder / name))
-        (folder / name / "reference.pickle").write_bytes(pickle.dumps(result))
+def model_for(folder: Path, kind: str, name: str) -> Path:
+    """A model for the layout ``name`` and what a single process makes of it, in a folder of its own.
+
+    Args:
+        folder: of all models; each is written once.
+        kind: one of :data:`KINDS`.
+    """
+    layers = layers_of(name)
+    path = folder / f"{kind} {layers}"
+    if not path.exists():
+        write_model(path, layers=layers, **KINDS[kind])
+        (result,) = run_on_workers(1, trained, str(path), {})
+        (path / "reference.pickle").write_bytes(pickle.dumps(result))
+    return path
 
 
 def measure(folder: Path, kind: str, name: str, **settings: Any) -> Differences:
     """Runs a layout of :mod:`mua.megatron.layouts`, with more settings, on as many processes as it has ranks."""
     sizes = layouts.sizes(name)
-    world = MegatronConfig(**sizes).world_size
-    path = str(folder / model_of(kind, name))
-    found: list[dict[str, float]] = run_on_workers(world, differences, path, sizes | settings, seconds=200.0)
+    path = model_for(folder, kind, name)
+    found = run_on_workers(world_of(name), differences, str(path), sizes | settings, seconds=200.0)
+    return worst(found)
+
+
+def world_of(name: str) -> int:
+    """How many ranks the layout has."""
+    return MegatronConfig(**layouts.sizes(name)).world_size
+
+
+def worst(found: list[dict[str, float]]) -> Differences:
+    """The largest of what the ranks found."""
     return Differences(**{key: float(max(rank[key] for rank in found)) for key in found[0]})
-
-
-def single(folder: str) -> dict[str, Any]:
-    """What a single process finds, without and with the distributed optimizer and balancing losses."""
-    return {"plain": _train(folder, {}, distributed_optimizer=False), "second": _second(folder, {})}
 
 
 def differences(folder: str, sizes: dict[str, Any]) -> dict[str, float]:
     """What one rank finds, as differences to the single process."""
-    references = pickle.loads((Path(folder) / "reference.pickle").read_bytes())
-    plain, reference = _train(folder, sizes, distributed_optimizer=False), references["plain"]
-    second, expected = _second(folder, sizes), references["second"]
+    expected = pickle.loads((Path(folder) / "reference.pickle").read_bytes())
+    own = trained(folder, sizes)
+    plain, reference = own["plain"], expected["plain"]
+    second, other = own["second"], expected["second"]
     largest = max(np.abs(values).max() for values in reference["gradients"].values())
     return {
-        "loss": _apart(plain["loss"][:STEPS], reference["loss"][:STEPS]),
+        "loss": _apart(plain["loss"], reference["loss"]),
         "gradient": _furthest(plain["gradients"], reference["gradients"]) / float(largest),
-        "norm": max(_norms_apart(plain, reference), _norms_apart(second, expected)),
+        "norm": max(_norms_apart(plain, reference), _norms_apart(second, other)),
         "weights": _furthest(plain["weights"], reference["weights"]),
         "logprobs": _apart(plain["logprobs"], reference["logprobs"]),
-        "distributed_loss": _apart(second["loss"][:STEPS], expected["loss"][:STEPS]),
-        "distributed_weights": _furthest(second["weights"], expected["weights"]),
-        "alone": max(
-            _apart(plain["loss"][STEPS:], reference["loss"][STEPS:]),
-            _apart(second["loss"][STEPS:], expected["loss"][STEPS:]),
-        ),
-        "load": max((abs(second["load"][key] / value - 1) for key, value in expected["load"].items()), default=0.0),
+        "distributed_loss": _apart(second["loss"][:STEPS], other["loss"][:STEPS]),
+        "distributed_weights": _furthest(second["weights"], other["weights"]),
+        "alone": _apart(second["loss"][STEPS:], other["loss"][STEPS:]),
+        "load": max((abs(second["load"][key] / value - 1) for key, value in other["load"].items()), default=0.0),
     }
+
+
+def digest(folder: str, sizes: dict[str, Any]) -> str:
+    """Of every bit that one rank finds."""
+    return hashlib.sha256(pickle.dumps(trained(folder, sizes))).hexdigest()
+
+
+def trained(folder: str, sizes: dict[str, Any]) -> dict[str, Any]:
+    """What one rank finds in both runs."""
+    return {"plain": _plain(folder, sizes), "second": _second(folder, sizes)}
+
+
+def _plain(folder: str, sizes: dict[str, Any]) -> dict[str, Any]:
+    with backend(Path(folder), distributed_optimizer=False, optimizer=ADAM, **sizes) as built:
+        logprobs = np.concatenate(built.log_probabilities(_batch(0).sequences, TEMPERATURE))
+        metrics = [built.train_step(_batch(0), LOSS)]
+        return _series(metrics) | {"logprobs": logprobs, "gradients": gradients(built), "weights": exported(built)}
 
 
 def _second(folder: str, sizes: dict[str, Any]) -> dict[str, Any]:
     # The balancing loss is made row by row. By tokens all layouts have the same rows; by operations, interleaved
     # pipelines, whose rows are padded to one length, have others.
     losses = {"moe_aux_loss": 0.3, "moe_z_loss": 0.1, "balance": "tokens"}
-    sizes = sizes | losses if "moe" in Path(folder).name else sizes
-    return _train(folder, sizes, distributed_optimizer=True)
-
-
-def _train(folder: str, settings: dict[str, Any], distributed_optimizer: bool) -> dict[str, Any]:
-    result: dict[str, Any] = {}
-    with backend(Path(folder), distributed_optimizer=distributed_optimizer, optimizer=ADAM, **settings) as built:
-        result["logprobs"] = np.concatenate(built.log_probabilities(_batch(0).sequences, TEMPERATURE))
-        metrics = [built.train_step(_batch(0), LOSS)]
-        if not distributed_optimizer:
-            result["gradients"] = gradients(built)
-        metrics += [built.train_step(_batch(step), LOSS) for step in range(1, STEPS)]
-        result["weights"] = exported(built)
-        result["load"] = {key: value for key, value in metrics[0].items() if key.startswith("moe/")}
+    sizes = sizes | losses if Path(folder).name.startswith("moe") else sizes
+    with backend(Path(folder), distributed_optimizer=True, optimizer=ADAM, **sizes) as built:
+        metrics = [built.train_step(_batch(step), LOSS) for step in range(STEPS)]
+        weights = exported(built)
         metrics.append(built.train_step(make_batch((9,), temperature=TEMPERATURE), LOSS))
-    for key in ("loss", "grad_norm"):
-        result[key] = np.array([step[key] for step in metrics])
-        everywhere: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(everywhere, result[key].tolist())
-        assert all(other == everywhere[0] for other in everywhere), f"ranks report different {key}: {everywhere}"
-    return result
+    load = {key: value for key, value in metrics[0].items() if key.startswith("moe/")}
+    return _series(metrics) | {"weights": weights, "load": load}
+
+
+def _series(metrics: list[dict[str, float]]) -> dict[str, Any]:
+    """Losses and gradient norms by step, which every rank must report alike."""
+    series = {key: [step[key] for step in metrics] for key in ("loss", "grad_norm")}
+    everywhere: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everywhere, series)
+    assert all(other == series for other in everywhere), f"ranks report different metrics: {everywhere}"
+    return {key: np.array(values) for key, values in series.items()}
 
 
 def _batch(step: int) -> TrainBatch:

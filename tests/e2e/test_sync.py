@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from distributed import run_distributed
 from e2e_support import assert_nothing_left
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -24,6 +23,7 @@ from mua.rollout.service import RolloutService
 from mua.tokens.family import load_family
 from mua.trainer.conversations import load_conversations
 from mua.trainer.policy import Policy
+from tests.distributed import run_distributed
 
 pytestmark = pytest.mark.timeout(900)  # a busy machine; the fixtures' runs count too
 

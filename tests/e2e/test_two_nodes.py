@@ -15,13 +15,13 @@ from typing import Any
 
 import psutil
 import pytest
-from distributed import run_distributed
 from e2e_support import Workshop, assert_nothing_left
 
 from mua.config.load import load_config
 from mua.engine.protocol import SamplingParams
 from mua.rollout.service import RolloutService
 from mua.trainer.policy import Policy
+from tests.distributed import run_distributed
 
 pytestmark = pytest.mark.timeout(900)
 

@@ -31,7 +31,6 @@ from bridge_support import (
     stored_tensors,
     write_hf_model,
 )
-from distributed import run_on_workers
 from families_table import TABLE, families_page
 from megatron.core import parallel_state
 from safetensors.torch import load_file, save_file
@@ -40,6 +39,7 @@ from torch import Tensor
 from torch import distributed as dist
 
 from megatron_bridge import BridgeError, export_hf, load_hf, save_hf
+from tests.distributed import run_on_workers
 
 LOG_PROBABILITIES = "log-probabilities.safetensors"
 TOLERANCE = 1e-4

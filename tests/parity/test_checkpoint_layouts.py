@@ -22,6 +22,7 @@ from safetensors.torch import load_file
 from megatron_bridge import verify_hf_folder
 from mua.algorithms.losses import CrossEntropyLoss
 from mua.errors import ModelError
+from mua.megatron import offline
 from mua.megatron.checkpoint import checkpoint_folder, latest_checkpoint
 from mua.types import Float32Array
 from tests.distributed import run_on_workers
@@ -116,7 +117,7 @@ def test_training_goes_on_under_another_layout(
 
 def check_folders(checkpoint: Path, folder: Path, model: Path, weights: dict[str, Float32Array]) -> None:
     """The folder written by all ranks, and the one converted from the checkpoint's files, are the exported weights."""
-    run_on_workers(1, convert, str(checkpoint), str(folder / "offline"), str(model))
+    offline.megatron_to_hf(checkpoint, folder / "offline", source=model)
     for path in (folder / "hf", folder / "offline"):
         found = {name: tensor for file in path.glob("*.safetensors") for name, tensor in load_file(file).items()}
         assert found.keys() == weights.keys()
@@ -126,34 +127,14 @@ def check_folders(checkpoint: Path, folder: Path, model: Path, weights: dict[str
     assert sorted(path.name for path in folder.iterdir()) == ["hf", "offline", checkpoint.name]
 
 
-def convert(checkpoint: str, out: str, source: str) -> None:
-    import torch.distributed as dist
-
-    from mua.megatron import offline
-
-    dist.destroy_process_group()  # conversion is of one process that belongs to no group
-    offline.megatron_to_hf(Path(checkpoint), Path(out), source=Path(source))
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-
-
 @pytest.mark.parametrize("experts", [0, EXPERTS])
 def test_a_converted_model_loads_under_a_layout_like_the_folder_itself(
     models: dict[int, Path], tmp_path: Path, experts: int
 ) -> None:
     checkpoint = checkpoint_folder(tmp_path, 0)
-    run_on_workers(1, convert_back, str(models[experts]), str(checkpoint))
+    offline.hf_to_megatron(models[experts], checkpoint)
     layout = {"tensor_parallel": 2, "pipeline_parallel": 2}
     assert all(run_on_workers(4, loads_alike, str(models[experts]), str(checkpoint), layout))
-
-
-def convert_back(model: str, out: str) -> None:
-    import torch.distributed as dist
-
-    from mua.megatron import offline
-
-    dist.destroy_process_group()
-    offline.hf_to_megatron(Path(model), Path(out))
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 
 
 def loads_alike(model: str, checkpoint: str, layout: dict[str, Any]) -> bool:

@@ -17,11 +17,11 @@ import pytest
 import torch
 import torch.distributed as dist
 import transformers
-from distributed import run_on_workers
 from test_reshard import Layout, build
 
 from mua.config.schema import EngineConfig
 from mua.engine.protocol import SamplingParams
+from tests.distributed import run_on_workers
 
 pytestmark = pytest.mark.timeout(900)  # a busy machine
 

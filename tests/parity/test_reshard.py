@@ -16,11 +16,11 @@ import pytest
 import torch
 import torch.distributed as dist
 import transformers
-from distributed import run_on_workers
 from safetensors.torch import load_file
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mua.compat import megatron_cpu
+from tests.distributed import run_on_workers
 
 LIMIT = 20_000
 """Bytes of a bucket: less than the embedding alone, more than most other tensors."""

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from distributed import run_on_workers
-from megatron_support import backend, exported, make_batch, write_model
 
 from mua.config.schema import EngineConfig, MegatronConfig
+from tests.distributed import run_on_workers
+from tests.megatron_support import backend, exported, make_batch, write_model
 
 LAYOUTS: list[dict[str, Any]] = [
     {"dtype": "float32"},
