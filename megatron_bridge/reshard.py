@@ -253,7 +253,7 @@ class Resharder:
             messages[feeder] = packed[key]
         return messages
 
-    def _operation(self, kind: Callable[..., object], message: Tensor, peer: int) -> distributed.P2POp:
+    def _operation(self, kind: Callable[..., distributed.Work | None], message: Tensor, peer: int) -> distributed.P2POp:
         return distributed.P2POp(kind, message, peer, self._plan.group)
 
     def _fresh(self, nbytes: int) -> Tensor:

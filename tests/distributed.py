@@ -179,7 +179,7 @@ def _reuse_groups() -> list[Any]:
         key = (None if ranks is None else tuple(ranks), group_desc)
         if key in kept:
             return kept[key]
-        group = new_group(ranks, *args, group_desc=group_desc, **settings)
+        group = new_group(ranks, *args, **(settings | {"group_desc": group_desc}))
         if group_desc is not None:
             kept[key] = group
         elif group is not dist.GroupMember.NON_GROUP_MEMBER:

@@ -93,7 +93,7 @@ def subject(name: str) -> Subject:
 def fuzz(module: Subject, cases: int | None, seed: int) -> Found:
     """Run ``cases`` cases of one subject, by default as many as a full run takes."""
     name = module.__name__.rpartition(".")[2]
-    found = Found(cases or getattr(module, "CASES", CASES.get(name, 100)))
+    found = Found(cases or int(getattr(module, "CASES", CASES.get(name, 100))))
     chunk, started, done = getattr(module, "CHUNK", 1), time.monotonic(), 0
     with Progress() as progress, progress.stage(name, total=found.cases) as stage:
         while done < found.cases:

@@ -25,7 +25,7 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from mua.compat.plain_pickle import DTYPES, Call, Name, PickleError, is_count, read_pickle, shape_of
+from mua.compat.plain_pickle import DTYPES, Call, Name, PickleError, read_pickle, shape_of
 
 _CHECKPOINT = "torch.distributed.checkpoint."
 NAMES = frozenset(
@@ -98,7 +98,7 @@ def _place(record: Any, sizes: Callable[[str], int]) -> _StorageInfo:
         size = sizes(name)
     except OSError as error:
         raise PickleError(f"it names {name}: {error.strerror}") from error
-    if not (is_count(offset) and is_count(length) and offset + length <= size):
+    if type(offset) is not int or type(length) is not int or not (0 <= offset <= offset + length <= size):
         raise PickleError(f"it names bytes {offset} to {offset}+{length} of {name}, which has {size}")
     return _StorageInfo(name, offset, length)
 

@@ -135,7 +135,7 @@ class Broadcast:
 
         deadline = time.monotonic() + seconds
         try:
-            work = dist.broadcast(flat, src=0, group=self._group, async_op=True)
+            work: Any = dist.broadcast(flat, src=0, group=self._group, async_op=True)
             while not work.is_completed():
                 if self._cancelled.is_set() or time.monotonic() > deadline:
                     raise EngineGone("the broadcast of the weights was given up: an engine did not take part")

@@ -75,7 +75,6 @@ def make_engines(
     config: EngineConfig, *, dtype: str, context_length: int, seed: int, log_folder: Path, hosts: Hosts | None
 ) -> list[Engine]:
     """The engines of all machines as rank 0 sees them, this machine's first; none is started."""
-    key = None if hosts is None else hosts.api_key
     slots = config.max_running_requests
     here = [
         EngineServer(
@@ -85,7 +84,7 @@ def make_engines(
             seed=seed,
             index=place,
             log_folder=log_folder,
-            api_key=key,
+            api_key=None if hosts is None else hosts.api_key,
         )
         for place in range(config.count)
     ]
@@ -94,7 +93,7 @@ def make_engines(
         return engines
     for host, place in itertools.product(hosts.others, range(config.count)):
         server = RemoteServer(config, host, hosts.api_key, place=place, log_folder=log_folder)
-        engines.append(Engine(server, slots, node=host.node, api_key=key))
+        engines.append(Engine(server, slots, node=host.node, api_key=hosts.api_key))
     return engines
 
 

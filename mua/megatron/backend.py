@@ -195,7 +195,7 @@ class MegatronBackend:
         """
         self.finish_save()
         if background and self._closing is None:
-            self._closing = dist.new_group(backend="gloo")
+            self._closing = parallel.own_group()
         state = {"skipped_steps": self.policy.skipped_steps, "extra": extra_state}
         if self.critic is not None:
             state["critic_skipped_steps"] = self.critic.network.skipped_steps

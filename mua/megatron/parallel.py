@@ -41,6 +41,13 @@ def models_on(where: torch.device) -> Iterator[None]:
         _device = before
 
 
+def own_group(timeout: timedelta | None = None) -> dist.ProcessGroup:
+    """A gloo group of all ranks for one purpose; collective."""
+    group = dist.new_group(backend="gloo", timeout=timeout)
+    assert isinstance(group, dist.ProcessGroup), "every rank is a member"
+    return group
+
+
 def initialize(config: MegatronConfig, seed: int) -> bool:
     """Starts torch.distributed and Megatron's process groups; seeds the random states of each rank.
 

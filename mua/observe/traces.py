@@ -199,7 +199,7 @@ def _read_experts(place: Json, path: Path | None, tokens: int) -> ExpertArray:
         if rows != tokens or columns < 0 or not 0 <= offset <= end <= os.fstat(file.fileno()).st_size:
             raise ValueError("the place of the expert choices is not in their file")
         file.seek(offset)
-        stored = np.frombuffer(file.read(end - offset), dtype=kind)
+        stored: Any = np.frombuffer(file.read(end - offset), dtype=kind)
     experts: ExpertArray = stored.reshape(rows, columns).astype(kind.newbyteorder("="))
     return experts
 

@@ -21,6 +21,7 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 
 from mua.errors import RankLost
 from mua.trainer.launch import ended_ranks
@@ -42,7 +43,7 @@ class Calls:
         self._group = group
         self._silence = silence_seconds
         # A connection of its own: other users of the group's may be in the middle of a long wait.
-        self._store = dist.PrefixStore("calls", group.get_group_store().clone())
+        self._store = distributed_c10d.PrefixStore("calls", group.get_group_store().clone())
         self._leading = dist.get_rank() == 0
         self._count = 0
         self._closed = threading.Event()
@@ -98,7 +99,7 @@ class Calls:
 
     def _listen(self, heard: SimpleQueue[bool | RankLost], count: int) -> None:
         """Tell every sign of life as False, and that rank 0 has come to its meeting ``count`` as True."""
-        started, sign = time.monotonic(), ""
+        started, sign = time.monotonic(), b""
         try:
             while int(self._store.get(_CALL)) < count:
                 if (latest := self._store.get(_SIGN)) != sign:

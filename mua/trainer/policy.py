@@ -30,7 +30,7 @@ from mua.engine.host import EngineHost, Host, Hosts, make_servers
 from mua.engine.nodes import find_nodes, reachable_address
 from mua.errors import ModelError, RankLost
 from mua.megatron.backend import MegatronBackend
-from mua.megatron.parallel import COLLECTIVE_SECONDS
+from mua.megatron.parallel import COLLECTIVE_SECONDS, own_group
 from mua.trainer.calls import Calls, lost_rank
 from mua.trainer.launch import end_ranks, leads
 from mua.trainer.provenance import provenance
@@ -69,7 +69,7 @@ class Policy:
         self._with_reference = with_reference
         timeout = timedelta(seconds=COLLECTIVE_SECONDS)
         several = config.megatron.world_size > 1
-        self._group = dist.new_group(backend="gloo", timeout=timeout) if several else None
+        self._group = own_group(timeout) if several else None
         self._calls = None if self._group is None else Calls(self._group, config.trainer.silence_seconds)
         self._away = False
         self._config = config
@@ -265,7 +265,7 @@ class Policy:
             servers = make_servers(self._config, node=self._nodes.own, address=address, api_key=key)
             self._host = EngineHost(servers, address, key)
         urls: list[str | None] = [None] * dist.get_world_size()
-        dist.all_gather_object(urls, self._host and self._host.url, group=self._group)
+        dist.all_gather_object(urls, None if self._host is None else self._host.url, group=self._group)
         others = enumerate(self._nodes.leaders[1:], start=1)
         return Hosts(key, tuple(Host(node, str(urls[leader])) for node, leader in others))
 

@@ -166,8 +166,8 @@ def _roll_out(
 ) -> Harvest:  # fmt: skip
     """What ``step`` trains on. Traces of a step that too few scored episodes stop are written, to be looked into."""
     algorithm = config.algorithm
-    episodes = None if algorithm.refill.on else algorithm.groups_per_step * algorithm.group_size
-    with run.timer.stage("rollout"), run.progress.stage(f"episodes of step {step}", total=episodes) as progress:
+    expected = None if algorithm.refill.on else algorithm.groups_per_step * algorithm.group_size
+    with run.timer.stage("rollout"), run.progress.stage(f"episodes of step {step}", total=expected) as progress:
         try:
             harvest = rollouts.take(on_episode=progress.advance)
         except MuaError:
