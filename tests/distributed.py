@@ -14,6 +14,7 @@ starts in a fraction of a second and with clean state. Two ways to use them:
 from __future__ import annotations
 
 import atexit
+import functools
 import multiprocessing
 import multiprocessing.util  # its exit handler waits for children, so it must be registered before the pool's
 import os
@@ -170,7 +171,7 @@ def _reuse_groups() -> list[Any]:
     """
     import torch.distributed as dist
 
-    _share_a_device()
+    share_a_device()
     kept: dict[Any, Any] = {}
     made: list[Any] = []
     new_group, destroy = dist.new_group, dist.destroy_process_group
@@ -196,7 +197,9 @@ def _reuse_groups() -> list[Any]:
     return made
 
 
-def _share_a_device() -> None:
+@functools.cache
+def share_a_device() -> None:
+    """All gloo groups that this process makes from now on poll in one thread instead of one each."""
     import torch.distributed as dist
     from torch.distributed.distributed_c10d import ProcessGroup, ProcessGroupGloo
 

@@ -15,6 +15,7 @@ import transformers
 from mua.config.schema import MegatronConfig, ModelConfig, OptimizerConfig
 from mua.megatron.backend import MegatronBackend
 from mua.types import Float32Array, TrainBatch, TrainSequence
+from tests.distributed import share_a_device
 
 VOCAB = 101  # no multiple of anything: the embedding is padded, and not evenly over the shards
 LENGTHS = (17, 5, 40, 2, 23, 31, 8, 12, 29)
@@ -110,6 +111,7 @@ def critic_heads(built: MegatronBackend) -> list[Any]:
 @contextmanager
 def backend(folder: Path, **settings: Any) -> Iterator[MegatronBackend]:
     """A backend on ``folder``; settings of the model, the layout and the constructor by their own names."""
+    share_a_device()
     model = {key: settings.pop(key) for key in ("dtype",) if key in settings}
     construction = {
         key: settings.pop(key) for key in ("with_reference", "total_steps", "critic", "critic_steps") if key in settings

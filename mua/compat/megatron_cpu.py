@@ -1,9 +1,9 @@
-"""Runs Megatron-Core where there is no CUDA device, and mends what it gets wrong without Transformer Engine.
+"""Runs Megatron-Core where there is no CUDA device, and fixes what it gets wrong without Transformer Engine.
 
-Upstream: megatron-core 0.19.2. It names the device in some 175 places of its own source
-(``torch.cuda.current_device()``, ``device="cuda"``, ``"torch.cuda.FloatTensor"``), so it cannot train on a CPU,
-although nothing in its mathematics needs CUDA. :func:`install` puts an import hook in front of it that, on a machine
-without CUDA, rewrites five kinds of syntax while a module is imported:
+Upstream: megatron-core 0.19.2. It names the device throughout its own source (``torch.cuda.current_device()``,
+``device="cuda"``, ``"torch.cuda.FloatTensor"``), so it cannot train on a CPU, although nothing in its mathematics needs
+CUDA. :func:`install` puts an import hook in front of it that, on a machine without CUDA, rewrites five kinds of syntax
+while a module is imported:
 
 1. ``torch.cuda``        becomes a stand-in (:class:`mua.compat.cuda_stand_in.CudaStandIn`);
 2. ``"cuda"``            becomes ``"cpu"``;
@@ -12,10 +12,10 @@ without CUDA, rewrites five kinds of syntax while a module is imported:
 5. ``pin_memory=True``   becomes ``pin_memory=False``.
 
 No installed file is touched, torch is not patched, and with a CUDA device nothing is rewritten. The remaining faults,
-which are not names of devices, are mended after import, one file each: :mod:`mua.compat.megatron_rng`,
+which are not names of devices, are fixed after import, one file each: :mod:`mua.compat.megatron_rng`,
 :mod:`mua.compat.megatron_moe`, :mod:`mua.compat.megatron_uneven`, :mod:`mua.compat.megatron_adam`,
-:mod:`mua.compat.megatron_checkpoint`, :mod:`mua.compat.checkpoint_reading`.
-Each applies only where its own condition holds.
+:mod:`mua.compat.megatron_checkpoint`, :mod:`mua.compat.checkpoint_reading`. Each applies only where its own condition
+holds. Notices of Megatron-Core that tell a user of this package nothing are dropped.
 
 Goes when: ``tests/unit/test_megatron_compat.py::test_upstream_still_needs_the_import_hook`` fails.
 """
@@ -25,11 +25,13 @@ from __future__ import annotations
 import ast
 import hashlib
 import importlib.machinery
+import logging
 import os
 import sys
 import types
 import warnings
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +108,16 @@ class _RepairLoader(importlib.machinery.SourceFileLoader):
 
     without_cuda = False
 
+    def source_to_code(self, data: Any, path: Any, *, _optimization: int = -1) -> types.CodeType:  # type: ignore[override]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", SyntaxWarning)  # escape sequences in upstream's own text
+            code: types.CodeType = compile(self.read(data, path), path, "exec", 0, True, _optimization)
+        return code
+
+    def read(self, data: bytes, path: str) -> Any:
+        """What is compiled."""
+        return data
+
     def exec_module(self, module: types.ModuleType) -> None:
         super().exec_module(module)
         repair = _REPAIRS.get(module.__name__)
@@ -123,12 +135,9 @@ class _CpuLoader(_RepairLoader):
 
     without_cuda = True
 
-    def source_to_code(  # type: ignore[override]
-        self, data: Any, path: Any, *, _optimization: int = -1
-    ) -> types.CodeType:
-        tree = ast.fix_missing_locations(_Rewrite().visit(ast.parse(data, path)))
-        code: types.CodeType = compile(tree, path, "exec", dont_inherit=True, optimize=_optimization)
-        return code
+    def read(self, data: bytes, path: str) -> ast.AST:
+        """The source as a tree, rewritten."""
+        return ast.fix_missing_locations(_Rewrite().visit(ast.parse(data, path)))
 
     def get_data(self, path: Any) -> bytes:
         return super().get_data(_cached(str(path)))
@@ -191,7 +200,7 @@ def install() -> bool:
         )
     _installed = _Finder(_CpuLoader if without_cuda else _RepairLoader)
     sys.meta_path.insert(0, _installed)  # type: ignore[arg-type]
-    _silence()
+    _silence(without_cuda)
     return without_cuda
 
 
@@ -200,22 +209,49 @@ def cuda() -> types.ModuleType:
     return torch.cuda if torch.cuda.is_available() else _STAND_IN
 
 
-_NOTICES = (
+_NOTICES: tuple[tuple[str, type[Warning]], ...] = (
     # Known and of no consequence: both packages are optional.
     ("Transformer Engine and Apex are not installed", UserWarning),
     ("Apex is not installed", UserWarning),
     # Experts that are not split where the rest of the layer is.
     ("`sequence_parallel` is set to `True`, but tensor model parallel size is 1", UserWarning),
-    # Upstream warning about its own default and its own calls of torch.
+    # A part of Megatron-Core that is imported along with the rest.
+    ("MimoModelConfig is experimental", UserWarning),
+    # A checkpoint's index, which one process reads by itself.
+    (r"torch\.distributed is disabled, unavailable or uninitialized", UserWarning),
+    # Upstream warning about its own defaults and its own calls of torch.
     ("full scope is deprecated", UserWarning),
+    ("Warning: tp_group is None", DeprecationWarning),
+    ("The argument order of (load|save) has been changed", UserWarning),
     (r"The \.grad attribute of a Tensor that is not a leaf", UserWarning),
     (r"`torch\.distributed\.(reduce_scatter_tensor|all_gather_into_tensor)` is deprecated", FutureWarning),
     ("`load_state_dict` is deprecated and will be removed", FutureWarning),
     ("Please use DTensor instead and we are deprecating ShardedTensor", FutureWarning),
 )
 
+_RECORDS = {
+    # Upstream, in the log: what is to replace what is used here, and its default for what is not given.
+    "megatron.core.models.gpt.gpt_model": "GPTModel IS DEPRECATED",
+    "megatron.core.distributed.distributed_data_parallel": "full_param_layout not provided",
+    "megatron.core.dist_checkpointing.strategies.torch": "MCore's async save is deprecated",
+}
 
-def _silence() -> None:
+# The same where there is no CUDA device; with one, both would say something.
+_CUDA_NOTICE = "When using sequence parallelism it is recommended to set the environment variable CUDA_DEVICE_MAX_CONN"
+_CUDA_RECORD = ("torch.utils.cpp_extension", "No CUDA runtime is found")
+
+
+def _silence(without_cuda: bool) -> None:
     """Drops the notices listed above where Megatron-Core or the parts of torch it calls raise them."""
-    for message, category in _NOTICES:
+    notices, records = list(_NOTICES), list(_RECORDS.items())
+    if without_cuda:
+        notices.append((_CUDA_NOTICE, UserWarning))
+        records.append(_CUDA_RECORD)
+    for message, category in notices:
         warnings.filterwarnings("ignore", message, category, module=r"megatron\.core|torch\.distributed")
+    for name, message in records:
+        logging.getLogger(name).addFilter(partial(_other_than, message))
+
+
+def _other_than(message: str, record: logging.LogRecord) -> bool:
+    return message not in str(record.msg)

@@ -1,11 +1,11 @@
 """Fused attention on the CPU that also gives its log-normalizers, and the gradients that belong to given ones.
 
 Reason: softmaxes over parts of the keys are joined by their normalizers, which ``scaled_dot_product_attention`` does
-not return. ``flex_attention`` does, but not on the CPU, where it has no backward pass either. These are the operators
-that ``scaled_dot_product_attention`` itself calls there.
+not return. ``flex_attention`` does, but has no backward pass on the CPU. These are the operators that
+``scaled_dot_product_attention`` itself calls there.
 
-Upstream: torch 2.14.1. Expiry: when ``flex_attention`` trains on the CPU and returns normalizers there;
-``tests/unit/test_megatron_attention.py`` fails then.
+Upstream: torch 2.14.1. Goes when:
+``tests/unit/test_megatron_attention.py::test_upstream_flex_attention_has_no_backward_pass_on_the_cpu`` fails.
 """
 
 from __future__ import annotations

@@ -6,7 +6,8 @@ have a default process group of their own, and ``torch.distributed.new_group`` o
 both sides must call it alike, because it derives the store's keys and the backend's options. Importing SGLang's
 function instead would load all of SGLang into the trainer.
 
-Upstream: torch 2.14.1, sglang 0.5.23. Expiry: when torch offers such a group publicly and SGLang uses it.
+Upstream: torch 2.14.1, sglang 0.5.23. Goes when:
+``tests/unit/test_megatron_compat.py::test_upstream_groups_outside_the_default_one_are_private`` fails.
 ``tests/parity/test_engine_transports.py`` sends weights through one.
 """
 

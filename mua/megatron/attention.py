@@ -93,5 +93,5 @@ def _pieces(layout: Layout, size: int, rank: int) -> tuple[Piece, ...]:
 
 
 def _full_precision(tensor: Tensor) -> Tensor:
-    """In float32: torch 2.13's bfloat16 kernel on the CPU takes four times as long, mostly in the backward pass."""
+    """In float32: softmaxes of pieces are joined, and their gradients added up, in the precision of the tensors."""
     return tensor.float() if tensor.dtype == torch.bfloat16 else tensor

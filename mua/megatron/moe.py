@@ -25,8 +25,8 @@ _AUX, _Z = 0, 1
 class PackedRouter(TopKRouter):
     """Megatron's router on packed rows: padding neither counts as load nor enters a loss.
 
-    Takes the place of Megatron's own balancing losses, whose gradient under a per-token loss is proportional to the
-    number of tensor- and context-parallel ranks (0.16.1), and which know no padding behind the first pipeline stage.
+    Takes the place of Megatron's own balancing losses, which it weighs by a rank's count of tokens, for a division by
+    the batch's that comes with its loss. Here the loss holds its denominators, and nothing is divided.
 
     Load-balancing loss (Fedus et al., 2022, section 2.2), of one row and layer, with T tokens, E experts, k of them
     chosen a token, f the share of choices and P the mean probability of each expert::

@@ -1,16 +1,25 @@
-"""Every workaround for Megatron-Core: that it does what it says, and that upstream still needs it.
+"""Every workaround for Megatron-Core and torch: that it does what it says, and that upstream still needs it.
 
 A test named ``test_upstream_...`` or ``test_gloo_...`` fails when the limit is gone; the workaround that names it can
-then be deleted. Covers a machine without CUDA only.
+then be deleted. Covers a machine without CUDA only; those of attention are in test_megatron_attention.py, of SGLang in
+``tests/contract/test_sglang_cpu_shim.py``.
 """
 
 from __future__ import annotations
 
 import ast
+import importlib.util
 import json
+import logging
+import os
+import re
 import subprocess
 import sys
+import tempfile
 import textwrap
+import types
+from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -21,34 +30,48 @@ import torch.distributed as dist
 
 from mua.compat import megatron_cpu
 from mua.compat.megatron_adam import GroupStepAdam
-from tests.distributed import run_distributed
-from tests.megatron_support import write_model
+from mua.config.schema import MegatronConfig
+from mua.megatron.parallel import start_groups
+from tests.distributed import run_distributed, run_on_workers
+from tests.megatron_support import backend, make_batch, write_model
 
 needs_cpu = pytest.mark.skipif(torch.cuda.is_available(), reason="with CUDA nothing is rewritten")
 
 
-def run_script(script: str, *arguments: str) -> dict[str, Any]:
-    """What the script prints last, as JSON, in a fresh interpreter."""
-    command = [sys.executable, "-c", textwrap.dedent(script), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
-    assert done.returncode == 0, done.stderr
-    facts: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return facts
+COMPAT = Path(megatron_cpu.__file__).parent
+NOTED = [path for path in sorted(COMPAT.rglob("*.py")) if "Upstream:" in path.read_text(encoding="utf-8")]
+
+
+@pytest.mark.parametrize("path", NOTED, ids=lambda path: path.name)
+def test_what_is_said_of_upstream_is_said_of_what_is_installed(path: Path) -> None:
+    documentation = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+    named = re.findall(r"(megatron-core|torch|sglang)\s+(\d[\d.]*\d)", documentation.split("Upstream:")[1])
+    assert named
+    for package, said in named:
+        assert f"{version(package).split('+')[0]}.".startswith(f"{said}.")
+    for file, test in re.findall(r"``(tests/[\w/]+\.py)::(\w+)``", documentation):
+        assert f"def {test}(" in (COMPAT.parents[1] / file).read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="module")
 def upstream() -> dict[str, Any]:
-    """Facts about Megatron-Core as installed, without the hook."""
-    return run_script("""
-        import inspect, json, torch
+    """Facts about Megatron-Core as installed, without the hook, in an interpreter of its own."""
+    script = """
+        import json, sys, torch
         import megatron.core.parallel_state
+        import megatron.core.optimizer as optimizer
+        import megatron.core.optimizer.distrib_optimizer as distributed
         import megatron.core.tensor_parallel.random as random
         import megatron.core.transformer.moe.moe_utils as moe
         import megatron.core.dist_checkpointing.strategies.filesystem_async as writer
         facts = {
-            "recompute names": hasattr(random, "FP8GlobalStateManager"),
             "host tensor": type(moe.maybe_move_tensor_to_cpu(torch.zeros(1), as_numpy=True)).__name__,
-            "manager": "Manager()" in inspect.getsource(writer.get_write_results_queue.__wrapped__),
+            "recompute names": hasattr(random, "FP8GlobalStateManager"),
+            "queue": type(writer.get_write_results_queue()).__module__,
+            "adam": [str(module.Adam) for module in (optimizer, distributed)],
+            "fallback": [
+                optimizer.USING_PYTORCH_OPTIMIZER, distributed.HAVE_APEX_OR_TE, distributed.USING_APEX_OPTIMIZER
+            ],
         }
         torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
         megatron.core.parallel_state.initialize_model_parallel()
@@ -57,16 +80,17 @@ def upstream() -> dict[str, Any]:
         except Exception as error:
             facts["seed"] = str(error)
         print(json.dumps(facts))
-    """)
+    """
+    command = [sys.executable, "-c", textwrap.dedent(script)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr
+    facts: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return facts
 
 
 @needs_cpu
 def test_upstream_still_needs_the_import_hook(upstream: dict[str, Any]) -> None:
     assert "NVIDIA driver" in upstream["seed"]
-
-
-def test_upstream_lacks_recompute_names(upstream: dict[str, Any]) -> None:
-    assert not upstream["recompute names"]
 
 
 @needs_cpu
@@ -75,37 +99,54 @@ def test_upstream_still_leaves_host_tensors_as_they_are(upstream: dict[str, Any]
 
 
 def test_upstream_checkpoint_still_starts_a_manager(upstream: dict[str, Any]) -> None:
-    assert upstream["manager"]
+    assert upstream["queue"] == "multiprocessing.managers"
 
 
-def test_upstream_adam_fallback_still_cannot_resume(tmp_path: Path) -> None:
+def test_upstream_lacks_recompute_names(upstream: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """What recomputes a norm calls names that only Transformer Engine defines."""
+    from megatron.core.tensor_parallel import random
+
+    assert not upstream["recompute names"]
+    given = torch.full((2,), 3.0, requires_grad=True)
+    part = random.CheckpointWithoutOutput()
+    squares = part.checkpoint(torch.square, given)
+    whole = squares.sum()
+    part.discard_output_and_register_recompute(whole)
+    whole.backward()
+    assert given.grad is not None
+    assert given.grad.tolist() == [6.0, 6.0]
+    monkeypatch.delattr(random, "FP8GlobalStateManager")
+    with pytest.raises(NameError, match="FP8GlobalStateManager"):
+        random.CheckpointWithoutOutput().checkpoint(torch.square, given)
+
+
+def saved_and_loaded(model: str, checkpoint: str) -> str:
+    """What a checkpoint says when it is loaded with the optimizers as they are upstream."""
+    import megatron.core.optimizer as optimizer
+    import megatron.core.optimizer.distrib_optimizer as distributed
+
+    from mua.algorithms.losses import CrossEntropyLoss
+    from mua.errors import ModelError
+
+    vars(optimizer).update(USING_PYTORCH_OPTIMIZER=True, Adam=torch.optim.AdamW)
+    vars(distributed).update(HAVE_APEX_OR_TE=False, USING_APEX_OPTIMIZER=False, Adam=torch.optim.Adam)
+    with backend(Path(model)) as built:
+        built.train_step(make_batch(), CrossEntropyLoss())
+        built.save(Path(checkpoint), {})
+    with backend(Path(model)) as built:
+        try:
+            built.load(Path(checkpoint))
+        except ModelError as error:
+            return str(error)
+    return ""
+
+
+def test_upstream_adam_fallback_still_cannot_resume(upstream: dict[str, Any], tmp_path: Path) -> None:
     write_model(tmp_path / "model")
-    facts = run_script(
-        """
-        import json, sys
-        from pathlib import Path
-        from mua.compat import megatron_cpu
-        for module in ("megatron.core.optimizer", "megatron.core.optimizer.distrib_optimizer"):
-            del megatron_cpu._REPAIRS[module]
-        from mua.algorithms.losses import CrossEntropyLoss
-        from mua.errors import ModelError
-        from tests.megatron_support import backend, make_batch
-        model, checkpoint = Path(sys.argv[1]), Path(sys.argv[2])
-        with backend(model) as built:
-            built.train_step(make_batch(), CrossEntropyLoss())
-            built.save(checkpoint, {})
-        with backend(model) as built:
-            try:
-                built.load(checkpoint)
-                print(json.dumps({"error": None}))
-            except ModelError as error:
-                print(json.dumps({"error": str(error)}))
-        """,
-        str(tmp_path / "model"),
-        str(tmp_path / "step_00000001"),
-    )
-    assert facts["error"] is not None
-    assert "could not be loaded" in facts["error"]
+    assert upstream["adam"] == [str(torch.optim.AdamW), str(torch.optim.Adam)]
+    assert upstream["fallback"] == [True, False, False]
+    paths = str(tmp_path / "model"), str(tmp_path / "step_00000001")
+    assert "could not be loaded" in run_distributed(saved_and_loaded, 1, *paths)[0]
 
 
 def uneven_gather() -> str:
@@ -118,7 +159,7 @@ def uneven_gather() -> str:
 
 
 def test_gloo_still_lacks_uneven_gather() -> None:
-    assert all(run_distributed(uneven_gather, 2))
+    assert all(run_on_workers(2, uneven_gather))
 
 
 def uneven_collectives() -> tuple[np.ndarray, np.ndarray]:
@@ -133,7 +174,7 @@ def uneven_collectives() -> tuple[np.ndarray, np.ndarray]:
 
 @needs_cpu
 def test_uneven_gather_and_reduce_scatter() -> None:
-    results = run_distributed(uneven_collectives, 3)
+    results = run_on_workers(3, uneven_collectives)
     for gathered, _ in results:
         assert gathered[:, 0].tolist() == [0, 0, 2, 2, 2]
     whole = np.arange(10.0).reshape(5, 2) * 3
@@ -175,36 +216,93 @@ def test_source_is_rewritten(source: str, rewritten: str) -> None:
 
 @needs_cpu
 def test_rewritten_bytecode_stays_out_of_the_installed_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    found = importlib.util.find_spec("megatron.core.utils")
+    assert found is not None
+    assert isinstance(found.loader, megatron_cpu._CpuLoader)
+    assert found.origin is not None
+    installed = Path(importlib.util.cache_from_source(found.origin))
+    before = installed.stat() if installed.exists() else None
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    facts = run_script("""
-        import json, os, sys
-        sys.dont_write_bytecode = False
-        import mua.megatron
-        import megatron.core.utils as module
-        print(json.dumps({"file": module.__file__, "device": str(module.torch.device("cpu"))}))
-    """)
-    assert facts["file"].endswith("site-packages/megatron/core/utils.py")
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    compiled = found.loader.get_code("megatron.core.utils")
     assert list((tmp_path / "mua" / "megatron-cpu").glob("*/*.pyc"))
+    assert before == (installed.stat() if installed.exists() else None)
+    monkeypatch.setattr(megatron_cpu._CpuLoader, "read", None)  # what is in the cache is not compiled again
+    assert found.loader.get_code("megatron.core.utils") == compiled
 
 
-def test_a_hook_that_comes_too_late_says_so() -> None:
-    facts = run_script("""
-        import json, sys, types
-        sys.modules["megatron.core"] = types.ModuleType("megatron.core")
-        from mua.compat import megatron_cpu
+def test_a_hook_that_comes_too_late_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(megatron_cpu, "_installed", None)
+    monkeypatch.setitem(sys.modules, "megatron.core", types.ModuleType("megatron.core"))
+    with pytest.raises(RuntimeError, match=r"was imported before mua\.compat\.megatron_cpu\.install\(\)"):
+        megatron_cpu.install()
+
+
+def noise(model: str, checkpoints: str, settings: dict[str, Any]) -> str:
+    """What a rank and the libraries below it write to standard error while it trains, saves and loads."""
+    from mua.algorithms.losses import CrossEntropyLoss
+
+    kept = os.dup(2)
+    with tempfile.TemporaryFile("w+") as errors:
+        os.dup2(errors.fileno(), 2)
         try:
-            megatron_cpu.install()
-        except RuntimeError as error:
-            print(json.dumps({"error": str(error)}))
-    """)
-    assert "was imported before mua.compat.megatron_cpu.install()" in facts["error"]
+            with backend(Path(model), **settings) as built:
+                built.train_step(make_batch(), CrossEntropyLoss())
+                for step, background in ((1, True), (2, False)):
+                    built.save(Path(checkpoints) / f"step_{step:08d}", {}, background=background)
+                built.load(Path(checkpoints) / "step_00000002")
+        finally:
+            sys.stderr.flush()
+            os.dup2(kept, 2)
+        errors.seek(0)
+        return errors.read()
+
+
+@needs_cpu
+@pytest.mark.parametrize(
+    "settings", [{}, {"tensor_parallel": 2, "expert_parallel": 2, "expert_tensor_parallel": 1}], ids=["single", "TP2"]
+)
+def test_training_and_checkpoints_write_no_notices(settings: dict[str, Any], tmp_path: Path) -> None:
+    """None of what Megatron-Core tells its developers. In fresh ranks, as it says most things once a process."""
+    write_model(tmp_path / "model", experts=4)
+    world = settings.get("tensor_parallel", 1)
+    assert run_distributed(noise, world, str(tmp_path / "model"), str(tmp_path / "out"), settings) == [""] * world
+
+
+def test_other_records_of_the_same_loggers_are_written(caplog: pytest.LogCaptureFixture) -> None:
+    for name, message in megatron_cpu._RECORDS.items():
+        logger = logging.getLogger(name)
+        logger.warning("%s", f"something else than {message[:5]}")
+        logger.warning(f"x {message} y")
+    assert len(caplog.records) == len(megatron_cpu._RECORDS)
+    assert all(record.getMessage().startswith("something else") for record in caplog.records)
+
+
+def test_upstream_groups_outside_the_default_one_are_private() -> None:
+    """torch's public ``new_group`` divides the default group, and SGLang therefore calls what it is made of."""
+    with pytest.raises(ValueError, match="new group's world size should be less or equal"):
+        run_in_a_group_of_one(lambda: dist.new_group([0, 1]))
+    sglang = importlib.util.find_spec("sglang")
+    assert sglang is not None
+    assert sglang.submodule_search_locations is not None
+    source = (Path(sglang.submodule_search_locations[0]) / "srt/utils/common.py").read_text(encoding="utf-8")
+    body = source.split("def init_custom_process_group(")[1].split("\ndef ")[0]
+    assert "_new_process_group_helper(" in body
+    assert "_world.pg_group_ranks[pg] =" in body
+
+
+def run_in_a_group_of_one(function: Callable[[], Any]) -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        function()
+    finally:
+        dist.destroy_process_group()
 
 
 def random_states() -> tuple[list[float], bool]:
-    from megatron.core import parallel_state, tensor_parallel
+    from megatron.core import tensor_parallel
 
-    parallel_state.initialize_model_parallel(tensor_model_parallel_size=2)
-    tensor_parallel.model_parallel_cuda_manual_seed(5)
+    start_groups(MegatronConfig(tensor_parallel=2), 5)
     before = torch.get_rng_state()
     with tensor_parallel.get_cuda_rng_tracker().fork():
         drawn = torch.rand(3).tolist()
@@ -213,7 +311,7 @@ def random_states() -> tuple[list[float], bool]:
 
 @needs_cpu
 def test_tensor_parallel_random_states_differ_and_leave_the_generator_alone() -> None:
-    (first, kept), (second, also_kept) = run_distributed(random_states, 2)
+    (first, kept), (second, also_kept) = run_on_workers(2, random_states)
     assert first != second
     assert kept
     assert also_kept
