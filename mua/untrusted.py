@@ -67,7 +67,7 @@ def read_json_at(text: str, at: int, *, strict: bool = True, depth: int = MAX_DE
     except ValueError as error:
         reason = "an integer has too many digits" if "integer string" in str(error) else str(error)
         raise JsonError(reason, text, at) from None
-    if text.count("[", at, end) + text.count("{", at, end) > depth and _deeper(value, depth):
+    if text.count("[", at, end) + text.count("{", at, end) > depth and deeper(value, depth):
         raise JsonError("nested too deeply", text, at)
     if strict:
         _refuse_surrogates(value, text, at, end)
@@ -79,6 +79,15 @@ def skip_space(text: str, at: int) -> int:
     found = _SPACE.match(text, at)
     assert found is not None, "the pattern matches nothing too"
     return found.end()
+
+
+def deeper(value: Any, depth: int) -> bool:
+    """Whether arrays and objects are more than ``depth`` inside one another; level by level, so without recursion."""
+    level = [value] if isinstance(value, dict | list) else []
+    for _ in range(depth):
+        inner = (item for outer in level for item in (outer.values() if isinstance(outer, dict) else outer))
+        level = [item for item in inner if isinstance(item, dict | list)]
+    return bool(level)
 
 
 def is_number(value: object) -> bool:
@@ -130,15 +139,6 @@ def _decoded(data: bytes) -> str:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
         raise JsonError(f"not UTF-8 text (byte {error.start})") from None
-
-
-def _deeper(value: Any, depth: int) -> bool:
-    """Whether arrays and objects are more than ``depth`` inside one another; level by level, so without recursion."""
-    level = [value] if isinstance(value, dict | list) else []
-    for _ in range(depth):
-        inner = (item for outer in level for item in (outer.values() if isinstance(outer, dict) else outer))
-        level = [item for item in inner if isinstance(item, dict | list)]
-    return bool(level)
 
 
 def _refuse_surrogates(value: Any, text: str, at: int, end: int) -> None:

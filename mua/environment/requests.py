@@ -7,6 +7,10 @@ from typing import Any, NamedTuple, TypeAlias
 
 from mua.environment.protocol import Environment, Evaluation, Task, ToolResult, ToolSchema, Transcript, UserControlled
 from mua.types import Json
+from mua.untrusted import MAX_DEPTH, deeper
+
+DEEPEST_DETAILS = MAX_DEPTH + 50
+"""What a policy wrote, and some levels around it."""
 
 
 class WrongResult(Exception):
@@ -81,4 +85,6 @@ def checked(request: Request, answer: Any) -> Any:
     expected = _ANSWERS[type(request)]
     if not isinstance(answer, expected):
         raise WrongResult(f"gave {type(answer).__name__} instead of {expected.__name__}")
+    if isinstance(answer, Evaluation) and deeper(answer.details, DEEPEST_DETAILS):
+        raise WrongResult(f"gave details that are nested more than {DEEPEST_DETAILS} deep, which no trace can hold")
     return answer

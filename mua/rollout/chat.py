@@ -140,8 +140,8 @@ class ChatClient:
             if error.status_code in (400, 413, 422) and _TOO_LONG.search(error.message):
                 return None
             fault = self._refusal(error)
-        except (ValueError, self._openai.APIError) as error:
-            # ValueError: a body announced as JSON that is none.
+        except (ValueError, RecursionError, self._openai.APIError) as error:
+            # The first two: a body announced as JSON that is none, or is nested without end.
             cause = error.__cause__ or error
             fault = EngineError(f"{self}: {type(cause).__name__}: {self._clean(str(cause))}")
         # Raised outside the handlers: a chained exception would carry the request and its headers.

@@ -182,6 +182,16 @@ async def test_a_result_of_another_type_is_a_fault(domain: ToyDomain, result: ob
             await environment.call("look", {})
 
 
+async def test_details_that_no_trace_can_hold_are_a_fault(domain: ToyDomain, monkeypatch: pytest.MonkeyPatch):
+    deep: dict = {}
+    for _ in range(10_000):
+        deep = {"a": deep}
+    monkeypatch.setattr(Toy, "evaluate", lambda self, transcript: Evaluation(1.0, True, {"found": deep}))
+    async with manager_of(domain).lease(TASK, 0) as environment:
+        with pytest.raises(EnvironmentFault, match=r"evaluate\(\) gave details that are nested more than 150 deep"):
+            await environment.evaluate(TRANSCRIPT)
+
+
 @pytest.mark.parametrize("error", [RuntimeError("episode"), asyncio.CancelledError()], ids=repr)
 async def test_an_episode_that_ends_badly_closes_once_and_keeps_its_own_error(domain: ToyDomain, error: BaseException):
     manager = manager_of(domain)

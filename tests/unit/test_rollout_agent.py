@@ -203,6 +203,13 @@ def refusal(status: int, text: str = f"bad key {KEY}") -> Callable[[Json], web.R
         (refusal(503), EngineError, "HTTP 503"),
         (lambda body: web.json_response({"choices": []}), EngineError, "gave no chat completion"),
         (lambda body: web.Response(text="<html>", content_type="application/json"), EngineError, "policy endpoint"),
+        (lambda body: completion(says("Hello \ud800")), EngineError, "unpaired surrogate"),
+        (lambda body: completion(calls(("get_\udfff", {}))), EngineError, "unpaired surrogate"),
+        (
+            lambda body: web.Response(text='{"a":' * 100_000, content_type="application/json"),
+            EngineError,
+            "RecursionError|JSONDecodeError",
+        ),
         (lambda body: web.Response(text="<html>"), EngineError, "gave no chat completion"),
     ],
 )
