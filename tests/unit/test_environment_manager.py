@@ -471,17 +471,17 @@ async def test_thousands_of_leases_leave_nothing_behind(domain: ToyDomain):
         for start in range(0, count, 100):
             await asyncio.gather(*(episode(start + i) for i in range(100)))
 
-    await many(500)
+    await many(200)
     gc.collect()
     tracemalloc.start()
     before, _ = tracemalloc.get_traced_memory()
-    await many(1500)
+    await many(600)
     gc.collect()
     after, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert domain.seen["close"] == domain.seen["environment"] == 2000
+    assert domain.seen["close"] == domain.seen["environment"] == 800
     await until(lambda: nothing_is_left(domain))  # a thread lets go a little after it has answered
-    # One environment kept alive per lease would be 15 MB.
+    # One environment kept alive per lease would be 6 MB.
     assert after - before < 300_000
     assert len({t for t in domain.threads if t.is_alive()}) <= manager_module.THREADS
     await manager.close()

@@ -241,6 +241,6 @@ async def test_the_rate_limit_is_kept() -> None:
     """Of two turns under a limit of one a minute, the second has no place before its deadline."""
     look = calls(("get_order", {"order": ORDER}))
     with pytest.raises(DeadlineExceeded, match=r"rollout\.generate_seconds"):
-        await play(in_order(look, DONE), endpoint={"requests_per_minute": 1}, generate_seconds=2.0)
+        await play(in_order(look, DONE), endpoint={"requests_per_minute": 1}, generate_seconds=30.0)
     result, _ = await play(in_order(look, DONE), endpoint={"requests_per_minute": 2}, generate_seconds=30.0)
     assert result.outcome is Outcome.USER_STOP
