@@ -9,7 +9,7 @@ PYTHON := $(VENV)/bin/python
 READY := $(VENV)/.ready
 SHARED := -n 2 --dist loadgroup --no-loadscope-reorder
 
-.PHONY: help setup demo test test-slow test-grid test-slurm lint fuzz docs tables bench check-gpu-pins
+.PHONY: help setup demo test test-slow test-grid test-slurm mutants lint fuzz docs tables bench check-gpu-pins
 
 help: ## List what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -34,6 +34,9 @@ test-grid: $(READY) ## Run the grids of model families, layouts and moments in w
 
 test-slurm: $(READY) ## Start a Slurm of two nodes here, run its tests, stop it (as root it installs what is missing)
 	@$(PYTHON) -m pytest -m slurm tests/slurm
+
+mutants: $(READY) ## Plant faults in a copy of the tree, one at a time; some test must notice each (about five minutes)
+	@$(PYTHON) tools/mutants.py
 
 lint: $(READY) ## Check style, format and types
 	@$(PYTHON) -m ruff check

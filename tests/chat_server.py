@@ -15,6 +15,30 @@ from aiohttp import web
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
+class Clock:
+    """The machine's clock, which a test may put forward: timers of asyncio that are due then fire at once."""
+
+    def __init__(self) -> None:
+        self.ahead = 0.0
+        self._loop_time = asyncio.BaseEventLoop.time
+
+    def __call__(self) -> float:
+        return time.monotonic() + self.ahead
+
+    def of_loop(self, loop: asyncio.BaseEventLoop) -> float:
+        """What stands for the method ``time`` of every event loop."""
+        return self._loop_time(loop) + self.ahead
+
+    def forward(self, seconds: float, step: Handler) -> Handler:
+        """``step``, but ``seconds`` pass as soon as the request is there."""
+
+        async def handler(request: web.Request) -> web.StreamResponse:
+            self.ahead += seconds
+            return await step(request)
+
+        return handler
+
+
 class Server:
     """Answers request ``i`` with step ``i`` of a script; the last step repeats. Remembers what it received."""
 
@@ -113,11 +137,13 @@ def fails(status: int, headers: dict[str, str] | None = None, body: str | None =
 
 
 def together(count: int, step: Handler) -> Handler:
-    """``step``, but nobody is answered before ``count`` requests have come."""
+    """``step``, but nobody is answered before ``count`` requests have come, and more have had the time to."""
     all_here = asyncio.Barrier(count)
 
     async def handler(request: web.Request) -> web.StreamResponse:
         await all_here.wait()
+        for _ in range(200):  # turns of the loop, which client and server share
+            await asyncio.sleep(0)
         return await step(request)
 
     return handler

@@ -18,7 +18,8 @@ from mua.errors import JudgeFault, UserFault
 from mua.users.scripted import ScriptedUser, Wish
 
 IN_WORKER = getattr(sys.modules["__main__"].__spec__, "name", None) == "mua.environment.worker"
-CLOSED: list[int] = []
+CLOSED: list[int | str] = []
+"""The seeds of environments that were closed; what :func:`work_until` did before stands among them."""
 
 
 def _refuse(*_: Any, **__: Any) -> Any:
@@ -29,10 +30,12 @@ if IN_WORKER:
     pickle.dumps = pickle.loads = pickle.dump = pickle.load = pickle.Pickler = pickle.Unpickler = _refuse
 
 
-def spin(seconds: float) -> None:
-    end = time.process_time() + seconds
-    while time.process_time() < end:
+def work_until(marker: str) -> str:
+    """Keep this process busy until the file ``marker`` is there."""
+    while not Path(marker).exists():
         pass
+    CLOSED.append("worked")
+    return "seen"
 
 
 def once(marker: str, act: Any) -> None:
@@ -52,7 +55,7 @@ ACTS: dict[str, Any] = {
     "kill": lambda: os.kill(os.getpid(), 9),
     "hang": lambda: time.sleep(3600),
     "hold": lambda: ctypes.PyDLL(None).sleep(3600),
-    "spin": lambda: spin(0.5),
+    "work_until": work_until,
     "fail": lambda: raised(KeyError("x")),
     "leave": lambda: raised(SystemExit(4)),
     "user": lambda: raised(UserFault("no user")),

@@ -23,6 +23,7 @@ from mua.config.schema import EnvironmentConfig
 from mua.environment import manager as manager_module
 from mua.environment.manager import EnvironmentManager, TooManyHungCalls
 from mua.environment.protocol import Evaluation, Task, ToolResult, ToolSchema, Transcript
+from mua.environment.threads import BlockingPool, Job
 from mua.errors import EnvironmentFault
 from tests.lease_support import hurry
 
@@ -121,6 +122,26 @@ async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(30):
         while not condition():
             await asyncio.sleep(0.005)
+
+
+async def turns(count: int = 50) -> None:
+    """Let the event loop do all that it can do now: what then still waits, waits for a thread or a deadline."""
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+@pytest.fixture
+def jobs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Grows by one whenever work is handed to a thread."""
+    handed: list[str] = []
+    start = BlockingPool.start
+
+    async def noted(pool: BlockingPool, seconds: float, function: Callable[[], object]) -> Job:
+        handed.append(function.__qualname__)
+        return await start(pool, seconds, function)
+
+    monkeypatch.setattr(BlockingPool, "start", noted)
+    return handed
 
 
 async def test_a_lease_is_fresh_and_closed_after_use(domain: ToyDomain):
@@ -281,9 +302,9 @@ async def test_a_hung_close_is_bounded_and_frees_the_slot(domain: ToyDomain):
         assert manager.leases == 1
 
 
-async def test_cancelling_during_a_call_waits_for_it_and_closes_once(domain: ToyDomain):
-    domain.act["look"] = domain.hang
+async def test_cancelling_during_a_call_waits_for_it_and_closes_once(domain: ToyDomain, jobs: list[str]):
     order: list[str] = []
+    domain.act["look"] = lambda: (domain.hang(), order.append("call returns"))
     domain.act["close"] = lambda: order.append("close")
     manager = manager_of(domain)
 
@@ -294,31 +315,31 @@ async def test_cancelling_during_a_call_waits_for_it_and_closes_once(domain: Toy
     task = asyncio.create_task(episode())
     await until(lambda: domain.seen["look"] == 1)
     task.cancel()
-    await asyncio.sleep(0.05)
-    assert domain.seen["close"] == 0
-    order.append("call returns")
+    await turns()
+    assert len(jobs) == 2  # the reset and the call: no thread was asked to close
     domain.release.set()
     with pytest.raises(asyncio.CancelledError):
         await task
     assert order == ["call returns", "close"]
+    assert len(jobs) == 3
     assert domain.overlaps == 0
     assert manager.leases == manager.leaked_threads == 0
 
 
 async def test_cancelling_twice_does_not_lose_the_close(domain: ToyDomain):
     domain.act["close"] = domain.hang
-    manager = manager_of(domain)
+    manager, inside = manager_of(domain), asyncio.Event()
 
     async def episode() -> None:
         async with manager.lease(TASK, 0):
-            await asyncio.sleep(3600)
+            inside.set()
+            await asyncio.Event().wait()
 
     task = asyncio.create_task(episode())
-    await until(lambda: domain.seen["reset"] == 1 and manager.leases == 1)
-    await asyncio.sleep(0.02)
-    for _ in range(2):
-        task.cancel()
-        await asyncio.sleep(0.02)
+    await inside.wait()
+    task.cancel()
+    await until(lambda: domain.seen["close"] == 1)
+    task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
     assert manager.leases == 1
@@ -338,7 +359,8 @@ async def test_cancelling_during_the_reset_closes_once(domain: ToyDomain):
     task = asyncio.create_task(episode())
     await until(lambda: domain.seen["reset"] == 1)
     task.cancel()
-    await asyncio.sleep(0.02)
+    await turns()
+    assert not task.done()
     domain.release.set()
     with pytest.raises(asyncio.CancelledError):
         await task
@@ -349,8 +371,11 @@ async def test_a_cancelled_call_leaves_the_environment_unusable(domain: ToyDomai
     domain.act["look"] = domain.hang
     manager = manager_of(domain)
     async with manager.lease(TASK, 0) as environment:
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(environment.call("look", {}), timeout=0.05)
+        call = asyncio.create_task(environment.call("look", {}))
+        await until(lambda: domain.seen["look"] == 1)
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
         with pytest.raises(EnvironmentFault, match="'look' was cancelled while it ran"):
             await environment.call("other", {})
         domain.release.set()
@@ -397,7 +422,7 @@ async def test_cancelling_a_waiting_lease_loses_no_slot(domain: ToyDomain):
 
     async with manager.lease(TASK, 0):
         waiting = asyncio.create_task(episode())
-        await asyncio.sleep(0.01)
+        await turns()
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiting
@@ -446,17 +471,17 @@ async def test_thousands_of_leases_leave_nothing_behind(domain: ToyDomain):
         for start in range(0, count, 100):
             await asyncio.gather(*(episode(start + i) for i in range(100)))
 
-    await many(500)
+    await many(200)
     gc.collect()
     tracemalloc.start()
     before, _ = tracemalloc.get_traced_memory()
-    await many(3000)
+    await many(600)
     gc.collect()
     after, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert domain.seen["close"] == domain.seen["environment"] == 3500
+    assert domain.seen["close"] == domain.seen["environment"] == 800
     await until(lambda: nothing_is_left(domain))  # a thread lets go a little after it has answered
-    # One environment kept alive per lease would be 30 MB.
+    # One environment kept alive per lease would be 6 MB.
     assert after - before < 300_000
     assert len({t for t in domain.threads if t.is_alive()}) <= manager_module.THREADS
     await manager.close()

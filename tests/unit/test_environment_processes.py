@@ -12,14 +12,17 @@ import contextlib
 import json
 import os
 import pickle
+import re
 import signal
 import socket
 import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import cached_property
 from pathlib import Path
+from typing import Self
 
 import fragile_domain
 import pytest
@@ -157,7 +160,7 @@ async def test_a_hang_is_killed_at_its_deadline_with_all_it_started():
         pid, child = await value(hanging, "pid"), await value(hanging, "child")
         hurry(hanging, call_seconds=0.5)
         call = asyncio.create_task(hanging.call("hang", {}))
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(0)  # it is asked first
         waiting = asyncio.create_task(beside.call("add", {}))
         with pytest.raises(
             EnvironmentFault, match=r"within 0\.5 s \(environment\.call_seconds\); its worker process is k"
@@ -173,30 +176,35 @@ async def test_a_hang_is_killed_at_its_deadline_with_all_it_started():
     await manager.close()
 
 
-async def test_leases_are_spread_over_workers_and_work_there_does_not_hold_up_the_event_loop():
+async def test_leases_are_spread_over_workers_and_work_there_does_not_hold_up_the_event_loop(tmp_path: Path):
     manager = manager_of(workers=2)
     async with manager.lease(TASK, 0) as busy, manager.lease(TASK, 1) as other, manager.lease(TASK, 2) as third:
         pids = [await value(leased, "pid") for leased in (busy, other, third)]
         assert sorted(workers_of(manager)) == sorted(set(pids))
         assert len(set(pids)) == 2
-        spinning = asyncio.create_task(busy.call("spin", {}))
-        ticks = 0
-        while not spinning.done():
+        marker = tmp_path / "done"
+        working = asyncio.create_task(busy.call("work_until", {"marker": str(marker)}))
+        for _ in range(10):
             assert (await other.call("add", {})).error is False
-            ticks += 1
-        assert ticks > 10
+        marker.touch()  # only now can the other worker's call end: had it held anything up, nobody would be here
+        assert json.loads((await working).text) == "seen"
     await manager.close()
 
 
-async def test_a_cancelled_call_ends_before_its_environment_is_closed():
-    manager = manager_of()
+async def test_a_cancelled_call_ends_before_its_environment_is_closed(tmp_path: Path):
+    manager, marker = manager_of(), tmp_path / "done"
     async with manager.lease(TASK, 4) as leased:
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(leased.call("spin", {}), timeout=0.05)
-        with pytest.raises(EnvironmentFault, match="'spin' was cancelled"):
+        call = asyncio.create_task(leased.call("work_until", {"marker": str(marker)}))
+        while not leased._place._worker._exchanges:  # type: ignore[attr-defined]
+            await asyncio.sleep(0)
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        with pytest.raises(EnvironmentFault, match="'work_until' was cancelled"):
             await leased.call("add", {})
+        marker.touch()
     async with manager.lease(TASK, 5) as leased:
-        assert await value(leased, "closed") == [4]
+        assert await value(leased, "closed") == ["worked", 4]
     await manager.close()
 
 
@@ -243,10 +251,10 @@ async def test_a_domain_that_no_worker_can_import_ends_the_run():
 
 
 @pytest.mark.parametrize(
-    ("name", "seconds", "words"), [("broken", 60, r"exit status 7"), ("slow", 1, r"not ready after 1 s")]
+    ("name", "seconds", "words"), [("broken", 60, r"exit status 7"), ("slow", 0.2, r"not ready after 0\.2 s")]
 )
 async def test_workers_that_do_not_start_are_faults_and_in_the_end_the_runs(
-    name: str, seconds: int, words: str, monkeypatch: pytest.MonkeyPatch
+    name: str, seconds: float, words: str, monkeypatch: pytest.MonkeyPatch
 ):
     class Named(fragile_domain.FragileDomain):
         pass
@@ -264,7 +272,7 @@ async def test_workers_that_do_not_start_are_faults_and_in_the_end_the_runs(
 
 
 RUN = """
-    import asyncio, os, signal, sys, time
+    import asyncio, sys
     import fragile_domain
     from lease_support import hurry
     from mua.config.schema import EnvironmentConfig
@@ -276,67 +284,70 @@ RUN = """
         async with manager.lease(fragile_domain.DOMAIN.tasks("train")[0], 0) as leased:
             print((await leased.call("pid", {})).text, (await leased.call("child", {})).text, flush=True)
             hurry(leased, call_seconds=float(sys.argv[1]))
-            await leased.call(sys.argv[2], {})
+            await leased.call(sys.argv[2], {"marker": path} if (path := "".join(sys.argv[3:])) else {})
+            await asyncio.Event().wait()
 
     asyncio.run(main())
 """
 
 
-@pytest.fixture(params=[("3000", "hang")], ids=["hang"])
-def started(request: pytest.FixtureRequest) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
-    """A run whose environment hangs, and the processes it started."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    run = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(RUN), *request.param],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment,
-        start_new_session=True,
-    )
-    assert run.stdout is not None
-    try:
-        yield run, [int(pid) for pid in run.stdout.readline().split()]
-    finally:
-        run.kill()
-        run.communicate(timeout=30)
+class Started:
+    """A run whose environment does ``tool`` under a deadline of ``seconds``, and the processes it started."""
+
+    def __init__(self, seconds: int, tool: str, *marker: Path) -> None:
+        self.run = subprocess.Popen(
+            [sys.executable, "-c", textwrap.dedent(RUN), str(seconds), tool, *map(str, marker)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+            start_new_session=True,
+        )
+
+    @cached_property
+    def pids(self) -> list[int]:
+        """The worker's, and that of a process which the worker started; waits for them."""
+        assert self.run.stdout is not None
+        return [int(pid) for pid in self.run.stdout.readline().split()]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.run.kill()
+        self.run.communicate(timeout=30)
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM], ids=["SIGKILL", "SIGTERM"])
-def test_no_process_outlives_a_run_that_is_killed(
-    started: tuple[subprocess.Popen[str], list[int]], how: signal.Signals
-):
-    run, pids = started
-    assert len(pids) == 2
-    assert all(map(alive, pids))
-    run.send_signal(how)
-    until(lambda: not any(map(alive, pids)))
+def test_no_process_outlives_a_run_that_is_killed():
+    """Nor does one whose call holds the interpreter lock; what that had started could no longer be told."""
+    with Started(3000, "hang") as one, Started(3000, "hang") as other, Started(1, "hold") as deaf:
+        for started, how in ((one, signal.SIGKILL), (other, signal.SIGTERM), (deaf, signal.SIGKILL)):
+            assert len(started.pids) == 2
+            assert all(map(alive, started.pids))
+            started.run.send_signal(how)
+        until(lambda: not any(map(alive, [*one.pids, *other.pids, deaf.pids[0]])))
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(deaf.pids[1], signal.SIGKILL)
 
 
-@pytest.mark.parametrize("started", [("6", "hang")], indirect=True)
-def test_an_interrupt_is_the_runs_and_prints_no_traceback_of_a_worker(started: tuple[subprocess.Popen[str], list[int]]):
-    run, pids = started
-    for asked in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):  # a cluster may signal every process of a job
-        os.kill(pids[0], asked)
-    time.sleep(0.2)
-    assert alive(pids[0])
-    os.killpg(run.pid, signal.SIGINT)  # as a terminal does
-    _, printed = run.communicate(timeout=30)
-    assert run.returncode != 0
-    assert "KeyboardInterrupt" in printed
-    assert "environment/worker.py" not in printed
-    until(lambda: not any(map(alive, pids)))
+def ignored(pid: int) -> set[int]:
+    """Numbers of the signals that a process ignores."""
+    (mask,) = re.findall(r"^SigIgn:\s*(\w+)", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+    return {number for number in range(1, 65) if int(mask, 16) >> (number - 1) & 1}
 
 
-@pytest.mark.parametrize("started", [("1", "hold")], indirect=True)
-def test_not_even_a_call_that_holds_the_interpreter_lock_outlives_its_run(
-    started: tuple[subprocess.Popen[str], list[int]],
-):
-    run, pids = started
-    run.kill()
-    until(lambda: not alive(pids[0]))
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pids[1], signal.SIGKILL)  # what a worker started ends with it only where it could still be told
+def test_an_interrupt_is_the_runs_and_prints_no_traceback_of_a_worker(tmp_path: Path):
+    with Started(3000, "work_until", tmp_path / "done") as started:
+        run, pids = started.run, started.pids
+        # A cluster may signal every process of a job.
+        assert {signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2} <= ignored(pids[0])
+        os.killpg(run.pid, signal.SIGINT)  # as a terminal does
+        (tmp_path / "done").touch()  # closing waits for the call under way
+        _, printed = run.communicate(timeout=30)
+        assert run.returncode != 0
+        assert "KeyboardInterrupt" in printed
+        assert "environment/worker.py" not in printed
+        until(lambda: not any(map(alive, pids)))
 
 
 async def test_episodes_whose_environment_crashes_or_hangs_succeed_on_retry_while_others_go_on(
@@ -353,7 +364,7 @@ async def test_episodes_whose_environment_crashes_or_hangs_succeed_on_retry_whil
         return [first.get(sample, call("add")), call("add"), "Done."][turn]
 
     family = chat_family("qwen3", False)
-    settings = {"name": "fragile", "isolation": "process", "workers": 3, "call_seconds": 3.0}
+    settings = {"name": "fragile", "isolation": "process", "workers": 3, "call_seconds": 1.5}
     config = experiment(environment=settings, rollout={"max_retries": 3})
     sampler = ScriptedSampler(family, script)
     runner = EpisodeRunner(config, only(fragile_domain.DOMAIN), family, sampler, Services())

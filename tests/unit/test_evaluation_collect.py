@@ -24,6 +24,7 @@ from mua.evaluation.collect import Wanted, collect
 from mua.trainer.conversations import load_conversations
 from mua.types import Json
 from tests.chat_fixtures import ChatServer, calls, chat_server
+from tests.chat_server import Clock
 from tests.clerks import clerk, idler
 from tests.tokens_fixtures import chat_family, runs
 
@@ -129,19 +130,20 @@ async def test_a_second_run_plays_what_is_missing_and_selects_anew(tmp_path: Pat
     assert len({one["source"]["task"] for one in written(out)}) == 3  # a task's second best comes after all first ones
 
 
-async def test_what_ended_before_the_deadline_is_kept(tmp_path: Path) -> None:
-    out, wanted = tmp_path / "x.jsonl", Wanted(count=1000, samples=2, tasks=8)
+async def test_what_ended_before_the_deadline_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out, wanted, clock = tmp_path / "x.jsonl", Wanted(count=1000, samples=2, tasks=8), Clock()
+    monkeypatch.setattr(asyncio.BaseEventLoop, "time", lambda loop: clock.of_loop(loop))
     stuck = True
 
-    async def stalls(body: Json) -> Json:
-        """After so many answers none comes any more."""
-        if stuck and len(server.requests) > 24:
-            await asyncio.sleep(3600)
+    def late(body: Json) -> Json:
+        """After so many answers the time is up."""
+        if stuck and len(server.requests) == 25:
+            clock.ahead += 100.0
         return clerk(body)
 
-    async with chat_server(stalls) as server:
+    async with chat_server(late) as server:
         loaded = config(tmp_path, server, "rollout.concurrency=1")
-        part = await asyncio.wait_for(collected(loaded, out, replace(wanted, seconds=3.0)), 120)
+        part = await collected(loaded, out, replace(wanted, seconds=100.0))
         before = out.with_suffix(".episodes.jsonl").read_bytes()
         assert 0 < part["episodes"] == len(before.splitlines()) < 16
         assert part["episodes"] + part["not_played"] == 16

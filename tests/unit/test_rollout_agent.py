@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,12 +19,14 @@ from environments.help_desk.tasks import generate
 from mua.config.schema import EnvironmentConfig, PolicyEndpointConfig, RolloutConfig
 from mua.environment.manager import EnvironmentManager
 from mua.errors import ConfigError, DeadlineExceeded, EngineError
+from mua.rollout import chat
 from mua.rollout.agent import ChatPolicy
 from mua.rollout.chat import ChatClient
 from mua.rollout.episode import Episode, EpisodeResult, EpisodeSetting
 from mua.types import Json, Outcome
 from mua.users.protocol import User
 from tests.chat_fixtures import ChatServer, Reply, calls, chat_server, completion, in_order, says
+from tests.chat_server import Clock
 from tests.rollout_fixtures import FixedUser, TestDesk
 
 CANCEL = generate("train", 77, "cancel")
@@ -237,10 +240,18 @@ async def test_a_silent_endpoint_is_a_named_deadline() -> None:
         await play(lambda body: asyncio.sleep(5, DONE), generate_seconds=0.1)
 
 
-async def test_the_rate_limit_is_kept() -> None:
+async def test_the_rate_limit_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of two turns under a limit of one a minute, the second has no place before its deadline."""
+    clock = Clock()
+
+    async def passes(seconds: float) -> None:
+        clock.ahead += max(0.0, seconds)
+        await asyncio.sleep(0)
+
+    monkeypatch.setattr(asyncio.BaseEventLoop, "time", lambda loop: clock.of_loop(loop))
+    monkeypatch.setattr(chat, "asyncio", SimpleNamespace(**vars(asyncio) | {"sleep": passes}))
     look = calls(("get_order", {"order": ORDER}))
     with pytest.raises(DeadlineExceeded, match=r"rollout\.generate_seconds"):
-        await play(in_order(look, DONE), endpoint={"requests_per_minute": 1}, generate_seconds=2.0)
+        await play(in_order(look, DONE), endpoint={"requests_per_minute": 1}, generate_seconds=30.0)
     result, _ = await play(in_order(look, DONE), endpoint={"requests_per_minute": 2}, generate_seconds=30.0)
     assert result.outcome is Outcome.USER_STOP

@@ -20,7 +20,7 @@ from mua.errors import ConfigError, EngineError
 from mua.rollout.teacher import Teacher, probe_texts
 from mua.tokens.codec import Codec, fixed
 from mua.types import Group, Outcome, Provenance, Segment, Trajectory
-from tests.chat_server import Handler, Server, drops, fails, never, nobody, raw, serving
+from tests.chat_server import Handler, Server, drops, fails, never, nobody, raw, serving, together
 from tests.tokens_fixtures import chat_family
 
 KEY = "not-for-logs"
@@ -146,11 +146,7 @@ async def test_what_cannot_be_had_ends_the_run_with_one_error(
 
 
 async def test_no_more_requests_are_in_flight_than_allowed(codec: Codec) -> None:
-    async def slow(request: web.Request) -> web.StreamResponse:
-        await asyncio.sleep(0.1)
-        return await scores(request)
-
-    async with teacher(codec, slow, concurrency=3) as (asked, server):
+    async with teacher(codec, together(3, scores), concurrency=3) as (asked, server):
         await asked.scored(group(*(trajectory(SEGMENT) for _ in range(9))))
         assert server.most_in_flight == 3
 

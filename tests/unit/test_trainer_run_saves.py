@@ -65,6 +65,13 @@ def test_an_older_checkpoint_stays_until_the_newer_one_is_whole(config: Experime
     assert present() == ["step_00000003"]
 
 
+def test_what_is_due_every_so_many_steps_is_due_after_the_last_of_them_and_at_the_end(config: ExperimentConfig) -> None:
+    with Run(config, StandIn()) as run:  # type: ignore[arg-type]
+        assert [[step for step in range(4) if run.due(every, step)] for every in (0, 1, 2, 3)] == [
+            [3], [0, 1, 2, 3], [1, 3], [2, 3]
+        ]  # fmt: skip
+
+
 def test_a_run_continues_where_its_last_saved_step_left_the_stream(config: ExperimentConfig) -> None:
     policy = StandIn()
     with Run(config, policy) as run:  # type: ignore[arg-type]

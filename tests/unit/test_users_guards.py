@@ -6,7 +6,6 @@ Not covered: whether a real model keeps to its manner; domains with user tools (
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -278,13 +277,12 @@ async def test_a_user_that_acts_on_and_on_must_speak_at_last() -> None:
 
 
 async def test_a_user_that_never_speaks_is_a_fault() -> None:
-    phone, started = Phone(), time.monotonic()
+    phone = Phone()
     async with serving(acts(("airplane_mode", {"on": True}))) as server, endpoint(server, max_retries=1) as pool:
         with pytest.raises(UserFault, match="acts on and on"):
             await (await phone_user(pool, phone, tool_rounds=3)).open()
     assert len(phone.called) == 3
     assert len(server.received) == 5
-    assert time.monotonic() - started < 30
 
 
 def test_the_greeting_is_the_same_for_nobody_in_particular() -> None:
