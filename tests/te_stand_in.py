@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -17,8 +18,7 @@ import torch
 import torch.nn.functional as F
 from megatron.core.models.gpt import gpt_layer_specs
 from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
-from megatron.core.transformer.mlp import MLPSubmodules
-from megatron.core.transformer.moe.experts import TEGroupedMLP
+from megatron.core.transformer.moe.experts import GroupedMLPSubmodules, TEGroupedMLP
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
@@ -91,15 +91,16 @@ class _Provider:
     def column_parallel_layer_norm_linear(self) -> type:
         return NormColumnLinear
 
-    def layer_norm(self, rms_norm: bool = False, for_qk: bool = False) -> type:
+    def layer_norm(self, rms_norm: bool = False, for_qk: bool = False, has_residual: bool = False) -> type:
         return RMSNorm
 
     def core_attention(self) -> type:
         return PackedAttention
 
-    def grouped_mlp_modules(self, grouped: bool, legacy: bool) -> tuple[type, MLPSubmodules]:
-        assert (grouped, legacy) == (True, False)
-        return TEGroupedMLP, MLPSubmodules(linear_fc1=GroupedColumnLinear, linear_fc2=GroupedRowLinear)
+    def grouped_mlp_modules(self, moe_use_grouped_gemm: bool) -> Any:
+        assert moe_use_grouped_gemm
+        submodules = GroupedMLPSubmodules(linear_fc1=GroupedColumnLinear, linear_fc2=GroupedRowLinear)
+        return partial(TEGroupedMLP, submodules=submodules)
 
     def activation_func(self) -> None:
         return None

@@ -81,7 +81,7 @@ def test_a_layout_is_a_single_process(kind: str, name: str, models: Path) -> Non
     ],
 )
 def test_ranks_that_proved_other_layouts_find_what_fresh_ones_find(kind: str, name: str, models: Path) -> None:
-    """Bit for bit: what ranks keep of earlier layouts could hide a fault, or be one. Fresh ones use plain gloo, too."""
+    """Bit for bit: what ranks keep of earlier layouts, process groups among it, could hide a fault, or be one."""
     path, sizes, world = (
         layout_support.model_for(models, kind, name),
         layouts.sizes(name),
