@@ -51,8 +51,8 @@ docs: $(READY) ## Write docs/configuration.md from the schema, the recipes' plan
 	@mv docs/configuration.md.new docs/configuration.md
 	@PYTHONWARNINGS=ignore $(PYTHON) tools/planning_page.py
 
-tables: $(READY) ## Run the grids of layouts and write their tables into docs/ (about ten minutes)
-	@MUA_WRITE_TABLES=1 $(PYTHON) -m pytest -m grid tests/parity/test_bridge_layouts.py
+tables: $(READY) ## Run the grids of layouts and write their tables into docs/ (about five minutes)
+	@MUA_WRITE_TABLES=1 $(PYTHON) -m pytest -m slow tests/parity/test_bridge_layouts.py
 	@$(PYTHON) tools/layouts.py
 
 bench: $(READY) ## Measure the stages of one training step on this machine

@@ -20,7 +20,7 @@ real Megatron-Core on gloo and came back bit for bit, exported and as files, and
 transformers' in float32; the number is their largest difference, at most 1e-4. `-` marks layouts of experts for models
 that have none. TP is with sequence parallelism.
 
-Written by `make tables`; the test it runs is `tests/parity/test_bridge_layouts.py`.
+CI proves every cell (`tests/parity/test_bridge_layouts.py`); `make tables` writes them here.
 
 """
 _TAIL = """

@@ -119,7 +119,7 @@ def backend(folder: Path, **settings: Any) -> Iterator[MegatronBackend]:
     optimizer = settings.pop("optimizer", OPTIMIZER)
     built = MegatronBackend(
         ModelConfig(**{"path": folder, "dtype": "float32", "max_length": 512, **model}),
-        MegatronConfig(**{"tokens_per_row": 64, **settings}),
+        MegatronConfig(**{"tokens_per_row": 64, "threads": 1, **settings}),
         optimizer,
         seed=1,
         **{"total_steps": 10, **construction},

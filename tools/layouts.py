@@ -1,16 +1,13 @@
 """Proves every layout of ``mua.megatron.layouts`` on this machine and writes ``docs/layouts.md``.
 
-    python tools/layouts.py [--measured runs/layouts.json]
+    python tools/layouts.py
 
-A layout that fails ends the run with an error and leaves the page as it is. With ``--measured`` results are kept after
-each layout, and layouts found there are not run again, so that an interrupted run continues.
+A layout that fails ends the run with an error and leaves the page as it is.
 """
 
 from __future__ import annotations
 
-import argparse
 import datetime
-import json
 import os
 import sys
 import tempfile
@@ -24,6 +21,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 from mua.config.schema import MegatronConfig  # noqa: E402
 from mua.megatron import layouts  # noqa: E402
 from tests import layout_support  # noqa: E402
+from tests.parity.test_planted_faults import FAULTS  # noqa: E402
 
 KINDS = {"dense": ("Dense models", layouts.DENSE), "moe": ("Mixtures of experts", layouts.MOE)}
 COLUMNS = {
@@ -44,8 +42,8 @@ whose pattern (which sizes are above one, and how experts lie in them) is not am
 nearest one that is. Sizes within a pattern are free: `TP8 PP4 DP4` is covered by `TP2 PP2 DP2`.
 
 The table is `mua/megatron/layouts.py`, read by the check at start, by `tests/parity/test_megatron_layouts.py`, which
-runs a part of it always, more with `make test-slow` and all with `make test-grid`, and by `make tables`, which measured
-and wrote this page.
+proves a part of it in `make test` and the rest in `make test-slow`, so that CI (`.ci/run`) proves all of it, and by
+`make tables`, which measured and wrote this page.
 
 | short | key under `megatron` | |
 | --- | --- | --- |
@@ -62,18 +60,25 @@ Layers, heads or experts that do not divide over a layout are refused with the s
 
 ## How it is measured
 
-A random model (4 layers, 6 where stages need them; 4 heads, 2 key-value heads; 8 experts, 2 of them for a token) takes
-3 optimizer steps on packed rows of 11 sequences of 2 to 40 tokens with random masks, then one on a single sequence,
-which leaves most ranks without a token. Float32, AdamW at a learning rate of 1e-2, weight decay, clipping at 1. The
-columns are the largest differences to a single process over all ranks, steps and tensors:
+A random model (2 layers, 4 or 6 where stages need them; 4 heads, 2 key-value heads; 8 experts, 2 of them for a token)
+is trained twice on packed rows of 11 sequences of 2 to 40 tokens with random masks, in float32 with AdamW at a learning
+rate of 1e-2, weight decay and clipping at 1: one step; then, with the distributed optimizer (DO) and, for experts, with
+load-balancing and z-loss, two steps and one on a single sequence, which leaves most ranks without a token. The columns
+are the largest differences to a single process over all ranks, steps and tensors:
 
-* loss: absolute, over the 3 steps (at most 1e-5);
-* gradients: relative to the largest, first step (1e-5);
+* loss: absolute, of the first run, and of the second (at most 1e-5);
+* gradients: relative to the largest, first run (1e-5);
 * norm: of the gradients, relative, first step of both runs (1e-5);
-* weights: absolute, after 3 steps (3e-3: Adam magnifies rounding where a gradient is near zero, differently by CPU);
-* DO: a second run with the distributed optimizer and, for experts, with load-balancing and z-loss;
-* one sequence: loss of the last step, absolute, both runs (1e-4: 4 tokens, under weights that have drifted by then);
-* experts' load: of the load metrics and both losses, relative, first step (1e-5).
+* weights: absolute, after one step, and after two (3e-3: Adam magnifies rounding where a gradient is near zero,
+  differently by CPU);
+* one sequence: loss of the last step, absolute (1e-4: 4 tokens, under weights that have drifted by then);
+* experts' load: of the load metrics and both losses, relative, first step of the second run (1e-5).
+
+Log-probabilities before the first step are compared too (2e-5). One set of ranks of each size proves one layout after
+the other and uses process groups again; some layouts also run in fresh ranks, with the same result bit for bit. What
+these bounds find is shown by `tests/parity/test_planted_faults.py`: @FAULTS@ faults of parallel training (a sum over
+ranks left out or made twice, a wrong share of sequences, layers, experts or optimizer state) are planted one by one,
+and each is found.
 
 A single process is itself compared with transformers. What is not measured here: a GPU, NCCL, bfloat16, more than
 8 processes.
@@ -81,30 +86,16 @@ A single process is itself compared with transformers. What is not measured here
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--measured", type=Path, help="results so far; read and added to")
-    arguments = parser.parse_args()
-    measured = _measured(arguments.measured)
-    (ROOT / "docs" / "layouts.md").write_text(_page(measured))
-
-
-def _measured(kept: Path | None) -> dict[str, dict[str, float]]:
-    """Differences by ``kind name``."""
-    results: dict[str, dict[str, float]] = json.loads(kept.read_text()) if kept and kept.exists() else {}
-    left = [(kind, name) for kind, (_, names) in KINDS.items() for name in names if f"{kind} {name}" not in results]
+    results = {}
     with tempfile.TemporaryDirectory() as folder:
-        if left:
-            layout_support.write_references(Path(folder))
-        for kind, name in left:
-            found = layout_support.measure(Path(folder), kind, name)
-            if refused := found.refused():
-                raise SystemExit(f"{kind} {name} is not a single process: {refused}")
-            results[f"{kind} {name}"] = asdict(found)
-            print(kind, name, *(f"{key}={value:.1e}" for key, value in asdict(found).items()), flush=True)
-            if kept:
-                kept.parent.mkdir(parents=True, exist_ok=True)
-                kept.write_text(json.dumps(results, indent=1))
-    return results
+        for kind, (_, names) in KINDS.items():
+            for name in names:
+                found = layout_support.measure(Path(folder), kind, name)
+                if refused := found.refused():
+                    raise SystemExit(f"{kind} {name} is not a single process: {refused}")
+                results[f"{kind} {name}"] = asdict(found)
+                print(kind, name, *(f"{key}={value:.1e}" for key, value in asdict(found).items()), flush=True)
+    (ROOT / "docs" / "layouts.md").write_text(_page(results))
 
 
 def _page(results: dict[str, dict[str, float]]) -> str:
@@ -112,7 +103,8 @@ def _page(results: dict[str, dict[str, float]]) -> str:
         f"Measured on {datetime.date.today()} with Megatron-Core {version('megatron-core')}, torch {version('torch')} "
         f"and gloo on {os.cpu_count()} CPU cores.\n"
     )
-    return "\n".join([PAGE, where, *(_section(kind, results) for kind in KINDS)])
+    page = PAGE.replace("@FAULTS@", str(len(FAULTS)))
+    return "\n".join([page, where, *(_section(kind, results) for kind in KINDS)])
 
 
 def _section(kind: str, results: dict[str, dict[str, float]]) -> str:

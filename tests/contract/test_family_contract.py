@@ -60,13 +60,17 @@ every_example = pytest.mark.parametrize("example", CASES)
 every_family = pytest.mark.parametrize("family", [*FAMILIES, DOCUMENTED.model_type])
 
 
-@pytest.fixture(autouse=True)
-def single_process(monkeypatch):
-    monkeypatch.setitem(FAMILIES, DOCUMENTED.model_type, DOCUMENTED)
+@pytest.fixture(autouse=True, scope="module")
+def single_process():
     distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
     start_parallel(MegatronConfig())
     yield
     distributed.destroy_process_group()
+
+
+@pytest.fixture(autouse=True)
+def documented(monkeypatch):
+    monkeypatch.setitem(FAMILIES, DOCUMENTED.model_type, DOCUMENTED)
 
 
 def loaded(folder: Path, spec: str, dtype: torch.dtype) -> Sequence[Any]:

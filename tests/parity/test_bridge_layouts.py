@@ -3,9 +3,8 @@
 For every layout and example: load, check that every parameter and buffer of every rank was set and that
 log-probabilities equal transformers' (a wrong plan would pass a round trip alone), export, compare bit for bit with the
 file on every rank, save from all ranks, compare what was written. A part that has every mechanism of the plan
-runs always, some layouts as slow tests, the whole grid in ``make test-grid``; with ``MUA_WRITE_TABLES=1`` it writes
-docs/families.md. Training in these layouts is in test_megatron_layouts.py; sequences longer than a few dozen tokens
-are not covered.
+runs always, the whole grid as slow tests; with ``MUA_WRITE_TABLES=1`` it writes docs/families.md. Training in these
+layouts is in test_megatron_layouts.py; sequences longer than a few dozen tokens are not covered.
 """
 
 from __future__ import annotations
@@ -58,7 +57,6 @@ FUSED = {
     "TP2 EP2 ETP1": ("glm4_moe groups",),
 }
 """The same with Transformer Engine's parameter names; one process has all examples in the families' contract."""
-SLOW = ("TP4", "PP2 FIRST1", "TP2 CP2", "DP2 ETP2", "TP2 PP2 DP2 EP4 ETP1")
 GRID = {name: tuple(example for example in EXAMPLES if name in layouts_of(EXAMPLES[example])) for name in LAYOUTS}
 
 Result = dict[str, Any]
@@ -170,12 +168,6 @@ def proven():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", SLOW)
-def test_every_example_in_some_layouts(sources, tmp_path, name):
-    prove(name, GRID[name], sources, tmp_path)
-
-
-@pytest.mark.grid
 @pytest.mark.parametrize("name", GRID)
 def test_every_example_in_every_layout(sources, proven, tmp_path, name):
     assert name not in DENSE_LAYOUTS or GRID[name] == tuple(EXAMPLES)

@@ -16,7 +16,7 @@ from megatron_bridge import load_hf, save_hf
 from mua.config.schema import MegatronConfig
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(autouse=True, scope="module")
 def single_process():
     distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
     start_parallel(MegatronConfig())

@@ -49,9 +49,16 @@ def named(layout: dict[str, Any]) -> str:
     return " ".join(f"{name}{size}" for name, size in layout.items()) or "single"
 
 
-CASES = [pytest.param(0, *pair, id=f"{named(pair[0])}->{named(pair[1])}") for pair in DENSE] + [
-    pytest.param(EXPERTS, *pair, id=f"experts {named(pair[0])}->{named(pair[1])}") for pair in MOE
-]
+ALWAYS = (DENSE[0], MOE[1])
+"""The others are slow tests."""
+
+
+def case(experts: int, pair: tuple[dict[str, Any], dict[str, Any]]) -> Any:
+    marks = [] if pair in ALWAYS else [pytest.mark.slow]
+    return pytest.param(experts, *pair, marks=marks, id=f"{experts} experts {named(pair[0])}->{named(pair[1])}")
+
+
+CASES = [case(0, pair) for pair in DENSE] + [case(EXPERTS, pair) for pair in MOE]
 
 
 @pytest.fixture(scope="module")

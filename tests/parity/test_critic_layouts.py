@@ -15,10 +15,11 @@ import pytest
 import torch
 
 from mua.algorithms.losses import CrossEntropyLoss, ValueLoss
-from mua.config.schema import CriticConfig, CriticOptimizerConfig, MegatronConfig
+from mua.config.schema import CriticConfig, CriticOptimizerConfig
 from mua.megatron import layouts
 from mua.megatron.checkpoint import checkpoint_folder
 from tests.distributed import run_on_workers
+from tests.layout_support import world_of
 from tests.megatron_support import LENGTHS, backend, critic_heads, make_batch, with_values, write_model
 
 STEPS = 3
@@ -101,7 +102,7 @@ def assert_alike(found: dict[str, Any], expected: dict[str, Any]) -> None:
         np.testing.assert_allclose(ours, theirs, atol=1e-3, rtol=0)
 
 
-grid, slow = pytest.mark.grid, pytest.mark.slow
+slow = pytest.mark.slow
 
 
 @pytest.mark.parametrize(
@@ -114,12 +115,12 @@ grid, slow = pytest.mark.grid, pytest.mark.slow
         pytest.param("untied", "TP2 PP2", False, marks=slow),
         pytest.param("tied", "PP2 VPP2", True, marks=slow),
         pytest.param("moe", "DP2 EP2", True, marks=slow),
-        pytest.param("untied", "TP2", False, marks=grid),
-        pytest.param("untied", "PP2", False, marks=grid),
-        pytest.param("tied", "CP2", False, marks=grid),
-        pytest.param("untied", "DP2", False, marks=grid),
-        pytest.param("tied", "TP2 CP2", True, marks=grid),
-        pytest.param("moe", "TP2", True, marks=grid),
+        pytest.param("untied", "TP2", False, marks=slow),
+        pytest.param("untied", "PP2", False, marks=slow),
+        pytest.param("tied", "CP2", False, marks=slow),
+        pytest.param("untied", "DP2", False, marks=slow),
+        pytest.param("tied", "TP2 CP2", True, marks=slow),
+        pytest.param("moe", "TP2", True, marks=slow),
     ],
 )
 def test_a_layout_is_a_single_process(
@@ -128,7 +129,7 @@ def test_a_layout_is_a_single_process(
     expected = reference(folder, single, model)
     assert expected["steps"][0]["critic/clip_fraction"] > 0, "the bound is part of what is compared"
     sizes = layouts.sizes(name)
-    for found in run_on_workers(MegatronConfig(**sizes).world_size, trained, str(folder / model), sizes, distributed):
+    for found in run_on_workers(world_of(name), trained, str(folder / model), sizes, distributed):
         assert_alike(found, expected)
 
 
@@ -137,10 +138,9 @@ def test_a_critic_goes_on_under_another_layout(folder: Path, tmp_path: Path, sin
     expected = reference(folder, single, "tied")
     saved = layouts.sizes("TP2 PP2")
     run_on_workers(4, trained, str(folder / "tied"), saved, True, str(tmp_path))
-    for name in ("", "DP2"):
-        sizes = layouts.sizes(name) if name else {}
-        world = MegatronConfig(**sizes).world_size
-        for found in run_on_workers(world, resumed, str(folder / "tied"), sizes, str(tmp_path)):
+    for name in ("single", "DP2"):
+        sizes = layouts.sizes(name)
+        for found in run_on_workers(world_of(name), resumed, str(folder / "tied"), sizes, str(tmp_path)):
             assert_alike(found, expected)
 
 

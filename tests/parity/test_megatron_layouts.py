@@ -22,12 +22,12 @@ from safetensors.numpy import load_file
 
 from mua.algorithms.loss_protocol import TokenTensors
 from mua.algorithms.losses import PolicyLoss
-from mua.config.schema import MegatronConfig
 from mua.megatron import layouts
 from mua.megatron.packing import plan_rows
 from mua.types import Float32Array, TrainBatch
 from tests import layout_support
 from tests.distributed import run_distributed, run_on_workers
+from tests.layout_support import world_of
 from tests.megatron_support import LENGTHS, OPTIMIZER, backend, exported, gradients, make_batch, write_model
 
 STEPS = 2
@@ -81,11 +81,11 @@ def test_a_layout_is_a_single_process(kind: str, name: str, models: Path) -> Non
     ],
 )
 def test_ranks_that_proved_other_layouts_find_what_fresh_ones_find(kind: str, name: str, models: Path) -> None:
-    """Bit for bit: what ranks keep of earlier layouts could hide a fault, or be one. Fresh ones use plain gloo, too."""
+    """Bit for bit: what ranks keep of earlier layouts, process groups among it, could hide a fault, or be one."""
     path, sizes, world = (
         layout_support.model_for(models, kind, name),
         layouts.sizes(name),
-        layout_support.world_of(name),
+        world_of(name),
     )
     for other in ("DP2", "TP2") if world == 2 else ():
         run_on_workers(world, layout_support.digest, str(path), layouts.sizes(other))
@@ -94,7 +94,8 @@ def test_ranks_that_proved_other_layouts_find_what_fresh_ones_find(kind: str, na
 
 
 @pytest.mark.parametrize(
-    ("kind", "name"), [("moe", "TP2 EP2 ETP1"), pytest.param("moe", "CP2 EP2", marks=slow), ("dense", "PP2 VPP2")]
+    ("kind", "name"),
+    [("dense", "PP2 VPP2"), *(pytest.param("moe", name, marks=slow) for name in ("TP2 EP2 ETP1", "CP2 EP2"))],
 )
 def test_recomputation_changes_nothing_under_a_layout(kind: str, name: str, models: Path) -> None:
     found = layout_support.measure(models, kind, name, recompute="full")
@@ -260,19 +261,16 @@ def test_distributed_optimizer_changes_nothing(trained: list[dict[str, Any]], ex
         assert_same(rank["distributed optimizer weights"], expected["full"]["weights"], 2e-5)
 
 
+@slow  # test_checkpoint_layouts.py holds others against an uninterrupted run in `make test`
 @pytest.mark.parametrize(("before", "after"), [("single", "DP2"), ("TP2", "single"), ("PP2", "TP2"), ("DP2", "PP2")])
 def test_a_checkpoint_continues_under_another_layout(
     before: str, after: str, folder: Path, tmp_path: Path, expected: dict[str, dict[str, Any]]
 ) -> None:
     checkpoint = tmp_path / "step_00000001"
     first, second = layouts.sizes(before), layouts.sizes(after)
-    run_on_workers(ranks(before), megatron_save, str(folder), first, str(checkpoint))
-    for weights in run_on_workers(ranks(after), megatron_resume, str(folder), second, str(checkpoint)):
+    run_on_workers(world_of(before), megatron_save, str(folder), first, str(checkpoint))
+    for weights in run_on_workers(world_of(after), megatron_resume, str(folder), second, str(checkpoint)):
         assert_same(weights, expected["full"]["weights"], 2e-5)
-
-
-def ranks(name: str) -> int:
-    return MegatronConfig(**layouts.sizes(name)).world_size
 
 
 def test_the_page_lists_the_proven_layouts() -> None:

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from mua.algorithms.losses import PolicyLoss
-from mua.config.schema import MegatronConfig
 from mua.megatron import layouts
 from tests.distributed import run_on_workers
+from tests.layout_support import world_of
 from tests.megatron_support import backend, gradients, make_batch, write_model
 
 LOSSES = {
@@ -51,7 +51,7 @@ def single(folder: Path) -> dict[str, Any]:
 @pytest.mark.parametrize("name", ["CP2", pytest.param("TP2 DP2", marks=pytest.mark.slow)])
 def test_a_layout_is_a_single_process(name: str, folder: Path, single: dict[str, Any]) -> None:
     sizes = layouts.sizes(name)
-    for rank in run_on_workers(MegatronConfig(**sizes).world_size, one_step, str(folder), sizes):
+    for rank in run_on_workers(world_of(name), one_step, str(folder), sizes):
         for loss, expected in single.items():
             found = rank[loss]
             assert found["loss"] == pytest.approx(expected["loss"], abs=1e-5)

@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 
 from mua.algorithms.losses import PolicyLoss
-from mua.config.schema import MegatronConfig
 from mua.megatron import layouts
 from mua.types import TrainBatch, TrainSequence
 from tests.distributed import run_on_workers
+from tests.layout_support import world_of
 from tests.megatron_support import backend, gradients, make_batch, write_model
 
 LOSS = PolicyLoss(0.2, 0.3, 0.0, objective="gspo", entropy_coefficient=0.01)
@@ -71,8 +71,7 @@ SLOW = [("dense", "PP2 VPP2"), ("dense", "TP2 CP2"), ("dense", "DP2"), ("moe", "
 def test_a_tree_is_its_sequences(kind: str, name: str, references: dict[str, tuple[Path, Any]]) -> None:
     folder, expected = references[kind]
     sizes = layouts.sizes(name)
-    world = MegatronConfig(**sizes).world_size
-    for rank in run_on_workers(world, one_step, str(folder), sizes | {"merge_prefixes": True}):
+    for rank in run_on_workers(world_of(name), one_step, str(folder), sizes | {"merge_prefixes": True}):
         assert rank["metrics"]["merged_share"] > 0.15
         for key in KEYS:
             assert rank["metrics"][key] == pytest.approx(expected["metrics"][key], rel=1e-5, abs=1e-5), key

@@ -19,11 +19,11 @@ import transformers
 
 from mua.algorithms.loss_protocol import TokenTensors
 from mua.algorithms.losses import PolicyLoss
-from mua.config.schema import MegatronConfig
 from mua.errors import ConfigError, MuaError
 from mua.megatron import layouts
 from mua.types import ExpertArray, Float32Array, TrainBatch, TrainSequence
 from tests.distributed import run_on_workers
+from tests.layout_support import world_of
 from tests.megatron_support import OPTIMIZER, backend, gradients, make_batch, write_model
 
 LAYERS, EXPERTS, TOP_K = 4, 8, 2
@@ -168,8 +168,7 @@ def checkpoint_names(tensors: dict[str, Float32Array]) -> dict[str, Float32Array
 @pytest.mark.parametrize("name", [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
 def test_the_trainer_follows_the_engines_choices(name: str, folder: Path, truth: dict[str, Any]) -> None:
     sizes = layouts.sizes(name)
-    world = MegatronConfig(**sizes).world_size
-    assert_as_forced(run_on_workers(world, replayed, str(folder), sizes, "replay"), truth)
+    assert_as_forced(run_on_workers(world_of(name), replayed, str(folder), sizes, "replay"), truth)
 
 
 @pytest.mark.parametrize("recompute", ["selective", "full"])

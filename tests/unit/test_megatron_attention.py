@@ -1,14 +1,15 @@
 """Attention over rows of prefix trees: what is seen, that pieces and blocks are just that, output and gradients.
 
 Each against the definition, which knows of paths alone: brute force over all pairs, and a masked softmax in float64.
-FlexAttention runs forward on the CPU, interpreted and (slow) compiled; its backward pass and CUDA are not covered.
-Training under parallel layouts: tests/parity/test_prefix_trees.py.
+FlexAttention runs forward on the CPU, interpreted and (slow) compiled with dynamic shapes; its backward pass and CUDA
+are not covered. Training under parallel layouts: tests/parity/test_prefix_trees.py.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
+import shutil
 
 import numpy as np
 import pytest
@@ -203,14 +204,15 @@ def test_flex_attention_is_the_same(size: int, rank: int) -> None:
     torch.testing.assert_close(output, piecewise.attend(query, key, value, pieces(layout, size, rank), 0.3))
 
 
-@pytest.mark.grid
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="compiles C++")
 def test_compiled_flex_attention_is_the_same() -> None:
+    """With dynamic shapes, as on CUDA."""
     layout = large_layout()
     query, key, value = (tensor.float() for tensor in tensors(layout, layout.stops[-1]))
     by_head = (tensor.transpose(0, 1)[None].contiguous() for tensor in (query, key, value))
     mask = flex.block_mask(layout, 1, 0, torch.device("cpu"))
-    # With dynamic shapes, which CUDA needs, the C++ that torch 2.13 makes for the CPU does not compile.
-    output = torch.compile(flex_attention, dynamic=False)(*by_head, block_mask=mask, scale=0.3, enable_gqa=True)
+    output = torch.compile(flex_attention, dynamic=True)(*by_head, block_mask=mask, scale=0.3, enable_gqa=True)
     expected = piecewise.attend(query, key, value, pieces(layout), 0.3)
     torch.testing.assert_close(output[0].transpose(0, 1), expected, rtol=1e-4, atol=1e-5)
 
@@ -232,3 +234,12 @@ def test_upstream_flex_attention_has_no_backward_pass_on_the_cpu() -> None:
     query = torch.randn(1, 1, 16, 16, requires_grad=True)
     with pytest.raises(NotImplementedError, match="does not support backward on CPU"):
         flex_attention(query, query, query)
+
+
+def test_the_fused_operators_are_those_of_scaled_dot_product_attention() -> None:
+    query = torch.randn(1, 1, 16, 16, requires_grad=True)
+    with torch.profiler.profile() as profile:
+        torch.nn.functional.scaled_dot_product_attention(query, query, query, is_causal=True).sum().backward()
+    called = {event.key for event in profile.key_averages()}
+    assert "aten::_scaled_dot_product_flash_attention_for_cpu" in called
+    assert "aten::_scaled_dot_product_flash_attention_for_cpu_backward" in called
