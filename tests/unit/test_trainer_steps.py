@@ -162,6 +162,7 @@ class Engines:
     """The rollout side: samples with the weights it was given last, and says in which order it was asked."""
 
     released = False
+    engines_up = 1
     position: dict[str, Any] = {}  # noqa: RUF012
 
     def __init__(self, events: list[str]) -> None:
@@ -176,6 +177,9 @@ class Engines:
         self.events.append(f"weights {version}")
         self.table.logits, self.version = weights(), version
         return SyncReport(0, 0, 0, 0.0, 0.0, version)
+
+    def wait_for_engines(self) -> None:
+        pass
 
     def take(self, on_episode: object) -> Harvest:
         self.events.append("take")
