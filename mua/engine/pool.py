@@ -405,9 +405,9 @@ class EnginePool:
         When none is left, a ``weights`` that can be called is called again as soon as an engine is up.
 
         Raises:
-            EngineError: an engine refused; or every engine was lost, and ``weights`` can be consumed only once, or
-                ``engine.max_restarts`` is used up. The engines concerned are restarted and wait for the next update.
-            DeadlineExceeded: no engine came up in the time that all its restarts may take.
+            EngineError: an engine refused; or every engine was lost, and ``weights`` can be consumed only once,
+                ``engine.max_restarts`` is used up, or none came up in the time that all its restarts may take. The
+                engines concerned are restarted and wait for the next update.
         """
         started = monotonic()
         async with self._update_lock:
@@ -446,7 +446,7 @@ class EnginePool:
                         return up
                     await self._admit_again.wait()
         except TimeoutError:
-            raise DeadlineExceeded(
+            raise EngineError(
                 f"no engine came up to take the weights within {seconds:g} s, which is engine.start_seconds and "
                 f"engine.stop_seconds for each of its restarts: {self.describe()}"
             ) from None
@@ -577,7 +577,7 @@ class EnginePool:
         An engine that fails to is killed, which frees its memory too.
         """
         if not self.config.memory_saver:
-            raise EngineError("set engine.memory_saver: true to release engine memory between rollouts")
+            raise EngineError("set engine.memory_saver: true to release engine memory between rollouts", passing=False)
         self._closed_by |= {_RELEASED + tag for tag in tags}
         await self._memory("/release_memory_occupation", lambda engine: set(tags) - engine.released)
 

@@ -44,7 +44,7 @@ class Holding:
             self.ranks = [{name: f"noise {next(_NOISE)}" for name in rank} for rank in self.ranks]
         return {"success": True, "ranks": [{"checksums": dict(rank)} for rank in self.ranks]}
 
-    async def flush(self, timeout: float) -> None:
+    async def flush(self, wait: float, *, timeout: float) -> None:
         pass
 
     async def close(self) -> None:
@@ -71,6 +71,7 @@ async def pool(tmp_path: Path) -> EnginePool:
     made = EnginePool(config, dtype="float32", context_length=64, seed=1, log_folder=tmp_path)
     for engine in made._engines:
         engine.state, engine._client = State.SERVING, Holding()  # type: ignore[assignment]
+    made._failure = None  # as after a start
     await made.update_weights(Told(), 1)
     return made
 

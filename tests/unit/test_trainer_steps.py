@@ -21,6 +21,7 @@ from mua.algorithms.loss_protocol import LossFunction, TokenTensors
 from mua.algorithms.losses import finish_metrics
 from mua.config.schema import ExperimentConfig
 from mua.engine.weights import SyncReport
+from mua.errors import EngineError
 from mua.rollout.scheduler import Harvest, Position
 from mua.trainer import rl
 from mua.trainer.preempt import Preemption
@@ -162,6 +163,7 @@ class Engines:
     """The rollout side: samples with the weights it was given last, and says in which order it was asked."""
 
     released = False
+    engines_up = 1
     position: dict[str, Any] = {}  # noqa: RUF012
 
     def __init__(self, events: list[str]) -> None:
@@ -176,6 +178,9 @@ class Engines:
         self.events.append(f"weights {version}")
         self.table.logits, self.version = weights(), version
         return SyncReport(0, 0, 0, 0.0, 0.0, version)
+
+    def wait_for_engines(self) -> None:
+        pass
 
     def take(self, on_episode: object) -> Harvest:
         self.events.append("take")
@@ -217,3 +222,23 @@ def test_a_batch_keeps_what_was_sampled(tmp_path: Path) -> None:
 
 def _copy(segment: Segment) -> Segment:
     return Segment(*(getattr(segment, name).copy() for name in Segment.__slots__[:5]))
+
+
+class LostAtTheSync(Engines):
+    """No engine is left for the weights of version 2."""
+
+    def update_weights(self, weights: Any, version: int) -> SyncReport:
+        if version == 2:
+            raise EngineError("engine.max_restarts")
+        return super().update_weights(weights, version)
+
+
+def test_a_step_whose_weights_no_engine_takes_is_logged_and_saved(tmp_path: Path) -> None:
+    events: list[str] = []
+    config, table, engines = config_of(tmp_path, epochs=1, minibatches=1), Table(events), LostAtTheSync(events)
+    run = Run(config, table)  # type: ignore[arg-type]
+    with pytest.raises(EngineError), run, run.saved_on_leaving():
+        rl.loop(config, table, run, engines, Preemption())  # type: ignore[arg-type]
+    assert events[-6:] == ["weights 1", "save", "release", "take", "train", "save"]
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [0, 1]
