@@ -2,9 +2,9 @@
 
     python -m tools.chaos [--faults 10] [--seed 1] [--mode sync stale ranks] [--write]
 
-Every run is struck several times, also while it starts and resumes: processes are killed and stopped, the disk is full,
-the newest checkpoint is damaged, a port is taken, the clock jumps. A supervisor does what Slurm would, and what a person
-is asked for (:mod:`tools.faults.supervise`). At the end no task is lost and none trained twice; in the deterministic
+Every run is struck several times, also while it starts and resumes: processes are killed and stopped, the disk is
+full, the newest checkpoint is damaged, a port is taken, the clock jumps. A supervisor does what Slurm would, and what a
+person is asked for (:mod:`tools.faults.supervise`). At the end no task is lost and none trained twice; in the deterministic
 modes weights, tokens and metrics are bit for bit those of an undisturbed run (:mod:`tools.faults.account`).
 
 A run that fails leaves everything in ``runs/chaos/<run>``, and the command that repeats its faults is printed. Status 1
@@ -58,7 +58,8 @@ class Outcome:
     @property
     def command(self) -> str:
         """What draws the same faults."""
-        return f"python -m tools.chaos --mode {self.mode} --seed {self.seed} --faults {self.faults} --per-run {self.faults}"
+        count = f"--faults {self.faults} --per-run {self.faults}"
+        return f"python -m tools.chaos --mode {self.mode} --seed {self.seed} {count}"
 
 
 class Campaign:
@@ -232,17 +233,19 @@ def page(outcomes: Sequence[Outcome], command: str, seconds: float) -> str:
     failed = [outcome for outcome in outcomes if outcome.failures]
     verdict = "No task was lost and none trained twice; weights, tokens and metrics of the deterministic modes equal"
     faults = "\n".join(f"- `{outcome.command}`: {'; '.join(outcome.failures)}" for outcome in failed)
+    machine = f"{os.cpu_count()} CPU cores ({platform.machine()}), no GPU, Python {platform.python_version()}"
+    each = struck / len(outcomes)
     return f"""\
 # Faults that runs survive
 
-{datetime.now(UTC):%Y-%m-%d}, {os.cpu_count()} CPU cores ({platform.machine()}), no GPU, Python {platform.python_version()}. Made by
+{datetime.now(UTC):%Y-%m-%d}, {machine}. Made by
 
 ```
 {command}
 ```
 
-{struck} faults struck {len(outcomes)} runs of {STEPS} steps within {seconds / 60:.0f} minutes, {struck / len(outcomes):.1f} \
-each; {len(failed)} runs failed. {verdict + " those of an undisturbed run bit for bit." if not failed else ""}
+{struck} faults struck {len(outcomes)} runs of {STEPS} steps within {seconds / 60:.0f} minutes, {each:.1f} each;
+{len(failed)} runs failed. {verdict + " those of an undisturbed run bit for bit." if not failed else ""}
 {faults}
 
 `sync` is synchronous and deterministic, `stale` has `trainer.max_staleness=1` and a language model as user, `ranks` is

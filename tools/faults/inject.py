@@ -1,4 +1,4 @@
-"""The faults themselves. Each is a generator: it yields None while it waits for its victim, then what it did, in words."""
+"""The faults themselves: generators that yield None while they wait for a victim, then what they did, in words."""
 
 from __future__ import annotations
 

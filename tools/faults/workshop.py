@@ -35,7 +35,7 @@ rollout:
   generate_seconds: 120
   user_seconds: 60
   episode_seconds: 240
-  max_retries: 4
+  max_retries: 6
 engine:
   max_total_tokens: 16384
   max_running_requests: 16
@@ -47,16 +47,16 @@ engine:
 algorithm: {{group_size: {size}, groups_per_step: {groups}, epochs: 2, minibatches: 2}}
 megatron: {{tokens_per_row: 512, threads: 1}}
 optimizer: {{learning_rate: 1.0e-3, weight_decay: 0.0}}
-trainer: {{steps: {steps}, save_every: {save_every}, keep: 2}}
+trainer: {{steps: {steps}, save_every: {save_every}, keep: 2, min_scored_share: 1.0, silence_seconds: 8}}
 """
 _DETERMINISTIC = ("trainer.deterministic=true", "engine.deterministic=true")
 _USER = (
     "user.kind=llm",
-    "user.llm={model: user, base_url: '${MUA_USER_BASE_URL}', request_seconds: 3, total_seconds: 30}",
+    "user.llm={model: user, base_url: '${MUA_USER_BASE_URL}', request_seconds: 3, total_seconds: 12}",
 )
 OVERRIDES = {
     Mode.SYNC: _DETERMINISTIC,
-    Mode.STALE: ("trainer.max_staleness=1", *_USER),
+    Mode.STALE: ("trainer.max_staleness=1", "rollout.max_retries=2", *_USER),
     Mode.RANKS: ("megatron.data_parallel=2", *_DETERMINISTIC),
 }
 DETERMINISTIC = frozenset({Mode.SYNC, Mode.RANKS})

@@ -1,7 +1,7 @@
 """Python imports this at its start where this folder is on its path: the wall clock runs ahead by ``offset``.
 
-The file beside it holds seconds as a double, and is looked at in every call. Only the wall clock is moved: what measures
-durations (``time.monotonic``, ``time.perf_counter``) is left alone, as by a clock that somebody sets. Of the system only
+The file beside it holds seconds as a double, and is looked at in every call. Only the wall clock is moved: what
+measures durations (``time.monotonic``, ``time.perf_counter``) is left alone, as by somebody who sets a clock. Only
 Python's own ``time.time`` and ``time.time_ns`` are reached.
 """
 
