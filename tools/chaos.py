@@ -4,8 +4,9 @@
 
 Every run is struck several times, also while it starts and resumes: processes are killed and stopped, the disk is
 full, the newest checkpoint is damaged, a port is taken, the clock jumps. A supervisor does what Slurm would, and what a
-person is asked for (:mod:`tools.faults.supervise`). At the end no task is lost and none trained twice; in the deterministic
-modes weights, tokens and metrics are bit for bit those of an undisturbed run (:mod:`tools.faults.account`).
+person is asked for (:mod:`tools.faults.supervise`). At the end no task is lost and none trained twice; in the
+deterministic modes weights, tokens and metrics are bit for bit those of an undisturbed run
+(:mod:`tools.faults.account`).
 
 A run that fails leaves everything in ``runs/chaos/<run>``, and the command that repeats its faults is printed. Status 1
 if any failed.

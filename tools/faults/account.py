@@ -58,8 +58,8 @@ def _steps(output: Path, staleness: int) -> Iterator[str]:
         sampled[step] = sampled.get(step, 0) + trajectory.sampled_tokens
     for line in lines:
         step = line["step"]
-        if line["tokens/sampled"] != sampled.get(step):
-            yield f"step {step} sampled {line['tokens/sampled']:g} tokens, its traces hold {sampled.get(step)}"
+        if (count := line["tokens/sampled"] * line["trajectories/count"]) != sampled.get(step):
+            yield f"step {step} sampled {count:g} tokens, its traces hold {sampled.get(step)}"
         if line["version_lag/max"] > staleness:
             yield f"step {step} trained on weights {line['version_lag/max']:g} versions old"
 
