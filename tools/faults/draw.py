@@ -119,8 +119,7 @@ def _placed(kind: Kind, random: Random) -> Fault:
     """Somewhere in the loop, or in the export at its end."""
     export = kind not in _PHASES and random.random() < 1 / (len(_LOOP) * STEPS)
     phase = Phase.EXPORT if export else random.choice(_PHASES.get(kind, _LOOP))
-    # Before a checkpoint can be damaged there must be one before it.
-    first = 2 * SAVE_EVERY if kind is Kind.CHECKPOINT else 0
+    first = SAVE_EVERY if kind is Kind.CHECKPOINT else 0  # there must be one
     steps = [step for step in range(first, STEPS) if phase is not Phase.SAVE or (step + 1) % SAVE_EVERY == 0]
     step = STEPS if export else random.choice(steps)
     return Fault(kind, phase, step, random.random(), random.randrange(2**32))

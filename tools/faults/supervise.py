@@ -37,7 +37,7 @@ _VICTIM_SECONDS = 40.0
 _POLL_S = 0.003
 _PASSING = os.EX_TEMPFAIL
 _FULL = re.compile(r"no space left|disk is full|quota", re.IGNORECASE)
-_OFFER = re.compile(r"trainer\.resume\w*=\S+")
+_OFFER = re.compile(r"run: (mv .+) and then the same command again")
 
 
 class RunFailed(Exception):
@@ -105,7 +105,6 @@ class Supervisor:
         self._clock = Clock(folder / "clock")
         self._user = User(folder.parent) if mode is Mode.STALE else None
         self._later: list[tuple[float, Callable[[], None], bool]] = []
-        self._extra: list[str] = []
         self._effect: Effect | None = None
         self._effect_since = 0.0
         self._ending = False
@@ -138,7 +137,7 @@ class Supervisor:
         log = self.folder / f"attempt-{self.attempts}.log"
         with log.open("w") as said:
             trainer = subprocess.Popen(
-                [sys.executable, "-m", "mua.cli", "train", str(self._config), *OVERRIDES[self._mode], *self._extra],
+                [sys.executable, "-m", "mua.cli", "train", str(self._config), *OVERRIDES[self._mode]],
                 cwd=self.folder, env=self._variables(), stdin=subprocess.DEVNULL, stdout=said, stderr=said,
                 start_new_session=True,
             )  # fmt: skip
@@ -183,9 +182,10 @@ class Supervisor:
             raise RunFailed(f"it ended with status {status} before anything struck it: {last}")
         if status == 2 and _FULL.search(last):
             return "room was made, the same command again"
-        if status == 2 and (offer := _OFFER.search(said)) and self._struck(Kind.CHECKPOINT):
-            self._extra = [offer[0]]
-            return "the older checkpoint, as offered"
+        if status == 2 and (offer := _OFFER.search(last)) and self._struck(Kind.CHECKPOINT):
+            subprocess.run(["sh", "-euc", offer[1]], cwd=self.folder, check=True)
+            again = "the run began anew" if "begin the run anew" in last else "the older checkpoint was taken"
+            return f"{again}, as offered by name"
         if status == _PASSING or status < 0:
             why = "status 75" if status > 0 else signal.Signals(-status).name
             return f"the same command again ({why})"

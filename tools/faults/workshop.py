@@ -25,7 +25,7 @@ CONFIG = """\
 name: chaos
 output: disk/out
 model: {{path: {model}, dtype: float32, max_length: 512}}
-environment: {{name: graded_desk, prompt: short, isolation: process, workers: 2, call_seconds: 4, reset_seconds: 20}}
+environment: {{name: graded_desk, prompt: short, isolation: process, workers: 2, call_seconds: 4, reset_seconds: 8}}
 rollout:
   max_turns: 4
   max_tool_calls: 4
@@ -42,7 +42,7 @@ engine:
   memory_fraction: 0.5
   health_seconds: 1
   control_seconds: 6
-  start_seconds: 90
+  start_seconds: 240
   stop_seconds: 5
 algorithm: {{group_size: {size}, groups_per_step: {groups}, epochs: 2, minibatches: 2}}
 megatron: {{tokens_per_row: 512, threads: 1}}
