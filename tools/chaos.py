@@ -21,6 +21,7 @@ import json
 import os
 import platform
 import shutil
+import signal
 import sys
 import time
 from collections import Counter
@@ -270,6 +271,7 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help=f"write {PAGE}")
     arguments = parser.parse_args()
     shutil.rmtree(arguments.folder, ignore_errors=True)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # ends the run that is under way, too
     started = time.monotonic()
     with Progress() as progress:
         campaign = Campaign(

@@ -28,7 +28,7 @@ from tools.faults.inject import Clock, Effect, Scene, User, strike
 from tools.faults.watch import Place, Watch, left_in
 from tools.faults.workshop import DOMAINS, OVERRIDES, ROOT
 
-SILENT_SECONDS = 150.0
+SILENT_SECONDS = 300.0
 """Longer than any wait of the run's own: without progress for so long it hangs."""
 LEFT_SECONDS = 30.0
 """In which everything that an attempt has started must be gone after it."""
@@ -36,7 +36,7 @@ _VICTIM_SECONDS = 40.0
 """How long a fault waits for its victim to be there."""
 _POLL_S = 0.003
 _PASSING = os.EX_TEMPFAIL
-_FULL = re.compile(r"no space left|disk is full|quota", re.IGNORECASE)
+_FULL = re.compile(r"no space left|is the disk full|quota", re.IGNORECASE)
 _OFFER = re.compile(r"run: (mv .+) and then the same command again")
 
 
@@ -149,8 +149,7 @@ class Supervisor:
                 trainer.wait()
             self._do_later(lambda _, outlasts: not outlasts)
         if status:
-            answer = self._answer(status, log.read_text(errors="replace"))
-            self.struck[-1].survived = answer
+            self._answer(status, log.read_text(errors="replace"))
         return status == 0
 
     def _watch(self, trainer: subprocess.Popen[bytes], log: Path) -> int:
@@ -175,24 +174,28 @@ class Supervisor:
                 taken.close()
         return status
 
-    def _answer(self, status: int, said: str) -> str:
-        """What is done about the end of an attempt."""
-        last = said.strip().splitlines()[-1] if said.strip() else "(it said nothing)"
+    def _answer(self, status: int, said: str) -> None:
+        """Do something about the end of an attempt, and note it with the fault behind it."""
+        lines = said.strip().splitlines() or ["it said nothing"]
+        message = " ".join(line for line in lines if line.startswith("mua")) or lines[-1]
         if not self.struck:
-            raise RunFailed(f"it ended with status {status} before anything struck it: {last}")
-        if status == 2 and _FULL.search(last):
-            return "room was made, the same command again"
-        if status == 2 and (offer := _OFFER.search(last)) and self._struck(Kind.CHECKPOINT):
+            raise RunFailed(f"it ended with status {status} before anything struck it: {message}")
+        disk, checkpoint = self._last(Kind.DISK), self._last(Kind.CHECKPOINT)
+        if status == 2 and disk is not None and _FULL.search(message):
+            disk.survived = "room was made, the same command again"
+        elif status == 2 and checkpoint is not None and (offer := _OFFER.search(message)):
             subprocess.run(["sh", "-euc", offer[1]], cwd=self.folder, check=True)
-            again = "the run began anew" if "begin the run anew" in last else "the older checkpoint was taken"
-            return f"{again}, as offered by name"
-        if status == _PASSING or status < 0:
-            why = "status 75" if status > 0 else signal.Signals(-status).name
-            return f"the same command again ({why})"
-        raise RunFailed(f"attempt {self.attempts} ended with status {status}: {last}")
+            anew = "begin the run anew" in message
+            checkpoint.survived = f"{'a new beginning' if anew else 'the checkpoint before'}, offered by name"
+        elif status == _PASSING or status < 0:
+            why = f"status {status}" if status > 0 else signal.Signals(-status).name
+            self.struck[-1].survived = f"the same command again ({why})"
+        else:
+            raise RunFailed(f"attempt {self.attempts} ended with status {status}: {message}")
 
-    def _struck(self, kind: Kind) -> bool:
-        return any(struck.fault.kind is kind for struck in self.struck)
+    def _last(self, kind: Kind) -> Struck | None:
+        """The last fault of a kind."""
+        return next((struck for struck in reversed(self.struck) if struck.fault.kind is kind), None)
 
     def _variables(self) -> dict[str, str]:
         clean = {name: value for name, value in os.environ.items() if name not in ("WORLD_SIZE", "RANK")}

@@ -42,7 +42,7 @@ engine:
   memory_fraction: 0.5
   health_seconds: 1
   control_seconds: 6
-  start_seconds: 240
+  start_seconds: 150
   stop_seconds: 5
 algorithm: {{group_size: {size}, groups_per_step: {groups}, epochs: 2, minibatches: 2}}
 megatron: {{tokens_per_row: 512, threads: 1}}
