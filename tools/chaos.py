@@ -217,7 +217,7 @@ def table(outcomes: Sequence[Outcome]) -> str:
             counts = Counter(mode for mode, _ in found)
             ways = Counter(struck.survived for _, struck in found)
             told = ", ".join(f"{way} ({count})" for way, count in ways.most_common())
-            lost = [struck.lost for _, struck in found]
+            lost = [max(0.0, struck.lost) for _, struck in found]
             cells = [kind, *(str(counts[mode]) for mode in modes), told, f"{median(lost):.0f}, {max(lost):.0f}"]
             lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)

@@ -38,6 +38,8 @@ _POLL_S = 0.003
 _PASSING = os.EX_TEMPFAIL
 _FULL = re.compile(r"no space left|is the disk full|quota", re.IGNORECASE)
 _OFFER = re.compile(r"run: (mv .+) and then the same command again")
+_WENT_ON = "the run went on"
+_KILLERS = (Kind.KILL_TRAINER, Kind.CHECKPOINT, Kind.STOP_TRAINER)
 
 
 class RunFailed(Exception):
@@ -55,8 +57,13 @@ class Struck:
     done: str
     position: float
     """Where the run was on the way of an undisturbed one, in its seconds."""
-    survived: str = "the run went on"
+    survived: str = _WENT_ON
     lost: float = 0.0
+
+    @property
+    def answered(self) -> bool:
+        """Whether it ended an attempt."""
+        return self.survived != _WENT_ON
 
 
 @dataclass
@@ -189,9 +196,14 @@ class Supervisor:
             checkpoint.survived = f"{'a new beginning' if anew else 'the checkpoint before'}, offered by name"
         elif status == _PASSING or status < 0:
             why = f"status {status}" if status > 0 else signal.Signals(-status).name
-            self.struck[-1].survived = f"the same command again ({why})"
+            self._cause(status).survived = f"the same command again ({why})"
         else:
             raise RunFailed(f"attempt {self.attempts} ended with status {status}: {message}")
+
+    def _cause(self, status: int) -> Struck:
+        """Which fault ended the attempt: of a trainer that was killed, the one that did it; otherwise the last."""
+        killers = [struck for struck in self.struck if struck.fault.kind in _KILLERS and not struck.answered]
+        return killers[-1] if killers and status < 0 else self.struck[-1]
 
     def _last(self, kind: Kind) -> Struck | None:
         """The last fault of a kind."""
