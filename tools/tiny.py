@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,24 +28,31 @@ VOCABULARY = 768
 
 
 def build_policy(
-    folder: Path, conversations: Iterable[Sequence[Json]], seed: int, vocabulary: int = VOCABULARY
+    folder: Path,
+    conversations: Iterable[Sequence[Json]],
+    seed: int,
+    vocabulary: int = VOCABULARY,
+    shape: Mapping[str, Any] = {},
 ) -> None:
-    """A tokenizer trained on the conversations' text, and random weights that fit it, as a Hugging Face folder."""
+    """A tokenizer trained on the conversations' text, and random weights that fit it, as a Hugging Face folder.
+
+    ``shape`` replaces parts of :data:`POLICY`.
+    """
     from mua.environment.demonstrate import spoken_text
     from mua.tokens import train_tokenizer
 
     train_tokenizer(spoken_text(list(conversations)), folder, vocab_size=vocabulary)
-    _initialise(folder, seed)
+    _initialise(folder, seed, POLICY | dict(shape))
 
 
-def _initialise(folder: Path, seed: int) -> None:
+def _initialise(folder: Path, seed: int, shape: Mapping[str, Any]) -> None:
     import torch
     from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
     tokenizer = AutoTokenizer.from_pretrained(folder)
     end_of_turn = tokenizer.convert_tokens_to_ids("<|im_end|>")
     torch.manual_seed(seed)
-    policy = Qwen3ForCausalLM(Qwen3Config(vocab_size=len(tokenizer), eos_token_id=end_of_turn, **POLICY))
+    policy = Qwen3ForCausalLM(Qwen3Config(vocab_size=len(tokenizer), eos_token_id=end_of_turn, **shape))
     policy.save_pretrained(folder)
     print(f"{sum(p.numel() for p in policy.parameters()):,} parameters, {len(tokenizer)} tokens in the vocabulary")
 

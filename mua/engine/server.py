@@ -25,7 +25,10 @@ IDLE_CONNECTION_SECONDS = 600
 """After which a server closes a connection. Its own 5 s are within reach of a client that is kept from the processor: a
 request written into a connection that is just being closed looks like a dead engine."""
 _STARTS = 3
-"""A server binds its ports seconds after they were chosen; one that finds them taken is started on others."""
+"""A server binds its ports seconds after they were chosen; one that finds them taken is started on others. So is one
+that was killed meanwhile."""
+_KILLED = re.compile(rb"(exit code:|terminated with|with code) -\d")
+"""How SGLang's main process says that a scheduler of its own ended by a signal."""
 _MANAGED = frozenset(
     {
         "model_path", "host", "port", "device", "dtype", "tp_size", "tensor_parallel_size", "context_length",
@@ -185,13 +188,13 @@ class EngineServer:
         self.port = free_port(self.host)
         self.log_file.parent.mkdir(parents=True, exist_ok=True)
         self._write_key()
-        guarded = [sys.executable, "-I", "-S", str(_GUARDIAN), str(os.getpid())]
+        guarded, command = [sys.executable, "-I", "-S", str(_GUARDIAN), str(os.getpid())], self._command(model_path)
         with self.log_file.open("ab") as log:
             self._log_start = log.tell()
-            log.write(f"\n--- starting {' '.join(self._command(model_path))}\n".encode())
+            log.write(f"\n--- starting {' '.join(command)}\n".encode())
             log.flush()
             self._process = subprocess.Popen(
-                [*guarded, *self._command(model_path)],
+                [*guarded, *command],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -233,9 +236,11 @@ class EngineServer:
             self._spawn(model_path)
             if await self._becomes_ready():
                 return
-            if not left or not self._lost_a_port():
-                raise EngineError(f"engine {self.index} exited while starting; {self._evidence()}", passing=False)
-            _log.warning("engine %d found a port taken that was free before; starting it on others", self.index)
+            killed = self._was_killed()
+            if not left or not (killed or self._lost_a_port()):
+                raise EngineError(f"engine {self.index} exited while starting; {self._evidence()}", passing=killed)
+            found = "was killed while starting" if killed else "found a port taken that was free before"
+            _log.warning("engine %d %s; starting it again", self.index, found)
             await self.stop()
 
     async def _becomes_ready(self) -> bool:
@@ -254,9 +259,18 @@ class EngineServer:
 
     def _lost_a_port(self) -> bool:
         """Whether the server said, since it was started last, that a port is taken: its own or its process group's."""
+        return b"address already in use" in self._said().lower()
+
+    def _was_killed(self) -> bool:
+        """Whether the server that has just ended, or a process of its own without which it cannot start, was killed."""
+        status = None if self._process is None else self._process.poll()
+        return (status is not None and not 0 <= status <= 128) or _KILLED.search(self._said()) is not None
+
+    def _said(self) -> bytes:
+        """What the log holds since the server was started last."""
         with self.log_file.open("rb") as log:
             log.seek(self._log_start)
-            return b"address already in use" in log.read().lower()
+            return log.read()
 
     def _tell_guardian(self) -> None:
         """The shared memory that there is from now on must be removed, however soon the server is killed."""

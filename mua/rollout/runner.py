@@ -118,7 +118,9 @@ class EpisodeRunner:
         async with self._slots:
             await self._begin()
             for attempt in range(self._config.rollout.max_retries + 1):
-                seed = derived_seed(self._config.seed, ordinal, sample, attempt)
+                # A fault must leave no trace in a deterministic run; elsewhere another seed may avoid the next one.
+                again = 0 if self._config.trainer.deterministic else attempt
+                seed = derived_seed(self._config.seed, ordinal, sample, again)
                 session = f"{ordinal}/{sample}/{attempt}"
                 try:
                     result = await self._attempt(setting, task, session, seed)

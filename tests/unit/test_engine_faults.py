@@ -49,6 +49,48 @@ async def test_a_server_that_exits_shows_the_end_of_its_log(tmp_path: Path, tiny
     assert not broken.running
 
 
+ANSWERS = """
+import http.server, sys
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200); self.end_headers()
+http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
+"""
+
+
+def starts(*programs: str) -> Callable[[EngineServer, Path], list[str]]:
+    """A server's command lines, one after the other, as Python programs that get the port."""
+    left = list(programs)
+    return lambda self, _: [sys.executable, "-c", left.pop(0), str(self.port)]
+
+
+@pytest.mark.parametrize(
+    "killed",
+    [
+        pytest.param("import os; os.kill(os.getpid(), 9)", id="server"),
+        pytest.param("import os; os.kill(os.getppid(), 9)", id="guardian"),
+        pytest.param("import sys; sys.exit('Rank 0 scheduler died (exit code: -9)')", id="scheduler"),
+    ],
+)
+async def test_a_server_that_is_killed_while_it_starts_is_started_again(
+    tmp_path: Path, tiny_qwen3_folder: Path, monkeypatch: pytest.MonkeyPatch, killed: str
+) -> None:
+    monkeypatch.setattr(EngineServer, "_command", starts(killed, ANSWERS))
+    started = server(tmp_path)
+    await started.start(tiny_qwen3_folder)
+    assert started.running
+    await started.stop()
+
+
+async def test_a_server_that_is_killed_at_every_start_may_be_tried_again_later(
+    tmp_path: Path, tiny_qwen3_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(EngineServer, "_command", starts(*["import os; os.kill(os.getpid(), 9)"] * 3))
+    with pytest.raises(EngineError, match="exited while starting") as raised:
+        await server(tmp_path).start(tiny_qwen3_folder)
+    assert raised.value.passing
+
+
 async def test_the_start_deadline_is_named_and_nothing_is_left(tmp_path: Path, tiny_qwen3_folder: Path) -> None:
     late = server(tmp_path, start_seconds=2.0)
     others = engine_processes()
