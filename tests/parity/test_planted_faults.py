@@ -79,7 +79,7 @@ def routers_not_summed(patch: Patch) -> None:
 
 def tied_embeddings_not_summed(patch: Patch) -> None:
     """The first stage's and the last one's copies of one weight."""
-    finishing = sys.modules[forward.finalize_model_grads.__module__]
+    finishing = sys.modules[forward.finalize_model_grads.__module__]  # type: ignore[attr-defined]
     patch.setattr(finishing, "_allreduce_word_embedding_grads", lambda *_, **__: None)
 
 
@@ -162,7 +162,7 @@ def losses_by_own_tokens(patch: Patch) -> None:
 
 def shards_not_gathered(patch: Patch) -> None:
     """Each rank of the distributed optimizer updates a part of the weights; the others keep theirs."""
-    patch.setattr(optimizer.DistributedDataParallel, "_start_bucket_group_param_sync", lambda *_, **__: None)
+    patch.setattr(optimizer.DistributedDataParallel, "_start_bucket_group_param_sync", lambda *_, **__: None)  # type: ignore[attr-defined]
 
 
 def norm_counts_copies(patch: Patch) -> None:
@@ -196,14 +196,14 @@ def experts_averaged(patch: Patch) -> None:
             for bucket in group.buckets:
                 bucket.gradient_scaling_factor = 0.5
 
-    after(patch, optimizer.DistributedDataParallel, "__init__", halve)
+    after(patch, optimizer.DistributedDataParallel, "__init__", halve)  # type: ignore[attr-defined]
 
 
 def load_counted_on_own_part(patch: Patch) -> None:
     """The balancing loss of a row takes choices of a part of it."""
 
     def own(balance: Any, router: Any, *args: Any) -> Any:
-        whole, router.tp_cp_group = router.tp_cp_group, parallel.parallel_state.get_pipeline_model_parallel_group()
+        whole, router.tp_cp_group = router.tp_cp_group, parallel.parallel_state.get_pipeline_model_parallel_group()  # type: ignore[attr-defined]
         try:
             return balance(router, *args)
         finally:
@@ -221,7 +221,7 @@ def _layers_from(patch: Patch, first: dict[tuple[int, int | None], int]) -> None
     """Gives the model chunk (stage, virtual stage) the layers from ``first`` on."""
 
     def offset(_: Any, vp_stage: int | None = None, pp_rank: int | None = None) -> int:
-        rank = parallel.parallel_state.get_pipeline_model_parallel_rank() if pp_rank is None else pp_rank
+        rank = parallel.parallel_state.get_pipeline_model_parallel_rank() if pp_rank is None else pp_rank  # type: ignore[attr-defined]
         return first[rank, vp_stage]
 
     patch.setattr("megatron.core.transformer.transformer_layer.get_transformer_layer_offset", offset)
