@@ -52,6 +52,19 @@ def parse_json(data: bytes) -> Any:
         raise ValueError("it is nested without end") from None
 
 
+def read_json_lines(data: bytes) -> list[dict[str, Any]]:
+    """The objects of JSON lines.
+
+    Raises:
+        ValueError: a line is none.
+    """
+    lines = [parse_json(line) for line in data.splitlines()]
+    for number, line in enumerate(lines, 1):
+        if not isinstance(line, dict):
+            raise ValueError(f"line {number} is no JSON object")
+    return lines
+
+
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):

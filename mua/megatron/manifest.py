@@ -8,15 +8,14 @@ the checksum of every file, and one of itself; all of them are compared before a
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from megatron_bridge.checksums import ALGORITHM, Hasher
-from megatron_bridge.plain_files import open_regular, read_json
-from megatron_bridge.safetensors_writer import digest_of, flush
+from megatron_bridge.checksums import ALGORITHM, Hasher, digest_of_file
+from megatron_bridge.plain_files import read_json
+from megatron_bridge.safetensors_writer import flush
 from mua.errors import DamagedCheckpoint, ModelError
 from mua.types import Json
 
@@ -43,7 +42,8 @@ def read(folder: Path) -> Json:
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else f"not JSON: {error}"
         raise DamagedCheckpoint(f"checkpoint {folder} is damaged: {NAME} cannot be read: {reason}") from error
-    if isinstance(content, dict) and content.get("format") != FORMAT:
+    whole = isinstance(content, dict) and content.get(_SUM) in (None, _checksum(content))
+    if whole and content.get("format") != FORMAT:
         raise ModelError(_other_format(folder, content))
     fault = _fault(content)
     if fault is not None:
@@ -142,7 +142,7 @@ def write(folder: Path, content: Mapping[str, Any], digests: Mapping[str, str] |
         name = str(path.relative_to(folder))
         if name == NAME or (path.name.startswith(".") and path.name != ".metadata"):
             continue
-        files[name] = {"bytes": path.stat().st_size, ALGORITHM: (digests or {}).get(name) or _digest(path)}
+        files[name] = {"bytes": path.stat().st_size, ALGORITHM: (digests or {}).get(name) or digest_of_file(path)}
     described = {"format": FORMAT, "megatron_core": version("megatron-core"), **content, "files": files}
     plain: Json = json.loads(json.dumps(described))  # whose keys are all text, as they will be when they are read
     (folder / NAME).write_text(json.dumps({**plain, _SUM: _checksum(plain)}, indent=1))
@@ -168,12 +168,24 @@ def check_files(folder: Path, content: Json, part: int = 0, parts: int = 1) -> N
                 state = "is missing"
             elif found != size:
                 state = f"has {found} bytes instead of {size}"
-            elif _digest(path) != expected[ALGORITHM]:
+            elif digest_of_file(path) != expected[ALGORITHM]:
                 state = "has other bytes than were written"
         except (OSError, ValueError) as error:
             state = f"cannot be read: {getattr(error, 'strerror', None) or error}"
         if state is not None:
             raise DamagedCheckpoint(f"checkpoint {folder} is damaged: {name} {state}")
+
+
+def foreign_files(folder: Path) -> str | None:
+    """Why ``folder`` is not a checkpoint as it was written and nothing else; None if it is one."""
+    try:
+        content = read(folder)
+        check_files(folder, content)
+    except ModelError as error:
+        return str(error)
+    names = {str(path.relative_to(folder)) for path in folder.rglob("*") if not path.is_dir() or path.is_symlink()}
+    foreign = sorted(names - {NAME, *content["files"]})
+    return f"it holds {foreign[0]}" if foreign else None
 
 
 def has_files(folder: Path) -> bool:
@@ -211,11 +223,3 @@ def read_state(folder: Path, counts: list[str]) -> Json:
             raise DamagedCheckpoint(f"checkpoint {folder} is damaged: {STATE} has no number under {name!r}")
     result: Json = state
     return result
-
-
-def _digest(path: Path) -> str | None:
-    descriptor = open_regular(path)
-    try:
-        return digest_of(descriptor, 0, os.fstat(descriptor).st_size)
-    finally:
-        os.close(descriptor)
