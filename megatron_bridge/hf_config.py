@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from megatron_bridge.errors import BridgeError
-from megatron_bridge.plain_files import read_json
+from megatron_bridge.plain_files import is_name, read_json, shown
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -65,21 +65,19 @@ def read_hf_config(folder: Path) -> dict[str, Any]:
         raise BridgeError(f"{path} cannot be read as JSON: {error}") from error
     if not isinstance(config, dict):
         raise BridgeError(f"{path} is not a JSON object")
-    for key, value in config.items():
-        fault = _fault(key, value)
-        if fault is not None:
-            raise BridgeError(f"{path}: {fault}")
+    for name, key, value in _values(config):
+        wanted = None if value is None else _wanted(key, value)
+        if wanted is not None:
+            raise BridgeError(f"{path}: {name}={shown(value)} is not {wanted}")
     return config
 
 
-def _fault(key: str, value: Any) -> str | None:
-    """What is wrong with the value of a key of config.json, or of a section of it; null is as if it were absent."""
-    if value is None:
-        return None
-    if key in _SECTIONS and isinstance(value, dict):
-        return next((f"{key}.{fault}" for part in value.items() if (fault := _fault(*part)) is not None), None)
-    wanted = _wanted(key, value)
-    return None if wanted is None else f"{key}={_shown(value)} is not {wanted}"
+def _values(config: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
+    """Name for messages, key and value of everything in config.json, and in the sections of it that are used."""
+    for key, value in config.items():
+        yield key, key, value
+        if key in _SECTIONS and isinstance(value, dict):
+            yield from ((f"{key}.{inner}", inner, each) for inner, each in value.items())
 
 
 def _wanted(key: str, value: Any) -> str | None:
@@ -89,10 +87,10 @@ def _wanted(key: str, value: Any) -> str | None:
         (key in _NATURALS, "a whole number from 0 to 65536", _is_whole(value, 0, 1 << 16)),
         (key in _NUMBERS, "a finite number above 0", _is_number(value)),
         (key in _FLAGS, "true or false", isinstance(value, bool)),
-        (key in _TEXTS, "a text", isinstance(value, str)),
+        (key in _TEXTS, "a short text", is_name(value)),
         (key in _SECTIONS, "a JSON object", isinstance(value, dict)),
-        (key == "layer_types", "a list of texts", _is_list(value, str)),
-        (key == "mlp_only_layers", "a list of whole numbers", _is_list(value, int)),
+        (key == "layer_types", "a list of short texts", isinstance(value, list) and all(map(is_name, value))),
+        (key == "mlp_only_layers", "a list of whole numbers", _are_whole(value)),
     )
     return next((wanted for concerned, wanted, fits in checks if concerned and not fits), None)
 
@@ -105,13 +103,8 @@ def _is_number(value: Any) -> bool:
     return type(value) in (int, float) and 0 < value < 1e300
 
 
-def _is_list(value: Any, kind: type) -> bool:
-    return isinstance(value, list) and all(type(item) is kind for item in value)
-
-
-def _shown(value: Any) -> str:
-    text = repr(value) if not isinstance(value, dict | list) else type(value).__name__
-    return text if len(text) <= 60 else text[:57] + "..."
+def _are_whole(value: Any) -> bool:
+    return isinstance(value, list) and all(type(item) is int for item in value)
 
 
 def need(config: Mapping[str, Any], key: str) -> Any:
@@ -181,7 +174,7 @@ def check_decoder(config: Mapping[str, Any], *, partial_rotary: bool = False) ->
         raise BridgeError("config.json: quantization_config is not supported; give the unquantized model")
     kinds = set(config.get("layer_types") or []) - {"full_attention"}
     if kinds:
-        raise BridgeError(f"config.json: layer_types contains {sorted(kinds)}; only 'full_attention' is supported")
+        raise BridgeError(f"config.json: layer_types contains {sorted(kinds)[:3]}; only 'full_attention' is supported")
     inverse_frequencies(config, head_dim=4)
     heads, groups = need(config, "num_attention_heads"), need(config, "num_key_value_heads")
     if heads % groups:

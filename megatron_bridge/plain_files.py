@@ -70,5 +70,16 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) != len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"it names {twice!r} twice")
+        raise ValueError(f"it names {shown(twice)} twice")
     return found
+
+
+def shown(value: Any) -> str:
+    """A value from a file for a message: short, printable and on one line."""
+    text = ascii(value) if not isinstance(value, dict | list) else f"a {type(value).__name__}"
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def is_name(value: Any) -> bool:
+    """Whether it can be printed as it is: a text of one line, neither empty nor long."""
+    return isinstance(value, str) and 0 < len(value) <= 500 and value.isascii() and value.isprintable()

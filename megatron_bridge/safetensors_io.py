@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from megatron_bridge.errors import BridgeError
-from megatron_bridge.plain_files import open_regular, parse_json, read_json
+from megatron_bridge.plain_files import is_name, open_regular, parse_json, read_json, shown
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -203,8 +203,15 @@ def _weight_map(index: Path) -> dict[str, str]:
     if not isinstance(files, dict) or not files:
         raise BridgeError(f"{index} is not a safetensors index: it has no weight_map")
     for name, file in files.items():
-        if not isinstance(file, str) or os.path.basename(file) != file or not file.endswith(".safetensors"):
-            raise BridgeError(f"{index} says {name} is in {file!r}, which is no safetensors file of this folder")
+        if (
+            not is_name(name)
+            or not is_name(file)
+            or os.path.basename(file) != file
+            or not file.endswith(".safetensors")
+        ):
+            raise BridgeError(
+                f"{index} says {shown(name)} is in {shown(file)}, which is no safetensors file of this folder"
+            )
     return files
 
 
@@ -252,6 +259,8 @@ def _check_places(path: Path, entries: dict[str, Entry], data_start: int, file_s
 
 
 def _entry(path: Path, name: str, info: Any, data_start: int) -> Entry:
+    if not is_name(name):
+        raise ValueError(f"{shown(name)} is no name of a tensor")
     if not isinstance(info, dict):
         raise ValueError(f"{name} is described by no JSON object")
     shape, offsets, kind = (info.get(key) for key in ("shape", "data_offsets", "dtype"))
@@ -261,7 +270,7 @@ def _entry(path: Path, name: str, info: Any, data_start: int) -> Entry:
         raise ValueError(f"{name} has data_offsets that are no two places")
     dtype = DTYPES.get(kind) if isinstance(kind, str) else None
     if dtype is None:
-        raise BridgeError(f"{path}: {name} has dtype {kind}; supported: {', '.join(DTYPES)}")
+        raise BridgeError(f"{path}: {name} has dtype {shown(kind)}; supported: {', '.join(DTYPES)}")
     if offsets[1] - offsets[0] != math.prod(shape) * dtype.itemsize:
         raise BridgeError(f"{path}: {name} has offsets that do not fit its shape; copy the file again")
     return Entry(path, data_start + offsets[0], tuple(shape), dtype)
