@@ -56,7 +56,7 @@ def read_hf_config(folder: Path) -> dict[str, Any]:
     """
     path = folder / "config.json"
     try:
-        config = read_json(path)
+        config = read_json(path, strict=False)  # as published ones are, some with Infinity
     except FileNotFoundError:
         raise BridgeError(f"{path} does not exist; give a Hugging Face model folder") from None
     except OSError as error:

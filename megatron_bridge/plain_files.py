@@ -28,28 +28,35 @@ def open_regular(path: Path) -> int:
     return descriptor
 
 
-def read_json(path: Path) -> Any:
+def read_json(path: Path, *, strict: bool = True) -> Any:
     """What a JSON file holds.
+
+    Args:
+        strict: refuse what JSON itself does not have, or leaves open: NaN, Infinity, a key that comes twice.
 
     Raises:
         OSError: as :func:`open_regular`.
-        ValueError: it is no JSON, names a key twice, is nested without end or larger than 256 MiB.
+        ValueError: it is no JSON, is nested without end or larger than 256 MiB.
     """
     with open(open_regular(path), "rb") as file:
         data = file.read(MAX_JSON_BYTES + 1)
-    return parse_json(data)
+    return parse_json(data, strict=strict)
 
 
-def parse_json(data: bytes) -> Any:
+def parse_json(data: bytes, *, strict: bool = True) -> Any:
     """As :func:`read_json`, of bytes."""
     if len(data) > MAX_JSON_BYTES:
         raise ValueError(f"it is larger than {MAX_JSON_BYTES >> 20} MiB")
     try:
-        return json.loads(data, object_pairs_hook=_once)
+        return json.loads(data, object_pairs_hook=_once, parse_constant=_no_number) if strict else json.loads(data)
     except UnicodeDecodeError:
         raise ValueError("it is no UTF-8 text") from None
     except RecursionError:
         raise ValueError("it is nested without end") from None
+
+
+def _no_number(constant: str) -> Any:
+    raise ValueError(f"it has {constant}, which is no JSON")
 
 
 def read_json_lines(data: bytes) -> list[dict[str, Any]]:

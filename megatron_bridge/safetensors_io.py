@@ -235,12 +235,19 @@ def _read_header(path: Path, descriptor: int) -> tuple[dict[str, Entry], int]:
         header = parse_json(os.pread(descriptor, length, 8))
         if not isinstance(header, dict):
             raise ValueError("it is no JSON object")
-        header.pop("__metadata__", None)
+        _check_metadata(header.pop("__metadata__", {}))
         entries = {name: _entry(path, name, info, 8 + length) for name, info in header.items()}
     except ValueError as error:
         raise BridgeError(f"{path} has a damaged safetensors header ({error}); copy it again") from error
     _check_places(path, entries, 8 + length, size)
     return entries, 8 + length
+
+
+def _check_metadata(metadata: Any) -> None:
+    """It is not used, but the format says what it is, and other readers refuse anything else."""
+    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+        raise ValueError("its __metadata__ is no object of texts")
+    "".join((*metadata, *metadata.values())).encode()  # half of a surrogate pair is an error
 
 
 def _check_places(path: Path, entries: dict[str, Entry], data_start: int, file_size: int) -> None:

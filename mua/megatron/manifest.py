@@ -36,7 +36,7 @@ def read(folder: Path) -> Json:
     if not folder.is_dir():
         raise ModelError(f"checkpoint {folder} does not exist; name a step_* folder, or none to start afresh")
     try:
-        content = read_json(folder / NAME)
+        content = read_json(folder / NAME, strict=False)  # a configuration may hold Infinity
     except FileNotFoundError:
         raise DamagedCheckpoint(f"checkpoint {folder} is not whole: it has no {NAME}") from None
     except (OSError, ValueError) as error:
@@ -218,7 +218,7 @@ def read_state(folder: Path, counts: list[str]) -> Json:
         DamagedCheckpoint: it cannot be read, or lacks one.
     """
     try:
-        state = read_json(folder / STATE)
+        state = read_json(folder / STATE, strict=False)
     except (OSError, ValueError) as error:
         raise DamagedCheckpoint(f"checkpoint {folder} is damaged: {STATE} cannot be read ({error})") from error
     for name in counts:

@@ -30,7 +30,7 @@ from megatron_bridge.bands import Piece, bands
 from megatron_bridge.blocks import BlockCopy
 from megatron_bridge.checksums import Sidecar
 from megatron_bridge.convert import check_coverage, check_sizes
-from megatron_bridge.hf_config import read_hf_config
+from megatron_bridge.hf_config import need, read_hf_config
 from megatron_bridge.hf_folder import (
     DEFAULT_SHARD_BYTES,
     copy_other_files,
@@ -191,7 +191,8 @@ def hf_to_megatron(
 
 
 def _mapping(hf_config: Mapping[str, Any], dtype: str) -> _Mapping:
-    model = ModelConfig.model_construct(path=Path(), dtype=dtype, max_length=hf_config["max_position_embeddings"])
+    length = need(hf_config, "max_position_embeddings")
+    model = ModelConfig.model_construct(path=Path(), dtype=dtype, max_length=length)
     architecture, gpt, layout = transformer_config_kwargs(hf_config), gpt_model_kwargs(hf_config), MegatronConfig()
     with meta_rank(layout, 0):
         try:
