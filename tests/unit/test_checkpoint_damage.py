@@ -32,6 +32,7 @@ from tests.megatron_support import backend, exported, write_model
 
 BITS_PER_FILE = 6
 LARGE = 4 << 20
+SHARD = 5_000_000
 Refusals = (ModelError, BridgeError)
 
 
@@ -42,7 +43,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def model(root: Path) -> Path:
-    write_model(root / "hf", hidden=384, tied=False)
+    write_model(root / "hf", hidden=2048, tied=False)
     (root / "hf" / "tokenizer.json").write_text(json.dumps({"words": list(range(500))}))
     return root / "hf"
 
@@ -65,7 +66,10 @@ def converted(model: Path, root: Path) -> Path:
 @pytest.fixture(scope="module")
 def returned(model: Path, converted: Path, root: Path) -> Path:
     """Exported again, in several files."""
-    offline.megatron_to_hf(converted, root / "back", source=model, max_shard_bytes=LARGE)
+    offline.megatron_to_hf(converted, root / "back", source=model, max_shard_bytes=SHARD)
+    sizes = [path.stat().st_size for path in (root / "back").glob("*.safetensors")]
+    assert len(sizes) > 1
+    assert max(sizes) > LARGE
     return root / "back"
 
 
@@ -165,6 +169,7 @@ def config(model: Path, tmp_path: Path) -> ExperimentConfig:
         output=tmp_path / "a run",
         model={"path": model},
         environment={"name": "help_desk"},
+        trainer={"steps": 4},
         observe={"tensorboard": False, "progress": False},
     )
 
@@ -272,9 +277,9 @@ def test_an_interrupted_conversion_is_continued_into_a_target_of_ours(
     convert, out = conversions(model, converted)["to hf"], tmp_path / "out"
     convert(out)
     with pytest.raises(KeyboardInterrupt):
-        convert(out, on_bytes=interrupted, max_shard_bytes=LARGE)
+        convert(out, on_bytes=interrupted, max_shard_bytes=SHARD)
     verify(out)
-    convert(out, max_shard_bytes=LARGE)
+    convert(out, max_shard_bytes=SHARD)
     assert len(list(out.glob("*.safetensors"))) > 1
 
 
