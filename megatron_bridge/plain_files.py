@@ -90,3 +90,8 @@ def shown(value: Any) -> str:
 def is_name(value: Any) -> bool:
     """Whether it can be printed as it is: a text of one line, neither empty nor long."""
     return isinstance(value, str) and 0 < len(value) <= 500 and value.isascii() and value.isprintable()
+
+
+def label(value: Any) -> str:
+    """A name from a file for a message: as it is, if it can be printed."""
+    return value if is_name(value) else shown(value)

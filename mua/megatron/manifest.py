@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from megatron_bridge.checksums import ALGORITHM, Hasher, digest_of_file
-from megatron_bridge.plain_files import is_name, read_json, shown
+from megatron_bridge.plain_files import is_name, label, read_json, shown
 from megatron_bridge.safetensors_writer import flush
 from mua.errors import DamagedCheckpoint, ModelError
 from mua.types import Json
@@ -175,8 +175,7 @@ def check_files(folder: Path, content: Json, part: int = 0, parts: int = 1) -> N
         except (OSError, ValueError) as error:
             state = f"cannot be read: {getattr(error, 'strerror', None) or error}"
         if state is not None:
-            readable = name if is_name(name) else shown(name)
-            raise DamagedCheckpoint(f"checkpoint {folder} is damaged: {readable} {state}")
+            raise DamagedCheckpoint(f"checkpoint {folder} is damaged: {label(name)} {state}")
 
 
 def foreign_files(folder: Path) -> str | None:

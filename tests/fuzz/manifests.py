@@ -8,6 +8,8 @@ checkpoint.
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import random
@@ -29,6 +31,7 @@ from tests.megatron_support import backend, write_model
 CASES = 150
 CHUNK = 30
 REFUSALS = (BridgeError, MuaError)
+_KEPT = tempfile.TemporaryDirectory(prefix="mua-fuzz-")
 Meet = Callable[[Path], object]
 
 
@@ -39,7 +42,7 @@ def run(cases: int, seed: int) -> list[str]:
         for number in range(seed, seed + cases):
             failures += _case(number, {"resume": built.load}, resume=True)
     for number in range(seed, seed + cases):
-        failures += _case(number, {"verify": verify, "convert": _convert, "offer": _offer}, resume=False)
+        failures += _case(number, {"verify": _verify, "convert": _convert, "offer": _offer}, resume=False)
     return failures
 
 
@@ -60,12 +63,17 @@ def _case(number: int, meetings: dict[str, Meet], *, resume: bool) -> list[str]:
 @cache
 def _saved() -> tuple[Path, Path, Path]:
     """A model, a training checkpoint of it, and the one it converts to."""
-    root = Path(tempfile.mkdtemp(prefix="mua-fuzz-base-"))
+    root = Path(_KEPT.name)
     write_model(root / "hf")
     with backend(root / "hf") as built:
         built.save(checkpoint_folder(root, 1), {"step": 1})
     offline.hf_to_megatron(root / "hf", root / "meg")
     return root / "hf", checkpoint_folder(root, 1), root / "meg"
+
+
+def _verify(folder: Path) -> None:
+    with contextlib.redirect_stdout(io.StringIO()):
+        verify(folder)
 
 
 def _convert(folder: Path) -> None:

@@ -33,6 +33,7 @@ from tests.megatron_support import write_model
 CASES = 260
 CHUNK = 20
 REFUSALS = (BridgeError, MuaError)
+_KEPT = tempfile.TemporaryDirectory(prefix="mua-fuzz-")
 
 
 def run(cases: int, seed: int) -> list[str]:
@@ -52,7 +53,8 @@ def run(cases: int, seed: int) -> list[str]:
 @cache
 def _folder(exported: bool) -> Path:
     """A model in one file, or what an export of it in several files and with checksums is."""
-    root = Path(tempfile.mkdtemp(prefix="mua-fuzz-base-"))
+    root = Path(_KEPT.name) / str(exported)
+    root.mkdir()
     write_model(root / "hf")
     (root / "hf" / "tokenizer.json").write_text("{}")
     if exported:
