@@ -63,7 +63,7 @@ def _alike(plan: ModelPlan) -> Iterator[None]:
         failure = error
     if plan.group.size() > 1:
         gathered: list[str | None] = [None] * plan.group.size()
-        distributed.all_gather_object(gathered, failure and str(failure), group=plan.group)
+        distributed.all_gather_object(gathered, None if failure is None else str(failure), group=plan.group)
         text = next(filter(None, gathered), None)
         failure = failure or (BridgeError(text) if text is not None else None)
     if failure is not None:

@@ -270,7 +270,8 @@ def _entry(path: Path, name: str, info: Any, data_start: int) -> Entry:
         raise ValueError(f"{shown(name)} is no name of a tensor")
     if not isinstance(info, dict):
         raise ValueError(f"{name} is described by no JSON object")
-    shape, offsets, kind = (info.get(key) for key in ("shape", "data_offsets", "dtype"))
+    fields: dict[str, Any] = {"shape": None, "data_offsets": None, "dtype": None, **info}
+    shape, offsets, kind = fields["shape"], fields["data_offsets"], fields["dtype"]
     if not _are_counts(shape) or len(shape) > _MAX_DIMS:
         raise ValueError(f"{name} has a shape that no tensor has")
     if not _are_counts(offsets) or len(offsets) != 2:

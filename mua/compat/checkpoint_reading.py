@@ -62,6 +62,11 @@ def read_index(folder: Path) -> Metadata:
     return _latest[identity]
 
 
+def forget_index() -> None:
+    """Give the memory of the index that was read last back, once a checkpoint is loaded."""
+    _latest.clear()
+
+
 def _sizes(folder: Path) -> Any:
     known: dict[str, int] = {}
 

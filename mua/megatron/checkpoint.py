@@ -42,7 +42,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 
 import megatron_bridge
 from megatron_bridge.safetensors_writer import flush
-from mua.compat.checkpoint_reading import check_pickles, read_random_states
+from mua.compat.checkpoint_reading import check_pickles, forget_index, read_random_states
 from mua.config.schema import MegatronConfig
 from mua.errors import DamagedCheckpoint, ModelError, one_line
 from mua.megatron import manifest
@@ -288,6 +288,7 @@ def load(folder: Path, networks: Mapping[str, Network], config: MegatronConfig) 
         _together(folder, lambda: _restore(folder, networks, state), doing="loaded")
         if content["layout"] == _layout(config):
             _together(folder, lambda: _restore_random_state(folder), doing="loaded")
+    forget_index()
     return {name: value for name, value in state.items() if name not in map(_steps, networks)}
 
 

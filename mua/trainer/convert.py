@@ -32,8 +32,9 @@ def megatron_to_hf(
     files = source or source_files(checkpoint, config)
     with Progress(True) as progress, progress.stage(f"{out.name} (MiB)", total=_mebibytes(checkpoint)) as stage:
         counter = _Mebibytes(stage.advance)
-        settings = {"source": files, "max_shard_bytes": shard_bytes, "force": force}
-        offline.megatron_to_hf(checkpoint, out, **settings, on_bytes=counter.add)
+        offline.megatron_to_hf(
+            checkpoint, out, source=files, max_shard_bytes=shard_bytes, force=force, on_bytes=counter.add
+        )
     print(f"{out}: written from {checkpoint}")
 
 
