@@ -1,19 +1,24 @@
-"""The sidecar of a model folder: one checksum a tensor, written as the tensors are completed.
+"""The sidecar of a model folder: a checksum of every tensor and file, so that no byte can change unnoticed.
 
 ``checksums.jsonl`` is JSON lines. The first names the algorithm and the job (what is converted, and how); each other
-one a tensor whose bytes are in place. What an interrupted job left behind is continued only by the same job, and only
-those tensors count as written whose bytes, read again, have the recorded checksum. In a finished folder the file stays
-and tells whether the weights are still what was written.
+one a tensor whose bytes are in place, written as the tensors are completed. What an interrupted job left behind is
+continued only by the same job, and only those tensors count as written whose bytes, read again, have the recorded
+checksum. In a finished folder lines follow for every other file, for the header of every weight file, and one that
+closes the list (:func:`seal`); it tells whether the folder still is what was written.
 """
 
 from __future__ import annotations
 
 import json
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import xxhash
+
+from megatron_bridge.errors import BridgeError
+from megatron_bridge.plain_files import open_regular, read_json_lines
 
 NAME = "checksums.jsonl"
 ALGORITHM = "xxh3_64"
@@ -50,6 +55,83 @@ class Sidecar:
 def read_checksums(path: Path) -> dict[str, str]:
     """Checksums by name of tensor; a last line that was cut short is left out."""
     return {name: entry[ALGORITHM] for name, entry in _entries(path).items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """What a closed sidecar says of its folder: checksums by name."""
+
+    tensors: dict[str, str]
+    files: dict[str, str]
+    headers: dict[str, str]
+    """Of weight files: their first bytes, up to the first tensor."""
+
+
+def seal(folder: Path, headers: dict[str, int]) -> None:
+    """Close the sidecar of a folder that is otherwise complete.
+
+    Args:
+        headers: how many bytes the headers of its weight files have, by name.
+    """
+    path = folder / NAME
+    lines = [{"header": name, ALGORITHM: digest_of_file(folder / name, size)} for name, size in headers.items()]
+    for other in sorted(path.name for path in folder.iterdir() if path.is_file() and not path.name.startswith(".")):
+        if other not in headers and other != NAME:
+            lines.append({"file": other, ALGORITHM: digest_of_file(folder / other)})
+    text = path.read_bytes() + "".join(map(_line, lines)).encode()
+    path.write_bytes(text + _line({"end": True, ALGORITHM: Hasher(text).hexdigest()}).encode())
+
+
+def read_sealed(folder: Path) -> Recorded:
+    """What the sidecar of ``folder`` says.
+
+    Raises:
+        BridgeError: it is missing, was never closed, or is not as it was written.
+    """
+    path = folder / NAME
+    try:
+        data = _read(path)
+        lines = read_json_lines(data)
+    except FileNotFoundError:
+        raise BridgeError(f"{folder} has no {NAME} to compare with") from None
+    except (OSError, ValueError) as error:
+        raise BridgeError(f"{path} is damaged: {getattr(error, 'strerror', None) or error}") from error
+    last = data.rstrip(b"\n").rfind(b"\n") + 1
+    if not lines or lines[-1] != {"end": True, ALGORITHM: Hasher(data[:last]).hexdigest()}:
+        raise BridgeError(
+            f"{path} is not as it was written; copy the folder again, or remove that file to do without checksums"
+        )
+    return Recorded(_recorded(lines, "name"), _recorded(lines, "file"), _recorded(lines, "header"))
+
+
+def _recorded(lines: list[dict[str, Any]], kind: str) -> dict[str, str]:
+    return {line[kind]: str(line.get(ALGORITHM)) for line in lines if isinstance(line.get(kind), str)}
+
+
+def digest_of_file(path: Path, size: int | None = None) -> str | None:
+    """Checksum of a file, or of its first ``size`` bytes; None where it has fewer."""
+    descriptor = open_regular(path)
+    try:
+        return digest_of(descriptor, 0, os.fstat(descriptor).st_size if size is None else size)
+    finally:
+        os.close(descriptor)
+
+
+def digest_of(descriptor: int, offset: int, size: int) -> str | None:
+    """Checksum of ``size`` bytes of an open file; None where it ends before."""
+    hasher, buffer = Hasher(), memoryview(bytearray(min(size, 1 << 20)))
+    while size:
+        count = os.preadv(descriptor, [buffer[:size]], offset)
+        if count == 0:
+            return None
+        hasher.update(buffer[:count])
+        offset, size = offset + count, size - count
+    return hasher.hexdigest()
+
+
+def _read(path: Path) -> bytes:
+    with open(open_regular(path), "rb") as file:
+        return file.read()
 
 
 def same_job(path: Path, job: str) -> bool:

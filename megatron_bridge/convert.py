@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, distributed
 
+from megatron_bridge import checksums
 from megatron_bridge.errors import BridgeError
 from megatron_bridge.families import family_of
 from megatron_bridge.family import HfConfig
-from megatron_bridge.hf_config import read_hf_config
+from megatron_bridge.hf_config import head_size, need, read_hf_config
+from megatron_bridge.hf_folder import verify_hf_folder
 from megatron_bridge.plan import ModelPlan, PlannedParameter, TensorSpec, as_matrix, attach_hf_config, plan_model
 from megatron_bridge.safetensors_io import SafetensorsFolder
 
@@ -21,6 +24,7 @@ if TYPE_CHECKING:
 
 _LM_HEAD = "lm_head.weight"
 _EMBED_TOKENS = "model.embed_tokens.weight"
+_EXPERT_KEYS = ("num_experts", "num_local_experts", "n_routed_experts")
 
 
 @torch.no_grad()
@@ -33,16 +37,37 @@ def load_hf(chunks: Sequence[GPTModel], folder: Path, *, backbone: bool = False)
     dtype; padded vocabulary rows become zero. An optimizer that already copied the parameters must copy them
     again (``optimizer.reload_model_params()``).
 
+    A folder with checksums is first compared with them, of which every rank of the group takes a share.
+
     Raises BridgeError, on every rank alike, for a parameter without a source, a tensor without a use, a tensor
-    that is missing, and any difference in shape.
+    that is missing, any difference in shape, values that are no finite numbers, and bytes that were not written so.
     """
     attach_hf_config(chunks, read_hf_config(folder), backbone=backbone)
     plan = plan_model(chunks)
-    with SafetensorsFolder(folder) as checkpoint:
+    with _alike(plan), SafetensorsFolder(folder) as checkpoint:
         check_coverage(plan.tensors(), checkpoint, plan.hf_config, backbone=backbone)
+        if (folder / checksums.NAME).exists():
+            verify_hf_folder(folder, plan.group.rank(), plan.group.size())
         for parameter in plan.parameters:
             if parameter.name in plan.local:
                 _fill(plan, parameter, checkpoint)
+
+
+@contextmanager
+def _alike(plan: ModelPlan) -> Iterator[None]:
+    """A block without communication, whose error on one rank of the plan's group is raised by all of them."""
+    failure: BridgeError | None = None
+    try:
+        yield
+    except BridgeError as error:
+        failure = error
+    if plan.group.size() > 1:
+        gathered: list[str | None] = [None] * plan.group.size()
+        distributed.all_gather_object(gathered, None if failure is None else str(failure), group=plan.group)
+        text = next(filter(None, gathered), None)
+        failure = failure or (BridgeError(text) if text is not None else None)
+    if failure is not None:
+        raise failure
 
 
 def export_hf(chunks: Sequence[GPTModel]) -> Iterator[tuple[str, Tensor]]:
@@ -94,6 +119,39 @@ def check_coverage(
             raise BridgeError(
                 f"{checkpoint.entry(name).path}: {name} has shape {list(found)}, the model needs {list(spec.shape)}"
             )
+
+
+def check_sizes(hf_config: HfConfig, checkpoint: SafetensorsFolder) -> None:
+    """Raise BridgeError where config.json and the weights are of different models, before either is believed.
+
+    The rest is told by :func:`check_coverage`, which needs the model that config.json describes.
+    """
+    heads, layers = head_size(hf_config), need(hf_config, "num_hidden_layers")
+    rows = {
+        "embed_tokens": need(hf_config, "vocab_size"),
+        "self_attn.q_proj": need(hf_config, "num_attention_heads") * heads,
+        "self_attn.k_proj": need(hf_config, "num_key_value_heads") * heads,
+        "mlp.gate_proj": need(hf_config, "intermediate_size"),
+    }
+    for name in checkpoint.names:
+        entry = checkpoint.entry(name)
+        expected = next((rows[part] for part in rows if name.endswith(f"{part}.weight")), None)
+        if expected is not None and entry.shape != (expected, need(hf_config, "hidden_size")):
+            raise BridgeError(
+                f"{entry.path}: {name} has shape {list(entry.shape)}, config.json says "
+                f"{[expected, need(hf_config, 'hidden_size')]}"
+            )
+    if not any(name.startswith(f"model.layers.{layers - 1}.") for name in checkpoint.names):
+        raise BridgeError(f"{checkpoint.folder} lacks layer {layers - 1}, config.json says num_hidden_layers={layers}")
+    _check_experts(hf_config, checkpoint)
+
+
+def _check_experts(hf_config: HfConfig, checkpoint: SafetensorsFolder) -> None:
+    key = next((key for key in _EXPERT_KEYS if hf_config.get(key)), None)
+    if key is not None and not any(f".mlp.experts.{hf_config[key] - 1}." in name for name in checkpoint.names):
+        raise BridgeError(
+            f"{checkpoint.folder} lacks expert {hf_config[key] - 1}, config.json says {key}={hf_config[key]}"
+        )
 
 
 def _check_tied_copy(checkpoint: SafetensorsFolder) -> None:

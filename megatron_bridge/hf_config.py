@@ -2,30 +2,109 @@
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from megatron_bridge.errors import BridgeError
+from megatron_bridge.plain_files import is_name, read_json, shown
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
+_COUNTS = {
+    "vocab_size": 1 << 24,
+    "hidden_size": 1 << 20,
+    "intermediate_size": 1 << 22,
+    "moe_intermediate_size": 1 << 22,
+    "num_hidden_layers": 1 << 12,
+    "num_attention_heads": 1 << 16,
+    "num_key_value_heads": 1 << 16,
+    "head_dim": 1 << 16,
+    "max_position_embeddings": 1 << 40,
+    "original_max_position_embeddings": 1 << 40,
+    "num_experts": 1 << 16,
+    "num_local_experts": 1 << 16,
+    "n_routed_experts": 1 << 16,
+    "num_experts_per_tok": 1 << 16,
+}
+"""Whole numbers of at least 1, and the most that is believed: far beyond any model, and small enough to count up to."""
+_NATURALS = frozenset(
+    {"first_k_dense_replace", "n_shared_experts", "n_group", "topk_group", "num_nextn_predict_layers",
+     "decoder_sparse_step"}
+)  # fmt: skip
+"""Whole numbers that may be 0."""
+_NUMBERS = frozenset(
+    {"rms_norm_eps", "rope_theta", "routed_scaling_factor", "partial_rotary_factor", "factor", "low_freq_factor",
+     "high_freq_factor"}
+)  # fmt: skip
+"""Finite numbers above 0."""
+_FLAGS = frozenset(
+    {"tie_word_embeddings", "norm_topk_prob", "attention_bias", "mlp_bias", "use_qk_norm", "use_sliding_window"}
+)
+_TEXTS = frozenset({"model_type", "hidden_act", "dtype", "torch_dtype", "rope_type", "type"})
+_SECTIONS = frozenset({"rope_parameters", "rope_scaling"})
+
+
 def read_hf_config(folder: Path) -> dict[str, Any]:
-    """Parse ``folder/config.json``."""
+    """Parse ``folder/config.json``.
+
+    Raises:
+        BridgeError: it cannot be read, or a key that a family uses has a value of another kind.
+    """
     path = folder / "config.json"
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
+        config = read_json(path, strict=False)  # as published ones are, some with Infinity
     except FileNotFoundError:
         raise BridgeError(f"{path} does not exist; give a Hugging Face model folder") from None
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise BridgeError(f"{path} cannot be read: {error.strerror}") from error
+    except ValueError as error:
         raise BridgeError(f"{path} cannot be read as JSON: {error}") from error
     if not isinstance(config, dict):
         raise BridgeError(f"{path} is not a JSON object")
+    for name, key, value in _values(config):
+        wanted = None if value is None else _wanted(key, value)
+        if wanted is not None:
+            raise BridgeError(f"{path}: {name}={shown(value)} is not {wanted}")
     return config
+
+
+def _values(config: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
+    """Name for messages, key and value of everything in config.json, and in the sections of it that are used."""
+    for key, value in config.items():
+        yield key, key, value
+        if key in _SECTIONS and isinstance(value, dict):
+            yield from ((f"{key}.{inner}", inner, each) for inner, each in value.items())
+
+
+def _wanted(key: str, value: Any) -> str | None:
+    """What ``value`` should be and is not; None for what may stay as it is."""
+    checks = (
+        (key in _COUNTS, f"a whole number from 1 to {_COUNTS.get(key)}", _is_whole(value, 1, _COUNTS.get(key, 0))),
+        (key in _NATURALS, "a whole number from 0 to 65536", _is_whole(value, 0, 1 << 16)),
+        (key in _NUMBERS, "a finite number above 0", _is_number(value)),
+        (key in _FLAGS, "true or false", isinstance(value, bool)),
+        (key in _TEXTS, "a short text", is_name(value)),
+        (key in _SECTIONS, "a JSON object", isinstance(value, dict)),
+        (key == "layer_types", "a list of short texts", isinstance(value, list) and all(map(is_name, value))),
+        (key == "mlp_only_layers", "a list of whole numbers", _are_whole(value)),
+    )
+    return next((wanted for concerned, wanted, fits in checks if concerned and not fits), None)
+
+
+def _is_whole(value: Any, least: int, most: int) -> bool:
+    return type(value) is int and least <= value <= most
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and 0 < value < 1e300
+
+
+def _are_whole(value: Any) -> bool:
+    return isinstance(value, list) and all(type(item) is int for item in value)
 
 
 def need(config: Mapping[str, Any], key: str) -> Any:
@@ -95,8 +174,11 @@ def check_decoder(config: Mapping[str, Any], *, partial_rotary: bool = False) ->
         raise BridgeError("config.json: quantization_config is not supported; give the unquantized model")
     kinds = set(config.get("layer_types") or []) - {"full_attention"}
     if kinds:
-        raise BridgeError(f"config.json: layer_types contains {sorted(kinds)}; only 'full_attention' is supported")
+        raise BridgeError(f"config.json: layer_types contains {sorted(kinds)[:3]}; only 'full_attention' is supported")
     inverse_frequencies(config, head_dim=4)
+    heads, groups = need(config, "num_attention_heads"), need(config, "num_key_value_heads")
+    if heads % groups:
+        raise BridgeError(f"config.json: num_attention_heads={heads} is no multiple of num_key_value_heads={groups}")
 
 
 def head_size(config: Mapping[str, Any]) -> int:

@@ -18,7 +18,7 @@ import os
 import re
 import shutil
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -26,11 +26,12 @@ import torch
 from torch import Tensor
 
 from megatron_bridge import checksums
-from megatron_bridge.checksums import Sidecar
+from megatron_bridge.checksums import Sidecar, digest_of
 from megatron_bridge.errors import BridgeError
+from megatron_bridge.plain_files import open_regular
 from megatron_bridge.plan import TensorSpec
 from megatron_bridge.safetensors_io import SafetensorsFolder
-from megatron_bridge.safetensors_writer import SafetensorsWriter, digest_of, flush
+from megatron_bridge.safetensors_writer import SafetensorsWriter, flush
 
 DEFAULT_SHARD_BYTES = 5 << 30
 _WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".gguf", ".onnx", ".index.json")
@@ -62,27 +63,63 @@ def write_hf_folder(
             writer.finish()
         finally:
             writer.close()
-        write_checksums(folder, writer.digests)
+        write_checksums(folder, writer.digests, writer.layout.header_sizes())
         publish(folder, out)
 
 
-def verify_hf_folder(folder: Path) -> int:
-    """Read every tensor of ``folder`` and compare it with its checksum; the number of tensors.
+def verify_hf_folder(folder: Path, part: int = 0, parts: int = 1) -> int:
+    """Read everything that was written into ``folder`` and compare it with its checksums; the number of tensors.
+
+    Args:
+        part: which of ``parts`` shares of the tensors and files is read: a rank among all ranks.
 
     Raises:
-        BridgeError: there are no checksums, or a tensor is not what was written.
+        BridgeError: there are no checksums, or a tensor or file is not what was written.
     """
-    path = folder / checksums.NAME
-    if not path.exists():
-        raise BridgeError(f"{folder} has no {checksums.NAME} to compare with")
-    recorded = checksums.read_checksums(path)
+    recorded = checksums.read_sealed(folder)
+    for name in sorted(recorded.files)[part::parts]:
+        _compare(folder / name, None, recorded.files[name])
     with SafetensorsFolder(folder) as weights:
-        names = list(weights.names)
-        for name in names:
+        for name, start in sorted(weights.data_starts.items())[part::parts]:
+            _compare(folder / name, start, recorded.headers.get(name))
+        names = sorted(weights.names)
+        for name in names[part::parts]:
             entry = weights.entry(name)
-            if digest_of(weights.descriptor(name), entry.offset, entry.nbytes) != recorded.get(name):
+            if digest_of(weights.descriptor(name), entry.offset, entry.nbytes) != recorded.tensors.get(name):
                 raise BridgeError(f"{entry.path}: {name} is not what was written; convert or copy the folder again")
     return len(names)
+
+
+def _compare(path: Path, size: int | None, digest: str | None) -> None:
+    try:
+        found = checksums.digest_of_file(path, size)
+    except OSError as error:
+        raise BridgeError(f"{path} cannot be read: {error.strerror}; convert or copy the folder again") from error
+    if found != digest:
+        raise BridgeError(
+            f"{path} is not what was written; convert or copy the folder again, or remove {checksums.NAME} there if it "
+            "was changed on purpose"
+        )
+
+
+def foreign_files(folder: Path) -> str | None:
+    """Why ``folder`` is not a model folder as it was written and nothing else; None if it is one."""
+    try:
+        recorded = checksums.read_sealed(folder)
+        verify_hf_folder(folder)
+    except BridgeError as error:
+        return str(error)
+    written = {checksums.NAME, *recorded.files, *recorded.headers}
+    foreign = sorted(path.name for path in folder.iterdir() if path.name not in written)
+    return f"it holds {foreign[0]}" if foreign else None
+
+
+def refuse_overlap(out: Path, *sources: Path) -> None:
+    """Raise unless ``out`` and every one of ``sources`` lie apart: neither is in the other, nor are they the same."""
+    real = out.resolve()
+    for source in (source.resolve() for source in sources):
+        if real == source or source in real.parents or real in source.parents:
+            raise BridgeError(f"{out} would be written over or into {source}, which is read; give a folder elsewhere")
 
 
 def hidden_folder(out: Path) -> Path:
@@ -91,13 +128,15 @@ def hidden_folder(out: Path) -> Path:
 
 
 @contextmanager
-def staged_folder(out: Path, *, job: str | None = None, marker: str = "config.json") -> Iterator[Path]:
+def staged_folder(
+    out: Path, *, job: str | None = None, foreign: Callable[[Path], str | None] | None = None
+) -> Iterator[Path]:
     """The hidden folder of ``out``, locked; :func:`publish` gives it its name, or it is gone afterwards.
 
     Args:
         job: what is being done, from what: a folder that an interrupted run of the same job left is continued, and
             one that fails is left for the next run.
-        marker: file that tells a folder of this kind, which may be replaced, from any other.
+        foreign: why an ``out`` that is not empty must not be replaced; by default it may be if it has a config.json.
 
     Raises:
         BridgeError: for errors of files, in one line; ``out`` is something else; another process is writing it.
@@ -106,7 +145,7 @@ def staged_folder(out: Path, *, job: str | None = None, marker: str = "config.js
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         _recover(out)
-        _refuse_foreign(out, marker)
+        _refuse_foreign(out, foreign or _no_model)
         held = _lock(folder, out)
         if job is None or not checksums.same_job(folder / checksums.NAME, job):
             _empty(folder)
@@ -158,22 +197,27 @@ def copy_other_files(source: Path, folder: Path, dtype: torch.dtype | None) -> N
     if not (source / "config.json").is_file():
         raise BridgeError(f"{source} has no config.json to copy; give a Hugging Face model folder")
     for path in sorted(source.iterdir()):
-        if path.name.startswith(".") or path.name.endswith(_WEIGHT_SUFFIXES) or not path.is_file():
+        skipped = path.name.startswith(".") or path.name.endswith(_WEIGHT_SUFFIXES) or path.name == checksums.NAME
+        if skipped or path.is_dir():
             continue
-        if path.name == checksums.NAME:
-            continue
-        content = path.read_bytes()
-        if path.name == "config.json" and dtype is not None:
-            content = _with_dtype(content, str(dtype).removeprefix("torch."))
-        (folder / path.name).write_bytes(content)
+        try:
+            descriptor = open_regular(path)
+        except OSError as error:
+            raise BridgeError(f"{path} cannot be read: {error.strerror}") from error
+        with open(descriptor, "rb") as read, (folder / path.name).open("wb") as written:
+            if path.name == "config.json" and dtype is not None:
+                written.write(_with_dtype(read.read(), str(dtype).removeprefix("torch.")))
+            else:
+                shutil.copyfileobj(read, written, 1 << 20)
 
 
-def write_checksums(folder: Path, digests: dict[str, str]) -> None:
-    """The sidecar of a folder that was written in one go."""
+def write_checksums(folder: Path, digests: dict[str, str], headers: dict[str, int]) -> None:
+    """The closed sidecar of a folder that was written in one go; ``headers`` as for :func:`checksums.seal`."""
     sidecar = Sidecar(folder / checksums.NAME, job="export")
     for name, digest in digests.items():
         sidecar.add(name, digest)
     sidecar.close()
+    checksums.seal(folder, headers)
 
 
 def _with_dtype(config: bytes, dtype: str) -> bytes:
@@ -225,8 +269,29 @@ def _recover(out: Path) -> None:
         os.rename(old, out)
 
 
-def _refuse_foreign(out: Path, marker: str) -> None:
+def _refuse_foreign(out: Path, foreign: Callable[[Path], str | None]) -> None:
     if out.exists() and not out.is_dir():
         raise BridgeError(f"{out} is a file; give a folder")
-    if out.is_dir() and any(out.iterdir()) and not (out / marker).exists():
-        raise BridgeError(f"{out} is not empty and no model folder; give another folder")
+    if out.is_dir() and any(out.iterdir()):
+        place = out.resolve()
+        if place in (Path.home(), *Path.cwd().parents, Path.cwd()) or place.is_mount():
+            raise BridgeError(f"{out} is never replaced; give a folder of its own")
+        if (reason := foreign(out)) is not None:
+            raise BridgeError(reason)
+
+
+def _no_model(out: Path) -> str | None:
+    return None if (out / "config.json").exists() else f"{out} is not empty and no model folder; give another folder"
+
+
+def replaceable(foreign: Callable[[Path], str | None], *, force: bool) -> Callable[[Path], str | None]:
+    """The ``foreign`` of a :func:`staged_folder` of a command that has ``--force``."""
+
+    def reason(out: Path) -> str | None:
+        found = None if force else foreign(out)
+        return found and (
+            f"{out} holds what this command did not write ({found}); give another folder, or --force to replace it "
+            "with everything in it"
+        )
+
+    return reason

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from megatron_bridge.checksums import Hasher, Sidecar
+from megatron_bridge.checksums import Hasher, Sidecar, digest_of
 from megatron_bridge.errors import BridgeError
 from megatron_bridge.plan import TensorSpec
 from megatron_bridge.safetensors_io import DTYPES, INDEX, SINGLE
@@ -57,6 +57,10 @@ class SafetensorsLayout:
     def size(self, file: str) -> int:
         """Bytes of one file."""
         return len(self.headers[file]) + sum(spec.nbytes for spec in self.files[file])
+
+    def header_sizes(self) -> dict[str, int]:
+        """Bytes before the first tensor, by file."""
+        return {name: len(header) for name, header in self.headers.items()}
 
     def index(self) -> bytes | None:
         """Content of the index, which only several files have."""
@@ -210,18 +214,6 @@ class TensorSink:
             self._hasher.update(part)
             write_all(self._descriptor, part, position + start)
         self._written += len(data)
-
-
-def digest_of(descriptor: int, offset: int, size: int) -> str | None:
-    """Checksum of ``size`` bytes of a file; None where it ends before."""
-    hasher, buffer = Hasher(), memoryview(bytearray(min(size, 1 << 20)))
-    while size:
-        count = os.preadv(descriptor, [buffer[:size]], offset)
-        if count == 0:
-            return None
-        hasher.update(buffer[:count])
-        offset, size = offset + count, size - count
-    return hasher.hexdigest()
 
 
 def write_all(descriptor: int, data: memoryview, offset: int) -> None:

@@ -103,7 +103,8 @@ def _save(plan: ModelPlan, out: Path, source: Path, max_shard_bytes: int, sync: 
         with errors.kept():
             if leads:
                 if checksums:
-                    write_checksums(folder, {spec.name: digest for spec in specs for digest in _found(digests, spec)})
+                    found = {spec.name: digest for spec in specs for digest in _found(digests, spec)}
+                    write_checksums(folder, found, writer.layout.header_sizes())
                 publish(folder, out, sync=sync)
         errors.agree()
 

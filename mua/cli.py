@@ -56,6 +56,7 @@ app.add_typer(doctor_app, name="doctor")
 app.add_typer(env_app, name="env")
 app.add_typer(launch_app, name="launch")
 
+Force = Annotated[bool, typer.Option("--force", help="replace the target whatever it holds")]
 STATUS_FILE = "MUA_STATUS_FILE"
 """Names a file that rank 0 leaves its exit status in, because torchrun turns every status but 0 into 1."""
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM)
@@ -205,11 +206,12 @@ def convert_megatron_to_hf(
         typer.Option("--config", help="the run's configuration; by default config.yaml in or above the checkpoint"),
     ] = None,
     shard_gib: Annotated[float, typer.Option("--shard-gib", help="size of one weight file, at most")] = 5.0,
+    force: Force = False,
 ) -> None:
     """Write a checkpoint of any layout as a Hugging Face folder; run again, it continues where it stopped."""
     import mua.trainer.convert
 
-    mua.trainer.convert.megatron_to_hf(checkpoint, hf_out, source, config, int(shard_gib * 2**30))
+    mua.trainer.convert.megatron_to_hf(checkpoint, hf_out, source, config, int(shard_gib * 2**30), force)
 
 
 @convert_app.command("hf-to-megatron")
@@ -222,11 +224,15 @@ def convert_hf_to_megatron(
     dtype: Annotated[
         Literal["float32", "bfloat16"] | None, typer.Option("--dtype", help="by default that of the model folder")
     ] = None,
+    force: Force = False,
+    allow_nan: Annotated[
+        bool, typer.Option("--allow-nan", help="take weights that are no finite numbers, too")
+    ] = False,
 ) -> None:
     """Write a Hugging Face folder as a checkpoint for any layout; run again, it continues where it stopped."""
     import mua.trainer.convert
 
-    mua.trainer.convert.hf_to_megatron(hf_folder, checkpoint_out, dtype)
+    mua.trainer.convert.hf_to_megatron(hf_folder, checkpoint_out, dtype, force, allow_nan)
 
 
 @convert_app.command("verify")

@@ -110,3 +110,8 @@ def _passes(error: BaseException) -> bool:
     if isinstance(error, BaseExceptionGroup):
         return all(map(_passes, error.exceptions))
     return isinstance(error, MuaError) and error.passing
+
+
+def one_line(error: BaseException) -> str:
+    """Kind and message of an error of another library, which may have several lines."""
+    return " ".join(f"{type(error).__name__}: {error}".split())

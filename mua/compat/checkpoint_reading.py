@@ -22,6 +22,7 @@ from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
 from torch.futures import Future
 
+from megatron_bridge.plain_files import label
 from mua.compat.plain_archive import Archive, read_archive
 from mua.compat.plain_index import parse_index
 from mua.compat.plain_pickle import PickleError
@@ -59,6 +60,11 @@ def read_index(folder: Path) -> Metadata:
             "do not load it"
         ) from error
     return _latest[identity]
+
+
+def forget_index() -> None:
+    """Give the memory of the index that was read last back, once a checkpoint is loaded."""
+    _latest.clear()
 
 
 def _sizes(folder: Path) -> Any:
@@ -130,14 +136,16 @@ class PlainReader(FileSystemReader):
         values = _narrowed(value, item)
         target = planner.resolve_tensor(item).detach()
         if values is None or values.shape != target.shape:
-            raise refusal(Path(self.path), described(place), PickleError(f"no {item.storage_index.fqn} is there"))
+            raise refusal(
+                Path(self.path), described(place), PickleError(f"no {label(item.storage_index.fqn)} is there")
+            )
         target.copy_(values)
         planner.commit_tensor(item, target)
 
 
 def described(place: _StorageInfo) -> str:
     """Where a part of a checkpoint lies, for a message."""
-    return f"{place.relative_path} at byte {place.offset}"
+    return f"{label(place.relative_path)} at byte {place.offset}"
 
 
 def check_pickles(folder: Path, part: int = 0, parts: int = 1) -> None:
@@ -193,7 +201,7 @@ def _read_object(folder: Path, name: str, place: _StorageInfo) -> None:
 def _check_object(name: str, value: Any) -> None:
     """Transformer Engine unpickles the extra state of a module by itself; only empty ones are let through."""
     if _EXTRA_STATE in name and not _is_empty(value):
-        raise PickleError(f"{name} has a state of its own, which is not supported")
+        raise PickleError(f"{label(name)} has a state of its own, which is not supported")
 
 
 def _is_empty(value: Any) -> bool:

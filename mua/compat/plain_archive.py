@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from megatron_bridge.plain_files import label
 from mua.compat.plain_pickle import DTYPES, Call, Name, PickleError, Stored, is_count, read_pickle, shape_of
 
 _STORAGES = {
@@ -137,7 +138,7 @@ class Archive:
         start = entry.header_offset + _LOCAL_HEADER.size + name + extra
         plain = entry.compress_type == zipfile.ZIP_STORED and entry.compress_size == entry.file_size
         if signature != b"PK\3\4" or not plain or start + entry.file_size > self._length:
-            raise PickleError(f"its record {entry.filename!r} is damaged")
+            raise PickleError(f"its record {label(entry.filename)} is damaged")
         return self._offset + start, entry.file_size
 
     def _bytes(self, name: str) -> bytes:
@@ -218,7 +219,7 @@ class Archive:
             raise PickleError("it has a tensor without a storage")
         start, size = self._records[record]
         if count * dtype.itemsize != size:
-            raise PickleError(f"its record {record!r} has {size} bytes for {count} elements of {dtype}")
+            raise PickleError(f"its record {label(record)} has {size} bytes for {count} elements of {dtype}")
         return start, count, dtype
 
     def _tensor(self, stored: StoredTensor) -> Tensor:

@@ -25,6 +25,7 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
+from megatron_bridge.plain_files import label, shown
 from mua.compat.plain_pickle import DTYPES, Call, Name, PickleError, read_pickle, shape_of
 
 _CHECKPOINT = "torch.distributed.checkpoint."
@@ -91,15 +92,15 @@ def _place(record: Any, sizes: Callable[[str], int]) -> _StorageInfo:
     fields = _fields(record, "_StorageInfo")
     name, offset, length = (fields.get(key) for key in ("relative_path", "offset", "length"))
     if type(name) is not str or not name or name.startswith(".") or os.path.basename(name) != name or "\0" in name:
-        raise PickleError(f"it names {name!r}, which is no file of a checkpoint")
+        raise PickleError(f"it names {label(name)}, which is no file of a checkpoint")
     if fields.get("transform_descriptors"):
-        raise PickleError(f"it has {name} transformed, which is not supported")
+        raise PickleError(f"it has {label(name)} transformed, which is not supported")
     try:
         size = sizes(name)
     except OSError as error:
-        raise PickleError(f"it names {name}: {error.strerror}") from error
+        raise PickleError(f"it names {label(name)}: {error.strerror}") from error
     if type(offset) is not int or type(length) is not int or not (0 <= offset <= offset + length <= size):
-        raise PickleError(f"it names bytes {offset} to {offset}+{length} of {name}, which has {size}")
+        raise PickleError(f"it names {shown(length)} bytes from {shown(offset)} on of {label(name)}, which has {size}")
     return _StorageInfo(name, offset, length)
 
 
@@ -108,18 +109,18 @@ def _entry(
 ) -> TensorStorageMetadata | BytesStorageMetadata:
     if type(record) is Call and record.function.name == "BytesStorageMetadata":
         if MetadataIndex(name) not in places:
-            raise PickleError(f"it does not say where {name} lies")
+            raise PickleError(f"it does not say where {label(name)} lies")
         return BytesStorageMetadata()
     fields = _fields(record, "TensorStorageMetadata")
     size, dtype = _size(fields.get("size")), _dtype(fields.get("properties"))
     chunks = fields.get("chunks")
     if type(chunks) is not list:
-        raise PickleError(f"{name} has no list of chunks")
+        raise PickleError(f"{label(name)} has no list of chunks")
     found = [_chunk(name, size, chunk) for chunk in chunks]
     for chunk in found:
         place = places.get(MetadataIndex(name, chunk.offsets))
         if place is None or math.prod(chunk.sizes) * dtype.itemsize > place.length:
-            raise PickleError(f"it does not say where the chunk of {name} at {list(chunk.offsets)} lies")
+            raise PickleError(f"it does not say where the chunk of {label(name)} at {list(chunk.offsets)} lies")
     return TensorStorageMetadata(TensorProperties(dtype=dtype), size, found)
 
 
@@ -128,7 +129,7 @@ def _chunk(name: str, size: torch.Size, record: Any) -> ChunkStorageMetadata:
     offsets, sizes = _size(fields.get("offsets")), _size(fields.get("sizes"))
     ends = zip(offsets, sizes, size, strict=False)
     if not len(offsets) == len(sizes) == len(size) or any(first + count > end for first, count, end in ends):
-        raise PickleError(f"{name} has a chunk outside its shape {list(size)}")
+        raise PickleError(f"{label(name)} has a chunk outside its shape {list(size)}")
     return ChunkStorageMetadata(offsets, sizes)
 
 

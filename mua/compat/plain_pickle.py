@@ -18,6 +18,8 @@ from typing import Any
 
 import torch
 
+from megatron_bridge.plain_files import label
+
 _KEYS: frozenset[type] = frozenset({str, int, bool, float, bytes, type(None)})
 """What may be a key of a dictionary, beside a call. Tuples may not: a deeply nested one overflows C's stack."""
 
@@ -92,7 +94,7 @@ class _Machine:
     def name(self, module: Any, name: Any) -> None:
         """Push a name, if it is one of the admitted pairs."""
         if type(module) is not str or type(name) is not str or (module, name) not in self.names:
-            raise PickleError(f"it names {module}.{name}" if type(module) is type(name) is str else "it has no name")
+            raise PickleError(f"it names {label(module)}.{label(name)}")
         self.stack.append(Name(module, name))
 
     def items(self) -> list[Any]:

@@ -42,9 +42,9 @@ from torch.distributed.checkpoint.storage import WriteResult
 
 import megatron_bridge
 from megatron_bridge.safetensors_writer import flush
-from mua.compat.checkpoint_reading import check_pickles, read_random_states
+from mua.compat.checkpoint_reading import check_pickles, forget_index, read_random_states
 from mua.config.schema import MegatronConfig
-from mua.errors import DamagedCheckpoint, ModelError
+from mua.errors import DamagedCheckpoint, ModelError, one_line
 from mua.megatron import manifest
 from mua.megatron.network import Network
 from mua.megatron.torch_dist import HashingStream
@@ -288,6 +288,7 @@ def load(folder: Path, networks: Mapping[str, Network], config: MegatronConfig) 
         _together(folder, lambda: _restore(folder, networks, state), doing="loaded")
         if content["layout"] == _layout(config):
             _together(folder, lambda: _restore_random_state(folder), doing="loaded")
+    forget_index()
     return {name: value for name, value in state.items() if name not in map(_steps, networks)}
 
 
@@ -342,7 +343,7 @@ def _together(folder: Path, action: Callable[[], Result], doing: str = "written"
     except (Exception, CheckpointException) as error:
         cause = _cause(error)
         known, damaged = isinstance(cause, ModelError), isinstance(cause, DamagedCheckpoint)
-        failure = (str(cause) if known else f"checkpoint {folder} could not be {doing}: {_line(cause)}", damaged)
+        failure = (str(cause) if known else f"checkpoint {folder} could not be {doing}: {one_line(cause)}", damaged)
     failures: list[tuple[str, bool] | None] = [None] * dist.get_world_size()
     dist.all_gather_object(failures, failure)
     for text, damaged in filter(None, failures):
@@ -355,10 +356,6 @@ def _cause(error: BaseException) -> BaseException:
     if isinstance(error, CheckpointException) and error.failures:
         return next(iter(error.failures.values()))[0]
     return error
-
-
-def _line(error: BaseException) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())
 
 
 def _on_first_rank(action: Callable[[], Any]) -> None:

@@ -8,15 +8,14 @@ the checksum of every file, and one of itself; all of them are compared before a
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from megatron_bridge.checksums import ALGORITHM, Hasher
-from megatron_bridge.plain_files import open_regular, read_json
-from megatron_bridge.safetensors_writer import digest_of, flush
+from megatron_bridge.checksums import ALGORITHM, Hasher, digest_of_file
+from megatron_bridge.plain_files import is_name, label, read_json, shown
+from megatron_bridge.safetensors_writer import flush
 from mua.errors import DamagedCheckpoint, ModelError
 from mua.types import Json
 
@@ -37,27 +36,30 @@ def read(folder: Path) -> Json:
     if not folder.is_dir():
         raise ModelError(f"checkpoint {folder} does not exist; name a step_* folder, or none to start afresh")
     try:
-        content = read_json(folder / NAME)
+        content = read_json(folder / NAME, strict=False)  # a configuration may hold Infinity
     except FileNotFoundError:
         raise DamagedCheckpoint(f"checkpoint {folder} is not whole: it has no {NAME}") from None
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else f"not JSON: {error}"
         raise DamagedCheckpoint(f"checkpoint {folder} is damaged: {NAME} cannot be read: {reason}") from error
-    if isinstance(content, dict) and content.get("format") != FORMAT:
+    if not isinstance(content, dict):
+        raise DamagedCheckpoint(f"checkpoint {folder} is damaged: {NAME} is no JSON object")
+    intact = content.get(_SUM) == _checksum(content)
+    if content.get("format") != FORMAT and (intact or _SUM not in content):
         raise ModelError(_other_format(folder, content))
-    fault = _fault(content)
+    fault = _fault(content) if intact else "it has other bytes than were written"
     if fault is not None:
         raise DamagedCheckpoint(f"checkpoint {folder} is damaged: {NAME}: {fault}")
-    result: Json = content
-    return result
+    return content
 
 
 def _other_format(folder: Path, content: Json) -> str:
     found = content.get("format")
     if found not in (1, 2):
-        return f"checkpoint {folder}: {NAME} has format {found!r}, this version reads {FORMAT}"
+        return f"checkpoint {folder}: {NAME} has format {shown(found)}, this version reads {FORMAT}"
     versions = content.get("versions")
     saved = versions.get("megatron-core") if isinstance(versions, dict) else None
+    saved = saved if is_name(saved) else None
     return (
         f"checkpoint {folder} was saved with Megatron-Core {saved or '0.16'} (format {found}), this version has "
         f"{version('megatron-core')} and reads format {FORMAT}; convert it with the version of mua that saved it (mua "
@@ -65,12 +67,8 @@ def _other_format(folder: Path, content: Json) -> str:
     )
 
 
-def _fault(content: Any) -> str | None:
-    """What keeps ``content`` from being a manifest as it was written."""
-    if not isinstance(content, dict):
-        return "it is no JSON object"
-    if content.get(_SUM) != _checksum(content):
-        return "it has other bytes than were written"
+def _fault(content: Json) -> str | None:
+    """What keeps ``content`` from being a manifest."""
     weights_only = content.get("weights_only", False)
     needed = {"tensors": _is_shapes, "dtype": _DTYPES.__contains__, "files": _is_files, "weights_only": _is_bool}
     if weights_only is False:
@@ -100,12 +98,13 @@ def _is_counts(value: Any) -> bool:
 
 
 def _is_names(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(name, str) for name in value)
+    return isinstance(value, list) and all(map(is_name, value))
 
 
 def _is_shapes(value: Any) -> bool:
-    shapes = value.values() if isinstance(value, dict) else [None]
-    return all(isinstance(shape, list) and all(map(_is_count, shape)) for shape in shapes)
+    if not isinstance(value, dict) or not all(map(is_name, value)):
+        return False
+    return all(isinstance(shape, list) and len(shape) < 9 and all(map(_is_count, shape)) for shape in value.values())
 
 
 def _is_files(value: Any) -> bool:
@@ -126,9 +125,12 @@ def _is_inside(name: str) -> bool:
 
 
 def _checksum(content: Json) -> str:
-    """Of everything a manifest says but the checksum itself."""
+    """Of everything a manifest says but the checksum itself; none of what is nested too deep to be one."""
     rest = {key: value for key, value in content.items() if key != _SUM}
-    return str(Hasher(json.dumps(rest, sort_keys=True).encode()).hexdigest())
+    try:
+        return str(Hasher(json.dumps(rest, sort_keys=True).encode()).hexdigest())
+    except RecursionError:
+        return ""
 
 
 def write(folder: Path, content: Mapping[str, Any], digests: Mapping[str, str] | None = None) -> None:
@@ -142,7 +144,7 @@ def write(folder: Path, content: Mapping[str, Any], digests: Mapping[str, str] |
         name = str(path.relative_to(folder))
         if name == NAME or (path.name.startswith(".") and path.name != ".metadata"):
             continue
-        files[name] = {"bytes": path.stat().st_size, ALGORITHM: (digests or {}).get(name) or _digest(path)}
+        files[name] = {"bytes": path.stat().st_size, ALGORITHM: (digests or {}).get(name) or digest_of_file(path)}
     described = {"format": FORMAT, "megatron_core": version("megatron-core"), **content, "files": files}
     plain: Json = json.loads(json.dumps(described))  # whose keys are all text, as they will be when they are read
     (folder / NAME).write_text(json.dumps({**plain, _SUM: _checksum(plain)}, indent=1))
@@ -168,12 +170,24 @@ def check_files(folder: Path, content: Json, part: int = 0, parts: int = 1) -> N
                 state = "is missing"
             elif found != size:
                 state = f"has {found} bytes instead of {size}"
-            elif _digest(path) != expected[ALGORITHM]:
+            elif digest_of_file(path) != expected[ALGORITHM]:
                 state = "has other bytes than were written"
         except (OSError, ValueError) as error:
             state = f"cannot be read: {getattr(error, 'strerror', None) or error}"
         if state is not None:
-            raise DamagedCheckpoint(f"checkpoint {folder} is damaged: {name} {state}")
+            raise DamagedCheckpoint(f"checkpoint {folder} is damaged: {label(name)} {state}")
+
+
+def foreign_files(folder: Path) -> str | None:
+    """Why ``folder`` is not a checkpoint as it was written and nothing else; None if it is one."""
+    try:
+        content = read(folder)
+        check_files(folder, content)
+    except ModelError as error:
+        return str(error)
+    names = {str(path.relative_to(folder)) for path in folder.rglob("*") if not path.is_dir() or path.is_symlink()}
+    foreign = sorted(names - {NAME, *content["files"]})
+    return f"it holds {foreign[0]}" if foreign else None
 
 
 def has_files(folder: Path) -> bool:
@@ -203,7 +217,7 @@ def read_state(folder: Path, counts: list[str]) -> Json:
         DamagedCheckpoint: it cannot be read, or lacks one.
     """
     try:
-        state = read_json(folder / STATE)
+        state = read_json(folder / STATE, strict=False)
     except (OSError, ValueError) as error:
         raise DamagedCheckpoint(f"checkpoint {folder} is damaged: {STATE} cannot be read ({error})") from error
     for name in counts:
@@ -211,11 +225,3 @@ def read_state(folder: Path, counts: list[str]) -> Json:
             raise DamagedCheckpoint(f"checkpoint {folder} is damaged: {STATE} has no number under {name!r}")
     result: Json = state
     return result
-
-
-def _digest(path: Path) -> str | None:
-    descriptor = open_regular(path)
-    try:
-        return digest_of(descriptor, 0, os.fstat(descriptor).st_size)
-    finally:
-        os.close(descriptor)

@@ -21,9 +21,11 @@ from torch import Tensor
 
 import megatron_bridge
 from megatron_bridge import BridgeError
+from megatron_bridge.convert import check_sizes
 from megatron_bridge.family import HfConfig
+from megatron_bridge.safetensors_io import SafetensorsFolder
 from mua.config.schema import MegatronConfig, ModelConfig, OptimizerConfig
-from mua.errors import ModelError
+from mua.errors import ModelError, MuaError, one_line
 from mua.megatron import forward, moe, parallel
 from mua.megatron.microbatch import scoring_micro_batch, training_micro_batch
 from mua.megatron.optimizer import Optimizer, wrap_data_parallel
@@ -179,8 +181,21 @@ def loaded(
         ModelError: the model folder cannot be read.
     """
     try:
-        chunks = build(megatron_bridge.read_hf_config(model.path), model, megatron)
+        chunks = _built(build, model, megatron)
         megatron_bridge.load_hf(chunks, model.path, backbone=backbone)
     except BridgeError as error:
         raise ModelError(f"model.path: {error}") from error
     return chunks
+
+
+def _built(build: ChunkBuilder, model: ModelConfig, megatron: MegatronConfig) -> list[GPTModel]:
+    """The chunks, not yet loaded; what config.json says is compared with the weights before memory is taken for it."""
+    config = megatron_bridge.read_hf_config(model.path)
+    with SafetensorsFolder(model.path) as weights:
+        check_sizes(config, weights)
+    try:
+        return build(config, model, megatron)
+    except (MuaError, BridgeError):
+        raise
+    except (ValueError, TypeError, AssertionError, ZeroDivisionError) as error:
+        raise BridgeError(f"config.json describes a model that cannot be built ({one_line(error)})") from error

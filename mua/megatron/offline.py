@@ -29,15 +29,25 @@ from megatron_bridge import checksums as sidecars
 from megatron_bridge.bands import Piece, bands
 from megatron_bridge.blocks import BlockCopy
 from megatron_bridge.checksums import Sidecar
-from megatron_bridge.convert import check_coverage
-from megatron_bridge.hf_config import read_hf_config
-from megatron_bridge.hf_folder import DEFAULT_SHARD_BYTES, copy_other_files, main_dtype, publish, staged_folder
+from megatron_bridge.convert import check_coverage, check_sizes
+from megatron_bridge.hf_config import need, read_hf_config
+from megatron_bridge.hf_folder import (
+    DEFAULT_SHARD_BYTES,
+    copy_other_files,
+    foreign_files,
+    main_dtype,
+    publish,
+    refuse_overlap,
+    replaceable,
+    staged_folder,
+    verify_hf_folder,
+)
 from megatron_bridge.plan import PlannedParameter, as_matrix, plan_rank
 from megatron_bridge.safetensors_io import SafetensorsFolder
 from megatron_bridge.safetensors_writer import SafetensorsWriter
 from mua.compat.checkpoint_reading import check_pickles
 from mua.config.schema import MegatronConfig, ModelConfig
-from mua.errors import ModelError
+from mua.errors import ModelError, MuaError, one_line
 from mua.megatron import manifest
 from mua.megatron.meta import meta_rank
 from mua.megatron.model import build_chunks
@@ -78,6 +88,7 @@ def megatron_to_hf(
     *,
     source: Path,
     max_shard_bytes: int = DEFAULT_SHARD_BYTES,
+    force: bool = False,
     on_bytes: OnBytes | None = None,
 ) -> None:
     """Write the weights of a checkpoint of any layout as the Hugging Face folder ``out``.
@@ -86,17 +97,20 @@ def megatron_to_hf(
 
     Args:
         source: folder that gives config.json and the tokenizer's files.
+        force: replace ``out`` whatever it holds; otherwise only a folder that was written here and not changed since.
 
     Raises:
-        ModelError: the checkpoint is not whole, or of another model than ``source``.
-        BridgeError: ``out`` cannot be written or is something else.
+        ModelError: the checkpoint is not as it was written, or of another model than ``source``.
+        BridgeError: ``out`` cannot be written, holds anything else, or lies over or in what is read.
     """
+    refuse_overlap(out, checkpoint, source)
     described = manifest.read(checkpoint)
     manifest.check_files(checkpoint, described)
     check_pickles(checkpoint)
     mapping = _mapping(read_hf_config(source), described["dtype"].removeprefix("torch."))
     job = _export_job(checkpoint, max_shard_bytes)
-    with TorchDistReader(checkpoint) as reader, staged_folder(out, job=job) as folder:
+    allowed = replaceable(foreign_files, force=force)
+    with TorchDistReader(checkpoint) as reader, staged_folder(out, job=job, foreign=allowed) as folder:
         specs = [replace(spec, dtype=_stored_dtype(reader, mapping, p)) for p in mapping.parameters
                  for spec in p.sources()]  # fmt: skip
         copy_other_files(source, folder, main_dtype(specs))
@@ -108,6 +122,7 @@ def megatron_to_hf(
         finally:
             writer.close()
             sidecar.close()
+        sidecars.seal(folder, writer.layout.header_sizes())
         publish(folder, out)
 
 
@@ -125,26 +140,42 @@ def is_converted(checkpoint: Path, out: Path, *, max_shard_bytes: int = DEFAULT_
     return True
 
 
-def hf_to_megatron(source: Path, out: Path, *, dtype: str | None = None, on_bytes: OnBytes | None = None) -> None:
+def hf_to_megatron(
+    source: Path,
+    out: Path,
+    *,
+    dtype: str | None = None,
+    force: bool = False,
+    allow_nan: bool = False,
+    on_bytes: OnBytes | None = None,
+) -> None:
     """Write a Hugging Face folder as a checkpoint without optimizer state that loads under any layout.
 
     Configuration and tokenizer files go, byte for byte, into its folder ``hf``. An interrupted conversion is continued.
 
     Args:
         dtype: ``float32`` or ``bfloat16``; None takes that of most of the source's bytes.
+        force: as for :func:`megatron_to_hf`.
+        allow_nan: take weights that are no finite numbers, too.
 
     Raises:
-        BridgeError: ``source`` is no complete model of a known family, or ``out`` cannot be written.
+        BridgeError: ``source`` is no complete model of a known family, or not as it was written, if it has checksums;
+            a weight is no finite number; ``out`` cannot be written, holds anything else, or lies over or in ``source``.
         ModelError: the source's dtype is none of the two, and none was chosen.
     """
+    refuse_overlap(out, source)
     config = read_hf_config(source)
-    with SafetensorsFolder(source) as weights:
+    if (source / sidecars.NAME).exists():
+        verify_hf_folder(source)
+    with SafetensorsFolder(source, finite=not allow_nan) as weights:
+        check_sizes(config, weights)
         mapping = _mapping(config, dtype or _dtype_of(weights))
         check_coverage(mapping.specs(), weights, config)
         chunks = [(parameter, chunk, rows) for parameter in mapping.parameters
                   for chunk, rows in _chunks(parameter, mapping.parts[parameter.name])]  # fmt: skip
         job = _job("hf-to-megatron", _listing(source), str(dtype).encode())
-        with staged_folder(out, job=job, marker=manifest.NAME) as folder:
+        allowed = replaceable(manifest.foreign_files, force=force)
+        with staged_folder(out, job=job, foreign=allowed) as folder:
             (folder / manifest.HF_FILES).mkdir(exist_ok=True)
             copy_other_files(source, folder / manifest.HF_FILES, None)
             sidecar = Sidecar(folder / sidecars.NAME, job)
@@ -160,10 +191,16 @@ def hf_to_megatron(source: Path, out: Path, *, dtype: str | None = None, on_byte
 
 
 def _mapping(hf_config: Mapping[str, Any], dtype: str) -> _Mapping:
-    model = ModelConfig.model_construct(path=Path(), dtype=dtype, max_length=hf_config["max_position_embeddings"])
+    length = need(hf_config, "max_position_embeddings")
+    model = ModelConfig.model_construct(path=Path(), dtype=dtype, max_length=length)
     architecture, gpt, layout = transformer_config_kwargs(hf_config), gpt_model_kwargs(hf_config), MegatronConfig()
     with meta_rank(layout, 0):
-        chunks = build_chunks(architecture, gpt, model, layout)
+        try:
+            chunks = build_chunks(architecture, gpt, model, layout)
+        except (MuaError, BridgeError):
+            raise
+        except Exception as error:  # Megatron tells what it cannot build by whatever its parts happen to raise
+            raise BridgeError(f"config.json describes a model that cannot be built ({one_line(error)})") from error
         attach_hf_config(chunks, hf_config)
         plan = plan_rank(chunks)
         state = chunks[0].sharded_state_dict()

@@ -30,8 +30,8 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from megatron_bridge.checksums import ALGORITHM, Hasher, Sidecar
-from megatron_bridge.safetensors_writer import digest_of, write_all
+from megatron_bridge.checksums import ALGORITHM, Hasher, Sidecar, digest_of
+from megatron_bridge.safetensors_writer import write_all
 from mua.compat.checkpoint_reading import INDEX, described, read_index, refusal
 from mua.compat.plain_archive import Archive, read_into
 from mua.compat.plain_pickle import PickleError

@@ -186,3 +186,26 @@ def fail_on_rank_1(model: str, root: str) -> list[str]:
             built.finish_save()
         messages.append(str(error.value))
     return messages
+
+
+def test_damage_that_one_rank_meets_is_told_by_all(models: dict[int, Path], tmp_path: Path) -> None:
+    checkpoint, folder = checkpoint_folder(tmp_path, 0), tmp_path / "hf"
+    offline.hf_to_megatron(models[0], checkpoint)
+    offline.megatron_to_hf(checkpoint, folder, source=models[0])
+    for path in (checkpoint / "__0_0.distcp", folder / "model.safetensors"):
+        with path.open("r+b") as file:
+            file.seek(-99, os.SEEK_END)
+            file.write(b"\xff\xee")
+    for messages in run_on_workers(2, refused, str(models[0]), str(checkpoint), str(folder)):
+        assert "__0_0.distcp has other bytes than were written" in messages[0]
+        assert "model.safetensors: " in messages[1]
+        assert "is not what was written" in messages[1]
+
+
+def refused(model: str, checkpoint: str, folder: str) -> list[str]:
+    """The errors of loading a damaged checkpoint, and of starting from a damaged folder; each was met by one rank."""
+    with backend(Path(model), tensor_parallel=2) as built, pytest.raises(ModelError) as first:
+        built.load(Path(checkpoint))
+    with pytest.raises(ModelError) as second, backend(Path(folder), tensor_parallel=2):
+        pass
+    return [str(first.value), str(second.value)]

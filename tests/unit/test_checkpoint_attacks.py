@@ -284,6 +284,14 @@ def test_other_instructions_of_pickle_are_refused(program: bytes) -> None:
         read_pickle(b"\x80\x04" + program, plain_index.NAMES)
 
 
+def test_names_from_a_file_do_not_reach_the_terminal_as_they_are() -> None:
+    for name in ("a\nb", "\x1b[2J", "x" * 100_000, "\u2028"):
+        with pytest.raises(PickleError) as caught:
+            read_pickle(calling("torch", name), plain_index.NAMES)
+        assert str(caught.value).isprintable()
+        assert len(str(caught.value)) < 200
+
+
 def test_memory_is_in_proportion_to_the_bytes() -> None:
     """Python's unpickler would make room for four billion values, and for a text of four gigabytes."""
     assert read_pickle(b"\x80\x02Nr\xff\xff\xff\xff.", frozenset()) is None
@@ -309,8 +317,8 @@ def test_values_within_values_end(tmp_path: Path) -> None:
         (lambda place: setattr(place, "relative_path", "../../etc/passwd"), "no file of a checkpoint"),
         (lambda place: setattr(place, "relative_path", "/etc/passwd"), "no file of a checkpoint"),
         (lambda place: setattr(place, "relative_path", "absent.distcp"), "absent.distcp: No such file"),
-        (lambda place: setattr(place, "offset", -1), "names bytes -1"),
-        (lambda place: setattr(place, "length", 1 << 40), "names bytes"),
+        (lambda place: setattr(place, "offset", -1), "bytes from -1 on"),
+        (lambda place: setattr(place, "length", 1 << 40), "bytes from"),
         (lambda place: setattr(place, "length", 8), "does not say where"),
         (lambda place: setattr(place, "transform_descriptors", ["zstd"]), "transformed"),
     ],

@@ -7,7 +7,6 @@ configuration and output folder included, is real.
 from __future__ import annotations
 
 import errno
-import json
 import os
 import pickle
 import subprocess
@@ -24,6 +23,7 @@ from mua.cli import app, readable
 from mua.config.load import load_config
 from mua.config.schema import ExperimentConfig
 from mua.errors import ConfigError, DeadlineExceeded, EngineError, Preempted, RankLost, UserFault, exit_status
+from mua.megatron import manifest
 from mua.observe.lock import LOCK_FILE
 
 BASE = """\
@@ -101,8 +101,7 @@ def test_convert_finds_the_files_of_the_model_in_the_runs_configuration(
     checkpoint = Path("out/checkpoints/step_1")
     checkpoint.mkdir(parents=True)
     Path("out/config.yaml").write_text(BASE, encoding="utf-8")
-    manifest = {"format": 2, "dtype": "torch.float32", "tensors": {}}
-    (checkpoint / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
+    manifest.write(checkpoint, {"dtype": "torch.float32", "tensors": {}, "weights_only": True})
     words = ("convert", "megatron-to-hf", str(checkpoint), "hf")
     for more in ([], ["--source", "other"]):
         result = mua(*words, *more)

@@ -69,7 +69,8 @@ def test_no_damaged_input_gives_anything_but_a_clear_line(report: dict[str, Any]
 
 
 def test_every_promised_subject_is_there() -> None:
-    assert {"configuration", "conversations", "replies", "tool_calls", "traces"} <= set(fuzz.names())
+    promised = {"configuration", "conversations", "manifests", "model_folders", "replies", "tool_calls", "traces"}
+    assert promised <= set(fuzz.names())
 
 
 def test_the_frame_tells_what_hangs_and_what_dies_and_goes_on_and_runs_every_case_once() -> None:

@@ -211,14 +211,6 @@ def test_two_conversions_into_one_folder_are_refused(model: Path, tmp_path: Path
     assert (tmp_path / "meg" / "manifest.json").exists()
 
 
-def test_a_folder_that_is_no_checkpoint_is_never_replaced(model: Path, tmp_path: Path) -> None:
-    (tmp_path / "thesis").mkdir()
-    (tmp_path / "thesis" / "chapter.txt").write_text("years of work")
-    with pytest.raises(BridgeError, match="not empty"):
-        offline.hf_to_megatron(model, tmp_path / "thesis")
-    assert names(tmp_path) == ["thesis"]
-
-
 def test_a_checkpoint_of_another_model_is_named(model: Path, tmp_path: Path) -> None:
     write_model(tmp_path / "other", layers=3)
     offline.hf_to_megatron(model, tmp_path / "meg")

@@ -1,0 +1,174 @@
+"""Checkpoints whose small files are damaged: each is used as far as it is whole, or refused in one line.
+
+Damaged are manifest.json, with its own checksum put right in half of the cases, state.json, metadata.json, the index,
+random states and the heads of tensors, the last five under a manifest that fits, as somebody would who means harm.
+Every case is met by ``verify``, by conversion or by resuming. Not covered: damage that leaves another possible
+checkpoint.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import random
+import shutil
+import tempfile
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+from megatron_bridge import BridgeError
+from megatron_bridge.checksums import digest_of_file
+from mua.errors import MuaError
+from mua.megatron import manifest, offline
+from mua.megatron.checkpoint import checkpoint_folder, instead_of
+from mua.trainer.convert import verify
+from tests.fuzz._mutate import mutated_bytes, mutated_json, outcome
+from tests.megatron_support import backend, write_model
+
+CASES = 150
+CHUNK = 30
+REFUSALS = (BridgeError, MuaError)
+_KEPT = tempfile.TemporaryDirectory(prefix="mua-fuzz-")
+Meet = Callable[[Path], object]
+
+
+def run(cases: int, seed: int) -> list[str]:
+    """Faults of ``cases`` checkpoints, one line each; case n has the seed ``seed + n``."""
+    model, failures = _saved()[0], []
+    with backend(model) as built:
+        for number in range(seed, seed + cases):
+            failures += _case(number, {"resume": built.load}, resume=True)
+    for number in range(seed, seed + cases):
+        failures += _case(number, {"verify": _verify, "convert": _convert, "offer": _offer}, resume=False)
+    return failures
+
+
+def _case(number: int, meetings: dict[str, Meet], *, resume: bool) -> list[str]:
+    """One damaged checkpoint. A process with process groups can resume and not convert, so each case has its turn."""
+    rng = random.Random(f"manifests/{number}")
+    if (rng.random() < 0.4) is not resume:
+        return []
+    meeting, damage = rng.choice(sorted(meetings)), rng.choice(_DAMAGES)
+    with tempfile.TemporaryDirectory(prefix="mua-fuzz-") as name:
+        folder = checkpoint_folder(Path(name), 1)
+        shutil.copytree(_saved()[1 + (not resume and rng.random() < 0.5)], folder)
+        damage(folder, rng)
+        faults = outcome(lambda: meetings[meeting](folder), REFUSALS)[2]
+    return [f"seed {number} ({damage.__name__[1:]}, {meeting}): {fault}" for fault in faults]
+
+
+@cache
+def _saved() -> tuple[Path, Path, Path]:
+    """A model, a training checkpoint of it, and the one it converts to."""
+    root = Path(_KEPT.name)
+    write_model(root / "hf")
+    with backend(root / "hf") as built:
+        built.save(checkpoint_folder(root, 1), {"step": 1})
+    offline.hf_to_megatron(root / "hf", root / "meg")
+    return root / "hf", checkpoint_folder(root, 1), root / "meg"
+
+
+def _verify(folder: Path) -> None:
+    with contextlib.redirect_stdout(io.StringIO()):
+        verify(folder)
+
+
+def _convert(folder: Path) -> None:
+    offline.megatron_to_hf(folder, folder.with_name("out"), source=_saved()[0])
+
+
+def _offer(folder: Path) -> None:
+    newest = Path(shutil.copytree(_saved()[1], checkpoint_folder(folder.parent, 2)))
+    (newest / manifest.NAME).unlink()
+    instead_of(newest)
+    _convert(newest)
+
+
+def _seal(folder: Path) -> None:
+    """Put sizes and checksums of the manifest right."""
+    content = json.loads((folder / manifest.NAME).read_text())
+    for name, entry in content["files"].items():
+        path = folder / name
+        if path.is_file():
+            entry |= {"bytes": path.stat().st_size, "xxh3_64": digest_of_file(path)}
+    _write(folder, content)
+
+
+def _write(folder: Path, content: dict[str, object]) -> None:
+    content["checksum"] = manifest._checksum(content)
+    (folder / manifest.NAME).write_text(json.dumps(content), encoding="utf-8", errors="surrogatepass")
+
+
+def _manifest_bytes(folder: Path, rng: random.Random) -> None:
+    path = folder / manifest.NAME
+    path.write_bytes(mutated_bytes(path.read_bytes(), rng))
+
+
+def _manifest(folder: Path, rng: random.Random) -> None:
+    path = folder / manifest.NAME
+    path.write_text(mutated_json(json.loads(path.read_text()), rng), encoding="utf-8", errors="surrogatepass")
+
+
+def _manifest_sealed(folder: Path, rng: random.Random) -> None:
+    _manifest(folder, rng)
+    try:
+        content = json.loads((folder / manifest.NAME).read_text(encoding="utf-8", errors="surrogatepass"))
+    except (ValueError, RecursionError):
+        return
+    if isinstance(content, dict):
+        _write(folder, content)
+
+
+def _manifest_kind(folder: Path, rng: random.Random) -> None:
+    path = folder / rng.choice((manifest.NAME, manifest.STATE, ".metadata", "__0_0.distcp"))
+    path.unlink()
+    kind = rng.randrange(4)
+    if kind == 0:
+        os.mkfifo(path)
+    elif kind == 1:
+        path.symlink_to(path)
+    elif kind == 2:
+        path.symlink_to("/dev/zero")
+    else:
+        path.mkdir()
+
+
+def _state(folder: Path, rng: random.Random) -> None:
+    path = folder / manifest.STATE
+    path.write_text(mutated_json(json.loads(path.read_text()), rng), encoding="utf-8", errors="surrogatepass")
+    _seal(folder)
+
+
+def _upstream(folder: Path, rng: random.Random) -> None:
+    path = folder / "metadata.json"
+    path.write_text(mutated_json(json.loads(path.read_text()), rng), encoding="utf-8", errors="surrogatepass")
+    _seal(folder)
+
+
+def _index(folder: Path, rng: random.Random) -> None:
+    _bytes(folder / ".metadata", rng)
+
+
+def _random_states(folder: Path, rng: random.Random) -> None:
+    _bytes(folder / rng.choice([path.name for path in sorted(folder.glob("*.pt"))]), rng)
+
+
+def _tensors(folder: Path, rng: random.Random) -> None:
+    _bytes(rng.choice(sorted(folder.glob("*.distcp"))), rng)
+
+
+def _bytes(path: Path, rng: random.Random) -> None:
+    """Change bytes; in a long file at a drawn place of a few hundred, so that heads are met as well as values."""
+    data = path.read_bytes()
+    start = rng.randrange(max(1, len(data) - 400))
+    path.write_bytes(data[:start] + mutated_bytes(data[start : start + 400], rng) + data[start + 400 :])
+    _seal(path.parent)
+
+
+_DAMAGES: tuple[Callable[[Path, random.Random], None], ...] = (
+    _manifest_bytes, _manifest, _manifest_sealed, _manifest_sealed, _manifest_sealed, _manifest_kind, _state, _upstream,
+    _index, _index, _random_states, _tensors, _tensors,
+)  # fmt: skip
