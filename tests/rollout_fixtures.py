@@ -75,6 +75,8 @@ class ScriptedSampler:
 class ScriptedPool(ScriptedSampler):
     """A scripted sampler in the place of a whole :class:`mua.engine.pool.EnginePool`."""
 
+    failure = None
+
     async def start(self, model: Path) -> None:
         pass
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import http.server
 import json
 import os
+import re
 import resource
 import subprocess
 import sys
@@ -219,7 +220,10 @@ def test_the_address_file_comes_whole_and_goes_with_its_own_server(tmp_path: Pat
     file = tmp_path / "shared" / "user"
     ours = Service(tmp_path, file, "n1", 1234, "customer")
     publish(ours)
-    assert file.read_text() == "MUA_USER_BASE_URL=http://n1:1234/v1\nMUA_USER_MODEL=customer\n"
+    lines = file.read_text().splitlines()
+    assert lines[:2] == ["MUA_USER_BASE_URL=http://n1:1234/v1", "MUA_USER_MODEL=customer"]
+    assert re.fullmatch(r"MUA_USER_API_KEY=[0-9a-f]{64}", lines[2])
+    assert file.stat().st_mode & 0o077 == 0
     assert [path.name for path in file.parent.iterdir()] == ["user"]
     withdraw(Service(tmp_path, file, "n2", 1234, "customer"))  # another server took over; its address stays
     assert file.exists()
