@@ -382,10 +382,10 @@ def require_scored(trajectories: Sequence[Trajectory], share: float = 0.0) -> Se
         return trajectories
     ((outcome, passing), _) = Counter((t.outcome, t.passing) for t in lost).most_common(1)[0]
     last = next(t for t in reversed(lost) if (t.outcome, t.passing) == (outcome, passing))
-    few = f"only {scored}" if scored else "not one"
-    bound = f", and trainer.min_scored_share is {share:g}" if scored else ""
-    raise RunStopped(
-        f"{few} of {len(trajectories)} episodes could be scored{bound}; most of the others ended as {outcome}: "
-        f"{last.error}",
-        passing=passing,
-    )
+    few = f"not one of {len(trajectories)} episodes could be scored; most"
+    if scored:
+        few = (
+            f"only {scored} of {len(trajectories)} episodes could be scored, and trainer.min_scored_share is "
+            f"{share:g}; most of the others"
+        )
+    raise RunStopped(f"{few} ended as {outcome}: {last.error}", passing=passing)

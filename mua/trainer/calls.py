@@ -29,6 +29,7 @@ from mua.trainer.launch import ended_ranks
 log = logging.getLogger(__name__)
 
 _SIGNS_PER_SILENCE = 10
+_CLOSE_SECONDS = 5.0
 _LONGEST_PAUSE_S = 0.25
 _SHORTEST_PAUSE_S = 0.0005
 _CALL, _SIGN = "call", "sign"
@@ -78,7 +79,7 @@ class Calls:
         """No more signs of life. Safe to call twice."""
         self._closed.set()
         if self._leading:
-            self._thread.join()
+            self._thread.join(_CLOSE_SECONDS)  # a store that does not answer would hold it
 
     def _await(self) -> None:
         # Where rank 0 holds the store and is stopped, a question to it never returns, so another thread asks.

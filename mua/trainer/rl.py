@@ -173,12 +173,12 @@ def _roll_out(
         except MuaError:
             preemption.check()  # the signal that asks to leave may have ended the engines before
             raise
-    episodes = [t for group in harvest.groups for t in group.trajectories]
+    ended = [t for group in harvest.groups for t in group.trajectories]
     try:
-        require_scored(episodes, config.trainer.min_scored_share)
+        require_scored(ended, config.trainer.min_scored_share)
     except RunStopped:
         if traces is not None:
-            traces.write(step, episodes)
+            traces.write(step, ended)
         preemption.check()
         raise
     return harvest

@@ -89,6 +89,7 @@ def ranks(silence_seconds: float) -> Iterator[list[subprocess.Popen[str]]]:
             process.communicate()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "silence_seconds", "said"),
     [(signal.SIGKILL, 60.0, "rank 0 is gone ("), (signal.SIGSTOP, 3.0, "rank 0 gave no sign of life for 3 s")],
