@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from megatron_bridge.errors import BridgeError
-from megatron_bridge.plain_files import is_name, open_regular, parse_json, read_json, shown
+from megatron_bridge.plain_files import is_name, label, open_regular, parse_json, read_json, shown
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -278,7 +278,7 @@ def _entry(path: Path, name: str, info: Any, data_start: int) -> Entry:
         raise ValueError(f"{name} has data_offsets that are no two places")
     dtype = DTYPES.get(kind) if isinstance(kind, str) else None
     if dtype is None:
-        raise BridgeError(f"{path}: {name} has dtype {shown(kind)}; supported: {', '.join(DTYPES)}")
+        raise BridgeError(f"{path}: {name} has dtype {label(kind)}; supported: {', '.join(DTYPES)}")
     if offsets[1] - offsets[0] != math.prod(shape) * dtype.itemsize:
         raise BridgeError(f"{path}: {name} has offsets that do not fit its shape; copy the file again")
     return Entry(path, data_start + offsets[0], tuple(shape), dtype)
