@@ -7,7 +7,7 @@ SEEDS ?= 1
 FUZZ ?=
 PYTHON := $(VENV)/bin/python
 READY := $(VENV)/.ready
-SHARED := -n 2 --dist loadgroup --no-loadscope-reorder
+SHARED := -n 2 --dist loadscope --no-loadscope-reorder
 
 .PHONY: help setup demo test test-slow test-grid test-slurm mutants lint fuzz docs tables bench check-gpu-pins
 

@@ -1,6 +1,7 @@
 """Fixtures every test module may use (an engine starts when a test asks for one), and how tests are shared out."""
 
 import re
+from typing import Any
 
 import pytest
 from engine_fixtures import engine_pool, other_qwen3_folder, tiny_qwen3_folder
@@ -22,15 +23,24 @@ GROUPS = {
 """What shares an engine, a fine-tuned policy or ranks stays in one of pytest-xdist's processes, the longest first."""
 
 
-def group_of(path: str) -> str:
-    """The process-mates of the tests in the file ``path``: those of its group, or of its file."""
-    return next((name for name, pattern in GROUPS.items() if re.match(pattern, path)), path)
+def group_of(nodeid: str) -> str:
+    """The tests that share a process with ``nodeid``: those of its group, or of its file."""
+    return next((name for name, pattern in GROUPS.items() if re.match(pattern, nodeid)), nodeid.split("::")[0])
 
 
-@pytest.hookimpl(tryfirst=True)  # pytest-xdist reads the marks in its own
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with the groups, so that no process is left with the longest of them at the end."""
     order = [*GROUPS]
-    for item in items:
-        item.add_marker(pytest.mark.xdist_group(group_of(item.nodeid)))
     items.sort(key=lambda item: order.index(name) if (name := group_of(item.nodeid)) in order else len(order))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Deals out groups as they are above. The marks of ``--dist loadgroup`` are lost with pytest 9.2."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Groups(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return group_of(nodeid)
+
+    return Groups(config, log)
