@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -98,6 +99,12 @@ def test_training_writes_the_fields_metrics(tuned: Path, trained: Path) -> None:
     assert any(0 < line["engine/prefix_cache_hit_rate"] < 1 for line in lines)
     assert list((trained / "tensorboard").glob("events.out.tfevents.*"))
     assert not same_weights(tensors(tuned / "hf"), tensors(trained / "hf"))
+
+
+def test_training_prints_no_notices_of_its_libraries(tuned: Path, trained: Path) -> None:
+    for folder in (tuned.parent, trained.parent):
+        lines = (folder / "stderr").read_text().splitlines()
+        assert not [line for line in lines if re.search(r"megatron|deprecated|Warning|torch\.distributed", line, re.I)]
 
 
 def test_traces_read_back_with_the_version_that_sampled_them(trained: Path) -> None:
