@@ -17,6 +17,8 @@ import logging
 import re
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -69,10 +71,8 @@ class Calls:
         """``what`` of rank 0, on every rank. Raises :class:`RankLost` when a rank is gone."""
         self.meet()
         box = [what]
-        try:
+        with naming_lost_ranks():
             dist.broadcast_object_list(box, src=0, group=self._group)
-        except RuntimeError as error:
-            raise lost_rank(error) or error from error
         return box[0]
 
     def close(self) -> None:
@@ -121,6 +121,15 @@ class Calls:
             except RuntimeError as error:
                 log.warning("no more signs of life for the other ranks: %s", _first_line(error))
                 return
+
+
+@contextmanager
+def naming_lost_ranks() -> Iterator[None]:
+    """A block of collectives. Raises :class:`RankLost` when it fails because a rank is gone."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise lost_rank(error) or error from error
 
 
 def lost_rank(error: BaseException) -> RankLost | None:

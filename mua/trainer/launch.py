@@ -7,17 +7,25 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
+from typing import TYPE_CHECKING
 
 from mua.config.schema import MegatronConfig
 from mua.errors import ConfigError, RankLost
-from mua.ports import LOOPBACK, free_port
+from mua.ports import LOOPBACK
+
+if TYPE_CHECKING:
+    from torch.distributed import TCPStore
 
 _PR_SET_PDEATHSIG = 1
 _ENDING_SECONDS = 5.0
 """Its connections are closed a moment before a process has ended."""
+_LOOK_SECONDS = 0.25
 _started: list[subprocess.Popen[bytes]] = []
 """Ranks that this process has started."""
+_meeting_point: TCPStore | None = None
+"""Where they find each other, served by this process."""
 
 
 def ensure_processes(config: MegatronConfig) -> None:
@@ -39,6 +47,7 @@ def ensure_processes(config: MegatronConfig) -> None:
         os.environ |= _variables(needed)
         for rank in range(1, needed):
             _start_rank(rank)
+        threading.Thread(target=_leave_when_a_rank_is_lost, name="ranks", daemon=True).start()
 
 
 def leads() -> bool:
@@ -77,10 +86,26 @@ def end_ranks() -> None:
 
 
 def _variables(world_size: int) -> dict[str, str]:
-    """What torchrun tells the first of ``world_size`` processes on one machine."""
-    size = str(world_size)
-    rendezvous = {"MASTER_ADDR": LOOPBACK, "MASTER_PORT": str(free_port())}
-    return {"WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "RANK": "0", "LOCAL_RANK": "0"} | rendezvous
+    """What torchrun tells the first of ``world_size`` processes on one machine.
+
+    As torchrun does, this process serves the store at which they meet: a port that was only chosen could be taken in
+    the seconds before the ranks are there.
+    """
+    from torch.distributed import TCPStore
+
+    global _meeting_point
+    _meeting_point = TCPStore(LOOPBACK, 0, is_master=True, wait_for_workers=False)
+    size, port = str(world_size), str(_meeting_point.port)
+    served = {"MASTER_ADDR": LOOPBACK, "MASTER_PORT": port, "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    return {"WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "RANK": "0", "LOCAL_RANK": "0"} | served
+
+
+def _leave_when_a_rank_is_lost() -> None:
+    """End the waits at the meeting point, which have no other end in time, when a rank is not going to come."""
+    global _meeting_point
+    while _started and not any(process.poll() for process in _started):
+        time.sleep(_LOOK_SECONDS)
+    _meeting_point = None
 
 
 def _start_rank(rank: int) -> None:

@@ -31,7 +31,7 @@ from mua.engine.nodes import find_nodes, reachable_address
 from mua.errors import ModelError, RankLost
 from mua.megatron.backend import MegatronBackend
 from mua.megatron.parallel import COLLECTIVE_SECONDS, own_group
-from mua.trainer.calls import Calls, lost_rank
+from mua.trainer.calls import Calls, lost_rank, naming_lost_ranks
 from mua.trainer.launch import end_ranks, leads
 from mua.trainer.provenance import provenance
 from mua.types import Float32Array, Json, TrainBatch, TrainSequence
@@ -53,27 +53,27 @@ class Policy:
         with_reference: bool = False,
         critic_steps: int | None = None,
     ) -> None:
-        self._backend = MegatronBackend(
-            config.model,
-            config.megatron,
-            config.optimizer,
-            total_steps=total_steps,
-            seed=config.seed,
-            with_reference=with_reference,
-            critic=None if critic_steps is None else config.critic,
-            critic_steps=critic_steps,
-        )
+        with naming_lost_ranks():
+            self._backend = MegatronBackend(
+                config.model,
+                config.megatron,
+                config.optimizer,
+                total_steps=total_steps,
+                seed=config.seed,
+                with_reference=with_reference,
+                critic=None if critic_steps is None else config.critic,
+                critic_steps=critic_steps,
+            )
+            timeout = timedelta(seconds=COLLECTIVE_SECONDS)
+            self._group = own_group(timeout) if config.megatron.world_size > 1 else None
+            self._calls = None if self._group is None else Calls(self._group, config.trainer.silence_seconds)
+            self._nodes = find_nodes(self._group)
         self._model_path = config.model.path
         self._async_save = config.trainer.async_save
         self._provenance = provenance(config) if leads() else None
         self._with_reference = with_reference
-        timeout = timedelta(seconds=COLLECTIVE_SECONDS)
-        several = config.megatron.world_size > 1
-        self._group = own_group(timeout) if several else None
-        self._calls = None if self._group is None else Calls(self._group, config.trainer.silence_seconds)
         self._away = False
         self._config = config
-        self._nodes = find_nodes(self._group)
         self._host: EngineHost | None = None
         self._feed_of_all = TrainerFeed(
             self._model_in_place,
@@ -110,14 +110,13 @@ class Policy:
         """
         assert self._calls is not None, "there are other ranks"
         try:
-            while (announced := self._calls.announce(None))[0] != _STOP:
-                name, arguments = announced
-                result = getattr(self, f"_{name}")(*arguments)
-                if isinstance(result, Iterator):
-                    for _ in result:
-                        pass
-        except RuntimeError as error:
-            raise lost_rank(error) or error from error
+            with naming_lost_ranks():
+                while (announced := self._calls.announce(None))[0] != _STOP:
+                    name, arguments = announced
+                    result = getattr(self, f"_{name}")(*arguments)
+                    if isinstance(result, Iterator):
+                        for _ in result:
+                            pass
         finally:
             if self._host is not None:
                 self._host.close()

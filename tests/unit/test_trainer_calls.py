@@ -1,7 +1,6 @@
 """How ranks wait for rank 0: as long as it lives, and no longer. Real processes, gloo and stores.
 
-Not covered: NCCL; a store held by torchrun's agent (here rank 0 holds it, or a file does); a whole run with two ranks,
-which is ``tests/e2e/test_two_ranks.py``.
+Not covered: NCCL; torchrun; a whole run with two ranks, which is ``tests/e2e/test_two_ranks.py``.
 """
 
 from __future__ import annotations
@@ -106,6 +105,71 @@ def test_a_rank_0_that_is_gone_ends_the_others_with_one_line(
             (line,) = err.splitlines()
             assert line.startswith(f"mua (rank {rank}): {said}")
             assert line.endswith(("look at its log", "and its machine"))
+
+
+LEADER = """
+import subprocess, sys
+from datetime import timedelta
+from mua.cli import app, main, verb
+from mua.trainer import launch
+
+@app.command()
+@verb
+def meet(program: str):
+    import torch.distributed as dist
+    from mua.config.schema import MegatronConfig
+    from mua.trainer.calls import naming_lost_ranks
+
+    launch.ensure_processes(MegatronConfig(data_parallel=2))
+    with naming_lost_ranks():
+        dist.init_process_group("gloo", timeout=timedelta(seconds=600))
+        box = ["hello"]
+        dist.broadcast_object_list(box, src=0)
+        dist.barrier()
+    print("met")
+
+sys.argv[:] = [sys.argv[0], "meet", sys.argv[1]]
+launch._start_rank = lambda rank: launch._started.append(
+    subprocess.Popen([sys.executable, "-c", sys.argv[2]], env=launch.os.environ | {"RANK": str(rank)})
+)
+main()
+"""
+COMES = """
+import torch.distributed as dist
+dist.init_process_group("gloo")
+box = [None]
+dist.broadcast_object_list(box, src=0)
+assert box == ["hello"]
+dist.barrier()
+"""
+
+
+def lead(program: str) -> subprocess.CompletedProcess[str]:
+    """A rank 0 that meets one other rank, which runs ``program``."""
+    command = [sys.executable, "-c", LEADER, program]
+    return subprocess.run(
+        command, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=120
+    )
+
+
+def test_ranks_meet_at_the_store_that_rank_0_serves() -> None:
+    met = lead(COMES)
+    assert (met.returncode, met.stdout) == (0, "met\n"), met.stderr
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        pytest.param("import os; os.kill(os.getpid(), 9)", id="before"),
+        pytest.param(f"{COMES.partition('box')[0]}\nimport os; os.kill(os.getpid(), 9)", id="after"),
+    ],
+)
+def test_a_rank_that_never_comes_ends_the_others_soon(program: str) -> None:
+    lost = lead(program)
+    assert lost.returncode == 75, lost.stderr
+    (line,) = [line for line in lost.stderr.splitlines() if line.startswith("mua")]
+    assert line.startswith("mua: rank 1 ended with status -9; look at its log (")
+    assert "Traceback" not in lost.stderr
 
 
 def _silent_rank_0(folder: str) -> str:
