@@ -27,7 +27,7 @@ test: $(READY) ## Run the tests, without the slow ones
 	@$(PYTHON) -m pytest $(SHARED)
 
 test-slow: $(READY) ## Run the slow tests
-	@$(PYTHON) -m pytest -m slow
+	@$(PYTHON) -m pytest -m slow $(SHARED)
 
 test-grid: $(READY) ## Run the grids of model families, layouts and moments in whole (about twenty minutes)
 	@$(PYTHON) -m pytest -m grid

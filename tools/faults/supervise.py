@@ -20,6 +20,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from time import monotonic
 
@@ -171,7 +172,7 @@ class Supervisor:
             while (status := trainer.poll()) is None:
                 watch.look()
                 now = monotonic()
-                self._do_later(lambda at, _, now=now: at <= now)
+                self._do_later(partial(_is_over, now))
                 self._strike(scene, watch.place)
                 if now - watch.place.at > SILENT_SECONDS:
                     raise RunFailed(f"no progress for {SILENT_SECONDS:g} s in {watch.place}")
@@ -279,3 +280,7 @@ class Supervisor:
         for process in left_in(self.folder):
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
+
+
+def _is_over(now: float, at: float, _: bool) -> bool:
+    return at <= now
