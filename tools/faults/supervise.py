@@ -154,7 +154,7 @@ class Supervisor:
             if trainer.poll() is None:
                 os.killpg(trainer.pid, signal.SIGKILL)
                 trainer.wait()
-            self._do_later(lambda _, outlasts: not outlasts)
+            self._do_later(None)
         if status:
             self._answer(status, log.read_text(errors="replace"))
         return status == 0
@@ -171,7 +171,7 @@ class Supervisor:
             while (status := trainer.poll()) is None:
                 watch.look()
                 now = monotonic()
-                self._do_later(lambda at, _, now=now: at <= now)
+                self._do_later(now)
                 self._strike(scene, watch.place)
                 if now - watch.place.at > SILENT_SECONDS:
                     raise RunFailed(f"no progress for {SILENT_SECONDS:g} s in {watch.place}")
@@ -258,8 +258,9 @@ class Supervisor:
 
     # ---- what is done a while later
 
-    def _do_later(self, is_due: Callable[[float, bool], bool]) -> None:
-        due = [entry for entry in self._later if is_due(entry[0], entry[2])]
+    def _do_later(self, now: float | None) -> None:
+        """What is due by ``now``; None: the attempt has ended, and with it whatever does not outlast it."""
+        due = [(at, action, lasts) for at, action, lasts in self._later if (not lasts if now is None else at <= now)]
         self._later = [entry for entry in self._later if entry not in due]
         for _, action, _ in due:
             action()
