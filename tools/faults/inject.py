@@ -137,8 +137,9 @@ def _stop_rank(fault: Fault, scene: Scene, random: Random) -> Effect:
 def _kill_engine(fault: Fault, scene: Scene, random: Random) -> Effect:
     while (found := _of_engine(scene, random)) is None:
         yield None
+    name = _named(found)
     _kill(found.pid)
-    yield _named(found)
+    yield name
 
 
 def _stop_engine(fault: Fault, scene: Scene, random: Random) -> Effect:
@@ -284,7 +285,7 @@ def _named(process: psutil.Process) -> str:
     command = command_of(process)
     if "guardian.py" in command:
         return "guardian"
-    return "server" if "sglang.launch_server" in command else command.split()[0]
+    return "server" if "sglang.launch_server" in command else command.partition(" ")[0] or "one that just ended"
 
 
 def _rendezvous(scene: Scene) -> int | None:
