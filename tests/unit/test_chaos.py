@@ -1,4 +1,4 @@
-"""What the chaos run draws, sees and counts, without a run: ``tests/e2e/test_chaos.py`` has the real thing.
+"""What the chaos run draws, sees and counts, without a run: ``tests/e2e/test_chaos_runs.py`` has the real thing.
 
 Does not cover how the faults strike.
 """
