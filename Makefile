@@ -29,7 +29,7 @@ test: $(READY) ## Run the tests, without the slow ones
 test-slow: $(READY) ## Run the slow tests
 	@$(PYTHON) -m pytest -m slow $(SHARED)
 
-test-grid: $(READY) ## Run the grids of model families, layouts and moments in whole (about twenty minutes)
+test-grid: $(READY) ## Run the rest of the grids of weight transports and of moments to be killed at, which CI leaves out
 	@$(PYTHON) -m pytest -m grid
 
 test-slurm: $(READY) ## Start a Slurm of two nodes here, run its tests, stop it (as root it installs what is missing)

@@ -30,7 +30,7 @@ from mua.megatron.backend import MegatronBackend
 from mua.megatron.checkpoint import checkpoint_folder, latest_checkpoint, prune_checkpoints
 from mua.trainer.provenance import git_state, provenance
 from mua.types import Float32Array
-from tests.distributed import run_distributed
+from tests.distributed import run_distributed, run_on_workers
 from tests.megatron_support import OPTIMIZER, backend, exported, make_batch, write_model
 
 STEPS = 4
@@ -75,7 +75,7 @@ def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(
     folder: Path, tmp_path: Path, dtype: str, distributed_optimizer: bool
 ) -> None:
     settings = {"dtype": dtype, "distributed_optimizer": distributed_optimizer}
-    straight = run_distributed(train, 1, str(folder), str(tmp_path / "a"), 0, STEPS, settings)[0]
+    straight = run_on_workers(1, train, str(folder), str(tmp_path / "a"), 0, STEPS, settings)[0]
     for first, last in ((0, 1), (1, 3), (3, STEPS)):
         resumed = run_distributed(train, 1, str(folder), str(tmp_path / "b"), first, last, settings)[0]
     assert straight.keys() == resumed.keys()
