@@ -24,6 +24,7 @@ import shutil
 import signal
 import sys
 import time
+import traceback
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -116,6 +117,9 @@ class Campaign:
             supervisor.run()
         except RunFailed as error:
             return [str(error)]
+        except Exception as error:  # of this tool: the other runs go on
+            traceback.print_exc()
+            return [repr(error)]
         bits = mode in DETERMINISTIC and mode in self._references
         return faults_of(supervisor.output, undisturbed, bits=bits, staleness=int(mode is Mode.STALE))
 
