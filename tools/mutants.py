@@ -37,8 +37,10 @@ from typing import Any, Literal, Self
 ROOT = Path(__file__).resolve().parents[1]
 LIST = ROOT / "tools" / "mutants.toml"
 KEYS = {"name", "file", "old", "new", "tests"}
-PRELOADED = ("torch", "numpy", "pytest", "_pytest.assertion.rewrite", "hypothesis", "pytest_asyncio", "pydantic",
-             "aiohttp", "tokenizers", "safetensors", "yaml", "rich.progress", "scipy.stats")  # fmt: skip
+PRELOADED = (
+    "torch", "torch.utils.tensorboard", "numpy", "scipy.stats", "transformers", "tokenizers", "safetensors", "pydantic",
+    "aiohttp", "yaml", "rich.progress", "pytest", "_pytest.assertion.rewrite", "pytest_asyncio", "hypothesis",
+)  # fmt: skip
 """What nearly every test imports, and what is not part of this repository."""
 IGNORED = shutil.ignore_patterns(".*", "__pycache__", "runs", "*.egg-info", "dist", "build")
 _TAIL = 2000
