@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import json
 from collections.abc import AsyncIterator, Callable
@@ -72,6 +73,17 @@ def in_order(*messages: Json | web.Response) -> Reply:
     """The given messages, one a request."""
     left = list(messages)
     return lambda body: left.pop(0)
+
+
+def held_back(reply: Reply, when: Callable[[], bool]) -> Reply:
+    """``reply``, but requests that come while ``when`` holds wait until it no longer does."""
+
+    async def held(body: Json) -> Any:
+        while when():
+            await asyncio.sleep(0.01)
+        return reply(body)
+
+    return held
 
 
 @asynccontextmanager

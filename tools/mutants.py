@@ -37,8 +37,10 @@ from typing import Any, Literal, Self
 ROOT = Path(__file__).resolve().parents[1]
 LIST = ROOT / "tools" / "mutants.toml"
 KEYS = {"name", "file", "old", "new", "tests"}
-PRELOADED = ("torch", "numpy", "pytest", "_pytest.assertion.rewrite", "hypothesis", "pytest_asyncio", "pydantic",
-             "aiohttp", "tokenizers", "safetensors", "yaml", "rich.progress", "scipy.stats")  # fmt: skip
+PRELOADED = (
+    "torch", "torch.utils.tensorboard", "numpy", "scipy.stats", "transformers", "tokenizers", "safetensors", "pydantic",
+    "aiohttp", "yaml", "rich.progress", "pytest", "_pytest.assertion.rewrite", "pytest_asyncio", "hypothesis",
+)  # fmt: skip
 """What nearly every test imports, and what is not part of this repository."""
 IGNORED = shutil.ignore_patterns(".*", "__pycache__", "runs", "*.egg-info", "dist", "build")
 _TAIL = 2000
@@ -324,19 +326,21 @@ def show(mutants: Sequence[Mutant], unharmed: Sequence[Finding], judged: Sequenc
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--only", default="", help="mutants whose name or file contains this")
+    parser.add_argument("--only", default="", help="mutants whose name, file or tests contain this")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="mutants at a time")
     parser.add_argument("--seconds", type=float, default=120.0, help="deadline of one mutant's tests")
     parser.add_argument("--list", type=Path, default=LIST, help="the list of mutants")
     parser.add_argument("--root", type=Path, default=ROOT, help="the tree to copy")
     chosen = parser.parse_args(arguments)
     try:
-        mutants = [m for m in load(chosen.list) if chosen.only in m.name or chosen.only in m.file]
+        mutants = [m for m in load(chosen.list) if any(chosen.only in text for text in (m.name, m.file, *m.tests))]
     except ValueError as error:
         print(error, file=sys.stderr)
         return 2
     if not mutants:
-        print(f"--only {chosen.only!r}: no mutant of {chosen.list} has this in its name or file", file=sys.stderr)
+        print(
+            f"--only {chosen.only!r}: no mutant of {chosen.list} has this in its name, file or tests", file=sys.stderr
+        )
         return 2
     started = time.monotonic()
     unharmed, judged = run(chosen.root, mutants, jobs=chosen.jobs, seconds=chosen.seconds)

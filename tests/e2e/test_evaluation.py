@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 import json
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
 from e2e_support import finish, kill_group, mua, running, until, whole_lines
 
-from tests.chat_fixtures import ChatServer, chat_server
+from tests.chat_fixtures import ChatServer, chat_server, held_back
 from tests.clerks import clerk, idler
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -70,11 +71,14 @@ async def evaluated(server: ChatServer, folder: Path, model: str) -> dict[str, A
     """Evaluate what answers at ``server``, killed after two episodes and continued."""
     folder.mkdir()
     (folder / "eval.yaml").write_text(CLERK.format(url=server.base_url, model=model))
+    dead = Event()
+    server.reply = held_back(server.reply, lambda: len(lines(folder)) >= 2 and not dead.is_set())
 
     def killed() -> int:
         with running("eval", "eval.yaml", cwd=folder) as process:
             until(lambda: len(lines(folder)) >= 2, process, "two episodes")
             kill_group(process)
+            dead.set()
             return finish(process, folder)[0]
 
     assert await asyncio.to_thread(killed) != 0
@@ -91,9 +95,9 @@ async def evaluated(server: ChatServer, folder: Path, model: str) -> dict[str, A
 
 
 async def test_endpoints_are_evaluated_killed_continued_and_compared(tmp_path: Path) -> None:
-    async with chat_server(lambda body: asyncio.sleep(0.1, clerk(body))) as server:
+    async with chat_server(clerk) as server:
         good = await evaluated(server, tmp_path / "good", "clerk")
-    async with chat_server(lambda body: asyncio.sleep(0.1, idler(body))) as server:
+    async with chat_server(idler) as server:
         bad = await evaluated(server, tmp_path / "bad", "idler")
     assert (good["episodes"], good["unscored"], bad["episodes"]) == (12, 0, 12)
     assert good["success"]["mean"] > bad["success"]["mean"] == 0

@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 import json
 from pathlib import Path
+from threading import Event
 
 import pytest
 from e2e_support import SECONDS, kill_group, mua, until
 
-from tests.chat_fixtures import chat_server
+from tests.chat_fixtures import chat_server, held_back
 from tests.clerks import clerk
 from tests.collect_support import CONFIG, episodes, report, start
 
@@ -21,7 +22,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 async def test_a_killed_collection_goes_on_and_its_result_trains(recipe: Path, tmp_path: Path) -> None:
-    async with chat_server(lambda body: asyncio.sleep(0.05, clerk(body))) as server:
+    dead = Event()
+    held = held_back(clerk, lambda: len(episodes(tmp_path)) >= 5 and not dead.is_set())
+    async with chat_server(held) as server:
         (tmp_path / "collect.yaml").write_text(CONFIG.replace("max_turns: 4", "max_turns: 8"))
         arguments = [f"--endpoint={server.base_url}", "--model=clerk", "--samples=2", "--tasks=22", "--per-task=2"]
 
@@ -29,6 +32,7 @@ async def test_a_killed_collection_goes_on_and_its_result_trains(recipe: Path, t
             process = start(tmp_path, *arguments)
             until(lambda: len(episodes(tmp_path)) >= 5, process, "five episodes")
             kill_group(process)
+            dead.set()
             process.wait()
             return episodes(tmp_path)
 
