@@ -1,6 +1,7 @@
 """Fixtures every test module may use (an engine starts when a test asks for one), and how tests are shared out."""
 
 import re
+import signal
 from typing import Any
 
 import pytest
@@ -26,6 +27,12 @@ GROUPS = {
 def group_of(nodeid: str) -> str:
     """The tests that share a process with ``nodeid``: those of its group, or of its file."""
     return next((name for name, pattern in GROUPS.items() if re.match(pattern, nodeid)), nodeid.split("::")[0])
+
+
+def pytest_configure() -> None:
+    """A shell's background jobs ignore Ctrl-C; what tests start and interrupt would inherit that."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
