@@ -16,6 +16,7 @@ import json
 import pickle
 import random
 import re
+import subprocess
 import sys
 import weakref
 from collections.abc import Iterator, Sequence
@@ -26,9 +27,10 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from mua.config.schema import EnvironmentConfig
+from mua.environment import processes
 from mua.environment.database import DatabaseEnvironment
 from mua.environment.demonstrate import replay_gold
-from mua.environment.manager import EnvironmentManager, LeasedEnvironment
+from mua.environment.manager import EnvironmentManager, LeasedEnvironment, isolation_of
 from mua.environment.overlay import digest_of
 from mua.environment.protocol import (
     Domain,
@@ -43,6 +45,7 @@ from mua.environment.protocol import (
     UserMove,
 )
 from mua.environment.registry import domain_names, get_domain
+from mua.environment.worker import Worker, _domain
 from mua.users.protocol import STOP_SIGNAL, User
 
 SPLITS: tuple[Split, ...] = get_args(Split)
@@ -365,11 +368,50 @@ async def test_interleaved_rollouts_equal_those_alone(domain: Domain, monkeypatc
     assert any(evaluation.success for _, evaluation in found)
 
 
+class WorkerHere:
+    """A worker that is spared its process: what goes in and comes out are the lines that would cross the socket."""
+
+    lost: str | None = None
+    pid = 0
+
+    def __init__(self, hello: bytes) -> None:
+        message = json.loads(hello)
+        self._worker = Worker(_domain(message["domain"], EnvironmentConfig.model_validate_json(message["config"])))
+
+    @classmethod
+    async def start(cls, name: str, hello: bytes) -> WorkerHere:
+        return cls(hello)
+
+    async def ask(self, what: str, line: bytes, seconds: float) -> Any:
+        return json.loads(await asyncio.to_thread(self._worker.answer, json.loads(line)))
+
+    async def close(self) -> None:
+        self._worker.close()
+
+
+IN_A_WORKER = """
+import sys
+from mua.config.schema import EnvironmentConfig
+from mua.environment.worker import _domain
+for name in sys.argv[1:]:
+    _domain(name, EnvironmentConfig(name=name)).environment().close()
+"""
+
+
+def test_every_domain_is_found_by_its_name_in_a_clean_interpreter():
+    names = [name for name in domain_names() if not getattr(get_domain(name), "needs_data", False)]
+    done = subprocess.run([sys.executable, "-c", IN_A_WORKER, *names], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 async def test_threads_and_worker_processes_give_the_same(domain: Domain, monkeypatch: pytest.MonkeyPatch):
+    """A real process for domains that ask for one, and for the simplest; how processes fare is the same for all."""
     task = some_tasks(domain, 1)[0]
     script = gold_steps(domain, task)
     expected = await alone(domain, task, *script)
     without_pickle(monkeypatch)
+    if domain.name != "help_desk" and isolation_of(domain, EnvironmentConfig(name=domain.name)) != "process":
+        monkeypatch.setattr(processes, "WorkerProcess", WorkerHere)
     for isolation in ("thread", "process"):
         config = EnvironmentConfig(name=domain.name, isolation=isolation, workers=1)
         manager = EnvironmentManager(domain, config)

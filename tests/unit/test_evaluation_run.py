@@ -130,18 +130,20 @@ async def test_a_second_run_plays_only_what_is_missing(tmp_path: Path) -> None:
     assert more == straight
 
 
-@pytest.mark.parametrize("change", ["evaluation.temperature=1.0", "rollout.max_turns=7", "seed=2"])
-async def test_a_changed_setting_is_not_mixed_in(tmp_path: Path, change: str) -> None:
+async def test_a_changed_setting_is_not_mixed_in(tmp_path: Path) -> None:
+    def openings() -> int:
+        return sum(len(request["messages"]) == 2 for request in server.requests)
+
     async with chat_server(clerk) as server:
         first = await evaluated(config(tmp_path, server, "evaluation.samples=1"))
-        openings = [r for r in server.requests if len(r["messages"]) == 2]
-        assert len(openings) == 6
-        other = await evaluated(config(tmp_path, server, "evaluation.samples=1", change))
-        assert len([r for r in server.requests if len(r["messages"]) == 2]) == 12  # every task was played again
-        assert other["setting_digest"] != first["setting_digest"]
-        server.requests.clear()
+        assert openings() == 6
+        for number, change in enumerate(["evaluation.temperature=1.0", "rollout.max_turns=7", "seed=2"], start=2):
+            other = await evaluated(config(tmp_path, server, "evaluation.samples=1", change))
+            assert openings() == 6 * number, f"every task is played again under {change}"
+            assert other["setting_digest"] != first["setting_digest"]
+        asked = len(server.requests)
         again = await evaluated(config(tmp_path, server, "evaluation.samples=1"))
-        assert not server.requests  # what was there is there still
+        assert len(server.requests) == asked  # what was there is there still
         assert again == first
 
 
