@@ -92,8 +92,7 @@ def _lead(policy: Policy, rollouts: RolloutService) -> dict[str, Any]:
         key in " ".join(process.cmdline()) for process in [launcher, *launcher.parents(), *launcher.children()]
     )
     launcher.kill()
-    rollouts._call(_until(lambda: engines[1].restarts == 1))
-    rollouts._call(_until(lambda: engines[1].state.value == "serving"))
+    rollouts._attend(_until(lambda: engines[1].restarts == 1 and engines[1].state.value == "serving"))
     found["restarts"] = [engine.restarts for engine in engines]
     found["different_after_restart"] = rollouts.verify_weights(policy.feed())
     found["versions_after_restart"] = [rollouts._call(_ask(engine)).version for engine in engines]

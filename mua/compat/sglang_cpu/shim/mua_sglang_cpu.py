@@ -1,12 +1,13 @@
 """SGLang plugin (entry-point group ``sglang.srt.plugins``) for hosts without CUDA. Upstream: sglang 0.5.23.
 
-Four limits are lifted. Deterministic inference accepts CPU, prefix cache included: SGLang knows batch-invariant
+Five limits are lifted. Deterministic inference accepts CPU, prefix cache included: SGLang knows batch-invariant
 kernels only for CUDA and XPU, so it gets those of :mod:`mua_cpu_invariant`, when it asks for them. Pinning host
 memory becomes a no-op, because ``cudaHostRegister`` means nothing here (``return_routed_experts`` asks for it). With
 a CUDA build of torch 2.14, ``torch.get_device_module()`` is ``torch.cuda`` also where no device is, so that releasing
-memory would end the server: without an argument it is the CPU's here. Last, scheduler and detokenizer are forked from
-the server, which has imported everything, instead of importing it again: only CUDA forbids that, and a start takes
-half the processor time.
+memory would end the server: without an argument it is the CPU's here. Such a build brings NCCL too, which SGLang would
+use between the ranks of an engine wherever it can be loaded: here it is not found, as with a CPU build. Last, scheduler
+and detokenizer are forked from the server, which has imported everything, instead of importing it again: only CUDA
+forbids that, and a start takes half the processor time.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ def register() -> None:
 
     import mua_cpu_invariant
     import sglang.srt.batch_invariant_ops as batch_invariant_ops
+    import sglang.srt.distributed.device_communicators.pynccl as pynccl
     import sglang.srt.mem_cache.pool_host.common as pool_host
     import torch
     from sglang.srt.arg_groups import choices
@@ -28,5 +30,10 @@ def register() -> None:
     pool_host._cuda_host_register = lambda *_args, **_kwargs: None
     device_module = torch.get_device_module
     torch.get_device_module = lambda device=None: device_module("cpu" if device is None else device)
+    pynccl.NCCLLibrary = _no_library
     multiprocessing.set_start_method("fork", force=True)
     multiprocessing.set_start_method = lambda *_args, **_kwargs: None  # SGLang sets "spawn" when it starts
+
+
+def _no_library(*_args: object) -> None:
+    raise OSError("no CUDA")
