@@ -7,7 +7,9 @@ SEEDS ?= 1
 FUZZ ?=
 PYTHON := $(VENV)/bin/python
 READY := $(VENV)/.ready
-SHARED := -n 2 --dist loadscope --no-loadscope-reorder
+SHARED := -n 3 --dist loadscope --no-loadscope-reorder
+# Or every process of the tests compiles the project again.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup demo test test-slow test-grid test-slurm mutants lint fuzz docs tables bench check-gpu-pins
 

@@ -18,7 +18,7 @@ settings.register_profile("mua", busy, derandomize=True, database=None)
 settings.load_profile("mua")
 
 GROUPS = {
-    "engine": r"tests/(e2e/|parity/test_engine|unit/test_engine_(requests|faults))",
+    "engine": r"tests/(e2e/|parity/test_engine|unit/test_engine_(requests|faults|keys))",
     "ranks": r"tests/(parity/|unit/test_(megatron|distributed|offload))",
 }
 """What shares an engine, a fine-tuned policy or ranks stays in one of pytest-xdist's processes, the longest first."""

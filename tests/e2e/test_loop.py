@@ -139,6 +139,7 @@ def test_a_converted_checkpoint_is_the_trained_policy(trained: Path, tmp_path: P
     assert "Where is my order?" in texts.pop()
 
 
+@pytest.mark.slow
 def test_rollout_prints_a_conversation(recipe: Path, tmp_path: Path) -> None:
     shown = mua("rollout", recipe, "environment.name=help_desk", "evaluation.tasks=2", cwd=tmp_path)
     trajectories = list(read_traces(tmp_path / "out" / "traces"))

@@ -12,7 +12,7 @@ import pytest
 from e2e_support import metrics_of, mua
 from safetensors.torch import load_file
 
-pytestmark = pytest.mark.timeout(900)  # a busy machine; the fixtures' runs count too
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # a busy machine; the fixtures' runs count too
 
 STEPS = 5
 

@@ -37,7 +37,10 @@ with only_run(Path(sys.argv[1])):
     sys.stdin.readline()
 """
 ALONE = "child = 0"
-FORKED = "child = os.fork() or (time.sleep(600) or os._exit(0))"
+FORKED = """r, w = os.pipe()
+    child = os.fork() or (os.write(w, b".") and time.sleep(600) or os._exit(0))
+    os.read(r, 1)"""
+"""The child has run by the time that the folder is said to be held."""
 STARTED = "child = subprocess.Popen(['sleep', '600'], stdout=subprocess.DEVNULL).pid"
 
 
