@@ -5,10 +5,10 @@ import signal
 from typing import Any
 
 import pytest
-from engine_fixtures import engine_pool, other_qwen3_folder, tiny_qwen3_folder
+from engine_fixtures import engine_pool, forked_engines, other_qwen3_folder, tiny_qwen3_folder
 from hypothesis import HealthCheck, settings
 
-__all__ = ["engine_pool", "other_qwen3_folder", "tiny_qwen3_folder"]
+__all__ = ["engine_pool", "forked_engines", "other_qwen3_folder", "tiny_qwen3_folder"]
 
 # A test's wall time says nothing on a busy machine; pytest's timeout is the bound. And every run draws the same
 # examples, so that no change fails for another's. `--hypothesis-profile=search` draws others each time.

@@ -19,6 +19,8 @@ import psutil
 from mua.observe.metrics import read_metrics
 from mua.observe.traces import read_traces
 from tests.forked_commands import FORKER, ForkedCommand
+from tests.forked_engines import ADDRESS
+from tests.forked_engines import FORKER as ENGINE_FORKER
 
 Found = TypeVar("Found")
 Command = subprocess.Popen[str] | ForkedCommand
@@ -72,13 +74,16 @@ def environment() -> dict[str, str]:
     return clean | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
 
 
-def start(*arguments: str | Path, cwd: Path, fresh: bool = False) -> Command:
+def start(*arguments: str | Path, cwd: Path, fresh: bool = False, own_engine: bool = False) -> Command:
     """``mua arguments`` in ``cwd``, by which everything it starts can be found; output to files there.
 
-    Forked from an interpreter that has imported everything; ``fresh`` starts one of its own, as a person does.
+    Forked from an interpreter that has imported everything; ``fresh`` starts one of its own, as a person does. So are
+    its engines, unless it has ``own_engine`` or is ``fresh``.
     """
     if not fresh:
-        return FORKER.start([*map(str, arguments)], cwd, environment())
+        variables = environment()
+        engines = {} if own_engine else {ADDRESS: ENGINE_FORKER.address(variables)}
+        return FORKER.start([*map(str, arguments)], cwd, variables | engines)
     with (cwd / "stdout").open("w") as out, (cwd / "stderr").open("w") as err:
         return subprocess.Popen(
             [sys.executable, "-m", "mua.cli", *map(str, arguments)],
@@ -88,9 +93,9 @@ def start(*arguments: str | Path, cwd: Path, fresh: bool = False) -> Command:
 
 
 @contextmanager
-def running(*arguments: str | Path, cwd: Path, fresh: bool = False) -> Iterator[Command]:
+def running(*arguments: str | Path, cwd: Path, fresh: bool = False, own_engine: bool = False) -> Iterator[Command]:
     """:func:`start`, killed at the end of the block if it still runs. What it said is shown if the block fails."""
-    process = start(*arguments, cwd=cwd, fresh=fresh)
+    process = start(*arguments, cwd=cwd, fresh=fresh, own_engine=own_engine)
     try:
         yield process
     except BaseException:

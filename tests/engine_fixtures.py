@@ -7,7 +7,9 @@ first, shared by the whole session, because a start takes 10 to 20 seconds.
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ import pytest_asyncio
 
 from mua.config.schema import EngineConfig
 from mua.engine.pool import EnginePool
+from tests.forked_engines import FORKER, ask
 
 STOP_ID = 2
 VOCAB = 512
@@ -77,6 +80,12 @@ def tiny_qwen3_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def other_qwen3_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_qwen3(tmp_path_factory.mktemp("qwen3") / "seed1", 1)
+
+
+@pytest.fixture
+def forked_engines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Engines that this process starts are forked from one interpreter, which takes a third of the time."""
+    monkeypatch.setattr("mua.engine.server.start_process", partial(ask, FORKER.address(os.environ)))
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")

@@ -19,15 +19,18 @@ import struct
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 PRELOADED = ("mua.cli", "mua.trainer.rl", "mua.trainer.sft", "mua.trainer.evaluate", "mua.megatron.backend")
 START_SECONDS = 300.0
+Request = tuple[tuple[Any, ...], socket.socket]
+"""What to become, and where to tell how it ends."""
 
 
 class ForkedCommand:
-    """What tests use of a ``subprocess.Popen``, for a process that is a child of another."""
+    """What is used of a ``subprocess.Popen``, for a process that is a child of another."""
 
     def __init__(self, pid: int, answers: socket.socket) -> None:
         self.pid = pid
@@ -45,7 +48,7 @@ class ForkedCommand:
         if self.returncode is None:
             if not select.select([self._answers], [], [], timeout)[0]:
                 raise subprocess.TimeoutExpired(["mua"], timeout or 0.0)
-            self.returncode = os.waitstatus_to_exitcode(_receive(self._answers))
+            self.returncode = os.waitstatus_to_exitcode(receive(self._answers))
             self._answers.close()
         return self.returncode
 
@@ -78,10 +81,10 @@ class Forker:
                 self._launch(environment)
             assert self._requests is not None
             ours, theirs = socket.socketpair()
-            _send(self._requests, (arguments, str(cwd), environment), [theirs.fileno()])
+            send(self._requests, (arguments, str(cwd), environment), [theirs.fileno()])
             theirs.close()
         ours.settimeout(START_SECONDS)
-        pid = _receive(ours)
+        pid = receive(ours)
         ours.settimeout(None)
         return ForkedCommand(pid, ours)
 
@@ -106,17 +109,17 @@ FORKER = Forker()
 atexit.register(FORKER.stop)
 
 
-def _send(to: socket.socket, value: Any, descriptors: list[int] | None = None) -> None:
+def send(to: socket.socket, value: Any, descriptors: list[int] | None = None) -> None:
     data = pickle.dumps(value)
     socket.send_fds(to, [struct.pack("!I", len(data))], descriptors or [])
     to.sendall(data)
 
 
-def _receive(source: socket.socket) -> Any:
-    return _receive_with(source)[0]
+def receive(source: socket.socket) -> Any:
+    return receive_with(source)[0]
 
 
-def _receive_with(source: socket.socket) -> tuple[Any, list[int]]:
+def receive_with(source: socket.socket) -> tuple[Any, list[int]]:
     """One value and the descriptors that came with it; raises EOFError at the other side's end."""
     header, descriptors, _, _ = socket.recv_fds(source, 4, 1)
     if len(header) < 4:
@@ -131,37 +134,38 @@ def _receive_with(source: socket.socket) -> tuple[Any, list[int]]:
     return pickle.loads(data), list(descriptors)
 
 
-def serve(requests: socket.socket) -> None:
-    """Forks a command for each request and tells its end; returns when nobody asks any more."""
-    for name in PRELOADED:
-        __import__(name)
+def serve(source: socket.socket, receive: Callable[[], Request], become: Callable[..., NoReturn]) -> None:
+    """Forks a process for each request and tells its end; returns when nobody asks any more.
+
+    ``receive`` is called when ``source`` is readable, and raises EOFError at its end.
+    """
     running: dict[int, socket.socket] = {}
     wakeup, waker = os.pipe()
     os.set_blocking(waker, False)
     signal.set_wakeup_fd(waker)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     while True:
-        ready, _, _ = select.select([requests, wakeup], [], [])
+        ready, _, _ = select.select([source, wakeup], [], [])
         if wakeup in ready:
             os.read(wakeup, 4096)
             _tell_ends(running)
-        if requests in ready:
+        if source in ready:
             try:
-                (arguments, cwd, environment), (descriptor,) = _receive_with(requests)
+                arguments, answers = receive()
             except EOFError:
                 return
-            answers = socket.socket(fileno=descriptor)
             pid = os.fork()
             if pid == 0:
                 signal.set_wakeup_fd(-1)
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-                for other in (requests, answers, *running.values()):
+                for other in (source, answers, *running.values()):
                     other.close()
                 os.close(wakeup)
                 os.close(waker)
-                _become(arguments, cwd, environment)
+                become(*arguments)
             running[pid] = answers
-            _send(answers, pid)
+            with contextlib.suppress(OSError):
+                send(answers, pid)
 
 
 def _tell_ends(running: dict[int, socket.socket]) -> None:
@@ -171,24 +175,21 @@ def _tell_ends(running: dict[int, socket.socket]) -> None:
             return
         answers = running.pop(pid)
         with contextlib.suppress(OSError):  # nobody waits for it any more
-            _send(answers, status)
+            send(answers, status)
         answers.close()
 
 
-def _become(arguments: list[str], cwd: str, environment: dict[str, str]) -> None:
-    """This process as the command; does not return."""
+def settle(cwd: str, environment: dict[str, str]) -> None:
+    """Make this fork a process of its own session, folder and environment."""
     os.setsid()
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(environment)
-    for number, name in ((1, "stdout"), (2, "stderr")):
-        descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
-        os.dup2(descriptor, number)
-        os.close(descriptor)
     sys.path[:0] = [entry for entry in environment.get("PYTHONPATH", "").split(os.pathsep) if entry not in sys.path]
-    sys.argv = ["mua", *arguments]
-    from mua.cli import main
 
+
+def run(main: Callable[[], object]) -> NoReturn:
+    """``main`` as the whole of this process."""
     status = 1
     try:
         main()
@@ -203,7 +204,21 @@ def _become(arguments: list[str], cwd: str, environment: dict[str, str]) -> None
         _leave(status)
 
 
-def _leave(status: int) -> None:
+def _become(arguments: list[str], cwd: str, environment: dict[str, str]) -> NoReturn:
+    settle(cwd, environment)
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+        os.dup2(descriptor, number)
+        os.close(descriptor)
+    sys.argv = ["mua", *arguments]
+    from mua.cli import main
+    from tests.forked_engines import use_forked_engines
+
+    use_forked_engines()
+    run(main)
+
+
+def _leave(status: int) -> NoReturn:
     """What the interpreter does at its end: wait for threads, run exit handlers, flush."""
     threading._shutdown()
     atexit._run_exitfuncs()
@@ -212,6 +227,19 @@ def _leave(status: int) -> None:
     os._exit(status)
 
 
+def main() -> None:
+    """Serves the socket whose descriptor is the argument."""
+    requests = socket.socket(fileno=int(sys.argv[1]))
+    for name in PRELOADED:
+        __import__(name)
+
+    def next_request() -> Request:
+        arguments, (descriptor,) = receive_with(requests)
+        return arguments, socket.socket(fileno=descriptor)
+
+    serve(requests, next_request, _become)
+
+
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))
-    serve(socket.socket(fileno=int(sys.argv[1])))
+    main()

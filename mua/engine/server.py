@@ -10,7 +10,9 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import BinaryIO
 
 import aiohttp
 
@@ -56,6 +58,13 @@ def log_tail(path: Path, lines: int = 15) -> str:
         return "(no log was written)"
     text = path.read_bytes()[-65536:].decode("utf-8", errors="replace")
     return "\n".join(re.sub(r"\x1b\[[0-9;]*m", "", text).rstrip().splitlines()[-lines:])
+
+
+def start_process(command: list[str], log: BinaryIO, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """``command`` in a session of its own, writing into ``log``."""
+    return subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=environment, start_new_session=True
+    )
 
 
 class EngineServer:
@@ -193,14 +202,7 @@ class EngineServer:
             self._log_start = log.tell()
             log.write(f"\n--- starting {' '.join(command)}\n".encode())
             log.flush()
-            self._process = subprocess.Popen(
-                [*guarded, *command],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env=self._environment(),
-                start_new_session=True,
-            )
+            self._process = start_process([*guarded, *command], log, self._environment())
 
     async def start(self, model_path: Path) -> None:
         """Start and wait until the server takes requests.

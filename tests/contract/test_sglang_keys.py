@@ -9,6 +9,8 @@ import json
 import subprocess
 import sys
 
+import pytest
+
 from mua.compat import sglang_cpu, sglang_keys
 
 SHOWN = """
@@ -46,6 +48,7 @@ print(json.dumps([alone, shown()]))
 """
 
 
+@pytest.mark.slow
 def test_sglang_alone_shows_keys_and_takes_websockets_and_with_the_plugin_neither() -> None:
     """The day ``alone`` is as it is with the plugin, the plugin can go."""
     done = subprocess.run(

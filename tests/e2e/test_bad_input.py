@@ -175,7 +175,7 @@ def engine_works(output: Path) -> bool:
 @pytest.mark.slow
 def test_an_engine_that_is_killed_comes_back_and_no_episode_is_missing(recipe: Path, tmp_path: Path) -> None:
     output = tmp_path / "out"
-    with running("train", recipe, *SLOW_ROLLOUT, cwd=tmp_path) as process:
+    with running("train", recipe, *SLOW_ROLLOUT, cwd=tmp_path, own_engine=True) as process:
         until(lambda: engine_works(output), process, "the first episodes")
         used = shared_memory(tmp_path)
         server = launcher(tmp_path)

@@ -37,7 +37,7 @@ def launcher_in(folder: Path) -> psutil.Process:
 def test_a_lost_engine_costs_a_restart_and_the_last_one_no_step(recipe: Path, trained: Path, tmp_path: Path) -> None:
     command = ("train", recipe, f"trainer.steps={STEPS}", "rollout.concurrency=1", *DETERMINISTIC)
     output = tmp_path / "out"
-    with running(*command, "trainer.save_every=0", "engine.max_restarts=1", cwd=tmp_path) as process:
+    with running(*command, "trainer.save_every=0", "engine.max_restarts=1", cwd=tmp_path, own_engine=True) as process:
         until(lambda: metrics_of(output), process, "the first step")
         launcher_in(tmp_path).kill()
         steps = until(lambda: len(metrics_of(output)) >= 2 and len(metrics_of(output)), process, "a step after it")

@@ -15,7 +15,7 @@ from engine_fixtures import STOP_ID, make_pool
 from mua.engine import server
 from mua.engine.protocol import SamplingParams
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.usefixtures("forked_engines")]
 
 
 async def test_an_engine_whose_port_is_taken_starts_on_another(

@@ -24,6 +24,7 @@ from mua.tokens.family import load_family
 from mua.trainer.conversations import load_conversations
 from mua.trainer.policy import Policy
 from tests.distributed import run_distributed
+from tests.forked_engines import WithForkedEngines
 
 pytestmark = pytest.mark.timeout(900)  # a busy machine; the fixtures' runs count too
 
@@ -34,7 +35,7 @@ VERSION = 7
 
 
 def test_the_engine_is_the_trained_policy(recipe: Path, tmp_path: Path) -> None:
-    found = run_distributed(_train_and_sync, 1, recipe, tmp_path, seconds=240)[0]
+    found = run_distributed(WithForkedEngines(_train_and_sync), 1, recipe, tmp_path, seconds=240)[0]
     assert found["versions"] == [VERSION] * len(PROMPTS)
     assert found["different_before"]
     assert found["different"] == []

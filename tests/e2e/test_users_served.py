@@ -63,7 +63,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     flags = ["--enable-deterministic-inference", "--dtype=float32", "--tool-call-parser=qwen", "--random-seed=1"]
     extra = [f"--extra={flag}" for flag in flags]
     port = f"--port={free_port()}"
-    with running("serve", model, address, port, "--name=tiny", *extra, cwd=folder) as process:
+    with running("serve", model, address, port, "--name=tiny", *extra, cwd=folder, own_engine=True) as process:
         until(address.exists, process, "the address")
         told = dict(line.split("=", 1) for line in address.read_text().splitlines())
         assert told["MUA_USER_MODEL"] == "tiny"

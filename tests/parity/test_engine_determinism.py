@@ -63,6 +63,7 @@ async def empty_cache(pool: EnginePool) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
+@pytest.mark.usefixtures("forked_engines")
 async def test_batch_order_and_cache_do_not_change_a_bit(tmp_path: Path, tiny_qwen3_folder: Path) -> None:
     async with make_pool(tmp_path, deterministic=True, extra={"chunked_prefill_size": 64}) as pool:
         await pool.start(tiny_qwen3_folder)

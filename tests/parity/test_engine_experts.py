@@ -74,6 +74,7 @@ def router_choices(model: transformers.PreTrainedModel, ids: Int32Array) -> tupl
 
 @pytest.mark.slow
 @pytest.mark.asyncio
+@pytest.mark.usefixtures("forked_engines")
 async def test_experts_are_those_of_transformers_turn_after_turn(tmp_path: Path) -> None:
     model = write_qwen3_moe(tmp_path / "moe")
     pool = make_pool(tmp_path / "logs", routed_experts=True)

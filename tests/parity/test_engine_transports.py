@@ -22,6 +22,7 @@ from test_reshard import Layout, build
 from mua.config.schema import EngineConfig
 from mua.engine.protocol import SamplingParams
 from tests.distributed import run_on_workers
+from tests.forked_engines import WithForkedEngines
 
 pytestmark = pytest.mark.timeout(900)  # a busy machine
 
@@ -93,7 +94,7 @@ def test_experts(moe: tuple[Path, Path], tmp_path: Path, transport: str, tensor_
 
 
 def _check(folders: tuple[Path, Path], layouts: Sequence[Layout], logs: Path, **engine: Any) -> None:
-    found = run_on_workers(4, sync_layouts, folders, layouts, logs, engine, seconds=800)[0]
+    found = run_on_workers(4, WithForkedEngines(sync_layouts), folders, layouts, logs, engine, seconds=800)[0]
     for layout, result in zip(layouts, found["layouts"], strict=True):
         assert result["unchanged_by_other"] == [], layout
         assert result["different"] == [], layout

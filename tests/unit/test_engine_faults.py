@@ -42,6 +42,7 @@ async def test_a_missing_model_folder_is_named(tmp_path: Path) -> None:
         await server(tmp_path).start(tmp_path / "nowhere")
 
 
+@pytest.mark.usefixtures("forked_engines")
 async def test_a_server_that_exits_shows_the_end_of_its_log(tmp_path: Path, tiny_qwen3_folder: Path) -> None:
     broken = server(tmp_path, extra={"no_such_argument": 3})
     with pytest.raises(EngineError, match=r"(?s)exited while starting.*engine-0\.log.*no-such-argument"):
@@ -174,6 +175,7 @@ async def spoken(pool: EnginePool) -> list[list[int]]:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_engines")
 async def test_a_run_outlives_faults_of_both_its_engines_at_every_moment(
     tmp_path: Path, tiny_qwen3_folder: Path, other_qwen3_folder: Path
 ) -> None:
@@ -281,18 +283,12 @@ asyncio.run(main())
 """
 
 
-@pytest.mark.parametrize(
-    "number",
-    [
-        signal.SIGKILL,
-        pytest.param(signal.SIGTERM, marks=pytest.mark.slow),
-        pytest.param(signal.SIGINT, marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_no_orphan_when_the_owner_dies(tmp_path: Path, tiny_qwen3_folder: Path, number: signal.Signals) -> None:
     script = tmp_path / "owner.py"
-    here = str(Path(__file__).parents[1])
-    script.write_text(textwrap.dedent(OWNER.format(path=[here], logs=str(tmp_path), model=str(tiny_qwen3_folder))))
+    here = [str(Path(__file__).parents[up]) for up in (1, 2)]
+    script.write_text(textwrap.dedent(OWNER.format(path=here, logs=str(tmp_path), model=str(tiny_qwen3_folder))))
     owner = subprocess.Popen(
         [sys.executable, str(script)], cwd=Path(__file__).parents[2], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
     )

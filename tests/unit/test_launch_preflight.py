@@ -178,6 +178,7 @@ def _two_ranks(recipe: Path, *arguments: str) -> subprocess.CompletedProcess[str
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_two_ranks_check_each_other(recipe: Path, tmp_path: Path) -> None:
     done = _two_ranks(recipe, "megatron.data_parallel=2", "--capture", str(tmp_path / "record"))
     assert done.returncode == 0, done.stderr
