@@ -17,11 +17,15 @@ settings.register_profile("search", busy, max_examples=1000)
 settings.register_profile("mua", busy, derandomize=True, database=None)
 settings.load_profile("mua")
 
+RUNS = "critic|distillation|evaluation|make_|ports|refill|shrunk_recipe|two_nodes|variants|zero_learning_rate"
 GROUPS = {
+    "chaos": r"tests/e2e/test_chaos",
+    "runs": rf"tests/e2e/test_({RUNS})",
     "engine": r"tests/(e2e/|parity/test_engine|unit/test_engine_(requests|faults|keys))",
     "ranks": r"tests/(parity/|unit/test_(megatron|distributed|offload))",
 }
-"""What shares an engine, a fine-tuned policy or ranks stays in one of pytest-xdist's processes, the longest first."""
+"""What shares an engine, a fine-tuned policy or ranks stays in one of pytest-xdist's processes, the longest first: all
+end-to-end tests share a policy, but those that need no trained one are many enough for a process of their own."""
 
 
 def group_of(nodeid: str) -> str:
