@@ -150,6 +150,7 @@ def test_rollout_prints_a_conversation(recipe: Path, tmp_path: Path) -> None:
     assert (tmp_path / "out" / "config-rollout.yaml").is_file()
 
 
+@pytest.mark.slow
 def test_evaluation_writes_success_with_its_interval(recipe: Path, tmp_path: Path) -> None:
     shown = mua("eval", recipe, "environment.name=help_desk", "evaluation.samples=2", cwd=tmp_path)
     result = json.loads((tmp_path / "out" / "evaluation.json").read_text())

@@ -26,7 +26,7 @@ from mua.trainer.policy import Policy
 from tests.distributed import run_distributed
 from tests.forked_engines import WithForkedEngines
 
-pytestmark = pytest.mark.timeout(900)  # a busy machine; the fixtures' runs count too
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # a busy machine; the fixtures' runs count too
 
 PROMPTS = ("Where is my order?", "I want to cancel my order.", "It is order A3.", "My name is Ada.", "?", "Zoë 🙂")
 NEW_TOKENS = 24

@@ -42,6 +42,7 @@ async def test_a_missing_model_folder_is_named(tmp_path: Path) -> None:
         await server(tmp_path).start(tmp_path / "nowhere")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("forked_engines")
 async def test_a_server_that_exits_shows_the_end_of_its_log(tmp_path: Path, tiny_qwen3_folder: Path) -> None:
     broken = server(tmp_path, extra={"no_such_argument": 3})

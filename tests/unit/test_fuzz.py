@@ -62,6 +62,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=280)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", fuzz.names())
 def test_no_damaged_input_gives_anything_but_a_clear_line(report: dict[str, Any], name: str) -> None:
     assert report[name]["cases"] == CASES
