@@ -1,5 +1,6 @@
 """Fixtures every test module may use (an engine starts when a test asks for one), and how tests are shared out."""
 
+import gc
 import re
 import signal
 from typing import Any
@@ -22,7 +23,7 @@ GROUPS = {
     "chaos": r"tests/e2e/test_chaos",
     "runs": rf"tests/e2e/test_({RUNS})",
     "engine": r"tests/(e2e/|parity/test_engine|unit/test_engine_(requests|faults|keys))",
-    "ranks": r"tests/(parity/|unit/test_(megatron|distributed|offload))",
+    "ranks": r"tests/(parity/|unit/test_(megatron|distributed|offload|bridge_reshard|trainer_(calls|gae)))",
 }
 """What shares an engine, a fine-tuned policy or ranks stays in one of pytest-xdist's processes, the longest first: all
 end-to-end tests share a policy, but those that need no trained one are many enough for a process of their own."""
@@ -43,6 +44,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with the groups, so that no process is left with the longest of them at the end."""
     order = [*GROUPS]
     items.sort(key=lambda item: order.index(name) if (name := group_of(item.nodeid)) in order else len(order))
+
+
+def pytest_collection_finish() -> None:
+    """What is imported by now stays: no garbage collection looks at it again, of which each would take a second."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(optionalhook=True)

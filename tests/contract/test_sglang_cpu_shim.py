@@ -61,6 +61,7 @@ def test_the_callers_python_path_is_kept() -> None:
     assert sglang_cpu.cpu_environment(base={"PYTHONPATH": "/some/where"})["PYTHONPATH"].endswith(":/some/where")
 
 
+@pytest.mark.slow
 def test_murmur_hash_equals_the_published_algorithm() -> None:
     """Reference: MurmurHash3_x86_32 in plain integers, seed 0, over the same four words."""
     code = (

@@ -72,13 +72,10 @@ def test_a_layout_is_a_single_process(kind: str, name: str, models: Path) -> Non
     assert not found.refused(), found
 
 
+@slow
 @pytest.mark.parametrize(
     ("kind", "name"),
-    [
-        ("moe", "CP2 EP2"),
-        pytest.param("dense", "TP2 PP2", marks=slow),
-        pytest.param("moe", "TP2 PP2 VPP2 DP2 EP4 ETP1", marks=slow),
-    ],
+    [("moe", "CP2 EP2"), ("dense", "TP2 PP2"), ("moe", "TP2 PP2 VPP2 DP2 EP4 ETP1")],
 )
 def test_ranks_that_proved_other_layouts_find_what_fresh_ones_find(kind: str, name: str, models: Path) -> None:
     """Bit for bit: what ranks keep of earlier layouts, process groups among it, could hide a fault, or be one."""

@@ -52,7 +52,7 @@ def test_a_rollout_does_a_fraction_of_the_work_of_a_copy(shop: Subject):
     assert [operations(rollout) * 100 < whole for rollout in rollouts] == [True] * 3
 
 
-@pytest.mark.parametrize("way", ["overlay", "manager"])
+@pytest.mark.parametrize("way", [pytest.param("overlay", marks=pytest.mark.slow), "manager"])
 def test_a_rollout_holds_a_fraction_of_the_memory_of_a_copy(shop: Subject, way: str):
     whole, count = measure_live("deepcopy", 1, False, True, shop)["held"], 20
     for gold in (False, True):

@@ -94,7 +94,8 @@ def test_the_first_step_moves_the_head_and_the_second_the_backbone(folder: Path)
         assert moved == set(before)
 
 
-@pytest.mark.parametrize("distributed", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.slow  # make test resumes a run with a critic in test_trainer_gae.py
+@pytest.mark.parametrize("distributed", [True, False])
 def test_a_resumed_critic_goes_on_as_if_nothing_had_happened(folder: Path, tmp_path: Path, distributed: bool) -> None:
     batches = [with_values(make_batch(seed=seed)) for seed in range(4)]
     settings = {"critic": CRITIC, "distributed_optimizer": distributed}
