@@ -42,6 +42,9 @@ count() {
       else if (n % 40 == 0) printf "  %d packages looked at\n", n
       fflush()
     }
+    /^The conflict is caused by:/ { conflict = 1 }
+    /^$/ { conflict = 0 }
+    conflict { print (tty ? "\r\033[K" : "") $0 >"/dev/stderr" }
     /^Installing collected packages/ { if (tty) printf "\r\033[K"; print "  installing (about a minute)"; fflush() }
     END { if (tty) printf "\r\033[K" }'
 }
