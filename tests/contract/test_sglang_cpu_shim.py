@@ -41,6 +41,25 @@ def test_sglang_does_not_import_without_the_shim() -> None:
     assert with_shim.returncode == 0, with_shim.stderr[-2000:]
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(torch.version.cuda is None, reason="PyTorch's CPU build brings no NCCL")
+def test_sglang_finds_nccl_without_the_plugin_and_none_with_it() -> None:
+    """Where SGLang can load NCCL it uses it between the ranks of an engine, on a CPU too, and ends."""
+    code = (
+        "import inspect, mua_sglang_cpu\n"
+        "from sglang.srt.distributed.device_communicators import pynccl\n"
+        "pynccl.NCCLLibrary()\n"
+        "assert 'with torch.cuda.device(device)' in inspect.getsource(pynccl.PyNcclCommunicator.__init__)\n"
+        "mua_sglang_cpu.register()\n"
+        "try:\n"
+        "    pynccl.NCCLLibrary()\n"
+        "except OSError:\n"
+        "    print('none')\n"
+    )
+    done = run(code, sglang_cpu.cpu_environment())
+    assert done.stdout.splitlines()[-1:] == ["none"], done.stderr[-2000:]
+
+
 def test_the_plugin_is_found_only_through_the_server_environment() -> None:
     code = (
         "from importlib.metadata import entry_points;print([e.name for e in entry_points(group='sglang.srt.plugins')])"
