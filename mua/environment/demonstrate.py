@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Awaitable, Generator, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 from mua.environment.protocol import (
     Domain,
@@ -29,6 +29,8 @@ from mua.types import Json
 from mua.users.protocol import ToolUser, User, UserReply
 
 T = TypeVar("T")
+Agent: TypeAlias = Callable[[str, Sequence[ToolSchema]], Generator[Move, str, None]]
+"""Given the user's first words and the tools, the moves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +80,16 @@ async def played(environment: Environment, user: User, moves: Generator[Move, st
     return await _Play(environment, user).run(moves)
 
 
+async def played_by(environment: Environment, user: User, agent: Agent) -> Demonstration:
+    """As :func:`played`, by an agent that begins once it has heard the user's first words."""
+    play = _Play(environment, user)
+
+    def moves() -> Generator[Move, str, None]:
+        yield from agent(play.messages[0]["content"], environment.tools())
+
+    return await play.run(moves())
+
+
 def spoken_text(conversations: Sequence[Sequence[Json]]) -> Iterator[str]:
     """Every text in the conversations, tool calls as they are written: the corpus of a tokenizer."""
     for messages in conversations:
@@ -94,7 +106,7 @@ class _Play:
     def __init__(self, environment: Environment, user: User | None) -> None:
         self._environment = environment
         self._user = user
-        self._messages: list[Json] = []
+        self.messages: list[Json] = []
         self._reward = 0.0
         self._ended = False
         self._acted: list[Json] = []
@@ -109,8 +121,8 @@ class _Play:
                 break
             answer = await self._made(move)
         moves.close()
-        evaluation: Evaluation = await _value(self._environment.evaluate(Transcript(self._messages)))
-        return Demonstration(self._messages, evaluation, self._reward + evaluation.reward, self._ended)
+        evaluation: Evaluation = await _value(self._environment.evaluate(Transcript(self.messages)))
+        return Demonstration(self.messages, evaluation, self._reward + evaluation.reward, self._ended)
 
     async def _made(self, move: Move) -> str:
         """Make one move; what came back."""
@@ -128,7 +140,7 @@ class _Play:
         self._hear(await self._user.open())
 
     async def _say(self, text: str) -> str:
-        self._messages.append({"role": "assistant", "content": text})
+        self.messages.append({"role": "assistant", "content": text})
         if self._user is None:
             return ""
         return self._hear(await self._user.reply(text))
@@ -137,7 +149,7 @@ class _Play:
         message: Json = {"role": "user", "content": reply.text}
         if self._acted:
             message["actions"], self._acted = self._acted, []
-        self._messages.append(message)
+        self.messages.append(message)
         self._ended |= reply.stop
         return reply.text
 
@@ -147,7 +159,7 @@ class _Play:
         self._ended |= result.terminal
         function = {"name": name, "arguments": json.dumps(arguments)}
         call = {"type": "function", "function": function}
-        self._messages += [
+        self.messages += [
             {"role": "assistant", "content": "", "tool_calls": [call]},
             {"role": "tool", "content": result.text},
         ]
