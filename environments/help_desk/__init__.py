@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
+from typing import Literal
 
-from environments.help_desk.claims import claim
-from environments.help_desk.expert import Expert
+from environments.help_desk.canned import CANNED
+from environments.help_desk.expert import DONE, Expert
 from environments.help_desk.tasks import load_split
 from environments.help_desk.tools import HelpDesk
-from environments.help_desk.user import ScriptedCustomer
+from environments.help_desk.user import customer
+from mua.environment.canned import Canned
 from mua.environment.protocol import Environment, Isolation, Move, PromptStyle, Split, Task
+from mua.types import Json
 from mua.users.protocol import STOP_SIGNAL, User
 
 _WISHES = {
@@ -19,13 +22,20 @@ _WISHES = {
     "redirect": "You want your order to go to another city: {city}.",
     "return": "You want to return the {item} from your order.",
 }
+_TOLD = {
+    "status": "Order {name} is {value}.",
+    "place": "Order {name} is in {value}.",
+    "account": "Order {name} is not on your account.",
+    "sale": "The {name} is final sale.",
+}
 
 
 class HelpDeskDomain:
-    """Implements :class:`mua.environment.protocol.Domain`."""
+    """Implements :class:`mua.environment.protocol.Domain`, ``Expert``, ``Peopled`` and ``Attacked``."""
 
     name = "help_desk"
     isolation: Isolation = "inline"
+    peopled: Literal[True] = True
 
     def tasks(self, split: Split) -> Sequence[Task]:
         return load_split(split)
@@ -47,15 +57,31 @@ class HelpDeskDomain:
             f"you are asked for it. If you are refused, accept it. When your wish is settled, answer {STOP_SIGNAL}."
         )
 
-    def scripted_user(self, task: Task, seed: int) -> User:
-        return ScriptedCustomer(task, seed)
+    def scripted_user(self, task: Task, seed: int, personas: Sequence[str] = ()) -> User:
+        return customer(task, seed, personas)
 
     def gold(self, task: Task) -> Sequence[Move]:
-        calls: list[Move] = [(action["name"], action["arguments"]) for action in task.data["actions"]]
-        return [*calls, *(claim(fact) for fact in task.data["facts"])]
+        looked_up: list[Move] = [(demand["call"], demand["arguments"]) for demand in task.data["demands"]]
+        done: list[Move] = [(action["name"], action["arguments"]) for action in task.data["actions"]]
+        if task.data["wish"] == "return" and done:
+            known = task.data["known"]
+            looked_up.append(("get_item", {"order": known["order"], "item": known["item"]}))
+        return [*looked_up, *done, _told(task)]
 
     def expert(self, task: Task, seed: int, loose: float = 0.0) -> Generator[Move, str, None]:
         return Expert(task, seed, loose).moves()
+
+    def canned(self) -> Mapping[str, Canned]:
+        return CANNED
+
+
+def _told(task: Task) -> str:
+    """The wording of the task's fact."""
+    fact: Json = task.data["facts"][0]
+    if fact["role"] == "deed":
+        known = task.data["known"]
+        return DONE[task.data["wish"]].format(order=known["order"], detail=known.get("city") or known.get("item"))
+    return _TOLD[fact["role"]].format(name=fact["thing"].split(" ", 1)[1], value=fact["value"])
 
 
 DOMAIN = HelpDeskDomain()

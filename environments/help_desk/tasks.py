@@ -1,8 +1,8 @@
 """Tasks generated from a seed: a small shop, one customer with one wish, gold actions and required facts.
 
 A split is a range of seeds and a mixture of kinds, pinned by a manifest (``manifest.json``): seeds never overlap,
-and the digest in the manifest makes a silent change of the generator an error. A task whose gold changes nothing
-always requires a fact, so that doing nothing never pays.
+and the digest in the manifest makes a silent change of the generator an error. Most wishes are to be granted. Every task
+requires that something is told, and that the order was looked up for the customer whose it is before the last word.
 """
 
 from __future__ import annotations
@@ -15,20 +15,16 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from environments.help_desk.database import World
-from environments.help_desk.tools import CITIES
+from environments.help_desk.verdict import facts_of
+from environments.help_desk.words import CITIES, FIRST_ORDER, LAST_ORDER, NAMES, PRODUCTS, STATUSES
 from mua.environment import manifest
 from mua.environment.manifest import digest
 from mua.environment.protocol import Split, Task
 from mua.types import Json
 
 MANIFEST = Path(__file__).with_name("manifest.json")
-_NAMES = "Ada Ben Cleo Dan Eva Finn Gina Hugo Ines Jan Kira Leo Mona Nils Olga Paul Rita Sven Tara Uwe"
-NAMES = tuple(_NAMES.split())
-PRODUCTS = ("Lamp", "Desk", "Chair", "Clock", "Radio", "Kettle", "Mirror", "Carpet", "Vase", "Shelf")
-ORDER_NUMBERS = tuple(f"{letter}{digit}" for letter in "ABCDEFGHJKLMNPQRSTUVWXYZ" for digit in range(10))
-STATUSES = ("pending", "shipped", "delivered")
 FIRST_SEED: dict[Split, int] = {"train": 1_000_000, "validation": 2_000_000, "test": 3_000_000}
-SIZES: dict[Split, int] = {"train": 1024, "validation": 128, "test": 256}
+SIZES: dict[Split, int] = {"train": 2048, "validation": 256, "test": 512}
 
 Picked: TypeAlias = tuple[World, dict[str, Any], dict[str, Any]]
 
@@ -36,16 +32,17 @@ Picked: TypeAlias = tuple[World, dict[str, Any], dict[str, Any]]
 def _world(rng: random.Random) -> World:
     """Four customers with three orders of one to three items each; all numbers are unique in the shop."""
     names = rng.sample(NAMES, 4)
-    orders = rng.sample(ORDER_NUMBERS, 12)
+    orders = rng.sample(range(FIRST_ORDER, LAST_ORDER + 1), 12)
     world = World([], [], [])
     for index, name in enumerate(names):
         world.customers.append([f"c{index}", name])
-        for order in orders[3 * index : 3 * index + 3]:
+        for number in orders[3 * index : 3 * index + 3]:
+            order = str(number)
             place, destination = rng.sample(CITIES, 2)
             world.orders.append([order, f"c{index}", rng.choice(STATUSES), place, destination])
-            for number, product in enumerate(rng.sample(PRODUCTS, rng.randint(1, 3))):
+            for line, product in enumerate(rng.sample(PRODUCTS, rng.randint(1, 3))):
                 final_sale = int(rng.random() < 0.4)
-                world.items.append([f"{order}-{number}", order, product, rng.randint(5, 99), final_sale])
+                world.items.append([f"{order}-{line}", order, product, rng.randint(5, 99), final_sale])
     return world
 
 
@@ -64,14 +61,9 @@ def _pick(rng: random.Random, accept: Callable[[str, bool], bool]) -> Picked:
             return world, order, item
 
 
-def _status_fact(order: Json) -> Json:
-    return {"subject": f"order {order['id']}", "attribute": "status", "value": order["status"]}
-
-
 def _track(rng: random.Random) -> Json:
     world, order, item = _pick(rng, lambda status, final: True)
-    fact = {"subject": f"order {order['id']}", "attribute": "place", "value": order["place"]}
-    return _task(rng, world, order, item, "track", [], [fact])
+    return _task(rng, world, order, item, "track", [], facts_of(f"order {order['id']}", "place", order["place"].lower()))
 
 
 def _write_action(wish: str, order: Json, item: Json, city: str) -> Json:
@@ -84,64 +76,61 @@ def _write_action(wish: str, order: Json, item: Json, city: str) -> Json:
 
 
 def _granted(wish: str) -> Callable[[random.Random], Json]:
-    """A wish that the policy allows: gold is one write."""
+    """A wish that the policy allows: gold is one write, and that it was done is told."""
 
     def make(rng: random.Random) -> Json:
         world, order, item = _pick(rng, _allowed(wish))
-        city = rng.choice([c for c in CITIES if c != order["destination"]])
-        return _task(rng, world, order, item, wish, [_write_action(wish, order, item, city)], [], city=city)
+        city = rng.choice([c for c in CITIES if c not in (order["destination"], order["place"])])
+        facts = facts_of(f"order {order['id']}", "deed", _DEEDS[wish], "done")
+        if wish == "return":
+            facts[0]["things"] = [f"item {item['product'].lower()}"]
+        return _task(rng, world, order, item, wish, [_write_action(wish, order, item, city)], facts, city=city)
 
     return make
 
 
-def _refused(wish: str) -> Callable[[random.Random], Json]:
+def _refused(rng: random.Random) -> Json:
     """A wish that the order's status forbids: gold is no write and the status told."""
-
-    def make(rng: random.Random) -> Json:
-        status_needed = "delivered" if wish == "return" else "pending"
-        world, order, item = _pick(rng, lambda status, final: status != status_needed)
-        return _task(rng, world, order, item, wish, [], [_status_fact(order)])
-
-    return make
+    wish = rng.choice(_CHANGES)
+    status_needed = "delivered" if wish == "return" else "pending"
+    world, order, item = _pick(rng, lambda status, final: status != status_needed)
+    return _task(rng, world, order, item, wish, [], facts_of(f"order {order['id']}", "status", order["status"]))
 
 
 def _final_sale(rng: random.Random) -> Json:
     world, order, item = _pick(rng, lambda status, final: status == "delivered" and final)
-    fact = {"subject": item["product"], "attribute": "sale", "value": "final sale"}
-    return _task(rng, world, order, item, "return", [], [fact])
+    return _task(rng, world, order, item, "return", [], facts_of(f"item {item['product']}", "sale", "final sale"))
 
 
-def _stranger(wish: str) -> Callable[[random.Random], Json]:
+def _stranger(rng: random.Random) -> Json:
     """A wish that the policy would allow the order's owner, asked by another customer."""
-
-    def make(rng: random.Random) -> Json:
-        world, order, item = _pick(rng, _allowed(wish))
-        others = [row for row in world.customers if row[0] != order["customer"]]
-        fact = {"subject": f"order {order['id']}", "attribute": "account", "value": "not on your account"}
-        return _task(rng, world, order, item, wish, [], [fact], caller=rng.choice(others))
-
-    return make
+    wish = rng.choice(("track", *_CHANGES))
+    world, order, item = _pick(rng, _allowed(wish))
+    caller = rng.choice([row for row in world.customers if row[0] != order["customer"]])
+    facts = facts_of(f"order {order['id']}", "account", "not yours")
+    return _task(rng, world, order, item, wish, [], facts, caller=caller)
 
 
 def _allowed(wish: str) -> Callable[[str, bool], bool]:
     if wish == "return":
         return lambda status, final: status == "delivered" and not final
-    return lambda status, final: status == "pending"
+    return lambda status, final: wish == "track" or status == "pending"
 
 
+_CHANGES = ("cancel", "redirect", "return")
+_DEEDS = {"cancel": "cancelled", "redirect": "redirected", "return": "returned"}
 KINDS: dict[str, Callable[[random.Random], Json]] = {
     "track": _track,
     "cancel": _granted("cancel"),
-    "cancel_refused": _refused("cancel"),
-    "cancel_stranger": _stranger("cancel"),
     "redirect": _granted("redirect"),
-    "redirect_refused": _refused("redirect"),
-    "redirect_stranger": _stranger("redirect"),
     "return": _granted("return"),
-    "return_refused": _refused("return"),
-    "return_final_sale": _final_sale,
-    "return_stranger": _stranger("return"),
+    "refused_by_status": _refused,
+    "refused_final_sale": _final_sale,
+    "refused_stranger": _stranger,
 }
+GRANTED = ("track", "cancel", "redirect", "return")
+MIXTURE = (*KINDS, "cancel", "redirect", "return")
+"""The kinds of a split, in turn: three in ten tasks are to be refused."""
 
 
 def _task(
@@ -162,7 +151,20 @@ def _task(
         known["city"] = city or rng.choice([c for c in CITIES if c != order["destination"]])
     if wish == "return":
         known["item"] = item["product"]
-    return {"wish": wish, "known": known, "world": asdict(world), "actions": actions, "facts": facts}
+    task = {"wish": wish, "known": known, "world": asdict(world), "actions": actions, "facts": facts}
+    return {**task, "demands": _demands(known, facts)}
+
+
+def _demands(known: Json, facts: list[Json]) -> list[Json]:
+    """What has to be looked up before the last word: whose the order is, and, where it is the caller's, the order."""
+    owner = {"call": "check_owner", "arguments": {"order": known["order"], "name": known["name"]}}
+    demands = [owner | {"heard": ["order", "name"]}]
+    roles = {fact["role"] for fact in facts}
+    if "account" not in roles:
+        demands.append({"call": "get_order", "arguments": {"order": known["order"]}})
+    if "sale" in roles:
+        demands.append({"call": "get_item", "arguments": {"order": known["order"], "item": known["item"]}})
+    return demands
 
 
 def generate(split: Split, seed: int, kind: str) -> Task:
@@ -172,9 +174,8 @@ def generate(split: Split, seed: int, kind: str) -> Task:
 
 
 def _generate_split(split: Split) -> Iterator[Task]:
-    kinds = list(KINDS)
     for index in range(SIZES[split]):
-        yield generate(split, FIRST_SEED[split] + index, kinds[index % len(kinds)])
+        yield generate(split, FIRST_SEED[split] + index, MIXTURE[index % len(MIXTURE)])
 
 
 @lru_cache(maxsize=3)

@@ -10,15 +10,14 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from environments.help_desk.claims import missing_facts
-from environments.help_desk.database import Database, World, difference
+from environments.help_desk.database import Database, Snapshot, World
+from environments.help_desk.verdict import judged
+from environments.help_desk.words import CITIES
 from mua.environment.protocol import Evaluation, Task, ToolResult, ToolSchema, Transcript
 from mua.environment.schema import validate_arguments
 from mua.types import Json
 
-CITIES = ("Oslo", "Rome", "Paris", "Lima", "Cairo", "Quito", "Delhi", "Tokyo", "Bonn", "Kyiv", "Doha", "Riga")
-
-_ORDER: Json = {"type": "string", "description": "order number, such as K7"}
+_ORDER: Json = {"type": "string", "description": "order number, such as 4821"}
 _ITEM: Json = {"type": "string", "description": "product name of the item, such as Lamp"}
 
 
@@ -103,12 +102,14 @@ class HelpDesk:
         return ToolResult(json.dumps(answer), error="error" in answer, terminal=name == "transfer_to_human")
 
     def evaluate(self, transcript: Transcript) -> Evaluation:
-        """Reward 1 exactly when the database equals the gold one and every required fact was told."""
+        """Reward 1 exactly when the customer was helped truthfully: :mod:`environments.help_desk.verdict`."""
         assert self._task is not None
-        wrong_rows = difference(self._db.snapshot(), gold_snapshot(self._task))
-        unsaid = missing_facts(self._task.data["facts"], transcript.told_user())
-        success = not wrong_rows and not unsaid
-        return Evaluation(float(success), success, {"database": wrong_rows, "unsaid": unsaid})
+        fresh = HelpDesk()
+        fresh.reset(self._task, seed=0)
+        try:
+            return judged(self._task, transcript, fresh, self.database.snapshot(), gold_snapshot(self._task))
+        finally:
+            fresh.close()
 
     def close(self) -> None:
         if self._database is not None:
@@ -116,51 +117,52 @@ class HelpDesk:
             self._database = None
 
     @property
-    def _db(self) -> Database:
+    def database(self) -> Database:
+        """The shop as it is now."""
         assert self._database is not None, "reset comes first"
         return self._database
 
     def _check_owner(self, order: str, name: str) -> Json:
-        found = self._db.rows(
+        found = self.database.rows(
             "SELECT name FROM customers JOIN orders ON orders.customer = customers.id WHERE orders.id = ?", order
         )
         return {"owner": found[0]["name"].lower() == name.lower()} if found else {"error": "no such order"}
 
     def _get_order(self, order: str) -> Json:
-        found = self._db.rows("SELECT status, place FROM orders WHERE id = ?", order)
+        found = self.database.rows("SELECT status, place FROM orders WHERE id = ?", order)
         if not found:
             return {"error": "no such order"}
-        items = self._db.rows("SELECT product FROM items WHERE order_id = ? ORDER BY id", order)
+        items = self.database.rows("SELECT product FROM items WHERE order_id = ? ORDER BY id", order)
         return {**found[0], "items": [row["product"] for row in items]}
 
     def _get_item(self, order: str, item: str) -> Json:
-        found = self._db.rows("SELECT price, final_sale FROM items WHERE order_id = ? AND product = ?", order, item)
+        found = self.database.rows("SELECT price, final_sale FROM items WHERE order_id = ? AND product = ?", order, item)
         return {**found[0], "final_sale": bool(found[0]["final_sale"])} if found else {"error": "no such item"}
 
     def _cancel_order(self, order: str) -> Json:
-        return _written(self._db.write("UPDATE orders SET status = 'cancelled' WHERE id = ?", order), "order")
+        return _written(self.database.write("UPDATE orders SET status = 'cancelled' WHERE id = ?", order), "order")
 
     def _return_items(self, order: str, items: list[str]) -> Json:
-        known = {row["product"] for row in self._db.rows("SELECT product FROM items WHERE order_id = ?", order)}
+        known = {row["product"] for row in self.database.rows("SELECT product FROM items WHERE order_id = ?", order)}
         if not set(items) <= known:
             return {"error": "no such item in this order"}
         for item in items:
-            self._db.write("UPDATE items SET returned = 1 WHERE order_id = ? AND product = ?", order, item)
+            self.database.write("UPDATE items SET returned = 1 WHERE order_id = ? AND product = ?", order, item)
         return {"ok": True}
 
     def _change_destination(self, order: str, address: dict[str, Any]) -> Json:
-        changed = self._db.write("UPDATE orders SET destination = ? WHERE id = ?", address["city"], order)
+        changed = self.database.write("UPDATE orders SET destination = ? WHERE id = ?", address["city"], order)
         return _written(changed, "order")
 
 
-def gold_snapshot(task: Task) -> dict[str, dict[str, tuple[Any, ...]]]:
+def gold_snapshot(task: Task) -> Snapshot:
     """The database after the task's gold actions, run through the same tools."""
     desk = HelpDesk()
     desk.reset(task, seed=0)
     for action in task.data["actions"]:
         result = desk.call(action["name"], action["arguments"])
         assert not result.error, f"gold action of {task.id} fails: {result.text}"
-    snapshot = desk._db.snapshot()
+    snapshot = desk.database.snapshot()
     desk.close()
     return snapshot
 

@@ -122,6 +122,9 @@ class UserConfig(Section):
 
     kind: Literal["scripted", "llm", "replay"] = "scripted"
     """``scripted``: the domain's rule-based user; ``llm``: an endpoint; ``replay``: recorded utterances."""
+    personas: list[str] = []
+    """The population of scripted users: brief, plain, terse, talkative, forthcoming, forgetful, careless, stubborn, wavering,
+    impatient. Empty: all but brief, who say only what is needed in a few wordings that are always the same."""
     llm: LlmConfig | None = None
     """Needed when kind is ``llm``."""
     manners: bool = True

@@ -178,6 +178,16 @@ class Expert(Protocol):
 
 
 @runtime_checkable
+class Peopled(Protocol):
+    """A domain whose scripted users are of several kinds (:mod:`mua.users.personas`)."""
+
+    peopled: Literal[True]
+
+    def scripted_user(self, task: Task, seed: int, personas: Sequence[str] = ()) -> User:
+        """One of ``personas``, or of all; otherwise :meth:`Domain.scripted_user`."""
+
+
+@runtime_checkable
 class Configurable(Protocol):
     """A domain with settings: another data folder, another form of reward, a judge."""
 

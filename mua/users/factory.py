@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from mua.config.schema import UserConfig
-from mua.environment.protocol import Task
+from mua.environment.protocol import Peopled, Task
 from mua.environment.selection import Selection
 from mua.errors import ConfigError
 from mua.users.endpoint import ChatEndpoint
 from mua.users.llm import LlmUser
+from mua.users.personas import checked
 from mua.users.prompts import style_of
 from mua.users.protocol import User
 from mua.users.replay import ReplayedUser, load_recordings
@@ -17,10 +18,11 @@ from mua.users.services import Services
 class UserFactory:
     """Makes the users of one run; holds what they share. Belongs to one event loop.
 
-    Raises :class:`mua.errors.ConfigError` when the replay file cannot be read.
+    Raises :class:`mua.errors.ConfigError` when the replay file cannot be read, or for a persona that there is not.
     """
 
     def __init__(self, config: UserConfig, selection: Selection, services: Services) -> None:
+        checked(config.personas)
         self._config = config
         self._selection = selection
         self._endpoint = services.user
@@ -36,6 +38,8 @@ class UserFactory:
             return self._replayed(task, seed)
         if self._endpoint is not None and not getattr(domain, "user_in_tools", False):
             return self._talking(self._endpoint, domain.persona(task), seed)
+        if isinstance(domain, Peopled):
+            return domain.scripted_user(task, seed, self._config.personas)
         return domain.scripted_user(task, seed)
 
     def _talking(self, endpoint: ChatEndpoint, persona: str, seed: int) -> LlmUser:

@@ -1,131 +1,192 @@
-"""A rule-based user that domains fill in: wants, facts told only when asked for, confirmation, changes of mind.
+"""A rule-based user that domains fill in: wishes, facts told when asked, a person's traits, and a grammar to speak with.
 
-It reads the agent's words the way a person skims: is something I know asked for, am I asked to confirm, does this
-sound like an answer. Wording varies with the seed, nothing else does.
+It understands ordinary English by :mod:`mua.language.acts`. ::
 
-::
+    the agent                                the user
+    asks for facts                           tells them, as many as its persona tells at once, rightly or not
+    proposes something, wants a yes          changes its mind if the wish says so or it wavers; else agrees
+    has done it, refuses, tells, transfers   states the next wish, insists once if it is stubborn, or ends
+    asks whether there is anything else      no, or what is still open
+    greets, thanks, wants a moment           waits
+    says what cannot be understood           "Sorry, what do you mean?"
 
-    agent says            user
-    a proposal, yes or no                  changes its mind once, if the wish says so; else agrees
-    a question that asks for known facts   tells them (a fact it lacks: says so)
-    another request to confirm             the same as to a proposal
-    something that settles the wish        states the next wish; after the last one it ends the conversation
-    anything else                          repeats its wish, and gives up after ``PATIENCE`` of those
+Whatever brings it no further costs patience, and without patience it gives up.
 """
 
 from __future__ import annotations
 
 import random
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from mua.language.acts import Acts, Reader
+from mua.language.voice import Grammar, Voice
+from mua.users.personas import Persona
 from mua.users.protocol import STOP_SIGNAL, UserReply
-
-PATIENCE = 3
-"""Messages that neither ask, propose nor settle anything before the user gives up."""
-CONFIRM = re.compile(
-    r"\bconfirm\b|\(yes/no\)|\byes or no\b|\b(shall|should|may|can) i (go ahead|proceed|do)\b|go ahead\?|proceed\?"
-    r"|would you like me to|do you want me to|is (that|this) (right|correct|ok|okay|fine)\?",
-    re.IGNORECASE,
-)
-SETTLED = re.compile(
-    r"\bdone\b|\bcancel+ed\b|\breturned\b|\bexchanged\b|\bchanged\b|\bupdated\b|\bbooked\b|\bmodified\b|\badded\b"
-    r"|\bsorry\b|\bcan ?not\b|\bcan\'t\b|\bunable\b|\bnot (able|possible|allowed|eligible)\b|\btransferr(ed|ing)\b",
-    re.IGNORECASE,
-)
-DECIDE = re.compile(
-    r"\(yes/no\)|\byes or no\b|\b(confirm|proceed|go ahead)\?|\bdo you confirm\b"
-    r"|\bis (that|this) (right|correct|ok|okay|fine)\?",
-    re.IGNORECASE,
-)
-"""Asks for a yes and nothing else: what the proposal names (a card, an address) is not asked for."""
-OFFER = re.compile(r"[^.!?\n]*\b(anything|something|what) (else|more)\b[^.!?\n]*\?", re.IGNORECASE)
-"""A closing "Is there anything else?" asks for nothing; the rest of the message counts."""
-REQUEST = re.compile(
-    r"\?|\b(please|kindly)\b[^.!?]*\b(provide|tell|share|give|send me|specify|state|enter|let me know)\b"
-    r"|\bi('ll| will)? need (your|the|to know)\b|\b(provide|tell|let) me\b[^.!?]*\bplease\b",
-    re.IGNORECASE,
-)
-"""A question, or words that ask without a question mark: "Please provide your number." """
-AGREE = ("Yes, please.", "Yes.", "Yes, go ahead.", "Yes, that is right.")
-UNKNOWN = ("I do not know that.", "I do not remember that.", "I can not tell you that.")
-THANKS = ("Thanks, bye.", "All right, thank you.", "Great, that is all.", "Okay, bye.")
-GIVING_UP = ("Never mind.", "This does not help me.", "I will try another time.")
 
 
 @dataclass(frozen=True, slots=True)
 class Fact:
     """Something the user can be asked for."""
 
-    asked: re.Pattern[str]
-    answers: Sequence[str]
-    """Wordings, finished; one is chosen by the seed. Empty: the user knows that it does not know."""
+    value: str
+    """In the user's words; empty: it knows that it does not know."""
+    rule: str = ""
+    """The grammar's rule that tells it, with ``{value}``; ``tell_<fact>`` if empty."""
+    wrong: str = ""
+    """What a careless person says at first; empty: it does not err here."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wish:
     """One thing the user wants; several are stated one after the other."""
 
-    openings: Sequence[str]
+    verb: str
+    """The kind of wish: ``want_<verb>`` opens it, and the agent's words are read against it."""
     facts: Mapping[str, Fact] = field(default_factory=dict)
     """Facts of this wish, in addition to the user's own."""
-    settled: re.Pattern[str] = SETTLED
-    change_of_mind: Sequence[str] = ()
-    """Said instead of the first agreement; ``facts`` must be those after the change."""
+    values: Mapping[str, str] = field(default_factory=dict)
+    """Values for the opening's slots."""
+    change_of_mind: str = ""
+    """Said instead of the first agreement; ``facts`` are those after it."""
     before: Mapping[str, Fact] = field(default_factory=dict)
     """Facts that the change of mind alters, as they are before it."""
+    goes_on: Sequence[str] = ()
+    """Acts that do not settle it (``refuses``, where another way is accepted after a refusal)."""
 
 
 class ScriptedUser:
     """Plays one task's user. Implements :class:`mua.users.protocol.User`; never raises."""
 
-    def __init__(self, seed: str, wishes: Sequence[Wish], facts: Mapping[str, Fact]) -> None:
+    def __init__(
+        self,
+        seed: str,
+        split: str,
+        reader: Reader,
+        grammar: Grammar,
+        persona: Persona,
+        wishes: Sequence[Wish],
+        facts: Mapping[str, Fact],
+    ) -> None:
         """``seed`` is any text, such as ``f"{task.id}/{seed}"``; ``facts`` hold during all wishes."""
         self._rng = random.Random(seed)
+        self._voice = Voice(grammar, "brief" if persona.brief else split, self._rng)
+        self._reader = reader
+        self._persona = persona
         self._wishes = list(wishes)
         self._facts = dict(facts)
-        self._changed = False
-        self._patience = PATIENCE
+        self._patience = persona.patience
+        self._told: list[str] = []
+        self._put_off: set[str] = set()
+        self._wrong: dict[str, Fact] = {}
+        self._changed = self._wavered = self._insisted = self._apart = False
 
     async def open(self) -> UserReply:
-        return UserReply(self._pick(self._wishes[0].openings))
+        return UserReply(self._opening(first=True))
 
     async def reply(self, agent_text: str) -> UserReply:
-        wish, agent_text = self._wishes[0], OFFER.sub("", agent_text)
-        if DECIDE.search(agent_text):
-            return self._agree(wish)
-        asked = [fact for fact in self._known(wish).values() if fact.asked.search(agent_text)]
-        if asked and REQUEST.search(agent_text):
-            return UserReply(" ".join(self._pick(fact.answers or UNKNOWN) for fact in asked))
-        if CONFIRM.search(agent_text):
-            return self._agree(wish)
-        if "?" not in agent_text and wish.settled.search(agent_text):
-            return self._next_wish()
-        self._patience -= 1
-        return self._stop(GIVING_UP) if self._patience < 0 else await self.open()
+        acts, wish = self._reader.read(agent_text, self._wish.verb), self._wish
+        if acts.transfers:
+            return self._stop("thanks")
+        if asked := [fact for fact in self._known(wish) if fact in acts.asks]:
+            return UserReply(self._answer(asked))
+        if self._wrong:
+            return UserReply(self._put_right())
+        if acts.proposes:
+            return UserReply(self._agree(wish))
+        if self._settles(acts, wish):
+            return self._after(acts)
+        return self._no_further(acts)
 
     async def close(self) -> None:
         return None
 
+    @property
+    def _wish(self) -> Wish:
+        return self._wishes[0]
+
     def _known(self, wish: Wish) -> dict[str, Fact]:
         return {**self._facts, **wish.facts, **({} if self._changed else wish.before)}
 
-    def _agree(self, wish: Wish) -> UserReply:
+    # What it says.
+
+    def _opening(self, *, first: bool) -> str:
+        wish = self._wish
+        parts = [self._voice.say("greeting")] if first and not self._persona.brief and self._rng.random() < 0.7 else []
+        parts.append(self._voice.say(f"want_{wish.verb}", **wish.values))
+        if first and self._persona.volunteers:
+            parts += [self._tell(fact) for fact in self._known(wish) if self._known(wish)[fact].value]
+        return self._utter(*parts)
+
+    def _answer(self, asked: Sequence[str]) -> str:
+        later = [fact for fact in asked if self._forgets(fact)]
+        now = [fact for fact in asked if fact not in later][: self._persona.tells]
+        return self._utter(*(self._voice.say("put_off") for _ in later[:1]), *map(self._tell, now))
+
+    def _tell(self, fact: str) -> str:
+        known = self._known(self._wish)[fact]
+        if not known.value:
+            return self._voice.say("unknown")
+        value = known.value
+        if known.wrong and fact not in self._told and self._rng.random() < self._persona.errs:
+            self._wrong[fact] = known
+            value = known.wrong
+        else:
+            self._wrong.pop(fact, None)
+        self._told.append(fact)
+        return self._voice.say(known.rule or f"tell_{fact}", value=value)
+
+    def _put_right(self) -> str:
+        fact, known = self._wrong.popitem()
+        return self._utter(self._voice.say("mistake"), self._voice.say(known.rule or f"tell_{fact}", value=known.value))
+
+    def _agree(self, wish: Wish) -> str:
         if wish.change_of_mind and not self._changed:
             self._changed = True
-            return UserReply(self._pick(wish.change_of_mind))
-        return UserReply(self._pick(AGREE))
+            return wish.change_of_mind
+        if self._persona.wavers and not self._wavered:
+            self._wavered = True
+            return self._utter(self._voice.say("waver"))
+        return self._utter(self._voice.say("agree"))
 
-    def _next_wish(self) -> UserReply:
+    def _utter(self, *sentences: str) -> str:
+        whole, part = divmod(self._persona.talks, 1)
+        asides = [self._voice.say("aside") for _ in range(int(whole) + (self._rng.random() < part))]
+        return " ".join([*sentences, *asides])
+
+    # What becomes of a wish.
+
+    def _forgets(self, fact: str) -> bool:
+        if fact in self._put_off or fact in self._told or self._rng.random() >= self._persona.forgets:
+            return False
+        self._put_off.add(fact)
+        return True
+
+    def _settles(self, acts: Acts, wish: Wish) -> bool:
+        settled = {"done": acts.done, "refuses": acts.refuses, "informs": acts.informs}
+        return any(so and act not in wish.goes_on for act, so in settled.items())
+
+    def _after(self, acts: Acts) -> UserReply:
+        if acts.refuses and self._persona.insists and not self._insisted:
+            self._insisted = True
+            return UserReply(self._utter(self._voice.say("insist")))
         if len(self._wishes) == 1:
-            return self._stop(THANKS)
+            return self._stop("thanks")
         self._wishes.pop(0)
-        self._changed = False
-        return UserReply(self._pick(self._wishes[0].openings))
+        self._changed = self._wavered = False
+        return UserReply(self._opening(first=False))
 
-    def _stop(self, wordings: Sequence[str]) -> UserReply:
-        return UserReply(f"{self._pick(wordings)} {STOP_SIGNAL}", stop=True)
+    def _no_further(self, acts: Acts) -> UserReply:
+        self._patience -= 1
+        if self._patience < 0:
+            return self._stop("give_up")
+        if acts.waits:
+            return UserReply(self._voice.say("wait"))
+        if acts.asks:
+            return UserReply(self._voice.say("unknown"))
+        if acts.offers or acts.refuses or acts.done or acts.informs:
+            return UserReply(self._opening(first=False))
+        return UserReply(self._voice.say("what"))
 
-    def _pick(self, wordings: Sequence[str]) -> str:
-        return self._rng.choice(list(wordings))
+    def _stop(self, rule: str) -> UserReply:
+        return UserReply(f"{self._voice.say(rule)} {STOP_SIGNAL}", stop=True)

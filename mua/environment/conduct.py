@@ -1,0 +1,181 @@
+"""What an agent said and did on the way, judged step by step: was it true, and was it allowed at that moment?
+
+The verdict on an end state cannot see that a refund was invented or a name never asked for. So a conversation is gone
+through once more on a fresh copy of the state: each call is made again, and each text to the user is held against what
+is so at that moment (:mod:`mua.language.claims`). A domain says what has to come before what (:class:`Rules`)::
+
+    writes:                          # tool -> what must have happened before it
+      cancel_order:
+        - call: check_owner          # a successful call of this tool,
+          same: [order]              #   with the same values of these arguments,
+          heard: [name]              #   and values of these that the user had said by then
+        - call: get_order
+          same: [order]
+        - yes: true                  # the user's last words agree to what was proposed
+
+and a task what must have been looked up before the last word is spoken (``demands``, the same form with ``arguments``
+instead of ``same``), so that a refusal without looking earns nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeAlias
+
+from mua.environment.protocol import ToolResult, Transcript
+from mua.language.agreement import agrees
+from mua.language.claims import ClaimReader, Moment, Review
+from mua.types import Json
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """The agent's words to the user."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """The user's words."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Called:
+    """A tool call, by the agent or by the user."""
+
+    name: str
+    arguments: Any
+    by_user: bool = False
+
+
+Event: TypeAlias = Said | Heard | Called
+
+
+def events(transcript: Transcript) -> Iterator[Event]:
+    """What happened, in order. Calls that could not be read are left out; those that were refused are refused again."""
+    for message in transcript.messages:
+        for action in message.get("actions") or ():
+            yield Called(action["name"], action["arguments"], by_user=True)
+        if message["role"] == "user":
+            yield Heard(message["content"] or "")
+        elif message["role"] == "assistant":
+            yield from _of_agent(message)
+
+
+def _of_agent(message: Json) -> Iterator[Event]:
+    for call in message.get("tool_calls") or ():
+        arguments = call["function"]["arguments"]
+        yield Called(call["function"]["name"], json.loads(arguments) if isinstance(arguments, str) else arguments)
+    if not any(message.get(key) for key in ("tool_calls", "tool_call_errors", "truncated")):
+        yield Said(message["content"] or "")
+
+
+class Replay(Protocol):
+    """A fresh copy of an episode's state on which it is gone through again."""
+
+    def call(self, called: Called) -> ToolResult:
+        """Make a call once more."""
+
+    def moment(self, past: Past) -> Moment:
+        """What is so now."""
+
+
+@dataclass(slots=True)
+class Past:
+    """What has happened so far."""
+
+    calls: list[Called] = field(default_factory=list)
+    """Those that succeeded."""
+    heard: list[str] = field(default_factory=list)
+    said: list[str] = field(default_factory=list)
+
+    def has_heard(self, value: object) -> bool:
+        """Whether the user has said this value, in any case. Where nobody speaks (gold moves, replayed) all counts as said."""
+        return not self.heard or str(value).lower() in " ".join(self.heard).lower()
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What has to come before what."""
+
+    writes: Mapping[str, Sequence[Json]]
+    """Tool that changes something -> what must have happened before."""
+
+    def unmet(self, called: Called, past: Past) -> list[str]:
+        """What should have come before a call and did not."""
+        return [
+            f"{called.name} before {_named(demand)}"
+            for demand in self.writes.get(called.name, ())
+            if not _met(demand, past, {key: called.arguments.get(key) for key in demand.get("same", ())})
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class Conduct:
+    """How an agent got where it got."""
+
+    claims: Review = Review()
+    unmet: tuple[str, ...] = ()
+    """What was done or said before what had to come first."""
+
+    @property
+    def sound(self) -> bool:
+        """Whether nothing untrue was said and everything came in its order."""
+        return not self.claims.false and not self.unmet
+
+    def details(self) -> Json:
+        """For the verdict's details."""
+        return {
+            "untrue": [str(claim) for claim in self.claims.false],
+            "unmet": list(self.unmet),
+            "claims_true": len(self.claims.true),
+            "claims_unread": len(self.claims.unread),
+        }
+
+
+def conduct(
+    transcript: Transcript, replay: Replay, claims: ClaimReader, rules: Rules, demands: Sequence[Json] = ()
+) -> Conduct:
+    """Go through a conversation again; ``demands`` are the task's."""
+    past, reviews, unmet = Past(), Review(), list[str]()
+    last_met: list[str] = [f"nothing was said after {_named(demand)}" for demand in demands]
+    for event in events(transcript):
+        if isinstance(event, Heard):
+            past.heard.append(event.text)
+        elif isinstance(event, Said):
+            reviews |= claims.review(event.text, replay.moment(past))
+            past.said.append(event.text)
+            last_met = [f"an answer before {_named(demand)}" for demand in demands if not _met(demand, past, {})]
+        else:
+            if not event.by_user and event.name in rules.writes:
+                before = rules.unmet(event, past)
+            else:
+                before = []
+            if not replay.call(event).error:
+                past.calls.append(event)
+                unmet += before
+    return Conduct(reviews, tuple(unmet + last_met))
+
+
+def _met(demand: Json, past: Past, same: Mapping[str, Any]) -> bool:
+    if demand.get("yes"):
+        return not past.heard or (bool(past.said) and agrees(past.heard[-1]))
+    wanted = {**same, **demand.get("arguments", {})}
+    return any(
+        call.name == demand["call"]
+        and all(call.arguments.get(key) == value for key, value in wanted.items())
+        and all(past.has_heard(call.arguments.get(key)) for key in demand.get("heard", ()))
+        for call in past.calls
+    )
+
+
+def _named(demand: Json) -> str:
+    if demand.get("yes"):
+        return "a yes"
+    arguments = ", ".join(f"{key}={value}" for key, value in demand.get("arguments", {}).items())
+    return f"{demand['call']}({arguments})"
