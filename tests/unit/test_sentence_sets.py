@@ -70,7 +70,7 @@ def folded(text: str) -> str:
     return " ".join(text.lower().split())
 
 
-@pytest.mark.parametrize("name", ["help_desk", "retail"])
+@pytest.mark.parametrize("name", ["airline", "help_desk", "retail", "telecom"])
 def test_the_sets_are_there(name: str) -> None:
     assert name in having("users", ".jsonl")
     assert name in having("claims", ".jsonl")
