@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 from environments.help_desk.database import Database, Snapshot, World, difference
 from environments.help_desk.words import CITIES
-from mua.environment.conduct import Called, Past, Rules, conduct
+from mua.environment.conduct import Called, Past, Rules, conduct, untold
 from mua.environment.protocol import Evaluation, Task, ToolResult, Transcript
-from mua.language.claims import Claim, ClaimReader, Moment, Sheet, Thing
+from mua.language.claims import ClaimReader, Moment, Sheet, Thing
 from mua.language.patterns import load
 from mua.types import Json
 
@@ -43,20 +43,9 @@ def judged(task: Task, transcript: Transcript, desk: HelpDesk, state: Snapshot, 
     """1 exactly when all of it is so: see the module. ``desk`` is a fresh one, on which the episode is gone through."""
     wrong_rows = difference(state, gold)
     found = conduct(transcript, Replayed(desk, task), claim_reader(), RULES, task.data["demands"])
-    unsaid = missing(task.data["facts"], found.claims.true)
+    unsaid = untold(task.data["facts"], found.claims.true)
     success = not wrong_rows and not unsaid and found.sound
     return Evaluation(float(success), success, {"database": wrong_rows, "unsaid": unsaid, **found.details()})
-
-
-def missing(facts: Sequence[Json], told: Sequence[Claim]) -> list[str]:
-    """The required facts (``thing`` or one of ``things``, ``role``, ``value`` or one of ``or``) that no true statement told."""
-    said = {(claim.thing, claim.role, claim.value) for claim in told if not claim.denied}
-    lines = []
-    for fact in facts:
-        things, values = [fact["thing"], *fact.get("things", ())], [fact["value"], *fact.get("or", ())]
-        if not any((thing, fact["role"], value) in said for thing in things for value in values):
-            lines.append(f"{fact['thing']}: {fact['role']} {fact['value']}")
-    return lines
 
 
 class Replayed:
@@ -92,7 +81,9 @@ class Replayed:
     def _under_discussion(self, past: Past) -> list[str]:
         """Orders that calls were about, else those the customer named, the latest last."""
         called = [call.arguments["order"] for call in past.calls if "order" in call.arguments]
-        return list(dict.fromkeys(called)) or [order for order in (self._task.data["known"]["order"],) if past.has_heard(order)]
+        return list(dict.fromkeys(called)) or [
+            order for order in (self._task.data["known"]["order"],) if past.has_heard(order)
+        ]
 
     def _order(self, row: Json, past: Past, database: Database) -> Sheet:
         initial = World(**self._task.data["world"]).order(row["id"])
@@ -142,4 +133,3 @@ def facts_of(thing: str, role: str, value: str, *others: str) -> list[Json]:
     """One required fact; ``others`` are values that tell it as well."""
     fact: Json = {"thing": thing.lower(), "role": role, "value": value}
     return [fact | ({"or": list(others)} if others else {})]
-
