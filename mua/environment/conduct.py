@@ -17,13 +17,16 @@ is so at that moment (:mod:`mua.language.claims`). A domain says what has to com
 and a task what must have been looked up before the last word is spoken (``demands``, the same form with ``arguments``
 instead of ``same``), so that a refusal without looking earns nothing. Where nobody speaks (gold moves, replayed),
 whatever is given counts as heard and as agreed to.
+
+A domain that wants something else besides brings its own :class:`Rules`: demands of other forms (with a ``name`` to report
+them by), and what has to come before something is told. The tools of a user have rules too, where the domain gives any.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
@@ -94,6 +97,8 @@ class Past:
 
     calls: list[Called] = field(default_factory=list)
     """Those that succeeded."""
+    answers: list[str] = field(default_factory=list)
+    """What each of them answered."""
     heard: list[str] = field(default_factory=list)
     said: list[str] = field(default_factory=list)
 
@@ -113,15 +118,25 @@ class Rules:
     """What has to come before what."""
 
     writes: Mapping[str, Sequence[Json]]
-    """Tool that changes something -> what must have happened before."""
+    """Tool, of the agent or the user, that changes something -> what must have happened before."""
 
     def unmet(self, called: Called, past: Past) -> list[str]:
         """What should have come before a call and did not."""
         return [
             f"{called.name} before {_named(demand)}"
             for demand in self.writes.get(called.name, ())
-            if not _met(demand, past, called.arguments)
+            if not self.met(demand, past, called.arguments)
         ]
+
+    def met(self, demand: Json, past: Past, arguments: Json) -> bool:
+        """Whether what ``demand`` wants has happened; ``arguments`` are those of the call that it comes before."""
+        if "any" in demand:
+            return any(self.met(one, past, arguments) for one in demand["any"])
+        return _met(demand, past, arguments)
+
+    def unfounded(self, review: Review, past: Past) -> list[str]:
+        """What was told before it might be, of the claims of one message; nothing unless a domain says so."""
+        return []
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,12 +172,15 @@ def conduct(
         if isinstance(event, Heard):
             past.heard.append(event.text)
         elif isinstance(event, Said):
-            reviews |= claims.review(event.text, replay.moment(past))
+            review = claims.review(event.text, replay.moment(past))
+            unmet += rules.unfounded(review, past)
+            reviews |= review
             past.said.append(event.text)
-            last_met = [f"an answer before {_named(demand)}" for demand in demands if not _met(demand, past, {})]
-        elif not replay.call(event).error:
-            unmet += [] if event.by_user else rules.unmet(event, past)
+            last_met = [f"an answer before {_named(demand)}" for demand in demands if not rules.met(demand, past, {})]
+        elif not (answer := replay.call(event)).error:
+            unmet += rules.unmet(event, past)
             past.calls.append(event)
+            past.answers.append(answer.text)
     return Conduct(reviews, tuple(unmet + last_met))
 
 
@@ -170,22 +188,25 @@ def untold(facts: Sequence[Json], told: Sequence[Claim]) -> list[str]:
     """The required facts that no true statement told.
 
     A fact has ``thing`` (or one of ``things`` too), ``role`` and ``value`` (or one of ``or`` too); one with ``denied``
-    is told by denying the value.
+    is told by denying the value. One with ``any`` is told by telling one of several facts.
     """
     said = {(claim.thing, claim.role, claim.value, claim.denied) for claim in told}
-    lines = []
-    for fact in facts:
-        things, values = [fact["thing"], *fact.get("things", ())], [fact["value"], *fact.get("or", ())]
-        denied = fact.get("denied", False)
-        if not any((thing, fact["role"], value, denied) in said for thing in things for value in values):
-            lines.append(f"{fact['thing']}: {fact['role']} {'not ' if denied else ''}{fact['value']}")
-    return lines
+    return [_of_fact(fact) for fact in facts if not any(_is_told(one, said) for one in fact.get("any", [fact]))]
+
+
+def _is_told(fact: Json, said: Collection[tuple[str, str, str, bool]]) -> bool:
+    things, values = [fact["thing"], *fact.get("things", ())], [fact["value"], *fact.get("or", ())]
+    denied = fact.get("denied", False)
+    return any((thing, fact["role"], value, denied) in said for thing in things for value in values)
+
+
+def _of_fact(fact: Json) -> str:
+    if "any" in fact:
+        return " or ".join(map(_of_fact, fact["any"]))
+    return f"{fact['thing']}: {fact['role']} {'not ' if fact.get('denied') else ''}{fact['value']}"
 
 
 def _met(demand: Json, past: Past, arguments: Json) -> bool:
-    """Whether what ``demand`` wants has happened; ``arguments`` are those of the call that it comes before."""
-    if "any" in demand:
-        return any(_met(one, past, arguments) for one in demand["any"])
     if "yes" in demand:
         return past.agreed([arguments.get(key) for key in demand["yes"]])
     wanted = {**{key: arguments.get(key) for key in demand.get("same", ())}, **demand.get("arguments", {})}
@@ -198,6 +219,8 @@ def _met(demand: Json, past: Past, arguments: Json) -> bool:
 
 
 def _named(demand: Json) -> str:
+    if "name" in demand:
+        return str(demand["name"])
     if "any" in demand:
         return " or ".join(map(_named, demand["any"]))
     if "yes" in demand:
