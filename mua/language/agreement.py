@@ -14,11 +14,16 @@ _YES = re.compile(
 _BUT = re.compile(
     r"\b(?:no|nope|not|never|wait|stop|hold on|instead|rather|but|actually|changed my mind|hang on|do not|unless|before that|cancel that)\b"
 )
-_FINE = re.compile(r"\b(?:no (?:problem|worries|objections?|need|thanks)|do not worry|why not|if not|not at all)\b")
+_BACK = re.compile(
+    r"^(?:oh |hm |hmm |uh |sorry ,? ?|and |well ,? ?)*(?:no|nope|not|never|wait|stop|hold on|hang on|but|actually|do not|unless|before|first|only)\b"
+    r"|\b(?:instead|changed my mind|cancel that|forget (?:it|that)|never ?mind|not (?:sure|yet|now)|rather not|do not (?:do|change|add|want))\b"
+)
+"""How a sentence beside the yes takes it back; people also speak of other things, with a "not" in it."""
+_FINE = re.compile(r"\b(?:no (?:problem|worries|objections?|need|thanks|hurry|rush)|do not worry|why not|if not|not at all)\b")
 
 
 def agrees(text: str) -> bool:
     """Whether ``text`` says yes and takes nothing of it back."""
-    said = " . ".join(sentence.text for sentence in sentences(text))
-    plain = _FINE.sub(" ", said)
-    return _YES.search(plain) is not None and _BUT.search(plain) is None
+    said = [_FINE.sub(" ", sentence.text).strip() for sentence in sentences(text)]
+    yes = [one for one in said if _YES.search(one)]
+    return bool(yes) and not any(map(_BUT.search, yes)) and not any(_BACK.search(one) for one in said if one not in yes)
