@@ -42,7 +42,7 @@ _LAST_NAMES = (
     "Abel Brandt Castell Dorn Ekman Faro Grimm Holt Ivers Jarvis Keller Lund Marek Noll Ortega Pohl Quist Rossi Stein "
     "Tarn Urban Vogel Weiss Young Zander"
 )
-_FIRST, _LAST = _FIRST_NAMES.split(), _LAST_NAMES.split()
+FIRST_NAMES, LAST_NAMES = _FIRST_NAMES.split(), _LAST_NAMES.split()
 _STREETS = ("Mill Lane", "Harbour Road", "Elm Street", "Station Square", "Garden Way", "North Quay")
 _CITIES = ("Aldbrook", "Fenwick", "Marlow", "Stonehaven", "Westmere", "Oakridge")
 _MODELS = (("Orbit 7", True), ("Orbit 5", False), ("Pebble X", True), ("Pebble Lite", False), ("Kite 12", True))
@@ -119,7 +119,7 @@ def _customer(rng: random.Random, index: int, tables: dict[str, dict[str, Json]]
     tables["bills"].update(bills)
     tables["customers"][customer_id] = {
         "customer_id": customer_id,
-        "name": {"first": rng.choice(_FIRST), "last": rng.choice(_LAST)},
+        "name": {"first": rng.choice(FIRST_NAMES), "last": rng.choice(LAST_NAMES)},
         "date_of_birth": f"{rng.randint(1948, 2004)}-{rng.randint(1, 12):02d}-{rng.randint(1, 28):02d}",
         "address": {"street": f"{rng.randint(1, 99)} {rng.choice(_STREETS)}", "city": rng.choice(_CITIES)},
         "line_ids": lines,

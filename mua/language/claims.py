@@ -335,10 +335,10 @@ _NUMBERS = {
 _NUMBER = r"\d+|" + "|".join(_NUMBERS)
 _MONEY = (
     r"(?:\$|usd|us\$) ?\d[\d,]*(?:\.\d\d?)?|\d[\d,]*(?:\.\d\d?)? ?(?:dollars|usd|bucks)|\d[\d,]*\.\d\d"
-    rf"|(?:{'|'.join(_NUMBERS)}|hundred)(?:(?: and)? (?:{'|'.join(_NUMBERS)}|hundred|thousand))* dollars"
+    rf"|(?:{'|'.join(_NUMBERS)}|hundred)(?:(?: and)?[ -](?:{'|'.join(_NUMBERS)}|hundred|thousand))* dollars"
 )
 _TYPED = {"money": rf"(?<![\w.,])(?:{_MONEY})", "number": rf"(?<![\w.,])(?:{_NUMBER})"}
-_SUM = re.compile(rf"(?<![\w#.$])(?:{_MONEY})(?![\w%]|\.\d)")
+_SUM = re.compile(rf"(?<![\w#.$-])(?:{_MONEY})(?![\w%]|\.\d| and [\w-]+ cents)")
 
 
 def _canonical(slot: str, text: str) -> str:
@@ -352,7 +352,7 @@ def _canonical(slot: str, text: str) -> str:
 def money(text: str) -> float:
     """The sum that ``text`` names, in dollars."""
     digits = re.sub(r"[^\d.]", "", text).strip(".")
-    return float(digits) if digits else float(_in_words(text.split()))
+    return float(digits) if digits else float(_in_words(re.split(r"[ -]", text)))
 
 
 def _in_words(words: Sequence[str]) -> int:
