@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from mua.language.features import act_features, fact_features, read
+from mua.language.features import act_features, fact_features, in_question, read
 from mua.language.lexicon import Lexicon
 from mua.language.model import ACTS, FILE, MANIFEST, Model, Weights, packed
 from mua.language.patterns import load
@@ -130,7 +130,7 @@ def lexicons() -> dict[str, Lexicon]:
 def seen(lexicon: Lexicon, line: Line) -> Seen:
     """The features of one message."""
     found = read(lexicon, Rules(lexicon), sentences(line.say), line.wish)
-    names = (*lexicon.facts, *lexicon.tools)
+    names = in_question(lexicon, found)
     facts = {name: [fact_features(lexicon, one, line.wish, name) for one in found] for name in names}
     return Seen(line, [act_features(lexicon, one, line.wish) for one in found], facts)
 

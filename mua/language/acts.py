@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from mua.language.features import Read, act_features, fact_features, read
+from mua.language.features import Read, act_features, fact_features, in_question, read
 from mua.language.lexicon import Lexicon
 from mua.language.model import ACTS, Model, learnt
 from mua.language.rules import Rules
@@ -114,8 +114,7 @@ class Reader:
         """Facts and tools that are asked for."""
         if asking < ASKED_JOINTLY:
             return set()
-        names = (*self._words.facts, *self._words.tools)
-        chances = {name: self._fact(found, wish, name) for name in names}
+        chances = {name: self._fact(found, wish, name) for name in in_question(self._words, found)}
         asked = {name for name, chance in chances.items() if chance > ASKED and chance * asking > ASKED_JOINTLY}
         if not asked and asking > max(ASKS_SOMETHING, other):
             name = max(chances, key=lambda one: chances[one])
