@@ -27,11 +27,11 @@ from mua.types import Json
 
 LIKELY = 0.35
 """Chance from which on an act counts."""
-LEAST = 0.15
+LEAST = 0.1
 """Chance that the likeliest act must have for a message to be understood at all."""
-ASKED, ASKED_JOINTLY = 0.35, 0.2
+ASKED, ASKED_JOINTLY = 0.55, 0.15
 """Chance that a fact is asked for, alone and together with the chance that anything is."""
-ASKS_SOMETHING, FACT_AT_LEAST = 0.5, 0.04
+ASKS_SOMETHING, FACT_AT_LEAST = 0.5, 0.02
 """A message that surely asks for something asks for the likeliest fact, if it is not quite unlikely."""
 BOTH = 0.6
 """Chance that done and refused must each have for both to count."""
