@@ -134,10 +134,9 @@ class Expert:
                 if self._note(heard):
                     continue
                 return (yield plan.says) if _INSISTS.search(heard) else heard
-            if agrees(heard) or self._departs():
+            if not self._note(heard) and (agrees(heard) or self._departs()):
                 yield plan.call
                 return (yield plan.done)
-            self._note(heard)
         return heard
 
     # ---- what the customer says
