@@ -15,7 +15,7 @@ from environments.help_desk.database import Database, Snapshot, World, differenc
 from environments.help_desk.words import CITIES
 from mua.environment.conduct import Called, Past, Rules, conduct, untold
 from mua.environment.protocol import Evaluation, Task, ToolResult, Transcript
-from mua.language.claims import ClaimReader, Moment, Sheet, Thing
+from mua.language.claims import AGENT, ClaimReader, Moment, Sheet, Thing
 from mua.language.patterns import load
 from mua.types import Json
 
@@ -48,6 +48,18 @@ def judged(task: Task, transcript: Transcript, desk: HelpDesk, state: Snapshot, 
     return Evaluation(float(success), success, {"database": wrong_rows, "unsaid": unsaid, **found.details()})
 
 
+_NOTHING: frozenset[str] = frozenset()
+_ITEM_ROLES = ("sale", "price", "deed", "can", "refund", "status", "was", "gone", "place", "destination")
+_GONE = ("shipped", "delivered")
+_DONE_BY = {"cancelled": "cancel", "redirected": "redirect", "returned": "return"}
+
+
+def possible(status: str, returnable: bool) -> set[str]:
+    """The changes that the policy allows for an order, or an item of it."""
+    found = {"cancel", "redirect"} if status == "pending" else set[str]()
+    return found | ({"return"} if status == "delivered" and returnable else set())
+
+
 class Replayed:
     """An episode gone through again. Implements :class:`mua.environment.conduct.Replay`."""
 
@@ -76,6 +88,8 @@ class Replayed:
         talked = [f"order {order.lower()}" for order in focus]
         verified = {sheets[thing]["verified"] for thing in talked} or {frozenset({"no"})}
         sheets["customer"] = {"verified": frozenset().union(*verified), "name": frozenset({self._caller()})}
+        handed_over = any(call.name == "transfer_to_human" for call in past.calls)
+        sheets[AGENT] = {"deed": frozenset({"transferred"} if handed_over else ())}
         return Moment(sheets, ["customer", *items, *talked], self._words, self._amounts(focus, database))
 
     def _under_discussion(self, past: Past) -> list[str]:
@@ -89,15 +103,17 @@ class Replayed:
         initial = World(**self._task.data["world"]).order(row["id"])
         deeds = {"cancelled"} if row["status"] == "cancelled" else set[str]()
         deeds |= {"redirected"} if row["destination"] != initial["destination"] else set()
-        items = database.rows("SELECT product, returned FROM items WHERE order_id = ?", row["id"])
+        items = database.rows("SELECT product, returned, final_sale FROM items WHERE order_id = ?", row["id"])
         deeds |= {"returned"} if any(item["returned"] for item in items) else set()
         deeds |= {"done"} if deeds else set()
         owner = database.rows("SELECT name FROM customers WHERE id = ?", row["customer"])[0]["name"].lower()
         mine = owner == self._caller()
         calls = [call for call in past.calls if call.arguments.get("order") == row["id"]]
         checked = any(call.name == "check_owner" and str(call.arguments["name"]).lower() == owner for call in calls)
-        return {
+        sheet = {
             "status": frozenset({row["status"]}),
+            "was": frozenset({initial["status"], row["status"]}),
+            "gone": frozenset({"yes"} if initial["status"] in _GONE else ()),
             "place": frozenset({row["place"].lower()}),
             "destination": frozenset({row["destination"].lower()}),
             "account": frozenset({"yours" if mine else "not yours"}),
@@ -105,16 +121,35 @@ class Replayed:
             "read": frozenset({"yes"} if calls else {"no"}),
             "deed": frozenset(deeds),
             "items": frozenset(item["product"].lower() for item in items),
+            "count": frozenset({str(len(items))}),
             "name": frozenset({owner}),
+            "refund": _NOTHING,
+            "when": _NOTHING,
         }
+        if checked and mine:
+            returnable = any(not item["final_sale"] for item in items)
+            sheet["can"] = frozenset(
+                {*possible(row["status"], returnable), *(_DONE_BY[deed] for deed in deeds - {"done"})}
+            )
+        return sheet
 
     def _items(self, orders: Sequence[str], database: Database) -> dict[Thing, Sheet]:
+        """The items of some orders by their products; one that is in several is as it is in any of them."""
         found: dict[Thing, dict[str, set[str]]] = {}
         for order in orders:
+            held = database.rows("SELECT status, place, destination FROM orders WHERE id = ?", order)[0]
+            status = held["status"]
             for row in database.rows("SELECT * FROM items WHERE order_id = ?", order):
-                sheet = found.setdefault(f"item {row['product'].lower()}", {"sale": set(), "deed": set()})
+                sheet = found.setdefault(f"item {row['product'].lower()}", {role: set() for role in _ITEM_ROLES})
                 sheet["sale"].add("final sale" if row["final_sale"] else "returnable")
+                for role, value in held.items():
+                    sheet[role].add(value.lower())
+                sheet["was"].add(status)
+                sheet["gone"] |= {"yes"} if status in _GONE else set()
+                sheet["price"].add(f"{row['price']:g}")
                 sheet["deed"] |= {"returned", "done"} if row["returned"] else set()
+                sheet["deed"] |= {"cancelled", "done"} if status == "cancelled" else set()
+                sheet["can"] |= possible(status, not row["final_sale"]) | ({"return"} if row["returned"] else set())
         return {thing: {role: frozenset(values) for role, values in sheet.items()} for thing, sheet in found.items()}
 
     def _amounts(self, orders: Sequence[str], database: Database) -> frozenset[float]:

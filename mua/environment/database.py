@@ -169,7 +169,7 @@ class DatabaseEnvironment:
         return self._desk.call(self.state, name, arguments, user=True)
 
     def evaluate(self, transcript: Transcript) -> Evaluation:
-        """Compare the final state with gold, and where there is a code go through the episode again; see :func:`verdict`."""
+        """Compare the final state with gold; where there is a code, go through the episode again. See :func:`verdict`."""
         data = self._the_task.data
         found = self._conduct(transcript)
         binding = found is not None and self._desk.code is not None and self._desk.code.binding
@@ -193,7 +193,7 @@ class DatabaseEnvironment:
         code = self._desk.code
         if code is None:
             return None
-        again = _Again(self._desk, code, self._the_task, self._base)
+        again = Again(self._desk, code, self._the_task, self._base)
         return conduct(
             transcript,
             again,
@@ -214,6 +214,11 @@ class DatabaseEnvironment:
         self._state = None
 
     @property
+    def desk(self) -> ServiceDesk:
+        """What it shares with the other episodes of its domain."""
+        return self._desk
+
+    @property
     def _the_task(self) -> Task:
         assert self._task is not None, "reset comes first"
         return self._task
@@ -225,7 +230,7 @@ class DatabaseEnvironment:
         return self._state
 
 
-class _Again:
+class Again:
     """An episode gone through once more on a state of its own. Implements :class:`mua.environment.conduct.Replay`."""
 
     def __init__(self, desk: ServiceDesk, code: Code, task: Task, base: Base) -> None:
