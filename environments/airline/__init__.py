@@ -22,6 +22,7 @@ from environments.airline.tasks import load_split
 from environments.airline.tools import airline_tools, flight_status_tool
 from environments.airline.telling import first_of, wording
 from environments.airline.user import customer
+from environments.airline.verdict import code
 from environments.airline.views import compact
 from environments.airline.world import world
 from mua.config.schema import EnvironmentConfig
@@ -50,7 +51,8 @@ class AirlineDomain:
     def desk(self) -> ServiceDesk:
         """Made when it is first needed: listing domains should not build airlines."""
         tools = airline_tools(OWN)
-        return ServiceDesk(world(), list(map(compact, tools)) if self._short_answers else tools, reward=self._reward)
+        shown = list(map(compact, tools)) if self._short_answers else tools
+        return ServiceDesk(world(), shown, reward=self._reward, code=code())
 
     def tasks(self, split: Split) -> Sequence[Task]:
         return load_split(split)
