@@ -304,6 +304,13 @@ def _used_methods(view: View) -> Iterator[Found]:
         yield Found("used", kind, spent != bool(match[2]), "profile", bool(match[2]))
 
 
+def _used_both(view: View) -> Iterator[Found]:
+    if match := re.search(r"used both (?:of )?(?:your |the )?(gift card|certificate)s", view.text):
+        methods, kind = view.ledger.user_before["payment_methods"], match[1].replace(" ", "_")
+        spent = {one for _, one, amount in view.ledger.moved if amount > 0 and methods.get(one, {}).get("source") == kind}
+        yield Found("used", kind, (len(spent) > 1) != denied(view.text, match.start()), "profile")
+
+
 def _paid_with(view: View) -> Iterator[Found]:
     """A sum and the method that it is said to have been paid with, side by side."""
     if not view.record or view.has(_BACK):
@@ -316,6 +323,13 @@ def _paid_with(view: View) -> Iterator[Found]:
         with_sum = {payment_id for payment_id, paid in parts if paid == amount}
         if with_sum:
             yield Found("paid with", f"{amount:g} {kind}", bool(with_sum & of_kind))
+
+
+def _number_given(view: View) -> Iterator[Found]:
+    """The number of a reservation that was just made, or that is under discussion."""
+    made = [number for number in view.ledger.own if "book" in view.ledger.deeds.get(number, ())]
+    for match in re.finditer(r"(?:number|code|confirmation)(?: of \w+ \w+)? (?:is|: ?) ?(?=[a-z]*\d)([a-z][a-z0-9]{5})(?!\w)", view.text):
+        yield Found("number", match[1], match[1] in (made or view.ledger.discussed), "profile")
 
 
 _BESIDE = re.compile(r"(\$ ?[\d,.]*\d|\d+ dollars)(?: (?:was|were|is|has been))?(?: (?:paid|charged|taken|put))? (?:with|from|on|to|by) (?:your|the|a) (?:\$ ?\d+ )?(gift card|certificate|visa|mastercard|credit card)")
@@ -458,10 +472,12 @@ _CLOCK = re.compile(r"(?<![\d:-])(\d{1,2}:\d\d)(?: ?(am|pm))?(?![\d:])")
 def _times(view: View) -> Iterator[Found]:
     """Clock times are those of a flight that the sentence names, else of one under discussion."""
     table = view.ledger.base.tables["flights"]
-    named = [found.replace(" ", "").upper() for found in _FLIGHT.findall(view.sentence)]
+    named = [found.replace(" ", "").upper() for found in _FLIGHT.findall(view.text)]
     legs = [leg["flight_number"] for leg in view.record.get("flights", ())]
     flights = [table[one] for one in named if one in table] or [table[one] for one in legs]
+    around = [found.replace(" ", "").upper() for found in _FLIGHT.findall(view.sentence)]
     flights += [] if named else [table[one.number.upper()] for one in view.ledger.offers]
+    flights += [] if named else [table[one] for one in around if one in table]
     for match in _CLOCK.finditer(view.text):
         clock = match[1].zfill(5)
         if match[2] == "pm" and clock < "12:00":
@@ -494,7 +510,8 @@ def _flights(view: View) -> Iterator[Found]:
             yield Found("flight", number, (number in own) != no or (no and number in before and number not in own), denied=no)
         elif not no:
             yield Found("flight", number, number in own or number in known or number in before)
-        yield from _place_of_flight(view, number, match)
+        if not no:
+            yield from _place_of_flight(view, number, match)
     named = [found.replace(" ", "") for found in _FLIGHT.findall(view.sentence)]
     if named and not _FLIGHT.search(view.text) and view.has("it|that one|the flight|this"):
         yield from _fate(view, named[-1], own, view.text)
@@ -636,6 +653,8 @@ def _people(view: View) -> Iterator[Found]:
     record = view.record
     if not record or view.has("at most|up to|maximum"):
         return
+    if match := re.search(r"added .*\bas (?:a|an|the) (?:second|third|fourth|fifth|new|extra|additional|another) passenger", view.text):
+        yield Found("passengers", "more", denied(view.text, match.start()), denied=denied(view.text, match.start()))
     for match in _PEOPLE.finditer(view.text):
         word = next(filter(None, match.groups()))
         count = 1 if word == "passenger" else _number(word)
@@ -722,5 +741,5 @@ def _everywhere(view: View) -> Iterator[Found]:
 
 Check = Callable[[View], Iterator[Found]]
 _CHECKS: tuple[Check, ...] = (
-    _sums, _cards, _used_methods, _paid_with, _ids, _free, _everywhere, _days, _times, _flights, _routes, _bags, _people, _holdings, _in_cabin, _names,
+    _sums, _cards, _used_methods, _used_both, _paid_with, _ids, _number_given, _free, _everywhere, _days, _times, _flights, _routes, _bags, _people, _holdings, _in_cabin, _names,
 )  # fmt: skip
