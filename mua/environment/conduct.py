@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
@@ -170,16 +170,24 @@ def untold(facts: Sequence[Json], told: Sequence[Claim]) -> list[str]:
     """The required facts that no true statement told.
 
     A fact has ``thing`` (or one of ``things`` too), ``role`` and ``value`` (or one of ``or`` too); one with ``denied``
-    is told by denying the value.
+    is told by denying the value; ``any`` holds facts of which one is enough.
     """
     said = {(claim.thing, claim.role, claim.value, claim.denied) for claim in told}
-    lines = []
-    for fact in facts:
-        things, values = [fact["thing"], *fact.get("things", ())], [fact["value"], *fact.get("or", ())]
-        denied = fact.get("denied", False)
-        if not any((thing, fact["role"], value, denied) in said for thing in things for value in values):
-            lines.append(f"{fact['thing']}: {fact['role']} {'not ' if denied else ''}{fact['value']}")
-    return lines
+    return [_fact_line(fact) for fact in facts if not _told(fact, said)]
+
+
+def _told(fact: Json, said: Set[tuple[str, str, str, bool]]) -> bool:
+    if "any" in fact:
+        return any(_told(one, said) for one in fact["any"])
+    things, values = [fact["thing"], *fact.get("things", ())], [fact["value"], *fact.get("or", ())]
+    denied = fact.get("denied", False)
+    return any((thing, fact["role"], value, denied) in said for thing in things for value in values)
+
+
+def _fact_line(fact: Json) -> str:
+    if "any" in fact:
+        return " or ".join(map(_fact_line, fact["any"]))
+    return f"{fact['thing']}: {fact['role']} {'not ' if fact.get('denied') else ''}{fact['value']}"
 
 
 def _met(demand: Json, past: Past, arguments: Json) -> bool:

@@ -342,10 +342,11 @@ _NUMBERS = {
 _NUMBER = r"\d+|" + "|".join(_NUMBERS)
 _MONEY = (
     r"(?:\$|usd|us\$) ?\d[\d,]*(?:\.\d\d?)?|\d[\d,]*(?:\.\d\d?)? ?(?:dollars|usd|bucks)|\d[\d,]*\.\d\d"
-    rf"|(?:{'|'.join(_NUMBERS)}|hundred)(?:(?: and)? (?:{'|'.join(_NUMBERS)}|hundred|thousand))* dollars"
+    rf"|(?:an? )?(?:{'|'.join(_NUMBERS)}|hundred)(?:(?: and)?[ -](?:{'|'.join(_NUMBERS)}|hundred|thousand))* dollars"
 )
-_TYPED = {"money": rf"(?<![\w.,])(?:{_MONEY})", "number": rf"(?<![\w.,])(?:{_NUMBER})"}
-_SUM = re.compile(rf"(?<![\w#.$])(?:{_MONEY})(?![\w%]|\.\d)")
+_CENTS = rf"(?: and (?:\d+|(?:{'|'.join(_NUMBERS)})(?:[ -](?:{'|'.join(_NUMBERS)}))?) cents)?"
+_TYPED = {"money": rf"(?<![\w.,])(?:{_MONEY}){_CENTS}", "number": rf"(?<![\w.,])(?:{_NUMBER})"}
+_SUM = re.compile(rf"(?<![\w#.$])(?:{_MONEY}){_CENTS}(?![\w%]|\.\d)")
 
 
 def _canonical(slot: str, text: str) -> str:
@@ -358,8 +359,14 @@ def _canonical(slot: str, text: str) -> str:
 
 def money(text: str) -> float:
     """The sum that ``text`` names, in dollars."""
+    dollars, _, rest = text.partition("dollars")
+    cents = rest.removesuffix(" cents").removeprefix(" and ") if "cents" in rest else ""
+    return _number(dollars) + _number(cents) / 100
+
+
+def _number(text: str) -> float:
     digits = re.sub(r"[^\d.]", "", text).strip(".")
-    return float(digits) if digits else float(_in_words(text.split()))
+    return float(digits) if digits else float(_in_words(re.split(r"[ -]", text)))
 
 
 def _in_words(words: Sequence[str]) -> int:
