@@ -71,6 +71,8 @@ def review(message: str, ledger: Ledger) -> Review:
     for sentence in sentences(message):
         mentioned = [one for one in _NUMBER.findall(sentence.text)]
         if not sentence.question:
+            if _HANDED_OVER.search(sentence.text):
+                found |= Review(true=(Claim("profile", "transfer", "yes", denied=False),))
             for clause in clauses(sentence.text):
                 if clause.mood in ("is", "will") and not _RULE.search(clause.text):
                     own = _NUMBER.findall(clause.text)
@@ -81,6 +83,13 @@ def review(message: str, ledger: Ledger) -> Review:
     return found
 
 
+_PERSON = r"(?:humans?|colleagues?|agents?|person|someone|specialists?|supervisors?|team|representatives?|staff|desk|people)"
+_HANDED_OVER = re.compile(
+    rf"\b(?:hand|pass|transfer|connect|forward|put|refer|escalat|bring|rout|get)\w*(?: \w+){{0,6}} (?:to|with|through|over|into?)(?: \w+){{0,4}} {_PERSON}\b"
+    rf"|\b{_PERSON}\b(?: \w+){{0,6}} (?:takes? (?:it )?(?:over|from)|will (?:take|help|be|continue|assist)|is going to|continues?|can help)\b"
+    r"|\byou (?:will be|are being) (?:transferred|connected|handed|put through)\b|\btransfer\w* you\b"
+)
+"""Announces that somebody else takes over; it is told before the call that does it, which ends the conversation."""
 _RULE = re.compile(
     r"\b(?:each|every|per|any|all|only|usually|always|never) (?:\w+ )?(?:bag|bags|certificate|flights|reservations?|bookings?|names|member)\b(?! (?:i|you|we|on|in|of|was|is|and) )"
     r"|\bper passenger\b|\b(?:as a rule|in general|in case|whoever|suppose)\b|^(?:refunds|certificates|names|bags|insurance|compensation|gift cards|flights|reservations|bookings|extra (?:checked )?bags) (?:usually|can|are|is|cost|may|take|have)\b"
@@ -706,7 +715,7 @@ def _names(view: View) -> Iterator[Found]:
     if not record or not view.has(_SEEN):
         return
     given = {one["first_name"].lower() for one in record["passengers"]}
-    for match in re.finditer(r"(\w+)(?: (?:is|was|has been))? (?:(?:not|no longer) on (?:the|your)|removed from|taken off)", view.text):
+    for match in re.finditer(r"(\w+)(?: 's)?(?: (?:is|was|has been))? (?:(?:not|no longer) on (?:the|your)|removed from|taken off)", view.text):
         if match[1] in given or match[1] in FIRST_NAMES:
             yield Found("gone", match[1], match[1] not in given)
     if match := re.search(r"removed (\w+) from", view.text):

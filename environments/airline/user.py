@@ -54,6 +54,8 @@ def _own(user_id: str, key: str, persona: Persona) -> dict[str, Fact]:
 
 def _wish(errand: Json, key: str, voice: Voice) -> Wish:
     known = {name: _fact(errand, name, value, key) for name, value in errand["facts"].items()}
+    if "flight" in known:  # asked for one of several flights, or for what matters in the choice
+        known["preference"] = Fact(known["flight"].value, "tell_flight")
     before = {name: _fact(errand, name, value, key) for name, value in errand["before"].items()}
     changes = [voice.say(f"change_{name}", value=errand["facts"][name]) for name in before]
     return Wish(errand["verb"], known, errand["values"], " ".join(changes), before)

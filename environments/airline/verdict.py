@@ -91,7 +91,6 @@ def _profile(ledger: Ledger) -> Sheet:
     return {
         "read": frozenset({"yes"} if ledger.profile_read else ()),
         "membership": frozenset({ledger.user["membership"]}),
-        "transfer": frozenset({"yes"}),
         "changed": frozenset({"yes" if done else "no"}),
     }
 
