@@ -9,6 +9,7 @@ thing (an order, a flight, an item of an order)::
         of: [order]                     # the kinds of things that have it
         values: {shipped: ["shipped", "on its way"], ...}
         unless: ["..."]                 # a clause with this does not state it
+        inside: true                    # a "not" within a phrase denies it too, not only one before it
       - role: place
         of: [order]
         slot: city                      # the value is a word of this vocabulary, standing at {city}
@@ -104,6 +105,7 @@ class _Frame:
     phrases: tuple[str, ...]
     moods: tuple[str, ...]
     unless: re.Pattern[str]
+    inside: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +173,8 @@ class ClaimReader:
         """The values that a clause states for a frame."""
         for value, pattern in frame.values:
             for found in pattern.finditer(text):
-                yield _Stated(value, found.start(), found.end(), denied(text, found.start()))
+                no = denied(text, found.start()) or (frame.inside and _INSIDE.search(found[0]) is not None)
+                yield _Stated(value, found.start(), found.end(), no)
         if frame.slot:
             for found in self._slotted(frame, moment).finditer(text):
                 name = next(name for name, part in found.groupdict().items() if part)
@@ -220,7 +223,11 @@ class ClaimReader:
             tuple(frame.get("phrases", ())),
             tuple(frame.get("moods", ("is",))),
             expression(frame.get("unless", ()), self._lists),
+            frame.get("inside", False),
         )
+
+
+_INSIDE = re.compile(r"\b(?:not|never|no)\b(?! (?:longer|sooner|doubt))")
 
 
 # Who it is said of.
