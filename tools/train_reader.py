@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from mua.language.features import act_features, fact_features, read
+from mua.language.features import act_features, fact_features, in_question, read
 from mua.language.lexicon import Lexicon
 from mua.language.model import ACTS, FILE, MANIFEST, Model, Weights, packed
 from mua.language.patterns import load
@@ -41,6 +41,8 @@ STEPS = 30
 STEP = 0.02
 """Resolution of the weights in the file."""
 _MARK = "| "
+_SICK = ("no_service", "no_data", "slow_data", "no_mms")
+"""Wishes of those whose phone is to be mended."""
 
 Features = list[set[str]]
 """Of each sentence of one message."""
@@ -88,9 +90,30 @@ def composed() -> Iterator[Line]:
     frames, slots = load(EXAMPLES / "frames.yaml"), load(EXAMPLES / "slots.yaml")
     for domain, slot in slots.items():
         for kind, texts in frames.items():
+            if "tool" in kind:
+                yield from _told(rng, domain, slot, kind, texts)
+                continue
             for text in texts:
                 for _ in range(1 + (kind == "ask")):
                     yield _filled(rng, domain, slot, kind, text)
+
+
+def _told(rng: random.Random, domain: str, slots: Any, kind: str, frames: Sequence[str]) -> Iterator[Line]:
+    """Sentences that ask for something on the phone; wordings that begin with "?" are questions as they stand."""
+    tools = slots.get("tools", {})
+    done = {"done"} if kind.startswith("done") else set()
+    for frame in frames if tools else ():
+        for _ in range(8):
+            names = rng.sample(sorted(tools), 2 if "{T2}" in frame else 1)
+            say = frame
+            for place, name in zip(("T1", "T2") if len(names) > 1 else ("T",), names, strict=True):
+                say = say.replace(f"{{{place}}}", rng.choice([text for text in tools[name] if text[0] != "?"]))
+            acts = frozenset(f"instruct:{name}" for name in names) | done
+            yield Line(domain, say[:1].upper() + say[1:], rng.choice(_SICK), acts)
+    for name, texts in tools.items() if kind == "tool" else ():
+        for text in texts:
+            if text[0] == "?":
+                yield Line(domain, f"{text[2:]}?", rng.choice(_SICK), frozenset({f"instruct:{name}"}))
 
 
 def _filled(rng: random.Random, domain: str, slots: Any, kind: str, frame: str) -> Line:
@@ -130,7 +153,7 @@ def lexicons() -> dict[str, Lexicon]:
 def seen(lexicon: Lexicon, line: Line) -> Seen:
     """The features of one message."""
     found = read(lexicon, Rules(lexicon), sentences(line.say), line.wish)
-    names = (*lexicon.facts, *lexicon.tools)
+    names = in_question(lexicon, found)
     facts = {name: [fact_features(lexicon, one, line.wish, name) for one in found] for name in names}
     return Seen(line, [act_features(lexicon, one, line.wish) for one in found], facts)
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from functools import cached_property
 from pathlib import Path
+from typing import Literal
 
 from environments._tau import official_domain
 from environments._tau.folder import Form
@@ -19,7 +20,9 @@ from environments.airline.dialects import OWN, TAU, TAU2
 from environments.airline.expert import Expert
 from environments.airline.tasks import load_split
 from environments.airline.tools import airline_tools, flight_status_tool
-from environments.airline.user import scripted_customer
+from environments.airline.telling import first_of, wording
+from environments.airline.user import customer
+from environments.airline.verdict import code
 from environments.airline.views import compact
 from environments.airline.world import world
 from mua.config.schema import EnvironmentConfig
@@ -38,6 +41,7 @@ class AirlineDomain:
 
     name = "airline"
     isolation: Isolation = "inline"
+    peopled: Literal[True] = True
 
     def __init__(self, reward: RewardForm = "all_or_nothing", short_answers: bool = False) -> None:
         self._reward: RewardForm = reward
@@ -47,7 +51,8 @@ class AirlineDomain:
     def desk(self) -> ServiceDesk:
         """Made when it is first needed: listing domains should not build airlines."""
         tools = airline_tools(OWN)
-        return ServiceDesk(world(), list(map(compact, tools)) if self._short_answers else tools, reward=self._reward)
+        shown = list(map(compact, tools)) if self._short_answers else tools
+        return ServiceDesk(world(), shown, reward=self._reward, code=code())
 
     def tasks(self, split: Split) -> Sequence[Task]:
         return load_split(split)
@@ -61,13 +66,14 @@ class AirlineDomain:
     def persona(self, task: Task) -> str:
         return str(task.data["instruction"])
 
-    def scripted_user(self, task: Task, seed: int) -> User:
-        return scripted_customer(task, seed)
+    def scripted_user(self, task: Task, seed: int, personas: Sequence[str] = ()) -> User:
+        return customer(task, seed, personas)
 
     def gold(self, task: Task) -> Sequence[Move]:
-        """The writes, then what has to be said, in the first wording of each group."""
-        calls: list[Move] = [(action["name"], action["arguments"]) for action in task.data["actions"]]
-        return [*calls, *(_said(statement) for statement in task.data["statements"])]
+        """The look-ups, the writes, then what has to be said."""
+        looked: list[Move] = [first_of(demand) for demand in task.data["demands"]]
+        written: list[Move] = [(action["name"], action["arguments"]) for action in task.data["actions"]]
+        return [*looked, *written, *map(wording, task.data["facts"])]
 
     def expert(self, task: Task, seed: int, loose: float = 0.0) -> Generator[Move, str, None]:
         return Expert(task, seed, loose).moves()
@@ -92,10 +98,6 @@ def official_tools(form: Form) -> list[Tool]:
     if form == "tau":
         return airline_tools(TAU)
     return [*(tool for tool in airline_tools(TAU2) if tool.schema.name != "think"), flight_status_tool()]
-
-
-def _said(statement: Sequence[str | Sequence[str]]) -> str:
-    return " ".join(group if isinstance(group, str) else group[0] for group in statement)
 
 
 DOMAIN = AirlineDomain()

@@ -13,6 +13,7 @@ is so at that moment (:mod:`mua.language.claims`). A domain says what has to com
           same: [order]
         - any: [{...}, {...}]        # one of these
         - yes: [order]               # the user's last words agree, to a message that names these arguments
+          says: "cancel|call off"    #   and says this
 
 and a task what must have been looked up before the last word is spoken (``demands``, the same form with ``arguments``
 instead of ``same``), so that a refusal without looking earns nothing. Where nobody speaks (gold moves, replayed),
@@ -26,7 +27,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
@@ -106,11 +107,14 @@ class Past:
         """Whether the user has said this value, as a whole word and in any case; where nobody speaks, yes."""
         return not self.heard or _holds(" ".join(self.heard), value)
 
-    def agreed(self, named: Sequence[object]) -> bool:
-        """Whether the user's last words agree to a message that names these values; where nobody speaks, yes."""
+    def agreed(self, named: Sequence[object], says: str = "") -> bool:
+        """Whether the user's last words agree to a message that names these values and says so; where nobody speaks, yes."""
         if not self.heard:
             return True
-        return bool(self.said) and agrees(self.heard[-1]) and all(_holds(self.said[-1], value) for value in named)
+        if not self.said or not agrees(self.heard[-1]):
+            return False
+        proposed = self.said[-1]
+        return all(_holds(proposed, value) for value in named) and re.search(says, proposed, re.IGNORECASE) is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,27 +192,29 @@ def untold(facts: Sequence[Json], told: Sequence[Claim]) -> list[str]:
     """The required facts that no true statement told.
 
     A fact has ``thing`` (or one of ``things`` too), ``role`` and ``value`` (or one of ``or`` too); one with ``denied``
-    is told by denying the value. One with ``any`` is told by telling one of several facts.
+    is told by denying the value; ``any`` holds facts of which one is enough.
     """
     said = {(claim.thing, claim.role, claim.value, claim.denied) for claim in told}
-    return [_of_fact(fact) for fact in facts if not any(_is_told(one, said) for one in fact.get("any", [fact]))]
+    return [_fact_line(fact) for fact in facts if not _told(fact, said)]
 
 
-def _is_told(fact: Json, said: Collection[tuple[str, str, str, bool]]) -> bool:
+def _told(fact: Json, said: Set[tuple[str, str, str, bool]]) -> bool:
+    if "any" in fact:
+        return any(_told(one, said) for one in fact["any"])
     things, values = [fact["thing"], *fact.get("things", ())], [fact["value"], *fact.get("or", ())]
     denied = fact.get("denied", False)
     return any((thing, fact["role"], value, denied) in said for thing in things for value in values)
 
 
-def _of_fact(fact: Json) -> str:
+def _fact_line(fact: Json) -> str:
     if "any" in fact:
-        return " or ".join(map(_of_fact, fact["any"]))
+        return " or ".join(map(_fact_line, fact["any"]))
     return f"{fact['thing']}: {fact['role']} {'not ' if fact.get('denied') else ''}{fact['value']}"
 
 
 def _met(demand: Json, past: Past, arguments: Json) -> bool:
     if "yes" in demand:
-        return past.agreed([arguments.get(key) for key in demand["yes"]])
+        return past.agreed([arguments.get(key) for key in demand["yes"]], demand.get("says", ""))
     wanted = {**{key: arguments.get(key) for key in demand.get("same", ())}, **demand.get("arguments", {})}
     return any(
         call.name == demand["call"]
@@ -230,4 +236,5 @@ def _named(demand: Json) -> str:
 
 
 def _holds(text: str, value: object) -> bool:
-    return re.search(rf"(?<!\w){re.escape(str(value).lower())}(?!\w)", text.lower()) is not None
+    wanted = re.escape(str(value).lower().lstrip("#"))
+    return re.search(rf"(?<!\w){wanted}(?!\w)", text.lower()) is not None

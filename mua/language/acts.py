@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from mua.language.features import Read, act_features, fact_features, read
+from mua.language.features import Read, act_features, fact_features, in_question, read
 from mua.language.lexicon import Lexicon
 from mua.language.model import ACTS, Model, learnt
 from mua.language.rules import Rules
@@ -27,11 +27,11 @@ from mua.types import Json
 
 LIKELY = 0.35
 """Chance from which on an act counts."""
-LEAST = 0.15
+LEAST = 0.1
 """Chance that the likeliest act must have for a message to be understood at all."""
-ASKED, ASKED_JOINTLY = 0.35, 0.2
+ASKED, ASKED_JOINTLY = 0.55, 0.15
 """Chance that a fact is asked for, alone and together with the chance that anything is."""
-ASKS_SOMETHING, FACT_AT_LEAST = 0.5, 0.04
+ASKS_SOMETHING, FACT_AT_LEAST = 0.5, 0.02
 """A message that surely asks for something asks for the likeliest fact, if it is not quite unlikely."""
 BOTH = 0.6
 """Chance that done and refused must each have for both to count."""
@@ -114,8 +114,7 @@ class Reader:
         """Facts and tools that are asked for."""
         if asking < ASKED_JOINTLY:
             return set()
-        names = (*self._words.facts, *self._words.tools)
-        chances = {name: self._fact(found, wish, name) for name in names}
+        chances = {name: self._fact(found, wish, name) for name in in_question(self._words, found)}
         asked = {name for name, chance in chances.items() if chance > ASKED and chance * asking > ASKED_JOINTLY}
         if not asked and asking > max(ASKS_SOMETHING, other):
             name = max(chances, key=lambda one: chances[one])

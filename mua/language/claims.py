@@ -9,6 +9,7 @@ thing (an order, a flight, an item of an order)::
         of: [order]                     # the kinds of things that have it
         values: {shipped: ["shipped", "on its way"], ...}
         unless: ["..."]                 # a clause with this does not state it
+        inside: true                    # a "not" within a phrase denies it too, not only one before it
       - role: place
         of: [order]
         slot: city                      # the value is a word of this vocabulary, standing at {city}
@@ -104,6 +105,7 @@ class _Frame:
     phrases: tuple[str, ...]
     moods: tuple[str, ...]
     unless: re.Pattern[str]
+    inside: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +134,7 @@ class ClaimReader:
 
     def __init__(self, words: Json) -> None:
         """``words``: ``things`` (kind -> expression with a group, over normalised text), ``frames``, ``lists``, ``slots``,
-        ``unsaid`` (clauses with this state nothing), ``deeds: false`` (without what no desk can do)."""
+        ``unsaid`` (clauses with this state nothing), ``names`` (names that hold other words, such as a watering can), ``deeds: false`` (without what no desk can do)."""
         shared = load(_DEEDS)
         self._lists: Mapping[str, Sequence[str]] = {**shared["lists"], **words.get("lists", {})}
         self._things = {kind: re.compile(pattern) for kind, pattern in words.get("things", {}).items()}
@@ -141,15 +143,17 @@ class ClaimReader:
         self._kinds = {kind for frame in self._frames for kind in frame.kinds}
         self._patterns = {**_TYPED, **words.get("slots", {})}
         self._slots: dict[tuple[str, tuple[str, ...]], re.Pattern[str]] = {}
+        self._names = expression(words.get("names", ()), self._lists)
         self._unsaid = expression([*shared["unsaid"], *words.get("unsaid", ())], self._lists)
 
     def review(self, message: str, moment: Moment) -> Review:
         """Every claim of ``message``, judged."""
         found, named = Review(), list(moment.focus)
         for sentence in sentences(message):
-            mentioned = self._mentioned(sentence.text, moment)
+            text = self._names.sub(lambda name: name[0].replace(" ", "_"), sentence.text)
+            mentioned = self._mentioned(text, moment)
             if not sentence.question:
-                for clause in clauses(sentence.text):
+                for clause in clauses(text):
                     found |= self._clause(clause, mentioned, named, moment)
             named += [one.thing for one in mentioned if one.thing in moment.sheets]
         return found
@@ -169,7 +173,8 @@ class ClaimReader:
         """The values that a clause states for a frame."""
         for value, pattern in frame.values:
             for found in pattern.finditer(text):
-                yield _Stated(value, found.start(), found.end(), denied(text, found.start()))
+                no = denied(text, found.start()) or (frame.inside and _INSIDE.search(found[0]) is not None)
+                yield _Stated(value, found.start(), found.end(), no)
         if frame.slot:
             for found in self._slotted(frame, moment).finditer(text):
                 name = next(name for name, part in found.groupdict().items() if part)
@@ -196,7 +201,7 @@ class ClaimReader:
     def _words(self, kind: str, text: str, moment: Moment) -> Iterator[tuple[str, int, int]]:
         words = tuple(moment.vocabularies.get(kind, ()))
         for found in _vocabulary(words).finditer(text):
-            yield found[1], found.start(), found.end()
+            yield found[1].replace("_", " "), found.start(), found.end()
 
     def _mentioned(self, text: str, moment: Moment) -> list[_Mention]:
         """The things named in a text, in order, known or not."""
@@ -218,7 +223,11 @@ class ClaimReader:
             tuple(frame.get("phrases", ())),
             tuple(frame.get("moods", ("is",))),
             expression(frame.get("unless", ()), self._lists),
+            frame.get("inside", False),
         )
+
+
+_INSIDE = re.compile(r"\b(?:not|never|no)\b(?! (?:longer|sooner|doubt))")
 
 
 # Who it is said of.
@@ -335,10 +344,11 @@ _NUMBERS = {
 _NUMBER = r"\d+|" + "|".join(_NUMBERS)
 _MONEY = (
     r"(?:\$|usd|us\$) ?\d[\d,]*(?:\.\d\d?)?|\d[\d,]*(?:\.\d\d?)? ?(?:dollars|usd|bucks)|\d[\d,]*\.\d\d"
-    rf"|(?:{'|'.join(_NUMBERS)}|hundred)(?:(?: and)?[ -](?:{'|'.join(_NUMBERS)}|hundred|thousand))* dollars"
+    rf"|(?:an? )?(?:{'|'.join(_NUMBERS)}|hundred)(?:(?: and)?[ -](?:{'|'.join(_NUMBERS)}|hundred|thousand))* dollars"
 )
-_TYPED = {"money": rf"(?<![\w.,])(?:{_MONEY})", "number": rf"(?<![\w.,])(?:{_NUMBER})"}
-_SUM = re.compile(rf"(?<![\w#.$-])(?:{_MONEY})(?![\w%]|\.\d| and [\w-]+ cents)")
+_CENTS = rf"(?: and (?:\d+|(?:{'|'.join(_NUMBERS)})(?:[ -](?:{'|'.join(_NUMBERS)}))?) cents)?"
+_TYPED = {"money": rf"(?<![\w.,])(?:{_MONEY}){_CENTS}", "number": rf"(?<![\w.,])(?:{_NUMBER})"}
+_SUM = re.compile(rf"(?<![\w#.$])(?:{_MONEY}){_CENTS}(?![\w%]|\.\d)")
 
 
 def _canonical(slot: str, text: str) -> str:
@@ -346,11 +356,17 @@ def _canonical(slot: str, text: str) -> str:
         return f"{money(text):g}"
     if slot == "number":
         return str(_NUMBERS.get(text, text))
-    return normalised(text)
+    return normalised(text.replace("_", " "))
 
 
 def money(text: str) -> float:
     """The sum that ``text`` names, in dollars."""
+    dollars, _, rest = text.partition("dollars")
+    cents = rest.removesuffix(" cents").removeprefix(" and ") if "cents" in rest else ""
+    return _number(dollars) + _number(cents) / 100
+
+
+def _number(text: str) -> float:
     digits = re.sub(r"[^\d.]", "", text).strip(".")
     return float(digits) if digits else float(_in_words(re.split(r"[ -]", text)))
 
@@ -381,4 +397,4 @@ def _vocabulary(words: tuple[str, ...]) -> re.Pattern[str]:
 
 
 def _choice(words: Iterable[str]) -> str:
-    return "|".join(re.escape(normalised(word)) for word in sorted(words, key=len, reverse=True)) or r"(?!)"
+    return "|".join(re.escape(normalised(word)).replace("\\ ", "[ _]") for word in sorted(words, key=len, reverse=True)) or r"(?!)"

@@ -119,7 +119,7 @@ def mood_of(clause: str) -> Mood:
 
 _DENIAL = re.compile(
     r"\b(?:not|never|no longer|neither|nor|hardly|nothing|none|nobody|without|instead of|rather than|failed to|unable|impossible|ineligible"
-    r"|no way|too late|no(?= $)|no (?!doubt|problem|worries|sooner|\.)\w+)\b(?! only\b)(?:(?! (?:but|so|because|since|as|which|and now) | , ).){0,48}$"
+    r"|no way|too late|no(?! (?:doubt|problem|worries|sooner)))\b(?! only\b)(?:(?! (?:but|so|because|since|as|which|and now) | , ).){0,48}$"
 )
 
 

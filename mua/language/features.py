@@ -65,6 +65,16 @@ class Read:
     """What the rules make of it."""
     company: frozenset[str]
     """What the rules make of the other sentences of the message."""
+    moods: Sequence[str]
+    plain: Sequence[str]
+    masked: Sequence[str]
+    """Its words without values, and with facts and deeds masked too."""
+    stemmed: Sequence[str]
+    """Runs of up to two stems of the plain words."""
+
+    @property
+    def ask(self) -> str:
+        return "?" if self.place.sentence.question else "."
 
 
 def read(lexicon: Lexicon, rules: Rules, sentences: Sequence[Sentence], wish: str) -> list[Read]:
@@ -73,28 +83,30 @@ def read(lexicon: Lexicon, rules: Rules, sentences: Sequence[Sentence], wish: st
     found = []
     for at, sentence in enumerate(sentences):
         company = frozenset(mark.split(":")[0] for i, other in enumerate(marks) if i != at for mark in other)
-        found.append(Read(Place(sentences, at), lexicon.mentions(sentence.text), marks[at], company))
+        text, mentions = sentence.text, lexicon.mentions(sentence.text)
+        plain, masked = valueless(text).split(), lexicon.masked(text, wish, mentions).split()
+        stemmed = tuple(grams([stem(word) for word in plain], "s", 2))
+        moods = tuple(lexicon.moods_of(text))
+        found.append(Read(Place(sentences, at), mentions, marks[at], company, moods, plain, masked, stemmed))
     return found
 
 
 def act_features(lexicon: Lexicon, one: Read, wish: str) -> set[str]:
     """Features of one sentence for what it does."""
-    sentence = one.place.sentence
-    text, ask = sentence.text, "?" if sentence.question else "."
-    plain, masked = valueless(text).split(), lexicon.masked(text, wish, one.mentions).split()
+    ask, masked = one.ask, one.masked
     found = {"bias", f"q{ask}", *one.place.marks()}
-    found.update(grams(plain, "w"))
+    found.update(grams(one.plain, "w"))
     found.update(grams(masked, "m"))
     stems = [stem(word) for word in masked]
     found.update(grams(stems, "s", 2))
-    found.update(f"k1 {one} {two}" for one, two in zip(stems, stems[2:], strict=False))
+    found.update(f"k1 {first} {third}" for first, third in zip(stems, stems[2:], strict=False))
     found.update(f"q{ask} {word}" for word in {*masked[:2], *(w for w in masked if w.isupper())})
-    found.update(f"g {mood}{ask}" for mood in lexicon.moods_of(text))
+    found.update(f"g {mood}{ask}" for mood in one.moods)
     found.update(f"r {'ask' if mark.startswith('ask:') else mark}" for mark in one.marks or ("none",))
     found.update(f"x {mark}" for mark in one.company)
-    found.update(_wish_marks(lexicon, text, wish, ask))
-    found.update(f"v {wish} {stem(word)}" for word in plain)
-    size = len(plain)
+    found.update(_wish_marks(lexicon, one.place.sentence.text, wish, ask))
+    found.update(f"v {wish} {stem(word)}" for word in one.plain)
+    size = len(one.plain)
     found.add(f"n {min(size, 4) if size < 5 else 'mid' if size < 12 else 'long'}")
     return found
 
@@ -108,29 +120,34 @@ def _wish_marks(lexicon: Lexicon, text: str, wish: str, ask: str) -> Iterator[st
 
 def fact_features(lexicon: Lexicon, one: Read, wish: str, name: str) -> set[str]:
     """Features of one sentence for whether it asks for the fact ``name``, or to use the tool of that name."""
-    sentence, words = one.place.sentence, lexicon.facts.get(name) or lexicon.tools[name]
-    sort = name.split("_")[0] if name in lexicon.tools else "fact"
-    text, ask = sentence.text, "?" if sentence.question else "."
-    named = any(mention.name == name for mention in one.mentions)
-    masked = lexicon.masked(text, wish, one.mentions, name).split()
-    found = {"bias", f"q{ask}", f"named {named}{ask}", f"f {name}", *one.place.marks()}
+    words = lexicon.facts.get(name) or lexicon.tools[name]
+    text, ask = one.place.sentence.text, one.ask
+    mentions = [mention for mention in one.mentions if mention.name == name]
+    found = {"bias", f"q{ask}", f"named {bool(mentions)}{ask}", f"f {name}", f"y {wish} {name}", *one.place.marks()}
     found.add(f"r {f'ask:{name}' in one.marks} {any(mark.startswith('ask:') for mark in one.marks)}")
     found.update(f"r {mark}" for mark in one.marks if not mark.startswith("ask:"))
     if lexicon.which(words, text):
         found.add(f"which{ask}")
-    if any(m.name == name and not lexicon.value.match(text[m.end :].lstrip(" :#")) for m in one.mentions):
+    if any(not lexicon.value.match(text[mention.end :].lstrip(" :#")) for mention in mentions):
         found.add(f"open{ask}")
-    tag = "T" if named else "N"
-    found.update(f"{tag}{gram}" for gram in grams(masked, "m", 3 if named else 2))
-    found.update(f"{tag}g {mood}{ask}" for mood in lexicon.moods_of(text))
+    tag = "T" if mentions else "N"
+    masked = lexicon.masked(text, wish, one.mentions, name).split() if mentions else one.masked
+    found.update(f"{tag}{gram}" for gram in grams(masked, "m", 3 if mentions else 2))
+    found.update(f"{tag}g {mood}{ask}" for mood in one.moods)
     found.update(_around(masked))
-    found.update(f"l {name} {gram}" for gram in grams([stem(word) for word in valueless(text).split()], "s", 2))
+    found.update(f"l {name} {gram}" for gram in one.stemmed)
     found.update(_context(one.place, words))
     found.update(f"x {mark}" for mark in one.company)
-    found.add(f"y {wish} {name}")
-    if sort == "fact":
+    if name not in lexicon.tools:
         return found
+    sort = name.split("_")[0]
     return {f"{sort} {mark}" for mark in found} | {f"tool {mark}" for mark in found if mark[:2] != "l "}
+
+
+def in_question(lexicon: Lexicon, found: Sequence[Read]) -> list[str]:
+    """Names that a message may ask for: all facts, and the tools whose thing it mentions."""
+    mentioned = {mention.name for one in found for mention in one.mentions}
+    return [*lexicon.facts, *(name for name in lexicon.tools if name in mentioned)]
 
 
 def _around(masked: Sequence[str]) -> Iterator[str]:
