@@ -16,7 +16,7 @@ customer   verified, name, birth
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 
@@ -101,6 +101,8 @@ def _line(now: View, before: View, deeds: set[str], bills: Sequence[Json]) -> di
         "plan": frozenset({line["plan_id"].lower()}),
         "price": _sums(plan["monthly_price"]),
         "roaming": _flag(plan["roaming_included"]),
+        "refuel": _sums(plan["refuel_price_per_gb"]),
+        "unlimited": _NOTHING,
         "limit": _numbers(plan["refuel_limit_gb"]),
         "refund": _NOTHING,
         "untouched": _flag(not deeds - {"phone", "done"}),
@@ -109,15 +111,21 @@ def _line(now: View, before: View, deeds: set[str], bills: Sequence[Json]) -> di
         "barred by": frozenset(line["bars"].values()),
         "left": _numbers(now.data_left_gb),
         "used": _numbers(line["data_used_gb"]),
-        "included": _numbers(plan["data_gb"], plan["data_gb"] + line["data_refuelled_gb"]),
+        "included": _numbers(plan["data_gb"]),
         "added": _numbers(line["data_refuelled_gb"]),
         "used up": _flag(now.data_left_gb == 0),
         "puk": frozenset({line["puk"]}),
         "number": frozenset({line["number"]}),
         "deed": frozenset(deeds),
         "can": frozenset(possible(now, bills)),
-        "can add": frozenset(f"{gb}" for gb in range(1, 1 + plan["refuel_limit_gb"] - line["data_refuelled_gb"])),
+        "can add": frozenset(_addable(plan["refuel_limit_gb"] - line["data_refuelled_gb"])),
     }
+
+
+def _addable(room: int) -> Iterator[str]:
+    yield from (str(gb) for gb in range(1, room + 1))
+    if room > 0:
+        yield "any"
 
 
 def possible(now: View, bills: Sequence[Json]) -> set[str]:
@@ -212,7 +220,8 @@ def _plans() -> dict[Thing, Sheet]:
         f"plan {name.lower()}": {
             "price": _sums(plan["monthly_price"]),
             "data": _numbers(plan["data_gb"]),
-            "refuel": _numbers(plan["refuel_price_per_gb"]),
+            "refuel": _sums(plan["refuel_price_per_gb"]),
+            "unlimited": _NOTHING,
             "network": frozenset({plan["network"].lower()}),
             "roaming": _flag(plan["roaming_included"]),
         }
