@@ -5,28 +5,33 @@ Options (``environment.options``): ``compact`` (true or false): tools answer wit
 
 from __future__ import annotations
 
-import json
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
+from typing import Literal
 
+from environments.telecom.canned import CANNED
 from environments.telecom.environment import TelecomEnvironment, desk
 from environments.telecom.expert import Expert
+from environments.telecom.gold import gold_moves
 from environments.telecom.persona import persona_of
 from environments.telecom.tasks import load_split
-from environments.telecom.user import PhoneUser
+from environments.telecom.user import customer
 from mua.config.schema import EnvironmentConfig
+from mua.environment.canned import Canned
 from mua.environment.database import RewardForm, ServiceDesk
-from mua.environment.protocol import Environment, Isolation, Move, PromptStyle, Split, Task, UserMove
+from mua.environment.protocol import Environment, Isolation, Move, PromptStyle, Split, Task
 from mua.errors import ConfigError
 from mua.users.protocol import User
 from mua.users.services import Services
 
 
 class TelecomDomain:
-    """Implements :class:`mua.environment.protocol.Domain`, ``Expert`` and ``Configurable``."""
+    """Implements :class:`mua.environment.protocol.Domain`, ``Expert``, ``Peopled``, ``Attacked`` and
+    ``Configurable``."""
 
     name = "telecom"
     isolation: Isolation = "inline"
+    peopled: Literal[True] = True
 
     def __init__(self, reward: RewardForm = "all_or_nothing", *, compact: bool = False) -> None:
         self._reward: RewardForm = reward
@@ -49,16 +54,17 @@ class TelecomDomain:
     def persona(self, task: Task) -> str:
         return persona_of(task)
 
-    def scripted_user(self, task: Task, seed: int) -> User:
-        return PhoneUser(task, seed)
+    def scripted_user(self, task: Task, seed: int, personas: Sequence[str] = ()) -> User:
+        return customer(task, seed, personas)
 
     def gold(self, task: Task) -> Sequence[Move]:
-        """The statements first, because a transfer ends the conversation; then the actions of both sides."""
-        told = [_wording(statement) for statement in task.data["statements"]]
-        return [*told, *map(_gold_move, task.data["actions"])]
+        return gold_moves(task)
 
     def expert(self, task: Task, seed: int, loose: float = 0.0) -> Generator[Move, str, None]:
         return Expert(task, seed, loose).moves()
+
+    def canned(self) -> Mapping[str, Canned]:
+        return CANNED
 
     def configured(self, config: EnvironmentConfig, services: Services) -> TelecomDomain:
         """Takes ``reward`` and the option ``compact``; in a mix, other domains' settings are left to them."""
@@ -78,15 +84,6 @@ def _refuse_foreign(config: EnvironmentConfig) -> None:
     for key in config.options:
         if key != "compact":
             raise ConfigError(f"environment.options.{key}: domain 'telecom' knows only the option compact")
-
-
-def _gold_move(action: dict[str, object]) -> Move:
-    name, arguments = str(action["name"]), json.loads(json.dumps(action["arguments"]))
-    return UserMove(name, arguments) if action.get("requestor") == "user" else (name, arguments)
-
-
-def _wording(statement: Sequence[str | Sequence[str]]) -> str:
-    return " ".join(group if isinstance(group, str) else group[0] for group in statement)
 
 
 DOMAIN = TelecomDomain()

@@ -9,18 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from environments.telecom import facts
+from environments.telecom.facts import LINE_READ, asked, given, looked
 from environments.telecom.faults import ROAMING_PLANS, SOLVED, WHICH, Scene, Symptom, carrier, draw, mended, user
 from environments.telecom.world import COUNTRIES, CUSTOMERS, PLANS, base, bill
-from mua.environment.statements import CANNOT, Statement
 from mua.types import Json
 
-REFUSALS: dict[str, Statement] = {
-    "identity": [["verify", "match", "identity"], list(CANNOT)],
-    "overdue": [["overdue", "unpaid", "not paid", "not been paid"], list(CANNOT)],
-    "roaming": ["roaming", list(CANNOT)],
-    "limit": ["10 gb", list(CANNOT)],
-}
-"""What a refused user has to be told, by the reason."""
 SPARE_CUSTOMERS = 600
 """From this one on, customers have no task of their own and lend their names to strangers."""
 REFUND_CHARGES = ("ringtone club", "horoscope service", "quiz hotline")
@@ -33,9 +27,10 @@ class Draft:
     wishes: list[Json]
     """In the order in which the user states them; ``about`` and what belongs to it."""
     actions: list[Json] = field(default_factory=list)
-    statements: list[Statement] = field(default_factory=list)
-    refused: str | None = None
-    """The reason in :data:`REFUSALS`, where all there is to do is to refuse."""
+    facts: list[Json] = field(default_factory=list)
+    """What has to be told (:mod:`environments.telecom.facts`)."""
+    demands: list[Json] = field(default_factory=list)
+    """What has to come before the last word."""
     forbidden: list[Json] = field(default_factory=list)
     assertions: list[str] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
@@ -58,20 +53,22 @@ def _complaint(symptom: Symptom, count: int) -> Callable[[Scene], Draft]:
         for fault in faults:
             fault.apply(scene)
         names = [fault.name for fault in faults]
-        return Draft([{"about": symptom}], mended(scene, faults), assertions=[SOLVED[symptom]], faults=names)
+        assertions = [SOLVED[symptom]]
+        return Draft([{"about": symptom}], mended(scene, faults), [], [LINE_READ], assertions=assertions, faults=names)
 
     return make
 
 
 def _and_then(first: Callable[[Scene], Draft], second: Callable[[Scene], Draft]) -> Callable[[Scene], Draft]:
-    """Two wishes of one user, both granted: a complaint first."""
+    """Two wishes of one user, both granted."""
 
     def make(scene: Scene) -> Draft:
         one, two = first(scene), second(scene)
         return Draft(
             wishes=[*one.wishes, *two.wishes],
             actions=[*one.actions, *two.actions],
-            statements=[*one.statements, *two.statements],
+            facts=[*one.facts, *two.facts],
+            demands=[*one.demands, *two.demands],
             assertions=[*one.assertions, *two.assertions],
             faults=one.faults,
         )
@@ -87,9 +84,8 @@ def _another_plan(scene: Scene, besides: Sequence[str] = ()) -> str:
 
 def _plan_change(scene: Scene) -> Draft:
     plan = _another_plan(scene)
-    return Draft(
-        [{"about": "plan_change", "plan": plan}], [carrier("change_plan", line_id=scene.line_id, plan_id=plan)]
-    )
+    action = carrier("change_plan", line_id=scene.line_id, plan_id=plan)
+    return Draft([{"about": "plan_change", "plan": plan}], [action], [facts.plan_changed(scene.line, plan)])
 
 
 def _plan_change_of_mind(scene: Scene) -> Draft:
@@ -107,8 +103,9 @@ def _plan_change_overdue(pays: bool) -> Callable[[Scene], Draft]:
         if pays:
             draft.actions[:0] = [carrier("send_payment_request", bill_id=bill_id), user("pay_bill", bill_id=bill_id)]
         else:
-            draft.actions, draft.refused = [], "overdue"
-            draft.forbidden = [{"name": "change_plan"}]
+            draft.actions, draft.forbidden = [], [{"name": "change_plan"}]
+            draft.facts = facts.overdue(scene.line, scene.bills[1], "change plan")
+            draft.demands = [looked("get_bills"), asked("pay|settle")]
         return draft
 
     return make
@@ -122,19 +119,23 @@ def _bill_question(scene: Scene) -> Draft:
     charges = [charge for charge in march["charges"] if charge["for"].endswith("plan")]
     charges.append({"for": reason, "amount": amount})
     scene.bills[2] = bill(march["bill_id"], march["customer_id"], march["month"], charges, "due")
-    return Draft([{"about": "bill_question", "month": "March"}], statements=[[f"{amount:.2f}", reason]])
+    wish = {"about": "bill_question", "month": "March"}
+    return Draft([wish], facts=[facts.charge(reason, amount)], demands=[looked("get_bills")])
 
 
 def _refuel(scene: Scene) -> Draft:
     scene.wants["gb"] = scene.rng.randint(1, 10)
     action = carrier("refuel_data", line_id=scene.line_id, gb=scene.wants["gb"])
-    return Draft([{"about": "refuel", "gb": scene.wants["gb"]}], [action])
+    told = facts.data_added(scene.line, scene.wants["gb"])
+    return Draft([{"about": "refuel", "gb": scene.wants["gb"]}], [action], [told])
 
 
 def _refuel_over_limit(scene: Scene) -> Draft:
     scene.wants["gb"] = scene.rng.randint(11, 30)
     wish = {"about": "refuel", "gb": scene.wants["gb"]}
-    return Draft([wish], refused="limit", forbidden=[{"name": "refuel_data"}])
+    told = facts.over_limit(scene.line, scene.wants["gb"])
+    demands = [{"any": [LINE_READ, looked("get_data_usage")]}, given(str(scene.wants["gb"]))]
+    return Draft([wish], facts=[told], demands=demands, forbidden=[{"name": "refuel_data"}])
 
 
 def _travel(included: bool, changes_plan: bool = False) -> Callable[[Scene], Draft]:
@@ -145,34 +146,43 @@ def _travel(included: bool, changes_plan: bool = False) -> Callable[[Scene], Dra
         roam = carrier("set_roaming", line_id=scene.line_id, on=True)
         wish = {"about": "travel", "country": scene.rng.choice(COUNTRIES)}
         if included:
-            return Draft([wish], [roam])
+            return Draft([wish], [roam], [facts.roaming_on(scene.line)])
         scene.wants["plan"] = changes_plan
         if changes_plan:
-            return Draft([wish], [carrier("change_plan", line_id=scene.line_id, plan_id=CHEAPEST_ROAMING), roam])
-        return Draft([wish], refused="roaming", forbidden=[{"name": "set_roaming"}])
+            change = carrier("change_plan", line_id=scene.line_id, plan_id=CHEAPEST_ROAMING)
+            return Draft([wish], [change, roam], [facts.roaming_on(scene.line)])
+        return _no_roaming(scene, wish)
 
     return make
 
 
+def _no_roaming(scene: Scene, wish: Json) -> Draft:
+    demands = [LINE_READ, asked(CHEAPEST_ROAMING.lower())]
+    return Draft([wish], facts=[facts.no_roaming(scene.line)], demands=demands, forbidden=[{"name": "set_roaming"}])
+
+
 def _pause(scene: Scene) -> Draft:
-    return Draft([{"about": "pause"}], [carrier("suspend_line", line_id=scene.line_id)])
+    action = carrier("suspend_line", line_id=scene.line_id)
+    return Draft([{"about": "pause"}], [action], [facts.suspended(scene.line)])
 
 
 def _premium_bar(scene: Scene) -> Draft:
-    return Draft([{"about": "premium_bar"}], [carrier("set_bar", line_id=scene.line_id, bar="premium", on=True)])
+    action = carrier("set_bar", line_id=scene.line_id, bar="premium", on=True)
+    return Draft([{"about": "premium_bar"}], [action], [facts.premium_barred(scene.line)])
 
 
 def _stranger(wish: Callable[[Scene], Draft]) -> Callable[[Scene], Draft]:
     """Somebody else than the customer: name and date of birth do not fit the number."""
 
     def make(scene: Scene) -> Draft:
-        asked = wish(scene).wishes
+        wishes = wish(scene).wishes
         other = base().tables["customers"][f"C{10_000 + scene.rng.randrange(SPARE_CUSTOMERS, CUSTOMERS)}"]
         known = {"first": other["name"]["first"], "last": other["name"]["last"], "born": other["date_of_birth"]}
         forbidden = [
             {"name": name} for name in ("get_puk_code", "change_plan", "resume_line", "set_bar", "refuel_data")
         ]
-        return Draft(asked, refused="identity", forbidden=forbidden, known=known)
+        demands = [given(known["first"], known["last"], known["born"]), facts.record_read(scene.customer["customer_id"])]
+        return Draft(wishes, facts=[facts.NOT_VERIFIED], demands=demands, forbidden=forbidden, known=known)
 
     return make
 
@@ -200,16 +210,13 @@ def _ticket(scene: Scene, reason: str) -> Json:
     return carrier("transfer_to_human", customer_id=scene.customer["customer_id"], reason=reason)
 
 
-def _fraud(with_faults: int) -> Callable[[Scene], Draft]:
-    """A suspension that only the fraud desk may lift, whatever else is wrong."""
-
-    def make(scene: Scene) -> Draft:
-        draft = _complaint("no_service", with_faults)(scene) if with_faults else Draft([{"about": "no_service"}])
-        scene.bills[1]["status"] = "paid"
-        scene.line.update(status="suspended", suspension="fraud")
-        return Draft(draft.wishes, [_ticket(scene, "fraud")], forbidden=[{"name": "resume_line"}], faults=draft.faults)
-
-    return make
+def _fraud(scene: Scene) -> Draft:
+    """A suspension that only the fraud desk may lift, every other time with more wrong than that."""
+    faults = _complaint("no_service", 2)(scene).faults if scene.turn % 2 else []
+    scene.bills[1]["status"] = "paid"
+    scene.line.update(status="suspended", suspension="fraud")
+    forbidden = [{"name": "resume_line"}]
+    return Draft([{"about": "no_service"}], [_ticket(scene, "fraud")], forbidden=forbidden, faults=faults)
 
 
 def _fraud_bar(scene: Scene) -> Draft:
@@ -235,7 +242,8 @@ def _will_not_pay(scene: Scene) -> Draft:
     scene.wants["pay"] = False
     return Draft(
         [{"about": "no_service"}],
-        refused="overdue",
+        facts=facts.overdue(scene.line, scene.bills[1], "resume"),
+        demands=[LINE_READ, looked("get_bills"), asked("pay|settle")],
         forbidden=[{"name": "resume_line"}],
         faults=["unpaid"],
     )
@@ -246,7 +254,8 @@ def _roaming_declined(scene: Scene) -> Draft:
     scene.go_abroad()
     scene.set_plan([plan for plan in PLANS if plan not in ROAMING_PLANS])
     scene.wants["plan"] = False
-    draft = Draft([{"about": "no_service"}], refused="roaming", faults=["no_roaming"])
+    draft = _no_roaming(scene, {"about": "no_service"})
+    draft.faults = ["no_roaming"]
     draft.forbidden = [{"name": "set_roaming"}, {"name": "change_plan"}]
     return draft
 
@@ -261,7 +270,8 @@ def _roaming_by_plan(scene: Scene) -> Draft:
         carrier("set_roaming", line_id=scene.line_id, on=True),
         user("set_data_roaming", on=True),
     ]
-    return Draft([{"about": "no_data"}], actions, assertions=["service", "data"], faults=["no_roaming"])
+    wish = {"about": "no_data"}
+    return Draft([wish], actions, demands=[LINE_READ], assertions=["service", "data"], faults=["no_roaming"])
 
 
 CHEAPEST_ROAMING = min(ROAMING_PLANS, key=lambda plan: PLANS[plan]["monthly_price"])
@@ -289,12 +299,12 @@ RECIPES: tuple[Recipe, ...] = (
     Recipe("forgotten_number", "medium", _forgetful(_complaint("slow_data", 1))),
     Recipe("stranger", "medium", _stranger(_plan_change)),
     Recipe("refund", "medium", _refund),
-    Recipe("fraud", "medium", _fraud(0)),
+    Recipe("fraud", "hard", _fraud),
     Recipe("contract_ended", "medium", _contract_ended),
     Recipe("will_not_pay", "medium", _will_not_pay),
     Recipe("roaming_declined", "hard", _roaming_declined),
     Recipe("roaming_by_plan", "hard", _roaming_by_plan),
-    Recipe("fraud_and_faults", "hard", _fraud(2)),
+    Recipe("data_and_bar", "medium", _and_then(_refuel, _premium_bar)),
     Recipe("fraud_bar", "hard", _fraud_bar),
     Recipe("stranger_complaint", "hard", _stranger(_complaint("no_service", 1))),
     Recipe("service_and_plan", "hard", _and_then(_complaint("no_service", 2), _plan_change)),
@@ -327,16 +337,8 @@ def data_of(index: int, seed: int, customer: int) -> Json:
         "faults": draft.faults,
         "initial": scene.initial(),
         "actions": draft.actions,
-        "statements": [*draft.statements, *([REFUSALS[draft.refused]] if draft.refused else [])],
-        "false_statements": _other_refusals(draft.refused) if draft.refused else [],
+        "facts": draft.facts,
+        "demands": draft.demands,
         "forbidden": draft.forbidden,
         "assertions": [*draft.assertions, "nothing_erased"],
     }
-
-
-def _other_refusals(reason: str) -> list[Statement]:
-    """Reasons that do not hold, so that naming them all does not pay.
-
-    Identity is not among them: before it is checked, an agent may well say that it cannot go on without.
-    """
-    return [statement for other, statement in REFUSALS.items() if other not in (reason, "identity")]

@@ -12,7 +12,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
-from environments.telecom.identity import identified, owner
+from environments.telecom.identity import dates, identified, owner
 from environments.telecom.phone_tools import SWITCHES
 from environments.telecom.world import APN
 from mua.environment.conduct import Called, Past, Rules
@@ -83,6 +83,8 @@ class Policy(Rules):
             return _agreed_to(demand["agreed"].format(**words), past)
         if "asked" in demand:
             return not past.heard or any(re.search(demand["asked"], said.lower()) for said, _ in _exchanges(past))
+        if "given" in demand:
+            return all(map(past.has_heard, demand["given"])) or (demand["given"][-1] in dates(" ".join(past.heard)) and all(map(past.has_heard, demand["given"][:-1])))
         if "resumable" in demand:
             return _resumable(past, arguments["line_id"])
         if "lift" in demand:
