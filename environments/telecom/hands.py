@@ -24,6 +24,7 @@ _TURN = re.compile(
 )
 _OFF = re.compile(r"off|disabl|deactiv|disconn|quit|stop|leave|out of")
 _MODE = re.compile(r"\b(auto(?:matic)?|[2345]g|lte)\b")
+_RESEAT = re.compile(r"\bre-?(?:seat|insert)")
 _PUK = re.compile(r"\b\d{8}\b")
 _WORKS = re.compile(
     r"\b(?:work(?:s|ed|ing)?|solved|fixed|resolved|better|faster|gone|improved|any change|service again|network again|try (?:it )?(?:again|now))\b"
@@ -46,6 +47,8 @@ def requests(instructs: Sequence[str], message: str) -> list[Request]:
     """What a message asks for, in its order; each thing once."""
     text = " . ".join(sentence.text for sentence in sentences(message))
     found: list[Request] = []
+    if _RESEAT.search(text) and "reseat_sim" not in instructs:
+        instructs = ["reseat_sim", *instructs]
     for tool in instructs:
         found += [one for one in _requests(tool, text, instructs) if one not in found]
     return found

@@ -38,6 +38,8 @@ TEST = {
 }
 """How a customer finds out whether its problem is gone, by what it complains of."""
 _GONE = {"no_service": r"^\d bars", "no_data": r"\bshows\b", "slow_data": r", good$", "no_mms": r"was sent$"}
+_PAY = re.compile(r"\b(?:pay|settle) (?:it|this|that|them|now|the|your|right)\b")
+_OFFERED = re.compile(rf"{_PAY.pattern}|\b(?:to|with|the|a) (?:{'|'.join(PLANS).lower()}) plan\b")
 _HERE = Path(__file__).parent
 
 
@@ -85,9 +87,16 @@ class PhoneUser(ScriptedUser):
         if lines:
             told = [fact for fact in self._known(self._wish) if fact in acts.asks]
             return UserReply(self._utter(*lines, *([self._answer(told)] if told else [])))
-        if acts.proposes and not acts.asks and (declined := next(self._objections(acts, agent_text), "")):
-            return UserReply(self._utter(declined))
+        if self._is_proposal(acts, agent_text):
+            declined = next(self._objections(acts, agent_text), "")
+            return UserReply(self._utter(declined) if declined else self._agree(self._wish))
         return await super().reply(agent_text)
+
+    def _is_proposal(self, acts: Acts, agent_text: str) -> bool:
+        """Whether a yes is wanted; a question that names a plan, or paying, is one too."""
+        if any(fact in acts.asks for fact in self._known(self._wish)) or self._wrong:
+            return False
+        return acts.proposes or ("?" in agent_text and _OFFERED.search(agent_text.lower()) is not None)
 
     # What it does on the phone.
 
@@ -119,7 +128,7 @@ class PhoneUser(ScriptedUser):
             return self._voice.say("no_pay")
         asked = await self._use("check_payment_requests", {})
         bill = re.search(r"bill (B\w+)", asked)
-        return await self._use("pay_bill", {"bill_id": bill[1]}) if bill else asked
+        return await self._use("pay_bill", {"bill_id": bill[1]}) if bill else self._agree(self._wish)
 
     async def _use(self, tool: str, arguments: Json) -> str:
         if self._tools is None:
@@ -176,7 +185,7 @@ class PhoneUser(ScriptedUser):
             yield self._tell(acts.confirms) if known[acts.confirms].value else say("unknown")
         if self._keeps_data and re.search(r"factory|erase|wipe", text):
             yield say("no_reset")
-        if re.search(r"\b(?:pay|settle)\b", text) and not self._wants.get("pay"):
+        if _PAY.search(text) and not self._wants.get("pay"):
             yield say("no_pay")
         yield from self._about_plan(text)
         yield from self._about_data(text)
