@@ -1,8 +1,8 @@
-"""Retail on its own data: every task of every split can be solved and is not solved by idling; verdicts, tools, customers.
+"""Retail on its own data: every task can be solved and none by idling; verdicts, tools, customers.
 
 What every domain must keep (leases, schemas, fresh state) is in tests/contract/test_domain_contract.py; what policies
-that deserve nothing earn in test_canned_policies.py there; how well claims are read in test_language_claims.py; agreement
-with the official tools in test_tau_data.py. An LLM as customer is not tried.
+that deserve nothing earn in test_canned_policies.py there; how well claims are read in test_language_claims.py;
+agreement with the official tools in test_tau_data.py. An LLM as customer is not tried.
 """
 
 from __future__ import annotations
@@ -168,10 +168,10 @@ def test_the_generator_repeats_itself_and_a_changed_one_is_found_out(monkeypatch
 @pytest.mark.parametrize("domain", [DOMAIN, RetailDomain("partial")], ids=["all_or_nothing", "partial"])
 def test_gold_is_rewarded_fully_and_idling_not_at_all_in_every_task(domain):
     async def all_replayed() -> list[Demonstration]:
-        return [await replay_gold(domain, task) for task in ALL]
+        return [await replay_gold(domain, task) for task in chosen]
 
-    before = shop().digest()
-    for task, gold in zip(ALL, asyncio.run(all_replayed()), strict=True):
+    chosen, before = ALL if domain is DOMAIN else ALL[::4], shop().digest()
+    for task, gold in zip(chosen, asyncio.run(all_replayed()), strict=True):
         assert (gold.reward, gold.evaluation.success) == (1.0, True), (task.id, gold.evaluation.details)
         idle = judged(opened(task, domain), "I am sorry, I cannot help.")
         assert (idle.reward, idle.success) == (0.0, False), task.id
@@ -179,11 +179,12 @@ def test_gold_is_rewarded_fully_and_idling_not_at_all_in_every_task(domain):
 
 
 @pytest.mark.parametrize("domain", [DOMAIN, COMPACT], ids=["full", "compact"])
-def test_the_expert_solves_every_task_by_talking(domain):
+def test_the_expert_solves_tasks_by_talking(domain):
     async def all_played() -> list[Demonstration]:
-        return [await demonstrate(domain, task, 0) for task in ALL]
+        return [await demonstrate(domain, task, 0) for task in chosen]
 
-    for task, demonstration in zip(ALL, asyncio.run(all_played()), strict=True):
+    chosen = [*load_split("train")[::4], *load_split("validation"), *load_split("test")]
+    for task, demonstration in zip(chosen, asyncio.run(all_played()), strict=True):
         assert demonstration.evaluation.success, (task.id, demonstration.evaluation.details, demonstration.messages)
         assert demonstration.ended, task.id
 
@@ -199,7 +200,7 @@ def test_gold_calls_succeed_and_forbidden_ones_would_not_be_gold():
 
 def test_what_the_customer_hides_is_told_to_nobody_before_it_is_asked_for():
     for task in load_split("test"):
-        opening = asyncio.run(customer(task, 3).open()).text
+        opening = asyncio.run(customer(task, 3, ["plain"]).open()).text
         hidden = [value for wish in task.data["wishes"] for value in wish["knows"].values() if value]
         assert not [value for value in [*hidden, task.data["customer"]["zip"]] if value in opening], task.id
 
@@ -222,11 +223,11 @@ def test_a_loose_expert_refuses_vaguely_and_skips_the_confirmation():
     assert played(DOMAIN, first("cancel"), loose=1.0).evaluation.details["database"]["wrong"]
 
 
-def with_persona(task: Task, persona: str, seed: int = 0) -> Demonstration:
+def with_persona(task: Task, persona: str, seed: int = 0, domain: RetailDomain = DOMAIN) -> Demonstration:
     async def talk() -> Demonstration:
-        environment, user = DOMAIN.environment(), DOMAIN.scripted_user(task, seed, [persona])
+        environment, user = domain.environment(), domain.scripted_user(task, seed, [persona])
         environment.reset(task, seed)
-        return await played_with(environment, user, DOMAIN.expert(task, seed))
+        return await played_with(environment, user, domain.expert(task, seed))
 
     return asyncio.run(talk())
 
@@ -275,7 +276,7 @@ REWORDED: dict[str, Sequence[str]] = {
     "I have requested the return for": (
         "I've set up the return for",
         "I have processed the return for",
-        "Good news, I have requested the return for",
+        "Done, I have requested the return for",
     ),
     "Sorry, I cannot": ("I'm afraid I can't", "Unfortunately I am unable to", "I am sorry, but I can not"),
     "(yes/no)?": ("? Please confirm.", "? Is that right?", ", yes or no?"),
@@ -436,7 +437,7 @@ def test_a_customer_without_email_gives_name_and_zip_code():
 
 def test_a_customer_gives_way_once_and_gives_up_on_nonsense():
     task = first("refund_to_another_method")
-    (answer,) = replies(task, "The refund can not go there. Shall I use the original payment method?")
+    (answer,) = replies(task, "I cannot refund it there. Shall I refund PayPal instead?")
     assert answer == "Yes."
     (way,) = replies(task, "Unfortunately I cannot refund to that payment method.")
     assert way == "Then the original payment method is fine."
@@ -752,8 +753,8 @@ def test_short_answers_tell_the_same_facts():
 
 def test_a_short_easy_episode_stays_short():
     """About 450 tokens of a tokenizer trained on such text; characters stand for them here."""
-    for task in load_split("train")[: SIZES["train"]["easy"]]:
-        messages = played(COMPACT, task).messages
+    for task in load_split("train")[: SIZES["train"]["easy"] : 3]:
+        messages = with_persona(task, "brief", domain=COMPACT).messages
         text = [message["content"] + json.dumps(message.get("tool_calls", "")) for message in messages]
         wishes = len(task.data["wishes"])
         assert len("".join(text)) < 1800 + 1700 * (wishes - 1), task.id
