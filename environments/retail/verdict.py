@@ -61,9 +61,11 @@ _DEEDS: Mapping[str, tuple[str, str]] = {
 }
 """Tool -> what an order is after it, and the change that was then possible."""
 _OPTIONS = tuple(sorted({value for _, options in PRODUCTS.values() for values in options.values() for value in values}))
+_COLORS = ("white", "yellow", "pink", "purple", "orange", "grey", "gray", "beige", "golden", "silver", "turquoise")
+"""What nothing in the shop is."""
 _WORDS: Mapping[str, Sequence[str]] = {
     "item": tuple(PRODUCTS),
-    "option": _OPTIONS,
+    "option": (*_OPTIONS, *_COLORS),
     "city": tuple(city for city, _, _ in CITIES),
     "first": FIRST_NAMES,
     "last": LAST_NAMES,
@@ -162,13 +164,14 @@ class _Now:
 
     def _customer(self) -> Sheet:
         user = self._user()
-        deeds = {"moved", "done"} if any(call.name == "modify_user_address" for call in self._past.calls) else set()
+        deeds = {"moved", "readdressed", "done"} if any(call.name == "modify_user_address" for call in self._past.calls) else set()
         deeds |= {"done"} if any(call.name in _DEEDS for call in self._past.calls) else set()
         sheet: dict[str, frozenset[str]] = {
             "verified": frozenset({"yes"} if self._verified else {"no"}),
             "deed": frozenset(deeds),
             "refund": _NOTHING if not any(self._refunds(key) for key in self._orders) else frozenset({"paid"}),
             "can": frozenset({"home"}),
+            "found by": frozenset(self._found_by()),
             "covers": frozenset({"no"} if self._refused("payment") else {"yes"}),
         }
         if user:
@@ -180,14 +183,22 @@ class _Now:
                 "city": frozenset({user["address"]["city"].lower()}),
                 "zip": frozenset({user["address"]["zip"]}),
                 "street": frozenset({user["address"]["address1"].lower()}),
+                "orders": frozenset({str(len(user["orders"]))}),
                 "methods": frozenset(_method(key) for key in user["payment_methods"]),
                 "balance": frozenset(
-                    f"{one['balance']:g}"
+                    _sum(one["balance"])
                     for one in (*user["payment_methods"].values(), *before["payment_methods"].values())
                     if "balance" in one
                 ),
             }
         return sheet
+
+    def _found_by(self) -> Iterator[str]:
+        for call in self._past.calls:
+            if call.name == "find_user_id_by_email":
+                yield "email"
+            if call.name == "find_user_id_by_name_zip":
+                yield from ("name", "zip")
 
     def _handed_over(self) -> Iterator[str]:
         if any(call.name == "transfer_to_human_agents" for call in self._past.calls):
@@ -218,9 +229,12 @@ class _Now:
             "items": frozenset(item["name"].lower() for one in (order, was) for item in one["items"]),
             "count": frozenset({str(len(order["items"]))}),
             "option": frozenset().union(*(self._options(item["name"]) for item in order["items"])),
-            "total": frozenset({f"{paid['amount']:g}", f"{sum(item['price'] for item in order['items']):g}"}),
-            "paid with": frozenset({_method(one["payment_method_id"]) for one in now if one["transaction_type"] == "payment"}),
+            "total": frozenset({_sum(paid["amount"]), _sum(sum(item["price"] for item in order["items"]))}),
+            "paid with": frozenset(self._payers(order)),
+            "paid now": frozenset({[_method(one["payment_method_id"]) for one in now if one["transaction_type"] == "payment"][-1]}),
             "refund": frozenset({"paid"} if self._refunds(key) else ()),
+            "refund amount": self._refunded(order, was),
+            "exists": frozenset({"yes"}),
             "refund to": frozenset(self._refund_methods(key)),
             "city": frozenset({order["address"]["city"].lower()}),
             "zip": frozenset({order["address"]["zip"]}),
@@ -230,6 +244,8 @@ class _Now:
             "first": frozenset({self._owner(order)["first_name"].lower()}),
             "last": frozenset({self._owner(order)["last_name"].lower()}),
         }
+        if deeds & {"exchanged", "modified"}:
+            sheet["difference"] = self._difference(order, was)
         if self._verified and read:
             done = {_DEEDS[call.name][1] for call in self._calls_on(key) if call.name in _DEEDS}
             sheet["can"] = frozenset((self._possible(key, was) if mine else set()) | done)
@@ -247,6 +263,7 @@ class _Now:
         made = {_DEEDS[call.name][0] for call in self._calls_on(key) if call.name in _DEEDS}
         standing = {"cancelled": "cancelled", "return requested": "returned", "exchange requested": "exchanged"}
         status = self._order(key)["status"]
+        made |= {"readdressed"} if "redirected" in made else set()
         return made | {standing[status]} if status in standing else made
 
     def _possible(self, key: str, was: Json) -> set[str]:
@@ -271,6 +288,28 @@ class _Now:
             one["transaction_type"] == "refund" for one in order["payment_history"]
         )
 
+    def _payers(self, order: Json) -> Iterator[str]:
+        for one in order["payment_history"]:
+            if one["transaction_type"] == "payment":
+                yield _method(one["payment_method_id"])
+        if "exchange_payment_method_id" in order:
+            yield _method(order["exchange_payment_method_id"])
+
+    def _refunded(self, order: Json, was: Json) -> frozenset[str]:
+        """What went back, or goes back; before anything was done, what could."""
+        returned = [item["price"] for item in was["items"] if item["item_id"] in order.get("return_items", ())]
+        found = {one["amount"] for one in order["payment_history"] if one["transaction_type"] == "refund"}
+        found |= {sum(returned)} if returned else set()
+        found |= {-order["exchange_price_difference"]} if order.get("exchange_price_difference", 0) < 0 else set()
+        if order == was:
+            prices = [item["price"] for item in order["items"]]
+            found |= {*prices, sum(prices), *(order["payment_history"][0]["amount"],)}
+        return frozenset(_sum(amount) for amount in found)
+
+    def _difference(self, order: Json, was: Json) -> frozenset[str]:
+        change = order.get("exchange_price_difference", order["payment_history"][-1]["amount"])
+        return frozenset({_sum(abs(change))})
+
     def _refund_methods(self, key: str) -> Iterator[str]:
         order = self._order(key)
         for one in order["payment_history"]:
@@ -293,12 +332,12 @@ class _Now:
             role: frozenset().union(*(sheet[role] for sheet in sheets)) for role in (_OF_ITEM if sheets else ())
         }
         found["deed"] = self._item_deeds(name, lines)
-        held = frozenset(f"{item['price']:g}" for _, item in lines)
+        held = frozenset(_sum(item["price"]) for _, item in lines)
         read = any(call.arguments.get("product_id") == product["product_id"] for call in self._past.calls)
         found["price"] = held | (asked or (frozenset(_prices(product)) if read or not held else _NOTHING))
         found["option"] = self._options(product["name"])
-        if (available := self._asked_available(product)) is not None:
-            found["available"] = frozenset({"yes" if available else "no"})
+        if self._refused_variant(product):
+            found["available"] = frozenset({"no"})
         if sheets and all("can" in sheet for sheet in sheets):
             found["can"] = frozenset().union(*(sheet["can"] for sheet in sheets))
         return found
@@ -336,15 +375,15 @@ class _Now:
         for wish in self._task.data.get("wishes", ()):
             if wish["verb"] == "price" and wish["knows"]["product"] == product["name"]:
                 wanted = _pairs(wish["knows"]["wanted"])
-                return frozenset(f"{one['price']:g}" for one in product["variants"].values() if one["options"] == wanted)
+                return frozenset(_sum(one["price"]) for one in product["variants"].values() if one["options"] == wanted)
         return frozenset()
 
-    def _asked_available(self, product: Json) -> bool | None:
-        """Whether what a customer wants instead can be had; None where it asks for no variant, or for a price."""
-        for wish in self._task.data.get("wishes", ()):
-            if "wanted" in wish["knows"] and wish["knows"].get("item") == product["name"]:
-                return "refused" not in wish
-        return None
+    def _refused_variant(self, product: Json) -> bool:
+        """Whether a customer wants a variant of it that cannot be had."""
+        return any(
+            "wanted" in wish["knows"] and wish["knows"].get("item") == product["name"] and "refused" in wish
+            for wish in self._task.data.get("wishes", ())
+        )
 
     def _amounts(self) -> frozenset[float]:
         """Every sum that there is in the orders under discussion, and what their products cost."""
@@ -384,12 +423,17 @@ def _pairs(options: str) -> dict[str, str]:
     return dict(part.split(" ", 1) for part in options.split(", "))  # type: ignore[misc]
 
 
+def _sum(amount: float) -> str:
+    """A sum of money as claims have it."""
+    return f"{round(amount, 2):g}"
+
+
 def _method(key: str) -> str:
     return next((words for source, words in _METHODS.items() if key.startswith(source)), key)
 
 
 def _prices(product: Json) -> set[str]:
-    return {f"{one['price']:g}" for one in product["variants"].values()}
+    return {_sum(one["price"]) for one in product["variants"].values()}
 
 
 _users: dict[int, dict[tuple[str, str, str], str]] = {}

@@ -116,6 +116,8 @@ class _Stated:
     start: int
     end: int
     denied: bool
+    named: bool = False
+    """Whether the value is a word of its own, which is then not the subject."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,11 +182,11 @@ class ClaimReader:
                 name = next(name for name, part in found.groupdict().items() if part)
                 start, end = found.span(name)
                 value = _canonical(frame.slot, found[name])
-                yield _Stated(value, start, end, denied(text, start))
+                yield _Stated(value, start, end, denied(text, start), named=True)
         if frame.each and (found := self._slotted(frame, moment).search(text)):
             for value, start, end in self._words(frame.each, text, moment):
                 if start >= found.end():
-                    yield _Stated(value, start, end, denied(text, found.end()))
+                    yield _Stated(value, start, end, denied(text, found.end()), named=True)
 
     def _slotted(self, frame: _Frame, moment: Moment) -> re.Pattern[str]:
         words = tuple(moment.vocabularies.get(frame.slot, ()))
@@ -227,7 +229,7 @@ class ClaimReader:
         )
 
 
-_INSIDE = re.compile(r"\b(?:not|never|no)\b(?! (?:longer|sooner|doubt))")
+_INSIDE = re.compile(r"\b(?:not|never|no|nobody)\b(?! (?:longer|sooner|doubt))")
 
 
 # Who it is said of.
@@ -249,16 +251,19 @@ _BOTH = re.compile(r"\b(both|all|each|every)\b")
 def _judged(frame: _Frame, stated: _Stated, places: _Places, moment: Moment) -> Review:
     if frame.kinds == (AGENT,):
         return _verdict(frame, stated, [AGENT], moment)
-    here = [one for one in places.own if one.kind in frame.kinds and not _within(one, stated)]
+    here = [one for one in places.own if one.kind in frame.kinds and not (stated.named and _within(one, stated))]
     quantified, kind = _quantifier(places.clause, frame.kinds)
     if kind:
         return _of_all(frame, stated, places, moment, quantified, kind)
     if here:
         return _verdict(frame, stated, _nearest(here, stated, places.clause), moment)
+    spoken = [one for one in frame.kinds if re.search(rf"\b{one}\b", places.clause)]
+    if spoken:
+        return _of_focus(frame, stated, places, moment, spoken)
     around = [one for one in places.sentence if one.kind in frame.kinds and one.thing.partition(" ")[2] != stated.value]
     if around:
         return _verdict(frame, stated, [around[0].thing], moment)
-    return _of_focus(frame, stated, places, moment)
+    return _of_focus(frame, stated, places, moment, frame.kinds)
 
 
 def _within(mention: _Mention, stated: _Stated) -> bool:
@@ -266,9 +271,10 @@ def _within(mention: _Mention, stated: _Stated) -> bool:
 
 
 def _nearest(here: Sequence[_Mention], stated: _Stated, clause: str) -> list[Thing]:
-    """The thing named last before the value, or else first after it, with those of its kind that are joined to it."""
+    """The thing named in the words of the value, or last before it, or first after it, with those joined to it."""
+    inside = [one for one in here if _within(one, stated)]
     before = [one for one in here if one.start < stated.start]
-    chosen = list(reversed(before)) if before else list(here)
+    chosen = inside or list(reversed(before)) or list(here)
     joined = [chosen[0]]
     for one in chosen[1:]:
         first, second = sorted((joined[-1], one), key=lambda mention: mention.start)
@@ -295,9 +301,11 @@ def _verdict(frame: _Frame, stated: _Stated, things: Sequence[Thing], moment: Mo
     return Review(unread=(f"{frame.role} {stated.value}",))
 
 
-def _of_focus(frame: _Frame, stated: _Stated, places: _Places, moment: Moment) -> Review:
+def _of_focus(
+    frame: _Frame, stated: _Stated, places: _Places, moment: Moment, kinds: Sequence[str]
+) -> Review:
     """Of what is under discussion: the latest thing has it, or another one; a denial must hold for the latest."""
-    known = _known(frame, places, moment)
+    known = [thing for thing in _known(frame, places, moment) if thing.partition(" ")[0] in kinds]
     if not known:
         return Review(unread=(f"{frame.role} {stated.value}",))
     right = [thing for thing in known if (stated.value in moment.sheets[thing][frame.role]) != stated.denied]
@@ -346,7 +354,7 @@ _MONEY = (
     r"(?:\$|usd|us\$) ?\d[\d,]*(?:\.\d\d?)?|\d[\d,]*(?:\.\d\d?)? ?(?:dollars|usd|bucks)|\d[\d,]*\.\d\d"
     rf"|(?:an? )?(?:{'|'.join(_NUMBERS)}|hundred)(?:(?: and)?[ -](?:{'|'.join(_NUMBERS)}|hundred|thousand))* dollars"
 )
-_CENTS = rf"(?: and (?:\d+|(?:{'|'.join(_NUMBERS)})(?:[ -](?:{'|'.join(_NUMBERS)}))?) cents)?"
+_CENTS = rf"(?: \d\d(?! ?[\w-])| and (?:\d+|(?:{'|'.join(_NUMBERS)})(?:[ -](?:{'|'.join(_NUMBERS)}))?) cents)?"
 _TYPED = {"money": rf"(?<![\w.,])(?:{_MONEY}){_CENTS}", "number": rf"(?<![\w.,])(?:{_NUMBER})"}
 _SUM = re.compile(rf"(?<![\w#.$])(?:{_MONEY}){_CENTS}(?![\w%]|\.\d)")
 
@@ -362,13 +370,13 @@ def _canonical(slot: str, text: str) -> str:
 def money(text: str) -> float:
     """The sum that ``text`` names, in dollars."""
     dollars, _, rest = text.partition("dollars")
-    cents = rest.removesuffix(" cents").removeprefix(" and ") if "cents" in rest else ""
+    cents = rest.removesuffix(" cents").removeprefix(" and ")
     return _number(dollars) + _number(cents) / 100
 
 
 def _number(text: str) -> float:
     digits = re.sub(r"[^\d.]", "", text).strip(".")
-    return float(digits) if digits else float(_in_words(re.split(r"[ -]", text)))
+    return float(digits) if digits else float(_in_words(re.split(r"[ -]", text.strip())))
 
 
 def _in_words(words: Sequence[str]) -> int:

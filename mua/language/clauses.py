@@ -33,7 +33,7 @@ _START = (
     r"|is|are|was|were|has|have|can|will|would|therefore|so)"
 )
 _SPLIT = re.compile(
-    rf" ?; ?| , (?:and |but |so |or |yet )?(?={_START}\b)| , (?=(?:which|who|where|because|since|as|while|though|although|however|therefore|then|so|but)\b)"
+    rf" ?; ?| , (?:and |but |so |or |yet |now |then )?(?={_START}\b)| , (?=(?:which|who|where|because|since|as|while|though|although|however|therefore|then|so|but)\b)"
     rf"| (?:and|but|yet) (?={_START}\b)"
     r"| (?=(?:because|since|although|though|whereas|so that)\b)| , (?=(?:if|unless|once|when|until|before|after)\b)"
     r"| (?=(?:if|unless|as soon as|in case|provided)\b)| (?:and|but) (?=(?:just |already |also |then |now )?[a-z]+(?:ed|ent|ut|ook)\b)"
@@ -82,6 +82,7 @@ def _colons(text: str) -> list[str]:
 
 _FINITE = re.compile(r"\b(?:is|are|was|were|am|has|have|had|will|can|could|did|do)\b")
 _PLAIN = re.compile(
+    r"\b(?:that|which|what|about what) you (?:have |had |just )?(?:asked|requested|wanted|ordered|bought|named|mentioned|chose|gave|need|needed|wish)(?: me)?(?: for| about)?\b|"
     r"\b(?:i|we) (?:can|could) (?:now |already |indeed |clearly )*(?:see|confirm|tell|say|assure|verify|report)(?: to)?(?: you)?(?: now)?(?: that)?\b"
     r"|\b(?:as|like|just as|exactly as|the way|what) (?:you |was |we |had )*(?:have |had )?(?:requested|asked(?: for)?|asked me to|wished|wanted|wish|agreed|instructed|ordered|confirmed|discussed)\b"
     r"|\b(?:i am |we are |am )?(?:happy|glad|pleased|sorry|afraid|delighted|sad) to (?:say|tell|confirm|report|inform|announce|let)(?: you)?(?: know)?(?: that)?\b"
