@@ -7,7 +7,7 @@ import re
 from mua.language.text import sentences
 
 _YES = re.compile(
-    r"\b(?:yes|yeah|yep|yup|sure|okay|correct|right|absolutely|definitely|certainly|of course|please do|please proceed"
+    r"\b(?:yes|yeah|yep|yup|sure|okay|correct|right(?! (?:after|before|at|now|away|here|there|in|on)\b)|absolutely|definitely|certainly|of course|please do|please proceed"
     r"|go ahead|go on|carry on|do (?:it|that)|proceed|(?:sounds|looks) (?:good|great|fine|right)|that works"
     r"|that is (?:right|fine|correct|good|okay|what i want)|(?:i )?(?:agree|confirm|accept|approve)"
     r"|(?:i am )?(?:fine|happy|okay) with (?:that|it)|by all means|perfect|exactly|fine|great|affirmative|indeed"
@@ -17,6 +17,7 @@ _BUT = re.compile(r"\b(?:no|nope|not|never|wait|stop|hold on|instead|rather than
 _TAKEN_BACK = re.compile(
     r"\b(?:wait|stop|hold on|hang on|slow down|changed my mind|cancel that|scratch that|not yet|not so fast|do not (?:do|go|proceed)"
     r"|(?:that|it|this) (?:is|was) (?:wrong|not right)|i (?:am not sure|hesitate)|one more thing first)\b"
+    r"|^(?:oh |well |sorry |,|\s)*(?:no|nope)\b"
 )
 _FINE = re.compile(
     r"\b(?:no (?:problem|worries|objections?|need|thanks|hurry|rush)|do not worry|why not|if not|not at all|actually)\b"
