@@ -166,6 +166,7 @@ class _Now:
         user = self._user()
         deeds = {"moved", "readdressed", "done"} if any(call.name == "modify_user_address" for call in self._past.calls) else set()
         deeds |= {"done"} if any(call.name in _DEEDS for call in self._past.calls) else set()
+        deeds |= {"readdressed"} if any("redirected" in self._deeds(key) for key in self._orders) else set()
         sheet: dict[str, frozenset[str]] = {
             "verified": frozenset({"yes"} if self._verified else {"no"}),
             "deed": frozenset(deeds),
@@ -263,7 +264,6 @@ class _Now:
         made = {_DEEDS[call.name][0] for call in self._calls_on(key) if call.name in _DEEDS}
         standing = {"cancelled": "cancelled", "return requested": "returned", "exchange requested": "exchanged"}
         status = self._order(key)["status"]
-        made |= {"readdressed"} if "redirected" in made else set()
         return made | {standing[status]} if status in standing else made
 
     def _possible(self, key: str, was: Json) -> set[str]:
@@ -273,7 +273,8 @@ class _Now:
             for wish in self._task.data.get("wishes", ())
             if wish.get("refused") == key or (wish.get("yields") and wish["knows"].get("order") in (key, None))
         }
-        return {verb for verb, status in ALLOWED.items() if was["status"] == status} - refused
+        status = (self._order(key) if self._deeds(key) else was)["status"]
+        return {verb for verb, needed in ALLOWED.items() if status == needed} - refused
 
     def _refused(self, verb: str) -> bool:
         """Whether a wish with this verb has to be refused for another reason than the order's status."""

@@ -120,7 +120,9 @@ def order_thing(order: Json) -> str:
 def _done(order: Json, deed: str) -> list[Json]:
     """That a change was made."""
     items = [f"item {item['name'].lower()}" for item in order["items"]]
-    return [{"thing": order_thing(order), "things": items, "role": "deed", "value": deed, "or": ["done"]}]
+    others = ["done", "readdressed"] if deed == "redirected" else ["done"]
+    items += ["customer"] if deed == "redirected" else []
+    return [{"thing": order_thing(order), "things": items, "role": "deed", "value": deed, "or": others}]
 
 
 def _refusal(wish: Json, order: Json, *others: Json) -> list[Json]:
@@ -441,7 +443,7 @@ def change_home(scene: Scene) -> Made | None:
     where = address(scene.rng)
     goal = f"You have moved: your new default address is {place(where)}."
     wish = {"verb": "home", "knows": {"address": place(where)}, "goal": goal}
-    told: Json = {"thing": "customer", "role": "deed", "value": "moved", "or": ["done"]}
+    told: Json = {"thing": "customer", "role": "deed", "value": "moved", "or": ["done", "readdressed"]}
     return Made(wish, [_call("modify_user_address", user_id=scene.user_id, **where)], [told])
 
 

@@ -9,6 +9,7 @@ thing (an order, a flight, an item of an order)::
         of: [order]                     # the kinds of things that have it
         values: {shipped: ["shipped", "on its way"], ...}
         unless: ["..."]                 # a clause with this does not state it
+        adjective: true                 # a value just before a thing is said of that one
         inside: true                    # a "not" within a phrase denies it too, not only one before it
       - role: place
         of: [order]
@@ -106,6 +107,7 @@ class _Frame:
     moods: tuple[str, ...]
     unless: re.Pattern[str]
     inside: bool
+    adjective: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,6 +228,7 @@ class ClaimReader:
             tuple(frame.get("moods", ("is",))),
             expression(frame.get("unless", ()), self._lists),
             frame.get("inside", False),
+            frame.get("adjective", False),
         )
 
 
@@ -255,6 +258,9 @@ def _judged(frame: _Frame, stated: _Stated, places: _Places, moment: Moment) -> 
     quantified, kind = _quantifier(places.clause, frame.kinds)
     if kind:
         return _of_all(frame, stated, places, moment, quantified, kind)
+    if frame.adjective and (next_one := [one for one in here if 0 < one.start - stated.end <= 20]):
+        if "," not in places.clause[stated.end : next_one[0].start]:
+            return _verdict(frame, stated, [next_one[0].thing], moment)
     if here:
         return _verdict(frame, stated, _nearest(here, stated, places.clause), moment)
     spoken = [one for one in frame.kinds if re.search(rf"\b{one}\b", places.clause)]

@@ -54,7 +54,7 @@ def clauses(text: str) -> tuple[Clause, ...]:
             words = part.strip(" ,")
             if not words:
                 continue
-            if parts and not _VERB.search(words) and not piece.startswith(part):
+            if parts and not piece.startswith(part) and not (_VERB.search(words) and _VERB.search(parts[-1])):
                 parts[-1] += f" , {words}"
             else:
                 parts.append(words)
