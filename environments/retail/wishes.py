@@ -128,7 +128,12 @@ def _done(order: Json, deed: str) -> list[Json]:
 def _refusal(wish: Json, order: Json, *others: Json) -> list[Json]:
     """That it can not be done, or the reason: the status, or one of ``others``. Marks the wish as refused."""
     wish["refused"] = order["order_id"]
-    can: Json = {"thing": order_thing(order), "role": "can", "value": VERBS.get(wish["verb"], wish["verb"]), "denied": True}
+    can: Json = {
+        "thing": order_thing(order),
+        "role": "can",
+        "value": VERBS.get(wish["verb"], wish["verb"]),
+        "denied": True,
+    }
     can["things"] = [f"item {item['name'].lower()}" for item in order["items"]]
     return [{"any": [can, *(others or [_status(order)])]}]
 
@@ -411,7 +416,10 @@ def payment_short(scene: Scene) -> Made | None:
     method = scene.method(lambda one: one["id"] != paid_with(order) and one.get("balance", amount) < amount)
     if method is None:
         return None
-    wish, short = _payment_wish(order, method), {"thing": "customer", "role": "balance", "value": f"{method['balance']:g}"}
+    wish, short = (
+        _payment_wish(order, method),
+        {"thing": "customer", "role": "balance", "value": f"{method['balance']:g}"},
+    )
     low = {"thing": "customer", "role": "covers", "value": "no"}
     yes = {"thing": "customer", "role": "covers", "value": "yes", "denied": True}
     refused = _forbidden("modify_pending_order_payment", order)
@@ -496,7 +504,14 @@ def number_forgotten(maker: Maker) -> Maker:
     return make
 
 
-BESIDE: tuple[Maker, ...] = (cancel, return_item, change_address, change_payment, another_variant("exchange"), change_home)
+BESIDE: tuple[Maker, ...] = (
+    cancel,
+    return_item,
+    change_address,
+    change_payment,
+    another_variant("exchange"),
+    change_home,
+)
 """Wishes to be granted that stand beside one that is refused or only asks."""
 
 

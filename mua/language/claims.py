@@ -41,7 +41,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
 from mua.language.clauses import Clause, clauses, denied
 from mua.language.patterns import expression, load, translated
@@ -185,10 +185,10 @@ class ClaimReader:
                 start, end = found.span(name)
                 value = _canonical(frame.slot, found[name])
                 yield _Stated(value, start, end, denied(text, start), named=True)
-        if frame.each and (found := self._slotted(frame, moment).search(text)):
+        if frame.each and (head := self._slotted(frame, moment).search(text)):
             for value, start, end in self._words(frame.each, text, moment):
-                if start >= found.end():
-                    yield _Stated(value, start, end, denied(text, found.end()), named=True)
+                if start >= head.end():
+                    yield _Stated(value, start, end, denied(text, head.end()), named=True)
 
     def _slotted(self, frame: _Frame, moment: Moment) -> re.Pattern[str]:
         words = tuple(moment.vocabularies.get(frame.slot, ()))
@@ -295,7 +295,8 @@ _JOINED = frozenset(", and or nor as well plus & the your a an both also order o
 
 def _verdict(frame: _Frame, stated: _Stated, things: Sequence[Thing], moment: Moment) -> Review:
     """Of things that are named: each has to have the value, or none if it is denied; there is no other thing."""
-    true, false = [], []
+    true: list[Claim] = []
+    false: list[Claim] = []
     for thing in things:
         claim = Claim(thing, frame.role, stated.value, stated.denied)
         if thing not in moment.sheets:
@@ -307,9 +308,7 @@ def _verdict(frame: _Frame, stated: _Stated, things: Sequence[Thing], moment: Mo
     return Review(unread=(f"{frame.role} {stated.value}",))
 
 
-def _of_focus(
-    frame: _Frame, stated: _Stated, places: _Places, moment: Moment, kinds: Sequence[str]
-) -> Review:
+def _of_focus(frame: _Frame, stated: _Stated, places: _Places, moment: Moment, kinds: Sequence[str]) -> Review:
     """Of what is under discussion: the latest thing has it, or another one; a denial must hold for the latest."""
     known = [thing for thing in _known(frame, places, moment) if thing.partition(" ")[0] in kinds]
     if not known:
@@ -411,4 +410,7 @@ def _vocabulary(words: tuple[str, ...]) -> re.Pattern[str]:
 
 
 def _choice(words: Iterable[str]) -> str:
-    return "|".join(re.escape(normalised(word)).replace("\\ ", "[ _]") for word in sorted(words, key=len, reverse=True)) or r"(?!)"
+    return (
+        "|".join(re.escape(normalised(word)).replace("\\ ", "[ _]") for word in sorted(words, key=len, reverse=True))
+        or r"(?!)"
+    )

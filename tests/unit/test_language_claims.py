@@ -41,7 +41,12 @@ WORDS = {
         {"role": "count", "of": ["order"], "slot": "number", "phrases": ["{number} things in"]},
         {"role": "price", "of": ["item"], "slot": "money", "phrases": ["(costs|is) {money}"]},
         {"role": "can", "of": ["order"], "moods": ["can"], "values": {"cancel": ["<cancel>"]}},
-        {"role": "deed", "of": ["order", "item"], "inside": True, "values": {"returned": ["<return:done>", "not taken back"]}},
+        {
+            "role": "deed",
+            "of": ["order", "item"],
+            "inside": True,
+            "values": {"returned": ["<return:done>", "not taken back"]},
+        },
     ],
 }
 HERE = Moment(
@@ -127,7 +132,10 @@ def test_a_clause_has_a_mood(text: str, mood: str):
 
 
 def test_sentences_are_split_into_clauses():
-    assert [one.text for one in clauses("it is shipped , so i can not cancel it")] == ["it is shipped", "i can not cancel it"]
+    assert [one.text for one in clauses("it is shipped , so i can not cancel it")] == [
+        "it is shipped",
+        "i can not cancel it",
+    ]
     assert [one.text for one in clauses("status : shipped")] == ["status : shipped"]
     assert [one.text for one in clauses("it contains a lamp , a clock and a desk")] == [
         "it contains a lamp , a clock and a desk"
