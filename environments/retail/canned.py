@@ -89,7 +89,9 @@ def refuse_by_verb(glance: Glance) -> Moves:
 def refuse_all(glance: Glance) -> Moves:
     """Reads the order without asking who writes, and refuses."""
     number, order = yield from _order(glance.opening)
-    yield from says(f"Sorry, I cannot do that for {number}: it is {order.get('status')} and it is not your order.")(glance)
+    yield from says(f"Sorry, I cannot do that for {number}: it is {order.get('status')} and it is not your order.")(
+        glance
+    )
 
 
 def claim_everything(glance: Glance) -> Moves:

@@ -12,7 +12,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from environments.retail.words import CITIES, FIRST_NAMES, LAST_NAMES, PRODUCTS
-from mua.environment.conduct import Past, Rules
+from mua.environment.conduct import Called, Past, Rules
 from mua.environment.database import Code
 from mua.environment.overlay import Base, Overlay
 from mua.environment.protocol import Task
@@ -164,8 +164,13 @@ class _Now:
 
     def _customer(self) -> Sheet:
         user = self._user()
-        deeds = {"moved", "readdressed", "done"} if any(call.name == "modify_user_address" for call in self._past.calls) else set()
+        deeds = (
+            {"moved", "readdressed", "done"}
+            if any(call.name == "modify_user_address" for call in self._past.calls)
+            else set()
+        )
         deeds |= {"done"} if any(call.name in _DEEDS for call in self._past.calls) else set()
+        deeds |= {"readdressed"} if any("redirected" in self._deeds(key) for key in self._orders) else set()
         sheet: dict[str, frozenset[str]] = {
             "verified": frozenset({"yes"} if self._verified else {"no"}),
             "deed": frozenset(deeds),
@@ -231,7 +236,9 @@ class _Now:
             "option": frozenset().union(*(self._options(item["name"]) for item in order["items"])),
             "total": frozenset({_sum(paid["amount"]), _sum(sum(item["price"] for item in order["items"]))}),
             "paid with": frozenset(self._payers(order)),
-            "paid now": frozenset({[_method(one["payment_method_id"]) for one in now if one["transaction_type"] == "payment"][-1]}),
+            "paid now": frozenset(
+                {[_method(one["payment_method_id"]) for one in now if one["transaction_type"] == "payment"][-1]}
+            ),
             "refund": frozenset({"paid"} if self._refunds(key) else ()),
             "refund amount": self._refunded(order, was),
             "exists": frozenset({"yes"}),
@@ -255,15 +262,14 @@ class _Now:
         found: Json = self._base.tables["users"][order["user_id"]]["name"]
         return found
 
-    def _calls_on(self, key: str) -> list[Json]:
-        return [call for call in self._past.calls if call.arguments.get("order_id") == key]  # type: ignore[misc]
+    def _calls_on(self, key: str) -> list[Called]:
+        return [call for call in self._past.calls if call.arguments.get("order_id") == key]
 
     def _deeds(self, key: str) -> set[str]:
         """What was done to an order, now or before this conversation."""
         made = {_DEEDS[call.name][0] for call in self._calls_on(key) if call.name in _DEEDS}
         standing = {"cancelled": "cancelled", "return requested": "returned", "exchange requested": "exchanged"}
         status = self._order(key)["status"]
-        made |= {"readdressed"} if "redirected" in made else set()
         return made | {standing[status]} if status in standing else made
 
     def _possible(self, key: str, was: Json) -> set[str]:
@@ -273,7 +279,8 @@ class _Now:
             for wish in self._task.data.get("wishes", ())
             if wish.get("refused") == key or (wish.get("yields") and wish["knows"].get("order") in (key, None))
         }
-        return {verb for verb, status in ALLOWED.items() if was["status"] == status} - refused
+        status = (self._order(key) if self._deeds(key) else was)["status"]
+        return {verb for verb, needed in ALLOWED.items() if status == needed} - refused
 
     def _refused(self, verb: str) -> bool:
         """Whether a wish with this verb has to be refused for another reason than the order's status."""
@@ -352,7 +359,11 @@ class _Now:
             order, ids = self._order(key), {item["item_id"]}
             deeds |= {"cancelled"} if order["status"] == "cancelled" else set()
             deeds |= {"returned"} if ids & set(order.get("return_items", ())) else set()
-            deeds |= {"exchanged"} if ids & {*order.get("exchange_items", ()), *order.get("exchange_new_items", ())} else set()
+            deeds |= (
+                {"exchanged"}
+                if ids & {*order.get("exchange_items", ()), *order.get("exchange_new_items", ())}
+                else set()
+            )
             old = {one["item_id"] for one in self._base.tables["orders"][key]["items"]}
             new = {one["item_id"] for one in order["items"]}
             deeds |= {"modified"} if ids & (old ^ new) else set()
@@ -365,7 +376,9 @@ class _Now:
         found = {value for item in held for value in item["options"].values()}
         for key in self._orders:
             new = set(self._order(key).get("exchange_new_items", ()))
-            found |= {v for one in product["variants"].values() if one["item_id"] in new for v in one["options"].values()}
+            found |= {
+                v for one in product["variants"].values() if one["item_id"] in new for v in one["options"].values()
+            }
         if any(call.arguments.get("product_id") == product["product_id"] for call in self._past.calls):
             found |= {value for one in product["variants"].values() for value in one["options"].values()}
         return frozenset(found or {v for one in product["variants"].values() for v in one["options"].values()})
@@ -394,7 +407,11 @@ class _Now:
             found |= {item["price"] for item in items}
             found |= {abs(one["amount"]) for one in order["payment_history"]}
             found |= {round(sum(item["price"] for item in one["items"]), 2) for one in (was, order)}
-            found |= {round(sum(item["price"] for item in order["items"] if item["item_id"] in order.get("return_items", ())), 2)}
+            found |= {
+                round(
+                    sum(item["price"] for item in order["items"] if item["item_id"] in order.get("return_items", ())), 2
+                )
+            }
             found.add(abs(order.get("exchange_price_difference", 0.0)))
             for item in items:
                 variants = self._base.tables["products"][item["product_id"]]["variants"].values()

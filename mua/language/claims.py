@@ -9,6 +9,7 @@ thing (an order, a flight, an item of an order)::
         of: [order]                     # the kinds of things that have it
         values: {shipped: ["shipped", "on its way"], ...}
         unless: ["..."]                 # a clause with this does not state it
+        adjective: true                 # a value just before a thing is said of that one
         inside: true                    # a "not" within a phrase denies it too, not only one before it
       - role: place
         of: [order]
@@ -40,7 +41,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
 from mua.language.clauses import Clause, clauses, denied
 from mua.language.patterns import expression, load, translated
@@ -106,6 +107,7 @@ class _Frame:
     moods: tuple[str, ...]
     unless: re.Pattern[str]
     inside: bool
+    adjective: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,10 +185,10 @@ class ClaimReader:
                 start, end = found.span(name)
                 value = _canonical(frame.slot, found[name])
                 yield _Stated(value, start, end, denied(text, start), named=True)
-        if frame.each and (found := self._slotted(frame, moment).search(text)):
+        if frame.each and (head := self._slotted(frame, moment).search(text)):
             for value, start, end in self._words(frame.each, text, moment):
-                if start >= found.end():
-                    yield _Stated(value, start, end, denied(text, found.end()), named=True)
+                if start >= head.end():
+                    yield _Stated(value, start, end, denied(text, head.end()), named=True)
 
     def _slotted(self, frame: _Frame, moment: Moment) -> re.Pattern[str]:
         words = tuple(moment.vocabularies.get(frame.slot, ()))
@@ -226,6 +228,7 @@ class ClaimReader:
             tuple(frame.get("moods", ("is",))),
             expression(frame.get("unless", ()), self._lists),
             frame.get("inside", False),
+            frame.get("adjective", False),
         )
 
 
@@ -255,6 +258,9 @@ def _judged(frame: _Frame, stated: _Stated, places: _Places, moment: Moment) -> 
     quantified, kind = _quantifier(places.clause, frame.kinds)
     if kind:
         return _of_all(frame, stated, places, moment, quantified, kind)
+    if frame.adjective and (next_one := [one for one in here if 0 < one.start - stated.end <= 20]):
+        if "," not in places.clause[stated.end : next_one[0].start]:
+            return _verdict(frame, stated, [next_one[0].thing], moment)
     if here:
         return _verdict(frame, stated, _nearest(here, stated, places.clause), moment)
     spoken = [one for one in frame.kinds if re.search(rf"\b{one}\b", places.clause)]
@@ -289,7 +295,8 @@ _JOINED = frozenset(", and or nor as well plus & the your a an both also order o
 
 def _verdict(frame: _Frame, stated: _Stated, things: Sequence[Thing], moment: Moment) -> Review:
     """Of things that are named: each has to have the value, or none if it is denied; there is no other thing."""
-    true, false = [], []
+    true: list[Claim] = []
+    false: list[Claim] = []
     for thing in things:
         claim = Claim(thing, frame.role, stated.value, stated.denied)
         if thing not in moment.sheets:
@@ -301,9 +308,7 @@ def _verdict(frame: _Frame, stated: _Stated, things: Sequence[Thing], moment: Mo
     return Review(unread=(f"{frame.role} {stated.value}",))
 
 
-def _of_focus(
-    frame: _Frame, stated: _Stated, places: _Places, moment: Moment, kinds: Sequence[str]
-) -> Review:
+def _of_focus(frame: _Frame, stated: _Stated, places: _Places, moment: Moment, kinds: Sequence[str]) -> Review:
     """Of what is under discussion: the latest thing has it, or another one; a denial must hold for the latest."""
     known = [thing for thing in _known(frame, places, moment) if thing.partition(" ")[0] in kinds]
     if not known:
@@ -405,4 +410,7 @@ def _vocabulary(words: tuple[str, ...]) -> re.Pattern[str]:
 
 
 def _choice(words: Iterable[str]) -> str:
-    return "|".join(re.escape(normalised(word)).replace("\\ ", "[ _]") for word in sorted(words, key=len, reverse=True)) or r"(?!)"
+    return (
+        "|".join(re.escape(normalised(word)).replace("\\ ", "[ _]") for word in sorted(words, key=len, reverse=True))
+        or r"(?!)"
+    )
