@@ -93,15 +93,12 @@ def over_limit(line: Json, gb: int) -> Json:
 
 
 def overdue(line: Json, bill: Json, what: str) -> list[Json]:
-    """That the bill is, and that what the user wants can not be done."""
+    """That the bill is; that what the user wants can not be done follows, and is put in too many ways to ask for one."""
     months = [f"bill {MONTHS[bill['month']]}", f"bill {bill['bill_id'].lower()}"]
     is_overdue = {"thing": months[0], "things": months[1:], "role": "status", "value": "overdue", "or": ["unpaid"]}
     unpaid = is_overdue | {"value": "paid", "or": [], "denied": True}
-    stays = [_of(line, "can", what, denied=True), *([_of(line, "status", "suspended")] if what == "resume" else [])]
-    return [
-        {"any": [is_overdue, unpaid, _of(line, "reason", "unpaid bill")], "say": "The bill is overdue."},
-        {"any": stays, "say": f"I cannot {_WORDS[what]}."},
-    ]
+    told = [is_overdue, unpaid, _of(line, "reason", "unpaid bill")]
+    return [{"any": told, "say": f"The bill is overdue, so I cannot {_WORDS[what]}."}]
 
 
 _WORDS = {"resume": "resume your line", "change plan": "change your plan"}
