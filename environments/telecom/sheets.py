@@ -72,7 +72,7 @@ def moment(task: Task, start: Base, state: Overlay, past: Past) -> Moment:
     sheets |= _bills(bills) | _charges(bills) | _plans() | _phone(now)
     sheets["customer"] = _customer(customer, known, verified=verified) | {"read": _flag(_has_read(past))}
     sheets[AGENT] = {"deed": frozenset(_of_agent(deeds, past))}
-    focus = [*_focus(task, bills), "phone", "customer", f"line {now.line['number']}"]
+    focus = [*_focus(bills), f"plan {now.plan['plan_id'].lower()}", "phone", "customer", f"line {now.line['number']}"]
     return Moment(sheets, focus, _WORDS, _amounts(now, bills))
 
 
@@ -84,12 +84,11 @@ _WORDS: Mapping[str, Sequence[str]] = {
 }
 
 
-def _focus(task: Task, bills: Sequence[Json]) -> list[Thing]:
-    """Bills, the one that is talked about last."""
-    found = ["bill bills", *(f"bill {MONTHS[bill['month']]}" for bill in bills)]
-    overdue = [f"bill {MONTHS[bill['month']]}" for bill in bills if bill["status"] in ("overdue", "requested")]
-    extra = [f"charge {charge['for']}" for bill in bills for charge in bill["charges"] if charge["for"] in CHARGES]
-    return [*found, *overdue, *extra]
+def _focus(bills: Sequence[Json]) -> list[Thing]:
+    """What is said of a bill without naming it is said of an overdue one, where there is any."""
+    overdue = [bill for bill in bills if bill["status"] in ("overdue", "requested")]
+    found = [f"bill {MONTHS[bill['month']]}" for bill in overdue or bills]
+    return found + [f"charge {charge['for']}" for bill in bills for charge in bill["charges"] if charge["for"] in CHARGES]
 
 
 def _line(now: View, before: View, deeds: set[str], bills: Sequence[Json]) -> dict[str, frozenset[str]]:
@@ -103,7 +102,7 @@ def _line(now: View, before: View, deeds: set[str], bills: Sequence[Json]) -> di
         "roaming": _flag(plan["roaming_included"]),
         "refuel": _sums(plan["refuel_price_per_gb"]),
         "unlimited": _NOTHING,
-        "limit": _numbers(plan["refuel_limit_gb"]),
+        "limit": _numbers(plan["refuel_limit_gb"], plan["refuel_limit_gb"] - line["data_refuelled_gb"]),
         "refund": _NOTHING,
         "untouched": _flag(not deeds - {"phone", "done"}),
         "was": frozenset({before.line["plan_id"].lower(), line["plan_id"].lower()}),
