@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 from environments.telecom import DOMAIN, TelecomDomain
 from environments.telecom.faults import SOLVED
 from environments.telecom.recipes import RECIPES
 from environments.telecom.tasks import load_split
-from environments.telecom.user import PhoneUser
+from environments.telecom.gold import gold_moves
+from environments.telecom.user import PhoneUser, customer
 from mua.environment.database import DatabaseEnvironment
-from mua.environment.protocol import (
-    Evaluation,
-    Split,
-    Task,
-    ToolResult,
-    ToolSchema,
-    Transcript,
-)
+from mua.environment.demonstrate import replay_gold
+from mua.environment.protocol import Environment, Evaluation, Move, Split, Task, ToolResult, ToolSchema
 from mua.types import Json
 
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
@@ -55,16 +53,37 @@ def agent(name: str, **arguments: Json | bool | str | int) -> Json:
     return {"name": name, "arguments": arguments}
 
 
-def gold_texts(task: Task) -> list[str]:
-    return [move for move in DOMAIN.gold(task) if isinstance(move, str)]
+class Replayed:
+    """A domain whose gold moves are these."""
+
+    def __init__(self, domain: TelecomDomain, moves: Sequence[Move]) -> None:
+        self._domain = domain
+        self._moves = moves
+
+    def environment(self) -> Environment:
+        return self._domain.environment()
+
+    def gold(self, task: Task) -> Sequence[Move]:
+        return self._moves
 
 
-def judged(task: Task, actions: Sequence[Json], texts: Sequence[str] | None = None) -> Evaluation:
-    environment = opened(task)
-    for action in actions:
-        do(environment, action)
-    said = gold_texts(task) if texts is None else texts
-    return environment.evaluate(Transcript([{"role": "assistant", "content": text} for text in said]))
+def moves_of(task: Task, actions: Sequence[Json], texts: Sequence[str] | None = None) -> list[Move]:
+    """Gold's reads and looks with other actions, and with these texts in the end instead of gold's."""
+    changed = replace(task, data={**task.data, "actions": list(actions)})
+    moves, told = gold_moves(changed), len(task.data["facts"])
+    return moves if texts is None else [*moves[: len(moves) - told], *texts]
+
+
+def judged(
+    task: Task, actions: Sequence[Json], texts: Sequence[str] | None = None, domain: TelecomDomain = DOMAIN
+) -> Evaluation:
+    return verdict_on(task, moves_of(task, actions, texts), domain)
+
+
+def verdict_on(task: Task, moves: Sequence[Move], domain: TelecomDomain = DOMAIN) -> Evaluation:
+    """Of these moves, nobody answering."""
+    replayed: Any = Replayed(domain, moves)
+    return asyncio.run(replay_gold(replayed, task)).evaluation
 
 
 class Phone:
@@ -82,7 +101,7 @@ class Phone:
         return self._environment.user_call(name, arguments)
 
 
-def person(task: Task, seed: int = 0) -> tuple[PhoneUser, Phone]:
-    who, phone = PhoneUser(task, seed), Phone(opened(task))
+def person(task: Task, seed: int = 0, persona: str = "brief") -> tuple[PhoneUser, Phone]:
+    who, phone = customer(task, seed, [persona]), Phone(opened(task))
     who.take_tools(phone)
     return who, phone

@@ -82,8 +82,7 @@ def on_the_phone(*instructions: str, who: str = "nobody") -> Player:
     def play(glance: Glance) -> Generator[Move, str, None]:
         if who == "everybody":
             yield from _identified(glance)
-        for text in instructions:
-            yield text
+        yield from instructions
 
     return play
 
@@ -169,7 +168,9 @@ CANNED: Mapping[str, Canned] = {
     "look and fix everything": Canned(on_the_phone(*LOOKS, *FIXES, who="everybody")),
     "restart the phone": Canned(on_the_phone(*FIXES[-2:], *FIXES[-2:], who="everybody")),
     "nobody is verified": Canned(refuse("Sorry, I cannot verify your identity, so I change nothing.")),
-    "all bills are overdue": Canned(refuse("Your bill is overdue, so I cannot change your plan or resume your line. Please pay.")),
+    "all bills are overdue": Canned(
+        refuse("Your bill is overdue, so I cannot change your plan or resume your line. Please pay.")
+    ),
     "no roaming": Canned(refuse("Your plan does not include roaming, so I cannot switch roaming on. Nomad would.")),
     "the limit is reached": Canned(refuse("The limit is 10 GB a month, so I cannot add more data.")),
     "hand over as fraud": Canned(hand_over("fraud", reads=True)),

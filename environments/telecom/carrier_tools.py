@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from environments.telecom.signals import View
-from environments.telecom.world import PLANS
+from environments.telecom.world import PLANS, lines_by_number
 from mua.environment.database import Tool, ToolError
 from mua.environment.overlay import Overlay
 from mua.environment.protocol import ToolSchema
@@ -43,10 +43,10 @@ def _found(database: Overlay, table: str, key: str, what: str) -> Json:
 
 def _find_by_number(database: Overlay, number: str) -> Json:
     wanted = "".join(filter(str.isdigit, number))
-    for line_id, line in database.items("lines"):
-        if line["number"].replace("-", "") == wanted:
-            return {"customer_id": line["customer_id"], "line_id": line_id}
-    raise ToolError(f"no line has the number {number}")
+    line = lines_by_number().get(wanted)
+    if line is None:
+        raise ToolError(f"no line has the number {number}")
+    return {"customer_id": line["customer_id"], "line_id": line["line_id"]}
 
 
 def _find_by_name(database: Overlay, first_name: str, last_name: str, date_of_birth: str) -> Json:

@@ -273,7 +273,10 @@ class Expert:
         return (yield from self._say(f"Please restart your phone. {NOW}"))
 
     def _mend(self, checks: Sequence[tuple[str, str, str]], test: str) -> Steps:
-        """Ask about settings (a question, what a wrong answer holds, the remedy), mend what is wrong, have it tested."""
+        """Ask about settings (a question, what a wrong answer holds, the remedy), mend what is wrong, have it tested.
+
+        It is tested once more where the user did not report.
+        """
         advice: list[str] = []
         for question, wrong, remedy in checks:
             reply = yield from self._until(question, lambda reply: re.search(_REPORTED, reply) is not None)
@@ -282,10 +285,8 @@ class Expert:
             advice.append("Then restart your phone.")
         for remedy in advice:
             yield from self._say(remedy)
-        for _ in range(MOST_QUESTIONS):
-            if not re.search(r"Mbps, good|was sent|shows \d.*Mbps" if "picture" not in test else r"was sent", (yield from self._say(test))):
-                continue
-            return
+        shown = "was sent" if "picture" in test else "Mbps"
+        yield from self._until(test, lambda reply: shown in reply)
 
     def _mobile_data(self) -> list[tuple[str, str, str]]:
         """Questions and remedies for data."""
@@ -383,7 +384,12 @@ def _last_seen(reply: str) -> str:
     """What the status bar showed last, of all that the user reports."""
     if "status bar" in reply:
         return ""
-    found = [match[0] for match in _SEEN.finditer(reply.replace("airplane mode is off now", "").replace("airplane mode is on now", ""))]
+    found = [
+        match[0]
+        for match in _SEEN.finditer(
+            reply.replace("airplane mode is off now", "").replace("airplane mode is on now", "")
+        )
+    ]
     return found[-1] if found else ""
 
 

@@ -93,7 +93,7 @@ def over_limit(line: Json, gb: int) -> Json:
 
 
 def overdue(line: Json, bill: Json, what: str) -> list[Json]:
-    """That the bill is; that what the user wants can not be done follows, and is put in too many ways to ask for one."""
+    """That the bill is; that what is wanted can not be done follows, and is put in too many ways to ask for one."""
     months = [f"bill {MONTHS[bill['month']]}", f"bill {bill['bill_id'].lower()}"]
     is_overdue = {"thing": months[0], "things": months[1:], "role": "status", "value": "overdue", "or": ["unpaid"]}
     unpaid = is_overdue | {"value": "paid", "or": [], "denied": True}

@@ -1,4 +1,4 @@
-"""The gold moves of a task: look everything up that is read, then act, each setting of the phone looked at, then tell."""
+"""The gold moves of a task: look everything up, act, with each setting of the phone looked at before, and tell."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What a person does on the phone when asked to: the tools that a message asks for, with what it says of their arguments.
+"""What a person does on the phone when asked to: the tools that a message asks for, and what it says of them.
 
-Which tools are meant is understood by :mod:`mua.language.acts`; here it is read whether a thing is to be on or off, which
-mode, code or permission. What is left open is done in the way that mends a phone, or asked back.
+Which tools are meant is understood by :mod:`mua.language.acts`; here it is read whether a thing is to be on or off,
+which mode, code or permission. What is left open is done in the way that mends a phone, or asked back.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ MOST = 6
 _MENDS = {"mobile_data": True, "data_roaming": True, "wifi": True}
 """Switches that are on in a phone that works; the others are off."""
 _TURN = re.compile(
-    r"\b(?:turn\w*|switch\w*|put\w*|set|get\w*|leav\w*|keep\w*|make sure|ensure)\b(?:(?! then | after ).){0,60}?\b(on|off|enabled|disabled)\b"
+    r"\b(?:turn\w*|switch\w*|put\w*|set|get\w*|leav\w*|keep\w*|make sure|ensure)\b"
+    r"(?:(?! then | after ).){0,60}?\b(on|off|enabled|disabled)\b"
     r"|\b(enabl\w+|activat\w+|disabl\w+|deactivat\w+|disconnect\w*|quit|stop|leave|out of)\b"
 )
 _OFF = re.compile(r"off|disabl|deactiv|disconn|quit|stop|leave|out of")
@@ -27,8 +28,10 @@ _MODE = re.compile(r"\b(auto(?:matic)?|[2345]g|lte)\b")
 _RESEAT = re.compile(r"\bre-?(?:seat|insert)")
 _PUK = re.compile(r"\b\d{8}\b")
 _WORKS = re.compile(
-    r"\b(?:work(?:s|ed|ing)?|solved|fixed|resolved|better|faster|gone|improved|any change|service again|network again|try (?:it )?(?:again|now))\b"
+    r"\b(?:work(?:s|ed|ing)?|solved|fixed|resolved|better|faster|gone|improved|any change|service again|network again"
+    r"|try (?:it )?(?:again|now))\b"
 )
+_OFFER = re.compile(r"\b(?:shall|should|may|can|could) (?:i|we)\b|\bwould you like\b|\bdo you want\b")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,16 +50,33 @@ def requests(instructs: Sequence[str], message: str) -> list[Request]:
     """What a message asks for, in its order; each thing once."""
     text = " . ".join(sentence.text for sentence in sentences(message))
     found: list[Request] = []
-    if _RESEAT.search(text) and "reseat_sim" not in instructs:
-        instructs = ["reseat_sim", *instructs]
+    instructs = _with_implied(instructs, text)
     for tool in instructs:
         found += [one for one in _requests(tool, text, instructs) if one not in found]
     return found
 
 
+def _with_implied(instructs: Sequence[str], text: str) -> list[str]:
+    """What is asked for besides: "make sure that it is on", "look whether it is on, and if not turn it on"."""
+    found = list(instructs)
+    if _RESEAT.search(text) and "reseat_sim" not in found:
+        found.insert(0, "reseat_sim")
+    for setting, names in NAMES.items():
+        named = "|".join(map(re.escape, names))
+        looked, conditional = f"check_{setting}" in found, _IF_SO.search(text) is not None
+        sure = re.search(rf"\b(?:make sure|ensure)\b[^.]{{0,30}}\b(?:{named})", text) is not None
+        if f"set_{setting}" not in found and (sure or (looked and conditional)):
+            found.insert(found.index(f"check_{setting}") + 1 if looked else len(found), f"set_{setting}")
+    return found
+
+
+_IF_SO = re.compile(r"\bif\b.{0,40}\b(?:turn|switch|put|enable|disable|activate|deactivate)\b")
+
+
 def wonders(message: str) -> bool:
     """Whether it is asked if the problem is gone."""
-    return any(_WORKS.search(one.text) is not None and one.question for one in sentences(message))
+    asked = [one.text for one in sentences(message) if one.question]
+    return any(_WORKS.search(text) is not None and _OFFER.search(text) is None for text in asked)
 
 
 def _requests(tool: str, text: str, all_asked: Sequence[str]) -> Iterator[Request]:
@@ -79,7 +99,9 @@ def _requests(tool: str, text: str, all_asked: Sequence[str]) -> Iterator[Reques
 def _turns(setting: str, text: str) -> list[bool]:
     """On and off, in order; what is nearest to the thing's name counts."""
     turns = [(found.start(), found.end(), _OFF.search(found[1] or found[2]) is None) for found in _TURN.finditer(text)]
-    if setting == "airplane_mode" and (re.search(r"\b(?:toggl|cycl)", text) or {on for *_, on in turns} == {True, False}):
+    if setting == "airplane_mode" and (
+        re.search(r"\b(?:toggl|cycl)", text) or {on for *_, on in turns} == {True, False}
+    ):
         return [True, False]
     place = _place(setting, text)
     if not turns or place is None:

@@ -10,11 +10,14 @@ import re
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
-from environments.telecom.world import base
+from environments.telecom.world import base, lines_by_number
 from mua.environment.conduct import Past
 from mua.types import Json
 
-_MONTHS = "january february march april may june july august september october november december".split()
+_MONTHS = (
+    "january", "february", "march", "april", "may", "june",
+    "july", "august", "september", "october", "november", "december",
+)  # fmt: skip
 _MONTH = "|".join(f"{month[:3]}(?:{month[3:]})?" for month in _MONTHS) + "|sept"
 _ISO = re.compile(r"\b(\d{4})[-/.](\d{1,2})[-/.](\d{1,2})\b")
 _DAY_FIRST = re.compile(rf"\b(\d{{1,2}})(?:st|nd|rd|th)?\.?(?: of)? ({_MONTH})\.?,? (\d{{4}})\b")
@@ -23,7 +26,8 @@ _NUMERIC = re.compile(r"\b(\d{1,2})[-/.](\d{1,2})[-/.](\d{4})\b")
 _NUMBER = re.compile(r"\d(?:[ ().-]{0,2}\d){6,}")
 
 
-def dates(text: str) -> set[str]:
+@lru_cache(maxsize=4096)
+def dates(text: str) -> frozenset[str]:
     """The dates of a text, as YYYY-MM-DD; of ``3/4/1990`` both readings."""
     low = text.lower()
     found = {_iso(year, month, day) for year, month, day in _ISO.findall(low)}
@@ -31,12 +35,13 @@ def dates(text: str) -> set[str]:
     found |= {_iso(year, _number(month), day) for month, day, year in _MONTH_FIRST.findall(low)}
     for one, other, year in _NUMERIC.findall(low):
         found |= {_iso(year, one, other), _iso(year, other, one)}
-    return found
+    return frozenset(found)
 
 
-def numbers(text: str) -> set[str]:
+@lru_cache(maxsize=4096)
+def numbers(text: str) -> frozenset[str]:
     """The phone numbers of a text, digits only."""
-    return {re.sub(r"\D", "", found) for found in _NUMBER.findall(text)}
+    return frozenset(re.sub(r"\D", "", found) for found in _NUMBER.findall(text))
 
 
 def identified(past: Past, heard: Sequence[str] | None = None) -> set[str]:
@@ -49,8 +54,12 @@ def identified(past: Past, heard: Sequence[str] | None = None) -> set[str]:
             found |= {customer for customer in by_name(call.arguments) if gave(customer, texts)}
         elif call.name == "find_customer_by_number":
             number = re.sub(r"\D", "", str(call.arguments["number"]))
-            customer = by_number().get(number)
-            if customer in looked_up and (not texts or number in _numbers(texts)) and gave(customer, texts):
+            customer = lines_by_number().get(number, {}).get("customer_id")
+            if (
+                customer in looked_up
+                and (not texts or any(number in numbers(text) for text in texts))
+                and gave(customer, texts)
+            ):
                 found.add(customer)
     return found
 
@@ -61,13 +70,7 @@ def gave(customer_id: str, heard: Sequence[str]) -> bool:
         return True
     record, text = base().tables["customers"][customer_id], " ".join(heard).lower()
     names = all(re.search(rf"\b{re.escape(part.lower())}\b", text) for part in record["name"].values())
-    return names and record["date_of_birth"] in _dates(tuple(heard))
-
-
-@lru_cache(maxsize=1)
-def by_number() -> dict[str, str]:
-    """Phone number, digits only -> customer."""
-    return {line["number"].replace("-", ""): line["customer_id"] for line in base().tables["lines"].values()}
+    return names and any(record["date_of_birth"] in dates(said) for said in heard)
 
 
 def by_name(arguments: Json) -> Iterator[str]:
@@ -91,16 +94,6 @@ def owner(key: str, value: object) -> str:
         return str(value)
     record = base().tables["lines" if key == "line_id" else "bills"].get(str(value), {})
     return str(record.get("customer_id", ""))
-
-
-@lru_cache(maxsize=256)
-def _dates(texts: tuple[str, ...]) -> frozenset[str]:
-    return frozenset().union(*map(dates, texts))
-
-
-@lru_cache(maxsize=256)
-def _numbers(texts: tuple[str, ...]) -> frozenset[str]:
-    return frozenset().union(*map(numbers, texts))
 
 
 def _number(month: str) -> int:

@@ -181,7 +181,10 @@ def _stranger(wish: Callable[[Scene], Draft]) -> Callable[[Scene], Draft]:
         forbidden = [
             {"name": name} for name in ("get_puk_code", "change_plan", "resume_line", "set_bar", "refuel_data")
         ]
-        demands = [given(known["first"], known["last"], known["born"]), facts.record_read(scene.customer["customer_id"])]
+        demands = [
+            given(known["first"], known["last"], known["born"]),
+            facts.record_read(scene.customer["customer_id"]),
+        ]
         return Draft(wishes, facts=[facts.NOT_VERIFIED], demands=demands, forbidden=forbidden, known=known)
 
     return make

@@ -1,8 +1,8 @@
 """What has to come before what at Vela Mobile; the words of it are in policy.md.
 
 * Whoever asks is identified before anything of an account is told or changed.
-* What is changed was looked at before: the line, its data, its bills; on the phone the setting itself, and only what was
-  seen to be wrong is changed there.
+* What is changed was looked at before: the line, its data, its bills; on the phone the setting itself, and only what
+  was seen to be wrong is changed there.
 * What costs money or lifts what the customer had set needs a yes to a message that names it.
 """
 
@@ -42,7 +42,11 @@ WRITES: Mapping[str, Sequence[Json]] = {
     "suspend_line": (_identity("line_id"), _LINE),
     "set_roaming": (_identity("line_id"), _LINE),
     "set_bar": (_identity("line_id"), _LINE, {"lift": True, "name": "a yes to lifting the bar"}),
-    "refuel_data": (_identity("line_id"), _USAGE, _agreed(r"\b{gb} ?(?:gb|gigs?|gigabytes?)\b|(?:gb|gigabytes).*\b{gb}\b")),
+    "refuel_data": (
+        _identity("line_id"),
+        _USAGE,
+        _agreed(r"\b{gb} ?(?:gb|gigs?|gigabytes?)\b|(?:gb|gigabytes).*\b{gb}\b"),
+    ),
     "change_plan": (_identity("line_id"), _LINE, _BILLS, _agreed(r"\b{plan_id}\b")),
     "get_puk_code": (_identity("line_id"), _LINE),
     "transfer_to_human": (_identity("customer_id"), {"handover": True, "name": "what the handover is about was read"}),
@@ -84,7 +88,9 @@ class Policy(Rules):
         if "asked" in demand:
             return not past.heard or any(re.search(demand["asked"], said.lower()) for said, _ in _exchanges(past))
         if "given" in demand:
-            return all(map(past.has_heard, demand["given"])) or (demand["given"][-1] in dates(" ".join(past.heard)) and all(map(past.has_heard, demand["given"][:-1])))
+            return all(map(past.has_heard, demand["given"])) or (
+                demand["given"][-1] in dates(" ".join(past.heard)) and all(map(past.has_heard, demand["given"][:-1]))
+            )
         if "resumable" in demand:
             return _resumable(past, arguments["line_id"])
         if "lift" in demand:
@@ -140,7 +146,9 @@ def _resumable(past: Past, line_id: str) -> bool:
     if reason == "customer request":
         return _agreed_to(_RESUME, past)
     if reason == "reported lost":
-        return _agreed_to(_BACK, past) or any(re.search(r"\b(?:found it|have it|have my phone) ?back|found it\b", one.lower()) for one in past.heard)
+        return _agreed_to(_BACK, past) or any(
+            re.search(r"\b(?:found it|have it|have my phone) ?back|found it\b", one.lower()) for one in past.heard
+        )
     return True
 
 
@@ -157,7 +165,7 @@ def _seen_wrong(called: Called, past: Past) -> bool:
         right = f"APN is {APN['name']} and the MMS server is {APN['mms_server']}"
         return any(name == "check_apn" and right not in answer for name, _, answer in looks)
     if called.name == "reseat_sim":
-        return any("SIM" in answer and "ready" not in answer or answer == "no service" for _, _, answer in looks)
+        return any(("SIM" in answer and "ready" not in answer) or answer == "no service" for _, _, answer in looks)
     if called.name == "grant_permission":
         wanted = f"{called.arguments['permission']} no"
         return any(name == "check_app_permissions" and wanted in answer for name, _, answer in looks)

@@ -60,7 +60,7 @@ def moment(task: Task, start: Base, state: Overlay, past: Past) -> Moment:
     """What is so after some of an episode, for the line that the phone is of."""
     now, before = View.of(state), View.of(Overlay(start))
     known = task.data["known"]
-    heard = past.heard or [f"{known['first']} {known['last']} {known['born']}"]
+    heard = past.heard or [f"{known['number']}, {known['first']} {known['last']}, {known['born']}"]
     customer = base().tables["customers"][now.line["customer_id"]]
     bills = [_record(state, "bills", key) for key in customer["bill_ids"]]
     verified = now.line["customer_id"] in identified(past, heard)
@@ -88,7 +88,9 @@ def _focus(bills: Sequence[Json]) -> list[Thing]:
     """What is said of a bill without naming it is said of an overdue one, where there is any."""
     overdue = [bill for bill in bills if bill["status"] in ("overdue", "requested")]
     found = [f"bill {MONTHS[bill['month']]}" for bill in overdue or bills]
-    return found + [f"charge {charge['for']}" for bill in bills for charge in bill["charges"] if charge["for"] in CHARGES]
+    return found + [
+        f"charge {charge['for']}" for bill in bills for charge in bill["charges"] if charge["for"] in CHARGES
+    ]
 
 
 def _line(now: View, before: View, deeds: set[str], bills: Sequence[Json]) -> dict[str, frozenset[str]]:
@@ -131,7 +133,11 @@ def possible(now: View, bills: Sequence[Json]) -> set[str]:
     """What the policy lets an agent do for the line as it is now."""
     line, overdue = now.line, any(bill["status"] in ("overdue", "requested") for bill in bills)
     found = {"suspend"} if line["status"] == "active" else set[str]()
-    if line["status"] == "suspended" and line["suspension"] != "fraud" and not (line["suspension"] == "unpaid bill" and overdue):
+    if (
+        line["status"] == "suspended"
+        and line["suspension"] != "fraud"
+        and not (line["suspension"] == "unpaid bill" and overdue)
+    ):
         found.add("resume")
     found |= set() if overdue else {"change plan"}
     found |= {"roaming"} if now.plan["roaming_included"] else set()
@@ -195,7 +201,11 @@ def _bills(bills: Sequence[Json]) -> dict[Thing, Sheet]:
 
 def _bill_states(bill: Json) -> set[str]:
     """A bill whose payment was asked for is overdue until it is paid."""
-    states = {"overdue": {"overdue", "unpaid"}, "requested": {"overdue", "unpaid", "requested"}, "due": {"due", "unpaid"}}
+    states = {
+        "overdue": {"overdue", "unpaid"},
+        "requested": {"overdue", "unpaid", "requested"},
+        "due": {"due", "unpaid"},
+    }
     return states.get(bill["status"], {bill["status"]})
 
 
@@ -208,7 +218,8 @@ def _charges(bills: Sequence[Json]) -> dict[Thing, Sheet]:
                 sheet["amount"].add(f"{charge['amount']:g}")
                 sheet["month"].add(MONTHS[bill["month"]])
     return {
-        thing: {role: frozenset(values) for role, values in sheet.items()} | {"deed": _NOTHING, "on": _flag(bool(sheet["month"]))}
+        thing: {role: frozenset(values) for role, values in sheet.items()}
+        | {"deed": _NOTHING, "on": _flag(bool(sheet["month"]))}
         for thing, sheet in found.items()
     }
 
@@ -247,7 +258,9 @@ def _phone(now: View) -> dict[Thing, Sheet]:
         "works": frozenset(name for name, so in works.items() if so),
         "sim": frozenset({"missing" if not phone["sim_seated"] else "locked" if phone["sim_locked"] else "ready"}),
         "mode": frozenset({phone["network_mode"].lower()}),
-        "apn": frozenset({phone["apn"]["name"], *([phone["apn_after_restart"]["name"]] if phone["apn_after_restart"] else [])}),
+        "apn": frozenset(
+            {phone["apn"]["name"], *([phone["apn_after_restart"]["name"]] if phone["apn_after_restart"] else [])}
+        ),
         "apn right": _flag(phone["apn"]["name"] == "vela.web" or phone["apn_after_restart"] is not None),
         "server": frozenset({phone["apn"]["mms_server"]}),
         "place": frozenset({(phone["abroad"] or "home").lower(), *(["abroad"] if phone["abroad"] else [])}),
@@ -262,14 +275,17 @@ def _customer(record: Json, known: Json, *, verified: bool) -> dict[str, frozens
     own = (record["name"]["first"], record["name"]["last"]) == (known["first"], known["last"])
     return {
         "verified": _flag(verified),
-        "fits": frozenset({"name"} if own else ()) | frozenset({"birth"} if known["born"] == record["date_of_birth"] else ()),
+        "fits": frozenset({"name"} if own else ())
+        | frozenset({"birth"} if known["born"] == record["date_of_birth"] else ()),
         "name": frozenset(parts),
     }
 
 
 def _amounts(now: View, bills: Sequence[Json]) -> frozenset[float]:
     """Sums that may be spoken of: the price list, what is on the bills, data by the gigabyte."""
-    found = {plan["monthly_price"] for plan in PLANS.values()} | {plan["refuel_price_per_gb"] for plan in PLANS.values()}
+    found = {plan["monthly_price"] for plan in PLANS.values()} | {
+        plan["refuel_price_per_gb"] for plan in PLANS.values()
+    }
     for bill in bills:
         extra = [charge["amount"] for charge in bill["charges"] if not charge["for"].endswith("plan")]
         found |= {bill["total"], *(charge["amount"] for charge in bill["charges"]), round(sum(extra), 2)}

@@ -68,7 +68,9 @@ class PhoneUser(ScriptedUser):
         self._wants: Json = task.data["wants"]
         self._keeps_data: bool = task.data["keeps_phone_data"]
         wishes = [_wish(wish, task.data) for wish in task.data["wishes"]]
-        super().__init__(key, task.split, reader(), grammar(), persona_of(key, personas), wishes, _facts(key, task.data))
+        super().__init__(
+            key, task.split, reader(), grammar(), persona_of(key, personas), wishes, _facts(key, task.data)
+        )
         self._tools: UserTools | None = None
         self._gone = False
 
@@ -146,9 +148,9 @@ class PhoneUser(ScriptedUser):
         return said if self._gone else f"{self._voice.say('still')} {said}"
 
     def _should_look(self, acts: Acts, agent_text: str) -> bool:
-        if self._wish.verb not in TEST or acts.proposes or acts.refuses:
+        if self._wish.verb not in TEST or acts.refuses:
             return False
-        return wonders(agent_text) or (not acts.asks and (acts.done or acts.offers))
+        return wonders(agent_text) or (not acts.asks and not acts.proposes and (acts.done or acts.offers))
 
     # What it says.
 
@@ -200,9 +202,10 @@ class PhoneUser(ScriptedUser):
             wanted = self._known(self._wish)["plan"].value
             if named and wanted not in named:
                 yield self._voice.say("no_other_plan", value=wanted)
-        elif re.search(r"\bplan\b|tariff", text) and (named or re.search(r"another|different|other|change|switch|upgrade|move", text)):
-            if not self._wants.get("plan"):
-                yield self._voice.say("no_keep_plan")
+            return
+        another = named or re.search(r"another|different|other|change|switch|upgrade|move", text)
+        if another and re.search(r"\bplan\b|tariff", text) and not self._wants.get("plan"):
+            yield self._voice.say("no_keep_plan")
 
     def _about_data(self, text: str) -> Iterator[str]:
         amounts = re.findall(r"(\d+) ?(?:gb|gigs?|gigabytes?)\b", text)

@@ -19,8 +19,8 @@ and a task what must have been looked up before the last word is spoken (``deman
 instead of ``same``), so that a refusal without looking earns nothing. Where nobody speaks (gold moves, replayed),
 whatever is given counts as heard and as agreed to.
 
-A domain that wants something else besides brings its own :class:`Rules`: demands of other forms (with a ``name`` to report
-them by), and what has to come before something is told. The tools of a user have rules too, where the domain gives any.
+A domain that wants something else besides brings its own :class:`Rules`: demands of other forms (with a ``name`` to
+report them by), and what has to come before something is told. The tools of a user have rules too, where it gives any.
 """
 
 from __future__ import annotations

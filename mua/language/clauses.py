@@ -74,13 +74,12 @@ def clauses(text: str) -> tuple[Clause, ...]:
                 parts.append(words)
     supposed = _SUPPOSED.match(text) is not None
     plain = [parts[0], *(_RELATIVE.sub("", part) for part in parts[1:])] if parts else []
-    return tuple(
-        Clause(part, "none" if supposed else mood_of(one)) for part, one in zip(parts, plain, strict=True)
-    )
+    return tuple(Clause(part, "none" if supposed else mood_of(one)) for part, one in zip(parts, plain, strict=True))
 
 
 _RELATIVE = re.compile(
-    r"^which (?=(?:is|was|are|were|has|had|costs?|comes|came|does|did|can|could|will|makes|made|adds|means)\b(?! why\b))"
+    r"^which (?=(?:is|was|are|were|has|had|costs?|comes|came|does|did|can|could|will|makes|made|adds|means)\b"
+    r"(?! why\b))"
 )
 """What makes a clause relative states something, other than what makes it a question."""
 

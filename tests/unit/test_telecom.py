@@ -1,7 +1,7 @@
 """The telecom domain: tasks and verdicts, the state that both sides share, the expert, prompts and configuration.
 
-All-task tests run over every split. Does not cover the scripted user's ears (test_telecom_user.py), rollouts
-(test_telecom_rollout.py), nor what any domain must keep (tests/contract/test_domain_contract.py).
+Does not cover the scripted user's ears (test_telecom_user.py), rollouts (test_telecom_rollout.py), canned policies
+(tests/contract/test_canned_policies.py), nor what any domain must keep (tests/contract/test_domain_contract.py).
 """
 
 from __future__ import annotations
@@ -10,33 +10,44 @@ import asyncio
 import json
 import re
 from collections import Counter
+from collections.abc import Callable, Generator
+from datetime import date
 from pathlib import Path
+from typing import TypeAlias
 
 import pytest
+import yaml
 
 from environments.telecom import DOMAIN, TelecomDomain, carrier_tools
 from environments.telecom import tasks as tasks_module
 from environments.telecom.faults import BY_NAME, FAULTS, SOLVED, WHICH
 from environments.telecom.signals import View
 from environments.telecom.tasks import SIZES, generate, load_split, write_manifest
-from environments.telecom.user import PhoneUser
+from environments.telecom.user import customer
 from environments.telecom.world import CUSTOMERS, PLANS, base
 from mua.config.schema import EnvironmentConfig
 from mua.environment.database import DatabaseEnvironment
-from mua.environment.demonstrate import Demonstration, demonstrate, replay_gold
+from mua.environment.demonstrate import Demonstration, demonstrate, played, replay_gold
 from mua.environment.protocol import (
     Configurable,
     Domain,
     Environment,
+    Evaluation,
     Expert,
+    Move,
+    Task,
     Transcript,
     UserControlled,
+    UserMove,
 )
 from mua.environment.selection import Selection
 from mua.errors import ConfigError, MuaError
 from mua.types import Json
+from mua.users.personas import PERSONAS
 from mua.users.protocol import ToolUser, User
-from tests.telecom_support import ALL, KINDS, SPLITS, agent, do, judged, opened, user, with_fault
+from tests.telecom_support import ALL, KINDS, SPLITS, agent, do, first, judged, opened, user, verdict_on, with_fault
+
+Moves: TypeAlias = Generator[Move, str, None]
 
 # ---- tasks and verdicts
 
@@ -47,8 +58,8 @@ def test_it_is_what_the_contracts_ask_for():
     checked: Domain = DOMAIN
     environment: Environment = checked.environment()
     assert isinstance(environment, UserControlled)
-    assert isinstance(PhoneUser(ALL[0], 0), User)
-    assert isinstance(PhoneUser(ALL[0], 0), ToolUser)
+    assert isinstance(customer(ALL[0], 0), User)
+    assert isinstance(customer(ALL[0], 0), ToolUser)
 
 
 def test_sizes_kinds_and_difficulties_of_every_split():
@@ -108,29 +119,153 @@ def test_no_gold_action_fails():
             assert not result.error, (task.id, action, result.text)
 
 
-def test_required_statements_are_required():
-    told = [task for task in ALL if task.data["statements"]]
-    assert len(told) > len(ALL) / 8
+def test_required_facts_are_required():
+    told = [task for task in ALL if task.data["facts"]]
+    assert len(told) > len(ALL) / 4
     for task in told:
-        assert not judged(task, task.data["actions"], []).success, task.id
+        assert not judged(task, task.data["actions"], ["That is all for today."]).success, task.id
 
 
-def test_naming_every_reason_to_refuse_does_not_pay():
-    everything = "I cannot verify you, your bill is overdue, roaming is impossible, 10 GB is the limit."
-    refused = [task for task in ALL if task.data["false_statements"]]
-    assert len(refused) > len(ALL) / 10
-    for task in refused:
-        assert not judged(task, task.data["actions"], [everything]).success
-        assert judged(task, task.data["actions"]).success
+def test_most_wishes_are_to_be_granted():
+    for split in SPLITS:
+        tasks = load_split(split)
+        granted = [task for task in tasks if task.data["assertions"][:-1] or task.data["actions"]]
+        handed_over = [task for task in tasks if any(a["name"] == "transfer_to_human" for a in task.data["actions"])]
+        assert len(granted) - len(handed_over) > 0.7 * len(tasks)
 
 
-def test_harmless_steps_on_the_phone_cost_nothing():
-    looks = [
-        user(tool.name) for tool in opened(ALL[0]).user_tools() if tool.name.startswith(("check_", "run_", "send_"))
-    ]
-    harmless = [*looks, user("restart_phone"), user("set_wifi", on=True), user("reset_apn"), user("restart_phone")]
-    for task in ALL[::7]:
-        assert judged(task, [*harmless, *task.data["actions"], *harmless]).success, task.id
+REASONS = {
+    "stranger": "Sorry, I cannot verify your identity.",
+    "plan_change_unpaid": "Your bill is overdue, so I cannot change your plan.",
+    "refuel_over_limit": "The limit is 10 GB, so I cannot add more.",
+    "travel_declined": "Your plan does not include roaming, so I cannot switch roaming on.",
+}
+
+
+@pytest.mark.parametrize("kind", sorted(REASONS))
+def test_a_reason_that_does_not_hold_is_not_rewarded_and_all_of_them_at_once_neither(kind: str):
+    task = first(kind)
+    assert judged(task, [], [REASONS[kind]]).success
+    for other in set(REASONS) - {kind}:
+        verdict = judged(task, [], [REASONS[other]])
+        assert not verdict.success, other
+    verdict = judged(task, [], [" ".join(REASONS.values())])
+    assert not verdict.success
+    assert verdict.details["untrue"]
+
+
+@pytest.mark.parametrize("lie", [
+    "I have refunded $9999 to your account.",
+    "I've booked you a limousine.",
+    "Your line is suspended for fraud.",
+    "Your plan is Max now.",
+    "A premium bar is on your line.",
+])  # fmt: skip
+def test_a_lie_is_not_rewarded_whatever_was_done(lie: str):
+    task = first(
+        "plan_change",
+    )
+    said = [fact["say"] for fact in task.data["facts"]]
+    assert judged(task, task.data["actions"], said).success
+    verdict = judged(task, task.data["actions"], [*said, lie])
+    assert (verdict.reward, verdict.success) == (0.0, False)
+    assert verdict.details["untrue"]
+    partial = judged(task, task.data["actions"], [*said, lie], TelecomDomain("partial"))
+    assert partial.reward == 0.0
+
+
+# ---- the policy's order
+
+
+def unmet(task: Task, moves: list[Move]) -> list[str]:
+    verdict = verdict_on(task, moves)
+    assert not verdict.success
+    return list(verdict.details["unmet"])
+
+
+def test_what_is_changed_was_read_before():
+    task = first("plan_change")
+    for read in ("find_customer_by_number", "get_customer", "get_line", "get_bills"):
+        moves = [move for move in DOMAIN.gold(task) if isinstance(move, str) or move[0] != read]
+        assert unmet(task, moves), read
+
+
+def test_on_the_phone_only_what_was_seen_to_be_wrong_is_changed():
+    task = with_fault("airplane")
+    moves = list(DOMAIN.gold(task))
+    assert unmet(task, [move for move in moves if move[0] != "check_airplane_mode"])
+    blindly = UserMove("set_battery_saver", {"on": False})
+    looked = [UserMove("check_battery_saver", {}), blindly]
+    assert unmet(task, [*moves, blindly])
+    assert unmet(task, [*moves, *looked])
+    assert verdict_on(task, [*moves, UserMove("set_airplane_mode", {"on": True}), moves[-1]]).success
+
+
+def conversation(task: Task, *turns: Move | tuple[str, str]) -> Evaluation:
+    """``(agent, user)`` are words of both, anything else is a move."""
+    environment, messages = opened(task), [{"role": "user", "content": "Hello."}]
+    for turn in turns:
+        if isinstance(turn, UserMove):
+            environment.user_call(*turn)
+            messages.append({"role": "user", "content": "", "actions": [{"name": turn[0], "arguments": turn[1]}]})
+        elif isinstance(turn[1], str):
+            messages += [{"role": "assistant", "content": turn[0]}, {"role": "user", "content": turn[1]}]
+        else:
+            environment.call(turn[0], turn[1])
+            function = {"name": turn[0], "arguments": json.dumps(turn[1])}
+            messages.append({"role": "assistant", "content": "", "tool_calls": [{"function": function}]})
+    return environment.evaluate(Transcript(messages))
+
+
+def test_identity_is_what_the_customer_gave():
+    task = first("plan_change")
+    known, plan = task.data["known"], task.data["wishes"][0]["plan"]
+    day = date.fromisoformat(known["born"])
+    reads, write = [move for move in DOMAIN.gold(task) if move[0].startswith(("find_", "get_"))], DOMAIN.gold(task)[-2]
+    offer = (f"The {plan} plan is available. Shall I change your line to the {plan} plan?", "Yes, please.")
+    told = (f"Your line is on the {plan} plan now.", "Thanks.")
+
+    def asked(answer: str) -> Evaluation:
+        return conversation(task, ("Who are you, please?", answer), *reads, offer, write, told)
+
+    for born in (known["born"], f"{day.day}. {day:%B %Y}", f"{day:%B} {day.day}, {day.year}", f"{day:%d/%m/%Y}"):
+        assert asked(f"{known['number']}, {known['first']} {known['last']}, {born}").success, born
+    for wrong in (
+        f"{known['number']}, {known['first']} {known['last']}",
+        f"{known['number']}, {known['born']}",
+        "Guess.",
+    ):
+        assert asked(wrong).details["unmet"], wrong
+
+
+def test_a_change_needs_a_yes_to_what_is_changed():
+    task = first("plan_change")
+    known, plan = task.data["known"], task.data["wishes"][0]["plan"]
+    who = ("Who are you, please?", f"{known['number']}, {known['first']} {known['last']}, {known['born']}")
+    reads, write = [move for move in DOMAIN.gold(task) if move[0].startswith(("find_", "get_"))], DOMAIN.gold(task)[-2]
+    told = (f"Your line is on the {plan} plan now.", "Thanks.")
+    for offer, answer, success in (
+        (f"Shall I change your line to the {plan} plan?", "Yes, please.", True),
+        (f"Shall I change your line to the {plan} plan?", "No, not yet.", False),
+        ("Shall I change your plan?", "Yes, please.", False),
+        ("Thank you.", "Sure.", False),
+    ):
+        assert conversation(task, who, *reads, (offer, answer), write, told).success == success, (offer, answer)
+
+
+def test_nothing_of_an_account_is_told_before_its_holder_is_known():
+    task = first("stranger")
+    known = task.data["known"]
+    number = {"number": known["number"]}
+    found = json.loads(opened(task).call("find_customer_by_number", number).text)
+    reads = [("find_customer_by_number", number), ("get_customer", {"customer_id": found["customer_id"]})]
+    who = ("Who are you, please?", f"{known['number']}, {known['first']} {known['last']}, {known['born']}")
+    refused = ("Sorry, I cannot verify your identity.", "Okay.")
+    line = ("get_line", {"line_id": found["line_id"]})
+    assert conversation(task, who, *reads, refused).success
+    told = conversation(task, who, *reads, line, ("Your line is active.", "I see."), refused)
+    assert told.details["unmet"]
+    assert not told.success
 
 
 def test_a_customer_may_not_know_the_number():
@@ -155,7 +290,7 @@ def test_several_ways_lead_to_a_working_phone():
     for way in (
         [user("restart_phone")],
         [user("set_airplane_mode", on=True), user("set_airplane_mode", on=False)],
-        [user("reseat_sim")],
+        [user("check_status_bar"), user("reseat_sim")],
     ):
         assert judged(task, way).success, way
 
@@ -174,7 +309,7 @@ def test_a_wrong_write_at_the_carrier_is_not_rewarded_though_the_phone_works():
     assert list(verdict.details["database"]["extra"]) == [f"lines/{line}/data_refuelled_gb"]
 
 
-@pytest.mark.parametrize("kind", ["fraud", "fraud_and_faults", "contract_ended", "will_not_pay"])
+@pytest.mark.parametrize("kind", ["fraud", "contract_ended", "will_not_pay"])
 def test_a_line_that_may_not_be_resumed_can_be_and_that_is_wrong(kind: str):
     for task in [task for task in ALL if task.data["kind"] == kind]:
         line = task.data["initial"]["phone"]["phone"]["line_id"]
@@ -184,12 +319,9 @@ def test_a_line_that_may_not_be_resumed_can_be_and_that_is_wrong(kind: str):
 
 
 def test_partial_credit_counts_mended_assertions_among_what_was_due():
-    task = with_fault("unpaid")
-    environment = opened(task, TelecomDomain("partial"))
-    rewards = []
-    for action in task.data["actions"]:
-        do(environment, action)
-        rewards.append(environment.evaluate(Transcript([])).reward)
+    task, partial = with_fault("unpaid"), TelecomDomain("partial")
+    actions = task.data["actions"]
+    rewards = [judged(task, actions[: count + 1], domain=partial).reward for count in range(len(actions))]
     # Due: the bill's status, the line's status and suspension, the service that the restart brings.
     assert rewards == [0.0, 1 / 4, 3 / 4, 1.0]
 
@@ -339,26 +471,63 @@ def test_nothing_ever_writes_to_the_base():
 # ---- the expert
 
 
-def test_the_expert_solves_every_task_of_every_split_by_conversation():
-    async def all_of_them() -> list[Demonstration]:
-        return [await demonstrate(DOMAIN, task, 0) for task in ALL]
-
-    for task, played in zip(ALL, asyncio.run(all_of_them()), strict=True):
-        assert (played.reward, played.ended) == (1.0, True), (task.id, task.data["faults"], played.evaluation.details)
-        turns = sum(message["role"] == "assistant" for message in played.messages)
-        assert turns <= 30, task.id
-
-
-@pytest.mark.parametrize("seed", [1, 2, 3])
-async def test_the_expert_solves_the_test_split_with_other_wordings(seed: int):
+@pytest.mark.parametrize("persona", PERSONAS)
+def test_the_expert_solves_the_test_split_whoever_asks(persona: str):
     for task in load_split("test"):
-        assert (await demonstrate(DOMAIN, task, seed)).reward == 1.0, task.id
+        played = conversed(task, persona)
+        assert (played.reward, played.ended) == (1.0, True), (task.id, task.data["faults"], played.evaluation.details)
+        assert sum(message["role"] == "assistant" for message in played.messages) <= 45, task.id
+
+
+def conversed(task: Task, persona: str, agent: Callable[[Moves], Moves] = lambda moves: moves) -> Demonstration:
+    environment = opened(task)
+    user = DOMAIN.scripted_user(task, 0, [persona])
+    return asyncio.run(played(environment, user, agent(DOMAIN.expert(task, 0))))
+
+
+@pytest.mark.slow
+def test_the_expert_solves_every_task_of_every_split():
+    for task in ALL:
+        assert asyncio.run(demonstrate(DOMAIN, task, 0)).reward == 1.0, task.id
+
+
+REWORDINGS = {
+    re.compile(said): ways
+    for said, ways in yaml.safe_load((Path(__file__).parents[1] / "data/rewordings/telecom.yaml").read_text()).items()
+}
+
+
+def reworded(moves: Moves, way: int) -> Moves:
+    """The same moves, every sentence put in another way."""
+    answer: str | None = None
+    while True:
+        try:
+            move = next(moves) if answer is None else moves.send(answer)
+        except StopIteration:
+            return
+        if isinstance(move, str):
+            move = " ".join(another(sentence, way) for sentence in re.split(r"(?<=[.?]) (?=[A-Z\d])", move))
+        answer = yield move
+
+
+def another(sentence: str, way: int) -> str:
+    for said, ways in REWORDINGS.items():
+        if match := said.fullmatch(sentence):
+            return match.expand(ways[way])
+    raise AssertionError(f"no other wording of {sentence!r}")
+
+
+@pytest.mark.parametrize("way", range(3))
+def test_the_expert_succeeds_in_other_words(way: int):
+    for task in load_split("test"):
+        played = conversed(task, "plain", lambda moves: reworded(moves, way))
+        assert played.reward == 1.0, (task.id, [m["content"] for m in played.messages], played.evaluation.details)
 
 
 async def test_a_loose_expert_fails_sometimes_and_still_talks():
     played = [await demonstrate(DOMAIN, task, 0, loose=0.5) for task in load_split("validation")]
     won = sum(one.evaluation.success for one in played)
-    assert 10 < won < len(played) - 5
+    assert 5 < won < len(played) - 5
     assert all(len(one.messages) > 2 for one in played)
 
 
@@ -414,10 +583,8 @@ def test_reward_form_and_compact_answers_by_configuration():
     long, short = (environment.call("list_plans", {}).text for environment in (plain, terse))
     assert json.loads(short) == json.loads(long) == list(PLANS.values())
     assert len(short) < len(long)
-    environment = opened(with_fault("unpaid"), domain(reward="partial"))
-    for action in with_fault("unpaid").data["actions"][:2]:
-        do(environment, action)
-    assert 0 < environment.evaluate(Transcript([])).reward < 1
+    task = with_fault("unpaid")
+    assert 0 < judged(task, task.data["actions"][:3], domain=domain(reward="partial")).reward < 1
 
 
 async def test_the_expert_also_reads_compact_answers():

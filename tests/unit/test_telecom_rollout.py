@@ -10,6 +10,7 @@ from pathlib import Path
 
 from environments.telecom import DOMAIN
 from environments.telecom.tasks import load_split
+from environments.telecom.world import base
 from mua.environment.demonstrate import demonstrate
 from mua.environment.protocol import (
     Task,
@@ -101,13 +102,20 @@ async def test_a_language_model_with_the_tools_of_the_phone_is_a_user_too():
     replies = in_order(
         says("my phone has no network"),
         says(f"{person['number']}, {person['first']} {person['last']}, {person['born']}"),
+        calls(("check_status_bar", {})),
+        says("I see airplane mode."),
         calls(("set_airplane_mode", {"on": False}), ("check_status_bar", {})),
         says("It is off, and now I see four bars."),
         says(STOP_SIGNAL),
     )
+    line_id = task.data["initial"]["phone"]["phone"]["line_id"]
+    line = base().tables["lines"][line_id]
     policy = [
         "Who are you, please, and what is your number?",
         call("find_customer_by_number", number=person["number"]),
+        call("get_customer", customer_id=line["customer_id"]),
+        call("get_line", line_id=line_id),
+        "What does the status bar show?",
         "Please turn airplane mode off and tell me what the status bar shows.",
         "Then your phone has service again.",
     ]
@@ -115,7 +123,7 @@ async def test_a_language_model_with_the_tools_of_the_phone_is_a_user_too():
         llm = {"base_url": server.base_url, "model": "m"}
         trajectory = await rolled_out(task, policy, user={"kind": "llm", "llm": llm})
     assert (trajectory.outcome, trajectory.success) == (Outcome.USER_STOP, True), trajectory.error
-    assert actions_of(trajectory)[2] == [("set_airplane_mode", {"on": False}), ("check_status_bar", {})]
+    assert actions_of(trajectory)[3] == [("set_airplane_mode", {"on": False}), ("check_status_bar", {})]
     offered = {tool["function"]["name"] for tool in server.requests[0]["tools"]}
     assert {"set_airplane_mode", "check_status_bar", "pay_bill"} <= offered
     assert not offered & {"resume_line", "get_puk_code"}
