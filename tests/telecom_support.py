@@ -9,9 +9,9 @@ from typing import Any
 
 from environments.telecom import DOMAIN, TelecomDomain
 from environments.telecom.faults import SOLVED
+from environments.telecom.gold import gold_moves
 from environments.telecom.recipes import RECIPES
 from environments.telecom.tasks import load_split
-from environments.telecom.gold import gold_moves
 from environments.telecom.user import PhoneUser, customer
 from mua.environment.database import DatabaseEnvironment
 from mua.environment.demonstrate import replay_gold

@@ -122,7 +122,7 @@ def _place(setting: str, text: str) -> tuple[int, int] | None:
 def _mode(text: str) -> str:
     modes = [found[1].upper() for found in _MODE.finditer(text)]
     wanted = modes[-1] if modes else "AUTO"
-    if any(mode.startswith("AUTO") for mode in modes) or wanted == "5G":
+    if wanted == "5G" or any(mode.startswith("AUTO") for mode in [*modes, wanted]):
         return "automatic"
     return "4G" if wanted == "LTE" else wanted
 
