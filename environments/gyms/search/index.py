@@ -11,6 +11,8 @@ from typing import Any
 from environments.gyms.search.documents import Document, corpus
 
 _BUILDING = Lock()
+TITLE = 6
+"""How often a title counts: a search for a name finds the document about it, not those that mention it."""
 
 
 class Index:
@@ -23,7 +25,7 @@ class Index:
         self._documents = documents
         self._tokenize = bm25s.tokenize
         self._ranks: Any = bm25s.BM25()
-        self._ranks.index(self._tokens([f"{one.title}. {one.text}" for one in documents]), show_progress=False)
+        self._ranks.index(self._tokens([f"{one.title}. " * TITLE + one.text for one in documents]), show_progress=False)
 
     def search(self, query: str, count: int) -> list[Document]:
         """The ``count`` best documents that share a word with ``query``, best first; equals by their order."""
