@@ -8,6 +8,8 @@ from functools import lru_cache
 from threading import Lock
 from typing import Any
 
+import numpy as np
+
 from environments.gyms.search.documents import Document, corpus
 
 _BUILDING = Lock()
@@ -33,7 +35,7 @@ class Index:
         if not words[0]:
             return []
         scores = self._ranks.get_scores(words[0])
-        best = sorted(range(len(scores)), key=lambda place: (-scores[place], place))[:count]
+        best = np.argsort(-scores, kind="stable")[:count]
         return [self._documents[place] for place in best if scores[place] > 0]
 
     def _tokens(self, texts: list[str]) -> list[list[str]]:
