@@ -30,6 +30,7 @@ def canned() -> Mapping[str, Canned]:
         "echo": _saying(lambda heard, glance: heard[-1]),
         "salad of the hint's words": _saying(_salad),
         "the hint's words in a phrase": _saying(_phrase),
+        "salad of all that was heard in answers": _saying(_heard_so_far),
         "salad of the claim's and the hint's words": _saying(
             lambda heard, glance: _salad(heard[:1] + heard[-1:], glance)
         ),
@@ -63,6 +64,12 @@ def _saying(text: Callable[[list[str], Glance], str]) -> Player:
 def _salad(heard: list[str], glance: Glance) -> str:
     words = _WORD.findall(" ".join(heard[-2:]))
     return " ".join(glance.rng.sample(words, min(len(words), 30)))
+
+
+def _heard_so_far(heard: list[str], glance: Glance) -> str:
+    """The last words of each answer, where the holder says most of what matters, and the words in quotation marks."""
+    quoted = re.findall(r'"([^"]+)"', " ".join(heard[1:]))
+    return " ".join(dict.fromkeys([*quoted[-2:], *_WORD.findall(" ".join(heard[-1:]))[-14:]]))
 
 
 def _phrase(heard: list[str], glance: Glance) -> str:

@@ -32,12 +32,15 @@ def _change(way: str) -> re.Pattern[str]:
     return re.compile(rf"\b(?:{way}){_FEW}from{_FEW}(\d+){_FEW}to{_FEW}(\d+)\b", re.IGNORECASE)
 
 
-_ROSE = _change("rose|risen|rises?|rising|grew|grown|grows?|increased?|climbed|(?:went|gone) up|jumped|soared|doubled")
+_ROSE = _change(
+    "rose|risen|rises?|rising|grew|grown|grows?|increased?|climbed|(?:went|gone) up|jumped|soared|doubled|went|changed"
+)
 _FELL = _change(
-    "fell|fallen|falls?|falling|dropped|drops?|sank|sunk|decreased?|declined|(?:went|gone) down|shrank|shrunk"
+    "fell|fallen|falls?|falling|dropped|drops?|sank|sunk|decreased?|declined|(?:went|gone) down|shrank|went|changed"
 )
 _SO = re.compile(
-    r"\b(?:so|therefore|thus|hence|because|since|which means|that is why|this shows|that shows)\b", re.IGNORECASE
+    r"\b(?:so|therefore|thus|hence|consequently|as a result|because|since|means?|meaning|why|shows?|proves?)\b",
+    re.IGNORECASE,
 )
 _COMMON = frozenset(
     """a an the in on of to from at by for with and but or so as it is was were be been are has have had do does did not
@@ -76,8 +79,8 @@ class Ears:
 
 def heard(text: str, notes: Mapping[str, Sequence[Note]], ears: Ears) -> Heard:
     """The verdict on ``text``, and the theme of the note in it."""
-    named = set(re.findall(r"\w+", text))
-    cited = [note for some in notes.values() for note in some if note.place in named]
+    named = set(_words(text))
+    cited = [note for some in notes.values() for note in some if note.place.lower() in named]
     if fault := _fault(text, cited, ears.said):
         return Heard(fault)
     (note,) = cited
