@@ -163,6 +163,8 @@ async def test_a_point_counts_once_a_question_about_it_was_answered_with_yes():
         (["Was it a ferry or a tanker?"], 0.0),
         (["Was it a ferry or a tanker?", "Was it a ferry?"], 0.5),
         (["Was there a lighthouse?", "Was there a ferry?"], 1.0),
+        (["Was it a dog, king, horse, piano, lighthouse, ship, letter or book?"], 0.0),
+        (["Did the man who kept the lighthouse fall asleep in the tower one night?"], 0.5),
     ):
         environment = opened(DOMAIN, first_task("lighthouse"))
         *_, result = await played(environment, [*(act("action", one) for one in questions), act("answer", told)])

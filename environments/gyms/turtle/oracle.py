@@ -11,6 +11,15 @@ from environments.gyms.turtle.stories import Criterion, Story, Truth, matches
 _REACH = 3
 """Words before a keyword in which a negation takes it back."""
 _WORD = re.compile(r"[\w'-]+")
+_BESIDES = 5
+"""Words that a question may have besides what it is about; more are a list, of which a Yes tells nothing."""
+_COMMON = frozenset(
+    """a an the in on of to from at by for with and but or so as it its is was were be been are am has have had do does
+    did can could will would may might must that this these those which who whom what when where why how there here they
+    them their he him his she her i you your one someone somebody something anyone anybody anything people person man
+    woman thing things reason cause part play because if than then only really true case story important matter found
+    about any some other into out up down more very also""".split()  # noqa: SIM905
+)
 
 
 def answer(story: Story, question: str) -> Truth:
@@ -25,14 +34,22 @@ def asked_about(criterion: Criterion, question: str, surface: str) -> bool:
     """Whether ``question`` (answered with Yes) has found out the point of ``criterion``.
 
     It has to name the true value of a hidden slot and no other, or, where there is none, have a keyword of the point
-    that the surface does not have.
+    that the surface does not have; and it may not be a list of things.
     """
     text = plain(question)
     if criterion.told:
         named, others = pattern(criterion.told).search(text), pattern(criterion.rivals).search(text)
-        return named is not None and others is None
+        return named is not None and others is None and not _lists(text, [criterion.told], surface)
     told = matches(criterion.groups, _affirmed(surface))
-    return any(now and not before for now, before in zip(matches(criterion.groups, text), told, strict=True))
+    found = any(now and not before for now, before in zip(matches(criterion.groups, text), told, strict=True))
+    return found and not _lists(text, criterion.groups, surface)
+
+
+def _lists(text: str, groups: Sequence[Sequence[str]], surface: str) -> bool:
+    """Whether ``text`` names more than :data:`_BESIDES` things besides those of ``groups`` and of the ``surface``."""
+    rest = pattern([word for group in groups for word in group]).sub(" ", text)
+    known = {*_WORD.findall(plain(surface)), *_COMMON}
+    return len({word for word in _WORD.findall(rest) if word not in known}) > _BESIDES
 
 
 def _about_hidden(story: Story, text: str) -> Truth | None:
