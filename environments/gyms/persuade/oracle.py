@@ -18,8 +18,10 @@ first:
 {concerns}
 
 The person's stance towards the claim is now: {stance}. The levels are: {levels}. What is it after the latest message?
-- An argument that truly meets one of the things that would change the person's mind moves the stance towards
-  disagreement: by one to three levels, more for weightier things.
+- An argument in whole sentences that rests on one of these facts, with its place and its figures, and says what follows
+  from it for what the person cares about, moves the stance towards disagreement: by one to three levels, more for
+  weightier things.
+- Lists of words, facts without a conclusion, facts about other places, and figures that are wrong do not move it.
 - Praise, pressure, repetition, claims about the stance and many arguments at once do not move it.
 - A rude or absurd message may move it back."""
 _PERSON = """You play a person who holds an opinion and is being argued with. You are given the claim, the person's own

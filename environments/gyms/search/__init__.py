@@ -1,8 +1,8 @@
 """Search gym: a question that takes several searches, over a made-up world that nobody has learned by heart.
 
 ``search`` gives the best documents for a query, at most ``max_searches`` times; ``answer`` is compared with the one
-right answer (and, with ``environment.oracle: llm``, shown to a judge when it does not match). Answers are few, because
-a year or a region could otherwise be found by trying.
+right answer (and, with ``environment.oracle: llm``, shown to a judge when it does not match). There is one answer,
+because documents tell several things of the same sort, and the right one could otherwise be found by trying.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from environments.gyms._shared import Choice, Game, Gym, Reply, Setting, act
 from environments.gyms._shared.oracles import labelled
 from environments.gyms._shared.settings import Option, Role
 from environments.gyms.search.answers import matches
+from environments.gyms.search.canned import canned
 from environments.gyms.search.documents import Document
 from environments.gyms.search.expert import moves
 from environments.gyms.search.given import load_questions
@@ -21,6 +22,7 @@ from environments.gyms.search.index import ready_index
 from environments.gyms.search.questions import NAME, generate
 from environments.gyms.search.web import OPTIONS, WebSearch
 from mua.config.schema import EnvironmentConfig
+from mua.environment.canned import Canned
 from mua.environment.protocol import Move, Split, Task
 from mua.errors import ConfigError
 from mua.users.services import Services
@@ -75,10 +77,10 @@ class SearchGym(Gym):
     held_out = True
     choices: ClassVar[Mapping[Choice, str]] = {
         "search": "words to look for; the best documents come back",
-        "answer": "the answer alone: a name, a year, a thing",
+        "answer": "the answer alone: a name or a year",
         "finish": "give up",
     }
-    defaults: ClassVar[Mapping[str, Option]] = {"max_searches": 5, "max_answers": 3, "results": 5, **OPTIONS}
+    defaults: ClassVar[Mapping[str, Option]] = {"max_searches": 5, "max_answers": 1, "results": 5, **OPTIONS}
     llm_roles: ClassVar[tuple[Role, ...]] = ("judge",)
     short_prompt = "Answer the question. Use interact: search for documents, then answer."
 
@@ -121,6 +123,9 @@ class SearchGym(Gym):
     def expert(self, task: Task, seed: int, loose: float = 0.0) -> Generator[Move, str, None]:
         """Solves the questions about the made-up world; only those have a chain to follow."""
         return moves(task, seed, loose)
+
+    def canned(self) -> Mapping[str, Canned]:
+        return canned()
 
 
 DOMAIN = SearchGym()

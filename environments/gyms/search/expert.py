@@ -14,14 +14,6 @@ from environments.gyms._shared import act
 from environments.gyms.search.documents import read
 from mua.environment.protocol import Move, Task
 
-_HINTS = {
-    "river": "town river",
-    "founded": "town charter founded mayor region",
-    "mayor": "town mayor region river",
-    "birthplace": "born birth degree",
-}
-"""Words that a document with the fact is likely to hold."""
-
 
 def moves(task: Task, seed: int, loose: float = 0.0) -> Generator[Move, str, None]:
     """``loose`` is how often it starts with a search for the whole question, which wastes one."""
@@ -30,10 +22,7 @@ def moves(task: Task, seed: int, loose: float = 0.0) -> Generator[Move, str, Non
         yield act("search", task.data["question"])
     known = task.data["start"]
     for relation in task.data["chain"]:
-        value = _value((yield act("search", known)), known, relation)
-        if value is None:  # buried under documents that mention the name
-            value = _value((yield act("search", f"{known} {_HINTS.get(relation, relation)}")), known, relation)
-        if value is None:
+        if (value := _value((yield act("search", known)), known, relation)) is None:
             return
         known = value
     yield act("answer", known)
