@@ -1,7 +1,7 @@
 """Conversations about nothing, which a tiny policy reads before it learns a domain: what a language model brings along.
 
-Made-up values, tools of no shop: somebody wants something, is asked for this and that, a tool is called with what was said,
-and what it answered is told. No shop, no policy, no tool of a domain is in them. They teach what every pretrained model
+Made-up values, tools of no shop: somebody wants something, is asked for this and that, a tool is called with what was
+said, and what it answered is told. No policy, no tool of a domain is in them. They teach what every pretrained model
 can do: keep to the form of a conversation, copy a word or number from where it was said to where it is needed.
 """
 
@@ -13,11 +13,11 @@ from collections.abc import Iterator
 
 from mua.types import Json
 
-_ONSETS = "b c d f g h j k l m n p r s t v w y z br cl dr fl gr pl sh st th tr".split()
-_VOWELS = "a e i o u ai ea ia ie io oo ou".split()
-_CODAS = ["", "", "", "n", "l", "s", "t", "m", "r", "ck", "nd", "st", "rd", "ll", "p"]
-_VERBS = "paint wash lift fold stack plant carve sort".split()
-_NOUNS = "stone color shape river tower garden engine mirror planet window".split()
+_ONSETS = tuple("b c d f g h j k l m n p r s t v w y z br cl dr fl gr pl sh st th tr".split())  # noqa: SIM905
+_VOWELS = tuple("a e i o u ai ea ia ie io oo ou".split())  # noqa: SIM905
+_CODAS = ("", "", "", "n", "l", "s", "t", "m", "r", "ck", "nd", "st", "rd", "ll", "p")
+_VERBS = ("paint", "wash", "lift", "fold", "stack", "plant", "carve", "sort")
+_NOUNS = ("stone", "color", "shape", "river", "tower", "garden", "engine", "mirror", "planet", "window")
 _FRAMES = ("It is {0}.", "The {1} is {0}.", "{0}.", "To {0}.", "The {0}.", "I am {0}.")
 _ASKS = ("What is the {0}?", "Which {0} is it?", "What is your {0}?")
 _TOLD = ("The {0} {1} is in {2}.", "Done, {0} {1} is {2}.", "Sorry, {0} {1} is {2}.", "Done, {0} {1} goes to {2}.")

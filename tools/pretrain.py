@@ -1,9 +1,9 @@
-"""Make the base policy of the demonstration, ``tools/base``: a tokenizer, two million weights, hours of reading nothing.
+"""Make the base policy of the demonstration, ``tools/base``: a tokenizer and two million weights.
 
-What every published language model brings along, keeping to the form of a conversation and copying what was said to where it is
-needed, a policy of this size learns from conversations about nothing (:mod:`tools.nothing`); then ``make demo`` can begin
-where post-training begins. No shop, rule or tool of a domain is in what it reads; only its tokenizer has seen the help
-desk's words, without names, products, cities and numbers.
+What every published language model brings along, keeping to the form of a conversation and copying what was said to
+where it is needed, a policy of this size learns from conversations about nothing (:mod:`tools.nothing`); then
+``make demo`` can begin where post-training begins. No shop, rule or tool of a domain is in what it reads; only its
+tokenizer has seen the help desk's words, without names, products, cities and numbers.
 
     python -m tools.pretrain [--steps 1500] [--folder tools/base]
 """

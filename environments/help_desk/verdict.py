@@ -11,7 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from environments.help_desk.database import Database, Snapshot, World, difference
+from environments.help_desk.database import Snapshot, World, difference
 from environments.help_desk.words import CITIES
 from mua.environment.conduct import Called, Past, Rules, conduct
 from mua.environment.protocol import Evaluation, Task, ToolResult, Transcript
@@ -49,7 +49,10 @@ def judged(task: Task, transcript: Transcript, desk: HelpDesk, state: Snapshot, 
 
 
 def missing(facts: Sequence[Json], told: Sequence[Claim]) -> list[str]:
-    """The required facts (``thing`` or one of ``things``, ``role``, ``value`` or one of ``or``) that no true statement told."""
+    """The required facts that no true statement told.
+
+    A fact has ``thing`` (or one of ``things``), ``role`` and ``value`` (or one of ``or``).
+    """
     said = {(claim.thing, claim.role, claim.value) for claim in told if not claim.denied}
     lines = []
     for fact in facts:
@@ -66,6 +69,8 @@ class Replayed:
         self._desk = desk
         self._task = task
         world = World(**task.data["world"])
+        self._owners = {row[0]: row[1].lower() for row in world.customers}
+        self._destinations = {row[0]: row[4] for row in world.orders}
         self._words: dict[str, Sequence[str]] = {
             "city": CITIES,
             "item": sorted({row[2] for row in world.items}),
@@ -78,38 +83,40 @@ class Replayed:
     def moment(self, past: Past) -> Moment:
         database = self._desk.database
         orders = {row["id"]: row for row in database.rows("SELECT * FROM orders")}
+        items: dict[str, list[Json]] = {order: [] for order in orders}
+        for item in database.rows("SELECT * FROM items"):
+            items[item["order_id"]].append(item)
         focus = [order for order in self._under_discussion(past) if order in orders]
-        sheets: dict[Thing, Sheet] = {}
-        for order, row in orders.items():
-            sheets[f"order {order.lower()}"] = self._order(row, past, database)
-        sheets |= self._items(focus or list(orders), database)
-        items = [thing for thing in sheets if thing.startswith("item ")]
+        sheets: dict[Thing, Sheet] = {
+            f"order {order.lower()}": self._order(row, items[order], past) for order, row in orders.items()
+        }
         talked = [f"order {order.lower()}" for order in focus]
-        verified = {sheets[thing]["verified"] for thing in talked} or {frozenset({"no"})}
+        verified = [sheets[thing]["verified"] for thing in talked] or [frozenset({"no"})]
         sheets["customer"] = {"verified": frozenset().union(*verified), "name": frozenset({self._caller()})}
-        return Moment(sheets, ["customer", *items, *talked], self._words, self._amounts(focus, database))
+        named = _items([item for order in focus or orders for item in items[order]])
+        prices = [[float(item["price"]) for item in items[order]] for order in focus]
+        amounts = frozenset(price for each in prices for price in [*each, sum(each)]) or frozenset({-1.0})
+        return Moment(sheets | named, ["customer", *named, *talked], self._words, amounts)
 
     def _under_discussion(self, past: Past) -> list[str]:
-        """Orders that calls were about, else those the customer named, the latest last."""
+        """Orders that calls were about, else the one the customer named; the latest last."""
         called = [call.arguments["order"] for call in past.calls if "order" in call.arguments]
-        return list(dict.fromkeys(called)) or [order for order in (self._task.data["known"]["order"],) if past.has_heard(order)]
+        known = self._task.data["known"]["order"]
+        return list(dict.fromkeys(called)) or ([known] if past.has_heard(known) else [])
 
-    def _order(self, row: Json, past: Past, database: Database) -> Sheet:
-        initial = World(**self._task.data["world"]).order(row["id"])
+    def _order(self, row: Json, items: Sequence[Json], past: Past) -> Sheet:
         deeds = {"cancelled"} if row["status"] == "cancelled" else set[str]()
-        deeds |= {"redirected"} if row["destination"] != initial["destination"] else set()
-        items = database.rows("SELECT product, returned FROM items WHERE order_id = ?", row["id"])
+        deeds |= {"redirected"} if row["destination"] != self._destinations[row["id"]] else set()
         deeds |= {"returned"} if any(item["returned"] for item in items) else set()
         deeds |= {"done"} if deeds else set()
-        owner = database.rows("SELECT name FROM customers WHERE id = ?", row["customer"])[0]["name"].lower()
-        mine = owner == self._caller()
+        owner = self._owners[row["customer"]]
         calls = [call for call in past.calls if call.arguments.get("order") == row["id"]]
         checked = any(call.name == "check_owner" and str(call.arguments["name"]).lower() == owner for call in calls)
         return {
             "status": frozenset({row["status"]}),
             "place": frozenset({row["place"].lower()}),
             "destination": frozenset({row["destination"].lower()}),
-            "account": frozenset({"yours" if mine else "not yours"}),
+            "account": frozenset({"yours" if owner == self._caller() else "not yours"}),
             "verified": frozenset({"yes"} if checked else {"no"}),
             "read": frozenset({"yes"} if calls else {"no"}),
             "deed": frozenset(deeds),
@@ -117,29 +124,21 @@ class Replayed:
             "name": frozenset({owner}),
         }
 
-    def _items(self, orders: Sequence[str], database: Database) -> dict[Thing, Sheet]:
-        found: dict[Thing, dict[str, set[str]]] = {}
-        for order in orders:
-            for row in database.rows("SELECT * FROM items WHERE order_id = ?", order):
-                sheet = found.setdefault(f"item {row['product'].lower()}", {"sale": set(), "deed": set()})
-                sheet["sale"].add("final sale" if row["final_sale"] else "returnable")
-                sheet["deed"] |= {"returned", "done"} if row["returned"] else set()
-        return {thing: {role: frozenset(values) for role, values in sheet.items()} for thing, sheet in found.items()}
-
-    def _amounts(self, orders: Sequence[str], database: Database) -> frozenset[float]:
-        """Prices of the orders under discussion, and each order's sum; refunds are of what was returned."""
-        found: set[float] = set()
-        for order in orders:
-            prices = [row["price"] for row in database.rows("SELECT price FROM items WHERE order_id = ?", order)]
-            found |= {float(price) for price in prices} | {float(sum(prices))}
-        return frozenset(found or {-1.0})
-
     def _caller(self) -> str:
         return str(self._task.data["known"]["name"]).lower()
+
+
+def _items(rows: Sequence[Json]) -> dict[Thing, Sheet]:
+    """What is so of the items of some orders; two of a name share their facts."""
+    found: dict[Thing, dict[str, set[str]]] = {}
+    for row in rows:
+        sheet = found.setdefault(f"item {row['product'].lower()}", {"sale": set(), "deed": set()})
+        sheet["sale"].add("final sale" if row["final_sale"] else "returnable")
+        sheet["deed"] |= {"returned", "done"} if row["returned"] else set()
+    return {thing: {role: frozenset(values) for role, values in sheet.items()} for thing, sheet in found.items()}
 
 
 def facts_of(thing: str, role: str, value: str, *others: str) -> list[Json]:
     """One required fact; ``others`` are values that tell it as well."""
     fact: Json = {"thing": thing.lower(), "role": role, "value": value}
     return [fact | ({"or": list(others)} if others else {})]
-
