@@ -229,6 +229,8 @@ class AlgorithmConfig(Section):
     shaping: ShapingConfig = ShapingConfig()
     refill: RefillConfig = RefillConfig()
     curriculum: CurriculumConfig = CurriculumConfig()
+    shuffle_rewards: bool = False
+    """A control, not a method: the rewards of a step's episodes are dealt among them at random before they train."""
     skip_zero_advantage: bool = False
     """Leave trajectories whose advantage is exactly 0 out of the forward and backward pass. The gradient stays the
     same (denominators still count them), the step gets cheaper, and token metrics cover the rest only. Needs

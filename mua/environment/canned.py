@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from mua.environment.demonstrate import Demonstration, played_by
-from mua.environment.protocol import Domain, Move, Task, ToolSchema
+from mua.environment.protocol import Domain, Move, Peopled, Task, ToolSchema
 from mua.types import Json
 
 CEILING = 0.05
@@ -67,9 +67,14 @@ class Attacked(Protocol):
         """Name -> policy."""
 
 
-async def play_canned(domain: Domain, task: Task, seed: int, canned: Canned) -> Demonstration:
-    """One episode of ``canned`` with the scripted user; the same for the same arguments."""
-    environment, user = domain.environment(), domain.scripted_user(task, seed)
+async def play_canned(
+    domain: Domain, task: Task, seed: int, canned: Canned, personas: Sequence[str] = ()
+) -> Demonstration:
+    """One episode of ``canned`` with the scripted user, of ``personas`` if any; the same for the same arguments."""
+    environment = domain.environment()
+    user = (
+        domain.scripted_user(task, seed, personas) if isinstance(domain, Peopled) else domain.scripted_user(task, seed)
+    )
     training = domain.tasks("train")
 
     def agent(opening: str, tools: Sequence[ToolSchema]) -> Generator[Move, str, None]:

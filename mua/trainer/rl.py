@@ -15,6 +15,7 @@ from mua.algorithms.filters import filtered
 from mua.algorithms.gae import with_gae
 from mua.algorithms.losses import PolicyLoss, ValueLoss
 from mua.algorithms.metrics import rollout_metrics
+from mua.algorithms.shuffle import shuffled
 from mua.config.schema import ExperimentConfig
 from mua.engine.weights import SyncReport
 from mua.errors import EngineError, MuaError, Preempted, RunStopped
@@ -128,6 +129,8 @@ def learn(config: ExperimentConfig, policy: Policy, groups: Sequence[Group], *, 
     ``version`` is the policy's before them.
     """
     algorithm = config.algorithm
+    if algorithm.shuffle_rewards:
+        groups = shuffled(groups, version)
     groups, taken = filtered(groups, algorithm)
     parts = split_minibatches(groups, min(algorithm.minibatches, len(groups))) if groups else []
     batches, found = _prepared(config, policy, parts, version)
