@@ -94,8 +94,8 @@ class TelepathyGym(Gym):
         return (
             f"You are thinking of: {entity.name} (a {entity.category}). Someone asks you yes/no questions about it. "
             "Answer truthfully with exactly one word: Yes, No, or Maybe. Maybe is for questions whose answer depends "
-            "on the case or is unknown, and for any about its name or spelling. What usually holds counts as Yes. Never "
-            "name the thing and never explain."
+            "on the case or is unknown, and for any about its name or spelling. What usually holds counts as Yes. "
+            "Never name the thing and never explain."
         )
 
     def gold(self, task: Task) -> Sequence[Move]:

@@ -30,6 +30,8 @@ _FIXED = frozenset({"id", "place", "on", "price"})
 _BROAD = "What are your preferences?"
 _MOST_HELD = 4
 _BESIDE = (*MISS, *VAGUE)
+_SOME = 60
+"""Training tasks that are counted: enough to know what is held most often."""
 _ENOUGH = 6
 """Questions in vain after which a policy goes on; long before that nothing is paid any more."""
 
@@ -182,7 +184,8 @@ def _reckoning_on(glance: Glance) -> Moves:
     useless = 0
     for part in parts_of(glance.opening):
         yield from _listed(part)
-        reckoning, asked = Reckoning(part), []
+        reckoning = Reckoning(part)
+        asked: list[str] = []
         while useless < 2 and len(asked) < len(part.cues):
             asked.append(reckoning.likeliest(asked))
             heard = yield act("action", part.question(asked[-1]))
@@ -196,7 +199,7 @@ def _learned(glance: Glance) -> Moves:
     """What training paid most often, of any part; then the commonest option of each."""
     held = Counter(
         (one["aspect"], preference["attribute"])
-        for task in glance.training for one in task.data["aspects"] for preference in one["preferences"]
+        for task in glance.training[:_SOME] for one in task.data["aspects"] for preference in one["preferences"]
     )  # fmt: skip
     for (aspect, attribute), _ in held.most_common(_ENOUGH):
         question = catalog()[aspect].attributes[attribute].question
@@ -210,7 +213,9 @@ def _by_shared_words(glance: Glance) -> Moves:
         yield from _listed(part)
         wanted: list[str] = []
         for cue in part.cues:
-            column = max(part.columns, key=lambda column: len(_stems(cue) & _stems(_words_of(part, column))))
+            column = max(
+                part.columns, key=lambda column: len(_stems(cue) & _stems(_words_of(part.aspect.name, column)))
+            )
             wanted.append((yield act("action", part.question(column))))
         yield act("answer", _nearest(part, " ".join(wanted))["id"])
 
@@ -225,17 +230,20 @@ def _volunteered(glance: Glance) -> Moves:
         yield act("answer", _nearest(part, heard)["id"])
 
 
-def _words_of(part: Part, column: str) -> str:
-    return " ".join([column, part.question(column), *{row[column] for row in part.rows}])
+@lru_cache(maxsize=256)
+def _words_of(aspect: str, column: str) -> str:
+    attribute = catalog()[aspect].attributes[column]
+    return " ".join([column, attribute.question, *(value.name for value in attribute.values)])
 
 
 def _nearest(part: Part, heard: str) -> Row:
     """The cheapest of the rows that share most words with what was heard."""
-    return max(part.rows, key=lambda row: len(_stems(heard) & _stems(" ".join(row[column] for column in part.columns))))
+    return max(part.rows, key=lambda row: sum(len(_stems(heard) & _stems(row[column])) for column in part.columns))
 
 
-def _stems(text: str) -> set[str]:
-    return {word[:5] for word in re.findall(r"[a-z]{4,}", text.lower())}
+@lru_cache(maxsize=8192)
+def _stems(text: str) -> frozenset[str]:
+    return frozenset(word[:5] for word in re.findall(r"[a-z]{4,}", text.lower()))
 
 
 def _every_id(glance: Glance) -> Moves:

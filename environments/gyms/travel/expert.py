@@ -75,9 +75,11 @@ def _understood(heard: str, aspects: Sequence[str]) -> Wishes:
 
 def options_of(listed: str) -> list[dict[str, str]]:
     """The options in a list of them: id, place, on, price and what they state."""
-    rows, stated = [], _STATED.search(listed)
-    for match in _OPTION.finditer(listed) if stated else ():
-        values = dict(zip(stated[1].split("; "), match[5].split("; "), strict=True))
+    stated = _STATED.search(listed)
+    names = stated[1].split("; ") if stated else []
+    rows = []
+    for match in _OPTION.finditer(listed):
+        values = dict(zip(names, match[5].split("; "), strict=True))
         rows.append({"id": match[1], "place": match[2], "on": match[3], "price": match[4], **values})
     return rows
 
