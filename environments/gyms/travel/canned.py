@@ -32,7 +32,7 @@ _MOST_HELD = 4
 _BESIDE = (*MISS, *VAGUE)
 _SOME = 60
 """Training tasks that are counted: enough to know what is held most often."""
-_ENOUGH = 6
+_ENOUGH = 3
 """Questions in vain after which a policy goes on; long before that nothing is paid any more."""
 
 
@@ -223,7 +223,7 @@ def _by_shared_words(glance: Glance) -> Moves:
 def _volunteered(glance: Glance) -> Moves:
     """Asks broadly until wishes are told unasked, and books what shares most words with them."""
     heard = ""
-    for _ in range(9):
+    for _ in range(6):
         heard += " " + (yield act("action", _BROAD))
     for part in parts_of(glance.opening):
         yield from _listed(part)
