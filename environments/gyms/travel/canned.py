@@ -27,7 +27,6 @@ Row: TypeAlias = Mapping[str, str]
 Moves: TypeAlias = Generator[Move, str, None]
 _SENTENCE = re.compile(r"(?<=[.!?]) ")
 _FIXED = frozenset({"id", "place", "on", "price"})
-_BROAD = "What are your preferences?"
 _MOST_HELD = 4
 _BESIDE = (*MISS, *VAGUE)
 _SOME = 60
@@ -175,10 +174,6 @@ def _by_pair(part: Part) -> Iterator[str]:
         yield f"{part.question(one)} And what about the {other}?"
 
 
-def _all_at_once(part: Part) -> Iterator[str]:
-    yield " ".join(_by_column(part))
-
-
 def _reckoning_on(glance: Glance) -> Moves:
     """Asks for the likeliest column, reckons with what mattered, and goes on while it is paid; then books likewise."""
     useless = 0
@@ -220,12 +215,13 @@ def _by_shared_words(glance: Glance) -> Moves:
         yield act("answer", _nearest(part, " ".join(wanted))["id"])
 
 
-def _volunteered(glance: Glance) -> Moves:
-    """Asks broadly until wishes are told unasked, and books what shares most words with them."""
-    heard = ""
+def _all_at_once(glance: Glance) -> Moves:
+    """Asks for everything at once until wishes are told unasked, and books what shares most words with them."""
+    parts, heard = parts_of(glance.opening), ""
+    everything = " ".join(f"What about the {name}?" for part in parts for name in part.aspect.attributes)
     for _ in range(6):
-        heard += " " + (yield act("action", _BROAD))
-    for part in parts_of(glance.opening):
+        heard += " " + (yield act("action", everything))
+    for part in parts:
         yield from _listed(part)
         yield act("answer", _nearest(part, heard)["id"])
 
@@ -256,28 +252,18 @@ def _every_id(glance: Glance) -> Moves:
             yield act("answer", f"{part.aspect.letter}{number}")
 
 
-def _talks_back(glance: Glance) -> Moves:
-    """Asks back whatever it heard, the opening's sentences first."""
-    for sentence in _SENTENCE.split(glance.opening):
-        yield act("action", f"{sentence} Is that so?")
-    yield from _booking(_cheapest)(glance)
-
-
 def policies() -> dict[str, Canned]:
     """All of them by name."""
     players: dict[str, Player] = {
         "ends at once": end_at_once,
-        "asks back what it heard": _talks_back,
         "books the cheapest": _booking(_cheapest),
         "books the commonest": _booking(_commonest),
-        "books what it reckons": _booking(lambda part: Reckoning(part).choice()),
         "books every id": _every_id,
         "asks for one column after another": _booking(_commonest, _asks(_by_column)),
         "asks for two columns at a time": _booking(_commonest, _asks(_by_pair)),
-        "asks for all columns at once": _booking(_commonest, _asks(_all_at_once)),
         "asks for the likeliest column": _reckoning_on,
         "asks what training paid most": _learned,
         "asks for what shares words": _by_shared_words,
-        "waits for wishes to be told": _volunteered,
+        "asks for everything at once": _all_at_once,
     }
     return {name: Canned(player) for name, player in players.items()}
