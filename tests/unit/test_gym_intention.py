@@ -113,6 +113,14 @@ async def test_asking_for_everything_at_once_earns_nothing_and_is_told_so():
     assert all(r.text in TOO_BROAD and not r.reward and not r.terminal for r in results)
 
 
+async def test_words_strung_together_are_no_question():
+    task = task_of(kinds()["ring"])
+    texts = ["What about the wall fish metal skin?", "Metal, honey, tree, roof, bottle, skin?", "Which metal?"]
+    results = await played(opened(DOMAIN, task), [act("action", text) for text in texts])
+    assert [r.reward for r in results] == [0.0, 0.0, 1.0]
+    assert all(r.text in TOO_BROAD for r in results[:2])
+
+
 async def test_after_three_questions_that_bring_nothing_new_the_person_leaves():
     moves = ["Which colour?", "Where do you want to go?", "Where do you want to go?", "What else?", "What budget?"]
     results = await played(opened(DOMAIN, TRIP), [act("action", text) for text in moves])

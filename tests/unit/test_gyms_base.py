@@ -17,7 +17,7 @@ import pytest
 from environments.gyms._shared import Game, Gym, GymEnvironment, OpeningUser, Reply, Setting, act, dealt, load_pinned
 from environments.gyms._shared.game import LONGEST_CONTENT
 from environments.gyms._shared.oracles import asked, chosen, json_object, judged, labelled, one_of, spoken
-from environments.gyms._shared.questions import is_yes_no, pattern
+from environments.gyms._shared.questions import is_list, is_yes_no, pattern
 from environments.gyms._shared.shaping import FLAT, SHAPING, shaped
 from environments.gyms._shared.user import PATIENCE
 from environments.gyms.function import DOMAIN as FUNCTION
@@ -335,6 +335,19 @@ def test_yes_no_questions(text: str):
 @pytest.mark.parametrize("text", ["What is it?", "It is red.", "", "Who was it?", "island"])
 def test_other_texts(text: str):
     assert not is_yes_no(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("Should it be green, blue, or red?", False),
+        ("Italian, Japanese, Lebanese, or something else?", False),
+        ("What about size, colour, age, shape, weight, height?", True),
+        ("What about " + "size " * 60 + "?", True),
+    ],
+)
+def test_a_question_that_goes_through_a_list(text: str, found: bool):
+    assert is_list(text) == found
 
 
 def test_keywords_are_whole_words_and_a_star_is_any_ending():

@@ -6,6 +6,7 @@ from collections.abc import Generator, Iterable, Mapping, Sequence
 from typing import ClassVar
 
 from environments.gyms._shared import Choice, Game, Gym, Reply, Setting, act
+from environments.gyms._shared.questions import is_list
 from environments.gyms.intention.canned import policies
 from environments.gyms.intention.expert import moves
 from environments.gyms.intention.oracle import covered_by_llm, covered_by_rule, said_by_llm, said_by_rule
@@ -67,6 +68,8 @@ class IntentionGame(Game):
         return 0 < most <= self._useless
 
     async def _covers(self, question: str) -> list[int]:
+        if is_list(question):
+            return []
         if self.setting.oracle == "llm":
             return await covered_by_llm(self.setting, self._details, question, self._llm_seed())
         return covered_by_rule(self.task.data["kind"], self._details, question)

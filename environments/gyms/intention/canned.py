@@ -25,6 +25,13 @@ GENERAL = (
     "How much may it cost?",
 )
 """What can be asked about anything."""
+NOUNS = (
+    "size colour material age shape weight height length width depth wood metal gold stone glass wall roof floor door "
+    "window water fish plants animals skin body hand finger head name brand maker type kind design pattern picture "
+    "condition damage history family church document record country region language food fruit sugar alcohol bottle "
+    "box smoke fire oil gas heat light sound music string key pedal flower tree neighbour permission storage access"
+)
+"""What may matter anywhere."""
 _MOST = 10
 
 
@@ -65,6 +72,17 @@ def _all_at_once(glance: Glance) -> Generator[Move, str, None]:
     yield from _asking(" ".join([*_inquiries(glance.training)[:20], *GENERAL]))
 
 
+def _many_nouns(per: int) -> Player:
+    """Asks for ``per`` of the nouns at a time, strung together."""
+
+    def play(glance: Glance) -> Generator[Move, str, None]:
+        nouns = glance.rng.sample(NOUNS.split(), len(NOUNS.split()))
+        chunks = [nouns[first : first + per] for first in range(0, len(nouns), per)]
+        yield from _asking(*(f"What about the {' '.join(chunk)}?" for chunk in chunks))
+
+    return play
+
+
 def _each_word(glance: Glance) -> Generator[Move, str, None]:
     """Asks for every longer word of the request."""
     yield from _asking(*(f"What about the {word}?" for word in _longer_words(glance.opening)))
@@ -96,6 +114,9 @@ def policies() -> dict[str, Canned]:
         "recites the nearest kind's inquiries": _recites_the_nearest,
         "recites two inquiries at a time": _recites_pairs,
         "asks for everything at once": _all_at_once,
+        "asks for two nouns at a time": _many_nouns(2),
+        "asks for four nouns at a time": _many_nouns(4),
+        "asks for eight nouns at a time": _many_nouns(8),
         "asks for each word of the request": _each_word,
         "asks for two words at a time": _two_words,
         "says the request back": _says_it_back,

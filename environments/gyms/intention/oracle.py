@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 
 from environments.gyms._shared.oracles import asked, chosen, spoken
+from environments.gyms._shared.questions import is_list
 from environments.gyms._shared.settings import Setting
 from environments.gyms.intention.schemas import kinds
 from mua.environment.protocol import Task
@@ -26,6 +27,8 @@ NO_PREFERENCE = (
 TOO_BROAD = ("One thing at a time, please.", "That is too much at once; what first?", "Please ask for one thing.")
 MOST_AT_ONCE = 2
 """A text that asks for more than this, of what its kind of request could leave open, covers nothing."""
+MOST_OTHER_KINDS = 1
+"""Kinds of requests, besides its own, that the words of one question may happen to belong to."""
 SAYINGS = ("{0}: {1}.", "As for {0}: {1}.", "{0}, that would be: {1}.")
 AGAIN = ("As I said, {0}: {1}.", "I told you, {0}: {1}.")
 
@@ -57,7 +60,19 @@ def asked_for(kind: str, question: str) -> list[str]:
 
 def too_broad(kind: str, question: str) -> bool:
     """Whether ``question`` asks for so much at once that nobody would answer it."""
-    return question.count("?") > MOST_AT_ONCE or len(asked_for(kind, question)) > MOST_AT_ONCE
+    several = question.count("?") > MOST_AT_ONCE or len(asked_for(kind, question)) > MOST_AT_ONCE
+    return several or is_list(question) or _of_other_kinds(kind, question) > MOST_OTHER_KINDS
+
+
+def _of_other_kinds(kind: str, question: str) -> int:
+    """How many other kinds of the test split have a detail that ``question`` names: words strung together name many.
+
+    The other splits' kinds have so much in common that an honest question names a dozen.
+    """
+    if not kinds()[kind].unseen:
+        return 0
+    others = (other for other in kinds().values() if other.unseen and other.name != kind)
+    return sum(any(detail.found_in(question) for detail in other.details) for other in others)
 
 
 def covered_by_rule(kind: str, details: Sequence[Json], question: str) -> list[int]:

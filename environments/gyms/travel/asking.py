@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from environments.gyms._shared.questions import is_list
 from environments.gyms.travel.catalog import Aspect, catalog
 
 Span: TypeAlias = tuple[int, int]
@@ -50,6 +51,8 @@ def classify(text: str, pending: Mapping[str, Sequence[str]], told: Mapping[str,
     """
     if not _QUESTION.search(text) or _SMALL_TALK.search(text):
         return Asked("chat")
+    if is_list(text):
+        return Asked("vague")
     topics = list(_topics(text, [catalog()[name] for name in pending]))
     if not topics or len(topics) > MOST_TOPICS:
         return Asked("vague")

@@ -219,7 +219,7 @@ def _all_at_once(glance: Glance) -> Moves:
     """Asks for everything at once until wishes are told unasked, and books what shares most words with them."""
     parts, heard = parts_of(glance.opening), ""
     everything = " ".join(f"What about the {name}?" for part in parts for name in part.aspect.attributes)
-    for _ in range(6):
+    for _ in range(3):
         heard += " " + (yield act("action", everything))
     for part in parts:
         yield from _listed(part)

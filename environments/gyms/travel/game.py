@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import ClassVar
 
 from environments.gyms._shared import Game, Reply, Setting
+from environments.gyms._shared.questions import is_list
 from environments.gyms.travel import wording
 from environments.gyms.travel.asking import Asked, classify, missing, named
 from environments.gyms.travel.catalog import Aspect, catalog
@@ -134,7 +135,7 @@ class TravelGame(Game):
         open_parts = [part for part in self._parts.values() if not part.booked]
         pending = {part.aspect.name: tuple(part.pending) for part in open_parts}
         if self._llm:
-            return await classified(self, content, pending)
+            return Asked("vague") if is_list(content) else await classified(self, content, pending)
         held = {part.aspect.name: [one["attribute"] for one in part.data["preferences"]] for part in open_parts}
         told = {name: [one for one in those if one not in pending[name]] for name, those in held.items()}
         return classify(content, pending, told)
