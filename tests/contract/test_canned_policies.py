@@ -7,6 +7,7 @@ policy that nobody has thought of.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Iterator
 from functools import lru_cache
 
 import pytest
@@ -17,18 +18,23 @@ from mua.environment.protocol import Domain
 from mua.environment.registry import domain_names, get_domain
 
 OURS = [name for name in domain_names() if not getattr(get_domain(name), "needs_data", False)]
-WAITING = frozenset(OURS) - {f"gyms/{name}" for name in ("function", "persuade", "search", "turtle")}
+WAITING = frozenset({"retail", "airline", "telecom", "gyms/tau"})
 """Domains whose rewards do not keep the contract yet."""
 
 
 @lru_cache(maxsize=64)
 def of_expert(name: str) -> list[Demonstration]:
     domain = get_domain(name)
-    return [asyncio.run(demonstrate(domain, task, 0)) for task in domain.tasks("test")]
+    return asyncio.run(one_by_one(demonstrate(domain, task, 0) for task in domain.tasks("test")))
 
 
 def of_canned(domain: Domain, canned: Canned) -> list[Demonstration]:
-    return [asyncio.run(play_canned(domain, task, 0, canned)) for task in domain.tasks("test")]
+    return asyncio.run(one_by_one(play_canned(domain, task, 0, canned) for task in domain.tasks("test")))
+
+
+async def one_by_one(episodes: Iterator[Awaitable[Demonstration]]) -> list[Demonstration]:
+    """All on one loop: making one costs more than most episodes."""
+    return [await episode for episode in episodes]
 
 
 def mean(values: list[float]) -> float:

@@ -11,6 +11,7 @@ from typing import ClassVar, Self
 from environments.gyms._shared.game import Game, GymEnvironment, interact_schema
 from environments.gyms._shared.pinned import load_pinned
 from environments.gyms._shared.settings import Choice, Option, Role, Setting, setting_of
+from environments.gyms._shared.shaping import SHAPING
 from environments.gyms._shared.user import OpeningUser
 from mua.config.schema import EnvironmentConfig
 from mua.environment.protocol import Environment, Isolation, Move, PromptStyle, Split, Task
@@ -32,13 +33,13 @@ class Gym(ABC):
     decisive: ClassVar[Choice] = "answer"
     """The choice that solves the task; with its budget used up the episode is over."""
     defaults: ClassVar[Mapping[str, Option]] = {}
-    """Options under ``environment.options`` and their defaults."""
+    """Options under ``environment.options`` and their defaults, besides those of every gym."""
     llm_roles: ClassVar[tuple[Role, ...]] = ()
     """Endpoints that ``environment.oracle: llm`` needs; empty: there is no such oracle."""
     short_prompt: ClassVar[str] = ""
 
     def __init__(self, setting: Setting | None = None) -> None:
-        self.setting = setting or Setting(options=dict(self.defaults))
+        self.setting = setting or Setting(options={**SHAPING, **self.defaults})
         self._schema = interact_schema(self.choices)
         self._check = argument_checker(self._schema)
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
+from environments.gyms._shared.shaping import SHAPING
 from mua.config.schema import EnvironmentConfig
 from mua.errors import ConfigError
 from mua.users.endpoint import ChatEndpoint
@@ -54,7 +55,7 @@ def setting_of(
         oracle = "rule"
     if oracle == "llm":
         _need(name, roles, services)
-    options = options_for(name, defaults, config)
+    options = options_for(name, {**SHAPING, **defaults}, config)
     return Setting(oracle, config.show_reward, options, services.user, services.judge)
 
 

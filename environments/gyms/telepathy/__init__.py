@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from typing import ClassVar
 
 from environments.gyms._shared import Choice, Game, Gym, Reply, Setting, act
 from environments.gyms._shared.guessing import GuessingGame
 from environments.gyms._shared.oracles import labelled
+from environments.gyms.telepathy.canned import policies
 from environments.gyms.telepathy.expert import moves
-from environments.gyms.telepathy.oracle import answer, is_named
+from environments.gyms.telepathy.oracle import about_name, answer, is_named, names_something
 from environments.gyms.telepathy.table import Entity, by_name, generate
+from mua.environment.canned import Canned
 from mua.environment.protocol import Move, Split, Task
 from mua.types import Json
 
 JUDGE = """Someone had to guess what another person is thinking of: {name} (also called: {synonyms}).
 Does the guess name this thing? The name itself, a synonym, another spelling and the plural do. Something more general,
 more special or merely similar does not, and neither does a guess that names several things."""
+
+NOT_THE_NAME = "Please ask about the thing, not about its name."
+A_GUESS = "If that is your guess, give it with the choice answer."
 
 
 class TelepathyGame(GuessingGame):
@@ -25,6 +30,11 @@ class TelepathyGame(GuessingGame):
     def __init__(self, setting: Setting, task: Task, seed: int, persona: str) -> None:
         super().__init__(setting, task, seed, persona)
         self._entity: Entity = by_name()[task.data["entity"].lower()]
+
+    async def action(self, content: str) -> Reply:
+        if about_name(content):
+            return Reply(NOT_THE_NAME)
+        return Reply(A_GUESS) if names_something(content) else await super().action(content)
 
     def by_rule(self, question: str) -> str:
         return answer(self._entity, question)
@@ -84,11 +94,15 @@ class TelepathyGym(Gym):
         return (
             f"You are thinking of: {entity.name} (a {entity.category}). Someone asks you yes/no questions about it. "
             "Answer truthfully with exactly one word: Yes, No, or Maybe. Maybe is for questions whose answer depends "
-            "on the case or is unknown. What usually holds counts as Yes. Never name the thing and never explain."
+            "on the case or is unknown, and for any about its name or spelling. What usually holds counts as Yes. "
+            "Never name the thing and never explain."
         )
 
     def gold(self, task: Task) -> Sequence[Move]:
         return [act("answer", task.data["entity"])]
+
+    def canned(self) -> Mapping[str, Canned]:
+        return policies()
 
     def expert(self, task: Task, seed: int, loose: float = 0.0) -> Generator[Move, str, None]:
         return moves(task, seed, loose)

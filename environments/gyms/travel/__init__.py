@@ -1,4 +1,4 @@
-"""Travel gym: book two to four parts of a trip for somebody who tells what matters only when asked for it.
+"""Travel gym: book two to four parts of a trip for somebody who lets on what matters and tells it only when asked.
 
 ``search`` lists the options of one part, ``action`` asks the traveller, ``answer`` chooses an option for good. Which
 wish a question is about is decided by rules over the catalog of attributes or, with ``environment.oracle: llm``, by a
@@ -13,11 +13,13 @@ from typing import ClassVar
 from environments.gyms._shared import Choice, Game, Gym, act
 from environments.gyms._shared.settings import Option as Setup
 from environments.gyms._shared.settings import Role
+from environments.gyms.travel.canned import policies
 from environments.gyms.travel.catalog import catalog
 from environments.gyms.travel.expert import moves, query
 from environments.gyms.travel.game import TravelGame
 from environments.gyms.travel.scenarios import NAME, generate
 from environments.gyms.travel.wording import openings, persona
+from mua.environment.canned import Canned
 from mua.environment.protocol import Move, Split, Task
 
 
@@ -31,9 +33,11 @@ class TravelGym(Gym):
         "answer": "ids of the options you book, separated by commas; at most one for each part of the trip",
         "finish": "stop here",
     }
-    defaults: ClassVar[Mapping[str, Setup]] = {"search_reward": 0.0, "preference_reward": 0.8}
+    defaults: ClassVar[Mapping[str, Setup]] = {"search_reward": 0.0, "preference_reward": 0.8, "max_useless": 2}
     llm_roles: ClassVar[tuple[Role, ...]] = ("user", "judge")
-    short_prompt = "Book the trip with interact: search options, ask for wishes, answer with the cheapest that fits."
+    short_prompt = (
+        "Book the trip with interact: ask about what is let on, search options, answer with the cheapest that fits."
+    )
 
     @classmethod
     def generate(cls, split: Split) -> Iterable[Task]:
@@ -52,6 +56,9 @@ class TravelGym(Gym):
         searches = [act("search", query(catalog()[one["aspect"]], one["arguments"])) for one in task.data["aspects"]]
         best = [row[0] for one in task.data["aspects"] for row in one["options"] if row[1] == "best"]
         return [*searches, act("answer", ", ".join(best))]
+
+    def canned(self) -> Mapping[str, Canned]:
+        return policies()
 
     def expert(self, task: Task, seed: int, loose: float = 0.0) -> Generator[Move, str, None]:
         return moves(task, seed, loose)

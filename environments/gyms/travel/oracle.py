@@ -20,9 +20,9 @@ _JUDGE = """A booking agent writes to a traveller who has some wishes in mind:
 
 What is the agent's message?
 - chat: it asks for nothing, or is small talk, thanks or a report.
-- wish and a number: it asks a concrete question about one of the wishes above, so that answering it truly would tell
-  that wish.
-- miss: it asks a concrete question, but none of the wishes answers it.
+- wish and a number: it asks a concrete question about one of the wishes above and about nothing else, so that
+  answering it truly would tell that wish.
+- miss: it asks a concrete question, but none of the wishes answers it, or it also asks about something else.
 - vague: it asks for wishes in general, or for more than two things at once."""
 _HINT = """You are a traveller who talks with a booking agent. Let the agent know one wish of yours without stating it:
 tell in one sentence a habit, a reason or a circumstance from which it follows. Do not use the words of the wish, do not
