@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 
 from mua.algorithms.adjust import adjusted
-from mua.algorithms.batch import make_batch, split_minibatches
+from mua.algorithms.batch import make_batches, split_minibatches
 from mua.algorithms.filters import filtered
 from mua.algorithms.gae import with_gae
 from mua.algorithms.losses import PolicyLoss, ValueLoss
@@ -142,7 +142,7 @@ def _prepared(
 ) -> tuple[list[TrainBatch], dict[str, float]]:
     """The batch of each optimizer step, with all its losses are decided by, and what there is to say about them."""
     algorithm, found = config.algorithm, dict[str, float]()
-    made = [make_batch(part, algorithm, config.rollout.temperature) for part in parts]
+    made = make_batches(parts, algorithm, config.rollout.temperature)
     batches = [policy.with_logprobs(batch, old=algorithm.recomputes) for batch in made if batch.sequences]
     if algorithm.advantage == "gae":
         batches, found = with_gae([policy.with_values(batch) for batch in batches], algorithm)
