@@ -163,7 +163,8 @@ class AlgorithmConfig(Section):
     """GRPO divides the centred reward by the group's standard deviation; False gives Dr. GRPO's advantage."""
     whiten: Literal["batch", "environment"] = "batch"
     """Over which tokens reinforce_plus_plus brings advantages to mean 0 and variance 1: all of the step, whatever its
-    minibatches, or each environment's by themselves, so that one whose rewards are larger or spread wider does not drown the others."""
+    minibatches, or each environment's by themselves, so that one whose rewards are larger or spread wider does not
+    drown the others."""
     pass_k: Positive = 4
     """k of ``advantage: pass_at_k``."""
     gae_lambda: Fraction = 1.0

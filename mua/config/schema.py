@@ -484,6 +484,13 @@ class ExperimentConfig(Section):
         judge = self.judge.llm if self.judge is not None else None
         return {name: llm for name, llm in (("user.llm", user), ("judge.llm", judge)) if llm is not None}
 
+    @property
+    def judged_splits(self) -> list[Literal["train", "validation", "test"]]:
+        """The splits that training plays tasks of to judge itself: as it goes, and for its report."""
+        trainer, chosen = self.trainer, self.evaluation
+        going = [chosen.split] if trainer.evaluate_every > 0 or trainer.evaluate_first else []
+        return going + [split for split in (chosen.report_split,) if split is not None and split not in going]
+
     @model_validator(mode="before")
     @classmethod
     def _nothing_of_ours_at_an_endpoint(cls, data: Any) -> Any:
@@ -550,9 +557,9 @@ class ExperimentConfig(Section):
                 f"trainer.max_staleness {self.trainer.max_staleness} trains on what older policies sampled, and with "
                 f"algorithm.correction {algorithm.correction}, algorithm.old_logprobs {algorithm.old_logprobs} and "
                 f"algorithm.loss {algorithm.loss} no gradient depends on how they sampled it: set algorithm.correction "
-                "to truncate, mask or band (with algorithm.old_logprobs recompute), or algorithm.old_logprobs to engine "
-                "(with a loss other than reinforce), or trainer.max_staleness to 0; algorithm.uncorrected: true trains "
-                "without a correction"
+                "to truncate, mask or band (with algorithm.old_logprobs recompute), or algorithm.old_logprobs to "
+                "engine (with a loss other than reinforce), or trainer.max_staleness to 0; algorithm.uncorrected: true "
+                "trains without a correction"
             )
         return self
 

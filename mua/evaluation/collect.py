@@ -31,8 +31,8 @@ from mua.evaluation.store import EpisodeStore
 from mua.observe.files import replace_text
 from mua.rollout.curate import Candidate, balanced, best_of_each_task, record, refusal
 from mua.rollout.runner import Placed
+from mua.rollout.scored import require_scored
 from mua.rollout.seeds import derived_seed
-from mua.rollout.service import require_scored
 from mua.types import Json, Trajectory
 from mua.users.services import Services
 

@@ -30,9 +30,9 @@ from mua.observe.traces import TraceWriter
 from mua.rollout.agent import ChatPolicy
 from mua.rollout.chat import ChatClient
 from mua.rollout.heap import long_lived_heap
-from mua.rollout.runner import EpisodeRunner, Placed
-from mua.rollout.seeds import derived_seed
-from mua.rollout.service import EVALUATION_ORDINALS, RolloutService, require_scored
+from mua.rollout.runner import EpisodeRunner, Placed, evaluation_places
+from mua.rollout.scored import require_scored
+from mua.rollout.service import RolloutService
 from mua.types import Json, Trajectory
 from mua.users.services import Services
 
@@ -136,21 +136,17 @@ def over_domains(config: ExperimentConfig) -> ExperimentConfig:
 
 
 def plan(config: ExperimentConfig) -> list[tuple[Task, list[Placed]]]:
-    """Every task of the evaluation with its episodes.
-
-    Where an episode stands, and so its seeds, depends on the task alone: other tasks or domains beside it change
-    nothing, and two policies meet the same users.
-    """
+    """Every task of the evaluation with its episodes (see :func:`mua.rollout.runner.evaluation_places`)."""
     chosen = config.evaluation
     services = Services.from_config(config.user, config.judge)
     try:
-        tasks = Selection.from_config(config.environment, services).first_tasks(chosen.split, chosen.tasks)
+        tasks = Selection.from_config(config.environment, services).sampled_tasks(chosen.split, chosen.tasks)
     finally:
         asyncio.run(services.close())
     if not tasks:
         names = ", ".join(config.environment.shares)
         raise ConfigError(f"evaluation.split: {chosen.split!r} of {names} has no tasks; choose another split")
-    return [(task, [Placed(task, _ordinal(task), sample) for sample in range(chosen.samples)]) for task in tasks]
+    return [(task, evaluation_places(task, chosen.samples)) for task in tasks]
 
 
 def play_missing(
@@ -178,10 +174,6 @@ def play_missing(
         if missing:
             play = play_at_endpoint if config.evaluation.policy.kind == "endpoint" else play_on_engine
             store.add_roles(play(config, missing, keep, seconds))
-
-
-def _ordinal(task: Task) -> int:
-    return EVALUATION_ORDINALS + derived_seed("evaluation", task.domain, task.id)
 
 
 def key_of(placed: Placed) -> Key:

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from environments.gyms._shared import Gym
-from mua.algorithms.metrics import mean_confidence_interval
 from mua.config.schema import EvaluationConfig, ExperimentConfig
 from mua.environment.selection import Selection
 from mua.errors import ConfigError
+from mua.evaluation.summary import interval_of
 from mua.observe.progress import Progress
 from mua.rollout.service import RolloutService
 from mua.trainer.evaluate import evaluation_metrics, judge
@@ -31,7 +31,7 @@ def config(environment: dict[str, Any], **evaluation: Any) -> ExperimentConfig:
             "name": "x",
             "output": "x",
             "model": {"path": "x"},
-            "trainer": {"steps": 1},
+            "trainer": {"steps": 1, "evaluate_first": True},
             "environment": environment,
             "evaluation": evaluation,
         }
@@ -49,7 +49,7 @@ def test_what_is_trained_on_is_not_held_out() -> None:
     selection = held_out(mix, domains=["help_desk", "gyms/function", "gyms/search"])
     assert selection is not None
     assert list(selection.domains) == ["gyms/function", "gyms/search"]
-    assert {t.domain for t in selection.first_tasks("validation", 3)} == {"gyms/function", "gyms/search"}
+    assert {t.domain for t in selection.sampled_tasks("validation", 3)} == {"gyms/function", "gyms/search"}
 
 
 def test_held_out_domains_have_options_of_their_own() -> None:
@@ -64,7 +64,7 @@ def test_held_out_domains_have_options_of_their_own() -> None:
     assert settings["gyms/turtle"].whole("max_words") == 7
     assert settings["gyms/function"].whole("max_actions") == 3
     assert settings["gyms/search"].whole("max_answers") == 1
-    assert both.domain(selection.first_tasks("validation", 1)[0]).name == "gyms/function"
+    assert both.domain(selection.sampled_tasks("validation", 1)[0]).name == "gyms/function"
 
 
 @pytest.mark.parametrize(
@@ -111,11 +111,11 @@ def test_one_round_judges_training_domains_and_those_held_out(tmp_path: Path) ->
     loaded = ExperimentConfig.model_validate(base.model_dump() | told)
     rollouts = RolloutService(loaded)
     rollouts._pool = gives_up()  # type: ignore[assignment]
-    assert [t.domain for t in rollouts.evaluation_tasks()] == [
+    assert [t.domain for t in rollouts.evaluation_tasks("validation")] == [
         *["help_desk"] * 2, *["gyms/function"] * 2, *["gyms/telepathy"] * 2
     ]  # fmt: skip
     with rollouts:
-        found = judge(loaded, rollouts, Progress(enabled=False))
+        found = judge(loaded, rollouts, Progress(enabled=False), "validation", 0)
     names = ("", "held_out_", "help_desk/", "gyms/function/", "gyms/telepathy/")
     assert {found[f"evaluation/{name}validation_success"] for name in names} == {0.0}
     assert {found[f"evaluation/{name}validation_unscored"] for name in names} == {0.0}
@@ -138,9 +138,9 @@ def test_an_evaluation_shares_nothing_with_training(tmp_path: Path, split: str) 
     )  # fmt: skip
     rollouts, pool = RolloutService(loaded), gives_up()
     rollouts._pool = pool  # type: ignore[assignment]
-    assert {task.split for task in rollouts.evaluation_tasks()} == {split}
+    assert {task.split for task in rollouts.evaluation_tasks(split)} == {split}
     with rollouts:
-        judge(loaded, rollouts, Progress(enabled=False))
+        judge(loaded, rollouts, Progress(enabled=False), loaded.evaluation.split, 0)
         evaluated = list(pool.requests)
         rollouts.schedule(0, None)
         rollouts.take()
@@ -169,23 +169,25 @@ def test_training_domains_and_held_out_ones_are_never_mixed() -> None:
         *episodes("gym", "f-", "--"),
         *episodes("quiz", "s"),
     ]
-    found = evaluation_metrics(played, {"shop": 2.0, "desk": 1.0}, "test")
+    found = evaluation_metrics(played, {"shop": 2.0, "desk": 1.0}, "test", EvaluationConfig())
     assert found["evaluation/test_success"] == pytest.approx((1 + 0.5 + 0) / 3)
     assert found["evaluation/held_out_test_success"] == pytest.approx(0.5)
     assert found["evaluation/shop/test_success"] == pytest.approx(0.75)
     assert (found["evaluation/desk/test_success"], found["evaluation/quiz/test_success"]) == (0.0, 1.0)
     assert found["evaluation/gym/test_unscored"] == 0.75
     assert found["evaluation/held_out_test_unscored"] == pytest.approx(3 / 5)
-    by_task = mean_confidence_interval([1.0, 0.5, 0.0])  # four samples more of a task would be no more evidence
+    by_task = interval_of(EvaluationConfig(), [1.0, 0.5, 0.0])  # four samples more of a task would be no more evidence
     assert (found["evaluation/test_success_low"], found["evaluation/test_success_high"]) == by_task[1:]
 
 
 def test_a_single_domain_has_one_name_and_an_unscored_part_no_success() -> None:
-    alone = evaluation_metrics(episodes("shop", "s", "f"), {"shop": 1.0}, "validation")
+    alone = evaluation_metrics(episodes("shop", "s", "f"), {"shop": 1.0}, "validation", EvaluationConfig())
     assert set(alone) == {
         f"evaluation/validation_{name}" for name in ("success", "success_low", "success_high", "unscored")
     }
-    beside = evaluation_metrics([*episodes("shop", "s"), *episodes("quiz", "-")], {"shop": 1.0}, "test")
+    beside = evaluation_metrics(
+        [*episodes("shop", "s"), *episodes("quiz", "-")], {"shop": 1.0}, "test", EvaluationConfig()
+    )
     assert "evaluation/quiz/test_success" not in beside
     assert "evaluation/held_out_test_success" not in beside
     assert beside["evaluation/held_out_test_unscored"] == 1.0
