@@ -96,14 +96,13 @@ class Run:
             self._unscored, self.learned = 0, True
             return
         self.learned = self.learned and step > 0  # what continues has learned: nothing else is ever saved
-        self._unscored += 1
+        row = self._unscored + 1
         trainer, reason = self._config.trainer, few.reason(self._config.trainer.min_scored_share)
-        limit = 1 if trainer.deterministic else min(trainer.max_unscored_steps, trainer.steps)
-        if self._unscored < limit:
-            log.warning("step %d trains on nothing: %s; %s", step, reason, few.mend)
-            return
-        row = f" ({self._unscored} such steps in a row, trainer.max_unscored_steps)" if self._unscored > 1 else ""
-        raise RunStopped(f"step {step}: {reason}{row}; {few.mend}", passing=few.passing)
+        if row >= (1 if trainer.deterministic else min(trainer.max_unscored_steps, trainer.steps)):
+            many = f" ({row} such steps in a row, trainer.max_unscored_steps)" if row > 1 else ""
+            raise RunStopped(f"step {step}: {reason}{many}; {few.mend}", passing=few.passing)
+        self._unscored = row
+        log.warning("step %d trains on nothing: %s; %s", step, reason, few.mend)
 
     def judged(self, step: int, metrics: Mapping[str, float]) -> bool:
         """``metrics`` hold an evaluation after ``step``; whether no policy of the run was better before."""
