@@ -1,11 +1,15 @@
 """Judging while training: which domains, under which options, and what the numbers are over.
 
-Selections are of real domains; trajectories are made up, but for one round of real episodes whose policy is scripted. A
-run with held-out domains and a real engine is in tests/e2e/test_environments.py.
+Selections are of real domains; trajectories are made up, but for rounds of real episodes whose policy is scripted. A
+run with held-out domains and a real engine is in tests/e2e/test_environments.py, the same numbers from training and
+`mua eval` with one in tests/e2e/test_best.py.
 """
 
 from __future__ import annotations
 
+import json
+import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +17,14 @@ import pytest
 
 from environments.gyms._shared import Gym
 from mua.config.schema import EvaluationConfig, ExperimentConfig
+from mua.engine.protocol import Generation, SamplingParams
 from mua.environment.selection import Selection
 from mua.errors import ConfigError
+from mua.evaluation.run import evaluate
 from mua.evaluation.summary import interval_of
 from mua.observe.progress import Progress
+from mua.observe.traces import read_traces
+from mua.rollout import service
 from mua.rollout.service import RolloutService
 from mua.trainer.evaluate import evaluation_metrics, judge
 from mua.types import Outcome, Trajectory
@@ -191,3 +199,70 @@ def test_a_single_domain_has_one_name_and_an_unscored_part_no_success() -> None:
     assert "evaluation/quiz/test_success" not in beside
     assert "evaluation/held_out_test_success" not in beside
     assert beside["evaluation/held_out_test_unscored"] == 1.0
+
+
+class ReadingPool(ScriptedPool):
+    """Engines with a clerk who reads what was said and cancels any order, unless the request's seed puts it off."""
+
+    async def generate(
+        self, prompt_ids: Sequence[int], params: SamplingParams, *, session: str, deadline_s: float
+    ) -> Generation:
+        text = self._family.decode(prompt_ids)
+        order = re.search(r"\b([A-Z]\d+)\b", text)
+        said = "What is the order number?"
+        if params.seed is not None and params.seed % 7 == 0:
+            said = "I do not know."
+        elif order is not None:
+            made = text.count("<tool_call>")
+            tools = [call("get_order", order=order[1]), call("cancel_order", order=order[1])]
+            said = tools[made] if made < 2 else f"Done, order {order[1]} cancelled."
+        self._script = lambda session, turn: said
+        return await super().generate(prompt_ids, params, session=session, deadline_s=deadline_s)
+
+
+@pytest.mark.parametrize("domains", [[], ["gyms/function", "help_desk"]])
+def test_training_and_mua_eval_play_the_same_episodes_and_give_the_same_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, domains: list[str]
+) -> None:
+    """Also where ``mua eval`` goes over other domains besides, and in whatever order."""
+    loaded = ExperimentConfig.model_validate(
+        {
+            "name": "x", "output": tmp_path / "train", "model": {"path": model_folder("qwen3")},
+            "trainer": {"steps": 1, "evaluate_first": True},
+            "environment": {"name": "help_desk", "prompt": "short"},
+            "evaluation": {"tasks": 40, "samples": 2, "temperature": 0.25, "domains": domains, "level": 0.9},
+            "rollout": {"max_turns": 6}, "engine": {"deterministic": True}, "observe": {"progress": False},
+        }
+    )  # fmt: skip
+    made: list[ReadingPool] = []
+
+    def pool(*_: Any, **__: Any) -> ReadingPool:
+        made.append(ReadingPool(chat_family("qwen3", False), lambda session, turn: ""))
+        return made[-1]
+
+    monkeypatch.setattr(service, "EnginePool", pool)
+    with RolloutService(loaded) as rollouts:
+        found = judge(loaded, rollouts, Progress(enabled=False), "validation", 0)
+    alone = loaded.model_copy(update={"output": tmp_path / "eval"})
+    alone.output.mkdir()
+    evaluate(alone)
+
+    result = json.loads((tmp_path / "eval" / "evaluation.json").read_text())["domains"]["help_desk"]["success"]
+    prefix = "evaluation/help_desk/validation" if len(domains) > 1 else "evaluation/validation"
+    ours = [found[f"{prefix}_success{end}"] for end in ("", "_low", "_high")]
+    assert ours == [result["mean"], result["low"], result["high"]]
+    assert 0 <= ours[1] < ours[0] < ours[2] < 1
+    told = [_told(tmp_path / "train" / "evaluations" / "validation"), _told(tmp_path / "eval" / "traces")]
+    assert told[0] == told[1]
+    assert len(told[0]) == 80
+    requests = [{(r.session, r.params.seed, tuple(r.prompt)) for r in pool.requests} for pool in made]
+    assert requests[0] == requests[1]
+
+
+def _told(folder: Path) -> dict[tuple[str, int, int], Any]:
+    """What was said in each episode of the help desk, and what became of it."""
+    return {
+        (t.task_id, t.ordinal, t.sample): (t.messages, t.outcome, t.reward)
+        for t in read_traces(folder)
+        if t.domain == "help_desk"
+    }
