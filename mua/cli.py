@@ -172,8 +172,23 @@ def sft(config: ConfigFile, overrides: Overrides = None) -> None:
 
 @app.command("eval")
 @verb
-def evaluate(config: ConfigFile, overrides: Overrides = None) -> None:
+def evaluate(
+    config: ConfigFile,
+    overrides: Overrides = None,
+    matrix: Annotated[
+        Path | None, typer.Option("--matrix", help="file with policies and populations of users, all to be judged")
+    ] = None,
+) -> None:
     """Judge a policy on held-out tasks; run again, it continues where it stopped."""
+    if matrix is not None:
+        from mua.config.matrix import load_cells
+
+        base, cells = load_cells(config, overrides or [], matrix)
+        with output_of(base):
+            import mua.evaluation.matrix
+
+            mua.evaluation.matrix.evaluate_matrix(base, cells)
+        return
     with _run(config, overrides, "config-eval.yaml") as loaded:
         import mua.evaluation.run
 

@@ -246,6 +246,11 @@ class RolloutService:
         work = self._episodes.each(episodes, temperature=temperature, on_trajectory=on_trajectory)
         self._attend(work)
 
+    def meet_users(self, config: ExperimentConfig) -> None:
+        """From now on episodes are with the users of ``config``, which is the same but for them; none may be under
+        way."""
+        self._call(self._meet_users(config))
+
     def metrics(self) -> dict[str, float]:
         """The counters of engines, teacher, users' and judges' endpoints since the last call; what the last step had to
         choose from, and what the curriculum knows."""
@@ -278,6 +283,13 @@ class RolloutService:
         """The group of ``episodes`` with what the teacher thinks of it, if there is one."""
         group = await episodes
         return group if self._teacher is None else await self._teacher.scored(group)
+
+    async def _meet_users(self, config: ExperimentConfig) -> None:
+        await self._episodes.close()
+        await self._services.close()
+        self._config, self._services = config, Services.from_config(config.user, config.judge)
+        self.selection = Selection.from_config(config.environment, self._services)
+        await self._start_runner()
 
     async def _start_runner(self) -> None:
         every = self.selection if self.held_out is None else self.selection.beside(self.held_out)

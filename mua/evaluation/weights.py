@@ -1,0 +1,28 @@
+"""The policy that is judged, as a folder that engines can serve."""
+
+from __future__ import annotations
+
+from mua.config.schema import ExperimentConfig
+from mua.evaluation.identity import digest
+
+
+def servable(config: ExperimentConfig) -> ExperimentConfig:
+    """``config`` whose ``model.path``, where it is a checkpoint, is that checkpoint's weights as Hugging Face has them.
+
+    They are written once, under ``<output>/policies``, by the digest of what the checkpoint holds. A link to a
+    checkpoint (``checkpoints/best``) is followed. Raises :class:`mua.errors.ModelError` for a damaged one.
+    """
+    if config.evaluation.policy.kind == "endpoint":
+        return config
+    from megatron_bridge.hf_folder import DEFAULT_SHARD_BYTES  # torch, which nobody needs who judges an endpoint
+    from mua.megatron import manifest, offline
+    from mua.trainer.convert import megatron_to_hf
+
+    checkpoint = config.model.path.resolve()
+    if not (checkpoint / manifest.NAME).is_file():
+        return config
+    out = config.output / "policies" / f"{checkpoint.name}-{digest(manifest.read(checkpoint))}"
+    if not offline.is_converted(checkpoint, out):
+        out.parent.mkdir(parents=True, exist_ok=True)
+        megatron_to_hf(checkpoint, out, None, None, DEFAULT_SHARD_BYTES)
+    return config.model_copy(update={"model": config.model.model_copy(update={"path": out})})
