@@ -276,9 +276,9 @@ class TrainerConfig(Section):
     """Least share of a step's episodes that could be scored. Where users, judges or tools fail more often, the step
     trains on nothing, because the rest is no fair sample; of no episode at all no step learns."""
     max_unscored_steps: Positive = 2
-    """Steps in a row with too few scored episodes (see min_scored_share) after which the run ends, and with it an error
-    that names the commonest reason. With ``deterministic`` the first ends it: a fault must not change what is
-    learned."""
+    """Steps in a row with too few scored episodes (see min_scored_share) after which the run ends with an error that
+    names the commonest reason. The first ends it where that reason does not pass by itself (a refused key), and with
+    ``deterministic``, where a fault must not change what is learned."""
     max_skipped_steps: Positive = 5
     """Steps in a row that changed nothing, because their gradient norm was not finite, after which the run ends. One
     may be an accident of a batch; more are weights, data or a learning rate that time does not mend."""

@@ -5,6 +5,9 @@ from __future__ import annotations
 from mua.config.schema import ExperimentConfig
 from mua.evaluation.identity import digest
 
+MANIFEST = "manifest.json"
+"""By which a checkpoint is told from a model folder (:mod:`mua.megatron.manifest`)."""
+
 
 def servable(config: ExperimentConfig) -> ExperimentConfig:
     """``config`` whose ``model.path``, where it is a checkpoint, is that checkpoint's weights as Hugging Face has them.
@@ -14,13 +17,13 @@ def servable(config: ExperimentConfig) -> ExperimentConfig:
     """
     if config.evaluation.policy.kind == "endpoint":
         return config
-    from megatron_bridge.hf_folder import DEFAULT_SHARD_BYTES  # torch, which nobody needs who judges an endpoint
+    checkpoint = config.model.path.resolve()
+    if not (checkpoint / MANIFEST).is_file():
+        return config
+    from megatron_bridge.hf_folder import DEFAULT_SHARD_BYTES  # these load Megatron-Core
     from mua.megatron import manifest, offline
     from mua.trainer.convert import megatron_to_hf
 
-    checkpoint = config.model.path.resolve()
-    if not (checkpoint / manifest.NAME).is_file():
-        return config
     out = config.output / "policies" / f"{checkpoint.name}-{digest(manifest.read(checkpoint))}"
     if not offline.is_converted(checkpoint, out):
         out.parent.mkdir(parents=True, exist_ok=True)

@@ -98,7 +98,8 @@ class Run:
         self.learned = self.learned and step > 0  # what continues has learned: nothing else is ever saved
         row = self._unscored + 1
         trainer, reason = self._config.trainer, few.reason(self._config.trainer.min_scored_share)
-        if row >= (1 if trainer.deterministic else min(trainer.max_unscored_steps, trainer.steps)):
+        patient = few.passing and not trainer.deterministic
+        if row >= (min(trainer.max_unscored_steps, trainer.steps) if patient else 1):
             many = f" ({row} such steps in a row, trainer.max_unscored_steps)" if row > 1 else ""
             raise RunStopped(f"step {step}: {reason}{many}; {few.mend}", passing=few.passing)
         self._unscored = row

@@ -135,7 +135,7 @@ def test_too_few_scored_episodes_end_the_run_before_it_trains_on_them(
     assert [t.outcome for t in read_traces(tmp_path / "traces" / "step_000002.jsonl")] == [t.outcome for t in few]
 
 
-NONE = [episode(sample, Outcome.JUDGE_ERROR, passing=False) for sample in range(SIZE)]
+NONE = [episode(sample, Outcome.JUDGE_ERROR) for sample in range(SIZE)]
 
 
 @pytest.mark.parametrize(("steps", "bound", "done"), [(8, 1, 0), (8, 3, 2), (2, 5, 1), (1, 5, 0)])
@@ -173,6 +173,13 @@ def test_steps_in_a_row_are_counted_over_a_new_start(tmp_path: Path) -> None:
     assert saved(tmp_path) == {"step_00000003": 1}
     with pytest.raises(RunStopped, match=r"step 3: .*\(3 such steps in a row"):
         train(config, StandIn(), rollouts(NONE))
+
+
+def test_a_fault_that_does_not_pass_is_not_tried_again(tmp_path: Path) -> None:
+    refused = [episode(sample, Outcome.USER_ERROR, passing=False) for sample in range(SIZE)]
+    with pytest.raises(RunStopped, match="step 1: not one of 4") as error:
+        train(experiment(tmp_path, max_unscored_steps=5), StandIn(), rollouts(ALL, refused))
+    assert exit_status(error.value) == 2
 
 
 def test_a_fault_leaves_no_trace_in_a_deterministic_run(tmp_path: Path) -> None:
