@@ -47,7 +47,9 @@ engine:
 algorithm: {{group_size: {size}, groups_per_step: {groups}, epochs: 2, minibatches: 2}}
 megatron: {{tokens_per_row: 512, threads: 1}}
 optimizer: {{learning_rate: 1.0e-3, weight_decay: 0.0}}
-trainer: {{steps: {steps}, save_every: {save_every}, keep: 2, min_scored_share: 1.0, max_unscored_steps: 1, silence_seconds: 8}}
+trainer:
+  {{steps: {steps}, save_every: {save_every}, keep: 2, silence_seconds: 8, min_scored_share: 1.0,
+    max_unscored_steps: 1}}
 """
 _DETERMINISTIC = ("trainer.deterministic=true", "engine.deterministic=true")
 _USER = (
