@@ -48,7 +48,7 @@ class Wanted:
     per_task: int = 1
     """Conversations kept of one task, at most: the best."""
     tasks: int | None = None
-    """The first so many training tasks of each domain; None: all."""
+    """So many training tasks of each domain, as ``evaluation.tasks`` samples them; None: all."""
     seconds: float | None = None
     """After so long no more is played; what is there is curated, and the same command goes on later."""
 
