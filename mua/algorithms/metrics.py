@@ -112,6 +112,7 @@ def _shapes(scored: Sequence[Trajectory]) -> dict[str, float]:
         "tokens/segment_max": float(max(lengths, default=0)),
         "turns/mean": float(np.mean(turns)),
         "turns/max": float(max(turns)),
+        "turns/cut_by_time": float(np.mean([t.metrics.get("cut_by_time", 0.0) for t in scored])),
         "segments/mean": float(np.mean(segments)),
         "segments/max": float(max(segments)),
     }

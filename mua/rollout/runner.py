@@ -46,6 +46,20 @@ class Placed(NamedTuple):
     sample: int
 
 
+EVALUATION_ORDINALS = 1 << 40
+"""Evaluation episodes get ordinals from here on, so that their seeds and sessions never meet training's."""
+
+
+def evaluation_places(task: Task, samples: int) -> list[Placed]:
+    """The episodes of one task in every evaluation, be it within training or by ``mua eval``.
+
+    Where they stand, and so their seeds, depends on the task alone: other tasks or domains beside it change nothing,
+    and two policies meet the same users.
+    """
+    ordinal = EVALUATION_ORDINALS + derived_seed("evaluation", task.domain, task.id)
+    return [Placed(task, ordinal, sample) for sample in range(samples)]
+
+
 class EpisodeRunner:
     """Runs episodes of the selected domains, at most ``rollout.concurrency`` at once. Belongs to one event loop."""
 
