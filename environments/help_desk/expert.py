@@ -18,6 +18,7 @@ ASK = {
     "item": "Which item is it?",
     "city": "Which city should it go to?",
 }
+ASK_BOTH = "What are your order number and your name?"
 DONE = {
     "cancel": "Done, order {order} is cancelled.",
     "redirect": "Done, order {order} goes to {detail}.",
@@ -39,8 +40,10 @@ class Expert:
 
     def moves(self) -> Generator[Move, str, None]:
         """Yields a move and is sent the answer: the tool's result, or the customer's words."""
-        yield from self._ask("order")
-        yield from self._ask("name")
+        heard = yield ASK_BOTH
+        for what in ("order", "name"):
+            if self._known[what].lower() not in heard.lower():
+                yield from self._ask(what)
         order, name = self._known["order"], self._known["name"]
         owner = json.loads((yield "check_owner", {"order": order, "name": name}))
         if not owner["owner"]:
