@@ -6,7 +6,7 @@ import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 from mua.environment.database import RewardForm, ServiceDesk, Tool, ToolError
 from mua.environment.overlay import Base, Changes, Overlay, copied
@@ -27,7 +27,7 @@ class OfficialDesk(ServiceDesk):
     against the whole schema.
     """
 
-    assertions: Functions = {}
+    assertions: ClassVar[Functions] = {}
     """For ``ENV_ASSERTION``; none here."""
 
     def __init__(
@@ -140,7 +140,7 @@ def laid_over(base: Base, changes: Changes) -> Base:
 
 
 def misfit(name: str, function: Callable[..., Any], arguments: Any) -> str | None:
-    """What is wrong with the names of the arguments of a function whose first parameter is the database; None if fit."""
+    """What is wrong with the names of a function's arguments, behind the database as its first; None if nothing."""
     if not isinstance(arguments, dict):
         return f"the arguments of {name} must be a JSON object"
     required, known = _argument_names(function)

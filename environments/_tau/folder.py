@@ -15,9 +15,9 @@ from __future__ import annotations
 
 import io
 import zlib
-from gzip import BadGzipFile, GzipFile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from gzip import BadGzipFile, GzipFile
 from pathlib import Path
 from typing import Any, Literal
 

@@ -1,8 +1,8 @@
 """The agent's side of tau2-bench's telecom: its thirteen tools, and the functions that only tasks name.
 
 Names, arguments, checks and effects are the benchmark's; descriptions and refusals are in words of our own. The day is
-:data:`TODAY`. A bill that has to be made gets an id from its customer and place, where the benchmark draws one at random:
-two episodes that do the same are then the same.
+:data:`TODAY`. A bill that has to be made gets an id from its customer and place, where the benchmark draws one at
+random: two episodes that do the same are then the same.
 """
 
 from __future__ import annotations

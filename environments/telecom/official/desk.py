@@ -8,7 +8,7 @@ is asked for, which was made.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from environments._tau.desk import Functions, OfficialDesk, laid_over, merged
 from environments.telecom.official import carrier, phone
@@ -21,7 +21,7 @@ from mua.types import Json
 class TelecomDesk(OfficialDesk):
     """What all episodes over one folder share."""
 
-    assertions: Functions = {
+    assertions: ClassVar[Functions] = {
         **{("assistant", name): function for name, function in carrier.ASSERTIONS.items()},
         **{("user", name): function for name, function in phone.ASSERTIONS.items()},
     }

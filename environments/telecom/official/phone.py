@@ -73,7 +73,7 @@ def _connected(phone: Json, status: str, technology: str, signal: str) -> None:
 
 
 def sim_status(phone: Json) -> str:
-    """"missing", or whether the card that is there works."""
+    """ "missing", or whether the card that is there works."""
     return "missing" if phone["sim_card_missing"] else str(phone["sim_card_status"])
 
 

@@ -1,4 +1,4 @@
-"""The records of tau2-bench's telecom: what ``db.toml`` and ``user_db.toml`` hold, with the defaults for what is left out.
+"""The records of tau2-bench's telecom: what ``db.toml`` and ``user_db.toml`` hold, with defaults for what is left out.
 
 Names of fields, values and defaults are the benchmark's (tau2-bench, ``data/tau2/domains/telecom``). Dates are texts
 here, in the form in which the benchmark's tools answer them.

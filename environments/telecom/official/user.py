@@ -62,9 +62,10 @@ def named(agent_text: str, schemas: Sequence[ToolSchema]) -> Iterator[tuple[Tool
     """Each tool that a message names, in order, with what follows up to the next one."""
     by_name = {schema.name: schema for schema in schemas}
     names = "|".join(re.escape(name).replace("_", "[_ ]") for name in sorted(by_name, key=len, reverse=True))
-    found = list(re.finditer(rf"\b(?:{names})\b", agent_text.lower())) if names else []
-    for match, after in zip(found, [*found[1:], None], strict=True):
-        yield by_name[match[0].replace(" ", "_")], agent_text[match.end() : after.start() if after else None]
+    found = list(re.finditer(rf"\b(?:{names})\b", agent_text, re.IGNORECASE)) if names else []
+    ends = [match.start() for match in found[1:]] + [len(agent_text)]
+    for match, end in zip(found, ends, strict=False):
+        yield by_name[match[0].lower().replace(" ", "_")], agent_text[match.end() : end]
 
 
 def _arguments(schema: ToolSchema, rest: str) -> Json | None:
