@@ -131,7 +131,7 @@ def test_several_tables_evidence_and_a_digest_by_statement(tmp_path):
     (task,) = over(written(tmp_path, write)).tasks("test")
     assert opening(task).startswith("Known: Berths are numbers.\nAbout the tables: ")
     assert played(task, execute("UPDATE Second SET Berth = '9'"), commit()) == 1.0
-    assert played(task, execute("UPDATE `Harbour Boats` SET Berth = '9'"), commit()) == 0.0
+    assert played(task, execute("UPDATE `Harbour Boats` SET Berth = '8'"), commit()) == 0.0
     assert played(task, execute("ALTER TABLE Second DROP COLUMN Berth"), commit()) == 0.0
 
 
@@ -195,11 +195,8 @@ def test_nothing_is_evaluated_as_code(tmp_path):
 
 def test_a_table_digest_is_that_of_the_formula():
     """NULL is left out of a row; MySQL cuts the list of the rows' beginnings at 1,024 bytes."""
-    assert (
-        table_digest([("c", None), ("a", "b")]) == md5(b"4a8a0,a0f7e").hexdigest()
-        or table_digest([("c", None), ("a", "b")])
-        == md5(",".join(sorted([md5(b"c").hexdigest()[:5], md5(b"a,b").hexdigest()[:5]])).encode()).hexdigest()
-    )
+    beginnings = sorted(md5(row).hexdigest()[:5] for row in (b"c", b"a,b"))
+    assert table_digest([("c", None), ("a", "b")]) == md5(",".join(beginnings).encode()).hexdigest()
     assert table_digest([]) == "None"
     assert table_digest([("a",), ("b",)]) == table_digest([("b",), ("a",)]) != table_digest([("a",)])
     many = [(str(number),) for number in range(400)]
