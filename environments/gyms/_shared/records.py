@@ -1,8 +1,8 @@
 """UserRL's published records: what its gyms' files and its parquet tables hold, read into typed records.
 
 :func:`read_records` reads a gym's file (``functions.json``, ``all_stories_refined.json``, ...): a list of records, or
-an object of them by id. :func:`read_rows` reads a table made of them for training (``train.parquet``, or its rows as JSON
-lines), whose rows name a record by id or title and bring the prompt. :func:`of_rows` puts the two together.
+an object of them by id. :func:`read_rows` reads a table made of them for training (``train.parquet``, or its rows as
+JSON lines), whose rows name a record by id or title and bring the prompt. :func:`of_rows` puts the two together.
 
 ============  ==========================================================  ===================================
 gym           file of UserRL (``gyms/<Gym>/<gym>/data``)                  a row's record is named by
