@@ -106,11 +106,11 @@ class AgentBenchDatabase:
 
     def configured(self, config: EnvironmentConfig, services: Services) -> Domain:
         """With ``data``; raises :class:`mua.errors.ConfigError` for options, of which there are none."""
-        if config.name != self.name:
-            return self
         if config.options:
             raise ConfigError(f"environment.options.{min(config.options)}: domain {NAME!r} has no options")
-        return AgentBenchDatabase(load(config.data)) if config.data is not None else self
+        if config.data is None or (config.name != self.name and config.data.name != self.name):
+            return self  # in a mix, only PATH/agentbench_db is its own
+        return AgentBenchDatabase(load(config.data))
 
 
 def opening(task: Task, lead: str = _LEADS[0]) -> str:

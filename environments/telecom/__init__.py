@@ -65,7 +65,7 @@ class TelecomDomain:
 
     def configured(self, config: EnvironmentConfig, services: Services) -> Domain:
         """Takes ``reward`` and the option ``compact``; in a mix, other domains' settings are left to them."""
-        if config.data is not None and config.name == self.name:
+        if config.data is not None and self.name in (config.name, config.data.name):  # a mix gives PATH/telecom
             return official_telecom(config, services)
         if config.name == self.name:
             _refuse_foreign(config)

@@ -25,6 +25,7 @@ from mua.environment.demonstrate import demonstrate, played, replay_gold
 from mua.environment.overlay import digest_of
 from mua.environment.protocol import Environment, Evaluation, Move, Split, Task, ToolResult, Transcript, UserMove
 from mua.environment.registry import get_domain
+from mua.environment.selection import Selection
 from mua.errors import ConfigError
 from mua.types import Json
 from mua.users.services import Services
@@ -97,6 +98,18 @@ def test_gold_of_the_official_tasks_is_rewarded(name, tasks):
     assert set(rewards(domain)) == {1.0}
     if name == "telecom":
         assert domain.noop_tasks("test") == []
+
+
+def test_in_a_mix_each_domain_loads_its_own_folder():
+    options = {"retail.leave_out": "NL_ASSERTION", "telecom.split": "base"}
+    mix = {"retail": 1, "telecom": 1, "agentbench_db": 1}
+    config = EnvironmentConfig.model_validate({"mix": mix, "data": SMALL, "options": options})
+    domains = Selection.from_config(config).domains
+    assert {name: len(domain.tasks("test")) for name, domain in domains.items()} == {
+        "retail": 2,
+        "telecom": 9,
+        "agentbench_db": 32,
+    }
 
 
 def test_other_sets_are_the_test_split_when_they_are_asked_for():
