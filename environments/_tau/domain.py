@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from typing import Self
 
 from environments._tau.desk import OfficialDesk
 from environments._tau.environment import JudgedEnvironment, OfficialEnvironment
@@ -11,9 +12,18 @@ from environments._tau.folder import Form, OfficialData, load_official
 from environments._tau.tau2 import BASES
 from mua.config.schema import EnvironmentConfig
 from mua.environment.database import Tool
-from mua.environment.protocol import Environment, Isolation, Move, PromptStyle, Split, Task
-from mua.environment.statements import unsaid
+from mua.environment.protocol import (
+    Environment,
+    Isolation,
+    Move,
+    PromptStyle,
+    Split,
+    Task,
+    Transcript,
+    UserMove,
+)
 from mua.errors import ConfigError
+from mua.types import Json
 from mua.users.judge import Judge
 from mua.users.protocol import STOP_SIGNAL, User, UserReply
 from mua.users.scripted import CONFIRM
@@ -21,7 +31,8 @@ from mua.users.services import Services
 
 ToolsOf = Callable[[Form], Sequence[Tool]]
 """The domain's tools in the order the policy sees them, for tau-bench or tau2-bench."""
-OPTIONS = ("skip_noop", "leave_out", "communicate")
+SWITCHES = ("skip_noop", "communicate")
+OPTIONS = ("skip_noop", "leave_out", "communicate", "split")
 
 
 def official_domain(
@@ -35,20 +46,30 @@ def official_domain(
 ) -> OfficialDomain:
     """The domain over ``config.data``; raises :class:`mua.errors.ConfigError` for what cannot be had."""
     assert config.data is not None
-    if unknown := [key for key in config.options if key not in OPTIONS]:
-        raise ConfigError(
-            f"environment.options: {name} has no option {unknown[0]!r} on official data; known: {', '.join(OPTIONS)}"
-        )
-    data = load_official(name, config.data, tables)
+    check_options(name, config)
+    data = load_official(name, config.data, tables, wanted_split(config))
     desk = OfficialDesk(data.base, tools(data.form), reward=config.reward)
-    domain = OfficialDomain(name, data, desk, short_prompt, services)
-    domain.leave_out(str(config.options.get("leave_out", "")))
-    domain.check_basis()
-    if config.options.get("communicate"):
-        domain.require_communication()
-    if config.options.get("skip_noop"):
-        domain.skip_noop()
-    return domain
+    return OfficialDomain(name, data, desk, short_prompt, services).under(config)
+
+
+def check_options(name: str, config: EnvironmentConfig, *more: str) -> None:
+    """ConfigError for an option that there is not (``more``: those of one domain), or of another type."""
+    known = (*OPTIONS, *more)
+    for key, value in config.options.items():
+        if key not in known:
+            raise ConfigError(
+                f"environment.options: {name} has no option {key!r} on official data; known: {', '.join(known)}"
+            )
+        wanted = bool if key in SWITCHES else str
+        if not isinstance(value, wanted):
+            kind = "true or false" if wanted is bool else "a text"
+            raise ConfigError(f"environment.options.{key}: must be {kind}, not {value!r}")
+
+
+def wanted_split(config: EnvironmentConfig) -> str | None:
+    """The option ``split``."""
+    found = config.options.get("split")
+    return None if found is None else str(found)
 
 
 class OfficialDomain:
@@ -65,6 +86,19 @@ class OfficialDomain:
         self._tasks = dict(data.tasks)
         self._short_prompt = short_prompt
         self._judge = Judge(services.judge) if services.judge is not None else None
+
+    def under(self, config: EnvironmentConfig) -> Self:
+        """This domain with the options applied; ConfigError where a task asks for what there is not."""
+        self.leave_out(str(config.options.get("leave_out", "")))
+        self.check_basis()
+        for tasks in self._tasks.values():
+            for task in tasks:
+                self.desk.check(task)
+        if config.options.get("communicate"):
+            self.require_communication()
+        if config.options.get("skip_noop"):
+            self.skip_noop()
+        return self
 
     def tasks(self, split: Split) -> Sequence[Task]:
         return self._tasks[split]
@@ -84,8 +118,9 @@ class OfficialDomain:
         return RecitingUser(task.data["instruction"])
 
     def gold(self, task: Task) -> Sequence[Move]:
-        calls: list[Move] = [(action["name"], action["arguments"]) for action in task.data["actions"]]
-        return [*calls, *(" ".join(map(str, statement)) for statement in task.data["statements"])]
+        """What has to be told first, since a transfer ends the conversation; then the calls of both sides."""
+        told = [" ".join(map(str, statement)) for statement in task.data["statements"]]
+        return [*told, *map(_gold_move, task.data["actions"])]
 
     def noop_tasks(self, split: Split) -> list[Task]:
         """Tasks that earn full reward for doing and saying nothing, which training should not reward."""
@@ -118,7 +153,7 @@ class OfficialDomain:
 
     def check_basis(self) -> None:
         """Raises :class:`mua.errors.ConfigError` where a reward basis asks for what is not configured or not here."""
-        lacking = ["ENV_ASSERTION", *(["NL_ASSERTION"] if self._judge is None else [])]
+        lacking = ["ENV_ASSERTION"] * (not self.desk.assertions) + ["NL_ASSERTION"] * (self._judge is None)
         for name in lacking:
             asking = [task.id for tasks in self._tasks.values() for task in tasks if name in task.data.get("basis", ())]
             if asking:
@@ -129,9 +164,16 @@ class OfficialDomain:
                 )
 
     def _earns_idling(self, task: Task) -> bool:
-        basis = task.data.get("basis", ())
-        asked = "NL_ASSERTION" in basis or ("ACTION" in basis and task.data["actions"])
-        return not asked and not unsaid(task.data["statements"], ()) and not self.desk.gold(task).changes
+        if "NL_ASSERTION" in task.data.get("basis", ()):
+            return False
+        environment = OfficialEnvironment(self.desk)
+        environment.reset(task, 0)
+        return environment.evaluate(Transcript([])).success
+
+
+def _gold_move(action: Json) -> Move:
+    name, arguments = action["name"], action["arguments"]
+    return UserMove(name, arguments) if action.get("requestor") == "user" else (name, arguments)
 
 
 _FAREWELL = re.compile(r"anything else|transferr(ed|ing)|have a (nice|good|great) day|good ?bye", re.IGNORECASE)

@@ -308,7 +308,7 @@ def test_what_is_wrong_with_a_folder_is_named(tmp_path, spoil, message):
 def test_options_are_checked(tmp_path):
     folder = write_tau(tmp_path, tau_task())
     with pytest.raises(
-        ConfigError, match="has no option 'compact' on official data; known: skip_noop, leave_out, communicate"
+        ConfigError, match="has no option 'compact' on official data; known: skip_noop, leave_out, communicate, split"
     ):
         over(folder, options={"compact": True})
     with pytest.raises(ConfigError, match="leave_out: 'DB' is none of ACTION, NL_ASSERTION, ENV_ASSERTION"):
@@ -517,7 +517,7 @@ def _named(action: Json) -> Json:
     ("task", "message"),
     [
         (tau2_task(0, reward_basis=["DB", "LUCK"]), r"task 0: reward_basis names 'LUCK'; known: DB, COMMUNICATE"),
-        (tau2_task(0, reward_basis=["ACTION"]), "reward_basis without DB is not supported in retail"),
+        ({**tau2_task(0), "evaluation_criteria": None}, "task 0: has no evaluation_criteria"),
         ({**tau2_task(0), "initial_state": {"message_history": [{}]}}, "begins in the middle of a conversation"),
     ],
 )
