@@ -47,7 +47,7 @@ _Inbox: TypeAlias = "SimpleQueue[bytes | None]"
 class Worker:
     """The environments of one domain, by lease."""
 
-    def __init__(self, domain: Domain, seconds: float) -> None:
+    def __init__(self, domain: Domain, seconds: float = 60.0) -> None:
         """``seconds`` are the deadline of the domain's own start and stop."""
         self._domain = domain
         self._life = Life(domain, seconds)
@@ -55,7 +55,8 @@ class Worker:
 
     def start(self) -> None:
         """Start what the domain owns."""
-        self._loop.run_until_complete(self._life.start())
+        if self._life.owns:
+            self._loop.run_until_complete(self._life.start())
 
     def answer(self, message: Json) -> bytes:
         """Do what a line asks, and the line that answers it. Never raises."""
@@ -69,8 +70,9 @@ class Worker:
         for lease in list(self._environments):
             with suppress(BaseException):
                 self._close(lease)
-        with suppress(BaseException):
-            self._loop.run_until_complete(self._life.stop())
+        if self._life.owns:
+            with suppress(BaseException):
+                self._loop.run_until_complete(self._life.stop())
 
     def _do(self, message: Json) -> Any:
         if message["do"] == "close":

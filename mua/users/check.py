@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 
 from mua.environment.protocol import Domain, Informed, Split, Task
 from mua.errors import UserFaultKind
+from mua.users.guards import LeakCheck, misused_signal, unusable
 from mua.users.protocol import STOP_SIGNAL, Refusal
 
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
@@ -337,6 +338,44 @@ _WANTS = re.compile(
 )
 
 
+class ReplyCheck:
+    """Everything that is looked at before a language model's words become a user's."""
+
+    def __init__(self, leak: LeakCheck, facts: TaskCheck | None = None) -> None:
+        """``facts`` is the check against the task, if there is one; it follows this conversation alone."""
+        self._leak = leak
+        self._facts = facts
+
+    def heard(self, text: str) -> None:
+        """What the agent said."""
+        if self._facts is not None:
+            self._facts.heard(text)
+
+    def saw(self, text: str) -> None:
+        """What a tool of the user's own answered."""
+        if self._facts is not None:
+            self._facts.saw(text)
+
+    def said(self, text: str) -> None:
+        """``text`` is what the user said in the end."""
+        if self._facts is not None:
+            self._facts.said(text)
+
+    def form(self, text: str, *, first: bool) -> Refusal | None:
+        """Why ``text`` can be no user's, whatever the task; ``first``: nothing has been said before."""
+        if refusal := unusable(text) or misused_signal(text):
+            return refusal
+        if first and STOP_SIGNAL in text:
+            return Refusal(UserFaultKind.ENDS_TOO_EARLY, "the user ended the conversation before it began")
+        return None
+
+    def content(self, text: str, *, acted: bool = False) -> Refusal | None:
+        """What speaks against ``text`` in this task; ``acted``: the user has just used tools of its own."""
+        if (quoted := self._leak.quotation(text)) is not None:
+            return Refusal(UserFaultKind.LEAKS_INSTRUCTION, f"the user quotes its instructions ({quoted})")
+        return self._facts.find(text, acted=acted) if self._facts is not None else None
+
+
 class Value(NamedTuple):
     """Something that a text states."""
 
@@ -404,6 +443,10 @@ class Vocabulary:
         tasks = (task for split in SPLITS for task in self._domain.tasks(split))
         return (self._domain.persona(task) for task in islice(tasks, MOST_PERSONAS))
 
+    def names(self) -> frozenset[str]:
+        """All of them, lower case."""
+        return self._phrases or self._words
+
     def of(self, task: Task) -> TaskCheck:
         """The check of one user of ``task``."""
         persona = self._domain.persona(task)
@@ -445,7 +488,7 @@ class TaskCheck:
         self._settled |= _SETTLED.search(_CLOSING.sub("", text)) is not None
         self._talk += f"\n{text.casefold()}"
 
-    def heard_by_itself(self, text: str) -> None:
+    def saw(self, text: str) -> None:
         """What a tool of the user's own answered: it may be told, and settles nothing."""
         self._knowledge.add(text)
         self._talk += f"\n{text.casefold()}"

@@ -25,9 +25,9 @@ from mua.errors import UserFaultKind
 from mua.types import Json
 from mua.untrusted import JsonError, read_json
 from mua.users.chat import Completion, FunctionCall
-from mua.users.check import TaskCheck
+from mua.users.check import ReplyCheck, TaskCheck
 from mua.users.endpoint import ChatEndpoint
-from mua.users.guards import LeakCheck, misused_signal, unusable, with_signal, without_label
+from mua.users.guards import LeakCheck, with_signal, without_label
 from mua.users.prompts import DEFAULT_PROMPT, SILENCE, Prompt, Style
 from mua.users.protocol import STOP_SIGNAL, Refusal, UserReply, UserTools
 
@@ -65,10 +65,10 @@ class LlmUser:
         self._seed = seed
         self._style = style
         self._prompt = prompt
-        self._leak = LeakCheck(leak_words, persona, style.manner, rules=prompt.text("", "", tools=True))
         self._rounds = tool_rounds
-        self._check = check
-        self._facts = facts if check != "off" else None
+        leak = LeakCheck(leak_words, persona, style.manner, rules=prompt.text("", "", tools=True))
+        self._check = ReplyCheck(leak, None if check == "off" else facts)
+        self._mode = check
         self._tools: UserTools | None = None
         self._history: list[Json] = [self._system(tools=False)]
 
@@ -83,8 +83,7 @@ class LlmUser:
 
     async def reply(self, agent_text: str) -> UserReply:
         """Answer the agent's plain text; see :meth:`ChatEndpoint.chat` for the faults."""
-        if self._facts is not None:
-            self._facts.heard(agent_text)
+        self._check.heard(agent_text)
         return await self._answer(agent_text if agent_text.strip() else SILENCE)
 
     async def close(self) -> None:
@@ -104,11 +103,10 @@ class LlmUser:
             await self._act(reply)
             acted = True
         answer = _words_of(reply)
-        flag = self._content_fault(answer, acted) if self._check == "flag" else None
+        flag = self._check.content(answer, acted=acted) if self._mode == "flag" else None
         if flag is not None:
             self._endpoint.count(f"flags/{flag.kind}")
-        if self._facts is not None:
-            self._facts.said(answer)
+        self._check.said(answer)
         self._history.append({"role": "assistant", "content": answer})
         return UserReply(answer, stop=STOP_SIGNAL in answer, flags=() if flag is None else (flag,))
 
@@ -134,17 +132,8 @@ class LlmUser:
 
     def _fault(self, text: str, first: bool, acted: bool) -> Refusal | None:
         """Why ``text`` is not said."""
-        if refusal := unusable(text) or misused_signal(text):
-            return refusal
-        if first and STOP_SIGNAL in text:
-            return Refusal(UserFaultKind.ENDS_TOO_EARLY, "the user ended the conversation before it began")
-        return self._content_fault(text, acted) if self._check == "refuse" else None
-
-    def _content_fault(self, text: str, acted: bool) -> Refusal | None:
-        """What speaks against ``text`` in this task."""
-        if (quoted := self._leak.quotation(text)) is not None:
-            return Refusal(UserFaultKind.LEAKS_INSTRUCTION, f"the user quotes its instructions ({quoted})")
-        return self._facts.find(text, acted=acted) if self._facts is not None else None
+        refusal = self._check.form(text, first=first)
+        return refusal or (self._check.content(text, acted=acted) if self._mode == "refuse" else None)
 
     async def _act(self, reply: Completion) -> None:
         """Run the calls; mistakes are answers that the model can act on."""
@@ -152,8 +141,7 @@ class LlmUser:
         self._history.append({"role": "assistant", "content": reply.text or None, "tool_calls": calls})
         for call in reply.calls:
             answer = await self._call(call)
-            if self._facts is not None:
-                self._facts.heard_by_itself(answer)
+            self._check.saw(answer)
             self._history.append({"role": "tool", "tool_call_id": call.id, "content": answer})
 
     async def _call(self, call: FunctionCall) -> str:
