@@ -32,7 +32,7 @@ MOST_PERSONAS = 1500
 """Tasks of a domain whose personas are read for its names."""
 _NOT_THE_USERS = frozenset(
     {"world", "initial", "actions", "gold", "statements", "false_statements", "forbidden", "assertions", "facts_told"}
-    | {"expected", "communicate_info", "nl_assertions", "initial_state", "reward_basis", "basis", "id", "kind"}
+    | {"expected", "settled", "difficulty", "communicate_info", "nl_assertions", "initial_state", "reward_basis", "basis", "id", "kind"}
 )
 """Keys of a task's data that hold what the user cannot know: the state of the world, and what is right."""
 _MONTHS = {
@@ -70,6 +70,7 @@ _AMOUNT = re.compile(
     re.IGNORECASE,
 )
 _DIGITS = re.compile(r"(?<![\w.,$€£#-])#?\d(?:[ -]?\d){3,}(?![\w%])")
+_YEAR = re.compile(r"(?:19[5-9]|20[0-4])\d")
 _QUANTITY = re.compile(
     r"\b(\d{1,2}|one|two|three|four|five|six|seven|eight|nine|ten)\s+(?:\w+\s)?"
     r"(bag|passenger|ticket|suitcase|person|people|seat|line|item|night|piece)s?\b",
@@ -274,11 +275,10 @@ _VERBS: Mapping[str, str] = {
     "return": r"return(?:ing|ed)?|send(?:ing)? (?:\w+ ){0,4}back|take (?:\w+ ){0,4}back|give (?:\w+ ){0,4}back",
     "refund": r"refund\w*|money back|reimburse\w*",
     "exchange": r"exchang\w+|swap\w*|replac\w+|trade\w* in",
-    "change": r"chang\w+|modif\w+|updat\w+|edit\w*|switch\w*|correct\w*|move[ds]?|adjust\w*|another|different|instead"
-    r"|other|somewhere else",
+    "change": r"chang\w+|modif\w+|updat\w+|edit\w*|switch\w*|correct\w*|adjust\w*",
     "book": r"book(?:ing|ed)?|reserv(?:e|ing)|purchas\w+|buy(?:ing)?|fly",
-    "upgrade": r"upgrad\w+",
-    "downgrade": r"downgrad\w+|cheaper|smaller plan",
+    "upgrade": r"upgrad\w+|(?:business|first) class|cabin|(?:better|bigger|larger|other) plan|more data|plan",
+    "downgrade": r"downgrad\w+|cheaper|(?:smaller|other) plan|economy|cabin|plan",
     "insure": r"insur\w+",
     "compensate": r"compensat\w+|voucher",
     "suspend": r"suspend\w*|paus\w+ (?:my|the) (?:line|plan|service)|terminat\w+",
@@ -289,12 +289,12 @@ _VERBS: Mapping[str, str] = {
 }
 _VERB = {sort: re.compile(rf"\b(?:{pattern})\b", re.IGNORECASE) for sort, pattern in _VERBS.items()}
 _NEIGHBOURS: Mapping[str, frozenset[str]] = {
-    "return": frozenset({"refund"}), "refund": frozenset({"return", "cancel", "compensate"}),
-    "exchange": frozenset({"change"}), "change": frozenset({"exchange", "redirect", "upgrade", "downgrade", "book", "baggage"}),
-    "redirect": frozenset({"change"}), "upgrade": frozenset({"change"}), "downgrade": frozenset({"change"}),
-    "compensate": frozenset({"refund"}), "baggage": frozenset({"change"}), "book": frozenset({"change"}),
-    "track": frozenset(_VERBS), "insure": frozenset({"change"}), "suspend": frozenset({"cancel"}),
-}  # fmt: skip
+    "return": frozenset({"refund"}),
+    "refund": frozenset({"return", "cancel", "compensate"}),
+    "exchange": frozenset({"change"}),
+    "compensate": frozenset({"refund"}),
+    "redirect": frozenset({"change"}),
+}
 """Which wishes make it no surprise that a sort is asked for: a cancelled order is refunded."""
 _ASKS = re.compile(
     r"\b(?:i (?:also |now |actually |really |just |do )*(?:want|need|wish|prefer|would like|would rather|would prefer|demand"
@@ -311,19 +311,21 @@ _RETREAT = re.compile(
     r"|return|exchange|cancel\w*))|(?:do not|don'?t) (?:want|wish|need) (?:to (?:cancel|return|exchange|change|book|fly|move|upgrade"
     r"|go through)\b|(?:it|that|this|the \w+) (?:cancel\w*|return\w*|exchang\w+|chang\w+|any ?more))"
     r"|forget (?:about )?(?:the|my|this|that) (?:\w+ ){0,2}(?:request|order|return|exchange|cancel\w*|refund|booking|change|whole thing|thing)"
-    r"|(?:i'?ll|i will|let me|let'?s|please|just|i'?d rather|want to) (?:just )?(?:keep|leave) (?:it|everything|the \w+|my \w+|them|things)"
+    r"|(?:i'?ll |i will |let me |let'?s |please |just |i'?d rather |want to |(?<=[.!,] ))(?:just )?(?:keep|leave) (?:it|everything|the \w+|my \w+|them|things)"
     r"(?: (?:as (?:it is|is|they are)|then|after all|instead|the way)|$|[.!,])|(?:do not|don'?t) (?:cancel|return|exchange|change|refund) (?:it|the|my|that|anything))",
     re.IGNORECASE | re.MULTILINE,
 )
 _CHANGES_ITSELF = re.compile(
-    r"chang\w* (?:your|of) mind|change of mind|at first|then|instead|otherwise|if (?:it|that|you|the)", re.I
+    r"chang\w* (?:your|of) mind|change of mind|\bat first\b|\bfirst (?:you )?(?:ask|name|say)|correct yourself"
+    r"|you say: \"(?:wait|no|actually)|\bwait, i\b|\b(?:no longer|not any ?more) want",
+    re.I,
 )
 _SETTLED = re.compile(
     r"\b(?:done|cancel+ed|returned|exchanged|changed|updated|booked|modified|added|removed|processed|completed|confirmed"
     r"|refunded|issued|sent|initiated|submitted|restored|fixed|resolved|working|works|solved|upgraded|downgraded|moved"
-    r"|sorry|apolog\w+|unfortunately|can ?not|can't|unable|not (?:able|possible|allowed|eligible|permitted|covered|on your)"
+    r"|sorry(?! (?:to hear|about|for|you))|unfortunately|can ?not|can't|unable|not (?:able|possible|allowed|eligible|permitted|covered|on your)"
     r"|does not|doesn't|won't|will not|no longer|transfer\w*|final sale|denied|refuse[ds]?|declined|all set|taken care"
-    r"|success\w*|is (?:in|on|at|pending|shipped|delivered|processed|\$?\d)|costs?|price|status|total|certificate|voucher)\b",
+    r"|success\w*|is (?:in|on|at|pending|shipped|delivered|processed|\$?\d)|costs?|(?:price|status|total) is|certificate|voucher)\b",
     re.IGNORECASE,
 )
 _OPEN_QUESTION = re.compile(
@@ -331,6 +333,13 @@ _OPEN_QUESTION = re.compile(
     r"|confirm|share|send|let)|are you|is (?:that|this)|have you|yes/no|confirm|proceed)\b[^.!\n]*\?|\(yes/no\)",
     re.IGNORECASE,
 )
+_KEEPS = re.compile(r"\b(?:keep|leave)", re.IGNORECASE)
+_ASKS_NAME = re.compile(r"\b(?:name|city|town|who|where|destination|address|country|item|product|which)\b[^.!\n]*\?", re.I)
+_DECIDES = re.compile(
+    r"\(yes/no\)|\b(?:yes or no|do you confirm|shall i|should i|confirm|proceed|go ahead)\b[^.!?\n]*\?\s*\Z", re.IGNORECASE
+)
+_QUESTIONS = re.compile(r"[^.!?\n]*\?")
+_ANSWERS = frozenset({"amount", "date", "time"})
 _CLOSING = re.compile(r"[^.!?\n]*\b(?:anything|something|what) (?:else|more|further)\b[^.!?\n]*\?", re.IGNORECASE)
 _WANTS = re.compile(
     r"\b(?:you (?:also |now |then )*(?:want|would like|wish|need|ask|prefer)|ask(?:s|ing)? (?:to|for)|then you)\b",
@@ -471,7 +480,8 @@ class TaskCheck:
         """``words`` and ``phrases`` are names that the domain deals with; the others as :class:`Informed` gives them."""
         listed = [text for wish in wishes for texts in wish.values() for text in texts]
         self._knowledge = Knowledge([persona, *listed], values)
-        self._sorts = _sorts(" ".join([persona, *listed, *(t for texts in values.values() for t in texts)]))
+        self._sorts = _sorts(" ".join([persona, *listed]))
+        self._keeps = _KEEPS.search(f"{persona} {' '.join(listed)}") is not None
         self._may_retreat = _CHANGES_ITSELF.search(persona) is not None
         self._open = [_marks(" ".join(text for texts in wish.values() for text in texts)) for wish in wishes]
         self._open = self._open or [_marks(sentence) for sentence in _wanting(persona)]
@@ -485,7 +495,8 @@ class TaskCheck:
         self._knowledge.add(text)
         self._sorts |= _sorts(text)
         self._agent = text
-        self._settled |= _SETTLED.search(_CLOSING.sub("", text)) is not None
+        told = _QUESTIONS.sub("", _CLOSING.sub("", text))
+        self._settled |= _SETTLED.search(told) is not None or any(v.kind in _ANSWERS for v in values_in(told))
         self._talk += f"\n{text.casefold()}"
 
     def saw(self, text: str) -> None:
@@ -515,9 +526,9 @@ class TaskCheck:
 
     def changed(self, text: str) -> str | None:
         """What the user asks for, or gives up, against its wish."""
-        retreat = _RETREAT.search(text)
-        if retreat and not self._may_retreat:
-            return " ".join(retreat.group().split())
+        for retreat in () if self._may_retreat else _RETREAT.finditer(text):
+            if not (self._keeps and _KEEPS.search(retreat.group())):
+                return " ".join(retreat.group().split())
         for asked in _ASKS.finditer(text):
             what = asked["what"]
             if _NOT_ASKED.search(what):
@@ -536,7 +547,7 @@ class TaskCheck:
             return None
         if not self._settled:
             return "the agent has neither done nor refused anything"
-        if _OPEN_QUESTION.search(asked) and not _SETTLED.search(asked):
+        if _DECIDES.search(asked) or (_OPEN_QUESTION.search(asked) and not _SETTLED.search(asked)):
             return "the agent waits for an answer"
         talk = self._talk + text.casefold()
         gone = re.search(r"\btransfer\w*|\bhuman agent\b", self._agent, re.IGNORECASE)
@@ -569,7 +580,12 @@ class TaskCheck:
             return False
         if token.isupper() and len(token) > 3 and all(t.isupper() for t in tokens):
             return False  # somebody shouts
-        return place > 0 or len([t for t in tokens if not is_word(t) or t[0].isupper()]) <= _SHORT_ANSWER >= len(tokens)
+        if place > 0:
+            return True
+        if len(tokens) > _SHORT_ANSWER:
+            return False
+        others = [other for other in tokens[1:] if other[0].isupper()]
+        return bool(others) or _ASKS_NAME.search(self._agent) is not None
 
 
 _CLEAR = frozenset(_VERBS) - {"change", "track", "book", "baggage", "refund"}
@@ -599,6 +615,8 @@ def values_in(text: str) -> Iterator[Value]:
         yield Value("amount", match.group(), float((match[1] or match[2] or match[3]).replace(",", "")))
     text = _AMOUNT.sub(" ", text)
     for match in _DIGITS.finditer(text):
+        if _YEAR.fullmatch(match.group()):
+            continue
         yield Value("number", match.group(), re.sub(r"\D", "", match.group()))
     text = _DIGITS.sub(" ", text)
     for match in _QUANTITY.finditer(text):

@@ -26,7 +26,7 @@ _AGENT = re.compile(
     re.IGNORECASE | re.MULTILINE,
 )
 _LABEL = re.compile(r"\A[\s*#>\[(]*(user|customer|me)\s*(?:[*\])]+\s*)?:\s*(?:\*+\s*)?", re.IGNORECASE)
-_NOTED = re.compile(r"(?<![\w.])[a-z]\w*_\w+\s*\(\s*(\w+\s*=|[\"'{)])|\bAction Input\s*:|^\s*Action\s*:\s*\w+", re.M)
+_NOTED = re.compile(r"(?<![\w.])(?:[a-z]\w*_\w+\s*\(\s*(?:\w+\s*=|[\"'{)])|[a-z]\w*\(\s*\w+\s*=\s*[\"'\d{\[])|\bAction Input\s*:|^\s*Action\s*:\s*\w+", re.M)
 """``cancel_order(order="K7")``, and calls as ReAct writes them."""
 _OBJECT = re.compile(r"\{\s*\"")
 _NAMES = frozenset({"name", "function", "tool", "tool_name", "action"})
@@ -65,6 +65,7 @@ _ROLE = re.compile(
 """A person does not speak of the part it plays."""
 _STOP = re.compile(r"[#*_\[<(]*#{1,}[\s*_]*stop[\s*_]*#*|\bstop[\s*_]*#{2,}", re.IGNORECASE)
 _ONLY_STOP = re.compile(r"\A[\s\"'`*_<\[(]*(STOP|END(_OF_CONVERSATION)?)[\s\"'`*_>\]).]*\Z")
+_MOUTH = re.compile(r"\"[^\"]*\"|“[^”]*”")
 _WORD = re.compile(r"\w+")
 _WORDS_AFTER_STOP = 4
 RULE_WORDS = 9
@@ -185,15 +186,25 @@ class LeakCheck:
 @lru_cache(maxsize=1024)
 def _hidden_runs(text: str, length: int) -> frozenset[tuple[str, ...]]:
     """Remembered: the rules are the same for all users, and the rollouts of a group share their persona."""
-    return frozenset(_runs_of(_WORD.findall(text.casefold()), length))
+    runs = (run for part in _unquoted(text) for run in _runs_of(_WORD.findall(part), length))
+    return frozenset(tuple(word.casefold() for word in run) for run in runs if not _of_facts(run))
 
 
 @lru_cache(maxsize=1024)
 def _orders(text: str, length: int) -> frozenset[tuple[str, ...]]:
-    """Runs that address the user; what the persona puts into the user's mouth, in quotation marks, is none."""
-    unquoted = re.sub(r"\"[^\"]*\"", " | ", text.casefold())
-    runs = (run for part in unquoted.split("|") for run in _runs_of(_WORD.findall(part), length))
+    """Runs that address the user."""
+    runs = (run for part in _unquoted(text.casefold()) for run in _runs_of(_WORD.findall(part), length))
     return frozenset(run for run in runs if not _ADDRESS.isdisjoint(run))
+
+
+def _of_facts(run: tuple[str, ...]) -> bool:
+    """Whether a run is mostly names and numbers: facts are there to be told, and can hardly be put otherwise."""
+    return 3 * sum(word[0].isupper() or word[0].isdigit() for word in run) >= len(run)
+
+
+def _unquoted(text: str) -> list[str]:
+    """``text`` without what it puts into the user's mouth, in quotation marks: that is meant to be said."""
+    return _MOUTH.split(text)
 
 
 def _runs_of(words: list[str], length: int) -> set[tuple[str, ...]]:
