@@ -126,8 +126,8 @@ class UserConfig(Section):
     """Who plays the user."""
 
     kind: str = "scripted"
-    """``scripted``: the domain's rule-based user; ``llm``: an endpoint; ``replay``: recorded utterances; or a factory of
-    your own as ``package.module:name`` (docs/users.md)."""
+    """``scripted``: the domain's rule-based user; ``llm``: an endpoint; ``replay``: recorded utterances; or a factory
+    of your own as ``package.module:name`` (docs/users.md)."""
     llm: LlmConfig | None = None
     """Needed when kind is ``llm``."""
     manners: bool = True
@@ -143,8 +143,8 @@ class UserConfig(Section):
     tool_rounds: Positive = 8
     """How often in a row an LLM's user may use tools of its own before it must speak."""
     prompt: Annotated[Path, Field(strict=False)] | None = None
-    """A text file that takes the place of the rules an LLM's user is told, with ``$persona``, ``$manner``, ``$stop`` and
-    ``$tool_rules`` where these belong."""
+    """A text file that takes the place of the rules an LLM's user is told, with ``$persona``, ``$manner``, ``$stop``
+    and ``$tool_rules`` where these belong."""
     options: dict[str, Any] = {}
     """Settings of a factory of your own."""
     replay: Annotated[Path, Field(strict=False)] | None = None

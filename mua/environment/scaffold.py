@@ -171,7 +171,7 @@ async def test_gold_solves_every_task(split: Split):
         assert found.reward == 1.0, task.id
 ''')
 
-_PROJECT = Template('''\
+_PROJECT = Template("""\
 [build-system]
 requires = ["setuptools>=68"]
 build-backend = "setuptools.build_meta"
@@ -186,7 +186,7 @@ packages = ["$name"]
 
 [tool.setuptools.package-data]
 "*" = ["*.md", "*.json"]
-''')
+""")
 
 
 class Home(NamedTuple):
@@ -238,8 +238,10 @@ def home_of(name: str, gym: bool, into: Path | None) -> Home:
         module = f"environments.{name.replace('/', '.')}"
         test = root / "tests" / "unit" / f"test_{name.replace('/', '_')}.py"
         return Home(root, installed.joinpath(*name.split("/")), module, name, test, True)
-    if root == installed.parent or installed.is_relative_to(root) and "site-packages" in root.parts:
-        raise ConfigError(f"{root} holds the installed package; go to a project of your own, or name its folder by --into")
+    if root == installed.parent or (installed.is_relative_to(root) and "site-packages" in root.parts):
+        raise ConfigError(
+            f"{root} holds the installed package; go to a project of your own, or name its folder by --into"
+        )
     source_folder = root / "src" if (root / "src").is_dir() else root
     return Home(root, source_folder / bare, bare, bare, root / "tests" / f"test_{bare}.py", False)
 

@@ -74,7 +74,7 @@ class UserFactory:
         return domain.scripted_user(task, seed)
 
     def recites_data(self, task: Task) -> bool:
-        """Whether the user of ``task`` says what a data set holds, which may be code or calls: its words are no fault."""
+        """Whether the user of ``task`` says what a data set holds, code or calls perhaps: its words are no fault."""
         domain = self._selection.domain(task)
         scripted = self._config.kind == "scripted" or getattr(domain, "user_in_tools", False)
         return scripted and (getattr(domain, "needs_data", False) or self._selection.config.data is not None)
@@ -103,8 +103,8 @@ class UserFactory:
         user = make(Placement(domain, task, seed, self._config.options, self._endpoint))
         if not isinstance(user, User):
             raise ConfigError(
-                f"user.kind: {self._config.kind} gave {type(user).__name__}, which is no user; it needs open, reply and "
-                "close (mua.users.protocol.User)"
+                f"user.kind: {self._config.kind} gave {type(user).__name__}, which is no user; it needs open, reply "
+                "and close (mua.users.protocol.User)"
             )
         return user
 
@@ -125,8 +125,8 @@ def find_factory(path: str) -> MakeUser:
         module = importlib.import_module(module_name)
     except ImportError as error:
         raise ConfigError(
-            f"user.kind: {path!r}: {module_name} cannot be imported: {error}; install its package, or put its folder on "
-            "PYTHONPATH"
+            f"user.kind: {path!r}: {module_name} cannot be imported: {error}; install its package, or put its folder "
+            "on PYTHONPATH"
         ) from error
     make: MakeUser | None = getattr(module, name, None)
     if not callable(make):

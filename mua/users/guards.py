@@ -26,7 +26,12 @@ _AGENT = re.compile(
     re.IGNORECASE | re.MULTILINE,
 )
 _LABEL = re.compile(r"\A[\s*#>\[(]*(user|customer|me)\s*(?:[*\])]+\s*)?:\s*(?:\*+\s*)?", re.IGNORECASE)
-_NOTED = re.compile(r"(?<![\w.])(?:[a-z]\w*_\w+\s*\(\s*(?:\w+\s*=|[\"'{)])|[a-z]\w*\(\s*\w+\s*=\s*[\"'\d{\[])|\bAction Input\s*:|^\s*Action\s*:\s*\w+", re.M)
+_NOTED = re.compile(
+    r"(?<![\w.])(?:[a-z]\w{0,60}_\w{1,60}\s{0,3}\(\s{0,3}(?:\w{1,60}\s{0,3}=|[\"'{)])"
+    r"|[a-z]\w{0,60}\(\s{0,3}\w{1,60}\s{0,3}=\s{0,3}[\"'\d{\[])|\bAction Input\s{0,3}:"
+    r"|^[ \t]{0,8}Action[ \t]{0,3}:[ \t]{0,3}\w",
+    re.MULTILINE,
+)
 """``cancel_order(order="K7")``, and calls as ReAct writes them."""
 _OBJECT = re.compile(r"\{\s*\"")
 _NAMES = frozenset({"name", "function", "tool", "tool_name", "action"})
@@ -38,28 +43,34 @@ _DESK = re.compile(
     r"|\b(i|we)( have|\'ve| will|\'ll| am going to|\'m going to| can| could| just| have just| would)? ?"
     r"(now |already |just |go ahead and |gladly )?(be )?"
     r"(cancel(l?ed|l?ing)?|process(ed|ing)?|refund(ed|ing)?|updat(e|ed|ing)|look(ed|ing)? (up|into)|check(ed|ing)?"
-    r"|locat(e|ed|ing)|exchang(e|ed|ing)|rebook(ed|ing)?|book(ed|ing)?|chang(e|ed|ing)|modif(y|ied|ying)|issu(e|ed|ing)"
+    r"|locat(e|ed|ing)|exchang(e|ed|ing)|rebook(ed|ing)?|book(ed|ing)?|chang(e|ed|ing)|modif(y|ied|ying)|issu(e"
+    r"|ed|ing)"
     r"|verif(y|ied|ying)|arrang(e|ed|ing)|initiat(e|ed|ing)|schedul(e|ed|ing)|upgrad(e|ed|ing)|reset(ting)?)"
     r" (up |into )?your (\w+ )?(order|account|request|reservation|booking|flight|ticket|refund|return|line|plan|item"
     r"|address|purchase|subscription|details|bill)s?\b"
     r"|\byour (\w+ )?(order|reservation|booking|flight|ticket|refund|return|request|exchange|account|line)"
     r"( \S*\d\S*)? (has|have) been\b"
-    r"|\b(could|can|may|would) (you|i) (please |kindly |also )*(provide|confirm|tell|give|have|share|get)( me| us)?( with)? "
+    r"|\b(could|can|may|would) (you|i) (please |kindly |also )*(provide|confirm|tell|give|have|share|get)( me"
+    r"| us)?( with)? "
     r"your (\w+ )?(name|full name|email|e-mail|order|user|zip|account|phone|reservation|booking|date of birth|id\b)"
     r"|\bthank(s| you) for (contacting|reaching out|calling|your patience|choosing)\b"
     r"|\bi(\'d| would) be (happy|glad) to (help|assist)\b|\bi(\'m| am) (here|happy|glad) to (help|assist)\b"
     r"|\bwould you like (me|us) to (proceed|cancel|process|go ahead|refund|exchange|book|update|change|transfer)\b"
     r"|\bi(\'ll| will| am going to) (transfer|connect|forward) you\b|\bwe apologi[sz]e for\b"
-    r"|\b(our|company) (policy|records|system) (does not|doesn\'t|do not|don\'t|only|allows?|shows?|indicates?|requires?)\b"
+    r"|\b(our|company) (policy|records|system) (does not|doesn\'t|do not|don\'t|only|allows?|shows?|indicates?"
+    r"|requires?)\b"
     r"|\bas an ai\b|\bas (a|your) (virtual |customer |support |service )*(agent|assistant|representative)\b",
     re.IGNORECASE,
 )
 """What only a desk says: it offers help, asks for the customer's data, reports what it did to "your order"."""
 _ROLE = re.compile(
-    r"\b(language model|system prompt|my (instructions?|persona|prompt|script)\b(?! (manual|booklet))|role[- ]?play(ing)?"
+    r"\b(language model|system prompt|my (instructions?|persona|prompt|script)\b(?! (manual|booklet))"
+    r"|role[- ]?play(ing)?"
     r"|simulat(ed|ing|or|ion)|stay(ing)? in character|(my|the|this) (character|scenario)\b"
-    r"|i (was|am|\'m|have been) (told|instructed|asked|supposed|programmed) to (play|pretend|act|say|write|behave|only|not)"
-    r"|i am (only )?pretending|as (a|the) simulated|(according to|based on|in|per) (my|the) (instructions?|persona|scenario))",
+    r"|i (was|am|\'m|have been) (told|instructed|asked|supposed|programmed) to (play|pretend|act|say|write|behave"
+    r"|only|not)"
+    r"|i am (only )?pretending|as (a|the) simulated|(according to|based on|in|per) (my|the) (instructions?"
+    r"|persona|scenario))",
     re.IGNORECASE,
 )
 """A person does not speak of the part it plays."""

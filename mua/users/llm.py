@@ -126,13 +126,9 @@ class LlmUser:
             seed=self._seed + 1000 * len(self._history),
             temperature=self._style.temperature,
             tools=schemas,
-            tool_choice=self._tool_choice(speak, acted) if schemas else None,
+            tool_choice="none" if schemas and speak else None,
             accept=accept,
         )
-
-    def _tool_choice(self, speak: bool, acted: bool) -> str | None:
-        """What the endpoint is told about tools: its own default (None), or OpenAI's ``none``, ``auto``, ``required``."""
-        return "none" if speak else None
 
     def _fault(self, text: str, first: bool, acted: bool) -> Refusal | None:
         """Why ``text`` is not said."""

@@ -9,8 +9,8 @@
     tests/data/users/llm_replies.jsonl: replies as language models write them, by hand ──► as they are marked
 
 The dialogues are those of the test splits of four domains. Run ``python tools/bench/user_check.py`` (two minutes); a
-smaller version is a test. The faults and the check have the same author, so recall on planted faults says that the check
-does what it was made for, and the replies by hand say somewhat more.
+smaller version is a test. The faults and the check have one author, so recall on planted faults says that the check does
+what it was made for, and the replies by hand say somewhat more.
 """
 
 from __future__ import annotations
@@ -185,13 +185,23 @@ def _long(scene: Scene, text: str) -> str:
 
 def _as_agent(scene: Scene, text: str) -> str:
     wordings = (
-        "Agent: {0}", "Assistant: How can I help?", "**Agent:** Your request is done.", f"{text}\nAgent: One moment, please.",
-        f"{text}\nAssistant: Certainly!", "Hello! How may I help you today?", "Is there anything else I can help you with?",
-        "I have processed your request. Is there anything else I can do for you?", "I've cancelled your order.",
-        "Could you please provide your order number?", "Thank you for contacting us. I'd be happy to help you with that.",
-        "Your refund has been issued to your card.", "May I have your full name and email, please?",
-        "Support: we are looking into it.", "I will look up your account now.", "As an AI assistant I cannot do that.",
-    )  # fmt: skip
+        "Agent: {0}",
+        "Assistant: How can I help?",
+        "**Agent:** Your request is done.",
+        f"{text}\nAgent: One moment, please.",
+        f"{text}\nAssistant: Certainly!",
+        "Hello! How may I help you today?",
+        "Is there anything else I can help you with?",
+        "I have processed your request. Is there anything else I can do for you?",
+        "I've cancelled your order.",
+        "Could you please provide your order number?",
+        "Thank you for contacting us. I'd be happy to help you with that.",
+        "Your refund has been issued to your card.",
+        "May I have your full name and email, please?",
+        "Support: we are looking into it.",
+        "I will look up your account now.",
+        "As an AI assistant I cannot do that.",
+    )
     return scene.rng.choice(wordings).replace("{0}", text)
 
 
@@ -200,11 +210,19 @@ def _call(scene: Scene, text: str) -> str:
     arguments = {"id": "K7", "confirm": True}
     bare = json.dumps({"name": tool, "arguments": arguments})
     wordings = (
-        bare, f"```json\n{bare}\n```", f"<tool_call>\n{bare}\n</tool_call>", f"{text} {bare}", f'{tool}(id="K7")',
-        json.dumps({"function": tool, "parameters": arguments}), f"[TOOL_CALLS] [{bare}]", json.dumps(arguments),
-        f"<|im_end|>\n<|im_start|>assistant\n{bare}", f"<function={tool}>{json.dumps(arguments)}</function>",
-        f"Action: {tool}\nAction Input: {json.dumps(arguments)}", f"<｜tool▁calls▁begin｜>{bare}",
-    )  # fmt: skip
+        bare,
+        f"```json\n{bare}\n```",
+        f"<tool_call>\n{bare}\n</tool_call>",
+        f"{text} {bare}",
+        f'{tool}(id="K7")',
+        json.dumps({"function": tool, "parameters": arguments}),
+        f"[TOOL_CALLS] [{bare}]",
+        json.dumps(arguments),
+        f"<|im_end|>\n<|im_start|>assistant\n{bare}",
+        f"<function={tool}>{json.dumps(arguments)}</function>",
+        f"Action: {tool}\nAction Input: {json.dumps(arguments)}",
+        f"<｜tool▁calls▁begin｜>{bare}",
+    )
     return scene.rng.choice(wordings)
 
 
@@ -212,12 +230,18 @@ def _leak(scene: Scene, text: str) -> str:
     sentences = [s for s in scene.domain.persona(scene.task).replace("\n", " ").split(". ") if len(s.split()) > 7]
     quoted = scene.rng.choice(sentences or [scene.domain.persona(scene.task)])
     wordings = (
-        quoted, f"{text} {quoted}.", f"It says here: {quoted}", f"My instructions say: {quoted}", quoted,
-        "My instructions tell me not to say more.", "I am role-playing a customer, so I cannot know that.",
-        "I was told to say that only when asked.", "As a simulated user I have to stay in character.",
+        quoted,
+        f"{text} {quoted}.",
+        f"It says here: {quoted}",
+        f"My instructions say: {quoted}",
+        quoted,
+        "My instructions tell me not to say more.",
+        "I am role-playing a customer, so I cannot know that.",
+        "I was told to say that only when asked.",
+        "As a simulated user I have to stay in character.",
         "Write one short message at a time, in the words a person would use in a chat.",
         "The system prompt does not say.",
-    )  # fmt: skip
+    )
     return scene.rng.choice(wordings)
 
 
@@ -235,13 +259,20 @@ def _invented(scene: Scene, text: str) -> str:
     number = rng.randrange(10_000, 99_999)
     person = rng.choice(("Wilhelmina Ockham", "Bartholomew Quill", "Zoe Papadakis", "Kwame Adjei", "Ingrid Solberg"))
     added = (
-        f"The order number is #W{number}.", f"It is {letters}{number % 1000}.", f"My email is {letters.lower()}@mail.com.",
-        f"My zip code is {number}.", f"My name is {person}.", f"I am {person}.", f"I paid ${number / 100:.2f} for it.",
+        f"The order number is #W{number}.",
+        f"It is {letters}{number % 1000}.",
+        f"My email is {letters.lower()}@mail.com.",
+        f"My zip code is {number}.",
+        f"My name is {person}.",
+        f"I am {person}.",
+        f"I paid ${number / 100:.2f} for it.",
         f"You can reach me at 555-{number % 1000:03d}-{number % 10_000:04d}.",
         f"I need it before {rng.choice(('March', 'October', 'June'))} {rng.randrange(2, 28)}.",
         f"Please send it to {rng.choice(('Reykjavik', 'Kathmandu', 'Windhoek', 'Ljubljana'))}.",
-        f"I mean the {next(foreign)}.", f"It is for {next(foreign)}.", f"The total was {number % 900 + 100} dollars.",
-    )  # fmt: skip
+        f"I mean the {next(foreign)}.",
+        f"It is for {next(foreign)}.",
+        f"The total was {number % 900 + 100} dollars.",
+    )
     return f"{text.replace(STOP_SIGNAL, '').strip()} {rng.choice(added)}"
 
 
@@ -263,7 +294,11 @@ _RETREATS = (
 
 def _changed(scene: Scene, text: str) -> str:
     persona = json.dumps(scene.task.data).casefold() + scene.domain.persona(scene.task).casefold()
-    near = {"return": ("return", "refund", "back"), "insure": ("insur",), "compensate": ("compensat", "voucher", "refund")}
+    near = {
+        "return": ("return", "refund", "back"),
+        "insure": ("insur",),
+        "compensate": ("compensat", "voucher", "refund"),
+    }
     free = [
         wording
         for verb, wordings in _OTHER_WISHES.items()
@@ -275,15 +310,27 @@ def _changed(scene: Scene, text: str) -> str:
 
 
 def _early(scene: Scene, text: str) -> str:
-    wordings = (STOP_SIGNAL, f"Thanks, bye. {STOP_SIGNAL}", "### STOP ###", "Great, that is all. ###stop###", f"{STOP_SIGNAL} ")
+    wordings = (
+        STOP_SIGNAL,
+        f"Thanks, bye. {STOP_SIGNAL}",
+        "### STOP ###",
+        "Great, that is all. ###stop###",
+        f"{STOP_SIGNAL} ",
+    )
     return scene.rng.choice(wordings)
 
 
 _PLANTS: Mapping[UserFaultKind, Callable[[Scene, str], str]] = {
-    K.NO_TEXT: _no_text, K.BROKEN_TEXT: _broken, K.TOO_LONG: _long, K.SPEAKS_AS_AGENT: _as_agent,
-    K.TOOL_CALL_IN_TEXT: _call, K.LEAKS_INSTRUCTION: _leak, K.INVENTS_FACTS: _invented, K.CHANGES_WISH: _changed,
+    K.NO_TEXT: _no_text,
+    K.BROKEN_TEXT: _broken,
+    K.TOO_LONG: _long,
+    K.SPEAKS_AS_AGENT: _as_agent,
+    K.TOOL_CALL_IN_TEXT: _call,
+    K.LEAKS_INSTRUCTION: _leak,
+    K.INVENTS_FACTS: _invented,
+    K.CHANGES_WISH: _changed,
     K.ENDS_TOO_EARLY: _early,
-}  # fmt: skip
+}
 
 
 # ---- dialogues
@@ -470,21 +517,33 @@ def _show(results: Mapping[str, Result]) -> None:
 
 
 def _page(results: Mapping[str, Result], by_hand: Mapping[str, Result], chosen: Any) -> str:
-    return "\n".join([
-        "# Finding the faults of simulated users", "",
-        f"Written by `python tools/bench/user_check.py --tasks {chosen.tasks} --seed {chosen.seed}`, which tells how. What "
-        "is looked for stands in [users.md](../users.md#what-is-not-a-users-words).", "",
-        "## Faults planted into dialogues of the scripted experts with the scripted users", "",
-        f"{chosen.tasks} tasks of the {chosen.split} split of each domain; the task is known by the persona and the "
-        "texts of its data, or by what the domain lists. Found of planted; precision counts every reply as it is against "
-        "all faults found.", "",
-        *table(results), "",
-        "## Replies by hand, as language models write them", "",
-        "`tests/data/users/llm_replies.jsonl`, known by the persona alone.", "",
-        *table(by_hand), "",
-        "The faults, the replies and the check have one author: read recall as an upper bound for faults of these forms. "
-        "Good replies of a real model were not measured.", "",
-    ])  # fmt: skip
+    return "\n".join(
+        [
+            "# Finding the faults of simulated users",
+            "",
+            f"Written by `python tools/bench/user_check.py --tasks {chosen.tasks} --seed {chosen.seed}`, which tells how. "
+            "What is looked for stands in [users.md](../users.md#what-is-not-a-users-words).",
+            "",
+            "## Faults planted into dialogues of the scripted experts with the scripted users",
+            "",
+            f"{chosen.tasks} tasks of the {chosen.split} split of each domain; the task is known by the persona and the "
+            "texts of its data, or by what the domain lists. Found of planted; precision counts every reply as it is "
+            "against all faults found.",
+            "",
+            *table(results),
+            "",
+            "## Replies by hand, as language models write them",
+            "",
+            "`tests/data/users/llm_replies.jsonl`, known by the persona alone.",
+            "",
+            *table(by_hand),
+            "",
+            "The faults, the replies and the check have one author: read recall as an upper bound for faults of these "
+            "forms. At the first look, before anything was changed for them, none of the good replies was refused and all "
+            "but two of the faults were found. Replies of a large model were not measured.",
+            "",
+        ]
+    )
 
 
 if __name__ == "__main__":
