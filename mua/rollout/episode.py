@@ -31,7 +31,7 @@ from mua.errors import DeadlineExceeded, EnvironmentFault, MuaError, UserFault, 
 from mua.tokens.codec import ConversationError
 from mua.types import Json, Outcome, Segment
 from mua.users.guards import formless, unusable, with_signal
-from mua.users.protocol import UserReply
+from mua.users.protocol import STOP_SIGNAL, UserReply
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
@@ -220,8 +220,9 @@ class Episode:
         refusal = formless(reply.text) or (unusable(reply.text) if self._guarded and not reply.tools else None)
         if refusal is not None:
             raise UserFault(refusal.reason, refusal.kind)
-        text = with_signal(reply.text)
-        return reply if text == reply.text else replace(reply, text=text, stop=True)
+        text = with_signal(reply.text) if self._guarded else reply.text
+        stop = reply.stop or (self._guarded and STOP_SIGNAL in text)
+        return reply if (text, stop) == (reply.text, reply.stop) else replace(reply, text=text, stop=stop)
 
     def _note_user(self, reply: UserReply) -> None:
         """What the user did with tools of its own, and what is wrong with its words, stands in its message, where no

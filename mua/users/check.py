@@ -48,7 +48,7 @@ _NOT_THE_USERS = frozenset(
 )
 """Keys of a task's data that hold what the user cannot know: the state of the world, and what is right."""
 _SENTENCE = re.compile(r"[^.!?\n;]+")
-_ENDS = re.compile(r"(?<=[.!?\n])")
+_ENDS = re.compile(r"(?<=[.!?])\s+|\n+")
 _TOKEN = re.compile(r"[A-Za-z][A-Za-z'’-]*")
 _NAMED = re.compile(
     r"\b(?:my (?:first |last |full |sur)?name(?: is|'s|:)|(?:name is|called|named|surname is))\s+"
@@ -301,7 +301,8 @@ class TaskCheck:
         return f"nobody has spoken of {min(unsaid)!r}" if unsaid and not gone else None
 
     def _asks(self, pattern: re.Pattern[str], *, last: bool = False) -> bool:
-        """Whether the agent's last message has a question with ``pattern`` (``last``: ends in one), closing ones aside."""
+        """Whether the agent's last message has a question with ``pattern`` (``last``: ends in one); closing ones do not
+        count."""
         parts = _parted(self._agent)[-1:] if last else _parted(self._agent)
         return any(p.endswith("?") and pattern.search(p) and not _CLOSING.search(p) for p in parts)
 

@@ -19,8 +19,8 @@ from mua.users.stated import Knowledge, is_word, values_in
 from tools.bench import user_check as bench
 
 PERSONA = (
-    "You are Mei Tanaka, zip code 60614. Your email is mei.tanaka@post.com.\nYou want to exchange the Desk Lamp of order "
-    "#W4471 for a white one, and settle the difference with your gift card."
+    "You are Mei Tanaka, zip code 60614. Your email is mei.tanaka@post.com.\nYou want to exchange the Desk Lamp of "
+    "order #W4471 for a white one, and settle the difference with your gift card."
 )
 
 

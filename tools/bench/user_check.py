@@ -8,9 +8,9 @@
 
     tests/data/users/llm_replies.jsonl: replies as language models write them, by hand ──► as they are marked
 
-The dialogues are those of the test splits of four domains. Run ``python tools/bench/user_check.py`` (two minutes); a
-smaller version is a test. The faults and the check have one author, so recall on planted faults says that the check does
-what it was made for, and the replies by hand say somewhat more.
+The dialogues are those of the test splits of four domains. Run ``python tools/bench/user_check.py`` (a minute); a smaller
+version is a test. The faults and the check have one author, so recall on planted faults says that the check does what
+it was made for, and the replies by hand say somewhat more.
 """
 
 from __future__ import annotations
@@ -521,14 +521,14 @@ def _page(results: Mapping[str, Result], by_hand: Mapping[str, Result], chosen: 
         [
             "# Finding the faults of simulated users",
             "",
-            f"Written by `python tools/bench/user_check.py --tasks {chosen.tasks} --seed {chosen.seed}`, which tells how. "
-            "What is looked for stands in [users.md](../users.md#what-is-not-a-users-words).",
+            f"Written by `python tools/bench/user_check.py --tasks {chosen.tasks} --seed {chosen.seed}`, which tells "
+            "how. What is looked for stands in [users.md](../users.md#what-is-not-a-users-words).",
             "",
             "## Faults planted into dialogues of the scripted experts with the scripted users",
             "",
-            f"{chosen.tasks} tasks of the {chosen.split} split of each domain; the task is known by the persona and the "
-            "texts of its data, or by what the domain lists. Found of planted; precision counts every reply as it is "
-            "against all faults found.",
+            f"{chosen.tasks} tasks of the {chosen.split} split of each domain; the task is known by the persona and "
+            "the texts of its data, or by what the domain lists. Found of planted; precision counts every reply as it "
+            "is against all faults found.",
             "",
             *table(results),
             "",
@@ -539,8 +539,8 @@ def _page(results: Mapping[str, Result], by_hand: Mapping[str, Result], chosen: 
             *table(by_hand),
             "",
             "The faults, the replies and the check have one author: read recall as an upper bound for faults of these "
-            "forms. At the first look, before anything was changed for them, none of the good replies was refused and all "
-            "but two of the faults were found. Replies of a large model were not measured.",
+            "forms. At the first look, before anything was changed for them, none of the good replies was refused and "
+            "all but two of the faults were found. Replies of a large model were not measured.",
             "",
         ]
     )

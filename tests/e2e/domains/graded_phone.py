@@ -1,7 +1,7 @@
 """Telecom with a graded reward, so that barely trained policies earn different ones; and users who act for sure.
 
 A small random model never chooses to call one of the phone's tools, and says nothing that is text. :func:`guided` makes
-it: the server is asked for a call, which the model fills in, and then for one of some sentences, which the model chooses.
+it: the server is asked for a call, which the model fills in, and then for one of some sentences, which it chooses.
 """
 
 from __future__ import annotations
