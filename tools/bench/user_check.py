@@ -8,7 +8,7 @@
 
     tests/data/users/llm_replies.jsonl: replies as language models write them, by hand ──► as they are marked
 
-The dialogues are those of the test splits of four domains. Run ``python tools/bench/user_check.py`` (a minute); a smaller
+The dialogues are those of the test splits of four domains. Run ``python tools/bench/user_check.py`` (a minute); a small
 version is a test. The faults and the check have one author, so recall on planted faults says that the check does what
 it was made for, and the replies by hand say somewhat more.
 """
@@ -22,7 +22,6 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +45,7 @@ KINDS = (
     K.INVENTS_FACTS, K.CHANGES_WISH, K.ENDS_TOO_EARLY,
 )  # fmt: skip
 LEAK_WORDS = 12
+_VOCABULARIES: dict[str, Vocabulary] = {}
 
 
 class _Found(Exception):
@@ -151,9 +151,11 @@ def found_in(check: ReplyCheck, text: str, *, first: bool, acted: bool = False) 
     return check.form(said, first=first) or check.content(said, acted=acted)
 
 
-@lru_cache(maxsize=16)
 def vocabulary(domain: Domain) -> Vocabulary:
-    return Vocabulary(domain)
+    """Made once a domain."""
+    if domain.name not in _VOCABULARIES:
+        _VOCABULARIES[domain.name] = Vocabulary(domain)
+    return _VOCABULARIES[domain.name]
 
 
 def check_of(domain: Domain, task: Task) -> ReplyCheck:
