@@ -65,7 +65,7 @@ _VERBS: Mapping[str, str] = {
     "exchange": r"exchang\w+|swap\w*|replac\w+|trade\w* in",
     "change": r"chang\w+|modif\w+|updat\w+|edit\w*|switch\w*|correct\w*|adjust\w*",
     "book": r"book(?:ing|ed)?|reserv(?:e|ing)|purchas\w+|buy(?:ing)?|fly",
-    "upgrade": r"upgrad\w+|(?:business|first) class|cabin|(?:better|bigger|larger|other) plan|more data|plan",
+    "upgrade": r"upgrad\w+|(?:business|first) class|cabin|(?:better|bigger|larger|other) plan|plan",
     "downgrade": r"downgrad\w+|cheaper|(?:smaller|other) plan|economy|cabin|plan",
     "insure": r"insur\w+",
     "compensate": r"compensat\w+|voucher",
@@ -134,6 +134,11 @@ _OPEN_QUESTION = re.compile(
     r"|please (?:tell|give|provide|confirm|share|send|let)|have you|yes/no|confirm|proceed)\b",
     re.IGNORECASE,
 )
+_STALLS = re.compile(
+    r"\b(?:please|let me|moment|hold on|wait|i will|i'll|hello|hi|welcome|thank|thanks|sorry|tell|give|need|provide)\b",
+    re.IGNORECASE,
+)
+"""A message that asks for nothing and has none of these states how things are: that may be all there is to say."""
 _KEEPS = re.compile(r"\b(?:keep|leave)", re.IGNORECASE)
 _ASKS_NAME = re.compile(
     r"\b(?:name|city|town|who|where|destination|address|country|item|product|which)\b", re.IGNORECASE
@@ -243,8 +248,12 @@ class TaskCheck:
         text = text[-MOST_LOOKED_AT:]
         self._sorts |= _sorts(text)
         self._agent = text
-        told = " ".join(part for part in _parted(text) if not part.endswith("?"))
-        self._settled |= _SETTLED.search(told) is not None or any(v.kind in _ANSWERS for v in values_in(told))
+        parts = _parted(text)
+        told = " ".join(part for part in parts if not part.endswith("?"))
+        states = told and told == " ".join(parts) and not _STALLS.search(told)
+        self._settled |= (
+            bool(states) or _SETTLED.search(told) is not None or any(v.kind in _ANSWERS for v in values_in(told))
+        )
 
     def saw(self, text: str) -> None:
         """What a tool of the user's own answered: it may be told, and settles nothing."""
