@@ -542,8 +542,8 @@ def _page(results: Mapping[str, Result], by_hand: Mapping[str, Result], chosen: 
             "",
             "The faults, the replies and the check have one author: read recall as an upper bound for faults of these "
             "forms. At the first look, before anything was changed for them, none of the good replies was refused and "
-            "all but two of the faults were found; of the dialogues two good replies of telecom were refused, for which "
-            "the check was changed. Replies of a large model were not measured.",
+            "all but two of the faults were found; of the dialogues two good replies of telecom were refused, for "
+            "which the check was changed. Replies of a large model were not measured.",
             "",
         ]
     )
