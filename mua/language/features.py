@@ -35,7 +35,8 @@ class Place:
 
     def marks(self) -> Iterator[str]:
         """Where the sentence stands and what surrounds it."""
-        yield f"p {'only' if len(self.sentences) == 1 else 'first' if self.at == 0 else 'last' if self.at == len(self.sentences) - 1 else 'mid'}"
+        last = len(self.sentences) - 1
+        yield f"p {'only' if last == 0 else {0: 'first', last: 'last'}.get(self.at, 'mid')}"
         for step, name in ((-1, "before"), (1, "after")):
             other = self.neighbour(step)
             if other is not None:

@@ -98,7 +98,9 @@ def _share(parts: Sequence[bool]) -> str:
 def _without(out: Callable[[Line], bool], *, own: bool = True) -> dict[str, Reader]:
     """Readers whose model has not learnt from the messages that ``out`` is true of."""
     words = lexicons()
-    written = [line for path in sorted(EXAMPLES.glob("*.jsonl")) for line in lines_of(path, domain_of(path))] if own else []
+    written = (
+        [line for path in sorted(EXAMPLES.glob("*.jsonl")) for line in lines_of(path, domain_of(path))] if own else []
+    )
     every = [*written, *(line for lines in labelled().values() for line in lines), *composed()]
     return readers(trained([seen(words[line.domain], line) for line in every if not out(line)]))
 
