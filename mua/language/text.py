@@ -13,8 +13,10 @@ import re
 from dataclasses import dataclass
 from functools import lru_cache
 
-LONGEST = 20_000
+LONGEST = 8_000
 """Characters of a message that are read; no customer reads more."""
+LONGEST_SENTENCE = 800
+"""Characters of a sentence that are read. Some expressions take time in the square of a sentence's length."""
 
 _PLAIN = str.maketrans({"’": "'", "‘": "'", "“": '"', "”": '"', "–": "-", "—": "-", "…": ".", "\u00a0": " ", "\t": " "})
 _APOSTROPHE = {
@@ -82,7 +84,7 @@ def sentences(message: str) -> tuple[Sentence, ...]:
     text = _ABBREVIATION.sub(lambda found: f"{found[1]} ", text)
     found = []
     for part in _END.split(text):
-        words = normalised(part)
+        words = normalised(part)[:LONGEST_SENTENCE]
         if words:
             found.append(Sentence(words, "?" in part.rstrip()[-3:]))
     return tuple(found)

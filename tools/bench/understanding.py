@@ -4,9 +4,9 @@
 
 Three figures for each domain. *Learnt from*: the package's model on ``tests/data/users/<domain>.jsonl``, which it has
 learnt from. *Left out*: the same messages, each read by a model that learnt from the others (and not from
-``examples/*-after.jsonl``, which were written after some of these messages had failed). *Other domains*: read by a model
-that learnt from the other domains only. Other files ``tests/data/users/<domain>-*.jsonl`` are *unseen*: nothing was
-learnt from them. A message counts when the user would react to it as its label says (:func:`reaction`).
+``examples/*-after.jsonl``, which were written after some of these messages had failed). *Other domains*: read by a
+model that learnt from the other domains only. Other files ``tests/data/users/<domain>-*.jsonl`` are *unseen*: nothing
+was learnt from them. A message counts when the user would react to it as its label says (:func:`reaction`).
 """
 
 from __future__ import annotations
