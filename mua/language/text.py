@@ -15,6 +15,8 @@ from functools import lru_cache
 
 LONGEST = 8_000
 """Characters of a message that are read; no customer reads more."""
+MOST_SENTENCES = 100
+"""Sentences of a message that are read."""
 LONGEST_SENTENCE = 800
 """Characters of a sentence that are read. Some expressions take time in the square of a sentence's length."""
 
@@ -87,7 +89,7 @@ def sentences(message: str) -> tuple[Sentence, ...]:
         words = normalised(part)[:LONGEST_SENTENCE]
         if words:
             found.append(Sentence(words, "?" in part.rstrip()[-3:]))
-    return tuple(found)
+    return tuple(found[:MOST_SENTENCES])
 
 
 def normalised(text: str) -> str:

@@ -78,7 +78,7 @@ def test_nonsense_is_not_understood(say: str, of_domain: dict[str, Reader]) -> N
     assert not of_domain["help_desk"].read(say, "cancel").understood
 
 
-@pytest.mark.parametrize("part", ["could you please ", "a ", "what is your name and order number ", "? ", "a\n", "- a, "])
+@pytest.mark.parametrize("part", ["could you please ", "a ", "what is your name and order number ", "? ", "a\n"])
 def test_an_endless_message_is_read_in_time(part: str, of_domain: dict[str, Reader]) -> None:
     start = time.process_time()
     of_domain["help_desk"].read(part * 50_000, "cancel")
