@@ -130,7 +130,7 @@ class UserConfig(Section):
     of your own as ``package.module:name`` (docs/users.md)."""
     personas: list[str] = []
     """The population of scripted users: brief, plain, terse, talkative, forthcoming, forgetful, careless, stubborn,
-    wavering, impatient. Empty: all but brief, who say only what is needed in a few wordings that are always the same."""
+    wavering, impatient. Empty: all but brief, who say only what is needed, in a few wordings that never change."""
     llm: LlmConfig | None = None
     """Needed when kind is ``llm``."""
     manners: bool = True

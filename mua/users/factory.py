@@ -46,8 +46,8 @@ MakeUser: TypeAlias = Callable[[Placement], User]
 class UserFactory:
     """Makes the users of one run; holds what they share. Belongs to one event loop.
 
-    Raises :class:`mua.errors.ConfigError` when the replay file, the prompt or a factory of your own cannot be had, or for
-    a persona that there is not.
+    Raises :class:`mua.errors.ConfigError` when the replay file, the prompt or a factory of your own cannot be had, or
+    for a persona that there is not.
     """
 
     def __init__(self, config: UserConfig, selection: Selection, services: Services) -> None:
