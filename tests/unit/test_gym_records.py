@@ -50,9 +50,9 @@ def one(gym: GymName) -> Any:
 
 def test_every_gym_has_its_records_and_every_row_its_record():
     paired = list(of_rows(read_rows(FOLDER / "train.jsonl"), small(), "train.jsonl"))
-    assert [row.gym for row, _ in paired] == list(GYMS)
-    assert [type(record) for _, record in paired] == [reading.KINDS[row.gym] for row, _ in paired]
-    row = paired[4][0]
+    assert [row.gym for _, row, _ in paired] == list(GYMS)
+    assert [type(record) for _, _, record in paired] == [reading.KINDS[row.gym] for _, row, _ in paired]
+    row = paired[4][1]
     assert (row.split, row.index, row.opening) == ("train", 4, "I want to see Cork for a weekend.")
     assert row.given == {"env_name": "TravelGym", "id": "22_1"}, "columns that are empty are no settings"
 
@@ -228,7 +228,7 @@ def test_parquet_without_its_package_says_what_to_install(tmp_path, monkeypatch)
         raise ImportError(name)
 
     monkeypatch.setattr(reading.importlib, "import_module", lacking)
-    with pytest.raises(ConfigError, match="parquet is read by the package pyarrow; install it, or give the rows"):
+    with pytest.raises(ConfigError, match="parquet is read by the package pyarrow; install it .pip install .mua.parquet"):
         read_rows(tmp_path / "train.parquet")
 
 
