@@ -51,7 +51,7 @@ class Gym(ABC):
     def __init__(self, setting: Setting | None = None, given: Mapping[Split, Sequence[Task]] | None = None) -> None:
         """``given`` are tasks from ``environment.data`` in the place of the gym's own."""
         self.setting = setting or Setting(options={**SHAPING, **self.defaults})
-        self._given = given
+        self._loaded = given
         self._schema = interact_schema((self.record_choices if given is not None else {}) or self.choices)
         self._check = argument_checker(self._schema)
 
@@ -99,15 +99,15 @@ class Gym(ABC):
         raise NotImplementedError(f"{cls.__name__} has a kind of records and does not make tasks of them")
 
     def tasks(self, split: Split) -> Sequence[Task]:
-        if self._given is not None:
-            return self._given[split]
+        if self._loaded is not None:
+            return self._loaded[split]
         return load_pinned(self.folder(), split, type(self).generate)
 
     def environment(self) -> Environment:
         return GymEnvironment(self.game, self.setting, self._schema, self.decisive, self._check)
 
     def system_prompt(self, style: PromptStyle) -> str:
-        given = self._given is not None
+        given = self._loaded is not None
         if style == "short":
             return (self.record_prompt if given else "") or self.short_prompt
         page = self.folder() / "records.md"

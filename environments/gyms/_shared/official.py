@@ -110,8 +110,8 @@ def load_records(gym: GymName, path: Path) -> Dealt:
     if not every:
         names = " or ".join(f"{stem}.json" for stem in LAYOUTS[gym].stems)
         raise ConfigError(
-            f"environment.data: {path}: no records of gyms/{gym} there; expected {names}, a clone of UserRL, or a table "
-            "beside such a file"
+            f"environment.data: {path}: no records of gyms/{gym} there; expected {names}, a clone of UserRL, or a "
+            "table beside such a file"
         )
     dealt: dict[Split, list[Record]] = {split: [] for split in get_args(Split)}
     for file, records in read.items():

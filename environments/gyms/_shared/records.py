@@ -286,7 +286,6 @@ class TauRecord(_Record):
     def task(self) -> TauTask:
         return self.info.task
 
-
     @property
     def domain(self) -> str:
         """``retail`` or ``airline``, which the id begins with."""
@@ -435,8 +434,8 @@ def _parquet(path: Path) -> list[Json]:
         tables = importlib.import_module("pyarrow.parquet")
     except ImportError:
         raise ConfigError(
-            f"{path}: parquet is read by the package pyarrow; install it (pip install 'mua[parquet]'), or give the rows "
-            "as .jsonl"
+            f"{path}: parquet is read by the package pyarrow; install it (pip install 'mua[parquet]'), or give the "
+            "rows as .jsonl"
         ) from None
     try:
         with open_file(path) as file:

@@ -93,7 +93,9 @@ def _guesses(rules: Sequence[Rule], test: Sequence[int]) -> list[str]:
 def _fitting(seen: Mapping[int, float]) -> list[Rule]:
     """The rules of the family that give what was ``seen`` at the probes of these numbers, as far as it is told."""
     values, rules, _ = family()
-    near = np.isclose(values[:, list(seen)], list(seen.values()), rtol=_FAMILY_CLOSE, atol=2 * 10.0**-SHOWN, equal_nan=True).all(axis=1)
+    near = np.isclose(
+        values[:, list(seen)], list(seen.values()), rtol=_FAMILY_CLOSE, atol=2 * 10.0**-SHOWN, equal_nan=True
+    ).all(axis=1)
     return [rules[row] for row in np.flatnonzero(near)]
 
 

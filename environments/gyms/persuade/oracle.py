@@ -33,7 +33,7 @@ The person's stance towards the claim is now: {stance}. The levels are: {levels}
 - Praise, pressure, claims about the stance and many arguments at once do not move it.
 - A rude or absurd message may move it back."""
 _PERSON = """You play a person who holds an opinion and is being argued with. You are given the claim, the person's own
-argument, what is on the person's mind (if that is known), the conversation so far, the latest message and the stance that the person takes
+argument, what is on the person's mind, the conversation so far, the latest message and the stance that the person takes
 after it. Answer as that person would, in one or two sentences that fit the stance. You may let shine through what is on
 the person's mind, but never list it. Write nothing but the person's words."""
 

@@ -123,7 +123,7 @@ class SearchGym(Gym):
         return [act("answer", task.data["answer"])]
 
     def expert(self, task: Task, seed: int, loose: float = 0.0) -> Generator[Move, str, None]:
-        """Follows the chain of a question about the made-up world; of others it recognises the answer in what it finds."""
+        """Follows the chain of a question about the made-up world; of others it knows the answer when it finds it."""
         return moves(task, seed, loose) if "chain" in task.data else given_moves(task)
 
     def canned(self) -> Mapping[str, Canned]:

@@ -32,7 +32,7 @@ def moves(task: Task, seed: int, loose: float = 0.0) -> Generator[Move, str, Non
 
 
 def given_moves(task: Task) -> Generator[Move, str, None]:
-    """Searches for the question, then for the names in it, until the answer stands in what was found; else it leaves."""
+    """Searches for the question and for the names in it until the answer stands in what was found; else it leaves."""
     question = task.data["question"]
     names = re.findall(r"[A-Z][\w'-]+(?: (?:of |the |de )?[A-Z][\w'-]+)*", question.partition(" ")[2])
     for query in list(dict.fromkeys([question, *names]))[:MOST_SEARCHES]:

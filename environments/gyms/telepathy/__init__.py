@@ -30,9 +30,7 @@ A_GUESS = "If that is your guess, give it with the choice answer."
 class TelepathyGame(GuessingGame):
     """One thing thought of."""
 
-    def __init__(
-        self, setting: Setting, task: Task, seed: int, persona: str, names: Container[str] = ()
-    ) -> None:
+    def __init__(self, setting: Setting, task: Task, seed: int, persona: str, names: Container[str] = ()) -> None:
         """``names``: of things that other tasks are about, besides those of the table."""
         super().__init__(setting, task, seed, persona)
         self._entity: Entity = entity_of(task)
@@ -98,7 +96,7 @@ class TelepathyGym(Gym):
     @cached_property
     def _names(self) -> frozenset[str]:
         """Of everything that the records are about."""
-        tasks = [task for tasks in (self._given or {}).values() for task in tasks]
+        tasks = [task for tasks in (self._loaded or {}).values() for task in tasks]
         return frozenset(plain(name) for task in tasks for name in (task.data["entity"], *task.data["synonyms"]))
 
     def game(self, task: Task, seed: int) -> Game:

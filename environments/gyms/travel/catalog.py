@@ -82,11 +82,13 @@ def catalog() -> Mapping[str, Aspect]:
 
 
 def aspect_of(one: Json) -> Aspect:
-    """The aspect of one entry of ``task.data["aspects"]``: the catalog's, or that of a record, of which little is known."""
+    """The aspect of one entry of ``task.data["aspects"]``: the catalog's, or a record's, of which little is known."""
     if "letter" not in one:
         return catalog()[one["aspect"]]
     noun = one["aspect"].replace("_", " ")
-    return Aspect(one["aspect"], one["letter"], noun, _pattern(rf"\b{re.escape(noun)}s?\b"), {}, {}, "", (0, 0), (), False)
+    return Aspect(
+        one["aspect"], one["letter"], noun, _pattern(rf"\b{re.escape(noun)}s?\b"), {}, {}, "", (0, 0), (), False
+    )
 
 
 def _aspect(name: str, given: Json) -> Aspect:

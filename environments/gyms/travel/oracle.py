@@ -23,8 +23,8 @@ What is the agent's message?
   answering it truly would tell that wish.
 - miss: it asks a concrete question, but none of the wishes answers it, or it also asks about something else.
 - vague: it asks for wishes in general, or for more than two things at once."""
-_SEARCH = """A booking agent searches a list of options. The parts of the trip, and the facts that a search for each has to
-state:
+_SEARCH = """A booking agent searches a list of options. The parts of the trip, and the facts that a search for
+each has to state:
 {parts}
 
 Which part does the query search for? Name it when the query is about that part alone and states every one of its facts

@@ -73,7 +73,7 @@ def record_gold(task: Task) -> Sequence[Move]:
 
 
 def record_moves(task: Task, seed: int, loose: float) -> Generator[Move, str, None]:
-    """Asks about each wish, lists the options of the part, books; ``loose`` is how often it asks something vague first."""
+    """Asks about each wish, lists the options, books; ``loose`` is how often it asks something vague first."""
     rng = random.Random(f"expert/{task.id}/{seed}")
     for one in task.data["aspects"]:
         noun = aspect_of(one).noun
@@ -122,4 +122,6 @@ def _preferences(aspect: Aspect) -> dict[str, Json]:
 
 
 def _facts(arguments: Json) -> str:
-    return "; ".join(f"{name} {value if isinstance(value, str) else json.dumps(value)}" for name, value in arguments.items())
+    return "; ".join(
+        f"{name} {value if isinstance(value, str) else json.dumps(value)}" for name, value in arguments.items()
+    )
