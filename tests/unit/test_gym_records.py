@@ -30,7 +30,8 @@ from environments.gyms._shared.records import (
     read_rows,
     rule_at,
 )
-from environments.gyms.function.rules import at, text
+from environments.gyms.function.records import rule_value
+from environments.gyms.function.rules import text
 from mua.errors import ConfigError
 
 FOLDER = Path(__file__).parents[1] / "data/userrl"
@@ -60,7 +61,7 @@ def test_every_gym_has_its_records_and_every_row_its_record():
 def test_a_function_record_is_a_task_of_the_function_gym():
     for record in small()["function"]:
         assert isinstance(record, FunctionRecord)
-        assert at(record.rule, record.test_case) == pytest.approx(record.expected_result)  # type: ignore[arg-type]
+        assert float(rule_value(record.rule, record.test_case)) == pytest.approx(record.expected_result)
         assert parse_rule(text(record.rule)) == record.rule  # type: ignore[arg-type]
 
 
@@ -228,7 +229,9 @@ def test_parquet_without_its_package_says_what_to_install(tmp_path, monkeypatch)
         raise ImportError(name)
 
     monkeypatch.setattr(reading.importlib, "import_module", lacking)
-    with pytest.raises(ConfigError, match="parquet is read by the package pyarrow; install it .pip install .mua.parquet"):
+    with pytest.raises(
+        ConfigError, match="parquet is read by the package pyarrow; install it .pip install .mua.parquet"
+    ):
         read_rows(tmp_path / "train.parquet")
 
 

@@ -63,20 +63,16 @@ class Gym(ABC):
     def configured(self, config: EnvironmentConfig, services: Services) -> Self:
         """This gym under ``config``; raises :class:`mua.errors.ConfigError` for what it cannot do."""
         setting = setting_of(self.name, self.defaults, self.llm_roles, config, services)
-        if config.data is not None and config.name and self._kind() is None:
+        kind = self._kind()
+        if config.data is not None and config.name and kind is None:
             raise ConfigError(f"environment.data: {self.name!r} makes its own tasks and loads none; leave it out")
-        path = own_data(self.short(), config) if self._kind() else None
+        path = own_data(kind, config) if kind is not None else None
         return type(self)(setting, None if path is None else self.given_tasks(path, setting))
-
-    @classmethod
-    def short(cls) -> str:
-        """The name without ``gyms/``."""
-        return cls.name.rpartition("/")[2]
 
     @classmethod
     def _kind(cls) -> GymName | None:
         """The kind of UserRL's records that are the gym's, if there is one."""
-        return next((name for name in KINDS if name == cls.short()), None)
+        return next((name for name in KINDS if name == cls.name.rpartition("/")[2]), None)
 
     @classmethod
     def given_tasks(cls, path: Path, setting: Setting) -> Mapping[Split, Sequence[Task]]:

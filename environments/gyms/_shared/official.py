@@ -66,25 +66,29 @@ LAYOUTS: Mapping[GymName, Layout] = {
 }
 
 
-def own_data(short: str, config: EnvironmentConfig) -> Path | None:
+def own_data(gym: GymName, config: EnvironmentConfig) -> Path | None:
     """What of ``environment.data`` is the gym's; None: it keeps its own tasks.
 
-    In a mix it reads the folder of its name under ``environment.data``, or a clone or table that is for all gyms, and
-    keeps its own tasks where that is a folder without one of its name.
+    In a mix (and so among ``evaluation.domains``) it reads the folder of its name under ``environment.data``, or a
+    clone or table, which is for all gyms. It keeps its own tasks where that is a folder without one of its name, or the
+    record file of another gym. ConfigError for a path that is not there, or a file of no gym's name.
     """
     path = config.data
     if path is None:
         return None
     if not path.exists():
         raise ConfigError(f"environment.data: {path}: there is no such file or folder")
-    if config.name or path.name == short or is_clone(path) or _is_table(path):
+    if config.name or path.name == gym or is_clone(path) or _is_table(path):
         return path
     if path.is_dir():
         return None
-    raise ConfigError(
-        f"environment.data: {path}: a record file is one gym's; in a mix name a folder with a folder for each gym, a "
-        "clone of UserRL, or a table"
-    )
+    owners = [name for name in LAYOUTS if _is_named(name, path)]
+    if not owners:
+        raise ConfigError(
+            f"environment.data: {path}: whose records these are its name does not tell; in a mix name a folder with a "
+            "folder for each gym, a clone of UserRL, or a table"
+        )
+    return path if gym in owners else None
 
 
 def is_clone(path: Path) -> bool:
@@ -143,8 +147,13 @@ def _in_clone(root: Path, gym: GymName) -> Path:
 def _record_files(gym: GymName, folder: Path) -> list[Path]:
     if not folder.is_dir():
         return []
+    return sorted(file for file in folder.iterdir() if _is_named(gym, file))
+
+
+def _is_named(gym: GymName, file: Path) -> bool:
+    """Whether a file is called as the gym's records are."""
     stems = "|".join(LAYOUTS[gym].stems)
-    return sorted(file for file in folder.iterdir() if re.fullmatch(rf"(?:{stems})(?:_\w+)?\.json(?:\.gz)?", file.name))
+    return re.fullmatch(rf"(?:{stems})(?:_\w+)?\.json(?:\.gz)?", file.name) is not None
 
 
 def _tables(folder: Path) -> list[Path]:

@@ -142,11 +142,15 @@ class TurtleGym(Gym):
         return canned()
 
 
+_LEADS = ("The", "A", "An", "He", "She", "It", "They", "His", "Her", "Their", "There")
+
+
 def _asked_of(task: Task) -> Iterator[Move]:
     """A question about each point of a record's story; of a long point about its first words."""
     lead = ("Is", "it", "true", "that")
     for _, statement in task.data["criteria"]:
         words = statement.strip(" .").split()[: LONGEST_QUESTION - len(lead)]
+        words[:1] = [word.lower() if word in _LEADS else word for word in words[:1]]
         yield act("action", f"{' '.join((*lead, *words))}?")
 
 
