@@ -1,4 +1,4 @@
-"""UserRL's records through ``environment.data``, in all eight gyms: splits, gold and experts, oracles, bad files, mixes.
+"""UserRL's records through ``environment.data``, in all gyms: splits, gold and experts, oracles, bad files, mixes.
 
 The files of tests/data/userrl have UserRL's form and were made by this project. Models and the search service are
 scripted servers on this machine, which answer as a fair one would. Not covered: how well a real model judges; reading
@@ -126,6 +126,7 @@ def test_a_clone_is_read_and_so_is_a_table_in_it(tmp_path: Path, name: GymName):
     assert ids(given(name, root)) == {"train": [], "validation": [], "test": every}
     merged = table(root / "data/alltrain_multiturn/train.jsonl")
     assert ids(given(name, merged))["train"] == named
+    assert ids(given(name, merged.parent))["train"] == named
     table(root / "data" / LAYOUTS[name].tables / "train.jsonl")
     assert ids(given(name, root)) == {"train": named, "validation": [], "test": []}
 
@@ -147,6 +148,9 @@ def test_a_parquet_table_is_read_as_its_rows_are(tmp_path: Path):
     shutil.copy(FOLDER / "function.json", tmp_path)
     parquet.write_table(tables.Table.from_pylist(rows), tmp_path / "train.parquet")
     assert ids(given("function", tmp_path))["train"] == ["func-1"]
+    (tmp_path / "train.parquet").write_bytes(b"PAR1 and nothing else PAR1")
+    with pytest.raises(ConfigError, match=r"train\.parquet: cannot be read as parquet"):
+        given("function", tmp_path)
 
 
 @pytest.mark.parametrize("name", LOADING)
@@ -243,8 +247,8 @@ def test_records_of_search_need_a_web_search():
 def test_what_the_rule_oracle_lacks_asks_for_the_llm_oracle(name: GymName):
     with pytest.raises(ConfigError, match=rf"environment\.oracle: UserRL's records of 'gyms/{name}' have no .*use llm"):
         given(name, FOLDER / f"{name}.json", oracle="rule")
+    config = EnvironmentConfig(name=f"gyms/{name}", data=FOLDER, oracle="llm")
     with pytest.raises(ConfigError, match=r"needs the section user\.llm"):
-        config = EnvironmentConfig(name=f"gyms/{name}", data=FOLDER, oracle="llm")
         gym_of(name).configured(config, Services())
 
 
@@ -594,4 +598,19 @@ async def test_userrls_own_records_are_played():
         gym = given(name, data / files)  # type: ignore[arg-type]
         assert (len(gym.tasks("train")), len(gym.tasks("test"))) == sizes
         check = argument_checker(opened(gym, gym.tasks("test")[0]).tools()[0])
-        assert all(check(move[1]) is None for task in gym.tasks("test") for move in gym.gold(task))  # type: ignore[misc, index]
+        moves = [move for task in gym.tasks("test") for move in gym.gold(task)]
+        assert all(check(move[1]) is None for move in moves)  # type: ignore[misc, arg-type]
+
+
+def test_userrls_own_tables_deal_its_records_as_published():
+    named = os.environ.get("MUA_USERRL")
+    if not named:
+        pytest.skip("needs a clone of UserRL; name it in MUA_USERRL")
+    pytest.importorskip("pyarrow")
+    published = {
+        "function": (460, 78), "telepathy": (360, 41), "turtle": (423, 48), "intention": (380, 40),
+        "persuade": (378, 42), "search": (0, 125),
+    }  # fmt: skip
+    for name, sizes in published.items():
+        gym = given(name, Path(named))  # type: ignore[arg-type]
+        assert (len(gym.tasks("train")), len(gym.tasks("test"))) == sizes, name

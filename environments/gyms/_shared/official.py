@@ -3,7 +3,8 @@
 ``environment.data`` may name
 
 - a clone of UserRL: the records in ``gyms/<Gym>Gym/<gym>gym/data``, dealt by the tables in ``data/<...>_multiturn``;
-- a folder with record files, and the tables that deal them if there are any (``train.parquet``, ``test.jsonl``);
+- a folder with record files, and the tables that deal them if there are any (``train.parquet``, ``test.jsonl``); tables
+  alone where the folder lies in a clone, which has the records;
 - a record file (:mod:`environments.gyms._shared.records` names them);
 - a table: ``.parquet`` or its rows as ``.jsonl``. The records are those beside it, or of the clone that it lies in.
 
@@ -40,8 +41,8 @@ NAMED: Mapping[str, Split] = {
 }  # fmt: skip
 """Splits as UserRL's files and rows may name them."""
 _TABLES = (".parquet", ".jsonl", ".jsonl.gz")
-_HEIGHT = 4
-"""Folders above a table in which its clone is looked for."""
+_HEIGHT = 3
+"""Folders above that of a table in which its clone is looked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,9 +99,7 @@ def is_clone(path: Path) -> bool:
 
 def has_records(gym: GymName, path: Path) -> bool:
     """Whether there are records or tables of them at ``path``, or it is one itself."""
-    if path.is_dir():
-        return is_clone(path) or bool(_record_files(gym, path))
-    return path.exists()
+    return bool(_found(gym, path)[0]) or not path.is_dir()
 
 
 def load_records(gym: GymName, path: Path) -> Dealt:
@@ -128,16 +127,17 @@ def _found(gym: GymName, path: Path) -> tuple[list[Path], list[Path]]:
     if path.is_dir():
         if is_clone(path):
             return _record_files(gym, _in_clone(path, gym)), _tables(path / "data" / LAYOUTS[gym].tables)
-        return _record_files(gym, path), _tables(path)
-    return (_beside(gym, path), [path]) if _is_table(path) else ([path], [])
+        tables = _tables(path)
+        return (_near(gym, path) if tables else _record_files(gym, path)), tables
+    return (_near(gym, path.parent), [path]) if _is_table(path) else ([path], [])
 
 
-def _beside(gym: GymName, table: Path) -> list[Path]:
-    """The record files in a table's folder, or in the clone above it."""
-    if files := _record_files(gym, table.parent):
+def _near(gym: GymName, folder: Path) -> list[Path]:
+    """The record files in a folder of tables, or in the clone that it lies in."""
+    if files := _record_files(gym, folder):
         return files
-    clones = (_in_clone(folder, gym) for folder in list(table.absolute().parents)[:_HEIGHT])
-    return next((_record_files(gym, folder) for folder in clones if folder.is_dir()), [])
+    clones = (_in_clone(above, gym) for above in list(folder.absolute().parents)[:_HEIGHT])
+    return next((_record_files(gym, home) for home in clones if home.is_dir()), [])
 
 
 def _in_clone(root: Path, gym: GymName) -> Path:

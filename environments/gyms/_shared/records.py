@@ -240,6 +240,8 @@ class TravelRecord(_Record):
         if not isinstance(given, dict) or not isinstance(given.get("dimensions"), list):
             return given
         names = [str(name) for name in given["dimensions"]]
+        if len(set(names)) < len(names):
+            raise ValueError("dimensions names one aspect twice")
         if lost := [name for name in names if name not in given]:
             raise ValueError(f"dimensions names {lost[0]!r}, which the record does not have")
         return {**given, "aspects": {name: given[name] for name in names}}
@@ -442,7 +444,7 @@ def _parquet(path: Path) -> list[Json]:
             if path.stat().st_size > MAX_BYTES:
                 raise ConfigError(f"{path}: has more than {MAX_BYTES:,} bytes")
             return list(tables.read_table(file).to_pylist())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, NotImplementedError) as error:
         raise ConfigError(f"{path}: cannot be read as parquet: {printable(str(error))}") from error
 
 

@@ -66,7 +66,7 @@ def is_value(number: float, expected: float) -> bool:
 def record_moves(task: Task, seed: int, loose: float) -> Generator[Move, str, None]:
     """``loose`` is how often it answers what the first point gave, without looking further."""
     rng = random.Random(f"expert/{task.id}/{seed}")
-    test = [int(n) for n in re.findall(r"\d+", (yield act("search", "test")))]
+    test = [int(n) for n in re.findall(r"-?\d+", (yield act("search", "test")))]
     seen: dict[int, float] = {}
     for place, probe in enumerate(PROBES):
         if list(probe) == test:

@@ -88,7 +88,7 @@ class TelepathyGym(Gym):
         assert isinstance(record, TelepathyRecord)
         titles = {plain(record.title), plain(record.entity)} - {record.entity.lower()}
         return {
-            "kind": record.category.replace("_", " "), "difficulty": "medium", "entity": record.entity,
+            "kind": record.category.replace("_", " ") or "thing", "difficulty": "medium", "entity": record.entity,
             "synonyms": sorted(titles), "gloss": record.gloss, "openings": [record.description,
             f"{record.description} {record.goal}".strip()],
         }  # fmt: skip
