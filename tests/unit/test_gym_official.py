@@ -25,12 +25,12 @@ from environments.gyms._shared.official import LAYOUTS
 from environments.gyms._shared.records import GymName
 from environments.gyms.function.records import family
 from environments.gyms.search import SearchGym
-from mua.config.schema import EnvironmentConfig, LlmConfig
+from mua.config.schema import EnvironmentConfig, EvaluationConfig, LlmConfig
 from mua.environment.demonstrate import demonstrate, replay_gold
 from mua.environment.protocol import Task
 from mua.environment.registry import get_domain
 from mua.environment.schema import argument_checker
-from mua.environment.selection import Selection
+from mua.environment.selection import Selection, environment_of
 from mua.errors import ConfigError, MuaError
 from mua.types import Json
 from mua.users.endpoint import ChatEndpoint
@@ -575,6 +575,13 @@ async def test_a_clone_or_a_table_is_for_every_gym_of_a_mix(tmp_path: Path):
         await mixed(table(tmp_path / "t.jsonl", keep=lambda row: row["extra_info"]["index"] == 5), "gyms/function")
     with pytest.raises(ConfigError, match=r"UserRL's records of 'gyms/turtle' have no .*use llm"):
         await mixed(FOLDER / "train.jsonl", "gyms/function", "gyms/turtle")
+
+
+async def test_a_gym_that_is_only_evaluated_keeps_its_own_tasks_beside_a_record_file_of_the_trained_one():
+    trained = EnvironmentConfig(name="gyms/function", data=FOLDER / "function.json")
+    beside = environment_of(["gyms/search"], trained, EvaluationConfig(domains=["gyms/search"]))
+    domains = Selection.from_config(beside).domains
+    assert list(domains["gyms/search"].tasks("test")) == list(gym_of("search").tasks("test"))
 
 
 # ---- UserRL's own
