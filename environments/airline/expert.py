@@ -49,10 +49,10 @@ WISHES = {
     "fewer_bags": r"bag less|(bag|suitcase) (be taken )?(off|from)|suitcase fewer|remove a suitcase",
     "add_bags": r"\bbags\b|luggage|suitcases",
     "change_route": r"fly to .* instead|my destination|rather than where|divert|reroute|new destination",
-    "change_day": r"another day|different day|day of a flight|reschedule|shift|other day|another date",
+    "change_day": r"another day|different day|day of a flight|reschedule|shift|some other day|another date",
     "change_cabin": r"\b(economy|business)\b",
-    "book": r"\bbook",
     "cancel": r"cancel|call off|scrap",
+    "book": r"\bbook",
 }
 """What tells that a customer has come to such a wish; the first that fits."""
 
@@ -224,7 +224,7 @@ class Expert:
         return False
 
     def _method(self) -> Generator[Move, str, Json]:
-        found = yield from self._ask("What would you like to pay with?", self._named)
+        found = yield from self._ask("Which payment method would you like to use?", self._named)
         return found[0] if found else self._profile["methods"][0]
 
     def _named(self, text: str) -> list[Json] | None:
@@ -398,7 +398,7 @@ class Expert:
         insurance = yield from self._ask("Do you want travel insurance?", reading.insurance)
         asked = "Do you prefer the cheapest, the earliest or the latest flight?"
         preference = yield from self._ask(asked, reading.preference)
-        methods = yield from self._ask("What would you like to pay with?", self._named)
+        methods = yield from self._ask("Which payment method would you like to use?", self._named)
         return {
             "legs": legs,
             "cabin": cabin,

@@ -6,6 +6,7 @@ found, and what was paid or paid back since the episode began.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -28,6 +29,9 @@ WRITES = {
     "send_certificate": "compensation",
 }
 """Tools that change something, and the deed of each; a change of flights is one of cabin or day, as the records say."""
+
+
+_LIKE_A_NUMBER = re.compile(r"(?<![\w_])(?!qlx)(?=[a-z]*\d)[a-z][a-z0-9]{5}(?![\w_])")
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +99,12 @@ class Ledger:
             if record is not None:
                 found[number] = record
         return found
+
+    @cached_property
+    def strange(self) -> list[str]:
+        """What the customer named that looks like a number of a reservation and is none of these."""
+        said = _LIKE_A_NUMBER.findall(" ".join(self.past.heard).lower())
+        return [number for number in dict.fromkeys(said) if number not in self.records]
 
     def before(self, number: str) -> Json:
         """The record as it was when the episode began; as it is now for one that was made since."""

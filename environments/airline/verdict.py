@@ -40,7 +40,8 @@ RULES = Rules(
         ),
     }
 )
-_NOTHING: frozenset[str] = frozenset()
+_UNKNOWN: Sheet = {"listed": frozenset(), "read": frozenset()}
+"""Of a number that the customer named and that belongs to nobody in the profile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +65,7 @@ def moment(task: Task, base: Base, state: Overlay, past: Past) -> AirlineMoment:
     """What is so after some of an episode."""
     ledger = Ledger(task, base, state, past)
     sheets: dict[Thing, Sheet] = {f"reservation {number}": _reservation(ledger, number) for number in ledger.records}
+    sheets |= {f"reservation {number}": _UNKNOWN for number in ledger.strange}
     sheets["profile"] = _profile(ledger)
     sheets[AGENT] = {"deed": _of_agent(ledger)}
     focus = [f"reservation {number}" for number in ledger.discussed]
