@@ -43,7 +43,7 @@ WISHES = {
     "special": r"\b(dog along|a wheelchair|special meal)\b",
     "ask_paid": r"\b(did i pay|i paid|cost me|set me back|did my reservation cost)\b",
     "ask_balance": r"gift cards",
-    "ask_fare": r"cheapest|lowest",
+    "ask_fare": r"cheapest|lowest|do fares go",
     "add_passenger": r"one more person|another passenger|extra traveller",
     "rename": r"\bname\b.* (wrong|not right|misspelled)|(correct|fix).* (name|spelling)|traveller's name|misspelled",
     "fewer_bags": r"bag less|(bag|suitcase) (be taken )?(off|from)|suitcase fewer|remove a suitcase",
@@ -52,7 +52,7 @@ WISHES = {
     "change_day": r"another day|different day|day of a flight|reschedule|shift|some other day|another date",
     "change_cabin": r"\b(economy|business)\b",
     "cancel": r"cancel|call off|scrap",
-    "book": r"\bbook",
+    "book": r"\bbook|is what i am after",
 }
 """What tells that a customer has come to such a wish; the first that fits."""
 

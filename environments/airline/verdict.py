@@ -12,9 +12,10 @@ from functools import lru_cache
 from pathlib import Path
 
 from environments.airline import statements
+from environments.airline.consent import ConsentRules
 from environments.airline.ledger import Ledger
 from environments.airline.rules import used
-from mua.environment.conduct import Past, Rules
+from mua.environment.conduct import Past
 from mua.environment.database import Code
 from mua.environment.overlay import Base, Overlay
 from mua.environment.protocol import Task
@@ -25,7 +26,7 @@ _PROFILE = {"call": "get_user_details", "heard": ["user_id"]}
 _READ = {"call": "get_reservation_details", "same": ["reservation_id"]}
 _SEARCHED = {"any": [{"call": "search_direct_flight"}, {"call": "search_onestop_flight"}]}
 _YES = {"yes": ["reservation_id"]}
-RULES = Rules(
+RULES = ConsentRules(
     {
         "cancel_reservation": (_PROFILE, _READ, _YES),
         "update_reservation_baggages": (_PROFILE, _READ, _YES),
@@ -36,7 +37,7 @@ RULES = Rules(
             {**_PROFILE, "same": ["user_id"]},
             {"call": "get_reservation_details"},
             _SEARCHED,
-            {"yes": ["amount"]},
+            {"yes": []},
         ),
     }
 )
