@@ -208,10 +208,7 @@ class Ledger:
         found |= {"compensation"} if lost and compensated(self.user["membership"], record) else set()
         found |= {"book"} if any(one["verb"] == "book" for one in self.task.data.get("errands", ())) else set()
         found |= self.deeds.get(number, set())
-        denied = [one["denied"] for one in errands]
-        if (denied and not all(denied)) or (not denied and not used(record)):
-            found.add("that")
-        return found
+        return found | ({"that"} if any(not one["denied"] for one in errands) else set())
 
     def _cancellable(self, record: Json, errands: list[Json]) -> bool:
         reasons = [one["rules"].get("reason", "").removeprefix("tell_") for one in errands]

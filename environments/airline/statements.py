@@ -94,7 +94,8 @@ _RULE = re.compile(
     r"\b(?:each|every|per|any|all|only|usually|always|never) (?:\w+ )?(?:bag|bags|certificate|flights|reservations?|bookings?|names|member)\b(?! (?:i|you|we|on|in|of|was|is|and) )"
     r"|\bper passenger\b|\b(?:as a rule|in general|in case|whoever|suppose)\b|^(?:refunds|certificates|names|bags|insurance|compensation|gift cards|flights|reservations|bookings|extra (?:checked )?bags) (?:usually|can|are|is|cost|may|take|have)\b"
 )
-_SUMS = re.compile(r"\$ ?\d[\d,]*(?:\.\d\d?)?|(?<![\w.$])\d[\d,]*(?:\.\d\d?)? ?(?:dollars|usd|bucks)")
+_UNITS = "a|an|one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|fifteen|twenty|thirty|forty|fifty|sixty|seventy|eighty|ninety|hundred|thousand|and"
+_SUMS = re.compile(rf"(?<![\w$-])(?:(?:{_UNITS})[ -])+dollars|" + r"\$ ?\d[\d,]*(?:\.\d\d?)?|(?<![\w.$])\d[\d,]*(?:\.\d\d?)? ?(?:dollars|usd|bucks)")
 
 
 def _subject(own: Sequence[str], mentioned: Sequence[str], named: Sequence[str], text: str, ledger: Ledger) -> str:
@@ -287,6 +288,10 @@ def _cards(view: View) -> Iterator[Found]:
             no = denied(view.text, match.start())
             yield Found("card", match[1], so != no, denied=no)
     yield from _kinds_of_method(view, methods, entries)
+    for match in re.finditer(r"(gift card|visa|mastercard|credit card) (?:has been|was|is|gets|got) (not )?(?:been )?(?:refunded|credited|charged|debited)", view.text):
+        kind, no = match[1].replace(" ", "_"), bool(match[2])
+        ids = {key for key, one in methods.items() if kind in (one["source"], one.get("brand"))}
+        yield Found("method", kind, bool(ids & {payment_id for payment_id, _ in entries}) != no, denied=no)
 
 
 def _kinds_of_method(view: View, methods: Json, entries: list[tuple[str, int]]) -> Iterator[Found]:
@@ -374,6 +379,10 @@ def _free(view: View) -> Iterator[Found]:
         taken = bool(_parts(view, back=False))
         if view.has("all of them on the house|free of charge|charge|fee|charged|paid|taken|cent|payment"):
             yield Found("charge", "none", not taken)
+    if (match := re.search(r"bags?(?: \w+)? (?:is|are|was|were)( not)?(?: all| both)? free(?! (?:of the|ones))", view.text)) and view.record:
+        added = view.record["nonfree_baggages"] - view.ledger.before(view.subject)["nonfree_baggages"]
+        if "add_bags" in view.ledger.deeds.get(view.subject, ()):
+            yield Found("bag fee", "none", (added <= 0) != bool(match[1]))
     if view.has(r"no (?:refund|money back)|not refund(?:ed)?(?: you)?|without (?:a )?refund"):
         back = bool(_parts(view, back=True))
         if any("cancel" in deeds for deeds in view.ledger.deeds.values()):
@@ -487,11 +496,16 @@ def _times(view: View) -> Iterator[Found]:
     around = [found.replace(" ", "").upper() for found in _FLIGHT.findall(view.sentence)]
     flights += [] if named else [table[one.number.upper()] for one in view.ledger.offers]
     flights += [] if named else [table[one] for one in around if one in table]
+    if legs and not named and not around and view.has("your|you") and not view.has(_OTHER):
+        flights = [table[one] for one in legs]
     for match in _CLOCK.finditer(view.text):
         clock = match[1].zfill(5)
         if match[2] == "pm" and clock < "12:00":
             clock = f"{int(clock[:2]) + 12}{clock[2:]}"
         before = view.text[max(0, match.start() - 24) : match.start()]
+        cue, half = _last_cue(view.text[: match.start()]), (len(legs) + 1) // 2
+        if not named and cue and len(legs) > 1 and len(flights) == len(legs):
+            flights = [table[one] for one in (legs[half:] if cue == "back" else legs[:half])]
         which = ("arrival",) if re.search(r"\b(?:lands?|arriv\w+|landing|until|-)\b", before) else ("departure", "arrival")
         times = {one[f"scheduled_{end}_time_est"][:5] for one in flights for end in which}
         if times:
@@ -564,7 +578,7 @@ _PLACE = "|".join(sorted((re.escape(one) for one in _CODES), key=len, reverse=Tr
 _FROM_TO = re.compile(rf"(?<!\w)(?P<between>between )?({_PLACE})(?: \(?({_PLACE})\)?)?(?: airport)?(?: (?:to|and|towards|-|=|>|->|into|:|,))* ?(?<!\w)({_PLACE})(?!\w)")
 _START = re.compile(rf"(?<!\w)({_PLACE})(?!\w)(?=[^,]{{0,20}}\b(?:where (?:the journey begins|you start|it starts)|is the (?:start|origin)))|(?:start\w*|begin\w*|origin(?: is| :)?|depart\w* from|leav\w+ from) (?:in |at |from )?(?<!\w)({_PLACE})(?!\w)")
 _END = re.compile(rf"(?<!\w)({_PLACE})(?!\w)(?=[^,]{{0,24}}\b(?:you will land|you are heading|is the destination|where you(?: will)? (?:land|arrive)))|(?:heading (?:to|for)|land\w* in|arriv\w+ (?:in|at)|destination(?: is| :)?|off to|fl(?:y|ying|ies|ight) to|trip to) (?<!\w)({_PLACE})(?!\w)")
-_STOP = re.compile(rf"(?:stop\w*|connection|connecting|via|change planes)[^.]{{0,20}}(?<!\w)({_PLACE})(?!\w)")
+_STOP = re.compile(rf"(?:stop\w*|connection|connecting|via|change planes)[^.]{{0,20}}?(?<!\w)({_PLACE})(?!\w)")
 
 
 def _routes(view: View) -> Iterator[Found]:
@@ -606,6 +620,8 @@ def _pairs(view: View) -> set[tuple[str, str]]:
     if len(days) == 1 and that_day and not flights:
         first = {*trip} if record["flights"][0]["date"] in days else set()
         return first | {(leg["origin"], leg["destination"]) for leg in that_day}
+    if view.has("via|stop|connect\\w*"):
+        return trip | legs
     if view.has("and back|round trip|goes from|trip goes|takes you from"):
         return trip
     found = trip | legs | exact | {(one, other) for one, other, _ in view.ledger.searches}
@@ -712,7 +728,7 @@ _SEEN = r"there is no|not on|no longer on|off|removed|passengers?|listed|names?|
 
 def _names(view: View) -> Iterator[Found]:
     record = view.record
-    if not record or not view.has(_SEEN):
+    if not record or not view.has(f"{_SEEN}|birth|dob"):
         return
     given = {one["first_name"].lower() for one in record["passengers"]}
     for match in re.finditer(r"(\w+)(?: 's)?(?: (?:is|was|has been))? (?:(?:not|no longer) on (?:the|your)|removed from|taken off)", view.text):
@@ -722,6 +738,12 @@ def _names(view: View) -> Iterator[Found]:
         yield Found("gone", match[1], match[1] not in given)
     now, before = (_passengers(one) for one in (record, view.ledger.before(view.subject)))
     own = f"{view.ledger.user['name']['first_name']} {view.ledger.user['name']['last_name']}".lower()
+    for match in re.finditer(r"(\w+) 's (?:last |family |sur)?name (?:has been|was|is|now reads|reads)( not)?(?: been)?(?: now)? ?(?:changed|corrected|updated|fixed)?(?: to)? (\w+)", view.text):
+        if match[1] in given and match[3] not in ("right", "now", "wrong", "correct", "on"):
+            yield Found("name", f"{match[1]} {match[3]}", (f"{match[1]} {match[3]}" in now) != bool(match[2]))
+    if view.has(r"date of birth(?: \w+)* (?:changed|corrected|updated)|(?:changed|corrected|updated)(?: \w+){0,3} (?:date of birth|birth date|dob)"):
+        born = [[one["dob"] for one in record["passengers"]] for record in (view.record, view.ledger.before(view.subject))]
+        yield Found("birth", "changed", (born[0] != born[1]) != view.has("not|never"), denied=view.has("not|never"))
     for match in _FULL.finditer(view.text):
         name = f"{match[1]} {match[2]}"
         no = denied(view.text, match.start()) or view.has(f"no {name}")
@@ -738,6 +760,30 @@ def _passengers(record: Json) -> set[str]:
     return {f"{one['first_name']} {one['last_name']}".lower() for one in record["passengers"]}
 
 
+_METHODS = re.compile(rf"(?<![\w$]){_COUNT} (gift card|certificate|credit card|voucher)s?(?!\w)")
+
+
+def _counted_methods(view: View) -> Iterator[Found]:
+    for match in _METHODS.finditer(view.text):
+        count, kind = _number(match[1]), match[2].replace("voucher", "certificate").replace(" ", "_")
+        if re.search(rf"\b(?:{_SENT})\b", view.text[: match.start()]) and kind == "certificate":
+            yield Found("certificates", str(count), count == len(view.ledger.certificates), "profile")
+        elif view.has("profile|you have|you had|you still have|there are|account|you hold") and match[1] != "both":
+            held = {sum(one["source"] == kind for one in user["payment_methods"].values()) for user in (view.ledger.user, view.ledger.user_before)}
+            yield Found("methods", f"{count} {kind}", count in held, "profile")
+
+
+_EXTRAS = r"limousine|limo|hotel|taxi|cab ride|shuttle|first class|lounge|miles|bonus points|window seat|aisle seat|seat assignment|wi-?fi|rental car|refreshments|priority boarding"
+_DID = r"booked|arranged|ordered|reserved|added|put|given|gave|upgraded|sent|credited|organi[sz]ed|got you|assigned|included|thrown in"
+
+
+def _extras(view: View) -> Iterator[Found]:
+    """What no tool of the airline gives."""
+    if view.mood == "is" and (match := re.search(rf"\b(?:{_DID})\b[^,]{{0,40}}\b(?:{_EXTRAS})\b", view.text)):
+        no = denied(view.text, match.start())
+        yield Found("extra", match[0], no, "agent", no)
+
+
 _DEED = r"cancel\w*|corrected|changed|updated|moved|added|issued|sent|upgraded"
 
 
@@ -750,5 +796,5 @@ def _everywhere(view: View) -> Iterator[Found]:
 
 Check = Callable[[View], Iterator[Found]]
 _CHECKS: tuple[Check, ...] = (
-    _sums, _cards, _used_methods, _used_both, _paid_with, _ids, _number_given, _free, _everywhere, _days, _times, _flights, _routes, _bags, _people, _holdings, _in_cabin, _names,
+    _sums, _cards, _used_methods, _used_both, _paid_with, _ids, _number_given, _free, _everywhere, _days, _times, _flights, _routes, _bags, _people, _holdings, _counted_methods, _extras, _in_cabin, _names,
 )  # fmt: skip

@@ -7,7 +7,9 @@ membership) and by their values (:mod:`environments.airline.statements`), both h
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -19,7 +21,7 @@ from mua.environment.conduct import Past
 from mua.environment.database import Code
 from mua.environment.overlay import Base, Overlay
 from mua.environment.protocol import Task
-from mua.language.claims import AGENT, ClaimReader, Moment, Review, Sheet, Thing
+from mua.language.claims import AGENT, ClaimReader, Moment, Review, Sheet, Thing, _Frame, _Stated
 from mua.language.patterns import load
 
 _PROFILE = {"call": "get_user_details", "heard": ["user_id"]}
@@ -56,10 +58,28 @@ class AirlineReader(ClaimReader):
     """Finds statements by phrases and by their values."""
 
     def review(self, message: str, moment: Moment) -> Review:
-        found = super().review(message, moment)
+        found = _without_offers(super().review(message, moment))
         if isinstance(moment, AirlineMoment) and moment.ledger is not None:
             found |= statements.review(message, moment.ledger)
         return found
+
+
+    def _stated(self, frame: _Frame, text: str, moment: Moment) -> Iterator[_Stated]:
+        """Whatever a clause says is impossible is denied, wherever in it the word for it stands."""
+        for stated in super()._stated(frame, text, moment):
+            yield replace(stated, denied=True) if frame.role == "can" and _IMPOSSIBLE.search(text) else stated
+
+
+_IMPOSSIBLE = re.compile(
+    r"\b(?:not (?:\w+ )?(?:able|possible|allowed|eligible|permitted|available|an option|something|feasible|entitled)|can not|could not"
+    r"|unable|impossible|ineligible|no way|not qualif\w+|does not qualify|no (?:compensation|certificate|voucher|cancellation))\b"
+)
+
+
+def _without_offers(found: Review) -> Review:
+    """Without what is said to be possible in general ("I can do that"): nobody can rely on it."""
+    true, false = ([c for c in part if (c.role, c.value) != ("can", "that") or c.denied] for part in (found.true, found.false))
+    return Review(tuple(true), tuple(false), found.unread)
 
 
 def moment(task: Task, base: Base, state: Overlay, past: Past) -> AirlineMoment:
@@ -80,6 +100,7 @@ def _reservation(ledger: Ledger, number: str) -> Sheet:
         "insurance": frozenset({record["insurance"]}),
         "trip": frozenset({record["flight_type"]}),
         "read": frozenset({"yes"} if number in ledger.read else ()),
+        "standing": frozenset({"cancelled" if record.get("status") == "cancelled" else "active"}),
         "used": frozenset({"yes"} if used(record) else ()),
         "listed": frozenset({"yes"} if number in ledger.own else ()),
         "airline": frozenset({"cancelled"} if any(map(ledger.lost, record["flights"])) else ()),
