@@ -134,10 +134,9 @@ class Expert:
                 if self._note(heard):
                     continue
                 return (yield plan.says) if _INSISTS.search(heard) else heard
-            if agrees(heard) or self._departs():
+            if not self._note(heard) and (agrees(heard) or self._departs()):
                 yield plan.call
                 return (yield plan.done)
-            self._note(heard)
         return heard
 
     # ---- what the customer says
@@ -204,7 +203,7 @@ class Expert:
         if "payment" in self._known:
             wanted, _ = yield from self._method()
             allowed = "gift_card" in wanted or wanted == order.paid_with
-            told = "" if allowed else f"The refund can not go to {_named(wanted)}, only to {_named(method)}. "
+            told = "" if allowed else f"I cannot refund it to {_named(wanted)}. "
             method = wanted if allowed else method
         others = [item for item in order.items if item not in items]
         taken = [self._rng.choice(others)] if others and self._departs() else items

@@ -25,17 +25,18 @@ _BY_NAME = {"call": "find_user_id_by_name_zip", "heard": ["first_name", "last_na
 IDENTIFIED: Json = {"any": [_BY_EMAIL, _BY_NAME]}
 """Before anything is told or changed."""
 _READ = {"call": "get_order_details", "same": ["order_id"]}
-_OF_ORDERS = (
-    "cancel_pending_order",
-    "modify_pending_order_address",
-    "modify_pending_order_payment",
-    "modify_pending_order_items",
-    "return_delivered_order_items",
-    "exchange_delivered_order_items",
-)
+_SAYS: Mapping[str, str] = {
+    "cancel_pending_order": r"cancel|call|void|stop",
+    "modify_pending_order_address": r"address|send|sent|ship|deliver|go(es)?\b|redirect",
+    "modify_pending_order_payment": r"pa(y|id)|charge|bill|card",
+    "modify_pending_order_items": r"chang|modif|swap|switch|exchang|replac|updat|instead",
+    "return_delivered_order_items": r"return|back|refund",
+    "exchange_delivered_order_items": r"exchang|swap|switch|replac|chang|instead",
+}
+"""Change of an order -> what a proposal of it says."""
 RULES = Rules(
     {
-        **{name: (IDENTIFIED, _READ, {"yes": ["order_id"]}) for name in _OF_ORDERS},
+        **{name: (IDENTIFIED, _READ, {"yes": ["order_id"], "says": says}) for name, says in _SAYS.items()},
         "modify_user_address": (IDENTIFIED, {"yes": ["address1"]}),
     }
 )

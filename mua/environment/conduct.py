@@ -13,6 +13,7 @@ is so at that moment (:mod:`mua.language.claims`). A domain says what has to com
           same: [order]
         - any: [{...}, {...}]        # one of these
         - yes: [order]               # the user's last words agree, to a message that names these arguments
+          says: "cancel|call off"    #   and says this
 
 and a task what must have been looked up before the last word is spoken (``demands``, the same form with ``arguments``
 instead of ``same``), so that a refusal without looking earns nothing. Where nobody speaks (gold moves, replayed),
@@ -101,11 +102,14 @@ class Past:
         """Whether the user has said this value, as a whole word and in any case; where nobody speaks, yes."""
         return not self.heard or _holds(" ".join(self.heard), value)
 
-    def agreed(self, named: Sequence[object]) -> bool:
-        """Whether the user's last words agree to a message that names these values; where nobody speaks, yes."""
+    def agreed(self, named: Sequence[object], says: str = "") -> bool:
+        """Whether the user's last words agree to a message that names these values and says so; where nobody speaks, yes."""
         if not self.heard:
             return True
-        return bool(self.said) and agrees(self.heard[-1]) and all(_holds(self.said[-1], value) for value in named)
+        if not self.said or not agrees(self.heard[-1]):
+            return False
+        proposed = self.said[-1]
+        return all(_holds(proposed, value) for value in named) and re.search(says, proposed, re.IGNORECASE) is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +199,7 @@ def _met(demand: Json, past: Past, arguments: Json) -> bool:
     if "any" in demand:
         return any(_met(one, past, arguments) for one in demand["any"])
     if "yes" in demand:
-        return past.agreed([arguments.get(key) for key in demand["yes"]])
+        return past.agreed([arguments.get(key) for key in demand["yes"]], demand.get("says", ""))
     wanted = {**{key: arguments.get(key) for key in demand.get("same", ())}, **demand.get("arguments", {})}
     return any(
         call.name == demand["call"]
@@ -215,4 +219,5 @@ def _named(demand: Json) -> str:
 
 
 def _holds(text: str, value: object) -> bool:
-    return re.search(rf"(?<!\w){re.escape(str(value).lower())}(?!\w)", text.lower()) is not None
+    wanted = re.escape(str(value).lower().lstrip("#"))
+    return re.search(rf"(?<!\w){wanted}(?!\w)", text.lower()) is not None

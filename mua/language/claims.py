@@ -134,7 +134,7 @@ class ClaimReader:
 
     def __init__(self, words: Json) -> None:
         """``words``: ``things`` (kind -> expression with a group, over normalised text), ``frames``, ``lists``, ``slots``,
-        ``unsaid`` (clauses with this state nothing), ``deeds: false`` (without what no desk can do)."""
+        ``unsaid`` (clauses with this state nothing), ``names`` (names that hold other words, such as a watering can), ``deeds: false`` (without what no desk can do)."""
         shared = load(_DEEDS)
         self._lists: Mapping[str, Sequence[str]] = {**shared["lists"], **words.get("lists", {})}
         self._things = {kind: re.compile(pattern) for kind, pattern in words.get("things", {}).items()}
@@ -143,15 +143,17 @@ class ClaimReader:
         self._kinds = {kind for frame in self._frames for kind in frame.kinds}
         self._patterns = {**_TYPED, **words.get("slots", {})}
         self._slots: dict[tuple[str, tuple[str, ...]], re.Pattern[str]] = {}
+        self._names = expression(words.get("names", ()), self._lists)
         self._unsaid = expression([*shared["unsaid"], *words.get("unsaid", ())], self._lists)
 
     def review(self, message: str, moment: Moment) -> Review:
         """Every claim of ``message``, judged."""
         found, named = Review(), list(moment.focus)
         for sentence in sentences(message):
-            mentioned = self._mentioned(sentence.text, moment)
+            text = self._names.sub(lambda name: name[0].replace(" ", "_"), sentence.text)
+            mentioned = self._mentioned(text, moment)
             if not sentence.question:
-                for clause in clauses(sentence.text):
+                for clause in clauses(text):
                     found |= self._clause(clause, mentioned, named, moment)
             named += [one.thing for one in mentioned if one.thing in moment.sheets]
         return found
@@ -199,7 +201,7 @@ class ClaimReader:
     def _words(self, kind: str, text: str, moment: Moment) -> Iterator[tuple[str, int, int]]:
         words = tuple(moment.vocabularies.get(kind, ()))
         for found in _vocabulary(words).finditer(text):
-            yield found[1], found.start(), found.end()
+            yield found[1].replace("_", " "), found.start(), found.end()
 
     def _mentioned(self, text: str, moment: Moment) -> list[_Mention]:
         """The things named in a text, in order, known or not."""
@@ -354,7 +356,7 @@ def _canonical(slot: str, text: str) -> str:
         return f"{money(text):g}"
     if slot == "number":
         return str(_NUMBERS.get(text, text))
-    return normalised(text)
+    return normalised(text.replace("_", " "))
 
 
 def money(text: str) -> float:
@@ -395,4 +397,4 @@ def _vocabulary(words: tuple[str, ...]) -> re.Pattern[str]:
 
 
 def _choice(words: Iterable[str]) -> str:
-    return "|".join(re.escape(normalised(word)) for word in sorted(words, key=len, reverse=True)) or r"(?!)"
+    return "|".join(re.escape(normalised(word)).replace("\\ ", "[ _]") for word in sorted(words, key=len, reverse=True)) or r"(?!)"

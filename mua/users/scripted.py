@@ -4,7 +4,8 @@ It understands ordinary English by :mod:`mua.language.acts`. ::
 
     the agent                                the user
     asks for facts                           tells them, as many as its persona tells at once, rightly or not
-    proposes something, wants a yes          changes its mind if the wish says so or it wavers; else agrees
+    proposes something, wants a yes          changes its mind if the wish says so or it wavers; else agrees, also to what
+                                             asks again for facts that it has told
     has done it, refuses, tells, transfers   states the next wish, insists once if it is stubborn, or ends
     asks whether there is anything else      no, or what is still open
     greets, thanks, wants a moment           waits
@@ -91,7 +92,8 @@ class ScriptedUser:
         acts, wish = self._reader.read(agent_text, self._wish.verb), self._wish
         if acts.transfers:
             return self._stop("thanks")
-        if asked := [fact for fact in self._known(wish) if fact in acts.asks]:
+        asked = [fact for fact in self._known(wish) if fact in acts.asks]
+        if asked and not (acts.proposes and set(asked) <= set(self._told)):
             return UserReply(self._answer(asked))
         if self._wrong:
             return UserReply(self._put_right())
