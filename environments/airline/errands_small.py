@@ -163,7 +163,7 @@ def _bags(caller: Caller, missing: bool, change: bool) -> Errand:
     errand.story += when_asked(errand)
     arguments = {"total_baggages": total, "nonfree_baggages": extra, "payment_id": method["id"]}
     errand.actions = [{"name": "update_reservation_baggages", "arguments": about(reservation) | arguments}]
-    errand.told = [done(reservation, "add_bags")]
+    errand.told = [done(reservation, "add_bags", bags=str(total))]
     return errand
 
 
@@ -187,7 +187,7 @@ def _rename(caller: Caller, missing: bool, change: bool) -> Errand:
     passengers = [*reservation["passengers"][:index], new, *reservation["passengers"][index + 1 :]]
     arguments = about(reservation) | {"passengers": passengers}
     errand.actions = [{"name": "update_reservation_passengers", "arguments": arguments}]
-    errand.told = [done(reservation, "rename")]
+    errand.told = [done(reservation, "rename", name=right.lower())]
     return errand
 
 
@@ -212,7 +212,7 @@ def _compensation(kind: str, allowed: bool, airline: bool) -> Maker:
             return errand
         arguments = {"user_id": caller.user_id, "amount": CERTIFICATE * len(reservation["passengers"])}
         errand.actions = [{"name": "send_certificate", "arguments": arguments}]
-        errand.told = [done(reservation, "compensation")]
+        errand.told = [done(reservation, "compensation", certificate=str(arguments["amount"]))]
         return errand
 
     return make

@@ -779,7 +779,7 @@ _DID = r"booked|arranged|ordered|reserved|added|put|given|gave|upgraded|sent|cre
 
 def _extras(view: View) -> Iterator[Found]:
     """What no tool of the airline gives."""
-    if view.mood == "is" and (match := re.search(rf"\b(?:{_DID})\b[^,]{{0,40}}\b(?:{_EXTRAS})\b", view.text)):
+    if view.mood == "is" and (match := re.search(rf"\b(?:{_DID})\b(?:[^,]|,(?=\d)){{0,40}}\b(?:{_EXTRAS})\b", view.text)):
         no = denied(view.text, match.start())
         yield Found("extra", match[0], no, "agent", no)
 
