@@ -25,7 +25,9 @@ from mua.environment.conduct import Called, Past, Rules
 from mua.types import Json
 
 _WORDS = "zero one two three four five six seven eight nine ten eleven twelve".split()
-_CANCELS = re.compile(r"\b(?:cancel|call\w* .{0,20}off|annul|void|terminat|scrap|off (?:your|the) (?:profile|books))", re.IGNORECASE)
+_CANCELS = re.compile(
+    r"\b(?:cancel|call\w* .{0,20}off|annul|void|terminat|scrap|off (?:your|the) (?:profile|books))", re.IGNORECASE
+)
 _WHY = re.compile(r"\b(?:reason|why|what made|how come|what happened|what for|because of what|cause)\b", re.IGNORECASE)
 
 

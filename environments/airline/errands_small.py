@@ -50,9 +50,7 @@ def _plain(one: Json) -> bool:
     return ahead(one) and one["created_at"] < DAY_AGO and one["cabin"] != "business"
 
 
-def _about_one(
-    caller: Caller, missing: bool, accept: Accept, kind: str, verb: str, story: str
-) -> tuple[Errand, Json]:
+def _about_one(caller: Caller, missing: bool, accept: Accept, kind: str, verb: str, story: str) -> tuple[Errand, Json]:
     """An errand on one fitting reservation; ``story`` has a place for its number."""
     reservation = caller.reservation(lambda one: accept(one) and (not missing or caller.unique(one)))
     number = "one of your reservations" if missing else f"reservation {reservation['reservation_id']}"
@@ -225,7 +223,9 @@ def _ask_paid(caller: Caller, missing: bool, change: bool) -> Errand:
     errand, reservation = _about_one(
         caller, missing, lambda one: True, "ask_paid", "ask_paid", "You want to know what you paid for {number}."
     )
-    return answered(errand, thing_of(reservation), "paid", sum(part["amount"] for part in reservation["payment_history"]))
+    return answered(
+        errand, thing_of(reservation), "paid", sum(part["amount"] for part in reservation["payment_history"])
+    )
 
 
 def _ask_balance(caller: Caller, missing: bool, change: bool) -> Errand:

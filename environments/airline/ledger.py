@@ -218,7 +218,9 @@ class Ledger:
     def _changes(self, record: Json) -> set[str]:
         if used(record):
             return set()
-        return {"add_bags", "rename", "change_cabin"} | ({"change_day"} if record["cabin"] != "basic_economy" else set())
+        return {"add_bags", "rename", "change_cabin"} | (
+            {"change_day"} if record["cabin"] != "basic_economy" else set()
+        )
 
     def _is_about(self, errand: Json, number: str) -> bool:
         told = errand["facts"].get("reservation", "")

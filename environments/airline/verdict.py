@@ -63,7 +63,6 @@ class AirlineReader(ClaimReader):
             found |= statements.review(message, moment.ledger)
         return found
 
-
     def _stated(self, frame: _Frame, text: str, moment: Moment) -> Iterator[_Stated]:
         """Whatever a clause says is impossible is denied, wherever in it the word for it stands."""
         for stated in super()._stated(frame, text, moment):
@@ -78,7 +77,9 @@ _IMPOSSIBLE = re.compile(
 
 def _without_offers(found: Review) -> Review:
     """Without what is said to be possible in general ("I can do that"): nobody can rely on it."""
-    true, false = ([c for c in part if (c.role, c.value) != ("can", "that") or c.denied] for part in (found.true, found.false))
+    true, false = (
+        [c for c in part if (c.role, c.value) != ("can", "that") or c.denied] for part in (found.true, found.false)
+    )
     return Review(tuple(true), tuple(false), found.unread)
 
 
@@ -96,7 +97,9 @@ def moment(task: Task, base: Base, state: Overlay, past: Past) -> AirlineMoment:
 def _reservation(ledger: Ledger, number: str) -> Sheet:
     record, deeds = ledger.records[number], ledger.deeds.get(number, set())
     sheet = {
-        "deed": frozenset(deeds | ({"done"} if deeds else set()) | ({"cancel"} if record.get("status") == "cancelled" else set())),
+        "deed": frozenset(
+            deeds | ({"done"} if deeds else set()) | ({"cancel"} if record.get("status") == "cancelled" else set())
+        ),
         "insurance": frozenset({record["insurance"]}),
         "trip": frozenset({record["flight_type"]}),
         "read": frozenset({"yes"} if number in ledger.read else ()),
