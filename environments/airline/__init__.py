@@ -20,8 +20,8 @@ from environments.airline.canned import CANNED
 from environments.airline.dialects import OWN, TAU, TAU2
 from environments.airline.expert import Expert
 from environments.airline.tasks import load_split
-from environments.airline.tools import airline_tools, flight_status_tool
 from environments.airline.telling import first_of, wording
+from environments.airline.tools import airline_tools, flight_status_tool
 from environments.airline.user import customer
 from environments.airline.verdict import code
 from environments.airline.views import compact

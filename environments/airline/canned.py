@@ -1,7 +1,7 @@
 """Policies that deserve nothing at an airline; see :mod:`mua.environment.canned`.
 
-The strongest are honest to a fault: one asks who writes, reads what it is asked about and refuses whatever is wanted, one
-reads everything there is and tells all of it. What they win are the few tasks in which nothing is to be changed.
+The strongest are honest to a fault: one asks who writes, reads what it is asked about and refuses whatever is wanted,
+one reads everything there is and tells all of it. What they win are the few tasks in which nothing is to be changed.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from environments.airline.world import world
 from mua.environment.conduct import Called, Past, Rules
 from mua.types import Json
 
-_WORDS = "zero one two three four five six seven eight nine ten eleven twelve".split()
+_WORDS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]
 _CANCELS = re.compile(
     r"\b(?:cancel|call\w* .{0,20}off|annul|void|terminat|scrap|off (?:your|the) (?:profile|books))", re.IGNORECASE
 )
@@ -117,5 +117,6 @@ def _names_sum(text: str, amount: float) -> bool:
 
 def _names_day(text: str, date: str) -> bool:
     day = datetime.date.fromisoformat(date)
-    forms = rf"{date}|{day:%B} {day.day}(?!\d)|(?<!\d){day.day}(?:st|nd|rd|th)?(?: of)? {day:%B}|(?<!\d){day.day}(?:st|nd|rd|th)(?!\w)"
+    number = rf"(?<!\d){day.day}(?:st|nd|rd|th)"
+    forms = rf"{date}|{day:%B} {day.day}(?!\d)|{number}?(?: of)? {day:%B}|{number}(?!\w)"
     return re.search(forms, text, re.IGNORECASE) is not None

@@ -1,7 +1,7 @@
 """An agent by rules that keeps to the policy page: it solves every task of the generated airline, whoever asks.
 
-It knows each wish with what its first words say, which a person would read there, and learns everything else by asking
-and by calling tools: it asks again when an answer does not hold what was asked for, looks again when an id was mistyped,
+It knows each wish with what its first words say, which a person would read there, and learns everything else by
+asking and by calling tools: it asks again when an answer does not hold what was asked for, looks again when an id was mistyped,
 and makes its proposal anew when the customer wavers, corrects a slip or has another mind.
 
 Made loose, it now and then skips the confirmation, or refuses in words of its own that name no reservation: what
@@ -346,12 +346,13 @@ class Expert:
             if new is None and (yield from self._put_right(wanted, number)):
                 continue
             if new is None:
-                _cannot(number, "there is no such flight")
+                raise _Cannot(number, "there is no such flight")
             price = (new["prices"][found["cabin"]] - old["price"]) * count
             proposal = f"Reservation {number} would be on {new['flight_number']} of {day}, {_difference(price)}."
             if not (yield from self._changed(proposal, _taking(wanted, "date", reading.day))):
                 break
         flights = [{"flight_number": leg["flight_number"], "date": leg["date"]} for leg in found["flights"]]
+        assert new is not None
         flights[index] = {"flight_number": new["flight_number"], "date": wanted["date"]}
         yield _flights_update(number, found["cabin"], flights, method)
         return f"Done, reservation {number} is moved to {new['flight_number']} on {wanted['date']}."

@@ -197,7 +197,7 @@ class Ledger:
     # What the policy allows
 
     def possible(self, number: str) -> set[str]:
-        """The wishes that the policy lets an agent fulfil for a reservation; ``that`` is what the customer asks of it."""
+        """The wishes that the policy lets an agent fulfil for a reservation; ``that`` is what is asked of it."""
         record = self.before(number)
         errands = [one for one in self.task.data.get("errands", ()) if self._is_about(one, number)]
         if number not in self.own:

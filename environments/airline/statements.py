@@ -23,12 +23,18 @@ from mua.types import Json
 
 _NUMBER = re.compile(r"(?<![\w_])(?!qlx)(?=[a-z]*\d)([a-z][a-z0-9]{5})(?![\w_])")
 _FLIGHT = re.compile(r"(?<!\w)(qlx ?\d{3})(?!\w)")
-_WORDS = {
-    word: number
-    for number, word in enumerate("no one two three four five six seven eight nine ten eleven twelve".split())
-} | {"a": 1, "an": 1, "single": 1, "both": 2, "zero": 0, "none": 0}
+_COUNTED = "no one two three four five six seven eight nine ten eleven twelve"
+_WORDS = {word: number for number, word in enumerate(_COUNTED.split())} | {
+    "a": 1,
+    "an": 1,
+    "single": 1,
+    "both": 2,
+    "zero": 0,
+    "none": 0,
+}
 _COUNT = r"(\d{1,2}|no|one|two|three|four|five|six|seven|eight|nine|ten|both|single|zero|none)"
-_MONTHS = ("january february march april may june july august september october november december").split()
+_YEAR = "january february march april may june july august september october november december"
+_MONTHS = _YEAR.split()
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +75,7 @@ def review(message: str, ledger: Ledger) -> Review:
     """Every typed statement of ``message``, judged."""
     found, named, heard_of = Review(), list[str](), len(_SUMS.findall(" ".join(one.text for one in sentences(message))))
     for sentence in sentences(message):
-        mentioned = [one for one in _NUMBER.findall(sentence.text)]
+        mentioned = _NUMBER.findall(sentence.text)
         if not sentence.question:
             if _HANDED_OVER.search(sentence.text):
                 found |= Review(true=(Claim("profile", "transfer", "yes", denied=False),))
@@ -89,16 +95,25 @@ _PERSON = (
     r"(?:humans?|colleagues?|agents?|person|someone|specialists?|supervisors?|team|representatives?|staff|desk|people)"
 )
 _HANDED_OVER = re.compile(
-    rf"\b(?:hand|pass|transfer|connect|forward|put|refer|escalat|bring|rout|get)\w*(?: \w+){{0,6}} (?:to|with|through|over|into?)(?: \w+){{0,4}} {_PERSON}\b"
-    rf"|\b{_PERSON}\b(?: \w+){{0,6}} (?:takes? (?:it )?(?:over|from)|will (?:take|help|be|continue|assist)|is going to|continues?|can help)\b"
+    rf"\b(?:hand|pass|transfer|connect|forward|put|refer|escalat|bring|rout|get)\w*(?: \w+){{0,6}} (?:to"
+    rf"|with|through|over|into?)(?: \w+){{0,4}} {_PERSON}\b"
+    rf"|\b{_PERSON}\b(?: \w+){{0,6}} (?:takes? (?:it )?(?:over|from)|will (?:take|help"
+    r"|be|continue|assist)|is going to|continues?|can help)\b"
     r"|\byou (?:will be|are being) (?:transferred|connected|handed|put through)\b|\btransfer\w* you\b"
 )
 """Announces that somebody else takes over; it is told before the call that does it, which ends the conversation."""
 _RULE = re.compile(
-    r"\b(?:each|every|per|any|all|only|usually|always|never) (?:\w+ )?(?:bag|bags|certificate|flights|reservations?|bookings?|names|member)\b(?! (?:i|you|we|on|in|of|was|is|and) )"
-    r"|\bper passenger\b|\b(?:as a rule|in general|in case|whoever|suppose)\b|^(?:refunds|certificates|names|bags|insurance|compensation|gift cards|flights|reservations|bookings|extra (?:checked )?bags) (?:usually|can|are|is|cost|may|take|have)\b"
+    r"\b(?:each|every|per|any|all|only|usually|always|never) (?:\w+ )?(?:bag|bags|certificate"
+    r"|flights|reservations?|bookings?|names|member)\b(?! (?:i|you|we|on|in|of|was"
+    r"|is|and) )"
+    r"|\bper passenger\b|\b(?:as a rule|in general|in case|whoever|suppose)\b|^(?:refunds"
+    r"|certificates|names|bags|insurance|compensation|gift cards|flights|reservations"
+    r"|bookings|extra (?:checked )?bags) (?:usually|can|are|is|cost|may|take|have)\b"
 )
-_UNITS = "a|an|one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|fifteen|twenty|thirty|forty|fifty|sixty|seventy|eighty|ninety|hundred|thousand|and"
+_UNITS = (
+    "a|an|one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|fifteen|twen"
+    "ty|thirty|forty|fifty|sixty|seventy|eighty|ninety|hundred|thousand|and"
+)
 _SUMS = re.compile(
     rf"(?<![\w$-])(?:(?:{_UNITS})[ -])+dollars|"
     + r"\$ ?\d[\d,]*(?:\.\d\d?)?|(?<![\w.$])\d[\d,]*(?:\.\d\d?)? ?(?:dollars|usd|bucks)"
@@ -116,7 +131,8 @@ def _subject(own: Sequence[str], mentioned: Sequence[str], named: Sequence[str],
 
 
 def _judged(view: View, own: Sequence[str]) -> Review:
-    true, false = [], []
+    true: list[Claim] = []
+    false: list[Claim] = []
     for check in _CHECKS:
         for found in check(view):
             thing = found.thing or (f"reservation {view.subject}" if view.subject else "profile")
@@ -137,7 +153,10 @@ def _sums(view: View) -> Iterator[Found]:
             yield from _sum(view, money(match[0]), match.start())
 
 
-_BACK = r"refund\w*|returned|returns?|money back|get \w+ back|back (?:on|to|onto|with|within)|\d back|dollars back|credited|reimbursed|repaid|goes back|going back|travels back"
+_BACK = (
+    r"refund\w*|returned|returns?|money back|get \w+ back|back (?:on|to|onto|with|within)"
+    r"|\d back|dollars back|credited|reimbursed|repaid|goes back|going back|travels back"
+)
 _TAKEN = r"charged|charges?|deducted|debited|fees?|taken from|was taken|took|came off"
 _GIFT = r"gift cards?"
 _VOUCHER = r"certificates?|vouchers?"
@@ -313,7 +332,8 @@ def _cards(view: View) -> Iterator[Found]:
             yield Found("card", match[1], so != no, denied=no)
     yield from _kinds_of_method(view, methods, entries)
     for match in re.finditer(
-        r"(gift card|visa|mastercard|credit card) (?:has been|was|is|gets|got) (not )?(?:been )?(?:refunded|credited|charged|debited)",
+        r"(gift card|visa|mastercard|credit card) (?:has been|was|is|gets|got) (not )?(?:been )?(?:refunded"
+        r"|credited|charged|debited)",
         view.text,
     ):
         kind, no = match[1].replace(" ", "_"), bool(match[2])
@@ -335,7 +355,8 @@ def _kinds_of_method(view: View, methods: Json, entries: list[tuple[str, int]]) 
 
 
 _PAID_BY = re.compile(
-    r"(?:to|on|onto|from|with|by|topped up) (?:your|the|a) (?:\$ ?\d+ )?(gift card|certificate|visa|mastercard|credit card)(?! (?:with|over|of|worth))"
+    r"(?:to|on|onto|from|with|by|topped up) (?:your|the|a) (?:\$ ?\d+ )?(gift card"
+    r"|certificate|visa|mastercard|credit card)(?! (?:with|over|of|worth))"
 )
 
 
@@ -343,7 +364,8 @@ def _used_methods(view: View) -> Iterator[Found]:
     """Whether a gift card or certificate was drawn on since the start."""
     methods = view.ledger.user_before["payment_methods"] | view.ledger.user["payment_methods"]
     for match in re.finditer(
-        r"(gift cards?|certificates?|vouchers?|visa|mastercard|credit cards?) (?:was|were|has been|have been|is)( not)?(?: been)? (?:used|touched|charged|debited)",
+        r"(gift cards?|certificates?|vouchers?|visa|mastercard|credit cards?) (?:was|were"
+        r"|has been|have been|is)( not)?(?: been)? (?:used|touched|charged|debited)",
         view.text,
     ):
         kind = match[1].rstrip("s").replace("voucher", "certificate").replace(" ", "_")
@@ -385,7 +407,9 @@ def _number_given(view: View) -> Iterator[Found]:
 
 
 _BESIDE = re.compile(
-    r"(\$ ?[\d,.]*\d|\d+ dollars)(?: (?:was|were|is|has been))?(?: (?:paid|charged|taken|put))? (?:with|from|on|to|by) (?:your|the|a) (?:\$ ?\d+ )?(gift card|certificate|visa|mastercard|credit card)"
+    r"(\$ ?[\d,.]*\d|\d+ dollars)(?: (?:was|were|is|has been))?(?: (?:paid|charged"
+    r"|taken|put))? (?:with|from|on|to|by) (?:your|the|a) (?:\$ ?\d+ )?(gift card|certificate"
+    r"|visa|mastercard|credit card)"
 )
 _METHOD_ID = re.compile(r"(?<!\w)((?:certificate|gift_card|credit_card)_\d+)(?!\w)")
 
@@ -422,7 +446,8 @@ def _entries(view: View) -> list[tuple[str, int]]:
 def _free(view: View) -> Iterator[Found]:
     """Whether something was free of charge, or nothing was charged."""
     nothing = view.has(
-        r"(?:free of charge|no (?:extra )?(?:charge|fee|cost|payment)|nothing (?:was|has been|is|had been)? ?(?:charged|paid|taken)|not (?:been )?charged|not a cent|on the house)"
+        r"(?:free of charge|no (?:extra )?(?:charge|fee|cost|payment)|nothing (?:was|has been"
+        r"|is|had been)? ?(?:charged|paid|taken)|not (?:been )?charged|not a cent|on the house)"
     )
     if nothing and not view.has("bags? (?:for|are) free|each") and view.ledger.deeds:
         taken = bool(_parts(view, back=False))
@@ -451,12 +476,18 @@ def _free(view: View) -> Iterator[Found]:
 # Days and times
 
 _DAY = re.compile(
-    rf"(?P<iso>2025-\d\d-\d\d)|(?P<m1>{'|'.join(_MONTHS)}) (?P<d1>\d{{1,2}})(?:st|nd|rd|th)?(?!\d)|(?P<d2>\d{{1,2}})(?:st|nd|rd|th)?(?: of)? (?P<m2>{'|'.join(_MONTHS)})(?!\w)"
-    r"|(?:the|on the) (?P<d3>\d{1,2})(?:st|nd|rd|th)(?!\w)|the (?P<w>seventeenth|eighteenth|nineteenth|twentieth|twenty-(?:first|second|third|fourth|fifth|sixth|seventh|eighth|ninth)|thirtieth|thirty-first)"
+    rf"(?P<iso>2025-\d\d-\d\d)|(?P<m1>{'|'.join(_MONTHS)}) (?P<d1>\d{{1,2}})(?:st|nd"
+    rf"|rd|th)?(?!\d)|(?P<d2>\d{{1,2}})(?:st|nd|rd|th)?(?: of)? (?P<m2>{'|'.join(_MONTHS)})(?!\w)"
+    r"|(?:the|on the) (?P<d3>\d{1,2})(?:st|nd|rd|th)(?!\w)|the (?P<w>seventeenth|eighteenth"
+    r"|nineteenth|twentieth|twenty-(?:first|second|third|fourth|fifth|sixth|seventh"
+    r"|eighth|ninth)|thirtieth|thirty-first)"
     r"|(?P<rel>tomorrow|yesterday|today)(?!\w)"
 )
-_ORDINALS = ("seventeenth eighteenth nineteenth twentieth twenty-first twenty-second twenty-third twenty-fourth twenty-fifth "
-             "twenty-sixth twenty-seventh twenty-eighth twenty-ninth thirtieth thirty-first").split()  # fmt: skip
+_DAYS = (
+    "seventeenth eighteenth nineteenth twentieth twenty-first twenty-second twenty-third twenty-fourth twenty-fifth "
+    "twenty-sixth twenty-seventh twenty-eighth twenty-ninth thirtieth thirty-first"
+)
+_ORDINALS = _DAYS.split()
 _RELATIVE = {"tomorrow": "2025-03-17", "yesterday": "2025-03-15", "today": TODAY}
 _MADE = r"made|created|booked yesterday|was booked|booking date|reserved"
 _HOME = r"return\w*|back|home|inbound|comes? back|fly back"
@@ -577,10 +608,19 @@ def _times(view: View) -> Iterator[Found]:
 
 # Flights and routes
 
-_GONE = r"cancell?ed(?: by)?|called off|scrapped|axed|grounded|not operat\w+|not (?:fly|flying)|no longer (?:among|fl\w+|listed|operat\w+)"
-_STANDS = r"(?:still )?operat(?:es|ing)|on schedule|as (?:planned|scheduled)|takes off|goes ahead|(?:not|n't) (?:been )?(?:cancell?ed|called off)|running"
+_GONE = (
+    r"cancell?ed(?: by)?|called off|scrapped|axed|grounded|not operat\w+|not (?:fly"
+    r"|flying)|no longer (?:among|fl\w+|listed|operat\w+)"
+)
+_STANDS = (
+    r"(?:still )?operat(?:es|ing)|on schedule|as (?:planned|scheduled)|takes off|goes ahead"
+    r"|(?:not|n't) (?:been )?(?:cancell?ed|called off)|running"
+)
 _BOOKED = r"you(?:r|'re| are)?|booked|moved|rebooked|reservation|put|switched|return flight|flying|fly"
-_OTHER = r"another|other|alternative|available|there (?:is|are|were)|seats?|left|options?|found|instead|not among|no longer|cheapest|earliest|latest|since|rather|besides"
+_OTHER = (
+    r"another|other|alternative|available|there (?:is|are|were)|seats?|left|options?"
+    r"|found|instead|not among|no longer|cheapest|earliest|latest|since|rather|besides"
+)
 
 
 def _flights(view: View) -> Iterator[Found]:
@@ -640,7 +680,7 @@ def _place_of_flight(view: View, number: str, match: re.Match[str]) -> Iterator[
         for word in ("first", "second", "return", "back", "out", "outbound")
         for m in re.finditer(rf"\b{word}\b", before)
     ]
-    if not cues or not legs or number not in legs and view.has(_OTHER):
+    if not cues or not legs or (number not in legs and view.has(_OTHER)):
         return
     word = max(cues)[1]
     half = (len(legs) + 1) // 2
@@ -656,13 +696,18 @@ _CODES = {code.lower(): code for code in OWN.airports} | {
 }
 _PLACE = "|".join(sorted((re.escape(one) for one in _CODES), key=len, reverse=True))
 _FROM_TO = re.compile(
-    rf"(?<!\w)(?P<between>between )?({_PLACE})(?: \(?({_PLACE})\)?)?(?: airport)?(?: (?:to|and|towards|-|=|>|->|into|:|,))* ?(?<!\w)({_PLACE})(?!\w)"
+    rf"(?<!\w)(?P<between>between )?({_PLACE})(?: \(?({_PLACE})\)?)?(?: airport)?(?: (?:to"
+    rf"|and|towards|-|=|>|->|into|:|,))* ?(?<!\w)({_PLACE})(?!\w)"
 )
 _START = re.compile(
-    rf"(?<!\w)({_PLACE})(?!\w)(?=[^,]{{0,20}}\b(?:where (?:the journey begins|you start|it starts)|is the (?:start|origin)))|(?:start\w*|begin\w*|origin(?: is| :)?|depart\w* from|leav\w+ from) (?:in |at |from )?(?<!\w)({_PLACE})(?!\w)"
+    rf"(?<!\w)({_PLACE})(?!\w)(?=[^,]{{0,20}}\b(?:where (?:the journey begins|you start"
+    r"|it starts)|is the (?:start|origin)))|(?:start\w*|begin\w*|origin(?: is| :)?"
+    rf"|depart\w* from|leav\w+ from) (?:in |at |from )?(?<!\w)({_PLACE})(?!\w)"
 )
 _END = re.compile(
-    rf"(?<!\w)({_PLACE})(?!\w)(?=[^,]{{0,24}}\b(?:you will land|you are heading|is the destination|where you(?: will)? (?:land|arrive)))|(?:heading (?:to|for)|land\w* in|arriv\w+ (?:in|at)|destination(?: is| :)?|off to|fl(?:y|ying|ies|ight) to|trip to) (?<!\w)({_PLACE})(?!\w)"
+    rf"(?<!\w)({_PLACE})(?!\w)(?=[^,]{{0,24}}\b(?:you will land|you are heading|is the destination"
+    r"|where you(?: will)? (?:land|arrive)))|(?:heading (?:to|for)|land\w* in|arriv\w+ (?:in"
+    rf"|at)|destination(?: is| :)?|off to|fl(?:y|ying|ies|ight) to|trip to) (?<!\w)({_PLACE})(?!\w)"
 )
 _STOP = re.compile(rf"(?:stop\w*|connection|connecting|via|change planes)[^.]{{0,20}}?(?<!\w)({_PLACE})(?!\w)")
 
@@ -684,12 +729,12 @@ def _routes(view: View) -> Iterator[Found]:
             place = _CODES[match[1] or match[2]]
             if not denied(view.text, match.start()) and not no:
                 yield Found("place", place, place in allowed)
-    if match := _STOP.search(view.text):
+    if stop := _STOP.search(view.text):
         stops = {leg["destination"] for leg in record["flights"]} - {record["destination"], record["origin"]}
-        yield Found("stop", _CODES[match[1]], _CODES[match[1]] in stops)
-    if match := re.search(rf"no trip to ({_PLACE})(?!\w)", view.text):
+        yield Found("stop", _CODES[stop[1]], _CODES[stop[1]] in stops)
+    if off := re.search(rf"no trip to ({_PLACE})(?!\w)", view.text):
         gone = {one["destination"] for one in view.ledger.records.values() if one.get("status") == "cancelled"}
-        yield Found("gone", _CODES[match[1]], _CODES[match[1]] in gone)
+        yield Found("gone", _CODES[off[1]], _CODES[off[1]] in gone)
 
 
 def _pairs(view: View) -> set[tuple[str, str]]:
@@ -721,10 +766,13 @@ def _pairs(view: View) -> set[tuple[str, str]]:
 # Counts, cabins, names
 
 _BAGS = re.compile(
-    rf"(?<![\w$]){_COUNT}(?: of (?:the|your|these))?(?: more| extra| additional| other)?(?: checked| check-in)? (?:bags?|suitcases|pieces|bag)(?!\w)|bags? : {_COUNT}(?!\w)|bags (?:to|of) {_COUNT}"
+    rf"(?<![\w$]){_COUNT}(?: of (?:the|your|these))?(?: more| extra| additional| other)?(?: checked"
+    rf"| check-in)? (?:bags?|suitcases|pieces|bag)(?!\w)|bags? : {_COUNT}(?!\w)|bags (?:to"
+    rf"|of) {_COUNT}"
 )
 _PAID_BAGS = re.compile(
-    rf"{_COUNT}(?: of which| of them| of these| extra)?(?: (?:is|are|were|was|had to be|you|one))*(?: bags?)? (?:paid|had to be paid)(?! (?:in|with))|{_COUNT} paid"
+    rf"{_COUNT}(?: of which| of them| of these| extra)?(?: (?:is|are|were|was|had to be"
+    rf"|you|one))*(?: bags?)? (?:paid|had to be paid)(?! (?:in|with))|{_COUNT} paid"
 )
 
 
@@ -761,9 +809,10 @@ def _bags(view: View) -> Iterator[Found]:
         if view.has("bags?|suitcases?|luggage|baggage") or "bags" in view.sentence:
             count = _number(next(filter(None, match.groups())))
             yield Found("paid bags", str(count), count == paid)
-    if match := re.search(rf"from {_COUNT} to {_COUNT}(?! \w*(?:day|march))", view.text):
-        if view.has("bags?|luggage|baggage"):
-            yield Found("bags", match[0], (_number(match[1]), _number(match[2])) == (before["total_baggages"], total))
+    raised = re.search(rf"from {_COUNT} to {_COUNT}(?! \w*(?:day|march))", view.text)
+    if raised and view.has("bags?|luggage|baggage"):
+        so = (_number(raised[1]), _number(raised[2])) == (before["total_baggages"], total)
+        yield Found("bags", raised[0], so)
 
 
 def _number(word: str) -> int:
@@ -771,7 +820,9 @@ def _number(word: str) -> int:
 
 
 _PEOPLE = re.compile(
-    rf"(?<![\w$]){_COUNT} (?:passengers?|travell?ers?|people|persons?)(?!\w)|(?:for|of) {_COUNT}(?: of you)?(?= passengers?)|passengers? : {_COUNT}(?!\w)|travell?ers is (?:still )?{_COUNT}(?!\w)|only (passenger)(?!\w)"
+    rf"(?<![\w$]){_COUNT} (?:passengers?|travell?ers?|people|persons?)(?!\w)|(?:for"
+    rf"|of) {_COUNT}(?: of you)?(?= passengers?)|passengers? : {_COUNT}(?!\w)|travell?ers is (?:still )?{_COUNT}(?!\w)"
+    r"|only (passenger)(?!\w)"
 )
 
 
@@ -810,7 +861,11 @@ def _cabins(text: str) -> list[str]:
     return [found.replace(" ", "_") for found in re.findall(r"\b(basic economy|economy|business)\b", text)]
 
 
-_OFFERED = r"seats? (?:left|available|free)|seats left|cheapest|fares?|costs? \$|price|starts? at|left|for \$|at \$|is \$|moved|from|was|used to|had been|originally|since|instead|include"
+_OFFERED = (
+    r"seats? (?:left|available|free)|seats left|cheapest|fares?|costs? \$|price|starts? at"
+    r"|left|for \$|at \$|is \$|moved|from|was|used to|had been|originally|since|instead"
+    r"|include"
+)
 
 
 def _in_cabin(view: View) -> Iterator[Found]:
@@ -830,9 +885,15 @@ def _in_cabin(view: View) -> Iterator[Found]:
 
 
 _FULL = re.compile(
-    rf"(?<!\w)({'|'.join(name.lower() for name in FIRST_NAMES)}) (?!and\b|or\b|is\b|was\b|has\b|to\b|in\b|your\b|stays\b|on\b|from\b|you\b|of\b|with\b|the\b|for\b|will\b|are\b|i\b|now\b|at\b|as\b|who\b)([a-z]+)(?!\w)"
+    rf"(?<!\w)({'|'.join(name.lower() for name in FIRST_NAMES)}) (?!and\b|or\b|is\b"
+    r"|was\b|has\b|to\b|in\b|your\b|stays\b|on\b|from\b|you\b|of\b|with\b|the\b|for\b"
+    r"|will\b|are\b|i\b|now\b|at\b|as\b|who\b)([a-z]+)(?!\w)"
 )
-_SEEN = r"there is no|not on|no longer on|off|removed|passengers?|listed|names?|called|travell?ers?|fly\w*|flying|on (?:the|your) (?:ticket|reservation|booking)|corrected|changed|reads|says|now|renamed|seats"
+_SEEN = (
+    r"there is no|not on|no longer on|off|removed|passengers?|listed|names?|called"
+    r"|travell?ers?|fly\w*|flying|on (?:the|your) (?:ticket|reservation|booking)|corrected"
+    r"|changed|reads|says|now|renamed|seats"
+)
 
 
 def _names(view: View) -> Iterator[Found]:
@@ -846,18 +907,20 @@ def _names(view: View) -> Iterator[Found]:
     ):
         if match[1] in given or match[1] in FIRST_NAMES:
             yield Found("gone", match[1], match[1] not in given)
-    if match := re.search(r"removed (\w+) from", view.text):
-        yield Found("gone", match[1], match[1] not in given)
+    if removed := re.search(r"removed (\w+) from", view.text):
+        yield Found("gone", removed[1], removed[1] not in given)
     now, before = (_passengers(one) for one in (record, view.ledger.before(view.subject)))
     own = f"{view.ledger.user['name']['first_name']} {view.ledger.user['name']['last_name']}".lower()
     for match in re.finditer(
-        r"(\w+) 's (?:last |family |sur)?name (?:has been|was|is|now reads|reads)( not)?(?: been)?(?: now)? ?(?:changed|corrected|updated|fixed)?(?: to)? (\w+)",
+        r"(\w+) 's (?:last |family |sur)?name (?:has been|was|is|now reads|reads)( not)?(?: been)?(?: now)? ?(?:changed"
+        r"|corrected|updated|fixed)?(?: to)? (\w+)",
         view.text,
     ):
         if match[1] in given and match[3] not in ("right", "now", "wrong", "correct", "on"):
             yield Found("name", f"{match[1]} {match[3]}", (f"{match[1]} {match[3]}" in now) != bool(match[2]))
     if view.has(
-        r"date of birth(?: \w+)* (?:changed|corrected|updated)|(?:changed|corrected|updated)(?: \w+){0,3} (?:date of birth|birth date|dob)"
+        r"date of birth(?: \w+)* (?:changed|corrected|updated)|(?:changed|corrected|updated)"
+        r"(?: \w+){0,3} (?:date of birth|birth date|dob)"
     ):
         born = [
             [one["dob"] for one in record["passengers"]] for record in (view.record, view.ledger.before(view.subject))
@@ -895,8 +958,14 @@ def _counted_methods(view: View) -> Iterator[Found]:
             yield Found("methods", f"{count} {kind}", count in held, "profile")
 
 
-_EXTRAS = r"limousine|limo|hotel|taxi|cab ride|shuttle|first class|lounge|miles|bonus points|window seat|aisle seat|seat assignment|wi-?fi|rental car|refreshments|priority boarding"
-_DID = r"booked|arranged|ordered|reserved|added|put|given|gave|upgraded|sent|credited|organi[sz]ed|got you|assigned|included|thrown in"
+_EXTRAS = (
+    r"limousine|limo|hotel|taxi|cab ride|shuttle|first class|lounge|miles|bonus points"
+    r"|window seat|aisle seat|seat assignment|wi-?fi|rental car|refreshments|priority boarding"
+)
+_DID = (
+    r"booked|arranged|ordered|reserved|added|put|given|gave|upgraded|sent|credited"
+    r"|organi[sz]ed|got you|assigned|included|thrown in"
+)
 
 
 def _extras(view: View) -> Iterator[Found]:
@@ -922,5 +991,24 @@ def _everywhere(view: View) -> Iterator[Found]:
 
 Check = Callable[[View], Iterator[Found]]
 _CHECKS: tuple[Check, ...] = (
-    _sums, _cards, _used_methods, _used_both, _paid_with, _ids, _number_given, _free, _everywhere, _days, _times, _flights, _routes, _bags, _people, _holdings, _counted_methods, _extras, _in_cabin, _names,
-)  # fmt: skip
+    _sums,
+    _cards,
+    _used_methods,
+    _used_both,
+    _paid_with,
+    _ids,
+    _number_given,
+    _free,
+    _everywhere,
+    _days,
+    _times,
+    _flights,
+    _routes,
+    _bags,
+    _people,
+    _holdings,
+    _counted_methods,
+    _extras,
+    _in_cabin,
+    _names,
+)

@@ -70,8 +70,10 @@ class AirlineReader(ClaimReader):
 
 
 _IMPOSSIBLE = re.compile(
-    r"\b(?:not (?:\w+ )?(?:able|possible|allowed|eligible|permitted|available|an option|something|feasible|entitled)|can not|could not"
-    r"|unable|impossible|ineligible|no way|not qualif\w+|does not qualify|no (?:compensation|certificate|voucher|cancellation))\b"
+    r"\b(?:not (?:\w+ )?(?:able|possible|allowed|eligible|permitted|available|an option"
+    r"|something|feasible|entitled)|can not|could not"
+    r"|unable|impossible|ineligible|no way|not qualif\w+|does not qualify|no (?:compensation"
+    r"|certificate|voucher|cancellation))\b"
 )
 
 

@@ -1,4 +1,4 @@
-"""The airline on its own data: every task of every split can be solved and is not solved by idling; verdicts, customers.
+"""The airline on its own data: every task of every split can be solved, none by idling; verdicts, customers.
 
 What every domain must keep (leases, schemas, fresh state) is in tests/contract/test_domain_contract.py; what policies
 that deserve nothing earn in test_canned_policies.py there; the semantics of the official tools are in
@@ -392,7 +392,7 @@ REWORDED: dict[str, Sequence[str]] = {
 def test_a_sentence_of_the_expert_may_be_put_in_another_way(sentence: str):
     for way in REWORDED[sentence]:
         met = 0
-        for task in load_split("test")[::3]:
+        for task in load_split("test")[:: 1 if "human" in sentence else 3]:
             moves = Reworded(Expert(task, 0).moves(), sentence, way)
             found = conversation(task, "plain", moves=moves.replaced())
             met += moves.met
