@@ -1,8 +1,8 @@
 """An agent by rules that keeps to the policy page: it solves every task of the generated airline, whoever asks.
 
 It knows each wish with what its first words say, which a person would read there, and learns everything else by
-asking and by calling tools: it asks again when an answer does not hold what was asked for, looks again when an id was mistyped,
-and makes its proposal anew when the customer wavers, corrects a slip or has another mind.
+asking and by calling tools: it asks again when an answer does not hold what was asked for, looks again when an id was
+mistyped, and makes its proposal anew when the customer wavers, corrects a slip or has another mind.
 
 Made loose, it now and then skips the confirmation, or refuses in words of its own that name no reservation: what
 conversations of people look like, and what learning has to improve on.

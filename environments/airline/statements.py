@@ -375,6 +375,13 @@ def _used_methods(view: View) -> Iterator[Found]:
 
 
 def _used_both(view: View) -> Iterator[Found]:
+    """Which gift cards or certificates the agent says it drew on."""
+    for single in re.finditer(
+        r"(?:i|we) (?:have )?used (?:your|the) (?:\$ ?\d+ )?(gift card|certificate)(?!s)", view.text
+    ):
+        source, methods = single[1].replace(" ", "_"), view.ledger.user_before["payment_methods"]
+        drawn = any(methods.get(one, {}).get("source") == source for _, one, amount in view.ledger.moved if amount > 0)
+        yield Found("used", source, drawn != denied(view.text, single.start()), "profile")
     if match := re.search(r"used both (?:of )?(?:your |the )?(gift card|certificate)s", view.text):
         methods, kind = view.ledger.user_before["payment_methods"], match[1].replace(" ", "_")
         spent = {
@@ -707,7 +714,7 @@ _START = re.compile(
 _END = re.compile(
     rf"(?<!\w)({_PLACE})(?!\w)(?=[^,]{{0,24}}\b(?:you will land|you are heading|is the destination"
     r"|where you(?: will)? (?:land|arrive)))|(?:heading (?:to|for)|land\w* in|arriv\w+ (?:in"
-    rf"|at)|destination(?: is| :)?|off to|fl(?:y|ying|ies|ight) to|trip to) (?<!\w)({_PLACE})(?!\w)"
+    rf"|at)|destination(?: is| :)?|off to|going to|fl(?:y|ying|ies|ight) to|trip to) (?<!\w)({_PLACE})(?!\w)"
 )
 _STOP = re.compile(rf"(?:stop\w*|connection|connecting|via|change planes)[^.]{{0,20}}?(?<!\w)({_PLACE})(?!\w)")
 
@@ -782,6 +789,9 @@ def _bags(view: View) -> Iterator[Found]:
         return
     before, total, paid = view.ledger.before(view.subject), record["total_baggages"], record["nonfree_baggages"]
     added = total - before["total_baggages"]
+    if match := re.search(r"bags? (?:have|has|was|were|is|are) (?:been )?(?:removed|taken off)", view.text):
+        no = denied(view.text, match.start())
+        yield Found("bags", "fewer", (added < 0) != no, denied=no)
     for match in _BAGS.finditer(view.text):
         count, near = (
             _number(next(filter(None, match.groups()))),
@@ -873,6 +883,11 @@ def _in_cabin(view: View) -> Iterator[Found]:
     if not record or (view.ledger.offers and not view.own and view.has("cheapest|fares?|costs?|starts? at|price|seat")):
         return
     before = view.ledger.before(view.subject)["cabin"]
+    for match in re.finditer(
+        r"from (basic economy|economy|business)(?: class)? to (basic economy|economy|business)\b", view.text
+    ):
+        moved = [found.replace(" ", "_") for found in match.groups()]
+        yield Found("cabin", " to ".join(moved), moved == [before, record["cabin"]])
     for match in re.finditer(r"\b(basic economy|economy|business)\b", view.text):
         cabin, no = match[1].replace(" ", "_"), denied(view.text, match.start())
         past = re.search(r"\b(?:used to|was|were|had been|from|originally)\b[^,]{0,40}$", view.text[: match.start()])
@@ -890,7 +905,7 @@ _FULL = re.compile(
     r"|will\b|are\b|i\b|now\b|at\b|as\b|who\b)([a-z]+)(?!\w)"
 )
 _SEEN = (
-    r"there is no|not on|no longer on|off|removed|passengers?|listed|names?|called"
+    r"for you and|there is no|not on|no longer on|off|removed|passengers?|listed|names?|called"
     r"|travell?ers?|fly\w*|flying|on (?:the|your) (?:ticket|reservation|booking)|corrected"
     r"|changed|reads|says|now|renamed|seats"
 )

@@ -392,12 +392,19 @@ REWORDED: dict[str, Sequence[str]] = {
 def test_a_sentence_of_the_expert_may_be_put_in_another_way(sentence: str):
     for way in REWORDED[sentence]:
         met = 0
-        for task in load_split("test")[:: 1 if "human" in sentence else 3]:
+        for task in _some(sentence):
             moves = Reworded(Expert(task, 0).moves(), sentence, way)
             found = conversation(task, "plain", moves=moves.replaced())
             met += moves.met
             assert found.evaluation.success or not moves.met, (way, task.id, found.evaluation.details, found.messages)
         assert met, f"no task meets {sentence!r}"
+
+
+def _some(sentence: str) -> Sequence[Task]:
+    """Tasks of the test split among which some meet the sentence."""
+    if "human" in sentence:
+        return [task for task in load_split("test") if "handover" in task.data["kind"]]
+    return load_split("test")[:: 4 if sentence in ("Done, reservation", " Do you agree (yes/no)?") else 3]
 
 
 class Reworded:
