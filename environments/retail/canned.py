@@ -55,7 +55,7 @@ def _order(heard: str, user: str = "") -> Generator[Move, str, tuple[str, Json]]
 
 
 def refuse_properly(glance: Glance) -> Moves:
-    """Finds the customer, reads the order, tells its status and refuses, wish after wish: a refusal that is often right."""
+    """Finds the customer, reads the order, tells its status and refuses each wish, which is often right."""
     user, heard = "", glance.opening
     for _ in range(_TURNS):
         if not user:
@@ -89,7 +89,9 @@ def refuse_by_verb(glance: Glance) -> Moves:
 def refuse_all(glance: Glance) -> Moves:
     """Reads the order without asking who writes, and refuses."""
     number, order = yield from _order(glance.opening)
-    yield from says(f"Sorry, I cannot do that for {number}: it is {order.get('status')} and it is not your order.")(glance)
+    yield from says(f"Sorry, I cannot do that for {number}: it is {order.get('status')} and it is not your order.")(
+        glance
+    )
 
 
 def claim_everything(glance: Glance) -> Moves:

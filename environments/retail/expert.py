@@ -1,9 +1,9 @@
 """A scripted agent that keeps to the policy: it solves every task, whoever the customer is.
 
-It knows what the customer came for, which a person reads from the opening words, and learns everything else by asking and
-by calling tools. Whatever the customer says is noted: what comes later puts right what came before, and the agent starts
-over from the first look-up that this changes. Made loose, it departs now and then: it refuses without a reason, skips the
-confirmation, takes the wrong reason or the wrong item.
+It knows what the customer came for, which a person reads from the opening words, and learns everything else by asking
+and by calling tools. Whatever the customer says is noted: what comes later puts right what came before, and the agent
+starts over from the first look-up that this changes. Made loose, it departs now and then: it refuses without a
+reason, skips the confirmation, takes the wrong reason or the wrong item.
 """
 
 from __future__ import annotations
@@ -63,7 +63,8 @@ ASK: Mapping[str, str] = {
 _VAGUE = ("Sorry, that will not work.", "Sorry, it is too late for that.", "Sorry, no.")
 """How a loose tongue refuses; none of these counts as told."""
 _INSISTS = re.compile(
-    r"are you sure|no way|nothing be done|once more|exception|must be able|supervisor|think again|another look", re.IGNORECASE
+    r"are you sure|no way|nothing be done|once more|exception|must be able|supervisor|think again|another look",
+    re.IGNORECASE,
 )
 """A customer that does not take a refusal."""
 MOST_QUESTIONS = 12
@@ -167,7 +168,9 @@ class Expert:
             if turn == 0:
                 self._note((yield ASK["email"]))
                 continue
-            asked = "who" if not {"name", "zip"} & self._known.keys() else "name" if "name" not in self._known else "zip"
+            asked = (
+                "who" if not {"name", "zip"} & self._known.keys() else "name" if "name" not in self._known else "zip"
+            )
             if {"name", "zip"} <= self._known.keys():
                 first, last = self._known["name"].split(" ")
                 who = {"first_name": first, "last_name": last, "zip": self._known["zip"]}
@@ -210,7 +213,9 @@ class Expert:
         arguments: Json = {"order_id": order.order_id, "item_ids": [item.item_id for item in taken]}
         call: Move = ("return_delivered_order_items", {**arguments, "payment_method_id": method})
         names = " and the ".join(item.name for item in items)
-        asked = f"{told}Shall I return the {names} of order {order.order_id} with the refund to {_named(method)} (yes/no)?"
+        asked = (
+            f"{told}Shall I return the {names} of order {order.order_id} with the refund to {_named(method)} (yes/no)?"
+        )
         return Plan(asked, call, f"I have requested the return for order {order.order_id}.")
 
     def _variant(self, doing: str, status: str, tool: str) -> Moves[Plan]:
@@ -223,14 +228,17 @@ class Expert:
         if not items:
             return self._no_item(order)
         item = items[0]
-        variant = _chosen(item, read_product((yield "get_product_details", {"product_id": item.product_id})), self._known)
+        variant = _chosen(
+            item, read_product((yield "get_product_details", {"product_id": item.product_id})), self._known
+        )
         if variant is None:
             return Plan(self._refusal(f"Sorry, the {item.name} of order {order.order_id} is not available like that."))
         method, _ = yield from self._method()
         arguments: Json = {"order_id": order.order_id, "item_ids": [item.item_id], "new_item_ids": [variant.item_id]}
         call: Move = (tool, {**arguments, "payment_method_id": method})
         options = ", ".join(variant.options.values())
-        asked = f"Shall I {doing} the {item.name} of order {order.order_id} to {options}, settled with {_named(method)} (yes/no)?"
+        wanted = f"the {item.name} of order {order.order_id} to {options}, settled with {_named(method)}"
+        asked = f"Shall I {doing} {wanted} (yes/no)?"
         told = f"I have {doing}d the {item.name} of order {order.order_id}."
         return Plan(asked, call, told if doing == "exchange" else f"I have changed the item of order {order.order_id}.")
 
@@ -242,7 +250,9 @@ class Expert:
             return fault
         method, balance = yield from self._method()
         if balance is not None and balance < order.amount:
-            fault_text = f"Sorry, I cannot change the payment of order {order.order_id}: the gift card does not cover it."
+            fault_text = (
+                f"Sorry, I cannot change the payment of order {order.order_id}: the gift card does not cover it."
+            )
             return Plan(self._refusal(fault_text))
         call: Move = ("modify_pending_order_payment", {"order_id": order.order_id, "payment_method_id": method})
         asked = f"Shall I change the payment of order {order.order_id} to {_named(method)} (yes/no)?"
@@ -279,7 +289,9 @@ class Expert:
         name = self._known["product"]
         on_offer = read_product((yield "get_product_details", {"product_id": products[name]}))
         found = [one for one in on_offer if wanted_options(self._known["wanted"], one.options) == one.options]
-        return Plan(f"The {name} costs ${found[0].price:.2f}." if found else f"Sorry, the {name} is not available like that.")
+        return Plan(
+            f"The {name} costs ${found[0].price:.2f}." if found else f"Sorry, the {name} is not available like that."
+        )
 
     # ---- steps
 

@@ -53,4 +53,8 @@ def _told(fact: Json) -> str:
         return _DEED[fact["value"]].format(name=name)
     if fact["role"] == "can":
         return _CAN[fact["value"]].format(name=name)
-    return f"Order {name} is {fact['value']}." if fact["role"] == "status" else f"The {name} costs ${float(fact['value']):.2f}."
+    return (
+        f"Order {name} is {fact['value']}."
+        if fact["role"] == "status"
+        else f"The {name} costs ${float(fact['value']):.2f}."
+    )

@@ -1,4 +1,4 @@
-"""What is so at the shop when something is said: a sheet for every order, product, customer, and what the desk has done.
+"""What is so at the shop when something is said: sheets of orders, products, customer and desk.
 
 Held against it are the claims that ``claims.yaml`` finds (:mod:`mua.language.claims`). :data:`RULES` is what the policy
 wants before a change. Sheets are made when a statement asks for them.
@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from environments.retail.words import CITIES, FIRST_NAMES, LAST_NAMES, PRODUCTS
-from mua.environment.conduct import Past, Rules
+from environments.retail.words import CITIES
+from mua.environment.conduct import Called, Past, Rules
 from mua.environment.database import Code
 from mua.environment.overlay import Base, Overlay
 from mua.environment.protocol import Task
@@ -60,14 +61,8 @@ _DEEDS: Mapping[str, tuple[str, str]] = {
     "modify_pending_order_payment": ("paid anew", "payment"),
 }
 """Tool -> what an order is after it, and the change that was then possible."""
-_OPTIONS = tuple(sorted({value for _, options in PRODUCTS.values() for values in options.values() for value in values}))
-_WORDS: Mapping[str, Sequence[str]] = {
-    "item": tuple(PRODUCTS),
-    "option": _OPTIONS,
-    "city": tuple(city for city, _, _ in CITIES),
-    "first": FIRST_NAMES,
-    "last": LAST_NAMES,
-}
+_COLORS = ("white", "yellow", "pink", "purple", "orange", "grey", "gray", "beige", "golden", "silver", "turquoise")
+"""Colours that may be named although nothing has them."""
 _NOTHING: frozenset[str] = frozenset()
 _METHODS = {"paypal": "paypal", "credit_card": "credit card", "gift_card": "gift card"}
 
@@ -127,7 +122,7 @@ class _Now:
         self.focus: list[Thing] = [AGENT, "customer", *bought, *talked]
 
     def moment(self) -> Moment:
-        return Moment(_Sheets(self), self.focus, _WORDS, self._amounts())
+        return Moment(_Sheets(self), self.focus, _index(self._base).words, self._amounts())
 
     def sheet(self, thing: Thing) -> Sheet | None:
         """The sheet of a thing; None if there is no such thing."""
@@ -147,7 +142,7 @@ class _Now:
         who: Json | None = self._task.data.get("customer")
         if who is None:
             return next((self._order(key)["user_id"] for key in self._orders), None)
-        return _user_ids(self._base).get((who["first_name"].lower(), who["last_name"].lower(), who["zip"]))
+        return _index(self._base).users.get((who["first_name"].lower(), who["last_name"].lower(), who["zip"]))
 
     def _user(self) -> Json:
         return (self._state.get("users", self._caller) if self._caller else None) or {}
@@ -162,13 +157,19 @@ class _Now:
 
     def _customer(self) -> Sheet:
         user = self._user()
-        deeds = {"moved", "done"} if any(call.name == "modify_user_address" for call in self._past.calls) else set()
+        deeds = (
+            {"moved", "readdressed", "done"}
+            if any(call.name == "modify_user_address" for call in self._past.calls)
+            else set()
+        )
         deeds |= {"done"} if any(call.name in _DEEDS for call in self._past.calls) else set()
+        deeds |= {"readdressed"} if any("redirected" in self._deeds(key) for key in self._orders) else set()
         sheet: dict[str, frozenset[str]] = {
             "verified": frozenset({"yes"} if self._verified else {"no"}),
             "deed": frozenset(deeds),
             "refund": _NOTHING if not any(self._refunds(key) for key in self._orders) else frozenset({"paid"}),
             "can": frozenset({"home"}),
+            "found by": frozenset(self._found_by()),
             "covers": frozenset({"no"} if self._refused("payment") else {"yes"}),
         }
         if user:
@@ -180,14 +181,22 @@ class _Now:
                 "city": frozenset({user["address"]["city"].lower()}),
                 "zip": frozenset({user["address"]["zip"]}),
                 "street": frozenset({user["address"]["address1"].lower()}),
+                "orders": frozenset({str(len(user["orders"]))}),
                 "methods": frozenset(_method(key) for key in user["payment_methods"]),
                 "balance": frozenset(
-                    f"{one['balance']:g}"
+                    _sum(one["balance"])
                     for one in (*user["payment_methods"].values(), *before["payment_methods"].values())
                     if "balance" in one
                 ),
             }
         return sheet
+
+    def _found_by(self) -> Iterator[str]:
+        for call in self._past.calls:
+            if call.name == "find_user_id_by_email":
+                yield "email"
+            if call.name == "find_user_id_by_name_zip":
+                yield from ("name", "zip")
 
     def _handed_over(self) -> Iterator[str]:
         if any(call.name == "transfer_to_human_agents" for call in self._past.calls):
@@ -205,7 +214,8 @@ class _Now:
         deeds = self._deeds(key)
         read = any(call.name in ("get_order_details", *_DEEDS) for call in self._calls_on(key))
         mine = order["user_id"] == self._caller
-        paid, now = was["payment_history"][0], order["payment_history"]
+        paid = was["payment_history"][0]
+        payments = [one for one in order["payment_history"] if one["transaction_type"] == "payment"]
         statuses = {order["status"], *(["pending"] if "pending" in order["status"] else [])}
         sheet: dict[str, frozenset[str]] = {
             "status": frozenset(statuses),
@@ -218,9 +228,12 @@ class _Now:
             "items": frozenset(item["name"].lower() for one in (order, was) for item in one["items"]),
             "count": frozenset({str(len(order["items"]))}),
             "option": frozenset().union(*(self._options(item["name"]) for item in order["items"])),
-            "total": frozenset({f"{paid['amount']:g}", f"{sum(item['price'] for item in order['items']):g}"}),
-            "paid with": frozenset({_method(one["payment_method_id"]) for one in now if one["transaction_type"] == "payment"}),
+            "total": frozenset({_sum(paid["amount"]), _sum(sum(item["price"] for item in order["items"]))}),
+            "paid with": frozenset(self._payers(order)),
+            "paid now": frozenset([_method(one["payment_method_id"]) for one in payments][-1:]),
             "refund": frozenset({"paid"} if self._refunds(key) else ()),
+            "refund amount": self._refunded(order, was),
+            "exists": frozenset({"yes"}),
             "refund to": frozenset(self._refund_methods(key)),
             "city": frozenset({order["address"]["city"].lower()}),
             "zip": frozenset({order["address"]["zip"]}),
@@ -230,6 +243,8 @@ class _Now:
             "first": frozenset({self._owner(order)["first_name"].lower()}),
             "last": frozenset({self._owner(order)["last_name"].lower()}),
         }
+        if deeds & {"exchanged", "modified"}:
+            sheet["difference"] = self._difference(order, was)
         if self._verified and read:
             done = {_DEEDS[call.name][1] for call in self._calls_on(key) if call.name in _DEEDS}
             sheet["can"] = frozenset((self._possible(key, was) if mine else set()) | done)
@@ -239,8 +254,8 @@ class _Now:
         found: Json = self._base.tables["users"][order["user_id"]]["name"]
         return found
 
-    def _calls_on(self, key: str) -> list[Json]:
-        return [call for call in self._past.calls if call.arguments.get("order_id") == key]  # type: ignore[misc]
+    def _calls_on(self, key: str) -> list[Called]:
+        return [call for call in self._past.calls if call.arguments.get("order_id") == key]
 
     def _deeds(self, key: str) -> set[str]:
         """What was done to an order, now or before this conversation."""
@@ -256,7 +271,8 @@ class _Now:
             for wish in self._task.data.get("wishes", ())
             if wish.get("refused") == key or (wish.get("yields") and wish["knows"].get("order") in (key, None))
         }
-        return {verb for verb, status in ALLOWED.items() if was["status"] == status} - refused
+        status = (self._order(key) if self._deeds(key) else was)["status"]
+        return {verb for verb, needed in ALLOWED.items() if status == needed} - refused
 
     def _refused(self, verb: str) -> bool:
         """Whether a wish with this verb has to be refused for another reason than the order's status."""
@@ -271,6 +287,28 @@ class _Now:
             one["transaction_type"] == "refund" for one in order["payment_history"]
         )
 
+    def _payers(self, order: Json) -> Iterator[str]:
+        for one in order["payment_history"]:
+            if one["transaction_type"] == "payment":
+                yield _method(one["payment_method_id"])
+        if "exchange_payment_method_id" in order:
+            yield _method(order["exchange_payment_method_id"])
+
+    def _refunded(self, order: Json, was: Json) -> frozenset[str]:
+        """What went back, or goes back; before anything was done, what could."""
+        returned = [item["price"] for item in was["items"] if item["item_id"] in order.get("return_items", ())]
+        found = {one["amount"] for one in order["payment_history"] if one["transaction_type"] == "refund"}
+        found |= {sum(returned)} if returned else set()
+        found |= {-order["exchange_price_difference"]} if order.get("exchange_price_difference", 0) < 0 else set()
+        if order == was:
+            prices = [item["price"] for item in order["items"]]
+            found |= {*prices, sum(prices), *(order["payment_history"][0]["amount"],)}
+        return frozenset(_sum(amount) for amount in found)
+
+    def _difference(self, order: Json, was: Json) -> frozenset[str]:
+        change = order.get("exchange_price_difference", order["payment_history"][-1]["amount"])
+        return frozenset({_sum(abs(change))})
+
     def _refund_methods(self, key: str) -> Iterator[str]:
         order = self._order(key)
         for one in order["payment_history"]:
@@ -283,7 +321,7 @@ class _Now:
     # Products and items.
 
     def _item(self, name: str) -> Sheet | None:
-        product = _products(self._base).get(name)
+        product = _index(self._base).products.get(name)
         if product is None:
             return None
         lines = [(key, item) for key in self._orders for item in self._lines(key) if item["name"].lower() == name]
@@ -293,12 +331,12 @@ class _Now:
             role: frozenset().union(*(sheet[role] for sheet in sheets)) for role in (_OF_ITEM if sheets else ())
         }
         found["deed"] = self._item_deeds(name, lines)
-        held = frozenset(f"{item['price']:g}" for _, item in lines)
+        held = frozenset(_sum(item["price"]) for _, item in lines)
         read = any(call.arguments.get("product_id") == product["product_id"] for call in self._past.calls)
         found["price"] = held | (asked or (frozenset(_prices(product)) if read or not held else _NOTHING))
         found["option"] = self._options(product["name"])
-        if (available := self._asked_available(product)) is not None:
-            found["available"] = frozenset({"yes" if available else "no"})
+        if self._refused_variant(product):
+            found["available"] = frozenset({"no"})
         if sheets and all("can" in sheet for sheet in sheets):
             found["can"] = frozenset().union(*(sheet["can"] for sheet in sheets))
         return found
@@ -313,7 +351,11 @@ class _Now:
             order, ids = self._order(key), {item["item_id"]}
             deeds |= {"cancelled"} if order["status"] == "cancelled" else set()
             deeds |= {"returned"} if ids & set(order.get("return_items", ())) else set()
-            deeds |= {"exchanged"} if ids & {*order.get("exchange_items", ()), *order.get("exchange_new_items", ())} else set()
+            deeds |= (
+                {"exchanged"}
+                if ids & {*order.get("exchange_items", ()), *order.get("exchange_new_items", ())}
+                else set()
+            )
             old = {one["item_id"] for one in self._base.tables["orders"][key]["items"]}
             new = {one["item_id"] for one in order["items"]}
             deeds |= {"modified"} if ids & (old ^ new) else set()
@@ -321,12 +363,14 @@ class _Now:
 
     def _options(self, name: str) -> frozenset[str]:
         """Options of a product's items under discussion, and of what they were exchanged for or asked to become."""
-        product = _products(self._base)[name.lower()]
+        product = _index(self._base).products[name.lower()]
         held = [item for key in self._orders for item in self._lines(key) if item["name"] == name]
         found = {value for item in held for value in item["options"].values()}
         for key in self._orders:
             new = set(self._order(key).get("exchange_new_items", ()))
-            found |= {v for one in product["variants"].values() if one["item_id"] in new for v in one["options"].values()}
+            found |= {
+                v for one in product["variants"].values() if one["item_id"] in new for v in one["options"].values()
+            }
         if any(call.arguments.get("product_id") == product["product_id"] for call in self._past.calls):
             found |= {value for one in product["variants"].values() for value in one["options"].values()}
         return frozenset(found or {v for one in product["variants"].values() for v in one["options"].values()})
@@ -336,15 +380,15 @@ class _Now:
         for wish in self._task.data.get("wishes", ()):
             if wish["verb"] == "price" and wish["knows"]["product"] == product["name"]:
                 wanted = _pairs(wish["knows"]["wanted"])
-                return frozenset(f"{one['price']:g}" for one in product["variants"].values() if one["options"] == wanted)
+                return frozenset(_sum(one["price"]) for one in product["variants"].values() if one["options"] == wanted)
         return frozenset()
 
-    def _asked_available(self, product: Json) -> bool | None:
-        """Whether what a customer wants instead can be had; None where it asks for no variant, or for a price."""
-        for wish in self._task.data.get("wishes", ()):
-            if "wanted" in wish["knows"] and wish["knows"].get("item") == product["name"]:
-                return "refused" not in wish
-        return None
+    def _refused_variant(self, product: Json) -> bool:
+        """Whether a customer wants a variant of it that cannot be had."""
+        return any(
+            "wanted" in wish["knows"] and wish["knows"].get("item") == product["name"] and "refused" in wish
+            for wish in self._task.data.get("wishes", ())
+        )
 
     def _amounts(self) -> frozenset[float]:
         """Every sum that there is in the orders under discussion, and what their products cost."""
@@ -355,7 +399,11 @@ class _Now:
             found |= {item["price"] for item in items}
             found |= {abs(one["amount"]) for one in order["payment_history"]}
             found |= {round(sum(item["price"] for item in one["items"]), 2) for one in (was, order)}
-            found |= {round(sum(item["price"] for item in order["items"] if item["item_id"] in order.get("return_items", ())), 2)}
+            found |= {
+                round(
+                    sum(item["price"] for item in order["items"] if item["item_id"] in order.get("return_items", ())), 2
+                )
+            }
             found.add(abs(order.get("exchange_price_difference", 0.0)))
             for item in items:
                 variants = self._base.tables["products"][item["product_id"]]["variants"].values()
@@ -384,32 +432,58 @@ def _pairs(options: str) -> dict[str, str]:
     return dict(part.split(" ", 1) for part in options.split(", "))  # type: ignore[misc]
 
 
+def _sum(amount: float) -> str:
+    """A sum of money as claims have it."""
+    return f"{round(amount, 2):g}"
+
+
 def _method(key: str) -> str:
     return next((words for source, words in _METHODS.items() if key.startswith(source)), key)
 
 
 def _prices(product: Json) -> set[str]:
-    return {f"{one['price']:g}" for one in product["variants"].values()}
+    return {_sum(one["price"]) for one in product["variants"].values()}
 
 
-_users: dict[int, dict[tuple[str, str, str], str]] = {}
-_named: dict[int, dict[str, Json]] = {}
+@dataclass(frozen=True, slots=True)
+class _Index:
+    """What is looked up in a base again and again; it holds the base, so that nothing else gets its identity."""
+
+    base: Base
+    words: Mapping[str, Sequence[str]]
+    users: Mapping[tuple[str, str, str], str]
+    """First name, last name and zip code -> user id."""
+    products: Mapping[str, Json]
+    """By their names in lower case."""
 
 
-def _user_ids(base: Base) -> dict[tuple[str, str, str], str]:
-    """First name, last name and zip code -> user id; made once a base."""
-    users = base.tables["users"]
-    if id(users) not in _users:
-        _users[id(users)] = {
-            (one["name"]["first_name"].lower(), one["name"]["last_name"].lower(), one["address"]["zip"]): key
-            for key, one in users.items()
-        }
-    return _users[id(users)]
+_indices: dict[int, _Index] = {}
 
 
-def _products(base: Base) -> dict[str, Json]:
-    """Name in lower case -> product; made once a base."""
-    products = base.tables["products"]
-    if id(products) not in _named:
-        _named[id(products)] = {one["name"].lower(): one for one in products.values()}
-    return _named[id(products)]
+def _index(base: Base) -> _Index:
+    """Made once a base."""
+    if id(base) not in _indices:
+        users, products = base.tables["users"], base.tables["products"].values()
+        _indices[id(base)] = _Index(
+            base,
+            _words(base),
+            {
+                (one["name"]["first_name"].lower(), one["name"]["last_name"].lower(), one["address"]["zip"]): key
+                for key, one in users.items()
+            },
+            {one["name"].lower(): one for one in products},
+        )
+    return _indices[id(base)]
+
+
+def _words(base: Base) -> Mapping[str, Sequence[str]]:
+    """The words of a shop's products, options, cities and people."""
+    products, users = base.tables["products"].values(), base.tables["users"].values()
+    variants = [one["options"].values() for product in products for one in product["variants"].values()]
+    return {
+        "item": sorted({product["name"] for product in products}),
+        "option": sorted({*_COLORS, *(str(value) for options in variants for value in options)}),
+        "city": sorted({*(city for city, _, _ in CITIES), *(user["address"]["city"] for user in users)}),
+        "first": sorted({user["name"]["first_name"] for user in users}),
+        "last": sorted({user["name"]["last_name"] for user in users}),
+    }

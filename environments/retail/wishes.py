@@ -18,9 +18,10 @@ a task's ``data["wishes"]``:
 ``goal``
     the wish as a sentence for whoever plays the customer
 
-Every wish has facts that must be told (:func:`mua.environment.conduct.untold`) and demands: what must have been looked up
-before the last word, beside who the customer is. A wish that is refused, and one that only asks, never comes alone: another
-one that is to be granted stands beside it (:func:`granted_beside`), so that nothing is earned by refusing whatever comes.
+Every wish has facts that must be told (:func:`mua.environment.conduct.untold`) and demands: what must have been
+looked up before the last word, beside who the customer is. A wish that is refused, and one that only asks, never
+comes alone: another one that is to be granted stands beside it (:func:`granted_beside`), so that nothing is earned by
+refusing whatever comes.
 """
 
 from __future__ import annotations
@@ -120,13 +121,20 @@ def order_thing(order: Json) -> str:
 def _done(order: Json, deed: str) -> list[Json]:
     """That a change was made."""
     items = [f"item {item['name'].lower()}" for item in order["items"]]
-    return [{"thing": order_thing(order), "things": items, "role": "deed", "value": deed, "or": ["done"]}]
+    others = ["done", "readdressed"] if deed == "redirected" else ["done"]
+    items += ["customer"] if deed == "redirected" else []
+    return [{"thing": order_thing(order), "things": items, "role": "deed", "value": deed, "or": others}]
 
 
 def _refusal(wish: Json, order: Json, *others: Json) -> list[Json]:
     """That it can not be done, or the reason: the status, or one of ``others``. Marks the wish as refused."""
     wish["refused"] = order["order_id"]
-    can: Json = {"thing": order_thing(order), "role": "can", "value": VERBS.get(wish["verb"], wish["verb"]), "denied": True}
+    can: Json = {
+        "thing": order_thing(order),
+        "role": "can",
+        "value": VERBS.get(wish["verb"], wish["verb"]),
+        "denied": True,
+    }
     can["things"] = [f"item {item['name'].lower()}" for item in order["items"]]
     return [{"any": [can, *(others or [_status(order)])]}]
 
@@ -409,7 +417,10 @@ def payment_short(scene: Scene) -> Made | None:
     method = scene.method(lambda one: one["id"] != paid_with(order) and one.get("balance", amount) < amount)
     if method is None:
         return None
-    wish, short = _payment_wish(order, method), {"thing": "customer", "role": "balance", "value": f"{method['balance']:g}"}
+    wish, short = (
+        _payment_wish(order, method),
+        {"thing": "customer", "role": "balance", "value": f"{method['balance']:g}"},
+    )
     low = {"thing": "customer", "role": "covers", "value": "no"}
     yes = {"thing": "customer", "role": "covers", "value": "yes", "denied": True}
     refused = _forbidden("modify_pending_order_payment", order)
@@ -441,7 +452,7 @@ def change_home(scene: Scene) -> Made | None:
     where = address(scene.rng)
     goal = f"You have moved: your new default address is {place(where)}."
     wish = {"verb": "home", "knows": {"address": place(where)}, "goal": goal}
-    told: Json = {"thing": "customer", "role": "deed", "value": "moved", "or": ["done"]}
+    told: Json = {"thing": "customer", "role": "deed", "value": "moved", "or": ["done", "readdressed"]}
     return Made(wish, [_call("modify_user_address", user_id=scene.user_id, **where)], [told])
 
 
@@ -494,7 +505,14 @@ def number_forgotten(maker: Maker) -> Maker:
     return make
 
 
-BESIDE: tuple[Maker, ...] = (cancel, return_item, change_address, change_payment, another_variant("exchange"), change_home)
+BESIDE: tuple[Maker, ...] = (
+    cancel,
+    return_item,
+    change_address,
+    change_payment,
+    another_variant("exchange"),
+    change_home,
+)
 """Wishes to be granted that stand beside one that is refused or only asks."""
 
 

@@ -1,14 +1,15 @@
 """What an agent states, held against what is so at that moment.
 
-A domain says by data how people put its facts (``claims.yaml``, notation of :mod:`mua.language.patterns`; what no agent of
-a desk can do stands in ``deeds.yaml`` beside this file), and gives for each moment the facts themselves, a sheet for each
-thing (an order, a flight, an item of an order)::
+A domain says by data how people put its facts (``claims.yaml``, notation of :mod:`mua.language.patterns`; what no
+agent of a desk can do stands in ``deeds.yaml`` beside this file), and gives for each moment the facts themselves, a
+sheet for each thing (an order, a flight, an item of an order)::
 
     frames:
       - role: status                    # what the sheet calls it
         of: [order]                     # the kinds of things that have it
         values: {shipped: ["shipped", "on its way"], ...}
         unless: ["..."]                 # a clause with this does not state it
+        adjective: true                 # a value just before a thing is said of that one
         inside: true                    # a "not" within a phrase denies it too, not only one before it
       - role: place
         of: [order]
@@ -23,12 +24,13 @@ thing (an order, a flight, an item of an order)::
         moods: [can]                    # is (default), will, can: what the clause says of it
         values: {cancel: ["<cancel>"]}
 
-Slots that are no vocabulary are typed: ``money``, ``number`` (also in words), and those of ``slots`` (name -> expression).
+Slots that are no vocabulary are typed: ``money``, ``number`` (also in words), and ``slots`` (name -> expression).
 
-A statement is a clause that asserts: no question, no condition, no wish, no intention. Its subject is the nearest thing
-named in it (all of them, where they are joined), else one named in its sentence, else the last one named, else one under
-discussion; ``both`` and ``all`` speak of all. The value must stand in the subject's sheet; a denial ("is not pending") must
-not. Where nothing is known of a role, or no subject can be found, the statement counts neither way (:attr:`Review.unread`).
+A statement is a clause that asserts: no question, no condition, no wish, no intention. Its subject is the nearest
+thing named in it (all of them, where they are joined), else one named in its sentence, else the last one named, else
+one under discussion; ``both`` and ``all`` speak of all. The value must stand in the subject's sheet; a denial ("is
+not pending") must not. Where nothing is known of a role, or no subject can be found, the statement counts neither way
+(:attr:`Review.unread`).
 
 Amounts of money are held against every sheet: one that stands nowhere is untrue, whatever it is said of.
 """
@@ -40,7 +42,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
 from mua.language.clauses import Clause, clauses, denied
 from mua.language.patterns import expression, load, translated
@@ -106,6 +108,7 @@ class _Frame:
     moods: tuple[str, ...]
     unless: re.Pattern[str]
     inside: bool
+    adjective: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +119,8 @@ class _Stated:
     start: int
     end: int
     denied: bool
+    named: bool = False
+    """Whether the value is a word of its own, which is then not the subject."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,8 +138,12 @@ class ClaimReader:
     """Finds the claims of one domain's agents and judges them."""
 
     def __init__(self, words: Json) -> None:
-        """``words``: ``things`` (kind -> expression with a group, over normalised text), ``frames``, ``lists``, ``slots``,
-        ``unsaid`` (clauses with this state nothing), ``names`` (names that hold other words, such as a watering can), ``deeds: false`` (without what no desk can do)."""
+        """``words`` is the domain's file:
+
+        ``things`` (kind -> expression with a group, over normalised text), ``frames``, ``lists``, ``slots``, ``unsaid``
+        (clauses with this state nothing), ``names`` (names that hold other words, such as a watering can), and
+        ``deeds: false`` for a desk to which ``deeds.yaml`` does not apply.
+        """
         shared = load(_DEEDS)
         self._lists: Mapping[str, Sequence[str]] = {**shared["lists"], **words.get("lists", {})}
         self._things = {kind: re.compile(pattern) for kind, pattern in words.get("things", {}).items()}
@@ -180,11 +189,11 @@ class ClaimReader:
                 name = next(name for name, part in found.groupdict().items() if part)
                 start, end = found.span(name)
                 value = _canonical(frame.slot, found[name])
-                yield _Stated(value, start, end, denied(text, start))
-        if frame.each and (found := self._slotted(frame, moment).search(text)):
+                yield _Stated(value, start, end, denied(text, start), named=True)
+        if frame.each and (head := self._slotted(frame, moment).search(text)):
             for value, start, end in self._words(frame.each, text, moment):
-                if start >= found.end():
-                    yield _Stated(value, start, end, denied(text, found.end()))
+                if start >= head.end():
+                    yield _Stated(value, start, end, denied(text, head.end()), named=True)
 
     def _slotted(self, frame: _Frame, moment: Moment) -> re.Pattern[str]:
         words = tuple(moment.vocabularies.get(frame.slot, ()))
@@ -224,10 +233,11 @@ class ClaimReader:
             tuple(frame.get("moods", ("is",))),
             expression(frame.get("unless", ()), self._lists),
             frame.get("inside", False),
+            frame.get("adjective", False),
         )
 
 
-_INSIDE = re.compile(r"\b(?:not|never|no)\b(?! (?:longer|sooner|doubt))")
+_INSIDE = re.compile(r"\b(?:not|never|no|nobody)\b(?! (?:longer|sooner|doubt))")
 
 
 # Who it is said of.
@@ -249,16 +259,29 @@ _BOTH = re.compile(r"\b(both|all|each|every)\b")
 def _judged(frame: _Frame, stated: _Stated, places: _Places, moment: Moment) -> Review:
     if frame.kinds == (AGENT,):
         return _verdict(frame, stated, [AGENT], moment)
-    here = [one for one in places.own if one.kind in frame.kinds and not _within(one, stated)]
     quantified, kind = _quantifier(places.clause, frame.kinds)
     if kind:
         return _of_all(frame, stated, places, moment, quantified, kind)
+    here = [one for one in places.own if one.kind in frame.kinds and not (stated.named and _within(one, stated))]
     if here:
-        return _verdict(frame, stated, _nearest(here, stated, places.clause), moment)
+        described = _described(here, stated, places.clause) if frame.adjective else []
+        return _verdict(frame, stated, described or _nearest(here, stated, places.clause), moment)
+    if spoken := [one for one in frame.kinds if re.search(rf"\b{one}\b", places.clause)]:
+        return _of_focus(frame, stated, places, moment, spoken)
     around = [one for one in places.sentence if one.kind in frame.kinds and one.thing.partition(" ")[2] != stated.value]
     if around:
         return _verdict(frame, stated, [around[0].thing], moment)
-    return _of_focus(frame, stated, places, moment)
+    return _of_focus(frame, stated, places, moment, frame.kinds)
+
+
+def _described(here: Sequence[_Mention], stated: _Stated, clause: str) -> list[Thing]:
+    """The thing that follows an adjective closely, in the same part of a list."""
+    after = [one for one in here if 0 < one.start - stated.end <= _CLOSE]
+    return [one.thing for one in after[:1] if "," not in clause[stated.end : one.start]]
+
+
+_CLOSE = 20
+"""Characters between an adjective and its noun, at most."""
 
 
 def _within(mention: _Mention, stated: _Stated) -> bool:
@@ -266,9 +289,10 @@ def _within(mention: _Mention, stated: _Stated) -> bool:
 
 
 def _nearest(here: Sequence[_Mention], stated: _Stated, clause: str) -> list[Thing]:
-    """The thing named last before the value, or else first after it, with those of its kind that are joined to it."""
+    """The thing named in the words of the value, or last before it, or first after it, with those joined to it."""
+    inside = [one for one in here if _within(one, stated)]
     before = [one for one in here if one.start < stated.start]
-    chosen = list(reversed(before)) if before else list(here)
+    chosen = inside or list(reversed(before)) or list(here)
     joined = [chosen[0]]
     for one in chosen[1:]:
         first, second = sorted((joined[-1], one), key=lambda mention: mention.start)
@@ -278,12 +302,19 @@ def _nearest(here: Sequence[_Mention], stated: _Stated, clause: str) -> list[Thi
     return [one.thing for one in joined]
 
 
-_JOINED = frozenset(", and or nor as well plus & the your a an both also order orders item items one two three".split())
+_JOINED = frozenset(
+    (
+        *(",", "and", "or", "nor", "as", "well", "plus", "&", "the", "your", "a", "an", "both", "also"),
+        *("order", "orders", "item", "items", "one", "two", "three"),
+    )
+)
+"""Words between things that are named together."""
 
 
 def _verdict(frame: _Frame, stated: _Stated, things: Sequence[Thing], moment: Moment) -> Review:
     """Of things that are named: each has to have the value, or none if it is denied; there is no other thing."""
-    true, false = [], []
+    true: list[Claim] = []
+    false: list[Claim] = []
     for thing in things:
         claim = Claim(thing, frame.role, stated.value, stated.denied)
         if thing not in moment.sheets:
@@ -295,9 +326,9 @@ def _verdict(frame: _Frame, stated: _Stated, things: Sequence[Thing], moment: Mo
     return Review(unread=(f"{frame.role} {stated.value}",))
 
 
-def _of_focus(frame: _Frame, stated: _Stated, places: _Places, moment: Moment) -> Review:
+def _of_focus(frame: _Frame, stated: _Stated, places: _Places, moment: Moment, kinds: Sequence[str]) -> Review:
     """Of what is under discussion: the latest thing has it, or another one; a denial must hold for the latest."""
-    known = _known(frame, places, moment)
+    known = [thing for thing in _known(frame, places, moment) if thing.partition(" ")[0] in kinds]
     if not known:
         return Review(unread=(f"{frame.role} {stated.value}",))
     right = [thing for thing in known if (stated.value in moment.sheets[thing][frame.role]) != stated.denied]
@@ -334,19 +365,18 @@ def _quantifier(clause: str, kinds: Sequence[str]) -> tuple[str, str]:
 
 # Typed values.
 
-_NUMBERS = {
-    word: number
-    for number, word in enumerate(
-        "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
-        "eighteen nineteen twenty".split()
-    )
-} | {"thirty": 30, "forty": 40, "fifty": 50, "sixty": 60, "seventy": 70, "eighty": 80, "ninety": 90}
+_SMALL = (
+    *("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"),
+    *("thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen", "twenty"),
+)
+_TENS = {"thirty": 30, "forty": 40, "fifty": 50, "sixty": 60, "seventy": 70, "eighty": 80, "ninety": 90}
+_NUMBERS = {word: number for number, word in enumerate(_SMALL)} | _TENS
 _NUMBER = r"\d+|" + "|".join(_NUMBERS)
 _MONEY = (
     r"(?:\$|usd|us\$) ?\d[\d,]*(?:\.\d\d?)?|\d[\d,]*(?:\.\d\d?)? ?(?:dollars|usd|bucks)|\d[\d,]*\.\d\d"
     rf"|(?:an? )?(?:{'|'.join(_NUMBERS)}|hundred)(?:(?: and)?[ -](?:{'|'.join(_NUMBERS)}|hundred|thousand))* dollars"
 )
-_CENTS = rf"(?: and (?:\d+|(?:{'|'.join(_NUMBERS)})(?:[ -](?:{'|'.join(_NUMBERS)}))?) cents)?"
+_CENTS = rf"(?: \d\d(?! ?[\w-])| and (?:\d+|(?:{'|'.join(_NUMBERS)})(?:[ -](?:{'|'.join(_NUMBERS)}))?) cents)?"
 _TYPED = {"money": rf"(?<![\w.,])(?:{_MONEY}){_CENTS}", "number": rf"(?<![\w.,])(?:{_NUMBER})"}
 _SUM = re.compile(rf"(?<![\w#.$])(?:{_MONEY}){_CENTS}(?![\w%]|\.\d)")
 
@@ -362,13 +392,13 @@ def _canonical(slot: str, text: str) -> str:
 def money(text: str) -> float:
     """The sum that ``text`` names, in dollars."""
     dollars, _, rest = text.partition("dollars")
-    cents = rest.removesuffix(" cents").removeprefix(" and ") if "cents" in rest else ""
+    cents = rest.removesuffix(" cents").removeprefix(" and ")
     return _number(dollars) + _number(cents) / 100
 
 
 def _number(text: str) -> float:
     digits = re.sub(r"[^\d.]", "", text).strip(".")
-    return float(digits) if digits else float(_in_words(re.split(r"[ -]", text)))
+    return float(digits) if digits else float(_in_words(re.split(r"[ -]", text.strip())))
 
 
 def _in_words(words: Sequence[str]) -> int:
@@ -397,4 +427,7 @@ def _vocabulary(words: tuple[str, ...]) -> re.Pattern[str]:
 
 
 def _choice(words: Iterable[str]) -> str:
-    return "|".join(re.escape(normalised(word)).replace("\\ ", "[ _]") for word in sorted(words, key=len, reverse=True)) or r"(?!)"
+    return (
+        "|".join(re.escape(normalised(word)).replace("\\ ", "[ _]") for word in sorted(words, key=len, reverse=True))
+        or r"(?!)"
+    )

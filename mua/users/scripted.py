@@ -1,11 +1,11 @@
-"""A rule-based user that domains fill in: wishes, facts told when asked, a person's traits, and a grammar to speak with.
+"""A rule-based user that domains fill in: wishes, facts told when asked, a person's traits, a grammar to speak with.
 
 It understands ordinary English by :mod:`mua.language.acts`. ::
 
     the agent                                the user
     asks for facts                           tells them, as many as its persona tells at once, rightly or not
-    proposes something, wants a yes          changes its mind if the wish says so or it wavers; else agrees, also to what
-                                             asks again for facts that it has told
+    proposes something, wants a yes          changes its mind if the wish says so or it wavers; else agrees (also where
+                                             that asks again for facts that it has told)
     has done it, refuses, tells, transfers   states the next wish, insists once if it is stubborn, or ends
     asks whether there is anything else      no, or what is still open
     greets, thanks, wants a moment           waits
@@ -49,8 +49,8 @@ class Wish:
     values: Mapping[str, str] = field(default_factory=dict)
     """Values for the opening's slots."""
     change_of_mind: str = ""
-    """Said instead of the first agreement: a rule of the grammar (with ``values``), or the words themselves; ``facts`` are
-    those after it."""
+    """Said instead of the first agreement: a rule of the grammar (with ``values``), or the words themselves;
+    ``facts`` are those after it."""
     before: Mapping[str, Fact] = field(default_factory=dict)
     """Facts that the change of mind alters, as they are before it."""
     goes_on: Sequence[str] = ()

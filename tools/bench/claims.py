@@ -3,7 +3,7 @@
     python tools/bench/claims.py [--domain retail] [--half tune|check] [--show]
 
 A sentence is said in a scene: a task, what the customer has said and what the agent has called by then. It is called
-untrue if any claim that is read in it is. Of ``true`` and ``false`` sentences those are unread in which no claim is found.
+untrue if any claim that is read in it is. Of ``true`` and ``false`` sentences those are unread that hold no claim.
 
 * precision: of the sentences called untrue, those that are labelled ``false``
 * recall: of the sentences labelled ``false``, those called untrue
@@ -139,11 +139,11 @@ def _checker(name: str, task: Task | None = None) -> tuple[ClaimReader, Replay, 
     if isinstance(environment, HelpDesk):
         return claim_reader(), Replayed(environment, task), set()
     assert isinstance(environment, DatabaseEnvironment)
-    if environment.desk.code is None:
+    desk, code = environment.desk, environment.desk.code
+    if code is None:
         return None
     users = {tool.name for tool in environment.user_tools()} if isinstance(environment, UserControlled) else set()
-    desk = environment.desk
-    return desk.code.claims, Again(desk, desk.code, task, desk.base_of(task)), users  # type: ignore[union-attr]
+    return code.claims, Again(desk, code, task, desk.base_of(task)), users
 
 
 def _row(name: str, found: Score) -> str:
