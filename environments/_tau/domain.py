@@ -26,7 +26,6 @@ from mua.errors import ConfigError
 from mua.types import Json
 from mua.users.judge import Judge
 from mua.users.protocol import STOP_SIGNAL, User, UserReply
-from mua.users.scripted import CONFIRM
 from mua.users.services import Services
 
 ToolsOf = Callable[[Form], Sequence[Tool]]
@@ -177,6 +176,9 @@ def _gold_move(action: Json) -> Move:
 
 
 _FAREWELL = re.compile(r"anything else|transferr(ed|ing)|have a (nice|good|great) day|good ?bye", re.IGNORECASE)
+_CONFIRM = re.compile(
+    r"\(yes/no\)|\b(confirm|proceed|go ahead|shall i|should i|would you like me to|do you want me to)\b", re.IGNORECASE
+)
 _ROLE = re.compile(r"^you(r| are| have|'ve)?\b", re.IGNORECASE)
 PATIENCE = 20
 """Messages after which the user leaves: nothing tells it by rules when a free text is settled."""
@@ -201,7 +203,7 @@ class RecitingUser:
         self._left -= 1
         if self._left < 0 or _FAREWELL.search(agent_text):
             return UserReply(f"No, thank you. {STOP_SIGNAL}", stop=True)
-        return UserReply("Yes." if CONFIRM.search(agent_text) else "I have told you all I know; do as I said.")
+        return UserReply("Yes." if _CONFIRM.search(agent_text) else "I have told you all I know; do as I said.")
 
     async def close(self) -> None:
         return None

@@ -15,22 +15,26 @@ UserRL's records (:mod:`environments.gyms.tau.records`), these are the tasks ove
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Mapping, Sequence
+import json
+from collections.abc import Coroutine, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 from environments.gyms._shared import Choice, Game, Gym, Setting, act
 from environments.gyms._shared.settings import Option, Role, setting_of
+from environments.gyms.tau.canned import canned_through
 from environments.gyms.tau.game import TauEnvironment, TauGame, tool_call
 from environments.gyms.tau.records import OverRecords, checked_folder, databases, domains_of, own_records
 from environments.gyms.tau.user import CustomerUser, NeutralUser
 from mua.config.schema import EnvironmentConfig
-from mua.environment.demonstrate import moves_of
+from mua.environment.canned import Canned
+from mua.environment.demonstrate import Demonstration, demonstrate, moves_of
 from mua.environment.protocol import (
     Configurable,
     Domain,
     Environment,
+    Expert,
     Move,
     PerTaskPrompt,
     PromptStyle,
@@ -40,6 +44,7 @@ from mua.environment.protocol import (
 )
 from mua.environment.registry import get_domain
 from mua.errors import ConfigError, MuaError
+from mua.types import Json
 from mua.users.endpoint import ChatEndpoint
 from mua.users.protocol import User
 from mua.users.services import Services
@@ -149,8 +154,14 @@ class TauGym(Gym):
         return domain.persona(inner)
 
     def gold(self, task: Task) -> Sequence[Move]:
-        """The inner gold: its calls, then all that has to be said in one message, so that no reply ends it early."""
+        """What the inner expert does with the customer of seed 0; without an expert, the inner gold.
+
+        The customer inside of the tool is always there, so that what has to be asked has to be asked here too. Texts of
+        an inner gold are said in one message, so that no reply ends it early.
+        """
         domain, inner = self._inner_of(task)
+        if isinstance(domain, Expert):
+            return [*_moves_made(_at_once(demonstrate(domain, inner, 0)).messages), act("finish")]
         moves = [*domain.gold(inner)]
         if any(isinstance(move, UserMove) for move in moves):
             raise MuaError(f"{task.id}: the user of {domain.name} has to act with tools of its own; ask the expert")
@@ -158,6 +169,10 @@ class TauGym(Gym):
         calls = [act("answer", tool_call(move[0], move[1])) for move in moves if not isinstance(move, str)]
         said = [act("action", " ".join(texts))] if texts else []
         return [*calls, *said, act("finish")]
+
+    def canned(self) -> Mapping[str, Canned]:
+        """Those of the inner domains, through the tool."""
+        return canned_through(self.inner)
 
     def expert(self, task: Task, seed: int, loose: float = 0.0) -> Generator[Move, str, None]:
         """The inner domain's expert, speaking through the tool."""
@@ -175,6 +190,26 @@ class TauGym(Gym):
 
     def _inner_of(self, task: Task) -> tuple[Domain, Task]:
         return self.inner[task.data["domain"]], self._by_id[task.id]
+
+
+def _moves_made(messages: Sequence[Json]) -> Iterator[Move]:
+    """The moves of a conversation, through the tool."""
+    for message in messages:
+        for call in message.get("tool_calls", ()):
+            yield act("answer", tool_call(call["function"]["name"], json.loads(call["function"]["arguments"])))
+        if message["role"] == "assistant" and not message.get("tool_calls"):
+            yield act("action", message["content"])
+
+
+def _at_once(played: Coroutine[Any, Any, Demonstration]) -> Demonstration:
+    """The end of a conversation between rules, which waits for nobody."""
+    try:
+        played.send(None)
+    except StopIteration as end:
+        found: Demonstration = end.value
+        return found
+    played.close()
+    raise MuaError("gyms/tau: the gold of a customer that is not played by rules cannot be known; ask for its expert")
 
 
 def _names(setting: Setting) -> list[str]:
