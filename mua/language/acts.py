@@ -1,24 +1,49 @@
 """What an agent does with a message, as the person it talks to takes it.
 
-A message is read sentence by sentence. The mood of a sentence (a question, a request, a statement about what has been
-done, what can not be done, ...) comes from English that all domains share (``general.yaml``); what it is about comes from
-the domain's words: how its facts are named, how its deeds are called. So "Mind telling me which one it is?" asks for an
-item because it is a question that names the kind of thing an item is, not because somebody listed the sentence.
+::
+
+    message ─ sentences ─ words and rules of the domain ─ features ─┬─ chance of each act     ─┬─ Acts
+                                                                    └─ chance of each fact's  ─┘
+                                                                       being asked for
+
+What the sentences are about comes from the domain's words (``environments/<domain>/words.yaml``), their mood from
+English that all domains share (``general.yaml``); how the two go together has been learnt from labelled messages of all
+domains (:mod:`mua.language.model`), with everything masked that is a domain's own. A message for which no act is likely
+enough is not understood: better that than a wrong yes.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 
-from mua.language.patterns import expression, load
+from mua.language.features import Read, act_features, fact_features, in_question, read
+from mua.language.lexicon import Lexicon
+from mua.language.model import ACTS, Model, learnt
+from mua.language.rules import Rules
 from mua.language.text import Sentence, sentences
 from mua.types import Json
 
-_GENERAL = Path(__file__).with_name("general.yaml")
+LIKELY = 0.35
+"""Chance from which on an act counts."""
+LEAST = 0.1
+"""Chance that the likeliest act must have for a message to be understood at all."""
+ASKED, ASKED_JOINTLY = 0.55, 0.15
+"""Chance that a fact is asked for, alone and together with the chance that anything is."""
+ASKS_SOMETHING, FACT_AT_LEAST = 0.5, 0.02
+"""A message that surely asks for something asks for the likeliest fact, if it is not quite unlikely."""
+BOTH = 0.6
+"""Chance that done and refused must each have for both to count."""
+_FLAGS = {
+    "propose": "proposes",
+    "done": "done",
+    "refuse": "refuses",
+    "inform": "informs",
+    "transfer": "transfers",
+    "offer": "offers",
+    "wait": "waits",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,187 +64,103 @@ class Acts:
     """Asks whether there is anything else."""
     waits: bool = False
     """A greeting, thanks, a moment please: nothing to answer."""
+    instructs: tuple[str, ...] = ()
+    """The hearer's own tools that it is asked to use, in order of mention."""
+    confirms: str = ""
+    """The fact whose value a question repeats for a yes ("Is your order number K7?"); "" for none."""
 
     @property
     def understood(self) -> bool:
         """Whether any sense could be made of it."""
         return self != Acts()
 
-    def __or__(self, other: Acts) -> Acts:
-        flags = ("proposes", "done", "refuses", "informs", "transfers", "offers", "waits")
-        return Acts(self.asks | other.asks, *(getattr(self, flag) or getattr(other, flag) for flag in flags))
-
-
-@dataclass(frozen=True, slots=True)
-class _Fact:
-    named: re.Pattern[str]
-    kind: re.Pattern[str]
-    idioms: re.Pattern[str]
-
 
 class Reader:
     """Reads messages with one domain's words."""
 
-    def __init__(self, words: Json) -> None:
-        """``words``: the domain's file: ``facts``, ``deeds``, ``answers``, ``against``, ``values``, ``lists``."""
-        general = _general()
-        lists = {**general["lists"], **words.get("lists", {})}
-
-        def compiled(phrases: Sequence[str]) -> re.Pattern[str]:
-            return expression(phrases, lists)
-
-        self._general = {key: compiled(phrases) for key, phrases in general.items() if key != "lists"}
-        self._facts = {
-            name: _Fact(*(compiled(fact.get(part, ())) for part in ("named", "kind", "idioms")))
-            for name, fact in words["facts"].items()
-        }
-        deeds: Mapping[str, Sequence[str]] = words["deeds"]
-        self._deeds = {wish: compiled(phrases) for wish, phrases in deeds.items()}
-        self._done = {wish: compiled(_participles(phrases)) for wish, phrases in deeds.items()}
-        self._any_deed = compiled([phrase for phrases in deeds.values() for phrase in phrases])
-        self._answers = {wish: compiled(phrases) for wish, phrases in words.get("answers", {}).items()}
-        self._against = {wish: compiled(phrases) for wish, phrases in words.get("against", {}).items()}
-        self._value = compiled(words.get("values", ()))
+    def __init__(self, words: Json, model: Model | None = None) -> None:
+        """``words``: the domain's file (``facts``, ``deeds``, ``answers``, ``against``, ``values``, ``lists``,
+        ``instructions``); ``model``: what has been learnt, by default :func:`mua.language.model.learnt`."""
+        self._words = Lexicon(words)
+        self._rules = Rules(self._words)
+        self._model = model or learnt()
         self.read = lru_cache(maxsize=4096)(self._read)
 
     def _read(self, message: str, wish: str) -> Acts:
         """What ``message`` does to somebody with this wish."""
-        found, parts = Acts(), sentences(message)
-        for sentence in parts:
-            found |= self._sentence(sentence, wish)
-        return _settled(found)
-
-    def _sentence(self, sentence: Sentence, wish: str) -> Acts:
-        text = sentence.text
-        asking = sentence.question or bool(self._general["question_start"].match(text))
-        if self._has("offer", text) and (asking or not self._has("refusal", text)):
-            rest = self._general["offer"].sub(" ", text)
-            return Acts(offers=True) | replace(self._statement(rest, wish, asking), proposes=False)
-        asked = self._asked(text, asking)
-        if asked:
-            before = _head(text)
-            return Acts(asks=asked) | (self._said(before, wish) if before else Acts())
-        if self._wants_yes(text, asking):
-            return Acts(proposes=True)
-        return self._statement(text, wish, asking)
-
-    def _statement(self, text: str, wish: str, asking: bool) -> Acts:
-        found = Acts() if asking else self._said(text, wish)
-        if self._has("transfer", text) and not asking:
-            found = Acts(transfers=True)
-        return found if found.understood else Acts(waits=self._has("wait", text) and bool(text))
-
-    # Questions and requests.
-
-    def _asked(self, text: str, asking: bool) -> frozenset[str]:
-        if not asking and (not self._has("request", text) or self._has("no_request", text)):
-            return frozenset(fact for fact, words in self._facts.items() if words.idioms.search(text))
-        core = _core(text)
-        which = self._general["which"]
-        found = set()
-        for name, fact in self._facts.items():
-            if fact.idioms.search(core) or self._names(fact.named, core) or _which(which, fact.kind, core):
-                found.add(name)
-        return frozenset(found)
-
-    def _names(self, named: re.Pattern[str], text: str) -> bool:
-        """Whether the fact is named, and not at once followed by its value ("order number K7")."""
-        return any(not self._value.match(text[found.end() :].lstrip(" :#")) for found in named.finditer(text))
-
-    def _wants_yes(self, text: str, asking: bool) -> bool:
-        if self._has("no_request", text):
-            return False
-        if asking and self._has("confirm", text):
-            return True
-        deed = self._any_deed.search(text) is not None
-        if asking:
-            return (
-                self._has("would_i", text)
-                or (deed and self._has("you_want", text))
-                or deed
-                or self._has("you_want", text)
+        found = read(self._words, self._rules, self._repaired(message), wish)
+        if not found or not self._english(found):
+            return Acts()
+        chances = dict(
+            zip(
+                ACTS,
+                self._model.acts.chance([act_features(self._words, one, wish) for one in found]).tolist(),
+                strict=True,
             )
-        return self._has("request", text) and self._has("confirm", text) and not self._has("offer", text)
-
-    # Statements.
-
-    def _said(self, text: str, wish: str) -> Acts:
-        refused = self._refused(text, wish)
+        )
+        asking = 1 - (1 - chances.pop("ask")) * (1 - chances.pop("instruct"))
+        names = self._asked(found, wish, asking, max(chances.values()))
+        acts = _likely(chances, tells=wish in self._words.answers, asks=bool(names))
         return Acts(
-            done=not refused and self._completed(text, wish),
-            refuses=refused,
-            informs=not refused and wish in self._answers and self._answers[wish].search(text) is not None,
-            transfers=self._has("transfer", text),
+            asks=frozenset(name for name in names if name in self._words.facts),
+            instructs=tuple(name for name in _in_order(names, found) if name in self._words.tools),
+            confirms=self._confirmed(found) if "propose" in acts else "",
+            **{_FLAGS[act]: True for act in acts},
         )
 
-    def _refused(self, text: str, wish: str) -> bool:
-        plain = self._general["not_refusal"].sub(" ", text)
-        if self._general["refusal"].search(plain):
-            return True
-        return wish in self._against and self._against[wish].search(plain) is not None
+    def _repaired(self, message: str) -> tuple[Sentence, ...]:
+        return tuple(Sentence(self._model.repaired(one.text), one.question) for one in sentences(message))
 
-    def _completed(self, text: str, wish: str) -> bool:
-        done = self._done.get(wish)
-        for found in [*(done.finditer(text) if done else ()), *self._general["complete"].finditer(text)]:
-            if not self._general["hypothetical"].search(_clause(text, found.start())):
-                return True
-        return False
+    def _english(self, found: Sequence[Read]) -> bool:
+        """Whether at least some of the words are known."""
+        words = [word for one in found for word in one.place.sentence.text.split() if word.isalpha()]
+        return not words or sum(word in self._model.known for word in words) >= 0.4 * len(words)
 
-    def _has(self, key: str, text: str) -> bool:
-        return self._general[key].search(text) is not None
+    def _asked(self, found: Sequence[Read], wish: str, asking: float, other: float) -> set[str]:
+        """Facts and tools that are asked for."""
+        if asking < ASKED_JOINTLY:
+            return set()
+        chances = {name: self._fact(found, wish, name) for name in in_question(self._words, found)}
+        asked = {name for name, chance in chances.items() if chance > ASKED and chance * asking > ASKED_JOINTLY}
+        if not asked and asking > max(ASKS_SOMETHING, other):
+            name = max(chances, key=lambda one: chances[one])
+            asked = {name} if chances[name] > FACT_AT_LEAST else set()
+        return asked
 
+    def _fact(self, found: Sequence[Read], wish: str, name: str) -> float:
+        return float(self._model.facts.chance([fact_features(self._words, one, wish, name) for one in found])[0])
 
-@lru_cache(maxsize=1)
-def _general() -> Json:
-    return load(_GENERAL)
-
-
-_SUBORDINATE = re.compile(
-    r"^(?:(?:and|but|so|okay|sure|thanks|great|no problem|of course|i am sorry|sorry) ?,? )?"
-    r"(?:before|once|after|as soon as|when|since|because|while|in order to|so that|for|to|now that|until) [^,:]*[,:] "
-)
-_PURPOSE = re.compile(
-    r" (?:,? ?so (?:that )?(?:i|we) (?:can|may|know|am|do|will)|so as to|before (?:i|we|going|cancel|do|mak|chang|proceed)|in order to|because|since"
-    r"|to (?:help|find|look|locate|verify|pull|proceed|process|cancel|return|go|get|move|access|continue|make|check|confirm|help|begin|start|do|set|bring|complete|see|be|identify|open|track)"
-    r"|then (?:i|we)|and (?:i|we) (?:will|can|shall)|(?:if|when|once|until|as soon as) (?:i|we) (?:can|have|know|get)) .*"
-)
-_BREAK = re.compile(r" [,:] | (?:and|but|so|because|since|as|which|though|although|while|however|therefore|then) ")
+    def _confirmed(self, found: Sequence[Read]) -> str:
+        for one in found:
+            text = one.place.sentence.text
+            for mention in one.mentions:
+                if self._words.value.match(text[mention.end :].lstrip(" :#")):
+                    return mention.name
+        return ""
 
 
-def _core(text: str) -> str:
-    """A question without the clauses that say what it is for."""
-    core = _SUBORDINATE.sub("", text)
-    return _PURPOSE.sub(" ", core) if _PURPOSE.search(core) and len(_PURPOSE.sub("", core)) > 12 else core
+def _likely(chances: Mapping[str, float], *, tells: bool, asks: bool) -> set[str]:
+    """The acts that count; ``tells``: the wish is to be told something, which cannot be done, only told."""
+    chance = dict(chances)
+    told, done = (max(chance["inform"], 0.9 * chance["done"]), 0.0) if tells else (0.0, chance["done"])
+    chance |= {"inform": told, "done": done}
+    found = {act for act, likely in chance.items() if likely > LIKELY}
+    if {"done", "refuse"} <= found and min(chance["done"], chance["refuse"]) < BOTH:
+        found.discard(min("done", "refuse", key=lambda act: chance[act]))
+    best = max(chance, key=lambda act: chance[act])
+    if not found and not asks and chance[best] > LEAST:
+        return {best}
+    if "offer" in found and not found - {"offer", "wait"}:
+        settled = max("done", "refuse", "inform", key=lambda act: chance[act])
+        found |= {settled} if chance[settled] > ASKED_JOINTLY else set()
+    return found
 
 
-def _which(which: re.Pattern[str], kind: re.Pattern[str], text: str) -> bool:
-    for found in which.finditer(text):
-        after = " ".join(text[found.end() :].split()[:5])
-        if kind.search(after):
-            return True
-    return False
-
-
-def _clause(text: str, at: int) -> str:
-    """The words before ``at`` that belong to its clause."""
-    start = max((found.end() for found in _BREAK.finditer(text[:at])), default=0)
-    return text[start:at]
-
-
-def _head(text: str) -> str:
-    """What a sentence says before it comes to its question."""
-    found = re.search(
-        r" (?:[,:]|but|so) (?=(?:and |so |but )?(?:could|can|would|what|which|may|please|who|where|do|i (?:just |still |will |do )*need))",
-        text,
-    )
-    return text[: found.start()] if found else ""
-
-
-def _participles(phrases: Sequence[str]) -> list[str]:
-    return [re.sub(r"<([a-z]+)>", r"<\1:done>", phrase) for phrase in phrases if "<" in phrase]
-
-
-def _settled(found: Acts) -> Acts:
-    """What counts of several acts: who asks has not settled anything yet, who waits does nothing else."""
-    other = replace(found, waits=False)
-    return other if other.understood else found
+def _in_order(names: set[str], found: Sequence[Read]) -> list[str]:
+    """Names by the place of their first mention."""
+    first = {
+        mention.name: (at, mention.start)
+        for at, one in reversed(list(enumerate(found)))
+        for mention in sorted(one.mentions, key=lambda mention: -mention.start)
+    }
+    return sorted(names, key=lambda name: (first.get(name, (len(found), 0)), name))

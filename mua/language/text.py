@@ -17,6 +17,17 @@ LONGEST = 20_000
 """Characters of a message that are read; no customer reads more."""
 
 _PLAIN = str.maketrans({"’": "'", "‘": "'", "“": '"', "”": '"', "–": "-", "—": "-", "…": ".", "\u00a0": " ", "\t": " "})
+_APOSTROPHE = {
+    "dont": "do not",
+    "doesnt": "does not",
+    "didnt": "did not",
+    "isnt": "is not",
+    "wont": "will not",
+    "couldnt": "could not",
+    "wouldnt": "would not",
+    "havent": "have not",
+    "hasnt": "has not",
+}
 _CONTRACTIONS = (
     (re.compile(r"\bcan'?t\b|\bcannot\b"), "can not"),
     (re.compile(r"\bwon't\b"), "will not"),
@@ -44,17 +55,6 @@ _CONTRACTIONS = (
     (re.compile(r"\be-mail"), "email"),
     (re.compile(r"'s\b|s'(?=\s)"), lambda m: " 's" if m[0] == "'s" else "s 's"),
 )
-_APOSTROPHE = {
-    "dont": "do not",
-    "doesnt": "does not",
-    "didnt": "did not",
-    "isnt": "is not",
-    "wont": "will not",
-    "couldnt": "could not",
-    "wouldnt": "would not",
-    "havent": "have not",
-    "hasnt": "has not",
-}
 _MARKUP = re.compile(r"\*+|`+|~~|__|^\s*#{1,6}\s+|^\s*>\s+|</?[a-z][^<>]{0,40}>", re.MULTILINE)
 _BULLET = re.compile(r"^\s*(?:[-*•·]|\(?\d{1,2}[.)]|\(?[a-e][.)])\s+", re.MULTILINE)
 _LIST = re.compile(r":\s*\n+((?:\s*(?:[-*•·]|\(?\d{1,2}[.)]|\(?[a-e][.)])\s+[^\n]*\n?)+)")

@@ -1,0 +1,168 @@
+"""What of a message a judgement rests on: names of features, for each sentence and for each fact.
+
+Features are texts such as ``"b could you"`` (two words in a row), ``"m request?"`` (a mood of the general English in a
+question), ``"w refuse"`` (the rules read a refusal). :mod:`mua.language.model` holds their weights.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from mua.language.lexicon import Lexicon, Mention, Named, valueless
+from mua.language.rules import Rules
+from mua.language.text import Sentence
+
+_ENDINGS = re.compile(r"(?<=[a-z]{3})(?:ings?|ed|es|s|e|ly|ation|ations)$")
+_WINDOW = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A sentence among the others of its message."""
+
+    sentences: Sequence[Sentence]
+    at: int
+
+    @property
+    def sentence(self) -> Sentence:
+        return self.sentences[self.at]
+
+    def neighbour(self, step: int) -> Sentence | None:
+        where = self.at + step
+        return self.sentences[where] if 0 <= where < len(self.sentences) else None
+
+    def marks(self) -> Iterator[str]:
+        """Where the sentence stands and what surrounds it."""
+        last = len(self.sentences) - 1
+        yield f"p {'only' if last == 0 else {0: 'first', last: 'last'}.get(self.at, 'mid')}"
+        for step, name in ((-1, "before"), (1, "after")):
+            other = self.neighbour(step)
+            if other is not None:
+                yield f"{name} {'?' if other.question else '.'}"
+
+
+def stem(word: str) -> str:
+    """A word without its most frequent endings."""
+    return _ENDINGS.sub("", word) if word.islower() else word
+
+
+def grams(words: Sequence[str], mark: str, longest: int = 3) -> Iterator[str]:
+    """Runs of up to ``longest`` words, the sentence's edges included in those of two and more."""
+    yield from (f"{mark}1 {word}" for word in words)
+    edged = ["^", *words, "$"]
+    for size in range(2, longest + 1):
+        yield from (f"{mark}{size} {' '.join(edged[i : i + size])}" for i in range(len(edged) - size + 1))
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """A sentence with what the words and rules say of it."""
+
+    place: Place
+    mentions: Sequence[Mention]
+    marks: frozenset[str]
+    """What the rules make of it."""
+    company: frozenset[str]
+    """What the rules make of the other sentences of the message."""
+    moods: Sequence[str]
+    plain: Sequence[str]
+    masked: Sequence[str]
+    """Its words without values, and with facts and deeds masked too."""
+    stemmed: Sequence[str]
+    """Runs of up to two stems of the plain words."""
+
+    @property
+    def ask(self) -> str:
+        return "?" if self.place.sentence.question else "."
+
+
+def read(lexicon: Lexicon, rules: Rules, sentences: Sequence[Sentence], wish: str) -> list[Read]:
+    """All sentences of a message."""
+    marks = [rules.marks(sentence, wish) for sentence in sentences]
+    found = []
+    for at, sentence in enumerate(sentences):
+        company = frozenset(mark.split(":")[0] for i, other in enumerate(marks) if i != at for mark in other)
+        text, mentions = sentence.text, lexicon.mentions(sentence.text)
+        plain, masked = valueless(text).split(), lexicon.masked(text, wish, mentions).split()
+        stemmed = tuple(grams([stem(word) for word in plain], "s", 2))
+        moods = tuple(lexicon.moods_of(text))
+        found.append(Read(Place(sentences, at), mentions, marks[at], company, moods, plain, masked, stemmed))
+    return found
+
+
+def act_features(lexicon: Lexicon, one: Read, wish: str) -> set[str]:
+    """Features of one sentence for what it does."""
+    ask, masked = one.ask, one.masked
+    found = {"bias", f"q{ask}", *one.place.marks()}
+    found.update(grams(one.plain, "w"))
+    found.update(grams(masked, "m"))
+    stems = [stem(word) for word in masked]
+    found.update(grams(stems, "s", 2))
+    found.update(f"k1 {first} {third}" for first, third in zip(stems, stems[2:], strict=False))
+    found.update(f"q{ask} {word}" for word in {*masked[:2], *(w for w in masked if w.isupper())})
+    found.update(f"g {mood}{ask}" for mood in one.moods)
+    found.update(f"r {'ask' if mark.startswith('ask:') else mark}" for mark in one.marks or ("none",))
+    found.update(f"x {mark}" for mark in one.company)
+    found.update(_wish_marks(lexicon, one.place.sentence.text, wish, ask))
+    found.update(f"v {wish} {stem(word)}" for word in one.plain)
+    size = len(one.plain)
+    found.add(f"n {min(size, 4) if size < 5 else 'mid' if size < 12 else 'long'}")
+    return found
+
+
+def _wish_marks(lexicon: Lexicon, text: str, wish: str, ask: str) -> Iterator[str]:
+    for name, table in (("answers", lexicon.answers), ("against", lexicon.against), ("done", lexicon.done)):
+        if lexicon.of_wish(table, text, wish):
+            yield f"h {name}{ask}"
+    yield f"h {'tells' if wish in lexicon.answers else 'acts'}"
+
+
+def fact_features(lexicon: Lexicon, one: Read, wish: str, name: str) -> set[str]:
+    """Features of one sentence for whether it asks for the fact ``name``, or to use the tool of that name."""
+    words = lexicon.facts.get(name) or lexicon.tools[name]
+    text, ask = one.place.sentence.text, one.ask
+    mentions = [mention for mention in one.mentions if mention.name == name]
+    found = {"bias", f"q{ask}", f"named {bool(mentions)}{ask}", f"f {name}", f"y {wish} {name}", *one.place.marks()}
+    found.add(f"r {f'ask:{name}' in one.marks} {any(mark.startswith('ask:') for mark in one.marks)}")
+    found.update(f"r {mark}" for mark in one.marks if not mark.startswith("ask:"))
+    if lexicon.which(words, text):
+        found.add(f"which{ask}")
+    if any(not lexicon.value.match(text[mention.end :].lstrip(" :#")) for mention in mentions):
+        found.add(f"open{ask}")
+    tag = "T" if mentions else "N"
+    masked = lexicon.masked(text, wish, one.mentions, name).split() if mentions else one.masked
+    found.update(f"{tag}{gram}" for gram in grams(masked, "m", 3 if mentions else 2))
+    found.update(f"{tag}g {mood}{ask}" for mood in one.moods)
+    found.update(_around(masked))
+    found.update(f"l {name} {gram}" for gram in one.stemmed)
+    found.update(_context(one.place, words))
+    found.update(f"x {mark}" for mark in one.company)
+    if name not in lexicon.tools:
+        return found
+    sort = name.split("_")[0]
+    return {f"{sort} {mark}" for mark in found} | {f"tool {mark}" for mark in found if mark[:2] != "l "}
+
+
+def in_question(lexicon: Lexicon, found: Sequence[Read]) -> list[str]:
+    """Names that a message may ask for: all facts, and the tools whose thing it mentions."""
+    mentioned = {mention.name for one in found for mention in one.mentions}
+    return [*lexicon.facts, *(name for name in lexicon.tools if name in mentioned)]
+
+
+def _around(masked: Sequence[str]) -> Iterator[str]:
+    for at, word in enumerate(masked):
+        if word == "THIS":
+            before, after = masked[max(0, at - _WINDOW) : at], masked[at + 1 : at + 1 + _WINDOW]
+            yield from (f"a-{len(before) - i} {w}" for i, w in enumerate(before))
+            yield from (f"a+{i} {w}" for i, w in enumerate(after))
+            yield from (f"A- {w}" for w in masked[:at])
+            yield from (f"A+ {w}" for w in masked[at + 1 :])
+
+
+def _context(place: Place, words: Named) -> Iterator[str]:
+    for step, name in ((-1, "before"), (1, "after")):
+        other = place.neighbour(step)
+        if other is not None and words.named.search(other.text):
+            yield f"c {name}"

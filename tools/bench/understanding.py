@@ -1,0 +1,159 @@
+"""How many labelled messages scripted users understand: docs/benchmarks/understanding.md.
+
+    python -m tools.bench.understanding [--folds 4]
+
+Three figures for each domain. *Learnt from*: the package's model on ``tests/data/users/<domain>.jsonl``, which it has
+learnt from. *Left out*: the same messages, each read by a model that learnt from the others. *Other domains*: read by a
+model that learnt from the other domains only. Other files ``tests/data/users/<domain>-*.jsonl`` are *unseen*: nothing
+was learnt from them. A message counts when the user would react to it as its label says (:func:`reaction`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+import torch
+
+from mua.language.acts import Acts, Reader
+from mua.language.model import Model
+from mua.language.patterns import load
+from tools.train_reader import (
+    DOMAINS,
+    EXAMPLES,
+    LABELLED,
+    ROOT,
+    Line,
+    composed,
+    domain_of,
+    lexicons,
+    lines_of,
+    seen,
+    trained,
+)
+
+PAGE = ROOT / "docs/benchmarks/understanding.md"
+_ACTS = {
+    "propose": "proposes",
+    "done": "done",
+    "refuse": "refuses",
+    "inform": "informs",
+    "transfer": "transfers",
+    "offer": "offers",
+    "wait": "waits",
+}
+
+
+def labels(acts: Acts) -> frozenset[str]:
+    """What was read, in the words of the labels."""
+    found = {name for name, flag in _ACTS.items() if getattr(acts, flag)}
+    found |= {f"ask:{fact}" for fact in acts.asks} | {f"instruct:{tool}" for tool in acts.instructs}
+    return frozenset(found or {"unclear"})
+
+
+def reaction(acts: Iterable[str]) -> frozenset[str]:
+    """What of a message a user reacts to: to a transfer, else to what is asked, else to a proposal, and so on."""
+    found = frozenset(acts)
+    asked = frozenset(act for act in found if act.startswith(("ask:", "instruct:")))
+    settled = found - asked - {"transfer", "propose", "wait", "offer"}
+    for part in (found & {"transfer"}, asked, found & {"propose"}, settled, found & {"offer"}):
+        if part:
+            return part
+    return found
+
+
+def understood(reader: Reader, lines: Sequence[Line]) -> list[bool]:
+    """For each message whether it is read as its label says."""
+    return [reaction(labels(reader.read(line.say, line.wish))) == reaction(line.acts) for line in lines]
+
+
+def wrong_yes(reader: Reader, lines: Sequence[Line]) -> int:
+    """Messages that are read as a proposal, to be agreed to, and are none."""
+    read = [reaction(labels(reader.read(line.say, line.wish))) for line in lines]
+    return sum(got == {"propose"} and "propose" not in line.acts for got, line in zip(read, lines, strict=True))
+
+
+def readers(model: Model | None = None) -> dict[str, Reader]:
+    """A reader for each domain."""
+    return {domain: Reader(load(ROOT / "environments" / domain / "words.yaml"), model) for domain in DOMAINS}
+
+
+def labelled() -> dict[str, list[Line]]:
+    """The messages that the model has learnt from, by domain; not those written for it alone."""
+    return {domain: lines_of(LABELLED / f"{domain}.jsonl", domain) for domain in DOMAINS}
+
+
+def unseen() -> list[Path]:
+    """Labelled files that nothing was learnt from."""
+    return [path for path in sorted(LABELLED.glob("*-*.jsonl")) if domain_of(path) in DOMAINS]
+
+
+def _share(parts: Sequence[bool]) -> str:
+    return f"{sum(parts) / len(parts):.1%}"
+
+
+def _without(out: Callable[[Line], bool], *, own: bool = True) -> dict[str, Reader]:
+    """Readers whose model has not learnt from the messages that ``out`` is true of."""
+    words = lexicons()
+    written = (
+        [line for path in sorted(EXAMPLES.glob("*.jsonl")) for line in lines_of(path, domain_of(path))] if own else []
+    )
+    every = [*written, *(line for lines in labelled().values() for line in lines), *composed()]
+    return readers(trained([seen(words[line.domain], line) for line in every if not out(line)]))
+
+
+def left_out(folds: int) -> dict[str, list[bool]]:
+    """Each message read by a model that has not learnt from it nor from its fold."""
+    found: dict[str, list[bool]] = {domain: [] for domain in DOMAINS}
+    lines = [line for lines in labelled().values() for line in lines]
+    random.Random(0).shuffle(lines)
+    for fold in range(folds):
+        part = lines[fold::folds]
+        hidden = {(line.domain, line.say) for line in part}
+        made = _without(lambda line, hidden=hidden: (line.domain, line.say) in hidden)  # type: ignore[misc]
+        for domain in DOMAINS:
+            found[domain] += understood(made[domain], [line for line in part if line.domain == domain])
+    return found
+
+
+def other_domains() -> dict[str, list[bool]]:
+    """Each domain's messages read by a model that learnt from the other domains."""
+    every = labelled()
+    return {
+        domain: understood(_without(lambda line, domain=domain: line.domain == domain)[domain], every[domain])  # type: ignore[misc]
+        for domain in DOMAINS
+    }
+
+
+def _rows(folds: int) -> Iterator[str]:
+    own, every = readers(), labelled()
+    crossed, others = left_out(folds), other_domains()
+    yield "| domain | messages | learnt from | left out | other domains |"
+    yield "| --- | --- | --- | --- | --- |"
+    for domain, lines in every.items():
+        learnt = _share(understood(own[domain], lines))
+        yield f"| {domain} | {len(lines)} | {learnt} | {_share(crossed[domain])} | {_share(others[domain])} |"
+    if unseen():
+        yield "\n| unseen file | messages | understood | read as a proposal, wrongly |\n| --- | --- | --- | --- |"
+    for path in unseen():
+        lines, reader = lines_of(path, domain_of(path)), own[domain_of(path)]
+        yield f"| {path.name} | {len(lines)} | {_share(understood(reader, lines))} | {wrong_yes(reader, lines)} |"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--folds", type=int, default=4)
+    folds = parser.parse_args().folds
+    torch.set_num_threads(1)
+    table = "\n".join(_rows(folds))
+    head = PAGE.read_text(encoding="utf-8").partition("<!-- figures -->")[0]
+    made = f"{datetime.now(UTC):%Y-%m-%d}, `python -m tools.bench.understanding --folds {folds}`"
+    PAGE.write_text(f"{head}<!-- figures -->\n\n{made}\n\n{table}\n", encoding="utf-8")
+    print(table)
+
+
+if __name__ == "__main__":
+    main()
