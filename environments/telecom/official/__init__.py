@@ -77,7 +77,7 @@ class TelecomOfficial(OfficialDomain):
     """tau2-bench's telecom, whose user has a phone."""
 
     def scripted_user(self, task: Task, seed: int) -> User:
-        return DirectedUser(task.data["instruction"])
+        return DirectedUser(task.data["instruction"], self.name, seed)
 
 
 def _base(folder: Path) -> Base:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from environments._tau.domain import RecitingUser
+from environments._tau.user import InstructedUser
 from mua.environment.protocol import ToolSchema
 from mua.types import Json
 from mua.users.protocol import UserReply, UserTools
@@ -28,11 +28,11 @@ MOST_CALLS = 10
 """Tools used for one message; what else it names is left."""
 
 
-class DirectedUser(RecitingUser):
-    """A :class:`RecitingUser` with tools. Implements :class:`mua.users.protocol.ToolUser`."""
+class DirectedUser(InstructedUser):
+    """A :class:`InstructedUser` with tools. Implements :class:`mua.users.protocol.ToolUser`."""
 
-    def __init__(self, instruction: str) -> None:
-        super().__init__(instruction)
+    def __init__(self, instruction: str, domain: str, seed: int = 0) -> None:
+        super().__init__(instruction, domain, seed)
         self._tools: UserTools | None = None
 
     def take_tools(self, tools: UserTools) -> None:
