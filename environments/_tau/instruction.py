@@ -163,7 +163,9 @@ _WHO = re.compile(
     r"(?:(?:an? [a-z ]+ (?:called|named) |user )?['\"]?(?:[A-Z][a-z]+\b|[a-z]+(?:_[a-z]+)+_\d+|[\w.]+@[\w.]+\w|\d{5}\b)|in \d{5})",
     re.I,
 )
-_CAPITAL = re.compile(r"^(?:you are|you're) (?:an? [a-z -]+ (?:called|named) |user )?['\"]?(?:[A-Z]|[a-z]+(?:_[a-z]+)+_\d|[\w.]+@)", re.I)
+_CAPITAL = re.compile(
+    r"^(?:you are|you're) (?:an? [a-z -]+ (?:called|named) |user )?['\"]?(?:[A-Z]|[a-z]+(?:_[a-z]+)+_\d|[\w.]+@)", re.I
+)
 _AFTER_WHO = re.compile(
     r"(?:,\s*(?:and\s+)?|\s+and\s+|;\s*)(?=you\s+(?!live|currently (?:live|reside)|reside|are (?:in|from)\b|have (?:two|multiple|several) e-?mail|go by)"
     r"|(?:want|wish|need)\s+(?:to|the)\b|your\s+(?!name|zip|e-?mail|user id|phone|birth|date))",
@@ -174,7 +176,10 @@ _AFTER_WHO = re.compile(
 def _sentences(text: str) -> Iterator[str]:
     """Sentences without who somebody is and what is to be kept secret."""
     text = _SECRET.sub("", _HIDES.sub(lambda found: "" if text[found.end() :].startswith("it") else "it ", text))
-    for sentence in (part.strip(" ;\"'().") if part.startswith("(") else part.strip(" ;\"'") for part in _END.split(_ASIDE_IF.sub(". If", text))):
+    for sentence in (
+        part.strip(" ;\"'().") if part.startswith("(") else part.strip(" ;\"'")
+        for part in _END.split(_ASIDE_IF.sub(". If", text))
+    ):
         rest = _without_identity(sentence)
         if len(re.findall(r"\w+", rest)) > 1:
             yield rest
@@ -194,7 +199,9 @@ def _without_identity(sentence: str) -> str:
 def _named(sentence: str) -> bool:
     """Whether "You are" is followed by a name, an id or an address, not by how somebody is."""
     after = re.sub(r"^(?:You are|You're|you are|you're) (?:an? [a-z ]+ (?:called|named) |user )?['\"]?", "", sentence)
-    return re.match(r"[A-Z][a-z]+\b(?! by)|[a-z]+(?:_[a-z]+)+_\d|[\w.]+@", after) is not None and not after.startswith("French")
+    return re.match(r"[A-Z][a-z]+\b(?! by)|[a-z]+(?:_[a-z]+)+_\d|[\w.]+@", after) is not None and not after.startswith(
+        "French"
+    )
 
 
 # Conditions.
@@ -208,7 +215,8 @@ _THEN = re.compile(
 _CONFIRMING = re.compile(r"confirm", re.I)
 _BEING_ASKED = re.compile(r"\bask(?:s|ed)?\b", re.I)
 _REFUSING = re.compile(
-    r"\b(?:not|n't|cannot|unable|impossible|no\b|refuses?|fails?|isn't|any issues|unavailable|unsuccessful)|^not\b", re.I
+    r"\b(?:not|n't|cannot|unable|impossible|no\b|refuses?|fails?|isn't|any issues|unavailable|unsuccessful)|^not\b",
+    re.I,
 )
 _SAYS = re.compile(r"(?:then )?(?:you )?(?:say|mention|respond|insist|tell|provide)\b", re.I)
 _HALVES = re.compile(r"\b(?:the |customer |service )*agent\b|^asked\b", re.I)
@@ -282,7 +290,7 @@ _WANTING = re.compile(
     re.I,
 )
 _ORDERING = re.compile(
-    r"^(?:first,? |then |also,? |finally,? |lastly,? )*(?:please|confirm|cancel|return|exchange|modify|change|book|add|remove|upgrade|downgrade|get|find|"
+    r"^(?:first,? |then |and |also,? |finally,? |lastly,? )*(?:please|confirm|cancel|return|exchange|modify|change|book|add|remove|upgrade|downgrade|get|find|"
     r"ask|check|inquire|tell|mention that you(?:'re| booked)|update|figure|complain|express|how|what|which|when|where|is|are|can|could|for (?:your|the|order|#))\b",
     re.I,
 )

@@ -73,8 +73,9 @@ def _returned(found: re.Match[str]) -> Listed:
 
 def _swapped(found: re.Match[str]) -> Listed:
     verb, items = found["verb"], _items(found["items"])
-    swaps = [f"Instead of the {_worded(name, old)} I would like {_instead(new)}." for name, old, new in items]
     names = [f"the {name}" for name, _, _ in items]
+    old = [_worded(name, old) if names.count(f"the {name}") > 1 else name for name, old, _ in items]
+    swaps = [f"Instead of the {one} I would like {_instead(new)}." for one, (_, _, new) in zip(old, items, strict=True)]
     details = {
         "order": f"It is order {found['order']}.",
         "item": f"I want to {verb} {_all([f'the {_worded(name, old)}' for name, old, _ in items])}.",

@@ -43,11 +43,17 @@ _TYPOS = (
     (re.compile(r"\bto to\b"), "to"),
     (re.compile(r"You do not want the (?=\s*You )"), ""),
     (re.compile(r"\bwhen is (your .*?) is arriving"), r"when \1 is arriving"),
-    (re.compile(r"\byou (?:are|become|would be) angry(?: and| but)(?: swear for a few times,? ?(?:and|then)?)? (?=prefer|agree|asks?\b)"), "you "),
+    (
+        re.compile(
+            r"\byou (?:are|become|would be) angry(?: and| but)(?: swear for a few times,? ?(?:and|then)?)? (?=prefer|agree|asks?\b)"
+        ),
+        "you ",
+    ),
     (re.compile(r"\byou (?:are|become|would be) angry and "), ""),
     (re.compile(r"\bYou'd say ordered by mistake if asked"), "You ordered it by mistake"),
     (re.compile(r"\btell that the you've\b"), "you tell them that you have"),
     (re.compile(r"(?<=, )try to (?=exchange|return|cancel|modify)"), "you would like to "),
+    (re.compile(r"\bAlso if the agent can help you (?=[a-z]+ )"), "You also want to "),
     (re.compile(r"\bYou also like to\b"), "You would also like to"),
     (re.compile(r"(?<=[.] )Would want\b"), "You would want"),
     (re.compile(r"In the middle of [^,.]*, you\b"), "You"),
@@ -153,7 +159,8 @@ _TRYING = re.compile(rf"^{_ADVERB}(?:try|ask|attempt)(?: your best)? to ", re.I)
 _GIVING = re.compile(r"^(?:provide|give|say(?: that)?(?: it is)?|mention) (\S*\d\S*)(?: first)?\b", re.I)
 _QUOTED = re.compile(r"^(?:respond|reply|answer|say)(?: exactly)?(?: with)? ['\"](.+?)['\"]", re.I)
 _SAID_BY_YOU = re.compile(
-    r"^you(?: will|'d|'ll| would| should)? (?=(?:first |then )?(?:say|mention|tell|insist that|inquire|ask|provide|admit)\b)", re.I
+    r"^you(?: will|'d|'ll| would| should)? (?=(?:first |then )?(?:say|mention|tell|insist that|inquire|ask|provide|admit)\b)",
+    re.I,
 )
 _BECAUSE = (
     (re.compile(r"\bbecause ordered by mistake\b"), "because you ordered it by mistake"),

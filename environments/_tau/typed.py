@@ -50,9 +50,15 @@ _VEILS: tuple[tuple[str, str], ...] = (
     (r"\b(user id) [a-z]+(?:_[a-z]+)+_\d+", r"\1"),
     (rf"\s*\((?:[^()]*?\b)?{_LISTED}[^()]*\)", ""),
     (r",? ?\(?(?:with )?(?:DOB|date of birth|born)(?: is| on)? \d{4}-\d\d-\d\d\)?", ""),
-    (rf"\b(order|reservation|booking|flight|confirmation)s?(?: (?:number|ID|IDs|id|ids|no\.?))?(?: is| are|:)? {_ID},? and {_ID}", r"\1s"),
+    (
+        rf"\b(order|reservation|booking|flight|confirmation)s?(?: (?:number|ID|IDs|id|ids|no\.?))?(?: is| are|:)? {_ID},? and {_ID}",
+        r"\1s",
+    ),
     (rf",? {_ID} and {_ID}", ""),
-    (rf"\b(order|orders|reservation|reservations|booking|flight)(?: (?:number|ID|IDs|id|ids|no\.?))?(?: is|:)? {_LISTED}", r"\1"),
+    (
+        rf"\b(order|orders|reservation|reservations|booking|flight)(?: (?:number|ID|IDs|id|ids|no\.?))?(?: is|:)? {_LISTED}",
+        r"\1",
+    ),
     (rf"\b(my|the|this|that|another|new) {_ID}(?= order)", r"\1"),
     (rf"\b(my|the) {_METHOD}\b", r"\1 payment method"),
     (rf"\b{_METHOD}\b", "my other payment method"),
@@ -66,12 +72,16 @@ _VEILS: tuple[tuple[str, str], ...] = (
     (r"(?<=my )\d{4} (?=card)", ""),
     (_FORMS["address"], "another address"),
     (rf" on (?:{_MONTH}) \d{{1,2}}(?!\d| to\b| and\b)", ""),
-    (r"(?<=.{20}),? (?:because|since|as|due to)\b (?:of )?(?:i|it|its|they|the|my|a|there|we|you)\b.*?(?=[.]$|[.] )", ""),
+    (
+        r"(?<=.{20}),? (?:because|since|as|due to)\b (?:of )?(?:i|it|its|they|the|my|a|there|we|you)\b.*?(?=[.]$|[.] )",
+        "",
+    ),
     (r",? (?:in|at) \d{5}\b|\s*\(\d{5}\)", ""),
 )
 _VEIL = tuple((re.compile(pattern), instead) for pattern, instead in _VEILS)
 _BARE = re.compile(
-    r"\b(cancel|return|change|modify|of|in|from|for|exchange|about|within|with|under) (orders?|reservations?|bookings?)\b", re.I
+    r"\b(cancel|return|change|modify|of|in|from|for|exchange|about|within|with|under) (orders?|reservations?|bookings?)\b",
+    re.I,
 )
 
 

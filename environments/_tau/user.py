@@ -37,6 +37,8 @@ PATIENCE = 10
 """Messages that bring it no further, before it leaves."""
 SHARE = 3
 """The opening is at most one part in this many of the instruction, where anything can be said so briefly."""
+MOST = 60
+"""Percent of the instruction's length that one message has at most; the rest has to be asked for again."""
 LONGEST_OPENING = 130
 """Characters."""
 MOST_SENTENCES = 3
@@ -74,7 +76,9 @@ class InstructedUser:
         self._wishes = list(self._given.wishes) or [Wanted("I need some help.", {})]
         self._replies = list(self._given.replies)
         self._asides = list(self._given.asides)
+        self._most = max(MOST * len(instruction) // 100, 90)
         self._told: set[str] = set()
+        self._said: set[str] = set()
         self._left = PATIENCE
         self._thanked = False
 
@@ -82,6 +86,10 @@ class InstructedUser:
         return UserReply(self._stated(self._wish))
 
     async def reply(self, agent_text: str) -> UserReply:
+        found = self._reply(agent_text)
+        return found if found.stop else UserReply(self._some(found.text))
+
+    def _reply(self, agent_text: str) -> UserReply:
         acts = self._reader.read(agent_text, self._verb())
         if acts.transfers and not acts.proposes:
             return self._stop("Okay, thank you.")
@@ -110,6 +118,16 @@ class InstructedUser:
         found = [(hit.start(), verb) for verb, deed in self._lexicon.deeds.items() if (hit := deed.search(text))]
         return min(found)[1] if found and not self._wish.inquiry else "do"
 
+    def _some(self, text: str) -> str:
+        """As many of the sentences as are said at once, those first that have not been said."""
+        parts = sorted(_SENTENCE.split(text), key=lambda part: part in self._said)
+        kept = [shortened(parts[0], self._most)]
+        for part in parts[1:]:
+            if sum(map(len, kept)) + len(kept) + len(part) <= self._most:
+                kept.append(part)
+        self._said.update(kept)
+        return " ".join(kept)
+
     # Opening.
 
     def _stated(self, wish: Wanted) -> str:
@@ -134,6 +152,7 @@ class InstructedUser:
     def _fact(self, name: str, agent_text: str) -> Iterator[str]:
         """Sentences that tell one fact: its values, what the wish says of it, or asides about it."""
         if reply := self._taken("asked", agent_text, name):
+            self._told.update(re.findall(r"#?\w*\d\w*", reply.text))
             yield reply.text
         elif values := self._values(name):
             yield _TELL.get(name, "It is {}.").format(_joined(values))
@@ -169,7 +188,8 @@ class InstructedUser:
         """The sentence that names the fact: of the wish, of an aside, of another wish."""
         fact = self._lexicon.facts[name]
         pool = [*self._asides, self._wish.text, *(wish.text for wish in self._wishes[1:])]
-        named = [text for text in pool if fact.named.search(_plain(text)) or fact.kind.search(_plain(text))]
+        by = _GROUNDS if name == "reason" else fact.named
+        named = [text for text in pool if by.search(_plain(text))]
         fresh = [text for text in named if text not in self._told] or named
         if not fresh:
             return self._wish.text if name in _OF_WISH else ""
@@ -191,6 +211,8 @@ class InstructedUser:
     def _agreement(self, agent_text: str) -> str:
         if reply := self._taken("confirm", agent_text):
             return reply.text
+        if _EITHER.search(agent_text) and (best := self._found(agent_text)):
+            return best
         if wrong := self._contradicted(agent_text):
             return f"No. {wrong}"
         if self._wish.text not in self._told and not self._wish.opening:
@@ -204,7 +226,12 @@ class InstructedUser:
         named = facts_in(agent_text, reservations="reservation" in self._lexicon.facts)
         for name in ("order", "reservation", "payment"):
             own, theirs = self._given.facts.get(name, ()), named.get(name, ())
-            if own and theirs and not {_bare(one) for one in own} & {_bare(one) for one in theirs} and name != "payment":
+            if (
+                own
+                and theirs
+                and not {_bare(one) for one in own} & {_bare(one) for one in theirs}
+                and name != "payment"
+            ):
                 return _MEAN.format(_joined(self._wish.facts.get(name, own)))
         for text in self._asides:
             refused = _REFUSED.search(text)
@@ -217,11 +244,15 @@ class InstructedUser:
         for reply in self._replies:
             fits = reply.trigger == trigger or (trigger == "refusal" and reply.trigger == "other")
             if trigger == "asked":
-                fits = fits and (_mentions(self._lexicon, name, reply.about) or _overlap(_content(reply.about), _content(agent_text)) > 1)
+                fits = fits and (
+                    _mentions(self._lexicon, name, reply.about)
+                    or _overlap(_content(reply.about), _content(agent_text)) > 1
+                )
             elif reply.trigger == "other":
                 fits = fits and _overlap(_content(reply.about), _content(agent_text)) > 0
             if fits:
                 self._replies.remove(reply)
+                self._told |= {self._wish.text} if trigger != "asked" else set()
                 return reply
         return None
 
@@ -265,7 +296,9 @@ class InstructedUser:
         return UserReply(f"{text} {STOP_SIGNAL}", stop=True)
 
 
+_SENTENCE = re.compile(r"(?<=[.?!])\s+(?=[A-Z#])")
 _YES = ("Yes.", "Yes, please.", "Yes, go ahead.")
+_EITHER = re.compile(r"\b(?:prefer|rather|either|like)\b[^.?!]*\bor\b", re.IGNORECASE)
 _MEAN = "I mean {}."
 _TELL = {
     "name": "My name is {}.",
@@ -279,6 +312,9 @@ _TELL = {
     "address": "The address is {}.",
     "card": "It is the one ending in {}.",
 }
+_GROUNDS = re.compile(
+    r"\b(?:because|since|due to|by mistake|no longer|damaged|broken|does not|did not|sick|too (?:big|small)|wrong|lost|emergency|reason)\b"
+)
 _OF_WISH = frozenset({"item", "product", "wanted", "wish", "flight", "route", "passengers", "direction", "preference"})
 """Facts that the wish itself tells, where nothing else does."""
 _REFUSED = re.compile(r"\bI (?:do not|don't) (?:want|need|accept)(?: to)? (?:be |any )?(.+?)[.,]")
@@ -346,12 +382,16 @@ _SHORTEST = ("I need help with something.", "I need some help.")
 
 def shortened(text: str, room: int) -> str:
     """The first sentence of ``text``, cut before a clause or phrase so that it has at most ``room`` characters."""
-    first = re.split(r"(?<=[.?!])\s+(?=[A-Z])", text, maxsplit=1)[0]
+    first = _SENTENCE.split(text, maxsplit=1)[0]
     if len(first) <= room:
         return first
     places = [found.start() for found in _BREAK.finditer(first)]
     heads = [first[:place].rstrip(" ,;:") for place in places]
-    whole = [head for head in heads if len(head) < room and len(head.split()) > _LEAST_WORDS and _CLAUSE.search(head) and not _DANGLING.search(head)]
+    whole = [
+        head
+        for head in heads
+        if len(head) < room and len(head.split()) > _LEAST_WORDS and _CLAUSE.search(head) and not _DANGLING.search(head)
+    ]
     if whole:
         return f"{whole[-1]}."
     return next((one for one in _SHORTEST if len(one) <= room), _SHORTEST[-1])
