@@ -1,4 +1,4 @@
-"""A free-text instruction of tau-bench or tau2-bench, taken apart: who somebody is, what it wants, what it would answer.
+"""A free-text instruction of tau-bench or tau2-bench, taken apart: who somebody is, what it wants, what it answers.
 
 ::
 
@@ -122,7 +122,8 @@ class _Taken:
 
 
 _REFERS = re.compile(
-    r"^I (?:also |would )?(?:want|wish|need|like) to \w+ (?:it|them|the (?:\w+ ){0,2}one)\b|\bavailable for it\b|\bthe (?:more|less) \w+ one\b"
+    r"^I (?:also |would )?(?:want|wish|need|like) to \w+ (?:it|them|the (?:\w+ ){0,2}one)\b|\bavailable for it\b"
+    r"|\bthe (?:more|less) \w+ one\b"
 )
 
 
@@ -151,23 +152,28 @@ _END = re.compile(r"(?<=[.!?;])(?<!i\.e\.)(?<!e\.g\.)(?<!a\.m\.)(?<!p\.m\.)[\"')
 _ASIDE_IF = re.compile(r",? (?:but|and),? if\b(?=[^,.]*(?:asks|not|cannot|impossible|n't)[^,.]*, )")
 _HIDES = re.compile(
     r"(?:which )?(?:but )?(?:and )?(?:you )?(?:do not|don't|won't|will not|prefer not to|would not)"
-    r"(?: want to| like to)? (?:reveal|mention|share)(?: it)?(?: in chat)?(?: for private reasons)?,? ?(?:but )?(?=it is\b|it's\b|is\b|should be)"
+    r"(?: want to| like to)? (?:reveal|mention"
+    r"|share)(?: it)?(?: in chat)?(?: for private reasons)?,? ?(?:but )?(?=it is\b|it's\b|is\b|should be)"
 )
 _SECRET = re.compile(
-    r"\s*\((?:insist|say|mention) [^()]*\)|\s*\((?:[^()]*?,? ?but )?(?:you )?(?:do not|don't|won't|will not|only) (?:want to )?(?:reveal|mention|provide|say|speak)[^()]*\)"
+    r"\s*\((?:insist|say|mention) [^()]*\)|\s*\((?:[^()]*?,? ?but )?(?:you )?(?:do not|don't|won't|will not"
+    r"|only) (?:want to )?(?:reveal|mention|provide|say|speak)[^()]*\)"
     r"|\s*\([^()]*\b(?:do not|don't) (?:want to )?(?:reveal|mention)[^()]*\)"
     r"|,? (?:and|but) you (?:do not|don't|would not) (?:want|like) to (?:reveal|mention|speak|share)[^.,;]*"
 )
 _WHO = re.compile(
-    r"^(?:you are|you're|your name is|your user id is|your user id is|your id is|your email is|your zip code is|you live in)\s+"
-    r"(?:(?:an? [a-z ]+ (?:called|named) |user )?['\"]?(?:[A-Z][a-z]+\b|[a-z]+(?:_[a-z]+)+_\d+|[\w.]+@[\w.]+\w|\d{5}\b)|in \d{5})",
+    r"^(?:you are|you're|your name is|your user id is|your user id is|your id is|your email is|your zip code is"
+    r"|you live in)\s+"
+    r"(?:(?:an? [a-z ]+ (?:called|named) |user )?['\"]?(?:[A-Z][a-z]+\b|[a-z]+(?:_[a-z]+)+_\d+|[\w.]+@[\w.]+\w"
+    r"|\d{5}\b)|in \d{5})",
     re.I,
 )
 _CAPITAL = re.compile(
     r"^(?:you are|you're) (?:an? [a-z -]+ (?:called|named) |user )?['\"]?(?:[A-Z]|[a-z]+(?:_[a-z]+)+_\d|[\w.]+@)", re.I
 )
 _AFTER_WHO = re.compile(
-    r"(?:,\s*(?:and\s+)?|\s+and\s+|;\s*)(?=you\s+(?!live|currently (?:live|reside)|reside|are (?:in|from)\b|have (?:two|multiple|several) e-?mail|go by)"
+    r"(?:,\s*(?:and\s+)?|\s+and\s+|;\s*)(?=you\s+(?!live|currently (?:live|reside)|reside|are (?:in|from)\b"
+    r"|have (?:two|multiple|several) e-?mail|go by)"
     r"|(?:want|wish|need)\s+(?:to|the)\b|your\s+(?!name|zip|e-?mail|user id|phone|birth|date))",
     re.I,
 )
@@ -208,8 +214,10 @@ def _named(sentence: str) -> bool:
 
 _IF = re.compile(r"^(?:and |but |so |however,? |even )?(?:if|when|once|in case)\b(?: and only if)?\s+", re.I)
 _THEN = re.compile(
-    r",\s*(?=(?:and |then |just |please |only |also )*(?:you(?:r|'[a-z]+)?|only|do|don't|no|ask|say|mention|provide|insist|"
-    r"be|cancel|return|exchange|modify|change|respond|keep|drop|it is|it's|downgrade|try|agree|refund|just|go|choose|the|"
+    r",\s*(?=(?:and |then |just |please |only |also )*(?:you(?:r|'[a-z]+)?|only|do|don't|no|ask|say|mention"
+    r"|provide|insist|"
+    r"be|cancel|return|exchange|modify|change|respond|keep|drop|it is|it's|downgrade|try|agree|refund|just|go"
+    r"|choose|the|"
     r"PayPal|otherwise|see|add|pay)\b)"
 )
 _CONFIRMING = re.compile(r"confirm", re.I)
@@ -267,41 +275,57 @@ def _given(reply: Reply, facts: Facts) -> Iterator[tuple[str, Sequence[str]]]:
 _HOW = (
     r"(?:very |a bit |an? |extremely |quite |also |now |so |rather |usually |always |really )*"
     r"(?:[a-z-]+(?:ed|ive|ent|ant|ous|ful|ible|able|ic|al|ing|less|ish|ry|sy|py|dy|ty|ly)|calm|brief|terse|polite|rude|sad|"
-    r"shy|rigid|direct|busy|insecure|happy|private|mysterious|persistent|private person|yound|funny|chill|lonely|interesting|"
+    r"shy|rigid|direct|busy|insecure|happy|private|mysterious|persistent|private person|yound|funny|chill|lonely"
+    r"|interesting|"
     r"organized|firm|detail-oriented|loyal|in debt|in a rush|not (?:good|familiar)|french|secure|person|urgent|late)"
 )
-_STATE = r"(?!(?:willing|contacting|looking|also looking|ok|okay|fine|happy (?:to|with)|unhappy (?:with|about|that)|angry about|a bit absent|flying|unsure|frustrated with|very upset that|initially unsure)\b)"
+_STATE = (
+    r"(?!(?:willing|contacting|looking|also looking|ok|okay|fine|happy (?:to|with)|unhappy (?:with|about|that)"
+    r"|angry about|a bit absent|flying|unsure|frustrated with|very upset that|initially unsure)\b)"
+)
 _MANNER = re.compile(
-    rf"^(?:you are|you're|you will be|be|you were) {_STATE}{_HOW}\b|^you are an? [a-z, -]*\b(?:person|guy|man|woman|student)\b"
-    r"|^(?:your (?:approach|goal|tone|name|email|zip|user id)\b|it is urgent|as you are interacting|you are (?:now )?(?:emotional|reactive|patient)|"
-    r"you (?:like|speak|talk|randomly|recently the|use french|tend)\b|make (?:sure|everything)\b|(?:also )?try to (?:paraphrase|make the conversation)|"
-    r"be \w+|use both|do not take|don't accept|do not mention|do not reveal|never\b|you (?:do not|don't|would not) want to (?:reveal|mention|speak|share)|"
+    rf"^(?:you are|you're|you will be|be|you were) {_STATE}{_HOW}\b|^you are an? [a-z, -]*\b(?:person|guy|man"
+    rf"|woman|student)\b"
+    r"|^(?:your (?:approach|goal|tone|name|email|zip|user id)\b|it is urgent|as you are interacting"
+    r"|you are (?:now )?(?:emotional|reactive|patient)|"
+    r"you (?:like|speak|talk|randomly|recently the|use french|tend)\b|make (?:sure|everything)\b"
+    r"|(?:also )?try to (?:paraphrase|make the conversation)|"
+    r"be \w+|use both|do not take|don't accept|do not mention|do not reveal|never\b|you (?:do not|don't"
+    r"|would not) want to (?:reveal|mention|speak|share)|"
     r"please be|you're very|you will then use|you are into|mention the two|answer in|speak|keep your|remain|stay)",
     re.I,
 )
 _STYLE = re.compile(
-    r"^(?:please )?(?:make sure (?:you|to) (?:\w+ )?mention|mention (?:the two|both)|under no circumstances|do not mention|provide all|say things|"
+    r"^(?:please )?(?:make sure (?:you|to) (?:\w+ )?mention|mention (?:the two|both)|under no circumstances"
+    r"|do not mention|provide all|say things|"
     r"otherwise, just thank|after \d+ assertions|this is incorrect|mention all|try to paraphrase)",
     re.I,
 )
 _DOING = re.compile(r"\bwant to (?:cancel|return|exchange|modify|change|undo|know|book|upgrade|remove|buy|check)\b")
 _WANTING = re.compile(
-    r"\b(?:want|wants|wanted|wish|would like|would also like|'d like|'d want|wonder|intend|considering|looking for|first inquire|like to (?:modify|change|exchange|cancel|return))\b|^(?:first,? )?try to (?:book|see|get|figure|unsubscribe|exchange)|needs to be|^you (?:also )?need (?:to|the|your)\b|no longer need|^you (?:then |first |will first )?(?:ask|inquire) ",
+    r"\b(?:want|wants|wanted|wish|would like|would also like|'d like|'d want|wonder|intend|considering"
+    r"|looking for|first inquire|like to (?:modify|change|exchange|cancel|return))\b|^(?:first,? )?try to (?:book"
+    r"|see|get|figure|unsubscribe|exchange)|needs to be|^you (?:also )?need (?:to|the|your)\b|no longer need"
+    r"|^you (?:then |first |will first )?(?:ask|inquire) ",
     re.I,
 )
 _ORDERING = re.compile(
-    r"^(?:first,? |then |and |also,? |finally,? |lastly,? )*(?:please|confirm|cancel|return|exchange|modify|change|book|add|remove|upgrade|downgrade|get|find|"
-    r"ask|check|inquire|tell|mention that you(?:'re| booked)|update|figure|complain|express|how|what|which|when|where|is|are|can|could|for (?:your|the|order|#))\b",
+    r"^(?:first,? |then |and |also,? |finally,? |lastly,? )*(?:please|confirm|cancel|return|exchange|modify"
+    r"|change|book|add|remove|upgrade|downgrade|get|find|"
+    r"ask|check|inquire|tell|mention that you(?:'re| booked)|update|figure|complain|express|how|what|which|when"
+    r"|where|is|are|can|could|for (?:your|the|order|#))\b",
     re.I,
 )
 _PREFERRING = re.compile(
     r"^you(?:'d| would)? (?:also )?(?:do not|don't|prefer|never)\b|"
     r"^you(?: would)? (?:also )?want (?:the |to (?:use|pay|fly in|minimi[sz]e|first use|proceed|be )|in )|"
-    r"^\S+(?: \w+)? is prefer|^price is|^you know\b|^for payment|^you(?:'re| are) (?:ok|okay|fine|willing|happy|not sure|unsure)\b",
+    r"^\S+(?: \w+)? is prefer|^price is|^you know\b|^for payment|^you(?:'re| are) (?:ok|okay|fine|willing|happy"
+    r"|not sure|unsure)\b",
     re.I,
 )
 _INQUIRY = re.compile(
-    r"\b(?:want|like|need|wish) to (?:know|check|ask|figure|verify|see|confirm)|\bwonder|inquire|^(?:how|what|which|when|where|is|are)\b|^you (?:then |first |will first )?(?:ask|inquire) (?!for|to)|"
+    r"\b(?:want|like|need|wish) to (?:know|check|ask|figure|verify|see|confirm)|\bwonder|inquire|^(?:how|what"
+    r"|which|when|where|is|are)\b|^you (?:then |first |will first )?(?:ask|inquire) (?!for|to)|"
     r"^(?:please |also )*(?:check|figure)|ask (?:about|the agent (?:about|if|whether|wh|how))|\bhow m(?:any|uch)\b",
     re.I,
 )

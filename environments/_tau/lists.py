@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from environments._tau.typed import Facts
 
 _START = re.compile(
-    r"(?=\bReturn #\w+ via |\bFor #\w+, (?:exchange|modify) [A-Z][\w -]* \{|\bFor #\w+, change (?:address|payment) to |\bCancel order #\w+ because )"
+    r"(?=\bReturn #\w+ via |\bFor #\w+, (?:exchange"
+    r"|modify) [A-Z][\w -]* \{|\bFor #\w+, change (?:address|payment) to |\bCancel order #\w+ because )"
 )
 _RETURN = re.compile(r"Return (?P<order>#\w+) via (?P<via>\w+): (?P<items>(?:[A-Z][^;{]*(?:\{[^}]*\})?; ?)+)")
 _SWAP = re.compile(
@@ -26,7 +27,8 @@ _SWAP = re.compile(
     r"(?P<items>(?:[A-Z][\w -]* \{[^}]*\} to \{[^}]*\}(?:; ?|(?=[,.]|$)))+)(?:via (?P<via>\w+)\. ?)?"
 )
 _ADDRESS = re.compile(
-    r"For (?P<order>#\w+), change address to (?:(?P<address>\{[^}]*\})(?: \(same as (?P<like>#\w+)\))?|same as (?P<same>#\w+))\. ?"
+    r"For (?P<order>#\w+), change address to (?:(?P<address>\{[^}]*\})(?: \(same as (?P<like>#\w+)\))?|same as"
+    r" (?P<same>#\w+))\. ?"
 )
 _PAYMENT = re.compile(r"For (?P<order>#\w+), change payment to (?P<via>\w+)\. ?")
 _CANCEL = re.compile(r"Cancel order (?P<order>#\w+) because (?P<reason>no longer needed|ordered by mistake)\.? ?")

@@ -15,10 +15,65 @@ from collections.abc import Callable
 
 _CLERK = r"(?<!another )(?<!human )(?<!third )(?:the |an? |your )?(?:customer )?(?:service |support )?agent"
 _OBJECT_AFTER = frozenset(
-    "asks ask asked tell tells told give gives gave let lets help helps helped allow allows to for with of by from at"
-    " refund refunds compensate provide provides save saves send sends charge charges charged between reach inform"
-    " show shows gives offer offers offered upsets makes made cost costs around behind transfer upgrade told bothers"
-    " about caused".split()  # noqa: SIM905
+    [
+        "asks",
+        "ask",
+        "asked",
+        "tell",
+        "tells",
+        "told",
+        "give",
+        "gives",
+        "gave",
+        "let",
+        "lets",
+        "help",
+        "helps",
+        "helped",
+        "allow",
+        "allows",
+        "to",
+        "for",
+        "with",
+        "of",
+        "by",
+        "from",
+        "at",
+        "refund",
+        "refunds",
+        "compensate",
+        "provide",
+        "provides",
+        "save",
+        "saves",
+        "send",
+        "sends",
+        "charge",
+        "charges",
+        "charged",
+        "between",
+        "reach",
+        "inform",
+        "show",
+        "shows",
+        "gives",
+        "offer",
+        "offers",
+        "offered",
+        "upsets",
+        "makes",
+        "made",
+        "cost",
+        "costs",
+        "around",
+        "behind",
+        "transfer",
+        "upgrade",
+        "told",
+        "bothers",
+        "about",
+        "caused",
+    ]
 )
 _OWN = re.compile(
     r"\byou (?=(?:name|zip(?: code)?|e-?mail|mind|user id|reservation|skateboard|account|profile)\b)", re.I
@@ -28,7 +83,8 @@ _HAVE = re.compile(r"\b(you|i)('re|'ve|'d|'ll|'m)(?=\W|$)", re.I)
 _LONG = {"'re": " are", "'ve": " have", "'d": " would", "'ll": " will", "'m": " am"}
 _NO_OBJECT = re.compile(r"\s+(?:can|could|will|would|do|did|don't|have|had|are|were|want|need|just|should|might|may)\b")
 _ELIDED = re.compile(
-    r"\b(and|but|or|though) (also )?are (?=(?:also )?(?:willing|ok|okay|fine|happy|unhappy|upset|not|looking|contacting|"
+    r"\b(and|but|or|though) (also )?are (?=(?:also )?(?:willing|ok|okay|fine|happy|unhappy|upset|not|looking"
+    r"|contacting|"
     r"frustrated|in|very|an?|sure|unsure|disappointed|emotional|flexible|okay|now|ready|going)\b)"
 )
 _TYPOS = (
@@ -45,7 +101,8 @@ _TYPOS = (
     (re.compile(r"\bwhen is (your .*?) is arriving"), r"when \1 is arriving"),
     (
         re.compile(
-            r"\byou (?:are|become|would be) angry(?: and| but)(?: swear for a few times,? ?(?:and|then)?)? (?=prefer|agree|asks?\b)"
+            r"\byou (?:are|become|would be) angry(?: and| but)(?: swear for a few times,? ?(?:and"
+            r"|then)?)? (?=prefer|agree|asks?\b)"
         ),
         "you ",
     ),
@@ -109,7 +166,10 @@ def _to_the_agent(text: str) -> str:
             base = verb.removesuffix("s") if verb != "processes" else "process"
         return f"{_YOU}{found['adverb'] or ''} {base}"
 
-    verb = r"(?P<adverb> (?:finally|explicitly|also|still|only|just|really))? (?P<verb>is|has|does|was|doesn't|[a-z]{2,}s)\b"
+    verb = (
+        r"(?P<adverb> (?:finally|explicitly|also|still|only|just|really))? (?P<verb>is|has|does|was|doesn't"
+        r"|[a-z]{2,}s)\b"
+    )
     text = re.sub(rf"\b{_CLERK}'s\b", _YOUR, text, flags=re.I)
     text = re.sub(rf"\b{_CLERK}(?! that\b)(?:{verb})?\b", agreeing, text, flags=re.I)
     return _ALSO.sub(r"\1 \2", text)
@@ -148,8 +208,10 @@ def _agreeing(text: str) -> str:
 
 _ADVERB = r"(?:explicitly |persistently |also |then |finally |initially |first |briefly |politely |just )*"
 _SAYING = re.compile(
-    rf"^{_ADVERB}(?:(?:say|mention|insist|emphasi[sz]e|complain|state|claim|explain|admit|argue|add|be insistent|be adamant)"
-    rf"(?: to {_CLERK})?|(?:tell|remind|inform) (?:{_CLERK}|them))(?: to {_CLERK})? (?:that )?(?!to |on |upon |persistently on )(?=\S)",
+    rf"^{_ADVERB}(?:(?:say|mention|insist|emphasi[sz]e|complain|state|claim|explain|admit|argue|add|be insistent"
+    rf"|be adamant)"
+    rf"(?: to {_CLERK})?|(?:tell|remind|inform) (?:{_CLERK}|them))(?: to {_CLERK})? (?:that )?(?!to |on |upon "
+    rf"|persistently on )(?=\S)",
     re.I,
 )
 _ASKING = re.compile(rf"^{_ADVERB}(?:ask|request|get|tell) {_CLERK} {_ADVERB}to ", re.I)
@@ -159,7 +221,8 @@ _TRYING = re.compile(rf"^{_ADVERB}(?:try|ask|attempt)(?: your best)? to ", re.I)
 _GIVING = re.compile(r"^(?:provide|give|say(?: that)?(?: it is)?|mention) (\S*\d\S*)(?: first)?\b", re.I)
 _QUOTED = re.compile(r"^(?:respond|reply|answer|say)(?: exactly)?(?: with)? ['\"](.+?)['\"]", re.I)
 _SAID_BY_YOU = re.compile(
-    r"^you(?: will|'d|'ll| would| should)? (?=(?:first |then )?(?:say|mention|tell|insist that|inquire|ask|provide|admit)\b)",
+    r"^you(?: will|'d|'ll| would| should)? (?=(?:first |then )?(?:say|mention|tell|insist that|inquire|ask"
+    r"|provide|admit)\b)",
     re.I,
 )
 _BECAUSE = (
@@ -167,10 +230,42 @@ _BECAUSE = (
     (re.compile(r"\bbecause no longer needed\b"), "because it is no longer needed"),
     (re.compile(r"^(?:express|voice) \w+[^.]*? and that ", re.I), ""),
 )
-_DEEDS = (
-    "cancel return exchange modify change use book add remove upgrade downgrade refund check find switch update pay proceed"
-    " send keep give buy drop choose select pick look make transfer see do go downgrade ensure"
-).split()  # noqa: SIM905
+_DEEDS = [
+    "cancel",
+    "return",
+    "exchange",
+    "modify",
+    "change",
+    "use",
+    "book",
+    "add",
+    "remove",
+    "upgrade",
+    "downgrade",
+    "refund",
+    "check",
+    "find",
+    "switch",
+    "update",
+    "pay",
+    "proceed",
+    "send",
+    "keep",
+    "give",
+    "buy",
+    "drop",
+    "choose",
+    "select",
+    "pick",
+    "look",
+    "make",
+    "transfer",
+    "see",
+    "do",
+    "go",
+    "downgrade",
+    "ensure",
+]
 _DEED = re.compile(rf"^(?:(?:{_ADVERB}|only )(?:{'|'.join(_DEEDS)})\b|do not |don't |never )", re.I)
 _BUT = re.compile(r"^(?:but|well|and|so),? (?!if\b)", re.I)
 _FIRST = re.compile(r"^(?:(?:first|then|also|finally|lastly|and|so|but|next|at the end)\b,? ?)+", re.I)

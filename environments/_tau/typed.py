@@ -35,7 +35,8 @@ _NO_NAME = frozenset({"French"})
 
 
 def facts_in(text: str, *, reservations: bool = False) -> Facts:
-    """The values that ``text`` holds; ``reservations``: as in :func:`environments._tau.instruction.read_instruction`."""
+    """The values that ``text`` holds; ``reservations``: as in"
+    " :func:`environments._tau.instruction.read_instruction`."""
     found = {name: pattern.findall(text) for name, pattern in _COMPILED.items()}
     if reservations:
         numbers = [number for number in _RESERVATION.findall(text) if number not in found["flight"]]
@@ -51,12 +52,14 @@ _VEILS: tuple[tuple[str, str], ...] = (
     (rf"\s*\((?:[^()]*?\b)?{_LISTED}[^()]*\)", ""),
     (r",? ?\(?(?:with )?(?:DOB|date of birth|born)(?: is| on)? \d{4}-\d\d-\d\d\)?", ""),
     (
-        rf"\b(order|reservation|booking|flight|confirmation)s?(?: (?:number|ID|IDs|id|ids|no\.?))?(?: is| are|:)? {_ID},? and {_ID}",
+        rf"\b(order|reservation|booking|flight|confirmation)s?(?: (?:number|ID|IDs|id|ids|no\.?))?(?: is| are"
+        rf"|:)? {_ID},? and {_ID}",
         r"\1s",
     ),
     (rf",? {_ID} and {_ID}", ""),
     (
-        rf"\b(order|orders|reservation|reservations|booking|flight)(?: (?:number|ID|IDs|id|ids|no\.?))?(?: is|:)? {_LISTED}",
+        rf"\b(order|orders|reservation|reservations|booking|flight)(?: (?:number|ID|IDs|id|ids|no\.?))?(?: is"
+        rf"|:)? {_LISTED}",
         r"\1",
     ),
     (rf"\b(my|the|this|that|another|new) {_ID}(?= order)", r"\1"),
@@ -64,7 +67,7 @@ _VEILS: tuple[tuple[str, str], ...] = (
     (rf"\b{_METHOD}\b", "my other payment method"),
     (rf"\s*\b(?:in|from|of|for|with|under|on|within) {_LISTED}", ""),
     (rf"\b{_LISTED}(?= order)", "my"),
-    (rf"\b(?:product|item) \d{{10}}", "one item"),
+    (r"\b(?:product|item) \d{10}", "one item"),
     (r"\b\d{10}\b", "another one"),
     (r"\s*\bHAT\d{3}\b", ""),
     (rf"(?<!\w){_LISTED}", "my order"),
@@ -80,7 +83,8 @@ _VEILS: tuple[tuple[str, str], ...] = (
 )
 _VEIL = tuple((re.compile(pattern), instead) for pattern, instead in _VEILS)
 _BARE = re.compile(
-    r"\b(cancel|return|change|modify|of|in|from|for|exchange|about|within|with|under) (orders?|reservations?|bookings?)\b",
+    r"\b(cancel|return|change|modify|of|in|from|for|exchange|about|within|with|under) (orders?|reservations?"
+    r"|bookings?)\b",
     re.I,
 )
 

@@ -6,7 +6,7 @@
     (nothing yet)                    its first wish, without particulars
     asks for facts                   tells them, those of the wish in hand first
     asks anything else               the sentence of its instruction that fits best, or "I do not know that."
-    wants a yes                      what the instruction says on confirmation, what is contradicted or still untold; else yes
+    wants a yes                      what is to be said on confirmation, what is contradicted or untold; else yes
     refuses                          what the instruction says for that case, else the next wish
     has done it, has told it         the next wish
     asks whether there is more       the next wish, or no
@@ -24,7 +24,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from environments._tau.instruction import Reply, Trigger, Wanted, read_instruction
-from environments._tau.typed import Facts, facts_in, veiled
+from environments._tau.typed import facts_in, veiled
 from mua.language.acts import Acts, Reader
 from mua.language.lexicon import Lexicon
 from mua.language.patterns import load
@@ -313,7 +313,8 @@ _TELL = {
     "card": "It is the one ending in {}.",
 }
 _GROUNDS = re.compile(
-    r"\b(?:because|since|due to|by mistake|no longer|damaged|broken|does not|did not|sick|too (?:big|small)|wrong|lost|emergency|reason)\b"
+    r"\b(?:because|since|due to|by mistake|no longer|damaged|broken|does not|did not|sick|too (?:big|small)|wrong"
+    r"|lost|emergency|reason)\b"
 )
 _OF_WISH = frozenset({"item", "product", "wanted", "wish", "flight", "route", "passengers", "direction", "preference"})
 """Facts that the wish itself tells, where nothing else does."""
@@ -352,9 +353,57 @@ def _open_question(agent_text: str, acts: Acts) -> bool:
 
 
 _STOP = frozenset(
-    "that this what which would could should with your yours have from like want need know help please there their they"
-    " them then than will just also about some more when where into does been being were make sure only order agent"
-    " thank thanks provide assist today anything else".split()  # noqa: SIM905
+    [
+        "that",
+        "this",
+        "what",
+        "which",
+        "would",
+        "could",
+        "should",
+        "with",
+        "your",
+        "yours",
+        "have",
+        "from",
+        "like",
+        "want",
+        "need",
+        "know",
+        "help",
+        "please",
+        "there",
+        "their",
+        "they",
+        "them",
+        "then",
+        "than",
+        "will",
+        "just",
+        "also",
+        "about",
+        "some",
+        "more",
+        "when",
+        "where",
+        "into",
+        "does",
+        "been",
+        "being",
+        "were",
+        "make",
+        "sure",
+        "only",
+        "order",
+        "agent",
+        "thank",
+        "thanks",
+        "provide",
+        "assist",
+        "today",
+        "anything",
+        "else",
+    ]
 )
 
 
@@ -373,7 +422,8 @@ def _overlap(asked: frozenset[str], text: frozenset[str]) -> int:
 
 _BREAK = re.compile(
     r"(?:[,;:] | \(| - | (?=(?:and|but|because|since|so|for|from|in|with|except|if|using|on|as|due|under|within|where|"
-    r"which|while|at|about|instead|of|that|whether|how|when|by|until|after|before)\b| to (?:a|an|the|my|one|be|business|economy)\b))"
+    r"which|while|at|about|instead|of|that|whether|how|when|by|until|after|before)\b| to (?:a|an|the|my|one|be"
+    r"|business|economy)\b))"
 )
 _CLAUSE = re.compile(r"^(?!For |After |Due )|, I \w+")
 _LEAST_WORDS = 3

@@ -108,7 +108,7 @@ def test_in_a_mix_each_domain_loads_its_own_folder():
     assert {name: len(domain.tasks("test")) for name, domain in domains.items()} == {
         "retail": 2,
         "telecom": 9,
-        "agentbench_db": 32,
+        "agentbench_db": 120,
     }
 
 

@@ -1,6 +1,6 @@
 """The user by rules on official data: what it says unasked, what can be got by asking, when it is content.
 
-Reads all official tau-bench tasks where they are at hand (tests/tau_support.py), and the project's small folders always.
+Reads all official tau-bench tasks where they are at hand (tests/tau_support.py), and small ones always.
 Not covered: whether every sentence is good English, which somebody has to read; telecom's user with its phone
 (tests/unit/test_tau2_data.py); how well questions are understood (tests/unit/test_language_understanding.py).
 """
@@ -49,7 +49,8 @@ ASKED = {
     ),
 }
 IDS = re.compile(
-    r"#W\d+|[\w.]+@[\w.]+\w|\b(?:credit_card|gift_card|paypal|certificate)_\d+|\b[a-z]+_[a-z]+_\d{3,}|(?<=in )\d{5}\b|(?<=is )\d{5}\b"
+    r"#W\d+|[\w.]+@[\w.]+\w|\b(?:credit_card|gift_card|paypal|certificate)_\d+|\b[a-z]+_[a-z]+_\d{3,}"
+    r"|(?<=in )\d{5}\b|(?<=is )\d{5}\b"
     r"|\b\d{10}\b|\b\d{4}-\d\d-\d\d\b|\bHAT\d{3}\b|\b(?=[A-Z]*\d)[A-Z\d]{6}\b"
 )
 NAMES = re.compile(r"(?:^You are|^Your? name is|called|passenger) ([A-Z][a-z]+(?: [A-Z][a-z]+)?)")
@@ -297,7 +298,8 @@ def test_what_is_secret_is_not_said():
 
 def test_listed_exchanges_are_taken_apart():
     found = read_instruction(
-        "Your name is Ada Abel. For #W1, exchange Lamp {'color': 'red'} to {'color': 'blue'}; via paypal_1. Cancel order #W2 because no longer needed. "
+        "Your name is Ada Abel. For #W1, exchange Lamp {'color': 'red'} to {'color': 'blue'}; via paypal_1."
+        " Cancel order #W2 because no longer needed. "
     )
     swap, cancel = found.wishes
     assert (swap.opening, swap.facts) == ("I want to exchange the Lamp.", {"order": ("#W1",), "payment": ("paypal_1",)})
