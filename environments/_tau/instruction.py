@@ -20,7 +20,7 @@ from typing import Literal
 
 from environments._tau.lists import listed_wishes
 from environments._tau.speech import first_person, spoken, tidied
-from environments._tau.typed import Facts, facts_in, veiled
+from environments._tau.typed import Facts, facts_in
 
 Trigger = Literal["confirm", "refusal", "asked", "other"]
 
@@ -343,6 +343,3 @@ def _is_wish(sentence: str) -> bool:
 
 def _is_inquiry(sentence: str) -> bool:
     return _INQUIRY.search(sentence) is not None
-
-
-__all__ = ["Instruction", "Reply", "Wanted", "read_instruction", "veiled"]

@@ -43,7 +43,6 @@ LONGEST_OPENING = 130
 """Characters."""
 MOST_SENTENCES = 3
 """Of one answer."""
-_IDENTITY = ("name", "zip", "email", "user_id", "birth_date", "phone")
 
 
 @lru_cache(maxsize=8)

@@ -1,9 +1,9 @@
 """The user by rules on official data: has a phone, and does with it what the agent names.
 
-Official scenarios are free text, so that nothing tells by rules what the user would do unasked. This one recites its
-scenario and then does, in order, each of the phone's tools that a message of the agent names, with an underscore or a
-space between the words (``toggle_roaming``, "toggle roaming"); it says what the phone shows. For trying the data
-offline; a measurement wants a user that plays its part (``user.kind: llm``).
+Official scenarios are free text, so that nothing tells by rules what the user would do unasked. This one tells what it
+is asked for (:mod:`environments._tau.user`) and does, in order, each of the phone's tools that a message of the agent
+names, with an underscore or a space between the words (``toggle_roaming``, "toggle roaming"); it says what the phone
+shows. For trying the data offline; a measurement wants a user that plays its part (``user.kind: llm``).
 
 An argument is the first of the values that its schema or :data:`KNOWN` has which stands in the rest of the message
 behind the tool's name, up to the next tool; without one the user asks which is meant.
