@@ -361,13 +361,19 @@ def env_list(as_json: Annotated[bool, typer.Option("--json", help="print JSON in
 @verb
 def env_new(
     name: Annotated[str, typer.Argument(metavar="NAME", help="such as book_shop", show_default=False)],
-    gym: Annotated[bool, typer.Option("--gym", help="a game with the tool interact, under gyms/")] = False,
+    gym: Annotated[bool, typer.Option("--gym", help="a game with the tool interact")] = False,
+    into: Annotated[
+        Path | None, typer.Option("--into", metavar="FOLDER", help="a project; by default the current folder's")
+    ] = None,
 ) -> None:
-    """Write a small domain that works, and its test, to be changed into another one."""
+    """Write a small domain that works, and its test, to be changed into another one, into the current project."""
     import mua.environment.scaffold
 
-    for path in mua.environment.scaffold.scaffold(name, gym):
+    found = mua.environment.scaffold.scaffold(name, gym, into)
+    for path in found:
         print(path)
+    if any(path.name == "pyproject.toml" for path in found):
+        print("pip install -e . in that project registers it, once; mua env list then shows it", file=sys.stderr)
 
 
 @env_app.command("play")

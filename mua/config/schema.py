@@ -481,7 +481,7 @@ class ExperimentConfig(Section):
 
     def language_models(self) -> dict[str, LlmConfig]:
         """The models of user and judge that this experiment asks, by the name of their section."""
-        user = self.user.llm if self.user.kind == "llm" else None
+        user = self.user.llm if self.user.asks_model else None
         judge = self.judge.llm if self.judge is not None else None
         return {name: llm for name, llm in (("user.llm", user), ("judge.llm", judge)) if llm is not None}
 
@@ -546,8 +546,8 @@ class ExperimentConfig(Section):
             raise ValueError("trainer.deterministic needs algorithm.refill.oversample 0: it trains on what ends first")
         if self.trainer.deterministic and not self.engine.deterministic:
             raise ValueError("trainer.deterministic needs engine.deterministic: true")
-        if self.trainer.deterministic and self.user.kind == "llm":
-            raise ValueError("trainer.deterministic needs a scripted or replayed user, not user.kind llm")
+        if self.trainer.deterministic and self.user.asks_model:
+            raise ValueError("trainer.deterministic needs a scripted or replayed user, not a language model")
         return self
 
     @model_validator(mode="after")

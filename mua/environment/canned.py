@@ -18,7 +18,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
-from mua.environment.demonstrate import Demonstration, played_by
+from mua.environment.demonstrate import Demonstration, played_by, value_of
 from mua.environment.protocol import Domain, Move, Peopled, Task, ToolSchema
 from mua.types import Json
 
@@ -81,11 +81,11 @@ async def play_canned(
         return canned.play(Glance(opening, tools, training, random.Random(f"canned/{task.id}/{seed}")))
 
     try:
-        environment.reset(task, seed)
+        await value_of(environment.reset(task, seed))
         return await played_by(environment, user, agent)
     finally:
         await user.close()
-        environment.close()
+        await value_of(environment.close())
 
 
 # Policies that need to know nothing of a domain.

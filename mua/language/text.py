@@ -13,8 +13,12 @@ import re
 from dataclasses import dataclass
 from functools import lru_cache
 
-LONGEST = 20_000
+LONGEST = 8_000
 """Characters of a message that are read; no customer reads more."""
+MOST_SENTENCES = 100
+"""Sentences of a message that are read."""
+LONGEST_SENTENCE = 800
+"""Characters of a sentence that are read. Some expressions take time in the square of a sentence's length."""
 
 _PLAIN = str.maketrans({"’": "'", "‘": "'", "“": '"', "”": '"', "–": "-", "—": "-", "…": ".", "\u00a0": " ", "\t": " "})
 _APOSTROPHE = {
@@ -82,10 +86,10 @@ def sentences(message: str) -> tuple[Sentence, ...]:
     text = _ABBREVIATION.sub(lambda found: f"{found[1]} ", text)
     found = []
     for part in _END.split(text):
-        words = normalised(part)
+        words = normalised(part)[:LONGEST_SENTENCE]
         if words:
             found.append(Sentence(words, "?" in part.rstrip()[-3:]))
-    return tuple(found)
+    return tuple(found[:MOST_SENTENCES])
 
 
 def normalised(text: str) -> str:

@@ -1,4 +1,4 @@
-"""A rule-based user that domains fill in: wishes, facts told when asked, a person's traits, and a grammar to speak with.
+"""A rule-based user that domains fill in: wishes, facts told when asked, traits of a person, a grammar to speak with.
 
 It understands ordinary English by :mod:`mua.language.acts`. ::
 

@@ -1,7 +1,7 @@
 """The help desk: every task can be solved truthfully and in order, by nothing less; tasks, tools, customers, expert.
 
-What every domain must keep (leases, schemas, fresh state) is in tests/contract/test_domain_contract.py, what policies that
-deserve nothing earn in tests/contract/test_canned_policies.py, how well claims and questions are understood in
+What every domain must keep (leases, schemas, fresh state) is in tests/contract/test_domain_contract.py, what policies
+that deserve nothing earn in tests/contract/test_canned_policies.py, how well claims and questions are understood in
 tests/unit/test_language_*.py.
 """
 
@@ -26,7 +26,7 @@ from environments.help_desk.tasks import FIRST_SEED, GRANTED, KINDS, SIZES, gene
 from environments.help_desk.tools import HelpDesk, gold_snapshot
 from environments.help_desk.user import customer
 from mua.environment.demonstrate import Demonstration, demonstrate, played
-from mua.environment.protocol import Move, Split, Task
+from mua.environment.protocol import Move, Split, Task, Transcript
 from mua.errors import MuaError
 from mua.types import Json
 from mua.users.personas import DEFAULT, PERSONAS
@@ -202,16 +202,10 @@ def test_facts_count_only_when_the_customer_was_told():
     desk = HelpDesk()
     for hidden in ({"tool_calls": []}, {"truncated": True}, {"tool_call_errors": [{}]}, {"role": "user"}):
         desk.reset(task, 0)
-        messages = [message | (hidden if index == len(found.messages) - 2 else {}) for index, message in enumerate(found.messages)]
-        verdict = desk.evaluate(type_of(messages))
+        messages = [*found.messages[:-2], found.messages[-2] | hidden, found.messages[-1]]
+        verdict = desk.evaluate(Transcript(messages))
         assert bool(verdict.reward) == (hidden == {"tool_calls": []}), hidden
     desk.close()
-
-
-def type_of(messages: Sequence[Json]):
-    from mua.environment.protocol import Transcript
-
-    return Transcript(messages)
 
 
 # ---- splits and demonstrations
@@ -315,7 +309,10 @@ async def first_replies(persona: str, question: str, count: int = 12) -> list[st
 async def test_how_much_is_told_at_once_depends_on_the_person():
     question, tasks = "What are your name and your order number?", load_split("train")[:12]
     shown = {name: await first_replies(name, question) for name in ("terse", "plain")}
-    counts = {name: {len(known_in(t, text)) for t, text in zip(tasks, texts, strict=True)} for name, texts in shown.items()}
+    counts = {
+        name: {len(known_in(task, text)) for task, text in zip(tasks, texts, strict=True)}
+        for name, texts in shown.items()
+    }
     assert counts == {"terse": {1}, "plain": {2}}
     for task in tasks:
         assert known_in(task, (await customer(task, 0, ["forthcoming"]).open()).text) == task.data["known"].keys()

@@ -78,10 +78,11 @@ def test_nonsense_is_not_understood(say: str, of_domain: dict[str, Reader]) -> N
     assert not of_domain["help_desk"].read(say, "cancel").understood
 
 
-def test_an_endless_message_is_read_in_time(of_domain: dict[str, Reader]) -> None:
-    start = time.monotonic()
-    of_domain["help_desk"].read("could you please " * 100_000, "cancel")
-    assert time.monotonic() - start < 20
+@pytest.mark.parametrize("part", ["could you please ", "a ", "what is your name and order number ", "? ", "a\n"])
+def test_an_endless_message_is_read_in_time(part: str, of_domain: dict[str, Reader]) -> None:
+    start = time.process_time()
+    of_domain["help_desk"].read(part * 50_000, "cancel")
+    assert time.process_time() - start < 3
 
 
 def test_a_slip_of_the_pen_is_read_over(of_domain: dict[str, Reader]) -> None:

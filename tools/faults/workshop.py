@@ -54,6 +54,7 @@ trainer:
 _DETERMINISTIC = ("trainer.deterministic=true", "engine.deterministic=true")
 _USER = (
     "user.kind=llm",
+    "user.check=off",  # the server says what it likes, whatever the task
     "user.llm={model: user, base_url: '${MUA_USER_BASE_URL}', request_seconds: 3, total_seconds: 12}",
 )
 OVERRIDES = {
