@@ -1,8 +1,7 @@
-"""A domain over official data: its tasks, its policy as system prompt, users that recite their instruction."""
+"""A domain over official data: its tasks, its policy as system prompt, users that follow their instruction."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from typing import Self
 
@@ -10,6 +9,7 @@ from environments._tau.desk import OfficialDesk
 from environments._tau.environment import JudgedEnvironment, OfficialEnvironment
 from environments._tau.folder import Form, OfficialData, load_official
 from environments._tau.tau2 import BASES
+from environments._tau.user import InstructedUser
 from mua.config.schema import EnvironmentConfig
 from mua.environment.database import Tool
 from mua.environment.protocol import (
@@ -25,7 +25,7 @@ from mua.environment.protocol import (
 from mua.errors import ConfigError
 from mua.types import Json
 from mua.users.judge import Judge
-from mua.users.protocol import STOP_SIGNAL, User, UserReply
+from mua.users.protocol import User
 from mua.users.services import Services
 
 ToolsOf = Callable[[Form], Sequence[Tool]]
@@ -113,8 +113,7 @@ class OfficialDomain:
         return str(task.data["instruction"])
 
     def scripted_user(self, task: Task, seed: int) -> User:
-        """Someone who says everything at once: official tasks have no facts apart for a user by rules to give out."""
-        return RecitingUser(task.data["instruction"])
+        return InstructedUser(task.data["instruction"], self.name, seed)
 
     def gold(self, task: Task) -> Sequence[Move]:
         """What has to be told first, since a transfer ends the conversation; then the calls of both sides."""
@@ -173,37 +172,3 @@ class OfficialDomain:
 def _gold_move(action: Json) -> Move:
     name, arguments = action["name"], action["arguments"]
     return UserMove(name, arguments) if action.get("requestor") == "user" else (name, arguments)
-
-
-_FAREWELL = re.compile(r"anything else|transferr(ed|ing)|have a (nice|good|great) day|good ?bye", re.IGNORECASE)
-_CONFIRM = re.compile(
-    r"\(yes/no\)|\b(confirm|proceed|go ahead|shall i|should i|would you like me to|do you want me to)\b", re.IGNORECASE
-)
-_ROLE = re.compile(r"^you(r| are| have|'ve)?\b", re.IGNORECASE)
-PATIENCE = 20
-"""Messages after which the user leaves: nothing tells it by rules when a free text is settled."""
-
-
-class RecitingUser:
-    """Recites its instruction, agrees when asked to confirm, and leaves when asked whether there is anything else.
-
-    For trying official data offline; a measurement wants a user that plays its part (``user.kind: llm``).
-    """
-
-    def __init__(self, instruction: str) -> None:
-        self._instruction = instruction
-        self._left = PATIENCE
-
-    async def open(self) -> UserReply:
-        return UserReply(
-            f"These are my notes: {self._instruction}" if _ROLE.match(self._instruction) else self._instruction
-        )
-
-    async def reply(self, agent_text: str) -> UserReply:
-        self._left -= 1
-        if self._left < 0 or _FAREWELL.search(agent_text):
-            return UserReply(f"No, thank you. {STOP_SIGNAL}", stop=True)
-        return UserReply("Yes." if _CONFIRM.search(agent_text) else "I have told you all I know; do as I said.")
-
-    async def close(self) -> None:
-        return None

@@ -13,13 +13,15 @@ There is no user to talk with: the other side states the task, and points to the
 from __future__ import annotations
 
 import random
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from environments.agentbench_db.canned import CANNED
 from environments.agentbench_db.episode import COMMIT, EXECUTE, DatabaseTaskEnvironment
 from environments.agentbench_db.own import FOLDER
 from environments.agentbench_db.records import NAME, load
+from mua.environment.canned import Canned
 from mua.environment.protocol import Domain, Environment, Isolation, Move, PromptStyle, Split, Task
 from mua.errors import ConfigError
 from mua.types import Json
@@ -103,6 +105,10 @@ class AgentBenchDatabase:
             yield EXECUTE.name, {"query": task.data["gold"]}
         answers: Json = {"answers": list(task.data.get("label", ["done"]))}
         yield COMMIT.name, answers
+
+    def canned(self) -> Mapping[str, Canned]:
+        """Policies that deserve nothing, on the tasks of its own."""
+        return CANNED
 
     def configured(self, config: EnvironmentConfig, services: Services) -> Domain:
         """With ``data``; raises :class:`mua.errors.ConfigError` for options, of which there are none."""

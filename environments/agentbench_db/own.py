@@ -9,18 +9,21 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from mua.environment.protocol import Split
 from mua.types import Json
 
+T = TypeVar("T")
 FOLDER = Path(__file__).with_name("own")
-SIZES: dict[Split, int] = {"train": 64, "validation": 16, "test": 32}
+SIZES: dict[Split, int] = {"train": 64, "validation": 16, "test": 120}
 _NAMES = tuple(
     "Alder Birch Cedar Dogwood Elm Fir Ginkgo Hazel Ilex Juniper Katsura Larch Maple Nutmeg Oak Pine".split()  # noqa: SIM905
 )
-_PLACES = ("Aldbrook", "Fenwick", "Marlow", "Stonehaven", "Westmere", "Oakridge")
+PLACES = ("Aldbrook", "Fenwick", "Marlow", "Stonehaven", "Westmere", "Oakridge")
 _TABLES: tuple[tuple[str, str, str, str, tuple[int, int]], ...] = (
     ("Ferry Boats", "Boat", "Harbour", "Seats", (20, 400)),
     ("Town Libraries", "Library", "Town", "Books", (900, 40000)),
@@ -37,14 +40,22 @@ _TABLES: tuple[tuple[str, str, str, str, tuple[int, int]], ...] = (
 class _Table:
     """One made-up table: names, places and numbers, each name and number once."""
 
-    def __init__(self, split: Split, index: int, rng: random.Random) -> None:
+    def __init__(self, split: Split, index: int, rng: random.Random, given: Counter[str]) -> None:
+        """``given``: how often each answer is one of this split's so far."""
         title, self.who, self.where, self.number, bounds = _TABLES[index % len(_TABLES)]
         self.title = f"{title} {split} {index + 1}"
         count = rng.randint(8, 14)
         names = rng.sample(_NAMES, count)
         numbers = rng.sample(range(*bounds), count)
-        self.rows = [(name, rng.choice(_PLACES), number) for name, number in zip(names, numbers, strict=True)]
-        self.rng = rng
+        self.rows = [(name, rng.choice(PLACES), number) for name, number in zip(names, numbers, strict=True)]
+        self.rng, self._given = rng, given
+
+    def unlike(self, ways: Sequence[T], answer: Callable[[T], str]) -> T:
+        """One of the ways to ask whose answer was given least often, so that no answer is right for many tasks."""
+        least = min(self._given[answer(way)] for way in ways)
+        chosen = self.rng.choice([way for way in ways if self._given[answer(way)] == least])
+        self._given[answer(chosen)] += 1
+        return chosen
 
     def record(self, kind: str, question: str, label: Sequence[str], sql: str) -> Json:
         heads = [self.who, self.where, self.number]
@@ -65,16 +76,19 @@ class _Table:
 
 def records(split: Split) -> Iterator[Json]:
     """The records of a split; the same every time."""
-    rng = random.Random(f"agentbench_db/{split}")
+    rng, given = random.Random(f"agentbench_db/{split}"), Counter[str]()
     for index in range(SIZES[split]):
-        yield _MAKERS[index % len(_MAKERS)](_Table(split, index, rng))
+        yield _MAKERS[index % len(_MAKERS)](_Table(split, index, rng, given))
 
 
 def _counting(table: _Table) -> Json:
-    place = table.rng.choice(table.rows)[1]
-    count = sum(row[1] == place for row in table.rows)
-    sql = f"SELECT COUNT(*) FROM `{table.title}` WHERE `{table.where}` = '{place}'"
-    return table.record("counting", f"How many rows have {place} as {table.where}?", [str(count)], sql)
+    counts = Counter(row[1] for row in table.rows)
+    ways = [(place, has) for place in sorted(counts) for has in (True, False)]
+    number = {way: counts[way[0]] if way[1] else len(table.rows) - counts[way[0]] for way in ways}
+    place, has = table.unlike(ways, lambda way: str(number[way]))
+    sql = f"SELECT COUNT(*) FROM `{table.title}` WHERE `{table.where}` {'=' if has else '<>'} '{place}'"
+    asked = f"How many rows {'have' if has else 'do not have'} {place} as {table.where}?"
+    return table.record("counting", asked, [str(number[place, has])], sql)
 
 
 def _sum(table: _Table) -> Json:
@@ -96,7 +110,7 @@ def _average(table: _Table) -> Json:
 
 
 def _other(table: _Table) -> Json:
-    name, place, _ = table.rng.choice(table.rows)
+    name, place, _ = table.unlike(table.rows, lambda row: row[1])
     sql = f"SELECT `{table.where}` FROM `{table.title}` WHERE `{table.who}` = '{name}'"
     return table.record("other", f"Which {table.where} does {table.who} {name} have?", [place], sql)
 
@@ -116,7 +130,7 @@ def _ranking(table: _Table) -> Json:
 
 def _insert(table: _Table) -> Json:
     name = table.rng.choice([name for name in _NAMES if name not in {row[0] for row in table.rows}])
-    place, number = table.rng.choice(_PLACES), table.rows[0][2] + 1
+    place, number = table.rng.choice(PLACES), table.rows[0][2] + 1
     sql = f"INSERT INTO `{table.title}` VALUES ('{name}', '{place}', '{number}')"
     what = f"Add {table.who} {name} with {table.where} {place} and {table.number} {number} to the table."
     return table.record("INSERT", what, [], sql)

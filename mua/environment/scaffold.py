@@ -24,14 +24,12 @@ _NAME = re.compile(r"[a-z][a-z0-9_]*(/[a-z][a-z0-9_]*)?")
 _DOMAIN = Template('''\
 """The seats of a theatre: an agent looks seats up and books one. Change it, part by part, into your own domain."""
 
-import re
-
 from mua.environment.database import DatabaseEnvironment, ServiceDesk, ToolError
 from mua.environment.functions import tool_of
 from mua.environment.overlay import Base, Overlay
 from mua.environment.protocol import Isolation, Move, PromptStyle, Split, Task
 from mua.types import Json
-from mua.users.scripted import Fact, ScriptedUser, Wish
+from mua.users.scripted import ScriptedUser
 
 ROWS: dict[Split, str] = {"train": "A", "validation": "B", "test": "C"}
 SEATS = Base({"seats": {f"{row}{number}": {"holder": None} for row in ROWS.values() for number in range(1, 41)}})
@@ -76,8 +74,7 @@ class ${class_name}:
 
     def scripted_user(self, task: Task, seed: int) -> ScriptedUser:
         openings = (f"Book seat {task.data['seat']} for me, please.", f"Can I have {task.data['seat']}?")
-        facts = {"name": Fact(re.compile(r"\\bname\\b"), ("I am Ada.", "Ada."))}
-        return ScriptedUser(f"{task.id}/{seed}", [Wish(openings)], facts)
+        return ScriptedUser.simple(f"{task.id}/{seed}", openings, {"name": ("I am Ada.", "My name is Ada.")})
 
     def gold(self, task: Task) -> list[Move]:
         return [("book", {"seat": task.data["seat"], "name": "Ada"}), f"Seat {task.data['seat']} is booked."]

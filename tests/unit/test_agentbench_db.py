@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+from collections import Counter
 from hashlib import md5
 from pathlib import Path
 from typing import Any
@@ -78,6 +79,13 @@ def test_the_own_tasks_are_what_the_generator_makes():
             "python -m environments.agentbench_db.own"
         )
         assert len(DOMAIN.tasks(split)) == own.SIZES[split]
+
+
+def test_no_answer_is_right_for_many_tasks():
+    for split in own.SIZES:
+        tasks = DOMAIN.tasks(split)
+        answers = Counter(tuple(task.data["label"]) for task in tasks if "label" in task.data)
+        assert answers.most_common(1)[0][1] <= 0.035 * len(tasks) + 1, split
 
 
 def test_gold_and_expert_earn_everything_of_all_own_tasks_and_of_the_small_file():

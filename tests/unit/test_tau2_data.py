@@ -108,7 +108,7 @@ def test_in_a_mix_each_domain_loads_its_own_folder():
     assert {name: len(domain.tasks("test")) for name, domain in domains.items()} == {
         "retail": 2,
         "telecom": 9,
-        "agentbench_db": 32,
+        "agentbench_db": 120,
     }
 
 
@@ -388,7 +388,8 @@ def test_the_user_does_what_is_named_and_asks_which():
         assert answer.endswith("For grant app permission: which one?")
         answer = yield "Please grant_app_permission to messaging: sms. Then toggle_wifi_calling and can_send_mms."
         assert "Picture messages can be sent." in answer
-        yield "Is there anything else?"
+        for _ in range(6):
+            yield "That is done. Is there anything else?"
 
     async def talk() -> Any:
         environment, user = domain.environment(), domain.scripted_user(task, 0)
@@ -402,7 +403,7 @@ def test_the_user_does_what_is_named_and_asks_which():
 def test_a_conversation_with_the_user_by_rules_ends():
     domain = telecom()
     found = asyncio.run(demonstrate(domain, domain.tasks("train")[0], 0))
-    assert found.messages[0]["content"].startswith("Why you write") or "notes" in found.messages[0]["content"]
+    assert 0 < len(found.messages[0]["content"]) < 0.5 * len(domain.tasks("train")[0].data["instruction"])
 
 
 # ---- telecom: bad files

@@ -14,7 +14,7 @@ Either database may be JSON instead (``db.json``), and every file may end in ``.
 parts that a task's ``reward_basis`` names (:mod:`environments._tau.tau2`); options are those of
 :mod:`environments._tau` and ``policy``.
 
-The user by rules recites the scenario, does what the agent names by a tool's name, and says what the phone shows
+The user by rules follows the scenario, does what the agent names by a tool's name, and says what the phone shows
 (:mod:`.user`).
 """
 
@@ -77,7 +77,7 @@ class TelecomOfficial(OfficialDomain):
     """tau2-bench's telecom, whose user has a phone."""
 
     def scripted_user(self, task: Task, seed: int) -> User:
-        return DirectedUser(task.data["instruction"])
+        return DirectedUser(task.data["instruction"], self.name, seed)
 
 
 def _base(folder: Path) -> Base:

@@ -1,9 +1,9 @@
 """The user by rules on official data: has a phone, and does with it what the agent names.
 
-Official scenarios are free text, so that nothing tells by rules what the user would do unasked. This one recites its
-scenario and then does, in order, each of the phone's tools that a message of the agent names, with an underscore or a
-space between the words (``toggle_roaming``, "toggle roaming"); it says what the phone shows. For trying the data
-offline; a measurement wants a user that plays its part (``user.kind: llm``).
+Official scenarios are free text, so that nothing tells by rules what the user would do unasked. This one tells what it
+is asked for (:mod:`environments._tau.user`) and does, in order, each of the phone's tools that a message of the agent
+names, with an underscore or a space between the words (``toggle_roaming``, "toggle roaming"); it says what the phone
+shows. For trying the data offline; a measurement wants a user that plays its part (``user.kind: llm``).
 
 An argument is the first of the values that its schema or :data:`KNOWN` has which stands in the rest of the message
 behind the tool's name, up to the next tool; without one the user asks which is meant.
@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from environments._tau.domain import RecitingUser
+from environments._tau.user import InstructedUser
 from mua.environment.protocol import ToolSchema
 from mua.types import Json
 from mua.users.protocol import UserReply, UserTools
@@ -28,11 +28,11 @@ MOST_CALLS = 10
 """Tools used for one message; what else it names is left."""
 
 
-class DirectedUser(RecitingUser):
-    """A :class:`RecitingUser` with tools. Implements :class:`mua.users.protocol.ToolUser`."""
+class DirectedUser(InstructedUser):
+    """A :class:`InstructedUser` with tools. Implements :class:`mua.users.protocol.ToolUser`."""
 
-    def __init__(self, instruction: str) -> None:
-        super().__init__(instruction)
+    def __init__(self, instruction: str, domain: str, seed: int = 0) -> None:
+        super().__init__(instruction, domain, seed)
         self._tools: UserTools | None = None
 
     def take_tools(self, tools: UserTools) -> None:
