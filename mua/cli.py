@@ -138,7 +138,18 @@ def _options(version: Annotated[bool, typer.Option("--version", help="Print the 
 @verb
 def train(config: ConfigFile, overrides: Overrides = None) -> None:
     """Train a policy by reinforcement learning."""
-    with Preemption() as preemption, _run(config, overrides, CONFIG_FILE) as loaded:
+
+    def leaves_test_alone(loaded: ExperimentConfig) -> None:
+        judged = loaded.trainer.evaluate_first or loaded.trainer.evaluate_every > 0
+        if judged and loaded.evaluation.split == "test" and not loaded.evaluation.test_in_training:
+            raise ConfigError(
+                f"{config}: evaluation.split: training would judge itself on the test split, and what it is tuned, "
+                "stopped or chosen by is no test any more; set evaluation.split to validation, and "
+                "evaluation.report_split to test for numbers before the first step and after the last "
+                "(evaluation.test_in_training: true allows it all the same)"
+            )
+
+    with Preemption() as preemption, _run(config, overrides, CONFIG_FILE, leaves_test_alone) as loaded:
         import mua.trainer.rl
 
         mua.trainer.rl.train(loaded, preemption)
@@ -161,8 +172,23 @@ def sft(config: ConfigFile, overrides: Overrides = None) -> None:
 
 @app.command("eval")
 @verb
-def evaluate(config: ConfigFile, overrides: Overrides = None) -> None:
+def evaluate(
+    config: ConfigFile,
+    overrides: Overrides = None,
+    matrix: Annotated[
+        Path | None, typer.Option("--matrix", help="file with policies and populations of users, all to be judged")
+    ] = None,
+) -> None:
     """Judge a policy on held-out tasks; run again, it continues where it stopped."""
+    if matrix is not None:
+        from mua.config.matrix import load_cells
+
+        base, cells = load_cells(config, overrides or [], matrix)
+        with output_of(base):
+            import mua.evaluation.matrix
+
+            mua.evaluation.matrix.evaluate_matrix(base, cells)
+        return
     with _run(config, overrides, "config-eval.yaml") as loaded:
         import mua.evaluation.run
 
@@ -335,13 +361,19 @@ def env_list(as_json: Annotated[bool, typer.Option("--json", help="print JSON in
 @verb
 def env_new(
     name: Annotated[str, typer.Argument(metavar="NAME", help="such as book_shop", show_default=False)],
-    gym: Annotated[bool, typer.Option("--gym", help="a game with the tool interact, under gyms/")] = False,
+    gym: Annotated[bool, typer.Option("--gym", help="a game with the tool interact")] = False,
+    into: Annotated[
+        Path | None, typer.Option("--into", metavar="FOLDER", help="a project; by default the current folder's")
+    ] = None,
 ) -> None:
-    """Write a small domain that works, and its test, to be changed into another one."""
+    """Write a small domain that works, and its test, to be changed into another one, into the current project."""
     import mua.environment.scaffold
 
-    for path in mua.environment.scaffold.scaffold(name, gym):
+    found = mua.environment.scaffold.scaffold(name, gym, into)
+    for path in found:
         print(path)
+    if any(path.name == "pyproject.toml" for path in found):
+        print("pip install -e . in that project registers it, once; mua env list then shows it", file=sys.stderr)
 
 
 @env_app.command("play")

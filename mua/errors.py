@@ -21,6 +21,7 @@ A full disk is a person's: nothing that the run does makes room, and each new at
 from __future__ import annotations
 
 import os
+from enum import StrEnum
 
 MISTAKE = 2
 """Exit status: something a person has to change."""
@@ -66,8 +67,42 @@ class EnvironmentFault(MuaError):
     """An environment raised or hung outside what the policy can be blamed for."""
 
 
+class UserFaultKind(StrEnum):
+    """What a simulated user did wrong, as the metrics ``user_faults/<kind>`` and ``user_flags/<kind>`` count it."""
+
+    UNREACHABLE = "unreachable"
+    """Nobody answered: the endpoint is down, refuses, or is too slow."""
+    CRASHED = "crashed"
+    """Its code raised, or gave something else than a reply."""
+    NO_TEXT = "no_text"
+    BROKEN_TEXT = "broken_text"
+    """Unpaired surrogates, control characters, or an answer that cannot be read at all."""
+    TOO_LONG = "too_long"
+    SPEAKS_AS_AGENT = "speaks_as_agent"
+    LEAKS_INSTRUCTION = "leaks_instruction"
+    """Quotes its instructions, or speaks of having some."""
+    TOOL_CALL_IN_TEXT = "tool_call_in_text"
+    """A tool call, or the markup of a model, where words should be; or a call of a tool that nobody offered."""
+    ACTS_ON_AND_ON = "acts_on_and_on"
+    ENDS_TOO_EARLY = "ends_too_early"
+    INVENTS_FACTS = "invents_facts"
+    CHANGES_WISH = "changes_wish"
+    NO_RECORDING = "no_recording"
+    """A replay whose agent took another course than the recorded one."""
+
+
 class UserFault(MuaError):
-    """The simulated user could not be asked: endpoint down, bad credentials, empty or broken answer."""
+    """The simulated user could not be asked, or what it said cannot be a user's words."""
+
+    def __init__(
+        self,
+        message: str = "",
+        kind: UserFaultKind = UserFaultKind.UNREACHABLE,
+        *,
+        passing: bool | None = None,
+    ) -> None:
+        super().__init__(message, passing=passing)
+        self.kind = kind
 
 
 class JudgeFault(MuaError):

@@ -21,7 +21,18 @@ a few frames a level and has a thousand."""
 MAX_FILE_DEPTH = 200
 """The same in files of ours, which hold values of up to :data:`MAX_DEPTH` inside records."""
 
+MAX_UTTERANCE = 16_000
+"""Characters of what a user says in one message: some pages, which no person writes into a chat."""
+MAX_TOOL_TEXT = 500_000
+"""Characters of one tool's answer; longer ones fit no model's context and are the tool's fault."""
+MAX_VERDICT = 50_000
+"""Characters of a judge's answer."""
+
 _SPACE = re.compile(r"[ \t\r\n]*")
+_NESTING = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[\[\]{}]', re.DOTALL)
+"""Strings, whose brackets count for nothing, and brackets."""
+_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ufdd0-\ufdef\ufffe\uffff]")
+"""All but tab and the ends of lines."""
 _SURROGATE_ESCAPE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
@@ -58,20 +69,35 @@ def read_json(text: str | bytes, *, strict: bool = True, depth: int = MAX_DEPTH)
 
 def read_json_at(text: str, at: int, *, strict: bool = True, depth: int = MAX_DEPTH) -> tuple[Any, int]:
     """The value that begins at index ``at``, and the index behind it. As :func:`read_json` otherwise."""
+    if deeper_text(text, at, depth):
+        raise JsonError("nested too deeply", text, at)
     try:
         value, end = (_STRICT if strict else _LENIENT).raw_decode(text, at)
     except json.JSONDecodeError as error:
         raise JsonError(error.msg, text, error.pos) from None
-    except RecursionError:
-        raise JsonError("nested too deeply", text, at) from None
     except ValueError as error:
         reason = "an integer has too many digits" if "integer string" in str(error) else str(error)
         raise JsonError(reason, text, at) from None
-    if text.count("[", at, end) + text.count("{", at, end) > depth and deeper(value, depth):
-        raise JsonError("nested too deeply", text, at)
     if strict:
         _refuse_surrogates(value, text, at, end)
     return value, end
+
+
+def deeper_text(text: str, at: int, depth: int) -> bool:
+    """Whether the JSON value that begins at ``at`` nests deeper than ``depth``, found without parsing it."""
+    if text.count("[", at) + text.count("{", at) <= depth:
+        return False
+    level = 0
+    for token in _NESTING.finditer(text, at):
+        if (sign := token.group()[0]) in "[{":
+            level += 1
+        elif sign in "]}":
+            level -= 1
+        if level > depth:
+            return True
+        if level <= 0:
+            return False
+    return False
 
 
 def skip_space(text: str, at: int) -> int:
@@ -102,6 +128,14 @@ def unpaired_surrogate(text: str) -> int | None:
     except UnicodeEncodeError as error:
         return error.start
     return None
+
+
+def broken_at(text: str) -> int | None:
+    """The index of the first character that is no text: an unpaired surrogate, or a control character."""
+    if (surrogate := unpaired_surrogate(text)) is not None:
+        return surrogate
+    control = _CONTROL.search(text)
+    return control.start() if control else None
 
 
 def printable(text: str, longest: int = 500) -> str:
@@ -164,7 +198,8 @@ def _finite(digits: str) -> float:
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     result = dict(pairs)
     if len(result) != len(pairs):
-        twice = next(key for index, (key, _) in enumerate(pairs) if key in dict(pairs[:index]))
+        seen: set[str] = set()
+        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
         raise ValueError(f"the key {twice[:40]!a} appears twice in one object")
     return result
 

@@ -2,10 +2,11 @@
 
 Of the thirteen seconds of processor time that an engine's start takes, eleven import SGLang. Here one process pays for
 that once, when the first engine is asked for. What it forks is the guardian (``mua/engine/guardian.py``), which forks
-the server: the same code with the same arguments, environment, log, session and family, but for two things. The
-guardian watches its owner by a descriptor instead of as its parent, and in the lists of processes all have the name of
-the process they were forked from. What concerns the life of the server's processes is tested with real ones:
-``e2e_support.start(own_engine=True)``, engines of the tests' own process, and ``tools/chaos.py``.
+the server: the same code with the same arguments, environment, log, session and, below the guardian, family, but for
+two things. The guardian watches its owner by a descriptor instead of as its parent, and in the lists of processes all
+have the name of the process they were forked from. What concerns the life of the server's processes is tested with
+real ones: ``e2e_support.start(own_engine=True)``, engines of the tests' own process, and ``tools/chaos.py``. A run that
+outlives faults of its forked engines is tested besides, in tests/e2e.
 """
 
 from __future__ import annotations
@@ -177,11 +178,7 @@ def main() -> None:
         arguments, (log,) = receive_with(answers)
         return (*arguments, log), answers
 
-    serve(listener, next_request, _become)
-
-
-def _become(*arguments: Any) -> NoReturn:
-    _become_guardian(*arguments)
+    serve(listener, next_request, _become_guardian)
 
 
 def _end_with(parent: int) -> None:

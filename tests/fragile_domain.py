@@ -15,7 +15,7 @@ from typing import Any
 
 from mua.environment.protocol import Evaluation, Task, ToolResult, ToolSchema, Transcript
 from mua.errors import JudgeFault, UserFault
-from mua.users.scripted import ScriptedUser, Wish
+from mua.users.scripted import ScriptedUser
 
 IN_WORKER = getattr(sys.modules["__main__"].__spec__, "name", None) == "mua.environment.worker"
 CLOSED: list[int | str] = []
@@ -128,7 +128,7 @@ class FragileDomain:
         return "You wait."
 
     def scripted_user(self, task: Task, seed: int) -> ScriptedUser:
-        return ScriptedUser(f"{task.id}/{seed}", [Wish(("Go.",))], {})
+        return ScriptedUser.simple(f"{task.id}/{seed}", ("Go.",))
 
     def gold(self, task: Task) -> list[tuple[str, dict]]:
         return [("add", {})]

@@ -16,3 +16,16 @@ def official(domain: str) -> Path:
     if not folder.is_dir():
         pytest.skip(f"needs tau-bench's data in {folder}; set MUA_TAU_BENCH to the folder that holds {domain}/")
     return folder
+
+
+SMALL = Path(__file__).parent / "data/tau2"
+"""Folders of a few tasks each in tau2-bench's form, made by this project: retail, airline, telecom."""
+
+
+def official_tau2(domain: str) -> Path:
+    """tau2-bench's own folder ``data/tau2/domains/<domain>``; skips the test where it is absent."""
+    named = os.environ.get("MUA_TAU2_BENCH")
+    folder = Path(named) / domain if named else None
+    if folder is None or not folder.is_dir():
+        pytest.skip("needs tau2-bench's data; set MUA_TAU2_BENCH to its data/tau2/domains")
+    return folder

@@ -1,88 +1,232 @@
-"""The whole loop on one machine: a policy of two million random weights learns to serve a help desk's customers.
+"""From a base policy that knows nothing of shops to one that helps a shop's customers, on a laptop.
 
-For every seed: build a tokenizer and a random Qwen3, fine-tune it on conversations of an agent that decides rightly but
-often tells facts in words of its own, then let it learn what really helps by reinforcement learning against SGLang
-rollouts. It is judged on held-out tasks before and after. At the end the last checkpoint is converted, reloaded, and
-one conversation printed.
+    python -m tools.demo [--seeds 1 2 3] [--controls] [key.path=value ...]
 
-Everything runs through the same commands a person would type; each is printed before it runs.
+For each seed: a few conversations of a scripted agent that keeps to the policy, a supervised cold start on them from
+``tools/base`` (made by :mod:`tools.pretrain`), reinforcement learning against SGLang rollouts, and a judgement of both
+on the test split, by kind of wish. Beside it what policies that deserve nothing earn there; with ``--controls`` also
+more supervised fine-tuning on the same conversations for the time that reinforcement learning took, and reinforcement
+learning whose rewards are dealt at random. Leaves ``runs/demo/summary.json``, ``runs/demo/reward.png``, TensorBoard logs
+and traces. Everything runs through the same commands a person would type; each is printed before it runs.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import itertools
 import json
+import math
 import shutil
 import time
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from statistics import fmean
 
-from tools.tiny import before_and_after, build_policy, mua, print_table, say
+from rich.console import Console
+from rich.table import Table
+
+from mua.types import Json
+from tools.pretrain import BASE
+from tools.tiny import mua, say
 
 ROOT = Path("runs/demo")
-CONVERSATIONS = 1500
-LOOSE = 0.7
-"""How often the demonstrating agent tells a fact in words of its own instead of the policy's. Supervised training
-copies that; reinforcement learning, which sees the outcome, has to unlearn it."""
+CONFIG, SFT = "configs/demo.yaml", "configs/demo-sft.yaml"
+CONVERSATIONS = 160
+"""Demonstrations of the cold start: enough to learn the form of service, too few to serve most wishes."""
+PERSONAS = ["brief"]
+REFUSE_ALL = "refuse all"
+Kinds = Mapping[str, Json]
+"""Kind of wish -> ``mean``, ``low``, ``high``, ``episodes`` of its success."""
+
+
+@dataclass(slots=True)
+class Result:
+    """What one seed reached on the test split."""
+
+    seed: int
+    kinds: dict[str, Json]
+    """Kind -> whether it is to be ``granted``, success ``before`` and ``after``, and their intervals."""
+    sft_success: float
+    """Of all test tasks, before; with its interval, and the same after."""
+    sft_interval: list[float]
+    rl_success: float
+    rl_interval: list[float]
+    steps: int
+    seconds: float
+    seconds_by_stage: dict[str, float]
+    controls: dict[str, float] = field(default_factory=dict)
+    """Mean over kinds of the success of others."""
+    controls_by_kind: dict[str, dict[str, float]] = field(default_factory=dict)
+
+    def mean(self, stage: str, *, granted: bool = False) -> float:
+        """Over kinds, or over those that are to be granted."""
+        return fmean(kind[stage] for kind in self.kinds.values() if kind["granted"] or not granted)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1])
-    parser.add_argument("overrides", nargs="*", help="overrides of configs/demo.yaml for the RL run, key=value")
+    parser.add_argument("--controls", action="store_true", help="also train the two control policies")
+    parser.add_argument("overrides", nargs="*", help=f"overrides of {CONFIG}, key=value")
     arguments = parser.parse_args()
+    canned = canned_by_kind()
     results = []
     for seed in arguments.seeds:
-        results.append(run_seed(seed, arguments.overrides))
+        results.append(run_seed(seed, canned, arguments.overrides))
         write_summary(results)
-    picture = draw(arguments.seeds, results)
+    picture = draw(arguments.seeds)
     show_last(arguments.seeds[-1])
     report(results, picture)
+    if arguments.controls:
+        for result in results:
+            result.controls_by_kind |= trained_controls(result, arguments.overrides)
+            result.controls |= {name: fmean(kinds.values()) for name, kinds in result.controls_by_kind.items()}
+            write_summary(results)
+        report(results, picture)
 
 
-def run_seed(seed: int, overrides: Sequence[str]) -> dict[str, Any]:
-    """Everything for one seed; what goes into the summary."""
+def run_seed(seed: int, canned: Mapping[str, Mapping[str, float]], overrides: Sequence[str]) -> Result:
+    """Everything for one seed."""
     folder = ROOT / f"seed-{seed}"
     shutil.rmtree(folder, ignore_errors=True)
-    started = time.monotonic()
-    say(f"seed {seed}: tokenizer, conversations and a random policy")
+    times = [time.monotonic()]
+    say(f"seed {seed}: {CONVERSATIONS} conversations of a scripted agent")
     build(folder, seed)
-    built = time.monotonic()
-    say(f"seed {seed}: supervised cold start on {CONVERSATIONS} conversations of a scripted agent")
-    sft = [f"model.path={folder}/init", f"sft.data={folder}/conversations.jsonl", f"output={folder}/sft"]
-    mua("sft", "configs/demo-sft.yaml", *sft, f"seed={seed}")
-    tuned = time.monotonic()
-    say(f"seed {seed}: reinforcement learning against SGLang rollouts, judged before and after")
-    mua("train", "configs/demo.yaml", f"model.path={folder}/sft/hf", f"output={folder}/rl", f"seed={seed}", *overrides)
-    return summary_of(seed, folder, [started, built, tuned, time.monotonic()])
+    times.append(time.monotonic())
+    say(f"seed {seed}: supervised cold start")
+    sft = [f"model.path={BASE}", f"sft.data={folder}/conversations.jsonl", f"output={folder}/sft"]
+    mua("sft", SFT, *sft, f"seed={seed}")
+    before = judged(folder / "sft" / "hf", folder / "before", seed, overrides)
+    times.append(time.monotonic())
+    say(f"seed {seed}: reinforcement learning against SGLang rollouts")
+    mua("train", CONFIG, f"model.path={folder}/sft/hf", f"output={folder}/rl", f"seed={seed}", *overrides)
+    times.append(time.monotonic())
+    after = judged(folder / "rl" / "hf", folder / "after", seed, overrides)
+    times.append(time.monotonic())
+    return result_of(seed, folder, before, after, times, canned)
 
 
 def build(folder: Path, seed: int) -> None:
-    """A tokenizer from the domain's own text, the demonstrations, and random weights."""
+    """The demonstrations, on shops that no split contains."""
     from environments.help_desk import DOMAIN
     from environments.help_desk.demonstrations import demonstrations
 
-    system = DOMAIN.system_prompt("short")
-    build_policy(folder / "init", demonstrations(1000, 0.0, seed + 1, system), seed)
+    folder.mkdir(parents=True)
+    talks = demonstrations(CONVERSATIONS, seed, DOMAIN.system_prompt("short"), PERSONAS)
     with (folder / "conversations.jsonl").open("w") as file:
-        for messages in demonstrations(CONVERSATIONS, LOOSE, seed, system):
-            file.write(json.dumps({"messages": messages}) + "\n")
+        file.writelines(json.dumps({"messages": messages}) + "\n" for messages in talks)
 
 
-def summary_of(seed: int, folder: Path, times: Sequence[float]) -> dict[str, Any]:
-    """What one seed reached, read from the metrics of its run."""
-    build_s, sft_s, rl_s = (b - a for a, b in itertools.pairwise(times))
-    return {
-        "seed": seed,
-        **before_and_after(folder / "rl" / "metrics.jsonl"),
-        "seconds": round(times[-1] - times[0], 1),
-        "seconds_by_stage": {"build": round(build_s, 1), "sft": round(sft_s, 1), "rl": round(rl_s, 1)},
+def judged(policy: Path, output: Path, seed: int, overrides: Sequence[str]) -> Json:
+    """Success of a policy on the test split, by ``mua eval``."""
+    say(f"seed {seed}: {policy} on the test split")
+    test = [
+        f"model.path={policy}",
+        f"output={output}",
+        "evaluation.split=test",
+        "evaluation.tasks=null",
+        f"seed={seed}",
+    ]
+    mua("eval", CONFIG, *test, *(item for item in overrides if item.startswith("evaluation.")))
+    found: Json = json.loads((output / "evaluation.json").read_text())
+    return found
+
+
+def result_of(
+    seed: int,
+    folder: Path,
+    before: Json,
+    after: Json,
+    times: Sequence[float],
+    canned: Mapping[str, Mapping[str, float]],
+) -> Result:
+    """The summary of one seed."""
+    from environments.help_desk.tasks import GRANTED
+
+    kinds = {
+        name: {
+            "granted": name in GRANTED,
+            **_stage("before", before["kinds"][name]),
+            **_stage("after", after["kinds"][name]),
+        }
+        for name in before["kinds"]
     }
+    stages = ("build", "sft and test", "rl", "test")
+    seconds = {stage: round(b - a, 1) for stage, (a, b) in zip(stages, itertools.pairwise(times), strict=True)}
+    means = {name: fmean(by_kind.values()) for name, by_kind in canned.items()}
+    best = max((name for name in canned if name != REFUSE_ALL), key=lambda name: means[name])
+    chosen = {REFUSE_ALL: canned[REFUSE_ALL], f"best canned: {best}": canned[best]}
+    return Result(
+        seed,
+        kinds,
+        *_whole(before),
+        *_whole(after),
+        steps=sum(1 for _ in (folder / "rl" / "metrics.jsonl").open()),
+        seconds=round(times[-1] - times[0], 1),
+        seconds_by_stage=seconds,
+        controls={name: fmean(by_kind.values()) for name, by_kind in chosen.items()},
+        controls_by_kind={name: dict(by_kind) for name, by_kind in chosen.items()},
+    )
 
 
-def draw(seeds: Sequence[int], results: Sequence[dict[str, Any]]) -> Path:
+def _stage(name: str, found: Json) -> Json:
+    return {name: found["mean"], f"{name}_interval": [found["low"], found["high"]], "tasks": found["episodes"]}
+
+
+def _whole(found: Json) -> tuple[float, list[float]]:
+    return found["success"]["mean"], [found["success"]["low"], found["success"]["high"]]
+
+
+# Those beside it.
+
+
+def canned_by_kind() -> dict[str, dict[str, float]]:
+    """What policies that deserve nothing earn on the test split: name -> kind -> success."""
+    from environments.help_desk import DOMAIN
+    from mua.environment.canned import play_canned
+
+    async def played() -> dict[str, dict[str, list[float]]]:
+        found: dict[str, dict[str, list[float]]] = {name: defaultdict(list) for name in DOMAIN.canned()}
+        for name, canned in DOMAIN.canned().items():
+            for task in DOMAIN.tasks("test"):
+                episode = await play_canned(DOMAIN, task, 0, canned, PERSONAS)
+                found[name][task.data["kind"]].append(episode.evaluation.success)
+        return found
+
+    say("policies that deserve nothing, on the test split")
+    return {name: {kind: fmean(all_) for kind, all_ in kinds.items()} for name, kinds in asyncio.run(played()).items()}
+
+
+def trained_controls(result: Result, overrides: Sequence[str]) -> dict[str, dict[str, float]]:
+    """More supervised fine-tuning for the time of the reinforcement learning, and learning from shuffled rewards."""
+    seed, folder = result.seed, ROOT / f"seed-{result.seed}"
+    say(f"seed {seed}, control: more supervised fine-tuning on the same conversations")
+    done = sum(1 for _ in (folder / "sft" / "metrics.jsonl").open())
+    steps = math.ceil(done * result.seconds_by_stage["rl"] / _seconds(folder / "sft" / "metrics.jsonl"))
+    more = [f"model.path={folder}/sft/hf", f"sft.data={folder}/conversations.jsonl", f"output={folder}/more-sft"]
+    mua("sft", SFT, *more, f"trainer.steps={steps}", f"seed={seed + 1000}")
+    say(f"seed {seed}, control: reinforcement learning from rewards that are dealt at random")
+    dealt = [f"model.path={folder}/sft/hf", f"output={folder}/shuffled", "algorithm.shuffle_rewards=true"]
+    mua("train", CONFIG, *dealt, f"seed={seed}", *overrides)
+    found = {}
+    for name, stage in (("more SFT", "more-sft"), ("shuffled rewards", "shuffled")):
+        kinds = judged(folder / stage / "hf", folder / f"{stage}-test", seed, overrides)["kinds"]
+        found[name] = {kind: part["mean"] for kind, part in kinds.items()}
+    return found
+
+
+def _seconds(metrics: Path) -> float:
+    """How long the steps of a run took, together."""
+    return sum(json.loads(line).get("time/step", 0.0) for line in metrics.open()) or 1.0
+
+
+# What is left to see.
+
+
+def draw(seeds: Sequence[int]) -> Path:
     """The reward curves of all seeds in one picture."""
     from mua.observe.plot import plot_reward_curve
 
@@ -99,18 +243,48 @@ def show_last(seed: int) -> None:
     mua("convert", "megatron-to-hf", str(checkpoint), f"{folder}/converted")
     policy = AutoModelForCausalLM.from_pretrained(folder / "converted")
     print(f"transformers loads it: {type(policy).__name__}, {sum(p.numel() for p in policy.parameters()):,} parameters")
-    mua("rollout", "configs/demo.yaml", f"model.path={folder}/converted", f"output={folder}/rollout", f"seed={seed}")
+    mua("rollout", CONFIG, f"model.path={folder}/converted", f"output={folder}/rollout", f"seed={seed}")
 
 
-def write_summary(results: Sequence[dict[str, Any]]) -> None:
-    (ROOT / "summary.json").write_text(json.dumps({"seeds": list(results)}, indent=2) + "\n")
+def write_summary(results: Iterable[Result]) -> None:
+    (ROOT / "summary.json").write_text(json.dumps({"seeds": [asdict(result) for result in results]}, indent=2) + "\n")
 
 
-def report(results: Sequence[dict[str, Any]], picture: Path) -> None:
-    """The table of seeds and where everything lies."""
-    print_table(results)
+def report(results: Sequence[Result], picture: Path) -> None:
+    """A table by kind of wish for each seed, and where everything lies."""
+    for result in results:
+        Console(width=120).print(table_of(result))
     print(f"\nreward curve  {picture}\nsummary       {ROOT / 'summary.json'}")
     print(f"TensorBoard   tensorboard --logdir {ROOT}\ntraces        {ROOT}/seed-*/rl/traces")
+
+
+def table_of(result: Result) -> Table:
+    """Success by kind on the test split, with 95 % intervals: before, after, and the others."""
+    others = list(result.controls_by_kind)
+    table = Table("kind of wish", "tasks", "after SFT", "after RL", *others, title=_title(result))
+    for name, kind in result.kinds.items():
+        cells = [_cell(kind[stage], kind[f"{stage}_interval"]) for stage in ("before", "after")]
+        label = f"{name}{'' if kind['granted'] else ' (to be refused)'}"
+        table.add_row(
+            label, str(kind["tasks"]), *cells, *(f"{result.controls_by_kind[o].get(name, 0):.3f}" for o in others)
+        )
+    table.add_section()
+    for label, granted in (("mean over kinds", False), ("mean over granted kinds", True)):
+        means = [f"{result.mean(stage, granted=granted):.3f}" for stage in ("before", "after")]
+        theirs = [
+            fmean(v for k, v in by.items() if result.kinds[k]["granted"] or not granted)
+            for by in result.controls_by_kind.values()
+        ]
+        table.add_row(label, "", *means, *(f"{value:.3f}" for value in theirs))
+    return table
+
+
+def _title(result: Result) -> str:
+    return f"seed {result.seed}: success on the test split, {result.steps} steps, {result.seconds:.0f} s"
+
+
+def _cell(mean: float, bounds: Sequence[float]) -> str:
+    return f"{mean:.3f} ({bounds[0]:.3f} to {bounds[1]:.3f})"
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Conversations about nothing, which a tiny policy reads before it learns a domain: what a language model brings along.
 
-Made-up words, made-up tools: somebody wants something, is asked for this and that, a tool is called with what was said,
-and what it answered is told. No shop, no policy, no tool of a domain is in them. They teach what every pretrained model
+Made-up values, tools of no shop: somebody wants something, is asked for this and that, a tool is called with what was
+said, and what it answered is told. No policy, no tool of a domain is in them. They teach what every pretrained model
 can do: keep to the form of a conversation, copy a word or number from where it was said to where it is needed.
 """
 
@@ -13,13 +13,15 @@ from collections.abc import Iterator
 
 from mua.types import Json
 
-_ONSETS = "b c d f g h j k l m n p r s t v w y z br cl dr fl gr pl sh st th tr".split()
-_VOWELS = "a e i o u ai ea ia ie io oo ou".split()
-_CODAS = ["", "", "", "n", "l", "s", "t", "m", "r", "ck", "nd", "st", "rd", "ll", "p"]
-_FRAMES = ("It is {0}.", "The {1} is {0}.", "{0}.", "I mean {0}.", "To {0}.", "The {0}.", "I am {0}.", "My {1} is {0}.", "{1} {0}.")
-_ASKS = ("What is the {0}?", "Which {0} is it?", "What is your {0}?", "Which {0} should it be?")
-_TOLD = ("{0} {1} is {2}.", "The {0} is {2}.", "{0} {1} is in {2}.", "Done, {0} {1} is {2}.", "Sorry, {0} {1} is {2}.", "Done, {1} goes to {2}.")
-_WISHES = ("I want to {0} {1}.", "Please {0} my {1}.", "Where is my {1}?", "I want to know my {1}.", "I want my {1} to {0}.", "Please {0} an {1} for me.")
+_ONSETS = tuple("b c d f g h j k l m n p r s t v w y z br cl dr fl gr pl sh st th tr".split())  # noqa: SIM905
+_VOWELS = tuple("a e i o u ai ea ia ie io oo ou".split())  # noqa: SIM905
+_CODAS = ("", "", "", "n", "l", "s", "t", "m", "r", "ck", "nd", "st", "rd", "ll", "p")
+_VERBS = ("paint", "wash", "lift", "fold", "stack", "plant", "carve", "sort")
+_NOUNS = ("stone", "color", "shape", "river", "tower", "garden", "engine", "mirror", "planet", "window")
+_FRAMES = ("It is {0}.", "The {1} is {0}.", "{0}.", "To {0}.", "The {0}.", "I am {0}.")
+_ASKS = ("What is the {0}?", "Which {0} is it?", "What is your {0}?")
+_TOLD = ("The {0} {1} is in {2}.", "Done, {0} {1} is {2}.", "Sorry, {0} {1} is {2}.", "Done, {0} {1} goes to {2}.")
+_WISHES = ("I want to {0} my {1}.", "Please {0} a {1} for me.", "Where is my {1}? I want to {0} it.")
 
 
 def conversations(count: int, seed: int) -> Iterator[list[Json]]:
@@ -41,8 +43,8 @@ def _value(rng: random.Random) -> str:
 
 def _conversation(rng: random.Random) -> list[Json]:
     """One to three facts are asked for, tools are called with what is known by then, the last answer is told."""
-    verb, *nouns = dict.fromkeys(_word(rng) for _ in range(4))
-    messages: list[Json] = [{"role": "system", "content": f"You are the {verb}."}]
+    verb, nouns = rng.choice(_VERBS), rng.sample(_NOUNS, 3)
+    messages: list[Json] = [{"role": "system", "content": "You are a desk."}]
     messages.append({"role": "user", "content": rng.choice(_WISHES).format(verb, nouns[0])})
     known: dict[str, str] = {}
     for noun in nouns[: rng.randint(1, 3)]:

@@ -6,8 +6,8 @@ Labelled messages are those of ``mua/language/examples/*.jsonl`` and of ``tests/
 domains, and sentences made of ``frames.yaml`` and ``slots.yaml`` (frames of requests, proposals, refusals, ... filled
 with each domain's facts and deeds). Other files under ``tests/data/users`` are never read here: they measure.
 
-The loss is the cross entropy of a noisy or over a message's sentences plus a quadratic penalty, minimised by L-BFGS from
-zero, so that a run gives the same weights again.
+The loss is the cross entropy of a noisy or over a message's sentences plus a quadratic penalty, minimised by L-BFGS
+from zero, so that a run gives the same weights again.
 """
 
 from __future__ import annotations
@@ -200,7 +200,8 @@ def main() -> None:
     learnt_from = {str(p.relative_to(ROOT)): _digest(p) for p in [*sources(), *sorted(EXAMPLES.glob("*.yaml"))]}
     pinned = {"weights": _digest(FILE), "messages": len(lines), "learnt_from": learnt_from}
     MANIFEST.write_text(json.dumps(pinned, indent=2) + "\n", encoding="utf-8")
-    print(f"{len(lines)} messages, {len(model.acts.rows)} + {len(model.facts.rows)} features, {FILE.stat().st_size:,} bytes")
+    sizes = f"{len(model.acts.rows)} + {len(model.facts.rows)} features, {FILE.stat().st_size:,} bytes"
+    print(f"{len(lines)} messages, {sizes}")
 
 
 def _digest(path: Path) -> str:

@@ -1,5 +1,7 @@
 """Official data of tau-bench and tau2-bench under domains of this project: one adapter for retail and airline.
 
+tau2-bench's telecom builds on it (:mod:`environments.telecom.official`): there the user has tools too.
+
 A domain brings its tools and the names of its tables; everything else is here::
 
     def configured(self, config, services):
@@ -28,6 +30,8 @@ Options (``environment.options``):
 ``leave_out: NL_ASSERTION``
     drops a part of tau2-bench's ``reward_basis`` (several are separated by commas); without it, assertions go to the
     endpoint of the section ``judge``, and it is an error if there is none
+``split: base``
+    takes the set of that name in tau2-bench's ``split_tasks.json`` as test split (:mod:`environments._tau.splits`)
 ``communicate: true``
     requires tau2-bench's ``communicate_info`` of every task, also where the basis does not: a reward of our own for
     training without a judge

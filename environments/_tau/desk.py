@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, ClassVar, TypeAlias
 
 from mua.environment.database import RewardForm, ServiceDesk, Tool, ToolError
 from mua.environment.overlay import Base, Changes, Overlay, copied
@@ -13,8 +14,10 @@ from mua.environment.protocol import Task, ToolResult
 from mua.errors import ConfigError
 from mua.types import Json
 
-_MISUSE = (TypeError, ValueError, KeyError, IndexError, AttributeError)
+MISUSE = (TypeError, ValueError, KeyError, IndexError, AttributeError)
 """What a tool raises over arguments of a type that it does not expect."""
+Functions: TypeAlias = Mapping[tuple[str, str], Callable[..., Any]]
+"""tau2-bench's functions over the state, by ``env_type`` ("assistant" or "user") and ``func_name``."""
 
 
 class OfficialDesk(ServiceDesk):
@@ -24,24 +27,50 @@ class OfficialDesk(ServiceDesk):
     against the whole schema.
     """
 
-    def __init__(self, base: Base, tools: Sequence[Tool], *, reward: RewardForm = "all_or_nothing") -> None:
-        super().__init__(base, tools, reward=reward)
-        self._names = {tool.schema.name: _argument_names(tool) for tool in tools}
+    assertions: ClassVar[Functions] = {}
+    """For ``ENV_ASSERTION``; none here."""
+
+    def __init__(
+        self,
+        base: Base,
+        tools: Sequence[Tool],
+        user_tools: Sequence[Tool] = (),
+        *,
+        reward: RewardForm = "all_or_nothing",
+    ) -> None:
+        super().__init__(base, tools, user_tools, reward=reward)
+        self.functions: Functions = {
+            **{("assistant", tool.schema.name): tool.run for tool in tools},
+            **{("user", tool.schema.name): tool.run for tool in user_tools},
+        }
+        """What ``initialization_actions`` may name."""
         self._initial: dict[str, Base] = {}
 
     def call(self, state: Overlay, name: str, arguments: Any, *, user: bool = False) -> ToolResult:
-        tool = self.tools.get(name)
-        if tool is None or user:
+        tool = (self.user_tools if user else self.tools).get(name)
+        if tool is None:
             return _refused(f"there is no tool {name!r}")
-        if (fault := self._misfit(name, arguments)) is not None:
+        if (fault := misfit(name, tool.run, arguments)) is not None:
             return _refused(fault)
         try:
             answer = tool.run(state, **arguments)
+            self.settle(state)
         except ToolError as error:
             return _refused(str(error))
-        except _MISUSE as error:
+        except MISUSE as error:
             return _refused(f"an argument is of no use to {name}: {error}")
         return ToolResult(answer if isinstance(answer, str) else json.dumps(answer), terminal=tool.terminal)
+
+    def settle(self, state: Overlay) -> None:
+        """What one side's records make of the other's after a call; nothing here."""
+
+    def holds(self, state: Overlay, assertion: Json) -> bool:
+        """Whether a function of :attr:`assertions` gives what it should; one that refuses its arguments does not."""
+        function = self.assertions[assertion["env_type"], assertion["func_name"]]
+        try:
+            return function(state, **assertion["arguments"]) is assertion.get("assert_value", True)
+        except (ToolError, *MISUSE):
+            return False
 
     def base_of(self, task: Task) -> Base:
         """The base under tau2-bench's initial state, if the task has one."""
@@ -53,29 +82,45 @@ class OfficialDesk(ServiceDesk):
             found = self._initial[task.id] = self._initialized(task, wanted)
         return found
 
-    def _misfit(self, name: str, arguments: Any) -> str | None:
-        if not isinstance(arguments, dict):
-            return f"the arguments of {name} must be a JSON object"
-        required, known = self._names[name]
-        if missing := sorted(required - arguments.keys()):
-            return f"{name} lacks the argument {missing[0]!r}"
-        if unknown := sorted(arguments.keys() - known):
-            return f"{name} has no argument {unknown[0]!r}"
-        return None
+    def check(self, task: Task) -> None:
+        """ConfigError where the initial state or an assertion of a task asks for a function that there is not."""
+        for action in (task.data.get("initialization") or {}).get("actions", ()):
+            self._function(task, "initialization_actions", action, self.functions)
+        if "ENV_ASSERTION" in task.data.get("basis", ()):
+            for assertion in task.data["env_assertions"]:
+                self._function(task, "env_assertions", assertion, self.assertions)
+
+    def fill(self, state: Overlay, wanted: Json) -> None:
+        """Merge the ``initialization_data`` of a task into the tables. ToolError where it does not fit."""
+        if wanted.get("user_data"):
+            raise ToolError("user_data: the user of this domain has no tables")
+        for table, records in wanted["data"].items():
+            if table not in self.base.tables:
+                raise ToolError(f"it fills the unknown table {table!r}")
+            for key, record in records.items():
+                state.insert(table, key, merged(state.get(table, key), record))
 
     def _initialized(self, task: Task, wanted: Json) -> Base:
         """Tables with ``wanted["data"]`` merged in, then ``wanted["actions"]`` run."""
         state = Overlay(self.base)
-        for table, records in wanted["data"].items():
-            if table not in self.base.tables:
-                raise ConfigError(f"task {task.id}: initial_state fills the unknown table {table!r}")
-            for key, record in records.items():
-                state.insert(table, key, merged(state.get(table, key), record))
-        for action in wanted["actions"]:
-            result = self.call(state, action["func_name"], action["arguments"])
-            if result.error:
-                raise ConfigError(f"task {task.id}: initial_state cannot be had: {result.text}")
+        try:
+            self.fill(state, wanted)
+            for action in wanted["actions"]:
+                self._function(task, "initialization_actions", action, self.functions)(state, **action["arguments"])
+                self.settle(state)
+        except (ToolError, *MISUSE) as error:
+            raise ConfigError(f"task {task.id}: initial_state cannot be had: {error}") from error
         return laid_over(self.base, state.changes())
+
+    def _function(self, task: Task, key: str, wanted: Json, known: Functions) -> Callable[..., Any]:
+        place, name = wanted.get("env_type"), wanted.get("func_name")
+        function = known.get((str(place), str(name)))
+        fault = f"there is no function {name!r} of env_type {place!r}"
+        if function is not None:
+            fault = misfit(str(name), function, wanted.get("arguments")) or ""
+        if function is None or fault:
+            raise ConfigError(f"environment.data: task {task.id}: {key}: {fault}")
+        return function
 
 
 def merged(before: Any, after: Any) -> Any:
@@ -94,9 +139,22 @@ def laid_over(base: Base, changes: Changes) -> Base:
     return Base(tables)
 
 
-def _argument_names(tool: Tool) -> tuple[frozenset[str], frozenset[str]]:
-    """Arguments that a tool needs, and all that it takes."""
-    parameters = list(inspect.signature(tool.run).parameters.values())[1:]
+def misfit(name: str, function: Callable[..., Any], arguments: Any) -> str | None:
+    """What is wrong with the names of a function's arguments, behind the database as its first; None if nothing."""
+    if not isinstance(arguments, dict):
+        return f"the arguments of {name} must be a JSON object"
+    required, known = _argument_names(function)
+    if missing := sorted(required - arguments.keys()):
+        return f"{name} lacks the argument {missing[0]!r}"
+    if unknown := sorted(arguments.keys() - known):
+        return f"{name} has no argument {unknown[0]!r}"
+    return None
+
+
+@lru_cache(maxsize=256)
+def _argument_names(function: Callable[..., Any]) -> tuple[frozenset[str], frozenset[str]]:
+    """Arguments that a function needs, and all that it takes."""
+    parameters = list(inspect.signature(function).parameters.values())[1:]
     required = frozenset(one.name for one in parameters if one.default is one.empty)
     return required, frozenset(one.name for one in parameters)
 

@@ -1,26 +1,37 @@
-"""A domain over official data: its tasks, its policy as system prompt, users that recite their instruction."""
+"""A domain over official data: its tasks, its policy as system prompt, users that follow their instruction."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
+from typing import Self
 
 from environments._tau.desk import OfficialDesk
 from environments._tau.environment import JudgedEnvironment, OfficialEnvironment
 from environments._tau.folder import Form, OfficialData, load_official
 from environments._tau.tau2 import BASES
+from environments._tau.user import InstructedUser
 from mua.config.schema import EnvironmentConfig
 from mua.environment.database import Tool
-from mua.environment.protocol import Environment, Isolation, Move, PromptStyle, Split, Task
-from mua.environment.statements import unsaid
+from mua.environment.protocol import (
+    Environment,
+    Isolation,
+    Move,
+    PromptStyle,
+    Split,
+    Task,
+    Transcript,
+    UserMove,
+)
 from mua.errors import ConfigError
+from mua.types import Json
 from mua.users.judge import Judge
-from mua.users.protocol import STOP_SIGNAL, User, UserReply
+from mua.users.protocol import User
 from mua.users.services import Services
 
 ToolsOf = Callable[[Form], Sequence[Tool]]
 """The domain's tools in the order the policy sees them, for tau-bench or tau2-bench."""
-OPTIONS = ("skip_noop", "leave_out", "communicate")
+SWITCHES = ("skip_noop", "communicate")
+OPTIONS = ("skip_noop", "leave_out", "communicate", "split")
 
 
 def official_domain(
@@ -34,20 +45,30 @@ def official_domain(
 ) -> OfficialDomain:
     """The domain over ``config.data``; raises :class:`mua.errors.ConfigError` for what cannot be had."""
     assert config.data is not None
-    if unknown := [key for key in config.options if key not in OPTIONS]:
-        raise ConfigError(
-            f"environment.options: {name} has no option {unknown[0]!r} on official data; known: {', '.join(OPTIONS)}"
-        )
-    data = load_official(name, config.data, tables)
+    check_options(name, config)
+    data = load_official(name, config.data, tables, wanted_split(config))
     desk = OfficialDesk(data.base, tools(data.form), reward=config.reward)
-    domain = OfficialDomain(name, data, desk, short_prompt, services)
-    domain.leave_out(str(config.options.get("leave_out", "")))
-    domain.check_basis()
-    if config.options.get("communicate"):
-        domain.require_communication()
-    if config.options.get("skip_noop"):
-        domain.skip_noop()
-    return domain
+    return OfficialDomain(name, data, desk, short_prompt, services).under(config)
+
+
+def check_options(name: str, config: EnvironmentConfig, *more: str) -> None:
+    """ConfigError for an option that there is not (``more``: those of one domain), or of another type."""
+    known = (*OPTIONS, *more)
+    for key, value in config.options.items():
+        if key not in known:
+            raise ConfigError(
+                f"environment.options: {name} has no option {key!r} on official data; known: {', '.join(known)}"
+            )
+        wanted = bool if key in SWITCHES else str
+        if not isinstance(value, wanted):
+            kind = "true or false" if wanted is bool else "a text"
+            raise ConfigError(f"environment.options.{key}: must be {kind}, not {value!r}")
+
+
+def wanted_split(config: EnvironmentConfig) -> str | None:
+    """The option ``split``."""
+    found = config.options.get("split")
+    return None if found is None else str(found)
 
 
 class OfficialDomain:
@@ -65,6 +86,19 @@ class OfficialDomain:
         self._short_prompt = short_prompt
         self._judge = Judge(services.judge) if services.judge is not None else None
 
+    def under(self, config: EnvironmentConfig) -> Self:
+        """This domain with the options applied; ConfigError where a task asks for what there is not."""
+        self.leave_out(str(config.options.get("leave_out", "")))
+        self.check_basis()
+        for tasks in self._tasks.values():
+            for task in tasks:
+                self.desk.check(task)
+        if config.options.get("communicate"):
+            self.require_communication()
+        if config.options.get("skip_noop"):
+            self.skip_noop()
+        return self
+
     def tasks(self, split: Split) -> Sequence[Task]:
         return self._tasks[split]
 
@@ -79,12 +113,12 @@ class OfficialDomain:
         return str(task.data["instruction"])
 
     def scripted_user(self, task: Task, seed: int) -> User:
-        """Someone who says everything at once: official tasks have no facts apart for a user by rules to give out."""
-        return RecitingUser(task.data["instruction"])
+        return InstructedUser(task.data["instruction"], self.name, seed)
 
     def gold(self, task: Task) -> Sequence[Move]:
-        calls: list[Move] = [(action["name"], action["arguments"]) for action in task.data["actions"]]
-        return [*calls, *(" ".join(map(str, statement)) for statement in task.data["statements"])]
+        """What has to be told first, since a transfer ends the conversation; then the calls of both sides."""
+        told = [" ".join(map(str, statement)) for statement in task.data["statements"]]
+        return [*told, *map(_gold_move, task.data["actions"])]
 
     def noop_tasks(self, split: Split) -> list[Task]:
         """Tasks that earn full reward for doing and saying nothing, which training should not reward."""
@@ -117,7 +151,7 @@ class OfficialDomain:
 
     def check_basis(self) -> None:
         """Raises :class:`mua.errors.ConfigError` where a reward basis asks for what is not configured or not here."""
-        lacking = ["ENV_ASSERTION", *(["NL_ASSERTION"] if self._judge is None else [])]
+        lacking = ["ENV_ASSERTION"] * (not self.desk.assertions) + ["NL_ASSERTION"] * (self._judge is None)
         for name in lacking:
             asking = [task.id for tasks in self._tasks.values() for task in tasks if name in task.data.get("basis", ())]
             if asking:
@@ -128,40 +162,13 @@ class OfficialDomain:
                 )
 
     def _earns_idling(self, task: Task) -> bool:
-        basis = task.data.get("basis", ())
-        asked = "NL_ASSERTION" in basis or ("ACTION" in basis and task.data["actions"])
-        return not asked and not unsaid(task.data["statements"], ()) and not self.desk.gold(task).changes
+        if "NL_ASSERTION" in task.data.get("basis", ()):
+            return False
+        environment = OfficialEnvironment(self.desk)
+        environment.reset(task, 0)
+        return environment.evaluate(Transcript([])).success
 
 
-_FAREWELL = re.compile(r"anything else|transferr(ed|ing)|have a (nice|good|great) day|good ?bye", re.IGNORECASE)
-_CONFIRM = re.compile(
-    r"\(yes/no\)|\b(confirm|proceed|go ahead|shall i|should i|would you like me to|do you want me to)\b", re.IGNORECASE
-)
-_ROLE = re.compile(r"^you(r| are| have|'ve)?\b", re.IGNORECASE)
-PATIENCE = 20
-"""Messages after which the user leaves: nothing tells it by rules when a free text is settled."""
-
-
-class RecitingUser:
-    """Recites its instruction, agrees when asked to confirm, and leaves when asked whether there is anything else.
-
-    For trying official data offline; a measurement wants a user that plays its part (``user.kind: llm``).
-    """
-
-    def __init__(self, instruction: str) -> None:
-        self._instruction = instruction
-        self._left = PATIENCE
-
-    async def open(self) -> UserReply:
-        return UserReply(
-            f"These are my notes: {self._instruction}" if _ROLE.match(self._instruction) else self._instruction
-        )
-
-    async def reply(self, agent_text: str) -> UserReply:
-        self._left -= 1
-        if self._left < 0 or _FAREWELL.search(agent_text):
-            return UserReply(f"No, thank you. {STOP_SIGNAL}", stop=True)
-        return UserReply("Yes." if _CONFIRM.search(agent_text) else "I have told you all I know; do as I said.")
-
-    async def close(self) -> None:
-        return None
+def _gold_move(action: Json) -> Move:
+    name, arguments = action["name"], action["arguments"]
+    return UserMove(name, arguments) if action.get("requestor") == "user" else (name, arguments)

@@ -5,17 +5,24 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from mua.environment.database import DatabaseEnvironment, ServiceDesk
-from mua.environment.protocol import Evaluation, Task, ToolResult, Transcript
+from environments._tau.desk import OfficialDesk
+from mua.environment.database import DatabaseEnvironment, verdict
+from mua.environment.overlay import Difference
+from mua.environment.protocol import Evaluation, Task, ToolResult, ToolSchema, Transcript
+from mua.environment.statements import unsaid
 from mua.types import Json
 from mua.users.judge import Judge
 
 
 class OfficialEnvironment(DatabaseEnvironment):
-    """Database, statements and, where the task's basis has ``ACTION``, the gold calls."""
+    """The parts of the task's basis that rules can judge. tau-bench's tasks have none: database and statements.
 
-    def __init__(self, desk: ServiceDesk) -> None:
+    Calls of the user's tools count as those of the agent do: tau2-bench looks for a gold call among both.
+    """
+
+    def __init__(self, desk: OfficialDesk) -> None:
         super().__init__(desk)
+        self._official = desk
         self._called: list[tuple[str, Json]] = []
 
     def reset(self, task: Task, seed: int) -> None:
@@ -26,14 +33,42 @@ class OfficialEnvironment(DatabaseEnvironment):
         self._called.append((name, arguments))
         return super().call(name, arguments)
 
+    def user_tools(self) -> Sequence[ToolSchema]:
+        """All, or those that the task names."""
+        allowed = self._allowed()
+        return [tool for tool in super().user_tools() if allowed is None or tool.name in allowed]
+
+    def user_call(self, name: str, arguments: Json) -> ToolResult:
+        allowed = self._allowed()
+        if allowed is not None and name not in allowed:
+            return ToolResult(f"Error: there is no tool {name!r}", error=True)
+        self._called.append((name, arguments))
+        return super().user_call(name, arguments)
+
     def evaluate(self, transcript: Transcript) -> Evaluation:
-        evaluation = super().evaluate(transcript)
+        assert self._task is not None, "reset comes first"
+        data = self._task.data
+        basis = data.get("basis", ("DB",))
+        evaluation = super().evaluate(transcript) if "DB" in basis else self._told(transcript)
+        if "ACTION" in basis:
+            missing = [action for action in data["actions"] if not any(_matches(action, call) for call in self._called)]
+            evaluation = narrowed(evaluation, not missing, "uncalled", missing)
+        if "ENV_ASSERTION" in basis:
+            failed = [one for one in data["env_assertions"] if not self._official.holds(self.state, one)]
+            evaluation = narrowed(evaluation, not failed, "failed", failed)
+        return evaluation
+
+    def _told(self, transcript: Transcript) -> Evaluation:
+        """The verdict without a look at the database."""
         assert self._task is not None
-        if "ACTION" not in self._task.data.get("basis", ()):
-            return evaluation
-        gold = [action for action in self._task.data["actions"] if action.get("requestor") != "user"]
-        missing = [action for action in gold if not any(_matches(action, call) for call in self._called)]
-        return narrowed(evaluation, not missing, "uncalled", missing)
+        statements = self._task.data["statements"]
+        missing = unsaid(statements, transcript.told_user())
+        return verdict(self._desk.reward, Difference(), missing, len(statements), ())
+
+    def _allowed(self) -> Sequence[str] | None:
+        assert self._task is not None, "reset comes first"
+        found: Sequence[str] | None = self._task.data.get("user_tools")
+        return found
 
 
 class JudgedEnvironment:
@@ -44,6 +79,7 @@ class JudgedEnvironment:
         self._task: Task | None = None
         self._seed = 0
         self.tools, self.call, self.close = inner.tools, inner.call, inner.close
+        self.user_tools, self.user_call = inner.user_tools, inner.user_call
 
     def reset(self, task: Task, seed: int) -> None:
         self._task, self._seed = task, seed

@@ -3,11 +3,12 @@
 ``evaluation_criteria.reward_basis`` says what the reward is made of; all of it has to hold:
 
 =================  =====================================================================================
-``DB``             final database equals gold (always part of it here; a task without it is refused)
+``DB``             final database equals gold, the user's device included
 ``COMMUNICATE``    every ``communicate_info`` was told the user: our statements
 ``ACTION``         every gold action was called, with the arguments that ``compare_args`` names (all if absent)
 ``NL_ASSERTION``   every assertion holds in the judge's eyes; without assertions nothing is asked
-``ENV_ASSERTION``  functions of the official code over the final state: refused, unless left out by option
+``ENV_ASSERTION``  functions over the final state give ``assert_value``; telecom has them, elsewhere it is refused
+                   unless left out by option
 =================  =====================================================================================
 
 Official evaluation compares the arguments of the *call* where ``compare_args`` is absent, so that a call without any
@@ -35,11 +36,7 @@ _LABELS = {
 def task_of_tau2(domain: str, split: Split, entry: Json, where: str) -> Task:
     """One task. ``initialization`` keeps ``initial_state`` for the desk, which knows the tables."""
     criteria: Json = entry.get("evaluation_criteria") or {}
-    basis = list(criteria.get("reward_basis") or ("DB", "COMMUNICATE"))
-    if unknown := [name for name in basis if name not in BASES]:
-        raise ConfigError(f"{where}: reward_basis names {unknown[0]!r}; known: {', '.join(BASES)}")
-    if "DB" not in basis:
-        raise ConfigError(f"{where}: reward_basis without DB is not supported in {domain}")
+    basis = _basis(criteria, where)
     actions = [_action(action) for action in criteria.get("actions") or []]
     info = [[text] for text in criteria.get("communicate_info") or []]
     data: Json = {
@@ -50,10 +47,22 @@ def task_of_tau2(domain: str, split: Split, entry: Json, where: str) -> Task:
         "communicate_info": info,
         "basis": [name for name in basis if _asks(name, criteria)],
         "nl_assertions": list(criteria.get("nl_assertions") or []),
+        "env_assertions": [_assertion(one) for one in criteria.get("env_assertions") or []],
     }
     if initial := _initial(entry.get("initial_state") or {}, where):
         data["initialization"] = initial
+    if entry.get("user_tools") is not None:
+        data["user_tools"] = [str(name) for name in entry["user_tools"]]
     return Task(str(entry["id"]), domain, split, data)
+
+
+def _basis(criteria: Json, where: str) -> list[str]:
+    if not criteria:
+        raise ConfigError(f"{where}: has no evaluation_criteria, so that there is nothing to judge by")
+    basis = list(criteria.get("reward_basis") or ("DB", "COMMUNICATE"))
+    if unknown := [name for name in basis if name not in BASES]:
+        raise ConfigError(f"{where}: reward_basis names {unknown[0]!r}; known: {', '.join(BASES)}")
+    return basis
 
 
 def _action(action: Json) -> Json:
@@ -65,8 +74,18 @@ def _action(action: Json) -> Json:
     return kept
 
 
+def _assertion(one: Json) -> Json:
+    kept = {"env_type": one["env_type"], "func_name": one["func_name"], "arguments": one["arguments"]}
+    return {**kept, "assert_value": one.get("assert_value", True)}
+
+
 def _asks(name: str, criteria: Json) -> bool:
-    """Whether this part of the basis asks for anything in this task."""
+    """Whether this part of the basis asks for anything in this task.
+
+    Official evaluation looks at the database only where gold actions or assertions are listed, be it an empty list.
+    """
+    if name == "DB":
+        return criteria.get("actions") is not None or criteria.get("env_assertions") is not None
     lists = {"NL_ASSERTION": "nl_assertions", "ENV_ASSERTION": "env_assertions"}
     return name not in lists or bool(criteria.get(lists[name]))
 
@@ -74,9 +93,12 @@ def _asks(name: str, criteria: Json) -> bool:
 def _initial(state: Json, where: str) -> Json:
     if state.get("message_history"):
         raise ConfigError(f"{where}: begins in the middle of a conversation (message_history), which is not supported")
-    data: Json = (state.get("initialization_data") or {}).get("agent_data") or {}
+    given: Json = state.get("initialization_data") or {}
+    data, user_data = given.get("agent_data") or {}, given.get("user_data") or {}
     actions = state.get("initialization_actions") or []
-    return {"data": data, "actions": actions} if data or actions else {}
+    if not (data or user_data or actions):
+        return {}
+    return {"data": data, "actions": actions, **({"user_data": user_data} if user_data else {})}
 
 
 def _instruction(scenario: Json) -> str:

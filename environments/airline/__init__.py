@@ -9,23 +9,25 @@ tau-bench's or tau2-bench's airline instead (:mod:`environments._tau`).
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
 from environments._tau import official_domain
 from environments._tau.folder import Form
+from environments.airline.canned import CANNED
 from environments.airline.dialects import OWN, TAU, TAU2
 from environments.airline.expert import Expert
 from environments.airline.tasks import load_split
-from environments.airline.tools import airline_tools, flight_status_tool
 from environments.airline.telling import first_of, wording
+from environments.airline.tools import airline_tools, flight_status_tool
 from environments.airline.user import customer
 from environments.airline.verdict import code
 from environments.airline.views import compact
 from environments.airline.world import world
 from mua.config.schema import EnvironmentConfig
+from mua.environment.canned import Canned
 from mua.environment.database import DatabaseEnvironment, RewardForm, ServiceDesk, Tool
 from mua.environment.protocol import Domain, Environment, Isolation, Move, PromptStyle, Split, Task
 from mua.errors import ConfigError
@@ -77,6 +79,9 @@ class AirlineDomain:
 
     def expert(self, task: Task, seed: int, loose: float = 0.0) -> Generator[Move, str, None]:
         return Expert(task, seed, loose).moves()
+
+    def canned(self) -> Mapping[str, Canned]:
+        return CANNED
 
     def configured(self, config: EnvironmentConfig, services: Services) -> Domain:
         """Official data, the form of reward, short answers; ConfigError for anything else."""

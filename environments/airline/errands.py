@@ -160,9 +160,11 @@ def thing_of(reservation: Json | str) -> str:
     return f"reservation {number.lower()}"
 
 
-def done(reservation: Json | str, deed: str) -> Json:
-    """The customer is to be told that it was done."""
-    return {"thing": thing_of(reservation), "role": "deed", "value": deed, "or": ["done"]}
+def done(reservation: Json | str, deed: str, **state: str) -> Json:
+    """The customer is to be told that it was done, or how it is since: ``state`` are roles and their new values."""
+    thing = thing_of(reservation)
+    fact = {"thing": thing, "role": "deed", "value": deed, "or": ["done"]}
+    return {"any": [fact, *({"thing": thing, "role": role, "value": value} for role, value in state.items())]}
 
 
 def refusal(reservation: Json | str, deed: str) -> Json:

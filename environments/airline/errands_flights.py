@@ -86,7 +86,7 @@ def _cabin(caller: Caller, missing: bool, change: bool) -> Errand:
     flights = [{"flight_number": one["flight_number"], "date": one["date"]} for one in reservation["flights"]]
     errand.demands = [read(reservation), *(looked_for(leg) for leg in reservation["flights"])]
     errand.actions = [_flights_action(reservation, target, flights, method)]
-    errand.told = [done(reservation, "change_cabin")]
+    errand.told = [done(reservation, "change_cabin", cabin=target)]
     return _perhaps_forgotten(caller, errand, reservation, missing)
 
 

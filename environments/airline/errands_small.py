@@ -50,9 +50,7 @@ def _plain(one: Json) -> bool:
     return ahead(one) and one["created_at"] < DAY_AGO and one["cabin"] != "business"
 
 
-def _about_one(
-    caller: Caller, missing: bool, accept: Accept, kind: str, verb: str, story: str
-) -> tuple[Errand, Json]:
+def _about_one(caller: Caller, missing: bool, accept: Accept, kind: str, verb: str, story: str) -> tuple[Errand, Json]:
     """An errand on one fitting reservation; ``story`` has a place for its number."""
     reservation = caller.reservation(lambda one: accept(one) and (not missing or caller.unique(one)))
     number = "one of your reservations" if missing else f"reservation {reservation['reservation_id']}"
@@ -163,7 +161,7 @@ def _bags(caller: Caller, missing: bool, change: bool) -> Errand:
     errand.story += when_asked(errand)
     arguments = {"total_baggages": total, "nonfree_baggages": extra, "payment_id": method["id"]}
     errand.actions = [{"name": "update_reservation_baggages", "arguments": about(reservation) | arguments}]
-    errand.told = [done(reservation, "add_bags")]
+    errand.told = [done(reservation, "add_bags", bags=str(total))]
     return errand
 
 
@@ -187,7 +185,7 @@ def _rename(caller: Caller, missing: bool, change: bool) -> Errand:
     passengers = [*reservation["passengers"][:index], new, *reservation["passengers"][index + 1 :]]
     arguments = about(reservation) | {"passengers": passengers}
     errand.actions = [{"name": "update_reservation_passengers", "arguments": arguments}]
-    errand.told = [done(reservation, "rename")]
+    errand.told = [done(reservation, "rename", name=right.lower())]
     return errand
 
 
@@ -212,7 +210,7 @@ def _compensation(kind: str, allowed: bool, airline: bool) -> Maker:
             return errand
         arguments = {"user_id": caller.user_id, "amount": CERTIFICATE * len(reservation["passengers"])}
         errand.actions = [{"name": "send_certificate", "arguments": arguments}]
-        errand.told = [done(reservation, "compensation")]
+        errand.told = [done(reservation, "compensation", certificate=str(arguments["amount"]))]
         return errand
 
     return make
@@ -225,7 +223,9 @@ def _ask_paid(caller: Caller, missing: bool, change: bool) -> Errand:
     errand, reservation = _about_one(
         caller, missing, lambda one: True, "ask_paid", "ask_paid", "You want to know what you paid for {number}."
     )
-    return answered(errand, thing_of(reservation), "paid", sum(part["amount"] for part in reservation["payment_history"]))
+    return answered(
+        errand, thing_of(reservation), "paid", sum(part["amount"] for part in reservation["payment_history"])
+    )
 
 
 def _ask_balance(caller: Caller, missing: bool, change: bool) -> Errand:

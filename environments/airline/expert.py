@@ -1,8 +1,8 @@
 """An agent by rules that keeps to the policy page: it solves every task of the generated airline, whoever asks.
 
-It knows each wish with what its first words say, which a person would read there, and learns everything else by asking
-and by calling tools: it asks again when an answer does not hold what was asked for, looks again when an id was mistyped,
-and makes its proposal anew when the customer wavers, corrects a slip or has another mind.
+It knows each wish with what its first words say, which a person would read there, and learns everything else by
+asking and by calling tools: it asks again when an answer does not hold what was asked for, looks again when an id was
+mistyped, and makes its proposal anew when the customer wavers, corrects a slip or has another mind.
 
 Made loose, it now and then skips the confirmation, or refuses in words of its own that name no reservation: what
 conversations of people look like, and what learning has to improve on.
@@ -43,16 +43,16 @@ WISHES = {
     "special": r"\b(dog along|a wheelchair|special meal)\b",
     "ask_paid": r"\b(did i pay|i paid|cost me|set me back|did my reservation cost)\b",
     "ask_balance": r"gift cards",
-    "ask_fare": r"cheapest|lowest",
+    "ask_fare": r"cheapest|lowest|do fares go",
     "add_passenger": r"one more person|another passenger|extra traveller",
     "rename": r"\bname\b.* (wrong|not right|misspelled)|(correct|fix).* (name|spelling)|traveller's name|misspelled",
     "fewer_bags": r"bag less|(bag|suitcase) (be taken )?(off|from)|suitcase fewer|remove a suitcase",
     "add_bags": r"\bbags\b|luggage|suitcases",
     "change_route": r"fly to .* instead|my destination|rather than where|divert|reroute|new destination",
-    "change_day": r"another day|different day|day of a flight|reschedule|shift|other day|another date",
+    "change_day": r"another day|different day|day of a flight|reschedule|shift|some other day|another date",
     "change_cabin": r"\b(economy|business)\b",
-    "book": r"\bbook",
     "cancel": r"cancel|call off|scrap",
+    "book": r"\bbook|is what i am after",
 }
 """What tells that a customer has come to such a wish; the first that fits."""
 
@@ -224,7 +224,7 @@ class Expert:
         return False
 
     def _method(self) -> Generator[Move, str, Json]:
-        found = yield from self._ask("What would you like to pay with?", self._named)
+        found = yield from self._ask("Which payment method would you like to use?", self._named)
         return found[0] if found else self._profile["methods"][0]
 
     def _named(self, text: str) -> list[Json] | None:
@@ -346,12 +346,13 @@ class Expert:
             if new is None and (yield from self._put_right(wanted, number)):
                 continue
             if new is None:
-                _cannot(number, "there is no such flight")
+                raise _Cannot(number, "there is no such flight")
             price = (new["prices"][found["cabin"]] - old["price"]) * count
             proposal = f"Reservation {number} would be on {new['flight_number']} of {day}, {_difference(price)}."
             if not (yield from self._changed(proposal, _taking(wanted, "date", reading.day))):
                 break
         flights = [{"flight_number": leg["flight_number"], "date": leg["date"]} for leg in found["flights"]]
+        assert new is not None
         flights[index] = {"flight_number": new["flight_number"], "date": wanted["date"]}
         yield _flights_update(number, found["cabin"], flights, method)
         return f"Done, reservation {number} is moved to {new['flight_number']} on {wanted['date']}."
@@ -398,7 +399,7 @@ class Expert:
         insurance = yield from self._ask("Do you want travel insurance?", reading.insurance)
         asked = "Do you prefer the cheapest, the earliest or the latest flight?"
         preference = yield from self._ask(asked, reading.preference)
-        methods = yield from self._ask("What would you like to pay with?", self._named)
+        methods = yield from self._ask("Which payment method would you like to use?", self._named)
         return {
             "legs": legs,
             "cabin": cabin,

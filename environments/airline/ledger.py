@@ -6,6 +6,7 @@ found, and what was paid or paid back since the episode began.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -28,6 +29,9 @@ WRITES = {
     "send_certificate": "compensation",
 }
 """Tools that change something, and the deed of each; a change of flights is one of cabin or day, as the records say."""
+
+
+_LIKE_A_NUMBER = re.compile(r"(?<![\w_])(?!qlx)(?=[a-z]*\d)[a-z][a-z0-9]{5}(?![\w_])")
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +99,12 @@ class Ledger:
             if record is not None:
                 found[number] = record
         return found
+
+    @cached_property
+    def strange(self) -> list[str]:
+        """What the customer named that looks like a number of a reservation and is none of these."""
+        said = _LIKE_A_NUMBER.findall(" ".join(self.past.heard).lower())
+        return [number for number in dict.fromkeys(said) if number not in self.records]
 
     def before(self, number: str) -> Json:
         """The record as it was when the episode began; as it is now for one that was made since."""
@@ -187,7 +197,7 @@ class Ledger:
     # What the policy allows
 
     def possible(self, number: str) -> set[str]:
-        """The wishes that the policy lets an agent fulfil for a reservation; ``that`` is what the customer asks of it."""
+        """The wishes that the policy lets an agent fulfil for a reservation; ``that`` is what is asked of it."""
         record = self.before(number)
         errands = [one for one in self.task.data.get("errands", ()) if self._is_about(one, number)]
         if number not in self.own:
@@ -198,10 +208,7 @@ class Ledger:
         found |= {"compensation"} if lost and compensated(self.user["membership"], record) else set()
         found |= {"book"} if any(one["verb"] == "book" for one in self.task.data.get("errands", ())) else set()
         found |= self.deeds.get(number, set())
-        denied = [one["denied"] for one in errands]
-        if (denied and not all(denied)) or (not denied and not used(record)):
-            found.add("that")
-        return found
+        return found | ({"that"} if any(not one["denied"] for one in errands) else set())
 
     def _cancellable(self, record: Json, errands: list[Json]) -> bool:
         reasons = [one["rules"].get("reason", "").removeprefix("tell_") for one in errands]
@@ -211,7 +218,9 @@ class Ledger:
     def _changes(self, record: Json) -> set[str]:
         if used(record):
             return set()
-        return {"add_bags", "rename", "change_cabin"} | ({"change_day"} if record["cabin"] != "basic_economy" else set())
+        return {"add_bags", "rename", "change_cabin"} | (
+            {"change_day"} if record["cabin"] != "basic_economy" else set()
+        )
 
     def _is_about(self, errand: Json, number: str) -> bool:
         told = errand["facts"].get("reservation", "")

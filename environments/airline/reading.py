@@ -17,13 +17,16 @@ _ROUTE = re.compile(r"\bfrom ([A-Z][A-Za-z. ]+?) to ([A-Z][A-Za-z. ]+?) on\b", r
 _BAGS = re.compile(r"\b(\d+) bags?\b")
 _NAMES = re.compile(r"\bfrom (\w+) (\w+) to (\w+) (\w+)\b", re.IGNORECASE)
 _BORN = re.compile(r"\b([A-Z]\w+) ([A-Z]\w+), born (\d{4}-\d\d-\d\d)")
-_METHOD = re.compile(r"ending in (\d{4})|gift card with \$(\d+)|certificate over \$(\d+)|(both of my certificates)", re.IGNORECASE)
+_METHOD = re.compile(
+    r"ending in (\d{4})|gift card with \$(\d+)|certificate over \$(\d+)|(both of my certificates)", re.IGNORECASE
+)
 _REASONS = {
     "health": re.compile(r"\b(?:ill|sick|flu|unwell)\b", re.IGNORECASE),
     "weather": re.compile(r"\b(?:storm|hurricane|blizzard)\b", re.IGNORECASE),
     "airline": re.compile(r"\b(?:airline|flight of it)\b", re.IGNORECASE),
     "plans": re.compile(
-        r"\b(?:plans|any more|better to do|fell through|called off|will not happen|moved|interest|mind)\b", re.IGNORECASE
+        r"\b(?:plans|any more|better to do|fell through|called off|will not happen|moved|interest|mind)\b",
+        re.IGNORECASE,
     ),
 }
 _MONTHS = tuple(datetime(2000, month, 1).strftime("%B") for month in range(1, 13))

@@ -23,12 +23,18 @@ from mua.types import Json
 
 _NUMBER = re.compile(r"(?<![\w_])(?!qlx)(?=[a-z]*\d)([a-z][a-z0-9]{5})(?![\w_])")
 _FLIGHT = re.compile(r"(?<!\w)(qlx ?\d{3})(?!\w)")
-_WORDS = {
-    word: number
-    for number, word in enumerate("no one two three four five six seven eight nine ten eleven twelve".split())
-} | {"a": 1, "an": 1, "single": 1, "both": 2, "zero": 0, "none": 0}
+_COUNTED = "no one two three four five six seven eight nine ten eleven twelve"
+_WORDS = {word: number for number, word in enumerate(_COUNTED.split())} | {
+    "a": 1,
+    "an": 1,
+    "single": 1,
+    "both": 2,
+    "zero": 0,
+    "none": 0,
+}
 _COUNT = r"(\d{1,2}|no|one|two|three|four|five|six|seven|eight|nine|ten|both|single|zero|none)"
-_MONTHS = ("january february march april may june july august september october november december").split()
+_YEAR = "january february march april may june july august september october november december"
+_MONTHS = _YEAR.split()
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +75,7 @@ def review(message: str, ledger: Ledger) -> Review:
     """Every typed statement of ``message``, judged."""
     found, named, heard_of = Review(), list[str](), len(_SUMS.findall(" ".join(one.text for one in sentences(message))))
     for sentence in sentences(message):
-        mentioned = [one for one in _NUMBER.findall(sentence.text)]
+        mentioned = _NUMBER.findall(sentence.text)
         if not sentence.question:
             if _HANDED_OVER.search(sentence.text):
                 found |= Review(true=(Claim("profile", "transfer", "yes", denied=False),))
@@ -77,24 +83,41 @@ def review(message: str, ledger: Ledger) -> Review:
                 if clause.mood in ("is", "will") and not _RULE.search(clause.text):
                     own = _NUMBER.findall(clause.text)
                     subject = _subject(own, mentioned, named, sentence.text, ledger)
-                    view = View(clause.text, sentence.text, clause.mood, subject, bool(own or mentioned), ledger, heard_of)
+                    view = View(
+                        clause.text, sentence.text, clause.mood, subject, bool(own or mentioned), ledger, heard_of
+                    )
                     found |= _judged(view, own)
         named += [one for one in mentioned if one in ledger.records]
     return found
 
 
-_PERSON = r"(?:humans?|colleagues?|agents?|person|someone|specialists?|supervisors?|team|representatives?|staff|desk|people)"
+_PERSON = (
+    r"(?:humans?|colleagues?|agents?|person|someone|specialists?|supervisors?|team|representatives?|staff|desk|people)"
+)
 _HANDED_OVER = re.compile(
-    rf"\b(?:hand|pass|transfer|connect|forward|put|refer|escalat|bring|rout|get)\w*(?: \w+){{0,6}} (?:to|with|through|over|into?)(?: \w+){{0,4}} {_PERSON}\b"
-    rf"|\b{_PERSON}\b(?: \w+){{0,6}} (?:takes? (?:it )?(?:over|from)|will (?:take|help|be|continue|assist)|is going to|continues?|can help)\b"
+    rf"\b(?:hand|pass|transfer|connect|forward|put|refer|escalat|bring|rout|get)\w*(?: \w+){{0,6}} (?:to"
+    rf"|with|through|over|into?)(?: \w+){{0,4}} {_PERSON}\b"
+    rf"|\b{_PERSON}\b(?: \w+){{0,6}} (?:takes? (?:it )?(?:over|from)|will (?:take|help"
+    r"|be|continue|assist)|is going to|continues?|can help)\b"
     r"|\byou (?:will be|are being) (?:transferred|connected|handed|put through)\b|\btransfer\w* you\b"
 )
 """Announces that somebody else takes over; it is told before the call that does it, which ends the conversation."""
 _RULE = re.compile(
-    r"\b(?:each|every|per|any|all|only|usually|always|never) (?:\w+ )?(?:bag|bags|certificate|flights|reservations?|bookings?|names|member)\b(?! (?:i|you|we|on|in|of|was|is|and) )"
-    r"|\bper passenger\b|\b(?:as a rule|in general|in case|whoever|suppose)\b|^(?:refunds|certificates|names|bags|insurance|compensation|gift cards|flights|reservations|bookings|extra (?:checked )?bags) (?:usually|can|are|is|cost|may|take|have)\b"
+    r"\b(?:each|every|per|any|all|only|usually|always|never) (?:\w+ )?(?:bag|bags|certificate"
+    r"|flights|reservations?|bookings?|names|member)\b(?! (?:i|you|we|on|in|of|was"
+    r"|is|and) )"
+    r"|\bper passenger\b|\b(?:as a rule|in general|in case|whoever|suppose)\b|^(?:refunds"
+    r"|certificates|names|bags|insurance|compensation|gift cards|flights|reservations"
+    r"|bookings|extra (?:checked )?bags) (?:usually|can|are|is|cost|may|take|have)\b"
 )
-_SUMS = re.compile(r"\$ ?\d[\d,]*(?:\.\d\d?)?|(?<![\w.$])\d[\d,]*(?:\.\d\d?)? ?(?:dollars|usd|bucks)")
+_UNITS = (
+    "a|an|one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|fifteen|twen"
+    "ty|thirty|forty|fifty|sixty|seventy|eighty|ninety|hundred|thousand|and"
+)
+_SUMS = re.compile(
+    rf"(?<![\w$-])(?:(?:{_UNITS})[ -])+dollars|"
+    + r"\$ ?\d[\d,]*(?:\.\d\d?)?|(?<![\w.$])\d[\d,]*(?:\.\d\d?)? ?(?:dollars|usd|bucks)"
+)
 
 
 def _subject(own: Sequence[str], mentioned: Sequence[str], named: Sequence[str], text: str, ledger: Ledger) -> str:
@@ -108,7 +131,8 @@ def _subject(own: Sequence[str], mentioned: Sequence[str], named: Sequence[str],
 
 
 def _judged(view: View, own: Sequence[str]) -> Review:
-    true, false = [], []
+    true: list[Claim] = []
+    false: list[Claim] = []
     for check in _CHECKS:
         for found in check(view):
             thing = found.thing or (f"reservation {view.subject}" if view.subject else "profile")
@@ -129,7 +153,10 @@ def _sums(view: View) -> Iterator[Found]:
             yield from _sum(view, money(match[0]), match.start())
 
 
-_BACK = r"refund\w*|returned|returns?|money back|get \w+ back|back (?:on|to|onto|with|within)|\d back|dollars back|credited|reimbursed|repaid|goes back|going back|travels back"
+_BACK = (
+    r"refund\w*|returned|returns?|money back|get \w+ back|back (?:on|to|onto|with|within)"
+    r"|\d back|dollars back|credited|reimbursed|repaid|goes back|going back|travels back"
+)
 _TAKEN = r"charged|charges?|deducted|debited|fees?|taken from|was taken|took|came off"
 _GIFT = r"gift cards?"
 _VOUCHER = r"certificates?|vouchers?"
@@ -142,12 +169,18 @@ def _sum(view: View, amount: float, at: int) -> Iterator[Found]:
     totals = _totals(view)
     if (legs := _prices_by_way(view, at)) is not None:
         yield Found("price", value, amount in legs)
-    elif re.search(r"bags? (?:\w+ )?(?:costs?|came to|are|were) \$? ?\d", near) and view.record and not re.search("each", near):
+    elif (
+        re.search(r"bags? (?:\w+ )?(?:costs?|came to|are|were) \$? ?\d", near)
+        and view.record
+        and not re.search("each", near)
+    ):
         count = view.record["nonfree_baggages"]
         added = count - view.ledger.before(view.subject)["nonfree_baggages"]
         yield Found("bag fee", value, amount in (EXTRA_BAG * count, EXTRA_BAG * added))
     elif re.search(rf"(?<!\w)(?:{_BACK})(?!\w)", near):
-        allowed = {-sum_ for sum_ in _parts(view, back=True)} | ({*totals, *_differences(view)} if view.mood == "will" else set())
+        allowed = {-sum_ for sum_ in _parts(view, back=True)} | (
+            {*totals, *_differences(view)} if view.mood == "will" else set()
+        )
         yield Found("refund", value, amount in allowed)
     elif re.search(rf"(?<!\w)(?:{_TAKEN})(?!\w)", near):
         allowed = _parts(view, back=False) | _history(view) | (_differences(view) if view.mood == "will" else set())
@@ -159,11 +192,17 @@ def _sum(view: View, amount: float, at: int) -> Iterator[Found]:
         yield Found("gift card", value, so)
         if amount == sum(_amounts(ledger.user, "gift_card")):
             yield Found("balance", value, True, "profile")
-    elif re.search(rf"(?<!\w)(?:{_VOUCHER})(?!\w)", near) and re.search(rf"\b(?:{_SENT})\b", near) and not re.search(r"\bpaid\b", near):
+    elif (
+        re.search(rf"(?<!\w)(?:{_VOUCHER})(?!\w)", near)
+        and re.search(rf"\b(?:{_SENT})\b", near)
+        and not re.search(r"\bpaid\b", near)
+    ):
         sent = [float(one["amount"]) for one in ledger.certificates]
         others = _balances(ledger, "certificate") if re.search(r"\bwith|besides|too|older\b", view.text) else set()
         yield Found("certificate", value, amount in {*sent, sum(sent) or -1.0} | others)
-    elif re.search(rf"(?<!\w)(?:{_VOUCHER})(?!\w)", near) and re.search(r"\b(?:left|still|have|has|hold|holding|got|profile)\b", view.text):
+    elif re.search(rf"(?<!\w)(?:{_VOUCHER})(?!\w)", near) and re.search(
+        r"\b(?:left|still|have|has|hold|holding|got|profile)\b", view.text
+    ):
         kept = _balances(ledger, "certificate") | (_balances(ledger, "gift_card") if view.has(_GIFT) else set())
         yield Found("certificate", value, amount in kept | (_history(view) if view.has("paid|used") else set()))
     else:
@@ -262,7 +301,12 @@ def _anywhere(view: View, totals: set[float]) -> set[float]:
         count = len(record["passengers"])
         prices = [leg["price"] for leg in record["flights"]]
         bags = {float(EXTRA_BAG * record["nonfree_baggages"]), float(INSURANCE * count), 100.0 * count}
-        found |= {float(sum(prices)), float(sum(prices) * count), *map(float, prices), *(float(p * count) for p in prices)}
+        found |= {
+            float(sum(prices)),
+            float(sum(prices) * count),
+            *map(float, prices),
+            *(float(p * count) for p in prices),
+        }
         found |= bags
     for offer in ledger.offers:
         found |= {float(price * count) for price in offer.prices.values() for count in range(1, 6)}
@@ -287,11 +331,21 @@ def _cards(view: View) -> Iterator[Found]:
             no = denied(view.text, match.start())
             yield Found("card", match[1], so != no, denied=no)
     yield from _kinds_of_method(view, methods, entries)
+    for match in re.finditer(
+        r"(gift card|visa|mastercard|credit card) (?:has been|was|is|gets|got) (not )?(?:been )?(?:refunded"
+        r"|credited|charged|debited)",
+        view.text,
+    ):
+        kind, no = match[1].replace(" ", "_"), bool(match[2])
+        ids = {key for key, one in methods.items() if kind in (one["source"], one.get("brand"))}
+        yield Found("method", kind, bool(ids & {payment_id for payment_id, _ in entries}) != no, denied=no)
 
 
 def _kinds_of_method(view: View, methods: Json, entries: list[tuple[str, int]]) -> Iterator[Found]:
     for match in _PAID_BY.finditer(view.text):
-        if not view.has(f"{_BACK}|{_TAKEN}|paid|put|topped up|used|went|going") or view.has("rest|remaining|holds?|worth"):
+        if not view.has(f"{_BACK}|{_TAKEN}|paid|put|topped up|used|went|going") or view.has(
+            "rest|remaining|holds?|worth"
+        ):
             return
         kind = match[1].replace(" ", "_").rstrip("s")
         ids = {key for key, one in methods.items() if kind in (one["source"], one.get("brand"))}
@@ -300,13 +354,20 @@ def _kinds_of_method(view: View, methods: Json, entries: list[tuple[str, int]]) 
             yield Found("method", kind, bool(ids & {payment_id for payment_id, _ in entries}) != no, denied=no)
 
 
-_PAID_BY = re.compile(r"(?:to|on|onto|from|with|by|topped up) (?:your|the|a) (?:\$ ?\d+ )?(gift card|certificate|visa|mastercard|credit card)(?! (?:with|over|of|worth))")
+_PAID_BY = re.compile(
+    r"(?:to|on|onto|from|with|by|topped up) (?:your|the|a) (?:\$ ?\d+ )?(gift card"
+    r"|certificate|visa|mastercard|credit card)(?! (?:with|over|of|worth))"
+)
 
 
 def _used_methods(view: View) -> Iterator[Found]:
     """Whether a gift card or certificate was drawn on since the start."""
     methods = view.ledger.user_before["payment_methods"] | view.ledger.user["payment_methods"]
-    for match in re.finditer(r"(gift cards?|certificates?|vouchers?|visa|mastercard|credit cards?) (?:was|were|has been|have been|is)( not)?(?: been)? (?:used|touched|charged|debited)", view.text):
+    for match in re.finditer(
+        r"(gift cards?|certificates?|vouchers?|visa|mastercard|credit cards?) (?:was|were"
+        r"|has been|have been|is)( not)?(?: been)? (?:used|touched|charged|debited)",
+        view.text,
+    ):
         kind = match[1].rstrip("s").replace("voucher", "certificate").replace(" ", "_")
         ids = {key for key, one in methods.items() if kind in (one["source"], one.get("brand"))}
         spent = bool(ids & {payment_id for _, payment_id, amount in view.ledger.moved if amount > 0})
@@ -314,9 +375,18 @@ def _used_methods(view: View) -> Iterator[Found]:
 
 
 def _used_both(view: View) -> Iterator[Found]:
+    """Which gift cards or certificates the agent says it drew on."""
+    for single in re.finditer(
+        r"(?:i|we) (?:have )?used (?:your|the) (?:\$ ?\d+ )?(gift card|certificate)(?!s)", view.text
+    ):
+        source, methods = single[1].replace(" ", "_"), view.ledger.user_before["payment_methods"]
+        drawn = any(methods.get(one, {}).get("source") == source for _, one, amount in view.ledger.moved if amount > 0)
+        yield Found("used", source, drawn != denied(view.text, single.start()), "profile")
     if match := re.search(r"used both (?:of )?(?:your |the )?(gift card|certificate)s", view.text):
         methods, kind = view.ledger.user_before["payment_methods"], match[1].replace(" ", "_")
-        spent = {one for _, one, amount in view.ledger.moved if amount > 0 and methods.get(one, {}).get("source") == kind}
+        spent = {
+            one for _, one, amount in view.ledger.moved if amount > 0 and methods.get(one, {}).get("source") == kind
+        }
         yield Found("used", kind, (len(spent) > 1) != denied(view.text, match.start()), "profile")
 
 
@@ -337,11 +407,17 @@ def _paid_with(view: View) -> Iterator[Found]:
 def _number_given(view: View) -> Iterator[Found]:
     """The number of a reservation that was just made, or that is under discussion."""
     made = [number for number in view.ledger.own if "book" in view.ledger.deeds.get(number, ())]
-    for match in re.finditer(r"(?:number|code|confirmation)(?: of \w+ \w+)? (?:is|: ?) ?(?=[a-z]*\d)([a-z][a-z0-9]{5})(?!\w)", view.text):
+    for match in re.finditer(
+        r"(?:number|code|confirmation)(?: of \w+ \w+)? (?:is|: ?) ?(?=[a-z]*\d)([a-z][a-z0-9]{5})(?!\w)", view.text
+    ):
         yield Found("number", match[1], match[1] in (made or view.ledger.discussed), "profile")
 
 
-_BESIDE = re.compile(r"(\$ ?[\d,.]*\d|\d+ dollars)(?: (?:was|were|is|has been))?(?: (?:paid|charged|taken|put))? (?:with|from|on|to|by) (?:your|the|a) (?:\$ ?\d+ )?(gift card|certificate|visa|mastercard|credit card)")
+_BESIDE = re.compile(
+    r"(\$ ?[\d,.]*\d|\d+ dollars)(?: (?:was|were|is|has been))?(?: (?:paid|charged"
+    r"|taken|put))? (?:with|from|on|to|by) (?:your|the|a) (?:\$ ?\d+ )?(gift card|certificate"
+    r"|visa|mastercard|credit card)"
+)
 _METHOD_ID = re.compile(r"(?<!\w)((?:certificate|gift_card|credit_card)_\d+)(?!\w)")
 
 
@@ -356,10 +432,19 @@ def _ids(view: View) -> Iterator[Found]:
 def _entries(view: View) -> list[tuple[str, int]]:
     """Payments that a clause may speak of: what moved since the start in its direction, else the history."""
     back, taken = view.has(_BACK), view.has(_TAKEN)
-    found = [(payment_id, amount) for _, payment_id, amount in view.ledger.moved if (amount < 0) == back or not (back or taken)]
+    found = [
+        (payment_id, amount)
+        for _, payment_id, amount in view.ledger.moved
+        if (amount < 0) == back or not (back or taken)
+    ]
     amounts = {money(one[0]) for one in _SUMS.finditer(view.text)}
     exact = [entry for entry in found if abs(entry[1]) in amounts]
-    history = [(p["payment_id"], p["amount"]) for one in _about(view) for p in one["payment_history"] if (p["amount"] < 0) == back]
+    history = [
+        (p["payment_id"], p["amount"])
+        for one in _about(view)
+        for p in one["payment_history"]
+        if (p["amount"] < 0) == back
+    ]
     if view.has("originally|paid|had paid|payment history|records"):
         return [entry for entry in history if abs(entry[1]) in amounts] or exact or found or history
     return exact or found or ([] if back else history)
@@ -368,17 +453,28 @@ def _entries(view: View) -> list[tuple[str, int]]:
 def _free(view: View) -> Iterator[Found]:
     """Whether something was free of charge, or nothing was charged."""
     nothing = view.has(
-        r"(?:free of charge|no (?:extra )?(?:charge|fee|cost|payment)|nothing (?:was|has been|is|had been)? ?(?:charged|paid|taken)|not (?:been )?charged|not a cent|on the house)"
+        r"(?:free of charge|no (?:extra )?(?:charge|fee|cost|payment)|nothing (?:was|has been"
+        r"|is|had been)? ?(?:charged|paid|taken)|not (?:been )?charged|not a cent|on the house)"
     )
     if nothing and not view.has("bags? (?:for|are) free|each") and view.ledger.deeds:
         taken = bool(_parts(view, back=False))
         if view.has("all of them on the house|free of charge|charge|fee|charged|paid|taken|cent|payment"):
             yield Found("charge", "none", not taken)
+    if (
+        match := re.search(
+            r"bags?(?: \w+)? (?:is|are|was|were)( not)?(?: all| both)? free(?! (?:of the|ones))", view.text
+        )
+    ) and view.record:
+        added = view.record["nonfree_baggages"] - view.ledger.before(view.subject)["nonfree_baggages"]
+        if "add_bags" in view.ledger.deeds.get(view.subject, ()):
+            yield Found("bag fee", "none", (added <= 0) != bool(match[1]))
     if view.has(r"no (?:refund|money back)|not refund(?:ed)?(?: you)?|without (?:a )?refund"):
         back = bool(_parts(view, back=True))
         if any("cancel" in deeds for deeds in view.ledger.deeds.values()):
             yield Found("refund", "none", not back)
-    elif view.has(r"(?:been |was |were |is |have |i |we )refunded|refund (?:is|was|has|of|will)|your refund") and not _SUMS.search(view.text):
+    elif view.has(
+        r"(?:been |was |were |is |have |i |we )refunded|refund (?:is|was|has|of|will)|your refund"
+    ) and not _SUMS.search(view.text):
         no = denied(view.text, re.search(r"refund", view.text).start())  # type: ignore[union-attr]
         if view.mood == "is":
             yield Found("refund", "some", bool(_parts(view, back=True)) != no, denied=no)
@@ -387,12 +483,18 @@ def _free(view: View) -> Iterator[Found]:
 # Days and times
 
 _DAY = re.compile(
-    rf"(?P<iso>2025-\d\d-\d\d)|(?P<m1>{'|'.join(_MONTHS)}) (?P<d1>\d{{1,2}})(?:st|nd|rd|th)?(?!\d)|(?P<d2>\d{{1,2}})(?:st|nd|rd|th)?(?: of)? (?P<m2>{'|'.join(_MONTHS)})(?!\w)"
-    r"|(?:the|on the) (?P<d3>\d{1,2})(?:st|nd|rd|th)(?!\w)|the (?P<w>seventeenth|eighteenth|nineteenth|twentieth|twenty-(?:first|second|third|fourth|fifth|sixth|seventh|eighth|ninth)|thirtieth|thirty-first)"
+    rf"(?P<iso>2025-\d\d-\d\d)|(?P<m1>{'|'.join(_MONTHS)}) (?P<d1>\d{{1,2}})(?:st|nd"
+    rf"|rd|th)?(?!\d)|(?P<d2>\d{{1,2}})(?:st|nd|rd|th)?(?: of)? (?P<m2>{'|'.join(_MONTHS)})(?!\w)"
+    r"|(?:the|on the) (?P<d3>\d{1,2})(?:st|nd|rd|th)(?!\w)|the (?P<w>seventeenth|eighteenth"
+    r"|nineteenth|twentieth|twenty-(?:first|second|third|fourth|fifth|sixth|seventh"
+    r"|eighth|ninth)|thirtieth|thirty-first)"
     r"|(?P<rel>tomorrow|yesterday|today)(?!\w)"
 )
-_ORDINALS = ("seventeenth eighteenth nineteenth twentieth twenty-first twenty-second twenty-third twenty-fourth twenty-fifth "
-             "twenty-sixth twenty-seventh twenty-eighth twenty-ninth thirtieth thirty-first").split()  # fmt: skip
+_DAYS = (
+    "seventeenth eighteenth nineteenth twentieth twenty-first twenty-second twenty-third twenty-fourth twenty-fifth "
+    "twenty-sixth twenty-seventh twenty-eighth twenty-ninth thirtieth thirty-first"
+)
+_ORDINALS = _DAYS.split()
 _RELATIVE = {"tomorrow": "2025-03-17", "yesterday": "2025-03-15", "today": TODAY}
 _MADE = r"made|created|booked yesterday|was booked|booking date|reserved"
 _HOME = r"return\w*|back|home|inbound|comes? back|fly back"
@@ -417,7 +519,9 @@ def _days(view: View) -> Iterator[Found]:
         yield Found("day", day, so != no or no, denied=no)
 
 
-_BORN = re.compile(rf"({'|'.join(_MONTHS)}) (\d{{1,2}})(?:st|nd|rd|th)?(?: ,)? ((?:19|20)\d\d)|((?:19|20)\d\d-\d\d-\d\d)")
+_BORN = re.compile(
+    rf"({'|'.join(_MONTHS)}) (\d{{1,2}})(?:st|nd|rd|th)?(?: ,)? ((?:19|20)\d\d)|((?:19|20)\d\d-\d\d-\d\d)"
+)
 
 
 def _births(view: View) -> Iterator[Found]:
@@ -459,7 +563,11 @@ def _right_days(view: View, match: re.Match[str]) -> set[str]:
     every = {leg["date"] for leg in legs} | {date for _, _, date in ledger.searches}
     if not view.own:
         every |= {leg["date"] for number in ledger.discussed[-2:] for leg in ledger.legs.get(number, ())}
-    every |= {day for text in ledger.past.heard for day in _spoken(text)} if not view.has("your flight|you fly|leaves|booked for") else set()
+    every |= (
+        {day for text in ledger.past.heard for day in _spoken(text)}
+        if not view.has("your flight|you fly|leaves|booked for")
+        else set()
+    )
     return every
 
 
@@ -487,12 +595,19 @@ def _times(view: View) -> Iterator[Found]:
     around = [found.replace(" ", "").upper() for found in _FLIGHT.findall(view.sentence)]
     flights += [] if named else [table[one.number.upper()] for one in view.ledger.offers]
     flights += [] if named else [table[one] for one in around if one in table]
+    if legs and not named and not around and view.has("your|you") and not view.has(_OTHER):
+        flights = [table[one] for one in legs]
     for match in _CLOCK.finditer(view.text):
         clock = match[1].zfill(5)
         if match[2] == "pm" and clock < "12:00":
             clock = f"{int(clock[:2]) + 12}{clock[2:]}"
         before = view.text[max(0, match.start() - 24) : match.start()]
-        which = ("arrival",) if re.search(r"\b(?:lands?|arriv\w+|landing|until|-)\b", before) else ("departure", "arrival")
+        cue, half = _last_cue(view.text[: match.start()]), (len(legs) + 1) // 2
+        if not named and cue and len(legs) > 1 and len(flights) == len(legs):
+            flights = [table[one] for one in (legs[half:] if cue == "back" else legs[:half])]
+        which = (
+            ("arrival",) if re.search(r"\b(?:lands?|arriv\w+|landing|until|-)\b", before) else ("departure", "arrival")
+        )
         times = {one[f"scheduled_{end}_time_est"][:5] for one in flights for end in which}
         if times:
             yield Found("time", clock, clock in times, "flights")
@@ -500,10 +615,19 @@ def _times(view: View) -> Iterator[Found]:
 
 # Flights and routes
 
-_GONE = r"cancell?ed(?: by)?|called off|scrapped|axed|grounded|not operat\w+|not (?:fly|flying)|no longer (?:among|fl\w+|listed|operat\w+)"
-_STANDS = r"(?:still )?operat(?:es|ing)|on schedule|as (?:planned|scheduled)|takes off|goes ahead|(?:not|n't) (?:been )?(?:cancell?ed|called off)|running"
+_GONE = (
+    r"cancell?ed(?: by)?|called off|scrapped|axed|grounded|not operat\w+|not (?:fly"
+    r"|flying)|no longer (?:among|fl\w+|listed|operat\w+)"
+)
+_STANDS = (
+    r"(?:still )?operat(?:es|ing)|on schedule|as (?:planned|scheduled)|takes off|goes ahead"
+    r"|(?:not|n't) (?:been )?(?:cancell?ed|called off)|running"
+)
 _BOOKED = r"you(?:r|'re| are)?|booked|moved|rebooked|reservation|put|switched|return flight|flying|fly"
-_OTHER = r"another|other|alternative|available|there (?:is|are|were)|seats?|left|options?|found|instead|not among|no longer|cheapest|earliest|latest|since|rather|besides"
+_OTHER = (
+    r"another|other|alternative|available|there (?:is|are|were)|seats?|left|options?"
+    r"|found|instead|not among|no longer|cheapest|earliest|latest|since|rather|besides"
+)
 
 
 def _flights(view: View) -> Iterator[Found]:
@@ -513,10 +637,15 @@ def _flights(view: View) -> Iterator[Found]:
     known |= {leg["flight_number"].lower() for legs in view.ledger.legs.values() for leg in legs}
     for match in _FLIGHT.finditer(view.text):
         number = match[1].replace(" ", "")
-        no = denied(view.text, match.start()) or re.match(r"(?: is| are)? ?(?:not|no longer|any longer)\b", view.text[match.end() :]) is not None
+        no = (
+            denied(view.text, match.start())
+            or re.match(r"(?: is| are)? ?(?:not|no longer|any longer)\b", view.text[match.end() :]) is not None
+        )
         yield from _fate(view, number, own, view.text[max(0, match.start() - 45) : match.end() + 60])
         if not view.has(_OTHER) and own and view.has(_BOOKED):
-            yield Found("flight", number, (number in own) != no or (no and number in before and number not in own), denied=no)
+            yield Found(
+                "flight", number, (number in own) != no or (no and number in before and number not in own), denied=no
+            )
         elif not no:
             yield Found("flight", number, number in own or number in known or number in before)
         if not no:
@@ -528,7 +657,9 @@ def _flights(view: View) -> Iterator[Found]:
 
 def _fate(view: View, number: str, own: dict[str, Json], around: str) -> Iterator[Found]:
     """Whether the airline has cancelled it."""
-    leg = own.get(number) or next((o for legs in view.ledger.legs.values() for o in legs if o["flight_number"].lower() == number), None)
+    leg = own.get(number) or next(
+        (o for legs in view.ledger.legs.values() for o in legs if o["flight_number"].lower() == number), None
+    )
     if view.record.get("status") == "cancelled" or any("cancel" in d for d in view.ledger.deeds.values()):
         return
     stands = re.search(rf"\b(?:{_STANDS})\b", around)
@@ -537,7 +668,11 @@ def _fate(view: View, number: str, own: dict[str, Json], around: str) -> Iterato
         return
     lost = leg is not None and view.ledger.lost(leg)
     yield Found("lost", number, lost == (stands is None))
-    if leg is not None and not view.ledger.checked(leg) and re.search(r"\bi (?:have )?(?:checked|looked|searched)\b", view.sentence):
+    if (
+        leg is not None
+        and not view.ledger.checked(leg)
+        and re.search(r"\bi (?:have )?(?:checked|looked|searched)\b", view.sentence)
+    ):
         yield Found("checked", number, False)
 
 
@@ -547,8 +682,12 @@ _PLACES = (("first", 0), ("second", 1), ("third", 2))
 def _place_of_flight(view: View, number: str, match: re.Match[str]) -> Iterator[Found]:
     legs = [leg["flight_number"].lower() for leg in view.record.get("flights", ())]
     before = view.text[max(0, match.start() - 40) : match.start()]
-    cues = [(m.end(), word) for word in ("first", "second", "return", "back", "out", "outbound") for m in re.finditer(rf"\b{word}\b", before)]
-    if not cues or not legs or number not in legs and view.has(_OTHER):
+    cues = [
+        (m.end(), word)
+        for word in ("first", "second", "return", "back", "out", "outbound")
+        for m in re.finditer(rf"\b{word}\b", before)
+    ]
+    if not cues or not legs or (number not in legs and view.has(_OTHER)):
         return
     word = max(cues)[1]
     half = (len(legs) + 1) // 2
@@ -559,12 +698,25 @@ def _place_of_flight(view: View, number: str, match: re.Match[str]) -> Iterator[
         yield Found("order", number, number in (legs[half:] if word in ("return", "back") else legs[:half]))
 
 
-_CODES = {code.lower(): code for code in OWN.airports} | {city.lower().replace(".", ""): code for code, city in OWN.airports.items()}
+_CODES = {code.lower(): code for code in OWN.airports} | {
+    city.lower().replace(".", ""): code for code, city in OWN.airports.items()
+}
 _PLACE = "|".join(sorted((re.escape(one) for one in _CODES), key=len, reverse=True))
-_FROM_TO = re.compile(rf"(?<!\w)(?P<between>between )?({_PLACE})(?: \(?({_PLACE})\)?)?(?: airport)?(?: (?:to|and|towards|-|=|>|->|into|:|,))* ?(?<!\w)({_PLACE})(?!\w)")
-_START = re.compile(rf"(?<!\w)({_PLACE})(?!\w)(?=[^,]{{0,20}}\b(?:where (?:the journey begins|you start|it starts)|is the (?:start|origin)))|(?:start\w*|begin\w*|origin(?: is| :)?|depart\w* from|leav\w+ from) (?:in |at |from )?(?<!\w)({_PLACE})(?!\w)")
-_END = re.compile(rf"(?<!\w)({_PLACE})(?!\w)(?=[^,]{{0,24}}\b(?:you will land|you are heading|is the destination|where you(?: will)? (?:land|arrive)))|(?:heading (?:to|for)|land\w* in|arriv\w+ (?:in|at)|destination(?: is| :)?|off to|fl(?:y|ying|ies|ight) to|trip to) (?<!\w)({_PLACE})(?!\w)")
-_STOP = re.compile(rf"(?:stop\w*|connection|connecting|via|change planes)[^.]{{0,20}}(?<!\w)({_PLACE})(?!\w)")
+_FROM_TO = re.compile(
+    rf"(?<!\w)(?P<between>between )?({_PLACE})(?: \(?({_PLACE})\)?)?(?: airport)?(?: (?:to"
+    rf"|and|towards|-|=|>|->|into|:|,))* ?(?<!\w)({_PLACE})(?!\w)"
+)
+_START = re.compile(
+    rf"(?<!\w)({_PLACE})(?!\w)(?=[^,]{{0,20}}\b(?:where (?:the journey begins|you start"
+    r"|it starts)|is the (?:start|origin)))|(?:start\w*|begin\w*|origin(?: is| :)?"
+    rf"|depart\w* from|leav\w+ from) (?:in |at |from )?(?<!\w)({_PLACE})(?!\w)"
+)
+_END = re.compile(
+    rf"(?<!\w)({_PLACE})(?!\w)(?=[^,]{{0,24}}\b(?:you will land|you are heading|is the destination"
+    r"|where you(?: will)? (?:land|arrive)))|(?:heading (?:to|for)|land\w* in|arriv\w+ (?:in"
+    rf"|at)|destination(?: is| :)?|off to|going to|fl(?:y|ying|ies|ight) to|trip to) (?<!\w)({_PLACE})(?!\w)"
+)
+_STOP = re.compile(rf"(?:stop\w*|connection|connecting|via|change planes)[^.]{{0,20}}?(?<!\w)({_PLACE})(?!\w)")
 
 
 def _routes(view: View) -> Iterator[Found]:
@@ -584,12 +736,12 @@ def _routes(view: View) -> Iterator[Found]:
             place = _CODES[match[1] or match[2]]
             if not denied(view.text, match.start()) and not no:
                 yield Found("place", place, place in allowed)
-    if match := _STOP.search(view.text):
+    if stop := _STOP.search(view.text):
         stops = {leg["destination"] for leg in record["flights"]} - {record["destination"], record["origin"]}
-        yield Found("stop", _CODES[match[1]], _CODES[match[1]] in stops)
-    if match := re.search(rf"no trip to ({_PLACE})(?!\w)", view.text):
+        yield Found("stop", _CODES[stop[1]], _CODES[stop[1]] in stops)
+    if off := re.search(rf"no trip to ({_PLACE})(?!\w)", view.text):
         gone = {one["destination"] for one in view.ledger.records.values() if one.get("status") == "cancelled"}
-        yield Found("gone", _CODES[match[1]], _CODES[match[1]] in gone)
+        yield Found("gone", _CODES[off[1]], _CODES[off[1]] in gone)
 
 
 def _pairs(view: View) -> set[tuple[str, str]]:
@@ -606,6 +758,8 @@ def _pairs(view: View) -> set[tuple[str, str]]:
     if len(days) == 1 and that_day and not flights:
         first = {*trip} if record["flights"][0]["date"] in days else set()
         return first | {(leg["origin"], leg["destination"]) for leg in that_day}
+    if view.has("via|stop|connect\\w*"):
+        return trip | legs
     if view.has("and back|round trip|goes from|trip goes|takes you from"):
         return trip
     found = trip | legs | exact | {(one, other) for one, other, _ in view.ledger.searches}
@@ -619,9 +773,14 @@ def _pairs(view: View) -> set[tuple[str, str]]:
 # Counts, cabins, names
 
 _BAGS = re.compile(
-    rf"(?<![\w$]){_COUNT}(?: of (?:the|your|these))?(?: more| extra| additional| other)?(?: checked| check-in)? (?:bags?|suitcases|pieces|bag)(?!\w)|bags? : {_COUNT}(?!\w)|bags (?:to|of) {_COUNT}"
+    rf"(?<![\w$]){_COUNT}(?: of (?:the|your|these))?(?: more| extra| additional| other)?(?: checked"
+    rf"| check-in)? (?:bags?|suitcases|pieces|bag)(?!\w)|bags? : {_COUNT}(?!\w)|bags (?:to"
+    rf"|of) {_COUNT}"
 )
-_PAID_BAGS = re.compile(rf"{_COUNT}(?: of which| of them| of these| extra)?(?: (?:is|are|were|was|had to be|you|one))*(?: bags?)? (?:paid|had to be paid)(?! (?:in|with))|{_COUNT} paid")
+_PAID_BAGS = re.compile(
+    rf"{_COUNT}(?: of which| of them| of these| extra)?(?: (?:is|are|were|was|had to be"
+    rf"|you|one))*(?: bags?)? (?:paid|had to be paid)(?! (?:in|with))|{_COUNT} paid"
+)
 
 
 def _bags(view: View) -> Iterator[Found]:
@@ -630,39 +789,60 @@ def _bags(view: View) -> Iterator[Found]:
         return
     before, total, paid = view.ledger.before(view.subject), record["total_baggages"], record["nonfree_baggages"]
     added = total - before["total_baggages"]
+    if match := re.search(r"bags? (?:have|has|was|were|is|are) (?:been )?(?:removed|taken off)", view.text):
+        no = denied(view.text, match.start())
+        yield Found("bags", "fewer", (added < 0) != no, denied=no)
     for match in _BAGS.finditer(view.text):
-        count, near = _number(next(filter(None, match.groups()))), view.text[max(0, match.start() - 30) : match.end() + 30]
+        count, near = (
+            _number(next(filter(None, match.groups()))),
+            view.text[max(0, match.start() - 30) : match.end() + 30],
+        )
         if denied(view.text, match.start()):
             continue
-        if re.search(r"\b(?:extra|paid)\b", match[0]) or re.search(rf"{re.escape(match[0])} (?:you )?(?:paid|had to be paid)", near):
+        if re.search(r"\b(?:extra|paid)\b", match[0]) or re.search(
+            rf"{re.escape(match[0])} (?:you )?(?:paid|had to be paid)", near
+        ):
             yield Found("paid bags", str(count), count in (paid, added))
         elif re.search(r"\b(?:added|adding|more|additional|put on)\b", near):
             yield Found("added bags", str(count), count == added or (count == total and "now" in near))
         elif re.search(r"\b(?:before|had|were|was|previously|up from|used to)\b", near):
             yield Found("bags", str(count), count in (total, before["total_baggages"]))
-        elif not re.search(r"\bof the\b", match[0]) and not re.search(r"\bfree\b", view.text[match.end() : match.end() + 12]):
-            yield Found("bags", str(count), count == total or ("bag" in match[0] and view.has("cost") and count in (paid, added)))
+        elif not re.search(r"\bof the\b", match[0]) and not re.search(
+            r"\bfree\b", view.text[match.end() : match.end() + 12]
+        ):
+            yield Found(
+                "bags",
+                str(count),
+                count == total or ("bag" in match[0] and view.has("cost") and count in (paid, added)),
+            )
     for match in _PAID_BAGS.finditer(view.text):
         if view.has("bags?|suitcases?|luggage|baggage") or "bags" in view.sentence:
             count = _number(next(filter(None, match.groups())))
             yield Found("paid bags", str(count), count == paid)
-    if match := re.search(rf"from {_COUNT} to {_COUNT}(?! \w*(?:day|march))", view.text):
-        if view.has("bags?|luggage|baggage"):
-            yield Found("bags", match[0], (_number(match[1]), _number(match[2])) == (before["total_baggages"], total))
+    raised = re.search(rf"from {_COUNT} to {_COUNT}(?! \w*(?:day|march))", view.text)
+    if raised and view.has("bags?|luggage|baggage"):
+        so = (_number(raised[1]), _number(raised[2])) == (before["total_baggages"], total)
+        yield Found("bags", raised[0], so)
 
 
 def _number(word: str) -> int:
     return int(word) if word.isdigit() else _WORDS[word]
 
 
-_PEOPLE = re.compile(rf"(?<![\w$]){_COUNT} (?:passengers?|travell?ers?|people|persons?)(?!\w)|(?:for|of) {_COUNT}(?: of you)?(?= passengers?)|passengers? : {_COUNT}(?!\w)|travell?ers is (?:still )?{_COUNT}(?!\w)|only (passenger)(?!\w)")
+_PEOPLE = re.compile(
+    rf"(?<![\w$]){_COUNT} (?:passengers?|travell?ers?|people|persons?)(?!\w)|(?:for"
+    rf"|of) {_COUNT}(?: of you)?(?= passengers?)|passengers? : {_COUNT}(?!\w)|travell?ers is (?:still )?{_COUNT}(?!\w)"
+    r"|only (passenger)(?!\w)"
+)
 
 
 def _people(view: View) -> Iterator[Found]:
     record = view.record
     if not record or view.has("at most|up to|maximum"):
         return
-    if match := re.search(r"added .*\bas (?:a|an|the) (?:second|third|fourth|fifth|new|extra|additional|another) passenger", view.text):
+    if match := re.search(
+        r"added .*\bas (?:a|an|the) (?:second|third|fourth|fifth|new|extra|additional|another) passenger", view.text
+    ):
         yield Found("passengers", "more", denied(view.text, match.start()), denied=denied(view.text, match.start()))
     for match in _PEOPLE.finditer(view.text):
         word = next(filter(None, match.groups()))
@@ -678,7 +858,11 @@ def _holdings(view: View) -> Iterator[Found]:
     for match in _OWNED.finditer(view.text):
         count, own = _number(match[1]), len(view.ledger.own)
         standing = sum(view.ledger.records[one].get("status") != "cancelled" for one in view.ledger.own)
-        allowed = {own - 1, standing - 1, standing} if "other" in match[0] else {own, standing, len(view.ledger.user_before["reservations"])}
+        allowed = (
+            {own - 1, standing - 1, standing}
+            if "other" in match[0]
+            else {own, standing, len(view.ledger.user_before["reservations"])}
+        )
         if view.has("profile|you have|you had|your|account") and not view.has("cancell?ed"):
             yield Found("reservations", str(count), count in allowed, "profile")
 
@@ -687,7 +871,11 @@ def _cabins(text: str) -> list[str]:
     return [found.replace(" ", "_") for found in re.findall(r"\b(basic economy|economy|business)\b", text)]
 
 
-_OFFERED = r"seats? (?:left|available|free)|seats left|cheapest|fares?|costs? \$|price|starts? at|left|for \$|at \$|is \$|moved|from|was|used to|had been|originally|since|instead|include"
+_OFFERED = (
+    r"seats? (?:left|available|free)|seats left|cheapest|fares?|costs? \$|price|starts? at"
+    r"|left|for \$|at \$|is \$|moved|from|was|used to|had been|originally|since|instead"
+    r"|include"
+)
 
 
 def _in_cabin(view: View) -> Iterator[Found]:
@@ -695,6 +883,11 @@ def _in_cabin(view: View) -> Iterator[Found]:
     if not record or (view.ledger.offers and not view.own and view.has("cheapest|fares?|costs?|starts? at|price|seat")):
         return
     before = view.ledger.before(view.subject)["cabin"]
+    for match in re.finditer(
+        r"from (basic economy|economy|business)(?: class)? to (basic economy|economy|business)\b", view.text
+    ):
+        moved = [found.replace(" ", "_") for found in match.groups()]
+        yield Found("cabin", " to ".join(moved), moved == [before, record["cabin"]])
     for match in re.finditer(r"\b(basic economy|economy|business)\b", view.text):
         cabin, no = match[1].replace(" ", "_"), denied(view.text, match.start())
         past = re.search(r"\b(?:used to|was|were|had been|from|originally)\b[^,]{0,40}$", view.text[: match.start()])
@@ -706,28 +899,54 @@ def _in_cabin(view: View) -> Iterator[Found]:
             yield Found("cabin", cabin, cabin == record["cabin"] or (bool(past) and cabin == before))
 
 
-_FULL = re.compile(rf"(?<!\w)({'|'.join(name.lower() for name in FIRST_NAMES)}) (?!and\b|or\b|is\b|was\b|has\b|to\b|in\b|your\b|stays\b|on\b|from\b|you\b|of\b|with\b|the\b|for\b|will\b|are\b|i\b|now\b|at\b|as\b|who\b)([a-z]+)(?!\w)")
-_SEEN = r"there is no|not on|no longer on|off|removed|passengers?|listed|names?|called|travell?ers?|fly\w*|flying|on (?:the|your) (?:ticket|reservation|booking)|corrected|changed|reads|says|now|renamed|seats"
+_FULL = re.compile(
+    rf"(?<!\w)({'|'.join(name.lower() for name in FIRST_NAMES)}) (?!and\b|or\b|is\b"
+    r"|was\b|has\b|to\b|in\b|your\b|stays\b|on\b|from\b|you\b|of\b|with\b|the\b|for\b"
+    r"|will\b|are\b|i\b|now\b|at\b|as\b|who\b)([a-z]+)(?!\w)"
+)
+_SEEN = (
+    r"for you and|there is no|not on|no longer on|off|removed|passengers?|listed|names?|called"
+    r"|travell?ers?|fly\w*|flying|on (?:the|your) (?:ticket|reservation|booking)|corrected"
+    r"|changed|reads|says|now|renamed|seats"
+)
 
 
 def _names(view: View) -> Iterator[Found]:
     record = view.record
-    if not record or not view.has(_SEEN):
+    if not record or not view.has(f"{_SEEN}|birth|dob"):
         return
     given = {one["first_name"].lower() for one in record["passengers"]}
-    for match in re.finditer(r"(\w+)(?: 's)?(?: (?:is|was|has been))? (?:(?:not|no longer) on (?:the|your)|removed from|taken off)", view.text):
+    for match in re.finditer(
+        r"(\w+)(?: 's)?(?: (?:is|was|has been))? (?:(?:not|no longer) on (?:the|your)|removed from|taken off)",
+        view.text,
+    ):
         if match[1] in given or match[1] in FIRST_NAMES:
             yield Found("gone", match[1], match[1] not in given)
-    if match := re.search(r"removed (\w+) from", view.text):
-        yield Found("gone", match[1], match[1] not in given)
+    if removed := re.search(r"removed (\w+) from", view.text):
+        yield Found("gone", removed[1], removed[1] not in given)
     now, before = (_passengers(one) for one in (record, view.ledger.before(view.subject)))
     own = f"{view.ledger.user['name']['first_name']} {view.ledger.user['name']['last_name']}".lower()
+    for match in re.finditer(
+        r"(\w+) 's (?:last |family |sur)?name (?:has been|was|is|now reads|reads)( not)?(?: been)?(?: now)? ?(?:changed"
+        r"|corrected|updated|fixed)?(?: to)? (\w+)",
+        view.text,
+    ):
+        if match[1] in given and match[3] not in ("right", "now", "wrong", "correct", "on"):
+            yield Found("name", f"{match[1]} {match[3]}", (f"{match[1]} {match[3]}" in now) != bool(match[2]))
+    if view.has(
+        r"date of birth(?: \w+)* (?:changed|corrected|updated)|(?:changed|corrected|updated)"
+        r"(?: \w+){0,3} (?:date of birth|birth date|dob)"
+    ):
+        born = [
+            [one["dob"] for one in record["passengers"]] for record in (view.record, view.ledger.before(view.subject))
+        ]
+        yield Found("birth", "changed", (born[0] != born[1]) != view.has("not|never"), denied=view.has("not|never"))
     for match in _FULL.finditer(view.text):
         name = f"{match[1]} {match[2]}"
         no = denied(view.text, match.start()) or view.has(f"no {name}")
-        past = re.search(r"\b(?:was|used to|from|instead of|before)\b[^,]{0,20}$", view.text[: match.start()]) or re.match(
-            r" (?:is|was|has been|should|to|into|now|became|:|->)", view.text[match.end() :]
-        )
+        past = re.search(
+            r"\b(?:was|used to|from|instead of|before)\b[^,]{0,20}$", view.text[: match.start()]
+        ) or re.match(r" (?:is|was|has been|should|to|into|now|became|:|->)", view.text[match.end() :])
         if match[1] not in {one.split()[0] for one in now | before} and not no and not view.has("passengers?|add\\w*"):
             continue
         so = name in now or name == own or (bool(past) and name in before)
@@ -738,17 +957,73 @@ def _passengers(record: Json) -> set[str]:
     return {f"{one['first_name']} {one['last_name']}".lower() for one in record["passengers"]}
 
 
+_METHODS = re.compile(rf"(?<![\w$]){_COUNT} (gift card|certificate|credit card|voucher)s?(?!\w)")
+
+
+def _counted_methods(view: View) -> Iterator[Found]:
+    for match in _METHODS.finditer(view.text):
+        count, kind = _number(match[1]), match[2].replace("voucher", "certificate").replace(" ", "_")
+        if re.search(rf"\b(?:{_SENT})\b", view.text[: match.start()]) and kind == "certificate":
+            yield Found("certificates", str(count), count == len(view.ledger.certificates), "profile")
+        elif view.has("profile|you have|you had|you still have|there are|account|you hold") and match[1] != "both":
+            held = {
+                sum(one["source"] == kind for one in user["payment_methods"].values())
+                for user in (view.ledger.user, view.ledger.user_before)
+            }
+            yield Found("methods", f"{count} {kind}", count in held, "profile")
+
+
+_EXTRAS = (
+    r"limousine|limo|hotel|taxi|cab ride|shuttle|first class|lounge|miles|bonus points"
+    r"|window seat|aisle seat|seat assignment|wi-?fi|rental car|refreshments|priority boarding"
+)
+_DID = (
+    r"booked|arranged|ordered|reserved|added|put|given|gave|upgraded|sent|credited"
+    r"|organi[sz]ed|got you|assigned|included|thrown in"
+)
+
+
+def _extras(view: View) -> Iterator[Found]:
+    """What no tool of the airline gives."""
+    if view.mood == "is" and (
+        match := re.search(rf"\b(?:{_DID})\b(?:[^,]|,(?=\d)){{0,40}}\b(?:{_EXTRAS})\b", view.text)
+    ):
+        no = denied(view.text, match.start())
+        yield Found("extra", match[0], no, "agent", no)
+
+
 _DEED = r"cancel\w*|corrected|changed|updated|moved|added|issued|sent|upgraded"
 
 
 def _everywhere(view: View) -> Iterator[Found]:
     """What is said to have been done to all reservations."""
-    if view.has(rf"all (?:(?:of )?your|{_COUNT} of your|{_COUNT})(?: other)? (?:reservations|bookings|trips)") and view.has(_DEED):
+    if view.has(
+        rf"all (?:(?:of )?your|{_COUNT} of your|{_COUNT})(?: other)? (?:reservations|bookings|trips)"
+    ) and view.has(_DEED):
         touched = [number for number in view.ledger.own if view.ledger.deeds.get(number)]
         yield Found("everywhere", "yes", len(touched) == len(view.ledger.own), "profile")
 
 
 Check = Callable[[View], Iterator[Found]]
 _CHECKS: tuple[Check, ...] = (
-    _sums, _cards, _used_methods, _used_both, _paid_with, _ids, _number_given, _free, _everywhere, _days, _times, _flights, _routes, _bags, _people, _holdings, _in_cabin, _names,
-)  # fmt: skip
+    _sums,
+    _cards,
+    _used_methods,
+    _used_both,
+    _paid_with,
+    _ids,
+    _number_given,
+    _free,
+    _everywhere,
+    _days,
+    _times,
+    _flights,
+    _routes,
+    _bags,
+    _people,
+    _holdings,
+    _counted_methods,
+    _extras,
+    _in_cabin,
+    _names,
+)

@@ -25,6 +25,7 @@ _ANSWERS = {
 
 def wording(fact: Json) -> str:
     """A sentence that tells a required fact."""
+    fact = fact["any"][0] if "any" in fact else fact
     number = fact["thing"].rpartition(" ")[2].upper()
     text = _DEEDS[fact["value"]] if fact["role"] == "deed" else _ANSWERS[fact["role"]]
     return text.format(number=number, value=fact["value"])

@@ -7,25 +7,28 @@ membership) and by their values (:mod:`environments.airline.statements`), both h
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
 from environments.airline import statements
+from environments.airline.consent import ConsentRules
 from environments.airline.ledger import Ledger
 from environments.airline.rules import used
-from mua.environment.conduct import Past, Rules
+from mua.environment.conduct import Past
 from mua.environment.database import Code
 from mua.environment.overlay import Base, Overlay
 from mua.environment.protocol import Task
-from mua.language.claims import AGENT, ClaimReader, Moment, Review, Sheet, Thing
+from mua.language.claims import AGENT, ClaimReader, Moment, Review, Sheet, Thing, _Frame, _Stated
 from mua.language.patterns import load
 
 _PROFILE = {"call": "get_user_details", "heard": ["user_id"]}
 _READ = {"call": "get_reservation_details", "same": ["reservation_id"]}
 _SEARCHED = {"any": [{"call": "search_direct_flight"}, {"call": "search_onestop_flight"}]}
 _YES = {"yes": ["reservation_id"]}
-RULES = Rules(
+RULES = ConsentRules(
     {
         "cancel_reservation": (_PROFILE, _READ, _YES),
         "update_reservation_baggages": (_PROFILE, _READ, _YES),
@@ -36,11 +39,12 @@ RULES = Rules(
             {**_PROFILE, "same": ["user_id"]},
             {"call": "get_reservation_details"},
             _SEARCHED,
-            {"yes": ["amount"]},
+            {"yes": []},
         ),
     }
 )
-_NOTHING: frozenset[str] = frozenset()
+_UNKNOWN: Sheet = {"listed": frozenset(), "read": frozenset()}
+"""Of a number that the customer named and that belongs to nobody in the profile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,16 +58,38 @@ class AirlineReader(ClaimReader):
     """Finds statements by phrases and by their values."""
 
     def review(self, message: str, moment: Moment) -> Review:
-        found = super().review(message, moment)
+        found = _without_offers(super().review(message, moment))
         if isinstance(moment, AirlineMoment) and moment.ledger is not None:
             found |= statements.review(message, moment.ledger)
         return found
+
+    def _stated(self, frame: _Frame, text: str, moment: Moment) -> Iterator[_Stated]:
+        """Whatever a clause says is impossible is denied, wherever in it the word for it stands."""
+        for stated in super()._stated(frame, text, moment):
+            yield replace(stated, denied=True) if frame.role == "can" and _IMPOSSIBLE.search(text) else stated
+
+
+_IMPOSSIBLE = re.compile(
+    r"\b(?:not (?:\w+ )?(?:able|possible|allowed|eligible|permitted|available|an option"
+    r"|something|feasible|entitled)|can not|could not"
+    r"|unable|impossible|ineligible|no way|not qualif\w+|does not qualify|no (?:compensation"
+    r"|certificate|voucher|cancellation))\b"
+)
+
+
+def _without_offers(found: Review) -> Review:
+    """Without what is said to be possible in general ("I can do that"): nobody can rely on it."""
+    true, false = (
+        [c for c in part if (c.role, c.value) != ("can", "that") or c.denied] for part in (found.true, found.false)
+    )
+    return Review(tuple(true), tuple(false), found.unread)
 
 
 def moment(task: Task, base: Base, state: Overlay, past: Past) -> AirlineMoment:
     """What is so after some of an episode."""
     ledger = Ledger(task, base, state, past)
     sheets: dict[Thing, Sheet] = {f"reservation {number}": _reservation(ledger, number) for number in ledger.records}
+    sheets |= {f"reservation {number}": _UNKNOWN for number in ledger.strange}
     sheets["profile"] = _profile(ledger)
     sheets[AGENT] = {"deed": _of_agent(ledger)}
     focus = [f"reservation {number}" for number in ledger.discussed]
@@ -73,10 +99,13 @@ def moment(task: Task, base: Base, state: Overlay, past: Past) -> AirlineMoment:
 def _reservation(ledger: Ledger, number: str) -> Sheet:
     record, deeds = ledger.records[number], ledger.deeds.get(number, set())
     sheet = {
-        "deed": frozenset(deeds | ({"done"} if deeds else set()) | ({"cancel"} if record.get("status") == "cancelled" else set())),
+        "deed": frozenset(
+            deeds | ({"done"} if deeds else set()) | ({"cancel"} if record.get("status") == "cancelled" else set())
+        ),
         "insurance": frozenset({record["insurance"]}),
         "trip": frozenset({record["flight_type"]}),
         "read": frozenset({"yes"} if number in ledger.read else ()),
+        "standing": frozenset({"cancelled" if record.get("status") == "cancelled" else "active"}),
         "used": frozenset({"yes"} if used(record) else ()),
         "listed": frozenset({"yes"} if number in ledger.own else ()),
         "airline": frozenset({"cancelled"} if any(map(ledger.lost, record["flights"])) else ()),

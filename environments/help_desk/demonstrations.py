@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Sequence
 
+from environments.help_desk.expert import Expert
 from environments.help_desk.tasks import FIRST_SEED, MIXTURE, generate
 from environments.help_desk.tools import HelpDesk
-from environments.help_desk.expert import Expert
 from environments.help_desk.user import customer
 from mua.environment.demonstrate import played
 from mua.types import Json

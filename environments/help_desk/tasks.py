@@ -1,8 +1,8 @@
 """Tasks generated from a seed: a small shop, one customer with one wish, gold actions and required facts.
 
 A split is a range of seeds and a mixture of kinds, pinned by a manifest (``manifest.json``): seeds never overlap,
-and the digest in the manifest makes a silent change of the generator an error. Most wishes are to be granted. Every task
-requires that something is told, and that the order was looked up for the customer whose it is before the last word.
+and the digest in the manifest makes a silent change of the generator an error. Most wishes are to be granted. Every
+task requires that something is told, and that the order was looked up, and whose it is, before the last word.
 """
 
 from __future__ import annotations
@@ -63,7 +63,9 @@ def _pick(rng: random.Random, accept: Callable[[str, bool], bool]) -> Picked:
 
 def _track(rng: random.Random) -> Json:
     world, order, item = _pick(rng, lambda status, final: True)
-    return _task(rng, world, order, item, "track", [], facts_of(f"order {order['id']}", "place", order["place"].lower()))
+    return _task(
+        rng, world, order, item, "track", [], facts_of(f"order {order['id']}", "place", order["place"].lower())
+    )
 
 
 def _write_action(wish: str, order: Json, item: Json, city: str) -> Json:

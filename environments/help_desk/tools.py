@@ -136,7 +136,9 @@ class HelpDesk:
         return {**found[0], "items": [row["product"] for row in items]}
 
     def _get_item(self, order: str, item: str) -> Json:
-        found = self.database.rows("SELECT price, final_sale FROM items WHERE order_id = ? AND product = ?", order, item)
+        found = self.database.rows(
+            "SELECT price, final_sale FROM items WHERE order_id = ? AND product = ?", order, item
+        )
         return {**found[0], "final_sale": bool(found[0]["final_sale"])} if found else {"error": "no such item"}
 
     def _cancel_order(self, order: str) -> Json:

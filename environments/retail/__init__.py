@@ -78,7 +78,9 @@ class RetailDomain:
     def configured(self, config: EnvironmentConfig, services: Services) -> Domain:
         """With ``reward``, ``data`` and ``options``; raises :class:`mua.errors.ConfigError` for unknown options."""
         if config.data is not None:
-            return official_domain(self.name, config, services, TABLES, tools_of, short_prompt=SHORT_PROMPT)
+            domain = official_domain(self.name, config, services, TABLES, tools_of, short_prompt=SHORT_PROMPT)
+            domain.desk.code = code(binding=False)
+            return domain
         if unknown := [key for key in config.options if key not in ("compact", "practice")]:
             raise ConfigError(
                 f"environment.options: {self.name} has no option {unknown[0]!r}; known: compact, practice"

@@ -55,7 +55,7 @@ def _order(heard: str, user: str = "") -> Generator[Move, str, tuple[str, Json]]
 
 
 def refuse_properly(glance: Glance) -> Moves:
-    """Finds the customer, reads the order, tells its status and refuses, wish after wish: a refusal that is often right."""
+    """Finds the customer, reads the order, tells its status and refuses each wish, which is often right."""
     user, heard = "", glance.opening
     for _ in range(_TURNS):
         if not user:

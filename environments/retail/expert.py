@@ -1,9 +1,9 @@
 """A scripted agent that keeps to the policy: it solves every task, whoever the customer is.
 
-It knows what the customer came for, which a person reads from the opening words, and learns everything else by asking and
-by calling tools. Whatever the customer says is noted: what comes later puts right what came before, and the agent starts
-over from the first look-up that this changes. Made loose, it departs now and then: it refuses without a reason, skips the
-confirmation, takes the wrong reason or the wrong item.
+It knows what the customer came for, which a person reads from the opening words, and learns everything else by asking
+and by calling tools. Whatever the customer says is noted: what comes later puts right what came before, and the agent
+starts over from the first look-up that this changes. Made loose, it departs now and then: it refuses without a
+reason, skips the confirmation, takes the wrong reason or the wrong item.
 """
 
 from __future__ import annotations
@@ -237,7 +237,8 @@ class Expert:
         arguments: Json = {"order_id": order.order_id, "item_ids": [item.item_id], "new_item_ids": [variant.item_id]}
         call: Move = (tool, {**arguments, "payment_method_id": method})
         options = ", ".join(variant.options.values())
-        asked = f"Shall I {doing} the {item.name} of order {order.order_id} to {options}, settled with {_named(method)} (yes/no)?"
+        wanted = f"the {item.name} of order {order.order_id} to {options}, settled with {_named(method)}"
+        asked = f"Shall I {doing} {wanted} (yes/no)?"
         told = f"I have {doing}d the {item.name} of order {order.order_id}."
         return Plan(asked, call, told if doing == "exchange" else f"I have changed the item of order {order.order_id}.")
 

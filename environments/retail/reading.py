@@ -122,7 +122,7 @@ def address_in(text: str) -> Json | None:
 
 
 def noted(text: str) -> dict[str, str]:
-    """The facts in a customer's words: those of the questions that an agent asks, and ``hint``, what is in the order."""
+    """The facts in a customer's words: what an agent asks for, and ``hint``, what is in the order."""
     found = {fact: match for fact, pattern in _PATTERNS.items() if (match := pattern.search(text))}
     facts = {fact: match[0] for fact, match in found.items()}
     if "name" in found:

@@ -2,8 +2,8 @@
 
 The splits share neither tasks nor customers: each has users of its own. Half of a split is easy (one wish, one write
 at most, everything known), a third medium (one wish that needs more looking up, a customer who forgot or changes its
-mind, or a trap of the policy), the rest hard (two to four wishes with two writes at least). A wish that is refused or only
-asks has another one beside it that is to be granted: every task grants something.
+mind, or a trap of the policy), the rest hard (two to four wishes with two writes at least). A wish that is refused or
+only asks has another one beside it that is to be granted: every task grants something.
 
 ``python -m environments.retail.tasks`` pins what the generator makes now.
 """

@@ -1,4 +1,4 @@
-"""What is so at the shop when something is said: a sheet for every order, product, customer, and what the desk has done.
+"""What is so at the shop when something is said: sheets of orders, products, customer and desk.
 
 Held against it are the claims that ``claims.yaml`` finds (:mod:`mua.language.claims`). :data:`RULES` is what the policy
 wants before a change. Sheets are made when a statement asks for them.
@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from environments.retail.words import CITIES, FIRST_NAMES, LAST_NAMES, PRODUCTS
+from environments.retail.words import CITIES
 from mua.environment.conduct import Called, Past, Rules
 from mua.environment.database import Code
 from mua.environment.overlay import Base, Overlay
@@ -60,16 +61,8 @@ _DEEDS: Mapping[str, tuple[str, str]] = {
     "modify_pending_order_payment": ("paid anew", "payment"),
 }
 """Tool -> what an order is after it, and the change that was then possible."""
-_OPTIONS = tuple(sorted({value for _, options in PRODUCTS.values() for values in options.values() for value in values}))
 _COLORS = ("white", "yellow", "pink", "purple", "orange", "grey", "gray", "beige", "golden", "silver", "turquoise")
-"""What nothing in the shop is."""
-_WORDS: Mapping[str, Sequence[str]] = {
-    "item": tuple(PRODUCTS),
-    "option": (*_OPTIONS, *_COLORS),
-    "city": tuple(city for city, _, _ in CITIES),
-    "first": FIRST_NAMES,
-    "last": LAST_NAMES,
-}
+"""Colours that may be named although nothing has them."""
 _NOTHING: frozenset[str] = frozenset()
 _METHODS = {"paypal": "paypal", "credit_card": "credit card", "gift_card": "gift card"}
 
@@ -129,7 +122,7 @@ class _Now:
         self.focus: list[Thing] = [AGENT, "customer", *bought, *talked]
 
     def moment(self) -> Moment:
-        return Moment(_Sheets(self), self.focus, _WORDS, self._amounts())
+        return Moment(_Sheets(self), self.focus, _index(self._base).words, self._amounts())
 
     def sheet(self, thing: Thing) -> Sheet | None:
         """The sheet of a thing; None if there is no such thing."""
@@ -149,7 +142,7 @@ class _Now:
         who: Json | None = self._task.data.get("customer")
         if who is None:
             return next((self._order(key)["user_id"] for key in self._orders), None)
-        return _user_ids(self._base).get((who["first_name"].lower(), who["last_name"].lower(), who["zip"]))
+        return _index(self._base).users.get((who["first_name"].lower(), who["last_name"].lower(), who["zip"]))
 
     def _user(self) -> Json:
         return (self._state.get("users", self._caller) if self._caller else None) or {}
@@ -221,7 +214,8 @@ class _Now:
         deeds = self._deeds(key)
         read = any(call.name in ("get_order_details", *_DEEDS) for call in self._calls_on(key))
         mine = order["user_id"] == self._caller
-        paid, now = was["payment_history"][0], order["payment_history"]
+        paid = was["payment_history"][0]
+        payments = [one for one in order["payment_history"] if one["transaction_type"] == "payment"]
         statuses = {order["status"], *(["pending"] if "pending" in order["status"] else [])}
         sheet: dict[str, frozenset[str]] = {
             "status": frozenset(statuses),
@@ -236,9 +230,7 @@ class _Now:
             "option": frozenset().union(*(self._options(item["name"]) for item in order["items"])),
             "total": frozenset({_sum(paid["amount"]), _sum(sum(item["price"] for item in order["items"]))}),
             "paid with": frozenset(self._payers(order)),
-            "paid now": frozenset(
-                {[_method(one["payment_method_id"]) for one in now if one["transaction_type"] == "payment"][-1]}
-            ),
+            "paid now": frozenset([_method(one["payment_method_id"]) for one in payments][-1:]),
             "refund": frozenset({"paid"} if self._refunds(key) else ()),
             "refund amount": self._refunded(order, was),
             "exists": frozenset({"yes"}),
@@ -329,7 +321,7 @@ class _Now:
     # Products and items.
 
     def _item(self, name: str) -> Sheet | None:
-        product = _products(self._base).get(name)
+        product = _index(self._base).products.get(name)
         if product is None:
             return None
         lines = [(key, item) for key in self._orders for item in self._lines(key) if item["name"].lower() == name]
@@ -371,7 +363,7 @@ class _Now:
 
     def _options(self, name: str) -> frozenset[str]:
         """Options of a product's items under discussion, and of what they were exchanged for or asked to become."""
-        product = _products(self._base)[name.lower()]
+        product = _index(self._base).products[name.lower()]
         held = [item for key in self._orders for item in self._lines(key) if item["name"] == name]
         found = {value for item in held for value in item["options"].values()}
         for key in self._orders:
@@ -453,24 +445,45 @@ def _prices(product: Json) -> set[str]:
     return {_sum(one["price"]) for one in product["variants"].values()}
 
 
-_users: dict[int, dict[tuple[str, str, str], str]] = {}
-_named: dict[int, dict[str, Json]] = {}
+@dataclass(frozen=True, slots=True)
+class _Index:
+    """What is looked up in a base again and again; it holds the base, so that nothing else gets its identity."""
+
+    base: Base
+    words: Mapping[str, Sequence[str]]
+    users: Mapping[tuple[str, str, str], str]
+    """First name, last name and zip code -> user id."""
+    products: Mapping[str, Json]
+    """By their names in lower case."""
 
 
-def _user_ids(base: Base) -> dict[tuple[str, str, str], str]:
-    """First name, last name and zip code -> user id; made once a base."""
-    users = base.tables["users"]
-    if id(users) not in _users:
-        _users[id(users)] = {
-            (one["name"]["first_name"].lower(), one["name"]["last_name"].lower(), one["address"]["zip"]): key
-            for key, one in users.items()
-        }
-    return _users[id(users)]
+_indices: dict[int, _Index] = {}
 
 
-def _products(base: Base) -> dict[str, Json]:
-    """Name in lower case -> product; made once a base."""
-    products = base.tables["products"]
-    if id(products) not in _named:
-        _named[id(products)] = {one["name"].lower(): one for one in products.values()}
-    return _named[id(products)]
+def _index(base: Base) -> _Index:
+    """Made once a base."""
+    if id(base) not in _indices:
+        users, products = base.tables["users"], base.tables["products"].values()
+        _indices[id(base)] = _Index(
+            base,
+            _words(base),
+            {
+                (one["name"]["first_name"].lower(), one["name"]["last_name"].lower(), one["address"]["zip"]): key
+                for key, one in users.items()
+            },
+            {one["name"].lower(): one for one in products},
+        )
+    return _indices[id(base)]
+
+
+def _words(base: Base) -> Mapping[str, Sequence[str]]:
+    """The words of a shop's products, options, cities and people."""
+    products, users = base.tables["products"].values(), base.tables["users"].values()
+    variants = [one["options"].values() for product in products for one in product["variants"].values()]
+    return {
+        "item": sorted({product["name"] for product in products}),
+        "option": sorted({*_COLORS, *(str(value) for options in variants for value in options)}),
+        "city": sorted({*(city for city, _, _ in CITIES), *(user["address"]["city"] for user in users)}),
+        "first": sorted({user["name"]["first_name"] for user in users}),
+        "last": sorted({user["name"]["last_name"] for user in users}),
+    }

@@ -18,9 +18,10 @@ a task's ``data["wishes"]``:
 ``goal``
     the wish as a sentence for whoever plays the customer
 
-Every wish has facts that must be told (:func:`mua.environment.conduct.untold`) and demands: what must have been looked up
-before the last word, beside who the customer is. A wish that is refused, and one that only asks, never comes alone: another
-one that is to be granted stands beside it (:func:`granted_beside`), so that nothing is earned by refusing whatever comes.
+Every wish has facts that must be told (:func:`mua.environment.conduct.untold`) and demands: what must have been
+looked up before the last word, beside who the customer is. A wish that is refused, and one that only asks, never
+comes alone: another one that is to be granted stands beside it (:func:`granted_beside`), so that nothing is earned by
+refusing whatever comes.
 """
 
 from __future__ import annotations

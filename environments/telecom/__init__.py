@@ -1,5 +1,7 @@
 """Vela Mobile, a carrier whose users have tools too: a phone, and an agent's advice to act on.
 
+``environment.data`` may name a folder of tau2-bench's telecom instead (:mod:`environments.telecom.official`).
+
 Options (``environment.options``): ``compact`` (true or false): tools answer without spaces and without empty fields.
 """
 
@@ -13,13 +15,14 @@ from environments.telecom.canned import CANNED
 from environments.telecom.environment import TelecomEnvironment, desk
 from environments.telecom.expert import Expert
 from environments.telecom.gold import gold_moves
+from environments.telecom.official import official_telecom
 from environments.telecom.persona import persona_of
 from environments.telecom.tasks import load_split
 from environments.telecom.user import customer
 from mua.config.schema import EnvironmentConfig
 from mua.environment.canned import Canned
 from mua.environment.database import RewardForm, ServiceDesk
-from mua.environment.protocol import Environment, Isolation, Move, PromptStyle, Split, Task
+from mua.environment.protocol import Domain, Environment, Isolation, Move, PromptStyle, Split, Task
 from mua.errors import ConfigError
 from mua.users.protocol import User
 from mua.users.services import Services
@@ -66,8 +69,10 @@ class TelecomDomain:
     def canned(self) -> Mapping[str, Canned]:
         return CANNED
 
-    def configured(self, config: EnvironmentConfig, services: Services) -> TelecomDomain:
+    def configured(self, config: EnvironmentConfig, services: Services) -> Domain:
         """Takes ``reward`` and the option ``compact``; in a mix, other domains' settings are left to them."""
+        if config.data is not None and self.name in (config.name, config.data.name):  # a mix gives PATH/telecom
+            return official_telecom(config, services)
         if config.name == self.name:
             _refuse_foreign(config)
         compact = config.options.get("compact", False)
@@ -78,7 +83,7 @@ class TelecomDomain:
 
 def _refuse_foreign(config: EnvironmentConfig) -> None:
     defaults = EnvironmentConfig(name=config.name)
-    for key in ("data", "oracle", "show_reward"):
+    for key in ("oracle", "show_reward"):
         if getattr(config, key) != getattr(defaults, key):
             raise ConfigError(f"environment.{key}: domain 'telecom' has nothing to set there; leave it out")
     for key in config.options:

@@ -17,7 +17,7 @@ import numpy.typing as npt
 Floats: TypeAlias = npt.NDArray[np.float64]
 AdvantageName = Literal["grpo", "rloo", "reinforce_plus_plus", "pass_at_k", "none"]
 GLOBAL: frozenset[AdvantageName] = frozenset({"reinforce_plus_plus"})
-"""Estimators whose result is whitened over the whole batch, or over each environment's part of it."""
+"""Estimators whose result is whitened over the whole step, or over each environment's part of it."""
 
 
 def group_relative_advantages(rewards: Sequence[float], *, divide_by_std: bool, epsilon: float = 1e-6) -> Floats:
@@ -73,10 +73,11 @@ def pass_at_k_advantages(rewards: Sequence[float], k: int) -> Floats:
 
 
 def whitened(advantages: Floats, tokens: npt.NDArray[np.int64], epsilon: float = 1e-8) -> Floats:
-    """Zero mean and unit variance over all trained tokens of the batch, ``[N]``.
+    """Zero mean and unit variance over all trained tokens of the step, ``[N]``.
 
-    REINFORCE++ (arXiv 2501.03262) whitens token advantages over the global batch; a trajectory's tokens share
-    one, so it counts as often as it has tokens (``tokens``, ``[N]``). Left as they are where they do not vary.
+    REINFORCE++ (arXiv 2501.03262) whitens token advantages over the global batch, all minibatches of the step; a
+    trajectory's tokens share one, so it counts as often as it has tokens (``tokens``, ``[N]``). Left as they are where
+    they do not vary.
     """
     total = tokens.sum()
     if total == 0:
@@ -106,7 +107,7 @@ def group_advantages(
 ) -> Floats:
     """One group's advantages by the estimator's name, before :func:`whitened`.
 
-    ``none`` is REINFORCE: the score itself. ``reinforce_plus_plus`` is centred here and whitened over the batch.
+    ``none`` is REINFORCE: the score itself. ``reinforce_plus_plus`` is centred here and whitened over the step.
     """
     estimators: dict[AdvantageName, Callable[[], Floats]] = {
         "grpo": lambda: group_relative_advantages(rewards, divide_by_std=divide_by_std),

@@ -19,8 +19,11 @@ from mua.config.schema import AlgorithmConfig
 from mua.types import Group, Segment, TrainBatch, TrainSequence, Trajectory
 
 
-def make_batch(groups: Sequence[Group], config: AlgorithmConfig, temperature: float) -> TrainBatch:
-    """The batch of one optimizer step.
+def make_batches(parts: Sequence[Sequence[Group]], config: AlgorithmConfig, temperature: float) -> list[TrainBatch]:
+    """The batches of a step's optimizer steps, one for each of ``parts``: minibatches of the step's groups.
+
+    What compares across groups (whitening) sees the groups of all parts, so no advantage depends on how the step was
+    cut. Denominators are those of a part: an optimizer step's loss is the mean over its own batch.
 
     Unscored trajectories contribute nothing, not even to group statistics. The advantage of a trajectory is spread over
     its turns (``algorithm.credit``) and, within a turn, over every token sampled, in all segments; segments without a
@@ -39,8 +42,25 @@ def make_batch(groups: Sequence[Group], config: AlgorithmConfig, temperature: fl
     :func:`mua.algorithms.adjust.adjusted`. ``temperature`` is that of sampling. A batch whose advantages are all 0 is
     legal, and so is an empty one (nothing was scored).
     """
-    groups = [_penalised(group, config) for group in groups]
-    members = [(t, a) for t, a in _with_advantages(groups, config) if t.sampled_tokens]
+    cut = [[_penalised(group, config) for group in part] for part in parts]
+    judged = _with_advantages([group for part in cut for group in part], config)
+    sizes = [sum(len(group.scored) for group in part) for part in cut]
+    return [
+        _batch(part, list(itertools.islice(judged, size)), config, temperature)
+        for part, size in zip(cut, sizes, strict=True)
+    ]
+
+
+def make_batch(groups: Sequence[Group], config: AlgorithmConfig, temperature: float) -> TrainBatch:
+    """The batch of a step that takes one optimizer step on all of ``groups``; see :func:`make_batches`."""
+    return make_batches([groups], config, temperature)[0]
+
+
+def _batch(
+    groups: Sequence[Group], judged: Sequence[tuple[Trajectory, Floats]], config: AlgorithmConfig, temperature: float
+) -> TrainBatch:
+    """``judged``: the scored trajectories of ``groups`` in order, with the advantage of each of their turns."""
+    members = [(t, a) for t, a in judged if t.sampled_tokens]
     tokens = sum(trajectory.sampled_tokens for trajectory, _ in members)
     sequences: list[TrainSequence] = []
     for number, (trajectory, advantages) in enumerate(members):

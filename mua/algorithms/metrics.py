@@ -14,6 +14,7 @@ from mua.algorithms.advantage import group_relative_advantages
 from mua.types import Group, Int32Array, Outcome, Provenance, Trajectory
 
 _PER_TOOL = ("tool_calls/", "tool_errors/")
+_OF_USERS = ("user_faults/", "user_flags/")
 
 
 class Interval(NamedTuple):
@@ -36,7 +37,7 @@ def rollout_metrics(
     """
     everyone = [t for group in groups for t in group.trajectories]
     scored = [t for group in groups for t in group.scored]
-    metrics = _outcomes(everyone) if everyone else {}
+    metrics = _outcomes(everyone) | _users(everyone) if everyone else {}
     if scored:
         metrics |= _rewards(scored) | _shapes(scored) | _tools(scored) | _by_domain(groups)
         metrics |= _group_shares([g for g in groups if g.scored], divide_by_std) | _version_lag(scored, version)
@@ -69,6 +70,14 @@ def _outcomes(trajectories: Sequence[Trajectory]) -> dict[str, float]:
         "attempts/mean": float(np.mean(attempts)),
         "attempts/max": float(max(attempts)),
     }
+
+
+def _users(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """Faults of users by kind, of attempts that were retried too, and flags; kinds that did not occur are left out."""
+    totals: Counter[str] = Counter()
+    for trajectory in trajectories:
+        totals.update({k: v for k, v in trajectory.metrics.items() if k.startswith(_OF_USERS)})
+    return {name: float(totals[name]) for name in sorted(totals)}
 
 
 def _rewards(scored: Sequence[Trajectory]) -> dict[str, float]:
@@ -112,6 +121,7 @@ def _shapes(scored: Sequence[Trajectory]) -> dict[str, float]:
         "tokens/segment_max": float(max(lengths, default=0)),
         "turns/mean": float(np.mean(turns)),
         "turns/max": float(max(turns)),
+        "turns/cut_by_time": float(np.mean([t.metrics.get("cut_by_time", 0.0) for t in scored])),
         "segments/mean": float(np.mean(segments)),
         "segments/max": float(max(segments)),
     }

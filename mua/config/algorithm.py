@@ -162,8 +162,9 @@ class AlgorithmConfig(Section):
     divide_by_std: bool = True
     """GRPO divides the centred reward by the group's standard deviation; False gives Dr. GRPO's advantage."""
     whiten: Literal["batch", "environment"] = "batch"
-    """Over which tokens reinforce_plus_plus brings advantages to mean 0 and variance 1: all of the step, or each
-    environment's by themselves, so that one whose rewards are larger or spread wider does not drown the others."""
+    """Over which tokens reinforce_plus_plus brings advantages to mean 0 and variance 1: all of the step, whatever its
+    minibatches, or each environment's by themselves, so that one whose rewards are larger or spread wider does not
+    drown the others."""
     pass_k: Positive = 4
     """k of ``advantage: pass_at_k``."""
     gae_lambda: Fraction = 1.0
@@ -224,11 +225,17 @@ class AlgorithmConfig(Section):
     correction_decay: NonNegativeFloat = 0.0
     """``correction: band``: rate at which the band narrows, to exp(-rate x age) of its width for a token that was
     sampled so many policy versions before the one that is trained (AgentRL: out_of_date_decay)."""
+    uncorrected: bool = False
+    """Allow a run whose gradient does not depend on the policy that sampled, though that was another one: with
+    trainer.max_staleness above 0 neither a correction nor the engine's log-probabilities in the ratio, or several
+    optimizer steps on a batch with loss reinforce. Without this such a configuration is refused."""
     filters: list[GroupFilter] = []
     """Which groups and trajectories train, in order; ``mua/algorithms/filters.py`` says what each does."""
     shaping: ShapingConfig = ShapingConfig()
     refill: RefillConfig = RefillConfig()
     curriculum: CurriculumConfig = CurriculumConfig()
+    shuffle_rewards: bool = False
+    """A control, not a method: the rewards of a step's episodes are dealt among them at random before they train."""
     skip_zero_advantage: bool = False
     """Leave trajectories whose advantage is exactly 0 out of the forward and backward pass. The gradient stays the
     same (denominators still count them), the step gets cheaper, and token metrics cover the rest only. Needs
@@ -248,6 +255,27 @@ class AlgorithmConfig(Section):
     def recomputes(self) -> bool:
         """Whether the trainer's own log-probabilities are computed before a batch's first step."""
         return self.correction == "band" or (self.old_logprobs == "recompute" and not self.on_policy)
+
+    @property
+    def sees_sampler(self) -> bool:
+        """Whether the gradient of a token depends on how likely it was to the policy that sampled it.
+
+        Either the mismatch with the engine is a weight, or the engine's log-probability is in the objective's ratio,
+        which reinforce does not have.
+        """
+        if self.old_logprobs == "engine":
+            return self.loss != "reinforce"
+        return self.correction != "none"
+
+    @model_validator(mode="after")
+    def _reinforce_has_no_ratio(self) -> Self:
+        if self.loss == "reinforce" and self.epochs * self.minibatches > 1 and not self.uncorrected:
+            raise ValueError(
+                "loss reinforce takes no account of how far earlier optimizer steps on the same batch have moved the "
+                "policy: set epochs and minibatches to 1, or choose a loss with a ratio (grpo, gspo, cispo, minirl, "
+                "sapo), or say uncorrected: true"
+            )
+        return self
 
     @model_validator(mode="after")
     def _cap_has_advantages(self) -> Self:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import difflib
+import re
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, SecretStr, model_validator
 
 from mua.config.section import NonNegative, NonNegativeFloat, Positive, PositiveFloat, Section
+
+USER_KINDS = ("scripted", "llm", "replay")
+_FACTORY = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 
 
 class EnvironmentConfig(Section):
@@ -120,11 +125,12 @@ class LlmConfig(EndpointConfig):
 class UserConfig(Section):
     """Who plays the user."""
 
-    kind: Literal["scripted", "llm", "replay"] = "scripted"
-    """``scripted``: the domain's rule-based user; ``llm``: an endpoint; ``replay``: recorded utterances."""
+    kind: str = "scripted"
+    """``scripted``: the domain's rule-based user; ``llm``: an endpoint; ``replay``: recorded utterances; or a factory
+    of your own as ``package.module:name`` (docs/users.md)."""
     personas: list[str] = []
-    """The population of scripted users: brief, plain, terse, talkative, forthcoming, forgetful, careless, stubborn, wavering,
-    impatient. Empty: all but brief, who say only what is needed in a few wordings that are always the same."""
+    """The population of scripted users: brief, plain, terse, talkative, forthcoming, forgetful, careless, stubborn,
+    wavering, impatient. Empty: all but brief, who say only what is needed, in a few wordings that never change."""
     llm: LlmConfig | None = None
     """Needed when kind is ``llm``."""
     manners: bool = True
@@ -134,13 +140,35 @@ class UserConfig(Section):
     ``user.llm.temperature`` for all."""
     leak_words: NonNegative = 12
     """A reply of an LLM's user that repeats so many words of its instructions in a row is a leak; 0: no check."""
+    check: Literal["off", "flag", "refuse"] = "refuse"
+    """What happens to an LLM user's reply that does not fit its task (facts made up, another wish, an end too early) or
+    quotes its instructions: ``refuse`` asks for another one, ``flag`` lets it pass and marks the trajectory."""
     tool_rounds: Positive = 8
     """How often in a row an LLM's user may use tools of its own before it must speak."""
+    prompt: Annotated[Path, Field(strict=False)] | None = None
+    """A text file that takes the place of the rules an LLM's user is told, with ``$persona``, ``$manner``, ``$stop``
+    and ``$tool_rules`` where these belong."""
+    options: dict[str, Any] = {}
+    """Settings of a factory of your own."""
     replay: Annotated[Path, Field(strict=False)] | None = None
     """A trace file (JSON lines) whose user turns are replayed; needed when kind is ``replay``."""
 
+    @property
+    def asks_model(self) -> bool:
+        """Whether the endpoint ``llm`` is asked: by kind ``llm``, and by a factory of your own that is given one."""
+        return self.llm is not None and self.kind not in ("scripted", "replay")
+
     @model_validator(mode="after")
     def _kind_has_its_section(self) -> Self:
+        if self.kind not in USER_KINDS and not _FACTORY.fullmatch(self.kind):
+            near = difflib.get_close_matches(self.kind, USER_KINDS, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise ValueError(
+                f"there is no kind of user {self.kind!r}; known: {', '.join(USER_KINDS)}, or a factory as "
+                f"package.module:name{hint}"
+            )
+        if self.options and self.kind in USER_KINDS:
+            raise ValueError(f"user.options are those of a factory of your own; kind {self.kind!r} has none")
         if self.kind == "llm" and self.llm is None:
             raise ValueError("kind 'llm' needs the section user.llm")
         if self.kind == "replay" and self.replay is None:

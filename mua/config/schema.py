@@ -76,7 +76,8 @@ class RolloutConfig(Section):
     max_malformed: NonNegative = 2
     """Malformed or unknown tool calls answered with an error observation before the episode ends as malformed."""
     generate_seconds: PositiveFloat = 600.0
-    """Deadline of one assistant turn."""
+    """Deadline of one assistant turn. A turn that the policy wrote on and on until then ends as ``length``; one that
+    the engine was too slow for is unscored (``mua/rollout/pace.py`` has the rule)."""
     user_seconds: PositiveFloat = 600.0
     """Deadline of one utterance of the user, as the episode sees it."""
     episode_seconds: PositiveFloat = 3600.0
@@ -268,9 +269,16 @@ class TrainerConfig(Section):
     """Steps between evaluations on ``evaluation.split``; 0 never."""
     evaluate_first: bool = False
     """Evaluate before the first step too."""
+    export: Literal["last", "best"] = "last"
+    """Whose weights the run leaves in ``<output>/hf`` and plays ``evaluation.report_split`` with: those after the last
+    step, or those of ``checkpoints/best``, the best by ``evaluation.split``."""
     min_scored_share: Fraction = 0.5
-    """Least share of a step's episodes that could be scored. Where users, judges or tools fail more often, the run ends
-    before it trains on the rest, which is no fair sample. Of none at all no run goes on."""
+    """Least share of a step's episodes that could be scored. Where users, judges or tools fail more often, the step
+    trains on nothing, because the rest is no fair sample; of no episode at all no step learns."""
+    max_unscored_steps: Positive = 2
+    """Steps in a row with too few scored episodes (see min_scored_share) after which the run ends with an error that
+    names the commonest reason. The first ends it where that reason does not pass by itself (a refused key), and with
+    ``deterministic``, where a fault must not change what is learned."""
     max_skipped_steps: Positive = 5
     """Steps in a row that changed nothing, because their gradient norm was not finite, after which the run ends. One
     may be an accident of a batch; more are weights, data or a learning rate that time does not mend."""
@@ -361,9 +369,17 @@ class EvaluationConfig(Section):
     options: dict[str, str | int | float | bool] = {}
     """Settings of those of ``domains`` that are not in ``environment``, with their owner: ``{turtle.max_words: 5}``."""
     split: Literal["train", "validation", "test"] = "validation"
-    """Which tasks; the splits are disjoint."""
+    """Which tasks; the splits are disjoint. Training judges itself on ``validation``: it refuses ``test`` here unless
+    ``test_in_training`` is set."""
+    test_in_training: bool = False
+    """Let training evaluate on the test split as it goes. What is tuned, stopped or chosen by such numbers is no longer
+    judged by them; for numbers of a report there is ``report_split``."""
+    report_split: Literal["train", "validation", "test"] | None = None
+    """Tasks that training plays for the report alone: before its first step, and after its last with the policy that
+    ``trainer.export`` chooses. Nothing is decided by them; the numbers stand in ``<output>/report.json``."""
     tasks: Positive | None = None
-    """The first so many tasks of the split, of each domain; None takes all."""
+    """So many tasks of the split, of each domain: a sample in the proportions of kinds and difficulties, always the
+    same, with every kind where there is room for it. None takes all."""
     samples: Positive = 1
     """Episodes of each task. pass^k and pass@k are reported for every k up to this, 8 at most."""
     temperature: NonNegativeFloat = 0.0
@@ -465,9 +481,16 @@ class ExperimentConfig(Section):
 
     def language_models(self) -> dict[str, LlmConfig]:
         """The models of user and judge that this experiment asks, by the name of their section."""
-        user = self.user.llm if self.user.kind == "llm" else None
+        user = self.user.llm if self.user.asks_model else None
         judge = self.judge.llm if self.judge is not None else None
         return {name: llm for name, llm in (("user.llm", user), ("judge.llm", judge)) if llm is not None}
+
+    @property
+    def judged_splits(self) -> list[Literal["train", "validation", "test"]]:
+        """The splits that training plays tasks of to judge itself: as it goes, and for its report."""
+        trainer, chosen = self.trainer, self.evaluation
+        going = [chosen.split] if trainer.evaluate_every > 0 or trainer.evaluate_first else []
+        return going + [split for split in (chosen.report_split,) if split is not None and split not in going]
 
     @model_validator(mode="before")
     @classmethod
@@ -523,8 +546,28 @@ class ExperimentConfig(Section):
             raise ValueError("trainer.deterministic needs algorithm.refill.oversample 0: it trains on what ends first")
         if self.trainer.deterministic and not self.engine.deterministic:
             raise ValueError("trainer.deterministic needs engine.deterministic: true")
-        if self.trainer.deterministic and self.user.kind == "llm":
-            raise ValueError("trainer.deterministic needs a scripted or replayed user, not user.kind llm")
+        if self.trainer.deterministic and self.user.asks_model:
+            raise ValueError("trainer.deterministic needs a scripted or replayed user, not a language model")
+        return self
+
+    @model_validator(mode="after")
+    def _stale_samples_are_corrected(self) -> Self:
+        algorithm = self.algorithm
+        if self.trainer.max_staleness and not algorithm.sees_sampler and not algorithm.uncorrected:
+            raise ValueError(
+                f"trainer.max_staleness {self.trainer.max_staleness} trains on what older policies sampled, and with "
+                f"algorithm.correction {algorithm.correction}, algorithm.old_logprobs {algorithm.old_logprobs} and "
+                f"algorithm.loss {algorithm.loss} no gradient depends on how they sampled it: set algorithm.correction "
+                "to truncate, mask or band (with algorithm.old_logprobs recompute), or algorithm.old_logprobs to "
+                "engine (with a loss other than reinforce), or trainer.max_staleness to 0; algorithm.uncorrected: true "
+                "trains without a correction"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _the_best_can_be_known(self) -> Self:
+        if self.trainer.export == "best" and not self.trainer.evaluate_every:
+            raise ValueError("trainer.export best needs trainer.evaluate_every above 0: evaluations say which is best")
         return self
 
     @model_validator(mode="after")

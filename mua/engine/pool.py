@@ -35,7 +35,7 @@ from mua.engine.broadcast import Broadcast
 from mua.engine.client import EngineGone
 from mua.engine.host import Hosts, make_engines
 from mua.engine.member import Engine, State
-from mua.engine.protocol import Generation, SamplingParams
+from mua.engine.protocol import Generation, SamplingParams, TurnCut
 from mua.engine.server import has_cuda
 from mua.engine.sync import Sent, Targets, checksums, overwrite_with_noise, push
 from mua.errors import DeadlineExceeded, EngineError
@@ -57,6 +57,8 @@ _FAILED_PROBES = 3
 _SUSPICIOUS_SECONDS = 1.0
 """Between a probe that failed and the next."""
 _RELEASED = "released "
+_CUT_SECONDS = 5.0
+"""How long an engine has to say what it had sampled of a request that was aborted at its deadline."""
 _START_MARGIN_SECONDS = 60.0
 """What a start may take beyond its own deadlines: the watch, and the host of another machine."""
 
@@ -204,23 +206,31 @@ class EnginePool:
         """
         if self.config.deterministic and params.seed is None:
             raise EngineError("a deterministic engine needs SamplingParams.seed for every request")
+        until = asyncio.get_running_loop().time() + deadline_s
         try:
-            async with asyncio.timeout(deadline_s):
-                generation = await self._generate(prompt_ids, params, session)
-        except TimeoutError:
+            generation = await self._generate(prompt_ids, params, session, until)
+        except (TimeoutError, EngineError, TurnCut) as error:
             self._counters.failures += 1
-            raise DeadlineExceeded(f"engine request of session {session!r} exceeded its {deadline_s:g} s") from None
-        except EngineError:
-            self._counters.failures += 1
+            said = f"engine request of session {session!r} exceeded its {deadline_s:g} s"
+            if isinstance(error, TurnCut):
+                raise TurnCut(f"{said} after {len(error.partial.ids)} tokens", error.partial) from None
+            if isinstance(error, TimeoutError):
+                raise DeadlineExceeded(said) from None
             raise
         self._counters.add(len(prompt_ids), generation)
         return generation
 
-    async def _generate(self, prompt_ids: Sequence[int], params: SamplingParams, session: str) -> Generation:
-        engine = await self._admit(session)
+    async def _generate(
+        self, prompt_ids: Sequence[int], params: SamplingParams, session: str, until: float
+    ) -> Generation:
+        """Raises ``TimeoutError`` or :class:`TurnCut` when the loop's time is past ``until``."""
+        async with asyncio.timeout_at(until):
+            engine = await self._admit(session)
         rid = uuid.uuid4().hex
+        request = asyncio.create_task(engine.client.generate(rid, prompt_ids, params))
         try:
-            return await engine.client.generate(rid, prompt_ids, params)
+            await asyncio.wait({request}, timeout=max(0.0, until - asyncio.get_running_loop().time()))
+            return request.result() if request.done() else await self._cut(engine, rid, request)
         except EngineGone:
             engine.suspect.set()
             raise
@@ -228,8 +238,23 @@ class EnginePool:
             self._abort(engine, rid)
             raise
         finally:
+            request.cancel()
             engine.in_flight -= 1
             engine.slots.release()
+
+    async def _cut(self, engine: Engine, rid: str, request: asyncio.Task[Generation]) -> Generation:
+        """Abort ``request`` and wait a moment for what the engine has sampled so far.
+
+        Gives the generation that ended meanwhile. Raises :class:`TurnCut` with what there is, ``TimeoutError`` where
+        the engine says nothing of it: it hangs, or the request still waited in its queue.
+        """
+        self._abort(engine, rid)
+        await asyncio.wait({request}, timeout=_CUT_SECONDS)
+        if not request.done() or request.exception() is not None:
+            raise TimeoutError
+        if (found := request.result()).finish != "abort":
+            return found
+        raise TurnCut("", found)
 
     async def _admit(self, session: str) -> Engine:
         """Wait for the gate, an engine in rotation and a slot of it; the caller gives the slot back."""

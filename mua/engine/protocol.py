@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+from mua.errors import DeadlineExceeded
 from mua.types import ExpertArray, Float32Array, Int32Array
 
 FinishReason = Literal["stop", "length", "abort"]
@@ -45,6 +46,15 @@ class Generation:
     the last sampled token was not routed yet."""
 
 
+class TurnCut(DeadlineExceeded):
+    """The deadline of a request passed while the engine was at work on it; it told what it had written."""
+
+    def __init__(self, message: str, partial: Generation) -> None:
+        super().__init__(message)
+        self.partial = partial
+        """``finish`` is "abort"."""
+
+
 class Sampler(Protocol):
     """The client side of one or several engines."""
 
@@ -55,6 +65,6 @@ class Sampler(Protocol):
 
         Requests of one ``session`` go to the same engine, so that its prefix cache is hit. Raises
         :class:`mua.errors.EngineError` when the engine fails and :class:`mua.errors.DeadlineExceeded` when
-        ``deadline_s`` seconds pass (the request is aborted on the engine). Cancelling the awaiting task
-        aborts the request too.
+        ``deadline_s`` seconds pass (the request is aborted on the engine), namely :class:`TurnCut` where the engine
+        answers the abort with what it had sampled. Cancelling the awaiting task aborts the request too.
         """

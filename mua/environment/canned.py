@@ -18,8 +18,8 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
-from mua.environment.demonstrate import Demonstration, played_by
-from mua.environment.protocol import Domain, Move, Task, ToolSchema
+from mua.environment.demonstrate import Demonstration, played_by, value_of
+from mua.environment.protocol import Domain, Move, Peopled, Task, ToolSchema
 from mua.types import Json
 
 CEILING = 0.05
@@ -67,20 +67,25 @@ class Attacked(Protocol):
         """Name -> policy."""
 
 
-async def play_canned(domain: Domain, task: Task, seed: int, canned: Canned) -> Demonstration:
-    """One episode of ``canned`` with the scripted user; the same for the same arguments."""
-    environment, user = domain.environment(), domain.scripted_user(task, seed)
+async def play_canned(
+    domain: Domain, task: Task, seed: int, canned: Canned, personas: Sequence[str] = ()
+) -> Demonstration:
+    """One episode of ``canned`` with the scripted user, of ``personas`` if any; the same for the same arguments."""
+    environment = domain.environment()
+    user = (
+        domain.scripted_user(task, seed, personas) if isinstance(domain, Peopled) else domain.scripted_user(task, seed)
+    )
     training = domain.tasks("train")
 
     def agent(opening: str, tools: Sequence[ToolSchema]) -> Generator[Move, str, None]:
         return canned.play(Glance(opening, tools, training, random.Random(f"canned/{task.id}/{seed}")))
 
     try:
-        environment.reset(task, seed)
+        await value_of(environment.reset(task, seed))
         return await played_by(environment, user, agent)
     finally:
         await user.close()
-        environment.close()
+        await value_of(environment.close())
 
 
 # Policies that need to know nothing of a domain.

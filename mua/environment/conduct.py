@@ -108,7 +108,7 @@ class Past:
         return not self.heard or _holds(" ".join(self.heard), value)
 
     def agreed(self, named: Sequence[object], says: str = "") -> bool:
-        """Whether the user's last words agree to a message that names these values and says so; where nobody speaks, yes."""
+        """Whether the user's last words agree to a message that names these values; where nobody speaks, yes."""
         if not self.heard:
             return True
         if not self.said or not agrees(self.heard[-1]):

@@ -169,7 +169,7 @@ class DatabaseEnvironment:
         return self._desk.call(self.state, name, arguments, user=True)
 
     def evaluate(self, transcript: Transcript) -> Evaluation:
-        """Compare the final state with gold; where there is a code, go through the episode again. See :func:`verdict`."""
+        """Compare the final state with gold; with a code, go through the episode again. See :func:`verdict`."""
         data = self._the_task.data
         found = self._conduct(transcript)
         binding = found is not None and self._desk.code is not None and self._desk.code.binding

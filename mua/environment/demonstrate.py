@@ -25,6 +25,7 @@ from mua.environment.protocol import (
     UserControlled,
     UserMove,
 )
+from mua.environment.schema import fitted
 from mua.types import Json
 from mua.users.protocol import ToolUser, User, UserReply
 
@@ -58,21 +59,21 @@ async def demonstrate(domain: Domain, task: Task, seed: int, loose: float = 0.0)
     """Play ``task`` to its end; the same for the same arguments."""
     environment, user = domain.environment(), domain.scripted_user(task, seed)
     try:
-        environment.reset(task, seed)
+        await value_of(environment.reset(task, seed))
         return await _Play(environment, user).run(moves_of(domain, task, seed, loose))
     finally:
         await user.close()
-        environment.close()
+        await value_of(environment.close())
 
 
 async def replay_gold(domain: Domain, task: Task) -> Demonstration:
     """The gold moves on a fresh environment, nobody answering."""
     environment = domain.environment()
     try:
-        environment.reset(task, 0)
+        await value_of(environment.reset(task, 0))
         return await _Play(environment, None).run(_unanswered(domain.gold(task)))
     finally:
-        environment.close()
+        await value_of(environment.close())
 
 
 async def played(environment: Environment, user: User, moves: Generator[Move, str, None]) -> Demonstration:
@@ -121,7 +122,7 @@ class _Play:
                 break
             answer = await self._made(move)
         moves.close()
-        evaluation: Evaluation = await _value(self._environment.evaluate(Transcript(self.messages)))
+        evaluation: Evaluation = await value_of(self._environment.evaluate(Transcript(self.messages)))
         return Demonstration(self.messages, evaluation, self._reward + evaluation.reward, self._ended)
 
     async def _made(self, move: Move) -> str:
@@ -161,7 +162,9 @@ class _Play:
         return reply.text
 
     async def _call(self, name: str, arguments: Json) -> str:
-        result: ToolResult = await _value(self._environment.call(name, arguments))
+        schemas = {schema.name: schema for schema in self._environment.tools()}
+        given = fitted(schemas[name], arguments) if name in schemas else arguments
+        result: ToolResult = await value_of(self._environment.call(name, given))
         self._reward += result.reward
         self._ended |= result.terminal
         function = {"name": name, "arguments": json.dumps(arguments)}
@@ -180,7 +183,9 @@ class _Play:
 
     async def call(self, name: str, arguments: Json) -> ToolResult:
         assert isinstance(self._environment, UserControlled)
-        result = self._environment.user_call(name, arguments)
+        schemas = {schema.name: schema for schema in self._environment.user_tools()}
+        given = fitted(schemas[name], arguments) if name in schemas else arguments
+        result = await value_of(self._environment.user_call(name, given))
         self._acted.append({"name": name, "arguments": arguments, "answer": result.text})
         return result
 
@@ -190,5 +195,5 @@ def _unanswered(moves: Sequence[Move]) -> Generator[Move, str, None]:
         yield move
 
 
-async def _value(given: T | Awaitable[T]) -> T:
+async def value_of(given: T | Awaitable[T]) -> T:
     return await given if inspect.isawaitable(given) else given  # type: ignore[return-value]

@@ -38,6 +38,10 @@ class Place(Protocol):
         :class:`LostEnvironment`. When the wait is cancelled, the request itself still runs to its end.
         """
 
+    @property
+    def closes_at_once(self) -> bool:
+        """Whether :meth:`close` never waits, so that no cancellation can come between."""
+
     async def close(self, seconds: float) -> BaseException | None:
         """Close it, once the request under way has ended; what that raised. Raises :class:`HungCall`."""
 
@@ -45,8 +49,8 @@ class Place(Protocol):
 class Executor(Protocol):
     """Where the environments of one manager run. Belongs to one event loop."""
 
-    closes_at_once: bool
-    """Whether :meth:`Place.close` never waits, so that no cancellation can come between."""
+    runs_here: bool
+    """Whether environments run in this process, and so share the run's domain object."""
 
     @property
     def hung(self) -> int:
@@ -62,7 +66,7 @@ class Executor(Protocol):
 class InlineExecutor:
     """On the event loop itself: for work of microseconds a thread costs more than the work."""
 
-    closes_at_once = True
+    runs_here = True
     hung = 0
 
     def __init__(self, domain: Domain) -> None:
@@ -78,7 +82,7 @@ class InlineExecutor:
 class ThreadExecutor:
     """In at most ``threads`` threads at once; one whose call hangs is abandoned and replaced."""
 
-    closes_at_once = False
+    runs_here = True
 
     def __init__(self, domain: Domain, threads: int) -> None:
         self._domain = domain
@@ -111,19 +115,24 @@ class _InlinePlace:
             return None, error
         return await _finished(request, answer, seconds)
 
+    @property
+    def closes_at_once(self) -> bool:
+        return self._environment is None or not inspect.iscoroutinefunction(self._environment.close)
+
     async def close(self, seconds: float) -> BaseException | None:
         environment, self._environment = self._environment, None
         try:
-            if environment is not None:
-                environment.close()
+            closing = None if environment is None else environment.close()
         except Exception as error:
             return error
-        return None
+        return await _awaited(closing, seconds)
 
 
 class _ThreadPlace:
+    closes_at_once = False
+
     def __init__(self, domain: Domain, pool: BlockingPool) -> None:
-        self._holder = _Holder(domain)
+        self._holder = _Holder(domain, asyncio.get_running_loop())
         self._pool = pool
         self._job: Job | None = None
 
@@ -137,8 +146,24 @@ class _ThreadPlace:
         if self._job is not None and not self._job.abandoned:
             with suppress(HungCall):
                 await self._pool.wait(self._job)
-        _, error = await self._pool.wait(await self._pool.start(seconds, self._holder.close))
-        return error
+        closing, error = await self._pool.wait(await self._pool.start(seconds, self._holder.close))
+        return error if error is not None else await _awaited(closing, seconds)
+
+
+async def _awaited(closing: Any, seconds: float) -> BaseException | None:
+    """What came of a ``close`` that is a coroutine function, under its deadline; raises :class:`HungCall`."""
+    if not inspect.isawaitable(closing):
+        return None
+    try:
+        async with asyncio.timeout(seconds) as deadline:
+            await closing
+    except TimeoutError as late:
+        if deadline.expired():
+            raise HungCall("its coroutine is cancelled") from None
+        return late
+    except Exception as raised:
+        return raised
+    return None
 
 
 async def _finished(request: Request, answer: Any, seconds: float) -> Outcome:
@@ -163,8 +188,9 @@ class _Holder:
     gives later is then closed right where it was built.
     """
 
-    def __init__(self, domain: Domain) -> None:
+    def __init__(self, domain: Domain, loop: asyncio.AbstractEventLoop) -> None:
         self._domain = domain
+        self._loop = loop
         self._lock = threading.Lock()
         self._environment: Environment | None = None
         self._ended = False
@@ -178,15 +204,20 @@ class _Holder:
             raise RuntimeError("the lease ended while its environment was being built")
         return environment
 
-    def close(self) -> None:
+    def close(self) -> Any:
+        """What ``close`` gave: an awaitable, where it is a coroutine function, that the event loop has to run."""
         with self._lock:
             environment, self._environment, self._ended = self._environment, None, True
-        if environment is not None:
-            environment.close()
+        return None if environment is None else environment.close()
 
     def _keep(self, environment: Environment) -> None:
         with self._lock:
             if not self._ended:
                 self._environment = environment
                 return
-        environment.close()
+        closing = environment.close()
+        if inspect.iscoroutine(closing):
+            try:
+                asyncio.run_coroutine_threadsafe(closing, self._loop)
+            except RuntimeError:
+                closing.close()  # the run has gone, and its loop with it

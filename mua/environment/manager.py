@@ -16,14 +16,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Literal
 
 from mua.config.schema import EnvironmentConfig
 from mua.environment.executors import Executor, InlineExecutor, LostEnvironment, Place, ThreadExecutor
+from mua.environment.life import Life
 from mua.environment.protocol import Domain, Evaluation, Isolation, Task, ToolResult, ToolSchema, Transcript
 from mua.environment.requests import Call, Judge, Request, Reset, WrongResult
+from mua.environment.schema import fitted
 from mua.environment.threads import HungCall
 from mua.environment.wire import described
 from mua.errors import ConfigError, EnvironmentFault, JudgeFault, MuaError, UserFault
@@ -51,6 +53,7 @@ class LeasedEnvironment:
         self._config = config
         self._place = place
         self._tools: tuple[ToolSchema, ...] = ()
+        self._schemas: dict[str, ToolSchema] = {}
         self.user_tools = LeasedUserTools(self)
         self._turn = asyncio.Lock()
         self._unusable: str | None = None
@@ -65,11 +68,12 @@ class LeasedEnvironment:
         Raises :class:`mua.errors.EnvironmentFault` when the tool raises, hangs, takes its process with it or gives
         anything but a :class:`ToolResult`. After a hang or a cancelled call the environment is unusable.
         """
-        return await self._run(Call(name, arguments), "call_seconds")
+        return await self._run(Call(name, self._fitted(name, arguments, self._schemas)), "call_seconds")
 
     async def user_call(self, name: str, arguments: Json) -> ToolResult:
         """Run one of the user's tools; raises like :meth:`call`."""
-        return await self._run(Call(name, arguments, by_user=True), "call_seconds")
+        fitted = self._fitted(name, arguments, {schema.name: schema for schema in self.user_tools.known})
+        return await self._run(Call(name, fitted, by_user=True), "call_seconds")
 
     async def evaluate(self, transcript: Transcript) -> Evaluation:
         """Judge the episode under ``environment.reset_seconds``; raises like :meth:`call`."""
@@ -78,6 +82,16 @@ class LeasedEnvironment:
     async def reset(self, seed: int) -> None:
         """Build the environment and reset it; called once, by the manager, before the lease is handed out."""
         self._tools, self.user_tools.known = await self._run(Reset(self.task, seed), "reset_seconds")
+        self.know_tools(self._tools)
+
+    def know_tools(self, schemas: Iterable[ToolSchema]) -> None:
+        """There are these tools too from now on."""
+        self._schemas |= {schema.name: schema for schema in schemas}
+
+    @property
+    def closes_at_once(self) -> bool:
+        """Whether :meth:`close` never waits, so that no cancellation can come between."""
+        return self._place.closes_at_once
 
     async def close(self) -> str | None:
         """Close, once the call under way has ended or run out of time. Gives what went wrong, if anything did."""
@@ -108,6 +122,10 @@ class LeasedEnvironment:
         if isinstance(error, ConfigError | UserFault | JudgeFault):
             raise error
         raise EnvironmentFault(self._raised(request.name, error), passing=getattr(error, "passing", None)) from error
+
+    def _fitted(self, name: str, arguments: Json, schemas: Mapping[str, ToolSchema]) -> Json:
+        """The arguments as the environment is given them; see :func:`mua.environment.schema.fitted`."""
+        return fitted(schemas[name], arguments) if name in schemas else arguments
 
     def _named(self, what: str) -> str:
         return f"environment {self._domain_name!r}, task {self.task.id!r}: {what}"
@@ -172,6 +190,7 @@ class EnvironmentManager:
         self._slots = asyncio.Semaphore(config.max_leases)
         self._alive = 0
         self._closing: set[asyncio.Task[str | None]] = set()
+        self._life = Life(domain, config.reset_seconds) if self._executor.runs_here else None
 
     @property
     def leases(self) -> int:
@@ -189,8 +208,11 @@ class EnvironmentManager:
 
         That wait has no deadline of its own: it is the caller's queue, under the caller's deadline. Raises
         :class:`mua.errors.EnvironmentFault` when building, resetting or closing raises or hangs, and
-        :class:`TooManyHungCalls` when ``MAX_LEAKED_THREADS`` calls hang already.
+        :class:`TooManyHungCalls` when ``MAX_LEAKED_THREADS`` calls hang already. The first lease starts the domain
+        (:class:`mua.environment.protocol.Owner`).
         """
+        if self._life is not None:
+            await self._life.start()
         await self._slots.acquire()
         try:
             self._refuse_if_too_many_hang(task)
@@ -211,13 +233,16 @@ class EnvironmentManager:
             raise EnvironmentFault(fault)
 
     async def close(self) -> None:
-        """Wait for environments still being closed (under their deadlines) and let threads or workers go."""
+        """Wait for environments still being closed (under their deadlines), stop the domain, let threads or workers
+        go."""
         if self._closing:
             await asyncio.wait(self._closing)
+        if self._life is not None:
+            await self._life.stop()
         await self._executor.close()
 
     async def _give_back(self, leased: LeasedEnvironment) -> str | None:
-        if self._executor.closes_at_once:
+        if leased.closes_at_once:
             return await self._close(leased)
         task = asyncio.create_task(self._close(leased), name=f"close environment of {leased.task.id}")
         self._closing.add(task)

@@ -14,7 +14,8 @@ from collections.abc import Generator, Sequence
 from typing import Literal, TextIO
 
 from mua.config.schema import EnvironmentConfig
-from mua.environment.demonstrate import Demonstration, moves_of, played
+from mua.environment.demonstrate import Demonstration, moves_of, played, value_of
+from mua.environment.life import Life
 from mua.environment.protocol import Domain, Move, Split, Task, ToolSchema, UserMove
 from mua.environment.selection import Selection
 from mua.errors import ConfigError
@@ -127,16 +128,19 @@ class _Table:
         self._terminal = terminal
 
     async def play(self, role: Role) -> Demonstration:
+        life = Life(self._domain, self._selection.config.reset_seconds)
         environment = self._domain.environment()
         user: User = self._person() if role == "user" else self._heard()
         try:
-            environment.reset(self._task, self._seed)
+            await life.start()
+            await value_of(environment.reset(self._task, self._seed))
             moves = self._agent(environment.tools()) if role == "agent" else self._scripted()
             self._open(role)
             found = await played(environment, user, moves)
         finally:
             await user.close()
-            environment.close()
+            await value_of(environment.close())
+            await life.stop()
         self._close(found)
         return found
 

@@ -56,7 +56,7 @@ class WorkersBroken(MuaError):
 class ProcessExecutor:
     """At most ``config.workers`` processes; each is started when a lease first needs it."""
 
-    closes_at_once = False
+    runs_here = False
     hung = 0
 
     def __init__(self, domain: Domain, config: EnvironmentConfig) -> None:
@@ -81,6 +81,7 @@ class ProcessExecutor:
 
 
 class _WorkerPlace:
+    closes_at_once = False
     _numbers = itertools.count()
 
     def __init__(self, slots: list[_Slot], task: Task) -> None:

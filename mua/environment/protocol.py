@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Generator, Sequence
+from collections.abc import Awaitable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
@@ -98,13 +98,15 @@ class Environment(Protocol):
     """Tools over private state, for exactly one episode at a time.
 
     Methods are plain blocking code; the manager runs them where :attr:`Domain.isolation` says, under a deadline. An
-    environment that waits for a language model makes ``call`` and ``evaluate`` coroutine functions instead and runs on
-    the event loop. An exception from any method is an infrastructure fault (``environment_error``;
-    :class:`mua.errors.JudgeFault`: ``judge_error``, :class:`mua.errors.UserFault`: ``user_error``): the episode is
-    retried, not scored.
+    environment that waits for others (a language model, a service) makes ``reset``, ``call``, ``user_call``,
+    ``evaluate`` or ``close`` coroutine functions instead, which run on the event loop; ``tools`` and ``user_tools``
+    answer at once. Arguments come as :func:`mua.environment.schema.fitted` leaves them: 2.0 is 2 where the schema says
+    integer. A reward that is no finite number is refused. An exception from any method is an infrastructure fault
+    (``environment_error``; :class:`mua.errors.JudgeFault`: ``judge_error``, :class:`mua.errors.UserFault`:
+    ``user_error``): the episode is retried, not scored.
     """
 
-    def reset(self, task: Task, seed: int) -> None:
+    def reset(self, task: Task, seed: int) -> Awaitable[None] | None:
         """Build fresh state for ``task``. ``seed`` varies whatever the domain randomises."""
 
     def tools(self) -> Sequence[ToolSchema]:
@@ -116,7 +118,7 @@ class Environment(Protocol):
     def evaluate(self, transcript: Transcript) -> Evaluation | Awaitable[Evaluation]:
         """Judge the episode from the final state and what the user was told."""
 
-    def close(self) -> None:
+    def close(self) -> Awaitable[None] | None:
         """Give back everything held. Called exactly once, whatever happened before."""
 
 
@@ -127,7 +129,7 @@ class UserControlled(Protocol):
     def user_tools(self) -> Sequence[ToolSchema]:
         """The tools of the task's user; the policy never sees them."""
 
-    def user_call(self, name: str, arguments: Json) -> ToolResult:
+    def user_call(self, name: str, arguments: Json) -> ToolResult | Awaitable[ToolResult]:
         """Run one of them on the same state that the policy's tools work on."""
 
 
@@ -137,8 +139,8 @@ class Domain(Protocol):
     Four more attributes are optional: ``isolation`` (:data:`Isolation`; "thread" if absent), ``held_out`` (True: for
     evaluation only, its train split may be empty), ``needs_data`` (True: it has tasks only where ``environment.data``
     names a folder or package of them) and ``user_in_tools`` (True: whoever talks with the policy does so through a
-    tool, and ``scripted_user`` opens and nudges whatever ``user.kind`` says). So are three methods:
-    :class:`Configurable`, :class:`Expert`, :class:`PerTaskPrompt`.
+    tool, and ``scripted_user`` opens and nudges whatever ``user.kind`` says). So are some methods:
+    :class:`Configurable`, :class:`Expert`, :class:`Informed`, :class:`Owner`, :class:`PerTaskPrompt`.
     """
 
     name: str
@@ -193,6 +195,40 @@ class Configurable(Protocol):
 
     def configured(self, config: EnvironmentConfig, services: Services) -> Domain:
         """This domain under ``config``; raises :class:`mua.errors.ConfigError` for what it cannot do."""
+
+
+@runtime_checkable
+class Informed(Protocol):
+    """A domain that lists what the user of a task knows, so that what a language model says in that part can be checked
+    (:mod:`mua.users.check`). Without it the persona and the texts of the task's data stand for it.
+    """
+
+    def known(self, task: Task) -> Mapping[str, Sequence[str]]:
+        """Everything the user may state besides what the persona says, as texts by kind: ``{"email": [...]}``.
+
+        Kinds are for people; a value may be written in any usual way. What the user may make up freely (a reason, any
+        city) is listed with all its possible values, or left out of the persona.
+        """
+
+    def wishes(self, task: Task) -> Sequence[Mapping[str, Sequence[str]]]:
+        """What the user wants, one entry a wish: the texts that tell it, such as ``{"verb": ["cancel"], "order":
+        ["#W3680"]}``. A conversation is not over before each has been spoken of."""
+
+
+@runtime_checkable
+class Owner(Protocol):
+    """A domain that holds something for its environments: a client, a session, a connection of its own.
+
+    The manager calls each once a run, on the event loop that coroutine methods run on, under
+    ``environment.reset_seconds``: ``start`` before the first environment is built, ``stop`` after the last one is
+    closed, also where ``start`` failed half-way. In worker processes each worker does so for itself.
+    """
+
+    async def start(self) -> None:
+        """Take what is needed. An exception ends the run, with a message that names the domain."""
+
+    async def stop(self) -> None:
+        """Give it back. What it raises is logged."""
 
 
 @runtime_checkable

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import inspect
+import math
+from collections.abc import Awaitable
+from dataclasses import dataclass, replace
+from numbers import Real
 from typing import Any, NamedTuple, TypeAlias
 
 from mua.environment.protocol import Environment, Evaluation, Task, ToolResult, ToolSchema, Transcript, UserControlled
+from mua.errors import EnvironmentFault
 from mua.types import Json
-from mua.untrusted import MAX_DEPTH, deeper
+from mua.untrusted import MAX_DEPTH, MAX_TOOL_TEXT, deeper, unpaired_surrogate
 
 DEEPEST_DETAILS = MAX_DEPTH + 50
 """What a policy wrote, and some levels around it."""
+
+LARGEST_REWARD = 1e9
+"""Beyond it squares of advantages leave float32, and a domain has divided by something."""
 
 
 class WrongResult(Exception):
@@ -35,11 +43,13 @@ class Reset:
     def name(self) -> str:
         return "reset()"
 
-    def perform(self, environment: Environment) -> ToolLists:
-        environment.reset(self.task, self.seed)
-        # Asking isinstance of a protocol would take longer than resetting a small environment.
-        users = environment.user_tools() if hasattr(environment, "user_tools") else ()
-        return ToolLists(tuple(environment.tools()), tuple(users))
+    def perform(self, environment: Environment) -> Any:
+        done = environment.reset(self.task, self.seed)
+        return self._after(done, environment) if inspect.isawaitable(done) else _tools_of(environment)
+
+    async def _after(self, done: Awaitable[None], environment: Environment) -> ToolLists:
+        await done
+        return _tools_of(environment)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,10 +91,71 @@ _ANSWERS: dict[type, type] = {Reset: ToolLists, Call: ToolResult, Judge: Evaluat
 
 
 def checked(request: Request, answer: Any) -> Any:
-    """``answer``, if it is of the type that ``request`` is answered by; raises :class:`WrongResult` if not."""
+    """``answer``, if it is what ``request`` is answered by, its reward as a float.
+
+    Raises :class:`WrongResult` for another type, a reward that is no finite number, a text that is none.
+    """
     expected = _ANSWERS[type(request)]
     if not isinstance(answer, expected):
         raise WrongResult(f"gave {type(answer).__name__} instead of {expected.__name__}")
-    if isinstance(answer, Evaluation) and deeper(answer.details, DEEPEST_DETAILS):
+    if isinstance(answer, ToolResult):
+        return _checked_result(answer)
+    return _checked_verdict(answer) if isinstance(answer, Evaluation) else answer
+
+
+def _checked_result(result: ToolResult) -> ToolResult:
+    if not isinstance(result.text, str):
+        raise WrongResult(f"gave a result whose text is {type(result.text).__name__}, not text")
+    reward = _checked_reward(result.reward)
+    return result if reward is result.reward else replace(result, reward=reward)
+
+
+def told(tool: str, text: str) -> str:
+    """``text``, if a conversation can hold it. Raises :class:`EnvironmentFault` that names the tool if not."""
+    if len(text) > MAX_TOOL_TEXT:
+        raise EnvironmentFault(
+            f"tool {tool!r} answered with {len(text)} characters, and {MAX_TOOL_TEXT} are the most that are read; "
+            "shorten what it answers"
+        )
+    if (at := unpaired_surrogate(text)) is not None:
+        raise EnvironmentFault(f"tool {tool!r} answered with an unpaired surrogate at character {at}, no text")
+    return text
+
+
+def _checked_verdict(verdict: Evaluation) -> Evaluation:
+    if not isinstance(verdict.details, dict):
+        raise WrongResult(f"gave details that are {type(verdict.details).__name__}, not an object")
+    if deeper(verdict.details, DEEPEST_DETAILS):
         raise WrongResult(f"gave details that are nested more than {DEEPEST_DETAILS} deep, which no trace can hold")
-    return answer
+    if verdict.success not in (0, 1):
+        raise WrongResult(f"gave the success {verdict.success!r}, which is neither true nor false")
+    reward = _checked_reward(verdict.reward)
+    if reward is verdict.reward and isinstance(verdict.success, bool):
+        return verdict
+    return replace(verdict, reward=reward, success=bool(verdict.success))
+
+
+def _checked_reward(reward: Any) -> float:
+    """``reward`` as a float. Numbers of other libraries are numbers; what is not finite, or text, is no reward."""
+    try:
+        value = float(reward) if isinstance(reward, Real) else math.nan
+    except (OverflowError, ValueError, TypeError):
+        value = math.inf
+    if not abs(value) <= LARGEST_REWARD:
+        raise WrongResult(
+            f"gave the reward {str(reward)[:40]!r}, which is no finite number (at most {LARGEST_REWARD:g} either way)"
+        )
+    return reward if type(reward) is float else value
+
+
+def _tools_of(environment: Environment) -> ToolLists:
+    # Asking isinstance of a protocol would take longer than resetting a small environment.
+    users = environment.user_tools() if hasattr(environment, "user_tools") else ()
+    return ToolLists(_listed("tools()", environment.tools()), _listed("user_tools()", users))
+
+
+def _listed(method: str, schemas: Any) -> tuple[ToolSchema, ...]:
+    if inspect.iscoroutine(schemas):
+        schemas.close()
+        raise WrongResult(f"has a coroutine {method}, which answers at once; wait in reset() and keep the tools")
+    return tuple(schemas)

@@ -6,11 +6,16 @@ docs/environments.md shows what these templates make; tests run it through the c
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import re
+import sys
+import tomllib
 from pathlib import Path
 from string import Template
+from typing import NamedTuple
 
-from mua.environment.registry import domain_names, get_domain
+from mua.environment.protocol import Domain
+from mua.environment.registry import ENTRY_POINT_GROUP, domain_names, get_domain
 from mua.errors import ConfigError
 
 GYMS = "gyms"
@@ -19,14 +24,12 @@ _NAME = re.compile(r"[a-z][a-z0-9_]*(/[a-z][a-z0-9_]*)?")
 _DOMAIN = Template('''\
 """The seats of a theatre: an agent looks seats up and books one. Change it, part by part, into your own domain."""
 
-import re
-
 from mua.environment.database import DatabaseEnvironment, ServiceDesk, ToolError
 from mua.environment.functions import tool_of
 from mua.environment.overlay import Base, Overlay
 from mua.environment.protocol import Isolation, Move, PromptStyle, Split, Task
 from mua.types import Json
-from mua.users.scripted import Fact, ScriptedUser, Wish
+from mua.users.scripted import ScriptedUser
 
 ROWS: dict[Split, str] = {"train": "A", "validation": "B", "test": "C"}
 SEATS = Base({"seats": {f"{row}{number}": {"holder": None} for row in ROWS.values() for number in range(1, 41)}})
@@ -71,8 +74,7 @@ class ${class_name}:
 
     def scripted_user(self, task: Task, seed: int) -> ScriptedUser:
         openings = (f"Book seat {task.data['seat']} for me, please.", f"Can I have {task.data['seat']}?")
-        facts = {"name": Fact(re.compile(r"\\bname\\b"), ("I am Ada.", "Ada."))}
-        return ScriptedUser(f"{task.id}/{seed}", [Wish(openings)], facts)
+        return ScriptedUser.simple(f"{task.id}/{seed}", openings, {"name": ("I am Ada.", "My name is Ada.")})
 
     def gold(self, task: Task) -> list[Move]:
         return [("book", {"seat": task.data["seat"], "name": "Ada"}), f"Seat {task.data['seat']} is booked."]
@@ -166,23 +168,103 @@ async def test_gold_solves_every_task(split: Split):
         assert found.reward == 1.0, task.id
 ''')
 
+_PROJECT = Template("""\
+[build-system]
+requires = ["setuptools>=68"]
+build-backend = "setuptools.build_meta"
 
-def scaffold(name: str, gym: bool) -> list[Path]:
-    """Write a domain called ``name`` and a test of its own; the paths written.
+[project]
+name = "$name"
+version = "0.1.0"
+dependencies = ["mua"]
 
-    A gym goes into the group ``gyms`` and is called ``gyms/name``. Raises :class:`mua.errors.ConfigError` for a name
-    that is taken or no identifier; overwrites nothing.
+[tool.setuptools]
+packages = ["$name"]
+
+[tool.setuptools.package-data]
+"*" = ["*.md", "*.json"]
+""")
+
+
+class Home(NamedTuple):
+    """Where a new domain is written."""
+
+    root: Path
+    """The project's folder."""
+    package: Path
+    """The domain's own folder."""
+    module: str
+    name: str
+    """What it is registered as."""
+    test: Path
+    own: bool
+    """Whether the project is this one, whose domains are found by their folder; others register an entry point."""
+
+
+def scaffold(name: str, gym: bool, into: Path | None = None) -> list[Path]:
+    """Write a domain called ``name`` and a test of its own into a project; the paths written or changed.
+
+    ``into`` is the project's folder; by default the one that the current folder is in, which is the nearest above with
+    a ``pyproject.toml``, or else the current folder. In a checkout of this project the domain stands under
+    ``environments/``, a gym as ``gyms/name``. In any other it is a package of its own, and ``pyproject.toml`` registers
+    it. The installed package is never written to. Raises :class:`mua.errors.ConfigError` for a name that is taken or no
+    identifier; overwrites nothing.
     """
-    name = f"{GYMS}/{name}" if gym and "/" not in name else name
-    _check(name, gym)
-    package = Path(importlib.import_module("environments").__path__[0])
-    folder = package.joinpath(*name.split("/"))
-    test = package.parent / "tests" / "unit" / f"test_{name.replace('/', '_')}.py"
-    for path in (folder, test):
+    home = home_of(name, gym, into)
+    _check(home)
+    for path in (home.package, home.test):
         if path.exists():
             raise ConfigError(f"{path} exists already; choose another name, or remove it")
-    written = [_write(folder / "__init__.py", source(name, gym)), _write(test, test_source(name))]
-    return [*written, *_pinned(folder, name)] if gym else written
+    registered = [] if home.own else [_registered(home)]
+    written = [_write(home.package / "__init__.py", source(home.name, gym))]
+    written.append(_write(home.test, test_source(home.name, home.module)))
+    return [*written, *registered, *(_pinned(home) if gym else ())]
+
+
+def home_of(name: str, gym: bool, into: Path | None) -> Home:
+    """The place of a new domain; see :func:`scaffold`."""
+    root = _project(Path.cwd()) if into is None else into.absolute()
+    if into is not None and not into.is_dir():
+        raise ConfigError(f"--into: {into} is no folder; give that of your project")
+    installed = Path(importlib.import_module("environments").__path__[0]).absolute()
+    bare = name.removeprefix(f"{GYMS}/") if gym else name
+    if gym and "/" in bare:
+        raise ConfigError(f"a gym is in the group {GYMS}; give its name alone, such as {bare.rpartition('/')[2]}")
+    if root == installed.parent and (root / "pyproject.toml").exists():
+        name = f"{GYMS}/{bare}" if gym else name
+        module = f"environments.{name.replace('/', '.')}"
+        test = root / "tests" / "unit" / f"test_{name.replace('/', '_')}.py"
+        return Home(root, installed.joinpath(*name.split("/")), module, name, test, True)
+    if root == installed.parent or (installed.is_relative_to(root) and "site-packages" in root.parts):
+        raise ConfigError(
+            f"{root} holds the installed package; go to a project of your own, or name its folder by --into"
+        )
+    source_folder = root / "src" if (root / "src").is_dir() else root
+    return Home(root, source_folder / bare, bare, bare, root / "tests" / f"test_{bare}.py", False)
+
+
+def _project(here: Path) -> Path:
+    """The nearest folder from ``here`` upwards that is a project; ``here`` itself if none is."""
+    return next((folder for folder in (here, *here.parents) if (folder / "pyproject.toml").exists()), here)
+
+
+def _registered(home: Home) -> Path:
+    """Enter the domain into the project's ``pyproject.toml``; made if there is none."""
+    path = home.root / "pyproject.toml"
+    head, line = f'[project.entry-points."{ENTRY_POINT_GROUP}"]', f'{home.name} = "{home.module}"'
+    old = path.read_text(encoding="utf-8") if path.exists() else _PROJECT.substitute(name=home.name)
+    try:
+        tomllib.loads(old)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path}: cannot be read: {error}; mend it first") from error
+    lines = old.splitlines()
+    if head in lines:
+        lines.insert(lines.index(head) + 1, line)
+    elif ENTRY_POINT_GROUP in tomllib.loads(old).get("project", {}).get("entry-points", {}):
+        raise ConfigError(f"{path}: write its entry points under the line {head}, so that {line} can be added there")
+    else:
+        lines += ["", head, line]
+    return _write(path, "\n".join(lines) + "\n")
 
 
 def source(name: str, gym: bool) -> str:
@@ -190,26 +272,42 @@ def source(name: str, gym: bool) -> str:
     return (_GYM if gym else _DOMAIN).substitute(name=name, class_name=_class_name(name))
 
 
-def test_source(name: str) -> str:
-    """The test file of a new domain."""
-    return _TEST.substitute(name=name, module=f"environments.{name.replace('/', '.')}")
+def test_source(name: str, module: str) -> str:
+    """The test file of a new domain, which stands in ``module``."""
+    return _TEST.substitute(name=name, module=module)
 
 
-def _check(name: str, gym: bool) -> None:
+def _check(home: Home) -> None:
+    name = home.name
     if not _NAME.fullmatch(name):
         raise ConfigError(f"{name!r} is no name for a domain; use small letters, digits and _, such as book_shop")
-    if gym and not name.startswith(f"{GYMS}/"):
-        raise ConfigError(f"a gym is in the group {GYMS}; give its name alone, or {GYMS}/{name.rpartition('/')[2]}")
+    if not home.own and "/" in name:
+        raise ConfigError(f"{name!r}: a domain of your own project is a package; give a name without /")
+    if not home.own and (name in sys.stdlib_module_names or name in ("mua", "environments", "tests")):
+        raise ConfigError(f"{name!r} is the name of another module; choose another one")
     if name in domain_names():
         raise ConfigError(f"there is a domain called {name!r} already; mua env list shows all")
 
 
-def _pinned(folder: Path, name: str) -> list[Path]:
+def _pinned(home: Home) -> list[Path]:
     """The policy and the manifest of a gym."""
-    policy = _write(folder / "policy.md", _POLICY)
+    policy = _write(home.package / "policy.md", _POLICY)
     importlib.invalidate_caches()
-    importlib.import_module("environments.gyms._shared.pin").pin(get_domain(name))
-    return [policy, folder / "manifest.json"]
+    importlib.import_module("environments.gyms._shared.pin").pin(_loaded(home))
+    return [policy, home.package / "manifest.json"]
+
+
+def _loaded(home: Home) -> Domain:
+    """The new domain; that of another project is not installed yet, so it is loaded from its file."""
+    if home.own:
+        return get_domain(home.name)
+    spec = importlib.util.spec_from_file_location(home.module, home.package / "__init__.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[home.module] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    domain: Domain = module.DOMAIN
+    return domain
 
 
 def _write(path: Path, text: str) -> Path:

@@ -1,11 +1,13 @@
-"""Check tool arguments against the tool's JSON Schema, with an answer a model can act on."""
+"""Check tool arguments against the tool's JSON Schema, with an answer a model can act on, and fit them to it."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from typing import Any, TypeAlias
+from urllib.parse import unquote
 
 import jsonschema_rs
 from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
@@ -13,6 +15,7 @@ from jsonschema.exceptions import ValidationError, best_match  # type: ignore[im
 from referencing import Registry
 
 from mua.environment.protocol import ToolSchema
+from mua.types import Json
 
 Checker: TypeAlias = Callable[[Any], str | None]
 """None for arguments that fit, else one line that says what does not."""
@@ -41,6 +44,102 @@ def validate_arguments(schema: ToolSchema, arguments: Any) -> str | None:
         checker = _checker(schema.name, json.dumps(schema.parameters))
         known = _by_identity[id(schema.parameters)] = (schema.parameters, schema.name, checker)
     return known[2](arguments)
+
+
+def fitted(schema: ToolSchema, arguments: Json) -> Json:
+    """``arguments`` with whole floats as integers wherever ``schema`` asks for an integer and not for any number.
+
+    JSON has one sort of number, so ``2.0`` is a valid integer (JSON Schema 2020-12, 6.1.1) and passes the check, but
+    Python tells 2.0 from 2 in texts and keys. Called once for each call, where it leaves for the environment. Gives the
+    same object where there is nothing to change; floats beyond 2**53, which hold no exact integer, stay.
+    """
+    if not _has_whole_float(arguments):
+        return arguments
+    changed: Json = _fit(schema.parameters, arguments, schema.parameters)
+    return changed
+
+
+def _has_whole_float(value: Any) -> bool:
+    if isinstance(value, dict):
+        return any(map(_has_whole_float, value.values()))
+    if isinstance(value, list):
+        return any(map(_has_whole_float, value))
+    return isinstance(value, float) and value.is_integer()
+
+
+def _fit(schema: Any, value: Any, root: Any) -> Any:
+    """``value`` as ``schema``, a part of ``root``, wants its numbers. It is no deeper than JSON that was read."""
+    if isinstance(value, float):
+        whole = value.is_integer() and abs(value) <= 2**53
+        return int(value) if whole and _wants_integer(schema, root) else value
+    parts = list(_parts(schema, root))
+    if isinstance(value, dict):
+        return {key: _fit_all(_of_property(parts, key), item, root) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_fit_all(_of_item(parts, place), item, root) for place, item in enumerate(value)]
+    return value
+
+
+def _fit_all(schemas: list[Any], value: Any, root: Any) -> Any:
+    if isinstance(value, float):
+        return _fit({"anyOf": schemas}, value, root) if schemas else value
+    for schema in schemas:
+        value = _fit(schema, value, root)
+    return value
+
+
+def _parts(schema: Any, root: Any) -> Iterator[Json]:
+    """``schema`` and whatever stands in its place or beside it, each once: references, alternatives, branches."""
+    seen: set[int] = set()
+    waiting = [schema]
+    while waiting:
+        part = waiting.pop()
+        if not isinstance(part, dict) or id(part) in seen:
+            continue
+        seen.add(id(part))
+        yield part
+        if isinstance(part.get("$ref"), str):
+            waiting.append(_referred(part["$ref"], root))
+        waiting += [inner for key in ("anyOf", "oneOf", "allOf") for inner in part.get(key, ())]
+        waiting += [part.get(key) for key in ("if", "then", "else")]
+
+
+def _wants_integer(schema: Any, root: Any) -> bool:
+    kinds: set[str] = set()
+    for part in _parts(schema, root):
+        said = part.get("type", ())
+        kinds |= {said} if isinstance(said, str) else set(said)
+        known = [*part.get("enum", ()), *([part["const"]] if "const" in part else [])]
+        kinds |= {"integer" for one in known if type(one) is int} | {"number" for one in known if type(one) is float}
+    return "integer" in kinds and "number" not in kinds
+
+
+def _of_property(parts: list[Json], key: str) -> list[Any]:
+    found = []
+    for part in parts:
+        own = [part["properties"][key]] if key in part.get("properties", {}) else []
+        own += [inner for pattern, inner in part.get("patternProperties", {}).items() if re.search(pattern, key)]
+        found += own or ([part["additionalProperties"]] if "additionalProperties" in part else [])
+    return found
+
+
+def _of_item(parts: list[Json], place: int) -> list[Any]:
+    found = []
+    for part in parts:
+        first = part.get("prefixItems", [])
+        found += [first[place]] if place < len(first) else [part["items"]] if "items" in part else []
+    return found
+
+
+def _referred(reference: str, root: Any) -> Any:
+    """What a reference inside ``root`` names; None for any other."""
+    if reference == "#":
+        return root
+    found = root
+    for step in reference.removeprefix("#/").split("/") if reference.startswith("#/") else ("",):
+        step = unquote(step).replace("~1", "/").replace("~0", "~")
+        found = found.get(step) if isinstance(found, dict) else None
+    return found
 
 
 def argument_checker(schema: ToolSchema) -> Checker:

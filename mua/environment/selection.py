@@ -9,6 +9,7 @@ from typing import Self
 from mua.config.schema import EnvironmentConfig, EvaluationConfig, ExperimentConfig
 from mua.environment.protocol import Configurable, Domain, PerTaskPrompt, PromptStyle, Split, Task
 from mua.environment.registry import get_domain
+from mua.environment.sampling import stratified
 from mua.errors import ConfigError
 from mua.users.services import Services
 
@@ -31,18 +32,20 @@ class Selection:
     def held_out(cls, config: ExperimentConfig, services: Services) -> Self | None:
         """Those of ``evaluation.domains`` that ``environment`` does not train on; None if there are none.
 
-        Raises :class:`mua.errors.ConfigError` where one of them has no task in ``evaluation.split``.
+        Raises :class:`mua.errors.ConfigError` where one of them has no task in a split that training plays.
         """
         names = [name for name in config.evaluation.domains if name not in config.environment.shares]
         if not names:
             return None
         selection = cls.from_config(environment_of(names, config.environment, config.evaluation), services)
-        for name, (_, tasks) in zip(names, selection.shared_tasks(config.evaluation.split), strict=True):
-            if not tasks:
-                raise ConfigError(
-                    f"evaluation.domains: {name!r} has no {config.evaluation.split} tasks of the chosen difficulties; "
-                    "leave it out, or choose another evaluation.split"
-                )
+        for split in config.judged_splits:
+            for name, (_, tasks) in zip(names, selection.shared_tasks(split), strict=True):
+                if not tasks:
+                    key = "split" if split == config.evaluation.split else "report_split"
+                    raise ConfigError(
+                        f"evaluation.domains: {name!r} has no {split} tasks of the chosen difficulties; "
+                        f"leave it out, or choose another evaluation.{key}"
+                    )
         return selection
 
     def beside(self, other: Self) -> Self:
@@ -53,9 +56,9 @@ class Selection:
         """The tasks of a split, domain after domain."""
         return [task for _, tasks in self.shared_tasks(split) for task in tasks]
 
-    def first_tasks(self, split: Split, count: int | None) -> list[Task]:
-        """The first ``count`` tasks of each domain (None: all)."""
-        return [task for _, tasks in self.shared_tasks(split) for task in tasks[:count]]
+    def sampled_tasks(self, split: Split, count: int | None) -> list[Task]:
+        """``count`` tasks of each domain (None: all), drawn as :func:`mua.environment.sampling.stratified` does."""
+        return [task for _, tasks in self.shared_tasks(split) for task in stratified(tasks, count)]
 
     def shared_tasks(self, split: Split) -> list[tuple[float, Sequence[Task]]]:
         """Each domain's share and tasks."""

@@ -18,10 +18,10 @@ from typing import Any
 from mua.environment.protocol import Evaluation, Task, ToolResult, ToolSchema, Transcript
 from mua.environment.requests import Call, Judge, Request, Reset, ToolLists, WrongResult
 from mua.environment.threads import Outcome
-from mua.errors import ConfigError, JudgeFault, UserFault
+from mua.errors import ConfigError, JudgeFault, UserFault, UserFaultKind
 from mua.types import Json
 
-_KEPT = {kind.__name__: kind for kind in (ConfigError, JudgeFault, UserFault, WrongResult)}
+_KEPT = {kind.__name__: kind for kind in (ConfigError, JudgeFault, WrongResult)}
 """Exceptions that mean something to the run, and stay what they are."""
 
 
@@ -72,15 +72,18 @@ def answer_json(answer: Any) -> Json:
 
 def error_json(error: BaseException) -> Json:
     """An exception as JSON."""
-    return {"raised": type(error).__name__, "text": str(error)}
+    told = {"raised": type(error).__name__, "text": str(error)}
+    return told | ({"kind": error.kind} if isinstance(error, UserFault) else {})
 
 
 def read_error(message: Json) -> Exception | None:
     """What an answer's line says was raised, if anything was."""
     if "raised" not in message:
         return None
-    kind = _KEPT.get(message["raised"])
-    return kind(message["text"]) if kind else RemoteError(f"{message['raised']}: {message['text']}")
+    if "kind" in message:
+        return UserFault(message["text"], UserFaultKind(message["kind"]))
+    kept = _KEPT.get(message["raised"])
+    return kept(message["text"]) if kept else RemoteError(f"{message['raised']}: {message['text']}")
 
 
 def read_outcome(request: Request, message: Json) -> Outcome:

@@ -31,6 +31,7 @@ from queue import SimpleQueue
 from typing import Any, TypeAlias
 
 from mua.config.schema import EnvironmentConfig
+from mua.environment.life import Life
 from mua.environment.protocol import Configurable, Domain, Environment
 from mua.environment.registry import get_domain
 from mua.environment.requests import checked
@@ -46,9 +47,16 @@ _Inbox: TypeAlias = "SimpleQueue[bytes | None]"
 class Worker:
     """The environments of one domain, by lease."""
 
-    def __init__(self, domain: Domain) -> None:
+    def __init__(self, domain: Domain, seconds: float = 60.0) -> None:
+        """``seconds`` are the deadline of the domain's own start and stop."""
         self._domain = domain
+        self._life = Life(domain, seconds)
         self._environments: dict[int, Environment] = {}
+
+    def start(self) -> None:
+        """Start what the domain owns."""
+        if self._life.owns:
+            self._loop.run_until_complete(self._life.start())
 
     def answer(self, message: Json) -> bytes:
         """Do what a line asks, and the line that answers it. Never raises."""
@@ -58,10 +66,13 @@ class Worker:
             return packed(error_json(error))
 
     def close(self) -> None:
-        """Close every environment that is left."""
+        """Close every environment that is left, then stop what the domain owns."""
         for lease in list(self._environments):
             with suppress(BaseException):
                 self._close(lease)
+        if self._life.owns:
+            with suppress(BaseException):
+                self._loop.run_until_complete(self._life.stop())
 
     def _do(self, message: Json) -> Any:
         if message["do"] == "close":
@@ -83,8 +94,9 @@ class Worker:
 
     def _close(self, lease: int) -> None:
         environment = self._environments.pop(lease, None)
-        if environment is not None:
-            environment.close()
+        closing = None if environment is None else environment.close()
+        if inspect.isawaitable(closing):
+            self._loop.run_until_complete(_awaited(closing))
 
 
 async def _awaited(answer: Awaitable[Any]) -> Any:
@@ -113,7 +125,9 @@ def _started(wire: socket.socket, hello: bytes | None) -> Worker | None:
         return None
     try:
         message = json.loads(hello)
-        worker = Worker(_domain(message["domain"], EnvironmentConfig.model_validate_json(message["config"])))
+        config = EnvironmentConfig.model_validate_json(message["config"])
+        worker = Worker(_domain(message["domain"], config), config.reset_seconds)
+        worker.start()
     except BaseException as error:
         wire.sendall(packed(error_json(error)))
         return None

@@ -31,8 +31,8 @@ from mua.evaluation.store import EpisodeStore
 from mua.observe.files import replace_text
 from mua.rollout.curate import Candidate, balanced, best_of_each_task, record, refusal
 from mua.rollout.runner import Placed
+from mua.rollout.scored import require_scored
 from mua.rollout.seeds import derived_seed
-from mua.rollout.service import require_scored
 from mua.types import Json, Trajectory
 from mua.users.services import Services
 
@@ -48,7 +48,7 @@ class Wanted:
     per_task: int = 1
     """Conversations kept of one task, at most: the best."""
     tasks: int | None = None
-    """The first so many training tasks of each domain; None: all."""
+    """So many training tasks of each domain, as ``evaluation.tasks`` samples them; None: all."""
     seconds: float | None = None
     """After so long no more is played; what is there is curated, and the same command goes on later."""
 

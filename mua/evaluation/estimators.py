@@ -59,12 +59,13 @@ def time_weighted_reward(turn_rewards: Sequence[float]) -> float:
 def bootstrap(values: Sequence[float], *, level: float, resamples: int, seed: int) -> Interval:
     """Mean over tasks with a percentile bootstrap interval (Efron 1979), tasks resampled with replacement.
 
+    The same for the same values in whatever order they come.
     Where all tasks agree on 0 or on 1 resampling sees no spread at all; the Wilson interval of so many tasks stands in
     then. Raises ``ValueError`` without values.
     """
     if not len(values):
         raise ValueError("an interval needs at least one task")
-    array = np.asarray(values, np.float64)
+    array = np.sort(np.asarray(values, np.float64))
     if array.min() == array.max() and array[0] in (0.0, 1.0):
         return mean_confidence_interval(list(values), level)
     low, high = np.quantile(resampled_means(array, resamples, seed), [(1 - level) / 2, (1 + level) / 2])

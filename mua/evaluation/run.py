@@ -24,15 +24,16 @@ from mua.evaluation.identity import digest, policy_digest, policy_of, setting_of
 from mua.evaluation.report import console_table, markdown
 from mua.evaluation.store import FILE, EpisodeStore, Key
 from mua.evaluation.summary import TaskResult, summarize
+from mua.evaluation.weights import servable
 from mua.observe.files import replace_text
 from mua.observe.progress import Progress
 from mua.observe.traces import TraceWriter
 from mua.rollout.agent import ChatPolicy
 from mua.rollout.chat import ChatClient
 from mua.rollout.heap import long_lived_heap
-from mua.rollout.runner import EpisodeRunner, Placed
-from mua.rollout.seeds import derived_seed
-from mua.rollout.service import EVALUATION_ORDINALS, RolloutService, require_scored
+from mua.rollout.runner import EpisodeRunner, Placed, evaluation_places
+from mua.rollout.scored import require_scored
+from mua.rollout.service import RolloutService
 from mua.types import Json, Trajectory
 from mua.users.services import Services
 
@@ -41,6 +42,8 @@ OnTrajectory: TypeAlias = Callable[[Placed, Trajectory], None]
 """Called as episodes end, from any thread, one call at a time."""
 Roles: TypeAlias = dict[str, float]
 """What users and judges came to, by role and metric."""
+Play: TypeAlias = Callable[[ExperimentConfig, Sequence[Placed], OnTrajectory, float | None], Roles]
+"""Plays episodes, for so many seconds at most."""
 
 
 class _TimeIsUp(Exception):
@@ -61,7 +64,7 @@ def play_on_engine(
         with RolloutService(config, interrupt) as rollouts, long_lived_heap():
             with suppress(_TimeIsUp):
                 rollouts.each(episodes, temperature=config.evaluation.temperature, on_trajectory=on_trajectory)
-            return _roles(rollouts.metrics())
+            return roles_of(rollouts.metrics())
     except _TimeIsUp:  # before the engines were there
         return {}
 
@@ -89,7 +92,7 @@ async def _play_at_endpoint(
         except TimeoutError:
             if not deadline.expired():
                 raise
-        return _roles(services.metrics())
+        return roles_of(services.metrics())
     finally:
         await runner.close()
         await services.close()
@@ -99,16 +102,23 @@ async def _play_at_endpoint(
 def evaluate(config: ExperimentConfig) -> None:
     """Judge the policy of ``config.evaluation`` and write the results into ``config.output``.
 
-    Run again, it continues: what is scored already is not played again. Raises :class:`mua.errors.MuaError` when not
+    Run again, it continues: what is scored already is not played again. Raises :class:`mua.errors.RunStopped` when not
     one episode could be scored.
     """
+    result = evaluated(servable(config))
+    Console().print(console_table(result))
+    _tell_unscored(result)
+
+
+def evaluated(config: ExperimentConfig, play: Play | None = None) -> Json:
+    """:func:`evaluate` without a word; ``play`` plays what is missing, by default what the policy's kind asks for."""
     config = over_domains(config)
     policy, setting = policy_of(config), setting_of(config)
     planned = plan(config)
     path = config.output / FILE
     with EpisodeStore(path, policy=policy_digest(policy), setting=digest(setting)) as store:
         every = [placed for _, places in planned for placed in places]
-        play_missing(config, every, store, f"evaluate on {config.evaluation.split}")
+        play_missing(config, every, store, f"evaluate on {config.evaluation.split}", play=play)
         roles = store.roles
         results = [TaskResult(task, _kept(store, places)) for task, places in planned]
     require_scored([episode for result in results for episode in result.episodes])
@@ -123,8 +133,7 @@ def evaluate(config: ExperimentConfig) -> None:
     if config.observe.traces:
         TraceWriter(config.output / "traces").write(0, [episode for r in results for episode in r.episodes])
     _write(config, result)
-    Console().print(console_table(result))
-    _tell_unscored(result)
+    return result
 
 
 def over_domains(config: ExperimentConfig) -> ExperimentConfig:
@@ -136,26 +145,22 @@ def over_domains(config: ExperimentConfig) -> ExperimentConfig:
 
 
 def plan(config: ExperimentConfig) -> list[tuple[Task, list[Placed]]]:
-    """Every task of the evaluation with its episodes.
-
-    Where an episode stands, and so its seeds, depends on the task alone: other tasks or domains beside it change
-    nothing, and two policies meet the same users.
-    """
+    """Every task of the evaluation with its episodes (see :func:`mua.rollout.runner.evaluation_places`)."""
     chosen = config.evaluation
     services = Services.from_config(config.user, config.judge)
     try:
-        tasks = Selection.from_config(config.environment, services).first_tasks(chosen.split, chosen.tasks)
+        tasks = Selection.from_config(config.environment, services).sampled_tasks(chosen.split, chosen.tasks)
     finally:
         asyncio.run(services.close())
     if not tasks:
         names = ", ".join(config.environment.shares)
         raise ConfigError(f"evaluation.split: {chosen.split!r} of {names} has no tasks; choose another split")
-    return [(task, [Placed(task, _ordinal(task), sample) for sample in range(chosen.samples)]) for task in tasks]
+    return [(task, evaluation_places(task, chosen.samples)) for task in tasks]
 
 
 def play_missing(
     config: ExperimentConfig, every: Sequence[Placed], store: EpisodeStore, stage: str, *,
-    seconds: float | None = None, note: Callable[[Placed, Trajectory], str] | None = None,
+    seconds: float | None = None, note: Callable[[Placed, Trajectory], str] | None = None, play: Play | None = None,
 ) -> None:  # fmt: skip
     """Play those of ``every`` that ``store`` has no scored result of, in that order, and keep them there.
 
@@ -176,12 +181,8 @@ def play_missing(
             shown.advance(note=None if note is None else note(placed, trajectory))
 
         if missing:
-            play = play_at_endpoint if config.evaluation.policy.kind == "endpoint" else play_on_engine
-            store.add_roles(play(config, missing, keep, seconds))
-
-
-def _ordinal(task: Task) -> int:
-    return EVALUATION_ORDINALS + derived_seed("evaluation", task.domain, task.id)
+            of_kind = play_at_endpoint if config.evaluation.policy.kind == "endpoint" else play_on_engine
+            store.add_roles((play or of_kind)(config, missing, keep, seconds))
 
 
 def key_of(placed: Placed) -> Key:
@@ -194,7 +195,8 @@ def _kept(store: EpisodeStore, places: Sequence[Placed]) -> list[Trajectory]:
     return [trajectory for trajectory in found if trajectory is not None]
 
 
-def _roles(metrics: Roles) -> Roles:
+def roles_of(metrics: Roles) -> Roles:
+    """Those of ``metrics`` that are of users and judges."""
     return {name: value for name, value in metrics.items() if name.startswith(("user_llm/", "judge_llm/"))}
 
 

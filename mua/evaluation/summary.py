@@ -13,6 +13,7 @@ from statistics import fmean
 
 import numpy as np
 
+from mua.algorithms.metrics import Interval
 from mua.config.schema import EvaluationConfig
 from mua.environment.protocol import Task
 from mua.evaluation.estimators import (
@@ -154,8 +155,13 @@ def _passes(
     return found
 
 
+def interval_of(config: EvaluationConfig, values: Sequence[float]) -> Interval:
+    """Mean over tasks of a value of each, with its interval: the one way of every evaluation to compute it."""
+    return bootstrap(values, level=config.level, resamples=config.resamples, seed=_SEED)
+
+
 def _interval(config: EvaluationConfig, values: Sequence[float]) -> Json:
-    return bootstrap(values, level=config.level, resamples=config.resamples, seed=_SEED)._asdict()
+    return interval_of(config, values)._asdict()
 
 
 def _domain_mean(config: EvaluationConfig, domains: dict[str, list[TaskResult]]) -> float | None:

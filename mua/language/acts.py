@@ -91,7 +91,13 @@ class Reader:
         found = read(self._words, self._rules, self._repaired(message), wish)
         if not found or not self._english(found):
             return Acts()
-        chances = dict(zip(ACTS, self._model.acts.chance([act_features(self._words, one, wish) for one in found]).tolist(), strict=True))
+        chances = dict(
+            zip(
+                ACTS,
+                self._model.acts.chance([act_features(self._words, one, wish) for one in found]).tolist(),
+                strict=True,
+            )
+        )
         asking = 1 - (1 - chances.pop("ask")) * (1 - chances.pop("instruct"))
         names = self._asked(found, wish, asking, max(chances.values()))
         acts = _likely(chances, tells=wish in self._words.answers, asks=bool(names))

@@ -18,7 +18,8 @@ _BUT = re.compile(
     r"\b(?:no|nope|not|never|wait|stop|hold on|instead|rather than|but|hang on|unless|before (?:that|you)|correction)\b"
 )
 _TAKEN_BACK = re.compile(
-    r"\b(?:wait|stop|hold on|hang on|slow down|changed my mind|cancel that|scratch that|not yet|not so fast|do not (?:do|go|proceed)"
+    r"\b(?:wait|stop|hold on|hang on|slow down|changed my mind|cancel that|scratch that|not yet|not so fast"
+    r"|do not (?:do|go|proceed)"
     r"|(?:that|it|this) (?:is|was) (?:wrong|not right)|i (?:am not sure|hesitate)|one more thing first)\b"
     r"|^(?:oh |well |sorry |,|\s)*(?:no|nope)\b"
 )

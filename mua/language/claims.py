@@ -1,8 +1,8 @@
 """What an agent states, held against what is so at that moment.
 
-A domain says by data how people put its facts (``claims.yaml``, notation of :mod:`mua.language.patterns`; what no agent of
-a desk can do stands in ``deeds.yaml`` beside this file), and gives for each moment the facts themselves, a sheet for each
-thing (an order, a flight, an item of an order)::
+A domain says by data how people put its facts (``claims.yaml``, notation of :mod:`mua.language.patterns`; what no
+agent of a desk can do stands in ``deeds.yaml`` beside this file), and gives for each moment the facts themselves, a
+sheet for each thing (an order, a flight, an item of an order)::
 
     frames:
       - role: status                    # what the sheet calls it
@@ -24,12 +24,13 @@ thing (an order, a flight, an item of an order)::
         moods: [can]                    # is (default), will, can: what the clause says of it
         values: {cancel: ["<cancel>"]}
 
-Slots that are no vocabulary are typed: ``money``, ``number`` (also in words), and those of ``slots`` (name -> expression).
+Slots that are no vocabulary are typed: ``money``, ``number`` (also in words), and ``slots`` (name -> expression).
 
-A statement is a clause that asserts: no question, no condition, no wish, no intention. Its subject is the nearest thing
-named in it (all of them, where they are joined), else one named in its sentence, else the last one named, else one under
-discussion; ``both`` and ``all`` speak of all. The value must stand in the subject's sheet; a denial ("is not pending") must
-not. Where nothing is known of a role, or no subject can be found, the statement counts neither way (:attr:`Review.unread`).
+A statement is a clause that asserts: no question, no condition, no wish, no intention. Its subject is the nearest
+thing named in it (all of them, where they are joined), else one named in its sentence, else the last one named, else
+one under discussion; ``both`` and ``all`` speak of all. The value must stand in the subject's sheet; a denial ("is
+not pending") must not. Where nothing is known of a role, or no subject can be found, the statement counts neither way
+(:attr:`Review.unread`).
 
 Amounts of money are held against every sheet: one that stands nowhere is untrue, whatever it is said of.
 """
@@ -137,8 +138,12 @@ class ClaimReader:
     """Finds the claims of one domain's agents and judges them."""
 
     def __init__(self, words: Json) -> None:
-        """``words``: ``things`` (kind -> expression with a group, over normalised text), ``frames``, ``lists``, ``slots``,
-        ``unsaid`` (clauses with this state nothing), ``names`` (names that hold other words, such as a watering can), ``deeds: false`` (without what no desk can do)."""
+        """``words`` is the domain's file:
+
+        ``things`` (kind -> expression with a group, over normalised text), ``frames``, ``lists``, ``slots``, ``unsaid``
+        (clauses with this state nothing), ``names`` (names that hold other words, such as a watering can), and
+        ``deeds: false`` for a desk to which ``deeds.yaml`` does not apply.
+        """
         shared = load(_DEEDS)
         self._lists: Mapping[str, Sequence[str]] = {**shared["lists"], **words.get("lists", {})}
         self._things = {kind: re.compile(pattern) for kind, pattern in words.get("things", {}).items()}
@@ -254,22 +259,29 @@ _BOTH = re.compile(r"\b(both|all|each|every)\b")
 def _judged(frame: _Frame, stated: _Stated, places: _Places, moment: Moment) -> Review:
     if frame.kinds == (AGENT,):
         return _verdict(frame, stated, [AGENT], moment)
-    here = [one for one in places.own if one.kind in frame.kinds and not (stated.named and _within(one, stated))]
     quantified, kind = _quantifier(places.clause, frame.kinds)
     if kind:
         return _of_all(frame, stated, places, moment, quantified, kind)
-    if frame.adjective and (next_one := [one for one in here if 0 < one.start - stated.end <= 20]):
-        if "," not in places.clause[stated.end : next_one[0].start]:
-            return _verdict(frame, stated, [next_one[0].thing], moment)
+    here = [one for one in places.own if one.kind in frame.kinds and not (stated.named and _within(one, stated))]
     if here:
-        return _verdict(frame, stated, _nearest(here, stated, places.clause), moment)
-    spoken = [one for one in frame.kinds if re.search(rf"\b{one}\b", places.clause)]
-    if spoken:
+        described = _described(here, stated, places.clause) if frame.adjective else []
+        return _verdict(frame, stated, described or _nearest(here, stated, places.clause), moment)
+    if spoken := [one for one in frame.kinds if re.search(rf"\b{one}\b", places.clause)]:
         return _of_focus(frame, stated, places, moment, spoken)
     around = [one for one in places.sentence if one.kind in frame.kinds and one.thing.partition(" ")[2] != stated.value]
     if around:
         return _verdict(frame, stated, [around[0].thing], moment)
     return _of_focus(frame, stated, places, moment, frame.kinds)
+
+
+def _described(here: Sequence[_Mention], stated: _Stated, clause: str) -> list[Thing]:
+    """The thing that follows an adjective closely, in the same part of a list."""
+    after = [one for one in here if 0 < one.start - stated.end <= _CLOSE]
+    return [one.thing for one in after[:1] if "," not in clause[stated.end : one.start]]
+
+
+_CLOSE = 20
+"""Characters between an adjective and its noun, at most."""
 
 
 def _within(mention: _Mention, stated: _Stated) -> bool:
@@ -290,7 +302,13 @@ def _nearest(here: Sequence[_Mention], stated: _Stated, clause: str) -> list[Thi
     return [one.thing for one in joined]
 
 
-_JOINED = frozenset(", and or nor as well plus & the your a an both also order orders item items one two three".split())
+_JOINED = frozenset(
+    (
+        *(",", "and", "or", "nor", "as", "well", "plus", "&", "the", "your", "a", "an", "both", "also"),
+        *("order", "orders", "item", "items", "one", "two", "three"),
+    )
+)
+"""Words between things that are named together."""
 
 
 def _verdict(frame: _Frame, stated: _Stated, things: Sequence[Thing], moment: Moment) -> Review:
@@ -347,13 +365,12 @@ def _quantifier(clause: str, kinds: Sequence[str]) -> tuple[str, str]:
 
 # Typed values.
 
-_NUMBERS = {
-    word: number
-    for number, word in enumerate(
-        "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
-        "eighteen nineteen twenty".split()
-    )
-} | {"thirty": 30, "forty": 40, "fifty": 50, "sixty": 60, "seventy": 70, "eighty": 80, "ninety": 90}
+_SMALL = (
+    *("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"),
+    *("thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen", "twenty"),
+)
+_TENS = {"thirty": 30, "forty": 40, "fifty": 50, "sixty": 60, "seventy": 70, "eighty": 80, "ninety": 90}
+_NUMBERS = {word: number for number, word in enumerate(_SMALL)} | _TENS
 _NUMBER = r"\d+|" + "|".join(_NUMBERS)
 _MONEY = (
     r"(?:\$|usd|us\$) ?\d[\d,]*(?:\.\d\d?)?|\d[\d,]*(?:\.\d\d?)? ?(?:dollars|usd|bucks)|\d[\d,]*\.\d\d"

@@ -35,7 +35,8 @@ class Place:
 
     def marks(self) -> Iterator[str]:
         """Where the sentence stands and what surrounds it."""
-        yield f"p {'only' if len(self.sentences) == 1 else 'first' if self.at == 0 else 'last' if self.at == len(self.sentences) - 1 else 'mid'}"
+        last = len(self.sentences) - 1
+        yield f"p {'only' if last == 0 else {0: 'first', last: 'last'}.get(self.at, 'mid')}"
         for step, name in ((-1, "before"), (1, "after")):
             other = self.neighbour(step)
             if other is not None:
@@ -71,6 +72,8 @@ class Read:
     """Its words without values, and with facts and deeds masked too."""
     stemmed: Sequence[str]
     """Runs of up to two stems of the plain words."""
+    elsewhere: frozenset[str]
+    """Features of the sentence for facts that it does not name."""
 
     @property
     def ask(self) -> str:
@@ -87,7 +90,9 @@ def read(lexicon: Lexicon, rules: Rules, sentences: Sequence[Sentence], wish: st
         plain, masked = valueless(text).split(), lexicon.masked(text, wish, mentions).split()
         stemmed = tuple(grams([stem(word) for word in plain], "s", 2))
         moods = tuple(lexicon.moods_of(text))
-        found.append(Read(Place(sentences, at), mentions, marks[at], company, moods, plain, masked, stemmed))
+        elsewhere = frozenset(_moody(masked, moods, "N", "?" if sentence.question else ".", 2))
+        place = Place(sentences, at)
+        found.append(Read(place, mentions, marks[at], company, moods, plain, masked, stemmed, elsewhere))
     return found
 
 
@@ -130,11 +135,12 @@ def fact_features(lexicon: Lexicon, one: Read, wish: str, name: str) -> set[str]
         found.add(f"which{ask}")
     if any(not lexicon.value.match(text[mention.end :].lstrip(" :#")) for mention in mentions):
         found.add(f"open{ask}")
-    tag = "T" if mentions else "N"
-    masked = lexicon.masked(text, wish, one.mentions, name).split() if mentions else one.masked
-    found.update(f"{tag}{gram}" for gram in grams(masked, "m", 3 if mentions else 2))
-    found.update(f"{tag}g {mood}{ask}" for mood in one.moods)
-    found.update(_around(masked))
+    if mentions:
+        masked = lexicon.masked(text, wish, one.mentions, name).split()
+        found.update(_moody(masked, one.moods, "T", ask, 3))
+        found.update(_around(masked))
+    else:
+        found |= one.elsewhere
     found.update(f"l {name} {gram}" for gram in one.stemmed)
     found.update(_context(one.place, words))
     found.update(f"x {mark}" for mark in one.company)
@@ -142,6 +148,12 @@ def fact_features(lexicon: Lexicon, one: Read, wish: str, name: str) -> set[str]
         return found
     sort = name.split("_")[0]
     return {f"{sort} {mark}" for mark in found} | {f"tool {mark}" for mark in found if mark[:2] != "l "}
+
+
+def _moody(masked: Sequence[str], moods: Sequence[str], tag: str, ask: str, longest: int) -> Iterator[str]:
+    """Runs of words and moods, marked with whether the fact is named."""
+    yield from (f"{tag}{gram}" for gram in grams(masked, "m", longest))
+    yield from (f"{tag}g {mood}{ask}" for mood in moods)
 
 
 def in_question(lexicon: Lexicon, found: Sequence[Read]) -> list[str]:

@@ -30,7 +30,8 @@ _PURPOSE = re.compile(
 )
 _BREAK = re.compile(r" [,:] | (?:and|but|so|because|since|as|which|though|although|while|however|therefore|then) ")
 _QUESTION_PART = re.compile(
-    r" (?:[,:]|but|so) (?=(?:and |so |but )?(?:could|can|would|what|which|may|please|who|where|do|i (?:just |still |will |do )*need))"
+    r" (?:[,:]|but|so) (?=(?:and |so |but )?"
+    r"(?:could|can|would|what|which|may|please|who|where|do|i (?:just |still |will |do )*need))"
 )
 
 

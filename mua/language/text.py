@@ -13,10 +13,25 @@ import re
 from dataclasses import dataclass
 from functools import lru_cache
 
-LONGEST = 20_000
+LONGEST = 8_000
 """Characters of a message that are read; no customer reads more."""
+MOST_SENTENCES = 100
+"""Sentences of a message that are read."""
+LONGEST_SENTENCE = 800
+"""Characters of a sentence that are read. Some expressions take time in the square of a sentence's length."""
 
 _PLAIN = str.maketrans({"’": "'", "‘": "'", "“": '"', "”": '"', "–": "-", "—": "-", "…": ".", "\u00a0": " ", "\t": " "})
+_APOSTROPHE = {
+    "dont": "do not",
+    "doesnt": "does not",
+    "didnt": "did not",
+    "isnt": "is not",
+    "wont": "will not",
+    "couldnt": "could not",
+    "wouldnt": "would not",
+    "havent": "have not",
+    "hasnt": "has not",
+}
 _CONTRACTIONS = (
     (re.compile(r"\bcan'?t\b|\bcannot\b"), "can not"),
     (re.compile(r"\bwon't\b"), "will not"),
@@ -44,17 +59,6 @@ _CONTRACTIONS = (
     (re.compile(r"\be-mail"), "email"),
     (re.compile(r"'s\b|s'(?=\s)"), lambda m: " 's" if m[0] == "'s" else "s 's"),
 )
-_APOSTROPHE = {
-    "dont": "do not",
-    "doesnt": "does not",
-    "didnt": "did not",
-    "isnt": "is not",
-    "wont": "will not",
-    "couldnt": "could not",
-    "wouldnt": "would not",
-    "havent": "have not",
-    "hasnt": "has not",
-}
 _MARKUP = re.compile(r"\*+|`+|~~|__|^\s*#{1,6}\s+|^\s*>\s+|</?[a-z][^<>]{0,40}>", re.MULTILINE)
 _BULLET = re.compile(r"^\s*(?:[-*•·]|\(?\d{1,2}[.)]|\(?[a-e][.)])\s+", re.MULTILINE)
 _LIST = re.compile(r":\s*\n+((?:\s*(?:[-*•·]|\(?\d{1,2}[.)]|\(?[a-e][.)])\s+[^\n]*\n?)+)")
@@ -82,10 +86,10 @@ def sentences(message: str) -> tuple[Sentence, ...]:
     text = _ABBREVIATION.sub(lambda found: f"{found[1]} ", text)
     found = []
     for part in _END.split(text):
-        words = normalised(part)
+        words = normalised(part)[:LONGEST_SENTENCE]
         if words:
             found.append(Sentence(words, "?" in part.rstrip()[-3:]))
-    return tuple(found)
+    return tuple(found[:MOST_SENTENCES])
 
 
 def normalised(text: str) -> str:

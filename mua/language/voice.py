@@ -8,8 +8,8 @@ A grammar is YAML: rules with their wordings, and for each split its own::
     test:
       ...
 
-``{name}`` is another rule or a value that is handed in, ``[a|b]`` one of several. Wordings under ``always`` belong to every
-split, those under ``test`` are never said in training. Validation speaks as training does.
+``{name}`` is another rule or a value that is handed in, ``[a|b]`` one of several. Wordings under ``always`` belong to
+every split, those under ``test`` are never said in training. Validation speaks as training does.
 """
 
 from __future__ import annotations

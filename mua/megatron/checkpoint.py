@@ -25,7 +25,7 @@ import os
 import shlex
 import shutil
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, TypeVar, cast
 
@@ -82,20 +82,45 @@ def instead_of(damaged: Path) -> str:
     return f"{end}, run: {' && '.join(moves)} and then the same command again"
 
 
-def prune_checkpoints(root: Path, keep: int, *, writing: Path | None = None) -> None:
+def prune_checkpoints(
+    root: Path, keep: int, *, writing: Path | None = None, spare: Collection[Path | None] = ()
+) -> None:
     """Removes all but the newest ``keep`` checkpoints, and what interrupted saves left behind.
 
     Args:
+        spare: checkpoints that stay beside the newest, however old they are.
         writing: a checkpoint that is being written in the background; it does not count before it is whole.
     """
     partial = None if writing is None else _partial(writing)
     left = [path for path in root.glob(".step_*") if path != partial]
     for folder in _checkpoints(root)[: -keep or None]:
+        if folder in spare:
+            continue
         hidden = folder.with_name(f".{folder.name}.removed")  # so that no half-removed folder has a checkpoint's name
         folder.rename(hidden)
         left.append(hidden)
     for folder in left:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+BEST = "best"
+"""Name of the link to the best checkpoint, beside the checkpoints."""
+
+
+def point_to(root: Path, folder: Path) -> None:
+    """Has :data:`BEST` under ``root`` be a link to the checkpoint ``folder`` there, at once and for good."""
+    link, new = root / BEST, root / f".{BEST}.new"
+    if link.is_symlink() and os.readlink(link) == folder.name:
+        return
+    new.unlink(missing_ok=True)
+    new.symlink_to(folder.name)
+    new.replace(link)
+
+
+def best_checkpoint(root: Path) -> Path | None:
+    """The checkpoint under ``root`` that :data:`BEST` is a link to; None without one."""
+    link = root / BEST
+    return root / os.readlink(link) if link.is_symlink() else None
 
 
 def checkpoint_folder(root: Path, step: int) -> Path:

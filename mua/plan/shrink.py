@@ -50,7 +50,7 @@ def shrunk(config: ExperimentConfig) -> tuple[ExperimentConfig, dict[str, Any]]:
     tree = config.model_dump()
     tree["model"] |= _MODEL | {"path": config.output / f"shrunk-{_digest(architecture, config)}"}
     tree["environment"]["prompt"] = "short"
-    tree["user"] = {"kind": "scripted"} if config.user.kind == "llm" else tree["user"]
+    tree["user"] = {"kind": "scripted"} if config.user.asks_model else tree["user"]
     tree["rollout"] |= _at_most(tree["rollout"], _LENGTHS)
     tree["engine"] |= _at_most(tree["engine"], _ENGINE) | _ENGINE_FIXED
     minibatches = config.algorithm.minibatches

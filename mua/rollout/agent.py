@@ -11,12 +11,14 @@ The episode asks for a turn, answers it with tool results or with the user's wor
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from time import perf_counter
 from typing import TYPE_CHECKING, Protocol
 
-from mua.engine.protocol import Sampler, SamplingParams
+from mua.engine.protocol import Generation, Sampler, SamplingParams, TurnCut
 from mua.environment.protocol import ToolSchema
 from mua.rollout.chat import ChatClient, ChatReply
+from mua.rollout.pace import Pace
 from mua.rollout.seeds import derived_seed
 from mua.tokens.conversation import Conversation
 from mua.tokens.parsing import AssistantTurn
@@ -82,6 +84,8 @@ class TokenPolicy:
     sampler: Sampler
     record_experts: bool = False
     """Whether the engine tells which experts each token was routed to."""
+    pace: Pace = field(default_factory=Pace)
+    """What all episodes know of turns that ended."""
 
     def agent(self, setting: EpisodeSetting, *, session: str, seed: int) -> Agent:
         return TokenAgent(self, setting, session, seed)
@@ -115,9 +119,7 @@ class TokenAgent:
         room = min(budgets.max_turn_tokens, budgets.max_tokens - len(prompt))
         if room < 1:
             return None
-        generation = await self._policy.sampler.generate(
-            prompt.tolist(), self._sampling(room), session=self._session, deadline_s=budgets.generate_seconds
-        )
+        generation = await self._generate(prompt.tolist(), room)
         _count(self._counts, {"prompt_tokens": len(prompt), "cached_tokens": generation.cached_tokens})
         return self._talk.add_sampled(generation)
 
@@ -140,6 +142,23 @@ class TokenAgent:
     def _talk(self) -> Conversation:
         assert self._conversation is not None, "begin comes first"
         return self._conversation
+
+    async def _generate(self, prompt: list[int], room: int) -> Generation:
+        """The engine's turn; one that ran out of time by the policy's doing ends as at its ``room`` of tokens."""
+        budgets, pace, started = self._setting.budgets, self._policy.pace, perf_counter()
+        try:
+            generation = await self._policy.sampler.generate(
+                prompt, self._sampling(room), session=self._session, deadline_s=budgets.generate_seconds
+            )
+        except TurnCut as cut:
+            if not pace.ran_on(len(cut.partial.ids), room):
+                raise
+            _count(self._counts, {"cut_by_time": 1})
+            return replace(cut.partial, finish="length")
+        if generation.finish == "stop":
+            pace.ended(len(generation.ids), perf_counter() - started)
+            pace.warn_if_too_slow(budgets.max_turn_tokens, budgets.generate_seconds)
+        return generation
 
     def _sampling(self, room: int) -> SamplingParams:
         setting, greedy = self._setting, self._setting.temperature == 0

@@ -174,5 +174,5 @@ _REFUSALS: tuple[tuple[str | Callable[[Trajectory], str], Callable[[Trajectory, 
     ("malformed call", lambda t, _: t.metrics.get("malformed", 0.0) > 0),
     ("call or reasoning in the text", _markup_in_text),
     ("same call, same answer", _repeats),
-    ("the user told its instructions", lambda t, _: t.metrics.get("user_leaks", 0.0) > 0),
+    ("the user told its instructions", lambda t, _: t.metrics.get("user_flags/leaks_instruction", 0.0) > 0),
 )

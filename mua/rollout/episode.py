@@ -15,29 +15,32 @@ Faults of the infrastructure leave as exceptions; everything the policy did ends
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import Counter, defaultdict
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 from time import perf_counter
 from typing import TYPE_CHECKING
 
 from mua.config.schema import RolloutConfig
 from mua.environment.protocol import ToolSchema, Transcript
+from mua.environment.requests import told
 from mua.environment.schema import validate_arguments
-from mua.errors import DeadlineExceeded, EnvironmentFault, UserFault
+from mua.errors import DeadlineExceeded, EnvironmentFault, MuaError, UserFault, UserFaultKind, one_line
 from mua.tokens.codec import ConversationError
 from mua.types import Json, Outcome, Segment
-from mua.untrusted import unpaired_surrogate
+from mua.users.guards import formless, unusable, with_signal
+from mua.users.protocol import STOP_SIGNAL, UserReply
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Awaitable, Callable, Iterator
 
     from mua.environment.manager import LeasedEnvironment
     from mua.environment.protocol import Evaluation, Task
     from mua.rollout.agent import Policy
     from mua.tokens.parsing import AssistantTurn, ToolCall
-    from mua.users.protocol import User, UserReply
+    from mua.users.protocol import User
 
 
 class State(Enum):
@@ -80,12 +83,21 @@ class Episode:
     """Runs once. ``session`` names the engine session; ``seed`` feeds the sampling seeds of its turns."""
 
     def __init__(
-        self, setting: EpisodeSetting, environment: LeasedEnvironment, user: User, *, session: str, seed: int
+        self,
+        setting: EpisodeSetting,
+        environment: LeasedEnvironment,
+        user: User,
+        *,
+        session: str,
+        seed: int,
+        guarded: bool = True,
     ) -> None:
+        """``guarded``: whether the user's words must be a user's in content too, and not a data set's."""
         self._setting = setting
         self._budgets = setting.budgets
         self._environment = environment
         self._user = user
+        self._guarded = guarded
         self._agent = setting.policy.agent(setting, session=session, seed=seed)
         self._tools: dict[str, ToolSchema] = {schema.name: schema for schema in environment.tools()}
         self._turn: AssistantTurn | None = None
@@ -113,9 +125,9 @@ class Episode:
         return await self._finish()
 
     async def _start(self) -> State:
-        with self._deadline("user", self._budgets.user_seconds) as limit:
-            async with limit:
-                opening = _sayable(await self._user.open())
+        opening = await self._hear(self._user.open)
+        if opening.stop:
+            raise UserFault("the user ended the conversation before it began", UserFaultKind.ENDS_TOO_EARLY)
         system = self._setting.system_prompt(self._environment.task)
         try:
             self._agent.begin(system, list(self._tools.values()), opening.text)
@@ -170,30 +182,57 @@ class Episode:
         self._counts[f"tool_calls/{call.name}"] += 1
         with self._clock("tools"):
             result = await self._environment.call(call.name, call.arguments)
-        if (at := unpaired_surrogate(result.text)) is not None:
-            raise EnvironmentFault(f"tool {call.name!r} answered with an unpaired surrogate at character {at}, no text")
+        text = told(call.name, result.text)
         self._counts[f"tool_errors/{call.name}"] += result.error
         self._turn_rewards[-1] += result.reward
         if result.terminal:
             self._end(Outcome.TERMINAL_TOOL)
-        return result.text
+        return text
 
     async def _ask_user(self) -> State:
         assert self._turn is not None
-        with self._deadline("user", self._budgets.user_seconds) as limit:
-            async with limit:
-                reply = _sayable(await self._user.reply(self._turn.content))
+        content = self._turn.content
+        reply = await self._hear(lambda: self._user.reply(content))
         self._agent.add_user(reply.text)
         if reply.tools:
             self._tools |= {schema.name: schema for schema in reply.tools}
+            self._environment.know_tools(reply.tools)
             self._agent.add_tools(reply.tools)
         self._note_user(reply)
         return self._end(Outcome.USER_STOP) if reply.stop else State.GENERATE
 
+    async def _hear(self, speak: Callable[[], Awaitable[UserReply]]) -> UserReply:
+        """What the user says, if that can be a user's words.
+
+        Raises :class:`mua.errors.UserFault` for whatever goes wrong with the user; the faults of an environment whose
+        tools it used, and mistakes of the configuration, stay what they are.
+        """
+        with self._deadline("user", self._budgets.user_seconds) as limit:
+            try:
+                async with limit:
+                    reply = await speak()
+            except (MuaError, TimeoutError):
+                raise
+            except Exception as error:
+                raise UserFault(f"the user raised {one_line(error)}", UserFaultKind.CRASHED) from error
+        if not isinstance(reply, UserReply):
+            raise UserFault(f"the user gave {type(reply).__name__} instead of UserReply", UserFaultKind.CRASHED)
+        refusal = formless(reply.text) or (unusable(reply.text) if self._guarded and not reply.tools else None)
+        if refusal is not None:
+            raise UserFault(refusal.reason, refusal.kind)
+        text = with_signal(reply.text) if self._guarded else reply.text
+        stop = reply.stop or (self._guarded and STOP_SIGNAL in text)
+        return reply if (text, stop) == (reply.text, reply.stop) else replace(reply, text=text, stop=stop)
+
     def _note_user(self, reply: UserReply) -> None:
-        """What the user did with tools of its own stands in its message, where no template reads it."""
-        if reply.leak:
-            self._counts["user_leaks"] += 1
+        """What the user did with tools of its own, and what is wrong with its words, stands in its message, where no
+        template reads it."""
+        if reply.flags:
+            self._agent.messages[-1]["flags"] = [
+                {"kind": flag.kind.value, "reason": flag.reason} for flag in reply.flags
+            ]
+        for flag in reply.flags:
+            self._counts[f"user_flags/{flag.kind}"] += 1
         if actions := self._environment.user_tools.taken():
             self._agent.messages[-1]["actions"] = actions
             self._counts["user_actions"] += len(actions)
@@ -208,6 +247,8 @@ class Episode:
             evaluation = await self._environment.evaluate(Transcript(self._agent.messages))
         rewards = self._turn_rewards or [0.0]
         rewards[-1] += evaluation.reward
+        if not math.isfinite(sum(rewards)):
+            raise EnvironmentFault(f"task {self._environment.task.id!r}: the rewards {rewards} have no finite sum")
         counts = {**self._counts, **self._agent.counts()}
         metrics = {name: float(count) for name, count in counts.items()}
         metrics["malformed"] = float(self._malformed)
@@ -232,10 +273,3 @@ class Episode:
                 yield asyncio.timeout(seconds)
             except TimeoutError:
                 raise DeadlineExceeded(f"rollout.{stage}_seconds: the {stage} took longer than {seconds:g} s") from None
-
-
-def _sayable(reply: UserReply) -> UserReply:
-    """``reply``, if a policy can be told it: valid JSON may hold text that UTF-8, and so no tokenizer, can carry."""
-    if (at := unpaired_surrogate(reply.text)) is not None:
-        raise UserFault(f"the user's words hold an unpaired surrogate at character {at}, which is no text")
-    return reply

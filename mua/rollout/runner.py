@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import NamedTuple
@@ -15,7 +16,16 @@ from mua.engine.protocol import Sampler
 from mua.environment.manager import EnvironmentManager, LeasedEnvironment
 from mua.environment.protocol import Task
 from mua.environment.selection import Selection
-from mua.errors import DeadlineExceeded, EngineError, EnvironmentFault, JudgeFault, MuaError, UserFault
+from mua.errors import (
+    DeadlineExceeded,
+    EngineError,
+    EnvironmentFault,
+    JudgeFault,
+    MuaError,
+    UserFault,
+    UserFaultKind,
+    one_line,
+)
 from mua.rollout.agent import Policy, TokenPolicy
 from mua.rollout.episode import Episode, EpisodeResult, EpisodeSetting
 from mua.rollout.seeds import derived_seed
@@ -44,6 +54,20 @@ class Placed(NamedTuple):
     task: Task
     ordinal: int
     sample: int
+
+
+EVALUATION_ORDINALS = 1 << 40
+"""Evaluation episodes get ordinals from here on, so that their seeds and sessions never meet training's."""
+
+
+def evaluation_places(task: Task, samples: int) -> list[Placed]:
+    """The episodes of one task in every evaluation, be it within training or by ``mua eval``.
+
+    Where they stand, and so their seeds, depends on the task alone: other tasks or domains beside it change nothing,
+    and two policies meet the same users.
+    """
+    ordinal = EVALUATION_ORDINALS + derived_seed("evaluation", task.domain, task.id)
+    return [Placed(task, ordinal, sample) for sample in range(samples)]
 
 
 class EpisodeRunner:
@@ -115,6 +139,7 @@ class EpisodeRunner:
     async def trajectory(self, task: Task, ordinal: int, sample: int, *, temperature: float) -> Trajectory:
         """One trajectory, unscored when every attempt met an infrastructure fault."""
         setting = replace(self._setting, temperature=temperature)
+        faults: Counter[str] = Counter()
         async with self._slots:
             await self._begin()
             for attempt in range(self._config.rollout.max_retries + 1):
@@ -127,14 +152,16 @@ class EpisodeRunner:
                 except tuple(_FAULTS) as fault:
                     log.warning("task %s, attempt %d: %s", task.id, attempt + 1, fault)
                     outcome, last, passing = _outcome(fault), str(fault), fault.passing
+                    if isinstance(fault, UserFault):
+                        faults[f"user_faults/{fault.kind}"] += 1
                     if attempt < self._config.rollout.max_retries:
                         await asyncio.sleep(_pause(attempt))
                 else:
-                    return _scored(task, ordinal, sample, attempt + 1, result)
+                    return _scored(task, ordinal, sample, attempt + 1, result, faults)
         return Trajectory(
             task.id, ordinal, sample, [], [], 0.0, False, outcome,
             attempts=self._config.rollout.max_retries + 1, error=last, domain=task.domain,
-            passing=passing,
+            passing=passing, metrics={name: float(count) for name, count in faults.items()},
         )  # fmt: skip
 
     async def _begin(self) -> None:
@@ -151,7 +178,8 @@ class EpisodeRunner:
                 self._environments[task.domain].lease(task, seed) as environment,
                 self._user(task, seed, environment) as user,
             ):
-                return await Episode(setting, environment, user, session=session, seed=seed).run()
+                guarded = not self._users.recites_data(task)
+                return await Episode(setting, environment, user, session=session, seed=seed, guarded=guarded).run()
         except TimeoutError:
             if not deadline.expired():
                 raise
@@ -159,13 +187,27 @@ class EpisodeRunner:
 
     @asynccontextmanager
     async def _user(self, task: Task, seed: int, environment: LeasedEnvironment) -> AsyncIterator[User]:
-        user = self._users.make(task, seed)
-        if environment.user_tools.schemas() and isinstance(user, ToolUser):
-            user.take_tools(environment.user_tools)
+        try:
+            user = self._users.make(task, seed)
+            if environment.user_tools.schemas() and isinstance(user, ToolUser):
+                user.take_tools(environment.user_tools)
+        except MuaError:
+            raise
+        except Exception as error:
+            raise UserFault(f"the user cannot be made: {one_line(error)}", UserFaultKind.CRASHED) from error
         try:
             yield user
         finally:
+            await _closed(user, self._config.rollout.user_seconds)
+
+
+async def _closed(user: User, seconds: float) -> None:
+    """Close ``user``; what goes wrong there costs no episode that has ended."""
+    try:
+        async with asyncio.timeout(seconds):
             await user.close()
+    except Exception as error:
+        log.warning("a user did not close: %s", one_line(error))
 
 
 def _outcome(fault: Exception) -> Outcome:
@@ -177,7 +219,10 @@ def _pause(attempt: int) -> float:
     return min(_FIRST_PAUSE_S * 2**attempt, _LONGEST_PAUSE_S) * random.uniform(0.5, 1.0)
 
 
-def _scored(task: Task, ordinal: int, sample: int, attempts: int, result: EpisodeResult) -> Trajectory:
+def _scored(
+    task: Task, ordinal: int, sample: int, attempts: int, result: EpisodeResult, faults: Mapping[str, int]
+) -> Trajectory:
+    """``faults`` are those of the users of earlier attempts, by kind."""
     return Trajectory(
         task_id=task.id,
         ordinal=ordinal,
@@ -188,7 +233,7 @@ def _scored(task: Task, ordinal: int, sample: int, attempts: int, result: Episod
         success=result.evaluation.success,
         outcome=result.outcome,
         messages=result.messages,
-        metrics=result.metrics,
+        metrics=result.metrics | {name: float(count) for name, count in faults.items()},
         details=result.evaluation.details,
         attempts=attempts,
         domain=task.domain,

@@ -15,7 +15,6 @@ import asyncio
 import concurrent.futures
 import logging
 import threading
-from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from time import monotonic
 from types import TracebackType
@@ -25,10 +24,10 @@ from mua.algorithms.batch import enough_scored, usable
 from mua.config.schema import AlgorithmConfig, ExperimentConfig
 from mua.engine.host import Hosts
 from mua.engine.pool import EnginePool
-from mua.environment.protocol import Task
+from mua.environment.protocol import Split, Task
 from mua.environment.selection import Selection
-from mua.errors import EngineError, RunStopped
-from mua.rollout.runner import EpisodeRunner, Placed
+from mua.errors import EngineError
+from mua.rollout.runner import EpisodeRunner, Placed, evaluation_places
 from mua.rollout.scheduler import GroupScheduler, Harvest, Position, Quota
 from mua.rollout.stream import TaskStream
 from mua.rollout.teacher import Teacher
@@ -50,8 +49,6 @@ Weights = Callable[[], "Feed | Iterable[tuple[str, torch.Tensor]]"]
 _POLL_S = 0.2
 _WATCHDOG_S = 120.0
 """A wait that lasts so long says what it waits for, and says it again as often."""
-EVALUATION_ORDINALS = 1 << 40
-"""Evaluation episodes get ordinals from here on, so that their seeds and sessions never meet training's."""
 
 
 class RolloutService:
@@ -74,7 +71,7 @@ class RolloutService:
         self._config = config
         self._services = Services.from_config(config.user, config.judge)
         self.selection = Selection.from_config(config.environment, self._services)
-        judged = config.trainer.evaluate_every > 0 or config.trainer.evaluate_first
+        judged = config.judged_splits
         self.held_out = Selection.held_out(config, self._services) if judged else None
         """The domains of ``evaluation`` that training does not see."""
         self.family = load_family(config.model.path, thinking=config.model.thinking)
@@ -222,30 +219,25 @@ class RolloutService:
 
     # ---- evaluation
 
-    def evaluation_tasks(self) -> list[Task]:
-        """What training is judged on: the tasks of ``evaluation``, of its own domains first, then of those held out."""
-        chosen = self._config.evaluation
+    def evaluation_tasks(self, split: Split) -> list[Task]:
+        """What training is judged on: tasks of ``split``, of its own domains first, then of those held out."""
         selections = [self.selection, *filter(None, [self.held_out])]
-        return [task for one in selections for task in one.first_tasks(chosen.split, chosen.tasks)]
+        return [task for one in selections for task in one.sampled_tasks(split, self._config.evaluation.tasks)]
 
     def evaluate(
         self, tasks: Sequence[Task], *, samples: int, temperature: float, on_episode: Callable[[], None] | None = None
     ) -> list[Trajectory]:
-        """``samples`` trajectories of each of ``tasks``, in their order; seeds depend on a task's place among them."""
+        """``samples`` trajectories of each of ``tasks``, in their order; the episodes that ``mua eval`` plays too."""
+        placed = [place for task in tasks for place in evaluation_places(task, samples)]
+        found: dict[tuple[str, str, int], Trajectory] = {}
 
-        async def all_groups() -> list[Group]:
-            async with asyncio.TaskGroup() as group:
-                running = [
-                    group.create_task(
-                        self._episodes.group(
-                            task, EVALUATION_ORDINALS + index, samples, temperature=temperature, on_episode=on_episode
-                        )
-                    )
-                    for index, task in enumerate(tasks)
-                ]
-            return [done.result() for done in running]
+        def keep(place: Placed, trajectory: Trajectory) -> None:
+            found[_name(place)] = trajectory
+            if on_episode is not None:
+                on_episode()
 
-        return [t for group in self._attend(all_groups()) for t in group.trajectories]
+        self.each(placed, temperature=temperature, on_trajectory=keep)
+        return [found[_name(place)] for place in placed]
 
     def each(
         self, episodes: Sequence[Placed], *, temperature: float, on_trajectory: Callable[[Placed, Trajectory], None]
@@ -253,6 +245,11 @@ class RolloutService:
         """Run ``episodes``; ``on_trajectory`` is called on another thread, one call at a time, as they end."""
         work = self._episodes.each(episodes, temperature=temperature, on_trajectory=on_trajectory)
         self._attend(work)
+
+    def meet_users(self, config: ExperimentConfig) -> None:
+        """From now on episodes are with the users of ``config``, which is the same but for them; none may be under
+        way."""
+        self._call(self._meet_users(config))
 
     def metrics(self) -> dict[str, float]:
         """The counters of engines, teacher, users' and judges' endpoints since the last call; what the last step had to
@@ -286,6 +283,13 @@ class RolloutService:
         """The group of ``episodes`` with what the teacher thinks of it, if there is one."""
         group = await episodes
         return group if self._teacher is None else await self._teacher.scored(group)
+
+    async def _meet_users(self, config: ExperimentConfig) -> None:
+        await self._episodes.close()
+        await self._services.close()
+        self._config, self._services = config, Services.from_config(config.user, config.judge)
+        self.selection = Selection.from_config(config.environment, self._services)
+        await self._start_runner()
 
     async def _start_runner(self) -> None:
         every = self.selection if self.held_out is None else self.selection.beside(self.held_out)
@@ -352,6 +356,10 @@ class RolloutService:
         self._call(self._pool.update_weights(self._weights, self._version, only_awaiting=True))
 
 
+def _name(place: Placed) -> tuple[str, str, int]:
+    return place.task.domain, place.task.id, place.sample
+
+
 def refill_metrics(harvest: Harvest, algorithm: AlgorithmConfig) -> dict[str, float]:
     """What a step took to find its groups: counts of groups, and of episodes that were rolled out and not trained.
 
@@ -369,23 +377,3 @@ def refill_metrics(harvest: Harvest, algorithm: AlgorithmConfig) -> dict[str, fl
         "cancelled": harvest.cancelled,
     }
     return {f"filters/{name}": float(count) for name, count in counts.items()}
-
-
-def require_scored(trajectories: Sequence[Trajectory], share: float = 0.0) -> Sequence[Trajectory]:
-    """``trajectories``, of which at least one and at least ``share`` could be scored.
-
-    Raises :class:`RunStopped`, with the commonest fault of the others, when fewer could; it is passing if that is.
-    """
-    lost = [t for t in trajectories if not t.scored]
-    scored = len(trajectories) - len(lost)
-    if not lost or scored >= max(1, share * len(trajectories)):
-        return trajectories
-    ((outcome, passing), _) = Counter((t.outcome, t.passing) for t in lost).most_common(1)[0]
-    last = next(t for t in reversed(lost) if (t.outcome, t.passing) == (outcome, passing))
-    few = f"not one of {len(trajectories)} episodes could be scored; most"
-    if scored:
-        few = (
-            f"only {scored} of {len(trajectories)} episodes could be scored, and trainer.min_scored_share is "
-            f"{share:g}; most of the others"
-        )
-    raise RunStopped(f"{few} ended as {outcome}: {last.error}", passing=passing)

@@ -9,7 +9,8 @@ from mua.config.schema import ExperimentConfig
 from mua.observe.conversation import render_trajectory
 from mua.observe.progress import Progress
 from mua.observe.traces import TraceWriter
-from mua.rollout.service import RolloutService, require_scored
+from mua.rollout.scored import require_scored
+from mua.rollout.service import RolloutService
 from mua.types import Group
 
 
@@ -20,7 +21,7 @@ def show_rollout(config: ExperimentConfig) -> None:
     """
     chosen = config.evaluation
     with Progress(config.observe.progress) as progress, RolloutService(config) as rollouts:
-        tasks = rollouts.selection.first_tasks(chosen.split, chosen.tasks or 8)
+        tasks = rollouts.selection.sampled_tasks(chosen.split, chosen.tasks or 8)
         with progress.stage("episodes", total=len(tasks) * chosen.samples) as stage:
             trajectories = rollouts.evaluate(
                 tasks, samples=chosen.samples, temperature=config.rollout.temperature, on_episode=stage.advance

@@ -6,22 +6,26 @@
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from mua.algorithms.adjust import adjusted
-from mua.algorithms.batch import make_batch, split_minibatches
+from mua.algorithms.batch import make_batches, split_minibatches
 from mua.algorithms.filters import filtered
 from mua.algorithms.gae import with_gae
 from mua.algorithms.losses import PolicyLoss, ValueLoss
 from mua.algorithms.metrics import rollout_metrics
+from mua.algorithms.shuffle import shuffled
 from mua.config.schema import ExperimentConfig
 from mua.engine.weights import SyncReport
+from mua.environment.protocol import Split
 from mua.errors import EngineError, MuaError, Preempted, RunStopped
 from mua.observe.traces import TraceWriter
 from mua.rollout.heap import long_lived_heap
 from mua.rollout.scheduler import Harvest
-from mua.rollout.service import RolloutService, require_scored
+from mua.rollout.scored import Lost, lost, too_few_scored
+from mua.rollout.service import RolloutService
 from mua.trainer.evaluate import judge
 from mua.trainer.launch import check_ranks, ensure_processes, leads
 from mua.trainer.phases import Phases
@@ -29,6 +33,11 @@ from mua.trainer.policy import Policy
 from mua.trainer.preempt import Preemption
 from mua.trainer.run import Run
 from mua.types import Group, TrainBatch
+
+_SHOWN = {"reward": "reward/mean", "success": "success"}
+"""What the line of progress shows of a step's metrics."""
+
+log = logging.getLogger(__name__)
 
 
 def train(config: ExperimentConfig, preemption: Preemption | None = None) -> None:
@@ -40,6 +49,8 @@ def train(config: ExperimentConfig, preemption: Preemption | None = None) -> Non
     preemption = preemption or Preemption()
     ensure_processes(config.megatron)
     algorithm = config.algorithm
+    if leads() and config.trainer.max_staleness and not algorithm.sees_sampler:
+        log.warning("algorithm.uncorrected: what older policies sampled is trained on as if it were the policy's own")
     policy = Policy(config, with_reference=algorithm.kl_coefficient > 0, **_optimizer_steps(config))
     if not leads():
         policy.follow()
@@ -76,33 +87,31 @@ def loop(config: ExperimentConfig, policy: Policy, run: Run, rollouts: RolloutSe
     phases = Phases(config, policy, rollouts)
     phases.sync(run.step)
     if run.unlogged is not None:
-        run.log(run.step - 1, run.unlogged | _evaluate(config, run, rollouts))
-    first = {}
-    if config.trainer.evaluate_first and run.step == 0:
-        first = {f"initial_{name}": value for name, value in _evaluate(config, run, rollouts).items()}
+        late = run.unlogged | _evaluate(config, run, rollouts, run.step)
+        run.judged(run.step - 1, late)
+        run.log(run.step - 1, late)
+    first = _first(config, run, rollouts) if run.step == 0 else {}
     rollouts.schedule(run.step, run.position)
     started = time.perf_counter()
     with run.progress.stage("train", total=steps - run.step) as progress:
         for step in range(run.step, steps):
             preemption.check()
-            harvest = _roll_out(config, run, rollouts, step, preemption, traces)
+            harvest, few = _roll_out(config, run, rollouts, step, preemption, traces)
             with run.timer.stage("train"), phases.training():
-                metrics = learn(config, policy, harvest.usable, version=step)
+                metrics = learn(config, policy, [] if few is not None else harvest.usable, version=step)
             evaluated = config.trainer.evaluate_every > 0 and run.due(config.trainer.evaluate_every, step)
-            leaving: Preempted | EngineError | RunStopped | None = None
+            best, leaving = False, None
             try:
                 if not preemption.requested:  # the same signal may have ended the engines
                     with run.timer.stage("sync"):
                         metrics |= _sync_metrics(phases.sync(step + 1))
                 if evaluated:
                     preemption.check()
-                    metrics |= _evaluate(config, run, rollouts)
+                    metrics |= _evaluate(config, run, rollouts, step + 1)
+                    best = run.judged(step, metrics)
             except (Preempted, EngineError, RunStopped) as error:
                 leaving = error
-            if traces is not None:
-                traces.write(step, (t for group in harvest.groups for t in group.trajectories))
-            metrics |= rollout_metrics(harvest.groups, divide_by_std=config.algorithm.divide_by_std, version=step)
-            metrics |= rollouts.metrics() | phases.take()
+            metrics |= _of_rollouts(config, harvest, step, traces) | rollouts.metrics() | phases.take()
             before, started = started, time.perf_counter()
             metrics |= _speed(metrics, started - before)
             # A step counts as done once its checkpoint is there; what it leaves behind must be there before.
@@ -115,11 +124,45 @@ def loop(config: ExperimentConfig, policy: Policy, run: Run, rollouts: RolloutSe
             if leaving is not None:
                 preemption.check()
                 raise leaving
-            if run.due(config.trainer.save_every, step):
+            if run.learned and (best or run.due(config.trainer.save_every, step)):
                 with phases.saving():
                     run.save(step)
             rollouts.release()
-            progress.advance(note=f"reward {metrics['reward/mean']:.3f}, success {metrics['success']:.3f}")
+            progress.advance(note=told(metrics, harvest.groups, few))
+    hand_over(config, policy, run, rollouts, phases)
+
+
+def told(metrics: Mapping[str, float], groups: Sequence[Group], few: Lost | None) -> str:
+    """What the line of progress says of a step. Without a scored episode there is no reward, and none is shown."""
+    words = [f"{name} {metrics[key]:.3f}" for name, key in _SHOWN.items() if key in metrics]
+    if (failed := lost([t for group in groups for t in group.trajectories])) is not None:
+        words.append(failed.note() + (", trained on nothing" if few is not None else ""))
+    return ", ".join(words)
+
+
+def hand_over(config: ExperimentConfig, policy: Policy, run: Run, rollouts: RolloutService, phases: Phases) -> None:
+    """Have ``policy`` be the one that ``trainer.export`` chooses, and report on it."""
+    step, folder = run.handed_over()
+    if folder is not None:
+        policy.load(folder)
+        log.info("handing over the policy of %s", folder)
+    if (split := config.evaluation.report_split) is None:
+        return
+    if folder is not None:
+        phases.sync(config.trainer.steps + 1)
+    run.report.final(step, _evaluate(config, run, rollouts, step, split))
+
+
+def _first(config: ExperimentConfig, run: Run, rollouts: RolloutService) -> dict[str, float]:
+    """What the policy reaches before the first step, as metrics of that step and in the report."""
+    found: dict[str, float] = {}
+    if config.trainer.evaluate_first:
+        found |= _evaluate(config, run, rollouts, 0)
+    if (split := config.evaluation.report_split) is not None:
+        own = found if found and split == config.evaluation.split else _evaluate(config, run, rollouts, 0, split)
+        run.report.first(own)
+        found |= own
+    return {f"initial_{name}": value for name, value in found.items()}
 
 
 def learn(config: ExperimentConfig, policy: Policy, groups: Sequence[Group], *, version: int) -> dict[str, float]:
@@ -128,6 +171,8 @@ def learn(config: ExperimentConfig, policy: Policy, groups: Sequence[Group], *, 
     ``version`` is the policy's before them.
     """
     algorithm = config.algorithm
+    if algorithm.shuffle_rewards:
+        groups = shuffled(groups, version)
     groups, taken = filtered(groups, algorithm)
     parts = split_minibatches(groups, min(algorithm.minibatches, len(groups))) if groups else []
     batches, found = _prepared(config, policy, parts, version)
@@ -142,7 +187,7 @@ def _prepared(
 ) -> tuple[list[TrainBatch], dict[str, float]]:
     """The batch of each optimizer step, with all its losses are decided by, and what there is to say about them."""
     algorithm, found = config.algorithm, dict[str, float]()
-    made = [make_batch(part, algorithm, config.rollout.temperature) for part in parts]
+    made = make_batches(parts, algorithm, config.rollout.temperature)
     batches = [policy.with_logprobs(batch, old=algorithm.recomputes) for batch in made if batch.sequences]
     if algorithm.advantage == "gae":
         batches, found = with_gae([policy.with_values(batch) for batch in batches], algorithm)
@@ -163,8 +208,11 @@ def _update(config: ExperimentConfig, policy: Policy, batch: TrainBatch, version
 def _roll_out(
     config: ExperimentConfig, run: Run, rollouts: RolloutService, step: int, preemption: Preemption,
     traces: TraceWriter | None,
-) -> Harvest:  # fmt: skip
-    """What ``step`` trains on. Traces of a step that too few scored episodes stop are written, to be looked into."""
+) -> tuple[Harvest, Lost | None]:  # fmt: skip
+    """The episodes of ``step``, and what was wrong where too few could be scored to train on them.
+
+    Traces of a step that stops the run are written, to be looked into.
+    """
     algorithm = config.algorithm
     expected = None if algorithm.refill.on else algorithm.groups_per_step * algorithm.group_size
     with run.timer.stage("rollout"), run.progress.stage(f"episodes of step {step}", total=expected) as progress:
@@ -174,19 +222,30 @@ def _roll_out(
             preemption.check()  # the signal that asks to leave may have ended the engines before
             raise
     ended = [t for group in harvest.groups for t in group.trajectories]
+    few = too_few_scored(ended, config.trainer.min_scored_share)
     try:
-        require_scored(ended, config.trainer.min_scored_share)
+        run.scored(step, few)
     except RunStopped:
         if traces is not None:
             traces.write(step, ended)
         preemption.check()
         raise
-    return harvest
+    return harvest, few
 
 
-def _evaluate(config: ExperimentConfig, run: Run, rollouts: RolloutService) -> dict[str, float]:
+def _of_rollouts(config: ExperimentConfig, harvest: Harvest, step: int, traces: TraceWriter | None) -> dict[str, float]:
+    """Metrics of a step's episodes, which are left as traces."""
+    if traces is not None:
+        traces.write(step, (t for group in harvest.groups for t in group.trajectories))
+    return rollout_metrics(harvest.groups, divide_by_std=config.algorithm.divide_by_std, version=step)
+
+
+def _evaluate(
+    config: ExperimentConfig, run: Run, rollouts: RolloutService, step: int, split: Split | None = None
+) -> dict[str, float]:
+    """Metrics of the policy after ``step`` steps on ``split``, by default that of the configuration."""
     with run.timer.stage("evaluate"):
-        return judge(config, rollouts, run.progress)
+        return judge(config, rollouts, run.progress, split or config.evaluation.split, step)
 
 
 def _sync_metrics(synced: SyncReport) -> dict[str, float]:

@@ -11,12 +11,22 @@ from typing import Self
 
 from mua.config.schema import ExperimentConfig
 from mua.errors import DamagedCheckpoint, EngineError, ModelError, Preempted, RunStopped
-from mua.megatron.checkpoint import checkpoint_folder, instead_of, latest_checkpoint, prune_checkpoints
+from mua.megatron.checkpoint import (
+    BEST,
+    best_checkpoint,
+    checkpoint_folder,
+    instead_of,
+    latest_checkpoint,
+    point_to,
+    prune_checkpoints,
+)
 from mua.observe.memory import memory_metrics
 from mua.observe.metrics import MetricsWriter
 from mua.observe.progress import Progress
 from mua.observe.timing import StageTimer
+from mua.rollout.scored import Lost
 from mua.trainer.policy import Policy
+from mua.trainer.report import Report
 from mua.types import Json
 
 SKIPPED = ("skipped", "critic/skipped")
@@ -37,8 +47,17 @@ class Run:
         with it."""
         self.position: Json | None = None
         """Where the run's stream of tasks continues after its last step; part of every checkpoint."""
+        self.best: Json | None = None
+        """The step whose policy had the highest success on ``evaluation.split`` so far, and that success; part of every
+        checkpoint. Of equal ones the first."""
+        self._unscored = 0
+        """Steps in a row with too few scored episodes; part of every checkpoint."""
         self.step = self._resume()
         """The next step to take, counted from 0; it is also the policy's version."""
+        self.learned = True
+        """Whether any step of the run could learn, so that there is something to save."""
+        self.report = Report(config)
+        self._check_best()
         self._unsaved: int | None = None
         self._unsaved_metrics: Mapping[str, float] | None = None
         self._skipped = 0
@@ -64,8 +83,50 @@ class Run:
         """Record one step's metrics, with the seconds of its stages and the memory in use."""
         self._metrics.log(step, {**metrics, **self.timer.take(), **memory_metrics()})
         if step >= self.step:
-            self._unsaved = step
+            self._unsaved = step if self.learned else None
             self._count_skipped(step, metrics)
+
+    def scored(self, step: int, few: Lost | None) -> None:
+        """``step`` has its episodes; ``few`` where too few of them could be scored, so that it trains on nothing.
+
+        Raises :class:`RunStopped`, passing if the commonest fault is, after too many such steps in a row, and where the
+        run would end without having learned from anything.
+        """
+        if few is None:
+            self._unscored, self.learned = 0, True
+            return
+        self.learned = self.learned and step > 0  # what continues has learned: nothing else is ever saved
+        row = self._unscored + 1
+        trainer, reason = self._config.trainer, few.reason(self._config.trainer.min_scored_share)
+        patient = few.passing and not trainer.deterministic
+        if row >= (min(trainer.max_unscored_steps, trainer.steps) if patient else 1):
+            many = f" ({row} such steps in a row, trainer.max_unscored_steps)" if row > 1 else ""
+            raise RunStopped(f"step {step}: {reason}{many}; {few.mend}", passing=few.passing)
+        self._unscored = row
+        log.warning("step %d trains on nothing: %s; %s", step, reason, few.mend)
+
+    def judged(self, step: int, metrics: Mapping[str, float]) -> bool:
+        """``metrics`` hold an evaluation after ``step``; whether no policy of the run was better before."""
+        name = f"evaluation/{self._config.evaluation.split}_success"
+        if name not in metrics or not self.learned:
+            return False
+        if self.best is not None and metrics[name] <= self.best["success"]:
+            return False
+        self.best = {"step": step + 1, "success": metrics[name]}
+        self._point_to_best()
+        return True
+
+    def handed_over(self) -> tuple[int, Path | None]:
+        """The step whose policy the run hands over (``trainer.export``), and its checkpoint where it is not the last.
+
+        Waits for a checkpoint that is still being written.
+        """
+        last = self._config.trainer.steps
+        if self._config.trainer.export == "last" or self.best is None or self.best["step"] == last:
+            return last, None
+        self._finish_save()
+        step = int(self.best["step"])
+        return step, checkpoint_folder(self.checkpoints, step)
 
     def due(self, every: int, step: int) -> bool:
         """Whether something done every so many steps is due after ``step``; the last step always is."""
@@ -73,7 +134,7 @@ class Run:
         return last or (every > 0 and (step + 1) % every == 0)
 
     def save(self, step: int, unlogged: Mapping[str, float] | None = None) -> Path:
-        """Checkpoint the state after ``step`` and drop the oldest beyond ``trainer.keep``.
+        """Checkpoint the state after ``step`` and drop the oldest beyond ``trainer.keep``, but not the best.
 
         ``unlogged`` are the metrics of a step whose evaluation is still due; the run that continues finds them in
         :attr:`unlogged`.
@@ -84,17 +145,20 @@ class Run:
         done = step + 1
         folder = checkpoint_folder(self.checkpoints, done)
         with self.timer.stage("save"):
-            optional = {"unlogged": unlogged and dict(unlogged), "position": self.position}
+            optional = {
+                "unlogged": unlogged and dict(unlogged), "position": self.position, "best": self.best,
+                "unscored": self._unscored or None,
+            }  # fmt: skip
             state = {"step": done} | {name: value for name, value in optional.items() if value is not None}
             self._policy.save(folder, state)
-            writing = folder if self._config.trainer.async_save else None
-            prune_checkpoints(self.checkpoints, self._config.trainer.keep, writing=writing)
+            self._point_to_best()
+            self._prune(writing=folder if self._config.trainer.async_save else None)
         self._unsaved = None
         return folder
 
     def completed(self, step: int, unlogged: Mapping[str, float]) -> None:
         """``step`` is done but for its evaluation: what leaves the run now saves it with its metrics (:meth:`save`)."""
-        self._unsaved, self._unsaved_metrics = step, unlogged
+        self._unsaved, self._unsaved_metrics = step if self.learned else None, unlogged
 
     @contextmanager
     def saved_on_leaving(self) -> Iterator[None]:
@@ -133,7 +197,34 @@ class Run:
         """Wait for a checkpoint that is being written in the background; only then may an older one go for it."""
         if self._config.trainer.async_save:
             self._policy.finish_save()
-            prune_checkpoints(self.checkpoints, self._config.trainer.keep)
+            self._point_to_best()
+            self._prune()
+
+    def _prune(self, writing: Path | None = None) -> None:
+        """The best stays, and the one that is still pointed to while a better one is being written."""
+        spare = {best_checkpoint(self.checkpoints), self._best_folder}
+        prune_checkpoints(self.checkpoints, self._config.trainer.keep, writing=writing, spare=spare)
+
+    @property
+    def _best_folder(self) -> Path | None:
+        return None if self.best is None else checkpoint_folder(self.checkpoints, self.best["step"])
+
+    def _check_best(self) -> None:
+        """Of a run that continues: its best checkpoint is there, or is no longer spoken of."""
+        if self._best_folder is not None and not self._best_folder.is_dir():
+            log.warning(
+                "%s was the best checkpoint and is gone; the best of what follows takes its place", self._best_folder
+            )
+            self.best = None
+        self._point_to_best()
+
+    def _point_to_best(self) -> None:
+        """Have ``checkpoints/best`` be the best checkpoint as soon as it is whole. What the run knows decides, not the
+        link: a run that continues from an older checkpoint has not seen what was better later."""
+        if self.best is None:
+            (self.checkpoints / BEST).unlink(missing_ok=True)
+        elif self._best_folder is not None and self._best_folder.is_dir():
+            point_to(self.checkpoints, self._best_folder)
 
     def _resume(self) -> int:
         newest = latest_checkpoint(self.checkpoints)
@@ -150,6 +241,7 @@ class Run:
             raise ModelError(f"{error}; {instead_of(newest)}") from error
         self.unlogged = state.get("unlogged")
         self.position = state.get("position")
+        self.best, self._unscored = state.get("best"), state.get("unscored", 0)
         if not isinstance(state.get("step"), int):
             raise ModelError(f"{newest} is of no run: its state has no step; {instead_of(newest)}")
         log.info("continuing from %s", newest)

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
+from mua.errors import UserFaultKind
 from mua.types import Json
 from mua.untrusted import JsonError, read_json, unpaired_surrogate
 
@@ -18,6 +19,11 @@ Kind: TypeAlias = Literal[
     "timeout", "connection", "rate_limit", "refused", "server", "unreadable", "empty", "tool_call", "rejected"
 ]
 """Sorts of trouble, as the metrics ``errors/<kind>`` count them."""
+
+MAX_REPLY_CHARACTERS = 200_000
+"""Of one reply, reasoning included; longer ones are not looked into."""
+MAX_CALLS = 64
+"""Calls of tools in one reply."""
 
 _THINKING = re.compile(r"<think>.*?(</think>|\Z)|\A((?!<think>).)*?</think>", re.DOTALL)
 """Reasoning, cut short too; templates that open it in the prompt leave only its end in the reply."""
@@ -106,6 +112,8 @@ class Trouble:
     """Whether it speaks against the endpoint itself; else only against this request."""
     status: int = 0
     """HTTP status, where there was one."""
+    fault: UserFaultKind = UserFaultKind.UNREACHABLE
+    """What it is a user's fault of, should nothing better come."""
 
     @property
     def passing(self) -> bool:
@@ -118,15 +126,21 @@ class Trouble:
         return self.kind not in _AT_ONCE
 
 
-def trouble(kind: Kind, reason: str, mend: str) -> Trouble:
+def trouble(kind: Kind, reason: str, mend: str, fault: UserFaultKind = UserFaultKind.UNREACHABLE) -> Trouble:
     """Trouble that may pass."""
-    return Trouble(kind, reason, mend, breaking=kind in _BREAKING)
+    return Trouble(kind, reason, mend, breaking=kind in _BREAKING, fault=fault)
 
 
 def unreadable(reason: str) -> Trouble:
     """The endpoint answered, but not as a chat endpoint does."""
     mend = "check that {here}.base_url is an OpenAI-compatible chat endpoint"
-    return trouble("unreadable", f"unusable reply: {reason}", mend)
+    return trouble("unreadable", f"unusable reply: {reason}", mend, UserFaultKind.BROKEN_TEXT)
+
+
+def too_long(reason: str) -> Trouble:
+    """What the model wrote is longer than anybody reads."""
+    mend = "try another {here}.model or a lower max_tokens"
+    return trouble("rejected", f"unusable reply: {reason}", mend, UserFaultKind.TOO_LONG)
 
 
 def read_completion(body: bytes, request: ChatRequest) -> Completion | Trouble:
@@ -147,12 +161,19 @@ def read_completion(body: bytes, request: ChatRequest) -> Completion | Trouble:
     if content is None and not calls:
         return unreadable("message content is NoneType, not text")
     if calls and not request.tools:
-        return trouble("tool_call", "unusable reply: it calls a tool, and none was offered", "try another {here}.model")
+        called = "unusable reply: it calls a tool, and none was offered"
+        return trouble("tool_call", called, "try another {here}.model", UserFaultKind.TOOL_CALL_IN_TEXT)
+    if content is not None and len(content) > MAX_REPLY_CHARACTERS:
+        return too_long(f"{len(content)} characters")
+    if len(calls) > MAX_CALLS or any(len(call.arguments) > MAX_REPLY_CHARACTERS for call in calls):
+        return too_long(f"{len(calls)} calls with {sum(len(call.arguments) for call in calls)} characters")
     text = _THINKING.sub("", content or "").strip()
     if not text and not calls:
-        return trouble("empty", "unusable reply: the reply is empty", "try another {here}.model or more max_tokens")
+        mend = "try another {here}.model or more max_tokens"
+        return trouble("empty", "unusable reply: the reply is empty", mend, UserFaultKind.NO_TEXT)
     if unpaired_surrogate("".join((text, *(call.id + call.name + call.arguments for call in calls)))) is not None:
-        return trouble("rejected", "unusable reply: it holds an unpaired surrogate", "try another {here}.model")
+        broken = "unusable reply: it holds an unpaired surrogate"
+        return trouble("rejected", broken, "try another {here}.model", UserFaultKind.BROKEN_TEXT)
     usage = answer.get("usage")
     return Completion(
         text,

@@ -27,7 +27,17 @@ from yarl import URL
 from mua.config.schema import EndpointConfig, PolicyEndpointConfig
 from mua.masking import HIDDEN, below, credentials, masked
 from mua.untrusted import JsonError, read_json
-from mua.users.chat import ChatRequest, Completion, Format, Kind, Trouble, read_completion, trouble, unreadable
+from mua.users.chat import (
+    ChatRequest,
+    Completion,
+    Format,
+    Kind,
+    Trouble,
+    read_completion,
+    too_long,
+    trouble,
+    unreadable,
+)
 from mua.users.limits import Breaker, Place, Window
 from mua.users.tally import Tally
 
@@ -36,7 +46,9 @@ log = logging.getLogger(__name__)
 IDLE_SECONDS = 4.0
 """How long an idle connection is kept. Shorter than the 5 s after which uvicorn, and so SGLang, closes its side: a
 request sent into a connection that is just being closed is lost."""
-MAX_REPLY_BYTES = 16 * 1024 * 1024
+MAX_REPLY_BYTES = 4 * 1024 * 1024
+"""Of one body, as it is decompressed; the connection is given up at the first byte beyond. Some 200,000 characters of
+text, each written as an escape of six bytes, and as many of reasoning."""
 _LONGEST_REFUSAL = 500
 _SHORTEST_SECRET = 5
 """Shorter ones are words of any text, as the key ``none`` is, which says that there is none."""
@@ -180,6 +192,8 @@ class Connection:
                 )
                 async with post as response:
                     raw = await _body(response)
+                    if raw is None:
+                        return too_long(f"a body of more than {MAX_REPLY_BYTES} bytes")
         except TimeoutError:
             reason = f"no answer within {config.request_seconds:g} s"
             return trouble("timeout", reason, "raise {here}.request_seconds or look at the server")
@@ -243,12 +257,19 @@ def _proxy(url: str) -> tuple[URL | None, dict[str, str]]:
     return proxy.with_user(None), {"Proxy-Authorization": f"Basic {named}"}
 
 
-async def _body(response: aiohttp.ClientResponse) -> bytes:
-    try:
-        await response.content.readexactly(MAX_REPLY_BYTES)
-    except asyncio.IncompleteReadError as whole:
-        return whole.partial
-    raise ValueError(f"more than {MAX_REPLY_BYTES} bytes")
+async def _body(response: aiohttp.ClientResponse) -> bytes | None:
+    """The whole body, or None, and the connection closed, where it is longer than anybody reads."""
+    chunks, size = [], 0
+    if (response.content_length or 0) <= MAX_REPLY_BYTES:
+        async for chunk in response.content.iter_any():
+            chunks.append(chunk)
+            size += len(chunk)
+            if size > MAX_REPLY_BYTES:
+                break
+        else:
+            return b"".join(chunks)
+    response.close()
+    return None
 
 
 def _refuses(outcome: Completion | Trouble) -> bool:

@@ -23,12 +23,13 @@ from time import monotonic
 from typing import Literal, TypeAlias
 
 from mua.config.schema import LlmConfig
-from mua.errors import JudgeFault, UserFault
+from mua.errors import JudgeFault, UserFault, UserFaultKind
 from mua.masking import masked
 from mua.types import Json
 from mua.users.cache import ResponseCache
 from mua.users.chat import ChatRequest, Completion, Message, Trouble, trouble
 from mua.users.connection import Connection, retry_after_seconds
+from mua.users.protocol import Refusal
 from mua.users.tally import Tally
 
 __all__ = ["Accept", "ChatEndpoint", "Role", "retry_after_seconds"]
@@ -36,7 +37,7 @@ __all__ = ["Accept", "ChatEndpoint", "Role", "retry_after_seconds"]
 log = logging.getLogger(__name__)
 
 Role: TypeAlias = Literal["user", "judge"]
-Accept: TypeAlias = Callable[[Completion], str | None]
+Accept: TypeAlias = Callable[[Completion], Refusal | None]
 """Why a reply cannot be used; None if it can."""
 FIRST_BACKOFF_SECONDS = 0.5
 LONGEST_BACKOFF_SECONDS = 30.0
@@ -64,9 +65,12 @@ class ChatEndpoint:
         seed: int,
         temperature: float | None = None,
         response_format: Json | None = None,
+        accept: Accept = lambda reply: None,
     ) -> str:
         """The text of :meth:`chat`, reasoning blocks removed, never empty."""
-        reply = await self.chat(messages, seed=seed, temperature=temperature, response_format=response_format)
+        reply = await self.chat(
+            messages, seed=seed, temperature=temperature, response_format=response_format, accept=accept
+        )
         return reply.text
 
     async def chat(
@@ -139,11 +143,14 @@ class ChatEndpoint:
             request = replace(way.request, seed=way.request.seed + way.tried)
             outcome = await self._members[place].ask(request, way.deadline)
             if isinstance(outcome, Completion):
-                if (reason := accept(outcome)) is None:
+                if (refusal := accept(outcome)) is None:
                     return outcome
                 self._tally.count("errors/rejected")
-                outcome = trouble("rejected", f"unusable reply: {reason}", "try another {here}.model")
+                reason = f"unusable reply: {refusal.reason}"
+                outcome = trouble("rejected", reason, "try another {here}.model", refusal.kind)
             if outcome is not None:
+                if self._role == "user" and outcome.fault is not UserFaultKind.UNREACHABLE:
+                    self._tally.count(f"refused/{outcome.fault}")
                 way.note(place, outcome)
                 log.info("%r: %s", self._members[place], self._members[place].clean(outcome.reason))
         return None
@@ -151,8 +158,10 @@ class ChatEndpoint:
     def _fault(self, way: _Way, late: bool) -> UserFault | JudgeFault:
         asked = list(way.last) or [0]
         text = "; ".join(self._story(way, place, late) for place in asked)
-        kind = UserFault if self._role == "user" else JudgeFault
-        return kind(text, passing=any(self._last(way, place).passing for place in asked))
+        passing = any(self._last(way, place).passing for place in asked)
+        if self._role == "judge":
+            return JudgeFault(text, passing=passing)
+        return UserFault(text, self._last(way, asked[-1]).fault, passing=passing)
 
     def _story(self, way: _Way, place: int, late: bool) -> str:
         """What happened at one endpoint, and the mend."""

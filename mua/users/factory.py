@@ -1,24 +1,53 @@
-"""Users by configuration: one factory a run, one user an episode."""
+"""Users by configuration: one factory a run, one user an episode.
+
+A kind of user of your own is a callable that ``user.kind: package.module:name`` names. It gets a :class:`Placement` and
+gives a :class:`mua.users.protocol.User`.
+"""
 
 from __future__ import annotations
 
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from mua.config.environment import USER_KINDS
 from mua.config.schema import UserConfig
-from mua.environment.protocol import Peopled, Task
+from mua.environment.protocol import Domain, Peopled, Task
 from mua.environment.selection import Selection
 from mua.errors import ConfigError
+from mua.users.check import Vocabulary
 from mua.users.endpoint import ChatEndpoint
 from mua.users.llm import LlmUser
 from mua.users.personas import checked
-from mua.users.prompts import style_of
+from mua.users.prompts import load_prompt, style_of
 from mua.users.protocol import User
 from mua.users.replay import ReplayedUser, load_recordings
 from mua.users.services import Services
 
 
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """What a factory of users is told of one episode."""
+
+    domain: Domain
+    task: Task
+    seed: int
+    """Varies wording or sampling; the same for the same episode."""
+    options: Mapping[str, Any]
+    """``user.options``, as they are written."""
+    endpoint: ChatEndpoint | None
+    """The pool of ``user.llm``, shared and kept open by the run; None where the section is absent."""
+
+
+MakeUser: TypeAlias = Callable[[Placement], User]
+
+
 class UserFactory:
     """Makes the users of one run; holds what they share. Belongs to one event loop.
 
-    Raises :class:`mua.errors.ConfigError` when the replay file cannot be read, or for a persona that there is not.
+    Raises :class:`mua.errors.ConfigError` when the replay file, the prompt or a factory of your own cannot be had, or
+    for a persona that there is not.
     """
 
     def __init__(self, config: UserConfig, selection: Selection, services: Services) -> None:
@@ -27,6 +56,9 @@ class UserFactory:
         self._selection = selection
         self._endpoint = services.user
         self._recordings = load_recordings(config.replay) if config.kind == "replay" and config.replay else {}
+        self._prompt = load_prompt(config.prompt)
+        self._own = None if config.kind in USER_KINDS else find_factory(config.kind)
+        self._vocabularies: dict[str, Vocabulary] = {}
 
     def make(self, task: Task, seed: int) -> User:
         """The user of one episode. ``seed`` varies wording or sampling, or picks among several recordings.
@@ -36,16 +68,53 @@ class UserFactory:
         domain = self._selection.domain(task)
         if self._config.kind == "replay":
             return self._replayed(task, seed)
-        if self._endpoint is not None and not getattr(domain, "user_in_tools", False):
-            return self._talking(self._endpoint, domain.persona(task), seed)
+        if getattr(domain, "user_in_tools", False):
+            return self._scripted(domain, task, seed)
+        if self._own is not None:
+            return self._made(self._own, domain, task, seed)
+        if self._endpoint is not None:
+            return self._talking(self._endpoint, domain, task, seed)
+        return self._scripted(domain, task, seed)
+
+    def _scripted(self, domain: Domain, task: Task, seed: int) -> User:
         if isinstance(domain, Peopled):
             return domain.scripted_user(task, seed, self._config.personas)
         return domain.scripted_user(task, seed)
 
-    def _talking(self, endpoint: ChatEndpoint, persona: str, seed: int) -> LlmUser:
+    def recites_data(self, task: Task) -> bool:
+        """Whether the user of ``task`` says what a data set holds, code or calls perhaps: its words are no fault."""
+        domain = self._selection.domain(task)
+        scripted = self._config.kind == "scripted" or getattr(domain, "user_in_tools", False)
+        return scripted and (getattr(domain, "needs_data", False) or self._selection.config.data is not None)
+
+    def _talking(self, endpoint: ChatEndpoint, domain: Domain, task: Task, seed: int) -> LlmUser:
         config = self._config
         style = style_of(seed, manners=config.manners, temperatures=config.temperatures)
-        return LlmUser(endpoint, persona, seed, style, leak_words=config.leak_words, tool_rounds=config.tool_rounds)
+        return LlmUser(
+            endpoint,
+            domain.persona(task),
+            seed,
+            style,
+            leak_words=config.leak_words,
+            tool_rounds=config.tool_rounds,
+            check=config.check,
+            facts=None if config.check == "off" else self._vocabulary(domain).of(task),
+            prompt=self._prompt,
+        )
+
+    def _vocabulary(self, domain: Domain) -> Vocabulary:
+        if domain.name not in self._vocabularies:
+            self._vocabularies[domain.name] = Vocabulary(domain)
+        return self._vocabularies[domain.name]
+
+    def _made(self, make: MakeUser, domain: Domain, task: Task, seed: int) -> User:
+        user = make(Placement(domain, task, seed, self._config.options, self._endpoint))
+        if not isinstance(user, User):
+            raise ConfigError(
+                f"user.kind: {self._config.kind} gave {type(user).__name__}, which is no user; it needs open, reply "
+                "and close (mua.users.protocol.User)"
+            )
+        return user
 
     def _replayed(self, task: Task, seed: int) -> User:
         recordings = self._recordings.get(task.id)
@@ -55,3 +124,19 @@ class UserFactory:
                 "choose the split and tasks that were recorded"
             )
         return ReplayedUser(task.id, recordings[seed % len(recordings)])
+
+
+def find_factory(path: str) -> MakeUser:
+    """What ``package.module:name`` names. Raises :class:`mua.errors.ConfigError` where there is no such callable."""
+    module_name, _, name = path.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise ConfigError(
+            f"user.kind: {path!r}: {module_name} cannot be imported: {error}; install its package, or put its folder "
+            "on PYTHONPATH"
+        ) from error
+    make: MakeUser | None = getattr(module, name, None)
+    if not callable(make):
+        raise ConfigError(f"user.kind: {path!r}: module {module_name} has no callable {name!r}")
+    return make

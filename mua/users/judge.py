@@ -18,11 +18,12 @@ from typing import Any, TypeVar, overload
 import jsonschema_rs
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
-from mua.errors import JudgeFault, UserFault
+from mua.errors import JudgeFault, UserFault, UserFaultKind
 from mua.types import Json
-from mua.untrusted import JsonError, read_json, read_json_at
-from mua.users.chat import Message
+from mua.untrusted import MAX_VERDICT, JsonError, read_json, read_json_at
+from mua.users.chat import Completion, Message
 from mua.users.endpoint import ChatEndpoint
+from mua.users.protocol import Refusal
 
 Verdict = TypeVar("Verdict", bound=BaseModel)
 ATTEMPTS = 3
@@ -130,11 +131,19 @@ class Judge:
     async def _answer(self, messages: list[Message], form: Json, seed: int) -> str:
         fault: UserFault
         try:
-            return await self._endpoint.complete(messages, seed=seed, response_format=form)
+            return await self._endpoint.complete(messages, seed=seed, response_format=form, accept=_readable)
         except UserFault as error:
             fault = error
         # Raised outside the handler: what the judge cannot do is no fault of the user's in any chain.
         raise JudgeFault(str(fault), passing=fault.passing)
+
+
+def _readable(reply: Completion) -> Refusal | None:
+    """What is too long for a verdict is asked for again, and neither parsed nor quoted back to the model."""
+    if len(reply.text) <= MAX_VERDICT:
+        return None
+    reason = f"the judge writes {len(reply.text)} characters, and {MAX_VERDICT} are the most that are read"
+    return Refusal(UserFaultKind.TOO_LONG, reason)
 
 
 def single_object(text: str) -> str:

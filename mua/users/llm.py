@@ -17,17 +17,21 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from typing import Literal, TypeAlias
 
+from mua.environment.requests import told
 from mua.environment.schema import validate_arguments
-from mua.errors import UserFault
+from mua.errors import UserFaultKind
 from mua.types import Json
 from mua.untrusted import JsonError, read_json
 from mua.users.chat import Completion, FunctionCall
+from mua.users.check import ReplyCheck, TaskCheck
 from mua.users.endpoint import ChatEndpoint
-from mua.users.guards import LeakCheck, unusable, without_label
-from mua.users.prompts import SILENCE, Style, user_system_prompt
-from mua.users.protocol import STOP_SIGNAL, UserReply, UserTools
+from mua.users.guards import LeakCheck, with_signal, without_label
+from mua.users.prompts import DEFAULT_PROMPT, SILENCE, Prompt, Style
+from mua.users.protocol import STOP_SIGNAL, Refusal, UserReply, UserTools
 
+CheckMode: TypeAlias = Literal["off", "flag", "refuse"]
 _PLAIN = Style()
 
 
@@ -48,14 +52,23 @@ class LlmUser:
         *,
         leak_words: int = 12,
         tool_rounds: int = 8,
+        check: CheckMode = "refuse",
+        facts: TaskCheck | None = None,
+        prompt: Prompt = DEFAULT_PROMPT,
     ) -> None:
-        """``leak_words`` and ``tool_rounds`` as in :class:`mua.config.schema.UserConfig`."""
+        """``leak_words``, ``tool_rounds`` and ``check`` as in :class:`mua.config.schema.UserConfig`.
+
+        ``facts`` is the check against the task, if there is one; it belongs to this user.
+        """
         self._endpoint = endpoint
         self._persona = persona
         self._seed = seed
         self._style = style
-        self._leak = LeakCheck(leak_words, user_system_prompt(""), persona, style.manner)
+        self._prompt = prompt
         self._rounds = tool_rounds
+        leak = LeakCheck(leak_words, persona, style.manner, rules=prompt.text("", "", tools=True))
+        self._check = ReplyCheck(leak, None if check == "off" else facts)
+        self._mode = check
         self._tools: UserTools | None = None
         self._history: list[Json] = [self._system(tools=False)]
 
@@ -65,69 +78,71 @@ class LlmUser:
         self._history = [self._system(tools=True)]
 
     async def open(self) -> UserReply:
-        """The first utterance, generated. One that already stops is a :class:`mua.errors.UserFault`."""
-        reply = await self._answer(self._style.greeting)
-        if reply.stop:
-            raise UserFault(f"{self._endpoint!r}: the simulated user ended the conversation before it began")
-        return reply
+        """The first utterance, generated."""
+        return await self._answer(self._style.greeting)
 
     async def reply(self, agent_text: str) -> UserReply:
         """Answer the agent's plain text; see :meth:`ChatEndpoint.chat` for the faults."""
+        self._check.heard(agent_text)
         return await self._answer(agent_text if agent_text.strip() else SILENCE)
 
     async def close(self) -> None:
         """Nothing to give back: connections belong to the endpoint."""
 
     def _system(self, tools: bool) -> Json:
-        return {"role": "system", "content": user_system_prompt(self._persona, self._style.manner, tools)}
+        return {"role": "system", "content": self._prompt.text(self._persona, self._style.manner, tools=tools)}
 
     async def _answer(self, text: str) -> UserReply:
+        first = len(self._history) == 1
         self._history.append({"role": "user", "content": text})
+        acted = False
         for left in range(self._rounds if self._tools else 0, -1, -1):
-            reply = await self._ask(speak=left == 0)
+            reply = await self._ask(speak=left == 0, first=first, acted=acted)
             if not reply.calls:
                 break
             await self._act(reply)
-        answer, leak = await self._without_leak(without_label(reply.text))
+            acted = True
+        answer = _words_of(reply)
+        flag = self._check.content(answer, acted=acted) if self._mode == "flag" else None
+        if flag is not None:
+            self._endpoint.count(f"flags/{flag.kind}")
+        self._check.said(answer)
         self._history.append({"role": "assistant", "content": answer})
-        return UserReply(answer, stop=STOP_SIGNAL in answer, leak=leak)
+        return UserReply(answer, stop=STOP_SIGNAL in answer, flags=() if flag is None else (flag,))
 
-    async def _ask(self, *, speak: bool, again: int = 0) -> Completion:
-        """What the model does next. ``speak``: it must say something; ``again`` gives another sample."""
+    async def _ask(self, *, speak: bool, first: bool, acted: bool) -> Completion:
+        """What the model does next. ``speak``: it must say something; ``first``: it has said nothing before."""
 
-        def accept(reply: Completion) -> str | None:
+        def accept(reply: Completion) -> Refusal | None:
             if reply.calls:
-                return "the user acts on and on and says nothing" if speak else None
-            return unusable(reply.text) or (None if without_label(reply.text) else "the user says nothing")
+                reason = "the user acts on and on and says nothing"
+                return Refusal(UserFaultKind.ACTS_ON_AND_ON, reason) if speak else None
+            return self._fault(_words_of(reply), first, acted)
 
         schemas = [schema.openai() for schema in self._tools.schemas()] if self._tools else []
         # Requests of one user differ by 1000, so that their retries (seed + attempt) never coincide.
         return await self._endpoint.chat(
             self._history,
-            seed=self._seed + 1000 * len(self._history) + again,
+            seed=self._seed + 1000 * len(self._history),
             temperature=self._style.temperature,
             tools=schemas,
             tool_choice="none" if schemas and speak else None,
             accept=accept,
         )
 
-    async def _without_leak(self, text: str) -> tuple[str, bool]:
-        """``text``, or another sample if it quotes the instructions; whether what is said still does."""
-        if not self._leak.leaks(text):
-            return text, False
-        self._endpoint.count("leak_retries")
-        other = without_label((await self._ask(speak=True, again=500)).text)
-        if not self._leak.leaks(other):
-            return other, False
-        self._endpoint.count("leaks")
-        return other, True
+    def _fault(self, text: str, first: bool, acted: bool) -> Refusal | None:
+        """Why ``text`` is not said."""
+        refusal = self._check.form(text, first=first)
+        return refusal or (self._check.content(text, acted=acted) if self._mode == "refuse" else None)
 
     async def _act(self, reply: Completion) -> None:
         """Run the calls; mistakes are answers that the model can act on."""
         calls = [replace(call, arguments=json.dumps(_arguments(call) or {})).openai() for call in reply.calls]
         self._history.append({"role": "assistant", "content": reply.text or None, "tool_calls": calls})
         for call in reply.calls:
-            self._history.append({"role": "tool", "tool_call_id": call.id, "content": await self._call(call)})
+            answer = await self._call(call)
+            self._check.saw(answer)
+            self._history.append({"role": "tool", "tool_call_id": call.id, "content": answer})
 
     async def _call(self, call: FunctionCall) -> str:
         assert self._tools is not None, "no calls come without tools"
@@ -139,7 +154,13 @@ class LlmUser:
             return f"error: the arguments of {call.name} must be a JSON object, not {call.arguments[:200]}"
         if fault := validate_arguments(schema, arguments):
             return f"error: {fault}"
-        return (await self._tools.call(call.name, arguments)).text
+        result = await self._tools.call(call.name, arguments)
+        return told(call.name, result.text)
+
+
+def _words_of(reply: Completion) -> str:
+    """What is said, as it is meant: without a speaker's name before it, the signal to stop as it is written here."""
+    return with_signal(without_label(reply.text))
 
 
 def _arguments(call: FunctionCall) -> Json | None:

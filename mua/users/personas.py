@@ -42,15 +42,15 @@ PERSONAS = {
     persona.name: persona
     for persona in (
         Persona("brief", brief=True),
-        Persona("plain", talks=0.8),
-        Persona("terse", tells=1, patience=3, talks=0.2),
+        Persona("plain", talks=1.4),
+        Persona("terse", tells=1, patience=3, talks=0.5),
         Persona("talkative", talks=2.0, patience=6, tells=3),
-        Persona("forthcoming", volunteers=True, tells=4, talks=1.0),
-        Persona("forgetful", forgets=0.6, patience=5, talks=1.0),
-        Persona("careless", errs=0.5, talks=1.0, patience=5),
-        Persona("stubborn", insists=True, talks=1.0),
-        Persona("wavering", wavers=True, talks=1.0, patience=5),
-        Persona("impatient", patience=1, tells=2, volunteers=True, talks=0.4),
+        Persona("forthcoming", volunteers=True, tells=4, talks=1.3),
+        Persona("forgetful", forgets=0.6, patience=5, talks=1.3),
+        Persona("careless", errs=0.5, talks=1.3, patience=5),
+        Persona("stubborn", insists=True, talks=1.3),
+        Persona("wavering", wavers=True, talks=1.3, patience=5),
+        Persona("impatient", patience=1, tells=2, volunteers=True, talks=1.1),
     )
 }
 DEFAULT = tuple(name for name in PERSONAS if name != "brief")

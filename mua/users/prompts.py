@@ -9,7 +9,11 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from string import Template
 
+from mua.errors import ConfigError
+from mua.untrusted import read_file
 from mua.users.protocol import STOP_SIGNAL
 
 GREETING = "Hello! How may I help you?"
@@ -86,8 +90,49 @@ def style_of(seed: int, *, manners: bool = True, temperatures: Sequence[float] =
     return Style(manner, greeting, temperature) if manners else Style(temperature=temperature)
 
 
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """How a model is told to play a user: ours, or a file's (``user.prompt``)."""
+
+    template: Template | None = None
+    """With the fields of :data:`FIELDS`."""
+
+    def text(self, persona: str, manner: str = "", *, tools: bool = False) -> str:
+        """The simulator's system prompt for ``persona``."""
+        if self.template is None:
+            return user_system_prompt(persona, manner, tools)
+        filled = {"persona": persona.strip(), "manner": manner, "stop": STOP_SIGNAL}
+        return self.template.substitute(filled | {"tool_rules": _TOOL_RULES if tools else ""})
+
+
+FIELDS = ("persona", "manner", "stop", "tool_rules")
+DEFAULT_PROMPT = Prompt()
+
+
+def load_prompt(path: Path | None) -> Prompt:
+    """The prompt in a text file; ``$persona`` has to be in it, and ``$stop``; ``$$`` is a dollar sign.
+
+    Raises :class:`mua.errors.ConfigError` naming file and field.
+    """
+    if path is None:
+        return DEFAULT_PROMPT
+    try:
+        template = Template(read_file(path).decode())
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"user.prompt: cannot read {path}: {error}; give a text file") from error
+    if not template.is_valid():
+        raise ConfigError(f"user.prompt: {path}: a $ that begins no field; write $$ for a dollar sign")
+    found = set(template.get_identifiers())
+    known = ", ".join(f"${field}" for field in FIELDS)
+    if unknown := sorted(found - set(FIELDS)):
+        raise ConfigError(f"user.prompt: {path}: there is no field ${unknown[0]}; known: {known}")
+    if missing := [field for field in ("persona", "stop") if field not in found]:
+        raise ConfigError(f"user.prompt: {path} must say ${missing[0]} somewhere; known fields: {known}")
+    return Prompt(template)
+
+
 def user_system_prompt(persona: str, manner: str = "", tools: bool = False) -> str:
-    """The simulator's system prompt: the rules, then the ``persona`` of this task."""
+    """Our own prompt: the rules, then the ``persona`` of this task."""
     rules = [_RULES, _TOOL_RULES] if tools else [_RULES]
     who = f"{persona.strip()}\n\nYour manner\n{manner}" if manner else persona.strip()
     return "\n\n".join([*rules, f"Who you are\n{who}\n"])

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from mua.environment.protocol import ToolResult, ToolSchema
+from mua.errors import UserFaultKind
 from mua.types import Json
 
 STOP_SIGNAL = "###STOP###"
 """A user message that contains this ends the conversation (tau-bench's convention)."""
+
+
+class Refusal(NamedTuple):
+    """Why a text cannot be a user's words."""
+
+    kind: UserFaultKind
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,16 +29,23 @@ class UserReply:
     stop: bool = False
     tools: Sequence[ToolSchema] = ()
     """Tools that the policy has from now on. ``text`` describes them, for policies whose instructions cannot change."""
-    leak: bool = False
-    """Whether it quotes the user's hidden instructions word for word."""
+    flags: Sequence[Refusal] = ()
+    """What is wrong with it, where it is said all the same (``user.check: flag``)."""
+
+    @property
+    def leak(self) -> bool:
+        """Whether it quotes the user's hidden instructions word for word."""
+        return any(flag.kind is UserFaultKind.LEAKS_INSTRUCTION for flag in self.flags)
 
 
 @runtime_checkable
 class User(Protocol):
     """The other side of the conversation.
 
-    Any fault that is the user's own (endpoint down, empty reply) is raised as
-    :class:`mua.errors.UserFault`; the episode then ends as ``user_error`` and is retried, never scored.
+    Any fault that is the user's own (endpoint down, empty reply) is a :class:`mua.errors.UserFault` of some
+    :class:`mua.errors.UserFaultKind`; whatever else it raises becomes one. The episode then ends as ``user_error``, is
+    retried with a fresh environment and user, and never scored. What cannot be a user's words (:mod:`mua.users.guards`)
+    is such a fault too, whoever said it.
     """
 
     async def open(self) -> UserReply:

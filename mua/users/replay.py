@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from mua.errors import ConfigError, UserFault
+from mua.errors import ConfigError, UserFault, UserFaultKind
 from mua.types import Json, Trajectory
 from mua.untrusted import MAX_FILE_DEPTH, JsonError, open_file, read_json
 from mua.users.protocol import STOP_SIGNAL, UserReply, UserTools
@@ -63,7 +63,8 @@ class ReplayedUser:
         if self._said == len(self._turns):
             raise UserFault(
                 f"replay of task {self._task_id!r}: the recording has {len(self._turns)} user turns and the agent "
-                "asks for one more; it took another course than the recorded agent"
+                "asks for one more; it took another course than the recorded agent",
+                UserFaultKind.NO_RECORDING,
             )
         turn = self._turns[self._said]
         self._said += 1
@@ -74,7 +75,8 @@ class ReplayedUser:
         if turn.actions and self._tools is None:
             raise UserFault(
                 f"replay of task {self._task_id!r}: in the recording the user acts with tools of its own, which this "
-                "environment does not give it; replay it in the domain it was recorded in"
+                "environment does not give it; replay it in the domain it was recorded in",
+                UserFaultKind.NO_RECORDING,
             )
         for action in turn.actions:
             assert self._tools is not None

@@ -1,11 +1,11 @@
-"""A rule-based user that domains fill in: wishes, facts told when asked, a person's traits, and a grammar to speak with.
+"""A rule-based user that domains fill in: wishes, facts told when asked, traits of a person, a grammar to speak with.
 
 It understands ordinary English by :mod:`mua.language.acts`. ::
 
     the agent                                the user
     asks for facts                           tells them, as many as its persona tells at once, rightly or not
-    proposes something, wants a yes          changes its mind if the wish says so or it wavers; else agrees, also to what
-                                             asks again for facts that it has told
+    proposes something, wants a yes          changes its mind if the wish says so or it wavers; else agrees (also where
+                                             that asks again for facts that it has told)
     has done it, refuses, tells, transfers   states the next wish, insists once if it is stubborn, or ends
     asks whether there is anything else      no, or what is still open
     greets, thanks, wants a moment           waits
@@ -17,13 +17,25 @@ Whatever brings it no further costs patience, and without patience it gives up.
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from mua.language.acts import Acts, Reader
 from mua.language.voice import Grammar, Voice
-from mua.users.personas import Persona
+from mua.users.personas import PERSONAS, Persona
 from mua.users.protocol import STOP_SIGNAL, UserReply
+from mua.users.talk import small_talk
+
+PLAIN_WISH = "wish"
+"""The verb of the only wish of :meth:`ScriptedUser.simple`."""
+PLAIN_DEEDS = (
+    "do book reserve cancel order return exchange change update send refund add remove set create delete move buy sell "
+    "deliver pay open close start stop complete process arrange register confirm fix repair print assign file schedule"
+)
+"""Verbs that carry it out."""
+BRIEF = PERSONAS["brief"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +61,8 @@ class Wish:
     values: Mapping[str, str] = field(default_factory=dict)
     """Values for the opening's slots."""
     change_of_mind: str = ""
-    """Said instead of the first agreement: a rule of the grammar (with ``values``), or the words themselves; ``facts`` are
-    those after it."""
+    """Said instead of the first agreement: a rule of the grammar (with ``values``), or the words themselves;
+    ``facts`` are those after it."""
     before: Mapping[str, Fact] = field(default_factory=dict)
     """Facts that the change of mind alters, as they are before it."""
     goes_on: Sequence[str] = ()
@@ -84,6 +96,20 @@ class ScriptedUser:
         self._put_off: set[str] = set()
         self._wrong: dict[str, Fact] = {}
         self._changed = self._wavered = self._insisted = self._gave_way = False
+
+    @classmethod
+    def simple(
+        cls, seed: str, openings: Sequence[str], facts: Mapping[str, Sequence[str]] | None = None
+    ) -> ScriptedUser:
+        """Somebody with one wish, for a domain without words and a grammar of its own.
+
+        ``openings``: wordings of the wish; ``facts``: wordings of each fact, which is asked for by its own name
+        (``order_number``: "order number", "number"). Both in the notation of :mod:`mua.language.voice`.
+        """
+        facts = facts or {}
+        rules = {f"tell_{fact}": wordings for fact, wordings in facts.items()} | {f"want_{PLAIN_WISH}": openings}
+        known = {fact: Fact("known") for fact in facts}
+        return cls(seed, "train", _plain_reader(tuple(facts)), small_talk(rules), BRIEF, [Wish(PLAIN_WISH)], known)
 
     async def open(self) -> UserReply:
         return UserReply(self._opening(first=True))
@@ -200,3 +226,21 @@ class ScriptedUser:
 
     def _stop(self, rule: str) -> UserReply:
         return UserReply(f"{self._voice.say(rule)} {STOP_SIGNAL}", stop=True)
+
+
+_WHO = ("who (are you|you are|am i|i am|is this|is it)",)
+
+
+@lru_cache(maxsize=64)
+def _plain_reader(facts: tuple[str, ...]) -> Reader:
+    """Reads questions for facts by their names, and whether one of :data:`PLAIN_DEEDS` is done."""
+    words = {fact: [fact.replace("_", " "), fact.rpartition("_")[2]] for fact in facts}
+    named = {
+        fact: {
+            "named": [f"{re.escape(one)}s?" for one in ones],
+            "kind": ones,
+            "idioms": _WHO if ones[-1] == "name" else (),
+        }
+        for fact, ones in words.items()
+    }
+    return Reader({"facts": named, "deeds": {PLAIN_WISH: [f"<{verb}>" for verb in PLAIN_DEEDS.split()]}})

@@ -18,9 +18,9 @@ class Services:
 
     @classmethod
     def from_config(cls, user: UserConfig, judge: JudgeConfig | None) -> Self:
-        """Pools for the roles that ``user.kind: llm`` and the section ``judge`` ask for."""
+        """Pools for the roles that the sections ``user`` and ``judge`` ask for."""
         return cls(
-            user=ChatEndpoint(user.llm) if user.kind == "llm" and user.llm else None,
+            user=ChatEndpoint(user.llm) if user.llm is not None and user.asks_model else None,
             judge=ChatEndpoint(judge.llm, "judge") if judge else None,
         )
 

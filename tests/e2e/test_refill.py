@@ -88,6 +88,7 @@ def test_an_oversampled_run_trains_no_group_twice_and_nothing_stale(
     recipe: Path, tmp_path: Path, staleness: int
 ) -> None:
     chosen = ["trainer.steps=3", "algorithm.refill.oversample=2", f"trainer.max_staleness={staleness}"]
+    chosen += ["algorithm.correction=truncate"] if staleness else []
     mua("train", recipe, *chosen, "rollout.concurrency=4", cwd=tmp_path)
     lines = metrics_of(tmp_path / "out")
     assert all(line["version_lag/max"] <= staleness for line in lines)

@@ -24,7 +24,7 @@ from environments.help_desk.tasks import generate
 from mua.config.schema import JudgeConfig, LlmConfig
 from mua.engine.server import free_port
 from mua.environment.protocol import ToolResult, ToolSchema
-from mua.errors import JudgeFault, UserFault
+from mua.errors import JudgeFault, UserFault, UserFaultKind
 from mua.launch import checks
 from mua.rollout.runner import EpisodeRunner
 from mua.types import Json, Outcome, Trajectory
@@ -243,8 +243,21 @@ async def episodes(served: Served, **settings: object) -> list[Trajectory]:
     return group.trajectories
 
 
+WORDS = {"regex": "[a-z]{2,8}( [a-z]{2,8}){1,4}"}
+"""SGLang holds a reply to it: what a random model writes by itself is no text."""
+
+
+async def test_episodes_whose_user_babbles_are_its_fault_and_say_which(served: Served) -> None:
+    trajectories = await episodes(served, temperature=2.0, max_retries=1)
+    for trajectory in trajectories:
+        kinds = {name.removeprefix("user_faults/") for name in trajectory.metrics if name.startswith("user_faults/")}
+        assert trajectory.scored or kinds
+        assert kinds <= set(UserFaultKind) - {UserFaultKind.UNREACHABLE}
+    assert not all(t.scored for t in trajectories)
+
+
 async def test_episodes_end_judged_or_as_the_users_fault(served: Served) -> None:
-    trajectories = await episodes(served)
+    trajectories = await episodes(served, extra=WORDS)
     assert {t.outcome for t in trajectories} <= {Outcome.MAX_TURNS, Outcome.USER_STOP, Outcome.USER_ERROR}
     judged = [t for t in trajectories if t.scored]
     assert judged

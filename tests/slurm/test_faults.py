@@ -73,7 +73,7 @@ def test_a_user_server_that_moved_is_found_by_the_next_attempt(jobs: Jobs, recip
     config = tmp_path / "llm.yaml"
     # One request is one fault: this user is not waited for.
     llm = '{base_url: "${MUA_USER_BASE_URL}", model: "${MUA_USER_MODEL}", max_retries: 0}'
-    config.write_text(f"extends: {recipe}\nuser: {{kind: llm, llm: {llm}}}\n")
+    config.write_text(f"extends: {recipe}\nuser: {{kind: llm, check: off, llm: {llm}}}\n")
     with _user(answers=16) as first, _user() as second:
         _publish(address, first)
         job, log = _submit(jobs, config, tmp_path, f"slurm.user_address={address}", "rollout.max_retries=0")

@@ -99,6 +99,64 @@ def test_mismatch_is_reported_apart_for_fresh_and_stale_tokens():
     assert len(all_fresh) == 1
 
 
+# ---- What another policy sampled
+
+RATIOS = (1.0, 20.0, 148.0)
+"""How much likelier the token is to the policy that is trained than to the one that sampled it."""
+
+
+def gradients(advantage: float, **changes: Any) -> list[float]:
+    """d loss / d log p of one token at the step's first update, for each of :data:`RATIOS`."""
+    setting, found = config(**changes), []
+    for ratio in RATIOS:
+        engine = -1.0 - math.log(ratio)
+        old = -1.0 if setting.recomputes else engine  # as make_batch leaves it
+        one, _ = adjusted(batch_of(sequence([old], [engine], [advantage])), setting, VERSION)
+        if not one.sequences:  # a band took the token out of the batch
+            found.append(0.0)
+            continue
+        (s,) = one.sequences
+        logprobs = torch.tensor([-1.0], requires_grad=True)
+        tokens = TokenTensors(
+            *(torch.from_numpy(a[s.trained]) for a in (s.weights, s.advantages, s.behaviour_logprobs, s.old_logprobs)),
+            sequence=torch.zeros(1, dtype=torch.int64), sequences=1,
+        )  # fmt: skip
+        PolicyLoss.from_config(setting)(logprobs, torch.zeros(1), tokens).loss.backward()
+        assert logprobs.grad is not None
+        found.append(float(logprobs.grad))
+    return found
+
+
+@pytest.mark.parametrize("steps", [{}, {"minibatches": 2}, {"epochs": 2}])
+@pytest.mark.parametrize("loss", ["grpo", "gspo", "cispo", "minirl", "sapo"])
+def test_without_a_correction_the_gradient_is_blind_to_who_sampled(loss: str, steps: dict[str, int]):
+    found = gradients(-1.0, loss=loss, **steps)
+    assert found == pytest.approx([1.0] * 3)
+    assert not config(loss=loss, **steps).sees_sampler
+
+
+@pytest.mark.parametrize(
+    ("advantage", "changes", "expected"),
+    [
+        (1.0, {"correction": "truncate", "correction_high": 50.0}, [-1.0, -20.0, -50.0]),
+        (-1.0, {"correction": "truncate", "correction_high": 50.0, "loss": "reinforce"}, [1.0, 20.0, 50.0]),
+        (1.0, {"correction": "mask", "correction_high": 50.0}, [-1.0, -20.0, 0.0]),
+        (1.0, {"correction": "band", "correction_cap": 100.0, "correction_high": 50.0}, [-1.0, -20.0, 0.0]),
+        (-1.0, {"old_logprobs": "engine"}, [1.0, 20.0, 148.0]),
+        (1.0, {"old_logprobs": "engine"}, [-1.0, 0.0, 0.0]),
+        (-1.0, {"old_logprobs": "engine", "loss": "minirl"}, [1.0, 20.0, 148.0]),
+    ],
+)
+def test_with_a_correction_it_depends_on_who_sampled(advantage: float, changes: dict[str, Any], expected: list[float]):
+    assert gradients(advantage, **changes) == pytest.approx(expected, rel=1e-5)
+    assert config(**changes).sees_sampler
+
+
+def test_reinforce_against_the_engine_is_blind_whatever_the_ratio():
+    assert gradients(1.0, loss="reinforce", old_logprobs="engine") == pytest.approx([-1.0] * 3)
+    assert not config(loss="reinforce", old_logprobs="engine").sees_sampler
+
+
 # ---- AgentRL's band
 
 TOKEN = st.tuples(

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mua.algorithms.advantage import leave_one_out
-from mua.algorithms.batch import make_batch, sft_batch, split_minibatches
+from mua.algorithms.batch import make_batch, make_batches, sft_batch, split_minibatches
 from mua.algorithms.credit import trajectory_score, turn_credits
 from mua.algorithms.loss_protocol import TokenTensors
 from mua.algorithms.losses import PolicyLoss
@@ -311,6 +311,30 @@ def test_reinforce_plus_plus_whitens_over_the_whole_batch():
     tokens = np.concatenate([s.advantages[s.trained] for s in batch])
     assert tokens.mean() == pytest.approx(0.0, abs=1e-6)
     assert tokens.std() == pytest.approx(1.0, rel=1e-5)
+
+
+@pytest.mark.parametrize("minibatches", [1, 2, 4])
+def test_whitening_is_of_the_step_however_it_is_cut(minibatches: int):
+    """Against the closed form by tokens; by minibatches the pairs, each centred on 0, would have other signs."""
+    pairs = [((0, 1), (1, 3)), ((2, 2), (5, 1)), ((0, 6), (9, 1)), ((3, 4), (3, 2))]
+    groups = [group(*(several_turns([float(reward)], [n]) for reward, n in pair)) for pair in pairs]
+    centred = [reward - (first + second) / 2 for (first, _), (second, _) in pairs for reward in (first, second)]
+    tokens = [n for pair in pairs for _, n in pair]
+    mean = sum(a * n for a, n in zip(centred, tokens, strict=True)) / sum(tokens)
+    variance = sum((a - mean) ** 2 * n for a, n in zip(centred, tokens, strict=True)) / sum(tokens)
+    expected = [(a - mean) / (variance + 1e-8) ** 0.5 for a in centred]
+    config = AlgorithmConfig(advantage="reinforce_plus_plus", minibatches=minibatches)
+    batches = make_batches(split_minibatches(groups, minibatches), config, 1.0)
+    assert len(batches) == minibatches
+    found = [s.advantages[s.trained] for batch in batches for s in batch]
+    np.testing.assert_allclose([values[0] for values in found], expected, rtol=1e-6)
+    assert all((values == values[0]).all() for values in found)
+    # The last pair agrees: alone it is told nothing, in the step it stands above the mean by tokens.
+    assert expected[-1] > 0
+    alone = make_batch(groups[-1:], config, 1.0)
+    assert all((s.advantages == 0).all() for s in alone)
+    # Weights stay those of each optimizer step's own batch.
+    assert [sum(s.weights.sum() for s in batch) for batch in batches] == pytest.approx([1.0] * minibatches)
 
 
 def of_domain(name: str, *members: tuple[float, int]) -> Group:

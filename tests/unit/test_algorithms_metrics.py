@@ -69,6 +69,7 @@ def test_metrics_of_an_example_counted_by_hand():
         "attempts/max": 4.0,
         "turns/mean": 1.5,
         "turns/max": 3.0,
+        "turns/cut_by_time": 0.0,
         "tokens/system": 1.0,
         "tokens/user": 0.75,
         "tokens/tool": 0.25,

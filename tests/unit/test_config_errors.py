@@ -100,6 +100,16 @@ def errors(text: str | bytes, *overrides: str) -> list[str]:
             "x.yaml:3: critic.warmup_steps 3 leaves the policy none of the trainer.steps 3",
         ),
         (
+            "trainer: {steps: 1, evaluate_every: 0, export: best}",
+            "x.yaml:2: trainer.export best needs trainer.evaluate_every above 0: evaluations say which is best",
+        ),
+        (
+            "algorithm: {loss: reinforce, epochs: 2}",
+            "x.yaml:2: algorithm: loss reinforce takes no account of how far earlier optimizer steps on the same batch "
+            "have moved the policy: set epochs and minibatches to 1, or choose a loss with a ratio (grpo, gspo, cispo, "
+            "minirl, sapo), or say uncorrected: true",
+        ),
+        (
             "critic: {optimizer: {min_learning_rate: 0.1}}",
             "x.yaml:2: critic.optimizer.min_learning_rate 0.1 exceeds critic.optimizer.learning_rate 1e-05",
         ),
@@ -334,3 +344,45 @@ def test_thousands_of_wrong_keys_are_told_in_twenty_lines(folder: Path) -> None:
     assert len(found) == 21
     assert found[0].startswith("x.yaml:2: zzq0: unknown key")
     assert found[-1] == "x.yaml:1: and 4980 more keys are wrong"
+
+
+STALE = "trainer.max_staleness=1"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        [],
+        ["algorithm.minibatches=2", "algorithm.epochs=2"],
+        ["algorithm.loss=reinforce"],
+        ["algorithm.loss=reinforce", "algorithm.old_logprobs=engine"],
+        ["algorithm.loss=reinforce", "algorithm.old_logprobs=engine", "algorithm.correction=band"],
+    ],
+)
+def test_stale_samples_without_a_correction_are_refused_unless_said(tmp_path: Path, changes: list[str]) -> None:
+    path = tmp_path / "y.yaml"
+    path.write_text("name: x\noutput: x\nmodel: {path: x}\nenvironment: {name: help_desk}\ntrainer: {steps: 1}\n")
+    with pytest.raises(ConfigError) as caught:
+        load_config(path, [STALE, *changes])
+    (line,) = str(caught.value).splitlines()
+    assert "trainer.max_staleness 1 trains on what older policies sampled" in line
+    for way_out in ("truncate, mask or band", "algorithm.old_logprobs to engine", "algorithm.uncorrected: true"):
+        assert way_out in line
+    assert load_config(path, changes).trainer.max_staleness == 0
+    assert load_config(path, [STALE, *changes, "algorithm.uncorrected=true"]).algorithm.uncorrected
+
+
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        ["algorithm.correction=truncate"],
+        ["algorithm.correction=mask"],
+        ["algorithm.correction=band"],
+        ["algorithm.correction=truncate", "algorithm.loss=reinforce"],
+        ["algorithm.old_logprobs=engine"],
+    ],
+)
+def test_stale_samples_with_a_correction_are_accepted(tmp_path: Path, chosen: list[str]) -> None:
+    path = tmp_path / "y.yaml"
+    path.write_text("name: x\noutput: x\nmodel: {path: x}\nenvironment: {name: help_desk}\ntrainer: {steps: 1}\n")
+    assert load_config(path, [STALE, *chosen]).algorithm.sees_sampler

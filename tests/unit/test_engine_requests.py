@@ -6,12 +6,14 @@ Real SGLang on CPU, the session's shared server. Not covered: several engines at
 from __future__ import annotations
 
 import asyncio
+import time
+from dataclasses import replace
 
 import pytest
 from engine_fixtures import CONTEXT
 
 from mua.engine.pool import EnginePool
-from mua.engine.protocol import SamplingParams
+from mua.engine.protocol import SamplingParams, TurnCut
 from mua.errors import DeadlineExceeded, EngineError
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(900)]  # a busy machine
@@ -45,8 +47,16 @@ async def test_length_ends_the_turn(engine_pool: EnginePool) -> None:
 
 
 async def test_deadline_raises_and_aborts_on_the_engine(engine_pool: EnginePool) -> None:
-    with pytest.raises(DeadlineExceeded, match="session 'slow'"):
-        await engine_pool.generate(PROMPT, ENDLESS, session="slow", deadline_s=0.2)
+    greedy, started = replace(ENDLESS, temperature=0.0), time.perf_counter()
+    whole = await engine_pool.generate(PROMPT, greedy, session="whole", deadline_s=300)
+    half = (time.perf_counter() - started) / 2
+    with pytest.raises(TurnCut, match=r"session 'slow' exceeded its [\d.]+ s after \d+ tokens") as cut:
+        await engine_pool.generate(PROMPT, greedy, session="slow", deadline_s=half)
+    partial = cut.value.partial  # what the engine had sampled until then, as it stands in the whole turn
+    n = len(partial.ids)
+    assert 0 < n < len(whole.ids)
+    assert (partial.finish, partial.ids.tolist()) == ("abort", whole.ids[:n].tolist())
+    assert len(partial.logprobs) == len(partial.versions) == n
     await until_engine_is_idle(engine_pool)
     assert engine_pool.metrics()["engine/running"] == 0
 

@@ -7,13 +7,16 @@ tested with the official data.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib
 import inspect
 import itertools
 import json
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable, Iterator
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
@@ -44,7 +47,10 @@ def mua(*arguments: str, typed: str = "") -> Result:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A package ``environments`` in front of the real one, which it includes, in this process and in workers."""
+    """A checkout, and the current folder: its ``environments`` stands in front of the real one, which it includes, in
+    this process and in workers."""
+    (tmp_path / "pyproject.toml").touch()
+    monkeypatch.chdir(tmp_path)
     package = tmp_path / "environments"
     package.mkdir()
     package.joinpath("__init__.py").write_text(
@@ -137,7 +143,7 @@ def test_a_new_domain_keeps_the_whole_contract(
 ):
     made = mua("new", *arguments)
     assert made.exit_code == 0, made.output
-    paths = set(written(folder)) - {"environments/__init__.py"}
+    paths = set(written(folder)) - {"environments/__init__.py", "pyproject.toml"}
     assert {str(Path(line).relative_to(folder)) for line in made.stdout.split()} == paths
     assert {f"environments/{name}/__init__.py", f"tests/unit/test_{name.replace('/', '_')}.py"} <= paths
     assert name in domain_names()
@@ -162,6 +168,80 @@ def run_check(check: Callable, domain: object, monkeypatch: pytest.MonkeyPatch) 
         result = check(**{key: wanted[key] for key in inspect.signature(check).parameters})
         if inspect.isawaitable(result):
             run_async(result)
+
+
+def in_project(folder: Path, *arguments: str) -> Result:
+    """``mua env new`` below a project of somebody else's."""
+    (folder / "deep").mkdir(exist_ok=True)
+    with contextlib.chdir(folder / "deep"):
+        return mua("new", *arguments)
+
+
+@pytest.mark.parametrize(("arguments", "name"), [(["theatre_c"], "theatre_c"), (["guess_c", "--gym"], "guess_c")])
+def test_in_another_project_a_domain_is_a_package_with_an_entry_point(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], name: str
+):
+    before = written(ROOT / "environments") | written(ROOT / "tests" / "unit")
+    (tmp_path / "pyproject.toml").write_text('[project]\nname = "theirs"\n# kept\n')
+    made = in_project(tmp_path, *arguments)
+    assert made.exit_code == 0, made.output
+    found = written(tmp_path)
+    gym = {f"{name}/policy.md", f"{name}/manifest.json"} if "--gym" in arguments else set()
+    assert set(found) == {"pyproject.toml", f"{name}/__init__.py", f"tests/test_{name}.py"} | gym
+    assert {str(Path(line).relative_to(tmp_path)) for line in made.stdout.split()} == set(found)
+    assert "pip install -e ." in made.stderr
+    project = tomllib.loads(found["pyproject.toml"])["project"]
+    assert project == {"name": "theirs", "entry-points": {"mua.environments": {name: name}}}
+    assert "# kept" in found["pyproject.toml"]
+    assert written(ROOT / "environments") | written(ROOT / "tests" / "unit") == before
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(registry, "entry_points", lambda group: [EntryPoint(name, name, group)])
+    assert name in domain_names()
+    names: dict[str, object] = {}
+    exec(found[f"tests/test_{name}.py"], names)
+    run_async(names["test_gold_solves_every_task"]("test"))  # type: ignore[operator]
+    assert in_project(tmp_path, f"{name}_d").exit_code == 0
+    points = tomllib.loads(written(tmp_path)["pyproject.toml"])["project"]["entry-points"]["mua.environments"]
+    assert points == {name: name, f"{name}_d": f"{name}_d"}
+    sys.modules.pop(name, None)
+
+
+def test_a_folder_given_is_the_project_and_gets_a_project_file(tmp_path: Path):
+    assert mua("new", "florist", "--into", str(tmp_path)).exit_code == 0
+    points = tomllib.loads((tmp_path / "pyproject.toml").read_text())
+    assert points["project"]["entry-points"] == {"mua.environments": {"florist": "florist"}}
+    assert points["tool"]["setuptools"]["packages"] == ["florist"]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("json", "", "is the name of another module"),
+        ("shops/book", "", "give a name without /"),
+        ("florist", "[project", "cannot be read"),
+        ("florist", '[project]\nentry-points."mua.environments".a = "a"\n', "write its entry points under the line"),
+    ],
+)
+def test_what_another_project_cannot_take_is_refused(tmp_path: Path, name: str, text: str, words: str):
+    (tmp_path / "pyproject.toml").write_text(text)
+    before = written(tmp_path)
+    made = mua("new", name, "--into", str(tmp_path))
+    assert made.exit_code == 2
+    assert words in made.stderr
+    assert written(tmp_path) == before
+
+
+def test_an_installed_package_is_never_written_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    site = tmp_path / "lib" / "site-packages"
+    (site / "environments").mkdir(parents=True)
+    monkeypatch.setattr(environments, "__path__", [str(site / "environments"), *environments.__path__])
+    for into in (site, site.parent):
+        made = mua("new", "florist", "--into", str(into))
+        if made.exit_code == 0:
+            assert not list(site.rglob("florist*"))
+        else:
+            assert "holds the installed package" in made.stderr
+    assert not list((site / "environments").iterdir())
 
 
 FLAWS = {
@@ -278,8 +358,11 @@ TASK = get_domain("help_desk").tasks("test")[3]
 
 
 def gold_lines() -> str:
+    """The gold moves, after questions for what only the customer knows."""
+    asked = ["Which order is it?", "What is your name?"]
     moves = get_domain("help_desk").gold(TASK)
-    return "\n".join(move if isinstance(move, str) else f"/{move[0]} {json.dumps(move[1])}" for move in moves) + "\n"
+    lines = [move if isinstance(move, str) else f"/{move[0]} {json.dumps(move[1])}" for move in moves]
+    return "\n".join([*asked, *lines]) + "\n"
 
 
 def test_a_person_who_makes_the_gold_moves_succeeds():
@@ -288,7 +371,7 @@ def test_a_person_who_makes_the_gold_moves_succeeds():
     assert f"task {TASK.id} (test, {TASK.data['kind']}" in found.stdout
     assert "# Help desk policy" in found.stdout
     assert "user: " in found.stdout
-    assert found.stdout.rstrip().splitlines()[-3] == "reward 1, success"
+    assert "\nreward 1, success\n" in found.stdout
 
 
 def test_a_person_who_does_nothing_sees_what_is_missing():

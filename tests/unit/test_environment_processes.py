@@ -113,7 +113,7 @@ FAULTS: dict[str, tuple[type[MuaError], str]] = {
     "user": (UserFault, "no user"),
     "judge": (JudgeFault, "no judge"),
     "wrong": (EnvironmentFault, "tool 'wrong' gave int instead of ToolResult"),
-    "unheard": (EnvironmentFault, "tool 'unheard' raised TypeError: Object of type object is not JSON"),
+    "unheard": (EnvironmentFault, "tool 'unheard' gave a result whose text is object, not text"),
 }
 
 

@@ -36,7 +36,7 @@ def test_tasks_come_domain_after_domain_with_their_shares_and_find_their_domain_
     assert [t.domain for t in tasks[:1] + tasks[-1:]] == ["help_desk", "gyms/function"]
     assert selection.domain(tasks[-1]).name == "gyms/function"
     assert selection.system_prompt(tasks[0]) != selection.system_prompt(tasks[-1])
-    assert [t.domain for t in selection.first_tasks("test", 2)] == ["help_desk"] * 2 + ["gyms/function"] * 2
+    assert [t.domain for t in selection.sampled_tasks("test", 2)] == ["help_desk"] * 2 + ["gyms/function"] * 2
 
 
 def test_difficulties_choose_tasks() -> None:

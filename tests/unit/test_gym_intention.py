@@ -10,9 +10,9 @@ import json
 
 import pytest
 
-from environments.gyms._shared import act
-from environments.gyms.intention import DOMAIN, WORTH, worth
-from environments.gyms.intention.oracle import covered_by_rule
+from environments.gyms._shared import Setting, act
+from environments.gyms.intention import DOMAIN, IMPATIENT, WORTH, IntentionGym, worth
+from environments.gyms.intention.oracle import TOO_BROAD, covered_by_rule
 from environments.gyms.intention.schemas import SIZES, Kind, kinds
 from mua.environment.protocol import Task
 from mua.errors import JudgeFault
@@ -107,11 +107,51 @@ async def test_a_detail_pays_once_and_a_double_question_pays_less():
     assert not verdict.success
 
 
-async def test_asking_for_everything_at_once_ends_the_task_and_earns_little():
-    question = " ".join(detail["inquiry"] for detail in TRIP.data["details"])
-    (result,) = await played(opened(DOMAIN, TRIP), [act("action", question)])
-    assert result.terminal
-    assert result.reward == pytest.approx(max(0.0, 1.0 - 0.2 * (len(TRIP.data["details"]) - 1)))
+async def test_asking_for_everything_at_once_earns_nothing_and_is_told_so():
+    texts = [" ".join(detail["inquiry"] for detail in TRIP.data["details"]), "Which day, which place and what budget?"]
+    results = await played(opened(DOMAIN, TRIP), [act("action", text) for text in texts])
+    assert all(r.text in TOO_BROAD and not r.reward and not r.terminal for r in results)
+
+
+async def test_words_strung_together_are_no_question():
+    task = task_of(kinds()["ring"])
+    texts = ["What about the wall fish metal skin?", "Metal, honey, tree, roof, bottle, skin?", "Which metal?"]
+    results = await played(opened(DOMAIN, task), [act("action", text) for text in texts])
+    assert [r.reward for r in results] == [0.0, 0.0, 1.0]
+    assert all(r.text in TOO_BROAD for r in results[:2])
+
+
+async def test_after_three_questions_that_bring_nothing_new_the_person_leaves():
+    moves = ["Which colour?", "Where do you want to go?", "Where do you want to go?", "What else?", "What budget?"]
+    results = await played(opened(DOMAIN, TRIP), [act("action", text) for text in moves])
+    assert [r.reward for r in results] == [0.0, 1.0, 0.0, 0.0, 0.0]
+    assert [r.terminal for r in results] == [False, False, False, True, False]
+    assert results[3].text.endswith(IMPATIENT)
+    assert results[4].error
+
+
+async def test_what_the_request_says_is_not_missing():
+    """What is missing and what is said are all that a kind of request may leave open, and the expert sees which."""
+    for task in all_tasks(DOMAIN):
+        missing, said = ({one["key"] for one in task.data[key]} for key in ("details", "stated"))
+        assert not missing & said
+        assert missing | said == {detail.key for detail in kinds()[task.data["kind"]].details}
+    for task in DOMAIN.tasks("test"):
+        for one in task.data["stated"]:
+            detail = next(d for d in kinds()[task.data["kind"]].details if d.key == one["key"])
+            (result,) = await played(opened(DOMAIN, task), [act("action", detail.inquiry)])
+            assert result.reward == 0
+            assert one["preference"] in result.text
+            assert one["preference"] in task.data["request"]
+
+
+def test_no_kind_detail_or_question_of_the_test_split_stands_in_another():
+    other = [task for split in SPLITS if split != "test" for task in DOMAIN.tasks(split)]
+    assert not {task.data["kind"] for task in other} & {task.data["kind"] for task in DOMAIN.tasks("test")}
+    inquiries = {detail["inquiry"] for task in other for detail in task.data["details"]}
+    for task in DOMAIN.tasks("test"):
+        details = task_of(kinds()[task.data["kind"]]).data["details"]
+        assert not [one for one in inquiries if covered_by_rule(task.data["kind"], details, one)]
 
 
 async def test_the_person_tells_what_is_asked_for_and_nothing_more():
@@ -130,7 +170,8 @@ async def test_the_person_tells_what_is_asked_for_and_nothing_more():
 
 
 async def test_ten_questions_are_the_limit():
-    results = await played(opened(DOMAIN, TRIP), [act("action", "And what else?")] * 11)
+    patient = IntentionGym(Setting(options={**DOMAIN.setting.options, "max_useless": 0}))
+    results = await played(opened(patient, TRIP), [act("action", "And what else?")] * 11)
     assert [r.terminal for r in results] == [False] * 9 + [True, False]
 
 

@@ -1,7 +1,8 @@
-"""The persuade gym: debates, claims, what moves the holder, rewards that can not be farmed, expert, model oracles.
+"""The persuade gym: debates, notes, what moves the holder, rewards that can not be farmed, expert, model oracles.
 
 Models are scripted servers on this machine, reached over HTTP; on the labelled set the judge's server gives the label.
-Not covered: how well a real model plays the holder; what the contract test asks of every domain.
+Not covered: how well a real model plays the holder; what the contract test asks of every domain; the canned policies
+(tests/contract/test_canned_policies.py).
 """
 
 from __future__ import annotations
@@ -19,9 +20,11 @@ from environments.gyms._shared import Setting, act
 from environments.gyms.persuade import DOMAIN, PersuadeGym
 from environments.gyms.persuade.claims import LEVELS, SIZES
 from environments.gyms.persuade.expert import argument
-from environments.gyms.persuade.game import CLEAR, STANCES, PersuadeGame, heard
+from environments.gyms.persuade.game import STANCES, PersuadeGame
+from environments.gyms.persuade.judge import LONGEST_COPY, Ears, heard
+from environments.gyms.persuade.notes import Note, looked_up, notes, numbers
 from environments.gyms.persuade.oracle import judged_stance
-from environments.gyms.persuade.topics import OTHER, Reason, topics
+from environments.gyms.persuade.topics import known_in, themes, topics
 from mua.config.schema import LlmConfig
 from mua.environment.demonstrate import demonstrate, replay_gold
 from mua.environment.protocol import Environment, Task, ToolResult, Transcript
@@ -45,39 +48,82 @@ async def say(environment: Environment, *texts: str) -> list[ToolResult]:
     return [await environment.call(*act("action", text)) for text in texts]  # type: ignore[misc, arg-type]
 
 
-def others(task: Task) -> list[Reason]:
-    return list(topics()[task.data["kind"]].reasons[OTHER[task.data["side"]]])
+def fitting(task: Task) -> list[Note]:
+    """The note that meets each concern, weightiest first."""
+    found = notes(task)
+    names = [one["theme"] for one in sorted(task.data["concerns"], key=lambda one: -one["weight"])]
+    return [next(n for n in found[name] if suits(task, n)) for name in names]
+
+
+def suits(task: Task, note: Note) -> bool:
+    return note.against(task.data["side"]) and note.setting == task.data["setting"]
 
 
 def met_by(task: Task) -> list[str]:
-    """A sentence for each concern, in the task's order."""
-    return [others(task)[one["reason"]].sentence for one in task.data["concerns"]]
+    """An argument for each concern, weightiest first."""
+    return [argument(note, task.data["side"], random.Random(3)) for note in fitting(task)]
+
+
+def failing(task: Task, count: int) -> list[str]:
+    """Well-formed arguments on what nobody has on their mind."""
+    cared_for = [one["theme"] for one in task.data["concerns"]]
+    others = [note for name, some in notes(task).items() if name not in cared_for for note in some]
+    return [argument(note, task.data["side"], random.Random(3)) for note in others[:count]]
 
 
 def of(difficulty: str) -> Task:
     return next(task for task in TASKS["test"] if task.data["difficulty"] == difficulty)
 
 
-def test_sizes_and_splits_that_share_no_topic():
+def test_sizes_and_splits_that_share_neither_topic_nor_concern():
     assert {split: len(tasks) for split, tasks in TASKS.items()} == SIZES
     assert SIZES == {"train": 378, "validation": 42, "test": 42}
     claims = [(task.data["claim"], task.data["argument"]) for tasks in TASKS.values() for task in tasks]
     assert len(set(claims)) == len(claims) == 462
     names = [{task.data["kind"] for task in tasks} for tasks in TASKS.values()]
     assert len(set.union(*names)) == sum(map(len, names)) == len(topics()) == 40
+    cared_for = [{one["theme"] for task in tasks for one in task.data["concerns"]} for tasks in TASKS.values()]
+    assert [len(one) for one in cared_for] == [15, 5, 12]
+    assert len(set.union(*cared_for)) == len(themes()) == 32
 
 
-def test_every_reason_is_given_by_its_own_sentence_and_by_no_other_of_its_side():
-    sentences = []
-    for topic in topics().values():
-        for side, reasons in topic.reasons.items():
-            assert len(reasons) == 4
-            assert topic.positions[side].endswith(".")
-            for one in reasons:
-                assert [reason for reason in reasons if reason.strength(one.sentence) >= CLEAR] == [one], one.sentence
-                assert not re.search(r"[\[\]|]", one.sentence)
-                sentences.append(one.sentence)
+def test_reasons_are_sentences_and_none_stands_twice():
+    sentences = [one for topic in topics().values() for some in topic.reasons.values() for one in some]
     assert len(set(sentences)) == 320
+    assert all(sentence[-1] in ".?" and not re.search(r"[\[\]|>]", sentence) for sentence in sentences)
+
+
+def test_a_theme_is_found_by_its_heading_and_measures_and_no_hint_names_it():
+    for theme in themes().values():
+        assert theme.words.search(theme.heading)
+        assert all(theme.words.search(measure.text) for measure in theme.measures)
+        assert len(theme.hints) >= 2
+        assert not any(theme.words.search(hint) for hint in theme.hints)
+
+
+def test_of_four_notes_on_a_theme_one_fits_and_no_place_stands_twice():
+    for task in TASKS["test"]:
+        found = notes(task)
+        assert list(found) == [theme.name for theme in known_in("test")]
+        for some in found.values():
+            assert len(some) == 4
+            assert sum(suits(task, note) for note in some) == 1
+            assert len({(note.against(task.data["side"]), note.setting == task.data["setting"]) for note in some}) == 4
+        places = [note.place for some in found.values() for note in some]
+        assert len(set(places)) == len(places)
+
+
+@pytest.mark.parametrize(
+    ("side", "first", "last", "speaks_against"),
+    [("for", 3, 9, True), ("for", 9, 3, False), ("against", 3, 9, False), ("against", 9, 3, True)],
+)
+def test_a_note_speaks_against_a_claim_that_made_it_worse_or_whose_opposite_made_it_better(
+    side: str, first: int, last: int, speaks_against: bool
+):
+    theme = themes()["noise"]
+    assert not theme.measures[0].more_is_better
+    note = Note(theme, theme.measures[0], "Barby", "harbour town", side, first, last)  # type: ignore[arg-type]
+    assert note.against("for") is speaks_against
 
 
 def test_concerns_add_up_to_the_way_from_agreement_to_disagreement():
@@ -85,8 +131,7 @@ def test_concerns_add_up_to_the_way_from_agreement_to_disagreement():
         for task in tasks:
             concerns = task.data["concerns"]
             assert sum(one["weight"] for one in concerns) == LEVELS == len(STANCES) - 1
-            assert len({one["reason"] for one in concerns}) == len(concerns)
-            assert not any(sentence in task.data["argument"] for sentence in met_by(task))
+            assert len({one["theme"] for one in concerns}) == len(concerns)
 
 
 async def test_the_expert_and_gold_convince_on_every_claim():
@@ -114,36 +159,34 @@ async def test_an_argument_earns_the_weight_of_the_concern_it_meets_once():
     for difficulty in ("easy", "medium", "hard"):
         task = of(difficulty)
         sentences = met_by(task)
-        results = await say(opened(task), sentences[0], sentences[0], *sentences[1:])
-        weights = [one["weight"] for one in task.data["concerns"]]
+        results = await say(opened(task), sentences[0], sentences[0].replace("The ", "The very "), *sentences[1:])
+        weights = sorted((one["weight"] for one in task.data["concerns"]), reverse=True)
         assert [result.reward * LEVELS for result in results] == pytest.approx([weights[0], 0, *weights[1:]])
         assert [result.terminal for result in results] == [False] * len(weights) + [True]
 
 
-async def test_swinging_the_stance_earns_nothing():
-    """Lost ground is not paid again: an episode earns at most 1 whatever its turns."""
+async def test_the_second_argument_that_fails_ends_it_and_ground_is_lost_in_between():
     task = of("easy")
-    first, last = met_by(task)
     environment = opened(task)
-    beside = [f"The weather number {number} was rather nice in the north last summer." for number in range(3)]
-    results = await say(environment, first, *beside, *beside, last)
-    assert results[0].reward > 0
-    assert [result.reward for result in results[1:-1]] == [0.0] * 6
-    assert len({result.text for result in results}) > 1
+    (first,) = await say(environment, met_by(task)[0])
+    before = await environment.evaluate(Transcript([]))  # type: ignore[misc]
+    results = await say(
+        environment, failing(task, 1)[0], "What is on your mind?", *failing(task, 5)[4:], met_by(task)[1]
+    )
+    after = await environment.evaluate(Transcript([]))  # type: ignore[misc]
+    assert first.reward > 0
+    assert [result.reward for result in results] == [0.0] * 4
+    assert [result.terminal for result in results[:3]] == [False, False, True]
+    assert results[3].error
+    assert STANCES.index(after.details["stance"]) == STANCES.index(before.details["stance"]) - 1
+    assert after.details["furthest"] == before.details["stance"]
+
+
+async def test_ground_that_was_lost_is_won_back_by_the_next_argument():
+    task = of("easy")
+    results = await say(opened(task), met_by(task)[0], *failing(task, 1), met_by(task)[1])
     assert sum(result.reward for result in results) == pytest.approx(1.0)
     assert results[-1].terminal
-
-
-async def test_talking_past_the_holder_loses_ground():
-    task = of("easy")
-    environment = opened(task)
-    await say(environment, met_by(task)[0])
-    before = await environment.evaluate(Transcript([]))  # type: ignore[misc]
-    await say(environment, *["I only think that you should come round to my view."] * 3)
-    after = await environment.evaluate(Transcript([]))  # type: ignore[misc]
-    stances = [STANCES.index(verdict.details["stance"]) for verdict in (before, after)]
-    assert stances[1] == stances[0] - 1
-    assert after.details["furthest"] == before.details["stance"]
 
 
 async def test_random_talk_never_earns_more_than_one():
@@ -154,11 +197,19 @@ async def test_random_talk_never_earns_more_than_one():
         assert 0 <= sum(result.reward for result in results) <= 1 + 1e-9
 
 
-async def test_all_reasons_at_once_and_bare_keywords_move_nobody():
+async def test_the_words_of_a_convincing_argument_in_another_order_move_nobody():
+    rng = random.Random(7)
     for task in TASKS["test"]:
-        everything = " ".join(reason.sentence for reason in others(task))
-        remark = "cost health fairness nature safety"
-        results = await say(opened(task), everything, remark, task.data["argument"])
+        for text in met_by(task):
+            words = text.split()
+            (result,) = await say(opened(task), " ".join(rng.sample(words, len(words))))
+            assert result.reward == 0.0, text
+
+
+async def test_all_notes_at_once_and_bare_keywords_move_nobody():
+    for task in TASKS["test"]:
+        everything = " ".join(met_by(task))
+        results = await say(opened(task), everything, "noise homes meals sport", task.data["argument"])
         assert [result.reward for result in results] == [0.0, 0.0, 0.0], task.data
 
 
@@ -170,26 +221,33 @@ async def test_the_turns_are_counted():
 
 async def test_what_is_on_the_holders_mind_shines_through_by_difficulty():
     def hinted(task: Task, text: str) -> bool:
-        return any(hint in text for reason in others(task) for hint in reason.theme.hints)
+        weightiest = fitting(task)[0].theme
+        return any(hint in text for hint in weightiest.hints)
 
     for difficulty, expected in (("easy", [True, True, True]), ("medium", [True, True, True]), ("hard", [1, 0, 1])):
         task = of(difficulty)
         results = await say(opened(task), *["You are wrong."] * 3)
         assert [hinted(task, result.text) for result in results] == [bool(one) for one in expected]
-    for difficulty, expected in (("easy", [True]), ("medium", [False]), ("hard", [False])):
+        results = await say(opened(task), "You are wrong.", "What is on your mind?")
+        assert hinted(task, results[1].text)
+    for difficulty, expected in (("easy", True), ("medium", False), ("hard", False)):
         task = of(difficulty)
-        results = await say(opened(task), met_by(task)[0])
-        assert [hinted(task, result.text) for result in results] == expected
+        (result,) = await say(opened(task), met_by(task)[0])
+        assert any(hint in result.text for theme in themes().values() for hint in theme.hints) is expected
 
 
-async def test_a_hint_that_is_not_taken_up_gets_clearer():
-    task = of("medium")
-    reason = others(task)[max(task.data["concerns"], key=lambda one: one["weight"])["reason"]]
-    first, second = await say(opened(task), "You are wrong.", "You are wrong.")
-    words = [f'"{word}"' for word in reason.catchwords()]
-    assert len(words) == len(reason.keywords)
-    assert not any(word in first.text for word in words)
-    assert any(word in second.text for word in words)
+def test_notes_are_found_by_one_theme_at_a_time():
+    task = of("easy")
+    found, topic = notes(task), topics()[task.data["kind"]]
+    assert looked_up("decibels at night", found, topic).count("\n") == 3
+    assert looked_up("The look of the streets.", found, topic).count("\n") == 3
+    assert looked_up("noise and rubbish", found, topic) == (
+        "Search for one thing at a time. There are notes on noise, rubbish."
+    )
+    assert looked_up("?", found, topic).startswith(
+        "There are no notes on that. There are notes on accidents and crime,"
+    )
+    assert numbers("from 1,200 to 31") == [1200, 31]
 
 
 async def test_the_same_seed_gives_the_same_conversation():
@@ -198,62 +256,79 @@ async def test_the_same_seed_gives_the_same_conversation():
         assert one.messages == other.messages
 
 
-def test_the_opening_shows_claim_and_argument_but_no_concern():
+def test_the_opening_shows_claim_argument_and_place_but_no_concern():
     for task in TASKS["test"]:
         for text in DOMAIN.openings(task):
             assert task.data["claim"] in text
             assert task.data["argument"] in text
-            assert not any(sentence in text for sentence in met_by(task))
+            assert task.data["setting"] in text
 
 
 # Rules and models.
 
 
+def holder() -> Task:
+    """Somebody in a harbour town who has noise on their mind and nothing else."""
+    topic = topics()["cash"]
+    data = {
+        "kind": topic.name,
+        "side": "for",
+        "difficulty": "easy",
+        "claim": topic.positions["for"],
+        "argument": topic.reasons["for"][0],
+        "setting": "harbour town",
+        "concerns": [{"theme": "noise", "weight": LEVELS}],
+    }
+    return Task("t", "gyms/persuade", "test", data)
+
+
+def filled(label: Json) -> str:
+    """The labelled text with a place and its figures."""
+    found, home = notes(holder()), "harbour town"
+    wanted = {"for": (False, True), "elsewhere": (True, False)}.get(label["note"], (True, True))
+    some = found["food" if label["note"] == "beside" else "noise"]
+    note = next(one for one in some if (one.against("for"), one.setting == home) == wanted)
+    way, wrong = ("rose", "fell") if note.after > note.before else ("fell", "rose")
+    other = found["food"][0].place
+    written = note.text(topics()["cash"])
+    return str(label["text"]).format(
+        place=note.place, before=note.before, after=note.after, way=way, wrong=wrong, other=other, note=written
+    )
+
+
 def test_the_rules_agree_with_the_labels():
-    assert len(LABELLED) >= 40
-    assert {label["verdict"] for label in LABELLED} == {"reason", "none", "agreeing", "remark", "scattered"}
-    names = {"moved": "reason", "beside": "none"}
-    wrong = []
-    for label in LABELLED:
-        reasons = topics()[label["topic"]].reasons
-        found = heard(label["text"], reasons[OTHER[label["side"]]], reasons[label["side"]], range(4), [])
-        given = names.get(found.verdict, found.verdict)
-        if given != label["verdict"] or (given == "reason" and found.reason != label["reason"]):
-            wrong.append(label["text"])
+    assert len(LABELLED) >= 30
+    said = [looked_up("noise", notes(holder()), topics()["cash"])]
+    ears = Ears("for", "harbour town", "noise", [], said)
+    wrong = [
+        (label, found.verdict)
+        for label in LABELLED
+        if (found := heard(filled(label), notes(holder()), ears)).verdict != label["verdict"]
+    ]
     assert wrong == []
+    seen = {label["verdict"] for label in LABELLED}
+    assert seen == {
+        "moved", "beside", "agreeing", "elsewhere", "scattered", "muddled", "loose", "parroted", "asked", "remark",
+    }  # fmt: skip
+    assert len(said[0].split()) > LONGEST_COPY
 
 
 def verdict(stance: str) -> str:
     return json.dumps({"reason": "r", "verdict": stance})
 
 
-def holder_of_one_concern(label: Json) -> Task:
-    """A holder whose one concern is the labelled reason (or, without one, the first)."""
-    topic = topics()[label["topic"]]
-    data = {
-        "kind": topic.name,
-        "side": label["side"],
-        "difficulty": "easy",
-        "claim": topic.positions[label["side"]],
-        "argument": topic.reasons[label["side"]][0].sentence,
-        "concerns": [{"reason": label.get("reason", 0), "weight": LEVELS}],
-    }
-    return Task("t", "gyms/persuade", "test", data)
-
-
 async def test_a_judge_that_gives_the_labels_moves_as_the_rules_do():
     def judge(body: Json) -> str:
         prompt = body["messages"][-1]["content"]
         text = re.search(r"the latest message:\n<<<\n(.*?)\n>>>", prompt, re.DOTALL)[1]  # type: ignore[index]
-        label = next(label for label in LABELLED if label["text"] == text)
-        return verdict(STANCES[LEVELS if label["verdict"] == "reason" else 0])
+        label = next(label for label in LABELLED if filled(label) == text)
+        return verdict(STANCES[LEVELS if label["verdict"] == "moved" else 0])
 
     async with modelled(DOMAIN, lambda body: "unused", judge) as gym:
         for label in LABELLED:
-            task = holder_of_one_concern(label)
-            by_judge = await judged_stance(PersuadeGame(gym.setting, task, 0), label["text"], STANCES)
-            (by_rule,) = await say(opened(task), label["text"])
-            assert (by_judge == STANCES[LEVELS]) == by_rule.terminal == (label["verdict"] == "reason"), label
+            by_judge = await judged_stance(PersuadeGame(gym.setting, holder(), 0), filled(label), STANCES)
+            (by_rule,) = await say(opened(holder()), filled(label))
+            assert (by_judge == STANCES[LEVELS]) == by_rule.terminal == (label["verdict"] == "moved"), label
 
 
 @pytest.mark.skipif("MUA_JUDGE_BASE_URL" not in os.environ, reason="needs a judge's endpoint in MUA_JUDGE_BASE_URL")
@@ -269,10 +344,9 @@ async def test_the_llm_oracle_agrees_with_labels_and_rules():
     setting = Setting("llm", user=endpoint, judge=endpoint)
     same, as_ruled = [], []
     for label in LABELLED:
-        task = holder_of_one_concern(label)
-        stance = await judged_stance(PersuadeGame(setting, task, 0), label["text"], STANCES)
-        (by_rule,) = await say(opened(task), label["text"])
-        same.append((stance != STANCES[0]) == (label["verdict"] == "reason"))
+        stance = await judged_stance(PersuadeGame(setting, holder(), 0), filled(label), STANCES)
+        (by_rule,) = await say(opened(holder()), filled(label))
+        same.append((stance != STANCES[0]) == (label["verdict"] == "moved"))
         as_ruled.append((stance != STANCES[0]) == (by_rule.reward > 0))
     await endpoint.close()
     assert sum(same) / len(same) >= 0.8
@@ -308,6 +382,6 @@ async def test_models_that_give_nothing_usable_are_faults_and_never_a_stance():
 
 
 def test_arguments_vary_by_seed():
-    reason = others(of("easy"))[0]
-    assert len({argument(reason, random.Random(seed)) for seed in range(20)}) == 4
+    note = fitting(of("easy"))[0]
+    assert len({argument(note, "for", random.Random(seed)) for seed in range(40)}) >= 9
     assert Counter(task.data["difficulty"] for task in TASKS["test"]).keys() == {"easy", "medium", "hard"}

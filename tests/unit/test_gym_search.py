@@ -1,7 +1,7 @@
 """The search gym: its world and questions, the index, answers, the expert over all questions, judge and web service.
 
 Judge and web service are scripted servers on this machine, reached over HTTP. Not covered: a real search service and a
-real judge; what the contract test asks of every domain.
+real judge; what the contract test asks of every domain; the canned policies (tests/contract/test_canned_policies.py).
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from environments.gyms.search import DOMAIN, SearchGym, index
 from environments.gyms.search.answers import matches
 from environments.gyms.search.documents import corpus, read
 from environments.gyms.search.index import Index, shared_index
+from environments.gyms.search.relations import relations
 from environments.gyms.search.world import world
 from mua.config.schema import EnvironmentConfig, LlmConfig
 from mua.environment.demonstrate import demonstrate, replay_gold
@@ -50,7 +51,7 @@ def test_the_gym_is_held_out_and_large_enough():
     assert DOMAIN.held_out
     assert DOMAIN.tasks("train") == ()
     assert len(DOMAIN.tasks("validation")) == 60
-    assert Counter(task.data["kind"] for task in TEST) == {"two_hops": 160, "three_hops": 20}
+    assert Counter(task.data["kind"] for task in TEST) == {"2_hops": 80, "3_hops": 80, "4_hops": 20}
     assert {task.data["difficulty"] for task in TEST} == {"easy", "medium", "hard"}
 
 
@@ -75,6 +76,30 @@ def test_every_question_has_one_answer_that_no_document_on_its_way_gives():
         assert data["start"] in data["question"]
 
 
+def test_the_splits_follow_different_relations():
+    for split in ("validation", "test"):
+        for task in DOMAIN.tasks(split):
+            entity = world()[task.data["start"]]
+            for name in task.data["chain"]:
+                relation = relations()[entity.kind][name]
+                assert relation.split == split
+                entity = world().get(entity.facts[name], entity)
+
+
+def test_documents_tell_several_things_of_a_sort_in_other_words_than_questions():
+    common = {"which", "whom", "that", "town", "year", "person", "this", "with", "from", "their"}
+    for kind, of_kind in relations().items():
+        for target in ("person", "town", "year"):
+            assert sum(one.target == target for one in of_kind.values()) in (0, 5)
+        for name, one in of_kind.items():
+            asked, told = (
+                {word[:5] for word in re.findall(r"[a-z]{4,}", text.lower()) if word not in common}
+                for text in (f"{one.noun} {one.question}".replace("{sort}", ""), " ".join(one.wordings))
+            )
+            assert not asked & told, (kind, name)
+            assert len({of.split for of in of_kind.values()}) == 2
+
+
 async def test_the_expert_answers_every_question_within_its_searches():
     for task in (*TEST, *DOMAIN.tasks("validation")):
         for loose in (0.0, 1.0):
@@ -97,10 +122,10 @@ async def test_searches_are_counted_and_guessing_ends():
     environment = opened(TEST[0])
     results = await played(environment, *[act("search", "Zinstad")] * 6)
     assert [result.error for result in results] == [False] * 5 + [True]
-    results = await played(environment, *[act("answer", guess) for guess in ("1900", "1901", "1902", "1903")])
-    assert [result.reward for result in results] == [0.0] * 4
-    assert [result.terminal for result in results] == [False, False, True, False]
-    assert results[3].error
+    results = await played(environment, *[act("answer", guess) for guess in ("1800", "1801")])
+    assert [result.reward for result in results] == [0.0] * 2
+    assert [result.terminal for result in results] == [True, False]
+    assert results[1].error
 
 
 @pytest.mark.parametrize(

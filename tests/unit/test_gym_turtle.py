@@ -1,19 +1,23 @@
 """The gym of strange stories: schemas, facts, points of explanations, gains, the expert, the LLM oracle's plumbing.
 
 The rule oracle is compared with labels given by hand, and with a real model where the environment names one. Not
-covered: whether the stories please; what all gyms share (test_gyms_base.py).
+covered: whether the stories please; what all gyms share (test_gyms_base.py); the canned policies
+(tests/contract/test_canned_policies.py).
 """
 
 from __future__ import annotations
 
 import json
+import re
+from collections import Counter
 
 import pytest
 
-from environments.gyms._shared import act
+from environments.gyms._shared import GymEnvironment, act
 from environments.gyms.turtle import DOMAIN
-from environments.gyms.turtle.oracle import answer, score
-from environments.gyms.turtle.stories import SIZES, UNSEEN, Story, schemas, story, story_of
+from environments.gyms.turtle.expert import asking
+from environments.gyms.turtle.oracle import answer, asked_about, score
+from environments.gyms.turtle.stories import SIZES, Story, matches, schemas, story, story_of
 from mua.environment.protocol import Task
 from mua.errors import JudgeFault
 from tests.chat_server import says
@@ -61,11 +65,24 @@ def test_the_splits_have_the_sizes_they_promise_and_no_story_twice():
     assert {len(schema["criteria"]) for schema in schemas().values()} == {1, 2, 3, 4, 5}
 
 
-def test_some_schemas_stand_in_the_test_split_alone():
-    before = {task.data["kind"] for split in ("train", "validation") for task in DOMAIN.tasks(split)}
+def told_in(name: str) -> str:
+    """All text of a schema, without its keywords' signs."""
+    return re.sub(r"[{}|*&]", " ", json.dumps(schemas()[name])).lower()
+
+
+def test_no_two_splits_share_a_schema():
+    kinds = {split: {task.data["kind"] for task in DOMAIN.tasks(split)} for split in SPLITS}
+    assert [len(kinds[split]) for split in SPLITS] == [28, 4, 10]
+    assert sum(map(len, kinds.values())) == len(schemas())
+    assert Counter(task.data["kind"] for task in DOMAIN.tasks("test")) == dict.fromkeys(kinds["test"], 6)
+
+
+def test_the_points_of_test_stories_need_words_that_no_other_split_has():
+    """So that no words learned by heart can meet them."""
+    learned = " ".join(told_in(name) for name, schema in schemas().items() if schema["split"] != "test")
     for task in DOMAIN.tasks("test"):
-        assert task.data["unseen"] == (task.data["kind"] not in before) == (task.data["kind"] in UNSEEN)
-    assert sum(task.data["unseen"] for task in DOMAIN.tasks("test")) == 20
+        for criterion in story_of(task).criteria:
+            assert not all(matches(criterion.groups, learned)), (task.id, criterion.statement)
 
 
 def test_every_criterion_is_met_by_its_own_statement_and_not_by_the_surface():
@@ -117,7 +134,7 @@ def test_the_rules_agree_with_the_labels():
     [
         ("It was a lighthouse and a ferry hit the rocks.", [1.0, 1.0]),
         ("It was a lighthouse.", [1.0, 0.0]),
-        ("A ferry.", [0.0, 0.5]),
+        ("A ferry.", [0.0, 0.0]),
         ("It was not a lighthouse.", [0.0, 0.0]),
         ("It wasn't really a lighthouse, but a ferry ran onto the reef.", [0.0, 1.0]),
         ("A tanker hit the rocks.", [0.0, 0.0]),
@@ -129,24 +146,61 @@ def test_explanations_are_scored_point_by_point(text: str, expected: list[float]
     assert scores(first("lighthouse"), text) == expected
 
 
+async def asked_all(environment: GymEnvironment, task: Task) -> None:
+    """Questions that are answered with Yes, about every point."""
+    schema, filled = schemas()[task.data["kind"]], story_of(task)
+    hidden = [act("action", f"Does it have to do with {aliases[0]}?") for aliases in filled.found.values()]
+    results = await played(environment, [*asking(schema, task.data["shown"]), *hidden])
+    assert {result.text for result in results} == {"Yes."}, task.id
+
+
+async def test_a_point_counts_once_a_question_about_it_was_answered_with_yes():
+    told = "It was a lighthouse. A ferry ran onto the rocks."
+    for questions, reward in (
+        ([], 0.0),
+        (["Was it a tanker?", "Is it important?"], 0.0),
+        (["Was it a lighthouse?"], 0.5),
+        (["Was it a ferry or a tanker?"], 0.0),
+        (["Was it a ferry or a tanker?", "Was it a ferry?"], 0.5),
+        (["Was there a lighthouse?", "Was there a ferry?"], 1.0),
+        (["Was it a dog, king, horse, piano, lighthouse, ship, letter or book?"], 0.0),
+        (["Did the man who kept the lighthouse fall asleep in the tower one night?"], 0.5),
+    ):
+        environment = opened(DOMAIN, first_task("lighthouse"))
+        *_, result = await played(environment, [*(act("action", one) for one in questions), act("answer", told)])
+        assert result.reward == reward, questions
+    for task in all_tasks(DOMAIN):
+        filled = story_of(task)
+        if answer(filled, filled.surface) == "Yes":
+            assert not any(asked_about(point, filled.surface, filled.surface) for point in filled.criteria), task.id
+
+
+async def test_long_questions_are_refused():
+    environment = opened(DOMAIN, first_task("lighthouse"))
+    (result,) = await played(environment, [act("action", "Was it " + "a lighthouse or " * 10 + "a ferry?")])
+    assert (result.error, result.reward) == (True, 0.0)
+
+
 async def test_only_what_goes_beyond_the_best_explanation_is_paid():
     environment = opened(DOMAIN, first_task("lighthouse"))
+    await asked_all(environment, first_task("lighthouse"))
     moves = [
-        act("answer", "It was a lighthouse."),
         act("answer", "It was a lighthouse."),
         act("answer", "A ferry sank."),
         act("answer", "The lighthouse was dark and a ferry sank."),
     ]
     results = await played(environment, moves)
-    assert [r.reward for r in results] == [0.5, 0.0, 0.0, 0.5]
-    assert [r.terminal for r in results] == [False, False, False, True]
+    assert [r.reward for r in results] == [0.5, 0.0, 0.5]
+    assert [r.terminal for r in results] == [False, False, True]
     assert (await judged(environment)).success
 
 
 async def test_feedback_counts_points_and_quotes_none():
     for task in DOMAIN.tasks("test"):
         filled = story_of(task)
-        (result,) = await played(opened(DOMAIN, task), [act("answer", filled.criteria[0].statement)])
+        environment = opened(DOMAIN, task)
+        await asked_all(environment, task)
+        (result,) = await played(environment, [act("answer", filled.criteria[0].statement)])
         assert f"of {len(filled.criteria)} points" in result.text
         assert not any(criterion.statement in result.text for criterion in filled.criteria)
 
@@ -173,23 +227,25 @@ async def test_episodes_repeat_themselves():
 
 
 async def test_the_llm_oracle_judges_each_point_alone():
-    replies = [says("Yes."), *(says(json.dumps({"reason": "", "verdict": v})) for v in ("full", "partial"))]
+    replies = [says("Yes."), *(says(json.dumps({"reason": "", "verdict": v})) for v in ("full", "none"))]
     async with served(DOMAIN, *replies) as (gym, server):
         environment = opened(gym, first_task("lighthouse"))
         results = await played(environment, [act("action", "Is it the sea?"), act("answer", "A lighthouse")])
     assert [r.text for r in results] == ["Yes.", "This explanation has 1 of 2 points."]
-    assert results[1].reward == 0.75
+    assert results[1].reward == 0.5
     asked, *judges = (str(request["messages"]) for request in server.received)
     filled = first("lighthouse")
     assert filled.hidden_story in asked
     assert len(judges) == 2
+    assert all("Is it the sea?" in judge for judge in judges)
     assert all("0.5" not in judge and filled.hidden_story not in judge for judge in judges)
 
 
 async def test_an_unreadable_verdict_on_one_point_is_a_fault_of_the_whole():
-    replies = [says('{"reason": "", "verdict": "full"}'), says("good answer")]
+    replies = [says("Yes."), says('{"reason": "", "verdict": "full"}'), says("good answer")]
     async with served(DOMAIN, *replies) as (gym, _):
         environment = opened(gym, first_task("lighthouse"))
+        await played(environment, [act("action", "Is it the sea?")])
         with pytest.raises(JudgeFault):
             await played(environment, [act("answer", "A lighthouse")])
         assert (await judged(environment)).details["best"] == 0
@@ -205,7 +261,11 @@ async def test_the_llm_oracle_agrees_with_labels_and_rules():
         assert right / len(QUESTIONS) >= 0.85
         apart = 0.0
         for row in ANSWERS:
-            (result,) = await played(opened(gym, first_task(row["schema"])), [act("answer", row["answer"])])
+            environment = opened(gym, first_task(row["schema"]))
+            schema, filled = schemas()[row["schema"]], first(row["schema"])
+            hidden = [act("action", f"Does it have to do with {aliases[0]}?") for aliases in filled.found.values()]
+            await played(environment, [*asking(schema, first_task(row["schema"]).data["shown"]), *hidden])
+            (result,) = await played(environment, [act("answer", row["answer"])])
             weights = [criterion.weight for criterion in first(row["schema"]).criteria]
             apart += abs(result.reward - sum(w * s for w, s in zip(weights, row["scores"], strict=True)))
         assert apart / len(ANSWERS) <= 0.15

@@ -7,6 +7,7 @@ keep (tests/contract/test_domain_contract.py), how well a real model judges.
 from __future__ import annotations
 
 import json
+import math
 import random
 from collections.abc import Iterable, Sequence
 from typing import ClassVar
@@ -16,13 +17,15 @@ import pytest
 from environments.gyms._shared import Game, Gym, GymEnvironment, OpeningUser, Reply, Setting, act, dealt, load_pinned
 from environments.gyms._shared.game import LONGEST_CONTENT
 from environments.gyms._shared.oracles import asked, chosen, json_object, judged, labelled, one_of, spoken
-from environments.gyms._shared.questions import is_yes_no, pattern
+from environments.gyms._shared.questions import is_list, is_yes_no, pattern
+from environments.gyms._shared.shaping import FLAT, SHAPING, shaped
 from environments.gyms._shared.user import PATIENCE
 from environments.gyms.function import DOMAIN as FUNCTION
 from mua.config.schema import EnvironmentConfig, LlmConfig
 from mua.environment.manager import EnvironmentManager
 from mua.environment.manifest import digest
 from mua.environment.protocol import Configurable, Domain, Move, Split, Task, ToolResult
+from mua.environment.registry import domain_names, get_domain
 from mua.errors import ConfigError, EnvironmentFault, JudgeFault, MuaError, UserFault
 from mua.users.endpoint import ChatEndpoint
 from mua.users.services import Services
@@ -160,15 +163,88 @@ async def test_the_reward_is_shown_only_where_configured():
         assert other == f"{one_text}\nReward: {reward}"
 
 
-async def test_a_negative_reward_is_a_fault_of_the_gym():
-    class Punishing(Numbers):
+@pytest.mark.parametrize("reward", [-1.0, math.nan, math.inf, -math.inf, "1", None])
+async def test_what_is_no_finite_reward_of_at_least_0_is_a_fault(reward: object):
+    class Broken(Numbers):
         async def action(self, content: str) -> Reply:
-            return Reply("no", reward=-1.0)
+            return Reply("no", reward=reward)  # type: ignore[arg-type]
 
-    environment = GymEnvironment(lambda t, s: Punishing(GYM.setting, t, s), GYM.setting, GYM._schema, "answer")
-    environment.reset(TASK, 0)
-    with pytest.raises(AssertionError, match="negative"):
-        await one(environment, "action", "1")
+    for options in ({}, {"normalize_rewards": True, "reward_scale": 0.0}):
+        setting = Setting(options={**GYM.setting.options, **options})
+        environment = GymEnvironment(lambda t, s: Broken(GYM.setting, t, s), setting, GYM._schema, "answer")
+        environment.reset(TASK, 0)
+        with pytest.raises(EnvironmentFault, match=r"Broken\.action gave the reward"):
+            await one(environment, "action", "1")
+        verdict_now = await verdict(environment)
+        assert (verdict_now.details["reward"], verdict_now.details["used"]) == (0.0, {})
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999"])
+async def test_a_number_of_a_judge_that_is_not_finite_is_its_fault(number: str):
+    async with serving(says(f'{{"reason": "r", "numbers": [{number}], "verdict": {number}}}')) as server:
+        endpoint = ChatEndpoint(LlmConfig(base_url=server.url, model="m", max_retries=0), "judge")
+        with pytest.raises(JudgeFault):
+            await judged(endpoint, "system", "text", json_object(lambda value: value["verdict"]), 1)
+        with pytest.raises(JudgeFault):
+            await chosen(endpoint, "which?", 3, {}, 1)
+        await endpoint.close()
+
+
+# Shaping: UserRL's scale, penalty and clip.
+
+
+@pytest.mark.parametrize(
+    ("base", "step", "flat", "options", "paid"),
+    [
+        (0.8, 5, True, {}, 0.8),
+        (0.8, 5, False, {"reward_scale": 2.0}, 1.6),
+        (0.8, 5, True, {"step_penalty": 0.1}, 0.7),
+        (0.8, 5, False, {"step_penalty": 0.1}, 0.3),
+        (0.0, 5, False, {"step_penalty": 0.1}, -0.5),
+        (0.0, 5, False, {"step_penalty": 0.1, "normalize_rewards": True}, 0.0),
+        (0.8, 1, True, {"reward_scale": 2.0, "normalize_rewards": True}, 1.0),
+        (0.8, 2, False, {"reward_scale": 2.0, "step_penalty": 0.5, "normalize_rewards": True}, 0.6),
+        (0.8, 0, False, {"step_penalty": 0.5}, 0.8),
+    ],
+)
+def test_the_shaped_reward(base: float, step: int, flat: bool, options: dict, paid: float):
+    assert shaped(base, step, flat, options) == pytest.approx(paid)
+
+
+async def test_a_step_penalty_grows_with_the_calls_that_were_made_and_spares_the_end():
+    environment = opened(configured(options={"step_penalty": 0.2, "reward_scale": 0.5}, show_reward=True), TASK)
+    moves = [act("action", "3"), act("action", "?"), act("action", "9"), act("answer", "1"), act("finish")]
+    results = await played(environment, moves)
+    assert [round(r.reward, 9) for r in results] == [-0.15, 0.0, -0.35, -0.6, 0.0]
+    assert results[0].text.endswith("Reward: -0.15")
+    assert (await verdict(environment)).details["reward"] == pytest.approx(-1.1)
+
+
+async def test_the_penalty_of_userrls_flat_gyms_does_not_grow():
+    task = Task("t", "gyms/persuade", "test", TASK.data)
+    assert {"gyms/intention", "gyms/persuade", "gyms/travel"} == FLAT
+    environment = opened(configured(options={"step_penalty": 0.2}), task)
+    results = await played(environment, [act("action", "3"), act("answer", "1"), act("action", "9")])
+    assert [round(r.reward, 9) for r in results] == [-0.1, -0.2, -0.1]
+
+
+async def test_normalised_rewards_lie_between_0_and_1():
+    environment = opened(
+        configured(options={"reward_scale": 3.0, "normalize_rewards": True, "step_penalty": 1.0}), TASK
+    )
+    results = await played(environment, [act("action", "3"), act("answer", "7")])
+    assert [r.reward for r in results] == [0.0, 1.0]
+
+
+def test_every_gym_takes_the_options_of_shaping_and_has_them_off():
+    gyms = [get_domain(name) for name in domain_names() if name.startswith("gyms/")]
+    assert len(gyms) >= 8
+    for gym in gyms:
+        assert isinstance(gym, Gym)
+        assert {key: gym.setting.options[key] for key in SHAPING} == SHAPING
+        options = {"reward_scale": 2, "step_penalty": 0.5, "normalize_rewards": True}
+        config = EnvironmentConfig(name=gym.name, options=options)
+        assert {key: gym.configured(config, Services()).setting.options[key] for key in SHAPING} == options
 
 
 async def test_a_judges_fault_reaches_the_episode_as_one_and_leaves_no_trace_in_the_reward():
@@ -184,7 +260,7 @@ async def test_a_judges_fault_reaches_the_episode_as_one_and_leaves_no_trace_in_
 
 def test_options_are_checked_by_name_type_and_sign():
     setting = configured(options={"max_answers": 5, "share": 1, "note": "x"}).setting
-    assert setting.options == {"max_actions": 3, "max_answers": 5, "note": "x", "share": 1.0}
+    assert setting.options == {**SHAPING, "max_actions": 3, "max_answers": 5, "note": "x", "share": 1.0}
     for options, message in [
         ({"max_answer": 5}, "did you mean 'max_answers'"),
         ({"max_answers": -1}, "no int of at least 0"),
@@ -261,6 +337,19 @@ def test_other_texts(text: str):
     assert not is_yes_no(text)
 
 
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("Should it be green, blue, or red?", False),
+        ("Italian, Japanese, Lebanese, or something else?", False),
+        ("What about size, colour, age, shape, weight, height?", True),
+        ("What about " + "size " * 60 + "?", True),
+    ],
+)
+def test_a_question_that_goes_through_a_list(text: str, found: bool):
+    assert is_list(text) == found
+
+
 def test_keywords_are_whole_words_and_a_star_is_any_ending():
     assert pattern(["light"]).search("a light!")
     assert not pattern(["light"]).search("lighthouse")
@@ -322,6 +411,6 @@ def test_a_text_is_read_on_one_line():
 
 
 def test_settings_are_immutable_and_default_to_the_gyms_own():
-    assert GYM.setting == Setting(options=dict(NumbersGym.defaults))
+    assert GYM.setting == Setting(options={**SHAPING, **NumbersGym.defaults})
     assert GYM.setting.whole("max_answers") == 2
     assert GYM.setting.whole("max_searches") == 0

@@ -1,6 +1,8 @@
-"""The help desk: every task of every split can be solved and is not solved by idling; claims, customer, tools.
+"""The help desk: every task can be solved truthfully and in order, by nothing less; tasks, tools, customers, expert.
 
-What every domain must keep (leases, schemas, fresh state) is in tests/contract/test_domain_contract.py.
+What every domain must keep (leases, schemas, fresh state) is in tests/contract/test_domain_contract.py, what policies
+that deserve nothing earn in tests/contract/test_canned_policies.py, how well claims and questions are understood in
+tests/unit/test_language_*.py.
 """
 
 from __future__ import annotations
@@ -8,6 +10,8 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
 
@@ -16,145 +20,195 @@ import pytest
 from environments.help_desk import DOMAIN
 from environments.help_desk import demonstrations as demonstrations_module
 from environments.help_desk import tasks as tasks_module
-from environments.help_desk.claims import claims, missing_facts
 from environments.help_desk.database import Database, World, difference
 from environments.help_desk.demonstrations import demonstrations
-from environments.help_desk.tasks import FIRST_SEED, KINDS, SIZES, generate, load_split, write_manifest
+from environments.help_desk.tasks import FIRST_SEED, GRANTED, KINDS, SIZES, generate, load_split, write_manifest
 from environments.help_desk.tools import HelpDesk, gold_snapshot
-from environments.help_desk.user import GIVING_UP, OPENINGS, PATIENCE, THANKS, UNKNOWN, ScriptedCustomer
-from mua.environment.demonstrate import Demonstration, demonstrate
-from mua.environment.protocol import Evaluation, Split, Task, Transcript
+from environments.help_desk.user import customer
+from mua.environment.demonstrate import Demonstration, demonstrate, played
+from mua.environment.protocol import Move, Split, Task, Transcript
 from mua.errors import MuaError
 from mua.types import Json
+from mua.users.personas import DEFAULT, PERSONAS
 from mua.users.protocol import STOP_SIGNAL
+from mua.users.scripted import ScriptedUser
 
 SPLITS: tuple[Split, ...] = get_args(Split)
 ALL: list[Task] = [task for split in SPLITS for task in load_split(split)]
-PHRASES = {
-    "place": "{subject} is in {value}",
-    "status": "{subject} is {value}",
-    "account": "{subject} is {value}",
-    "sale": "{subject} is {value}",
-}
+SAMPLE = ALL[::45]
+SOME = {kind: next(task for task in load_split("test") if task.data["kind"] == kind) for kind in KINDS}
 WRITES = {"cancel": "cancel_order", "redirect": "change_destination", "return": "return_items"}
 
 
-def told(*texts: str) -> Transcript:
-    return Transcript([{"role": "assistant", "content": text} for text in texts])
+def agent(task: Task, moves: Sequence[Move], *, persona: str = "brief") -> Demonstration:
+    """These moves with the scripted customer, after it was asked for its number and name."""
+
+    async def conversation() -> Demonstration:
+        desk = HelpDesk()
+        desk.reset(task, 0)
+        asked: list[Move] = ["What is the order number?", "What is your name?"]
+        try:
+            return await played(desk, customer(task, 0, [persona]), iter_moves([*asked, *moves]))
+        finally:
+            desk.close()
+
+    return asyncio.run(conversation())
 
 
-def facts_of(task: Task) -> list[str]:
-    return [PHRASES[fact["attribute"]].format(**fact) for fact in task.data["facts"]]
+def iter_moves(moves: Sequence[Move]):
+    for move in moves:  # noqa: UP028 - a sequence cannot be sent what came back
+        yield move
 
 
-def judged(task: Task, calls: list[Json], transcript: Transcript) -> Evaluation:
-    desk = HelpDesk()
-    desk.reset(task, 0)
-    for action in calls:
-        assert not desk.call(action["name"], action["arguments"]).error
-    verdict = desk.evaluate(transcript)
-    desk.close()
-    return verdict
-
-
-def forbidden(task: Task) -> Json:
-    """The write that the customer of a refused wish asks for."""
+def wished_write(task: Task) -> Move:
+    """The write that the customer wishes for, granted or not."""
     known = task.data["known"]
-    more = {
-        "cancel": lambda: {},
-        "redirect": lambda: {"address": {"city": known["city"]}},
-        "return": lambda: {"items": [known["item"]]},
-    }[task.data["wish"]]()
-    return {"name": WRITES[task.data["wish"]], "arguments": {"order": known["order"], **more}}
+    more: Json = {"redirect": {"address": {"city": known.get("city")}}, "return": {"items": [known.get("item")]}}
+    return WRITES[task.data["wish"]], {"order": known["order"], **more.get(task.data["wish"], {})}
+
+
+def without(moves: Sequence[Move], *names: str) -> list[Move]:
+    return [move for move in moves if isinstance(move, str) or move[0] not in names]
 
 
 # ---- tasks
 
 
-def test_gold_actions_and_the_required_facts_are_rewarded_in_every_task():
-    for task in ALL:
-        verdict = judged(task, task.data["actions"], told(*facts_of(task)))
-        assert (verdict.reward, verdict.success) == (1.0, True), (task.id, verdict.details)
+def test_gold_moves_are_rewarded_with_the_customer_in_every_kind_and_sampled_task():
+    for task in [*SOME.values(), *SAMPLE]:
+        found = agent(task, DOMAIN.gold(task)).evaluation
+        assert (found.reward, found.success) == (1.0, True), (task.id, found.details)
 
 
-def test_doing_and_saying_nothing_is_rewarded_in_none():
-    assert not any(judged(task, [], told()).reward for task in ALL)
+def test_nothing_less_than_all_of_it_is_rewarded():
+    for task in [*SOME.values(), *SAMPLE]:
+        gold = DOMAIN.gold(task)
+        for index, move in enumerate(gold):
+            less = [*gold[:index], *gold[index + 1 :]]
+            assert not agent(task, less).evaluation.reward, (task.id, move)
 
 
-def test_half_of_the_task_is_not_rewarded():
-    for task in ALL:
-        if task.data["actions"]:
-            assert not judged(task, [], told("Done.", *facts_of(task))).reward, task.id
-        if task.data["facts"]:
-            assert not judged(task, task.data["actions"], told("Done.")).reward, task.id
-
-
-def test_each_task_changes_something_or_requires_a_fact():
-    for task in ALL:
+def test_each_task_changes_something_exactly_if_its_gold_does():
+    for task in SAMPLE:
         database = Database(World(**task.data["world"]))
         changes = difference(database.snapshot(), gold_snapshot(task))
         database.close()
-        assert bool(changes) == bool(task.data["actions"]), task.id
-        assert changes or task.data["facts"], task.id
+        assert bool(changes) == bool(task.data["actions"]) == (task.data["kind"] in WRITES), task.id
+        assert task.data["facts"]
 
 
-def test_the_scripted_expert_solves_every_task_with_the_scripted_customer():
-    async def all_of_them() -> list[Demonstration]:
-        return [await demonstrate(DOMAIN, task, 0) for task in ALL]
+@pytest.mark.parametrize("name", PERSONAS)
+def test_the_expert_solves_every_task_of_the_test_split_whoever_the_customer_is(name: str):
+    tasks = load_split("test")[:: 1 if name == "plain" else 16]
 
-    for task, played in zip(ALL, asyncio.run(all_of_them()), strict=True):
-        assert (played.reward, played.evaluation.success) == (1.0, True), (task.id, played.evaluation.details)
-        assert played.messages[-1]["role"] == "user"
-        assert played.messages[-1]["content"].removesuffix(f" {STOP_SIGNAL}") in THANKS
+    async def conversation(task: Task) -> Demonstration:
+        desk = HelpDesk()
+        desk.reset(task, 0)
+        return await played(desk, customer(task, 0, [name]), DOMAIN.expert(task, 0))
+
+    for task in tasks:
+        found = asyncio.run(conversation(task))
+        assert found.reward == 1.0, (task.id, found.evaluation.details, found.messages)
+        assert found.messages[-1]["content"].endswith(STOP_SIGNAL)
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
 @pytest.mark.parametrize("kind", KINDS)
-async def test_the_expert_solves_them_with_other_wordings(kind: str, seed: int):
-    played = await demonstrate(DOMAIN, generate("test", 5_000_000 + seed, kind), seed)
-    assert played.evaluation.success
+async def test_the_expert_solves_them_with_other_seeds(kind: str, seed: int):
+    found = await demonstrate(DOMAIN, generate("test", 5_000_000 + seed, kind), seed)
+    assert found.evaluation.success, found.evaluation.details
 
 
-async def test_an_expert_loose_of_tongue_fails_exactly_where_a_fact_must_be_told():
-    for task in load_split("validation"):
-        verdict = (await demonstrate(DOMAIN, task, 0, loose=1.0)).evaluation
-        assert verdict.success == (not task.data["facts"]), task.id
-        assert not verdict.details["database"]
+def test_most_wishes_of_every_split_are_to_be_granted():
+    for split in SPLITS:
+        granted = [task.data["kind"] in GRANTED for task in load_split(split)]
+        written = [bool(task.data["actions"]) for task in load_split(split)]
+        assert sum(written) / len(written) >= 0.5
+        assert sum(granted) / len(granted) >= 0.6
 
 
-def test_a_forbidden_write_is_not_rewarded_though_the_refusal_was_told():
-    refused = [task for task in ALL if not task.data["actions"] and task.data["wish"] in WRITES]
-    assert len(refused) > len(ALL) // 2
-    for task in refused:
-        verdict = judged(task, [forbidden(task)], told(*facts_of(task)))
-        assert not verdict.reward, task.id
-        assert verdict.details["database"]
-        assert not verdict.details["unsaid"]
+# ---- what the reward demands
 
 
-def test_cancelling_a_shipped_order_works_and_is_wrong():
-    task = next(t for t in ALL if t.data["kind"] == "cancel_refused" and t.data["facts"][0]["value"] == "shipped")
-    order = task.data["known"]["order"]
-    verdict = judged(task, [{"name": "cancel_order", "arguments": {"order": order}}], told(f"order {order} is shipped"))
-    assert (verdict.reward, verdict.success) == (0.0, False)
-    (line,) = verdict.details["database"]
-    assert line.startswith(f"orders {order}: is ")
+UNTRUE = (
+    "I have refunded $9999 to you.",
+    "Your other order is cancelled as well.",
+    "I have also verified your identity with your bank, and order 1234 is shipped.",
+    "Order {order} has been delivered to Atlantis and cancelled.",
+    "Order {order} is not on your account.",
+    "Order {order} is pending, shipped and delivered.",
+)
 
 
-def test_a_write_too_many_is_not_rewarded():
-    for task in [t for t in ALL if t.data["kind"] == "cancel"][:20]:
-        other = next(row[0] for row in task.data["world"]["orders"] if row[0] != task.data["known"]["order"])
-        extra = {"name": "cancel_order", "arguments": {"order": other}}
-        assert not judged(task, [*task.data["actions"], extra], told()).reward
+@pytest.mark.parametrize("lie", UNTRUE)
+def test_an_untrue_word_beside_the_gold_moves_costs_everything(lie: str):
+    for kind in ("track", "refused_by_status", "return"):
+        task = SOME[kind]
+        if kind == "track" and "not on your account" not in lie and "$" not in lie:
+            continue
+        *moves, last = DOMAIN.gold(task)
+        assert isinstance(last, str)
+        said = f"{lie.format(order=task.data['known']['order'])} {last}"
+        found = agent(task, [*moves, said]).evaluation
+        assert not found.reward, (kind, said)
+        assert found.details["untrue"]
+
+
+def test_a_change_or_a_refusal_without_looking_is_not_rewarded():
+    for kind, task in SOME.items():
+        gold = DOMAIN.gold(task)
+        for skipped in ("check_owner", "get_order", "get_item"):
+            less = without(gold, skipped)
+            if less != list(gold):
+                found = agent(task, less).evaluation
+                assert not found.reward, (kind, skipped)
+                assert found.details["unmet"], (kind, skipped)
+
+
+def test_looking_afterwards_is_too_late():
+    task = SOME["cancel"]
+    gold = DOMAIN.gold(task)
+    look, write, told = gold[:2], gold[2], gold[3]
+    assert agent(task, [*look, write, told]).evaluation.success
+    assert not agent(task, [write, *look, told]).evaluation.success
+
+
+def test_an_owner_checked_by_a_name_that_the_customer_never_gave_is_not_checked():
+    task = SOME["cancel"]
+    gold = DOMAIN.gold(task)
+
+    async def conversation() -> Demonstration:
+        desk = HelpDesk()
+        desk.reset(task, 0)
+        return await played(desk, customer(task, 0, ["brief"]), iter_moves(["What is the order number?", *gold]))
+
+    found = asyncio.run(conversation()).evaluation
+    assert not found.success
+    assert any("check_owner" in line for line in found.details["unmet"])
+
+
+def test_a_stranger_s_wish_granted_is_not_rewarded_though_the_refusal_was_told():
+    for kind in ("refused_by_status", "refused_final_sale"):
+        task = SOME[kind]
+        *moves, last = DOMAIN.gold(task)
+        found = agent(task, [*moves, wished_write(task), last]).evaluation
+        assert not found.reward
+        assert found.details["database"]
 
 
 def test_facts_count_only_when_the_customer_was_told():
-    task = next(task for task in ALL if task.data["kind"] == "track")
-    (fact,) = facts_of(task)
-    for hidden in ({"tool_calls": [{}]}, {"truncated": True}, {"tool_call_errors": [{}]}, {"role": "user"}):
-        message = {"role": "assistant", "content": fact, **hidden}
-        assert not judged(task, [], Transcript([message])).reward
-    assert judged(task, [], told(fact)).reward
+    task = SOME["track"]
+    found = agent(task, DOMAIN.gold(task))
+    desk = HelpDesk()
+    for hidden in ({"tool_calls": []}, {"truncated": True}, {"tool_call_errors": [{}]}, {"role": "user"}):
+        desk.reset(task, 0)
+        messages = [*found.messages[:-2], found.messages[-2] | hidden, found.messages[-1]]
+        verdict = desk.evaluate(Transcript(messages))
+        assert bool(verdict.reward) == (hidden == {"tool_calls": []}), hidden
+    desk.close()
+
+
+# ---- splits and demonstrations
 
 
 def test_splits_are_disjoint_by_seed_and_by_content():
@@ -165,15 +219,9 @@ def test_splits_are_disjoint_by_seed_and_by_content():
         assert len(set().union(*found.values())) == sum(SIZES.values())
 
 
-def test_every_split_has_every_kind_in_equal_parts():
-    for split in SPLITS:
-        counts = [sum(task.data["kind"] == kind for task in load_split(split)) for kind in KINDS]
-        assert max(counts) - min(counts) <= 1
-
-
 def test_demonstrations_are_repeatable_and_of_no_split():
     def made(seed: int) -> list[list[Json]]:
-        return list(demonstrations(44, 0.5, seed, "You are the help desk."))
+        return list(demonstrations(44, seed, "You are the help desk."))
 
     first = made(1)
     assert made(1) == first
@@ -206,76 +254,7 @@ def test_the_manifest_is_what_the_generator_writes(tmp_path: Path, monkeypatch: 
     assert (tmp_path / "manifest.json").read_text() == committed
 
 
-# ---- claims
-
-SHIPPED = [{"subject": "order K7", "attribute": "status", "value": "shipped"}]
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "order K7 is shipped",
-        "ORDER k7 IS Shipped.",
-        "Sorry, Order  K7\nis   shipped, so I cannot do that.",
-        "I looked: order K7 is shipped! Order L1 is pending.",
-    ],
-)
-def test_wordings_of_a_claim(text: str):
-    assert missing_facts(SHIPPED, [text]) == []
-
-
-@pytest.mark.parametrize(
-    ("texts", "said"),
-    [
-        ([], "nothing"),
-        (["It is shipped."], "nothing"),
-        (["order L1 is shipped"], "nothing"),
-        (["order K77 is shipped"], "nothing"),
-        (["order K7 is pending"], "pending"),
-        (["order K7 is shippedish"], "nothing"),
-        (["order K7 is not shipped"], "nothing"),
-        (["order K7 is in Oslo"], "nothing"),
-        (["order K7 is shipped, order K7 is pending"], "pending, shipped"),
-        (["order K7 is shipped", "Wait.", "Order K7 is delivered"], "delivered, shipped"),
-    ],
-)
-def test_what_is_no_claim_or_cancels_one(texts: list[str], said: str):
-    assert missing_facts(SHIPPED, texts) == [f"order K7 is shipped (said: {said})"]
-
-
-def test_repeating_a_claim_is_no_contradiction():
-    assert missing_facts(SHIPPED, ["order K7 is shipped", "Order K7 is shipped."]) == []
-
-
-@pytest.mark.parametrize(
-    ("text", "claim"),
-    [
-        ("order K7 is in Oslo", (("order k7", "place"), {"oslo"})),
-        ("the Lamp is final sale", (("lamp", "sale"), {"final sale"})),
-        ("order K7 is not  on your account", (("order k7", "account"), {"not on your account"})),
-        ("order K7 is delivered", (("order k7", "status"), {"delivered"})),
-    ],
-)
-def test_every_attribute(text: str, claim: tuple):
-    assert list(claims([text]).items()) == [claim]
-
-
-def test_the_policy_page_states_facts_in_words_that_count():
-    section = DOMAIN.system_prompt("full").split("## How to say it")[1]
-    examples = re.findall(r"^- `(.+?)`", section, re.MULTILINE)
-    assert len(examples) == 4
-    assert all(len(claims([example])) == 1 for example in examples)
-
-
-# ---- customer
-
-SOME = [next(task for task in ALL if task.data["kind"] == kind) for kind in KINDS]
-QUESTIONS = {
-    "order": "What is the order number?",
-    "name": "What is your name?",
-    "item": "Which item is it?",
-    "city": "Which city should it go to?",
-}
+# ---- customers
 
 
 def known_in(task: Task, text: str) -> set[str]:
@@ -283,162 +262,106 @@ def known_in(task: Task, text: str) -> set[str]:
     return {name for name, value in task.data["known"].items() if re.search(rf"\b{re.escape(value)}\b", text)}
 
 
-async def test_no_opening_reveals_anything():
-    for task in ALL:
-        for seed in range(3):
-            opening = await ScriptedCustomer(task, seed).open()
-            assert opening.text in OPENINGS[task.data["wish"]]
-            assert not opening.stop
-            assert known_in(task, opening.text) == set()
+def said_in_dialogues(split: Split) -> tuple[set[str], Counter[str]]:
+    """Openings and sentences (ids and names masked) of 120 dialogues with the expert."""
+    openings, found = set(), Counter[str]()
+    for task in load_split(split)[:120]:
+        messages = asyncio.run(demonstrate(DOMAIN, task, 0)).messages
+        texts = [message["content"].replace(STOP_SIGNAL, "") for message in messages if message["role"] == "user"]
+        values = "|".join(map(re.escape, task.data["known"].values()))
+        openings.add(texts[0])
+        for text in texts:
+            masked = re.sub(rf"\b(?:{values}|\d{{4}})\b", "_", text)
+            found.update(part.strip() for part in re.split(r"(?<=[.!?])\s+", masked) if part.strip())
+    return openings, found
 
 
-@pytest.mark.parametrize("task", SOME, ids=lambda task: task.data["kind"])
-async def test_a_fact_is_told_when_asked_and_only_that_one(task: Task):
-    for asked, question in QUESTIONS.items():
-        for seed in range(6):
-            reply = await ScriptedCustomer(task, seed).reply(question)
+def test_customers_talk_in_many_ways_and_the_test_split_in_others_than_training():
+    train, test = said_in_dialogues("train"), said_in_dialogues("test")
+    for openings, sentences in (train, test):
+        assert len(openings) >= 100
+        assert len(sentences) >= 1000, len(sentences)
+    assert not train[0] & test[0]
+    assert not (train[1].keys() & test[1].keys()) - {"Sorry, what do you mean?"}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_fact_is_told_when_asked_and_only_that_one(kind: str):
+    task = SOME[kind]
+    questions = {
+        "order": "May I have your order number, please?",
+        "name": "And who am I speaking with?",
+        "item": "Which item would you like to send back?",
+        "city": "Where should we send it instead?",
+    }
+    for asked, question in questions.items():
+        for seed in range(4):
+            reply = await customer(task, seed, ["plain"]).reply(question)
             assert not reply.stop
-            assert known_in(task, reply.text) == {asked} & task.data["known"].keys()
-            assert (reply.text in UNKNOWN) == (asked not in task.data["known"])
+            assert known_in(task, reply.text) == {asked} & task.data["known"].keys(), reply.text
 
 
-async def test_two_questions_get_two_answers():
-    (task,) = [task for task in SOME if task.data["kind"] == "return"]
-    reply = await ScriptedCustomer(task, 0).reply("What is your name, and which item is it?")
-    assert known_in(task, reply.text) == {"name", "item"}
+async def first_replies(persona: str, question: str, count: int = 12) -> list[str]:
+    tasks = load_split("train")[:count]
+    return [(await customer(task, 0, [persona]).reply(question)).text for task in tasks]
 
 
-async def test_small_talk_reveals_nothing_and_wears_the_patience_out():
-    for task in SOME:
-        customer = ScriptedCustomer(task, 0)
-        for _ in range(PATIENCE):
-            reply = await customer.reply("One moment please.")
-            assert reply.text in OPENINGS[task.data["wish"]]
-            assert not reply.stop
-        reply = await customer.reply("How are you today?")
-        assert reply.stop
-        assert reply.text.removesuffix(f" {STOP_SIGNAL}") in GIVING_UP
+async def test_how_much_is_told_at_once_depends_on_the_person():
+    question, tasks = "What are your name and your order number?", load_split("train")[:12]
+    shown = {name: await first_replies(name, question) for name in ("terse", "plain")}
+    counts = {
+        name: {len(known_in(task, text)) for task, text in zip(tasks, texts, strict=True)}
+        for name, texts in shown.items()
+    }
+    assert counts == {"terse": {1}, "plain": {2}}
+    for task in tasks:
+        assert known_in(task, (await customer(task, 0, ["forthcoming"]).open()).text) == task.data["known"].keys()
+        assert known_in(task, (await customer(task, 0, ["plain"]).open()).text) == set()
 
 
-@pytest.mark.parametrize(
-    "text", ["Done, order K7 cancelled.", "Sorry, order K7 is shipped.", "Order K7 is in Oslo.", "I cannot do that."]
-)
-async def test_an_answer_ends_the_conversation_with_the_stop_signal(text: str):
-    reply = await ScriptedCustomer(SOME[0], 0).reply(text)
-    assert reply.stop
-    assert reply.text.endswith(STOP_SIGNAL)
+async def test_the_forgetful_look_for_it_first_and_the_careless_put_it_right():
+    tasks, ask = load_split("train")[:40], "What is the order number?"
+    forgot = erred = 0
+    for task in tasks:
+        person = customer(task, 0, ["forgetful"])
+        if not known_in(task, (await person.reply(ask)).text):
+            forgot += 1
+            assert "order" in known_in(task, (await person.reply(ask)).text)
+        person = customer(task, 0, ["careless"])
+        if "order" not in known_in(task, (await person.reply(ask)).text):
+            erred += 1
+            assert "order" in known_in(task, (await person.reply("One moment, I am looking it up.")).text)
+    assert forgot > 10
+    assert erred > 8
 
 
-async def test_a_question_ends_nothing_however_sorry_it_is():
-    reply = await ScriptedCustomer(SOME[0], 0).reply("Sorry, what is the order number?")
-    assert not reply.stop
-    assert known_in(SOME[0], reply.text) == {"order"}
+async def test_patience_ends_sooner_for_some():
+    async def lasts(name: str) -> int:
+        person, count = customer(SOME["track"], 0, [name]), 0
+        while not (await person.reply("The weather is a lovely green colander.")).stop:
+            count += 1
+        return count
+
+    assert [await lasts(name) for name in ("impatient", "plain", "talkative")] == [1, 4, 6]
 
 
-async def test_wording_varies_with_the_seed_and_with_nothing_else():
-    async def words(seed: int) -> tuple[str, ...]:
-        customer = ScriptedCustomer(SOME[0], seed)
-        said = [await customer.open(), *[await customer.reply(question) for question in QUESTIONS.values()]]
-        return tuple(reply.text for reply in said)
-
-    assert len({await words(seed) for seed in range(20)}) > 10
-    assert [await words(seed) for seed in range(5)] == [await words(seed) for seed in range(5)]
+async def test_the_stubborn_ask_once_more_before_they_accept_a_refusal():
+    for name, stops in (("stubborn", [False, True]), ("plain", [True])):
+        person = customer(SOME["refused_by_status"], 0, [name])
+        refusal = "I'm sorry, but that order has already shipped, so I can't cancel it."
+        assert [(await person.reply(refusal)).stop for _ in stops] == stops
 
 
-def test_an_llm_customer_is_told_what_the_scripted_one_knows():
-    for task in ALL:
-        assert known_in(task, DOMAIN.persona(task)) == task.data["known"].keys(), task.id
+async def test_what_is_not_understood_is_said_so():
+    for name in DEFAULT:
+        reply = await customer(SOME["cancel"], 0, [name]).reply("Blue ideas sleep furiously beneath the ladder.")
+        assert "hat do you mean" in reply.text
+        assert not reply.stop
 
 
-# ---- tools
+def test_a_customer_is_the_same_for_the_same_seed():
+    def opening(seed: int) -> str:
+        return asyncio.run(ScriptedUser.open(customer(SOME["cancel"], seed))).text
 
-
-@pytest.fixture
-def task() -> Task:
-    return next(task for task in ALL if task.data["kind"] == "return")
-
-
-def wrong_calls(task: Task) -> list[tuple[str, object]]:
-    order, item = task.data["known"]["order"], task.data["known"]["item"]
-    return [
-        ("no_such_tool", {}),
-        ("get_order", {}),
-        ("get_order", {"order": 7}),
-        ("get_order", {"order": order, "verbose": True}),
-        ("get_order", [order]),
-        ("get_order", {"order": "' OR 1=1 --"}),
-        ("check_owner", {"order": "Z99", "name": "Ada"}),
-        ("get_item", {"order": order, "item": "Anvil"}),
-        ("cancel_order", {"order": "Z99"}),
-        ("cancel_order", {"order": None}),
-        ("return_items", {"order": order, "items": []}),
-        ("return_items", {"order": order, "items": item}),
-        ("return_items", {"order": order, "items": [item, "Anvil"]}),
-        ("return_items", {"order": "Z99", "items": [item]}),
-        ("change_destination", {"order": order, "address": "Oslo"}),
-        ("change_destination", {"order": order, "address": {}}),
-        ("change_destination", {"order": order, "address": {"city": "Atlantis"}}),
-        ("change_destination", {"order": order, "address": {"city": "Oslo", "street": "x"}}),
-        ("change_destination", {"order": "Z99", "address": {"city": "Oslo"}}),
-        ("transfer_to_human", {}),
-    ]
-
-
-def test_wrong_calls_are_error_results_and_change_nothing(task: Task):
-    desk = HelpDesk()
-    desk.reset(task, 0)
-    before = desk._db.snapshot()
-    for name, arguments in wrong_calls(task):
-        result = desk.call(name, arguments)
-        assert (result.error, result.terminal) == (True, False), (name, arguments)
-        assert "error" in result.text
-    assert desk._db.snapshot() == before
-    desk.close()
-
-
-def test_reading_tools_give_the_rows_of_the_task_and_change_nothing(task: Task):
-    desk = HelpDesk()
-    desk.reset(task, 0)
-    before = desk._db.snapshot()
-    world = World(**task.data["world"])
-    for row in world.orders:
-        order, items = world.order(row[0]), world.items_of(row[0])
-        assert json.loads(desk.call("get_order", {"order": row[0]}).text) == {
-            "status": order["status"],
-            "place": order["place"],
-            "items": [item["product"] for item in items],
-        }
-        for item in items:
-            answer = desk.call("get_item", {"order": row[0], "item": item["product"]}).text
-            assert json.loads(answer) == {"price": item["price"], "final_sale": bool(item["final_sale"])}
-        for customer, name in world.customers:
-            answer = desk.call("check_owner", {"order": row[0], "name": name.upper()}).text
-            assert json.loads(answer) == {"owner": customer == order["customer"]}
-    assert desk._db.snapshot() == before
-    desk.close()
-
-
-def test_each_writing_tool_changes_exactly_its_rows(task: Task):
-    order, item = task.data["known"]["order"], task.data["known"]["item"]
-    desk = HelpDesk()
-    desk.reset(task, 0)
-    start = desk._db.snapshot()
-    assert desk.call("return_items", {"order": order, "items": [item]}).text == '{"ok": true}'
-    assert desk.call("change_destination", {"order": order, "address": {"city": "Riga"}}).text == '{"ok": true}'
-    assert desk.call("cancel_order", {"order": order}).text == '{"ok": true}'
-    changed = desk._db.snapshot()
-    desk.close()
-    (returned,) = [key for key in start["items"] if start["items"][key] != changed["items"][key]]
-    assert changed["items"][returned] == (*start["items"][returned][:-1], 1)
-    assert start["items"][returned][1:3] == (order, item)
-    assert [key for key in start["orders"] if start["orders"][key] != changed["orders"][key]] == [order]
-    assert (changed["orders"][order][2], changed["orders"][order][4]) == ("cancelled", "Riga")
-
-
-def test_a_transfer_is_terminal(task: Task):
-    desk = HelpDesk()
-    desk.reset(task, 0)
-    result = desk.call("transfer_to_human", {"reason": "asked"})
-    assert (result.error, result.terminal) == (False, True)
-    assert not desk.evaluate(told("I transfer you.")).reward
-    desk.close()
+    assert opening(3) == opening(3)
+    assert len({opening(seed) for seed in range(20)}) > 10

@@ -54,9 +54,11 @@ def test_cases_from_real_use(domain: str, wish: str, say: str, acts: Acts, of_do
 
 
 def test_an_apology_and_an_offer_to_help_do_not_hide_a_question(of_domain: dict[str, Reader]) -> None:
-    read = of_domain["help_desk"].read("I'm sorry to hear that! I can help you cancel it; may I have your name?", "cancel")
+    read = of_domain["help_desk"].read(
+        "I'm sorry to hear that! I can help you cancel it; may I have your name?", "cancel"
+    )
     assert read.asks == {"name"}
-    assert not read.refuses and not read.done and not read.proposes
+    assert (read.refuses, read.done, read.proposes) == (False, False, False)
 
 
 def test_instructions_come_in_order_of_mention(of_domain: dict[str, Reader]) -> None:
@@ -69,15 +71,18 @@ def test_a_question_that_repeats_a_value_names_the_fact(of_domain: dict[str, Rea
     assert (read.proposes, read.confirms) == (True, "order")
 
 
-@pytest.mark.parametrize("say", ["", "...", "🙂", "asdkj qwe lkj", "你好，请问您的订单号是多少？", "{}", "\n\n", "?" * 50])
+@pytest.mark.parametrize(
+    "say", ["", "...", "🙂", "asdkj qwe lkj", "你好，请问您的订单号是多少？", "{}", "\n\n", "?" * 50]
+)
 def test_nonsense_is_not_understood(say: str, of_domain: dict[str, Reader]) -> None:
     assert not of_domain["help_desk"].read(say, "cancel").understood
 
 
-def test_an_endless_message_is_read_in_time(of_domain: dict[str, Reader]) -> None:
-    start = time.monotonic()
-    of_domain["help_desk"].read("could you please " * 100_000, "cancel")
-    assert time.monotonic() - start < 20
+@pytest.mark.parametrize("part", ["could you please ", "a ", "what is your name and order number ", "? ", "a\n"])
+def test_an_endless_message_is_read_in_time(part: str, of_domain: dict[str, Reader]) -> None:
+    start = time.process_time()
+    of_domain["help_desk"].read(part * 50_000, "cancel")
+    assert time.process_time() - start < 3
 
 
 def test_a_slip_of_the_pen_is_read_over(of_domain: dict[str, Reader]) -> None:

@@ -53,7 +53,7 @@ BAD = [
     ("call or reasoning in the text", trajectory({**BYE, "content": "<tool_call>{}</tool_call>"})),
     ("call or reasoning in the text", trajectory({**BYE, "content": "Hm.</think> Yes."})),
     ("same call, same answer", trajectory(*asked("a", "x", k=1, j=2), BYE, USER, *asked("b", "x", j=2, k=1), BYE)),
-    ("the user told its instructions", trajectory(BYE, metrics={"user_leaks": 1.0})),
+    ("the user told its instructions", trajectory(BYE, metrics={"user_flags/leaks_instruction": 1.0})),
 ]
 
 

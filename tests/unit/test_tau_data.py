@@ -19,7 +19,6 @@ from tau_support import official
 from typer.testing import CliRunner
 
 from environments._tau import OfficialDomain
-from environments._tau.domain import PATIENCE, RecitingUser
 from environments._tau.environment import JudgedEnvironment, OfficialEnvironment
 from environments.retail import DOMAIN
 from environments.retail.shop import shop
@@ -308,7 +307,7 @@ def test_what_is_wrong_with_a_folder_is_named(tmp_path, spoil, message):
 def test_options_are_checked(tmp_path):
     folder = write_tau(tmp_path, tau_task())
     with pytest.raises(
-        ConfigError, match="has no option 'compact' on official data; known: skip_noop, leave_out, communicate"
+        ConfigError, match="has no option 'compact' on official data; known: skip_noop, leave_out, communicate, split"
     ):
         over(folder, options={"compact": True})
     with pytest.raises(ConfigError, match="leave_out: 'DB' is none of ACTION, NL_ASSERTION, ENV_ASSERTION"):
@@ -517,7 +516,7 @@ def _named(action: Json) -> Json:
     ("task", "message"),
     [
         (tau2_task(0, reward_basis=["DB", "LUCK"]), r"task 0: reward_basis names 'LUCK'; known: DB, COMMUNICATE"),
-        (tau2_task(0, reward_basis=["ACTION"]), "reward_basis without DB is not supported in retail"),
+        ({**tau2_task(0), "evaluation_criteria": None}, "task 0: has no evaluation_criteria"),
         ({**tau2_task(0), "initial_state": {"message_history": [{}]}}, "begins in the middle of a conversation"),
     ],
 )
@@ -540,30 +539,3 @@ def test_what_is_no_task_is_refused_by_name(tmp_path):
 def test_a_split_that_names_a_task_which_is_not_there_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="split 'train' names task '7'"):
         over(write_tau2(tmp_path, tau2_task(0), splits={"train": ["7"]}))
-
-
-# ---- the user by rules
-
-
-def test_the_reciting_user_tells_all_agrees_and_leaves():
-    async def talk() -> list[tuple[str, bool]]:
-        user = RecitingUser("Cancel order #W1.")
-        replies = [await user.open()]
-        for text in ("Cancel #W1, no longer needed (yes/no)?", "Hm?", "Is there anything else?"):
-            replies.append(await user.reply(text))
-        return [(reply.text, reply.stop) for reply in replies]
-
-    (opening, _), (agreed, _), (_, stopped), (_, left) = asyncio.run(talk())
-    assert "#W1" in opening
-    assert agreed == "Yes."
-    assert (stopped, left) == (False, True)
-
-
-def test_the_reciting_user_does_not_stay_for_ever():
-    async def turns_until_it_leaves() -> int:
-        user, turns = RecitingUser("You are Ada."), 1
-        while not (await user.reply("Hm.")).stop:
-            turns += 1
-        return turns
-
-    assert asyncio.run(turns_until_it_leaves()) == PATIENCE + 1

@@ -23,10 +23,11 @@ from mua.errors import DiskError, RunStopped, exit_status
 from mua.observe.metrics import read_metrics
 from mua.observe.traces import read_traces
 from mua.rollout.scheduler import Harvest, Position
-from mua.rollout.service import RolloutService, require_scored
+from mua.rollout.scored import require_scored, too_few_scored
+from mua.rollout.service import RolloutService
 from mua.trainer.policy import Policy
 from mua.trainer.preempt import Preemption
-from mua.trainer.rl import loop
+from mua.trainer.rl import loop, told
 from mua.trainer.run import Run
 from mua.types import Group, Outcome, Provenance, Segment, TrainBatch, Trajectory
 
@@ -65,12 +66,17 @@ class StandIn:
         folder.mkdir(parents=True)
         (folder / "manifest.json").write_text(json.dumps(extra_state | {"weights": self.weights}))
 
+    def load(self, folder: Path) -> dict[str, Any]:
+        state: dict[str, Any] = json.loads((folder / "manifest.json").read_text())
+        self.weights = state["weights"]
+        return state
 
-def experiment(output: Path, **trainer: Any) -> ExperimentConfig:
+
+def experiment(output: Path, engine: dict[str, Any] | None = None, **trainer: Any) -> ExperimentConfig:
     return ExperimentConfig(
         name="run", output=output, model={"path": "model"}, environment={"name": "help_desk"},
         trainer={"steps": STEPS, "save_every": 0, **trainer}, algorithm={"group_size": SIZE, "groups_per_step": 1},
-        observe={"tensorboard": False, "progress": False},
+        observe={"tensorboard": False, "progress": False}, engine=engine or {},
     )  # fmt: skip
 
 
@@ -116,11 +122,12 @@ def test_too_few_scored_episodes_end_the_run_before_it_trains_on_them(
     few = [episode(0), *(episode(sample, outcome, passing=passing) for sample in range(1, SIZE))]
     policy = StandIn()
     with pytest.raises(RunStopped) as error:
-        train(experiment(tmp_path), policy, rollouts(ALL, ALL, few))
-    assert str(error.value) == (
-        f"only 1 of 4 episodes could be scored, and trainer.min_scored_share is 0.5; most of the others ended as "
-        f"{outcome}: {outcome} of 3"
+        train(experiment(tmp_path, max_unscored_steps=1), policy, rollouts(ALL, ALL, few))
+    assert str(error.value).startswith(
+        f"step 2: only 1 of 4 episodes could be scored, and trainer.min_scored_share is 0.5; most of the others ended "
+        f"as {outcome}: {outcome} of 3; "
     )
+    assert ("user.llm" if outcome is Outcome.USER_ERROR else "raise the deadline") in str(error.value)
     assert exit_status(error.value) == status
     assert saved(tmp_path) == {"step_00000002": 2}
     assert [line["step"] for line in read_metrics(tmp_path / "metrics.jsonl")] == [0, 1]
@@ -128,11 +135,70 @@ def test_too_few_scored_episodes_end_the_run_before_it_trains_on_them(
     assert [t.outcome for t in read_traces(tmp_path / "traces" / "step_000002.jsonl")] == [t.outcome for t in few]
 
 
-def test_a_run_whose_every_episode_failed_does_not_end_well(tmp_path: Path) -> None:
-    none = [episode(sample, Outcome.JUDGE_ERROR, passing=False) for sample in range(SIZE)]
-    with pytest.raises(RunStopped, match=r"^not one of 4 episodes could be scored; most ended as judge_"):
-        train(experiment(tmp_path, min_scored_share=0.0), StandIn(), rollouts(none))
-    assert saved(tmp_path) == {}
+NONE = [episode(sample, Outcome.JUDGE_ERROR) for sample in range(SIZE)]
+
+
+@pytest.mark.parametrize(("steps", "bound", "done"), [(8, 1, 0), (8, 3, 2), (2, 5, 1), (1, 5, 0)])
+def test_a_run_whose_every_episode_failed_does_not_end_well(tmp_path: Path, steps: int, bound: int, done: int) -> None:
+    """However short it is: nothing is saved, nothing is trained, and no line has a reward."""
+    policy = StandIn()
+    config = experiment(tmp_path, min_scored_share=0.0, max_unscored_steps=bound, steps=steps, save_every=1)
+    with pytest.raises(RunStopped, match=rf"step {done}: not one of 4 episodes could be scored; most ended as judge_"):
+        train(config, policy, rollouts(NONE))
+    assert (saved(tmp_path), policy.weights) == ({}, 0)
+    lines = list(read_metrics(tmp_path / "metrics.jsonl"))
+    assert [line["step"] for line in lines] == list(range(done))
+    for line in lines:
+        assert not [name for name in line if name.startswith("reward") or name == "success"]
+        assert (line["trajectories/unscored"], line["outcome/judge_error"]) == (1.0, 1.0)
+
+
+def test_a_step_that_nobody_could_score_trains_on_nothing_and_the_run_goes_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    policy = StandIn()
+    train(experiment(tmp_path, max_unscored_steps=2), policy, rollouts(NONE, ALL, NONE, ALL, NONE, ALL))
+    lines = list(read_metrics(tmp_path / "metrics.jsonl"))
+    assert ["success" in line for line in lines] == [False, True, False, True, False, True, True, True]
+    assert (policy.weights, saved(tmp_path)) == (5, {"step_00000008": 5})
+    assert "step 0 trains on nothing: not one of 4 episodes could be scored; most ended as judge_error" in caplog.text
+    assert "check that judge.llm answers" in caplog.text
+
+
+def test_steps_in_a_row_are_counted_over_a_new_start(tmp_path: Path) -> None:
+    """What continues after the bound does not get as many failed steps again."""
+    config = experiment(tmp_path, max_unscored_steps=3)
+    with pytest.raises(RunStopped, match=r"step 3: .*\(3 such steps in a row, trainer.max_unscored_steps\)"):
+        train(config, StandIn(), rollouts(ALL, NONE))
+    assert saved(tmp_path) == {"step_00000003": 1}
+    with pytest.raises(RunStopped, match=r"step 3: .*\(3 such steps in a row"):
+        train(config, StandIn(), rollouts(NONE))
+
+
+def test_a_fault_that_does_not_pass_is_not_tried_again(tmp_path: Path) -> None:
+    refused = [episode(sample, Outcome.USER_ERROR, passing=False) for sample in range(SIZE)]
+    with pytest.raises(RunStopped, match="step 1: not one of 4") as error:
+        train(experiment(tmp_path, max_unscored_steps=5), StandIn(), rollouts(ALL, refused))
+    assert exit_status(error.value) == 2
+
+
+def test_a_fault_leaves_no_trace_in_a_deterministic_run(tmp_path: Path) -> None:
+    config = experiment(tmp_path, deterministic=True, max_unscored_steps=4, engine={"deterministic": True})
+    with pytest.raises(RunStopped, match="step 1: not one of 4"):
+        train(config, StandIn(), rollouts(ALL, NONE))
+    assert saved(tmp_path) == {"step_00000001": 1}
+
+
+def test_what_the_line_of_progress_says() -> None:
+    def groups(*members: Trajectory) -> list[Group]:
+        return [Group(0, "task", list(members))]
+
+    shown = {"reward/mean": 0.5, "success": 0.5}
+    assert told(shown, groups(*ALL), None) == "reward 0.500, success 0.500"
+    some = [*ALL, episode(4, Outcome.TIMEOUT)]
+    assert told(shown, groups(*some), None) == "reward 0.500, success 0.500, 1 of 5 episodes failed, most as timeout"
+    few = too_few_scored(NONE)
+    assert told({}, groups(*NONE), few) == "4 of 4 episodes failed, most as judge_error, trained on nothing"
 
 
 def test_a_share_that_is_just_enough(tmp_path: Path) -> None:
@@ -140,13 +206,15 @@ def test_a_share_that_is_just_enough(tmp_path: Path) -> None:
     train(experiment(tmp_path), StandIn(), rollouts(half))
     assert len(list(read_metrics(tmp_path / "metrics.jsonl"))) == STEPS
     one = [ALL[0], *(episode(sample, Outcome.TIMEOUT) for sample in range(1, SIZE))]
-    assert require_scored(one, 0.25) == one
-    assert require_scored([], 1.0) == []
+    assert too_few_scored(one, 0.25) is None
+    assert too_few_scored(one, 0.26) is not None
+    assert require_scored(one) == one
+    assert require_scored([]) == []
 
 
 def test_the_commonest_fault_decides_what_is_said() -> None:
     lost = [episode(0, Outcome.TIMEOUT), episode(1, Outcome.USER_ERROR, passing=False), episode(2, Outcome.TIMEOUT)]
-    with pytest.raises(RunStopped, match=r"ended as timeout: timeout of 2$") as error:
+    with pytest.raises(RunStopped, match=r"ended as timeout: timeout of 2; raise the deadline that is named") as error:
         require_scored([*lost, episode(3, Outcome.USER_ERROR)])
     assert error.value.passing
 

@@ -1,22 +1,30 @@
 """Judging while training: which domains, under which options, and what the numbers are over.
 
-Selections are of real domains; trajectories are made up, but for one round of real episodes whose policy is scripted. A
-run with held-out domains and a real engine is in tests/e2e/test_environments.py.
+Selections are of real domains; trajectories are made up, but for rounds of real episodes whose policy is scripted. A
+run with held-out domains and a real engine is in tests/e2e/test_environments.py, the same numbers from training and
+`mua eval` with one in tests/e2e/test_best.py.
 """
 
 from __future__ import annotations
 
+import json
+import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from environments.gyms._shared import Gym
-from mua.algorithms.metrics import mean_confidence_interval
 from mua.config.schema import EvaluationConfig, ExperimentConfig
+from mua.engine.protocol import Generation, SamplingParams
 from mua.environment.selection import Selection
 from mua.errors import ConfigError
+from mua.evaluation.run import evaluate
+from mua.evaluation.summary import interval_of
 from mua.observe.progress import Progress
+from mua.observe.traces import read_traces
+from mua.rollout import service
 from mua.rollout.service import RolloutService
 from mua.trainer.evaluate import evaluation_metrics, judge
 from mua.types import Outcome, Trajectory
@@ -31,7 +39,7 @@ def config(environment: dict[str, Any], **evaluation: Any) -> ExperimentConfig:
             "name": "x",
             "output": "x",
             "model": {"path": "x"},
-            "trainer": {"steps": 1},
+            "trainer": {"steps": 1, "evaluate_first": True},
             "environment": environment,
             "evaluation": evaluation,
         }
@@ -49,7 +57,7 @@ def test_what_is_trained_on_is_not_held_out() -> None:
     selection = held_out(mix, domains=["help_desk", "gyms/function", "gyms/search"])
     assert selection is not None
     assert list(selection.domains) == ["gyms/function", "gyms/search"]
-    assert {t.domain for t in selection.first_tasks("validation", 3)} == {"gyms/function", "gyms/search"}
+    assert {t.domain for t in selection.sampled_tasks("validation", 3)} == {"gyms/function", "gyms/search"}
 
 
 def test_held_out_domains_have_options_of_their_own() -> None:
@@ -64,7 +72,7 @@ def test_held_out_domains_have_options_of_their_own() -> None:
     assert settings["gyms/turtle"].whole("max_words") == 7
     assert settings["gyms/function"].whole("max_actions") == 3
     assert settings["gyms/search"].whole("max_answers") == 1
-    assert both.domain(selection.first_tasks("validation", 1)[0]).name == "gyms/function"
+    assert both.domain(selection.sampled_tasks("validation", 1)[0]).name == "gyms/function"
 
 
 @pytest.mark.parametrize(
@@ -111,11 +119,11 @@ def test_one_round_judges_training_domains_and_those_held_out(tmp_path: Path) ->
     loaded = ExperimentConfig.model_validate(base.model_dump() | told)
     rollouts = RolloutService(loaded)
     rollouts._pool = gives_up()  # type: ignore[assignment]
-    assert [t.domain for t in rollouts.evaluation_tasks()] == [
+    assert [t.domain for t in rollouts.evaluation_tasks("validation")] == [
         *["help_desk"] * 2, *["gyms/function"] * 2, *["gyms/telepathy"] * 2
     ]  # fmt: skip
     with rollouts:
-        found = judge(loaded, rollouts, Progress(enabled=False))
+        found = judge(loaded, rollouts, Progress(enabled=False), "validation", 0)
     names = ("", "held_out_", "help_desk/", "gyms/function/", "gyms/telepathy/")
     assert {found[f"evaluation/{name}validation_success"] for name in names} == {0.0}
     assert {found[f"evaluation/{name}validation_unscored"] for name in names} == {0.0}
@@ -138,9 +146,9 @@ def test_an_evaluation_shares_nothing_with_training(tmp_path: Path, split: str) 
     )  # fmt: skip
     rollouts, pool = RolloutService(loaded), gives_up()
     rollouts._pool = pool  # type: ignore[assignment]
-    assert {task.split for task in rollouts.evaluation_tasks()} == {split}
+    assert {task.split for task in rollouts.evaluation_tasks(split)} == {split}
     with rollouts:
-        judge(loaded, rollouts, Progress(enabled=False))
+        judge(loaded, rollouts, Progress(enabled=False), loaded.evaluation.split, 0)
         evaluated = list(pool.requests)
         rollouts.schedule(0, None)
         rollouts.take()
@@ -169,23 +177,92 @@ def test_training_domains_and_held_out_ones_are_never_mixed() -> None:
         *episodes("gym", "f-", "--"),
         *episodes("quiz", "s"),
     ]
-    found = evaluation_metrics(played, {"shop": 2.0, "desk": 1.0}, "test")
+    found = evaluation_metrics(played, {"shop": 2.0, "desk": 1.0}, "test", EvaluationConfig())
     assert found["evaluation/test_success"] == pytest.approx((1 + 0.5 + 0) / 3)
     assert found["evaluation/held_out_test_success"] == pytest.approx(0.5)
     assert found["evaluation/shop/test_success"] == pytest.approx(0.75)
     assert (found["evaluation/desk/test_success"], found["evaluation/quiz/test_success"]) == (0.0, 1.0)
     assert found["evaluation/gym/test_unscored"] == 0.75
     assert found["evaluation/held_out_test_unscored"] == pytest.approx(3 / 5)
-    by_task = mean_confidence_interval([1.0, 0.5, 0.0])  # four samples more of a task would be no more evidence
+    by_task = interval_of(EvaluationConfig(), [1.0, 0.5, 0.0])  # four samples more of a task would be no more evidence
     assert (found["evaluation/test_success_low"], found["evaluation/test_success_high"]) == by_task[1:]
 
 
 def test_a_single_domain_has_one_name_and_an_unscored_part_no_success() -> None:
-    alone = evaluation_metrics(episodes("shop", "s", "f"), {"shop": 1.0}, "validation")
+    alone = evaluation_metrics(episodes("shop", "s", "f"), {"shop": 1.0}, "validation", EvaluationConfig())
     assert set(alone) == {
         f"evaluation/validation_{name}" for name in ("success", "success_low", "success_high", "unscored")
     }
-    beside = evaluation_metrics([*episodes("shop", "s"), *episodes("quiz", "-")], {"shop": 1.0}, "test")
+    beside = evaluation_metrics(
+        [*episodes("shop", "s"), *episodes("quiz", "-")], {"shop": 1.0}, "test", EvaluationConfig()
+    )
     assert "evaluation/quiz/test_success" not in beside
     assert "evaluation/held_out_test_success" not in beside
     assert beside["evaluation/held_out_test_unscored"] == 1.0
+
+
+class ReadingPool(ScriptedPool):
+    """Engines with a clerk who reads what was said and cancels any order, unless the request's seed puts it off."""
+
+    async def generate(
+        self, prompt_ids: Sequence[int], params: SamplingParams, *, session: str, deadline_s: float
+    ) -> Generation:
+        text = self._family.decode(prompt_ids)
+        order = re.search(r"\b([A-Z]\d+)\b", text)
+        said = "What is the order number?"
+        if params.seed is not None and params.seed % 7 == 0:
+            said = "I do not know."
+        elif order is not None:
+            made = text.count("<tool_call>")
+            tools = [call("get_order", order=order[1]), call("cancel_order", order=order[1])]
+            said = tools[made] if made < 2 else f"Done, order {order[1]} cancelled."
+        self._script = lambda session, turn: said
+        return await super().generate(prompt_ids, params, session=session, deadline_s=deadline_s)
+
+
+@pytest.mark.parametrize("domains", [[], ["gyms/function", "help_desk"]])
+def test_training_and_mua_eval_play_the_same_episodes_and_give_the_same_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, domains: list[str]
+) -> None:
+    """Also where ``mua eval`` goes over other domains besides, and in whatever order."""
+    loaded = ExperimentConfig.model_validate(
+        {
+            "name": "x", "output": tmp_path / "train", "model": {"path": model_folder("qwen3")},
+            "trainer": {"steps": 1, "evaluate_first": True},
+            "environment": {"name": "help_desk", "prompt": "short"},
+            "evaluation": {"tasks": 40, "samples": 2, "temperature": 0.25, "domains": domains, "level": 0.9},
+            "rollout": {"max_turns": 6}, "engine": {"deterministic": True}, "observe": {"progress": False},
+        }
+    )  # fmt: skip
+    made: list[ReadingPool] = []
+
+    def pool(*_: Any, **__: Any) -> ReadingPool:
+        made.append(ReadingPool(chat_family("qwen3", False), lambda session, turn: ""))
+        return made[-1]
+
+    monkeypatch.setattr(service, "EnginePool", pool)
+    with RolloutService(loaded) as rollouts:
+        found = judge(loaded, rollouts, Progress(enabled=False), "validation", 0)
+    alone = loaded.model_copy(update={"output": tmp_path / "eval"})
+    alone.output.mkdir()
+    evaluate(alone)
+
+    result = json.loads((tmp_path / "eval" / "evaluation.json").read_text())["domains"]["help_desk"]["success"]
+    prefix = "evaluation/help_desk/validation" if len(domains) > 1 else "evaluation/validation"
+    ours = [found[f"{prefix}_success{end}"] for end in ("", "_low", "_high")]
+    assert ours == [result["mean"], result["low"], result["high"]]
+    assert 0 <= ours[1] < ours[0] < ours[2] < 1
+    told = [_told(tmp_path / "train" / "evaluations" / "validation"), _told(tmp_path / "eval" / "traces")]
+    assert told[0] == told[1]
+    assert len(told[0]) == 80
+    requests = [{(r.session, r.params.seed, tuple(r.prompt)) for r in pool.requests} for pool in made]
+    assert requests[0] == requests[1]
+
+
+def _told(folder: Path) -> dict[tuple[str, int, int], Any]:
+    """What was said in each episode of the help desk, and what became of it."""
+    return {
+        (t.task_id, t.ordinal, t.sample): (t.messages, t.outcome, t.reward)
+        for t in read_traces(folder)
+        if t.domain == "help_desk"
+    }

@@ -15,7 +15,7 @@ import pytest
 from environments.help_desk.tasks import generate
 from mua.config.schema import LlmConfig, UserConfig
 from mua.environment.protocol import ToolResult, ToolSchema
-from mua.errors import UserFault
+from mua.errors import UserFault, UserFaultKind
 from mua.rollout.runner import EpisodeRunner
 from mua.types import Json, Outcome
 from mua.users.endpoint import ChatEndpoint
@@ -130,12 +130,12 @@ async def test_a_leak_gets_a_second_chance() -> None:
         reply = await LlmUser(pool, PERSONA, 1).open()
         metrics = pool.metrics()
     assert (reply.text, reply.leak) == ("Where is my parcel?", False)
-    assert metrics["leak_retries"] == 1
-    assert "leaks" not in metrics
+    assert metrics["refused/leaks_instruction"] == metrics["errors/rejected"] == 1
     assert len({request["seed"] for request in server.received}) == 2
 
 
-async def test_a_lasting_leak_is_marked_and_counted_in_the_episode() -> None:
+@pytest.mark.parametrize("check", ["flag", "off", "refuse"])
+async def test_a_lasting_leak_is_refused_marked_or_let_pass(check: str) -> None:
     task = generate("train", 77, "cancel")
     domain = TestDesk()
     domain.persona = lambda task: PERSONA  # type: ignore[method-assign, assignment]
@@ -143,18 +143,27 @@ async def test_a_lasting_leak_is_marked_and_counted_in_the_episode() -> None:
     sampler = ScriptedSampler(
         chat_family("qwen3", False), lines("Who are you?", call("cancel_order", order=order), "Done.")
     )
-    async with serving(says("Hello."), says(QUOTE), says(QUOTE), says(f"Bye {STOP_SIGNAL}")) as server:
-        user = {"kind": "llm", "llm": {"base_url": server.url, "model": "m"}}
-        config = experiment(user=user)
+    after = [says(QUOTE)] * (2 if check == "refuse" else 1)
+    async with serving(says("Hello."), *after, says(f"Bye {STOP_SIGNAL}")) as server:
+        user: dict[str, Any] = {"kind": "llm", "check": check, "leak_words": 12 if check != "off" else 0}
+        user["llm"] = {"base_url": server.url, "model": "m", "max_retries": 1}
+        config = experiment(user=user, rollout={"max_retries": 0})
         services = Services.from_config(config.user, None)
         runner = EpisodeRunner(config, only(domain), chat_family("qwen3", False), sampler, services)
         trajectory = await runner.trajectory(task, 0, 0, temperature=1.0)
         metrics = services.metrics()
         await runner.close()
         await services.close()
+    if check == "refuse":
+        assert (trajectory.outcome, trajectory.scored) == (Outcome.USER_ERROR, False)
+        assert trajectory.metrics == {"user_faults/leaks_instruction": 1}
+        assert metrics["user_llm/refused/leaks_instruction"] == 2
+        return
     assert (trajectory.outcome, trajectory.success) == (Outcome.USER_STOP, True)
-    assert trajectory.metrics["user_leaks"] == 1
-    assert metrics["user_llm/leaks"] == 1
+    flags = [flag["kind"] for message in trajectory.messages for flag in message.get("flags", ())]
+    assert flags[:1] == (["leaks_instruction"] if check == "flag" else [])
+    assert trajectory.metrics.get("user_flags/leaks_instruction", 0) == len(flags[:1])
+    assert metrics.get("user_llm/flags/leaks_instruction", 0) == len(flags[:1])
 
 
 async def test_an_episode_whose_user_only_babbles_ends_unscored() -> None:
@@ -294,5 +303,9 @@ def test_the_greeting_is_the_same_for_nobody_in_particular() -> None:
 )
 def test_white_space_without_end_takes_no_time(text: str) -> None:
     """A pattern that tries every beginning and every end of it takes hours: the suite's time limit is the bound."""
-    assert unusable(text) is None
+    refusal = unusable(text)
+    assert refusal is not None
+    assert refusal.kind in (UserFaultKind.NO_TEXT, UserFaultKind.TOO_LONG)
     assert without_label(text) == text
+    short = f"a{text[-15_000:]}"
+    assert unusable(short) is None

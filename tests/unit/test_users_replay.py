@@ -34,6 +34,9 @@ class Scripted:
 
     name = "toy"
 
+    def tasks(self, split: str) -> list[Task]:
+        return [task("a"), task("b")]
+
     def persona(self, task: Task) -> str:
         return f"persona of {task.id}"
 

@@ -55,7 +55,7 @@ from mua.environment.protocol import (
 from mua.environment.registry import get_domain
 from mua.types import Json
 from mua.users.protocol import User
-from mua.users.scripted import ScriptedUser, Wish
+from mua.users.scripted import ScriptedUser
 
 WAYS = ("json", "deepcopy", "overlay", "manager")
 _FOLDER = os.environ.get("MUA_TAU_BENCH") or Path(__file__).parents[3] / "shared/data/tau-bench"
@@ -94,7 +94,7 @@ class MadeShop:
         return "You want orders cancelled."
 
     def scripted_user(self, task: Task, seed: int) -> User:
-        return ScriptedUser(f"{task.id}/{seed}", [Wish(("Cancel my orders.",))], {})
+        return ScriptedUser.simple(f"{task.id}/{seed}", ("Cancel my orders.",))
 
     def gold(self, task: Task) -> Sequence[Move]:
         return [(action["name"], action["arguments"]) for action in task.data["actions"]]

@@ -47,16 +47,19 @@ engine:
 algorithm: {{group_size: {size}, groups_per_step: {groups}, epochs: 2, minibatches: 2}}
 megatron: {{tokens_per_row: 512, threads: 1}}
 optimizer: {{learning_rate: 1.0e-3, weight_decay: 0.0}}
-trainer: {{steps: {steps}, save_every: {save_every}, keep: 2, min_scored_share: 1.0, silence_seconds: 8}}
+trainer:
+  {{steps: {steps}, save_every: {save_every}, keep: 2, silence_seconds: 8, min_scored_share: 1.0,
+    max_unscored_steps: 1}}
 """
 _DETERMINISTIC = ("trainer.deterministic=true", "engine.deterministic=true")
 _USER = (
     "user.kind=llm",
+    "user.check=off",  # the server says what it likes, whatever the task
     "user.llm={model: user, base_url: '${MUA_USER_BASE_URL}', request_seconds: 3, total_seconds: 12}",
 )
 OVERRIDES = {
     Mode.SYNC: _DETERMINISTIC,
-    Mode.STALE: ("trainer.max_staleness=1", "rollout.max_retries=2", *_USER),
+    Mode.STALE: ("trainer.max_staleness=1", "algorithm.correction=truncate", "rollout.max_retries=2", *_USER),
     Mode.RANKS: ("megatron.data_parallel=2", *_DETERMINISTIC),
 }
 DETERMINISTIC = frozenset({Mode.SYNC, Mode.RANKS})

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from environments.gyms._shared.settings import Choice, Setting
+from environments.gyms._shared.shaping import FLAT, checked, shaped
 from mua.environment.protocol import Evaluation, Move, Task, ToolResult, ToolSchema, Transcript
 from mua.environment.schema import Checker, argument_checker
 from mua.types import Json
@@ -169,22 +170,28 @@ class GymEnvironment:
         method: Callable[[str], object] = getattr(self.game, choice)
         reply = await method(content)  # type: ignore[misc]
         assert isinstance(reply, Reply), f"{type(self.game).__name__}.{choice} gave {type(reply).__name__}, not a Reply"
-        assert reply.reward >= 0, f"{type(self.game).__name__}.{choice} gave the negative reward {reply.reward}"
         return reply
 
     def _settle(self, choice: Choice, reply: Reply) -> ToolResult:
         if reply.error:
             return _refused(reply.text)
+        reward = self._paid(choice, reply)
         self._used[choice] += 1
-        self._rewards.append(reply.reward)
+        self._rewards.append(reward)
         text = reply.text
         self._over = reply.over
         if not self._over and self._left(self._decisive) == 0:
             self._over = True
             text += f" That was the last {self._decisive} you had: the game is over."
         if self._setting.show_reward:
-            text += f"\nReward: {round(reply.reward, _DIGITS):g}"
-        return ToolResult(text, terminal=self._over, reward=reply.reward)
+            text += f"\nReward: {round(reward, _DIGITS):g}"
+        return ToolResult(text, terminal=self._over, reward=reward)
+
+    def _paid(self, choice: Choice, reply: Reply) -> float:
+        """The reward as configured; leaving costs no step. Raises :class:`mua.errors.EnvironmentFault`."""
+        base = checked(reply.reward, f"{type(self.game).__name__}.{choice}")
+        step = 0 if choice == "finish" else self._used.total() + 1
+        return shaped(base, step, self.game.task.domain in FLAT, self._setting.options)
 
 
 def _refused(text: str) -> ToolResult:

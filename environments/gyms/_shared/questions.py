@@ -9,6 +9,10 @@ _YES_NO = re.compile(
     r"^(so |then |and |okay,? |ok,? |hm,? )?"
     r"(is|are|was|were|does|do|did|can|could|has|have|had|would|will|might|may|must|am)\b"
 )
+_JOINT = re.compile(r"[,;/|&\n]|\b(?:and|or)\b", re.IGNORECASE)
+MOST_JOINTS = 4
+"""Commas, conjunctions and the like in one question: "green, blue, or red?" has three."""
+MOST_WORDS = 60
 NEGATED = re.compile(r"\bnot\b|n't\b|\bnever\b|\bno\b|\bcannot\b")
 
 
@@ -20,6 +24,11 @@ def plain(text: str) -> str:
 def is_yes_no(question: str) -> bool:
     """Whether ``question`` can be answered by yes or no."""
     return _YES_NO.match(plain(question)) is not None
+
+
+def is_list(text: str) -> bool:
+    """Whether ``text`` goes through a list, as somebody does who hopes that one of many words hits."""
+    return len(_JOINT.findall(text)) > MOST_JOINTS or len(text.split()) > MOST_WORDS
 
 
 def pattern(keywords: Sequence[str]) -> re.Pattern[str]:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
+from environments.gyms._shared.shaping import SHAPING
 from mua.config.schema import EnvironmentConfig
 from mua.errors import ConfigError
 from mua.users.endpoint import ChatEndpoint
@@ -43,8 +44,6 @@ def setting_of(
     In a mix, a gym without an LLM oracle keeps its rules under ``oracle: llm``.
     """
     alone = bool(config.name)
-    if alone and config.data is not None:
-        raise ConfigError(f"environment.data: {name!r} makes its own tasks and loads none; leave it out")
     if alone and config.reward != "all_or_nothing":
         raise ConfigError(f"environment.reward: {name!r} pays by turn and has no form {config.reward!r}; leave it out")
     oracle = config.oracle
@@ -54,7 +53,7 @@ def setting_of(
         oracle = "rule"
     if oracle == "llm":
         _need(name, roles, services)
-    options = options_for(name, defaults, config)
+    options = options_for(name, {**SHAPING, **defaults}, config)
     return Setting(oracle, config.show_reward, options, services.user, services.judge)
 
 

@@ -1,9 +1,8 @@
-"""An agent that finds hidden rules by probing.
+"""An agent that finds hidden rules by trying points.
 
-It reads the test numbers and then tries two ways. First it changes one test number at a time: where two changes leave
-the same value, those numbers probably do not matter and the value is the answer. This solves every easy rule with
-short messages. Otherwise it probes points without structure and searches the family of rules
-(:mod:`environments.gyms.function.rules`) for those that give what was seen.
+It tries the same points in every episode and looks in the family (:mod:`environments.gyms.function.rules`) for the
+rules that give all that it saw there; what they give for the test numbers it answers, the most frequent value first.
+It knows of the task what the game tells.
 """
 
 from __future__ import annotations
@@ -11,104 +10,91 @@ from __future__ import annotations
 import random
 import re
 from collections import Counter
-from collections.abc import Generator, Iterator, Sequence
-from itertools import product
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from functools import lru_cache
+from itertools import permutations, product
 from typing import Any
 
 import numpy as np
 
 from environments.gyms._shared import act
-from environments.gyms.function.rules import VARIABLES, Rule, at, parts, thirds
+from environments.gyms.function.rules import (
+    LARGEST,
+    PRIMES,
+    SHAPES,
+    SMALL,
+    VARIABLES,
+    Rule,
+    at,
+    filled,
+    leaves,
+    shape,
+    value,
+)
 from mua.environment.protocol import Move, Task
 
-STEPS = (1, 2, 3, 5)
-"""How much each test number is changed; different, so that a sum does not react to two of them alike."""
-PROBES = ((2.3, 3.7, 5.9, 7.1), (8.3, 1.9, 6.7, 4.7), (5.3, 7.9, 1.3, 3.1))
+PROBES = ((50, 47, 43, 49), (41, 50, 48, 37), (49, 38, 50, 46), (36, 45, 41, 50), (7, 31, 22, 13), (29, 3, 17, 40))
+"""Mostly far out, where remainders have wrapped."""
 SOLVED = "Correct"
+_CONSTANTS: Mapping[str, Sequence[int]] = {"k": SMALL, "n": SMALL, "m": PRIMES}
 
 
 def moves(task: Task, seed: int, loose: float) -> Generator[Move, str, None]:
-    """``loose`` is how often it answers what the first probe gave, without looking further."""
+    """``loose`` is how often it answers what the first point gave, without looking further."""
     rng = random.Random(f"expert/{task.id}/{seed}")
-    numbers = [float(n) for n in re.findall(r"-?\d+(?:\.\d+)?", (yield act("search", "test")))]
-    seen = yield from _one_at_a_time(numbers, task.data["difficulty"] == "easy", rng.random() < loose)
-    for guess in seen:
-        if SOLVED in (yield act("answer", guess)):
-            return
-    yield from _by_search(numbers)
-
-
-def _one_at_a_time(numbers: list[float], worth_trying: bool, hasty: bool) -> Generator[Move, str, list[str]]:
-    """Values that two changes agree on, the most frequent first."""
-    if not worth_trying:
-        return []
-    values = []
-    for place, step in enumerate(STEPS):
-        changed = [n + step * (i == place) for i, n in enumerate(numbers)]
-        values.append((yield act("action", " ".join(f"{n:g}" for n in changed))))
-        if hasty:
-            return values
-        if len(values) == 3 and len(set(values)) == 1:
-            break
-    return [value for value, times in Counter(values).most_common() if times > 1]
-
-
-def _by_search(numbers: Sequence[float]) -> Generator[Move, str, None]:
-    observed = []
+    numbers = [int(n) for n in re.findall(r"\d+", (yield act("search", "test")))]
+    observed: list[int] = []
     for probe in PROBES:
-        answer = yield act("action", " ".join(f"{n:g}" for n in probe))
-        observed.append((probe, float(answer)))
+        observed.append(int((yield act("action", " ".join(map(str, probe))))))
+        if len(observed) == 1 and rng.random() < loose and SOLVED in (yield act("answer", str(observed[0]))):
+            return
     for guess in _values_at(numbers, list(consistent(observed))):
-        if SOLVED in (yield act("answer", repr(guess))):
+        if SOLVED in (yield act("answer", str(guess))):
             return
 
 
-def _values_at(numbers: Sequence[float], rules: Sequence[Rule]) -> list[float]:
+def _values_at(numbers: Sequence[int], rules: Sequence[Rule]) -> list[int]:
     """What ``rules`` give at ``numbers``, most frequent first, without repetition."""
-    values: Counter[float] = Counter()
-    for rule in rules:
-        try:
-            values[float(f"{at(rule, numbers):.9g}")] += 1
-        except (ZeroDivisionError, OverflowError):
-            continue
-    return [found for found, _ in values.most_common()]
+    return [found for found, _ in Counter(at(rule, numbers) for rule in rules).most_common()]
 
 
-def consistent(observed: Sequence[tuple[Sequence[float], float]]) -> Iterator[Rule]:
-    """The rules of the family that give all observed values to four decimals."""
-    whole = parts()
-    for operator in "+-*/":
-        two = _matching(observed, operator)
-        yield from ([operator, whole[i], whole[j]] for i, j in np.argwhere(two))
-    for operator, outer, third in product("+-*/", "+-", thirds()):
-        three = _matching(observed, operator, outer, third)
-        yield from ([outer, [operator, whole[i], whole[j]], third] for i, j in np.argwhere(three))
+def consistent(observed: Sequence[int]) -> Iterator[Rule]:
+    """The rules of the family that give ``observed`` at the first of the :data:`PROBES`."""
+    for written in _all_shapes():
+        seen = table(written)[2][:, : len(observed)]
+        yield from (rule_of(written, row) for row in np.flatnonzero((seen == np.asarray(observed)).all(axis=1)))
 
 
-def _matching(
-    observed: Sequence[tuple[Sequence[float], float]], operator: str, outer: str = "+", third: Rule = 0
-) -> Any:
-    """For each L and R whether ``(L operator R) outer third`` gives everything observed."""
-    fits = np.ones((len(parts()), len(parts())), dtype=bool)
-    for vector, result in observed:
-        last = at(third, vector)
-        inner = result - last if outer == "+" else result + last
-        fits &= np.abs(_grid(tuple(vector), operator) - inner) < 0.6e-4
-        if not fits.any():
-            break
-    return fits
+def rule_of(written: str, row: int) -> Rule:
+    """The shape ``written`` filled as a row of its :func:`table` says."""
+    names, values, _ = table(written)
+    slots = zip(names, values[row].tolist(), strict=True)
+    return filled(shape(written), {name: v if name in _CONSTANTS else VARIABLES[v] for name, v in slots})
 
 
-def _grid(vector: tuple[float, ...], operator: str) -> Any:
-    """``L operator R`` for all L (rows) and R (columns)."""
-    key = (vector, operator)
-    if key not in _GRIDS:
-        column = np.array([at(part, vector) for part in parts()])
-        left, right = column[:, None], column[None, :]
-        _GRIDS[key] = {"+": left + right, "-": left - right, "*": left * right, "/": left / right}[operator]
-    return _GRIDS[key]
+def _all_shapes() -> list[str]:
+    return [written for levels in SHAPES.values() for shapes in levels.values() for written in shapes]
 
 
-_GRIDS: dict[tuple[tuple[float, ...], str], Any] = {}
-"""The probes are always the same, and so are their grids: 12 of 60 kB."""
-assert all(len(probe) == len(VARIABLES) for probe in PROBES)
+@lru_cache(maxsize=64)
+def table(written: str) -> tuple[list[str], Any, Any]:
+    """All ways to fill a shape: the names of its slots, a row of values for each way, and what it gives at the probes.
+
+    A variable's value is its place in :data:`VARIABLES`.
+    """
+    inside = leaves(shape(written))
+    variables, constants = sorted(inside - set(_CONSTANTS)), sorted(inside & set(_CONSTANTS))
+    places = permutations(range(len(VARIABLES)), len(variables))
+    values = np.array(
+        [[*one, *rest] for one, rest in product(places, list(product(*map(_CONSTANTS.__getitem__, constants))))]
+    )
+    seen = [_at_probe(shape(written), [*variables, *constants], values, np.array(probe)) for probe in PROBES]
+    return [*variables, *constants], values, np.stack(seen, axis=1)
+
+
+def _at_probe(rule: Rule, names: Sequence[str], values: Any, probe: Any) -> Any:
+    columns = {name: values[:, i] if name in _CONSTANTS else probe[values[:, i]] for i, name in enumerate(names)}
+    return value(rule, columns)
+
+
+assert all(len(probe) == len(VARIABLES) and max(probe) <= LARGEST for probe in PROBES)

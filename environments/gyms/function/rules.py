@@ -1,17 +1,22 @@
-"""Hidden rules over four numbers: the family they come from, their evaluation, and the tasks made of them.
+"""Hidden rules over four whole numbers: their shapes, their evaluation, and the tasks made of them.
 
-A rule is an expression tree, ``"a"``, ``3`` or ``[operator, left, right]``; nothing is ever evaluated as code. The
-family is ``L op R`` or ``(L op R) ± M`` with parts of one or two variables. Rules are told apart by their values at
-fixed points, so that no rule stands in two tasks under two spellings.
+A rule is an expression tree, ``"a"``, ``3`` or ``[operator, left, right]``; nothing is ever evaluated as code. It is a
+shape of :data:`SHAPES` with variables for x, y, z, w, small constants for k and n, and a prime for m. Every rule takes
+a remainder, so that no value tells of its neighbours', and what fits all values near zero is wrong further out. No
+shape stands in two splits. Rules are told apart by their values, so that none stands in two tasks under two spellings.
 """
 
 from __future__ import annotations
 
-import math
+import ast
+import operator
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from typing import Literal, TypeAlias, Union
+from itertools import combinations
+from typing import Any, Literal, TypeAlias, Union
+
+import numpy as np
 
 from environments.gyms._shared import dealt
 from mua.environment.protocol import Split, Task
@@ -22,161 +27,147 @@ Level = Literal["easy", "medium", "hard"]
 VARIABLES = ("a", "b", "c", "d")
 SIZES: dict[Split, int] = {"train": 460, "validation": 60, "test": 78}
 LEVELS: tuple[Level, ...] = ("easy", "medium", "hard")
-LARGEST: dict[Level, int] = {"easy": 200, "medium": 10_000, "hard": 1_000_000}
-"""Bound of the value at the test numbers."""
-TEST_RANGE: dict[Level, tuple[int, int]] = {"easy": (1, 9), "medium": (2, 12), "hard": (2, 12)}
-_POINTS = ((2.3, 3.7, 5.9, 7.1), (-1.7, 4.3, 2.9, -3.1), (8.3, 1.9, -6.7, 0.7))
+LARGEST = 50
+"""Numbers from 0 to this may be tried."""
+TESTED = (60, 99)
+"""Test numbers lie here: what the rule gives for them has to be worked out."""
+SMALL = range(3, 10)
+PRIMES = (41, 43, 47, 53, 59, 61, 67, 71, 73, 79, 83, 89, 97)
+"""Divisors: so large that a guess hardly hits a remainder, so small that every rule passes them within LARGEST."""
+SHAPES: Mapping[Split, Mapping[Level, Sequence[str]]] = {
+    "train": {
+        "easy": ("(k*x + y) % m", "(k*x) % m + y", "(k*x) % m + n*y", "(x*x) % m + y", "(x*x + y) % m"),
+        "medium": ("(k*x + n*y) % m + z", "(x*y + z) % m", "(k*x + y + z) % m - w", "(k*x + y) % m + z + w"),
+        "hard": ("k*((x*y) % m) + z*w", "z*((x*x + k*y) % m)", "(x*x + y*z) % m + w", "(x*y + k*z) % m - n*w"),
+    },
+    "validation": {
+        "easy": ("k*((n*x + y) % m)", "(k*x*y) % m"),
+        "medium": ("(k*x) % m + n*y - z", "z - (k*x + y) % m"),
+        "hard": ("(x*y*z) % m + w", "(x*x*y) % m + k*z"),
+    },
+    "test": {
+        "easy": ("(k*x - y) % m - x", "k*((x - n*y) % m) + y", "y - (x*y) % m", "(k*x - n*y) % m + x"),
+        "medium": ("(k*max(x, y) + z) % m + w", "n*((k*x - y) % m) + z", "y*z - (k*x - w) % m", "(k*(x - y) + z) % m"),
+        "hard": ("z*((x*y - w) % m)", "(x*x*x + y) % m * k - z", "x*y - (k*z*w) % m", "((k*x + y)*z) % m + n*w"),
+    },
+}  # fmt: skip
+_OPERATORS: Mapping[str, Callable[[Any, Any], Any]] = {
+    "+": operator.add, "-": operator.sub, "*": operator.mul, "%": operator.mod, "max": np.maximum,
+}  # fmt: skip
+_READ: Mapping[type[ast.operator], str] = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Mod: "%"}
+_POINTS = ((13, 37, 29, 41), (47, 19, 31, 7), (23, 43, 11, 50), (75, 62, 91, 84))
 
 
-def value(rule: Rule, numbers: Mapping[str, float]) -> float:
-    """What ``rule`` gives; raises ZeroDivisionError or OverflowError where it gives nothing."""
+def value(rule: Rule, numbers: Mapping[str, Any]) -> Any:
+    """What ``rule`` gives for whole numbers, or for arrays of them."""
     if isinstance(rule, str):
-        return float(numbers[rule])
+        return numbers[rule]
     if isinstance(rule, int):
-        return float(rule)
-    operator, left, right = rule
-    one, other = value(left, numbers), value(right, numbers)
-    if operator == "+":
-        return one + other
-    if operator == "-":
-        return one - other
-    if operator == "*":
-        return one * other
-    if operator == "/":
-        return one / other
-    assert operator == "**", f"unknown operator {operator!r}"
-    return math.pow(one, other)
+        return rule
+    sign, left, right = rule
+    assert sign in _OPERATORS, f"unknown operator {sign!r}"
+    return _OPERATORS[str(sign)](value(left, numbers), value(right, numbers))
 
 
-def at(rule: Rule, vector: Sequence[float]) -> float:
+def at(rule: Rule, vector: Sequence[int]) -> int:
     """``rule`` at a, b, c, d in this order."""
-    return value(rule, dict(zip(VARIABLES, vector, strict=True)))
+    return int(value(rule, dict(zip(VARIABLES, vector, strict=True))))
 
 
 def text(rule: Rule) -> str:
     """``rule`` as a person writes it."""
     if isinstance(rule, str | int):
         return str(rule)
-    operator, left, right = rule
-    return f"({text(left)} {operator} {text(right)})"
+    if rule[0] == "max":
+        return f"max({text(rule[1])}, {text(rule[2])})"
+    return f"({text(rule[1])} {rule[0]} {text(rule[2])})"
 
 
-def variables(rule: Rule) -> frozenset[str]:
-    """The variables that stand in ``rule``."""
+def leaves(rule: Rule) -> frozenset[str]:
+    """The names that stand in ``rule``."""
     if isinstance(rule, str):
-        return frozenset({rule}) & frozenset(VARIABLES)
-    if isinstance(rule, int):
-        return frozenset()
-    return variables(rule[1]) | variables(rule[2])
+        return frozenset({rule})
+    return frozenset() if isinstance(rule, int) else leaves(rule[1]) | leaves(rule[2])
+
+
+def operators(rule: Rule) -> frozenset[str]:
+    """The operators in ``rule``."""
+    return frozenset() if isinstance(rule, str | int) else operators(rule[1]) | operators(rule[2]) | {str(rule[0])}
+
+
+@lru_cache(maxsize=64)
+def shape(written: str) -> Rule:
+    """The tree of a shape; it is read, never evaluated."""
+    return _read(ast.parse(written, mode="eval").body)
+
+
+def _read(node: ast.expr) -> Rule:
+    if isinstance(node, ast.BinOp):
+        return [_READ[type(node.op)], _read(node.left), _read(node.right)]
+    if isinstance(node, ast.Call):
+        return ["max", *map(_read, node.args)]
+    assert isinstance(node, ast.Name), ast.dump(node)
+    return node.id
+
+
+def filled(rule: Rule, slots: Mapping[str, Rule]) -> Rule:
+    """``rule`` with what ``slots`` says in the place of its names."""
+    if isinstance(rule, str):
+        return slots[rule]
+    return rule if isinstance(rule, int) else [rule[0], filled(rule[1], slots), filled(rule[2], slots)]
+
+
+def fingerprint(rule: Rule) -> tuple[int, ...]:
+    """Equal for rules that are the same function."""
+    return tuple(at(rule, point) for point in _POINTS)
+
+
+def _whole(rule: Rule) -> Rule:
+    """``rule`` without taking remainders."""
+    if isinstance(rule, str | int):
+        return rule
+    return _whole(rule[1]) if rule[0] == "%" else [rule[0], _whole(rule[1]), _whole(rule[2])]
+
+
+def plain_values(numbers: Sequence[int]) -> set[int]:
+    """What somebody might say who knows the test numbers alone."""
+    pairs = [(one, other) for one, other in combinations(numbers, 2)]
+    return {*numbers, sum(numbers), *(v for p, q in pairs for v in (p + q, p - q, q - p, p * q))}
+
+
+def _test_numbers(rule: Rule, rng: random.Random) -> list[int]:
+    """Numbers for which the remainder matters and that do not show the value."""
+    while True:
+        numbers = [rng.randint(*TESTED) for _ in VARIABLES]
+        result = at(rule, numbers)
+        if len(set(numbers)) > 2 and result != at(_whole(rule), numbers) and result not in plain_values(numbers):
+            return numbers
+
+
+def _rule(written: str, rng: random.Random) -> Rule:
+    places = dict(zip("xyzw", rng.sample(VARIABLES, 4), strict=True))
+    return filled(shape(written), {**places, "k": rng.choice(SMALL), "n": rng.choice(SMALL), "m": rng.choice(PRIMES)})
 
 
 @lru_cache(maxsize=1)
-def parts() -> tuple[Rule, ...]:
-    """What L and R may be."""
-    singles: list[Rule] = list(VARIABLES)
-    scaled: list[Rule] = [["*", k, v] for v in VARIABLES for k in range(2, 6)]
-    shifted: list[Rule] = [["+", v, k] for v in VARIABLES for k in range(1, 6)]
-    powers: list[Rule] = [["**", v, k] for v in VARIABLES for k in (2, 3)]
-    ordered = [(v, w) for v in VARIABLES for w in VARIABLES if v != w]
-    pairs: list[Rule] = [[o, v, w] for v, w in ordered for o in "+*" if v < w]
-    directed: list[Rule] = [[o, v, w] for v, w in ordered for o in "-/"]
-    return (*singles, *scaled, *shifted, *powers, *pairs, *directed)
-
-
-def thirds() -> list[Rule]:
-    """What M may be."""
-    return [*VARIABLES, *range(1, 10)]
-
-
-def fingerprint(rule: Rule) -> tuple[str, ...] | None:
-    """Equal for rules that are the same function; None for rules that are constant or undefined somewhere usual."""
-    try:
-        values = [at(rule, point) for point in _POINTS]
-    except (ZeroDivisionError, OverflowError):
-        return None
-    if max(values) - min(values) < 1e-3:
-        return None
-    return tuple(f"{v:.8g}" for v in values)
-
-
-def _easy(rng: random.Random) -> Rule:
-    """At most two variables, whole values."""
-    plain = [part for part in parts() if "/" not in text(part) and "**" not in text(part)]
-    while True:
-        rule: Rule = [rng.choice("+-*"), rng.choice(plain), rng.choice([*plain, *range(1, 6)])]
-        if len(variables(rule)) <= 2:
-            return rule
-
-
-def _medium(rng: random.Random) -> Rule:
-    """At least three variables, neither division nor powers."""
-    plain = [part for part in parts() if "/" not in text(part) and "**" not in text(part)]
-    while True:
-        rule: Rule = [rng.choice("+-*"), rng.choice(plain), rng.choice(plain)]
-        if len(variables(rule)) >= 3:
-            return rule
-
-
-def _hard(rng: random.Random) -> Rule:
-    """Division or powers, often with a third part."""
-    while True:
-        rule: Rule = [rng.choice("+-*/"), rng.choice(parts()), rng.choice(parts())]
-        if rng.random() < 0.6:
-            rule = [rng.choice("+-"), rule, rng.choice(thirds())]
-        if len(variables(rule)) >= 2 and ("/" in text(rule) or "**" in text(rule)):
-            return rule
-
-
-_MAKE = {"easy": _easy, "medium": _medium, "hard": _hard}
-
-
-def _test_numbers(rule: Rule, level: Level, rng: random.Random) -> list[int] | None:
-    """Whole numbers at which ``rule`` has a value that is neither tiny nor huge; None if they are hard to find."""
-    low, high = TEST_RANGE[level]
-    for _ in range(50):
-        vector = [rng.randint(low, high) for _ in VARIABLES]
-        try:
-            result = at(rule, vector)
-        except (ZeroDivisionError, OverflowError):
-            continue
-        if len(set(vector)) > 2 and 0.05 <= abs(result) <= LARGEST[level]:
-            return vector
-    return None
-
-
-def _all_rules() -> Iterator[tuple[Level, Rule, list[int]]]:
-    """As many rules as all splits need, no two the same function; levels in turn."""
-    rng = random.Random("function/rules")
-    seen: set[tuple[str, ...]] = set()
-    made = 0
-    while made < sum(SIZES.values()):
-        level = LEVELS[made % len(LEVELS)]
-        rule = _MAKE[level](rng)
-        mark = fingerprint(rule)
-        numbers = _test_numbers(rule, level, rng)
-        if mark is None or mark in seen or numbers is None:
-            continue
-        seen.add(mark)
-        made += 1
-        yield level, rule, numbers
-
-
-@lru_cache(maxsize=1)
-def _splits() -> dict[Split, list[tuple[Level, Rule, list[int]]]]:
-    return dealt(_all_rules(), SIZES, "function/splits")
+def _splits() -> dict[Split, list[tuple[Level, str, Rule, list[int]]]]:
+    """As many rules as all splits need, no two the same function; levels and shapes in turn."""
+    rng, seen = random.Random("function/rules"), set[tuple[int, ...]]()
+    made: dict[Split, list[tuple[Level, str, Rule, list[int]]]] = {split: [] for split in SIZES}
+    for split, size in SIZES.items():
+        while len(made[split]) < size:
+            turn, place = divmod(len(made[split]), len(LEVELS))
+            level = LEVELS[place]
+            written = SHAPES[split][level][turn % len(SHAPES[split][level])]
+            rule = _rule(written, rng)
+            if (mark := fingerprint(rule)) not in seen:
+                seen.add(mark)
+                made[split].append((level, written, rule, _test_numbers(rule, rng)))
+    return {split: dealt(rules, {split: SIZES[split]}, f"function/{split}")[split] for split, rules in made.items()}
 
 
 def generate(split: Split) -> Iterator[Task]:
     """The tasks of a split."""
-    for number, (level, rule, numbers) in enumerate(_splits()[split]):
-        kind = "".join(sorted(operators(rule)))
-        data = {"kind": kind, "difficulty": level, "rule": rule, "test": numbers}
+    for number, (level, written, rule, numbers) in enumerate(_splits()[split]):
+        data = {"kind": written, "difficulty": level, "rule": rule, "test": numbers}
         yield Task(f"gyms/function/{split}/{number:03d}", "gyms/function", split, data)
-
-
-def operators(rule: Rule) -> frozenset[str]:
-    """The operators in ``rule``, powers as ^."""
-    if isinstance(rule, str | int):
-        return frozenset()
-    own = "^" if rule[0] == "**" else str(rule[0])
-    return operators(rule[1]) | operators(rule[2]) | {own}

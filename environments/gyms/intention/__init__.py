@@ -1,14 +1,19 @@
-"""A vague request: ask for what is missing, one thing at a time, the important first."""
+"""A vague request: ask for what it leaves open, one thing at a time, the important first."""
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from typing import ClassVar
 
 from environments.gyms._shared import Choice, Game, Gym, Reply, Setting, act
+from environments.gyms._shared.questions import is_list
+from environments.gyms._shared.records import IntentionRecord, Record
+from environments.gyms.intention.canned import policies
 from environments.gyms.intention.expert import moves
 from environments.gyms.intention.oracle import covered_by_llm, covered_by_rule, said_by_llm, said_by_rule
+from environments.gyms.intention.records import data_of, question_about, record_moves
 from environments.gyms.intention.schemas import generate
+from mua.environment.canned import Canned
 from mua.environment.protocol import Move, Split, Task
 from mua.types import Json
 
@@ -17,6 +22,7 @@ WORTH = {3: 1.0, 2: 0.7, 1: 0.4}
 SEVERAL = 0.2
 """Taken off for each further detail that the same question covers."""
 CONTENT = "That is all I had in mind."
+IMPATIENT = "You keep asking what does not matter; I shall see to it myself."
 
 
 def worth(importances: Sequence[int]) -> float:
@@ -34,6 +40,7 @@ class IntentionGame(Game):
         self._details: list[Json] = task.data["details"]
         self._covered: set[int] = set()
         self._asked = 0
+        self._useless = 0
 
     async def action(self, content: str) -> Reply:
         self._asked += 1
@@ -42,17 +49,29 @@ class IntentionGame(Game):
         text = await self._says(content, new, [i for i in covered if i in self._covered])
         self._covered.update(new)
         self.solved = len(self._covered) == len(self._details)
+        self._useless += not new
         if self.solved:
             text += f" {CONTENT}"
-        return Reply(text, reward=worth([self._details[i]["importance"] for i in new]), over=self.solved)
+        elif self._out_of_patience():
+            text += f" {IMPATIENT}"
+        over = self.solved or self._out_of_patience()
+        return Reply(text, reward=worth([self._details[i]["importance"] for i in new]), over=over)
 
     def details(self) -> Json:
         return {
             "covered": [d["key"] for i, d in enumerate(self._details) if i in self._covered],
             "missed": [d["key"] for i, d in enumerate(self._details) if i not in self._covered],
+            "useless": self._useless,
         }
 
+    def _out_of_patience(self) -> bool:
+        """Whether so many questions brought nothing new that the person leaves: a list by heart is no asking."""
+        most = self.setting.whole("max_useless")
+        return 0 < most <= self._useless
+
     async def _covers(self, question: str) -> list[int]:
+        if is_list(question):
+            return []
         if self.setting.oracle == "llm":
             return await covered_by_llm(self.setting, self._details, question, self._llm_seed())
         return covered_by_rule(self.task.data["kind"], self._details, question)
@@ -62,7 +81,7 @@ class IntentionGame(Game):
         if self.setting.oracle == "llm":
             request = self.task.data["request"]
             return await said_by_llm(self.setting, request, question, [*fresh, *stale], self._llm_seed())
-        return said_by_rule(question, fresh, stale, self.rng)
+        return said_by_rule(self.task, question, fresh, stale, self.rng)
 
     def _llm_seed(self) -> int:
         return self.seed * 1000 + self._asked
@@ -78,13 +97,19 @@ class IntentionGym(Gym):
         "finish": "nothing more to ask",
     }
     decisive = "action"
-    defaults: ClassVar[dict[str, str | int | float | bool]] = {"max_actions": 10}
+    defaults: ClassVar[dict[str, str | int | float | bool]] = {"max_actions": 10, "max_useless": 3}
     llm_roles = ("user", "judge")
-    short_prompt = "Ask for what is missing, one thing at a time. Use interact."
+    lacking = "keywords by which a question is about a detail"
+    short_prompt = "Ask for what the request leaves open, one thing at a time. Use interact."
 
     @classmethod
     def generate(cls, split: Split) -> Iterable[Task]:
         return generate(split)
+
+    @classmethod
+    def from_record(cls, record: Record) -> Json:
+        assert isinstance(record, IntentionRecord)
+        return data_of(record)
 
     def game(self, task: Task, seed: int) -> Game:
         return IntentionGame(self.setting, task, seed)
@@ -105,10 +130,14 @@ class IntentionGym(Gym):
         )
 
     def gold(self, task: Task) -> Sequence[Move]:
-        return [act("action", detail["inquiry"]) for detail in task.data["details"]]
+        return [act("action", question_about(detail)) for detail in task.data["details"]]
+
+    def canned(self) -> Mapping[str, Canned]:
+        return policies()
 
     def expert(self, task: Task, seed: int, loose: float = 0.0) -> Generator[Move, str, None]:
-        return moves(task, seed, loose)
+        """A record's details it knows: no kind of request stands behind them."""
+        return record_moves(task, seed, loose) if "category" in task.data else moves(task, seed, loose)
 
 
 DOMAIN = IntentionGym()

@@ -1,4 +1,8 @@
-"""The kinds of tasks, read from ``schemas.yaml`` and checked, and the tasks made of them."""
+"""The kinds of tasks, read from ``schemas.yaml`` and checked, and the tasks made of them.
+
+A request states what its kind could leave open and does not; the other details are missing. So what there is to ask
+depends on the request and not on the kind alone, and the kinds of the test split stand in no other.
+"""
 
 from __future__ import annotations
 
@@ -39,6 +43,8 @@ COMMON = frozenset(
 """Words that stand in questions of any kind."""
 ASK = ("What about {}?", "Please tell me {}?", "Can you say something about {}?")
 """Questions that any topic can be asked with."""
+STATED = ("{0}: {1}.", "as for {0}: {1}.", "and {0}: {1}.")
+"""How a request says what is not missing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +77,8 @@ class Kind:
     category: str
     requests: tuple[str, ...]
     details: tuple[Detail, ...]
+    unseen: bool
+    """Stands in the test split, which has no other."""
 
 
 _pattern = lru_cache(maxsize=1024)(pattern)
@@ -80,17 +88,20 @@ _pattern = lru_cache(maxsize=1024)(pattern)
 def kinds() -> dict[str, Kind]:
     """All kinds; raises :class:`MuaError` that names the kind and detail which the file gets wrong."""
     raw = yaml.safe_load(FILE.read_text(encoding="utf-8"))
-    return {name: _kind(name, given, raw["common"]) for name, given in raw["kinds"].items()}
+    found = [_kind(name, given, raw["common"], False) for name, given in raw["kinds"].items()]
+    unseen = [_kind(name, given, {}, True) for name, given in raw["unseen"].items()]
+    _check_unseen(found, unseen)
+    return {kind.name: kind for kind in (*found, *unseen)}
 
 
-def _kind(name: str, given: Json, common: Mapping[str, Any]) -> Kind:
+def _kind(name: str, given: Json, common: Mapping[str, Any], unseen: bool) -> Kind:
     try:
         details = _with_named([_detail(key, value, common) for key, value in given["details"].items()])
         requests = tuple(_filled(given["requests"], given.get("slots", {})))
     except (KeyError, ValueError, TypeError) as error:
         raise MuaError(f"{FILE}: kind {name!r}: {type(error).__name__}: {error}; see the head of the file") from error
     _check(name, details)
-    return Kind(name, given["category"], requests, tuple(details))
+    return Kind(name, given["category"], requests, tuple(details), unseen)
 
 
 def _with_named(details: Sequence[Detail]) -> list[Detail]:
@@ -138,19 +149,46 @@ def _check(name: str, details: Sequence[Detail]) -> None:
                 raise MuaError(f"{FILE}: kind {name!r}: {question!r} should cover {detail.key!r}, but covers {covered}")
 
 
-def _tasks() -> Iterator[tuple[str, Json]]:
-    """Kinds in turn, levels in turn, no two tasks alike, until every split is full."""
-    rng = random.Random("intention/tasks")
+def _check_unseen(seen: Sequence[Kind], unseen: Sequence[Kind]) -> None:
+    """No question that belongs to a kind of the other splits covers anything here."""
+    questions = {question for kind in seen for detail in kind.details for question in detail.questions()}
+    for kind in unseen:
+        for detail in kind.details:
+            if (known := next((one for one in sorted(questions) if detail.found_in(one)), None)) is not None:
+                raise MuaError(
+                    f"{FILE}: kind {kind.name!r}: {known!r} covers {detail.key!r}, but belongs to a kind of the other "
+                    "splits; choose other keywords, or another detail"
+                )
+
+
+def _tasks(unseen: bool, count: int) -> Iterator[tuple[str, Json]]:
+    """Kinds in turn, levels in turn, no two tasks alike."""
+    rng = random.Random(f"intention/tasks/{unseen}")
     seen: set[str] = set()
-    every, levels = list(kinds().values()), list(COUNTS)
-    while len(seen) < sum(SIZES.values()):
+    every, levels = [kind for kind in kinds().values() if kind.unseen == unseen], list(COUNTS)
+    while len(seen) < count:
         kind, level = every[len(seen) % len(every)], levels[len(seen) // len(every) % len(levels)]
         request = rng.choice(kind.requests)
         details = _missing(kind, level, rng)
+        stated = _stated(kind, details, rng)
         mark = repr((request, [(d["key"], d["preference"]) for d in details]))
         if mark not in seen:
             seen.add(mark)
-            yield mark, {"kind": kind.name, "difficulty": level, "request": request, "details": details}
+            said = " ".join([request, *(one["said"] for one in stated)])
+            data = {"kind": kind.name, "difficulty": level, "request": said, "details": details}
+            yield mark, {**data, "stated": [{key: one[key] for key in ("key", "preference")} for one in stated]}
+
+
+def _stated(kind: Kind, missing: Sequence[Json], rng: random.Random) -> list[Json]:
+    """Everything that is not missing, as the request says it."""
+    keys = {one["key"] for one in missing}
+    stated = []
+    for detail in rng.sample(kind.details, len(kind.details)):
+        if detail.key not in keys:
+            preference = rng.choice(detail.options)
+            said = rng.choice(STATED).format(detail.topic, preference)
+            stated.append({"key": detail.key, "preference": preference, "said": said[0].upper() + said[1:]})
+    return stated
 
 
 def _missing(kind: Kind, level: Level, rng: random.Random) -> list[Json]:
@@ -173,7 +211,9 @@ def _missing(kind: Kind, level: Level, rng: random.Random) -> list[Json]:
 
 @lru_cache(maxsize=1)
 def _splits() -> dict[Split, list[tuple[str, Json]]]:
-    return dealt(_tasks(), SIZES, "intention/splits")
+    seen: dict[Split, int] = {split: size for split, size in SIZES.items() if split != "test"}
+    hands = dealt(_tasks(False, sum(seen.values())), seen, "intention/splits")
+    return {**hands, **dealt(_tasks(True, SIZES["test"]), {"test": SIZES["test"]}, "intention/splits")}
 
 
 def generate(split: Split) -> Iterator[Task]:

@@ -1,8 +1,7 @@
-"""Claims by seed: a position with its holder's own argument, and what would change the holder's mind.
+"""Claims by seed: a position with its holder's own argument, where the holder lives, and what would change their mind.
 
-A claim is one side of a topic with two of its reasons. Hidden from the policy are the holder's concerns: reasons of the
-other side, each with a weight; the weights add up to the six steps from strongly agree to strongly disagree. Splits
-share no topic.
+Hidden from the policy are the holder's concerns: themes, each with a weight; the weights add up to the six steps from
+strongly agree to strongly disagree. Splits share neither topics nor the themes that somebody cares about.
 """
 
 from __future__ import annotations
@@ -13,7 +12,8 @@ from functools import lru_cache
 from itertools import combinations
 from typing import get_args
 
-from environments.gyms.persuade.topics import OTHER, Side, Topic, topics
+from environments.gyms.persuade.notes import SETTINGS
+from environments.gyms.persuade.topics import Side, Topic, themes, topics
 from mua.environment.protocol import Split, Task
 from mua.types import Json
 
@@ -45,20 +45,22 @@ def _dealt() -> dict[Split, list[Json]]:
         chosen, names = names[: _TOPICS[split]], names[_TOPICS[split] :]
         found = [(topics()[name], side, own) for name in chosen for side in get_args(Side) for own in _PAIRS]
         rng.shuffle(found)
-        dealt[split] = [_claim(rng, *one, list(WEIGHTS)[number % 3]) for number, one in enumerate(found[:size])]
+        dealt[split] = [_claim(rng, split, *one, list(WEIGHTS)[number % 3]) for number, one in enumerate(found[:size])]
     return dealt
 
 
 _PAIRS = tuple(combinations(range(4), 2))
 
 
-def _claim(rng: random.Random, topic: Topic, side: Side, own: tuple[int, int], difficulty: str) -> Json:
+def _claim(rng: random.Random, split: Split, topic: Topic, side: Side, own: tuple[int, int], difficulty: str) -> Json:
     weights = rng.choice(WEIGHTS[difficulty])
-    other = topic.reasons[OTHER[side]]
-    chosen = zip(rng.sample(range(len(other)), len(weights)), weights, strict=True)
-    concerns = [{"reason": reason, "weight": weight} for reason, weight in chosen]
-    argument = [topic.reasons[side][reason].sentence for reason in own]
+    cared_for = [name for name, theme in themes().items() if theme.split == split]
+    concerns = [
+        {"theme": name, "weight": weight}
+        for name, weight in zip(rng.sample(cared_for, len(weights)), weights, strict=True)
+    ]
     return {
         "kind": topic.name, "difficulty": difficulty, "side": side, "claim": topic.positions[side],
-        "argument": " ".join(argument), "concerns": concerns,
+        "argument": " ".join(topic.reasons[side][reason] for reason in own), "setting": rng.choice(SETTINGS),
+        "concerns": concerns,
     }  # fmt: skip

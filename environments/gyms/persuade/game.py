@@ -1,16 +1,15 @@
-"""One debate: where the other side stands, and what an argument does to that."""
+"""One debate: where the other side stands, what can be looked up, and what an argument does to the stance."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal
 
 from environments.gyms._shared import Game, Reply, Setting
 from environments.gyms.persuade.claims import LEVELS
+from environments.gyms.persuade.judge import MISSES, Ears, Verdict, heard
+from environments.gyms.persuade.notes import looked_up, notes
 from environments.gyms.persuade.oracle import answered, judged_stance
-from environments.gyms.persuade.topics import OTHER, Reason, topics
+from environments.gyms.persuade.topics import themes, topics
 from mua.environment.protocol import Task
 from mua.types import Json
 
@@ -18,17 +17,8 @@ STANCES = (
     "strongly agree", "agree", "slightly agree", "undecided", "slightly disagree", "disagree", "strongly disagree",
 )  # fmt: skip
 """With the claim; the holder starts at the first."""
-SHORTEST = 6
-"""Words of an argument; fewer are a remark."""
-MOST_REASONS = 2
-"""An argument that gives more reasons than this is too much at once: else one text could try them all."""
-CLEAR = 2
-"""Strength from which on a text gives a reason."""
-_AGREES = re.compile(r"\b(agree|indeed|(are|is) right|true)\b", re.IGNORECASE)
-STUBBORN_AFTER = 3
-"""Turns in a row that do not touch a concern before the holder moves back by a level."""
-
-Verdict = Literal["moved", "beside", "known", "agreeing", "scattered", "remark"]
+PATIENCE = 1
+"""Arguments that may fail; with the next one the holder breaks off. Else one could try note after note."""
 _SAID: Mapping[Verdict, Sequence[str]] = {
     "moved": (
         "Hm. I had not looked at it that way.",
@@ -37,19 +27,25 @@ _SAID: Mapping[Verdict, Sequence[str]] = {
         "That does give me pause.",
     ),
     "beside": (
-        "That may be so, but it is not what decides it for me.",
-        "Well, that leaves me rather cold.",
-        "I can see why one would say so. It does not change my view.",
+        "That may be so, but it is not what I am thinking of.",
+        "Well, that leaves me rather cold; something else is on my mind.",
     ),
-    "known": ("You have said that already.", "That again? I have taken it into account.", "We have been there."),
-    "agreeing": ("But that speaks for what I say!", "There we agree; that is just why I hold my view."),
+    "known": ("You have said that already.", "That again? I have taken it into account."),
+    "agreeing": ("But that speaks for what I say!", "That is just why I hold my view."),
+    "elsewhere": ("That is another kind of place than mine.", "It is different there; that tells me nothing."),
     "scattered": (
         "That is so much at once that nothing sticks.",
-        "You jump from one thing to the next. Take one point and stay with it.",
+        "You jump from one thing to the next. Take one place and stay with it.",
     ),
-    "remark": ("Is that an argument? Tell me why.", "I would need a reason for that.", "Go on, say what you mean."),
+    "muddled": ("I know the place, and that is not what happened there.", "Those figures are not right."),
+    "loose": (
+        "A name alone is no argument. What rose or fell there, from what to what, and so what follows for me?",
+        "Say it in whole sentences: what changed there, from what to what, and why that should move me.",
+    ),
+    "parroted": ("Those are not your own words.", "I can read myself. Put it in your own words."),
+    "asked": ("Let me think.", "You want to know what I am thinking of?", "Well, how shall I put it."),
+    "remark": ("Is that an argument? Show me a place where it was tried.", "Words. What has happened somewhere?"),
 }
-_CATCHWORDS = ('Somehow the word "{}" goes round in my head.', 'When I hear "{}", I begin to wonder.')
 _STANDING = (
     "I hold to it as firmly as ever.",
     "I still agree with it, on the whole.",
@@ -59,67 +55,31 @@ _STANDING = (
     "I think I was wrong about it.",
     "You have convinced me: I was wrong.",
 )
+_ENOUGH = "I have heard enough. Let us leave it at that."
 
 
-@dataclass(frozen=True, slots=True)
-class Heard:
-    """What the rules make of one text."""
-
-    verdict: Verdict
-    reason: int = -1
-    """The reason of the other side that the text gives, where it gives one."""
-
-
-def heard(
-    text: str, reasons: Sequence[Reason], own: Sequence[Reason], open_: Sequence[int], met: Sequence[int]
-) -> Heard:
-    """Which of the ``reasons`` a text gives most clearly: of those in ``open_`` if it can, else of those in ``met``.
-
-    Equals go by the order of ``open_``. A text that gives one of the holder's ``own`` reasons more clearly agrees.
-    """
-    if len(re.findall(r"\w+", text)) < SHORTEST:
-        return Heard("remark")
-    strength = {place: reason.strength(text) for place, reason in enumerate(reasons)}
-    given = [place for place in strength if strength[place] >= CLEAR]
-    if len(given) > MOST_REASONS:
-        return Heard("scattered")
-    needed = CLEAR if _AGREES.search(text) else CLEAR + 1
-    if max(reason.strength(text) for reason in own) >= max(needed, 1 + max(strength.values())):
-        return Heard("agreeing")
-    looked_for: tuple[tuple[Verdict, Sequence[int]], ...] = (("moved", open_), ("known", met), ("beside", given))
-    for verdict, places in looked_for:
-        if found := [place for place in places if place in given]:
-            return Heard(verdict, max(found, key=strength.__getitem__))
-    return Heard("beside")
-
-
-class PersuadeGame(Game):
-    """One holder of one claim."""
+class Debate(Game):
+    """One holder of one claim: the stance, what was said, and what a move of the stance pays."""
 
     def __init__(self, setting: Setting, task: Task, seed: int) -> None:
         super().__init__(setting, task, seed)
-        data = task.data
-        concerns = sorted(data["concerns"], key=lambda one: -one["weight"])
-        self._weights: dict[int, int] = {one["reason"]: one["weight"] for one in concerns}
-        debate = topics()[data["kind"]].reasons
-        self._own, self._reasons = debate[data["side"]], debate[OTHER[data["side"]]]
-        self._met: list[int] = []
-        self._hinted: set[int] = set()
-        self._missed = 0
-        self._back = 0
+        self._misses = 0
         self._level = 0
         self._best = 0
+        self._heard = [task.data["claim"], task.data["argument"]]
+        """What was said to the policy."""
         self.history: list[tuple[str, str]] = []
         """(what the policy said, what the holder answered)."""
 
     async def action(self, content: str) -> Reply:
-        """An argument. Paid is what the stance gains on the furthest point that it has reached before."""
+        """An argument or a question. Paid is what the stance gains on the furthest point reached before."""
         text = await self._by_model(content) if self.setting.oracle == "llm" else self._by_rule(content)
         self.history.append((content, text))
+        self._heard.append(text)
         gained = max(0, self._level - self._best)
         self._best = max(self._best, self._level)
         self.solved = self._level == LEVELS
-        return Reply(text, gained / LEVELS, over=self.solved)
+        return Reply(text, gained / LEVELS, over=self.solved or self._misses > PATIENCE)
 
     def details(self) -> Json:
         return {"stance": STANCES[self._level], "furthest": STANCES[self._best]}
@@ -135,43 +95,73 @@ class PersuadeGame(Game):
         return self.seed + 101 * len(self.history)
 
     @property
-    def concerns(self) -> list[str]:
-        """What would change the holder's mind, weightiest first."""
-        return [self._reasons[place].sentence for place in self._weights]
+    def concerns(self) -> Sequence[str]:
+        """What would change the holder's mind, weightiest first; none where nobody has said it."""
+        return ()
 
     async def _by_model(self, content: str) -> str:
         self._level = STANCES.index(await judged_stance(self, content, STANCES))
         return await answered(self, content)
 
     def _by_rule(self, content: str) -> str:
-        found = heard(content, self._reasons, self._own, self._open(), self._met)
-        if found.verdict == "moved":
-            self._met.append(found.reason)
-            self._missed = self._back = 0
-        else:
-            self._missed += 1
-            self._back += self._missed % STUBBORN_AFTER == 0
-        won = sum(self._weights[place] for place in self._met)
-        self._level = max(0, won - self._back)
-        parts = [self.rng.choice(_SAID[found.verdict]), _STANDING[self._level]]
-        return " ".join(parts + self._hint(found.verdict))
+        raise NotImplementedError(f"{type(self).__name__} has no rule for arguments")
 
-    def _open(self) -> list[int]:
+
+class PersuadeGame(Debate):
+    """A holder with concerns, and notes on what came of it elsewhere."""
+
+    def __init__(self, setting: Setting, task: Task, seed: int) -> None:
+        super().__init__(setting, task, seed)
+        data = task.data
+        concerns = sorted(data["concerns"], key=lambda one: -one["weight"])
+        self._weights: dict[str, int] = {one["theme"]: one["weight"] for one in concerns}
+        self._topic = topics()[data["kind"]]
+        self._notes = notes(task)
+        self._met: list[str] = []
+        self._turn = 0
+
+    async def search(self, content: str) -> Reply:
+        """Notes on what came of it elsewhere."""
+        text = looked_up(content, self._notes, self._topic)
+        self._heard.append(text)
+        return Reply(text)
+
+    @property
+    def concerns(self) -> Sequence[str]:
+        side, setting = self.task.data["side"], self.task.data["setting"]
+        convincing = {
+            name: note.text(self._topic)
+            for name, some in self._notes.items()
+            for note in some
+            if note.against(side) and note.setting == setting
+        }
+        return [f"{themes()[name].heading}: {convincing[name]}" for name in self._weights]
+
+    def _by_rule(self, content: str) -> str:
+        mind = next(iter(self._open()), None)
+        ears = Ears(self.task.data["side"], self.task.data["setting"], mind, self._met, self._heard)
+        found = heard(content, self._notes, ears)
+        if found.verdict == "moved":
+            self._met.append(found.theme)
+        self._misses += found.verdict in MISSES
+        lost = found.verdict in MISSES
+        self._level = max(0, sum(self._weights[name] for name in self._met) - lost)
+        if self._misses > PATIENCE:
+            return f"{self.rng.choice(_SAID[found.verdict])} {_ENOUGH}"
+        return " ".join([self.rng.choice(_SAID[found.verdict]), _STANDING[self._level], *self._hint(found.verdict)])
+
+    def _open(self) -> list[str]:
         """Concerns that no argument has met yet, weightiest first."""
-        return [place for place in self._weights if place not in self._met]
+        return [name for name in self._weights if name not in self._met]
 
     def _hint(self, verdict: Verdict) -> list[str]:
-        """What is on the holder's mind; in easy debates always, in medium ones unless moved, in hard ones at times.
-
-        The second time it is the same thing, the holder also drops a word of it.
-        """
+        """What is on the holder's mind: always to a question; else always in easy debates, in medium ones unless moved,
+        in hard ones every second time."""
         difficulty, open_ = self.task.data["difficulty"], self._open()
-        told = verdict != "moved" if difficulty == "medium" else self._missed % 2 == 1
-        if not open_ or not (told or difficulty == "easy"):
+        self._turn += 1
+        told = {"easy": True, "medium": verdict != "moved", "hard": verdict != "moved" and self._turn % 2 == 1}[
+            difficulty
+        ]
+        if not open_ or not (told or verdict == "asked"):
             return []
-        concern = self._reasons[open_[0]]
-        hints = [self.rng.choice(concern.theme.hints)]
-        if open_[0] in self._hinted:
-            hints.append(self.rng.choice(_CATCHWORDS).format(self.rng.choice(concern.catchwords())))
-        self._hinted.add(open_[0])
-        return hints
+        return [self.rng.choice(themes()[open_[0]].hints)]

@@ -1,4 +1,4 @@
-"""The debates: topics with two positions, and reasons for each with the words by which an argument gives them."""
+"""The debates, and what people care about in them: topics with two positions, themes with hints and measures."""
 
 from __future__ import annotations
 
@@ -11,12 +11,22 @@ from typing import Any, Literal
 
 import yaml
 
+from mua.environment.protocol import Split
 from mua.errors import MuaError
 
 Side = Literal["for", "against"]
 _FOLDER = Path(__file__).parent
-_KEYWORD = re.compile(r"\[([^\]|]+)((?:\|[^\]]+)?)\]")
 OTHER: Mapping[Side, Side] = {"for": "against", "against": "for"}
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """Something that is counted in a place."""
+
+    text: str
+    more_is_better: bool
+    lowest: int
+    highest: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,31 +34,14 @@ class Theme:
     """Something that people care about."""
 
     name: str
+    split: Split
+    """In whose claims somebody may care about it."""
+    heading: str
     words: re.Pattern[str]
+    """Find that a text is about it."""
     hints: Sequence[str]
-    """How somebody lets it be known that this is on their mind."""
-
-
-@dataclass(frozen=True, slots=True)
-class Reason:
-    """One reason for a position."""
-
-    theme: Theme
-    sentence: str
-    keywords: Sequence[re.Pattern[str]]
-
-    def catchwords(self) -> list[str]:
-        """Its keywords as they stand in the sentence: "deliveries", "ambulances"."""
-        found = (re.search(rf"(?:{one.pattern})\w*", self.sentence, one.flags) for one in self.keywords)
-        return [match.group().lower() for match in found if match]
-
-    def strength(self, text: str) -> int:
-        """How clearly ``text`` gives this reason: its keywords that stand there, and one more for a word of its theme.
-
-        Below 2 the text does not give it: one keyword alone, or the theme alone, says too little.
-        """
-        hits = sum(keyword.search(text) is not None for keyword in self.keywords)
-        return hits + (self.theme.words.search(text) is not None) if hits else 0
+    """How somebody lets it be known that this is on their mind; in none of the words."""
+    measures: Sequence[Measure]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,40 +50,42 @@ class Topic:
 
     name: str
     positions: Mapping[Side, str]
-    reasons: Mapping[Side, Sequence[Reason]]
+    reasons: Mapping[Side, Sequence[str]]
 
 
 @lru_cache(maxsize=1)
 def topics() -> Mapping[str, Topic]:
     """The debates by name, in the order of ``topics.yaml``."""
-    themes = {name: _theme(name, given) for name, given in _read("themes.yaml").items()}
-    return {given["topic"]: _topic(given, themes) for given in _read("topics.yaml")}
+    return {given["topic"]: _topic(given) for given in _read("topics.yaml")}
+
+
+@lru_cache(maxsize=1)
+def themes() -> Mapping[str, Theme]:
+    """What people care about, by name; raises :class:`MuaError` for a hint that names its theme."""
+    return {name: _theme(name, given) for name, given in _read("themes.yaml").items()}
+
+
+@lru_cache(maxsize=8)
+def known_in(split: Split) -> Sequence[Theme]:
+    """The themes that there are notes on in the claims of a split: its own, and those of training."""
+    return tuple(theme for theme in themes().values() if theme.split in ("train", split))
 
 
 def _read(name: str) -> Any:
     return yaml.safe_load((_FOLDER / name).read_text(encoding="utf-8"))
 
 
-def _theme(name: str, given: Mapping[str, Any]) -> Theme:
-    return Theme(name, _pattern(given["words"]), tuple(given["hints"]))
-
-
-def _topic(given: Mapping[str, Any], themes: Mapping[str, Theme]) -> Topic:
+def _topic(given: Mapping[str, Any]) -> Topic:
     sides: tuple[Side, ...] = ("for", "against")
-    reasons = {side: tuple(_reason(text, themes) for text in given[f"reasons_{side}"]) for side in sides}
-    for side in sides:
-        if len({reason.theme.name for reason in reasons[side]}) < len(reasons[side]):
-            raise MuaError(f"{_FOLDER / 'topics.yaml'}: {given['topic']}: two reasons {side} it have the same theme")
-    return Topic(given["topic"], {side: given[side] for side in sides}, reasons)
+    return Topic(
+        given["topic"], {side: given[side] for side in sides}, {side: tuple(given[f"reasons_{side}"]) for side in sides}
+    )
 
 
-def _reason(text: str, themes: Mapping[str, Theme]) -> Reason:
-    theme, _, sentence = text.partition("> ")
-    if theme not in themes:
-        raise MuaError(f"{_FOLDER / 'topics.yaml'}: {text[:40]!r}: write 'theme> sentence'; known: {', '.join(themes)}")
-    keywords = tuple(_pattern(match[1] + match[2]) for match in _KEYWORD.finditer(sentence))
-    return Reason(themes[theme], _KEYWORD.sub(r"\1", sentence), keywords)
-
-
-def _pattern(alternatives: str) -> re.Pattern[str]:
-    return re.compile(rf"\b(?:{alternatives})", re.IGNORECASE)
+def _theme(name: str, given: Mapping[str, Any]) -> Theme:
+    words = re.compile(rf"\b(?:{given['words']})", re.IGNORECASE)
+    for hint in given["hints"]:
+        if found := words.search(hint):
+            raise MuaError(f"{_FOLDER / 'themes.yaml'}: {name}: a hint says {found.group()!r}; use none of the words")
+    measures = tuple(Measure(text, better == "up", low, high) for text, better, low, high in given["measures"])
+    return Theme(name, given["split"], given["heading"], words, tuple(given["hints"]), measures)

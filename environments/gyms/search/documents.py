@@ -1,42 +1,18 @@
 """The search gym's corpus: one short document for each entity of the world, and reading a fact out of one.
 
-A relation has several wordings; which one a document uses depends on its entity, so that a searcher meets other words
-than the question's.
+A relation has two wordings; which one a document uses depends on its entity, and neither has the question's words.
 """
 
 from __future__ import annotations
 
 import random
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+from environments.gyms.search.relations import relations
 from environments.gyms.search.world import Entity, world
-
-_WORDINGS: Mapping[tuple[str, str], Sequence[str]] = {
-    ("town", "river"): ("It lies on the river {}.", "The river {} runs through it."),
-    ("town", "region"): ("It belongs to the region of {}.", "Its region is {}."),
-    ("town", "founded"): ("It was founded in {}.", "Its charter dates from {}."),
-    ("town", "mayor"): ("Its mayor is {}.", "The office of mayor is held by {}."),
-    ("school", "town"): ("It stands in {}.", "Its campus is in {}."),
-    ("school", "founded"): ("It was founded in {}.", "Teaching began in {}."),
-    ("school", "rector"): ("Its rector is {}.", "It is headed by rector {}."),
-    ("person", "birthplace"): ("Born in {}.", "Came to the world in {}."),
-    ("person", "born"): ("The year of birth was {}.", "The birth register says {}."),
-    ("person", "school"): ("Studied at the {}.", "Took a degree at the {}."),
-    ("person", "employer"): ("Was employed by {}.", "Spent a career with {}."),
-    ("company", "founder"): ("It was founded by {}.", "It goes back to {}, who set it up."),
-    ("company", "seat"): ("Its head office is in {}.", "It is based in {}."),
-    ("company", "founded"): ("It exists since {}.", "It was entered in the register in {}."),
-    ("company", "product"): ("It makes {}.", "It is known for its {}."),
-    ("work", "author"): ("It was created by {}.", "It is the work of {}."),
-    ("work", "year"): ("It dates from {}.", "It appeared in {}."),
-    ("work", "first_shown"): ("It was first shown in {}.", "The first audience saw it in {}."),
-    ("event", "winner"): ("It was won by {}.", "First prize went to {}."),
-    ("event", "place"): ("It was held in {}.", "The venue was in {}."),
-    ("event", "sponsor"): ("It was paid for by {}.", "The main sponsor was {}."),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,20 +31,23 @@ def corpus() -> tuple[Document, ...]:
 
 def read(text: str, relation: str) -> str | None:
     """The value that a document's text states for ``relation``."""
-    for wording in _of_any_kind(relation):
-        if found := re.search(re.escape(wording).replace(r"\{\}", r"([^.]+?)"), text):
-            return found.group(1)
+    for stated in _patterns(relation):
+        if found := stated.search(text):
+            return found.group(1).strip()
     return None
 
 
 @lru_cache(maxsize=64)
-def _of_any_kind(relation: str) -> tuple[str, ...]:
-    return tuple(wording for (_, one), wordings in _WORDINGS.items() if one == relation for wording in wordings)
+def _patterns(relation: str) -> Sequence[re.Pattern[str]]:
+    """How documents of any kind state a relation of this name."""
+    wordings = [one for of in relations().values() if relation in of for one in of[relation].wordings]
+    return [re.compile(r"(?:^|(?<=\. ))" + re.escape(one).replace(r"\{\}", r"([^.]+?)")) for one in wordings]
 
 
 def _document(entity: Entity) -> Document:
     rng = random.Random(entity.name)
-    sentences = [rng.choice(_WORDINGS[entity.kind, relation]).format(value) for relation, value in entity.facts.items()]
+    known = relations()[entity.kind]
+    sentences = [rng.choice(known[relation].wordings).format(value) for relation, value in entity.facts.items()]
     rng.shuffle(sentences)
     article = "an" if entity.sort[0] in "aeio" else "a"
     return Document(entity.name, " ".join([f"{entity.name} is {article} {entity.sort}.", *sentences]))

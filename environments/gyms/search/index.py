@@ -8,9 +8,13 @@ from functools import lru_cache
 from threading import Lock
 from typing import Any
 
+import numpy as np
+
 from environments.gyms.search.documents import Document, corpus
 
 _BUILDING = Lock()
+TITLE = 6
+"""How often a title counts: a search for a name finds the document about it, not those that mention it."""
 
 
 class Index:
@@ -23,7 +27,7 @@ class Index:
         self._documents = documents
         self._tokenize = bm25s.tokenize
         self._ranks: Any = bm25s.BM25()
-        self._ranks.index(self._tokens([f"{one.title}. {one.text}" for one in documents]), show_progress=False)
+        self._ranks.index(self._tokens([f"{one.title}. " * TITLE + one.text for one in documents]), show_progress=False)
 
     def search(self, query: str, count: int) -> list[Document]:
         """The ``count`` best documents that share a word with ``query``, best first; equals by their order."""
@@ -31,7 +35,7 @@ class Index:
         if not words[0]:
             return []
         scores = self._ranks.get_scores(words[0])
-        best = sorted(range(len(scores)), key=lambda place: (-scores[place], place))[:count]
+        best = np.argsort(-scores, kind="stable")[:count]
         return [self._documents[place] for place in best if scores[place] > 0]
 
     def _tokens(self, texts: list[str]) -> list[list[str]]:

@@ -1,7 +1,8 @@
 """A made-up world for the search gym: people, towns, companies, works, events and schools, linked by relations.
 
 No fact of it is true anywhere else, so that nothing can be answered from memory. Every name is unique, and every
-relation of an entity has exactly one value: a chain of relations from a name leads to one answer.
+relation of an entity has exactly one value: a chain of relations from a name leads to one answer. An entity has five
+relations of each sort that it has at all, so that the right one has to be understood.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
+
+from environments.gyms.search.relations import relations
 
 WORLD_SEED = 20_240
 COUNTS = {"town": 240, "school": 60, "person": 1400, "company": 400, "work": 1000, "event": 400}
@@ -25,7 +28,6 @@ _VOWELS = _words("a e i o u au ei or al en ir ul")
 _MIDDLES = _words("d l m n r s t v rd ld nt st rm lk")
 _TOWN_ENDS = _words("berg stad mouth haven field wick ford minster dale holm")
 _SURNAME_ENDS = _words("ovic sen ard elli man kov ez ini wood quist")
-_RIVER_ENDS = _words("a e is une ar")
 _COMPANY_KINDS = _words("Works Brothers Foundry Mills Instruments Shipping Chemicals Textiles Printing Railways")
 _FIRST_NAMES = _words(
     "Adela Anton Beata Bruno Carla Cyril Dagny Dorian Edda Emil Fania Florian Greta Gustav Hanna Henrik Ilka Ivo "
@@ -49,15 +51,12 @@ _EVENTS = {
     "ski race": "Ski Trophy",
 }
 _WORKS = ("novel", "opera", "film", "painting", "stage play")
-_PRODUCTS = _words(
-    "barometers bicycles bricks candles cement clocks dyes engines glassware gliders lamps locks paper pianos pumps "
-    "rope sewing-machines soap telescopes turbines"
-)
 _PROFESSIONS = _words(
     "architect botanist cartographer chemist composer engineer geologist historian lawyer linguist painter physician "
     "sculptor singer surveyor teacher"
 )
-_REGIONS = _words("Arvelmark Bessaria Corvale Dunmoor Estrany Falkreach Gorlund Hesperia Istmark Jorvaland Kestria")
+YEARS = {"person": ((1880, 1910), (1930, 1990)), "town": ((1020, 1300), (1350, 1900))}
+"""First and last year of how an entity of a kind begins (its first relation to a year), and of what happens later."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +69,7 @@ class Entity:
     sort: str
     """What it is called in a text: "novel", "chemist", "regatta"."""
     facts: Mapping[str, str]
-    """Relation -> the name of another entity, or a plain value (a year, a river)."""
+    """Relation -> the name of another entity, or a year."""
 
 
 @lru_cache(maxsize=1)
@@ -103,28 +102,31 @@ def _surnames() -> Mapping[str, int]:
 
 def _entities(rng: random.Random) -> Iterator[Entity]:
     names = _names(rng)
-    rivers = _invented(rng, _RIVER_ENDS, COUNTS["town"])
-    year = lambda first, last: str(rng.randint(first, last))  # noqa: E731
-    any_of = lambda kind: rng.choice(names[kind])  # noqa: E731
-    for name, river in zip(names["town"], rivers, strict=True):
-        facts = {"river": river, "region": rng.choice(_REGIONS), "founded": year(1020, 1780), "mayor": any_of("person")}
-        yield Entity(name, "town", "town", facts)
-    for name in names["school"]:
-        facts = {"town": any_of("town"), "founded": year(1450, 1930), "rector": any_of("person")}
-        yield Entity(name, "school", "university", facts)
-    for name in names["person"]:
-        facts = {"birthplace": any_of("town"), "born": year(1900, 1985), "school": any_of("school")}
-        yield Entity(name, "person", rng.choice(_PROFESSIONS), {**facts, "employer": any_of("company")})
-    for name in names["company"]:
-        facts = {"founder": any_of("person"), "seat": any_of("town"), "founded": year(1820, 2005)}
-        yield Entity(name, "company", "company", {**facts, "product": rng.choice(_PRODUCTS)})
-    for name in names["work"]:
-        facts = {"author": any_of("person"), "year": year(1925, 2020), "first_shown": any_of("town")}
-        yield Entity(name, "work", rng.choice(_WORKS), facts)
-    for name in names["event"]:
-        sort = next(sort for sort, title in _EVENTS.items() if f" {title} " in name)
-        facts = {"winner": any_of("person"), "place": any_of("town"), "sponsor": any_of("company")}
-        yield Entity(name, "event", sort, facts)
+    for kind, of_kind in names.items():
+        for name in of_kind:
+            yield Entity(name, kind, _sort(kind, name, rng), _facts(kind, names, rng))
+
+
+def _sort(kind: str, name: str, rng: random.Random) -> str:
+    if kind == "event":
+        return next(sort for sort, title in _EVENTS.items() if f" {title} " in name)
+    of_others: Mapping[str, Sequence[str]] = {"person": _PROFESSIONS, "work": _WORKS, "school": ["university"]}
+    return rng.choice(of_others.get(kind, [kind]))
+
+
+def _facts(kind: str, names: Mapping[str, Sequence[str]], rng: random.Random) -> dict[str, str]:
+    """A value for each relation, no two the same."""
+    found: dict[str, str] = {}
+    begun = False
+    for name, relation in relations()[kind].items():
+        while (value := _value(kind, relation.target, begun, names, rng)) in found.values():
+            pass
+        found[name], begun = value, begun or relation.target == "year"
+    return found
+
+
+def _value(kind: str, target: str, begun: bool, names: Mapping[str, Sequence[str]], rng: random.Random) -> str:
+    return str(rng.randint(*YEARS[kind][begun])) if target == "year" else rng.choice(names[target])
 
 
 def _names(rng: random.Random) -> dict[str, list[str]]:
@@ -133,7 +135,7 @@ def _names(rng: random.Random) -> dict[str, list[str]]:
     titles = [f"The {one} {other}" for one, other in product(_ADJECTIVES, _NOUNS)]
     companies = _invented(rng, ("an", "ex", "or", "ia", "um"), COUNTS["company"])
     events = [f"{title} {year}" for title, year in product(_EVENTS.values(), range(1950, 2020))]
-    hosts = rng.sample(towns, 60)
+    hosts = _invented(rng, ("peak", "isle", "bay"), 60)
     return {
         "town": towns,
         "school": [f"University of {name}" for name in _invented(rng, ("mar", "lund", "ost"), COUNTS["school"])],

@@ -9,13 +9,15 @@
 
 The inner environment, user, tasks, expert and verdict are the domain's own, so that the tasks are pinned by its
 manifest; the policy of the domain stands in the system prompt. ``environment.data`` may name a folder with official
-data: a folder of each inner domain's name in it (``retail``, ``airline``) is loaded by that domain.
+data: a folder of each inner domain's name in it (``retail``, ``airline``) is loaded by that domain. Where it names
+UserRL's records (:mod:`environments.gyms.tau.records`), these are the tasks over tau-bench's databases.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Coroutine, Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, ClassVar, Self
 
@@ -23,6 +25,7 @@ from environments.gyms._shared import Choice, Game, Gym, Setting, act
 from environments.gyms._shared.settings import Option, Role, setting_of
 from environments.gyms.tau.canned import canned_through
 from environments.gyms.tau.game import TauEnvironment, TauGame, tool_call
+from environments.gyms.tau.records import OverRecords, checked_folder, databases, domains_of, own_records
 from environments.gyms.tau.user import CustomerUser, NeutralUser
 from mua.config.schema import EnvironmentConfig
 from mua.environment.canned import Canned
@@ -60,7 +63,12 @@ class TauGym(Gym):
         "action": "a message to the customer",
         "finish": "end the conversation",
     }
-    defaults: ClassVar[Mapping[str, Option]] = {"domains": DOMAINS, "compact": False, "skip_noop": False}
+    defaults: ClassVar[Mapping[str, Option]] = {
+        "domains": DOMAINS,
+        "compact": False,
+        "skip_noop": False,
+        "tau_bench": "",
+    }
     llm_roles: ClassVar[tuple[Role, ...]] = ("user",)
     short_prompt = "Serve the customer with interact: search tools, answer tool calls as JSON, action to speak, finish."
 
@@ -84,7 +92,9 @@ class TauGym(Gym):
         """This gym over its inner domains under ``config``, which get ``data`` and ``reward``."""
         own = config.model_copy(update={"data": None, "reward": "all_or_nothing"})
         setting = setting_of(self.name, self.defaults, self.llm_roles, own, services)
-        inner = {name: _configured(name, config, setting, services) for name in _names(setting)}
+        inner = _over_records(config, setting, services) or {
+            name: _configured(name, config, setting, services) for name in _names(setting)
+        }
         return type(self)(setting, inner, services.user if setting.oracle == "llm" else None)
 
     @classmethod
@@ -227,6 +237,25 @@ def _configured(name: str, config: EnvironmentConfig, setting: Setting, services
         update={"name": name, "mix": {}, "data": data, "options": options, "oracle": "rule", "show_reward": False}
     )
     return domain.configured(inner, services)
+
+
+def _over_records(config: EnvironmentConfig, setting: Setting, services: Services) -> dict[str, Domain] | None:
+    """The inner domains over UserRL's records, if ``environment.data`` names any: those that there are records of."""
+    if (records := own_records(config)) is None:
+        return None
+    base, skip = databases(config, str(setting.options["tau_bench"])), bool(setting.options["skip_noop"])
+    names = [name for name in domains_of(records) if name in _names(setting)]
+    if not names:
+        raise ConfigError(
+            f"environment.options.domains: the records are of {', '.join(domains_of(records))}; serve one of them"
+        )
+    plain = replace(setting, options={**setting.options, "skip_noop": False, "compact": False})
+    inner: dict[str, Domain] = {}
+    for name in names:
+        folder = checked_folder(name, base).parent
+        domain = _configured(name, config.model_copy(update={"data": folder}), plain, services)
+        inner[name] = OverRecords(domain, records, skip_noop=skip)  # type: ignore[arg-type]
+    return inner
 
 
 DOMAIN = TauGym()

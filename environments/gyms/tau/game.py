@@ -156,7 +156,7 @@ class _UsersTools:
         return self._environment.user_tools()
 
     async def call(self, name: str, arguments: Json) -> ToolResult:
-        return self._environment.user_call(name, arguments)
+        return await _value(self._environment.user_call(name, arguments))
 
 
 def _call_in(content: str) -> tuple[str, Json] | str:

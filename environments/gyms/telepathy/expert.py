@@ -1,4 +1,4 @@
-"""An agent that knows the table: it asks what splits the remaining candidates best, then names the last one."""
+"""An agent that knows the table: it asks what splits the remaining candidates best, then names those that are left."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from environments.gyms._shared import act
 from environments.gyms.telepathy.table import Entity, attributes, entities, truth
 from mua.environment.protocol import Move, Task
 
+QUESTIONS = 20
+"""Asked at most, then it guesses."""
 _CODES = {"Yes": 1, "No": -1, "Maybe": 0}
 
 
@@ -28,15 +30,16 @@ def moves(task: Task, seed: int, loose: float) -> Generator[Move, str, None]:
     rng = random.Random(f"expert/{task.id}/{seed}")
     left = [i for i, entity in enumerate(entities()) if _fits_opening(entity, task)]
     asked: set[int] = set()
-    while len(left) > 1:
+    while left:
         hasty = rng.random() < loose
-        if hasty and len(left) < 8 and rng.random() < 0.5:
+        column = _best(_table()[1][left], asked, hasty, rng) if len(asked) < QUESTIONS else None
+        if column is None or (hasty and len(left) < 8 and rng.random() < 0.5):
             guess = rng.choice(left)
             yield act("answer", entities()[guess].name)
             left.remove(guess)
-            continue
-        left = yield from _ask(left, asked, hasty, rng)
-    yield act("answer", entities()[left[0]].name)
+        else:
+            asked.add(column)
+            left = yield from _ask(left, column, rng)
 
 
 def _fits_opening(entity: Entity, task: Task) -> bool:
@@ -47,15 +50,11 @@ def _fits_opening(entity: Entity, task: Task) -> bool:
     return level == "hard" or entity.broad == task.data["broad"]
 
 
-def _ask(left: list[int], asked: set[int], hasty: bool, rng: random.Random) -> Generator[Move, str, list[int]]:
+def _ask(left: list[int], column: int, rng: random.Random) -> Generator[Move, str, list[int]]:
     names, table = _table()
-    column = _best(table[left], asked, hasty, rng)
-    if column is None:
-        return (yield from _ask_letter(left))
-    asked.add(column)
     said = yield act("action", rng.choice(attributes()[names[column]].questions))
-    code = _CODES[said.rstrip(".")]
-    return [i for i in left if table[i, column] == code]
+    code = _CODES.get(said.rstrip("."))
+    return [i for i in left if table[i, column] == code] if code is not None else left
 
 
 def _best(rows: Any, asked: set[int], hasty: bool, rng: random.Random) -> int | None:
@@ -70,17 +69,3 @@ def _best(rows: Any, asked: set[int], hasty: bool, rng: random.Random) -> int | 
     if not usable:
         return None
     return rng.choice(usable) if hasty else usable[0]
-
-
-def _ask_letter(left: list[int]) -> Generator[Move, str, list[int]]:
-    """Splits by the first letter of the name; where all begin alike, by trying the first one."""
-    first = {i: entities()[i].name[0].lower() for i in left}
-    middle = sorted(first.values())[len(left) // 2]
-    if min(first.values()) == middle:
-        later = sorted(letter for letter in first.values() if letter > middle)
-        if not later:
-            yield act("answer", entities()[left[0]].name)
-            return left[1:]
-        middle = later[0]
-    said = yield act("action", f"Does its name start with a letter before {middle.upper()}?")
-    return [i for i in left if (first[i] < middle) == said.startswith("Yes")]

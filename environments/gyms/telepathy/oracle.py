@@ -1,12 +1,13 @@
-"""Answers to yes/no questions from the table: an attribute in any of its wordings, the name, its first letter.
+"""Answers to yes/no questions from the table: an attribute in any of its wordings.
 
-What the table can not tell is Maybe: comparisons, negations, things it does not know.
+What the table can not tell is Maybe: comparisons, negations, things it does not know. Names are for the choice answer:
+whoever may ask "Is it a dog?" or for letters finds everything by going through a list.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from functools import lru_cache
 
 from environments.gyms._shared.questions import plain
@@ -16,26 +17,35 @@ _GUESS = re.compile(
     r"(?:is|was|could|might|are|would)\s+(?:it|this|that|you|he|she)\s+(?:maybe\s+|perhaps\s+)?(?:be\s+|thinking\s+of\s+)?"
     r"(?:an?\s+|the\s+|some\s+)?(?P<name>.+?)"
 )
-_LETTER = r"(?:the\s+)?(?:letter\s+)?['\"]?(?P<letter>[a-z])['\"]?"
-_STARTS = re.compile(rf"\b(?:start|begin)s?\s+with\s+{_LETTER}$")
-_BEFORE = re.compile(rf"\b(?:start|begin)s?\s+with\s+a\s+letter\s+before\s+{_LETTER}$")
+_OF_THE_NAME = re.compile(
+    r"\b(letters?|spell\w*|spelt|syllables?|rhymes?|alphabet\w*|vowels?|consonants?|(?:its|the) name)\b"
+)
+_STARTS = re.compile(r"\b(?:start|begin|end)s?\s+(?:with|in)\s+(?:an?\s+|the\s+)?['\"]?[a-z]['\"]?$")
 _UNDECIDED = re.compile(r"\bthan\b|\bnot\b|n't\b|\bnever\b|\bexcept\b")
 _ARTICLE = re.compile(r"^(?:it\s+is|it's|is\s+it|i\s+think\s+it\s+is|my\s+answer\s+is)?\s*(?:an?|the|some)?\s+")
 
 
 def answer(entity: Entity, question: str) -> Truth:
-    """Yes, No or Maybe to a yes/no question about ``entity``."""
+    """Yes, No or Maybe to a yes/no question about what ``entity`` is like."""
+    asked, rest = asked_for(plain(question))
+    if not asked or _UNDECIDED.search(rest):
+        return "Maybe"
+    return _joined([truth(entity, name) for name in asked], rest)
+
+
+def about_name(question: str) -> bool:
+    """Whether ``question`` is about a name or its letters."""
+    text = plain(question)
+    return bool(_OF_THE_NAME.search(text) or _STARTS.search(text))
+
+
+def names_something(question: str, others: Container[str] = ()) -> bool:
+    """Whether ``question`` names an entity of the table, or one of ``others``: a guess, which is no question."""
     text = plain(question)
     guess = _GUESS.fullmatch(text)
-    known = by_name().get(guess["name"]) if guess else None
-    if known is entity:
-        return "Yes"
-    if (told := _by_letter(entity, text)) is not None:
-        return told
-    asked, rest = asked_for(text)
-    if asked:
-        return "Maybe" if _UNDECIDED.search(rest) else _joined([truth(entity, name) for name in asked], rest)
-    return "Maybe" if known is None else "No"
+    if guess is None or not (guess["name"] in by_name() or guess["name"] in others):
+        return False
+    return guess["name"] in others or not asked_for(text)[0]
 
 
 def is_named(entity: Entity, text: str) -> bool:
@@ -43,15 +53,6 @@ def is_named(entity: Entity, text: str) -> bool:
     said = plain(text).strip("'\"")
     forms = {said, _ARTICLE.sub("", said), _ARTICLE.sub("", f" {said}")}
     return not {name for form in forms for name in (form, form.removesuffix("s"))}.isdisjoint(entity.names())
-
-
-def _by_letter(entity: Entity, text: str) -> Truth | None:
-    first = entity.name[0].lower()
-    if (found := _BEFORE.search(text)) is not None:
-        return "Yes" if first < found["letter"] else "No"
-    if (found := _STARTS.search(text)) is not None:
-        return "Yes" if first == found["letter"] else "No"
-    return None
 
 
 def _joined(values: Sequence[Truth], rest: str) -> Truth:

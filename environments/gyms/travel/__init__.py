@@ -1,4 +1,4 @@
-"""Travel gym: book two to four parts of a trip for somebody who tells what matters only when asked for it.
+"""Travel gym: book two to four parts of a trip for somebody who lets on what matters and tells it only when asked.
 
 ``search`` lists the options of one part, ``action`` asks the traveller, ``answer`` chooses an option for good. Which
 wish a question is about is decided by rules over the catalog of attributes or, with ``environment.oracle: llm``, by a
@@ -11,14 +11,19 @@ from collections.abc import Generator, Iterable, Mapping, Sequence
 from typing import ClassVar
 
 from environments.gyms._shared import Choice, Game, Gym, act
+from environments.gyms._shared.records import Record, TravelRecord
 from environments.gyms._shared.settings import Option as Setup
 from environments.gyms._shared.settings import Role
+from environments.gyms.travel.canned import policies
 from environments.gyms.travel.catalog import catalog
 from environments.gyms.travel.expert import moves, query
 from environments.gyms.travel.game import TravelGame
+from environments.gyms.travel.records import RecordGame, data_of, record_gold, record_moves
 from environments.gyms.travel.scenarios import NAME, generate
 from environments.gyms.travel.wording import openings, persona
+from mua.environment.canned import Canned
 from mua.environment.protocol import Move, Split, Task
+from mua.types import Json
 
 
 class TravelGym(Gym):
@@ -31,16 +36,25 @@ class TravelGym(Gym):
         "answer": "ids of the options you book, separated by commas; at most one for each part of the trip",
         "finish": "stop here",
     }
-    defaults: ClassVar[Mapping[str, Setup]] = {"search_reward": 0.0, "preference_reward": 0.8}
+    defaults: ClassVar[Mapping[str, Setup]] = {"search_reward": 0.0, "preference_reward": 0.8, "max_useless": 2}
     llm_roles: ClassVar[tuple[Role, ...]] = ("user", "judge")
-    short_prompt = "Book the trip with interact: search options, ask for wishes, answer with the cheapest that fits."
+    short_prompt = (
+        "Book the trip with interact: ask about what is let on, search options, answer with the cheapest that fits."
+    )
+
+    lacking: ClassVar[str] = "attributes by which a question is about a wish"
 
     @classmethod
     def generate(cls, split: Split) -> Iterable[Task]:
         return generate(split)
 
+    @classmethod
+    def from_record(cls, record: Record) -> Json:
+        assert isinstance(record, TravelRecord)
+        return data_of(record)
+
     def game(self, task: Task, seed: int) -> Game:
-        return TravelGame(self.setting, task, seed)
+        return (RecordGame if "opening" in task.data else TravelGame)(self.setting, task, seed)
 
     def openings(self, task: Task) -> Sequence[str]:
         return openings(task)
@@ -49,12 +63,18 @@ class TravelGym(Gym):
         return persona(task)
 
     def gold(self, task: Task) -> Sequence[Move]:
+        if "opening" in task.data:
+            return record_gold(task)
         searches = [act("search", query(catalog()[one["aspect"]], one["arguments"])) for one in task.data["aspects"]]
         best = [row[0] for one in task.data["aspects"] for row in one["options"] if row[1] == "best"]
         return [*searches, act("answer", ", ".join(best))]
 
+    def canned(self) -> Mapping[str, Canned]:
+        return policies()
+
     def expert(self, task: Task, seed: int, loose: float = 0.0) -> Generator[Move, str, None]:
-        return moves(task, seed, loose)
+        """A record's wishes and best options it knows: they follow from nothing that a rule could read."""
+        return record_moves(task, seed, loose) if "opening" in task.data else moves(task, seed, loose)
 
 
 DOMAIN = TravelGym()

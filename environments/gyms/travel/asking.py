@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from environments.gyms._shared.questions import is_list
 from environments.gyms.travel.catalog import Aspect, catalog
 
 Span: TypeAlias = tuple[int, int]
@@ -39,20 +40,28 @@ class Asked:
     kind: Kind
     aspect: str = ""
     attribute: str = ""
-    """The first attribute that is asked for: a held one if there is one among them."""
+    """The first attribute that is asked for and has not been told; of a miss, the first that does not matter."""
 
 
-def classify(text: str, pending: Mapping[str, Sequence[str]]) -> Asked:
-    """What ``text`` asks for, given the attributes that still matter for each aspect of the trip."""
+def classify(text: str, pending: Mapping[str, Sequence[str]], told: Mapping[str, Sequence[str]] | None = None) -> Asked:
+    """What ``text`` asks for, given the attributes that still matter for each aspect of the trip.
+
+    A question that is also about something that does not matter misses, so that nobody finds out by asking for two
+    things at once; what was ``told`` before may be mentioned.
+    """
     if not _QUESTION.search(text) or _SMALL_TALK.search(text):
         return Asked("chat")
+    if is_list(text):
+        return Asked("vague")
     topics = list(_topics(text, [catalog()[name] for name in pending]))
     if not topics or len(topics) > MOST_TOPICS:
         return Asked("vague")
-    for aspect, attribute in topics:
-        if attribute in pending[aspect]:
-            return Asked("hit", aspect, attribute)
-    return Asked("miss", *topics[0])
+    known = {(aspect, attribute) for aspect, those in (told or {}).items() for attribute in those}
+    new = [topic for topic in topics if topic not in known]
+    beside = [(aspect, attribute) for aspect, attribute in new if attribute not in pending[aspect]]
+    if new and not beside:
+        return Asked("hit", *new[0])
+    return Asked("miss", *(beside or topics)[0])
 
 
 def named(text: str, aspects: Sequence[Aspect]) -> list[Aspect]:

@@ -35,6 +35,9 @@ class Attribute:
     name: str
     asked: re.Pattern[str]
     question: str
+    """Empty where nobody cares about the attribute."""
+    cues: Sequence[str]
+    """Sentences by which a traveller lets on that there is a wish, and not which; none where nobody cares."""
     values: Sequence[Value]
 
 
@@ -47,6 +50,21 @@ class Aspect:
     noun: str
     named: re.Pattern[str]
     attributes: Mapping[str, Attribute]
+    """By name, in the order of the names: an option states them all."""
+    search: Mapping[str, str]
+    """What a search states -> the fact of the trip that it is."""
+    day: str
+    """The fact of the trip that an option's day is."""
+    prices: tuple[int, int]
+    """EUR."""
+    needs: Sequence[str]
+    """How an opening asks for it."""
+    unseen: bool
+    """Stands in the test split alone, which has no other."""
+
+    def cared_for(self) -> list[str]:
+        """The attributes that somebody may care about."""
+        return [name for name, attribute in self.attributes.items() if attribute.cues]
 
     def hints(self) -> Iterator[tuple[str, str, str]]:
         """Every (hint, attribute, value)."""
@@ -63,14 +81,43 @@ def catalog() -> Mapping[str, Aspect]:
     return {name: _aspect(name, one) for name, one in given.items()}
 
 
+def aspect_of(one: Json) -> Aspect:
+    """The aspect of one entry of ``task.data["aspects"]``: the catalog's, or a record's, of which little is known."""
+    if "letter" not in one:
+        return catalog()[one["aspect"]]
+    noun = one["aspect"].replace("_", " ")
+    return Aspect(
+        one["aspect"], one["letter"], noun, _pattern(rf"\b{re.escape(noun)}s?\b"), {}, {}, "", (0, 0), (), False
+    )
+
+
 def _aspect(name: str, given: Json) -> Aspect:
-    attributes = {inner: _attribute(inner, one) for inner, one in given["attributes"].items()}
-    return Aspect(name, given["letter"], given["noun"], _pattern(given["named"]), attributes)
+    try:
+        attributes = [_attribute(inner, one) for inner, one in given["attributes"].items()]
+        attributes += [_other(inner, *one) for inner, one in given["others"].items()]
+        return Aspect(
+            name,
+            given["letter"],
+            given["noun"],
+            _pattern(given["named"]),
+            {one.name: one for one in sorted(attributes, key=lambda one: one.name)},
+            given["search"],
+            given["day"],
+            (given["prices"][0], given["prices"][1]),
+            given["needs"],
+            given.get("unseen", False),
+        )
+    except (KeyError, TypeError) as error:
+        raise MuaError(f"{_FILE}: {name}: {type(error).__name__}: {error}; see the head of the file") from error
 
 
 def _attribute(name: str, given: Json) -> Attribute:
     values = [Value(value, *_texts(value, texts)) for value, texts in given["values"].items()]
-    return Attribute(name, _pattern(given["asked"]), given["question"], tuple(values))
+    return Attribute(name, _pattern(given["asked"]), given["question"], tuple(given["cues"]), tuple(values))
+
+
+def _other(name: str, asked: str, *values: str) -> Attribute:
+    return Attribute(name, _pattern(asked), "", (), tuple(Value(value, "", ()) for value in values))
 
 
 def _texts(value: str, texts: Sequence[Any]) -> tuple[str, tuple[str, ...]]:

@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import ClassVar
 
 from environments.gyms._shared import Game, Reply, Setting
+from environments.gyms._shared.questions import is_list
 from environments.gyms.travel import wording
 from environments.gyms.travel.asking import Asked, classify, missing, named
 from environments.gyms.travel.catalog import Aspect, catalog
@@ -39,17 +40,22 @@ class Part:
     """The sort of the option that was chosen."""
 
     @cached_property
+    def sorts(self) -> Mapping[str, str]:
+        """By the option's id."""
+        return {row[0]: row[1] for row in self.data["options"]}
+
+    @cached_property
     def options(self) -> Mapping[str, Option]:
         """Built when first needed: many episodes never look."""
         return {row[0]: Option.of(self.aspect, row) for row in self.data["options"]}
 
     def listing(self) -> str:
-        """The options as the policy reads them."""
-        return "\n".join(
-            f"{one.id}: {one.place}, {one.date}, {one.price} EUR; "
-            + "; ".join(f"{name}: {value}" for name, value in one.values.items())
+        """The options as the policy reads them: what is stated once, then a row each."""
+        rows = [
+            f"{one.id}: {one.place}, {one.date}, {one.price} EUR; " + "; ".join(one.values.values())
             for one in self.options.values()
-        )
+        ]
+        return "\n".join([f"id: place, day, price; {'; '.join(self.aspect.attributes)}", *rows])
 
 
 class TravelGame(Game):
@@ -59,35 +65,43 @@ class TravelGame(Game):
 
     def __init__(self, setting: Setting, task: Task, seed: int) -> None:
         super().__init__(setting, task, seed)
-        self._parts = {one["aspect"]: _part(one) for one in task.data["aspects"]}
+        self._parts = {one["aspect"]: self._part(one) for one in task.data["aspects"]}
         self._off_target = 0
+        self._useless = 0
         self._searches = 0
         self._turns = 0
+
+    def _part(self, one: Json) -> Part:
+        return Part(catalog()[one["aspect"]], one, {held["attribute"]: held for held in one["preferences"]})
 
     async def search(self, content: str) -> Reply:
         """List the options of the one part that the query covers."""
         self._searches += 1
         if self._searches % OUTAGE_EVERY == 0:
             return Reply("The booking service does not respond at the moment. Please try again.")
+        found = await self._covered(content)
+        return Reply(found) if isinstance(found, str) else self._listed(found)
+
+    async def _covered(self, content: str) -> Part | str:
+        """The one part that the query covers, or what is said where it covers none."""
         parts = [self._parts[aspect.name] for aspect in named(content, [p.aspect for p in self._parts.values()])]
         covered = [part for part in parts if not missing(content, part.data["arguments"])]
-        if len(covered) != 1:
-            return Reply(self._refined(parts, content, len(covered)))
-        part, first = covered[0], not covered[0].found
-        part.found = True
+        return covered[0] if len(covered) == 1 else self._refined(parts, content, len(covered))
+
+    def _listed(self, part: Part) -> Reply:
+        first, part.found = not part.found, True
         text = f"Options for the {part.aspect.noun}:\n{part.listing()}"
         return Reply(text, float(self.setting.options["search_reward"]) if first else 0.0)
 
     async def action(self, content: str) -> Reply:
-        """Answer the agent; a question about a wish that is still untold is paid."""
+        """Answer the agent; a question about a wish that is still untold is paid while the traveller is patient."""
         self._turns += 1
-        pending = {part.aspect.name: tuple(part.pending) for part in self._parts.values() if not part.booked}
-        asked = await classified(self, content, pending) if self._llm else classify(content, pending)
+        asked = await self._asked(content)
         if asked.kind == "chat":
             return Reply(await small_talk(self, content) if self._llm else self.rng.choice(wording.CHAT))
         if asked.kind == "hit":
             told = await self._told(asked.aspect, asked.attribute, content)
-            return Reply(told, float(self.setting.options["preference_reward"]))
+            return Reply(told, 0.0 if self.impatient else float(self.setting.options["preference_reward"]))
         return Reply(await self._beside_the_point(asked))
 
     async def answer(self, content: str) -> Reply:
@@ -101,11 +115,18 @@ class TravelGame(Game):
         text = " ".join(wording.BOOKED[sort].format(id=one) for one, sort in zip(ids, booked, strict=True))
         return Reply(text, sum(PAID[sort] for sort in booked), over=over)
 
+    @property
+    def impatient(self) -> bool:
+        """Whether so many questions led nowhere that none is paid any more: asking for everything is no asking."""
+        most = self.setting.whole("max_useless")
+        return 0 < most <= self._useless
+
     def details(self) -> Json:
-        """What was booked, and which wishes were never told."""
+        """What was booked, which wishes were never told, and how many questions led nowhere."""
         return {
             "booked": {name: part.booked for name, part in self._parts.items()},
             "untold": sum(len(part.pending) for part in self._parts.values()),
+            "useless": self._useless,
         }
 
     @property
@@ -122,6 +143,20 @@ class TravelGame(Game):
         held = self._parts[aspect].data["preferences"]
         return {one["attribute"]: one for one in held}[attribute]
 
+    def aspect(self, name: str) -> Aspect:
+        """A part of the trip by name."""
+        return self._parts[name].aspect
+
+    async def _asked(self, content: str) -> Asked:
+        """What the agent asks, about the parts that are not booked yet."""
+        open_parts = [part for part in self._parts.values() if not part.booked]
+        pending = {part.aspect.name: tuple(part.pending) for part in open_parts}
+        if self._llm:
+            return Asked("vague") if is_list(content) else await classified(self, content, pending)
+        held = {part.aspect.name: [one["attribute"] for one in part.data["preferences"]] for part in open_parts}
+        told = {name: [one for one in those if one not in pending[name]] for name, those in held.items()}
+        return classify(content, pending, told)
+
     async def _told(self, aspect: str, attribute: str, content: str) -> str:
         """Tell a wish, so that it is no longer pending."""
         part = self._parts[aspect]
@@ -134,11 +169,14 @@ class TravelGame(Game):
         return told
 
     async def _beside_the_point(self, asked: Asked) -> str:
-        """A question that hits nothing; after some of them the traveller tells a wish unasked."""
+        """A question that hits nothing; after some in a row the traveller tells a wish unasked."""
         self._off_target += 1
+        self._useless += 1
         text = self.rng.choice(wording.VAGUE if asked.kind == "vague" else wording.MISS)
         if asked.kind == "miss" and (known := self._known(asked)) is not None:
             text = self.rng.choice(wording.AGAIN).format(hint=known)
+        if self._useless == self.setting.whole("max_useless"):
+            text += f" {wording.IMPATIENT}"
         untold = [(p.aspect, one) for p in self._parts.values() if not p.booked for one in p.pending]
         if self._off_target < OFF_TARGET or not untold:
             return text
@@ -167,7 +205,7 @@ class TravelGame(Game):
         by_letter = {part.aspect.letter: part for part in self._parts.values()}
         for one in ids:
             part = by_letter.get(one[0])
-            if part is None or (part.found and one not in part.options):
+            if part is None or (part.found and one not in part.sorts):
                 return f"there is no option {one}"
             if not part.found:
                 return f"you have not searched for the {part.aspect.noun} yet"
@@ -177,10 +215,6 @@ class TravelGame(Game):
 
     def _book(self, chosen: str) -> str:
         part = next(part for part in self._parts.values() if part.aspect.letter == chosen[0])
-        part.booked = part.options[chosen].sort
+        part.booked = part.sorts[chosen]
         part.pending.clear()
         return part.booked
-
-
-def _part(one: Json) -> Part:
-    return Part(catalog()[one["aspect"]], one, {held["attribute"]: held for held in one["preferences"]})

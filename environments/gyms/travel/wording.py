@@ -3,45 +3,23 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
 
-from environments.gyms.travel.catalog import Aspect, catalog
+from environments.gyms.travel.catalog import Aspect, aspect_of, catalog
 from mua.environment.protocol import Task
 from mua.types import Json
 
-_NEEDS: Mapping[str, Sequence[str]] = {
-    "flight": (
-        "I fly from {origin} to {destination} on {date}, so I need a flight.",
-        "There is a flight to find, {origin} to {destination}, on {date}.",
-        "I need a flight out of {origin} on {date}; it goes to {destination}.",
-    ),
-    "hotel": (
-        "I need a hotel in {city}, check-in on {check-in date} and check-out on {check-out date}.",
-        "Then there is a hotel in {city} from {check-in date} to {check-out date}.",
-        "For the nights from {check-in date} to {check-out date} I want a hotel in {city}.",
-    ),
-    "apartment": (
-        "I need an apartment in {city}, check-in on {check-in date} and check-out on {check-out date}.",
-        "Then there is an apartment in {city} from {check-in date} to {check-out date}.",
-        "For the nights from {check-in date} to {check-out date} I want an apartment in {city}.",
-    ),
-    "rental_car": (
-        "I need a rental car in {city}, picked up on {pick-up date} and returned on {return date}.",
-        "There should be a rental car in {city} between {pick-up date} and {return date}.",
-        "From {pick-up date} until {return date} I would like a rental car in {city}.",
-    ),
-    "restaurant": (
-        "On {date} we want a restaurant in {city}, a table for {guests}.",
-        "We are {guests} for dinner in {city} on {date}, so please find a restaurant.",
-        "A restaurant table for {guests} in {city} on {date} would be lovely.",
-    ),
-}
 _FRAMES = (
     "Hello, I am planning a trip. {needs}",
     "Hi! Could you book something for me? {needs}",
     "I need help with a journey. {needs} Can you take care of it?",
     "{needs} Please find out what suits me and book it.",
 )
+_BUDGETS = (
+    "Of what has all that I want I take the cheapest.",
+    "My budget is limited: where everything is as I like it, the cheapest will do.",
+)
+"""What UserRL's openings end with, as to the sense."""
+IMPATIENT = "I have been asked too much that is beside the point; please book."
 CHAT = ("All right.", "Good, go on.", "Thank you, that sounds fine.", "Take your time.", "I am glad that you help me.")
 MISS = (
     "I have no strong feelings about that.",
@@ -67,7 +45,9 @@ BOOKED = {
 
 
 def openings(task: Task) -> list[str]:
-    """First utterances: the whole trip and none of the wishes."""
+    """First utterances: the whole trip, and of the wishes what they are about."""
+    if "opening" in task.data:
+        return [f"{task.data['opening']} {budget}" for budget in _BUDGETS]
     rng = random.Random(f"openings/{task.id}")
     return [frame.format(needs=" ".join(_need(rng, one) for one in task.data["aspects"])) for frame in _FRAMES]
 
@@ -83,28 +63,39 @@ def persona(task: Task) -> str:
 
 
 def facts(task: Task) -> str:
-    """The trip without any wish."""
+    """The trip, and no wish itself."""
     return openings(task)[0]
 
 
 def wish(preference: Json, aspect: Aspect) -> str:
     """What is wanted, plainly."""
+    if "wish" in preference:
+        return str(preference["wish"])
     values = aspect.attributes[preference["attribute"]].values
     return next(value.wish for value in values if value.name == preference["value"])
 
 
 def hint(preference: Json, aspect: Aspect) -> str:
     """The sentence by which a wish becomes known."""
+    if "wish" in preference:
+        return str(preference["hint"])
     values = aspect.attributes[preference["attribute"]].values
     return next(value.hints[preference["hint"]] for value in values if value.name == preference["value"])
 
 
+def cue(preference: Json, aspect: Aspect) -> str:
+    """The sentence of the opening by which the traveller lets on that there is a wish."""
+    return aspect.attributes[preference["attribute"]].cues[preference["cue"]]
+
+
 def _need(rng: random.Random, one: Json) -> str:
-    return rng.choice(_NEEDS[one["aspect"]]).format(**one["arguments"])
+    aspect = catalog()[one["aspect"]]
+    need = rng.choice(aspect.needs).format(**one["arguments"])
+    return " ".join([need, *(cue(preference, aspect) for preference in one["preferences"])])
 
 
 def _persona_of(one: Json) -> str:
-    aspect = catalog()[one["aspect"]]
+    aspect = aspect_of(one)
     arguments = ", ".join(f"{name} {value}" for name, value in one["arguments"].items())
     wishes = "; ".join(f"the traveller {wish(preference, aspect)}" for preference in one["preferences"])
     return f"You need a {aspect.noun} ({arguments}). Your wishes for it: {wishes}."

@@ -3,42 +3,63 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from typing import ClassVar
 
 from environments.gyms._shared import Choice, Game, Gym, Reply, Setting, act
 from environments.gyms._shared.guessing import GuessingGame
 from environments.gyms._shared.oracles import labelled
-from environments.gyms.turtle.expert import moves
-from environments.gyms.turtle.oracle import answer, score
-from environments.gyms.turtle.stories import Criterion, generate, story_of
+from environments.gyms._shared.records import Record, TurtleRecord
+from environments.gyms.turtle.canned import canned
+from environments.gyms.turtle.expert import asking, moves
+from environments.gyms.turtle.oracle import answer, asked_about, score
+from environments.gyms.turtle.stories import Criterion, data_of, generate, schemas, story_of
+from mua.environment.canned import Canned
 from mua.environment.protocol import Move, Split, Task
 from mua.types import Json
 
-SCORES = {"full": 1.0, "partial": 0.5, "none": 0.0}
+SCORES = {"full": 1.0, "none": 0.0}
+LONGEST_QUESTION = 20
+"""Words; longer ones ask several things at once."""
 JUDGE = """Someone had to explain a strange story. Judge whether the explanation contains this one point:
 {point}
 
-- full: the explanation says the same, in whatever words.
-- partial: it says a part of it, or something clearly close to it.
-- none: it does not say it, contradicts it, or only names it as one of several possibilities."""
+- full: the explanation says the same, in whatever words, and one of the questions that were answered with Yes had asked
+  about it.
+- none: it does not say it or only a part of it, contradicts it, or only names it as one of several possibilities; or
+  none of the questions had asked about it."""
 
 
 class TurtleGame(GuessingGame):
-    """One story. ``best`` is the score of the best explanation so far; only what goes beyond it is paid."""
+    """One story. ``best`` is the score of the best explanation so far; only what goes beyond it is paid.
+
+    A point counts once a question about it has been answered with Yes: nothing is paid for reciting or guessing.
+    """
 
     def __init__(self, setting: Setting, task: Task, seed: int, persona: str) -> None:
         super().__init__(setting, task, seed, persona)
         self._story = story_of(task)
         self._best = 0.0
+        self._confirmed: list[str] = []
+        """Questions that were answered with Yes."""
+        self._needed = sum(len(criterion.statement.split()) for criterion in self._story.criteria)
+        """Words that the points take."""
+
+    async def action(self, content: str) -> Reply:
+        if len(content.split()) > LONGEST_QUESTION:
+            return Reply(f"a question has at most {LONGEST_QUESTION} words", error=True)
+        reply = await super().action(content)
+        if reply.text == "Yes.":
+            self._confirmed.append(content)
+        return reply
 
     def by_rule(self, question: str) -> str:
         return answer(self._story, question)
 
     async def answer(self, content: str) -> Reply:
         limit = self.setting.whole("max_words")
-        if limit and len(content.split()) > limit:
-            return Reply(f"an explanation has at most {limit} words", error=True)
+        if limit and len(content.split()) > max(limit, self._needed):
+            return Reply(f"an explanation has at most {max(limit, self._needed)} words", error=True)
         self._calls += 1
         scores = await asyncio.gather(*(self._score(c, content, i) for i, c in enumerate(self._story.criteria)))
         total = round(sum(c.weight * s for c, s in zip(self._story.criteria, scores, strict=True)), 4)
@@ -53,9 +74,16 @@ class TurtleGame(GuessingGame):
 
     async def _score(self, criterion: Criterion, content: str, index: int) -> float:
         if self.setting.oracle == "rule":
-            return score(criterion, content, self._story.surface)
+            asked = any(asked_about(criterion, question, self._story.surface) for question in self._confirmed)
+            return score(criterion, content, self._story.surface) if asked else 0.0
+        if not self._confirmed:
+            return 0.0
         question = JUDGE.format(point=criterion.statement)
-        material = {"the story as it was told": self._story.surface, "the explanation": content}
+        material = {
+            "the story as it was told": self._story.surface,
+            "the explanation": content,
+            "the questions that were answered with Yes": "\n".join(self._confirmed),
+        }
         seed = self._llm_seed() + 100_000 * index
         return SCORES[await labelled(self.setting.judge, question, list(SCORES), material, seed)]
 
@@ -69,13 +97,19 @@ class TurtleGym(Gym):
         "answer": "content is your explanation of the story",
         "finish": "give up",
     }
-    defaults: ClassVar[dict[str, str | int | float | bool]] = {"max_actions": 20, "max_answers": 5, "max_words": 80}
+    defaults: ClassVar[dict[str, str | int | float | bool]] = {"max_actions": 20, "max_answers": 3, "max_words": 80}
     llm_roles = ("user", "judge")
+    lacking = "keywords of the story's points and facts"
     short_prompt = "Explain the story. Ask yes/no questions first. Use interact."
 
     @classmethod
     def generate(cls, split: Split) -> Iterable[Task]:
         return generate(split)
+
+    @classmethod
+    def from_record(cls, record: Record) -> Json:
+        assert isinstance(record, TurtleRecord)
+        return data_of(record)
 
     def game(self, task: Task, seed: int) -> Game:
         return TurtleGame(self.setting, task, seed, self.persona(task))
@@ -93,10 +127,39 @@ class TurtleGym(Gym):
         )
 
     def gold(self, task: Task) -> Sequence[Move]:
-        return [act("answer", " ".join(criterion.statement for criterion in story_of(task).criteria))]
+        if "criteria" in task.data:
+            return [*_asked_of(task), act("answer", " ".join(statement for _, statement in task.data["criteria"]))]
+        story = story_of(task)
+        found = [act("action", f"Does it have to do with {aliases[0]}?") for aliases in story.found.values()]
+        told = " ".join(criterion.statement for criterion in story.criteria)
+        return [*asking(schemas()[story.schema], task.data["shown"]), *found, act("answer", told)]
 
     def expert(self, task: Task, seed: int, loose: float = 0.0) -> Generator[Move, str, None]:
-        return moves(task, seed, loose)
+        """A record's story it knows: it asks about each point and tells those that it was right about."""
+        return _telling(task) if "criteria" in task.data else moves(task, seed, loose)
+
+    def canned(self) -> Mapping[str, Canned]:
+        return canned()
+
+
+_LEADS = ("The", "A", "An", "He", "She", "It", "They", "His", "Her", "Their", "There")
+
+
+def _asked_of(task: Task) -> Iterator[Move]:
+    """A question about each point of a record's story; of a long point about its first words."""
+    lead = ("Is", "it", "true", "that")
+    for _, statement in task.data["criteria"]:
+        words = statement.strip(" .").split()[: LONGEST_QUESTION - len(lead)]
+        words[:1] = [word.lower() if word in _LEADS else word for word in words[:1]]
+        yield act("action", f"{' '.join((*lead, *words))}?")
+
+
+def _telling(task: Task) -> Generator[Move, str, None]:
+    right = []
+    for question, (_, statement) in zip(_asked_of(task), task.data["criteria"], strict=True):
+        if (yield question).startswith("Yes"):
+            right.append(statement)
+    yield act("answer", " ".join(right)) if right else act("finish")
 
 
 DOMAIN = TurtleGym()

@@ -16,15 +16,13 @@ import yaml
 
 from environments.gyms._shared import dealt
 from environments.gyms._shared.questions import pattern
+from environments.gyms._shared.records import TurtleRecord
 from mua.environment.protocol import Split, Task
 from mua.errors import MuaError
 from mua.types import Json
 
 FILE = Path(__file__).with_name("schemas.yaml")
 SIZES: dict[Split, int] = {"train": 430, "validation": 40, "test": 60}
-UNSEEN = ("auction", "burnt_forest", "camel_race", "library_fine")
-"""Schemas of the test split alone: what is learned about stories in general shows on these."""
-UNSEEN_EACH = 5
 Truth = Literal["Yes", "No", "Maybe"]
 Groups: TypeAlias = tuple[tuple[str, ...], ...]
 """Keywords: of each group one must be there."""
@@ -38,6 +36,8 @@ class Criterion:
     weight: float
     statement: str
     groups: Groups
+    told: tuple[str, ...]
+    """Words for the values of the hidden slots in it."""
     rivals: tuple[str, ...]
     """Words for the other values of the hidden slots in it: an answer that names one of them too only lists what could
     be."""
@@ -68,11 +68,13 @@ class Story:
 
 @lru_cache(maxsize=1)
 def schemas() -> dict[str, Json]:
-    """The raw schemas by name; raises :class:`MuaError` for weights that do not sum to 1."""
+    """The raw schemas by name; raises :class:`MuaError` that names what is wrong in the file."""
     raw: dict[str, Json] = yaml.safe_load(FILE.read_text(encoding="utf-8"))
     for name, schema in raw.items():
         if not math.isclose(sum(weight for weight, *_ in schema["criteria"]), 1.0):
             raise MuaError(f"{FILE}: {name}.criteria: weights must sum to 1")
+        if schema.setdefault("split", "train") not in SIZES:
+            raise MuaError(f"{FILE}: {name}.split: {schema['split']!r} is none of {', '.join(SIZES)}")
         if unknown := [truth for truth in schema["facts"].values() if truth not in _TRUTHS]:
             raise MuaError(f"{FILE}: {name}.facts: {unknown[0]!r} is neither Yes, No nor Maybe")
     return raw
@@ -91,7 +93,9 @@ def story(schema: str, shown: tuple[tuple[str, str], ...], hidden: tuple[tuple[s
         _sentences(raw["surface"].format(**words)),
         _sentences(raw["story"].format(**words)),
         tuple(
-            Criterion(weight, _sentences(statement.format(**words)), _groups(keys, own), _rivals(keys, excluded))
+            Criterion(
+                weight, _sentences(statement.format(**words)), _groups(keys, own), *_hidden(keys, found, excluded)
+            )
             for weight, statement, keys in raw["criteria"]
         ),
         tuple(Fact(_groups(keys, own), _TRUTHS[truth]) for keys, truth in raw["facts"].items()),
@@ -101,8 +105,11 @@ def story(schema: str, shown: tuple[tuple[str, str], ...], hidden: tuple[tuple[s
 
 
 def story_of(task: Task) -> Story:
-    """The story behind ``task``."""
+    """The story behind ``task``; a record's has no keywords and no facts, so that no rule can answer about it."""
     data = task.data
+    if "criteria" in data:
+        points = tuple(Criterion(weight, statement, (), (), ()) for weight, statement in data["criteria"])
+        return Story(data["kind"], data["surface"], data["story"], points, (), {}, {})
     return story(data["kind"], tuple(sorted(data["shown"].items())), tuple(sorted(data["hidden"].items())))
 
 
@@ -118,9 +125,13 @@ def _groups(keys: str, values: Mapping[str, Sequence[str]]) -> Groups:
     return tuple(tuple(_words(group, values)) for group in keys.split("&"))
 
 
-def _rivals(keys: str, excluded: Mapping[str, Sequence[Sequence[str]]]) -> tuple[str, ...]:
+def _hidden(
+    keys: str, found: Mapping[str, Sequence[str]], excluded: Mapping[str, Sequence[Sequence[str]]]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Words for the true values and for the other values of the hidden slots in ``keys``."""
     slots = [slot for slot in excluded if f"{{{slot}}}" in keys]
-    return tuple(word for slot in slots for aliases in excluded[slot] for word in aliases)
+    told = tuple(word for slot in slots for word in found[slot])
+    return told, tuple(word for slot in slots for aliases in excluded[slot] for word in aliases)
 
 
 def _words(group: str, values: Mapping[str, Sequence[str]]) -> Iterator[str]:
@@ -139,6 +150,18 @@ def _found(group: tuple[str, ...], text: str) -> bool:
 
 
 _pattern = lru_cache(maxsize=4096)(pattern)
+
+
+def data_of(record: TurtleRecord) -> Json:
+    """``data`` of the task that one of UserRL's records makes."""
+    data = {
+        "kind": f"{len(record.evaluation)}_points", "surface": record.new_surface, "story": record.new_bottom,
+        "criteria": [[point.score, point.statement] for point in record.evaluation],
+    }  # fmt: skip
+    return {**data, "difficulty": _LEVELS.get(len(record.evaluation), "hard")}
+
+
+_LEVELS = {1: "easy", 2: "medium"}
 
 
 def difficulty(filled: Story) -> str:
@@ -165,7 +188,6 @@ def _made(name: str, filled: Json) -> Json:
     return {
         "kind": name,
         "difficulty": difficulty(made),
-        "unseen": name in UNSEEN,
         "surface": made.surface,
         **filled,
     }
@@ -182,11 +204,12 @@ def _tasks(names: Sequence[str], count: int) -> Iterator[Json]:
 
 @lru_cache(maxsize=1)
 def _splits() -> dict[Split, list[Json]]:
-    unseen = list(_tasks(UNSEEN, UNSEEN_EACH * len(UNSEEN)))
-    shared: dict[Split, int] = SIZES | {"test": SIZES["test"] - len(unseen)}
-    seen = [name for name in schemas() if name not in UNSEEN]
-    hands = dealt(_tasks(seen, sum(shared.values())), shared, "turtle/splits")
-    return hands | {"test": hands["test"] + unseen}
+    """Each split has schemas of its own, so that no story can be told by what was learned of another."""
+    hands: dict[Split, list[Json]] = {}
+    for split, size in SIZES.items():
+        own = [name for name, schema in schemas().items() if schema["split"] == split]
+        hands |= dealt(_tasks(own, size), {split: size}, f"turtle/{split}")
+    return hands
 
 
 def generate(split: Split) -> Iterator[Task]:

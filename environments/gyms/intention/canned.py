@@ -1,0 +1,124 @@
+"""Policies that deserve nothing: lists of questions by heart, the training split recited, everything at once."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Generator, Iterator, Sequence
+from itertools import pairwise
+
+from environments.gyms._shared import act
+from environments.gyms.intention.expert import VAGUE
+from mua.environment.canned import Canned, Glance, Player, echo, end_at_once, says
+from mua.environment.protocol import Move, Task
+
+GENERAL = (
+    "How big is it?",
+    "What kind is it?",
+    "How old is it?",
+    "What is it made of?",
+    "How many are there?",
+    "Which colour should it have?",
+    "Where will it be?",
+    "Who is it for?",
+    "When do you need it?",
+    "How much may it cost?",
+)
+"""What can be asked about anything."""
+NOUNS = (
+    "size colour material age shape weight height length width depth wood metal gold stone glass wall roof floor door "
+    "window water fish plants animals skin body hand finger head name brand maker type kind design pattern picture "
+    "condition damage history family church document record country region language food fruit sugar alcohol bottle "
+    "box smoke fire oil gas heat light sound music string key pedal flower tree neighbour permission storage access"
+)
+"""What may matter anywhere."""
+_MOST = 10
+
+
+def _asking(*questions: str) -> Generator[Move, str, None]:
+    for question in questions[:_MOST]:
+        yield act("action", question)
+
+
+def _inquiries(tasks: Sequence[Task]) -> list[str]:
+    """The inquiries of ``tasks``, the commonest first."""
+    return [inquiry for inquiry, _ in Counter(d["inquiry"] for t in tasks for d in t.data["details"]).most_common()]
+
+
+def _words(text: str) -> set[str]:
+    return set(re.findall(r"[a-z]{3,}", text.lower()))
+
+
+def _nearest(glance: Glance) -> list[Task]:
+    """The training tasks of the kind whose request shares most words with the opening."""
+    near = max(glance.training, key=lambda task: len(_words(task.data["request"]) & _words(glance.opening)))
+    return [task for task in glance.training if task.data["kind"] == near.data["kind"]]
+
+
+def _recites_the_commonest(glance: Glance) -> Generator[Move, str, None]:
+    yield from _asking(*_inquiries(glance.training))
+
+
+def _recites_the_nearest(glance: Glance) -> Generator[Move, str, None]:
+    yield from _asking(*_inquiries(_nearest(glance)))
+
+
+def _recites_pairs(glance: Glance) -> Generator[Move, str, None]:
+    inquiries = _inquiries(glance.training)
+    yield from _asking(*(f"{one} {other}" for one, other in zip(inquiries[::2], inquiries[1::2], strict=False)))
+
+
+def _all_at_once(glance: Glance) -> Generator[Move, str, None]:
+    yield from _asking(" ".join([*_inquiries(glance.training)[:20], *GENERAL]))
+
+
+def _many_nouns(per: int) -> Player:
+    """Asks for ``per`` of the nouns at a time, strung together."""
+
+    def play(glance: Glance) -> Generator[Move, str, None]:
+        nouns = glance.rng.sample(NOUNS.split(), len(NOUNS.split()))
+        chunks = [nouns[first : first + per] for first in range(0, len(nouns), per)]
+        yield from _asking(*(f"What about the {' '.join(chunk)}?" for chunk in chunks))
+
+    return play
+
+
+def _each_word(glance: Glance) -> Generator[Move, str, None]:
+    """Asks for every longer word of the request."""
+    yield from _asking(*(f"What about the {word}?" for word in _longer_words(glance.opening)))
+
+
+def _two_words(glance: Glance) -> Generator[Move, str, None]:
+    words = list(_longer_words(glance.opening))
+    yield from _asking(*(f"What about the {one} and the {other}?" for one, other in pairwise(words)))
+
+
+def _longer_words(text: str) -> Iterator[str]:
+    return (word for word in dict.fromkeys(re.findall(r"[a-z]{4,}", text.lower())))
+
+
+def _says_it_back(glance: Glance) -> Generator[Move, str, None]:
+    for sentence in re.split(r"(?<=[.!?]) ", glance.opening):
+        yield act("action", f"Tell me more: {sentence}")
+
+
+def policies() -> dict[str, Canned]:
+    """All of them by name."""
+    players: dict[str, Player] = {
+        "ends at once": end_at_once,
+        "echoes": echo,
+        "says it plainly": says("What do you want?"),
+        "asks vaguely": lambda glance: _asking(*(VAGUE * 4)),
+        "asks what can be asked of anything": lambda glance: _asking(*GENERAL),
+        "recites the commonest inquiries": _recites_the_commonest,
+        "recites the nearest kind's inquiries": _recites_the_nearest,
+        "recites two inquiries at a time": _recites_pairs,
+        "asks for everything at once": _all_at_once,
+        "asks for two nouns at a time": _many_nouns(2),
+        "asks for four nouns at a time": _many_nouns(4),
+        "asks for eight nouns at a time": _many_nouns(8),
+        "asks for each word of the request": _each_word,
+        "asks for two words at a time": _two_words,
+        "says the request back": _says_it_back,
+    }
+    return {name: Canned(player) for name, player in players.items()}

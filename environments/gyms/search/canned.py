@@ -1,0 +1,155 @@
+"""Policies that do not understand the question: they search with its words and answer by form, place or frequency.
+
+What is a person, a town or a year they tell by its form, and from the question which of these it asks for.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from typing import TypeAlias
+
+from environments.gyms._shared import act
+from mua.environment.canned import Canned, Glance, Player, end_at_once
+from mua.environment.protocol import Move
+
+MOST_SEARCHES, MOST_ANSWERS = 5, 3
+_FORMS = {
+    "year": re.compile(r"\b\d{4}\b"),
+    "town": re.compile(r"\b[A-Z][a-z]+(?:berg|stad|mouth|haven|field|wick|ford|minster|dale|holm)\b(?! [A-Z])"),
+    "company": re.compile(r"\b[A-Z][a-z]+(?:an|ex|or|ia|um) [A-Z][a-z]+s\b"),
+    "person": re.compile(r"\b[A-Z][a-z]+ [A-Z][a-z]+\b"),
+}
+_WORD = re.compile(r"[a-z]{3,}")
+Play: TypeAlias = Generator[Move, str, None]
+Walk: TypeAlias = Generator[Move, str, Sequence[str]]
+
+
+def canned() -> Mapping[str, Canned]:
+    """Name -> policy."""
+    players: dict[str, Player] = {
+        "ends at once": end_at_once,
+        "every name that the question finds": _answering(_names_found),
+        "first of the asked form": _answering(_of_form_at_once),
+        "a walk over first links": _answering(_walk(lambda glance, places: places[0])),
+        "a walk over last links": _answering(_walk(lambda glance, places: places[-1])),
+        "a walk at random": _answering(_walk(lambda glance, places: glance.rng.choice(places))),
+        "sentences most like the question": _answering(_by_overlap),
+        "what all links tell, by frequency": _answering(_all_links),
+        "words of the question": lambda glance: _answers(_asked(glance.opening).split()[::-1]),
+        "a usual year": lambda glance: _answers(["1940", "1950", "1500"]),
+    }
+    return {name: Canned(player) for name, player in players.items()}
+
+
+def _answering(find: Callable[[Glance], Walk]) -> Player:
+    def play(glance: Glance) -> Play:
+        yield from _answers((yield from find(glance)))
+
+    return play
+
+
+def _answers(given: Sequence[str]) -> Play:
+    for one in given[:MOST_ANSWERS]:
+        yield act("answer", one.strip(".?!"))
+
+
+# Reading.
+
+
+def _asked(opening: str) -> str:
+    """The question, without what the user says around it."""
+    return opening.replace("Please look it up.", "").rpartition(": ")[2].removeprefix("Can you find this out for me? ")
+
+
+def _form(question: str) -> str:
+    """What the question asks for, by its first words."""
+    first = " ".join(question.split()[:6]).lower()
+    return next((form for form in ("year", "town", "company") if form in first), "person")
+
+
+def _documents(results: str) -> list[tuple[str, str]]:
+    """Titles and texts."""
+    return re.findall(r"^\[\d+\] (.+?): (.*)$", results, re.MULTILINE)
+
+
+def _of_form(text: str, form: str, without: str = "") -> list[str]:
+    """In order, each once; not what stands in ``without``."""
+    return list(dict.fromkeys(one for one in _FORMS[form].findall(text) if one not in without))
+
+
+def _links(text: str, without: str) -> list[str]:
+    """Names of people and towns."""
+    return [name for form in ("person", "town") for name in _of_form(text, form, without)]
+
+
+# Finding.
+
+
+def _names_found(glance: Glance) -> Walk:
+    results = yield act("search", _asked(glance.opening))
+    return [title for title, _ in _documents(results)] + _links(results, glance.opening)
+
+
+def _of_form_at_once(glance: Glance) -> Walk:
+    question = _asked(glance.opening)
+    return _of_form((yield act("search", question)), _form(question), question)
+
+
+def _walk(choose: Callable[[Glance, Sequence[str]], str]) -> Callable[[Glance], Walk]:
+    """From document to document, by links that ``choose`` picks; at the end what has the asked form."""
+
+    def walk(glance: Glance) -> Walk:
+        question = _asked(glance.opening)
+        seen, query = question, question
+        for _ in range(_depth(question)):
+            found = _documents((yield act("search", query)))
+            text = found[0][1] if found else ""
+            seen, links = f"{seen} {query}", _links(text, f"{seen} {query}")
+            if not links:
+                break
+            query = choose(glance, links)
+        text = _first_text((yield act("search", query)))
+        values = _of_form(text, _form(question), seen + query)
+        return [choose(glance, values)] if values else []
+
+    return walk
+
+
+def _depth(question: str) -> int:
+    """Links to follow, by the question's length: each step takes some words."""
+    return 1 if len(question.split()) < 16 else 2
+
+
+def _first_text(results: str) -> str:
+    return next((text for _, text in _documents(results)), "")
+
+
+def _by_overlap(glance: Glance) -> Walk:
+    """Follows the sentence that shares most words with the question, and answers from such a sentence."""
+    question = _asked(glance.opening)
+    words = set(_WORD.findall(question.lower()))
+    query, seen = question, question
+    for _ in range(_depth(question)):
+        text = _first_text((yield act("search", query)))
+        query = next(_best(text, words, lambda one: _links(one, seen)), query)  # noqa: B023
+        seen += query
+    text = _first_text((yield act("search", query)))
+    return list(_best(text, words, lambda one: _of_form(one, _form(question), seen)))
+
+
+def _best(text: str, words: set[str], read: Callable[[str], Sequence[str]]) -> Iterator[str]:
+    """What ``read`` finds in the sentences of ``text``, those first that share most words."""
+    for sentence in sorted(text.split(". ")[1:], key=lambda one: -len(words & set(_WORD.findall(one.lower())))):
+        yield from read(sentence)
+
+
+def _all_links(glance: Glance) -> Walk:
+    """Looks up all that the first document names and counts what has the asked form."""
+    question = _asked(glance.opening)
+    first = _first_text((yield act("search", question)))
+    found: Counter[str] = Counter()
+    for link in _links(first, question)[: MOST_SEARCHES - 1]:
+        found.update(_of_form(_first_text((yield act("search", link))), _form(question), question + link))
+    return [value for value, _ in found.most_common()]

@@ -1,0 +1,128 @@
+"""Policies that find nothing out: they recite training stories, guess, list words, or ask what they always ask."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from functools import lru_cache
+from itertools import batched
+from typing import TypeAlias
+
+from environments.gyms._shared import act
+from environments.gyms.turtle.stories import schemas, story_of
+from mua.environment.canned import Canned, Glance, Player, end_at_once
+from mua.environment.protocol import Move, Task
+
+Play: TypeAlias = Generator[Move, str, None]
+QUESTIONS, ANSWERS, WORDS = 20, 5, 60
+_WORD = re.compile(r"[a-z][a-z'-]{3,}")
+_GENERIC = (
+    "It was an accident, and the person was dead before anybody came.",
+    "It was only a game, a play or a film, and nobody was hurt.",
+    "It was suicide because of money, debts or lost love.",
+    "The person was blind or very small and could not see or reach it.",
+    "It was a bet with a friend, and the other one had lost it on purpose.",
+)
+
+
+def canned() -> Mapping[str, Canned]:
+    """Name -> policy."""
+    players: dict[str, Player] = {
+        "ends at once": end_at_once,
+        "the nearest training story": lambda glance: _answers(_recited(glance)),
+        "the nearest training story, asked first": _asks_and_recites,
+        "generic explanations": lambda glance: _answers(_GENERIC),
+        "the story as it was told": lambda glance: _answers([glance.opening]),
+        "salad of training words": lambda glance: _answers(_salads(glance)),
+        "training words, asked one by one": _asking(lambda glance: _frequent(glance.training)),
+        "values of training stories, asked one by one": _asking(_values),
+        "words of the story, asked one by one": _asking(lambda glance: _WORD.findall(glance.opening.lower())),
+        "salads as questions": _asking(_packed),
+        "a choice of everything as questions": _asking(
+            lambda glance: [one.replace(" ", " or ") for one in _packed(glance)]
+        ),
+    }
+    return {name: Canned(player) for name, player in players.items()}
+
+
+def _answers(texts: Sequence[str]) -> Play:
+    for text in texts[:ANSWERS]:
+        yield act("answer", " ".join(text.split()[:WORDS]))
+
+
+def _asking(ideas: Callable[[Glance], Sequence[str]]) -> Player:
+    """Asks about each idea, and answers with those that got a Yes, each in a sentence and all in one."""
+
+    def play(glance: Glance) -> Play:
+        found = []
+        for idea in ideas(glance)[:QUESTIONS]:
+            if (yield act("action", f"Does it have to do with {idea}?")).startswith("Yes"):
+                found.append(idea)
+        told = [f"It has to do with {idea}." for idea in found]
+        yield from _answers([" ".join(told), f"It is about {' and '.join(found)}.", *told])
+
+    return play
+
+
+# What can be learned by heart.
+
+
+def _nearest(glance: Glance) -> list[Task]:
+    """Training tasks of the schemas whose stories share most words with this one, one of each."""
+    here = set(_WORD.findall(glance.opening.lower()))
+    by_schema = {task.data["kind"]: task for task in glance.training}
+    return sorted(by_schema.values(), key=lambda task: -len(here & set(_WORD.findall(task.data["surface"].lower()))))
+
+
+def _recited(glance: Glance) -> list[str]:
+    return [" ".join(point.statement for point in story_of(task).criteria) for task in _variants(glance)]
+
+
+def _variants(glance: Glance) -> Iterator[Task]:
+    """Training tasks of the nearest schema, then the nearest ones of others."""
+    nearest = _nearest(glance)
+    yield from [task for task in glance.training if task.data["kind"] == nearest[0].data["kind"]][: ANSWERS - 2]
+    yield from nearest[1:3]
+
+
+def _asks_and_recites(glance: Glance) -> Play:
+    for task in _nearest(glance)[:4]:
+        for point in story_of(task).criteria:
+            yield act("action", f"Is it true that {point.statement.rstrip('.').lower()}?")
+    yield from _answers(_recited(glance))
+
+
+def _frequent(training: Sequence[Task]) -> list[str]:
+    """Keywords of training points, those first that stand in most schemas."""
+    return _keywords(tuple(sorted({task.data["kind"] for task in training})))
+
+
+@lru_cache(maxsize=4)
+def _keywords(names: Sequence[str]) -> list[str]:
+    found: Counter[str] = Counter()
+    for name in names:
+        keys = " ".join([*(keys for _, _, keys in schemas()[name]["criteria"]), *schemas()[name]["facts"]])
+        found.update(set(re.findall(r"[a-z]{3,}", re.sub(r"\{\w+\}", "", keys))))
+    return [word for word, _ in found.most_common()]
+
+
+def _values(glance: Glance) -> list[str]:
+    """Values of hidden slots, drawn from all training stories."""
+    named = {value.split("|")[0] for task in glance.training for value in task.data["hidden"].values()}
+    return glance.rng.sample(sorted(named), min(len(named), QUESTIONS))
+
+
+def _salads(glance: Glance) -> list[str]:
+    words = _frequent(glance.training)
+    return [" ".join(words[first : first + WORDS]) for first in range(0, ANSWERS * WORDS, WORDS)]
+
+
+def _packed(glance: Glance) -> list[str]:
+    """Ten words a question."""
+    return [" ".join(words) for words in batched(_frequent(glance.training), 10)]
+
+
+def _choices(glance: Glance) -> list[str]:
+    """This or that or that."""
+    return [" or ".join(words) for words in batched(_frequent(glance.training), 6)]

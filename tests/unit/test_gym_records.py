@@ -1,0 +1,279 @@
+"""UserRL's records and rows: what is read, how it maps onto the gyms' tasks, what is wrong with a file.
+
+tests/data/userrl has small files in UserRL's form, made by this project. With ``MUA_USERRL`` naming a clone of UserRL,
+its own records (and its tables, where pyarrow is there) are read too. What gyms make of them is covered by
+tests/unit/test_gym_official.py.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+
+from environments.gyms._shared import records as reading
+from environments.gyms._shared.records import (
+    FunctionRecord,
+    GymName,
+    IntentionRecord,
+    Record,
+    TauRecord,
+    TelepathyRecord,
+    TravelRecord,
+    TurtleRecord,
+    of_rows,
+    parse_rule,
+    read_records,
+    read_rows,
+    rule_at,
+)
+from environments.gyms.function.records import rule_value
+from environments.gyms.function.rules import text
+from mua.errors import ConfigError
+
+FOLDER = Path(__file__).parents[1] / "data/userrl"
+GYMS: tuple[GymName, ...] = get_args(GymName)
+
+
+def small() -> dict[GymName, tuple[Record, ...]]:
+    return {gym: read_records(gym, FOLDER / f"{gym}.json") for gym in GYMS}
+
+
+def one(gym: GymName) -> Any:
+    return small()[gym][0]
+
+
+# ---- what is read
+
+
+def test_every_gym_has_its_records_and_every_row_its_record():
+    paired = list(of_rows(read_rows(FOLDER / "train.jsonl"), small(), "train.jsonl"))
+    assert [row.gym for _, row, _ in paired] == list(GYMS)
+    assert [type(record) for _, _, record in paired] == [reading.KINDS[row.gym] for _, row, _ in paired]
+    row = paired[4][1]
+    assert (row.split, row.index, row.opening) == ("train", 4, "I want to see Cork for a weekend.")
+    assert row.given == {"env_name": "TravelGym", "id": "22_1"}, "columns that are empty are no settings"
+
+
+def test_a_function_record_is_a_task_of_the_function_gym():
+    for record in small()["function"]:
+        assert isinstance(record, FunctionRecord)
+        assert float(rule_value(record.rule, record.test_case)) == pytest.approx(record.expected_result)
+        assert parse_rule(text(record.rule)) == record.rule  # type: ignore[arg-type]
+
+
+def test_telepathy_and_turtle_hold_what_their_judges_need():
+    kettle, bell = one("telepathy"), one("turtle")
+    assert isinstance(kettle, TelepathyRecord)
+    assert isinstance(bell, TurtleRecord)
+    assert (kettle.gloss, kettle.names) == ("a pot with a spout that boils water", ("entity_001", "A Kettle"))
+    assert (bell.id, [point.score for point in bell.evaluation]) == ("5", [0.6, 0.4])
+
+
+def test_an_intention_record_has_the_details_that_the_intention_gym_asks_for():
+    record = one("intention")
+    assert isinstance(record, IntentionRecord)
+    detail = record.missing_details[0]
+    assert {"description", "importance", "inquiry", "options"} <= detail.model_dump().keys()
+    assert [one.importance for one in record.missing_details] == [3, 1], "as numbers, which the gym pays by"
+
+
+def test_a_trip_has_its_aspects_with_options_and_preferences():
+    record = one("travel")
+    assert isinstance(record, TravelRecord)
+    assert list(record.aspects) == ["hotel", "flight"]
+    hotel = record.aspects["hotel"]
+    assert (hotel.best_id, hotel.correct_ids) == ("H1", ("H1", "H2"))
+    assert hotel.preferences[1].implicit_elicitation == "I cannot think before I have eaten."
+    assert [option["id"] for option in hotel.options.noise] == ["H4"]
+
+
+def test_search_persuade_and_tau_hold_their_texts_and_calls():
+    assert one("search").answer == "ada holt"
+    assert one("persuade").argument.startswith("People feel safe")
+    record = one("tau")
+    assert isinstance(record, TauRecord)
+    assert record.task.actions[0].kwargs["order_id"] == "#W1"
+    assert record.task.outputs == ("12.5",)
+
+
+@pytest.mark.parametrize(
+    ("rule", "value"),
+    [("a - b - c - d", -9.0), ("2 ** b ** a", 512.0), ("(a + b) / c", 5 / 3), ("10 * d + a", 52.0)],
+)
+def test_rules_mean_what_arithmetic_means(rule, value):
+    """At a, b, c, d = 2, 3, 3, 5; powers from the right."""
+    assert rule_at(parse_rule(rule), {"a": 2, "b": 3, "c": 3, "d": 5}) == pytest.approx(value)
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        "__import__('os')",
+        "a.real",
+        "e + 1",
+        "1.5 * a",
+        "a if b else c",
+        "-a",
+        "a // b",
+        "True",
+        "",
+        "a +",
+        "a" + "+a" * 150,
+        "(",
+    ],
+)
+def test_rules_are_arithmetic_and_nothing_else(rule):
+    with pytest.raises(ValueError, match=r"rule|expression"):
+        parse_rule(rule)
+
+
+# ---- what is wrong
+
+
+def changed(tmp_path: Path, gym: str, change: Callable[[Any], Any]) -> Path:
+    value = json.loads((FOLDER / f"{gym}.json").read_text())
+    path = tmp_path / f"{gym}.json"
+    path.write_text(json.dumps(change(value)))
+    return path
+
+
+def having(**changes: Any) -> Callable[[Any], Any]:
+    def change(value: Any) -> Any:
+        first = next(iter(value.values())) if isinstance(value, dict) else value[0]
+        first.update(changes)
+        return value
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("gym", "change", "message"),
+    [
+        (
+            "function",
+            having(expected_result=16.0),
+            r"record 0 \(func-1\): .*expected_result is 16, but the rule gives 15",
+        ),
+        ("function", having(test_case=[1, 2, 3]), r"test_case\.3: Field required"),
+        ("function", having(rule="open('x')"), r"rule: .*a rule holds a, b, c, d"),
+        ("function", having(rule="a / (b - b) + c + d"), r"the rule has no value: "),
+        ("function", having(rule="a ** a ** a ** a", test_case=[9, 1, 1, 1]), r"the rule has no value: "),
+        ("turtle", having(evaluation=[{"statement": "x", "score": 0.5}]), r"record 0 \(5\): .*must add up to 1"),
+        ("turtle", having(new_bottom=None), "new_bottom: "),
+        ("intention", having(missing_details=[]), "missing_details: "),
+        (
+            "intention",
+            having(missing_details=[{"description": "d", "importance": "4", "inquiry": "", "options": []}]),
+            "importance",
+        ),
+        ("travel", having(dimensions=["hotel", "boat"]), "dimensions names 'boat', which the record does not have"),
+        ("travel", lambda trips: (trips["22_1"]["hotel"].update(best_id="H9"), trips)[1], "no option has the id 'H9'"),
+        ("travel", lambda trips: (trips["22_1"]["hotel"].update(preferences=[["x"]]), trips)[1], "at least 4 texts"),
+        ("travel", having(dimensions=["hotel", "hotel"]), "dimensions names one aspect twice"),
+        (
+            "travel",
+            lambda trips: (
+                trips["22_1"]["flight"].update(best_id="H2", correct_ids=["H2"], options={"correct": [{"id": "H2"}]}),
+                trips,
+            )[1],
+            "two aspects begin with one letter",
+        ),
+        (
+            "travel",
+            lambda trips: (trips["22_1"]["flight"]["options"]["wrong"][0].update(id="best"), trips)[1],
+            "must be a letter and a number",
+        ),
+        (
+            "travel",
+            lambda trips: (trips["22_1"]["flight"]["options"]["wrong"][0].update(id="X1"), trips)[1],
+            "must begin with one letter",
+        ),
+        ("tau", having(id="telecom-1"), "id must begin with retail- or airline-"),
+        ("tau", having(info={"task": {}}), r"info\.task\.user_id: Field required"),
+        ("search", having(answer=""), "answer: "),
+        ("persuade", lambda listed: [*listed, listed[0]], r"record 1: another record has the id '3' too"),
+        ("persuade", lambda listed: [], "holds no records"),
+        ("persuade", lambda listed: 3, "must be a list of records or an object"),
+        ("persuade", lambda listed: [3], "record 0: the record: "),
+        ("telepathy", having(id=""), "id: "),
+    ],
+)
+def test_what_is_wrong_with_a_record_is_named_with_its_place(tmp_path, gym, change, message):
+    with pytest.raises(ConfigError, match=message) as error:
+        read_records(gym, changed(tmp_path, gym, change))
+    assert f"{gym}.json" in str(error.value)
+
+
+def rows(tmp_path: Path, change: Callable[[Any], object]) -> Path:
+    row = json.loads((FOLDER / "train.jsonl").read_text().splitlines()[0])
+    change(row)
+    path = tmp_path / "train.jsonl"
+    path.write_text(json.dumps(row))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda row: row.pop("extra_info"), "row 0: 'extra_info' must be an object"),
+        (lambda row: row["extra_info"].pop("tools_kwargs"), r"create_kwargs\.env_name' must be one of FunctionGym, "),
+        (lambda row: row["extra_info"].update(index=None), "row 0: index: "),
+        (lambda row: row["prompt"].pop(), "'prompt' must be a list of messages with one of the role user"),
+        (
+            lambda row: row["extra_info"]["tools_kwargs"]["interact_with_env"]["create_kwargs"].pop("id"),
+            "row 0: name: ",
+        ),
+    ],
+)
+def test_what_is_wrong_with_a_row_is_named(tmp_path, change, message):
+    with pytest.raises(ConfigError, match=message):
+        read_rows(rows(tmp_path, change))
+
+
+def test_a_row_whose_record_is_not_there_is_refused(tmp_path):
+    found = read_rows(FOLDER / "train.jsonl")
+    with pytest.raises(ConfigError, match="train, row 0: no record has the name 'func-1' in the gym 'function'"):
+        list(of_rows(found, {**small(), "function": ()}, "train"))
+    bells = small()["turtle"]
+    twice = (*bells, bells[0].model_copy(update={"id": "6"}))
+    with pytest.raises(ConfigError, match="row 2: 2 records have the name 'The Quiet Bell'"):
+        list(of_rows(found, {**small(), "turtle": twice}, "train"))
+
+
+def test_parquet_without_its_package_says_what_to_install(tmp_path, monkeypatch):
+    def lacking(name: str) -> Any:
+        raise ImportError(name)
+
+    monkeypatch.setattr(reading.importlib, "import_module", lacking)
+    with pytest.raises(
+        ConfigError, match=r"parquet is read by the package pyarrow; install it \(pip install 'mua\[parquet\]'\), or "
+    ):
+        read_rows(tmp_path / "train.parquet")
+
+
+# ---- UserRL's own
+
+
+def test_userrls_own_records_and_tables():
+    named = os.environ.get("MUA_USERRL")
+    if not named:
+        pytest.skip("needs a clone of UserRL; name it in MUA_USERRL")
+    data = Path(named) / "gyms"
+    sizes = {
+        gym: len(read_records(gym, data / file))
+        for gym, file in (
+            ("function", "FunctionGym/functiongym/data/functions.json"),
+            ("telepathy", "TelepathyGym/telepathygym/data/all_entities_refined.json"),
+            ("turtle", "TurtleGym/turtlegym/data/all_stories_refined.json"),
+            ("search", "SearchGym/searchgym/data/questions.json"),
+            ("tau", "TauGym/taugym/data/tau_train.json"),
+        )
+    }
+    assert sizes == {"function": 538, "telepathy": 401, "turtle": 471, "search": 125, "tau": 500}
+    pytest.importorskip("pyarrow")
+    assert len(read_rows(Path(named) / "data/alltrain_multiturn/train.parquet")) == 2426

@@ -1,0 +1,232 @@
+"""The best checkpoint by validation: chosen, kept beside the newest, found again after a kill, handed over; the report.
+
+Loop, output folder and checkpoint folders are real; the policy is a number that counts its updates, and how often an
+evaluation succeeds is a script of that number. Real checkpoints are pruned in test_megatron_checkpoint.py; a whole run
+whose best is converted and evaluated is in tests/e2e/test_best.py.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from mua.cli import app
+from mua.config.schema import ExperimentConfig
+from mua.environment.protocol import Task
+from mua.errors import EngineError, MuaError
+from mua.megatron.checkpoint import best_checkpoint
+from mua.observe.metrics import read_metrics
+from mua.observe.traces import read_traces
+from mua.rollout.scheduler import Harvest, Position
+from mua.trainer.preempt import Preemption
+from mua.trainer.rl import loop
+from mua.trainer.run import Run
+from mua.types import Group, Outcome, Trajectory
+from tests.unit.test_trainer_bounds import ALL, StandIn, rollouts
+
+TASKS = 10
+
+
+class Judged:
+    """Engines whose policy succeeds in so many of ten tasks as ``script`` says of the weights in them."""
+
+    def __init__(self, script: Callable[[int, str], int]) -> None:
+        self.script = script
+        self.weights = 0
+        self.versions: list[int] = []
+        self.played: list[tuple[str, int]] = []
+        """Split and weights of each evaluation."""
+        self.service = rollouts(ALL)
+        self.service.update_weights.side_effect = self._update
+        self.service.evaluation_tasks.side_effect = lambda split: [Task("t", "help_desk", split, {})] * TASKS
+        self.service.evaluate.side_effect = self._evaluate
+        self.service.take.side_effect = lambda **_: Harvest(
+            [Group(0, "task", ALL)], [Group(0, "task", ALL)], 0, Position()
+        )
+
+    def _update(self, weights: Callable[[], int], version: int) -> Any:
+        from mua.engine.weights import SyncReport
+
+        self.weights = weights()
+        self.versions.append(version)
+        return SyncReport(0, 0, 0, 0.0, 0.0, version)
+
+    def _evaluate(self, tasks: Sequence[Task], **_: Any) -> list[Trajectory]:
+        split = tasks[0].split
+        self.played.append((split, self.weights))
+        good = self.script(self.weights, split)
+        return [
+            Trajectory(f"t{i}", i, 0, [], [0.0], 0.0, i < good, Outcome.USER_STOP, domain="help_desk")
+            for i in range(TASKS)
+        ]
+
+
+class Counted(StandIn):
+    """Feeds its number of updates; may die in the middle of a step."""
+
+    dies_at = -1
+
+    def feed(self) -> int:  # type: ignore[override]
+        return self.weights
+
+    def train_step(self, *arguments: Any) -> dict[str, float]:
+        if self.weights + 1 == self.dies_at:
+            raise KeyboardInterrupt
+        return super().train_step(*arguments)
+
+
+def config(output: Path, report: str | None = None, **trainer: Any) -> ExperimentConfig:
+    chosen = {"steps": 8, "save_every": 1, "keep": 1, "evaluate_every": 2} | trainer
+    return ExperimentConfig.model_validate(
+        {
+            "name": "run", "output": output, "model": {"path": "model"}, "environment": {"name": "help_desk"},
+            "trainer": chosen, "algorithm": {"group_size": 4, "groups_per_step": 1},
+            "evaluation": {"report_split": report}, "observe": {"tensorboard": False, "progress": False},
+        }
+    )  # fmt: skip
+
+
+PEAK = {2: 3, 4: 7, 6: 7, 8: 5}
+"""Tasks solved after so many steps: best after 4, and again after 6."""
+
+
+def peaked(weights: int, split: str) -> int:
+    return PEAK.get(weights, 1) + (split == "test")
+
+
+def train(chosen: ExperimentConfig, engines: Judged, policy: Counted) -> Counted:
+    with Run(chosen, policy) as run, run.saved_on_leaving():  # type: ignore[arg-type]
+        loop(chosen, policy, run, engines.service, Preemption())  # type: ignore[arg-type]
+    return policy
+
+
+def names(output: Path) -> list[str]:
+    return sorted(path.name for path in (output / "checkpoints").iterdir())
+
+
+def test_the_best_stays_beside_the_newest(tmp_path: Path) -> None:
+    policy = train(config(tmp_path), Judged(peaked), Counted())
+    assert policy.weights == 8  # the last is what the run hands over unless it is told otherwise
+    assert names(tmp_path) == ["best", "step_00000004", "step_00000008"]
+    assert best_checkpoint(tmp_path / "checkpoints") == tmp_path / "checkpoints" / "step_00000004"
+    state = json.loads((tmp_path / "checkpoints" / "best" / "manifest.json").read_text())
+    assert (state["step"], state["weights"], state["best"]) == (4, 4, {"step": 4, "success": 0.7})
+
+
+def test_a_policy_that_was_judged_best_is_saved_though_no_checkpoint_was_due(tmp_path: Path) -> None:
+    train(config(tmp_path, save_every=0), Judged(peaked), Counted())
+    assert names(tmp_path) == ["best", "step_00000004", "step_00000008"]
+
+
+@pytest.mark.parametrize("dies_at", [3, 5, 6, 8])
+def test_a_killed_run_finds_its_best_again(tmp_path: Path, dies_at: int) -> None:
+    killed = Counted()
+    killed.dies_at = dies_at
+    with pytest.raises(KeyboardInterrupt):
+        train(config(tmp_path), Judged(peaked), killed)
+    policy = train(config(tmp_path, export="best"), Judged(peaked), Counted())
+    assert policy.weights == 4
+    assert names(tmp_path) == ["best", "step_00000004", "step_00000008"]
+
+
+@pytest.mark.parametrize("moment", ["saved, link not yet set", "link of a step that the run forgot"])
+def test_the_state_decides_and_not_the_link(tmp_path: Path, moment: str) -> None:
+    killed = Counted()
+    killed.dies_at = 5
+    with pytest.raises(KeyboardInterrupt):
+        train(config(tmp_path), Judged(peaked), killed)
+    link = tmp_path / "checkpoints" / "best"
+    link.unlink()
+    if moment.startswith("link"):
+        link.symlink_to("step_00000007")
+    with Run(config(tmp_path), Counted()):  # type: ignore[arg-type]
+        assert link.readlink() == Path("step_00000004")
+
+
+def test_a_best_checkpoint_that_was_removed_is_spoken_of_no_more(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    train(config(tmp_path), Judged(peaked), Counted())
+    (tmp_path / "checkpoints" / "step_00000004").rename(tmp_path / "elsewhere")
+    with Run(config(tmp_path), Counted()) as run:  # type: ignore[arg-type]
+        assert run.best is None
+    assert "step_00000004 was the best checkpoint and is gone" in caplog.text
+    assert names(tmp_path) == ["step_00000008"]
+
+
+def test_an_evaluation_that_a_new_start_makes_up_for_may_be_the_best(tmp_path: Path) -> None:
+    engines, done = Judged(peaked), []
+
+    def fails(tasks: Sequence[Task], **_: Any) -> list[Trajectory]:
+        done.append(engines.weights)
+        if engines.weights == 4:
+            raise EngineError("engine.max_restarts")
+        return engines._evaluate(tasks)
+
+    engines.service.evaluate.side_effect = fails
+    with pytest.raises(EngineError):
+        train(config(tmp_path), engines, Counted())
+    assert names(tmp_path) == ["best", "step_00000002", "step_00000004"]
+    train(config(tmp_path), Judged(peaked), Counted())
+    assert names(tmp_path) == ["best", "step_00000004", "step_00000008"]
+    lines = {
+        line["step"]: line.get("evaluation/validation_success") for line in read_metrics(tmp_path / "metrics.jsonl")
+    }
+    assert lines == {0: None, 1: 0.3, 2: None, 3: 0.7, 4: None, 5: 0.7, 6: None, 7: 0.5}
+
+
+@pytest.mark.parametrize(("export", "step", "success"), [("best", 4, 0.8), ("last", 8, 0.6)])
+def test_the_report_is_of_the_first_policy_and_of_the_one_handed_over(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], export: str, step: int, success: float
+) -> None:
+    engines = Judged(peaked)
+    policy = train(config(tmp_path, "test", export=export), engines, Counted())
+    assert policy.weights == step
+    validation = [("validation", weights) for weights in (2, 4, 6, 8)]
+    assert engines.played == [("test", 0), *validation, ("test", step)]
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert (report["split"], report["final"]["export"]) == ("test", export)
+    assert (report["first"]["step"], report["final"]["step"]) == (0, step)
+    assert (report["first"]["evaluation/test_success"], report["final"]["evaluation/test_success"]) == (0.2, success)
+    lines = list(read_metrics(tmp_path / "metrics.jsonl"))
+    assert lines[0]["initial_evaluation/test_success"] == 0.2
+    assert not [name for line in lines for name in line if name.startswith("evaluation/test")]
+    assert f"report on test, final policy (step {step}): success {success:.3f} (" in capsys.readouterr().out
+    assert len(list(read_traces(tmp_path / "evaluations" / "test"))) == 2 * TASKS
+
+
+def test_a_run_that_continues_keeps_the_report_of_its_first_policy(tmp_path: Path) -> None:
+    killed = Counted()
+    killed.dies_at = 5
+    with pytest.raises(KeyboardInterrupt):
+        train(config(tmp_path, "test"), Judged(peaked), killed)
+    engines = Judged(peaked)
+    train(config(tmp_path, "test"), engines, Counted())
+    assert [weights for split, weights in engines.played if split == "test"] == [8]
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert (report["first"]["evaluation/test_success"], report["final"]["evaluation/test_success"]) == (0.2, 0.6)
+    (tmp_path / "report.json").write_text("[]")
+    with pytest.raises(MuaError, match="not a report of a run; remove it"):
+        train(config(tmp_path, "test"), engines, Counted())
+
+
+def test_training_does_not_judge_itself_on_test_unless_it_is_told_to(tmp_path: Path) -> None:
+    path = tmp_path / "x.yaml"
+    path.write_text(
+        f"name: x\noutput: {tmp_path}/out\nmodel: {{path: {tmp_path}/none}}\nenvironment: {{name: help_desk}}\n"
+        "trainer: {steps: 1, evaluate_first: true}\nevaluation: {split: test}\n"
+    )
+    refused = CliRunner().invoke(app, ["train", str(path)])
+    assert refused.exit_code == 2
+    assert "evaluation.split: training would judge itself on the test split" in refused.output
+    assert "evaluation.report_split to test" in refused.output
+    assert not (tmp_path / "out").exists()
+    for more in (["evaluation.test_in_training=true"], ["trainer.evaluate_first=false"], ["evaluation.split=train"]):
+        other = CliRunner().invoke(app, ["train", str(path), *more])
+        assert other.exit_code == 2  # there is no such model
+        assert "test split" not in other.output

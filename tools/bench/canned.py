@@ -1,0 +1,75 @@
+"""What policies that deserve nothing earn on the test split, beside the expert: docs/benchmarks/canned.md.
+
+python -m tools.bench.canned [--write] [DOMAIN ...]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from collections.abc import Mapping
+from pathlib import Path
+from statistics import fmean
+
+from mua.environment.canned import CEILING, SHARE_OF_EXPERT, Attacked, Canned, play_canned
+from mua.environment.demonstrate import demonstrate
+from mua.environment.protocol import Domain
+from mua.environment.registry import domain_names, get_domain
+from mua.evaluation.report import table
+
+PAGE = Path("docs/benchmarks/canned.md")
+HEAD = """\
+# Policies that deserve nothing
+
+What each earns on the whole test split with the domain's scripted users (seed 0), made by
+`python -m tools.bench.canned --write`. In domains: success, which the contract holds at 0.05 at most. In gyms: mean
+reward, at most 0.15 of the expert's. Chance, where luck alone gives more, is added with its reason.
+"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--write", action="store_true", help=f"write {PAGE}")
+    parser.add_argument("domains", nargs="*")
+    arguments = parser.parse_args()
+    blocks = [HEAD]
+    for name in arguments.domains or domain_names():
+        domain = get_domain(name)
+        if isinstance(domain, Attacked) and domain.tasks("test"):
+            blocks.append(_section(name, domain, domain.canned()))
+            print(blocks[-1], flush=True)
+    if arguments.write:
+        PAGE.write_text("\n".join(blocks))
+
+
+def _section(name: str, domain: Domain, canned: Mapping[str, Canned]) -> str:
+    gym = name.startswith("gyms/")
+    expert = asyncio.run(_expert(domain, gym))
+    rows = [_row(domain, policy, one, expert, gym) for policy, one in canned.items()]
+    kind = "mean reward" if gym else "success"
+    tasks = len(domain.tasks("test"))
+    return (
+        f"## {name}\n\n{tasks} tasks; the expert: {kind} {expert:.3f}.\n\n{table(('policy', kind, 'ceiling'), rows)}\n"
+    )
+
+
+def _row(domain: Domain, policy: str, canned: Canned, expert: float, gym: bool) -> list[str]:
+    earned = asyncio.run(_canned(domain, canned, gym))
+    ceiling = SHARE_OF_EXPERT * expert if gym else CEILING
+    if canned.chance:
+        ceiling = max(ceiling, canned.chance + CEILING)
+    return [f"{policy}{f' ({canned.reason})' if canned.reason else ''}", f"{earned:.3f}", f"{ceiling:.3f}"]
+
+
+async def _expert(domain: Domain, gym: bool) -> float:
+    found = [await demonstrate(domain, task, 0) for task in domain.tasks("test")]
+    return fmean(one.reward if gym else one.evaluation.success for one in found)
+
+
+async def _canned(domain: Domain, canned: Canned, gym: bool) -> float:
+    found = [await play_canned(domain, task, 0, canned) for task in domain.tasks("test")]
+    return fmean(one.reward if gym else one.evaluation.success for one in found)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,553 @@
+"""How well faults of simulated users are found: precision and recall by kind, written to docs/benchmarks/user_check.md.
+
+::
+
+    scripted expert ──► scripted user ──► Watched: every reply as it is        ──► must pass
+                                     └──► Planted: one reply, drawn by the seed,
+                                          turned into a fault of one kind      ──► must be found, as that kind
+
+    tests/data/users/llm_replies.jsonl: replies as language models write them, by hand ──► as they are marked
+
+The dialogues are those of the test splits of four domains. Run ``python tools/bench/user_check.py`` (a minute); a small
+version is a test. The faults and the check have one author, so recall on planted faults says that the check does what
+it was made for, and the replies by hand say somewhat more.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mua.environment.demonstrate import moves_of, played
+from mua.environment.protocol import Domain, Task, ToolResult, ToolSchema
+from mua.environment.registry import get_domain
+from mua.errors import UserFaultKind
+from mua.types import Json
+from mua.users.check import ReplyCheck, TaskCheck, Vocabulary
+from mua.users.guards import LeakCheck, with_signal, without_label
+from mua.users.prompts import user_system_prompt
+from mua.users.protocol import STOP_SIGNAL, Refusal, ToolUser, User, UserReply, UserTools
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "benchmarks" / "user_check.md"
+REPLIES = ROOT / "tests" / "data" / "users" / "llm_replies.jsonl"
+DOMAINS = ("retail", "airline", "telecom", "help_desk")
+K = UserFaultKind
+KINDS = (
+    K.NO_TEXT, K.BROKEN_TEXT, K.TOO_LONG, K.SPEAKS_AS_AGENT, K.TOOL_CALL_IN_TEXT, K.LEAKS_INSTRUCTION,
+    K.INVENTS_FACTS, K.CHANGES_WISH, K.ENDS_TOO_EARLY,
+)  # fmt: skip
+LEAK_WORDS = 12
+_VOCABULARIES: dict[str, Vocabulary] = {}
+
+
+class _Found(Exception):
+    """The planted reply has been judged; the rest of the dialogue is of no interest."""
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What a fault may be made of."""
+
+    domain: Domain
+    task: Task
+    rng: random.Random
+    tools: Sequence[ToolSchema]
+
+
+class Watched:
+    """A user whose replies are judged as they would be if a language model had written them."""
+
+    def __init__(self, inner: User, check: ReplyCheck) -> None:
+        self._inner = inner
+        self.check = check
+        self.tools: _Spied | None = None
+        self.replies = 0
+        self.refused: list[tuple[str, Refusal]] = []
+
+    def take_tools(self, tools: UserTools) -> None:
+        self.tools = _Spied(tools, self.check)
+        if isinstance(self._inner, ToolUser):
+            self._inner.take_tools(self.tools)
+
+    async def open(self) -> UserReply:
+        return self.judged(await self._inner.open())
+
+    async def reply(self, agent_text: str) -> UserReply:
+        self.check.heard(agent_text)
+        return self.judged(await self._inner.reply(agent_text))
+
+    async def close(self) -> None:
+        await self._inner.close()
+
+    def judged(self, reply: UserReply) -> UserReply:
+        """``reply``, once it has been looked at."""
+        if (refusal := self.find(reply.text)) is not None:
+            self.refused.append((reply.text, refusal))
+        self.replies += 1
+        self.check.said(reply.text)
+        return reply
+
+    def find(self, text: str) -> Refusal | None:
+        """What is wrong with ``text`` as the next reply."""
+        acted = self.tools is not None and self.tools.used()
+        return found_in(self.check, text, first=self.replies == 0, acted=acted)
+
+
+class Planted(Watched):
+    """Turns the reply of ``moment`` (from 0; the last one if there are fewer) into a fault and judges that alone."""
+
+    def __init__(self, inner: User, check: ReplyCheck, moment: int, fault: Callable[[str], str]) -> None:
+        super().__init__(inner, check)
+        self._moment = moment
+        self._fault = fault
+        self.planted: tuple[str, Refusal | None] | None = None
+
+    def judged(self, reply: UserReply) -> UserReply:
+        if self.replies < self._moment:
+            if self.tools is not None:
+                self.tools.used()
+            self.replies += 1
+            self.check.said(reply.text)
+            return reply
+        text = self._fault(reply.text)
+        self.planted = text, self.find(text)
+        raise _Found
+
+
+class _Spied:
+    """The user's tools, with what they answered kept for the check."""
+
+    def __init__(self, tools: UserTools, check: ReplyCheck) -> None:
+        self._tools = tools
+        self._check = check
+        self._used = False
+
+    def schemas(self) -> Sequence[ToolSchema]:
+        return self._tools.schemas()
+
+    async def call(self, name: str, arguments: Json) -> ToolResult:
+        result = await self._tools.call(name, arguments)
+        self._check.saw(result.text)
+        self._used = True
+        return result
+
+    def used(self) -> bool:
+        """Whether one was used since this was last asked."""
+        used, self._used = self._used, False
+        return used
+
+
+def found_in(check: ReplyCheck, text: str, *, first: bool, acted: bool = False) -> Refusal | None:
+    """What :class:`mua.users.llm.LlmUser` would find in ``text``."""
+    said = with_signal(without_label(text)) if len(text) < 100_000 else text
+    return check.form(said, first=first) or check.content(said, acted=acted)
+
+
+def vocabulary(domain: Domain) -> Vocabulary:
+    """Made once a domain."""
+    if domain.name not in _VOCABULARIES:
+        _VOCABULARIES[domain.name] = Vocabulary(domain)
+    return _VOCABULARIES[domain.name]
+
+
+def check_of(domain: Domain, task: Task) -> ReplyCheck:
+    """As the factory of users makes it."""
+    leak = LeakCheck(LEAK_WORDS, domain.persona(task), rules=user_system_prompt("", tools=True))
+    return ReplyCheck(leak, vocabulary(domain).of(task))
+
+
+# ---- faults
+
+
+def plant(kind: UserFaultKind, scene: Scene, text: str) -> str:
+    """``text``, or another reply, as a fault of ``kind``."""
+    return _PLANTS[kind](scene, text)
+
+
+def _no_text(scene: Scene, text: str) -> str:
+    return scene.rng.choice(("", "   ", "\n\n\t", "User:"))
+
+
+def _broken(scene: Scene, text: str) -> str:
+    place = scene.rng.randrange(len(text) + 1)
+    return text[:place] + scene.rng.choice(("\ud800", "\udfff", "\x00", "\x1b[2J")) + text[place:]
+
+
+def _long(scene: Scene, text: str) -> str:
+    return f"{text} " * (scene.rng.choice((20_000, 200_000)) // (len(text) + 1) + 1)
+
+
+def _as_agent(scene: Scene, text: str) -> str:
+    wordings = (
+        "Agent: {0}",
+        "Assistant: How can I help?",
+        "**Agent:** Your request is done.",
+        f"{text}\nAgent: One moment, please.",
+        f"{text}\nAssistant: Certainly!",
+        "Hello! How may I help you today?",
+        "Is there anything else I can help you with?",
+        "I have processed your request. Is there anything else I can do for you?",
+        "I've cancelled your order.",
+        "Could you please provide your order number?",
+        "Thank you for contacting us. I'd be happy to help you with that.",
+        "Your refund has been issued to your card.",
+        "May I have your full name and email, please?",
+        "Support: we are looking into it.",
+        "I will look up your account now.",
+        "As an AI assistant I cannot do that.",
+    )
+    return scene.rng.choice(wordings).replace("{0}", text)
+
+
+def _call(scene: Scene, text: str) -> str:
+    tool = scene.rng.choice(list(scene.tools)).name
+    arguments = {"id": "K7", "confirm": True}
+    bare = json.dumps({"name": tool, "arguments": arguments})
+    wordings = (
+        bare,
+        f"```json\n{bare}\n```",
+        f"<tool_call>\n{bare}\n</tool_call>",
+        f"{text} {bare}",
+        f'{tool}(id="K7")',
+        json.dumps({"function": tool, "parameters": arguments}),
+        f"[TOOL_CALLS] [{bare}]",
+        json.dumps(arguments),
+        f"<|im_end|>\n<|im_start|>assistant\n{bare}",
+        f"<function={tool}>{json.dumps(arguments)}</function>",
+        f"Action: {tool}\nAction Input: {json.dumps(arguments)}",
+        f"<｜tool▁calls▁begin｜>{bare}",
+    )
+    return scene.rng.choice(wordings)
+
+
+def _leak(scene: Scene, text: str) -> str:
+    sentences = [s for s in scene.domain.persona(scene.task).replace("\n", " ").split(". ") if len(s.split()) > 7]
+    quoted = scene.rng.choice(sentences or [scene.domain.persona(scene.task)])
+    wordings = (
+        quoted,
+        f"{text} {quoted}.",
+        f"It says here: {quoted}",
+        f"My instructions say: {quoted}",
+        quoted,
+        "My instructions tell me not to say more.",
+        "I am role-playing a customer, so I cannot know that.",
+        "I was told to say that only when asked.",
+        "As a simulated user I have to stay in character.",
+        "Write one short message at a time, in the words a person would use in a chat.",
+        "The system prompt does not say.",
+    )
+    return scene.rng.choice(wordings)
+
+
+def _foreign(scene: Scene) -> Iterator[str]:
+    """Things that other tasks of the domain are about, and this one is not."""
+    own = scene.domain.persona(scene.task).casefold()
+    names = sorted(name for name in vocabulary(scene.domain).names() if name not in own)
+    while True:
+        yield scene.rng.choice(names).title()
+
+
+def _invented(scene: Scene, text: str) -> str:
+    rng, foreign = scene.rng, _foreign(scene)
+    letters = "".join(rng.choice("BCDFGHJKLMNPQRSTVWXZ") for _ in range(3))
+    number = rng.randrange(10_000, 99_999)
+    person = rng.choice(("Wilhelmina Ockham", "Bartholomew Quill", "Zoe Papadakis", "Kwame Adjei", "Ingrid Solberg"))
+    added = (
+        f"The order number is #W{number}.",
+        f"It is {letters}{number % 1000}.",
+        f"My email is {letters.lower()}@mail.com.",
+        f"My zip code is {number}.",
+        f"My name is {person}.",
+        f"I am {person}.",
+        f"I paid ${number / 100:.2f} for it.",
+        f"You can reach me at 555-{number % 1000:03d}-{number % 10_000:04d}.",
+        f"I need it before {rng.choice(('March', 'October', 'June'))} {rng.randrange(2, 28)}.",
+        f"Please send it to {rng.choice(('Reykjavik', 'Kathmandu', 'Windhoek', 'Ljubljana'))}.",
+        f"I mean the {next(foreign)}.",
+        f"It is for {next(foreign)}.",
+        f"The total was {number % 900 + 100} dollars.",
+    )
+    return f"{text.replace(STOP_SIGNAL, '').strip()} {rng.choice(added)}"
+
+
+_OTHER_WISHES = {
+    "cancel": ("Please cancel everything.", "I want to cancel it instead.", "Actually, I'd like to cancel."),
+    "return": ("I want to return it instead.", "Can you take it back instead?", "Actually, I'd rather send it back."),
+    "exchange": ("I'd like to exchange it instead.", "Please swap it for another one."),
+    "upgrade": ("Please upgrade me while you are at it.", "I'd also like to upgrade."),
+    "insure": ("Please add insurance too.", "I also want insurance."),
+    "compensate": ("I want compensation for this.", "I demand a voucher."),
+    "suspend": ("Please suspend my line.", "I'd like to suspend the service."),
+}
+_RETREATS = (
+    "I changed my mind, keep it as it is.", "Forget the whole thing, leave everything as it is.",
+    "I don't want to cancel it any more.", "On second thought, no.", "Actually, don't change anything.",
+    "I no longer want to do this.",
+)  # fmt: skip
+
+
+def _changed(scene: Scene, text: str) -> str:
+    persona = json.dumps(scene.task.data).casefold() + scene.domain.persona(scene.task).casefold()
+    near = {
+        "return": ("return", "refund", "back"),
+        "insure": ("insur",),
+        "compensate": ("compensat", "voucher", "refund"),
+    }
+    free = [
+        wording
+        for verb, wordings in _OTHER_WISHES.items()
+        if not any(word in persona for word in near.get(verb, (verb,)))
+        for wording in wordings
+    ]
+    retreats = [] if "change your mind" in persona or '"change"' in persona else list(_RETREATS)
+    return scene.rng.choice([*free, *retreats])
+
+
+def _early(scene: Scene, text: str) -> str:
+    wordings = (
+        STOP_SIGNAL,
+        f"Thanks, bye. {STOP_SIGNAL}",
+        "### STOP ###",
+        "Great, that is all. ###stop###",
+        f"{STOP_SIGNAL} ",
+    )
+    return scene.rng.choice(wordings)
+
+
+_PLANTS: Mapping[UserFaultKind, Callable[[Scene, str], str]] = {
+    K.NO_TEXT: _no_text,
+    K.BROKEN_TEXT: _broken,
+    K.TOO_LONG: _long,
+    K.SPEAKS_AS_AGENT: _as_agent,
+    K.TOOL_CALL_IN_TEXT: _call,
+    K.LEAKS_INSTRUCTION: _leak,
+    K.INVENTS_FACTS: _invented,
+    K.CHANGES_WISH: _changed,
+    K.ENDS_TOO_EARLY: _early,
+}
+
+
+# ---- dialogues
+
+
+@dataclass
+class Counts:
+    """What came of one kind."""
+
+    planted: int = 0
+    found: int = 0
+    """Refused, as whatever kind."""
+    named: int = 0
+    """Refused as this kind."""
+    missed: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Result:
+    """Of one domain, or of a set of replies."""
+
+    replies: int = 0
+    """That are as they should be."""
+    refused: Counter[UserFaultKind] = field(default_factory=Counter)
+    """Of those."""
+    examples: list[str] = field(default_factory=list)
+    kinds: dict[UserFaultKind, Counts] = field(default_factory=dict)
+
+
+async def watch(domain: Domain, task: Task, seed: int, user: Watched) -> None:
+    """Play one dialogue of the domain's expert (its gold moves where it has none) with ``user``."""
+    environment = domain.environment()
+    try:
+        environment.reset(task, seed)
+        await played(environment, user, moves_of(domain, task, seed))
+    except _Found:
+        pass
+    finally:
+        await user.close()
+        environment.close()
+
+
+async def measure(domain: Domain, tasks: Sequence[Task], seed: int) -> Result:
+    """Every reply as it is, and one fault of each kind in each task's dialogue."""
+    result = Result(kinds={kind: Counts() for kind in KINDS})
+    for number, task in enumerate(tasks):
+        clean = Watched(domain.scripted_user(task, seed), check_of(domain, task))
+        await watch(domain, task, seed, clean)
+        result.replies += clean.replies
+        result.refused.update(refusal.kind for _, refusal in clean.refused)
+        result.examples += [f"{task.id}: {text!r}: {refusal.reason}" for text, refusal in clean.refused]
+        tools = _tools_of(domain, task)
+        for kind in KINDS:
+            rng = random.Random(f"{seed}/{task.id}/{kind}/{number}")
+            last = clean.replies - 1 - (kind is K.ENDS_TOO_EARLY)
+            if last < 1:
+                continue
+            scene = Scene(domain, task, rng, tools)
+            fault = lambda text, kind=kind, scene=scene: plant(kind, scene, text)  # noqa: E731
+            user = Planted(domain.scripted_user(task, seed), check_of(domain, task), rng.randint(1, last), fault)
+            await watch(domain, task, seed, user)
+            if user.planted is not None:
+                _count(result.kinds[kind], kind, *user.planted)
+    return result
+
+
+def _tools_of(domain: Domain, task: Task) -> Sequence[ToolSchema]:
+    environment = domain.environment()
+    environment.reset(task, 0)
+    tools = list(environment.tools())
+    environment.close()
+    return tools
+
+
+def _count(counts: Counts, kind: UserFaultKind, text: str, refusal: Refusal | None) -> None:
+    counts.planted += 1
+    counts.found += refusal is not None
+    counts.named += refusal is not None and refusal.kind is kind
+    if refusal is None or refusal.kind is not kind:
+        counts.missed.append(f"{text[:120]!r} -> {refusal.kind if refusal else 'passed'}")
+
+
+def spread(tasks: Sequence[Task], count: int) -> list[Task]:
+    """``count`` tasks from all of a split, evenly."""
+    step = max(1, len(tasks) // count)
+    return list(tasks[::step][:count])
+
+
+# ---- replies by hand
+
+
+def read_replies(path: Path = REPLIES) -> list[Json]:
+    """Each with persona, what the agent said before, the reply, and its fault (null if there is none)."""
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+
+
+def judge_reply(record: Json, personas: Mapping[str, str]) -> Refusal | None:
+    """What is found in one reply, with nothing but the persona to know the task by."""
+    persona = personas[record["persona"]]
+    leak = LeakCheck(LEAK_WORDS, persona, rules=user_system_prompt("", tools=True))
+    check = ReplyCheck(leak, TaskCheck(persona))
+    for said in record["before"]:
+        role, text = said
+        check.heard(text) if role == "agent" else check.said(text)
+    return found_in(check, record["reply"], first=not record["before"])
+
+
+def measure_replies(path: Path = REPLIES) -> Result:
+    """Precision and recall over the replies by hand. The first records name the personas."""
+    records = read_replies(path)
+    personas = {record["name"]: record["text"] for record in records if "text" in record}
+    result = Result(kinds={kind: Counts() for kind in KINDS})
+    for record in records:
+        if "reply" not in record:
+            continue
+        refusal = judge_reply(record, personas)
+        if record["fault"] is not None:
+            kind = UserFaultKind(record["fault"])
+            _count(result.kinds[kind], kind, record["reply"], refusal)
+            continue
+        result.replies += 1
+        if refusal is not None:
+            result.refused[refusal.kind] += 1
+            result.examples.append(f"{record['persona']}: {record['reply']!r}: {refusal.reason}")
+    return result
+
+
+# ---- the page
+
+
+def table(results: Mapping[str, Result]) -> list[str]:
+    """Markdown: recall by kind, a column each result; precision below."""
+    head = ["kind", *results]
+    lines = [f"| {' | '.join(head)} |", f"| {' | '.join(['---'] * len(head))} |"]
+    for kind in KINDS:
+        cells = [_share(r.kinds[kind].found, r.kinds[kind].planted, r.kinds[kind].named) for r in results.values()]
+        lines.append(f"| `{kind}` | {' | '.join(cells)} |")
+    wrong = [f"{sum(r.refused.values())} of {r.replies}" for r in results.values()]
+    lines.append(f"| good replies refused | {' | '.join(wrong)} |")
+    exact = [_precision(r) for r in results.values()]
+    lines.append(f"| precision | {' | '.join(exact)} |")
+    return lines
+
+
+def _share(found: int, planted: int, named: int) -> str:
+    if not planted:
+        return "-"
+    other = f", {found - named} under another name" if named < found else ""
+    return f"{found} of {planted}{other}"
+
+
+def _precision(result: Result) -> str:
+    found = sum(counts.found for counts in result.kinds.values())
+    wrong = sum(result.refused.values())
+    return f"{found / (found + wrong):.3f}" if found + wrong else "-"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--tasks", type=int, default=100, help="of each domain")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--split", choices=("train", "validation", "test"), default="test")
+    parser.add_argument("--show", action="store_true", help="print what is missed and wrongly refused, write nothing")
+    chosen = parser.parse_args()
+    results = {}
+    for name in DOMAINS:
+        domain = get_domain(name)
+        results[name] = asyncio.run(measure(domain, spread(domain.tasks(chosen.split), chosen.tasks), chosen.seed))
+    by_hand = {"replies by hand": measure_replies()} if REPLIES.exists() else {}
+    if chosen.show:
+        _show(results | by_hand)
+        return
+    PAGE.write_text(_page(results, by_hand, chosen), encoding="utf-8")
+    print(PAGE)
+
+
+def _show(results: Mapping[str, Result]) -> None:
+    for name, result in results.items():
+        print(f"== {name}: {sum(result.refused.values())} of {result.replies} good replies refused")
+        print("\n".join(f"   {line[:220]}" for line in result.examples[:12]))
+        for kind, counts in result.kinds.items():
+            print(f"  {kind}: {counts.named}/{counts.found}/{counts.planted}")
+            print("\n".join(f"     {line}" for line in counts.missed[:6]))
+
+
+def _page(results: Mapping[str, Result], by_hand: Mapping[str, Result], chosen: Any) -> str:
+    return "\n".join(
+        [
+            "# Finding the faults of simulated users",
+            "",
+            f"Written by `python tools/bench/user_check.py --tasks {chosen.tasks} --seed {chosen.seed}`, which tells "
+            "how. What is looked for stands in [users.md](../users.md#what-is-not-a-users-words).",
+            "",
+            "## Faults planted into dialogues of the scripted experts with the scripted users",
+            "",
+            f"{chosen.tasks} tasks of the {chosen.split} split of each domain; the task is known by the persona and "
+            "the texts of its data, or by what the domain lists. Found of planted; precision counts every reply as it "
+            "is against all faults found.",
+            "",
+            *table(results),
+            "",
+            "## Replies by hand, as language models write them",
+            "",
+            "`tests/data/users/llm_replies.jsonl`, known by the persona alone.",
+            "",
+            *table(by_hand),
+            "",
+            "The faults, the replies and the check have one author: read recall as an upper bound for faults of these "
+            "forms. At the first look, before anything was changed for them, none of the good replies was refused and "
+            "all but two of the faults were found; of the dialogues two good replies of telecom were refused, for "
+            "which the check was changed. Replies of a large model were not measured.",
+            "",
+        ]
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,68 @@
+"""Make the base policy of the demonstration, ``tools/base``: a tokenizer and two million weights.
+
+What every published language model brings along, keeping to the form of a conversation and copying what was said to
+where it is needed, a policy of this size learns from conversations about nothing (:mod:`tools.nothing`); then
+``make demo`` can begin where post-training begins. No shop, rule or tool of a domain is in what it reads; only its
+tokenizer has seen the help desk's words, without names, products, cities and numbers.
+
+    python -m tools.pretrain [--steps 1500] [--folder tools/base]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import shutil
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from mua.types import Json
+from tools.nothing import conversations
+from tools.tiny import build_policy, mua, say
+
+BASE = Path(__file__).parent / "base"
+CONFIG = "configs/demo-base.yaml"
+BATCH = 32
+VOCABULARY = 640
+_READ = 600
+"""Conversations of each kind that the tokenizer is trained on."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=1500)
+    parser.add_argument("--folder", type=Path, default=BASE)
+    parser.add_argument("overrides", nargs="*", help=f"overrides of {CONFIG}, key=value")
+    arguments = parser.parse_args()
+    work = Path("runs/base")
+    shutil.rmtree(work, ignore_errors=True)
+    say("a tokenizer, random weights, conversations about nothing")
+    build_policy(work / "init", [*_blank(_shop()), *_blank(conversations(_READ, 2))], 1, VOCABULARY)
+    with (work / "nothing.jsonl").open("w") as file:
+        file.writelines(json.dumps({"messages": m}) + "\n" for m in conversations(arguments.steps * BATCH, 1))
+    say(f"{arguments.steps} steps on {arguments.steps * BATCH:,} of them")
+    where = [f"model.path={work}/init", f"sft.data={work}/nothing.jsonl", f"output={work}/sft"]
+    mua("sft", CONFIG, *where, f"trainer.steps={arguments.steps}", *arguments.overrides)
+    shutil.rmtree(arguments.folder, ignore_errors=True)
+    shutil.copytree(work / "sft" / "hf", arguments.folder)
+
+
+def _shop() -> Iterator[list[Json]]:
+    from environments.help_desk.demonstrations import demonstrations
+
+    yield from demonstrations(_READ, 2, "You are the help desk.", ["brief"])
+
+
+def _blank(talks: Iterable[Sequence[Json]]) -> Iterator[list[Json]]:
+    """Without names and numbers, so that these stay in pieces, the same wherever they stand."""
+    from environments.help_desk.words import CITIES, NAMES, PRODUCTS
+
+    drawn = "|".join((*NAMES, *PRODUCTS, *CITIES))
+    for messages in talks:
+        text = re.sub(rf"\b(?:{drawn}|\d{{4}})\b", "", json.dumps(messages))
+        yield json.loads(re.sub(r"(?<=[a-z{{\"] )[A-Z][a-z]+(?=[.,?\\])", "", text))
+
+
+if __name__ == "__main__":
+    main()
