@@ -82,7 +82,7 @@ def on_the_phone(*instructions: str, who: str = "nobody") -> Player:
     def play(glance: Glance) -> Generator[Move, str, None]:
         if who == "everybody":
             yield from _identified(glance)
-        yield from instructions
+        yield from says(*instructions)(glance)
 
     return play
 

@@ -104,6 +104,8 @@ def _line(now: View, before: View, deeds: set[str], bills: Sequence[Json]) -> di
         "roaming": _flag(plan["roaming_included"]),
         "refuel": _sums(plan["refuel_price_per_gb"]),
         "unlimited": _NOTHING,
+        "outage": _flag(so=False),
+        "owes": frozenset(_owed(bills)),
         "limit": _numbers(plan["refuel_limit_gb"], plan["refuel_limit_gb"] - line["data_refuelled_gb"]),
         "refund": _NOTHING,
         "untouched": _flag(not deeds - {"phone", "done"}),
@@ -121,6 +123,15 @@ def _line(now: View, before: View, deeds: set[str], bills: Sequence[Json]) -> di
         "can": frozenset(possible(now, bills)),
         "can add": frozenset(_addable(plan["refuel_limit_gb"] - line["data_refuelled_gb"])),
     }
+
+
+def _owed(bills: Sequence[Json]) -> Iterator[str]:
+    """What is overdue, and that with what is due."""
+    late = sum(bill["total"] for bill in bills if bill["status"] in ("overdue", "requested"))
+    due = sum(bill["total"] for bill in bills if bill["status"] == "due")
+    yield from (f"{round(amount, 2):g}" for amount in (late, due, late + due) if amount)
+    if not late:
+        yield "nothing"
 
 
 def _addable(room: int) -> Iterator[str]:
@@ -264,6 +275,7 @@ def _phone(now: View) -> dict[Thing, Sheet]:
         "apn right": _flag(phone["apn"]["name"] == "vela.web" or phone["apn_after_restart"] is not None),
         "server": frozenset({phone["apn"]["mms_server"]}),
         "place": frozenset({(phone["abroad"] or "home").lower(), *(["abroad"] if phone["abroad"] else [])}),
+        "permissions": frozenset({"all"} if all(phone["messages_app"].values()) else ()),
         "mbps": _numbers(now.mbps),
     }
     return found

@@ -18,9 +18,6 @@ from mua.environment.protocol import Domain
 from mua.environment.registry import domain_names, get_domain
 
 OURS = [name for name in domain_names() if not getattr(get_domain(name), "needs_data", False)]
-WAITING = frozenset({"telecom"})
-"""Domains whose rewards do not keep the contract yet."""
-
 
 EVERY = [pytest.param(1, marks=pytest.mark.slow), 6]
 """All tasks of the test split, and so many fewer in ``make test``."""
@@ -52,8 +49,6 @@ def policies() -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize("name", OURS)
 def test_every_domain_brings_five_of_them(name: str):
-    if name in WAITING:
-        pytest.xfail("its rewards do not keep the contract yet")
     domain = get_domain(name)
     assert isinstance(domain, Attacked)
     assert len(domain.canned()) >= 5
@@ -73,4 +68,6 @@ def test_a_policy_that_deserves_nothing_earns_nothing(name: str, policy: str, ev
     else:
         earned = mean([one.evaluation.success for one in played])
         ceiling = canned.chance + CEILING
+    if every > 1:  # of a small sample, one may be the one in twenty
+        ceiling = max(ceiling, 1 / len(played))
     assert earned <= ceiling, f"{policy} earns {earned:.3f} in {name}; at most {ceiling:.3f}. {canned.reason}"
