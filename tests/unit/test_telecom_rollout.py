@@ -11,7 +11,7 @@ from pathlib import Path
 from environments.telecom import DOMAIN
 from environments.telecom.tasks import load_split
 from environments.telecom.world import base
-from mua.environment.demonstrate import demonstrate
+from mua.environment.demonstrate import played
 from mua.environment.protocol import (
     Task,
     UserMove,
@@ -23,7 +23,7 @@ from mua.users.protocol import STOP_SIGNAL
 from mua.users.services import Services
 from tests.chat_fixtures import calls, chat_server, in_order, says
 from tests.rollout_fixtures import ScriptedSampler, call, experiment, lines, only
-from tests.telecom_support import first, with_fault
+from tests.telecom_support import first, opened, with_fault
 from tests.tokens_fixtures import chat_family
 
 # ---- rollouts
@@ -32,9 +32,10 @@ FAMILY = chat_family("qwen3", False)
 
 
 async def recorded(task: Task) -> list[str]:
-    """The expert's side of a conversation, as a policy writes it."""
+    """The expert's side of a conversation with somebody brief, as a policy writes it."""
     said = []
-    for message in (await demonstrate(DOMAIN, task, 0)).messages:
+    user = DOMAIN.scripted_user(task, 0, ["brief"])
+    for message in (await played(opened(task), user, DOMAIN.expert(task, 0))).messages:
         if message["role"] == "assistant":
             calls = [made["function"] for made in message.get("tool_calls", [])]
             written = "".join(call(made["name"], **json.loads(made["arguments"])) for made in calls)
@@ -43,6 +44,7 @@ async def recorded(task: Task) -> list[str]:
 
 
 async def rolled_out(task: Task, texts: list[str], **sections: Json) -> Trajectory:
+    sections.setdefault("user", {"personas": ["brief"]})
     config = experiment(
         environment={"name": "telecom"},
         model={"max_length": 32_768},
