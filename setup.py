@@ -102,6 +102,7 @@ setup(
         "cpu": CPU,
         "gpu": GPU,
         "mcp": ["mcp>=1.9"],
+        "parquet": ["pyarrow>=15"],
         "postgres": ["psycopg[binary]>=3.2"],
         "dev": DEV,
     },

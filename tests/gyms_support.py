@@ -100,13 +100,15 @@ async def served(gym: Gym, *script: Handler, **options: Any) -> AsyncIterator[tu
 
 
 @asynccontextmanager
-async def modelled(gym: Gym, user: Callable[[Json], str], judge: Callable[[Json], str]) -> AsyncIterator[Gym]:
+async def modelled(
+    gym: Gym, user: Callable[[Json], str], judge: Callable[[Json], str], data: Path | None = None
+) -> AsyncIterator[Gym]:
     """The gym under ``oracle: llm`` with two endpoints, whose words are made from each request's body."""
     async with chat_server(lambda body: says(user(body))) as one, chat_server(lambda body: says(judge(body))) as other:
         endpoints = [
             ChatEndpoint(LlmConfig(base_url=server.base_url, model="m", max_retries=0)) for server in (one, other)
         ]
-        config = EnvironmentConfig(name=gym.name, oracle="llm")
+        config = EnvironmentConfig(name=gym.name, oracle="llm", data=data)
         yield gym.configured(config, Services(user=endpoints[0], judge=endpoints[1]))
         for endpoint in endpoints:
             await endpoint.close()

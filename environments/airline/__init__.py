@@ -9,20 +9,25 @@ tau-bench's or tau2-bench's airline instead (:mod:`environments._tau`).
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
+from typing import Literal
 
 from environments._tau import official_domain
 from environments._tau.folder import Form
+from environments.airline.canned import CANNED
 from environments.airline.dialects import OWN, TAU, TAU2
 from environments.airline.expert import Expert
 from environments.airline.tasks import load_split
+from environments.airline.telling import first_of, wording
 from environments.airline.tools import airline_tools, flight_status_tool
-from environments.airline.user import scripted_customer
+from environments.airline.user import customer
+from environments.airline.verdict import code
 from environments.airline.views import compact
 from environments.airline.world import world
 from mua.config.schema import EnvironmentConfig
+from mua.environment.canned import Canned
 from mua.environment.database import DatabaseEnvironment, RewardForm, ServiceDesk, Tool
 from mua.environment.protocol import Domain, Environment, Isolation, Move, PromptStyle, Split, Task
 from mua.errors import ConfigError
@@ -38,6 +43,7 @@ class AirlineDomain:
 
     name = "airline"
     isolation: Isolation = "inline"
+    peopled: Literal[True] = True
 
     def __init__(self, reward: RewardForm = "all_or_nothing", short_answers: bool = False) -> None:
         self._reward: RewardForm = reward
@@ -47,7 +53,8 @@ class AirlineDomain:
     def desk(self) -> ServiceDesk:
         """Made when it is first needed: listing domains should not build airlines."""
         tools = airline_tools(OWN)
-        return ServiceDesk(world(), list(map(compact, tools)) if self._short_answers else tools, reward=self._reward)
+        shown = list(map(compact, tools)) if self._short_answers else tools
+        return ServiceDesk(world(), shown, reward=self._reward, code=code())
 
     def tasks(self, split: Split) -> Sequence[Task]:
         return load_split(split)
@@ -61,16 +68,20 @@ class AirlineDomain:
     def persona(self, task: Task) -> str:
         return str(task.data["instruction"])
 
-    def scripted_user(self, task: Task, seed: int) -> User:
-        return scripted_customer(task, seed)
+    def scripted_user(self, task: Task, seed: int, personas: Sequence[str] = ()) -> User:
+        return customer(task, seed, personas)
 
     def gold(self, task: Task) -> Sequence[Move]:
-        """The writes, then what has to be said, in the first wording of each group."""
-        calls: list[Move] = [(action["name"], action["arguments"]) for action in task.data["actions"]]
-        return [*calls, *(_said(statement) for statement in task.data["statements"])]
+        """The look-ups, the writes, then what has to be said."""
+        looked: list[Move] = [first_of(demand) for demand in task.data["demands"]]
+        written: list[Move] = [(action["name"], action["arguments"]) for action in task.data["actions"]]
+        return [*looked, *written, *map(wording, task.data["facts"])]
 
     def expert(self, task: Task, seed: int, loose: float = 0.0) -> Generator[Move, str, None]:
         return Expert(task, seed, loose).moves()
+
+    def canned(self) -> Mapping[str, Canned]:
+        return CANNED
 
     def configured(self, config: EnvironmentConfig, services: Services) -> Domain:
         """Official data, the form of reward, short answers; ConfigError for anything else."""
@@ -92,10 +103,6 @@ def official_tools(form: Form) -> list[Tool]:
     if form == "tau":
         return airline_tools(TAU)
     return [*(tool for tool in airline_tools(TAU2) if tool.schema.name != "think"), flight_status_tool()]
-
-
-def _said(statement: Sequence[str | Sequence[str]]) -> str:
-    return " ".join(group if isinstance(group, str) else group[0] for group in statement)
 
 
 DOMAIN = AirlineDomain()

@@ -14,7 +14,6 @@ from typing import Any
 
 from environments.airline.dialects import OWN
 from environments.airline.rules import TODAY, used
-from mua.environment.statements import CANNOT
 from mua.types import Json
 
 Accept = Callable[[Json], bool]
@@ -26,22 +25,29 @@ class Unfit(Exception):
 
 @dataclass(slots=True)
 class Errand:
-    """One wish of one customer. Wordings are finished; the scripted user picks one of each list by its seed."""
+    """One wish of one customer. How it is put into words is the grammar's to say (``voice.yaml``)."""
 
     kind: str
-    openings: list[str]
+    verb: str
+    """The wish as the customer's grammar and reader know it."""
     story: str
     """The same for a language model that plays the customer."""
-    facts: dict[str, list[str]] = field(default_factory=dict)
-    """What the customer answers when asked, by the names of :data:`environments.airline.user.ASKED`."""
-    before: dict[str, list[str]] = field(default_factory=dict)
-    """Facts that a change of mind alters, as they are before it."""
-    change: list[str] = field(default_factory=list)
+    values: dict[str, str] = field(default_factory=dict)
+    """What the first words hold."""
+    facts: dict[str, str] = field(default_factory=dict)
+    """What the customer answers when asked, by the names of ``words.yaml``."""
+    rules: dict[str, str] = field(default_factory=dict)
+    """The grammar's rule that tells a fact, where it is not ``tell_<fact>``."""
+    before: dict[str, str] = field(default_factory=dict)
+    """The fact that a change of mind alters, as it is before it."""
     actions: list[Json] = field(default_factory=list)
-    statements: list[list[str | list[str]]] = field(default_factory=list)
+    demands: list[Json] = field(default_factory=list)
+    """What must have been looked up before the last word (:mod:`mua.environment.conduct`)."""
+    told: list[Json] = field(default_factory=list)
+    """What the customer must have been told (:func:`mua.environment.conduct.untold`)."""
     forbidden: list[Json] = field(default_factory=list)
-    settled: str = ""
-    """Pattern of what settles the wish where the usual words do not."""
+    denied: bool = False
+    """The policy forbids it."""
     trap: bool = False
     """The policy forbids it, or what the customer first has in mind."""
     searches: bool = False
@@ -51,7 +57,7 @@ class Errand:
     @property
     def weight(self) -> int:
         """How much there is to it: writes, searches, traps, missing information, changes of mind."""
-        return len(self.actions) + self.trap + self.searches + self.missing + bool(self.change)
+        return len(self.actions) + self.trap + self.searches + self.missing + bool(self.before)
 
 
 class Caller:
@@ -104,24 +110,15 @@ def ahead(reservation: Json) -> bool:
     return not used(reservation)
 
 
+def lost(tables: Mapping[str, Mapping[str, Json]], reservation: Json) -> list[Json]:
+    """The flights of the reservation, still to come, that the airline cancelled."""
+    days = [(tables["flights"][one["flight_number"]]["dates"][one["date"]], one) for one in reservation["flights"]]
+    return [one for day, one in days if day["status"] == "cancelled" and one["date"] > TODAY]
+
+
 def grounded(tables: Mapping[str, Mapping[str, Json]], reservation: Json) -> bool:
     """The airline cancelled a flight of the reservation that is still to come."""
-    days = [(tables["flights"][one["flight_number"]]["dates"][one["date"]], one) for one in reservation["flights"]]
-    return any(day["status"] == "cancelled" and one["date"] > TODAY for day, one in days)
-
-
-def number_known(reservation: Json) -> list[str]:
-    number = reservation["reservation_id"]
-    return [f"It is reservation {number}.", f"The number is {number}.", f"{number}."]
-
-
-def number_forgotten(reservation: Json) -> list[str]:
-    trip = trip_words(reservation)
-    return [
-        f"I do not have the number. It is the trip {trip}.",
-        f"I forgot it, but it is my trip {trip}.",
-        f"I cannot find it. We go {trip}.",
-    ]
+    return bool(lost(tables, reservation))
 
 
 def trip_words(reservation: Json) -> str:
@@ -143,33 +140,56 @@ def method_words(method: Json) -> str:
     return f"my {name} ${method['amount']}"
 
 
-def paying(method: Json) -> list[str]:
-    words = method_words(method)
-    return [f"With {words}.", f"Please take {words}.", f"Use {words}."]
-
-
 def when_asked(errand: Errand) -> str:
-    """For the story: what a customer says when asked, in the first wording of each answer, and the change of mind."""
-    known = {name: answers[0] for name, answers in {**errand.facts, **errand.before}.items() if name != "reservation"}
-    answers = " ".join(f'"{answer}"' for answer in known.values())
-    change = f' The first time you are asked to confirm, you say: "{errand.change[0]}"' if errand.change else ""
-    return f" When you are asked, you say: {answers}{change}"
-
-
-def refusal(reservation: Json) -> list[str | list[str]]:
-    """The statement of a refusal: the number and words of refusing in one message."""
-    return [reservation["reservation_id"], list(CANNOT)]
+    """For the story: what a customer answers when asked, and the change of mind."""
+    known = {name: value for name, value in {**errand.facts, **errand.before}.items() if name != "reservation"}
+    answers = "; ".join(f"{name.replace('_', ' ')}: {value}" for name, value in known.items())
+    told = f" When you are asked, you answer this: {answers}." if answers else ""
+    changes = "; ".join(f"{name}: {errand.facts[name]}" for name in errand.before)
+    change = " The first time you are asked to confirm, you change your mind and want this instead: " + changes
+    return told + (change + "." if changes else "")
 
 
 def about(reservation: Json) -> Json:
     return {"reservation_id": reservation["reservation_id"]}
 
 
+def thing_of(reservation: Json | str) -> str:
+    """How claims name a reservation, given as a record or by its number."""
+    number = reservation if isinstance(reservation, str) else reservation["reservation_id"]
+    return f"reservation {number.lower()}"
+
+
+def done(reservation: Json | str, deed: str, **state: str) -> Json:
+    """The customer is to be told that it was done, or how it is since: ``state`` are roles and their new values."""
+    thing = thing_of(reservation)
+    fact = {"thing": thing, "role": "deed", "value": deed, "or": ["done"]}
+    return {"any": [fact, *({"thing": thing, "role": role, "value": value} for role, value in state.items())]}
+
+
+def refusal(reservation: Json | str, deed: str) -> Json:
+    """The customer is to be told that it cannot be done, and for which reservation."""
+    return {"thing": thing_of(reservation), "role": "can", "value": deed, "or": ["that"], "denied": True}
+
+
+def read(reservation: Json) -> Json:
+    """The demand to look a reservation up."""
+    return {"call": "get_reservation_details", "arguments": about(reservation)}
+
+
+def looked_for(leg: Json) -> Json:
+    """The demand to search a flight of a reservation on its day, directly or among connections."""
+    arguments = {key: leg[key] for key in ("origin", "destination", "date")}
+    direct = {"call": "search_direct_flight", "arguments": arguments}
+    return {"any": [direct, {"call": "search_onestop_flight", "arguments": {"date": leg["date"]}}]}
+
+
 def forget(caller: Caller, errand: Errand, reservation: Json) -> Errand:
     """The same errand of a customer who does not know the number."""
     if not caller.unique(reservation):
         raise Unfit
-    errand.facts["reservation"] = number_forgotten(reservation)
+    errand.facts["reservation"] = trip_words(reservation)
+    errand.rules["reservation"] = "tell_trip"
     errand.missing = True
     errand.story += f" You do not know its number; it is the trip {trip_words(reservation)}."
     return errand

@@ -12,14 +12,15 @@ from environments.airline.errands import (
     about,
     ahead,
     day_words,
+    done,
     forget,
     grounded,
+    looked_for,
     method_words,
-    number_known,
-    paying,
+    read,
     when_asked,
 )
-from environments.airline.errands_small import Maker, answered, bag_words, other_bags
+from environments.airline.errands_small import Maker, answered, bag_words
 from environments.airline.rules import paid_bags, split_payment
 from environments.airline.schemas import CABINS
 from environments.airline.search import direct_flights
@@ -29,9 +30,9 @@ from mua.environment.overlay import Overlay
 from mua.types import Json
 
 PREFERENCES = {
-    "cheapest": ["The cheapest one.", "Whatever is cheapest.", "The cheapest, please."],
-    "earliest": ["The earliest one.", "The earliest of the day.", "The earliest, please."],
-    "latest": ["The latest one.", "The latest of the day.", "The latest, please."],
+    "cheapest": "the cheapest one",
+    "earliest": "the earliest one of the day",
+    "latest": "the latest one of the day",
 }
 
 
@@ -73,17 +74,19 @@ def _cabin(caller: Caller, missing: bool, change: bool) -> Errand:
     days = [caller.tables["flights"][one["flight_number"]]["dates"][one["date"]] for one in reservation["flights"]]
     price = sum(day["prices"][target] for day in days) - sum(one["price"] for one in reservation["flights"])
     method = caller.payment(price * count)
-    openings = [f"I want to fly {words} class on my reservation.", f"Please move my reservation to {words} class."]
-    errand = Errand("change_cabin", openings, f"You want {words} class on reservation {reservation['reservation_id']}.")
+    story = f"You want {words} class on reservation {reservation['reservation_id']}."
+    errand = Errand("change_cabin", "change_cabin", story, {"cabin": f"{words} class"})
     errand.searches = True
     errand.facts = {
-        "reservation": number_known(reservation),
-        "cabin": [f"{words.capitalize()} class."],
-        "payment": paying(method),
+        "reservation": reservation["reservation_id"],
+        "cabin": f"{words} class",
+        "payment": method_words(method),
     }
     errand.story += when_asked(errand)
     flights = [{"flight_number": one["flight_number"], "date": one["date"]} for one in reservation["flights"]]
+    errand.demands = [read(reservation), *(looked_for(leg) for leg in reservation["flights"])]
     errand.actions = [_flights_action(reservation, target, flights, method)]
+    errand.told = [done(reservation, "change_cabin", cabin=target)]
     return _perhaps_forgotten(caller, errand, reservation, missing)
 
 
@@ -121,29 +124,28 @@ def _another_day(caller: Caller, missing: bool, change: bool) -> Errand:
         old["origin"], old["destination"], date, reservation["cabin"], len(reservation["passengers"]), preference
     )
     method = caller.payment((new["prices"][reservation["cabin"]] - old["price"]) * len(reservation["passengers"]))
-    openings = ["I want to fly on another day on my reservation.", "Please move my reservation to another day."]
-    direction = ["The flight back.", "Only the flight back."] if index else ["The flight out.", "The first flight."]
     story = f"You want to fly on another day on reservation {reservation['reservation_id']}."
-    errand = Errand("change_day", openings, story)
+    errand = Errand("change_day", "change_day", story)
     errand.searches = True
     errand.facts = {
-        "reservation": number_known(reservation),
-        "direction": direction,
-        "date": _on(date),
-        "preference": PREFERENCES[preference],
-        "payment": paying(method),
+        "reservation": reservation["reservation_id"],
+        "direction": "flight back" if index else "flight out",
+        "date": day_words(date),
+        "flight": PREFERENCES[preference],
+        "payment": method_words(method),
     }
     if change:
         before = caller.pick([day for day in days if day != date])
         _chosen(
             old["origin"], old["destination"], before, reservation["cabin"], len(reservation["passengers"]), preference
         )
-        errand.before["date"] = _on(before)
-        errand.change = [f"Wait, make it {day_words(date)} instead.", f"Sorry, {day_words(date)} suits me better."]
+        errand.before["date"] = day_words(before)
     errand.story += when_asked(errand)
     flights = [{"flight_number": one["flight_number"], "date": one["date"]} for one in reservation["flights"]]
     flights[index] = {"flight_number": new["flight_number"], "date": date}
+    errand.demands = [read(reservation), looked_for(old | {"date": date})]
     errand.actions = [_flights_action(reservation, reservation["cabin"], flights, method)]
+    errand.told = [done(reservation, "change_day")]
     return _perhaps_forgotten(caller, errand, reservation, missing)
 
 
@@ -162,10 +164,6 @@ def _days_for(reservation: Json, index: int) -> list[str]:
     return [day for day in days if (day < dates[1] if index == 0 else day > dates[0])]
 
 
-def _on(date: str) -> list[str]:
-    return [f"On {day_words(date)}.", f"{day_words(date)}, please."]
-
-
 # A question about fares
 
 
@@ -173,14 +171,14 @@ def _ask_fare(caller: Caller, missing: bool, change: bool) -> Errand:
     origin, destination, date, cabin = *_route(caller), caller.pick(AHEAD), caller.pick(CABINS)
     flight = _chosen(origin, destination, date, cabin, 1, "cheapest")
     places = f"from {OWN.airports[origin]} to {OWN.airports[destination]} on {day_words(date)}"
-    openings = [
-        f"What does the cheapest {cabin_words(cabin)} seat without a stop cost {places}?",
-        f"How much is the cheapest {cabin_words(cabin)} seat on a direct flight {places}?",
-    ]
-    errand = Errand("ask_fare", openings, f"You want to know what the cheapest direct flight costs {places}, in ")
-    errand.story += f"{cabin_words(cabin)}."
+    words = cabin_words(cabin)
+    story = f"You want to know what the cheapest direct flight costs {places}, in {words}."
+    errand = Errand("ask_fare", "ask_fare", story, {"places": places, "cabin": words})
+    errand.facts = {"route": places, "date": day_words(date), "cabin": f"{words} class"}
     errand.searches = True
-    return answered(errand, flight["prices"][cabin])
+    arguments = {"origin": origin, "destination": destination, "date": date}
+    errand.demands = [{"call": "search_direct_flight", "arguments": arguments}]
+    return answered(errand, "flights", "fare", flight["prices"][cabin])
 
 
 def _route(caller: Caller) -> tuple[str, str]:
@@ -227,7 +225,6 @@ def _booking(round_trip: bool, sources: tuple[str, ...]) -> Maker:
         if change:
             errand.before["bags"] = bag_words(trip.bags)
             trip.bags += 1
-            errand.change = other_bags(trip.bags)
         errand.facts["bags"] = bag_words(trip.bags)
         flights = trip.flights()
         extra = paid_bags(caller.user["membership"], trip.cabin, len(trip.passengers), trip.bags)
@@ -235,7 +232,9 @@ def _booking(round_trip: bool, sources: tuple[str, ...]) -> Maker:
         errand.facts["payment"] = words
         errand.trap = sources.count("certificate") > 1
         errand.story += when_asked(errand)
+        errand.demands = [looked_for(flight) for flight in flights]
         errand.actions = [{"name": "book_reservation", "arguments": _arguments(caller, trip, flights, extra, payment)}]
+        errand.told = [done(OWN.new_reservations[0], "book")]
         return errand
 
     return make
@@ -256,43 +255,46 @@ def _described(trip: _Trip) -> Errand:
     """The errand with everything but bags and payment."""
     places = f"from {OWN.airports[trip.origin]} to {OWN.airports[trip.destination]} on {day_words(trip.dates[0])}"
     kind = "book_round_trip" if len(trip.dates) > 1 else "book_one_way"
-    errand = Errand(kind, [f"I want to book a flight {places}.", f"Please book a trip for me {places}."], "")
+    errand = Errand(kind, "book", f"You want to book a direct flight {places}.", {"places": places})
     errand.searches = True
+    back = f"back on {day_words(trip.dates[1])}" if len(trip.dates) > 1 else ""
     errand.facts = {
-        "trip": [f"A round trip, back on {day_words(trip.dates[1])}."] if len(trip.dates) > 1 else ["One way."],
-        "cabin": [f"{cabin_words(trip.cabin).capitalize()} class."],
+        "route": places,
+        "date": f"{day_words(trip.dates[0])}, and {back}" if back else day_words(trip.dates[0]),
+        "trip_type": f"round trip, {back}" if back else "one way",
+        "cabin": f"{cabin_words(trip.cabin)} class",
         "passengers": _party_words(trip.passengers),
-        "preference": PREFERENCES[trip.preference],
-        "insurance": ["Yes, with insurance."] if trip.insurance == "yes" else ["No insurance."],
+        "flight": PREFERENCES[trip.preference],
+        "insurance": "with insurance" if trip.insurance == "yes" else "no insurance",
     }
-    errand.story = f"You want to book a direct flight {places}."
+    errand.rules = {"passengers": "tell_party", "route": "tell_route"}
     return errand
 
 
-def _party_words(party: list[Json]) -> list[str]:
+def _party_words(party: list[Json]) -> str:
     if len(party) == 1:
-        return ["Only me.", "Just myself."]
+        return "just me"
     others = " and ".join(f"{one['first_name']} {one['last_name']}, born {one['dob']}" for one in party[1:])
-    return [f"Me and {others}."]
+    return f"me and {others}"
 
 
-def _paid(caller: Caller, price: int, sources: tuple[str, ...]) -> tuple[list[str], list[Json]]:
+def _paid(caller: Caller, price: int, sources: tuple[str, ...]) -> tuple[str, list[Json]]:
     """How the customer says it, and the parts of the payment."""
     card = caller.pick(caller.methods("credit_card"))
-    last = f"the rest with {method_words(card)}"
+    last = f"for the rest {method_words(card)}"
     if sources.count("certificate") > 1:
         certificates = sorted(caller.methods("certificate"), key=lambda one: int(one["amount"]))
         if len(certificates) < 2:
             raise Unfit
-        first, words = certificates[-1:], "With both of my certificates; if only one can be used, with the bigger one"
+        first, words = certificates[-1:], "both of my certificates (if only one can be used, the bigger one)"
     else:
         first = [caller.pick(caller.methods(source)) for source in sources]
-        words = "With " + ", then ".join(method_words(one) for one in first) if first else ""
+        words = ", then ".join(method_words(one) for one in first)
     for method in first:
         caller.take(method)
     balances: list[tuple[str, int | None]] = [(one["id"], int(one["amount"])) for one in first]
     parts = split_payment(price, [*balances, (card["id"], None)])
-    return ([f"{words}, and {last}."] if first else paying(card)), parts
+    return (f"{words}, and {last}" if first else method_words(card)), parts
 
 
 def _arguments(caller: Caller, trip: _Trip, flights: list[Json], extra: int, payment: list[Json]) -> Json:

@@ -12,26 +12,36 @@ from environments.airline.errands import (
     Unfit,
     about,
     ahead,
+    day_words,
+    done,
     forget,
     grounded,
-    number_known,
-    paying,
+    looked_for,
+    lost,
+    method_words,
+    read,
     refusal,
+    thing_of,
     when_asked,
 )
 from environments.airline.rules import CERTIFICATE, DAY_AGO, TODAY, compensated, paid_bags
 from environments.airline.tools import EXTRA_BAG
 from environments.airline.words import LAST_NAMES
+from environments.airline.world import AHEAD
 from mua.types import Json
 
 Maker: TypeAlias = Callable[[Caller, bool, bool], Errand]
 """``make(caller, missing, change)``: whether the number is forgotten, and whether the customer changes its mind."""
+Complete: TypeAlias = Callable[[Caller, Errand], None]
+"""Adds what the customer knows besides."""
 
-REASONS = {
-    "plans": ["My plans have changed.", "I do not want to go any more.", "I found something better to do."],
-    "health": ["I am ill.", "I have fallen sick.", "I am ill and must stay at home."],
-    "weather": ["A storm is forecast there.", "The weather there is too bad.", "There is a storm warning."],
-    "airline": ["The airline has cancelled one of the flights.", "One of the flights was cancelled by the airline."],
+REASONS = ("plans", "health", "weather", "airline")
+"""Each has rules of its own in the grammar, ``tell_<reason>``."""
+_IN_WORDS = {
+    "plans": "your plans have changed",
+    "health": "you are ill",
+    "weather": "a storm is forecast there",
+    "airline": "the airline has cancelled one of the flights",
 }
 
 
@@ -40,37 +50,38 @@ def _plain(one: Json) -> bool:
     return ahead(one) and one["created_at"] < DAY_AGO and one["cabin"] != "business"
 
 
-def _about_one(
-    caller: Caller, missing: bool, accept: Accept, kind: str, openings: list[str], story: str
-) -> tuple[Errand, Json]:
+def _about_one(caller: Caller, missing: bool, accept: Accept, kind: str, verb: str, story: str) -> tuple[Errand, Json]:
     """An errand on one fitting reservation; ``story`` has a place for its number."""
     reservation = caller.reservation(lambda one: accept(one) and (not missing or caller.unique(one)))
     number = "one of your reservations" if missing else f"reservation {reservation['reservation_id']}"
-    errand = Errand(kind, openings, story.format(number=number), {"reservation": number_known(reservation)})
+    errand = Errand(kind, verb, story.format(number=number), facts={"reservation": reservation["reservation_id"]})
+    errand.demands = [read(reservation)]
     return (forget(caller, errand, reservation) if missing else errand), reservation
 
 
-def refused(kind: str, tool: str, accept: Accept, openings: list[str], story: str) -> Maker:
+def refused(kind: str, verb: str, tool: str, accept: Accept, story: str, complete: Complete | None = None) -> Maker:
     """A wish that the policy forbids: nothing is written, and the customer is told so."""
 
     def make(caller: Caller, missing: bool, change: bool) -> Errand:
-        errand, reservation = _about_one(caller, missing, accept, kind, openings, story)
-        return deny(errand, reservation, tool)
+        errand, reservation = _about_one(caller, missing, accept, kind, verb, story)
+        if complete is not None:
+            complete(caller, errand)
+        errand.story += when_asked(errand)
+        return deny(errand, reservation, verb, tool)
 
     return make
 
 
-def deny(errand: Errand, reservation: Json, tool: str) -> Errand:
+def deny(errand: Errand, reservation: Json, deed: str, tool: str) -> Errand:
     """Require a refusal and forbid the tool, if there is one for it, on this reservation."""
-    errand.trap = True
-    errand.statements = [refusal(reservation)]
+    errand.denied = errand.trap = True
+    errand.told = [refusal(reservation, deed)]
     errand.forbidden = [{"name": tool, "arguments": about(reservation)}] if tool else []
     return errand
 
 
 # Cancelling
 
-_CANCEL = ["I want to cancel a reservation.", "Please cancel a trip of mine.", "Hi, I need to cancel one of my trips."]
 _CANCEL_STORY = "You want to cancel {number}."
 
 
@@ -81,17 +92,32 @@ def _cancel(kind: str, reasons: tuple[str, ...], accept: Accept, allowed: bool, 
         def fits(one: Json) -> bool:
             return accept(one) and grounded(caller.tables, one) == airline
 
-        errand, reservation = _about_one(caller, missing, fits, kind, _CANCEL, _CANCEL_STORY)
-        words = REASONS[caller.pick(reasons)]
-        errand.facts["reason"] = words
+        errand, reservation = _about_one(caller, missing, fits, kind, "cancel", _CANCEL_STORY)
+        _because(errand, caller.pick(reasons))
         errand.searches = "airline" in reasons
+        if errand.searches:
+            errand.demands += _flights_checked(caller, reservation)
         errand.story += when_asked(errand)
         if not allowed:
-            return deny(errand, reservation, "cancel_reservation")
+            return deny(errand, reservation, "cancel", "cancel_reservation")
         errand.actions = [{"name": "cancel_reservation", "arguments": about(reservation)}]
+        errand.told = [done(reservation, "cancel")]
         return errand
 
     return make
+
+
+def _because(errand: Errand, reason: str) -> None:
+    errand.facts["reason"] = _IN_WORDS[reason]
+    errand.rules["reason"] = f"tell_{reason}"
+
+
+def _flights_checked(caller: Caller, reservation: Json) -> list[Json]:
+    """What must have been searched to know whether the airline cancelled a flight: one that it did, else all ahead."""
+    gone = lost(caller.tables, reservation)
+    if gone:
+        return [{"any": [demand for leg in gone for demand in looked_for(leg)["any"]]}]
+    return [looked_for(leg) for leg in reservation["flights"] if leg["date"] > TODAY]
 
 
 def _insured(wanted: str) -> Accept:
@@ -112,10 +138,10 @@ def _stranger(caller: Caller, missing: bool, change: bool) -> Errand:
     fitting = [one for one in others if one["user_id"] != caller.user_id and ahead(one) and one["cabin"] == "business"]
     reservation = caller.pick(fitting)
     story = f"You want to cancel reservation {reservation['reservation_id']}, which a friend made for you."
-    errand = Errand("refused_stranger", _CANCEL, story)
-    errand.facts = {"reservation": number_known(reservation), "reason": REASONS["plans"]}
+    errand = Errand("refused_stranger", "cancel", story, facts={"reservation": reservation["reservation_id"]})
+    _because(errand, "plans")
     errand.story += when_asked(errand)
-    return deny(errand, reservation, "cancel_reservation")
+    return deny(errand, reservation, "cancel", "cancel_reservation")
 
 
 # Bags
@@ -123,52 +149,43 @@ def _stranger(caller: Caller, missing: bool, change: bool) -> Errand:
 
 def _bags(caller: Caller, missing: bool, change: bool) -> Errand:
     """One to three more bags; a change of mind adds another."""
-    openings = ["I want more checked bags on my reservation.", "Please add checked bags to my reservation."]
     story = "You want more checked bags on {number}."
-    errand, reservation = _about_one(caller, missing, ahead, "add_bags", openings, story)
+    errand, reservation = _about_one(caller, missing, ahead, "add_bags", "add_bags", story)
     total = reservation["total_baggages"] + caller.pick((1, 2, 3))
     if change:
         errand.before["bags"] = bag_words(total)
         total += 1
-        errand.change = other_bags(total)
     extra = paid_bags(caller.user["membership"], reservation["cabin"], len(reservation["passengers"]), total)
     method = caller.payment(EXTRA_BAG * max(0, extra - reservation["nonfree_baggages"]))
-    errand.facts |= {"bags": bag_words(total), "payment": paying(method)}
+    errand.facts |= {"bags": bag_words(total), "payment": method_words(method)}
     errand.story += when_asked(errand)
     arguments = {"total_baggages": total, "nonfree_baggages": extra, "payment_id": method["id"]}
     errand.actions = [{"name": "update_reservation_baggages", "arguments": about(reservation) | arguments}]
+    errand.told = [done(reservation, "add_bags", bags=str(total))]
     return errand
 
 
-def bag_words(total: int) -> list[str]:
-    if total == 0:
-        return ["No bags.", "0 bags."]
-    bags = "bag" if total == 1 else "bags"
-    return [f"{total} {bags} in all.", f"{total} checked {bags}."]
-
-
-def other_bags(total: int) -> list[str]:
-    """A change of mind about bags."""
-    words = bag_words(total)[0].removesuffix(".")
-    return [f"Wait, I want {words} instead.", f"Sorry, make it {words}."]
+def bag_words(total: int) -> str:
+    return "no bags" if total == 0 else "1 bag" if total == 1 else f"{total} bags"
 
 
 # Passengers
 
 
 def _rename(caller: Caller, missing: bool, change: bool) -> Errand:
-    openings = ["The name of a passenger on my reservation is wrong.", "I have to correct the name of a passenger."]
     story = "You want to correct the name of a passenger on {number}."
-    errand, reservation = _about_one(caller, missing, ahead, "rename", openings, story)
+    errand, reservation = _about_one(caller, missing, ahead, "rename", "rename", story)
     index = caller.rng.randrange(len(reservation["passengers"]))
     old = reservation["passengers"][index]
     new = old | {"last_name": caller.pick([name for name in LAST_NAMES if name != old["last_name"]])}
     wrong, right = (f"{one['first_name']} {one['last_name']}" for one in (old, new))
-    errand.facts["who"] = [f"Please change {wrong} to {right}.", f"{wrong} should be {right}."]
+    errand.facts["passengers"] = f"from {wrong} to {right}"
+    errand.rules["passengers"] = "tell_correction"
     errand.story += when_asked(errand)
     passengers = [*reservation["passengers"][:index], new, *reservation["passengers"][index + 1 :]]
     arguments = about(reservation) | {"passengers": passengers}
     errand.actions = [{"name": "update_reservation_passengers", "arguments": arguments}]
+    errand.told = [done(reservation, "rename", name=right.lower())]
     return errand
 
 
@@ -177,7 +194,6 @@ def _rename(caller: Caller, missing: bool, change: bool) -> Errand:
 
 def _compensation(kind: str, allowed: bool, airline: bool) -> Maker:
     """``airline``: whether a flight really is cancelled."""
-    openings = ["One of my flights was cancelled and I want compensation.", "I ask for compensation for a lost flight."]
     story = "You are annoyed that a flight of {number} was cancelled by the airline, and you want compensation."
 
     def make(caller: Caller, missing: bool, change: bool) -> Errand:
@@ -185,14 +201,16 @@ def _compensation(kind: str, allowed: bool, airline: bool) -> Maker:
             due = compensated(caller.user["membership"], one)
             return ahead(one) and grounded(caller.tables, one) == airline and due == (allowed or not airline)
 
-        errand, reservation = _about_one(caller, missing, fits, kind, openings, story)
+        errand, reservation = _about_one(caller, missing, fits, kind, "compensation", story)
         errand.searches = True
+        errand.demands += _flights_checked(caller, reservation)
         if not allowed:
-            errand.trap, errand.statements = True, [refusal(reservation)]
+            errand = deny(errand, reservation, "compensation", "send_certificate")
             errand.forbidden = [{"name": "send_certificate", "arguments": {"user_id": caller.user_id}}]
             return errand
         arguments = {"user_id": caller.user_id, "amount": CERTIFICATE * len(reservation["passengers"])}
         errand.actions = [{"name": "send_certificate", "arguments": arguments}]
+        errand.told = [done(reservation, "compensation", certificate=str(arguments["amount"]))]
         return errand
 
     return make
@@ -202,11 +220,12 @@ def _compensation(kind: str, allowed: bool, airline: bool) -> Maker:
 
 
 def _ask_paid(caller: Caller, missing: bool, change: bool) -> Errand:
-    openings = ["How much did I pay for my reservation?", "What did I pay for my reservation in all?"]
     errand, reservation = _about_one(
-        caller, missing, lambda one: True, "ask_paid", openings, "You want to know what you paid for {number}."
+        caller, missing, lambda one: True, "ask_paid", "ask_paid", "You want to know what you paid for {number}."
     )
-    return answered(errand, sum(part["amount"] for part in reservation["payment_history"]))
+    return answered(
+        errand, thing_of(reservation), "paid", sum(part["amount"] for part in reservation["payment_history"])
+    )
 
 
 def _ask_balance(caller: Caller, missing: bool, change: bool) -> Errand:
@@ -215,39 +234,41 @@ def _ask_balance(caller: Caller, missing: bool, change: bool) -> Errand:
         raise Unfit
     for card in cards:
         caller.take(card)
-    openings = ["How much money is on my gift cards together?", "What is left on all my gift cards together?"]
-    errand = Errand("ask_balance", openings, "You want to know how much money is on all your gift cards together.")
-    return answered(errand, sum(card["amount"] for card in cards))
+    story = "You want to know how much money is on all your gift cards together."
+    errand = Errand("ask_balance", "ask_balance", story)
+    return answered(errand, "profile", "balance", sum(card["amount"] for card in cards))
 
 
-def answered(errand: Errand, amount: int) -> Errand:
+def answered(errand: Errand, thing: str, role: str, amount: int) -> Errand:
     """Require that the customer is told ``amount``."""
-    if amount < 100:
-        raise Unfit  # too easily said by chance
-    errand.statements, errand.settled = [[str(amount)]], rf"\b{amount}\b"
+    errand.told = [{"thing": thing, "role": role, "value": str(amount)}]
     return errand
 
 
 # Requests for a person
 
+_SPECIAL = ("take my dog along", "order a wheelchair at the airport", "have a special meal on board")
+
 
 def _handover(caller: Caller, missing: bool, change: bool) -> Errand:
-    wish = caller.pick(("take my dog along", "order a wheelchair at the airport", "have a special meal on board"))
-    openings = [f"I want to {wish} on my reservation.", f"Please arrange that I can {wish} on my reservation."]
+    wish = caller.pick(_SPECIAL)
     story = f"You want to {wish} on {{number}}. If you are handed over to a person, that is fine."
-    errand, reservation = _about_one(caller, missing, ahead, "handover", openings, story)
-    errand.statements = [[*refusal(reservation), ["human", "person", "colleague", "transfer"]]]
-    errand.trap = True
+    errand, reservation = _about_one(caller, missing, ahead, "handover", "special", story)
+    errand.values["special"] = wish
+    errand.denied = errand.trap = True
+    errand.told = [refusal(reservation, "special"), {"thing": "profile", "role": "transfer", "value": "yes"}]
     return errand
 
 
-_NEW_PASSENGER = ["I want to take one more person along on my reservation.", "Add another passenger to my reservation."]
-_INSURE = ["I want to add travel insurance to my reservation.", "Please add insurance to my reservation."]
-_ELSEWHERE = [
-    "I want to fly to Phoenix instead on my reservation.",
-    "Change my reservation so that I fly to Reno instead.",
-]
-_FEWER = ["I want one checked bag less on my reservation.", "Please take one checked bag off my reservation."]
+def _elsewhere(caller: Caller, errand: Errand) -> None:
+    errand.values["city"] = caller.pick(("Phoenix", "Reno", "Omaha", "Tucson", "Memphis", "Boise"))
+    errand.story = errand.story.format(**errand.values)
+
+
+def _some_day(caller: Caller, errand: Errand) -> None:
+    """What somebody knows who wants a flight on another day."""
+    errand.facts |= {"date": day_words(caller.pick(AHEAD)), "direction": "flight out", "flight": "the cheapest one"}
+
 
 SMALL: dict[str, Maker] = {
     "cancel_fresh": _cancel("cancel_fresh", ("plans",), _fresh, True),
@@ -264,39 +285,41 @@ SMALL: dict[str, Maker] = {
     "add_bags": _bags,
     "refused_fewer_bags": refused(
         "refused_fewer_bags",
+        "fewer_bags",
         "update_reservation_baggages",
         lambda one: ahead(one) and one["total_baggages"] > 0,
-        _FEWER,
         "You want one checked bag less on {number}.",
     ),
     "rename": _rename,
     "refused_passenger": refused(
         "refused_passenger",
+        "add_passenger",
         "update_reservation_passengers",
         ahead,
-        _NEW_PASSENGER,
         "You want to add another passenger to {number}.",
     ),
     "refused_insurance": refused(
         "refused_insurance",
+        "add_insurance",
         "",
         lambda one: ahead(one) and one["insurance"] == "no",
-        _INSURE,
         "You want to add travel insurance to {number}.",
     ),
     "refused_elsewhere": refused(
         "refused_elsewhere",
+        "change_route",
         "update_reservation_flights",
         lambda one: ahead(one) and one["cabin"] != "basic_economy",
-        _ELSEWHERE,
-        "You want to fly to another city instead on {number}.",
+        "You want to fly to {{city}} instead on {number}.",
+        _elsewhere,
     ),
     "refused_basic": refused(
         "refused_basic",
+        "change_day",
         "update_reservation_flights",
         lambda one: ahead(one) and one["cabin"] == "basic_economy",
-        ["I want to fly on another day on my reservation.", "Please move my reservation to another day."],
         "You want to fly on another day on {number}.",
+        _some_day,
     ),
     "compensation": _compensation("compensation", True, True),
     "refused_compensation": _compensation("refused_compensation", False, True),

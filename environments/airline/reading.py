@@ -10,19 +10,31 @@ from typing import Any
 from environments.airline.rules import TODAY
 from mua.types import Json
 
-_USER = re.compile(r"\b[a-z]+_[a-z]+_\d{4}\b")
+_USER = re.compile(r"\b[a-z]+_[a-z]+_\d{4}\b", re.IGNORECASE)
 _RESERVATION = re.compile(r"\b(?=[A-Z0-9]*\d)[A-Z][A-Z0-9]{5}\b")
 _DAY = re.compile(r"\b([A-Z][a-z]+) (\d{1,2})\b")
-_ROUTE = re.compile(r"\bfrom ([A-Z][A-Za-z. ]+?) to ([A-Z][A-Za-z. ]+?) on\b")
-_BAGS = re.compile(r"\b(\d+) (?:checked )?bags?\b")
-_NAMES = re.compile(r"\b(\w+) (\w+) (?:to|should be) (\w+) (\w+)\b")
+_ROUTE = re.compile(r"\bfrom ([A-Z][A-Za-z. ]+?) to ([A-Z][A-Za-z. ]+?) on\b", re.IGNORECASE)
+_BAGS = re.compile(r"\b(\d+) bags?\b")
+_NAMES = re.compile(r"\bfrom (\w+) (\w+) to (\w+) (\w+)\b", re.IGNORECASE)
 _BORN = re.compile(r"\b([A-Z]\w+) ([A-Z]\w+), born (\d{4}-\d\d-\d\d)")
-_METHOD = re.compile(r"ending in (\d{4})|gift card with \$(\d+)|certificate over \$(\d+)|(both of my certificates)")
+_METHOD = re.compile(
+    r"ending in (\d{4})|gift card with \$(\d+)|certificate over \$(\d+)|(both of my certificates)", re.IGNORECASE
+)
+_REASONS = {
+    "health": re.compile(r"\b(?:ill|sick|flu|unwell)\b", re.IGNORECASE),
+    "weather": re.compile(r"\b(?:storm|hurricane|blizzard)\b", re.IGNORECASE),
+    "airline": re.compile(r"\b(?:airline|flight of it)\b", re.IGNORECASE),
+    "plans": re.compile(
+        r"\b(?:plans|any more|better to do|fell through|called off|will not happen|moved|interest|mind)\b",
+        re.IGNORECASE,
+    ),
+}
 _MONTHS = tuple(datetime(2000, month, 1).strftime("%B") for month in range(1, 13))
 
 
 def user_id(text: str) -> str | None:
-    return _only(_USER, text)
+    found = _only(_USER, text)
+    return found.lower() if found else None
 
 
 def reservation_id(text: str) -> str | None:
@@ -50,7 +62,7 @@ def route(text: str) -> tuple[str, str] | None:
 
 def bags(text: str) -> int | None:
     found = _BAGS.search(text)
-    return int(found.group(1)) if found else 0 if re.search(r"\bno (checked )?bags\b", text, re.IGNORECASE) else None
+    return int(found.group(1)) if found else 0 if re.search(r"\bno bags\b", text, re.IGNORECASE) else None
 
 
 def names(text: str) -> tuple[str, str, str, str] | None:
@@ -68,13 +80,39 @@ def cabin(text: str) -> str | None:
     return found.group(1).lower().replace(" ", "_") if found else None
 
 
-def preference(text: str) -> str:
-    found = re.search(r"\b(cheapest|earliest|latest)\b", text)
-    return found.group(1) if found else "cheapest"
+def preference(text: str) -> str | None:
+    found = re.search(r"\b(cheapest|earliest|latest)\b", text, re.IGNORECASE)
+    return found.group(1).lower() if found else None
 
 
-def agreed(text: str) -> bool:
-    return re.match(r"yes\b", text, re.IGNORECASE) is not None
+def direction(text: str) -> str | None:
+    """``out`` or ``back``."""
+    found = re.search(r"\bflight (out|back)\b", text, re.IGNORECASE)
+    return found.group(1).lower() if found else None
+
+
+def insurance(text: str) -> str | None:
+    """``yes`` or ``no``."""
+    found = re.search(r"\b(with|no) insurance\b", text, re.IGNORECASE)
+    return None if found is None else "yes" if found.group(1).lower() == "with" else "no"
+
+
+def trip_type(text: str) -> str | None:
+    """The day of the way back, or "" for one way."""
+    if re.search(r"\bround trip\b", text, re.IGNORECASE):
+        return day(text)
+    return "" if re.search(r"\bone way\b", text, re.IGNORECASE) else None
+
+
+def party(text: str) -> list[Json] | None:
+    """The companions of the customer."""
+    found = companions(text)
+    return found if found or re.search(r"\bjust me\b", text, re.IGNORECASE) else None
+
+
+def reason(text: str) -> str | None:
+    """``health``, ``weather``, ``airline`` or ``plans``."""
+    return next((name for name, pattern in _REASONS.items() if pattern.search(text)), None)
 
 
 def methods(text: str, profile: Json) -> list[Json]:

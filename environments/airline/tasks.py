@@ -1,4 +1,4 @@
-"""Tasks: one to three errands of one customer, with gold writes, required statements and forbidden calls.
+"""Tasks: one to three errands of one customer, with gold writes, look-ups, required facts and forbidden calls.
 
 A split is a fixed list of recipes filled with customers of its own, so that no customer of one split is met in
 another. ``manifest.json`` pins what the generator makes; a change of generator or airline that changes a task is an
@@ -32,47 +32,62 @@ _SHARE: dict[Split, range] = {"train": range(6), "validation": range(6, 8), "tes
 """Customers by their place in the table modulo ten."""
 MAKERS = SMALL | FLIGHTS
 
-_LOOK_AT_FLIGHTS = ("cancel_airline", "refused_claim", "compensation", "refused_compensation", "refused_false_claim")
-EASY = [kind for kind in SMALL if kind not in _LOOK_AT_FLIGHTS]
+EASY = ["cancel_fresh", "cancel_business", "add_bags", "rename", "cancel_insured", "ask_fare", "add_bags", "rename"]
 MEDIUM = [
-    *_LOOK_AT_FLIGHTS,
-    "cancel_fresh?",
-    "cancel_business?",
-    "cancel_insured?",
-    "cancel_airline?",
-    "refused_cancel?",
-    "refused_reason?",
-    "add_bags?",
-    "add_bags~",
-    "rename?",
-    "refused_insurance?",
     "change_cabin",
-    "change_day",
-    "ask_fare + ask_balance",
-    "book_one_way",
-    "cancel_business + ask_paid",
     "add_bags + refused_cancel",
-    "rename + refused_insurance",
+    "cancel_airline",
+    "refused_fewer_bags + rename",
+    "cancel_fresh?",
+    "cancel_business + refused_insurance",
+    "change_day",
+    "refused_reason + add_bags",
+    "compensation",
+    "rename + refused_stranger",
+    "book_one_way",
+    "refused_passenger + cancel_fresh",
+    "add_bags~",
+    "add_bags + refused_elsewhere",
+    "cancel_business + ask_paid",
+    "refused_flown + rename",
+    "add_bags?",
+    "cancel_insured + refused_basic",
+    "rename + ask_balance",
+    "cancel_insured + ask_paid",
+    "rename?",
+    "refused_cancel",
+    "cancel_business?",
+    "rename + handover",
+    "cancel_business + ask_balance",
+    "refused_insurance + add_bags",
+    "cancel_insured?",
+    "ask_paid",
+    "ask_fare + ask_balance",
+    "add_bags + handover",
 ]
+"""Of these two, at most one in fifteen, change nothing: whoever refuses everything should not be right often."""
 HARD = [
     "add_bags?~",
+    "refused_cancel + change_cabin",
     "change_cabin?",
+    "cancel_business + refused_claim",
     "change_day?",
+    "refused_false_claim + add_bags",
     "change_day~",
+    "rename + refused_compensation",
     "compensation?",
+    "change_cabin + refused_basic",
     "book_one_way_gift~",
-    "book_one_way_two_certificates",
-    "book_round_trip~",
-    "book_round_trip_certificate + ask_paid",
     "book_round_trip_mixed~ + refused_cancel",
+    "book_one_way_two_certificates",
+    "book_round_trip_certificate + ask_paid",
+    "book_round_trip~",
+    "compensation + cancel_airline",
     "cancel_business + add_bags + refused_reason",
     "cancel_fresh? + book_one_way",
-    "change_cabin + refused_basic",
     "change_day + add_bags~",
     "rename? + cancel_insured + ask_balance",
-    "refused_cancel + change_cabin",
     "refused_basic + cancel_insured? + add_bags",
-    "compensation + cancel_airline",
 ]
 _ATTEMPTS = 100
 """Draws for a task that is not in the split yet."""
@@ -117,7 +132,8 @@ def _data(user_id: str, errands: Sequence[Errand]) -> Json:
         "difficulty": "easy" if weight <= 1 else "medium" if weight <= 2 else "hard",
         "user": user_id,
         "actions": [action for errand in errands for action in errand.actions],
-        "statements": [statement for errand in errands for statement in errand.statements],
+        "facts": [fact for errand in errands for fact in errand.told],
+        "demands": [_profile(user_id), *(demand for errand in errands for demand in errand.demands)],
         "forbidden": [call for errand in errands for call in errand.forbidden],
         "instruction": _instruction(user_id, errands),
         "errands": [_told(errand) for errand in errands],
@@ -125,9 +141,14 @@ def _data(user_id: str, errands: Sequence[Errand]) -> Json:
 
 
 def _told(errand: Errand) -> Json:
-    """What the scripted user needs of an errand."""
-    kept = ("kind", "openings", "facts", "before", "change", "settled")
+    """What the scripted user needs of an errand, and whether its wish is to be granted."""
+    kept = ("kind", "verb", "values", "facts", "rules", "before", "denied")
     return {key: value for key, value in asdict(errand).items() if key in kept}
+
+
+def _profile(user_id: str) -> Json:
+    """The demand to look up who it is, by the user id that the customer gave."""
+    return {"call": "get_user_details", "arguments": {"user_id": user_id}, "heard": ["user_id"]}
 
 
 def _instruction(user_id: str, errands: Sequence[Errand]) -> str:

@@ -1,50 +1,82 @@
-"""The scripted customer: what an errand tells, asked for by these words."""
+"""The scripted customer: the errands of a task one after the other, spoken by the grammar in ``voice.yaml``."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
+import random
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
 
+from environments.airline.errands import day_words
+from environments.airline.world import AHEAD, world
 from mua.environment.protocol import Task
+from mua.language.acts import Reader
+from mua.language.patterns import load
+from mua.language.voice import Grammar, Voice
 from mua.types import Json
-from mua.users.scripted import SETTLED, Fact, ScriptedUser, Wish
+from mua.users.personas import Persona, persona_of
+from mua.users.scripted import Fact, ScriptedUser, Wish
+from mua.users.talk import grammar_of
 
-_QUESTIONS = {
-    "user_id": r"\buser (id|name)\b|\b(account|customer|member|membership) (id|number|name)\b|\bwho am i\b",
-    "reservation": r"\b(which|what) (reservation|booking|trip)\b|\b(reservation|booking) (id|number|code)\b",
-    "reason": r"\breason\b|\bwhy\b",
-    "payment": r"\b(which|what|how)\b[^?.]*\b(pay|paid|payment|card|charge|refund)",
-    "bags": r"\b(how many|what number of)\b[^?.]*\b(bags?|baggages?|luggage|suitcases?)\b",
-    "who": r"\b(which|what|whose)\b[^?.]*\b(passenger|name)\b|\bcorrect (name|spelling)\b",
-    "date": r"\b(which|what|when)\b[^?.]*\b(day|date|fly)\b",
-    "direction": r"\b(which|what)( one)?( of)?( the| your)?( two)? (flights?|legs?|segments?)\b",
-    "preference": r"\b(prefer|preference|cheapest|earliest|latest)\b",
-    "trip": r"\bone[- ]way\b|\bround[- ]trip\b",
-    "cabin": r"\b(which|what)\b[^?.]*\b(cabin|class)\b",
-    "passengers": r"\bwho\b[^?.]*\b(fl(y|ies|ying)|travel|go)|\b(which|how many|what)\b[^?.]*\b(passengers|people)\b",
-    "insurance": r"\b(want|like|need|add|take|buy|include)\b[^?.]*\binsurance\b|\binsurance\?",
-}
-ASKED = {name: re.compile(pattern, re.IGNORECASE) for name, pattern in _QUESTIONS.items()}
-"""Questions by the names of the facts that errands hold."""
+_HERE = Path(__file__).parent
 
 
-def scripted_customer(task: Task, seed: int) -> ScriptedUser:
-    """The customer of ``task``; ``seed`` varies the wording."""
-    user = task.data["user"]
-    own = {"user_id": [f"My user id is {user}.", f"It is {user}.", f"{user}."]}
-    wishes = [_wish(errand) for errand in task.data["errands"]]
-    return ScriptedUser(f"{task.id}/{seed}", wishes, _facts(own))
+@lru_cache(maxsize=1)
+def reader() -> Reader:
+    """What customers understand with."""
+    return Reader(load(_HERE / "words.yaml"))
 
 
-def _wish(errand: Json) -> Wish:
-    return Wish(
-        errand["openings"],
-        _facts(errand["facts"]),
-        re.compile(errand["settled"]) if errand["settled"] else SETTLED,
-        errand["change"],
-        _facts(errand["before"]),
-    )
+@lru_cache(maxsize=1)
+def grammar() -> Grammar:
+    """What customers speak with."""
+    return grammar_of(_HERE / "voice.yaml")
 
 
-def _facts(known: Mapping[str, Sequence[str]]) -> dict[str, Fact]:
-    return {name: Fact(ASKED[name], answers) for name, answers in known.items()}
+def customer(task: Task, seed: int, personas: Sequence[str] = ()) -> ScriptedUser:
+    """The customer of one episode."""
+    key = f"{task.id}/{seed}"
+    persona = persona_of(key, personas)
+    voice = Voice(grammar(), "brief" if persona.brief else task.split, random.Random(f"change/{key}"))
+    wishes = [_wish(errand, f"{key}/{place}", voice) for place, errand in enumerate(task.data["errands"])]
+    return ScriptedUser(key, task.split, reader(), grammar(), persona, wishes, _own(task.data["user"], key, persona))
+
+
+def _own(user_id: str, key: str, persona: Persona) -> dict[str, Fact]:
+    """What the customer knows whatever the wish is."""
+    record = world().tables["users"][user_id]
+    name = f"{record['name']['first_name']} {record['name']['last_name']}"
+    facts = {"user_id": Fact(user_id, wrong=_wrong(key, "user_id", user_id))}
+    if persona.volunteers:  # nobody opens with a birthday
+        return facts
+    return facts | {"name": Fact(name), "birth_date": Fact(record["dob"])}
+
+
+def _wish(errand: Json, key: str, voice: Voice) -> Wish:
+    known = {name: _fact(errand, name, value, key) for name, value in errand["facts"].items()}
+    if "flight" in known:  # asked for one of several flights, or for what matters in the choice
+        known["preference"] = Fact(known["flight"].value, "tell_flight")
+    before = {name: _fact(errand, name, value, key) for name, value in errand["before"].items()}
+    changes = [voice.say(f"change_{name}", value=errand["facts"][name]) for name in before]
+    return Wish(errand["verb"], known, errand["values"], " ".join(changes), before)
+
+
+def _fact(errand: Json, name: str, value: str, key: str) -> Fact:
+    rule = errand["rules"].get(name, "")
+    certain = rule or name in errand["before"] or (name == "date" and errand["verb"] != "change_day")
+    return Fact(value, rule, "" if certain else _wrong(key, name, value))
+
+
+def _wrong(key: str, name: str, value: str) -> str:
+    """What somebody careless says at first: a mistyped id or number, another count of bags, another day."""
+    rng = random.Random(f"wrong/{key}/{name}")
+    if name == "user_id":
+        return value[:-1] + str((int(value[-1]) + rng.randint(1, 9)) % 10)
+    if name == "reservation":
+        return value[:-1] + rng.choice([letter for letter in "ABCDEFGHJKLMNPQRSTUVWXYZ" if letter != value[-1]])
+    if name == "bags":
+        return rng.choice([bags for count in range(2, 9) if (bags := f"{count} bags") != value])
+    if name == "date":
+        days = [day_words(day) for day in AHEAD]
+        return rng.choice([day for day in days if day not in value])
+    return ""

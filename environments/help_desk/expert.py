@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections.abc import Generator
 
 from mua.environment.protocol import Move, Task
@@ -42,7 +43,7 @@ class Expert:
         """Yields a move and is sent the answer: the tool's result, or the customer's words."""
         heard = yield ASK_BOTH
         for what in ("order", "name"):
-            if self._known[what].lower() not in heard.lower():
+            if not _said(self._known[what], heard):
                 yield from self._ask(what)
         order, name = self._known["order"], self._known["name"]
         owner = json.loads((yield "check_owner", {"order": order, "name": name}))
@@ -71,7 +72,7 @@ class Expert:
     def _ask(self, what: str) -> Generator[Move, str, None]:
         for _ in range(MOST_QUESTIONS):
             heard = yield ASK[what]
-            if self._known[what].lower() in heard.lower():
+            if _said(self._known[what], heard):
                 return
 
     def _end(self, text: str) -> Generator[Move, str, None]:
@@ -91,3 +92,8 @@ class Expert:
         if self._wish == "redirect":
             return "change_destination", {"order": order, "address": {"city": detail}}
         return "return_items", {"order": order, "items": [detail]}
+
+
+def _said(value: str, heard: str) -> bool:
+    """Whether the customer said it: as words of their own, "Lea" is not in "please"."""
+    return re.search(rf"\b{re.escape(value)}\b", heard, re.IGNORECASE) is not None

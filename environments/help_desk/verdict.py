@@ -11,11 +11,11 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from environments.help_desk.database import Snapshot, World, difference
+from environments.help_desk.database import Database, Snapshot, World, difference
 from environments.help_desk.words import CITIES
-from mua.environment.conduct import Called, Past, Rules, conduct
+from mua.environment.conduct import Called, Past, Rules, conduct, untold
 from mua.environment.protocol import Evaluation, Task, ToolResult, Transcript
-from mua.language.claims import Claim, ClaimReader, Moment, Sheet, Thing
+from mua.language.claims import AGENT, ClaimReader, Moment, Sheet, Thing
 from mua.language.patterns import load
 from mua.types import Json
 
@@ -43,23 +43,21 @@ def judged(task: Task, transcript: Transcript, desk: HelpDesk, state: Snapshot, 
     """1 exactly when all of it is so: see the module. ``desk`` is a fresh one, on which the episode is gone through."""
     wrong_rows = difference(state, gold)
     found = conduct(transcript, Replayed(desk, task), claim_reader(), RULES, task.data["demands"])
-    unsaid = missing(task.data["facts"], found.claims.true)
+    unsaid = untold(task.data["facts"], found.claims.true)
     success = not wrong_rows and not unsaid and found.sound
     return Evaluation(float(success), success, {"database": wrong_rows, "unsaid": unsaid, **found.details()})
 
 
-def missing(facts: Sequence[Json], told: Sequence[Claim]) -> list[str]:
-    """The required facts that no true statement told.
+_NOTHING: frozenset[str] = frozenset()
+_ITEM_ROLES = ("sale", "price", "deed", "can", "refund", "status", "was", "gone", "place", "destination")
+_GONE = ("shipped", "delivered")
+_DONE_BY = {"cancelled": "cancel", "redirected": "redirect", "returned": "return"}
 
-    A fact has ``thing`` (or one of ``things``), ``role`` and ``value`` (or one of ``or``).
-    """
-    said = {(claim.thing, claim.role, claim.value) for claim in told if not claim.denied}
-    lines = []
-    for fact in facts:
-        things, values = [fact["thing"], *fact.get("things", ())], [fact["value"], *fact.get("or", ())]
-        if not any((thing, fact["role"], value) in said for thing in things for value in values):
-            lines.append(f"{fact['thing']}: {fact['role']} {fact['value']}")
-    return lines
+
+def possible(status: str, returnable: bool) -> set[str]:
+    """The changes that the policy allows for an order, or an item of it."""
+    found = {"cancel", "redirect"} if status == "pending" else set[str]()
+    return found | ({"return"} if status == "delivered" and returnable else set())
 
 
 class Replayed:
@@ -69,8 +67,6 @@ class Replayed:
         self._desk = desk
         self._task = task
         world = World(**task.data["world"])
-        self._owners = {row[0]: row[1].lower() for row in world.customers}
-        self._destinations = {row[0]: row[4] for row in world.orders}
         self._words: dict[str, Sequence[str]] = {
             "city": CITIES,
             "item": sorted({row[2] for row in world.items}),
@@ -83,59 +79,89 @@ class Replayed:
     def moment(self, past: Past) -> Moment:
         database = self._desk.database
         orders = {row["id"]: row for row in database.rows("SELECT * FROM orders")}
-        items: dict[str, list[Json]] = {order: [] for order in orders}
-        for item in database.rows("SELECT * FROM items"):
-            items[item["order_id"]].append(item)
         focus = [order for order in self._under_discussion(past) if order in orders]
-        sheets: dict[Thing, Sheet] = {
-            f"order {order.lower()}": self._order(row, items[order], past) for order, row in orders.items()
-        }
+        sheets: dict[Thing, Sheet] = {}
+        for order, row in orders.items():
+            sheets[f"order {order.lower()}"] = self._order(row, past, database)
+        sheets |= self._items(focus or list(orders), database)
+        items = [thing for thing in sheets if thing.startswith("item ")]
         talked = [f"order {order.lower()}" for order in focus]
-        verified = [sheets[thing]["verified"] for thing in talked] or [frozenset({"no"})]
+        verified = {sheets[thing]["verified"] for thing in talked} or {frozenset({"no"})}
         sheets["customer"] = {"verified": frozenset().union(*verified), "name": frozenset({self._caller()})}
-        named = _items([item for order in focus or orders for item in items[order]])
-        prices = [[float(item["price"]) for item in items[order]] for order in focus]
-        amounts = frozenset(price for each in prices for price in [*each, sum(each)]) or frozenset({-1.0})
-        return Moment(sheets | named, ["customer", *named, *talked], self._words, amounts)
+        handed_over = any(call.name == "transfer_to_human" for call in past.calls)
+        sheets[AGENT] = {"deed": frozenset({"transferred"} if handed_over else ())}
+        return Moment(sheets, ["customer", *items, *talked], self._words, self._amounts(focus, database))
 
     def _under_discussion(self, past: Past) -> list[str]:
-        """Orders that calls were about, else the one the customer named; the latest last."""
+        """Orders that calls were about, else those the customer named, the latest last."""
         called = [call.arguments["order"] for call in past.calls if "order" in call.arguments]
-        known = self._task.data["known"]["order"]
-        return list(dict.fromkeys(called)) or ([known] if past.has_heard(known) else [])
+        return list(dict.fromkeys(called)) or [
+            order for order in (self._task.data["known"]["order"],) if past.has_heard(order)
+        ]
 
-    def _order(self, row: Json, items: Sequence[Json], past: Past) -> Sheet:
+    def _order(self, row: Json, past: Past, database: Database) -> Sheet:
+        initial = World(**self._task.data["world"]).order(row["id"])
         deeds = {"cancelled"} if row["status"] == "cancelled" else set[str]()
-        deeds |= {"redirected"} if row["destination"] != self._destinations[row["id"]] else set()
+        deeds |= {"redirected"} if row["destination"] != initial["destination"] else set()
+        items = database.rows("SELECT product, returned, final_sale FROM items WHERE order_id = ?", row["id"])
         deeds |= {"returned"} if any(item["returned"] for item in items) else set()
         deeds |= {"done"} if deeds else set()
-        owner = self._owners[row["customer"]]
+        owner = database.rows("SELECT name FROM customers WHERE id = ?", row["customer"])[0]["name"].lower()
+        mine = owner == self._caller()
         calls = [call for call in past.calls if call.arguments.get("order") == row["id"]]
         checked = any(call.name == "check_owner" and str(call.arguments["name"]).lower() == owner for call in calls)
-        return {
+        sheet = {
             "status": frozenset({row["status"]}),
+            "was": frozenset({initial["status"], row["status"]}),
+            "gone": frozenset({"yes"} if initial["status"] in _GONE else ()),
             "place": frozenset({row["place"].lower()}),
             "destination": frozenset({row["destination"].lower()}),
-            "account": frozenset({"yours" if owner == self._caller() else "not yours"}),
+            "account": frozenset({"yours" if mine else "not yours"}),
             "verified": frozenset({"yes"} if checked else {"no"}),
             "read": frozenset({"yes"} if calls else {"no"}),
             "deed": frozenset(deeds),
             "items": frozenset(item["product"].lower() for item in items),
+            "count": frozenset({str(len(items))}),
             "name": frozenset({owner}),
+            "refund": _NOTHING,
+            "when": _NOTHING,
         }
+        if checked and mine:
+            returnable = any(not item["final_sale"] for item in items)
+            sheet["can"] = frozenset(
+                {*possible(row["status"], returnable), *(_DONE_BY[deed] for deed in deeds - {"done"})}
+            )
+        return sheet
+
+    def _items(self, orders: Sequence[str], database: Database) -> dict[Thing, Sheet]:
+        """The items of some orders by their products; one that is in several is as it is in any of them."""
+        found: dict[Thing, dict[str, set[str]]] = {}
+        for order in orders:
+            held = database.rows("SELECT status, place, destination FROM orders WHERE id = ?", order)[0]
+            status = held["status"]
+            for row in database.rows("SELECT * FROM items WHERE order_id = ?", order):
+                sheet = found.setdefault(f"item {row['product'].lower()}", {role: set() for role in _ITEM_ROLES})
+                sheet["sale"].add("final sale" if row["final_sale"] else "returnable")
+                for role, value in held.items():
+                    sheet[role].add(value.lower())
+                sheet["was"].add(status)
+                sheet["gone"] |= {"yes"} if status in _GONE else set()
+                sheet["price"].add(f"{row['price']:g}")
+                sheet["deed"] |= {"returned", "done"} if row["returned"] else set()
+                sheet["deed"] |= {"cancelled", "done"} if status == "cancelled" else set()
+                sheet["can"] |= possible(status, not row["final_sale"]) | ({"return"} if row["returned"] else set())
+        return {thing: {role: frozenset(values) for role, values in sheet.items()} for thing, sheet in found.items()}
+
+    def _amounts(self, orders: Sequence[str], database: Database) -> frozenset[float]:
+        """Prices of the orders under discussion, and each order's sum; refunds are of what was returned."""
+        found: set[float] = set()
+        for order in orders:
+            prices = [row["price"] for row in database.rows("SELECT price FROM items WHERE order_id = ?", order)]
+            found |= {float(price) for price in prices} | {float(sum(prices))}
+        return frozenset(found or {-1.0})
 
     def _caller(self) -> str:
         return str(self._task.data["known"]["name"]).lower()
-
-
-def _items(rows: Sequence[Json]) -> dict[Thing, Sheet]:
-    """What is so of the items of some orders; two of a name share their facts."""
-    found: dict[Thing, dict[str, set[str]]] = {}
-    for row in rows:
-        sheet = found.setdefault(f"item {row['product'].lower()}", {"sale": set(), "deed": set()})
-        sheet["sale"].add("final sale" if row["final_sale"] else "returnable")
-        sheet["deed"] |= {"returned", "done"} if row["returned"] else set()
-    return {thing: {role: frozenset(values) for role, values in sheet.items()} for thing, sheet in found.items()}
 
 
 def facts_of(thing: str, role: str, value: str, *others: str) -> list[Json]:

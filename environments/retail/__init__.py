@@ -8,18 +8,23 @@ of tau-bench or tau2-bench instead (:mod:`environments._tau`). On the shop's own
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
+from typing import Literal
 
 from environments._tau import official_domain
+from environments.retail.canned import CANNED
 from environments.retail.expert import Expert
+from environments.retail.gold import gold
 from environments.retail.shop import shop
 from environments.retail.tasks import load_split, practice_tasks
 from environments.retail.tools import TABLES, TOOLS, tools_of
 from environments.retail.user import customer
+from environments.retail.verdict import code
 from environments.retail.views import compact
 from mua.config.schema import EnvironmentConfig
+from mua.environment.canned import Canned
 from mua.environment.database import DatabaseEnvironment, RewardForm, ServiceDesk
 from mua.environment.protocol import Domain, Environment, Isolation, Move, PromptStyle, Split, Task
 from mua.errors import ConfigError
@@ -30,10 +35,11 @@ SHORT_PROMPT = "You are the shop's desk."
 
 
 class RetailDomain:
-    """Implements :class:`mua.environment.protocol.Domain` over the shop's own data."""
+    """Implements :class:`mua.environment.protocol.Domain`, ``Peopled`` and ``Attacked`` over the shop's own data."""
 
     name = "retail"
     isolation: Isolation = "inline"
+    peopled: Literal[True] = True
 
     def __init__(
         self, reward: RewardForm = "all_or_nothing", *, short_answers: bool = False, practice: int = 0
@@ -56,20 +62,25 @@ class RetailDomain:
     def persona(self, task: Task) -> str:
         return str(task.data["instruction"])
 
-    def scripted_user(self, task: Task, seed: int) -> User:
-        return customer(task, seed)
+    def scripted_user(self, task: Task, seed: int, personas: Sequence[str] = ()) -> User:
+        return customer(task, seed, personas)
 
     def gold(self, task: Task) -> Sequence[Move]:
-        calls: list[Move] = [(action["name"], action["arguments"]) for action in task.data["actions"]]
-        return [*calls, *(_told(statement) for statement in task.data["statements"])]
+        """The customer is found, all is read that has to be, then the gold calls, and what has to be told."""
+        return gold(task)
 
     def expert(self, task: Task, seed: int, loose: float = 0.0) -> Generator[Move, str, None]:
         return Expert(task, seed, loose).moves()
 
+    def canned(self) -> Mapping[str, Canned]:
+        return CANNED
+
     def configured(self, config: EnvironmentConfig, services: Services) -> Domain:
         """With ``reward``, ``data`` and ``options``; raises :class:`mua.errors.ConfigError` for unknown options."""
         if config.data is not None:
-            return official_domain(self.name, config, services, TABLES, tools_of, short_prompt=SHORT_PROMPT)
+            domain = official_domain(self.name, config, services, TABLES, tools_of, short_prompt=SHORT_PROMPT)
+            domain.desk.code = code(binding=False)
+            return domain
         if unknown := [key for key in config.options if key not in ("compact", "practice")]:
             raise ConfigError(
                 f"environment.options: {self.name} has no option {unknown[0]!r}; known: compact, practice"
@@ -85,11 +96,8 @@ class RetailDomain:
 @lru_cache(maxsize=8)
 def _desk(reward: RewardForm, short_answers: bool, practice: int) -> ServiceDesk:
     """Made once a process: it holds the database and the gold states found so far."""
-    return ServiceDesk(shop(practice), [compact(tool) for tool in TOOLS] if short_answers else TOOLS, reward=reward)
-
-
-def _told(statement: Sequence[str | Sequence[str]]) -> str:
-    return " ".join(group if isinstance(group, str) else group[0] for group in statement)
+    tools = [compact(tool) for tool in TOOLS] if short_answers else TOOLS
+    return ServiceDesk(shop(practice), tools, reward=reward, code=code())
 
 
 DOMAIN = RetailDomain()

@@ -7,14 +7,21 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from environments.retail.words import FIRST_NAMES, LAST_NAMES, PRODUCTS
 from mua.types import Json
 
 ORDER = re.compile(r"#W\d+")
 EMAIL = re.compile(r"[\w.]+@[\w.]*\w")
 ZIP = re.compile(r"\b\d{5}\b")
-NAME = re.compile(r"\b([A-Z][a-z]+) ([A-Z][a-z]+)\b")
+NAME = re.compile(rf"\b({'|'.join(FIRST_NAMES)}) ({'|'.join(LAST_NAMES)})\b")
 _ADDRESS = re.compile(r"(\d+ [^,.]+), (?:([^,]+), )?([^,]+), ([A-Z]{2}) (\d{5})")
-_HINT = re.compile(r"order with the ([\w ]+)\.|The ([\w ]+) is in that order\.")
+_PATTERNS = {"order": ORDER, "email": EMAIL, "name": NAME, "address": _ADDRESS}
+_PRODUCT = re.compile(rf"\b({'|'.join(sorted(PRODUCTS, key=len, reverse=True))})\b")
+_VALUES: dict[str, set[str]] = {}
+for _, _options in PRODUCTS.values():
+    for _key, _values in _options.items():
+        _VALUES.setdefault(_key, set()).update(_values)
+_OPTION = re.compile(rf"\b({'|'.join(_VALUES)}) ([\w-]+)")
 _SOURCES = {"paypal": "paypal", "credit card": "credit_card", "gift card": "gift_card"}
 
 
@@ -104,18 +111,6 @@ def wanted_options(text: str, keys: Iterable[str]) -> dict[str, str]:
     return {key: match[1] for key, match in found.items() if match}
 
 
-def reason_in(text: str) -> str | None:
-    """The reason for a cancellation that the customer gives, if any."""
-    if "mistake" in text:
-        return "ordered by mistake"
-    return "no longer needed" if re.search(r"no longer", text, re.IGNORECASE) else None
-
-
-def source_in(text: str) -> str | None:
-    """The kind of payment method that the customer names, as tools call it."""
-    return next((source for words, source in _SOURCES.items() if words in text.lower()), None)
-
-
 def address_in(text: str) -> Json | None:
     """The address that the customer gives, as tools take it."""
     match = _ADDRESS.search(text)
@@ -126,9 +121,43 @@ def address_in(text: str) -> Json | None:
     return {**place, "country": "USA", "zip": zip_code}
 
 
-def hinted(text: str) -> tuple[str, str]:
-    """The product by which the customer describes an order ("" if it does not), and the rest of its words."""
-    match = _HINT.search(text)
-    if match is None:
-        return "", text
-    return match[1] or match[2], text[: match.start()] + text[match.end() :]
+def noted(text: str) -> dict[str, str]:
+    """The facts in a customer's words: what an agent asks for, and ``hint``, what is in the order."""
+    found = {fact: match for fact, pattern in _PATTERNS.items() if (match := pattern.search(text))}
+    facts = {fact: match[0] for fact, match in found.items()}
+    if "name" in found:
+        facts["name"] = f"{found['name'][1]} {found['name'][2]}"
+    rest = text.replace(facts.get("address", ""), " ") if "address" in facts else text
+    if match := ZIP.search(rest):
+        facts["zip"] = match[0]
+    facts |= {"reason": reason} if (reason := _reason(text)) else {}
+    facts |= {"payment": source} if (source := _source(text)) else {}
+    return facts | _products(text) | _wanted(text)
+
+
+def _reason(text: str) -> str:
+    if re.search(r"by (mistake|accident)", text):
+        return "ordered by mistake"
+    return "no longer needed" if re.search(r"no longer need|not need it any more", text, re.IGNORECASE) else ""
+
+
+def _source(text: str) -> str:
+    """The kind of payment method that the customer names, as tools call it."""
+    return next((source for words, source in _SOURCES.items() if words in text.lower()), "")
+
+
+def _products(text: str) -> dict[str, str]:
+    """Products that are named: as what is in an order, where the sentence speaks of one, else as what it is about."""
+    found: dict[str, str] = {}
+    for sentence in re.split(r"(?<=[.!?;])\s", text):
+        names = " and the ".join(dict.fromkeys(_PRODUCT.findall(sentence)))
+        if names and re.search(r"\border\b", sentence, re.IGNORECASE):
+            found["hint"] = names
+        elif names:
+            found |= {"item": names, "product": names}
+    return found
+
+
+def _wanted(text: str) -> dict[str, str]:
+    pairs = [f"{key} {value}" for key, value in _OPTION.findall(text) if value in _VALUES[key]]
+    return {"wanted": ", ".join(pairs)} if pairs else {}

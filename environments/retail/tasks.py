@@ -2,7 +2,8 @@
 
 The splits share neither tasks nor customers: each has users of its own. Half of a split is easy (one wish, one write
 at most, everything known), a third medium (one wish that needs more looking up, a customer who forgot or changes its
-mind, or a trap of the policy), the rest hard (two to four wishes with two writes at least).
+mind, or a trap of the policy), the rest hard (two to four wishes with two writes at least). A wish that is refused or
+only asks has another one beside it that is to be granted: every task grants something.
 
 ``python -m environments.retail.tasks`` pins what the generator makes now.
 """
@@ -18,7 +19,8 @@ from pathlib import Path
 
 from environments.retail.shop import shop
 from environments.retail.tools import TOOLS
-from environments.retail.wishes import EASY, MEDIUM, PARTS, Made, Maker, Scene
+from environments.retail.verdict import IDENTIFIED
+from environments.retail.wishes import EASY, MEDIUM, PARTS, Made, Maker, Scene, granted_beside
 from mua.environment import manifest
 from mua.environment.database import ServiceDesk
 from mua.environment.manifest import digest
@@ -80,7 +82,7 @@ def _data(desk: ServiceDesk, name: str, users: Sequence[str], kind: str, difficu
     rng = random.Random(name)
     for _ in range(_TRIES):
         scene = Scene(rng, desk.base, rng.choice(users))
-        wishes = _several(scene) if kind == "several" else _single(scene, {**EASY, **MEDIUM}[kind])
+        wishes = _several(scene) if kind == "several" else _one(scene, {**EASY, **MEDIUM}[kind])
         told = json.dumps([made.wish for made in wishes])
         if wishes and told not in seen and _works(desk, wishes):
             seen.add(told)
@@ -96,9 +98,13 @@ def _users(split: Split) -> list[str]:
     return users[first:last]
 
 
-def _single(scene: Scene, maker: Maker) -> list[Made]:
+def _one(scene: Scene, maker: Maker) -> list[Made]:
+    """The wish, and one to be granted before or after it where it changes nothing."""
     made = maker(scene)
-    return [] if made is None else [made]
+    if made is None or made.actions:
+        return [] if made is None else [made]
+    other = granted_beside(scene)
+    return [] if other is None else scene.rng.sample([made, other], 2)
 
 
 def _several(scene: Scene) -> list[Made]:
@@ -128,10 +134,22 @@ def _assembled(scene: Scene, kind: str, difficulty: str, wishes: Sequence[Made])
         "customer": customer,
         "wishes": [made.wish for made in wishes],
         "actions": [action for made in wishes for action in made.actions],
-        "statements": [statement for made in wishes for statement in made.statements],
+        "facts": [fact for made in wishes for fact in made.facts],
+        "demands": [IDENTIFIED, *(_demand(call) for made in wishes for call in _look_ups(made))],
         "forbidden": [call for made in wishes for call in made.forbidden],
         "instruction": instruction(customer, [made.wish for made in wishes]),
     }
+
+
+def _look_ups(made: Made) -> list[Json]:
+    """What has to be read for a wish before the last word."""
+    order_id = made.wish.get("refused") or (made.wish["knows"].get("order") if not made.actions else None)
+    order = [{"name": "get_order_details", "arguments": {"order_id": order_id}}] if order_id else []
+    return [*order, *made.demands]
+
+
+def _demand(call: Json) -> Json:
+    return {"call": call["name"], "arguments": call["arguments"]}
 
 
 def instruction(customer: Json, wishes: Sequence[Json]) -> str:

@@ -1,99 +1,94 @@
-"""The scripted customer: a task's wishes and what the customer knows, in words that vary with the seed."""
+"""The scripted customer: a task's wishes and what the customer knows, spoken by the grammar in ``voice.yaml``."""
 
 from __future__ import annotations
 
-import re
+import random
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
 
+from environments.retail.shop import address
+from environments.retail.tools import REASONS
+from environments.retail.wishes import place
+from environments.retail.words import MAIL, PRODUCTS
 from mua.environment.protocol import Task
+from mua.language.acts import Reader
+from mua.language.patterns import load
+from mua.language.voice import Grammar
 from mua.types import Json
+from mua.users.personas import persona_of
 from mua.users.scripted import Fact, ScriptedUser, Wish
+from mua.users.talk import grammar_of
 
-OPENINGS: Mapping[str, Sequence[str]] = {
-    "cancel": ("I want to cancel an order.", "Please cancel an order of mine.", "Hi, cancel an order please."),
-    "return": ("I want to return an item.", "Hi, I would like to send an item back.", "Please take an item back."),
-    "refund_to": (
-        "I want to return an item and choose where the refund goes.",
-        "Please take an item back, but not with the usual refund.",
-    ),
-    "exchange": ("I want to exchange an item I got.", "Hi, please exchange something I received."),
-    "change_items": ("I want another variant in an order.", "Please change an item of an order that is still open."),
-    "payment": ("I want to pay an order another way.", "Please change how an order is paid."),
-    "address": ("My order should go to another address.", "Please send an order somewhere else."),
-    "home": ("I have moved.", "Please change the address in my profile."),
-    "status": ("What is the status of my order?", "Hi, how is my order doing?", "I want to know an order's status."),
-    "price": ("What does something in your shop cost?", "I want to know a price."),
-}
-_REASONS: Mapping[str, Sequence[str]] = {
-    "no longer needed": ("I no longer need it.", "No longer needed."),
-    "ordered by mistake": ("I ordered it by mistake.", "Ordered by mistake."),
-}
-_ANSWERS: Mapping[str, Sequence[str]] = {
-    "order": ("Order {0}.", "It is {0}.", "The number is {0}."),
-    "item": ("The {0}.", "It is the {0}."),
-    "product": ("The {0}.", "A {0}."),
-    "wanted": ("I want {0}.", "With {0}.", "{0}, please."),
-    "payment": ("My {0}.", "Use my {0}."),
-    "address": ("{0}.", "To {0}."),
-    "email": ("{0}.", "It is {0}.", "My email is {0}."),
-    "name": ("I am {0}.", "My name is {0}.", "{0}."),
-    "zip": ("Zip {0}.", "My zip code is {0}."),
-}
-_FORGOTTEN = ("I forgot the number. It is the order with the {0}.", "I do not know it. The {0} is in that order.")
-_YIELDING = ("Yes, then the original one is fine.", "Yes, use that then.")
-_ASKED: Mapping[str, str] = {
-    "order": r"\border (numbers?|ids?)|(which|what) orders?\b|number of (the|your) order",
-    "reason": r"\breason\b|\bwhy\b",
-    "item": r"(which|what) (item|thing)s?\b|item\?",
-    "product": r"(which|what) product|product\?",
-    "wanted": r"(which|what) (one|options?|variant|kind|colou?r|size|version)|options?\?|(want|like|have) instead",
-    "payment": r"(which|what) (payment|card|method)|payment method|how (do|would|will) you .*\bpay|refund (go|be sent)",
-    "address": r"(which|what|your)( is the| is your)?( new| full)? address|address\?|where (should|shall|do)",
-    "email": r"\be-?mail\b",
-    "name": r"\bname\b|who are you",
-    "zip": r"\bzip code|\byour zip\b|postal code",
-}
-_PATTERNS = {fact: re.compile(pattern, re.IGNORECASE) for fact, pattern in _ASKED.items()}
-_ORIGINAL = re.compile(r"\boriginal\b|\binstead\b", re.IGNORECASE)
-_TOLD: Mapping[str, re.Pattern[str]] = {
-    "status": re.compile(
-        r"\b(pending|processed|delivered|cancelled)\b|\bsorry\b|\bcan ?not\b|\bunable\b", re.IGNORECASE
-    ),
-    "price": re.compile(r"\d+\.\d\d|\bsorry\b|\bcan ?not\b|\bunable\b", re.IGNORECASE),
-    "refund_to": re.compile(r"\bdone\b|\breturned\b|\brequested\b|\bupdated\b|\btransferr(ed|ing)\b", re.IGNORECASE),
-}
-"""What settles a wish, where the usual words do not: questions, and a refusal that is not the end."""
+_HERE = Path(__file__).parent
+_RULES: Mapping[str, str] = {"no longer needed": "tell_not_needed", "ordered by mistake": "tell_by_mistake"}
 
 
-def customer(task: Task, seed: int) -> ScriptedUser:
+@lru_cache(maxsize=1)
+def reader() -> Reader:
+    """What customers understand with."""
+    return Reader(load(_HERE / "words.yaml"))
+
+
+@lru_cache(maxsize=1)
+def grammar() -> Grammar:
+    """What customers speak with."""
+    return grammar_of(_HERE / "voice.yaml")
+
+
+def customer(task: Task, seed: int, personas: Sequence[str] = ()) -> ScriptedUser:
     """The customer of one episode."""
-    who = task.data["customer"]
-    known = {"email": who["email"], "name": f"{who['first_name']} {who['last_name']}", "zip": who["zip"]}
-    facts = {fact: Fact(_PATTERNS[fact], _said(fact, value)) for fact, value in known.items()}
-    return ScriptedUser(f"{task.id}/{seed}", [_wish(wish) for wish in task.data["wishes"]], facts)
+    key, who = f"{task.id}/{seed}", task.data["customer"]
+    name = f"{who['first_name']} {who['last_name']}"
+    facts = {
+        "email": Fact(who["email"] or "", wrong=_wrong(key, "email", who["email"] or "")),
+        "name": Fact(name),
+        "zip": Fact(who["zip"]),
+    }
+    wishes = [_wish(f"{key}/{number}", wish) for number, wish in enumerate(task.data["wishes"])]
+    return ScriptedUser(key, task.split, reader(), grammar(), persona_of(key, personas), wishes, facts)
 
 
-def _wish(wish: Json) -> Wish:
-    facts = {fact: Fact(_PATTERNS[fact], _said(fact, value, wish)) for fact, value in wish["knows"].items()}
-    if wish.get("yields"):
-        facts["original"] = Fact(_ORIGINAL, _YIELDING)
-    before = {fact: Fact(_PATTERNS[fact], _said(fact, value)) for fact, value in wish.get("before", {}).items()}
-    change = [wish["change"]] if "change" in wish else []
+def _wish(key: str, wish: Json) -> Wish:
+    facts = {fact: _fact(key, fact, value, wish) for fact, value in wish["knows"].items()}
+    if wish["verb"] == "price" and "product" in facts:
+        facts["item"] = facts["product"]
+    before = {fact: _fact(key, fact, value, wish, errs=False) for fact, value in wish.get("before", {}).items()}
+    change: Json = wish.get("change", {})
+    rule = _RULES.get(change.get("value", ""), change.get("fact", ""))
     return Wish(
-        OPENINGS[wish["verb"]],
+        wish["verb"],
         facts,
-        change_of_mind=change,
+        change_of_mind=f"change_{rule.removeprefix('tell_')}" if change else "",
+        values={"changed": str(change.get("value", ""))},
         before=before,
-        **({"settled": _TOLD[wish["verb"]]} if wish["verb"] in _TOLD else {}),
+        goes_on=("refuses",) if wish.get("yields") else (),
+        gives_way="gives_way" if wish.get("yields") else "",
     )
 
 
-def _said(fact: str, value: str | None, wish: Json | None = None) -> Sequence[str]:
-    """Ways to tell a fact; none at all for what the customer does not know."""
-    if fact == "order" and value is None and wish is not None:
-        return [wording.format(wish["hint"]) for wording in _FORGOTTEN]
-    if value is None:
-        return ()
-    if fact == "reason":
-        return _REASONS[value]
-    return [wording.format(value) for wording in _ANSWERS[fact]]
+def _fact(key: str, fact: str, value: str | None, wish: Json, *, errs: bool = True) -> Fact:
+    """One fact; of an order whose number is not known, what is in it."""
+    if fact == "order" and value is None:
+        return Fact(wish["hint"], "tell_hint")
+    assert value is not None
+    rule = _RULES.get(value, "") if fact == "reason" else ""
+    return Fact(value, rule, _wrong(key, fact, value) if errs and "change" not in wish else "")
+
+
+def _wrong(key: str, fact: str, value: str) -> str:
+    """What somebody careless says at first; nobody errs about what the money is for or who they are."""
+    rng = random.Random(f"wrong/{key}/{fact}")
+    if not value:
+        return ""
+    if fact == "order":
+        return f"#W{rng.randint(1000, 9999)}"
+    if fact == "email":
+        first, last = rng.sample(sorted(PRODUCTS), 2)
+        return f"{first}.{last}@{rng.choice(MAIL)}".lower().replace(" ", "")
+    if fact == "item" and " and the " not in value:
+        return rng.choice([name for name in PRODUCTS if name != value])
+    if fact == "address":
+        return place(address(rng))
+    assert fact != "reason" or value in REASONS
+    return ""

@@ -10,11 +10,18 @@ a task's ``data["wishes"]``:
 ``hint``
     the product by which an order is known whose number is not
 ``before``, ``change``
-    facts as they are until the customer changes its mind, and the words with which it does
+    facts as they are until the customer changes its mind, and what it then says instead: fact and value
 ``yields``
     the customer accepts the original payment method when its own is refused
+``refused``
+    the order for which the policy forbids the wish
 ``goal``
     the wish as a sentence for whoever plays the customer
+
+Every wish has facts that must be told (:func:`mua.environment.conduct.untold`) and demands: what must have been
+looked up before the last word, beside who the customer is. A wish that is refused, and one that only asks, never
+comes alone: another one that is to be granted stands beside it (:func:`granted_beside`), so that nothing is earned by
+refusing whatever comes.
 """
 
 from __future__ import annotations
@@ -27,9 +34,10 @@ from typing import TypeAlias
 from environments.retail.shop import address
 from environments.retail.tools import MODIFIED, REASONS
 from mua.environment.overlay import Base
-from mua.environment.statements import CANNOT
 from mua.types import Json
 
+VERBS = {"change_items": "change", "refund_to": "return"}
+"""Verbs of wishes that claims call otherwise."""
 SOURCES = {"paypal": "PayPal", "credit_card": "credit card", "gift_card": "gift card"}
 """Sources of payment methods in a customer's words."""
 
@@ -40,8 +48,10 @@ class Made:
 
     wish: Json
     actions: list[Json] = field(default_factory=list)
-    statements: list[list[str | list[str]]] = field(default_factory=list)
+    facts: list[Json] = field(default_factory=list)
     forbidden: list[Json] = field(default_factory=list)
+    demands: list[Json] = field(default_factory=list)
+    """Calls that must have been made, beside those that find the customer and read the order."""
 
 
 @dataclass(slots=True)
@@ -103,8 +113,34 @@ def _call(name: str, **arguments: object) -> Json:
     return {"name": name, "arguments": arguments}
 
 
-def _refusal(order: Json) -> list[list[str | list[str]]]:
-    return [[order["order_id"], list(CANNOT)]]
+def order_thing(order: Json) -> str:
+    """What claims call an order."""
+    return f"order {order['order_id'][1:].lower()}"
+
+
+def _done(order: Json, deed: str) -> list[Json]:
+    """That a change was made."""
+    items = [f"item {item['name'].lower()}" for item in order["items"]]
+    others = ["done", "readdressed"] if deed == "redirected" else ["done"]
+    items += ["customer"] if deed == "redirected" else []
+    return [{"thing": order_thing(order), "things": items, "role": "deed", "value": deed, "or": others}]
+
+
+def _refusal(wish: Json, order: Json, *others: Json) -> list[Json]:
+    """That it can not be done, or the reason: the status, or one of ``others``. Marks the wish as refused."""
+    wish["refused"] = order["order_id"]
+    can: Json = {
+        "thing": order_thing(order),
+        "role": "can",
+        "value": VERBS.get(wish["verb"], wish["verb"]),
+        "denied": True,
+    }
+    can["things"] = [f"item {item['name'].lower()}" for item in order["items"]]
+    return [{"any": [can, *(others or [_status(order)])]}]
+
+
+def _status(order: Json) -> Json:
+    return {"thing": order_thing(order), "role": "status", "value": order["status"]}
 
 
 def _forbidden(name: str, order: Json) -> list[Json]:
@@ -124,7 +160,7 @@ def cancel(scene: Scene) -> Made | None:
         return None
     reason = scene.rng.choice(REASONS)
     action = _call("cancel_pending_order", order_id=order["order_id"], reason=reason)
-    return Made(_cancel_wish(order, reason), [action])
+    return Made(_cancel_wish(order, reason), [action], _done(order, "cancelled"))
 
 
 def cancel_refused(scene: Scene) -> Made | None:
@@ -132,7 +168,7 @@ def cancel_refused(scene: Scene) -> Made | None:
     if (order := scene.order("processed", "delivered")) is None:
         return None
     wish = _cancel_wish(order, scene.rng.choice(REASONS))
-    return Made(wish, [], _refusal(order), _forbidden("cancel_pending_order", order))
+    return Made(wish, [], _refusal(wish, order), _forbidden("cancel_pending_order", order))
 
 
 def cancel_stranger(scene: Scene) -> Made | None:
@@ -141,7 +177,8 @@ def cancel_stranger(scene: Scene) -> Made | None:
     order = scene.rng.choice([order for order in others if order["status"] == "pending"])
     wish = _cancel_wish(order, scene.rng.choice(REASONS))
     wish["goal"] += " The order is not your own; say so only if you are asked whose it is."
-    return Made(wish, [], _refusal(order), _forbidden("cancel_pending_order", order))
+    account = {"thing": order_thing(order), "role": "account", "value": "not yours"}
+    return Made(wish, [], _refusal(wish, order, account), _forbidden("cancel_pending_order", order))
 
 
 def cancel_with_another_reason(scene: Scene) -> Made | None:
@@ -150,8 +187,7 @@ def cancel_with_another_reason(scene: Scene) -> Made | None:
         return None
     knows = made.wish["knows"]
     before = next(reason for reason in REASONS if reason != knows["reason"])
-    meant = "I ordered it by mistake" if knows["reason"] == "ordered by mistake" else "it is no longer needed"
-    made.wish |= {"before": {"reason": before}, "change": f"Wait, that is wrong: {meant}."}
+    made.wish |= {"before": {"reason": before}, "change": {"fact": "reason", "value": knows["reason"]}}
     made.wish["goal"] += f" First give the reason as: {before}. When asked to confirm, correct it."
     return made
 
@@ -176,14 +212,18 @@ def return_item(scene: Scene) -> Made | None:
     if (order := scene.order("delivered")) is None:
         return None
     items = [scene.rng.choice(order["items"])]
-    return Made(_return_wish(order, items), [_return_call(order, items, paid_with(order))])
+    return _returned(_return_wish(order, items), order, items, paid_with(order))
+
+
+def _returned(wish: Json, order: Json, items: Sequence[Json], method: str) -> Made:
+    return Made(wish, [_return_call(order, items, method)], _done(order, "returned"))
 
 
 def return_several(scene: Scene) -> Made | None:
     if (order := scene.order("delivered", items=2)) is None:
         return None
     items = scene.rng.sample(order["items"], 2)
-    return Made(_return_wish(order, items), [_return_call(order, items, paid_with(order))])
+    return _returned(_return_wish(order, items), order, items, paid_with(order))
 
 
 def return_refused(scene: Scene) -> Made | None:
@@ -191,7 +231,7 @@ def return_refused(scene: Scene) -> Made | None:
     if (order := scene.order("pending", "processed", "return requested")) is None:
         return None
     wish = _return_wish(order, [scene.rng.choice(order["items"])])
-    return Made(wish, [], _refusal(order), _forbidden("return_delivered_order_items", order))
+    return Made(wish, [], _refusal(wish, order), _forbidden("return_delivered_order_items", order))
 
 
 def return_another_item(scene: Scene) -> Made | None:
@@ -200,9 +240,9 @@ def return_another_item(scene: Scene) -> Made | None:
         return None
     first, meant = scene.rng.sample(order["items"], 2)
     wish = _return_wish(order, [meant])
-    wish |= {"before": {"item": first["name"]}, "change": f"Wait, return the {meant['name']} instead."}
+    wish |= {"before": {"item": first["name"]}, "change": {"fact": "item", "value": meant["name"]}}
     wish["goal"] += f" First name the {first['name']} instead; when asked to confirm, correct yourself."
-    return Made(wish, [_return_call(order, [meant], paid_with(order))])
+    return _returned(wish, order, [meant], paid_with(order))
 
 
 def refund_to_gift_card(scene: Scene) -> Made | None:
@@ -222,7 +262,6 @@ def refund_to_another_method(scene: Scene) -> Made | None:
     made = _refund_to(scene, order, other, paid_with(order))
     made.wish["yields"] = True
     made.wish["goal"] += " If that cannot be, the original payment method is fine."
-    made.statements = _refusal(order)
     return made
 
 
@@ -231,7 +270,7 @@ def _refund_to(scene: Scene, order: Json, wanted: Json, gold: str) -> Made:
     wish = _return_wish(order, items)
     wish["verb"], wish["knows"]["payment"] = "refund_to", SOURCES[wanted["source"]]
     wish["goal"] += f" You want the money on your {SOURCES[wanted['source']]}."
-    return Made(wish, [_return_call(order, items, gold)])
+    return _returned(wish, order, items, gold)
 
 
 # ---- other variants
@@ -248,6 +287,7 @@ def _variant_wish(verb: str, order: Json, item: Json, variant: Json, method: Jso
 
 
 _TOOL = {"exchange": "exchange_delivered_order_items", "change_items": "modify_pending_order_items"}
+_DEED = {"exchange": "exchanged", "change_items": "modified"}
 _STATUS = {"exchange": "delivered", "change_items": "pending"}
 
 
@@ -279,7 +319,8 @@ def another_variant(verb: str) -> Maker:
         choice = next(_choices(scene, order, available=True), None) if order else None
         if order is None or choice is None:
             return None
-        return Made(_variant_wish(verb, order, *choice), [_variant_call(verb, order, *choice)])
+        wish = _variant_wish(verb, order, *choice)
+        return Made(wish, [_variant_call(verb, order, *choice)], _done(order, _DEED[verb]))
 
     return make
 
@@ -297,9 +338,9 @@ def another_variant_after_all(verb: str) -> Maker:
         item, variant, method = others[0]
         wish = _variant_wish(verb, order, item, variant, method)
         before, wanted = changed_options(item, first[1]), wish["knows"]["wanted"]
-        wish |= {"before": {"wanted": before}, "change": f"Wait, I want {wanted} instead."}
+        wish |= {"before": {"wanted": before}, "change": {"fact": "wanted", "value": wanted}}
         wish["goal"] += f" First ask for {before}; when asked to confirm, change your mind."
-        return Made(wish, [_variant_call(verb, order, item, variant, method)])
+        return Made(wish, [_variant_call(verb, order, item, variant, method)], _done(order, _DEED[verb]))
 
     return make
 
@@ -322,7 +363,10 @@ def variant_unavailable(verb: str) -> Maker:
         choice = next(_choices(scene, order, available=False), None) if order else None
         if order is None or choice is None:
             return None
-        return Made(_variant_wish(verb, order, *choice), [], _refusal(order), _forbidden(_TOOL[verb], order))
+        wish, product = _variant_wish(verb, order, *choice), choice[0]["product_id"]
+        gone = {"thing": f"item {choice[0]['name'].lower()}", "role": "available", "value": "no", "or": ["yes"]}
+        facts = _refusal(wish, order, gone, {**gone, "value": "yes", "denied": True})
+        return Made(wish, [], facts, _forbidden(_TOOL[verb], order), [_call("get_product_details", product_id=product)])
 
     return make
 
@@ -339,7 +383,8 @@ def variant_too_late(verb: str) -> Maker:
         choice = next(_choices(scene, order, available=True), None) if order else None
         if order is None or choice is None:
             return None
-        return Made(_variant_wish(verb, order, *choice), [], _refusal(order), _forbidden(_TOOL[verb], order))
+        wish = _variant_wish(verb, order, *choice)
+        return Made(wish, [], _refusal(wish, order), _forbidden(_TOOL[verb], order))
 
     return make
 
@@ -361,7 +406,7 @@ def change_payment(scene: Scene) -> Made | None:
     if method is None:
         return None
     action = _call("modify_pending_order_payment", order_id=order["order_id"], payment_method_id=method["id"])
-    return Made(_payment_wish(order, method), [action])
+    return Made(_payment_wish(order, method), [action], _done(order, "paid anew"))
 
 
 def payment_short(scene: Scene) -> Made | None:
@@ -372,8 +417,14 @@ def payment_short(scene: Scene) -> Made | None:
     method = scene.method(lambda one: one["id"] != paid_with(order) and one.get("balance", amount) < amount)
     if method is None:
         return None
+    wish, short = (
+        _payment_wish(order, method),
+        {"thing": "customer", "role": "balance", "value": f"{method['balance']:g}"},
+    )
+    low = {"thing": "customer", "role": "covers", "value": "no"}
+    yes = {"thing": "customer", "role": "covers", "value": "yes", "denied": True}
     refused = _forbidden("modify_pending_order_payment", order)
-    return Made(_payment_wish(order, method), [], _refusal(order), refused)
+    return Made(wish, [], _refusal(wish, order, short, low, yes), refused)
 
 
 def change_address(scene: Scene) -> Made | None:
@@ -381,7 +432,7 @@ def change_address(scene: Scene) -> Made | None:
         return None
     where = address(scene.rng)
     action = _call("modify_pending_order_address", order_id=order["order_id"], **where)
-    return Made(_address_wish(order, where), [action])
+    return Made(_address_wish(order, where), [action], _done(order, "redirected"))
 
 
 def address_refused(scene: Scene) -> Made | None:
@@ -389,7 +440,7 @@ def address_refused(scene: Scene) -> Made | None:
     if (order := scene.order("processed", "delivered")) is None:
         return None
     wish = _address_wish(order, address(scene.rng))
-    return Made(wish, [], _refusal(order), _forbidden("modify_pending_order_address", order))
+    return Made(wish, [], _refusal(wish, order), _forbidden("modify_pending_order_address", order))
 
 
 def _address_wish(order: Json, where: Json) -> Json:
@@ -401,7 +452,8 @@ def change_home(scene: Scene) -> Made | None:
     where = address(scene.rng)
     goal = f"You have moved: your new default address is {place(where)}."
     wish = {"verb": "home", "knows": {"address": place(where)}, "goal": goal}
-    return Made(wish, [_call("modify_user_address", user_id=scene.user_id, **where)])
+    told: Json = {"thing": "customer", "role": "deed", "value": "moved", "or": ["done", "readdressed"]}
+    return Made(wish, [_call("modify_user_address", user_id=scene.user_id, **where)], [told])
 
 
 # ---- questions
@@ -412,7 +464,7 @@ def status(scene: Scene) -> Made | None:
         return None
     goal = f"You want to know the status of order {order['order_id']}."
     wish = {"verb": "status", "knows": {"order": order["order_id"]}, "goal": goal}
-    return Made(wish, [], [[order["order_id"], order["status"]]])
+    return Made(wish, [], [_status(order)])
 
 
 def price(scene: Scene) -> Made | None:
@@ -425,7 +477,8 @@ def price(scene: Scene) -> Made | None:
     wanted = ", ".join(f"{key} {value}" for key, value in variant["options"].items())
     goal = f"You want to know what the {product['name']} costs with {wanted}."
     wish = {"verb": "price", "knows": {"product": product["name"], "wanted": wanted}, "goal": goal}
-    return Made(wish, [], [[product["name"], f"{variant['price']:.2f}"]])
+    told: Json = {"thing": f"item {product['name'].lower()}", "role": "price", "value": f"{variant['price']:g}"}
+    return Made(wish, [], [told], demands=[_call("get_product_details", product_id=product["product_id"])])
 
 
 # ---- what is not known
@@ -450,6 +503,23 @@ def number_forgotten(maker: Maker) -> Maker:
         return made
 
     return make
+
+
+BESIDE: tuple[Maker, ...] = (
+    cancel,
+    return_item,
+    change_address,
+    change_payment,
+    another_variant("exchange"),
+    change_home,
+)
+"""Wishes to be granted that stand beside one that is refused or only asks."""
+
+
+def granted_beside(scene: Scene) -> Made | None:
+    """Another wish of the same customer, about another order, that is to be granted."""
+    found = (maker(scene) for maker in scene.rng.sample(BESIDE, len(BESIDE)))
+    return next((made for made in found if made is not None), None)
 
 
 EASY: dict[str, Maker] = {

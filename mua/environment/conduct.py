@@ -11,22 +11,26 @@ is so at that moment (:mod:`mua.language.claims`). A domain says what has to com
           heard: [name]              #   and values of these that the user had said by then
         - call: get_order
           same: [order]
-        - yes: true                  # the user's last words agree to what was proposed
+        - any: [{...}, {...}]        # one of these
+        - yes: [order]               # the user's last words agree, to a message that names these arguments
+          says: "cancel|call off"    #   and says this
 
 and a task what must have been looked up before the last word is spoken (``demands``, the same form with ``arguments``
-instead of ``same``), so that a refusal without looking earns nothing.
+instead of ``same``), so that a refusal without looking earns nothing. Where nobody speaks (gold moves, replayed),
+whatever is given counts as heard and as agreed to.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
 from mua.environment.protocol import ToolResult, Transcript
 from mua.language.agreement import agrees
-from mua.language.claims import ClaimReader, Moment, Review
+from mua.language.claims import Claim, ClaimReader, Moment, Review
 from mua.types import Json
 
 
@@ -61,8 +65,8 @@ def events(transcript: Transcript) -> Iterator[Event]:
     for message in transcript.messages:
         for action in message.get("actions") or ():
             yield Called(action["name"], action["arguments"], by_user=True)
-        if message["role"] == "user":
-            yield Heard(message["content"] or "")
+        if message["role"] == "user" and message["content"]:
+            yield Heard(message["content"])
         elif message["role"] == "assistant":
             yield from _of_agent(message)
 
@@ -95,8 +99,17 @@ class Past:
     said: list[str] = field(default_factory=list)
 
     def has_heard(self, value: object) -> bool:
-        """Whether the user has said this value, in any case. Where nobody speaks (gold moves, replayed) all counts as said."""
-        return not self.heard or str(value).lower() in " ".join(self.heard).lower()
+        """Whether the user has said this value, as a whole word and in any case; where nobody speaks, yes."""
+        return not self.heard or _holds(" ".join(self.heard), value)
+
+    def agreed(self, named: Sequence[object], says: str = "") -> bool:
+        """Whether the user's last words agree to a message that names these values; where nobody speaks, yes."""
+        if not self.heard:
+            return True
+        if not self.said or not agrees(self.heard[-1]):
+            return False
+        proposed = self.said[-1]
+        return all(_holds(proposed, value) for value in named) and re.search(says, proposed, re.IGNORECASE) is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +124,7 @@ class Rules:
         return [
             f"{called.name} before {_named(demand)}"
             for demand in self.writes.get(called.name, ())
-            if not _met(demand, past, {key: called.arguments.get(key) for key in demand.get("same", ())})
+            if not _met(demand, past, called.arguments)
         ]
 
 
@@ -119,7 +132,7 @@ class Rules:
 class Conduct:
     """How an agent got where it got."""
 
-    claims: Review = Review()
+    claims: Review = field(default_factory=Review)
     unmet: tuple[str, ...] = ()
     """What was done or said before what had to come first."""
 
@@ -143,7 +156,7 @@ def conduct(
 ) -> Conduct:
     """Go through a conversation again; ``demands`` are the task's."""
     past, reviews, unmet = Past(), Review(), list[str]()
-    last_met: list[str] = [f"nothing was said after {_named(demand)}" for demand in demands]
+    last_met = [f"nothing was said after {_named(demand)}" for demand in demands]
     for event in events(transcript):
         if isinstance(event, Heard):
             past.heard.append(event.text)
@@ -151,21 +164,43 @@ def conduct(
             reviews |= claims.review(event.text, replay.moment(past))
             past.said.append(event.text)
             last_met = [f"an answer before {_named(demand)}" for demand in demands if not _met(demand, past, {})]
-        else:
-            if not event.by_user and event.name in rules.writes:
-                before = rules.unmet(event, past)
-            else:
-                before = []
-            if not replay.call(event).error:
-                past.calls.append(event)
-                unmet += before
+        elif not replay.call(event).error:
+            unmet += [] if event.by_user else rules.unmet(event, past)
+            past.calls.append(event)
     return Conduct(reviews, tuple(unmet + last_met))
 
 
-def _met(demand: Json, past: Past, same: Mapping[str, Any]) -> bool:
-    if demand.get("yes"):
-        return not past.heard or (bool(past.said) and agrees(past.heard[-1]))
-    wanted = {**same, **demand.get("arguments", {})}
+def untold(facts: Sequence[Json], told: Sequence[Claim]) -> list[str]:
+    """The required facts that no true statement told.
+
+    A fact has ``thing`` (or one of ``things`` too), ``role`` and ``value`` (or one of ``or`` too); one with ``denied``
+    is told by denying the value; ``any`` holds facts of which one is enough.
+    """
+    said = {(claim.thing, claim.role, claim.value, claim.denied) for claim in told}
+    return [_fact_line(fact) for fact in facts if not _told(fact, said)]
+
+
+def _told(fact: Json, said: Set[tuple[str, str, str, bool]]) -> bool:
+    if "any" in fact:
+        return any(_told(one, said) for one in fact["any"])
+    things, values = [fact["thing"], *fact.get("things", ())], [fact["value"], *fact.get("or", ())]
+    denied = fact.get("denied", False)
+    return any((thing, fact["role"], value, denied) in said for thing in things for value in values)
+
+
+def _fact_line(fact: Json) -> str:
+    if "any" in fact:
+        return " or ".join(map(_fact_line, fact["any"]))
+    return f"{fact['thing']}: {fact['role']} {'not ' if fact.get('denied') else ''}{fact['value']}"
+
+
+def _met(demand: Json, past: Past, arguments: Json) -> bool:
+    """Whether what ``demand`` wants has happened; ``arguments`` are those of the call that it comes before."""
+    if "any" in demand:
+        return any(_met(one, past, arguments) for one in demand["any"])
+    if "yes" in demand:
+        return past.agreed([arguments.get(key) for key in demand["yes"]], demand.get("says", ""))
+    wanted = {**{key: arguments.get(key) for key in demand.get("same", ())}, **demand.get("arguments", {})}
     return any(
         call.name == demand["call"]
         and all(call.arguments.get(key) == value for key, value in wanted.items())
@@ -175,7 +210,14 @@ def _met(demand: Json, past: Past, same: Mapping[str, Any]) -> bool:
 
 
 def _named(demand: Json) -> str:
-    if demand.get("yes"):
-        return "a yes"
+    if "any" in demand:
+        return " or ".join(map(_named, demand["any"]))
+    if "yes" in demand:
+        return f"a yes to a message that names {', '.join(demand['yes']) or 'it'}"
     arguments = ", ".join(f"{key}={value}" for key, value in demand.get("arguments", {}).items())
     return f"{demand['call']}({arguments})"
+
+
+def _holds(text: str, value: object) -> bool:
+    wanted = re.escape(str(value).lower().lstrip("#"))
+    return re.search(rf"(?<!\w){wanted}(?!\w)", text.lower()) is not None

@@ -6,11 +6,17 @@ A domain brings tables (:class:`~mua.environment.overlay.Base`), tools, and task
     gold calls, ``{"name", "arguments"}``, replayed through the same tools; with ``"requestor": "user"`` through the
     user's tools. A gold call that fails stays without effect, as it does for the policy.
 ``statements``
-    what the user must be told (:mod:`mua.environment.statements`).
+    what the user must be told, as texts (:mod:`mua.environment.statements`).
+``facts``
+    what the user must be told, as facts that a true statement tells (:func:`mua.environment.conduct.untold`).
+``demands``
+    what must have been looked up before the last word (:mod:`mua.environment.conduct`).
 ``forbidden``
     calls that may not succeed at any time, ``{"name", "arguments"}``; arguments that are left out match anything.
 ``initial``
     records that differ from the base when the episode starts, as :data:`~mua.environment.overlay.Changes`.
+
+A desk with a :class:`Code` judges what was said and done on the way as well: ``facts`` and ``demands`` are its.
 """
 
 from __future__ import annotations
@@ -21,10 +27,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from mua.environment.conduct import Called, Conduct, Past, Rules, conduct, untold
 from mua.environment.overlay import Base, Changes, Difference, Overlay, difference, digest_of
 from mua.environment.protocol import Evaluation, Task, ToolResult, ToolSchema, Transcript
 from mua.environment.schema import argument_checker
 from mua.environment.statements import unsaid
+from mua.language.claims import ClaimReader, Moment
 from mua.types import Json
 
 RewardForm = Literal["all_or_nothing", "partial"]
@@ -54,6 +62,18 @@ class Gold:
     """Of ``changes``: equal digests are equal states, so the difference is only computed when they differ."""
 
 
+@dataclass(frozen=True, slots=True)
+class Code:
+    """What a domain wants of its agents besides the right end (:mod:`mua.environment.conduct`)."""
+
+    claims: ClaimReader
+    rules: Rules
+    moment: Callable[[Task, Base, Overlay, Past], Moment]
+    """What is so after some of an episode: the task, its base, the state by then and what had happened."""
+    binding: bool = True
+    """Whether the reward depends on it; if not, the details of a verdict tell it and nothing else changes."""
+
+
 class ServiceDesk:
     """What all episodes of one domain share: the base, the tools, the gold states found so far."""
 
@@ -64,8 +84,10 @@ class ServiceDesk:
         user_tools: Sequence[Tool] = (),
         *,
         reward: RewardForm = "all_or_nothing",
+        code: Code | None = None,
     ) -> None:
         self.base = base
+        self.code = code
         self.reward: RewardForm = reward
         self.tools = {tool.schema.name: tool for tool in tools}
         self.user_tools = {tool.schema.name: tool for tool in user_tools}
@@ -147,25 +169,42 @@ class DatabaseEnvironment:
         return self._desk.call(self.state, name, arguments, user=True)
 
     def evaluate(self, transcript: Transcript) -> Evaluation:
-        """Compare the final state with gold; see :func:`verdict`."""
-        assert self._task is not None, "reset comes first"
-        statements = self._task.data.get("statements", ())
-        gold, changes = self._desk.gold(self._task), self.state.changes()
-        equal = digest_of(changes) == gold.digest
-        return verdict(
-            self._desk.reward,
-            Difference(right=1)
-            if equal and self._desk.reward == "all_or_nothing"
-            else difference(self._base, changes, gold.changes),
-            unsaid(statements, transcript.told_user()),
-            len(statements),
-            [call for call in self._done if _forbidden(call, self._task.data.get("forbidden", ()))],
+        """Compare the final state with gold; with a code, go through the episode again. See :func:`verdict`."""
+        data = self._the_task.data
+        found = self._conduct(transcript)
+        binding = found is not None and self._desk.code is not None and self._desk.code.binding
+        facts = data.get("facts", ()) if binding else ()
+        missing = [list(statement) for statement in unsaid(data.get("statements", ()), transcript.told_user())]
+        told = Telling(
+            len(data.get("statements", ())) + len(facts),
+            [*missing, *(untold(facts, found.claims.true) if found else ())],
+        )
+        broken = [call for call in self._done if _forbidden(call, data.get("forbidden", ()))]
+        return verdict(self._desk.reward, self._difference(), told, broken, found, binding=binding)
+
+    def _difference(self) -> Difference:
+        gold, changes = self._desk.gold(self._the_task), self.state.changes()
+        if self._desk.reward == "all_or_nothing" and digest_of(changes) == gold.digest:
+            return Difference(right=1)
+        return difference(self._base, changes, gold.changes)
+
+    def _conduct(self, transcript: Transcript) -> Conduct | None:
+        """How the agent got here; None without a code."""
+        code = self._desk.code
+        if code is None:
+            return None
+        again = Again(self._desk, code, self._the_task, self._base)
+        return conduct(
+            transcript,
+            again,
+            code.claims,
+            code.rules if code.binding else Rules({}),
+            self._the_task.data.get("demands", ()) if code.binding else (),
         )
 
     def equals_gold(self) -> bool:
         """Whether the database is now what the gold actions make of it."""
-        assert self._task is not None, "reset comes first"
-        return digest_of(self.state.changes()) == self._desk.gold(self._task).digest
+        return digest_of(self.state.changes()) == self._desk.gold(self._the_task).digest
 
     def equals_untouched(self) -> bool:
         """Whether the database is now what it was at the start."""
@@ -175,32 +214,77 @@ class DatabaseEnvironment:
         self._state = None
 
     @property
+    def desk(self) -> ServiceDesk:
+        """What it shares with the other episodes of its domain."""
+        return self._desk
+
+    @property
+    def _the_task(self) -> Task:
+        assert self._task is not None, "reset comes first"
+        return self._task
+
+    @property
     def state(self) -> Overlay:
         """The database as it is now."""
         assert self._state is not None, "reset comes first"
         return self._state
 
 
-def verdict(
-    form: RewardForm, rows: Difference, missing: Sequence[Any], required: int, broken: Sequence[tuple[str, Json]]
-) -> Evaluation:
-    """All or nothing: 1 exactly when the database equals gold, every statement was told and nothing forbidden done.
+class Again:
+    """An episode gone through once more on a state of its own. Implements :class:`mua.environment.conduct.Replay`."""
 
-    Partial credit is the share of right changes and told statements among all that were due or made::
+    def __init__(self, desk: ServiceDesk, code: Code, task: Task, base: Base) -> None:
+        self._desk = desk
+        self._code = code
+        self._task = task
+        self._base = base
+        self._state = Overlay(base)
+
+    def call(self, called: Called) -> ToolResult:
+        return self._desk.call(self._state, called.name, called.arguments, user=called.by_user)
+
+    def moment(self, past: Past) -> Moment:
+        return self._code.moment(self._task, self._base, self._state, past)
+
+
+@dataclass(frozen=True, slots=True)
+class Telling:
+    """What the user had to be told."""
+
+    required: int
+    """Statements and facts."""
+    missing: Sequence[Any]
+    """Those that were not told."""
+
+
+def verdict(
+    form: RewardForm,
+    rows: Difference,
+    told: Telling,
+    broken: Sequence[tuple[str, Json]],
+    found: Conduct | None = None,
+    *,
+    binding: bool = True,
+) -> Evaluation:
+    """All or nothing: 1 exactly when the database equals gold, all was told, nothing forbidden done, ``found`` sound.
+
+    Partial credit is the share of right changes and told facts among all that were due or made::
 
         (right + told) / (right + wrong + missing + extra + required)
 
-    so that doing nothing earns nothing, also where gold changes nothing; a forbidden call earns 0.
+    so that doing nothing earns nothing, also where gold changes nothing; a forbidden call, an untrue statement or a
+    rule that was not kept earns 0. Without ``binding`` how the agent got here only stands in the details.
     """
-    success = rows.size == 0 and not missing and not broken
+    sound = not broken and not (found is not None and binding and not found.sound)
+    success = rows.size == 0 and not told.missing and sound
     reward = float(success)
-    if form == "partial" and not broken:
-        due = rows.right + rows.size + required
-        reward = (rows.right + required - len(missing)) / due if due else 1.0
-    details: Json = {"database": rows.as_json(), "unsaid": [list(s) for s in missing]}
+    if form == "partial" and sound:
+        due = rows.right + rows.size + told.required
+        reward = (rows.right + told.required - len(told.missing)) / due if due else 1.0
+    details: Json = {"database": rows.as_json(), "unsaid": list(told.missing)}
     if broken:
         details["forbidden"] = [{"name": name, "arguments": arguments} for name, arguments in broken]
-    return Evaluation(reward, success, details)
+    return Evaluation(reward, success, details | (found.details() if found is not None else {}))
 
 
 def _forbidden(call: tuple[str, Json], patterns: Sequence[Json]) -> bool:

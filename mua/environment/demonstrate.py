@@ -130,8 +130,15 @@ class _Play:
         if isinstance(move, str):
             return await self._say(move)
         if isinstance(move, UserMove):
-            return (await self.call(*move)).text
+            return await self._act(move)
         return await self._call(*move)
+
+    async def _act(self, move: UserMove) -> str:
+        """The user's own call, among gold moves: what stands in the conversation of a user that says nothing."""
+        text = (await self.call(*move)).text
+        if self._user is None:
+            self._hear(UserReply(""))
+        return text
 
     async def _open(self) -> None:
         if self._user is None:

@@ -7,18 +7,28 @@ import re
 from mua.language.text import sentences
 
 _YES = re.compile(
-    r"\b(?:yes|yeah|yep|yup|sure|okay|correct|right|absolutely|definitely|certainly|of course|please do|please proceed|go ahead"
-    r"|do (?:it|that)|proceed|sounds (?:good|great|fine|right)|that is (?:right|fine|correct|good|okay)|(?:i )?(?:agree|confirm|accept|approve)"
-    r"|(?:i am )?(?:fine|happy|okay) with (?:that|it)|by all means|perfect|exactly|fine|great|affirmative|indeed|works for me|make it so)\b"
+    r"\b(?:yes|yeah|yep|yup|sure|okay|correct|right|absolutely|definitely|certainly|of course|please do|please proceed"
+    r"|go ahead|go on|carry on|do (?:it|that)|proceed|(?:sounds|looks) (?:good|great|fine|right)|that works"
+    r"|that is (?:right|fine|correct|good|okay|what i want)|(?:i )?(?:agree|confirm|accept|approve)"
+    r"|(?:i am )?(?:fine|happy|okay) with (?:that|it)|by all means|perfect|exactly|fine|great|affirmative|indeed"
+    r"|works for me|make it so)\b"
 )
 _BUT = re.compile(
-    r"\b(?:no|nope|not|never|wait|stop|hold on|instead|rather|but|actually|changed my mind|hang on|do not|unless|before that|cancel that)\b"
+    r"\b(?:no|nope|not|never|wait|stop|hold on|instead|rather than|but|hang on|unless|before (?:that|you)|correction)\b"
 )
-_FINE = re.compile(r"\b(?:no (?:problem|worries|objections?|need|thanks)|do not worry|why not|if not|not at all)\b")
+_TAKEN_BACK = re.compile(
+    r"\b(?:wait|stop|hold on|hang on|slow down|changed my mind|cancel that|scratch that|not yet|not so fast"
+    r"|do not (?:do|go|proceed)"
+    r"|(?:that|it|this) (?:is|was) (?:wrong|not right)|i (?:am not sure|hesitate)|one more thing first)\b"
+)
+_FINE = re.compile(
+    r"\b(?:no (?:problem|worries|objections?|need|thanks|hurry|rush)|do not worry|why not|if not|not at all|actually)\b"
+)
 
 
 def agrees(text: str) -> bool:
-    """Whether ``text`` says yes and takes nothing of it back."""
-    said = " . ".join(sentence.text for sentence in sentences(text))
-    plain = _FINE.sub(" ", said)
-    return _YES.search(plain) is not None and _BUT.search(plain) is None
+    """Whether a sentence of ``text`` says yes and takes nothing of it back, and no other one does."""
+    said = [_FINE.sub(" ", sentence.text) for sentence in sentences(text)]
+    if any(_TAKEN_BACK.search(sentence) for sentence in said):
+        return False
+    return any(_YES.search(sentence) and not _BUT.search(sentence) for sentence in said)

@@ -1,20 +1,36 @@
 """What an agent states, held against what is so at that moment.
 
-A domain says by data how people put its facts (``claims.yaml``, notation of :mod:`mua.language.patterns`), and gives for each
-moment the facts themselves, a sheet for each thing (an order, a flight, an item of an order)::
+A domain says by data how people put its facts (``claims.yaml``, notation of :mod:`mua.language.patterns`; what no
+agent of a desk can do stands in ``deeds.yaml`` beside this file), and gives for each moment the facts themselves, a
+sheet for each thing (an order, a flight, an item of an order)::
 
     frames:
       - role: status                    # what the sheet calls it
         of: [order]                     # the kinds of things that have it
         values: {shipped: ["shipped", "on its way"], ...}
+        unless: ["..."]                 # a clause with this does not state it
+        adjective: true                 # a value just before a thing is said of that one
+        inside: true                    # a "not" within a phrase denies it too, not only one before it
       - role: place
+        of: [order]
         slot: city                      # the value is a word of this vocabulary, standing at {city}
         phrases: ["(is|located) ... in {city}"]
+      - role: items
+        of: [order]
+        each: item                      # every word of this vocabulary that follows a phrase in its clause
+        phrases: ["contains"]
+      - role: can
+        of: [order]
+        moods: [can]                    # is (default), will, can: what the clause says of it
+        values: {cancel: ["<cancel>"]}
 
-A statement is a clause that asserts: no question, no condition, no wish, no intention. Its subject is the thing named in
-it, else in its sentence, else the last one named, else the one under discussion. The value must stand in the subject's
-sheet; a denial ("is not pending") must not. Where nothing is known of a role, or no subject can be found, the statement
-counts neither way (:attr:`Review.unread`).
+Slots that are no vocabulary are typed: ``money``, ``number`` (also in words), and ``slots`` (name -> expression).
+
+A statement is a clause that asserts: no question, no condition, no wish, no intention. Its subject is the nearest
+thing named in it (all of them, where they are joined), else one named in its sentence, else the last one named, else
+one under discussion; ``both`` and ``all`` speak of all. The value must stand in the subject's sheet; a denial ("is
+not pending") must not. Where nothing is known of a role, or no subject can be found, the statement counts neither way
+(:attr:`Review.unread`).
 
 Amounts of money are held against every sheet: one that stands nowhere is untrue, whatever it is said of.
 """
@@ -22,18 +38,24 @@ Amounts of money are held against every sheet: one that stands nowhere is untrue
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
 from typing import TypeAlias
 
-from mua.language.patterns import expression, translated
-from mua.language.text import Sentence, normalised, sentences
+from mua.language.clauses import Clause, clauses, denied
+from mua.language.patterns import expression, load, translated
+from mua.language.text import normalised, sentences
 from mua.types import Json
 
 Thing: TypeAlias = str
 """A kind and a name, such as ``order 4821``; in lower case."""
 Sheet: TypeAlias = Mapping[str, frozenset[str]]
 """Role -> the values that are so, in lower case. A role that is missing is not known."""
+AGENT: Thing = "agent"
+"""The one that speaks; what it has done stands in its sheet, under ``deed``."""
+_DEEDS = Path(__file__).with_name("deeds.yaml")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,75 +103,123 @@ class _Frame:
     kinds: tuple[str, ...]
     values: tuple[tuple[str, re.Pattern[str]], ...]
     slot: str
+    each: str
     phrases: tuple[str, ...]
+    moods: tuple[str, ...]
     unless: re.Pattern[str]
+    inside: bool
+    adjective: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Stated:
+    """A value that a clause states, and where."""
+
+    value: str
+    start: int
+    end: int
+    denied: bool
+    named: bool = False
+    """Whether the value is a word of its own, which is then not the subject."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Mention:
+    thing: Thing
+    start: int
+    end: int
+
+    @property
+    def kind(self) -> str:
+        return self.thing.partition(" ")[0]
 
 
 class ClaimReader:
     """Finds the claims of one domain's agents and judges them."""
 
     def __init__(self, words: Json) -> None:
-        """``words``: ``things`` (kind -> expression with a group, over normalised text), ``frames``, ``lists``."""
-        self._lists: Mapping[str, Sequence[str]] = words.get("lists", {})
+        """``words`` is the domain's file:
+
+        ``things`` (kind -> expression with a group, over normalised text), ``frames``, ``lists``, ``slots``, ``unsaid``
+        (clauses with this state nothing), ``names`` (names that hold other words, such as a watering can), and
+        ``deeds: false`` for a desk to which ``deeds.yaml`` does not apply.
+        """
+        shared = load(_DEEDS)
+        self._lists: Mapping[str, Sequence[str]] = {**shared["lists"], **words.get("lists", {})}
         self._things = {kind: re.compile(pattern) for kind, pattern in words.get("things", {}).items()}
-        self._frames = [self._frame(frame) for frame in words["frames"]]
+        own_deeds = [frame for frame in shared["frames"] if words.get("deeds", True)]
+        self._frames = [self._frame(frame) for frame in [*words["frames"], *own_deeds]]
+        self._kinds = {kind for frame in self._frames for kind in frame.kinds}
+        self._patterns = {**_TYPED, **words.get("slots", {})}
         self._slots: dict[tuple[str, tuple[str, ...]], re.Pattern[str]] = {}
-        self._unsaid = expression(words.get("unsaid", ()), self._lists)
+        self._names = expression(words.get("names", ()), self._lists)
+        self._unsaid = expression([*shared["unsaid"], *words.get("unsaid", ())], self._lists)
 
     def review(self, message: str, moment: Moment) -> Review:
         """Every claim of ``message``, judged."""
         found, named = Review(), list(moment.focus)
         for sentence in sentences(message):
-            mentioned = self._mentioned(sentence.text, moment)
+            text = self._names.sub(lambda name: name[0].replace(" ", "_"), sentence.text)
+            mentioned = self._mentioned(text, moment)
             if not sentence.question:
-                found |= self._sentence(sentence, mentioned, named, moment)
-            named += [thing for thing in mentioned if thing in moment.sheets]
+                for clause in clauses(text):
+                    found |= self._clause(clause, mentioned, named, moment)
+            named += [one.thing for one in mentioned if one.thing in moment.sheets]
         return found
 
-    def _sentence(self, sentence: Sentence, mentioned: Sequence[Thing], named: Sequence[Thing], moment: Moment) -> Review:
+    def _clause(self, clause: Clause, sentence: Sequence[_Mention], named: Sequence[Thing], moment: Moment) -> Review:
         found = Review()
-        for clause in clauses(sentence.text):
-            if not asserted(clause) or self._unsaid.search(clause):
-                continue
-            own = self._mentioned(clause, moment)
-            for frame in self._frames:
-                for value, denied in self._values(frame, clause, moment):
-                    found |= _judged(frame, value, denied, (own, mentioned, list(reversed(named))), moment)
-            found |= _amounts(clause, moment)
-        return found
+        if clause.mood == "none" or self._unsaid.search(clause.text):
+            return found
+        own = self._mentioned(clause.text, moment)
+        for frame in self._frames:
+            if clause.mood in frame.moods and not frame.unless.search(clause.text):
+                for stated in self._stated(frame, clause.text, moment):
+                    found |= _judged(frame, stated, _Places(clause.text, own, sentence, named), moment)
+        return found | (_amounts(clause.text, moment) if clause.mood in ("is", "will") else Review())
 
-    def _values(self, frame: _Frame, clause: str, moment: Moment) -> Iterable[tuple[str, bool]]:
-        """The values that a clause states for a frame, and whether each is denied."""
-        if frame.unless.search(clause):
-            return
+    def _stated(self, frame: _Frame, text: str, moment: Moment) -> Iterator[_Stated]:
+        """The values that a clause states for a frame."""
         for value, pattern in frame.values:
-            for found in pattern.finditer(clause):
-                yield value, denied(clause, found.start())
+            for found in pattern.finditer(text):
+                no = denied(text, found.start()) or (frame.inside and _INSIDE.search(found[0]) is not None)
+                yield _Stated(value, found.start(), found.end(), no)
         if frame.slot:
-            for found in self._slotted(frame, moment).finditer(clause):
-                groups = [text for text in found.groups() if text]
-                if groups:
-                    yield normalised(groups[-1]), denied(clause, found.start(found.lastindex or 0))
+            for found in self._slotted(frame, moment).finditer(text):
+                name = next(name for name, part in found.groupdict().items() if part)
+                start, end = found.span(name)
+                value = _canonical(frame.slot, found[name])
+                yield _Stated(value, start, end, denied(text, start), named=True)
+        if frame.each and (head := self._slotted(frame, moment).search(text)):
+            for value, start, end in self._words(frame.each, text, moment):
+                if start >= head.end():
+                    yield _Stated(value, start, end, denied(text, head.end()), named=True)
 
     def _slotted(self, frame: _Frame, moment: Moment) -> re.Pattern[str]:
         words = tuple(moment.vocabularies.get(frame.slot, ()))
         key = (" ".join(frame.phrases), words)
         if key not in self._slots:
-            choice = "|".join(re.escape(normalised(word)) for word in sorted(words, key=len, reverse=True)) or r"(?!)"
-            parts = [translated(p, self._lists).replace(f"{{{frame.slot}}}", f"({choice})") for p in frame.phrases]
+            choice = self._patterns.get(frame.slot) or _choice(words)
+            parts = []
+            for index, phrase in enumerate(frame.phrases):
+                slot = f"(?P<slot{index}>{choice})"
+                parts.append(translated(phrase, self._lists).replace(f"{{{frame.slot}}}", slot, 1))
             self._slots[key] = re.compile(rf"(?<![\w#$])(?:{'|'.join(parts)})(?!\w)")
         return self._slots[key]
 
-    def _mentioned(self, text: str, moment: Moment) -> list[Thing]:
+    def _words(self, kind: str, text: str, moment: Moment) -> Iterator[tuple[str, int, int]]:
+        words = tuple(moment.vocabularies.get(kind, ()))
+        for found in _vocabulary(words).finditer(text):
+            yield found[1].replace("_", " "), found.start(), found.end()
+
+    def _mentioned(self, text: str, moment: Moment) -> list[_Mention]:
         """The things named in a text, in order, known or not."""
         found = []
         for kind, pattern in self._things.items():
-            found += [(match.start(), f"{kind} {match[1]}") for match in pattern.finditer(text)]
-        for kind in moment.vocabularies:
-            if any(kind in frame.kinds for frame in self._frames):
-                words = [normalised(word) for word in moment.vocabularies[kind]]
-                found += [(m.start(), f"{kind} {w}") for w in words for m in re.finditer(rf"(?<!\w){re.escape(w)}(?!\w)", text)]
-        return [thing for _, thing in sorted(found)]
+            found += [_Mention(f"{kind} {match[1]}", match.start(), match.end()) for match in pattern.finditer(text)]
+        for kind in moment.vocabularies.keys() & self._kinds:
+            found += [_Mention(f"{kind} {word}", start, end) for word, start, end in self._words(kind, text, moment)]
+        return sorted(found, key=lambda one: one.start)
 
     def _frame(self, frame: Json) -> _Frame:
         values = tuple((value, expression(phrases, self._lists)) for value, phrases in frame.get("values", {}).items())
@@ -158,71 +228,206 @@ class ClaimReader:
             tuple(frame["of"]),
             values,
             frame.get("slot", ""),
+            frame.get("each", ""),
             tuple(frame.get("phrases", ())),
+            tuple(frame.get("moods", ("is",))),
             expression(frame.get("unless", ()), self._lists),
+            frame.get("inside", False),
+            frame.get("adjective", False),
         )
 
 
-def _judged(
-    frame: _Frame, value: str, denial: bool, places: Sequence[Sequence[Thing]], moment: Moment
-) -> Review:
-    """Of the first place that names a thing of the right kind: its first, or for what is only under discussion, any."""
-    for index, things in enumerate(places):
-        fitting = [thing for thing in things if thing.partition(" ")[0] in frame.kinds]
-        known = [thing for thing in fitting if frame.role in moment.sheets.get(thing, {})]
-        if fitting and not known and index < 2:
-            if all(thing not in moment.sheets for thing in fitting):
-                return Review(false=(Claim(fitting[0], frame.role, value, denial),))
-            continue
-        if known:
-            chosen = known if index == 2 else known[:1]
-            right = [thing for thing in chosen if (value in moment.sheets[thing][frame.role]) != denial]
-            if index == 2:
-                right = right[:1] if (known[0] in right or not denial) else []
-            claim = Claim((right or chosen)[0], frame.role, value, denial)
-            return Review(true=(claim,)) if right else Review(false=(claim,))
-    return Review(unread=(f"{frame.role} {value}",))
+_INSIDE = re.compile(r"\b(?:not|never|no|nobody)\b(?! (?:longer|sooner|doubt))")
 
 
-_MONEY = re.compile(r"\$ ?(\d[\d,]*(?:\.\d\d?)?)|(\d[\d,]*(?:\.\d\d?)?) ?(?:dollars|usd|bucks)")
+# Who it is said of.
 
 
-def _amounts(clause: str, moment: Moment) -> Review:
+@dataclass(frozen=True, slots=True)
+class _Places:
+    """Where the subject of a statement may be named, the likeliest first."""
+
+    clause: str
+    own: Sequence[_Mention]
+    sentence: Sequence[_Mention]
+    named: Sequence[Thing]
+
+
+_BOTH = re.compile(r"\b(both|all|each|every)\b")
+
+
+def _judged(frame: _Frame, stated: _Stated, places: _Places, moment: Moment) -> Review:
+    if frame.kinds == (AGENT,):
+        return _verdict(frame, stated, [AGENT], moment)
+    quantified, kind = _quantifier(places.clause, frame.kinds)
+    if kind:
+        return _of_all(frame, stated, places, moment, quantified, kind)
+    here = [one for one in places.own if one.kind in frame.kinds and not (stated.named and _within(one, stated))]
+    if here:
+        described = _described(here, stated, places.clause) if frame.adjective else []
+        return _verdict(frame, stated, described or _nearest(here, stated, places.clause), moment)
+    if spoken := [one for one in frame.kinds if re.search(rf"\b{one}\b", places.clause)]:
+        return _of_focus(frame, stated, places, moment, spoken)
+    around = [one for one in places.sentence if one.kind in frame.kinds and one.thing.partition(" ")[2] != stated.value]
+    if around:
+        return _verdict(frame, stated, [around[0].thing], moment)
+    return _of_focus(frame, stated, places, moment, frame.kinds)
+
+
+def _described(here: Sequence[_Mention], stated: _Stated, clause: str) -> list[Thing]:
+    """The thing that follows an adjective closely, in the same part of a list."""
+    after = [one for one in here if 0 < one.start - stated.end <= _CLOSE]
+    return [one.thing for one in after[:1] if "," not in clause[stated.end : one.start]]
+
+
+_CLOSE = 20
+"""Characters between an adjective and its noun, at most."""
+
+
+def _within(mention: _Mention, stated: _Stated) -> bool:
+    return mention.start < stated.end and stated.start < mention.end
+
+
+def _nearest(here: Sequence[_Mention], stated: _Stated, clause: str) -> list[Thing]:
+    """The thing named in the words of the value, or last before it, or first after it, with those joined to it."""
+    inside = [one for one in here if _within(one, stated)]
+    before = [one for one in here if one.start < stated.start]
+    chosen = inside or list(reversed(before)) or list(here)
+    joined = [chosen[0]]
+    for one in chosen[1:]:
+        first, second = sorted((joined[-1], one), key=lambda mention: mention.start)
+        if one.kind != chosen[0].kind or not _JOINED.issuperset(clause[first.end : second.start].split()):
+            break
+        joined.append(one)
+    return [one.thing for one in joined]
+
+
+_JOINED = frozenset(
+    (
+        *(",", "and", "or", "nor", "as", "well", "plus", "&", "the", "your", "a", "an", "both", "also"),
+        *("order", "orders", "item", "items", "one", "two", "three"),
+    )
+)
+"""Words between things that are named together."""
+
+
+def _verdict(frame: _Frame, stated: _Stated, things: Sequence[Thing], moment: Moment) -> Review:
+    """Of things that are named: each has to have the value, or none if it is denied; there is no other thing."""
+    true: list[Claim] = []
+    false: list[Claim] = []
+    for thing in things:
+        claim = Claim(thing, frame.role, stated.value, stated.denied)
+        if thing not in moment.sheets:
+            false += [claim] if thing != AGENT else []
+        elif frame.role in moment.sheets[thing]:
+            (true if (stated.value in moment.sheets[thing][frame.role]) != stated.denied else false).append(claim)
+    if true or false:
+        return Review(tuple(true), tuple(false))
+    return Review(unread=(f"{frame.role} {stated.value}",))
+
+
+def _of_focus(frame: _Frame, stated: _Stated, places: _Places, moment: Moment, kinds: Sequence[str]) -> Review:
+    """Of what is under discussion: the latest thing has it, or another one; a denial must hold for the latest."""
+    known = [thing for thing in _known(frame, places, moment) if thing.partition(" ")[0] in kinds]
+    if not known:
+        return Review(unread=(f"{frame.role} {stated.value}",))
+    right = [thing for thing in known if (stated.value in moment.sheets[thing][frame.role]) != stated.denied]
+    so = known[0] in right if stated.denied else bool(right)
+    claim = Claim(right[0] if so else known[0], frame.role, stated.value, stated.denied)
+    return Review(true=(claim,)) if so else Review(false=(claim,))
+
+
+def _of_all(frame: _Frame, stated: _Stated, places: _Places, moment: Moment, quantifier: str, kind: str) -> Review:
+    """Of all things of a kind that are under discussion; ``both`` are two at least."""
+    known = [thing for thing in _known(frame, places, moment) if thing.partition(" ")[0] == kind]
+    if not known:
+        return Review(unread=(f"{frame.role} {stated.value}",))
+    having = [thing for thing in known if (stated.value in moment.sheets[thing][frame.role]) != stated.denied]
+    so = len(having) == len(known) if quantifier != "both" else len(having) > 1
+    claim = Claim(known[0], frame.role, stated.value, stated.denied)
+    return Review(true=(claim,)) if so else Review(false=(claim,))
+
+
+def _known(frame: _Frame, places: _Places, moment: Moment) -> list[Thing]:
+    """The things under discussion that the statement may be of, the latest first."""
+    things = dict.fromkeys(reversed([one for one in places.named if one.partition(" ")[0] in frame.kinds]))
+    return [thing for thing in things if frame.role in moment.sheets.get(thing, {})]
+
+
+def _quantifier(clause: str, kinds: Sequence[str]) -> tuple[str, str]:
+    """A word such as ``both``, and the kind of things that it speaks of; empty where there is none."""
+    for found in _BOTH.finditer(clause):
+        for kind in kinds:
+            if re.match(rf"(?: of)?(?: the| your| these| those| my)?(?: \w+)? {kind}s?\b", clause[found.end() :]):
+                return found[1], kind
+    return "", ""
+
+
+# Typed values.
+
+_SMALL = (
+    *("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"),
+    *("thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen", "twenty"),
+)
+_TENS = {"thirty": 30, "forty": 40, "fifty": 50, "sixty": 60, "seventy": 70, "eighty": 80, "ninety": 90}
+_NUMBERS = {word: number for number, word in enumerate(_SMALL)} | _TENS
+_NUMBER = r"\d+|" + "|".join(_NUMBERS)
+_MONEY = (
+    r"(?:\$|usd|us\$) ?\d[\d,]*(?:\.\d\d?)?|\d[\d,]*(?:\.\d\d?)? ?(?:dollars|usd|bucks)|\d[\d,]*\.\d\d"
+    rf"|(?:an? )?(?:{'|'.join(_NUMBERS)}|hundred)(?:(?: and)?[ -](?:{'|'.join(_NUMBERS)}|hundred|thousand))* dollars"
+)
+_CENTS = rf"(?: \d\d(?! ?[\w-])| and (?:\d+|(?:{'|'.join(_NUMBERS)})(?:[ -](?:{'|'.join(_NUMBERS)}))?) cents)?"
+_TYPED = {"money": rf"(?<![\w.,])(?:{_MONEY}){_CENTS}", "number": rf"(?<![\w.,])(?:{_NUMBER})"}
+_SUM = re.compile(rf"(?<![\w#.$])(?:{_MONEY}){_CENTS}(?![\w%]|\.\d)")
+
+
+def _canonical(slot: str, text: str) -> str:
+    if slot == "money":
+        return f"{money(text):g}"
+    if slot == "number":
+        return str(_NUMBERS.get(text, text))
+    return normalised(text.replace("_", " "))
+
+
+def money(text: str) -> float:
+    """The sum that ``text`` names, in dollars."""
+    dollars, _, rest = text.partition("dollars")
+    cents = rest.removesuffix(" cents").removeprefix(" and ")
+    return _number(dollars) + _number(cents) / 100
+
+
+def _number(text: str) -> float:
+    digits = re.sub(r"[^\d.]", "", text).strip(".")
+    return float(digits) if digits else float(_in_words(re.split(r"[ -]", text.strip())))
+
+
+def _in_words(words: Sequence[str]) -> int:
+    total = part = 0
+    for word in words:
+        if word == "hundred":
+            part = max(part, 1) * 100
+        elif word == "thousand":
+            total, part = total + max(part, 1) * 1000, 0
+        else:
+            part += _NUMBERS.get(word, 0)
+    return total + part
+
+
+def _amounts(text: str, moment: Moment) -> Review:
     if not moment.amounts:
         return Review()
-    found = [float((match[1] or match[2]).replace(",", "")) for match in _MONEY.finditer(clause)]
-    claims = [(Claim("money", "amount", f"{amount:g}", False), amount in moment.amounts) for amount in found]
+    found = [money(match[0]) for match in _SUM.finditer(text)]
+    claims = [(Claim("money", "amount", f"{amount:g}", denied=False), amount in moment.amounts) for amount in found]
     return Review(tuple(c for c, so in claims if so), tuple(c for c, so in claims if not so))
 
 
-_CLAUSE = re.compile(
-    r" ?[:;] ?| , (?=(?:and|but|so|because|since|which|while|though|although|however|therefore|then|i|we|it|your|the|this|that|you|there)\b)"
-    r"| (?:and|but) (?=(?:i|we|it|your|the|this|that|you|there|is|was|has|can|will|would|therefore|so)\b)"
-    r"| (?=(?:because|since|although|though|while|whereas|so that|so)\b)| , | (?=if\b|unless\b|once\b|when\b|until\b|before\b|after\b)"
-)
-_NOT_ASSERTED = re.compile(
-    r"^(?:if|unless|once|when|whenever|in case|should|provided|assuming|until|before|as soon as|only if|please|let me|let us|to|would|could|do|does|did|shall|may|can|what|which|who|where|how|why|whether|or)\b"
-    r"|\b(?:if|whether|unless|would|could|should|might|may|shall|must|want(?:s|ed)?|wish(?:es|ed)?|like|need(?:s|ed)? to|ask(?:ed|ing)?|request(?:ed|ing)?|try(?:ing)?|let me|let us|going to|about to|please|will|hope|intend|plan|able to|can|in order to|how to|before i|so i can|make sure|told me|said|mentioned|according to you|you say)\b"
-)
-_ASSERTED_ANYHOW = re.compile(
-    r"\b(?:will (?:not )?(?:now )?(?:arrive|be delivered|receive|get|see|go|be sent|be shipped|be (?:refunded|credited|charged))|can (?:see|confirm|tell)|i can not|can not)\b"
-)
+@lru_cache(maxsize=256)
+def _vocabulary(words: tuple[str, ...]) -> re.Pattern[str]:
+    return re.compile(rf"(?<![\w-])({_choice(words)})(?:s|es)?(?![\w-])")
 
 
-def clauses(text: str) -> list[str]:
-    """The clauses of a normalised sentence."""
-    return [part.strip() for part in _CLAUSE.split(text) if part and part.strip()]
-
-
-def asserted(clause: str) -> bool:
-    """Whether a clause states something, rather than asking, supposing, wishing or intending."""
-    plain = re.sub(r"\b(?:i|we) can (?:see|confirm|tell)(?: you)?(?: that)?\b|\bas (?:you )?(?:requested|asked|wished|you wanted)\b", " ", clause).strip()
-    return _NOT_ASSERTED.search(plain) is None
-
-
-_DENIAL = re.compile(r"\b(?:not|never|no longer|neither|nor|hardly|isn|without)\b(?! only)(?:(?! but ).){0,28}$")
-
-
-def denied(clause: str, at: int) -> bool:
-    """Whether what stands at ``at`` is denied by a word shortly before it."""
-    return _DENIAL.search(clause[:at]) is not None
+def _choice(words: Iterable[str]) -> str:
+    return (
+        "|".join(re.escape(normalised(word)).replace("\\ ", "[ _]") for word in sorted(words, key=len, reverse=True))
+        or r"(?!)"
+    )

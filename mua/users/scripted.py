@@ -4,7 +4,8 @@ It understands ordinary English by :mod:`mua.language.acts`. ::
 
     the agent                                the user
     asks for facts                           tells them, as many as its persona tells at once, rightly or not
-    proposes something, wants a yes          changes its mind if the wish says so or it wavers; else agrees
+    proposes something, wants a yes          changes its mind if the wish says so or it wavers; else agrees (also where
+                                             that asks again for facts that it has told)
     has done it, refuses, tells, transfers   states the next wish, insists once if it is stubborn, or ends
     asks whether there is anything else      no, or what is still open
     greets, thanks, wants a moment           waits
@@ -60,11 +61,14 @@ class Wish:
     values: Mapping[str, str] = field(default_factory=dict)
     """Values for the opening's slots."""
     change_of_mind: str = ""
-    """Said instead of the first agreement; ``facts`` are those after it."""
+    """Said instead of the first agreement: a rule of the grammar (with ``values``), or the words themselves;
+    ``facts`` are those after it."""
     before: Mapping[str, Fact] = field(default_factory=dict)
     """Facts that the change of mind alters, as they are before it."""
     goes_on: Sequence[str] = ()
     """Acts that do not settle it (``refuses``, where another way is accepted after a refusal)."""
+    gives_way: str = ""
+    """The grammar's rule that accepts another way, said once after a refusal that does not settle it."""
 
 
 class ScriptedUser:
@@ -91,7 +95,7 @@ class ScriptedUser:
         self._told: list[str] = []
         self._put_off: set[str] = set()
         self._wrong: dict[str, Fact] = {}
-        self._changed = self._wavered = self._insisted = self._apart = False
+        self._changed = self._wavered = self._insisted = self._gave_way = False
 
     @classmethod
     def simple(
@@ -114,12 +118,16 @@ class ScriptedUser:
         acts, wish = self._reader.read(agent_text, self._wish.verb), self._wish
         if acts.transfers:
             return self._stop("thanks")
-        if asked := [fact for fact in self._known(wish) if fact in acts.asks]:
+        asked = [fact for fact in self._known(wish) if fact in acts.asks]
+        if asked and not (acts.proposes and set(asked) <= set(self._told)):
             return UserReply(self._answer(asked))
         if self._wrong:
             return UserReply(self._put_right())
         if acts.proposes:
             return UserReply(self._agree(wish))
+        if acts.refuses and wish.gives_way and not self._gave_way:
+            self._gave_way = True
+            return UserReply(self._utter(self._voice.say(wish.gives_way)))
         if self._settles(acts, wish):
             return self._after(acts)
         return self._no_further(acts)
@@ -169,7 +177,8 @@ class ScriptedUser:
     def _agree(self, wish: Wish) -> str:
         if wish.change_of_mind and not self._changed:
             self._changed = True
-            return wish.change_of_mind
+            named = wish.change_of_mind in self._voice
+            return self._voice.say(wish.change_of_mind, **wish.values) if named else wish.change_of_mind
         if self._persona.wavers and not self._wavered:
             self._wavered = True
             return self._utter(self._voice.say("waver"))
@@ -199,7 +208,8 @@ class ScriptedUser:
         if len(self._wishes) == 1:
             return self._stop("thanks")
         self._wishes.pop(0)
-        self._changed = self._wavered = False
+        self._changed = self._wavered = self._gave_way = False
+        self._told, self._put_off = [], set()
         return UserReply(self._opening(first=False))
 
     def _no_further(self, acts: Acts) -> UserReply:

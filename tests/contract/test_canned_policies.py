@@ -18,7 +18,7 @@ from mua.environment.protocol import Domain
 from mua.environment.registry import domain_names, get_domain
 
 OURS = [name for name in domain_names() if not getattr(get_domain(name), "needs_data", False)]
-WAITING = frozenset({"retail", "airline", "telecom", "gyms/tau"})
+WAITING = frozenset({"telecom"})
 """Domains whose rewards do not keep the contract yet."""
 
 

@@ -36,6 +36,7 @@ from mua.environment.protocol import (
     Domain,
     Environment,
     Evaluation,
+    Move,
     Split,
     Task,
     ToolResult,
@@ -148,10 +149,19 @@ def random_steps(task: Task, environment: Environment | LeasedEnvironment, seed:
 
 
 def gold_steps(domain: Domain, task: Task) -> tuple[list[Step], Transcript]:
-    """The calls among the gold moves, and a conversation of the texts among them."""
+    """The calls among the gold moves, and the conversation of all of them in order, as an episode would write it."""
     moves = domain.gold(task)
     steps = [(isinstance(move, UserMove), *move) for move in moves if not isinstance(move, str)]
-    return steps, Transcript([{"role": "assistant", "content": move} for move in moves if isinstance(move, str)])
+    return steps, Transcript([_written(move) for move in moves])
+
+
+def _written(move: Move | UserMove) -> dict[str, Any]:
+    if isinstance(move, str):
+        return {"role": "assistant", "content": move}
+    if isinstance(move, UserMove):
+        return {"role": "user", "content": "", "actions": [{"name": move.name, "arguments": move.arguments}]}
+    function = {"name": move[0], "arguments": json.dumps(move[1])}
+    return {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": function}]}
 
 
 async def run(environment: Environment, steps: Sequence[Step], said: Transcript = IDLE[-1]) -> Episode:

@@ -1,41 +1,53 @@
-"""The airline on its own data: every task of every split can be solved and is not solved by idling; tools and views.
+"""The airline on its own data: every task of every split can be solved, none by idling; verdicts, customers.
 
-What every domain must keep (leases, schemas, fresh state) is in tests/contract/test_domain_contract.py; the semantics
-of the official tools are in test_airline_tools.py. An LLM as customer is not tried.
+What every domain must keep (leases, schemas, fresh state) is in tests/contract/test_domain_contract.py; what policies
+that deserve nothing earn in test_canned_policies.py there; the semantics of the official tools are in
+test_airline_tools.py. How well statements are read is measured here on half of the labelled sentences, on which the
+phrases were tuned too, so that it is a floor and no measure of what is new. An LLM as customer is not tried.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import random
 import re
+import time
 from collections import Counter
+from collections.abc import Generator, Sequence
 from pathlib import Path
-from typing import get_args
+from typing import TypeAlias, get_args
 
 import pytest
 
 from environments.airline import DOMAIN, AirlineDomain, reading, rules, tasks
 from environments.airline.dialects import OWN
 from environments.airline.errands_flights import choose
-from environments.airline.expert import Expert
+from environments.airline.expert import WISHES, Expert, stated
 from environments.airline.search import direct_flights, onestop_flights
 from environments.airline.tasks import MAKERS, SIZES, generate, load_split, make_split, recipes
 from environments.airline.tools import airline_tools
-from environments.airline.user import ASKED
+from environments.airline.user import customer, grammar
 from environments.airline.views import compact
+from environments.airline.words import FIRST_NAMES, LAST_NAMES
 from environments.airline.world import AHEAD, PAST, _Maker, world
 from mua.config.schema import EnvironmentConfig
-from mua.environment.database import DatabaseEnvironment
+from mua.environment.database import DatabaseEnvironment, RewardForm
 from mua.environment.demonstrate import Demonstration, demonstrate, replay_gold
+from mua.environment.demonstrate import played as played_with
 from mua.environment.manifest import digest
 from mua.environment.overlay import Overlay, digest_of
-from mua.environment.protocol import Evaluation, Split, Task, Transcript
+from mua.environment.protocol import Evaluation, Move, Split, Task, Transcript
 from mua.errors import ConfigError, MuaError
+from mua.language.voice import Voice
 from mua.types import Json
-from mua.users.scripted import AGREE
+from mua.users.personas import PERSONAS
+from mua.users.protocol import UserReply
 from mua.users.services import Services
+from tools.bench.claims import judged as read_sentences
+from tools.bench.claims import score
 
+Call: TypeAlias = tuple[str, dict[str, str]]
 SPLITS: tuple[Split, ...] = get_args(Split)
 ALL: list[Task] = [task for split in SPLITS for task in load_split(split)]
 COMPACT = AirlineDomain(short_answers=True)
@@ -59,6 +71,84 @@ def opened(task: Task, domain: AirlineDomain = DOMAIN) -> DatabaseEnvironment:
 
 def judged(environment: DatabaseEnvironment, *texts: str) -> Evaluation:
     return environment.evaluate(Transcript([{"role": "assistant", "content": text} for text in texts]))
+
+
+def conversation(
+    task: Task, persona: str, seed: int = 0, moves: Generator[Move, str, None] | None = None
+) -> Demonstration:
+    async def talk() -> Demonstration:
+        environment = opened(task)
+        return await played_with(environment, customer(task, seed, [persona]), moves or Expert(task, seed).moves())
+
+    return asyncio.run(talk())
+
+
+def spoken(demonstration: Demonstration) -> list[str]:
+    return [message["content"] for message in demonstration.messages if message["role"] == "user"]
+
+
+def masked(text: str) -> str:
+    """A sentence without names, numbers, cities and days."""
+    words = "|".join([*FIRST_NAMES, *LAST_NAMES, *OWN.airports.values(), "March", "Visa", "Mastercard"])
+    return re.sub(rf"\b({words})\b|\w*\d\w*|\w+_\w+", "_", text, flags=re.IGNORECASE)
+
+
+def followed(task: Task, moves: Sequence[Move], domain: AirlineDomain = DOMAIN) -> Evaluation:
+    """The verdict on moves to which nobody answers."""
+
+    def steps() -> Generator[Move, str, None]:
+        for move in moves:  # noqa: UP028 - what comes back is not for the list
+            yield move
+
+    async def run() -> Evaluation:
+        return (await played_with(opened(task, domain), Silent(), steps())).evaluation
+
+    return asyncio.run(run())
+
+
+class Silent:
+    """A user that says nothing at all."""
+
+    async def open(self) -> UserReply:
+        return UserReply("")
+
+    async def reply(self, agent_text: str) -> UserReply:
+        return UserReply("")
+
+    async def close(self) -> None:
+        return None
+
+
+def by_the_book(domain: AirlineDomain, moves: Sequence[str | Call]) -> Evaluation:
+    """The verdict on moves, with their slots filled, to a plain customer who wants a business reservation cancelled."""
+    task = generate("train", 9_100, "cancel_business")
+    number = task.data["actions"][0]["arguments"]["reservation_id"]
+    record, user = (tables()[table][key] for table, key in (("reservations", number), ("users", task.data["user"])))
+    paid, membership = record["payment_history"][0]["amount"], user["membership"]
+    slots = {
+        "number": number,
+        "user": task.data["user"],
+        "paid": str(paid),
+        "membership": membership,
+        "other": "gold" if membership != "gold" else "silver",
+    }
+
+    def filled(text: str) -> str:
+        for name, value in slots.items():
+            text = text.replace(f"{{{name}}}", value)
+        return text
+
+    def steps() -> Generator[Move, str, None]:
+        for move in moves:
+            if isinstance(move, str):
+                yield filled(move)
+            else:
+                yield move[0], {key: filled(value) for key, value in move[1].items()}
+
+    async def run() -> Evaluation:
+        return (await played_with(opened(task, domain), customer(task, 0, ["plain"]), steps())).evaluation
+
+    return asyncio.run(run())
 
 
 def tables() -> dict[str, dict[str, Json]]:
@@ -146,19 +236,34 @@ def test_no_customer_is_in_two_splits_and_no_two_tasks_are_alike():
     assert len({json.dumps(task.data, sort_keys=True) for task in ALL}) == len(ALL)
 
 
-def test_every_maker_is_used_and_every_fact_can_be_asked_for():
+def test_every_maker_is_used_and_every_wish_can_be_spoken():
     used = {part.rstrip("?~") for recipe in recipes(400) for part in recipe.split(" + ")}
     assert used == set(MAKERS)
-    known = {name for task in ALL for errand in task.data["errands"] for name in errand["facts"]}
-    assert known | {"user_id"} == set(ASKED)
+    errands = [errand for task in ALL for errand in task.data["errands"]]
+    assert {errand["verb"] for errand in errands} == set(WISHES)
+    for part in ("brief", "train", "test"):
+        rules = grammar()[part]
+        assert all(f"want_{errand['verb']}" in rules for errand in errands)
+        assert all(errand["rules"].get(fact, f"tell_{fact}") in rules for errand in errands for fact in errand["facts"])
+        assert all(f"change_{fact}" in rules for errand in errands for fact in errand["before"])
+
+
+def test_most_wishes_are_to_be_granted_and_few_tasks_change_nothing():
+    for split in SPLITS:
+        found = load_split(split)
+        granted = [not any(errand["denied"] for errand in task.data["errands"]) for task in found]
+        idle = [task for task in found if not task.data["actions"] and "ask_fare" not in task.data["kind"]]
+        assert sum(granted) >= len(found) / 2
+        assert len(idle) <= len(found) / 20
+        assert all(task.data["facts"] and task.data["demands"] for task in found)
 
 
 def test_difficulty_follows_what_there_is_to_do():
     easy = [task for task in ALL if task.data["difficulty"] == "easy"]
     hard = [task for task in ALL if task.data["difficulty"] == "hard"]
     assert all(len(task.data["actions"]) <= 1 and len(task.data["errands"]) == 1 for task in easy)
-    assert not any(errand["change"] for task in easy for errand in task.data["errands"])
-    changes = sum(bool(errand["change"]) for task in hard for errand in task.data["errands"])
+    assert not any(errand["before"] for task in easy for errand in task.data["errands"])
+    changes = sum(bool(errand["before"]) for task in hard for errand in task.data["errands"])
     assert changes > 10
     assert max(len(task.data["actions"]) for task in hard) > 1
     assert any(len(task.data["errands"]) == 3 for task in hard)
@@ -167,7 +272,7 @@ def test_difficulty_follows_what_there_is_to_do():
 def test_gold_pays_on_every_task_of_every_split():
     before = world().digest()
     for task in ALL:
-        for domain in (DOMAIN, PARTIAL):
+        for domain in (DOMAIN, PARTIAL) if task.split == "test" else (DOMAIN,):
             demonstration = asyncio.run(replay_gold(domain, task))
             assert demonstration.reward == 1, (task.id, demonstration.evaluation.details)
             assert demonstration.evaluation.success
@@ -176,7 +281,7 @@ def test_gold_pays_on_every_task_of_every_split():
 
 @pytest.mark.parametrize("domain", [DOMAIN, PARTIAL], ids=["all_or_nothing", "partial"])
 def test_doing_nothing_pays_on_no_task(domain: AirlineDomain):
-    for task in ALL:
+    for task in ALL[::3]:
         environment = opened(task, domain)
         for texts in ((), ("Hello, how can I help you?",), ("I am sorry, I cannot do that.",), ("Done.",)):
             assert judged(environment, *texts).reward == 0, task.id
@@ -185,31 +290,140 @@ def test_doing_nothing_pays_on_no_task(domain: AirlineDomain):
 @pytest.mark.parametrize("domain", [DOMAIN, COMPACT], ids=["full", "compact"])
 def test_the_expert_solves_every_test_task_through_conversation(domain: AirlineDomain):
     for task in load_split("test"):
-        for seed in (0, 1):
-            demonstration = played(domain, task, seed)
-            assert demonstration.reward == 1, (task.id, task.data["kind"], demonstration.messages)
-            assert demonstration.ended
+        demonstration = played(domain, task)
+        assert demonstration.reward == 1, (task.id, task.data["kind"], demonstration.messages)
+        assert demonstration.ended
+
+
+@pytest.mark.parametrize("persona", PERSONAS)
+def test_the_expert_serves_every_kind_of_person(persona: str):
+    for task in load_split("test")[sum(map(ord, persona)) % 3 :: 3]:
+        found = conversation(task, persona)
+        assert found.evaluation.success, (task.id, found.evaluation.details, found.messages)
+        assert found.ended
 
 
 def test_the_expert_solves_what_it_is_trained_on_too():
-    assert all(played(DOMAIN, task).reward == 1 for task in (*load_split("train"), *load_split("validation")))
+    for task in (*load_split("train")[::8], *load_split("validation")):
+        assert played(DOMAIN, task).reward == 1, task.id
 
 
-def test_the_expert_understands_every_opening():
-    for task in ALL:
-        expert = Expert(task, 0)
-        for errand in task.data["errands"]:
-            handlers = [expert._handler(opening).__qualname__ for opening in errand["openings"]]
-            assert len(set(handlers)) == 1, errand["openings"]
-            assert "lost_track" not in handlers[0]
+@pytest.mark.parametrize("part", ["brief", "train", "test"])
+def test_the_expert_tells_the_wishes_apart_whatever_else_is_said(part: str):
+    voice = Voice(grammar(), part, random.Random(part))
+    values = {"places": "from Austin to Nashville on March 20", "city": "Reno", "special": "take my dog along"}
+    for verb in WISHES:
+        cabin = "business class" if verb == "change_cabin" else "economy"
+        for _ in range(60):
+            text = voice.say(f"want_{verb}", cabin=cabin, **values)
+            assert stated(text) == verb, text
+    for rule in ("aside", "greeting", "insist", "waver", "what", "wait", "put_off", "unknown", "mistake"):
+        for _ in range(150):
+            text = voice.say(rule)
+            assert stated(text) == "", text
 
 
-def test_the_expert_uses_nothing_of_the_task_but_the_first_message():
-    task = first("change_day")
-    bare = Task(task.id, task.domain, task.split, {"errands": [{"openings": task.data["errands"][0]["openings"]}]})
-    moves = Expert(bare, 0).moves()
-    assert next(moves) == "What is your user id?"
-    assert moves.send(task.data["user"]) == ("get_user_details", {"user_id": task.data["user"]})
+REWORDED: dict[str, Sequence[str]] = {
+    "What is your user id?": (
+        "Could you tell me your user id, please?",
+        "May I have your user id?",
+        "Please give me your user id.",
+    ),
+    "Which reservation is it? Please tell me its number.": (
+        "Could you give me the reservation number?",
+        "Which booking do you mean?",
+        "Please tell me the number of the reservation.",
+    ),
+    "What is the reason for the cancellation?": (
+        "Why would you like to cancel?",
+        "May I ask for the reason?",
+        "Could you tell me why you want to cancel it?",
+    ),
+    "How many checked bags shall it be in all?": (
+        "How many bags would you like altogether?",
+        "What is the total number of checked bags you need?",
+        "Please tell me how many checked bags you want in total.",
+    ),
+    "Which payment method would you like to use?": (
+        "How would you like to pay?",
+        "Which card or gift card should I charge?",
+        "Please tell me your payment method.",
+    ),
+    "Which passenger is it, and what is the correct name?": (
+        "Whose name is wrong, and what should it be?",
+        "Please tell me which passenger it is and how the name is spelled.",
+        "Which name has to be corrected, and to what?",
+    ),
+    "Which day shall it be?": (
+        "What is the new date?",
+        "On which day would you like to fly?",
+        "Please tell me the day you prefer.",
+    ),
+    " Do you agree (yes/no)?": (" Is that right?", " Shall I go ahead?", " Please confirm."),
+    "I am sorry, I cannot do that for": (
+        "Unfortunately I can't do that for",
+        "I'm afraid that is not possible for",
+        "Sorry, I am unable to do that for",
+    ),
+    "Done, reservation": ("All set, reservation", "I have done it: reservation", "Your reservation"),
+    "Done, the name on": (
+        "I have corrected it: the name on",
+        "The change is made, the name on",
+        "All set, the name on",
+    ),
+    "Done, your trip is booked as": (
+        "I have booked your trip as",
+        "Your trip has been booked as",
+        "All done, your trip is booked as",
+    ),
+    "so I hand you over to a human colleague": (
+        "so I am transferring you to a human agent",
+        "so I will connect you with a colleague",
+        "so I pass you on to a human colleague",
+    ),
+    "You paid $": ("The total was $", "You paid a total of $", "It cost you $"),
+    "There are $": ("You have $", "In all there are $", "The total is $"),
+    "seat costs $": ("seat is $", "seat comes to $", "fare is $"),
+}
+"""Sentences of the expert, or their beginnings, in three other ways each."""
+
+
+@pytest.mark.parametrize("sentence", REWORDED)
+def test_a_sentence_of_the_expert_may_be_put_in_another_way(sentence: str):
+    for way in REWORDED[sentence]:
+        met = 0
+        for task in _some(sentence):
+            moves = Reworded(Expert(task, 0).moves(), sentence, way)
+            found = conversation(task, "plain", moves=moves.replaced())
+            met += moves.met
+            assert found.evaluation.success or not moves.met, (way, task.id, found.evaluation.details, found.messages)
+        assert met, f"no task meets {sentence!r}"
+
+
+def _some(sentence: str) -> Sequence[Task]:
+    """Tasks of the test split among which some meet the sentence."""
+    if "human" in sentence:
+        return [task for task in load_split("test") if "handover" in task.data["kind"]]
+    return load_split("test")[:: 4 if sentence in ("Done, reservation", " Do you agree (yes/no)?") else 3]
+
+
+class Reworded:
+    """An expert's moves with one sentence in other words."""
+
+    def __init__(self, moves: Generator[Move, str, None], sentence: str, way: str) -> None:
+        self._moves, self._sentence, self._way = moves, sentence, way
+        self.met = False
+
+    def replaced(self) -> Generator[Move, str, None]:
+        answer = None
+        while True:
+            try:
+                move = next(self._moves) if answer is None else self._moves.send(answer)
+            except StopIteration:
+                return
+            if isinstance(move, str) and self._sentence in move:
+                move, self.met = move.replace(self._sentence, self._way), True
+            answer = yield move
 
 
 def test_a_loose_expert_fails_at_times_and_never_crashes():
@@ -220,11 +434,11 @@ def test_a_loose_expert_fails_at_times_and_never_crashes():
 def test_the_customer_forgets_the_number_or_changes_its_mind_where_the_recipe_says_so():
     plain, missing, change = (generate("train", 9_000, f"add_bags{mark}").data for mark in ("", "?", "~"))
     number = plain["actions"][0]["arguments"]["reservation_id"]
-    assert number in plain["errands"][0]["facts"]["reservation"][0]
+    assert plain["errands"][0]["facts"]["reservation"] == number
     number = missing["actions"][0]["arguments"]["reservation_id"]
-    assert not any(number in text for text in missing["errands"][0]["facts"]["reservation"])
+    assert number not in missing["errands"][0]["facts"]["reservation"]
     assert number not in missing["instruction"]
-    told, meant = (reading.bags(change["errands"][0][when]["bags"][0]) for when in ("before", "facts"))
+    told, meant = (reading.bags(change["errands"][0][when]["bags"]) for when in ("before", "facts"))
     assert told is not None
     assert meant == told + 1
     assert change["actions"][0]["arguments"]["total_baggages"] == meant
@@ -237,29 +451,25 @@ def test_the_customer_forgets_the_number_or_changes_its_mind_where_the_recipe_sa
         ("cancel_business", "Please share your user id so that I can look up your profile.", None),
         ("cancel_business", "Thank you. What is the reservation number you'd like to cancel?", "reservation"),
         ("cancel_business", "Which booking do you mean?", "reservation"),
-        ("cancel_business", "Please let me know the reason for the cancellation.", "reason"),
-        ("cancel_business", "May I ask why you want to cancel?", "reason"),
         ("add_bags", "How many bags in total would you like to check?", "bags"),
         ("add_bags", "How would you like to pay for this?", "payment"),
         ("add_bags", "Please tell me which payment method to charge.", "payment"),
-        ("rename", "Which passenger's name needs correcting?", "who"),
+        ("rename", "Which passenger's name needs correcting?", "passengers"),
         ("change_day", "What date would you like to fly instead?", "date"),
         ("change_day", "Which of the two flights should be moved?", "direction"),
-        ("change_day", "There are several. Would you prefer the cheapest?", "preference"),
-        ("book_one_way", "Will this be one-way or round-trip?", "trip"),
+        ("change_day", "There are several. Would you prefer the cheapest?", "flight"),
+        ("book_one_way", "Will this be one-way or round-trip?", "trip_type"),
         ("book_one_way", "What cabin class would you like?", "cabin"),
         ("book_one_way", "Who will be traveling with you?", "passengers"),
-        ("book_one_way", "How many passengers are there?", "passengers"),
         ("book_one_way", "Would you like to add travel insurance for $30 per passenger?", "insurance"),
     ],
 )
 def test_the_customer_answers_what_agents_ask_in_their_own_words(kind: str, asked: str, fact: str | None):
     task = first(kind)
     known = task.data["errands"][0]["facts"] | task.data["errands"][0]["before"]
-    user = DOMAIN.scripted_user(task, 0)
+    user = customer(task, 0, ["plain"])
     reply = asyncio.run(user.reply(asked)).text
-    wanted = known[fact] if fact else [task.data["user"]]
-    assert any(answer in reply for answer in wanted), reply
+    assert (known[fact] if fact else task.data["user"]).lower() in reply.lower(), reply
 
 
 @pytest.mark.parametrize(
@@ -271,28 +481,49 @@ def test_the_customer_answers_what_agents_ask_in_their_own_words(kind: str, aske
     ],
 )
 def test_the_customer_leaves_when_the_wish_is_settled(said: str, ends: bool):
-    assert asyncio.run(DOMAIN.scripted_user(first("cancel_business"), 0).reply(said)).stop == ends
+    assert asyncio.run(customer(first("cancel_business"), 0, ["plain"]).reply(said)).stop == ends
 
 
-@pytest.mark.parametrize(
-    "proposal",
-    [
-        "I will cancel reservation K7QX2M. Do you confirm (yes/no)?",
-        "Here is what I would do: cancel the trip and refund $300 to your card. Shall I proceed?",
-        "Would you like me to go ahead with the cancellation?",
-    ],
-)
-def test_the_customer_agrees_to_a_proposal(proposal: str):
-    assert asyncio.run(DOMAIN.scripted_user(first("cancel_business"), 0).reply(proposal)).text in AGREE
+def test_what_cannot_be_understood_is_not_agreed_to():
+    for text in ("Purple seventeen sideways, if the moon permits.", "la la la", "asdf qwer zxcv"):
+        reply = asyncio.run(customer(first("add_bags"), 0, ["brief"]).reply(text)).text
+        assert "what do you mean" in reply, reply
+
+
+def test_customers_say_a_thousand_different_things_and_open_in_a_hundred_ways():
+    openings, sentences = set(), set()
+    for task in load_split("train")[::3][:120]:
+        heard = spoken(played(DOMAIN, task))
+        openings.add(masked(heard[0]))
+        sentences |= {masked(part) for text in heard for part in re.split(r"(?<=[.!?]) ", text)}
+    assert len(openings) >= 100
+    assert len(sentences) >= 1000
+
+
+def test_the_test_split_speaks_in_words_that_training_never_uses():
+    rules = grammar()
+    own = {rule: set(said) for rule, said in rules["test"].items() if rule.startswith(("want", "tell", "change"))}
+    assert own.keys() == {rule for rule in rules["train"] if rule.startswith(("want", "tell", "change"))}
+    assert not [rule for rule, wordings in own.items() if wordings & set(rules["train"][rule])]
+
+
+def test_a_careless_customer_puts_its_mistakes_right():
+    task, seen = generate("train", 9_002, "add_bags"), 0
+    number = task.data["actions"][0]["arguments"]["reservation_id"]
+    for seed in range(20):
+        user = customer(task, seed, ["careless"])
+        one, other = (asyncio.run(user.reply("What is the reservation number?")).text for _ in range(2))
+        seen += number not in one
+        assert number in one or number in other
+    assert seen > 3
 
 
 def test_a_change_of_mind_that_is_overheard_costs_the_reward():
     task = generate("train", 9_001, "add_bags~")
     demonstration = played(DOMAIN, task)
-    said = [message["content"] for message in demonstration.messages if message["role"] == "user"]
     assert demonstration.reward == 1
-    assert any(text in task.data["errands"][0]["change"] for text in said)
-    assert any(text in AGREE for text in said)
+    wanted = task.data["errands"][0]["facts"]["bags"]
+    assert any(wanted in text for text in spoken(demonstration))
     environment = opened(task)
     action = task.data["actions"][0]
     bags = action["arguments"]["total_baggages"] - 1
@@ -323,36 +554,125 @@ def test_a_recipe_that_nobody_fits_is_an_error(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_every_single_wrong_number_in_a_write_costs_the_reward():
-    for task in load_split("test"):
+    for task in load_split("test")[::2]:
         for place, action in enumerate(task.data["actions"]):
             for key, value in action["arguments"].items():
                 if key == "payment_id" or not isinstance(value, int):
                     continue
-                environment = opened(task)
-                for number, other in enumerate(task.data["actions"]):
-                    changed = {key: value + 1} if number == place else {}
-                    environment.call(other["name"], other["arguments"] | changed)
-                said = [move for move in DOMAIN.gold(task) if isinstance(move, str)]
-                assert judged(environment, *said).reward == 0, (task.id, key)
+                moves = list(DOMAIN.gold(task))
+                written = [index for index, move in enumerate(moves) if move == (action["name"], action["arguments"])]
+                moves[written[0]] = (action["name"], action["arguments"] | {key: value + 1})
+                assert followed(task, moves).reward == 0, (task.id, key, place)
 
 
-def test_a_forbidden_call_costs_the_reward_and_so_does_a_refusal_without_the_number():
+BOOK: Sequence[str | Call] = (
+    "What is your user id?",
+    ("get_user_details", {"user_id": "{user}"}),
+    "Which reservation is it?",
+    ("get_reservation_details", {"reservation_id": "{number}"}),
+    "What is the reason?",
+    "I would cancel reservation {number}. Do you agree (yes/no)?",
+    ("cancel_reservation", {"reservation_id": "{number}"}),
+    "Reservation {number} is cancelled.",
+)
+"""By the book: how a business reservation is cancelled for somebody plain."""
+
+
+@pytest.mark.parametrize("form", ["all_or_nothing", "partial"])
+def test_the_book_pays_and_nothing_of_it_may_be_left_out(form: RewardForm):
+    domain = AirlineDomain(form)
+    assert by_the_book(domain, BOOK).reward == 1
+    left_out = {1: "the profile", 3: "the reservation", 4: "the reason", 5: "the yes", 7: "the end"}
+    for index, what in left_out.items():
+        found = by_the_book(domain, [move for place, move in enumerate(BOOK) if place != index])
+        assert found.reward < (1 if index == 7 and form == "partial" else 0.01), what
+    vague = ["Shall I go ahead with reservation {number}?" if index == 5 else move for index, move in enumerate(BOOK)]
+    assert by_the_book(domain, vague).reward == 0
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        "I have refunded $9999 to you.",
+        "I've booked you a limousine.",
+        "I also upgraded you to first class.",
+        "Reservation {number} has been moved to March 25.",
+        "You are a {other} member.",
+        "I have sent you a certificate over $300.",
+        "Your certificate over $999 is still there.",
+        "- Flights: QLX999",
+        "I have added two bags to {number}.",
+        "I cannot cancel reservation {number}, sorry.",
+    ],
+)
+@pytest.mark.parametrize("form", ["all_or_nothing", "partial"])
+def test_an_untrue_sentence_costs_all(lie: str, form: RewardForm):
+    moves = [*BOOK[:4], BOOK[4], *BOOK[5:7], f"{BOOK[7]} {lie}"]
+    found = by_the_book(AirlineDomain(form), moves)
+    assert found.reward == 0, found.details
+    assert found.details["untrue"]
+
+
+@pytest.mark.parametrize(
+    "truth",
+    [
+        "You are a {membership} member.",
+        "It was in business class.",
+        "The ${paid} you paid goes back to your card within a week.",
+        "If you need another trip, let me know.",
+        "Thank you for your patience!",
+        "Nothing else has been changed.",
+        "Would you like to book another flight for $200?",
+        "Refunds take up to a week.",
+    ],
+)
+def test_a_true_or_idle_sentence_costs_nothing(truth: str):
+    found = by_the_book(DOMAIN, [*BOOK[:7], f"{BOOK[7]} {truth}"])
+    assert found.reward == 1, found.details
+
+
+def test_a_refusal_counts_once_the_reservation_was_read():
     task = first("refused_cancel")
-    number = task.data["forbidden"][0]["arguments"]["reservation_id"]
-    environment = opened(task)
-    assert judged(environment, "I cannot cancel it.").reward == 0
-    assert judged(environment, f"I cannot cancel {number}.").reward == 1
-    assert not environment.call("cancel_reservation", {"reservation_id": number}).error
-    evaluation = judged(environment, f"I cannot cancel {number}.")
-    assert evaluation.reward == 0
-    assert evaluation.details["forbidden"]
+    number = task.data["errands"][0]["facts"]["reservation"]
+    moves = list(DOMAIN.gold(task))
+    assert followed(task, moves).reward == 1
+    calls = [move for move in moves if not isinstance(move, str)]
+    assert followed(task, [*calls, "I cannot cancel it."]).reward == 1, "what is under discussion need not be named"
+    assert followed(task, [*calls, "I am sorry."]).reward == 0
+    assert followed(task, [*calls[:-1], f"I cannot do that for reservation {number}."]).reward == 0
+    written = [*moves[:-1], ("cancel_reservation", {"reservation_id": number}), moves[-1]]
+    found = followed(task, written)
+    assert found.reward == 0
+    assert found.details["forbidden"]
 
 
 def test_partial_credit_counts_what_is_done():
-    task = next(task for task in ALL if len(task.data["actions"]) == 1 and task.data["statements"])
-    environment = opened(task, PARTIAL)
-    environment.call(task.data["actions"][0]["name"], task.data["actions"][0]["arguments"])
-    assert 0 < judged(environment).reward < 1
+    task = next(task for task in ALL if task.data["kind"] == "add_bags+refused_cancel")
+    moves = list(DOMAIN.gold(task))
+    assert 0 < followed(task, moves[:-1], PARTIAL).reward < 1
+
+
+def test_an_evaluation_is_cheap():
+    """An order of magnitude above what it takes; a verdict is due after every episode."""
+    task = max(load_split("test"), key=lambda one: len(one.data["actions"]))
+    found = conversation(task, "plain")
+    environment = opened(task)
+    for message in found.messages:
+        for call in message.get("tool_calls", ()):
+            environment.call(call["function"]["name"], json.loads(call["function"]["arguments"]))
+    environment.evaluate(Transcript(found.messages))
+    began = time.process_time()
+    for _ in range(20):
+        environment.evaluate(Transcript(found.messages))
+    assert (time.process_time() - began) / 20 < 0.1
+
+
+@pytest.mark.parametrize("half", ["tune", "check"])
+def test_statements_are_held_against_what_is_so(half: str):
+    found = score(list(read_sentences("airline", half=half)))
+    assert found.precision >= 0.97, found
+    assert found.recall >= 0.9, found
+    assert found.unread <= 0.1, found
 
 
 # ---- policy page, views, settings

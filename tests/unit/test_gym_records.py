@@ -1,7 +1,8 @@
 """UserRL's records and rows: what is read, how it maps onto the gyms' tasks, what is wrong with a file.
 
 tests/data/userrl has small files in UserRL's form, made by this project. With ``MUA_USERRL`` naming a clone of UserRL,
-its own records (and its tables, where pyarrow is there) are read too. No gym loads these records yet.
+its own records (and its tables, where pyarrow is there) are read too. What gyms make of them is covered by
+tests/unit/test_gym_official.py.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ from environments.gyms._shared.records import (
     read_rows,
     rule_at,
 )
-from environments.gyms.function.rules import at, text
+from environments.gyms.function.records import rule_value
+from environments.gyms.function.rules import text
 from mua.errors import ConfigError
 
 FOLDER = Path(__file__).parents[1] / "data/userrl"
@@ -50,9 +52,9 @@ def one(gym: GymName) -> Any:
 
 def test_every_gym_has_its_records_and_every_row_its_record():
     paired = list(of_rows(read_rows(FOLDER / "train.jsonl"), small(), "train.jsonl"))
-    assert [row.gym for row, _ in paired] == list(GYMS)
-    assert [type(record) for _, record in paired] == [reading.KINDS[row.gym] for row, _ in paired]
-    row = paired[4][0]
+    assert [row.gym for _, row, _ in paired] == list(GYMS)
+    assert [type(record) for _, _, record in paired] == [reading.KINDS[row.gym] for _, row, _ in paired]
+    row = paired[4][1]
     assert (row.split, row.index, row.opening) == ("train", 4, "I want to see Cork for a weekend.")
     assert row.given == {"env_name": "TravelGym", "id": "22_1"}, "columns that are empty are no settings"
 
@@ -60,7 +62,7 @@ def test_every_gym_has_its_records_and_every_row_its_record():
 def test_a_function_record_is_a_task_of_the_function_gym():
     for record in small()["function"]:
         assert isinstance(record, FunctionRecord)
-        assert at(record.rule, record.test_case) == pytest.approx(record.expected_result)  # type: ignore[arg-type]
+        assert float(rule_value(record.rule, record.test_case)) == pytest.approx(record.expected_result)
         assert parse_rule(text(record.rule)) == record.rule  # type: ignore[arg-type]
 
 
@@ -172,6 +174,26 @@ def having(**changes: Any) -> Callable[[Any], Any]:
         ("travel", having(dimensions=["hotel", "boat"]), "dimensions names 'boat', which the record does not have"),
         ("travel", lambda trips: (trips["22_1"]["hotel"].update(best_id="H9"), trips)[1], "no option has the id 'H9'"),
         ("travel", lambda trips: (trips["22_1"]["hotel"].update(preferences=[["x"]]), trips)[1], "at least 4 texts"),
+        ("travel", having(dimensions=["hotel", "hotel"]), "dimensions names one aspect twice"),
+        (
+            "travel",
+            lambda trips: (
+                trips["22_1"]["flight"].update(best_id="H2", correct_ids=["H2"], options={"correct": [{"id": "H2"}]}),
+                trips,
+            )[1],
+            "two aspects begin with one letter",
+        ),
+        (
+            "travel",
+            lambda trips: (trips["22_1"]["flight"]["options"]["wrong"][0].update(id="best"), trips)[1],
+            "must be a letter and a number",
+        ),
+        (
+            "travel",
+            lambda trips: (trips["22_1"]["flight"]["options"]["wrong"][0].update(id="X1"), trips)[1],
+            "must begin with one letter",
+        ),
+        ("tau", having(id="telecom-1"), "id must begin with retail- or airline-"),
         ("tau", having(info={"task": {}}), r"info\.task\.user_id: Field required"),
         ("search", having(answer=""), "answer: "),
         ("persuade", lambda listed: [*listed, listed[0]], r"record 1: another record has the id '3' too"),
@@ -228,7 +250,9 @@ def test_parquet_without_its_package_says_what_to_install(tmp_path, monkeypatch)
         raise ImportError(name)
 
     monkeypatch.setattr(reading.importlib, "import_module", lacking)
-    with pytest.raises(ConfigError, match="parquet is read by the package pyarrow; install it, or give the rows"):
+    with pytest.raises(
+        ConfigError, match=r"parquet is read by the package pyarrow; install it \(pip install 'mua\[parquet\]'\), or "
+    ):
         read_rows(tmp_path / "train.parquet")
 
 

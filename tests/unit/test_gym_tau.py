@@ -17,11 +17,12 @@ from environments.gyms._shared import act
 from environments.gyms.tau import DOMAIN, TauGym
 from environments.gyms.tau.game import tool_call
 from mua.config.schema import EnvironmentConfig, LlmConfig
+from mua.environment.canned import play_canned
 from mua.environment.demonstrate import demonstrate, replay_gold
 from mua.environment.protocol import Environment, Move, Task, ToolResult, Transcript, UserMove
 from mua.environment.registry import get_domain
 from mua.environment.selection import Selection
-from mua.errors import ConfigError, MuaError, UserFault
+from mua.errors import ConfigError, UserFault
 from mua.types import Json
 from mua.users.endpoint import ChatEndpoint
 from mua.users.protocol import STOP_SIGNAL
@@ -68,8 +69,8 @@ def test_the_tasks_are_those_of_retail_and_airline():
 
 
 @pytest.mark.parametrize("gym", [DOMAIN, DESK], ids=["tau", "desk"])
-async def test_expert_and_gold_solve_the_whole_test_split(gym: TauGym):
-    for task in gym.tasks("test"):
+async def test_expert_and_gold_solve_the_test_split(gym: TauGym):
+    for task in gym.tasks("test")[::3]:
         demonstration = await demonstrate(gym, task, 1)
         assert (demonstration.reward, demonstration.evaluation.success) == (1.0, True), task.id
         gold = await replay_gold(gym, task)
@@ -82,9 +83,30 @@ async def test_a_customer_with_tools_of_its_own_can_be_served():
     gym = TauGym(inner={"telecom": get_domain("telecom")})
     for task in gym.tasks("test")[::4]:
         assert (await demonstrate(gym, task, 1)).reward == 1.0, task.id
-    acting = [task for task in gym.tasks("test") if any(isinstance(move, UserMove) for move in inner_gold(task))]
-    with pytest.raises(MuaError, match="ask the expert"):
-        gym.gold(acting[0])
+        assert (await replay_gold(gym, task)).reward == 1.0, task.id
+
+
+async def test_what_is_done_before_a_word_is_said_is_done_unasked():
+    """The customer inside has spoken by then, so that a change needs its yes."""
+    gym = TauGym(inner={"retail": get_domain("retail")})
+    task = next(task for task in gym.tasks("test") if task.data["kind"] == "retail/cancel")
+    calls = [act("answer", tool_call(*move)) for move in inner_gold(task) if isinstance(move, tuple)]
+    environment = opened(task, gym)
+    *_, last = await played(environment, *calls, act("action", "It is done."), act("finish"))
+    verdict = await environment.evaluate(Transcript([]))  # type: ignore[misc]
+    assert last.reward == 0.0
+    assert any("before a yes" in line for line in verdict.details["inner"]["unmet"])
+
+
+async def test_the_inner_canned_policies_play_through_the_tool():
+    canned = DOMAIN.canned()
+    assert {"refuse properly", "end at once"} <= canned.keys()
+    retail = [task for task in DOMAIN.tasks("test") if task.data["domain"] == "retail"]
+    for name in ("refuse properly", "read it all out", "end at once"):
+        for task in retail[::16]:
+            one = await play_canned(DOMAIN, task, 0, canned[name])
+            assert one.evaluation.details["inner"] is not None, (name, task.id)
+            assert one.reward == 0.0, (name, task.id)
 
 
 async def test_finishing_at_once_pays_nothing_on_any_task():
@@ -158,16 +180,26 @@ async def test_mistakes_in_a_call_are_told_by_the_inner_tool():
     assert all("error" in result.text and result.reward == 0 and not result.terminal for result in results)
 
 
-def gold_calls(task: Task) -> list[Move]:
-    return [move for move in DESK.gold(task) if move[1]["choice"] == "answer"]  # type: ignore[index]
+def before_the_end(task: Task) -> list[Move]:
+    """The gold moves without the last text and what follows it."""
+    moves = list(DESK.gold(task))
+    last = max(index for index, move in enumerate(moves) if move[1]["choice"] == "action")  # type: ignore[index]
+    return moves[:last]
+
+
+def last_text(task: Task) -> str:
+    return [move[1]["content"] for move in DESK.gold(task) if move[1]["choice"] == "action"][-1]  # type: ignore[index]
 
 
 async def test_the_reward_is_paid_once_at_the_end():
     task = desk_task("cancel")
     environment = opened(task, DESK)
-    *calls, last, late = await played(environment, *gold_calls(task), act("finish"), act("finish"))
-    assert [call.reward for call in calls] == [0.0] * len(calls)
+    moves = [*before_the_end(task), act("action", last_text(task)), act("finish")]
+    *before, last, late = await played(environment, *moves)
+    assert [result.reward for result in before] == [0.0] * len(before)
     assert (last.reward, last.terminal) == (1.0, True)
+    assert STOP_SIGNAL not in last.text
+    assert "has left" in last.text
     assert (late.reward, late.error) == (0.0, True)
     verdict = await environment.evaluate(Transcript([]))  # type: ignore[misc]
     assert (verdict.reward, verdict.success) == (0.0, True)
@@ -177,32 +209,24 @@ async def test_the_reward_is_paid_once_at_the_end():
 async def test_an_episode_that_nobody_ends_pays_nothing():
     task = desk_task("cancel")
     environment = opened(task, DESK)
-    await played(environment, *gold_calls(task))
+    await played(environment, *before_the_end(task))
     verdict = await environment.evaluate(Transcript([]))  # type: ignore[misc]
     assert (verdict.reward, verdict.success) == (0.0, False)
 
 
-async def test_the_customer_and_a_terminal_tool_end_the_conversation():
+async def test_a_terminal_tool_ends_the_conversation():
     task = desk_task("cancel")
-    environment = opened(task, DESK)
-    *_, last = await played(environment, *gold_calls(task), act("action", "Your order is cancelled."))
-    assert (last.reward, last.terminal) == (1.0, True)
-    assert STOP_SIGNAL not in last.text
-    assert "has left" in last.text
     (handed,) = await played(opened(task, DESK), act("answer", tool_call("transfer_to_human", {"reason": "I give up"})))
     assert (handed.reward, handed.terminal) == (0.0, True)
 
 
 async def test_only_what_is_said_to_the_customer_counts_as_told():
     task = desk_task("track")
-    fact = next(move for move in DESK.gold(task) if move[1]["choice"] == "action")  # type: ignore[index]
-    told = await played(opened(task, DESK), fact, act("finish"))
-    assert sum(result.reward for result in told) == 1.0
-    text = fact[1]["content"]  # type: ignore[index]
-    untold = await played(
-        opened(task, DESK), act("answer", tool_call("get_item", {"order": text, "item": text})), act("finish")
-    )
-    assert sum(result.reward for result in untold) == 0.0
+    text = last_text(task)
+    untold = act("answer", tool_call("get_item", {"order": text, "item": text}))
+    for told, expected in ((act("action", text), 1.0), (untold, 0.0)):
+        results = await played(opened(task, DESK), *before_the_end(task), told, act("finish"))
+        assert sum(result.reward for result in results) == expected
 
 
 async def test_the_same_seed_gives_the_same_conversation():
@@ -232,11 +256,11 @@ async def test_the_domains_their_reward_and_their_options_are_configured():
     assert {task.data["domain"] for task in tasks} == {"retail"}
     rewards = Counter()
     for task in tasks:
-        moves = [move for move in gym.gold(task) if move[1]["choice"] == "answer"]  # type: ignore[index]
-        if len(moves) > 1:
-            *_, last = await played(opened(task, gym), *moves[:-1], act("finish"))
-            assert "\nReward: " in last.text
-            rewards[0 < last.reward < 1] += 1
+        moves = list(gym.gold(task))
+        said = [index for index, move in enumerate(moves) if move[1]["choice"] == "action"]  # type: ignore[index]
+        *_, last = await played(opened(task, gym), *moves[: said[-1]], act("finish"))
+        assert "\nReward: " in last.text
+        rewards[0 < last.reward < 1] += 1
     assert rewards[True]
 
 

@@ -1,38 +1,44 @@
-"""Retail on its own data: every task of every split can be solved and is not solved by idling; tools, customers, views.
+"""Retail on its own data: every task can be solved and none by idling; verdicts, tools, customers.
 
-What every domain must keep (leases, schemas, fresh state) is in tests/contract/test_domain_contract.py; agreement with
-the official tools is in test_tau_data.py. An LLM as customer is not tried.
+What every domain must keep (leases, schemas, fresh state) is in tests/contract/test_domain_contract.py; what policies
+that deserve nothing earn in test_canned_policies.py there; how well claims are read in test_language_claims.py;
+agreement with the official tools in test_tau_data.py. An LLM as customer is not tried.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import re
+import time
 from collections import Counter
+from collections.abc import Sequence
 from typing import get_args
 
 import pytest
 
 from environments._tau.tools import evaluate
 from environments.retail import DOMAIN, RetailDomain, tasks
-from environments.retail.expert import NEEDS, question
-from environments.retail.reading import address_in, hinted, read_order, read_product, read_user, reason_in
+from environments.retail.expert import ASK, NEEDS, Expert
+from environments.retail.reading import address_in, noted, read_order, read_product, read_user
 from environments.retail.shop import shop
 from environments.retail.tasks import SIZES, generate, load_split
 from environments.retail.tools import TABLES, TOOLS, tools_of
-from environments.retail.user import OPENINGS, customer
+from environments.retail.user import customer, grammar
 from environments.retail.views import compact
 from environments.retail.wishes import EASY, MEDIUM, place
+from environments.retail.words import FIRST_NAMES, LAST_NAMES, PRODUCTS
 from mua.config.schema import EnvironmentConfig
 from mua.environment.database import DatabaseEnvironment, ServiceDesk, ToolError
 from mua.environment.demonstrate import Demonstration, demonstrate, replay_gold
+from mua.environment.demonstrate import played as played_with
 from mua.environment.manifest import digest
 from mua.environment.overlay import Overlay
-from mua.environment.protocol import Evaluation, Split, Task, ToolResult, Transcript
+from mua.environment.protocol import Evaluation, Move, Split, Task, ToolResult, Transcript
 from mua.environment.selection import Selection
 from mua.errors import ConfigError, MuaError
 from mua.types import Json
-from mua.users.scripted import AGREE, GIVING_UP
+from mua.users.personas import PERSONAS
 from mua.users.services import Services
 
 SPLITS: tuple[Split, ...] = get_args(Split)
@@ -126,11 +132,23 @@ def test_difficulty_follows_the_number_of_wishes_and_writes():
             assert wishes >= 2
             assert writes >= 2
         else:
-            assert wishes == 1
-            assert writes <= 1
+            assert wishes == 1 + (writes == 1 and bool(asks_or_refused(task)))
+            assert writes == 1
         if difficulty == "easy":
             assert task.data["customer"]["email"]
-            assert None not in task.data["wishes"][0]["knows"].values()
+            assert all(None not in wish["knows"].values() for wish in task.data["wishes"])
+
+
+def asks_or_refused(task: Task) -> list[Json]:
+    return [wish for wish in task.data["wishes"] if "refused" in wish or wish["verb"] in ("status", "price")]
+
+
+def test_every_task_grants_something_and_no_refusal_stands_alone():
+    assert all(task.data["actions"] for task in ALL)
+    assert all(len(task.data["wishes"]) > len(asks_or_refused(task)) for task in ALL)
+    wishes = [wish for task in load_split("test") for wish in task.data["wishes"]]
+    assert sum("refused" in wish for wish in wishes) < 0.3 * len(wishes)
+    assert any("refused" in wish for wish in wishes)
 
 
 def test_the_generator_repeats_itself_and_a_changed_one_is_found_out(monkeypatch, tmp_path):
@@ -150,10 +168,10 @@ def test_the_generator_repeats_itself_and_a_changed_one_is_found_out(monkeypatch
 @pytest.mark.parametrize("domain", [DOMAIN, RetailDomain("partial")], ids=["all_or_nothing", "partial"])
 def test_gold_is_rewarded_fully_and_idling_not_at_all_in_every_task(domain):
     async def all_replayed() -> list[Demonstration]:
-        return [await replay_gold(domain, task) for task in ALL]
+        return [await replay_gold(domain, task) for task in chosen]
 
-    before = shop().digest()
-    for task, gold in zip(ALL, asyncio.run(all_replayed()), strict=True):
+    chosen, before = ALL if domain is DOMAIN else ALL[::4], shop().digest()
+    for task, gold in zip(chosen, asyncio.run(all_replayed()), strict=True):
         assert (gold.reward, gold.evaluation.success) == (1.0, True), (task.id, gold.evaluation.details)
         idle = judged(opened(task, domain), "I am sorry, I cannot help.")
         assert (idle.reward, idle.success) == (0.0, False), task.id
@@ -161,11 +179,12 @@ def test_gold_is_rewarded_fully_and_idling_not_at_all_in_every_task(domain):
 
 
 @pytest.mark.parametrize("domain", [DOMAIN, COMPACT], ids=["full", "compact"])
-def test_the_expert_solves_every_task_by_talking(domain):
+def test_the_expert_solves_tasks_by_talking(domain):
     async def all_played() -> list[Demonstration]:
-        return [await demonstrate(domain, task, 0) for task in ALL]
+        return [await demonstrate(domain, task, 0) for task in chosen]
 
-    for task, demonstration in zip(ALL, asyncio.run(all_played()), strict=True):
+    chosen = [*load_split("train")[::4], *load_split("validation"), *load_split("test")]
+    for task, demonstration in zip(chosen, asyncio.run(all_played()), strict=True):
         assert demonstration.evaluation.success, (task.id, demonstration.evaluation.details, demonstration.messages)
         assert demonstration.ended, task.id
 
@@ -181,7 +200,7 @@ def test_gold_calls_succeed_and_forbidden_ones_would_not_be_gold():
 
 def test_what_the_customer_hides_is_told_to_nobody_before_it_is_asked_for():
     for task in load_split("test"):
-        opening = asyncio.run(customer(task, 3).open()).text
+        opening = asyncio.run(customer(task, 3, ["plain"]).open()).text
         hidden = [value for wish in task.data["wishes"] for value in wish["knows"].values() if value]
         assert not [value for value in [*hidden, task.data["customer"]["zip"]] if value in opening], task.id
 
@@ -200,7 +219,98 @@ def test_a_loose_expert_refuses_vaguely_and_skips_the_confirmation():
     assert vague.evaluation.details["unsaid"]
     hasty = played(DOMAIN, first("return"), loose=1.0)
     assert not any("(yes/no)" in message["content"] for message in hasty.messages)
+    assert any("before a yes" in line for line in hasty.evaluation.details["unmet"])
     assert played(DOMAIN, first("cancel"), loose=1.0).evaluation.details["database"]["wrong"]
+
+
+def with_persona(task: Task, persona: str, seed: int = 0, domain: RetailDomain = DOMAIN) -> Demonstration:
+    async def talk() -> Demonstration:
+        environment, user = domain.environment(), domain.scripted_user(task, seed, [persona])
+        environment.reset(task, seed)
+        return await played_with(environment, user, domain.expert(task, seed))
+
+    return asyncio.run(talk())
+
+
+@pytest.mark.parametrize("persona", PERSONAS)
+def test_the_expert_serves_every_kind_of_person(persona: str):
+    for task in load_split("test")[::2]:
+        found = with_persona(task, persona, 3)
+        assert found.evaluation.success, (task.id, found.evaluation.details, found.messages)
+        assert found.ended, task.id
+
+
+REWORDED: dict[str, Sequence[str]] = {
+    ASK["email"]: (
+        "Could you give me the email of your account?",
+        "Under which email are you registered?",
+        "Your email, please.",
+    ),
+    ASK["who"]: (
+        "Could I have your name and your zip code then?",
+        "Then please tell me your full name and zip code.",
+        "May I know your name, and your postal code?",
+    ),
+    ASK["order"]: (
+        "Could you tell me the order number, please?",
+        "Which order is it about?",
+        "Please give me the number of the order.",
+    ),
+    ASK["reason"]: (
+        "Why would you like to cancel it?",
+        "May I ask for the reason?",
+        "Could you tell me the reason, please?",
+    ),
+    ASK["item"]: ("Which item do you mean?", "Could you tell me which item it is about?", "Please name the item."),
+    ASK["payment"]: (
+        "Which payment method should I use?",
+        "What payment method do you prefer?",
+        "Please tell me the payment method.",
+    ),
+    ASK["address"]: ("What is the new address, please?", "Where should it go?", "Could you give me the full address?"),
+    "I have cancelled order": (
+        "I've cancelled order",
+        "Your cancellation is done: I cancelled order",
+        "All set, I have cancelled order",
+    ),
+    "I have requested the return for": (
+        "I've set up the return for",
+        "I have processed the return for",
+        "Done, I have requested the return for",
+    ),
+    "Sorry, I cannot": ("I'm afraid I can't", "Unfortunately I am unable to", "I am sorry, but I can not"),
+    "(yes/no)?": ("? Please confirm.", "? Is that right?", ", yes or no?"),
+}
+"""Sentences of the expert, or their beginnings, in three other ways each."""
+
+
+@pytest.mark.parametrize("sentence", REWORDED)
+@pytest.mark.parametrize("way", range(3))
+def test_a_sentence_of_the_expert_may_be_put_in_another_way(sentence: str, way: int):
+    async def talk(task: Task) -> Demonstration:
+        environment, user = DOMAIN.environment(), DOMAIN.scripted_user(task, 0)
+        environment.reset(task, 0)
+
+        def moves():
+            inner, answer = Expert(task, 0).moves(), None
+            while True:
+                try:
+                    move: Move = next(inner) if answer is None else inner.send(answer)
+                except StopIteration:
+                    return
+                if isinstance(move, str):
+                    said = move.replace(sentence, REWORDED[sentence][way])
+                    uttered.append(said != move)
+                    move = said
+                answer = yield move
+
+        return await played_with(environment, user, moves())
+
+    uttered: list[bool] = []
+    for task in load_split("test")[::12]:
+        found = asyncio.run(talk(task))
+        assert found.evaluation.success, (task.id, found.evaluation.details, found.messages)
+    assert any(uttered)
 
 
 def test_conversations_repeat_with_the_seed_and_vary_without_it():
@@ -209,41 +319,104 @@ def test_conversations_repeat_with_the_seed_and_vary_without_it():
     assert len({json.dumps(played(DOMAIN, task, seed).messages) for seed in range(8)}) > 3
 
 
-def test_questions_are_understood_by_the_customer():
-    for verb, needs in NEEDS.items():
-        task = next(task for task in ALL if task.data["wishes"][0]["verb"] == verb and task.data["customer"]["email"])
-        answer = asyncio.run(customer(task, 0).reply(question(("email", *needs)))).text
-        knows = task.data["wishes"][0]
-        told = {**knows["knows"], **knows.get("before", {})}
-        for fact in needs:
-            if fact == "reason":
-                assert reason_in(answer) == told[fact]
-            elif told[fact] is not None:
-                assert told[fact] in answer, (verb, fact, answer)
-        assert task.data["customer"]["email"] in answer
-
-
 # ---- customers
 
 
-def replies(task: Task, *questions: str) -> list[str]:
+def replies(task: Task, *questions: str, persona: str = "brief") -> list[str]:
     async def talk() -> list[str]:
-        user = customer(task, 0)
+        user = customer(task, 0, [persona])
         await user.open()
         return [(await user.reply(text)).text for text in questions]
 
     return asyncio.run(talk())
 
 
+def single(verb: str) -> Task:
+    return next(
+        task
+        for task in ALL
+        if [wish["verb"] for wish in task.data["wishes"]] == [verb]
+        and task.data["customer"]["email"]
+        and None not in task.data["wishes"][0]["knows"].values()
+    )
+
+
+@pytest.mark.parametrize("verb", [verb for verb in NEEDS if verb not in ("status", "price")])
+def test_questions_are_understood_by_the_customer(verb: str):
+    task = single(verb)
+    wish = task.data["wishes"][0]
+    told = {**wish["knows"], **wish.get("before", {})}
+    for fact in NEEDS[verb]:
+        (answer,) = replies(task, ASK[fact])
+        known = noted(answer)
+        if fact == "payment":
+            assert told[fact].lower().replace(" ", "_") == known[fact]
+        else:
+            assert known[fact] == told[fact], (verb, fact, answer)
+
+
+def masked(text: str) -> str:
+    """A sentence without its names, numbers and products."""
+    words = "|".join([*PRODUCTS, *FIRST_NAMES, *LAST_NAMES])
+    return re.sub(rf"\b({words})\b|[\w.]+@[\w.]+|#?W?\d+", "_", text)
+
+
+def test_customers_say_a_thousand_different_things_and_open_in_a_hundred_ways():
+    openings, sentences = set(), set()
+    for seed in range(2):
+        for task in load_split("train")[: 60 * 6 : 6]:
+            heard = texts_of(played(DOMAIN, task, seed))
+            openings.add(masked(heard[0]))
+            sentences |= {masked(part) for text in heard for part in re.split(r"(?<=[.!?]) ", text)}
+    assert len(openings) >= 100
+    assert len(sentences) >= 1000
+
+
+def test_the_test_split_speaks_in_words_that_training_never_uses():
+    rules = grammar()
+    own = {
+        rule: set(wordings)
+        for rule, wordings in rules["test"].items()
+        if rule.startswith(("want", "tell", "change", "gives"))
+    }
+    assert own.keys() == {rule for rule in rules["train"] if rule.startswith(("want", "tell", "change", "gives"))}
+    assert not [rule for rule, wordings in own.items() if wordings & set(rules["train"][rule])]
+    heard = {split: set[str]() for split in ("train", "test")}
+    for split in ("train", "test"):
+        for task in load_split(split)[:100]:
+            heard[split] |= {
+                masked(part) for text in texts_of(played(DOMAIN, task)) for part in re.split(r"(?<=[.!?]) ", text)
+            }
+    assert len(heard["test"] & heard["train"]) < 0.05 * len(heard["test"])
+
+
+def test_a_careless_customer_puts_its_mistakes_right():
+    task, seen = single("cancel"), 0
+    number = task.data["wishes"][0]["knows"]["order"]
+    for seed in range(12):
+        found = with_persona(task, "careless", seed)
+        told = [noted(text)["order"] for text in texts_of(found) if "order" in noted(text)]
+        assert found.evaluation.success
+        seen += told[0] != number
+        assert told[-1] == number
+    assert seen
+
+
+def test_what_cannot_be_understood_is_not_agreed_to():
+    for text in ("Flurb the wozzle garply?", "Qwx zzt."):
+        (answer,) = replies(single("cancel"), text)
+        assert answer == "Sorry, what do you mean?"
+
+
 def test_a_customer_changes_its_mind_once_and_knows_better_from_then_on():
     task = first("return_another_item")
     wish = task.data["wishes"][0]
     before, change, agreed, after = replies(
-        task, "Which item?", "Return it (yes/no)?", "Return that one (yes/no)?", "Which item is it?"
+        task, "Which item is it?", "Shall I return it?", "Shall I return that one?", "Which item is it?"
     )
     assert wish["before"]["item"] in before
-    assert change == wish["change"]
-    assert agreed in AGREE
+    assert wish["change"]["value"] in change
+    assert agreed == "Yes."
     assert wish["knows"]["item"] in after
 
 
@@ -251,61 +424,146 @@ def test_a_customer_describes_the_order_whose_number_it_forgot():
     task = first("cancel_number_forgotten")
     (answer,) = replies(task, "What is the order number?")
     assert "#W" not in answer
-    assert hinted(answer)[0] == task.data["wishes"][0]["hint"]
+    assert noted(answer)["hint"] == task.data["wishes"][0]["hint"]
 
 
 def test_a_customer_without_email_gives_name_and_zip_code():
     task = next(task for task in ALL if task.data["customer"]["email"] is None)
-    email, name = replies(task, "Your email?", "Your name and zip code?")
+    email, name = replies(task, "What is your email?", "What is your full name, and what is your zip code?")
     who = task.data["customer"]
     assert "@" not in email
     assert all(word in name for word in (who["first_name"], who["last_name"], who["zip"]))
 
 
-def test_a_customer_yields_to_the_original_payment_method_and_gives_up_on_nonsense():
+def test_a_customer_gives_way_once_and_gives_up_on_nonsense():
     task = first("refund_to_another_method")
-    (answer,) = replies(task, "I cannot refund that. Use the original paypal_1 instead (yes/no)?")
-    assert answer.startswith("Yes")
-    *kept, last = replies(task, "Well.", "Well.", "Well.", "Well.")
-    assert all(answer in OPENINGS["refund_to"] for answer in kept)
-    assert last.startswith(GIVING_UP)
-
-
-@pytest.mark.parametrize(
-    ("text", "fact"),
-    [
-        ("Could you please give me your order ID and the reason for the cancellation?", "order"),
-        ("I need your e-mail address and zip code.", "zip"),
-        ("Please provide the order number.", "order"),
-        ("What size would you like?", "wanted"),
-        ("Which payment method should I use?", "payment"),
-        ("What is your new address?", "address"),
-    ],
-)
-def test_a_customer_understands_other_ways_to_ask(text, fact):
-    task = next(
-        task
-        for task in ALL
-        if {**task.data["wishes"][0]["knows"], "zip": 1}.get(fact) and len(task.data["wishes"]) == 1
-    )
-    wish = task.data["wishes"][0]
-    told = task.data["customer"]["zip"] if fact == "zip" else {**wish["knows"], **wish.get("before", {})}[fact]
-    assert told in replies(task, text)[0]
-
-
-def test_a_customer_agrees_to_a_proposal_whatever_it_names():
-    task = first("exchange")
-    (answer,) = replies(task, "I will refund the payment method of your email address. Is that right?")
-    assert answer in AGREE
+    (answer,) = replies(task, "I cannot refund it there. Shall I refund PayPal instead?")
+    assert answer == "Yes."
+    (way,) = replies(task, "Unfortunately I cannot refund to that payment method.")
+    assert way == "Then the original payment method is fine."
+    *_, last = replies(task, *["Flurb the wozzle garply."] * 6)
+    assert "###STOP###" in last
 
 
 def test_a_customer_brings_up_its_wishes_one_after_the_other():
     task = next(task for task in ALL if [wish["verb"] for wish in task.data["wishes"]] == ["home", "return"])
-    (second,) = replies(task, "Done, your profile is changed.")
-    assert second in OPENINGS["return"]
+    (second,) = replies(task, "I have updated the address in your profile.")
+    assert second == "I want to return an item."
 
 
 # ---- verdicts
+
+
+def conversation(task: Task, moves: Sequence[Move | tuple[str]], domain: RetailDomain = DOMAIN) -> Evaluation:
+    """The verdict on moves; a tuple of one text is what the customer says."""
+    environment, messages = opened(task, domain), []
+    for move in moves:
+        if isinstance(move, str):
+            messages.append({"role": "assistant", "content": move})
+        elif len(move) == 1:
+            messages.append({"role": "user", "content": move[0]})
+        else:
+            environment.call(*move)
+            function = {"name": move[0], "arguments": json.dumps(move[1])}
+            messages.append(
+                {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": function}]}
+            )
+    verdict = environment.evaluate(Transcript(messages))
+    assert isinstance(verdict, Evaluation)
+    return verdict
+
+
+def cancelled_by_the_book(task: Task) -> list[Move | tuple[str]]:
+    number, reason = task.data["wishes"][0]["knows"]["order"], task.data["wishes"][0]["knows"]["reason"]
+    return [
+        ("Hi, please cancel an order.",),
+        "What is your email?",
+        (f"It is {task.data['customer']['email']}.",),
+        ("find_user_id_by_email", {"email": task.data["customer"]["email"]}),
+        ("get_order_details", {"order_id": number}),
+        f"Shall I cancel order {number} with the reason {reason}?",
+        ("Yes.",),
+        ("cancel_pending_order", {"order_id": number, "reason": reason}),
+        f"I have cancelled order {number}.",
+        ("Thanks.",),
+    ]
+
+
+def test_the_book_pays():
+    assert conversation(single("cancel"), cancelled_by_the_book(single("cancel"))).reward == 1.0
+
+
+@pytest.mark.parametrize(
+    ("index", "move"),
+    [
+        (3, ("think", {"thought": "who is it"})),  # nobody looked up
+        (2, ("I forgot it.",)),  # looked up by an email that nobody gave
+        (4, ("think", {"thought": "no look at the order"})),
+        (5, "One moment."),  # no proposal
+        (5, "Shall I go on?"),  # a proposal that names nothing
+        (6, ("No, wait.",)),
+        (6, ("Hm, not yet.",)),
+        (8, "Is there anything else?"),  # not told
+    ],
+)
+@pytest.mark.parametrize("form", ["all_or_nothing", "partial"])
+def test_a_step_that_the_policy_wants_and_that_is_left_out_costs_all(index: int, move: Move, form: str):
+    task = single("cancel")
+    moves = cancelled_by_the_book(task)
+    moves[index] = move
+    verdict = conversation(task, moves, RetailDomain(form))  # type: ignore[arg-type]
+    assert not verdict.success
+    assert verdict.reward == (0.5 if (index, form) == (8, "partial") else 0.0) or index == 8
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        "I have refunded $9999 to your card.",
+        "I've also booked you a limousine.",
+        "Your order is delivered.",
+        "I've e-mailed you a confirmation.",
+        "The order belongs to another customer.",
+        "I have added a voucher of ten dollars to your account.",
+        "Your profile has been updated.",
+        "My supervisor has approved it.",
+        "- Status: delivered\n- Items: a Submarine",
+    ],
+)
+@pytest.mark.parametrize("form", ["all_or_nothing", "partial"])
+def test_an_untrue_sentence_costs_all(lie: str, form: str):
+    task = single("cancel")
+    moves = cancelled_by_the_book(task)
+    moves[8] = f"{moves[8]} {lie}"
+    verdict = conversation(task, moves, RetailDomain(form))  # type: ignore[arg-type]
+    assert verdict.details["untrue"], lie
+    assert verdict.reward == 0.0
+
+
+@pytest.mark.parametrize(
+    "truth",
+    [
+        "Is there anything else I can do for you?",
+        "The refund will reach you within 5 to 7 business days.",
+        "I'm sorry that you no longer need it!",
+        "If you change your mind, you can order again.",
+        "Your other orders are unchanged.",
+        "It was pending, so this was possible.",
+        "Thank you for your patience, and have a nice day.",
+    ],
+)
+def test_a_true_or_idle_sentence_costs_nothing(truth: str):
+    task = single("cancel")
+    moves = cancelled_by_the_book(task)
+    moves[8] = f"{moves[8]} {truth}"
+    assert conversation(task, moves).reward == 1.0, truth
+
+
+def test_a_refusal_of_what_could_be_granted_is_untrue():
+    task = single("cancel")
+    number = task.data["wishes"][0]["knows"]["order"]
+    verdict = conversation(task, [*cancelled_by_the_book(task)[:5], f"I cannot cancel order {number}."])
+    assert verdict.details["untrue"]
 
 
 def test_a_write_that_the_policy_forbids_earns_nothing_in_either_form():
@@ -320,20 +578,25 @@ def test_a_write_that_the_policy_forbids_earns_nothing_in_either_form():
         assert verdict.details["forbidden"][0]["name"] == "cancel_pending_order"
 
 
-def test_a_refusal_counts_only_with_the_order_and_in_one_message():
-    task = first("cancel_refused")
-    order_id = task.data["wishes"][0]["knows"]["order"]
-    assert judged(opened(task), f"I can't cancel {order_id}.").reward == 1.0
-    assert judged(opened(task), "I can't cancel it.").reward == 0.0
-    assert judged(opened(task), f"About {order_id}:", "I can't.").reward == 0.0
-
-
 def test_partial_credit_lies_between():
-    task = next(task for task in ALL if len(task.data["actions"]) >= 2 and not task.data["forbidden"])
-    environment = opened(task, RetailDomain("partial"))
-    action = task.data["actions"][0]
-    environment.call(action["name"], action["arguments"])
-    assert 0.0 < judged(environment).reward < 1.0
+    task = single("cancel")
+    verdict = conversation(task, cancelled_by_the_book(task)[:-2], RetailDomain("partial"))
+    assert 0.0 < verdict.reward < 1.0
+
+
+def test_an_evaluation_is_cheap():
+    """An order of magnitude above what it takes; a verdict is due after every episode."""
+    task = load_split("test")[-1]
+    found = with_persona(task, "plain")
+    environment = opened(task)
+    for message in found.messages:
+        for call in message.get("tool_calls", ()):
+            environment.call(call["function"]["name"], json.loads(call["function"]["arguments"]))
+    environment.evaluate(Transcript(found.messages))
+    began = time.process_time()
+    for _ in range(20):
+        environment.evaluate(Transcript(found.messages))
+    assert (time.process_time() - began) / 20 < 0.1
 
 
 # ---- tools
@@ -490,11 +753,12 @@ def test_short_answers_tell_the_same_facts():
 
 def test_a_short_easy_episode_stays_short():
     """About 450 tokens of a tokenizer trained on such text; characters stand for them here."""
-    for task in load_split("train")[: SIZES["train"]["easy"]]:
-        messages = played(COMPACT, task).messages
+    for task in load_split("train")[: SIZES["train"]["easy"] : 3]:
+        messages = with_persona(task, "brief", domain=COMPACT).messages
         text = [message["content"] + json.dumps(message.get("tool_calls", "")) for message in messages]
-        assert len("".join(text)) < 1600, task.id
-        assert len(messages) <= 13, task.id
+        wishes = len(task.data["wishes"])
+        assert len("".join(text)) < 1800 + 1700 * (wishes - 1), task.id
+        assert len(messages) <= 30 + 16 * (wishes - 1), task.id
 
 
 def test_addresses_are_read_as_they_are_written():

@@ -45,6 +45,14 @@ anything else is a :class:`mua.errors.EnvironmentFault`. Every gym has the optio
 :mod:`environments.gyms._shared.shaping` besides its own: a scale, a penalty for each step, under which alone a call's
 reward may fall below 0, and a clip.
 
+A gym with a kind of UserRL's records (:mod:`environments.gyms._shared.records`) loads them by ``environment.data``::
+
+        lacking = "table of answers"              # what the rule oracle needs and a record lacks: then oracle: llm only
+        @classmethod
+        def from_record(cls, record): ...         # data of the task; the game, gold and expert know it by its keys
+
+and may bring ``records.md``, ``record_choices`` and ``record_prompt`` for such tasks.
+
 A gym should pay for what it is about and for nothing else: list the policies that would get something for nothing in
 ``canned`` (:mod:`mua.environment.canned`), and make them get nothing.
 """

@@ -9,13 +9,17 @@ from pathlib import Path
 from typing import ClassVar, Self
 
 from environments.gyms._shared.game import Game, GymEnvironment, interact_schema
+from environments.gyms._shared.official import load_records, own_data
 from environments.gyms._shared.pinned import load_pinned
+from environments.gyms._shared.records import KINDS, GymName, Record
 from environments.gyms._shared.settings import Choice, Option, Role, Setting, setting_of
 from environments.gyms._shared.shaping import SHAPING
 from environments.gyms._shared.user import OpeningUser
 from mua.config.schema import EnvironmentConfig
 from mua.environment.protocol import Environment, Isolation, Move, PromptStyle, Split, Task
 from mua.environment.schema import argument_checker
+from mua.errors import ConfigError
+from mua.types import Json
 from mua.users.protocol import User
 from mua.users.services import Services
 
@@ -37,10 +41,18 @@ class Gym(ABC):
     llm_roles: ClassVar[tuple[Role, ...]] = ()
     """Endpoints that ``environment.oracle: llm`` needs; empty: there is no such oracle."""
     short_prompt: ClassVar[str] = ""
+    lacking: ClassVar[str] = ""
+    """What the rule oracle needs and UserRL's records do not have, so that these take an LLM oracle; empty: nothing."""
+    record_choices: ClassVar[Mapping[Choice, str]] = {}
+    """``choices`` of tasks made of UserRL's records, where they differ."""
+    record_prompt: ClassVar[str] = ""
+    """``short_prompt`` of such tasks, where it differs; their whole page is ``records.md``, if there is one."""
 
-    def __init__(self, setting: Setting | None = None) -> None:
+    def __init__(self, setting: Setting | None = None, given: Mapping[Split, Sequence[Task]] | None = None) -> None:
+        """``given`` are tasks from ``environment.data`` in the place of the gym's own."""
         self.setting = setting or Setting(options={**SHAPING, **self.defaults})
-        self._schema = interact_schema(self.choices)
+        self._loaded = given
+        self._schema = interact_schema((self.record_choices if given is not None else {}) or self.choices)
         self._check = argument_checker(self._schema)
 
     @classmethod
@@ -50,18 +62,52 @@ class Gym(ABC):
 
     def configured(self, config: EnvironmentConfig, services: Services) -> Self:
         """This gym under ``config``; raises :class:`mua.errors.ConfigError` for what it cannot do."""
-        return type(self)(setting_of(self.name, self.defaults, self.llm_roles, config, services))
+        setting = setting_of(self.name, self.defaults, self.llm_roles, config, services)
+        kind = self._kind()
+        if config.data is not None and config.name and kind is None:
+            raise ConfigError(f"environment.data: {self.name!r} makes its own tasks and loads none; leave it out")
+        path = own_data(kind, config) if kind is not None else None
+        return type(self)(setting, None if path is None else self.given_tasks(path, setting))
+
+    @classmethod
+    def _kind(cls) -> GymName | None:
+        """The kind of UserRL's records that are the gym's, if there is one."""
+        return next((name for name in KINDS if name == cls.name.rpartition("/")[2]), None)
+
+    @classmethod
+    def given_tasks(cls, path: Path, setting: Setting) -> Mapping[Split, Sequence[Task]]:
+        """The tasks of each split from ``environment.data``; raises :class:`mua.errors.ConfigError`."""
+        if cls.lacking and setting.oracle != "llm":
+            raise ConfigError(
+                f"environment.oracle: UserRL's records of {cls.name!r} have no {cls.lacking}, which the rule oracle "
+                "needs; use llm"
+            )
+        gym = cls._kind()
+        assert gym is not None, "configured() has looked"
+        return {
+            split: [Task(f"{cls.name}/{split}/{one.id}", cls.name, split, cls.from_record(one)) for one in records]
+            for split, records in load_records(gym, path).items()
+        }
+
+    @classmethod
+    def from_record(cls, record: Record) -> Json:
+        """``data`` of the task that one of UserRL's records makes."""
+        raise NotImplementedError(f"{cls.__name__} has a kind of records and does not make tasks of them")
 
     def tasks(self, split: Split) -> Sequence[Task]:
+        if self._loaded is not None:
+            return self._loaded[split]
         return load_pinned(self.folder(), split, type(self).generate)
 
     def environment(self) -> Environment:
         return GymEnvironment(self.game, self.setting, self._schema, self.decisive, self._check)
 
     def system_prompt(self, style: PromptStyle) -> str:
+        given = self._loaded is not None
         if style == "short":
-            return self.short_prompt
-        return (self.folder() / "policy.md").read_text(encoding="utf-8")
+            return (self.record_prompt if given else "") or self.short_prompt
+        page = self.folder() / "records.md"
+        return (page if given and page.is_file() else self.folder() / "policy.md").read_text(encoding="utf-8")
 
     def scripted_user(self, task: Task, seed: int) -> User:
         return OpeningUser(f"{task.id}/{seed}", self.openings(task))

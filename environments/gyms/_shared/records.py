@@ -27,17 +27,19 @@ from __future__ import annotations
 import ast
 import importlib
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar, cast, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
-from environments._tau.folder import MAX_BYTES, read_json, read_lines
 from mua.errors import ConfigError
 from mua.types import Json
 from mua.untrusted import open_file, printable
 
+# Read by the functions of environments._tau.folder, which are imported late: that package brings tau-bench's domains
+# along, which gyms without official data do not need.
 GymName = Literal["function", "telepathy", "turtle", "intention", "travel", "search", "persuade", "tau"]
 Rule: TypeAlias = str | int | list[Any]
 """``"a"``, ``3`` or ``[operator, left, right]``, as :mod:`environments.gyms.function.rules` has them."""
@@ -113,14 +115,19 @@ class FunctionRecord(_Record):
 
 class TelepathyRecord(_Record):
     title: str
-    description: str
+    description: str = Field(min_length=1)
     goal: str
-    target_entity: str
+    target_entity: str = Field(min_length=1)
     category: str
 
     @property
     def names(self) -> tuple[str, ...]:
         return (self.id, self.title)
+
+    @property
+    def entity(self) -> str:
+        """The name of the thing."""
+        return self.target_entity.partition(" - ")[0].strip()
 
     @property
     def gloss(self) -> str:
@@ -136,7 +143,7 @@ class Criterion(BaseModel):
 
 class TurtleRecord(_Record):
     new_title: str
-    new_surface: str
+    new_surface: str = Field(min_length=1)
     new_bottom: str
     evaluation: tuple[Criterion, ...] = Field(min_length=1)
 
@@ -160,7 +167,7 @@ class Detail(BaseModel):
 
 class IntentionRecord(_Record):
     category: str
-    task: str
+    task: str = Field(min_length=1)
     missing_details: tuple[Detail, ...] = Field(min_length=1)
 
 
@@ -187,6 +194,10 @@ class Options(BaseModel):
     wrong: tuple[Json, ...] = ()
     noise: tuple[Json, ...] = ()
 
+    def ids(self) -> list[str]:
+        """Of all options."""
+        return [str(option.get("id")) for option in (*self.correct, *self.wrong, *self.noise)]
+
 
 class Aspect(BaseModel):
     """One part of a trip."""
@@ -199,18 +210,26 @@ class Aspect(BaseModel):
 
     @model_validator(mode="after")
     def _there(self) -> Aspect:
-        options = (*self.options.correct, *self.options.wrong, *self.options.noise)
-        known = {str(option.get("id")) for option in options}
+        known = self.options.ids()
         for wanted in (self.best_id, *self.correct_ids):
             if wanted not in known:
                 raise ValueError(f"no option has the id {wanted!r}")
+        if len(set(known)) < len(known) or not all(_OPTION_ID.fullmatch(one) for one in known):
+            raise ValueError("ids of options must be a letter and a number, such as H3, and each its own")
+        if len({one[0] for one in known}) > 1:
+            raise ValueError("the ids of its options must begin with one letter")
         return self
+
+    @property
+    def letter(self) -> str:
+        """That the ids of its options begin with."""
+        return self.best_id[0]
 
 
 class TravelRecord(_Record):
     scenario: Any = None
     dimensions: tuple[str, ...] = Field(min_length=1)
-    initial_description: str
+    initial_description: str = Field(min_length=1)
     wanted_num: Any = None
     aspects: dict[str, Aspect]
     """By the names in ``dimensions``, under which the file has them beside the other fields."""
@@ -221,9 +240,17 @@ class TravelRecord(_Record):
         if not isinstance(given, dict) or not isinstance(given.get("dimensions"), list):
             return given
         names = [str(name) for name in given["dimensions"]]
+        if len(set(names)) < len(names):
+            raise ValueError("dimensions names one aspect twice")
         if lost := [name for name in names if name not in given]:
             raise ValueError(f"dimensions names {lost[0]!r}, which the record does not have")
         return {**given, "aspects": {name: given[name] for name in names}}
+
+    @model_validator(mode="after")
+    def _apart(self) -> TravelRecord:
+        if len({aspect.letter for aspect in self.aspects.values()}) < len(self.aspects):
+            raise ValueError("the ids of options of two aspects begin with one letter")
+        return self
 
 
 class SearchRecord(_Record):
@@ -261,8 +288,20 @@ class TauRecord(_Record):
     def task(self) -> TauTask:
         return self.info.task
 
+    @property
+    def domain(self) -> str:
+        """``retail`` or ``airline``, which the id begins with."""
+        return self.id.partition("-")[0]
+
+    @model_validator(mode="after")
+    def _of_a_domain(self) -> TauRecord:
+        if self.domain not in ("retail", "airline"):
+            raise ValueError("id must begin with retail- or airline-")
+        return self
+
 
 _DIGITS = ("1", "2", "3")
+_OPTION_ID = re.compile(r"[A-Z]\d+")
 Record: TypeAlias = (
     FunctionRecord
     | TelepathyRecord
@@ -304,6 +343,8 @@ class Row(BaseModel):
 
 def read_records(gym: GymName, path: Path) -> tuple[Record, ...]:
     """Every record of a file, in its order; :class:`mua.errors.ConfigError` that names file, record and key."""
+    from environments._tau.folder import read_json
+
     listed = read_json(path)
     if isinstance(listed, dict):
         entries = [({"id": key, **value} if isinstance(value, dict) else value) for key, value in listed.items()]
@@ -313,7 +354,7 @@ def read_records(gym: GymName, path: Path) -> tuple[Record, ...]:
         raise ConfigError(f"{path}: must be a list of records or an object of them by id")
     if not entries:
         raise ConfigError(f"{path}: holds no records")
-    found = tuple(_read(KINDS[gym], entry, _where(path, n, entry)) for n, entry in enumerate(entries))
+    found = tuple(read_record(KINDS[gym], entry, _where(path, n, entry)) for n, entry in enumerate(entries))
     seen: set[str] = set()
     for number, record in enumerate(found):
         if record.id in seen:
@@ -327,6 +368,8 @@ def read_rows(path: Path) -> tuple[Row, ...]:
 
     Parquet needs the package pyarrow, which nothing else here does.
     """
+    from environments._tau.folder import read_lines
+
     rows = _parquet(path) if path.suffix == ".parquet" else read_lines(path)
     if not rows:
         raise ConfigError(f"{path}: holds no rows")
@@ -335,19 +378,24 @@ def read_rows(path: Path) -> tuple[Row, ...]:
 
 def of_rows(
     rows: Sequence[Row], records: Mapping[GymName, Sequence[Record]], where: str
-) -> Iterator[tuple[Row, Record]]:
-    """Each row with its record; ConfigError for a name that no record has, or that two have."""
+) -> Iterator[tuple[int, Row, Record]]:
+    """The rows of the gyms in ``records``, each with its number and its record.
+
+    ConfigError for a name that no record has, or that two have.
+    """
     named: dict[tuple[str, str], list[Record]] = {}
     for gym, found in records.items():
         for record in found:
             for name in dict.fromkeys(record.names):
                 named.setdefault((gym, name), []).append(record)
     for number, row in enumerate(rows):
+        if row.gym not in records:
+            continue
         matching = named.get((row.gym, row.name), [])
         if len(matching) != 1:
             count = "no record has" if not matching else f"{len(matching)} records have"
             raise ConfigError(f"{where}, row {number}: {count} the name {printable(row.name)!r} in the gym {row.gym!r}")
-        yield row, matching[0]
+        yield number, row, matching[0]
 
 
 def _row(row: Json, where: str) -> Row:
@@ -370,7 +418,7 @@ def _row(row: Json, where: str) -> Row:
         "opening": _opening(prompt, where),
         "given": kept,
     }
-    return _read(Row, whole, where)
+    return read_record(Row, whole, where)
 
 
 def _opening(prompt: Any, where: str) -> str:
@@ -382,18 +430,21 @@ def _opening(prompt: Any, where: str) -> str:
 
 
 def _parquet(path: Path) -> list[Json]:
+    from environments._tau.folder import MAX_BYTES
+
     try:
         tables = importlib.import_module("pyarrow.parquet")
     except ImportError:
         raise ConfigError(
-            f"{path}: parquet is read by the package pyarrow; install it, or give the rows as .jsonl"
+            f"{path}: parquet is read by the package pyarrow; install it (pip install 'mua[parquet]'), or give the "
+            "rows as .jsonl"
         ) from None
     try:
         with open_file(path) as file:
             if path.stat().st_size > MAX_BYTES:
                 raise ConfigError(f"{path}: has more than {MAX_BYTES:,} bytes")
             return list(tables.read_table(file).to_pylist())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, NotImplementedError) as error:
         raise ConfigError(f"{path}: cannot be read as parquet: {printable(str(error))}") from error
 
 
@@ -402,7 +453,8 @@ def _where(path: Path, number: int, entry: Any) -> str:
     return f"{path}, record {number}" + (f" ({printable(name)})" if isinstance(name, str) else "")
 
 
-def _read(kind: type[T], value: Any, where: str) -> T:
+def read_record(kind: type[T], value: Any, where: str) -> T:
+    """``value`` as a ``kind``; ConfigError that names ``where`` and the key that is wrong."""
     try:
         return kind.model_validate(value)
     except ValidationError as error:

@@ -44,8 +44,6 @@ def setting_of(
     In a mix, a gym without an LLM oracle keeps its rules under ``oracle: llm``.
     """
     alone = bool(config.name)
-    if alone and config.data is not None:
-        raise ConfigError(f"environment.data: {name!r} makes its own tasks and loads none; leave it out")
     if alone and config.reward != "all_or_nothing":
         raise ConfigError(f"environment.reward: {name!r} pays by turn and has no form {config.reward!r}; leave it out")
     oracle = config.oracle

@@ -7,8 +7,10 @@ from collections.abc import Generator, Iterable, Mapping, Sequence
 from typing import ClassVar
 
 from environments.gyms._shared import Choice, Game, Gym, Reply, act
+from environments.gyms._shared.records import FunctionRecord, Record
 from environments.gyms.function.canned import canned
 from environments.gyms.function.expert import SOLVED, moves
+from environments.gyms.function.records import data_of, is_value, record_moves, rule_value
 from environments.gyms.function.rules import LARGEST, VARIABLES, at, generate, text
 from mua.environment.canned import Canned
 from mua.environment.protocol import Move, Split, Task
@@ -26,7 +28,7 @@ class FunctionGame(Game):
             return Reply(f"an action needs exactly four numbers, such as 1 2 3 4; found {len(numbers)}", error=True)
         if not all(0 <= n <= LARGEST and n == int(n) for n in numbers):
             return Reply(f"numbers must be whole and lie between 0 and {LARGEST}", error=True)
-        return Reply(str(at(self.task.data["rule"], [int(n) for n in numbers])))
+        return self._tried([int(n) for n in numbers])
 
     async def search(self, content: str) -> Reply:
         if content.strip(" .'\"").lower() != "test":
@@ -37,7 +39,7 @@ class FunctionGame(Game):
         numbers = [float(n) for n in _NUMBER.findall(content)]
         if len(numbers) != 1:
             return Reply("an answer is exactly one number", error=True)
-        if numbers[0] != self._expected():
+        if not self._is_right(numbers[0]):
             return Reply("Wrong.")
         self.solved = True
         return Reply(f"{SOLVED}.", reward=1.0, over=True)
@@ -45,8 +47,32 @@ class FunctionGame(Game):
     def details(self) -> Json:
         return {"rule": text(self.task.data["rule"]), "expected": self._expected()}
 
-    def _expected(self) -> int:
+    def _tried(self, numbers: Sequence[int]) -> Reply:
+        return Reply(str(at(self.task.data["rule"], numbers)))
+
+    def _is_right(self, number: float) -> bool:
+        return number == self._expected()
+
+    def _expected(self) -> float:
         return at(self.task.data["rule"], self.task.data["test"])
+
+
+class RecordGame(FunctionGame):
+    """One of UserRL's rules: it may give fractions, and its test numbers are as small as those that may be tried."""
+
+    def _tried(self, numbers: Sequence[int]) -> Reply:
+        if list(numbers) == self.task.data["test"]:
+            return Reply("the test numbers themselves may not be tried", error=True)
+        try:
+            return Reply(rule_value(self.task.data["rule"], numbers))
+        except ValueError:
+            return Reply("The rule gives no number there.")
+
+    def _is_right(self, number: float) -> bool:
+        return is_value(number, self._expected())
+
+    def _expected(self) -> float:
+        return float(self.task.data["expected"])
 
 
 class FunctionGym(Gym):
@@ -66,8 +92,13 @@ class FunctionGym(Gym):
     def generate(cls, split: Split) -> Iterable[Task]:
         return generate(split)
 
+    @classmethod
+    def from_record(cls, record: Record) -> Json:
+        assert isinstance(record, FunctionRecord)
+        return data_of(record)
+
     def game(self, task: Task, seed: int) -> Game:
-        return FunctionGame(self.setting, task, seed)
+        return (RecordGame if "expected" in task.data else FunctionGame)(self.setting, task, seed)
 
     def openings(self, task: Task) -> Sequence[str]:
         return (
@@ -84,10 +115,11 @@ class FunctionGym(Gym):
         )
 
     def gold(self, task: Task) -> Sequence[Move]:
-        return [act("answer", str(at(task.data["rule"], task.data["test"])))]
+        expected = task.data.get("expected")
+        return [act("answer", str(at(task.data["rule"], task.data["test"]) if expected is None else repr(expected)))]
 
     def expert(self, task: Task, seed: int, loose: float = 0.0) -> Generator[Move, str, None]:
-        return moves(task, seed, loose)
+        return record_moves(task, seed, loose) if "expected" in task.data else moves(task, seed, loose)
 
     def canned(self) -> Mapping[str, Canned]:
         return canned()

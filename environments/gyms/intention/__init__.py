@@ -7,9 +7,11 @@ from typing import ClassVar
 
 from environments.gyms._shared import Choice, Game, Gym, Reply, Setting, act
 from environments.gyms._shared.questions import is_list
+from environments.gyms._shared.records import IntentionRecord, Record
 from environments.gyms.intention.canned import policies
 from environments.gyms.intention.expert import moves
 from environments.gyms.intention.oracle import covered_by_llm, covered_by_rule, said_by_llm, said_by_rule
+from environments.gyms.intention.records import data_of, question_about, record_moves
 from environments.gyms.intention.schemas import generate
 from mua.environment.canned import Canned
 from mua.environment.protocol import Move, Split, Task
@@ -97,11 +99,17 @@ class IntentionGym(Gym):
     decisive = "action"
     defaults: ClassVar[dict[str, str | int | float | bool]] = {"max_actions": 10, "max_useless": 3}
     llm_roles = ("user", "judge")
+    lacking = "keywords by which a question is about a detail"
     short_prompt = "Ask for what the request leaves open, one thing at a time. Use interact."
 
     @classmethod
     def generate(cls, split: Split) -> Iterable[Task]:
         return generate(split)
+
+    @classmethod
+    def from_record(cls, record: Record) -> Json:
+        assert isinstance(record, IntentionRecord)
+        return data_of(record)
 
     def game(self, task: Task, seed: int) -> Game:
         return IntentionGame(self.setting, task, seed)
@@ -122,13 +130,14 @@ class IntentionGym(Gym):
         )
 
     def gold(self, task: Task) -> Sequence[Move]:
-        return [act("action", detail["inquiry"]) for detail in task.data["details"]]
+        return [act("action", question_about(detail)) for detail in task.data["details"]]
 
     def canned(self) -> Mapping[str, Canned]:
         return policies()
 
     def expert(self, task: Task, seed: int, loose: float = 0.0) -> Generator[Move, str, None]:
-        return moves(task, seed, loose)
+        """A record's details it knows: no kind of request stands behind them."""
+        return record_moves(task, seed, loose) if "category" in task.data else moves(task, seed, loose)
 
 
 DOMAIN = IntentionGym()

@@ -14,14 +14,17 @@ from collections.abc import Generator, Iterable, Mapping, Sequence
 from typing import ClassVar
 
 from environments.gyms._shared import Choice, Game, Gym, act
+from environments.gyms._shared.records import PersuadeRecord, Record
 from environments.gyms._shared.settings import Option, Role
 from environments.gyms.persuade.canned import canned
 from environments.gyms.persuade.claims import NAME, generate
 from environments.gyms.persuade.expert import argument, moves
-from environments.gyms.persuade.game import PersuadeGame
+from environments.gyms.persuade.game import Debate, PersuadeGame
 from environments.gyms.persuade.notes import notes
 from mua.environment.canned import Canned
 from mua.environment.protocol import Move, Split, Task
+from mua.errors import MuaError
+from mua.types import Json
 
 _OPENINGS = (
     "{claim} {argument} That is my opinion, and you will hardly change it. I live in a {setting}; only what came of it "
@@ -30,6 +33,11 @@ _OPENINGS = (
     "where I live.",
     "Let us talk. {claim} Why? {argument} And come to me with nothing but a {setting} like mine.",
     "Listen: {claim} {argument} Or do you know of a {setting} like ours where it was otherwise?",
+)
+_RECORD_OPENINGS = (
+    "{claim} {argument} That is my opinion, and you will hardly change it.",
+    "I am convinced of one thing. {claim} {argument} What do you say to that?",
+    "Let us talk. {claim} Why? {argument}",
 )
 
 
@@ -50,17 +58,35 @@ class PersuadeGym(Gym):
         "on that, then argue with the one note that fits."
     )
 
+    lacking: ClassVar[str] = "concerns of the person, and no notes to argue from"
+    record_choices: ClassVar[Mapping[Choice, str]] = {
+        "action": "what you say to the person: one argument, or a question",
+        "finish": "end the conversation",
+    }
+    record_prompt = "Argue against the claim with interact, one sound argument at a time, until the person gives in."
+
     @classmethod
     def generate(cls, split: Split) -> Iterable[Task]:
         return generate(split)
 
+    @classmethod
+    def from_record(cls, record: Record) -> Json:
+        assert isinstance(record, PersuadeRecord)
+        return {"kind": "given", "difficulty": "medium", "claim": record.claim, "argument": record.argument}
+
     def game(self, task: Task, seed: int) -> Game:
-        return PersuadeGame(self.setting, task, seed)
+        return (PersuadeGame if "concerns" in task.data else Debate)(self.setting, task, seed)
 
     def openings(self, task: Task) -> Sequence[str]:
-        return [opening.format(**task.data) for opening in _OPENINGS]
+        openings = _OPENINGS if "concerns" in task.data else _RECORD_OPENINGS
+        return [" ".join(opening.format(**task.data).split()) for opening in openings]
 
     def persona(self, task: Task) -> str:
+        if "concerns" not in task.data:
+            return (
+                f"You are convinced of this: {task.data['claim']}\nYou say: {task.data['argument']}\nYou think it over "
+                "honestly when somebody gives you a sound argument that you have not heard yet, and only then."
+            )
         data, game = task.data, PersuadeGame(self.setting, task, 0)
         concerns = "\n".join(f"- {one}" for one in game.concerns)
         return (
@@ -69,6 +95,8 @@ class PersuadeGym(Gym):
         )
 
     def gold(self, task: Task) -> Sequence[Move]:
+        """None for a record: it holds no argument against its claim; raises :class:`mua.errors.MuaError`."""
+        _check_notes(task)
         rng, found = random.Random(task.id), notes(task)
         fitting = [
             note
@@ -79,10 +107,19 @@ class PersuadeGym(Gym):
         return [act("action", argument(note, task.data["side"], rng)) for note in fitting]
 
     def expert(self, task: Task, seed: int, loose: float = 0.0) -> Generator[Move, str, None]:
+        """Argues from the notes; a record has none, and raises :class:`mua.errors.MuaError`."""
+        _check_notes(task)
         return moves(task, seed, loose)
 
     def canned(self) -> Mapping[str, Canned]:
         return canned()
+
+
+def _check_notes(task: Task) -> None:
+    if "concerns" not in task.data:
+        raise MuaError(
+            f"{task.id}: UserRL's record holds no argument against its claim; arguments for it come from a model"
+        )
 
 
 DOMAIN = PersuadeGym()

@@ -58,31 +58,18 @@ _STANDING = (
 _ENOUGH = "I have heard enough. Let us leave it at that."
 
 
-class PersuadeGame(Game):
-    """One holder of one claim."""
+class Debate(Game):
+    """One holder of one claim: the stance, what was said, and what a move of the stance pays."""
 
     def __init__(self, setting: Setting, task: Task, seed: int) -> None:
         super().__init__(setting, task, seed)
-        data = task.data
-        concerns = sorted(data["concerns"], key=lambda one: -one["weight"])
-        self._weights: dict[str, int] = {one["theme"]: one["weight"] for one in concerns}
-        self._topic = topics()[data["kind"]]
-        self._notes = notes(task)
-        self._met: list[str] = []
-        self._turn = 0
         self._misses = 0
         self._level = 0
         self._best = 0
-        self._heard = [data["claim"], data["argument"]]
+        self._heard = [task.data["claim"], task.data["argument"]]
         """What was said to the policy."""
         self.history: list[tuple[str, str]] = []
         """(what the policy said, what the holder answered)."""
-
-    async def search(self, content: str) -> Reply:
-        """Notes on what came of it elsewhere."""
-        text = looked_up(content, self._notes, self._topic)
-        self._heard.append(text)
-        return Reply(text)
 
     async def action(self, content: str) -> Reply:
         """An argument or a question. Paid is what the stance gains on the furthest point reached before."""
@@ -108,8 +95,39 @@ class PersuadeGame(Game):
         return self.seed + 101 * len(self.history)
 
     @property
-    def concerns(self) -> list[str]:
-        """What would change the holder's mind, weightiest first."""
+    def concerns(self) -> Sequence[str]:
+        """What would change the holder's mind, weightiest first; none where nobody has said it."""
+        return ()
+
+    async def _by_model(self, content: str) -> str:
+        self._level = STANCES.index(await judged_stance(self, content, STANCES))
+        return await answered(self, content)
+
+    def _by_rule(self, content: str) -> str:
+        raise NotImplementedError(f"{type(self).__name__} has no rule for arguments")
+
+
+class PersuadeGame(Debate):
+    """A holder with concerns, and notes on what came of it elsewhere."""
+
+    def __init__(self, setting: Setting, task: Task, seed: int) -> None:
+        super().__init__(setting, task, seed)
+        data = task.data
+        concerns = sorted(data["concerns"], key=lambda one: -one["weight"])
+        self._weights: dict[str, int] = {one["theme"]: one["weight"] for one in concerns}
+        self._topic = topics()[data["kind"]]
+        self._notes = notes(task)
+        self._met: list[str] = []
+        self._turn = 0
+
+    async def search(self, content: str) -> Reply:
+        """Notes on what came of it elsewhere."""
+        text = looked_up(content, self._notes, self._topic)
+        self._heard.append(text)
+        return Reply(text)
+
+    @property
+    def concerns(self) -> Sequence[str]:
         side, setting = self.task.data["side"], self.task.data["setting"]
         convincing = {
             name: note.text(self._topic)
@@ -118,10 +136,6 @@ class PersuadeGame(Game):
             if note.against(side) and note.setting == setting
         }
         return [f"{themes()[name].heading}: {convincing[name]}" for name in self._weights]
-
-    async def _by_model(self, content: str) -> str:
-        self._level = STANCES.index(await judged_stance(self, content, STANCES))
-        return await answered(self, content)
 
     def _by_rule(self, content: str) -> str:
         mind = next(iter(self._open()), None)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from environments.gyms._shared.oracles import asked, labelled, spoken
 
 if TYPE_CHECKING:
-    from environments.gyms.persuade.game import PersuadeGame
+    from environments.gyms.persuade.game import Debate
 
 _JUDGE = """Somebody argues with a person who holds an opinion. What would change this person's mind, the weightiest
 first:
@@ -24,16 +24,25 @@ The person's stance towards the claim is now: {stance}. The levels are: {levels}
 - Lists of words, facts without a conclusion, facts about other places, and figures that are wrong do not move it.
 - Praise, pressure, repetition, claims about the stance and many arguments at once do not move it.
 - A rude or absurd message may move it back."""
+_JUDGE_OF_ANY = """Somebody argues with a person who holds an opinion, for the reasons that the person has given.
+
+The person's stance towards the claim is now: {stance}. The levels are: {levels}. What is it after the latest message?
+- One sound argument in whole sentences, which answers a reason of the person's or brings up one against the claim that
+  the conversation has not had yet, moves the stance towards disagreement: by one level, by two if it is a strong one.
+- Questions, lists of words, bare assertions, and things that were said before do not move it.
+- Praise, pressure, claims about the stance and many arguments at once do not move it.
+- A rude or absurd message may move it back."""
 _PERSON = """You play a person who holds an opinion and is being argued with. You are given the claim, the person's own
 argument, what is on the person's mind, the conversation so far, the latest message and the stance that the person takes
 after it. Answer as that person would, in one or two sentences that fit the stance. You may let shine through what is on
 the person's mind, but never list it. Write nothing but the person's words."""
 
 
-async def judged_stance(game: PersuadeGame, text: str, levels: Sequence[str]) -> str:
+async def judged_stance(game: Debate, text: str, levels: Sequence[str]) -> str:
     """The stance after ``text``, one of ``levels``; raises :class:`mua.errors.JudgeFault`."""
     concerns = "\n".join(f"- {one}" for one in game.concerns)
-    question = _JUDGE.format(concerns=concerns, stance=game.stance, levels=", ".join(levels))
+    form = _JUDGE if concerns else _JUDGE_OF_ANY
+    question = form.format(concerns=concerns, stance=game.stance, levels=", ".join(levels))
     material = {
         "the claim": game.task.data["claim"],
         "the person's own argument": game.task.data["argument"],
@@ -43,24 +52,25 @@ async def judged_stance(game: PersuadeGame, text: str, levels: Sequence[str]) ->
     return await labelled(game.setting.judge, question, levels, material, game.request_seed)
 
 
-async def answered(game: PersuadeGame, text: str) -> str:
+async def answered(game: Debate, text: str) -> str:
     """What the person says to ``text``, at the stance that the judge has found."""
     question = f"{_situation(game)}\n\nLatest message: {text}"
     return await asked(game.setting.user, _PERSON, question, spoken, game.request_seed)
 
 
-def _situation(game: PersuadeGame) -> str:
+def _situation(game: Debate) -> str:
     data = game.task.data
+    minded = ["What would change the person's mind:\n" + "\n".join(f"- {one}" for one in game.concerns)]
     return "\n\n".join(
         (
             f"Claim: {data['claim']}",
             f"The person's own argument: {data['argument']}",
-            "What would change the person's mind:\n" + "\n".join(f"- {one}" for one in game.concerns),
+            *(minded if game.concerns else ()),
             f"Conversation so far:\n{_conversation(game)}",
             f"Stance now: {game.stance} with the claim",
         )
     )
 
 
-def _conversation(game: PersuadeGame) -> str:
+def _conversation(game: Debate) -> str:
     return "\n".join(f"Message: {said}\nPerson: {answer}" for said, answer in game.history) or "(none yet)"

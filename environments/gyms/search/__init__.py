@@ -8,24 +8,26 @@ because documents tell several things of the same sort, and the right one could 
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Mapping, Sequence
-from typing import ClassVar, Self
+from pathlib import Path
+from typing import ClassVar
 
 from environments.gyms._shared import Choice, Game, Gym, Reply, Setting, act
+from environments.gyms._shared.official import has_records
 from environments.gyms._shared.oracles import labelled
+from environments.gyms._shared.records import Record, SearchRecord
 from environments.gyms._shared.settings import Option, Role
 from environments.gyms.search.answers import matches
 from environments.gyms.search.canned import canned
 from environments.gyms.search.documents import Document
-from environments.gyms.search.expert import moves
+from environments.gyms.search.expert import given_moves, moves
 from environments.gyms.search.given import load_questions
 from environments.gyms.search.index import ready_index
 from environments.gyms.search.questions import NAME, generate
 from environments.gyms.search.web import OPTIONS, WebSearch
-from mua.config.schema import EnvironmentConfig
 from mua.environment.canned import Canned
 from mua.environment.protocol import Move, Split, Task
 from mua.errors import ConfigError
-from mua.users.services import Services
+from mua.types import Json
 
 _OPENINGS = (
     "I have a question for you: {question}",
@@ -86,23 +88,23 @@ class SearchGym(Gym):
 
     def __init__(self, setting: Setting | None = None, given: Mapping[Split, Sequence[Task]] | None = None) -> None:
         """``given`` are questions to ask instead of those about the made-up world."""
-        super().__init__(setting)
-        self._given = given
+        super().__init__(setting, given)
         self._web = WebSearch(self.setting.options) if self.setting.options["search_url"] else None
 
-    def configured(self, config: EnvironmentConfig, services: Services) -> Self:
-        """As every gym, and with questions from ``environment.data``, which need a web search to be answered."""
-        gym = super().configured(config.model_copy(update={"data": None}), services)
-        if config.data is None or config.mix:
-            return gym
-        if not gym.setting.options["search_url"]:
+    @classmethod
+    def given_tasks(cls, path: Path, setting: Setting) -> Mapping[Split, Sequence[Task]]:
+        """UserRL's questions, or a folder of one's own; both need a web search to be answered."""
+        if not setting.options["search_url"]:
             raise ConfigError(
                 "environment.data: gyms/search needs options.search_url for questions that are not its own"
             )
-        return type(self)(gym.setting, load_questions(config.data))
+        return super().given_tasks(path, setting) if has_records("search", path) else load_questions(path)
 
-    def tasks(self, split: Split) -> Sequence[Task]:
-        return super().tasks(split) if self._given is None else self._given[split]
+    @classmethod
+    def from_record(cls, record: Record) -> Json:
+        assert isinstance(record, SearchRecord)
+        told = {"question": record.question, "answer": record.answer, "aliases": []}
+        return {"kind": "given", "difficulty": "medium", **told}
 
     @classmethod
     def generate(cls, split: Split) -> Iterable[Task]:
@@ -121,8 +123,8 @@ class SearchGym(Gym):
         return [act("answer", task.data["answer"])]
 
     def expert(self, task: Task, seed: int, loose: float = 0.0) -> Generator[Move, str, None]:
-        """Solves the questions about the made-up world; only those have a chain to follow."""
-        return moves(task, seed, loose)
+        """Follows the chain of a question about the made-up world; of others it knows the answer when it finds it."""
+        return moves(task, seed, loose) if "chain" in task.data else given_moves(task)
 
     def canned(self) -> Mapping[str, Canned]:
         return canned()

@@ -1,5 +1,7 @@
 """Questions from a folder instead of the made-up world: for the web search, or for a benchmark of one's own.
 
+UserRL's questions are read by :mod:`environments.gyms._shared.official`.
+
 The folder holds ``train.jsonl``, ``validation.jsonl`` and ``test.jsonl``, any of them; each line is an object with
 ``question``, ``answer``, and optionally ``id``, ``aliases`` (a list) and ``difficulty``.
 """

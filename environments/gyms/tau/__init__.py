@@ -9,25 +9,32 @@
 
 The inner environment, user, tasks, expert and verdict are the domain's own, so that the tasks are pinned by its
 manifest; the policy of the domain stands in the system prompt. ``environment.data`` may name a folder with official
-data: a folder of each inner domain's name in it (``retail``, ``airline``) is loaded by that domain.
+data: a folder of each inner domain's name in it (``retail``, ``airline``) is loaded by that domain. Where it names
+UserRL's records (:mod:`environments.gyms.tau.records`), these are the tasks over tau-bench's databases.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Mapping, Sequence
+import json
+from collections.abc import Coroutine, Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 from environments.gyms._shared import Choice, Game, Gym, Setting, act
 from environments.gyms._shared.settings import Option, Role, setting_of
+from environments.gyms.tau.canned import canned_through
 from environments.gyms.tau.game import TauEnvironment, TauGame, tool_call
+from environments.gyms.tau.records import OverRecords, checked_folder, databases, domains_of, own_records
 from environments.gyms.tau.user import CustomerUser, NeutralUser
 from mua.config.schema import EnvironmentConfig
-from mua.environment.demonstrate import moves_of
+from mua.environment.canned import Canned
+from mua.environment.demonstrate import Demonstration, demonstrate, moves_of
 from mua.environment.protocol import (
     Configurable,
     Domain,
     Environment,
+    Expert,
     Move,
     PerTaskPrompt,
     PromptStyle,
@@ -37,6 +44,7 @@ from mua.environment.protocol import (
 )
 from mua.environment.registry import get_domain
 from mua.errors import ConfigError, MuaError
+from mua.types import Json
 from mua.users.endpoint import ChatEndpoint
 from mua.users.protocol import User
 from mua.users.services import Services
@@ -55,7 +63,12 @@ class TauGym(Gym):
         "action": "a message to the customer",
         "finish": "end the conversation",
     }
-    defaults: ClassVar[Mapping[str, Option]] = {"domains": DOMAINS, "compact": False, "skip_noop": False}
+    defaults: ClassVar[Mapping[str, Option]] = {
+        "domains": DOMAINS,
+        "compact": False,
+        "skip_noop": False,
+        "tau_bench": "",
+    }
     llm_roles: ClassVar[tuple[Role, ...]] = ("user",)
     short_prompt = "Serve the customer with interact: search tools, answer tool calls as JSON, action to speak, finish."
 
@@ -79,7 +92,9 @@ class TauGym(Gym):
         """This gym over its inner domains under ``config``, which get ``data`` and ``reward``."""
         own = config.model_copy(update={"data": None, "reward": "all_or_nothing"})
         setting = setting_of(self.name, self.defaults, self.llm_roles, own, services)
-        inner = {name: _configured(name, config, setting, services) for name in _names(setting)}
+        inner = _over_records(config, setting, services) or {
+            name: _configured(name, config, setting, services) for name in _names(setting)
+        }
         return type(self)(setting, inner, services.user if setting.oracle == "llm" else None)
 
     @classmethod
@@ -139,8 +154,14 @@ class TauGym(Gym):
         return domain.persona(inner)
 
     def gold(self, task: Task) -> Sequence[Move]:
-        """The inner gold: its calls, then all that has to be said in one message, so that no reply ends it early."""
+        """What the inner expert does with the customer of seed 0; without an expert, the inner gold.
+
+        The customer inside of the tool is always there, so that what has to be asked has to be asked here too. Texts of
+        an inner gold are said in one message, so that no reply ends it early.
+        """
         domain, inner = self._inner_of(task)
+        if isinstance(domain, Expert):
+            return [*_moves_made(_at_once(demonstrate(domain, inner, 0)).messages), act("finish")]
         moves = [*domain.gold(inner)]
         if any(isinstance(move, UserMove) for move in moves):
             raise MuaError(f"{task.id}: the user of {domain.name} has to act with tools of its own; ask the expert")
@@ -148,6 +169,10 @@ class TauGym(Gym):
         calls = [act("answer", tool_call(move[0], move[1])) for move in moves if not isinstance(move, str)]
         said = [act("action", " ".join(texts))] if texts else []
         return [*calls, *said, act("finish")]
+
+    def canned(self) -> Mapping[str, Canned]:
+        """Those of the inner domains, through the tool."""
+        return canned_through(self.inner)
 
     def expert(self, task: Task, seed: int, loose: float = 0.0) -> Generator[Move, str, None]:
         """The inner domain's expert, speaking through the tool."""
@@ -165,6 +190,26 @@ class TauGym(Gym):
 
     def _inner_of(self, task: Task) -> tuple[Domain, Task]:
         return self.inner[task.data["domain"]], self._by_id[task.id]
+
+
+def _moves_made(messages: Sequence[Json]) -> Iterator[Move]:
+    """The moves of a conversation, through the tool."""
+    for message in messages:
+        for call in message.get("tool_calls", ()):
+            yield act("answer", tool_call(call["function"]["name"], json.loads(call["function"]["arguments"])))
+        if message["role"] == "assistant" and not message.get("tool_calls"):
+            yield act("action", message["content"])
+
+
+def _at_once(played: Coroutine[Any, Any, Demonstration]) -> Demonstration:
+    """The end of a conversation between rules, which waits for nobody."""
+    try:
+        played.send(None)
+    except StopIteration as end:
+        found: Demonstration = end.value
+        return found
+    played.close()
+    raise MuaError("gyms/tau: the gold of a customer that is not played by rules cannot be known; ask for its expert")
 
 
 def _names(setting: Setting) -> list[str]:
@@ -192,6 +237,25 @@ def _configured(name: str, config: EnvironmentConfig, setting: Setting, services
         update={"name": name, "mix": {}, "data": data, "options": options, "oracle": "rule", "show_reward": False}
     )
     return domain.configured(inner, services)
+
+
+def _over_records(config: EnvironmentConfig, setting: Setting, services: Services) -> dict[str, Domain] | None:
+    """The inner domains over UserRL's records, if ``environment.data`` names any: those that there are records of."""
+    if (records := own_records(config)) is None:
+        return None
+    base, skip = databases(config, str(setting.options["tau_bench"])), bool(setting.options["skip_noop"])
+    names = [name for name in domains_of(records) if name in _names(setting)]
+    if not names:
+        raise ConfigError(
+            f"environment.options.domains: the records are of {', '.join(domains_of(records))}; serve one of them"
+        )
+    plain = replace(setting, options={**setting.options, "skip_noop": False, "compact": False})
+    inner: dict[str, Domain] = {}
+    for name in names:
+        folder = checked_folder(name, base).parent
+        domain = _configured(name, config.model_copy(update={"data": folder}), plain, services)
+        inner[name] = OverRecords(domain, records, skip_noop=skip)  # type: ignore[arg-type]
+    return inner
 
 
 DOMAIN = TauGym()

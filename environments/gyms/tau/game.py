@@ -72,11 +72,8 @@ class TauGame(Game):
 
     async def action(self, content: str) -> Reply:
         """Say something to the customer."""
-        if not self._messages:
-            first = await self._user.open()
-            self._hear(first)
-            if not self._told_first:
-                return Reply(first.text)
+        if (first := await self._opened()) and not self._told_first:
+            return Reply(first)
         self._messages.append({"role": "assistant", "content": content})
         reply = await self._user.reply(content)
         self._hear(reply)
@@ -88,6 +85,7 @@ class TauGame(Game):
         call = _call_in(content)
         if isinstance(call, str):
             return Reply(call, error=True)
+        await self._opened()
         name, arguments = call
         result = await _value(self._environment.call(name, arguments))
         function = {"name": name, "arguments": json.dumps(arguments)}
@@ -96,6 +94,14 @@ class TauGame(Game):
             {"role": "tool", "content": result.text},
         ]
         return await self._ended(result.text) if result.terminal else Reply(result.text)
+
+    async def _opened(self) -> str:
+        """Let the customer speak first, whatever the policy does first; empty once it has."""
+        if self._messages:
+            return ""
+        first = await self._user.open()
+        self._hear(first)
+        return first.text
 
     async def finish(self) -> Reply:
         """End the conversation and have it judged."""

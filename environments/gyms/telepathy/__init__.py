@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Container, Generator, Iterable, Mapping, Sequence
+from functools import cached_property
 from typing import ClassVar
 
 from environments.gyms._shared import Choice, Game, Gym, Reply, Setting, act
 from environments.gyms._shared.guessing import GuessingGame
 from environments.gyms._shared.oracles import labelled
+from environments.gyms._shared.questions import plain
+from environments.gyms._shared.records import Record, TelepathyRecord
 from environments.gyms.telepathy.canned import policies
 from environments.gyms.telepathy.expert import moves
 from environments.gyms.telepathy.oracle import about_name, answer, is_named, names_something
-from environments.gyms.telepathy.table import Entity, by_name, generate
+from environments.gyms.telepathy.table import Entity, entity_of, generate
 from mua.environment.canned import Canned
 from mua.environment.protocol import Move, Split, Task
 from mua.types import Json
@@ -27,14 +30,16 @@ A_GUESS = "If that is your guess, give it with the choice answer."
 class TelepathyGame(GuessingGame):
     """One thing thought of."""
 
-    def __init__(self, setting: Setting, task: Task, seed: int, persona: str) -> None:
+    def __init__(self, setting: Setting, task: Task, seed: int, persona: str, names: Container[str] = ()) -> None:
+        """``names``: of things that other tasks are about, besides those of the table."""
         super().__init__(setting, task, seed, persona)
-        self._entity: Entity = by_name()[task.data["entity"].lower()]
+        self._entity: Entity = entity_of(task)
+        self._names = names
 
     async def action(self, content: str) -> Reply:
         if about_name(content):
             return Reply(NOT_THE_NAME)
-        return Reply(A_GUESS) if names_something(content) else await super().action(content)
+        return Reply(A_GUESS) if names_something(content, self._names) else await super().action(content)
 
     def by_rule(self, question: str) -> str:
         return answer(self._entity, question)
@@ -53,7 +58,8 @@ class TelepathyGame(GuessingGame):
         if self.setting.oracle == "rule":
             return False
         synonyms = ", ".join(self._entity.synonyms) or "nothing else"
-        question = JUDGE.format(name=self._entity.name, synonyms=synonyms)
+        name = _described(self.task) if "gloss" in self.task.data else self._entity.name
+        question = JUDGE.format(name=name, synonyms=synonyms)
         said = await labelled(self.setting.judge, question, ("Yes", "No"), {"the guess": guess}, self._llm_seed())
         return said == "Yes"
 
@@ -70,16 +76,35 @@ class TelepathyGym(Gym):
     }
     defaults: ClassVar[dict[str, str | int | float | bool]] = {"max_actions": 20, "max_answers": 3}
     llm_roles = ("user", "judge")
+    lacking = "table of what is true of the thing"
     short_prompt = "Guess what it is by yes/no questions. Use interact."
 
     @classmethod
     def generate(cls, split: Split) -> Iterable[Task]:
         return generate(split)
 
+    @classmethod
+    def from_record(cls, record: Record) -> Json:
+        assert isinstance(record, TelepathyRecord)
+        titles = {plain(record.title), plain(record.entity)} - {record.entity.lower()}
+        return {
+            "kind": record.category.replace("_", " ") or "thing", "difficulty": "medium", "entity": record.entity,
+            "synonyms": sorted(titles), "gloss": record.gloss, "openings": [record.description,
+            f"{record.description} {record.goal}".strip()],
+        }  # fmt: skip
+
+    @cached_property
+    def _names(self) -> frozenset[str]:
+        """Of everything that the records are about."""
+        tasks = [task for tasks in (self._loaded or {}).values() for task in tasks]
+        return frozenset(plain(name) for task in tasks for name in (task.data["entity"], *task.data["synonyms"]))
+
     def game(self, task: Task, seed: int) -> Game:
-        return TelepathyGame(self.setting, task, seed, self.persona(task))
+        return TelepathyGame(self.setting, task, seed, self.persona(task), self._names)
 
     def openings(self, task: Task) -> Sequence[str]:
+        if "openings" in task.data:
+            return [str(opening) for opening in task.data["openings"]]
         sort = {"easy": task.data["kind"], "medium": _BROAD[task.data["broad"]], "hard": "something"}
         what = sort[task.data["difficulty"]]
         what = what if what.startswith("something") else f"{'an' if what[0] in 'aeiou' else 'a'} {what}"
@@ -90,9 +115,8 @@ class TelepathyGym(Gym):
         )
 
     def persona(self, task: Task) -> str:
-        entity = by_name()[task.data["entity"].lower()]
         return (
-            f"You are thinking of: {entity.name} (a {entity.category}). Someone asks you yes/no questions about it. "
+            f"You are thinking of: {_described(task)}. Someone asks you yes/no questions about it. "
             "Answer truthfully with exactly one word: Yes, No, or Maybe. Maybe is for questions whose answer depends "
             "on the case or is unknown, and for any about its name or spelling. What usually holds counts as Yes. "
             "Never name the thing and never explain."
@@ -105,7 +129,21 @@ class TelepathyGym(Gym):
         return policies()
 
     def expert(self, task: Task, seed: int, loose: float = 0.0) -> Generator[Move, str, None]:
-        return moves(task, seed, loose)
+        """A record's thing it knows, and asks for its sort first: nothing tells by rules what is true of it."""
+        return _asking(task) if "gloss" in task.data else moves(task, seed, loose)
+
+
+def _described(task: Task) -> str:
+    """The thing with what sets it apart from others of its name."""
+    if "gloss" in task.data:
+        return f"{task.data['entity']} ({task.data['gloss'] or task.data['kind']})"
+    return f"{task.data['entity']} (a {task.data['kind']})"
+
+
+def _asking(task: Task) -> Generator[Move, str, None]:
+    sort = task.data["kind"]
+    yield act("action", f"Is it {'an' if sort[:1] in 'aeiou' else 'a'} {sort}?")
+    yield act("answer", task.data["entity"])
 
 
 _BROAD = {

@@ -7,7 +7,7 @@ whoever may ask "Is it a dog?" or for letters finds everything by going through 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from functools import lru_cache
 
 from environments.gyms._shared.questions import plain
@@ -39,11 +39,13 @@ def about_name(question: str) -> bool:
     return bool(_OF_THE_NAME.search(text) or _STARTS.search(text))
 
 
-def names_something(question: str) -> bool:
-    """Whether ``question`` names an entity of the table: a guess, which is no question."""
+def names_something(question: str, others: Container[str] = ()) -> bool:
+    """Whether ``question`` names an entity of the table, or one of ``others``: a guess, which is no question."""
     text = plain(question)
     guess = _GUESS.fullmatch(text)
-    return guess is not None and guess["name"] in by_name() and not asked_for(text)[0]
+    if guess is None or not (guess["name"] in by_name() or guess["name"] in others):
+        return False
+    return guess["name"] in others or not asked_for(text)[0]
 
 
 def is_named(entity: Entity, text: str) -> bool:

@@ -125,6 +125,14 @@ def by_name() -> Mapping[str, Entity]:
     return {name: entity for entity in entities() for name in entity.names()}
 
 
+def entity_of(task: Task) -> Entity:
+    """What is thought of in ``task``; a record's entity has no attributes."""
+    data = task.data
+    if "gloss" not in data:
+        return by_name()[data["entity"].lower()]
+    return Entity(data["entity"], tuple(data["synonyms"]), data["kind"], "", frozenset(), frozenset())
+
+
 @lru_cache(maxsize=1)
 def _decided() -> frozenset[tuple[str, str]]:
     """Pairs of category and vague attribute where absence means No."""

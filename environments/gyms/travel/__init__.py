@@ -11,16 +11,19 @@ from collections.abc import Generator, Iterable, Mapping, Sequence
 from typing import ClassVar
 
 from environments.gyms._shared import Choice, Game, Gym, act
+from environments.gyms._shared.records import Record, TravelRecord
 from environments.gyms._shared.settings import Option as Setup
 from environments.gyms._shared.settings import Role
 from environments.gyms.travel.canned import policies
 from environments.gyms.travel.catalog import catalog
 from environments.gyms.travel.expert import moves, query
 from environments.gyms.travel.game import TravelGame
+from environments.gyms.travel.records import RecordGame, data_of, record_gold, record_moves
 from environments.gyms.travel.scenarios import NAME, generate
 from environments.gyms.travel.wording import openings, persona
 from mua.environment.canned import Canned
 from mua.environment.protocol import Move, Split, Task
+from mua.types import Json
 
 
 class TravelGym(Gym):
@@ -39,12 +42,19 @@ class TravelGym(Gym):
         "Book the trip with interact: ask about what is let on, search options, answer with the cheapest that fits."
     )
 
+    lacking: ClassVar[str] = "attributes by which a question is about a wish"
+
     @classmethod
     def generate(cls, split: Split) -> Iterable[Task]:
         return generate(split)
 
+    @classmethod
+    def from_record(cls, record: Record) -> Json:
+        assert isinstance(record, TravelRecord)
+        return data_of(record)
+
     def game(self, task: Task, seed: int) -> Game:
-        return TravelGame(self.setting, task, seed)
+        return (RecordGame if "opening" in task.data else TravelGame)(self.setting, task, seed)
 
     def openings(self, task: Task) -> Sequence[str]:
         return openings(task)
@@ -53,6 +63,8 @@ class TravelGym(Gym):
         return persona(task)
 
     def gold(self, task: Task) -> Sequence[Move]:
+        if "opening" in task.data:
+            return record_gold(task)
         searches = [act("search", query(catalog()[one["aspect"]], one["arguments"])) for one in task.data["aspects"]]
         best = [row[0] for one in task.data["aspects"] for row in one["options"] if row[1] == "best"]
         return [*searches, act("answer", ", ".join(best))]
@@ -61,7 +73,8 @@ class TravelGym(Gym):
         return policies()
 
     def expert(self, task: Task, seed: int, loose: float = 0.0) -> Generator[Move, str, None]:
-        return moves(task, seed, loose)
+        """A record's wishes and best options it knows: they follow from nothing that a rule could read."""
+        return record_moves(task, seed, loose) if "opening" in task.data else moves(task, seed, loose)
 
 
 DOMAIN = TravelGym()

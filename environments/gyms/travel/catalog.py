@@ -81,6 +81,16 @@ def catalog() -> Mapping[str, Aspect]:
     return {name: _aspect(name, one) for name, one in given.items()}
 
 
+def aspect_of(one: Json) -> Aspect:
+    """The aspect of one entry of ``task.data["aspects"]``: the catalog's, or a record's, of which little is known."""
+    if "letter" not in one:
+        return catalog()[one["aspect"]]
+    noun = one["aspect"].replace("_", " ")
+    return Aspect(
+        one["aspect"], one["letter"], noun, _pattern(rf"\b{re.escape(noun)}s?\b"), {}, {}, "", (0, 0), (), False
+    )
+
+
 def _aspect(name: str, given: Json) -> Aspect:
     try:
         attributes = [_attribute(inner, one) for inner, one in given["attributes"].items()]

@@ -40,6 +40,11 @@ class Part:
     """The sort of the option that was chosen."""
 
     @cached_property
+    def sorts(self) -> Mapping[str, str]:
+        """By the option's id."""
+        return {row[0]: row[1] for row in self.data["options"]}
+
+    @cached_property
     def options(self) -> Mapping[str, Option]:
         """Built when first needed: many episodes never look."""
         return {row[0]: Option.of(self.aspect, row) for row in self.data["options"]}
@@ -60,23 +65,31 @@ class TravelGame(Game):
 
     def __init__(self, setting: Setting, task: Task, seed: int) -> None:
         super().__init__(setting, task, seed)
-        self._parts = {one["aspect"]: _part(one) for one in task.data["aspects"]}
+        self._parts = {one["aspect"]: self._part(one) for one in task.data["aspects"]}
         self._off_target = 0
         self._useless = 0
         self._searches = 0
         self._turns = 0
+
+    def _part(self, one: Json) -> Part:
+        return Part(catalog()[one["aspect"]], one, {held["attribute"]: held for held in one["preferences"]})
 
     async def search(self, content: str) -> Reply:
         """List the options of the one part that the query covers."""
         self._searches += 1
         if self._searches % OUTAGE_EVERY == 0:
             return Reply("The booking service does not respond at the moment. Please try again.")
+        found = await self._covered(content)
+        return Reply(found) if isinstance(found, str) else self._listed(found)
+
+    async def _covered(self, content: str) -> Part | str:
+        """The one part that the query covers, or what is said where it covers none."""
         parts = [self._parts[aspect.name] for aspect in named(content, [p.aspect for p in self._parts.values()])]
         covered = [part for part in parts if not missing(content, part.data["arguments"])]
-        if len(covered) != 1:
-            return Reply(self._refined(parts, content, len(covered)))
-        part, first = covered[0], not covered[0].found
-        part.found = True
+        return covered[0] if len(covered) == 1 else self._refined(parts, content, len(covered))
+
+    def _listed(self, part: Part) -> Reply:
+        first, part.found = not part.found, True
         text = f"Options for the {part.aspect.noun}:\n{part.listing()}"
         return Reply(text, float(self.setting.options["search_reward"]) if first else 0.0)
 
@@ -129,6 +142,10 @@ class TravelGame(Game):
         """A held preference; KeyError if there is none."""
         held = self._parts[aspect].data["preferences"]
         return {one["attribute"]: one for one in held}[attribute]
+
+    def aspect(self, name: str) -> Aspect:
+        """A part of the trip by name."""
+        return self._parts[name].aspect
 
     async def _asked(self, content: str) -> Asked:
         """What the agent asks, about the parts that are not booked yet."""
@@ -188,7 +205,7 @@ class TravelGame(Game):
         by_letter = {part.aspect.letter: part for part in self._parts.values()}
         for one in ids:
             part = by_letter.get(one[0])
-            if part is None or (part.found and one not in part.options):
+            if part is None or (part.found and one not in part.sorts):
                 return f"there is no option {one}"
             if not part.found:
                 return f"you have not searched for the {part.aspect.noun} yet"
@@ -198,10 +215,6 @@ class TravelGame(Game):
 
     def _book(self, chosen: str) -> str:
         part = next(part for part in self._parts.values() if part.aspect.letter == chosen[0])
-        part.booked = part.options[chosen].sort
+        part.booked = part.sorts[chosen]
         part.pending.clear()
         return part.booked
-
-
-def _part(one: Json) -> Part:
-    return Part(catalog()[one["aspect"]], one, {held["attribute"]: held for held in one["preferences"]})

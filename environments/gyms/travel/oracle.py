@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from environments.gyms._shared.oracles import asked, labelled, spoken
 from environments.gyms.travel.asking import Asked, Kind
-from environments.gyms.travel.catalog import catalog
 from environments.gyms.travel.wording import facts, wish
 from mua.types import Json
 
@@ -24,6 +23,13 @@ What is the agent's message?
   answering it truly would tell that wish.
 - miss: it asks a concrete question, but none of the wishes answers it, or it also asks about something else.
 - vague: it asks for wishes in general, or for more than two things at once."""
+_SEARCH = """A booking agent searches a list of options. The parts of the trip, and the facts that a search for
+each has to state:
+{parts}
+
+Which part does the query search for? Name it when the query is about that part alone and states every one of its facts
+rightly, in whatever form. Otherwise, and where a fact is missing or wrong, it is {none}."""
+_NO_PART = "none"
 _HINT = """You are a traveller who talks with a booking agent. Let the agent know one wish of yours without stating it:
 tell in one sentence a habit, a reason or a circumstance from which it follows. Do not use the words of the wish, do not
 mention any other wish, and write nothing but the sentence."""
@@ -46,6 +52,14 @@ async def classified(game: TravelGame, text: str, pending: Mapping[str, Sequence
     return Asked("hit", *wishes[label]) if label in wishes else Asked(_KINDS[label])
 
 
+async def searched(game: TravelGame, text: str, facts: Mapping[str, str]) -> str | None:
+    """The part of the trip that the query ``text`` covers; ``facts`` are those of each part."""
+    question = _SEARCH.format(parts="\n".join(f"- {name}: {told}" for name, told in facts.items()), none=_NO_PART)
+    labels = [*facts, _NO_PART]
+    said = await labelled(game.setting.judge, question, labels, {"the query": text}, game.asks_seed)
+    return None if said == _NO_PART else said
+
+
 async def hinted(game: TravelGame, preference: Json, aspect: str, text: str) -> str:
     """The wish in the traveller's own words; a reply that states it is asked for again."""
 
@@ -55,7 +69,10 @@ async def hinted(game: TravelGame, preference: Json, aspect: str, text: str) -> 
         return spoken(reply)
 
     said = f"The agent asked: {text}\n" if text else "Tell it unasked.\n"
-    wanted = f"{said}Your wish: for the {catalog()[aspect].noun}, the traveller {wish(preference, catalog()[aspect])}."
+    part = game.aspect(aspect)
+    wanted = f"{said}Your wish: for the {part.noun}, the traveller {wish(preference, part)}."
+    if "wish" in preference:
+        wanted += f" A way to let it be known: {preference['hint']}"
     return await asked(game.setting.user, _HINT, wanted, unstated, game.asks_seed)
 
 
@@ -67,4 +84,4 @@ async def small_talk(game: TravelGame, text: str) -> str:
 
 def _line(game: TravelGame, aspect: str, attribute: str) -> str:
     preference = game.preference(aspect, attribute)
-    return f"for the {catalog()[aspect].noun}, the traveller {wish(preference, catalog()[aspect])}"
+    return f"for the {game.aspect(aspect).noun}, the traveller {wish(preference, game.aspect(aspect))}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from environments.gyms.travel.catalog import Aspect, catalog
+from environments.gyms.travel.catalog import Aspect, aspect_of, catalog
 from mua.environment.protocol import Task
 from mua.types import Json
 
@@ -14,6 +14,11 @@ _FRAMES = (
     "I need help with a journey. {needs} Can you take care of it?",
     "{needs} Please find out what suits me and book it.",
 )
+_BUDGETS = (
+    "Of what has all that I want I take the cheapest.",
+    "My budget is limited: where everything is as I like it, the cheapest will do.",
+)
+"""What UserRL's openings end with, as to the sense."""
 IMPATIENT = "I have been asked too much that is beside the point; please book."
 CHAT = ("All right.", "Good, go on.", "Thank you, that sounds fine.", "Take your time.", "I am glad that you help me.")
 MISS = (
@@ -41,6 +46,8 @@ BOOKED = {
 
 def openings(task: Task) -> list[str]:
     """First utterances: the whole trip, and of the wishes what they are about."""
+    if "opening" in task.data:
+        return [f"{task.data['opening']} {budget}" for budget in _BUDGETS]
     rng = random.Random(f"openings/{task.id}")
     return [frame.format(needs=" ".join(_need(rng, one) for one in task.data["aspects"])) for frame in _FRAMES]
 
@@ -62,12 +69,16 @@ def facts(task: Task) -> str:
 
 def wish(preference: Json, aspect: Aspect) -> str:
     """What is wanted, plainly."""
+    if "wish" in preference:
+        return str(preference["wish"])
     values = aspect.attributes[preference["attribute"]].values
     return next(value.wish for value in values if value.name == preference["value"])
 
 
 def hint(preference: Json, aspect: Aspect) -> str:
     """The sentence by which a wish becomes known."""
+    if "wish" in preference:
+        return str(preference["hint"])
     values = aspect.attributes[preference["attribute"]].values
     return next(value.hints[preference["hint"]] for value in values if value.name == preference["value"])
 
@@ -84,7 +95,7 @@ def _need(rng: random.Random, one: Json) -> str:
 
 
 def _persona_of(one: Json) -> str:
-    aspect = catalog()[one["aspect"]]
+    aspect = aspect_of(one)
     arguments = ", ".join(f"{name} {value}" for name, value in one["arguments"].items())
     wishes = "; ".join(f"the traveller {wish(preference, aspect)}" for preference in one["preferences"])
     return f"You need a {aspect.noun} ({arguments}). Your wishes for it: {wishes}."

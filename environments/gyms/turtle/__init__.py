@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from typing import ClassVar
 
 from environments.gyms._shared import Choice, Game, Gym, Reply, Setting, act
 from environments.gyms._shared.guessing import GuessingGame
 from environments.gyms._shared.oracles import labelled
+from environments.gyms._shared.records import Record, TurtleRecord
 from environments.gyms.turtle.canned import canned
 from environments.gyms.turtle.expert import asking, moves
 from environments.gyms.turtle.oracle import answer, asked_about, score
-from environments.gyms.turtle.stories import Criterion, generate, schemas, story_of
+from environments.gyms.turtle.stories import Criterion, data_of, generate, schemas, story_of
 from mua.environment.canned import Canned
 from mua.environment.protocol import Move, Split, Task
 from mua.types import Json
@@ -41,6 +42,8 @@ class TurtleGame(GuessingGame):
         self._best = 0.0
         self._confirmed: list[str] = []
         """Questions that were answered with Yes."""
+        self._needed = sum(len(criterion.statement.split()) for criterion in self._story.criteria)
+        """Words that the points take."""
 
     async def action(self, content: str) -> Reply:
         if len(content.split()) > LONGEST_QUESTION:
@@ -55,8 +58,8 @@ class TurtleGame(GuessingGame):
 
     async def answer(self, content: str) -> Reply:
         limit = self.setting.whole("max_words")
-        if limit and len(content.split()) > limit:
-            return Reply(f"an explanation has at most {limit} words", error=True)
+        if limit and len(content.split()) > max(limit, self._needed):
+            return Reply(f"an explanation has at most {max(limit, self._needed)} words", error=True)
         self._calls += 1
         scores = await asyncio.gather(*(self._score(c, content, i) for i, c in enumerate(self._story.criteria)))
         total = round(sum(c.weight * s for c, s in zip(self._story.criteria, scores, strict=True)), 4)
@@ -96,11 +99,17 @@ class TurtleGym(Gym):
     }
     defaults: ClassVar[dict[str, str | int | float | bool]] = {"max_actions": 20, "max_answers": 3, "max_words": 80}
     llm_roles = ("user", "judge")
+    lacking = "keywords of the story's points and facts"
     short_prompt = "Explain the story. Ask yes/no questions first. Use interact."
 
     @classmethod
     def generate(cls, split: Split) -> Iterable[Task]:
         return generate(split)
+
+    @classmethod
+    def from_record(cls, record: Record) -> Json:
+        assert isinstance(record, TurtleRecord)
+        return data_of(record)
 
     def game(self, task: Task, seed: int) -> Game:
         return TurtleGame(self.setting, task, seed, self.persona(task))
@@ -118,16 +127,39 @@ class TurtleGym(Gym):
         )
 
     def gold(self, task: Task) -> Sequence[Move]:
+        if "criteria" in task.data:
+            return [*_asked_of(task), act("answer", " ".join(statement for _, statement in task.data["criteria"]))]
         story = story_of(task)
         found = [act("action", f"Does it have to do with {aliases[0]}?") for aliases in story.found.values()]
         told = " ".join(criterion.statement for criterion in story.criteria)
         return [*asking(schemas()[story.schema], task.data["shown"]), *found, act("answer", told)]
 
     def expert(self, task: Task, seed: int, loose: float = 0.0) -> Generator[Move, str, None]:
-        return moves(task, seed, loose)
+        """A record's story it knows: it asks about each point and tells those that it was right about."""
+        return _telling(task) if "criteria" in task.data else moves(task, seed, loose)
 
     def canned(self) -> Mapping[str, Canned]:
         return canned()
+
+
+_LEADS = ("The", "A", "An", "He", "She", "It", "They", "His", "Her", "Their", "There")
+
+
+def _asked_of(task: Task) -> Iterator[Move]:
+    """A question about each point of a record's story; of a long point about its first words."""
+    lead = ("Is", "it", "true", "that")
+    for _, statement in task.data["criteria"]:
+        words = statement.strip(" .").split()[: LONGEST_QUESTION - len(lead)]
+        words[:1] = [word.lower() if word in _LEADS else word for word in words[:1]]
+        yield act("action", f"{' '.join((*lead, *words))}?")
+
+
+def _telling(task: Task) -> Generator[Move, str, None]:
+    right = []
+    for question, (_, statement) in zip(_asked_of(task), task.data["criteria"], strict=True):
+        if (yield question).startswith("Yes"):
+            right.append(statement)
+    yield act("answer", " ".join(right)) if right else act("finish")
 
 
 DOMAIN = TurtleGym()

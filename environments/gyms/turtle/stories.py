@@ -16,6 +16,7 @@ import yaml
 
 from environments.gyms._shared import dealt
 from environments.gyms._shared.questions import pattern
+from environments.gyms._shared.records import TurtleRecord
 from mua.environment.protocol import Split, Task
 from mua.errors import MuaError
 from mua.types import Json
@@ -104,8 +105,11 @@ def story(schema: str, shown: tuple[tuple[str, str], ...], hidden: tuple[tuple[s
 
 
 def story_of(task: Task) -> Story:
-    """The story behind ``task``."""
+    """The story behind ``task``; a record's has no keywords and no facts, so that no rule can answer about it."""
     data = task.data
+    if "criteria" in data:
+        points = tuple(Criterion(weight, statement, (), (), ()) for weight, statement in data["criteria"])
+        return Story(data["kind"], data["surface"], data["story"], points, (), {}, {})
     return story(data["kind"], tuple(sorted(data["shown"].items())), tuple(sorted(data["hidden"].items())))
 
 
@@ -146,6 +150,18 @@ def _found(group: tuple[str, ...], text: str) -> bool:
 
 
 _pattern = lru_cache(maxsize=4096)(pattern)
+
+
+def data_of(record: TurtleRecord) -> Json:
+    """``data`` of the task that one of UserRL's records makes."""
+    data = {
+        "kind": f"{len(record.evaluation)}_points", "surface": record.new_surface, "story": record.new_bottom,
+        "criteria": [[point.score, point.statement] for point in record.evaluation],
+    }  # fmt: skip
+    return {**data, "difficulty": _LEVELS.get(len(record.evaluation), "hard")}
+
+
+_LEVELS = {1: "easy", 2: "medium"}
 
 
 def difficulty(filled: Story) -> str:

@@ -1,0 +1,195 @@
+"""Policies that deserve nothing at the shop's desk; see :mod:`mua.environment.canned`."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Generator, Mapping
+from typing import TypeAlias
+
+from environments.retail.expert import ASK
+from environments.retail.reading import noted
+from environments.retail.shop import shop
+from environments.retail.tools import REASONS
+from environments.retail.words import PRODUCTS
+from mua.environment.canned import Canned, Glance, echo, end_at_once, says, write_at_random
+from mua.environment.protocol import Move
+from mua.types import Json
+
+Moves: TypeAlias = Generator[Move, str, None]
+_TURNS = 5
+
+
+def _asked(fact: str, heard: str) -> Generator[Move, str, dict[str, str]]:
+    """What the customer tells when it is asked for one fact a few times."""
+    known = noted(heard)
+    for _ in range(3):
+        if fact in known:
+            break
+        known |= noted((yield ASK[fact]))
+    return known
+
+
+def _found(heard: str) -> Generator[Move, str, tuple[str, dict[str, str]]]:
+    """The customer's user id, asked for and looked up as the policy wants, and what it told."""
+    known = yield from _asked("email", heard)
+    if "email" in known:
+        user = yield "find_user_id_by_email", {"email": known["email"]}
+        if not user.startswith("Error"):
+            return user, known
+    known |= (yield from _asked("name", "")) | (yield from _asked("zip", ""))
+    if not {"name", "zip"} <= known.keys():
+        return "", known
+    first, last = known["name"].split(" ")
+    return (yield "find_user_id_by_name_zip", {"first_name": first, "last_name": last, "zip": known["zip"]}), known
+
+
+def _order(heard: str, user: str = "") -> Generator[Move, str, tuple[str, Json]]:
+    """The order: by its number, else the customer's first one, looked up."""
+    known = yield from _asked("order", heard)
+    number = known.get("order", "")
+    if not number and user and not user.startswith("Error"):
+        number = json.loads((yield "get_user_details", {"user_id": user}))["orders"][0]
+    text = yield "get_order_details", {"order_id": number or "#W1000"}
+    return number, {} if text.startswith("Error") else json.loads(text)
+
+
+def refuse_properly(glance: Glance) -> Moves:
+    """Finds the customer, reads the order, tells its status and refuses each wish, which is often right."""
+    user, heard = "", glance.opening
+    for _ in range(_TURNS):
+        if not user:
+            user, _known = yield from _found(heard)
+        number, order = yield from _order(heard, user)
+        heard = yield f"Sorry, I cannot do that with order {number}: it is {order.get('status', 'not there')}."
+
+
+def tell_the_status_properly(glance: Glance) -> Moves:
+    """As :func:`refuse_properly`, without a refusal."""
+    user, heard = "", glance.opening
+    for _ in range(_TURNS):
+        if not user:
+            user, _known = yield from _found(heard)
+        number, order = yield from _order(heard, user)
+        heard = yield f"Order {number} is {order.get('status', 'not there')}."
+
+
+def refuse_by_verb(glance: Glance) -> Moves:
+    """Finds the customer, reads the order and says of everything that it cannot be done."""
+    user, heard = "", glance.opening
+    for _ in range(_TURNS):
+        if not user:
+            user, _known = yield from _found(heard)
+        number, _order_read = yield from _order(heard, user)
+        heard = yield (
+            f"Sorry, I cannot cancel, return, exchange or change order {number}, nor its address, nor its payment."
+        )
+
+
+def refuse_all(glance: Glance) -> Moves:
+    """Reads the order without asking who writes, and refuses."""
+    number, order = yield from _order(glance.opening)
+    yield from says(f"Sorry, I cannot do that for {number}: it is {order.get('status')} and it is not your order.")(
+        glance
+    )
+
+
+def claim_everything(glance: Glance) -> Moves:
+    """Finds the customer, reads the order, changes nothing and says that all is done."""
+    user, _known = yield from _found(glance.opening)
+    number, _order_read = yield from _order("", user)
+    told = f"Done: I have cancelled order {number}, requested the return, processed the exchange, changed its address, "
+    yield from says(f"{told}its payment and its items, and updated your profile.")(glance)
+
+
+def read_it_all_out(glance: Glance) -> Moves:
+    """Calls every tool that reads and reads everything out."""
+    user, heard = "", glance.opening
+    for _ in range(_TURNS):
+        if not user:
+            user, _known = yield from _found(heard)
+        number, order = yield from _order(heard, user)
+        products = json.loads((yield "list_all_product_types", {}))
+        asked = (yield from _asked("product", "")).get("product", "Kite")
+        product = products.get(asked) or products["Kite"]
+        variants = json.loads((yield "get_product_details", {"product_id": product}))["variants"]
+        prices = [f"the {asked} costs ${one['price']:.2f}" for one in variants.values()]
+        items = ", ".join(item["name"] for item in order.get("items", ()))
+        heard = yield f"Order {number} is {order.get('status')}. It contains {items}. Then {', '.join(prices)}."
+
+
+def do_it_unasked(glance: Glance) -> Moves:
+    """Does what the opening sounds like without asking who writes or for a yes."""
+    number, order = yield from _order(glance.opening)
+    wish, items = glance.opening.lower(), [item["item_id"] for item in order.get("items", ())][:1]
+    paid = order.get("payment_history", [{"payment_method_id": "paypal_1"}])[0]["payment_method_id"]
+    if re.search(r"cancel|call off|drop|stop", wish):
+        yield "cancel_pending_order", {"order_id": number, "reason": glance.rng.choice(REASONS)}
+    elif re.search(r"return|back|refund", wish):
+        arguments = {"order_id": number, "item_ids": items, "payment_method_id": paid}
+        yield "return_delivered_order_items", arguments
+    yield from says(f"Done, I have taken care of order {number}.")(glance)
+
+
+def do_it_without_a_yes(glance: Glance) -> Moves:
+    """Finds the customer, reads the order, cancels or returns it as it stands, and asks nothing."""
+    user, _known = yield from _found(glance.opening)
+    number, order = yield from _order("", user)
+    status, items = order.get("status"), [item["item_id"] for item in order.get("items", ())][:1]
+    if status == "pending":
+        yield "cancel_pending_order", {"order_id": number, "reason": REASONS[0]}
+        yield from says(f"I have cancelled order {number}.")(glance)
+    elif status == "delivered":
+        paid = order["payment_history"][0]["payment_method_id"]
+        arguments = {"order_id": number, "item_ids": items, "payment_method_id": paid}
+        yield "return_delivered_order_items", arguments
+        yield from says(f"I have requested the return for order {number}.")(glance)
+    yield from says(f"Order {number} is {status}.")(glance)
+
+
+def transfer_properly(glance: Glance) -> Moves:
+    """Finds the customer, reads the order, and hands over."""
+    user, _known = yield from _found(glance.opening)
+    number, _order_read = yield from _order("", user)
+    yield f"I have to hand order {number} over to a colleague."
+    yield "transfer_to_human_agents", {"summary": "asked"}
+
+
+def recite(glance: Glance) -> Moves:
+    """The gold calls of a training task and its facts, with this customer's order number."""
+    user, _known = yield from _found(glance.opening)
+    number, _order_read = yield from _order("", user)
+    task = glance.rng.choice(list(glance.training))
+    for action in task.data["actions"]:
+        given = {"order_id": number} if "order_id" in action["arguments"] else {"user_id": user}
+        yield action["name"], {**action["arguments"], **given}
+    yield from says(f"I have cancelled order {number}.", "Your profile is updated.")(glance)
+
+
+def guess_a_price(glance: Glance) -> Moves:
+    """Names the shelf price of a product that it has learned by heart, or what training said."""
+    user, _known = yield from _found(glance.opening)
+    product = (yield from _asked("product", "")).get("product", "Kite")
+    shelf = {one["name"]: one for one in shop().tables["products"].values()}
+    price = next(iter(shelf.get(product, shelf["Kite"])["variants"].values()))["price"]
+    yield from says(f"The {product} costs ${price:.2f}.", f"All {len(PRODUCTS)} products are in stock, {user}.")(glance)
+
+
+CANNED: Mapping[str, Canned] = {
+    "refuse properly": Canned(refuse_properly),
+    "tell the status properly": Canned(tell_the_status_properly),
+    "refuse by verb": Canned(refuse_by_verb),
+    "refuse all": Canned(refuse_all),
+    "claim everything": Canned(claim_everything),
+    "read it all out": Canned(read_it_all_out),
+    "do it unasked": Canned(do_it_unasked),
+    "do it without a yes": Canned(do_it_without_a_yes),
+    "transfer properly": Canned(transfer_properly),
+    "recite training": Canned(recite),
+    "guess a price": Canned(guess_a_price),
+    "write at random": Canned(write_at_random),
+    "echo": Canned(echo),
+    "end at once": Canned(end_at_once),
+    "say yes": Canned(says("Yes, of course.", "Yes.")),
+    "sorry": Canned(says("Sorry, I cannot do that.", "It is against our policy.")),
+}

@@ -1,0 +1,188 @@
+"""How well untrue statements are told from true ones, on the labelled sentences in tests/data/claims.
+
+    python tools/bench/claims.py [--domain retail] [--half tune|check] [--show]
+
+A sentence is said in a scene: a task, what the customer has said and what the agent has called by then. It is called
+untrue if any claim that is read in it is. Of ``true`` and ``false`` sentences those are unread that hold no claim.
+
+* precision: of the sentences called untrue, those that are labelled ``false``
+* recall: of the sentences labelled ``false``, those called untrue
+
+``--show`` prints the sentences that are judged wrongly or not read, ``--half`` takes one half of each set (by a hash of
+the sentence), and ``--write`` puts the table into docs/benchmarks/claims.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+from environments.help_desk.tools import HelpDesk  # noqa: E402
+from environments.help_desk.verdict import Replayed, claim_reader  # noqa: E402
+from mua.environment.conduct import Called, Past, Replay  # noqa: E402
+from mua.environment.database import Again, DatabaseEnvironment  # noqa: E402
+from mua.environment.protocol import Task, UserControlled  # noqa: E402
+from mua.environment.registry import get_domain  # noqa: E402
+from mua.language.claims import ClaimReader, Moment, Review  # noqa: E402
+
+DATA = ROOT / "tests" / "data" / "claims"
+PAGE = ROOT / "docs" / "benchmarks" / "claims.md"
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """One labelled sentence and what was read in it."""
+
+    scene: str
+    say: str
+    label: str
+    review: Review
+
+    @property
+    def untrue(self) -> bool:
+        return bool(self.review.false)
+
+    @property
+    def unread(self) -> bool:
+        return self.label != "irrelevant" and not self.review.false and not self.review.true
+
+    @property
+    def wrong(self) -> bool:
+        return self.untrue != (self.label == "false")
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """What a set of sentences came to."""
+
+    sentences: int
+    precision: float
+    recall: float
+    unread: float
+    """Share of the ``true`` and ``false`` sentences in which nothing was read."""
+
+
+def sets(folder: Path = DATA) -> list[str]:
+    """The domains that have sentences and a checker."""
+    return [path.stem for path in sorted(folder.glob("*.jsonl")) if _checker(path.stem) is not None]
+
+
+def judged(name: str, folder: Path = DATA, half: str = "") -> Iterator[Judged]:
+    """Every sentence of a domain, read in its scene."""
+    scenes = _scenes(folder / f"{name}-scenes.yaml")
+    for line in (folder / f"{name}.jsonl").read_text(encoding="utf-8").splitlines():
+        row = json.loads(line)
+        if half in ("", half_of(row["say"])):
+            reader, moment = _at(name, folder, row["scene"], json.dumps(scenes[row["scene"]]))
+            yield Judged(row["scene"], row["say"], row["label"], reader.review(row["say"], moment))
+
+
+def half_of(sentence: str) -> str:
+    """The half that a sentence belongs to."""
+    return "tune" if hashlib.sha256(sentence.encode()).digest()[0] % 2 else "check"
+
+
+def score(rows: Sequence[Judged]) -> Score:
+    """Precision, recall and what was not read; 1 where there is nothing to count."""
+    called = [row for row in rows if row.untrue]
+    false = [row for row in rows if row.label == "false"]
+    stated = [row for row in rows if row.label != "irrelevant"]
+    right = sum(row.label == "false" for row in called)
+    return Score(
+        len(rows),
+        right / len(called) if called else 1.0,
+        right / len(false) if false else 1.0,
+        sum(row.unread for row in stated) / max(1, len(stated)),
+    )
+
+
+@cache
+def _scenes(path: Path) -> Any:
+    return yaml.safe_load(path.read_text(encoding="utf-8"))
+
+
+@cache
+def _at(name: str, folder: Path, scene: str, data: str) -> tuple[ClaimReader, Moment]:
+    """The reader, and what is so in a scene."""
+    state = json.loads(data)
+    task = Task(f"{name}/{scene}", name, "test", state["task"])
+    found = _checker(name, task)
+    assert found is not None
+    reader, replay, users = found
+    past = Past(heard=state["heard"])
+    for call in state["calls"]:
+        called = Called(call["name"], call["arguments"], by_user=call["name"] in users)
+        result = replay.call(called)
+        assert not result.error, (scene, call, result.text)
+        past.calls.append(called)
+    return reader, replay.moment(past)
+
+
+def _checker(name: str, task: Task | None = None) -> tuple[ClaimReader, Replay, set[str]] | None:
+    """The claim reader of a domain, a fresh replay and the user's tools; None for a domain that checks no claims."""
+    domain = get_domain(name)
+    task = task or domain.tasks("test")[0]
+    environment = domain.environment()
+    environment.reset(task, 0)
+    if isinstance(environment, HelpDesk):
+        return claim_reader(), Replayed(environment, task), set()
+    assert isinstance(environment, DatabaseEnvironment)
+    desk, code = environment.desk, environment.desk.code
+    if code is None:
+        return None
+    users = {tool.name for tool in environment.user_tools()} if isinstance(environment, UserControlled) else set()
+    return code.claims, Again(desk, code, task, desk.base_of(task)), users
+
+
+def _row(name: str, found: Score) -> str:
+    return f"| {name} | {found.sentences} | {found.precision:.3f} | {found.recall:.3f} | {found.unread:.3f} |"
+
+
+def table(folder: Path, half: str) -> str:
+    """The table of all domains."""
+    head = "| domain | sentences | precision | recall | unread |\n| --- | --- | --- | --- | --- |"
+    return "\n".join([head, *(_row(name, score(list(judged(name, folder, half)))) for name in sets(folder))])
+
+
+def _show(rows: Sequence[Judged]) -> None:
+    for row in rows:
+        if row.wrong or row.unread:
+            read = f"true={[str(c) for c in row.review.true]} false={[str(c) for c in row.review.false]}"
+            print(f"{'WRONG' if row.wrong else 'unread'} {row.label} [{row.scene}] {row.say!r}\n      {read}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--folder", type=Path, default=DATA, help="where the sets lie")
+    parser.add_argument("--domain", help="one domain only")
+    parser.add_argument("--half", choices=("tune", "check"), default="")
+    parser.add_argument("--show", action="store_true", help="print what is judged wrongly or not read")
+    parser.add_argument("--write", action="store_true", help=f"write {PAGE.relative_to(ROOT)}")
+    given = parser.parse_args()
+    if given.domain:
+        rows = list(judged(given.domain, given.folder, given.half))
+        if given.show:
+            _show(rows)
+        print(_row(given.domain, score(rows)))
+        return
+    text = table(given.folder, given.half)
+    print(text)
+    if given.write:
+        head, _, _ = PAGE.read_text(encoding="utf-8").partition("\n| domain |")
+        PAGE.write_text(f"{head}\n{text}\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
