@@ -6,8 +6,8 @@ For each seed: a few conversations of a scripted agent that keeps to the policy,
 ``tools/base`` (made by :mod:`tools.pretrain`), reinforcement learning against SGLang rollouts, and a judgement of both
 on the test split, by kind of wish. Beside it what policies that deserve nothing earn there; with ``--controls`` also
 more supervised fine-tuning on the same conversations for the time that reinforcement learning took, and reinforcement
-learning whose rewards are dealt at random. Leaves ``runs/demo/summary.json``, ``runs/demo/reward.png``, TensorBoard logs
-and traces. Everything runs through the same commands a person would type; each is printed before it runs.
+learning whose rewards are dealt at random. Leaves ``runs/demo/summary.json``, ``runs/demo/reward.png``, TensorBoard
+logs and traces. Everything runs through the same commands a person would type; each is printed before it runs.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ def _conversation(rng: random.Random) -> list[Json]:
         messages.append({"role": "assistant", "content": rng.choice(_ASKS).format(noun)})
         messages.append({"role": "user", "content": rng.choice(_FRAMES).format(known[noun], noun)})
     for _ in range(rng.choice((1, 1, 2))):
-        answer = {nouns[-1]: rng.choice((True, False, _value(rng), _value(rng)))}
+        answer: Json = {nouns[-1]: rng.choice((True, False, _value(rng), _value(rng)))}
         answer |= {nouns[0]: [_value(rng) for _ in range(rng.randint(1, 3))]} if rng.random() < 0.3 else {}
         messages += _call(rng, verb, nouns[0], known, answer)
     value = answer[nouns[-1]] if isinstance(answer[nouns[-1]], str) else known[noun]

@@ -80,8 +80,8 @@ def sources() -> list[Path]:
 
 
 def domain_of(path: Path) -> str:
-    """``help_desk`` of ``help_desk.jsonl`` and ``help_desk-2.jsonl``."""
-    return path.stem.split("-")[0]
+    """The domain that a file of messages is named after, alone, before or behind who wrote it."""
+    return next((domain for domain in DOMAINS if domain in path.stem), "")
 
 
 def composed() -> Iterator[Line]:

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from environments._tau.desk import OfficialDesk
-from mua.environment.database import DatabaseEnvironment, verdict
+from mua.environment.database import DatabaseEnvironment, Telling, verdict
 from mua.environment.overlay import Difference
 from mua.environment.protocol import Evaluation, Task, ToolResult, ToolSchema, Transcript
 from mua.environment.statements import unsaid
@@ -63,7 +63,7 @@ class OfficialEnvironment(DatabaseEnvironment):
         assert self._task is not None
         statements = self._task.data["statements"]
         missing = unsaid(statements, transcript.told_user())
-        return verdict(self._desk.reward, Difference(), missing, len(statements), ())
+        return verdict(self._desk.reward, Difference(), Telling(len(statements), missing), ())
 
     def _allowed(self) -> Sequence[str] | None:
         assert self._task is not None, "reset comes first"

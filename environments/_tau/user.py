@@ -7,7 +7,7 @@
     asks for facts                   tells them, those of the wish in hand first
     asks anything else               the sentence of its instruction that fits best, or "I do not know that."
     wants a yes                      what is to be said on confirmation, what is contradicted or untold; else yes
-    refuses                          what the instruction says for that case, else the next wish
+    refuses                          what is to be said in that case; insists once if told to; else the next wish
     has done it, has told it         the next wish
     asks whether there is more       the next wish, or no
 
@@ -80,6 +80,7 @@ class InstructedUser:
         self._said: set[str] = set()
         self._left = PATIENCE
         self._thanked = False
+        self._insists = _INSISTING.search(instruction) is not None
 
     async def open(self) -> UserReply:
         return UserReply(self._stated(self._wish))
@@ -98,6 +99,9 @@ class InstructedUser:
             return UserReply(self._agreement(agent_text))
         if acts.refuses and (reply := self._taken("refusal", agent_text)):
             return UserReply(reply.text)
+        if acts.refuses and self._insists:
+            self._insists = False
+            return UserReply("Are you sure? Please check once more.")
         if self._settled(agent_text, acts):
             return self._next(acts)
         if acts.offers:
@@ -270,7 +274,7 @@ class InstructedUser:
         if acts.offers or self._thanked:
             return self._stop("No, thank you.")
         self._thanked = True
-        return UserReply("Thank you.")
+        return UserReply("That is a pity." if acts.refuses else "Thank you.")
 
     def _spelled_out(self) -> UserReply:
         """More is offered while a wish is open: says it again, in full; the second time it moves on."""
@@ -295,6 +299,7 @@ class InstructedUser:
         return UserReply(f"{text} {STOP_SIGNAL}", stop=True)
 
 
+_INSISTING = re.compile(r"\b(?:insist|persist|do not take no)", re.IGNORECASE)
 _SENTENCE = re.compile(r"(?<=[.?!])\s+(?=[A-Z#])")
 _YES = ("Yes.", "Yes, please.", "Yes, go ahead.")
 _EITHER = re.compile(r"\b(?:prefer|rather|either|like)\b[^.?!]*\bor\b", re.IGNORECASE)

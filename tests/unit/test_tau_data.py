@@ -438,7 +438,7 @@ class FakeEndpoint:
         self.answers = list(answers)
         self.asked: list[Any] = []
 
-    async def complete(self, messages: Any, *, seed: int, response_format: Any = None) -> str:
+    async def complete(self, messages: Any, *, seed: int, response_format: Any = None, accept: Any = None) -> str:
         self.asked.append(messages)
         return self.answers.pop(0)
 

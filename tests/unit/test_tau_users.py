@@ -218,6 +218,11 @@ def test_what_it_does_not_know_it_does_not_know():
     assert texts("retail", LAMP, "What is your email address?")[1] == "I do not know that."
 
 
+def test_who_is_told_to_insist_does_so_once():
+    said = texts("retail", "You want to cancel order #W1. Be persistent.", *["I am sorry, I can not cancel it."] * 2)
+    assert said[1:] == ["Are you sure? Please check once more.", "That is a pity."]
+
+
 def test_a_transfer_ends_it():
     assert replies("retail", LAMP, "I am transferring you to a human agent now.")[-1].stop
 

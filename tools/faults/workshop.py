@@ -72,6 +72,6 @@ def build(folder: Path) -> Path:
 
     model, config = folder / "model", folder / "chaos.yaml"
     if not config.exists():
-        build_policy(model, demonstrations(200, 0.5, 1, DOMAIN.system_prompt("short")), 1, 512, POLICY)
+        build_policy(model, demonstrations(200, 1, DOMAIN.system_prompt("short"), ["brief"]), 1, 512, POLICY)
         config.write_text(CONFIG.format(model=model, groups=GROUPS, size=SIZE, steps=STEPS, save_every=SAVE_EVERY))
     return config
