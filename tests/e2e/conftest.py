@@ -22,7 +22,7 @@ def workshop(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
 
     folder = tmp_path_factory.mktemp("workshop")
     model, data, recipe = folder / "model", folder / "conversations.jsonl", folder / "recipe.yaml"
-    conversations = list(demonstrations(200, 0.5, 1, DOMAIN.system_prompt("short")))
+    conversations = list(demonstrations(200, 1, DOMAIN.system_prompt("short"), ["brief"]))
     train_tokenizer(spoken_text(conversations), model, vocab_size=512)
     with data.open("w", encoding="utf-8") as file:
         file.writelines(json.dumps({"messages": messages}) + "\n" for messages in conversations)

@@ -84,7 +84,9 @@ def _random_model(folder: Path) -> Path:
     from mua.environment.demonstrate import spoken_text
     from mua.tokens import train_tokenizer
 
-    train_tokenizer(spoken_text(demonstrations(60, 0.5, 1, DOMAIN.system_prompt("short"))), folder, vocab_size=512)
+    train_tokenizer(
+        spoken_text(demonstrations(60, 1, DOMAIN.system_prompt("short"), ["brief"])), folder, vocab_size=512
+    )
     tokenizer = AutoTokenizer.from_pretrained(folder)
     torch.manual_seed(1)
     Qwen3ForCausalLM(

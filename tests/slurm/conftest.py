@@ -32,7 +32,7 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from mua.tokens import train_tokenizer
 
     folder = tmp_path_factory.mktemp("policy") / "policy"
-    conversations = list(demonstrations(100, 0.5, 1, DOMAIN.system_prompt("short")))
+    conversations = list(demonstrations(100, 1, DOMAIN.system_prompt("short"), ["brief"]))
     train_tokenizer(spoken_text(conversations), folder, vocab_size=512)
     lines = [json.dumps({"messages": messages}) + "\n" for messages in conversations]
     (folder.parent / "conversations.jsonl").write_text("".join(lines), encoding="utf-8")

@@ -208,14 +208,15 @@ class ReadingPool(ScriptedPool):
         self, prompt_ids: Sequence[int], params: SamplingParams, *, session: str, deadline_s: float
     ) -> Generation:
         text = self._family.decode(prompt_ids)
-        order = re.search(r"\b([A-Z]\d+)\b", text)
-        said = "What is the order number?"
+        told = re.search(r"Order (\d{4})\. I am (\w+)\.", text)
+        said = "What are your order number and your name?"
         if params.seed is not None and params.seed % 7 == 0:
             said = "I do not know."
-        elif order is not None:
-            made = text.count("<tool_call>")
-            tools = [call("get_order", order=order[1]), call("cancel_order", order=order[1])]
-            said = tools[made] if made < 2 else f"Done, order {order[1]} cancelled."
+        elif told is not None:
+            made, order = text.count("<tool_call>"), told[1]
+            tools = [call("check_owner", order=order, name=told[2]), call("get_order", order=order)]
+            tools.append(call("cancel_order", order=order))
+            said = tools[made] if made < len(tools) else f"Done, order {order} is cancelled."
         self._script = lambda session, turn: said
         return await super().generate(prompt_ids, params, session=session, deadline_s=deadline_s)
 
@@ -229,9 +230,9 @@ def test_training_and_mua_eval_play_the_same_episodes_and_give_the_same_numbers(
         {
             "name": "x", "output": tmp_path / "train", "model": {"path": model_folder("qwen3")},
             "trainer": {"steps": 1, "evaluate_first": True},
-            "environment": {"name": "help_desk", "prompt": "short"},
+            "environment": {"name": "help_desk", "prompt": "short"}, "user": {"personas": ["brief"]},
             "evaluation": {"tasks": 40, "samples": 2, "temperature": 0.25, "domains": domains, "level": 0.9},
-            "rollout": {"max_turns": 6}, "engine": {"deterministic": True}, "observe": {"progress": False},
+            "rollout": {"max_turns": 8}, "engine": {"deterministic": True}, "observe": {"progress": False},
         }
     )  # fmt: skip
     made: list[ReadingPool] = []
