@@ -11,16 +11,18 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from environments.help_desk import HelpDeskDomain
-from environments.help_desk.tools import HelpDesk
+from environments.help_desk.database import difference
+from environments.help_desk.tools import HelpDesk, gold_snapshot
 from mua.config.schema import EnvironmentConfig, ExperimentConfig
 from mua.engine.protocol import Generation, SamplingParams
-from mua.environment.protocol import Domain, Environment, Isolation, Task, ToolResult
+from mua.environment.protocol import Domain, Environment, Evaluation, Isolation, Task, ToolResult, Transcript
 from mua.environment.selection import Selection
 from mua.tokens import ChatFamily
 from mua.tokens.codec import fixed
@@ -126,7 +128,10 @@ class FixedUser:
 
 
 class _Desk(HelpDesk):
-    """A help desk whose every tool call passes through its domain first."""
+    """A help desk whose every tool call passes through its domain first, and that is judged by its database alone.
+
+    What was looked up and said on the way has tests of its own; here a deed in one call is a success.
+    """
 
     def __init__(self, domain: TestDesk, number: int) -> None:
         super().__init__()
@@ -135,6 +140,12 @@ class _Desk(HelpDesk):
 
     def call(self, name: str, arguments: Json) -> ToolResult:
         return self._domain.on_call(self._number, super().call(name, arguments))
+
+    def evaluate(self, transcript: Transcript) -> Evaluation:
+        assert self._task is not None
+        rows = difference(self.database.snapshot(), gold_snapshot(self._task))
+        success = not rows and bool(self._task.data["actions"])
+        return Evaluation(float(success), success, {"database": rows})
 
     def close(self) -> None:
         if self._database is not None:
@@ -156,7 +167,7 @@ class TestDesk(HelpDeskDomain):
     def __init__(self) -> None:
         self.on_call: Callable[[int, ToolResult], ToolResult] = lambda number, result: result
         """Gets the number of the environment (from 0) and the real result; may raise or hang."""
-        self.user: Callable[[Task, int], User] = super().scripted_user
+        self.user: Callable[[Task, int], User] = partial(super().scripted_user, personas=["brief"])
         self.made = 0
         self.alive = 0
         self.seeds: list[int] = []
@@ -172,7 +183,7 @@ class TestDesk(HelpDeskDomain):
         with self._lock:
             self.alive += change
 
-    def scripted_user(self, task: Task, seed: int) -> User:
+    def scripted_user(self, task: Task, seed: int, personas: Sequence[str] = ()) -> User:
         return self.user(task, seed)
 
 
