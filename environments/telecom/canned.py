@@ -25,6 +25,14 @@ FIXES = (
     "Please restart your phone. What does the status bar show?",
     "Please run a speed test and send a picture message.",
 )
+CHECKLIST = (
+    "If airplane mode is on, turn it off. If the network mode is not automatic, set it to automatic.",
+    "If mobile data is off, turn it on. If data roaming is off, turn it on.",
+    "If the data saver is on, turn it off. If the battery saver is on, turn it off. If a VPN is on, turn it off.",
+    "If Wi-Fi calling is on, turn it off.",
+    "Please make sure that mobile data is on and that airplane mode, data saver, battery saver and VPN are off.",
+    *FIXES[-2:],
+)
 LOOKS = (
     "What does the status bar show? Is airplane mode on? Is the SIM card detected? Which network mode is chosen?",
     "Is mobile data on? Is data roaming on? What does the APN say?",
@@ -166,6 +174,7 @@ CANNED: Mapping[str, Canned] = {
     "fix the phone for nobody": Canned(on_the_phone(*FIXES)),
     "fix the phone blindly": Canned(on_the_phone(*FIXES, who="everybody")),
     "look and fix everything": Canned(on_the_phone(*LOOKS, *FIXES, who="everybody")),
+    "read out a checklist": Canned(on_the_phone(*CHECKLIST, who="everybody")),
     "restart the phone": Canned(on_the_phone(*FIXES[-2:], *FIXES[-2:], who="everybody")),
     "nobody is verified": Canned(refuse("Sorry, I cannot verify your identity, so I change nothing.")),
     "all bills are overdue": Canned(

@@ -67,9 +67,12 @@ def _with_implied(instructs: Sequence[str], text: str) -> list[str]:
         sure = re.search(rf"\b(?:make sure|ensure)\b[^.]{{0,30}}\b(?:{named})", text) is not None
         if f"set_{setting}" not in found and (sure or (looked and conditional)):
             found.insert(found.index(f"check_{setting}") + 1 if looked else len(found), f"set_{setting}")
+        if looked and sure and not conditional and not _LOOK.search(text):
+            found.remove(f"check_{setting}")
     return found
 
 
+_LOOK = re.compile(r"\b(?:check|look|see|whether|tell me)\b")
 _IF_SO = re.compile(r"\bif\b.{0,40}\b(?:turn|switch|put|enable|disable|activate|deactivate)\b")
 
 

@@ -38,6 +38,8 @@ TEST = {
 }
 """How a customer finds out whether its problem is gone, by what it complains of."""
 _GONE = {"no_service": r"^\d bars", "no_data": r"\bshows\b", "slow_data": r", good$", "no_mms": r"was sent$"}
+MOST_SENTENCES = 12
+"""Sentences of a message that are read one by one for what they ask for."""
 _PAY = re.compile(r"\b(?:pay|settle) (?:it|this|that|them|now|the|your|right)\b")
 _OFFERED = re.compile(rf"{_PAY.pattern}|\b(?:to|with|the|a) (?:{'|'.join(PLANS).lower()}) plan\b")
 _HERE = Path(__file__).parent
@@ -81,7 +83,7 @@ class PhoneUser(ScriptedUser):
         acts = self._reader.read(agent_text, self._wish.verb)
         if acts.transfers:
             return await super().reply(agent_text)
-        lines = await self._act(requests(acts.instructs, agent_text))
+        lines = await self._act(requests(self._instructed(acts, agent_text), agent_text))
         if not lines and self._should_look(acts, agent_text):
             lines = [await self._look()]
         if self._gone:
@@ -101,6 +103,14 @@ class PhoneUser(ScriptedUser):
         return acts.proposes or ("?" in agent_text and _OFFERED.search(agent_text.lower()) is not None)
 
     # What it does on the phone.
+
+    def _instructed(self, acts: Acts, agent_text: str) -> list[str]:
+        """The tools that are asked for; of a message that asks for any, each sentence is heard by itself too."""
+        if not acts.instructs:
+            return []
+        parts = [part for part in re.split(r"(?<=[.!?])\s+|\n+", agent_text) if part.strip()][:MOST_SENTENCES]
+        found = [tool for part in parts for tool in self._reader.read(part, self._wish.verb).instructs]
+        return list(dict.fromkeys([*(found if len(parts) > 1 else ()), *acts.instructs]))
 
     async def _act(self, asked: Sequence[Request]) -> list[str]:
         lines = [line for request in asked[:MOST] if (line := await self._do(request))]
