@@ -3,8 +3,8 @@
 What every published language model brings along, keeping to the form of a conversation and copying what was said to
 where it is needed, a policy of this size learns from conversations about nothing (:mod:`tools.nothing`); then
 ``make demo`` can begin where post-training begins. No shop, rule or tool of a domain is in what it reads; only its
-tokenizer has seen the help desk's words, without names, products, cities and numbers. The weights in the repository were
-made in two runs, of 1,200 and 1,000 steps, one thread each, 56 minutes together.
+tokenizer has seen the help desk's words, without names, products, cities and numbers. The weights in the repository
+were made in two runs, of 1,200 and 1,000 steps, one thread each, 56 minutes together.
 
     python -m tools.pretrain [--steps 2200] [--folder tools/base]
 """
