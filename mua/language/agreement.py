@@ -9,7 +9,8 @@ from mua.language.text import sentences
 _YES = re.compile(
     r"\b(?:yes|yeah|yep|yup|sure|okay|correct"
     r"|right(?! (?:after|before|at|now|away|here|there|in|on)\b)|absolutely|definitely|certainly|of course"
-    r"|please do|please proceed|go ahead|go on|carry on|do (?:it|that)|proceed|(?:sounds|looks) (?:good|great|fine|right)|that works"
+    r"|please do|please proceed"
+    r"|go ahead|go on|carry on|do (?:it|that)|proceed|(?:sounds|looks) (?:good|great|fine|right)|that works"
     r"|that is (?:right|fine|correct|good|okay|what i want)|(?:i )?(?:agree|confirm|accept|approve)"
     r"|(?:i am )?(?:fine|happy|okay) with (?:that|it)|by all means|perfect|exactly|fine|great|affirmative|indeed"
     r"|works for me|make it so)\b"
