@@ -30,7 +30,7 @@ from typing import Any, Literal
 from mua.environment.conduct import Called, Conduct, Past, Rules, conduct, untold
 from mua.environment.overlay import Base, Changes, Difference, Overlay, difference, digest_of
 from mua.environment.protocol import Evaluation, Task, ToolResult, ToolSchema, Transcript
-from mua.environment.schema import argument_checker
+from mua.environment.schema import argument_checker, fitted
 from mua.environment.statements import unsaid
 from mua.language.claims import ClaimReader, Moment
 from mua.types import Json
@@ -241,7 +241,12 @@ class Again:
         self._state = Overlay(base)
 
     def call(self, called: Called) -> ToolResult:
-        return self._desk.call(self._state, called.name, called.arguments, user=called.by_user)
+        return self._desk.call(self._state, called.name, self._fitted(called), user=called.by_user)
+
+    def _fitted(self, called: Called) -> Any:
+        """Arguments as the tool took them when it was called."""
+        tool = (self._desk.user_tools if called.by_user else self._desk.tools).get(called.name)
+        return called.arguments if tool is None else fitted(tool.schema, called.arguments)
 
     def moment(self, past: Past) -> Moment:
         return self._code.moment(self._task, self._base, self._state, past)
