@@ -41,6 +41,7 @@ def config(tmp_path: Path, server: ChatServer, *overrides: str) -> ExperimentCon
 name: clerk
 output: {tmp_path}/out
 environment: {{name: help_desk, prompt: short}}
+user: {{personas: [brief]}}
 rollout: {{max_turns: 8, max_retries: 0}}
 evaluation:
   split: test
