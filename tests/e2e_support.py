@@ -38,6 +38,7 @@ name: e2e
 output: out
 model: {{path: {model}, dtype: float32, max_length: 512}}
 environment: {{name: graded_desk, prompt: short}}
+user: {{personas: [brief]}}
 rollout:
   max_turns: 4
   max_tool_calls: 4

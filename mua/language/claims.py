@@ -266,6 +266,9 @@ def _judged(frame: _Frame, stated: _Stated, places: _Places, moment: Moment) -> 
     if here:
         described = _described(here, stated, places.clause) if frame.adjective else []
         return _verdict(frame, stated, described or _nearest(here, stated, places.clause), moment)
+    others = [one for one in frame.kinds if re.search(rf"\b(?:your|the) other {one}\b", places.clause)]
+    if others:
+        return _of_another(frame, stated, places, moment, others)
     if spoken := [one for one in frame.kinds if re.search(rf"\b{one}\b", places.clause)]:
         return _of_focus(frame, stated, places, moment, spoken)
     around = [one for one in places.sentence if one.kind in frame.kinds and one.thing.partition(" ")[2] != stated.value]
@@ -334,6 +337,16 @@ def _of_focus(frame: _Frame, stated: _Stated, places: _Places, moment: Moment, k
     right = [thing for thing in known if (stated.value in moment.sheets[thing][frame.role]) != stated.denied]
     so = known[0] in right if stated.denied else bool(right)
     claim = Claim(right[0] if so else known[0], frame.role, stated.value, stated.denied)
+    return Review(true=(claim,)) if so else Review(false=(claim,))
+
+
+def _of_another(frame: _Frame, stated: _Stated, places: _Places, moment: Moment, kinds: Sequence[str]) -> Review:
+    """Of a thing that is not the one under discussion: there is one, and one such has it."""
+    known = _known(frame, places, moment)[:1]
+    others = [one for one in moment.sheets if one.partition(" ")[0] in kinds and one not in known]
+    said = [one for one in others if frame.role in moment.sheets[one]]
+    so = [one for one in said if (stated.value in moment.sheets[one][frame.role]) != stated.denied]
+    claim = Claim([*so, *said, f"other {kinds[0]}"][0], frame.role, stated.value, stated.denied)
     return Review(true=(claim,)) if so else Review(false=(claim,))
 
 

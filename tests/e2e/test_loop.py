@@ -107,7 +107,6 @@ def test_training_prints_no_notices_of_its_libraries(tuned: Path, trained: Path)
         assert not [line for line in lines if re.search(r"megatron|deprecated|Warning|torch\.distributed", line, re.I)]
 
 
-@pytest.mark.xfail(reason="not yet adapted to the customers who understand English")
 def test_traces_read_back_with_the_version_that_sampled_them(trained: Path) -> None:
     seen = []
     for step in range(STEPS):

@@ -34,14 +34,17 @@ def sloppy(body: Json) -> Json:
     turn = clerk(body)
     looks = [c["function"]["name"] for c in turn.get("tool_calls", ())] == ["get_order"]
     called = [c["function"] for m in body["messages"] for c in m.get("tool_calls", ())]
+    names = [call["name"] for call in called]
     told = " ".join(message["content"] or "" for message in body["messages"] if message["role"] == "user")
     fault = zlib.crc32(told.encode()) % 4
-    if fault == 1 and [c["name"] for c in called] == ["get_order"]:
-        return calls(("get_order", called[0]["arguments"]))
-    if looks and fault == 2:
-        return calls(("find_order", {"order": "?"})) if not called else turn
-    if looks and fault == 3 and not any(m["role"] == "tool" for m in body["messages"]):
+    if fault == 1 and names == ["check_owner", "get_order"]:
+        return calls(("get_order", called[1]["arguments"]))
+    if fault == 2 and looks and "find_order" not in names:
+        return calls(("find_order", {"order": "?"}))
+    if fault == 3 and looks:
         return calls(("get_order", "{order"))
+    if fault == 3 and names == ["check_owner", "get_order"]:
+        return calls(("get_order", {"order": json.loads(called[0]["arguments"])["order"]}))
     return turn
 
 
@@ -51,7 +54,7 @@ def only_cancellations(monkeypatch: pytest.MonkeyPatch) -> None:
     every = HelpDeskDomain.tasks
 
     def some(self: HelpDeskDomain, split: Split) -> list[Task]:
-        return [task for task in every(self, split) if task.data["kind"] in ("cancel", "cancel_refused")]
+        return [task for task in every(self, split) if task.data["kind"] in ("cancel", "refused_by_status")]
 
     monkeypatch.setattr(HelpDeskDomain, "tasks", some)
 
@@ -82,13 +85,12 @@ def written(out: Path) -> list[Json]:
     return [json.loads(line) for line in out.read_text().splitlines()]
 
 
-@pytest.mark.xfail(reason="the clerk of this test fails in other ways with the new customers")
 async def test_only_clean_successes_are_written_and_they_are_supervised_data(tmp_path: Path) -> None:
     out = tmp_path / "data" / "conversations.jsonl"
     async with chat_server(sloppy) as server:
         loaded = config(tmp_path, server)
-        report = await collected(loaded, out, Wanted(count=1000, samples=3, tasks=20))
-    assert report["episodes"] == 3 * 20
+        report = await collected(loaded, out, Wanted(count=1000, samples=3, tasks=30))
+    assert report["episodes"] == 3 * 30
     assert report["refused"]["not successful"] > 0
     assert min(report["refused"][name] for name in ("same call, same answer", "unknown tool", "malformed call")) > 0
     assert report["kept"] + sum(report["refused"].values()) == report["episodes"]
@@ -98,7 +100,7 @@ async def test_only_clean_successes_are_written_and_they_are_supervised_data(tmp
     for one in records:
         names = [tool["function"]["name"] for tool in one["tools"]]
         used = [c["function"]["name"] for m in one["messages"] for c in m.get("tool_calls", ())]
-        assert used in (["get_order", "cancel_order"], [])
+        assert used == ["check_owner", "get_order", "cancel_order"]
         assert set(used) <= set(names)
     family = chat_family("qwen3", False)
     read = load_conversations(out, family, sft(loaded, out))

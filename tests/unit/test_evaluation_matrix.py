@@ -82,7 +82,6 @@ def customer(body: Json) -> Json:
     return says(["Hello, I want to cancel order E5.", "It is order E5.", "Thanks. ###STOP###"][min(said, 2)])
 
 
-@pytest.mark.xfail(reason="counts requests of conversations that are longer now")
 async def test_every_policy_meets_every_population(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     async with chat_server(clerk) as good, chat_server(idler) as bad, chat_server(customer) as people:
         policies = endpoint("clerk", good) + endpoint("idler", bad)
@@ -90,10 +89,14 @@ async def test_every_policy_meets_every_population(tmp_path: Path, capsys: pytes
         config, matrix = write(tmp_path, policies, users)
         await played(config, matrix)
         recorded = tmp_path / "out" / "clerk" / "scripted" / "traces" / "step_000000.jsonl"
+        before = {path: path.read_bytes() for path in (tmp_path / "out").glob("*/*/traces/*.jsonl")}
         matrix.write_text(matrix.read_text() + f"  replayed: {{user: {{kind: replay, replay: '{recorded}'}}}}\n")
         asked = len(good.requests)
         found = await played(config, matrix)
-        assert 0 < len(good.requests) - asked <= asked / 2, "three of four columns were done already"
+        new = tmp_path / "out" / "clerk" / "replayed" / "traces" / "step_000000.jsonl"
+        turns = sum(len(trajectory.turn_rewards) for trajectory in read_traces(new))
+        assert len(good.requests) - asked == turns > 0, "three of four columns were done already"
+        assert before == {path: path.read_bytes() for path in before}
         asked = len(good.requests), len(bad.requests), len(people.requests)
         assert await played(config, matrix) == found
         assert asked == (len(good.requests), len(bad.requests), len(people.requests))

@@ -195,6 +195,7 @@ def test_silence_is_noticed_where_the_store_outlives_rank_0(tmp_path: Path) -> N
 def _killed_in_a_collective(folder: str) -> str:
     """The last rank closes its connections while the others are in a collective."""
     if dist.get_rank() == RANKS - 1:
+        dist.barrier()  # the others have all joined the group
         dist.destroy_process_group()
         dist.init_process_group("gloo", init_method=f"file://{folder}/other", rank=0, world_size=1)
         return ""
