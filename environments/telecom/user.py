@@ -25,6 +25,7 @@ from mua.language.acts import Acts, Reader
 from mua.language.patterns import load
 from mua.language.voice import Grammar
 from mua.types import Json
+from mua.users.informed import Part
 from mua.users.personas import persona_of
 from mua.users.protocol import UserReply, UserTools
 from mua.users.scripted import Fact, ScriptedUser, Wish
@@ -62,6 +63,11 @@ def customer(task: Task, seed: int, personas: Sequence[str] = ()) -> PhoneUser:
     return PhoneUser(task, seed, personas)
 
 
+def part_of(task: Task) -> Part:
+    """What the customer of ``task`` wants and knows."""
+    return Part([_wish(wish, task.data) for wish in task.data["wishes"]], _facts(task.id, task.data))
+
+
 class PhoneUser(ScriptedUser):
     """Plays one task's customer. Implements :class:`mua.users.protocol.ToolUser` too."""
 
@@ -69,10 +75,8 @@ class PhoneUser(ScriptedUser):
         key = f"{task.id}/{seed}"
         self._wants: Json = task.data["wants"]
         self._keeps_data: bool = task.data["keeps_phone_data"]
-        wishes = [_wish(wish, task.data) for wish in task.data["wishes"]]
-        super().__init__(
-            key, task.split, reader(), grammar(), persona_of(key, personas), wishes, _facts(key, task.data)
-        )
+        part = part_of(task)
+        super().__init__(key, task.split, reader(), grammar(), persona_of(key, personas), part.wishes, part.facts)
         self._tools: UserTools | None = None
         self._gone = False
 

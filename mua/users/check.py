@@ -210,11 +210,11 @@ class Vocabulary:
     def of(self, task: Task) -> TaskCheck:
         """The check of one user of ``task``."""
         persona = self._domain.persona(task)
-        if isinstance(self._domain, Informed):
-            values, wishes = self._domain.known(task), self._domain.wishes(task)
-        else:
-            values, wishes = {"task": list(_texts(task.data))}, ()
-        return TaskCheck(persona, values, wishes, self._words, self._phrases)
+        if not isinstance(self._domain, Informed):
+            return TaskCheck(persona, {"task": list(_texts(task.data))}, (), self._words, self._phrases)
+        values = self._domain.known(task)
+        stated = [text for texts in values.values() for text in texts]
+        return TaskCheck(persona, values, self._domain.wishes(task), self._words, self._phrases, stated)
 
 
 class TaskCheck:
@@ -227,8 +227,13 @@ class TaskCheck:
         wishes: Sequence[Mapping[str, Sequence[str]]] = (),
         words: frozenset[str] = frozenset(),
         phrases: frozenset[str] = frozenset(),
+        stated: Sequence[str] = (),
     ) -> None:
-        """``words`` and ``phrases`` are names that the domain deals with; the others as :class:`Informed` gives."""
+        """``words`` and ``phrases`` are names that the domain deals with; ``stated`` are texts that the user is asked
+        for, so that to copy them is no leak (:class:`mua.users.guards.LeakCheck`); the others as :class:`Informed`
+        gives.
+        """
+        self.stated = tuple(stated)
         listed = [text for wish in wishes for texts in wish.values() for text in texts]
         self._knowledge = Knowledge([persona, *listed], values)
         self._sorts = _sorts(" ".join([persona, *listed]))

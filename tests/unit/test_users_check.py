@@ -35,7 +35,6 @@ def check(*heard: str) -> TaskCheck:
 
 
 @pytest.mark.parametrize("name", bench.DOMAINS)
-@pytest.mark.xfail(reason="the check takes two lines of airline customers for faults")
 async def test_planted_faults_are_found_and_dialogues_as_they_are_pass(name: str) -> None:
     domain = get_domain(name)
     result = await bench.measure(domain, bench.spread(domain.tasks("test"), 12), seed=3)

@@ -26,13 +26,12 @@ from pathlib import Path
 from typing import Any
 
 from mua.environment.demonstrate import moves_of, played
-from mua.environment.protocol import Domain, Peopled, Task, ToolResult, ToolSchema
+from mua.environment.protocol import Domain, Task, ToolResult, ToolSchema
 from mua.environment.registry import get_domain
 from mua.errors import UserFaultKind
 from mua.types import Json
 from mua.users.check import ReplyCheck, TaskCheck, Vocabulary
 from mua.users.guards import LeakCheck, with_signal, without_label
-from mua.users.personas import DEFAULT, PERSONAS
 from mua.users.prompts import user_system_prompt
 from mua.users.protocol import STOP_SIGNAL, Refusal, ToolUser, User, UserReply, UserTools
 
@@ -161,8 +160,8 @@ def vocabulary(domain: Domain) -> Vocabulary:
 
 def check_of(domain: Domain, task: Task) -> ReplyCheck:
     """As the factory of users makes it."""
-    leak = LeakCheck(LEAK_WORDS, domain.persona(task), rules=user_system_prompt("", tools=True))
-    return ReplyCheck(leak, vocabulary(domain).of(task))
+    facts, rules = vocabulary(domain).of(task), user_system_prompt("", tools=True)
+    return ReplyCheck(LeakCheck(LEAK_WORDS, domain.persona(task), rules=rules, stated=facts.stated), facts)
 
 
 # ---- faults
@@ -377,9 +376,7 @@ async def watch(domain: Domain, task: Task, seed: int, user: Watched) -> None:
 
 
 def talker(domain: Domain, task: Task, seed: int) -> User:
-    """A customer who says nothing wrong: slips of careless ones are against the task, and the check is right there."""
-    if isinstance(domain, Peopled):
-        return domain.scripted_user(task, seed, [name for name in DEFAULT if PERSONAS[name].errs == 0])
+    """A customer, of any kind."""
     return domain.scripted_user(task, seed)
 
 
