@@ -54,7 +54,7 @@ _DESK = re.compile(
     r"|\b(could|can|may|would) (you|i) (please |kindly |also )*(provide|confirm|tell|give|have|share|get)( me"
     r"| us)?( with)? "
     r"your (\w+ )?(name|full name|email|e-mail|order|user|zip|account|phone|reservation|booking|date of birth|id\b)"
-    r"|\bthank(s| you) for (contacting|reaching out|calling|your patience|choosing)\b"
+    r"|\bthank(s| you) for (contacting|reaching out|calling|choosing)\b"
     r"|\bi(\'d| would) be (happy|glad) to (help|assist)\b|\bi(\'m| am) (here|happy|glad) to (help|assist)\b"
     r"|\bwould you like (me|us) to (proceed|cancel|process|go ahead|refund|exchange|book|update|change|transfer)\b"
     r"|\bi(\'ll| will| am going to) (transfer|connect|forward) you\b|\bwe apologi[sz]e for\b"

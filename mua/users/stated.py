@@ -94,9 +94,17 @@ class Knowledge:
         digits = re.sub(r"\D", "", value.said)
         if value.kind == "amount":
             return _plain_number(value.same) in self._digits or ("number", digits) in self._same
-        if value.kind in ("code", "number"):
+        if value.kind == "number":
             return digits in self._digits and len(digits) > 1
-        return False
+        return value.kind == "code" and self._has_code(value.same, digits)
+
+    def _has_code(self, code: str, digits: str) -> bool:
+        """Whether a code is a known one in other words ("visa-7615", "W4471" for 4471), or an end of one."""
+        parts = [part for part in re.split(r"[^a-z]+", code) if len(part) > 1]
+        if len(digits) > 1 and digits in self._digits:
+            return all(self.knows_word(part) or is_word(part) for part in parts)
+        known = (same for kind, same in self._same if kind == "code") if len(code) > 2 else ()
+        return any(same.startswith(code) or same.endswith(code) for same in known)
 
     def knows_word(self, word: str) -> bool:
         """Whether a word, or its singular, stands in something known."""
@@ -125,7 +133,7 @@ def values_in(text: str) -> Iterator[Value]:
     text = _TIME.sub(" ", text)
     for match in _CODE.finditer(text):
         if not _UNIT.fullmatch(match.group()):
-            yield Value("code", match.group(), match.group().lstrip("#").casefold())
+            yield Value("code", match.group(), re.sub(r"[\W_]", "", match.group()).casefold())
     text = _CODE.sub(" ", text)
     for match in _AMOUNT.finditer(text):
         yield Value("amount", match.group(), float((match[1] or match[2] or match[3]).replace(",", "")))

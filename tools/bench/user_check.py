@@ -30,14 +30,16 @@ from mua.environment.protocol import Domain, Task, ToolResult, ToolSchema
 from mua.environment.registry import get_domain
 from mua.errors import UserFaultKind
 from mua.types import Json
-from mua.users.check import ReplyCheck, TaskCheck, Vocabulary
+from mua.users.check import SPLITS, ReplyCheck, TaskCheck, Vocabulary
 from mua.users.guards import LeakCheck, with_signal, without_label
 from mua.users.prompts import user_system_prompt
 from mua.users.protocol import STOP_SIGNAL, Refusal, ToolUser, User, UserReply, UserTools
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "benchmarks" / "user_check.md"
-REPLIES = ROOT / "tests" / "data" / "users" / "llm_replies.jsonl"
+_DATA = ROOT / "tests" / "data" / "users"
+REPLIES = _DATA / "llm_replies.jsonl"
+LOOKED_AT, APART = _DATA / "llm_replies_domains.jsonl", _DATA / "llm_replies_apart.jsonl"
 DOMAINS = ("retail", "airline", "telecom", "help_desk")
 K = UserFaultKind
 KINDS = (
@@ -434,26 +436,37 @@ def read_replies(path: Path = REPLIES) -> list[Json]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
 
 
-def judge_reply(record: Json, personas: Mapping[str, str]) -> Refusal | None:
-    """What is found in one reply, with nothing but the persona to know the task by."""
-    persona = personas[record["persona"]]
-    leak = LeakCheck(LEAK_WORDS, persona, rules=user_system_prompt("", tools=True))
-    check = ReplyCheck(leak, TaskCheck(persona))
+def judge_reply(record: Json, check: ReplyCheck) -> Refusal | None:
+    """What is found in one reply."""
     for said in record["before"]:
         role, text = said
         check.heard(text) if role == "agent" else check.said(text)
     return found_in(check, record["reply"], first=not record["before"])
 
 
-def measure_replies(path: Path = REPLIES) -> Result:
-    """Precision and recall over the replies by hand. The first records name the personas."""
+def check_for(who: Json) -> ReplyCheck:
+    """The check of one whom the first records of a file name: by a persona's ``text`` alone, or by a ``task``."""
+    if "task" in who:
+        domain = get_domain(who["task"].partition("/")[0])
+        return check_of(domain, task_of(domain, who["task"]))
+    leak = LeakCheck(LEAK_WORDS, who["text"], rules=user_system_prompt("", tools=True))
+    return ReplyCheck(leak, TaskCheck(who["text"]))
+
+
+def task_of(domain: Domain, name: str) -> Task:
+    """The task of this id."""
+    return next(task for split in SPLITS for task in domain.tasks(split) if task.id == name)
+
+
+def measure_replies(path: Path = REPLIES, only: str = "") -> Result:
+    """Precision and recall over the replies by hand; ``only``: of those whose persona's name begins so."""
     records = read_replies(path)
-    personas = {record["name"]: record["text"] for record in records if "text" in record}
+    people = {record["name"]: record for record in records if "name" in record}
     result = Result(kinds={kind: Counts() for kind in KINDS})
     for record in records:
-        if "reply" not in record:
+        if "reply" not in record or not record["persona"].startswith(only):
             continue
-        refusal = judge_reply(record, personas)
+        refusal = judge_reply(record, check_for(people[record["persona"]]))
         if record["fault"] is not None:
             kind = UserFaultKind(record["fault"])
             _count(result.kinds[kind], kind, record["reply"], refusal)
