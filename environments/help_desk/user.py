@@ -18,6 +18,8 @@ from mua.users.scripted import Fact, ScriptedUser, Wish
 from mua.users.talk import grammar_of
 
 _HERE = Path(__file__).parent
+_REASONS = {"redirect": "tell_moving", "track": "tell_waiting"}
+"""Why somebody wants what is no change of mind."""
 
 
 @lru_cache(maxsize=1)
@@ -42,7 +44,8 @@ def part_of(task: Task) -> Part:
     """What the customer of ``task`` wants and knows."""
     known = {fact: Fact(value, wrong=_wrong(task, fact, value)) for fact, value in task.data["known"].items()}
     name = known.pop("name")
-    return Part([Wish(task.data["wish"], {**known, "reason": Fact("it")})], {"name": name})
+    verb = task.data["wish"]
+    return Part([Wish(verb, {**known, "reason": Fact("it", _REASONS.get(verb, ""))})], {"name": name})
 
 
 def _wrong(task: Task, fact: str, value: str) -> str:

@@ -38,7 +38,8 @@ TEST = {
     "no_mms": "send_picture_message",
 }
 """How a customer finds out whether its problem is gone, by what it complains of."""
-_GONE = {"no_service": r"^\d bars", "no_data": r"\bshows\b", "slow_data": r", good$", "no_mms": r"was sent$"}
+GONE = {"no_service": "4 bars", "no_data": "shows", "slow_data": ", good", "no_mms": "was sent"}
+"""What the phone says to that when it is."""
 MOST_SENTENCES = 12
 """Sentences of a message that are read one by one for what they ask for."""
 _PAY = re.compile(r"\b(?:pay|settle) (?:it|this|that|them|now|the|your|right)\b")
@@ -153,7 +154,7 @@ class PhoneUser(ScriptedUser):
         if result.error:
             return self._voice.say("failed", value=result.text.removeprefix("Error: "))
         verb = self._wish.verb
-        self._gone |= TEST.get(verb) == tool and re.search(_GONE[verb], result.text) is not None
+        self._gone |= TEST.get(verb) == tool and GONE[verb] in result.text
         looked = tool.startswith(("check_", "run_", "send_"))
         return self._voice.say("saw" if looked else "did", value=result.text)
 

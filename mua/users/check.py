@@ -144,25 +144,31 @@ class TaskCheck:
         gives.
         """
         self.stated = tuple(stated)
-        listed = [text for wish in wishes for texts in wish.values() for text in texts]
+        wants = [[text for kind, texts in wish.items() if kind != "shown" for text in texts] for wish in wishes]
+        listed = [text for texts in wants for text in texts]
+        self._shown = [text.casefold() for wish in wishes for text in wish.get("shown", ())]
         self._knowledge = Knowledge([persona, *listed], values)
         task = " ".join([persona, *listed])
         self._sorts = allowed_by(task)
+        self._wanted = allowed_by(" ".join([*listed, *_wanting(persona)]))
         self._may_keep = wording("keeps").search(task) is not None
-        self._given_up = _given_up(persona, self._sorts)
-        self._open = [_marks(" ".join(text for texts in wish.values() for text in texts)) for wish in wishes]
+        self._given_up = _given_up(persona, self._wanted)
+        self._open = [_marks(" ".join(texts)) for texts in wants]
         self._open = self._open or [_marks(sentence) for sentence in _wanting(persona)]
         self._words, self._phrases = words, phrases
         self._agent = ""
         self._settled = False
+        self._seen = ""
         self._talk = ""
 
     def heard(self, text: str) -> None:
         """What the agent said."""
         self._knowledge.add(text)
+        self._seen = ""
         self._talk += f"\n{text.casefold()}"
         text = text[-MOST_LOOKED_AT:]
         self._sorts |= allowed_by(text)
+        self._wanted |= allowed_by(text)
         self._agent = text
         parts = _parted(text)
         told = " ".join(part for part in parts if not part.endswith("?"))
@@ -174,6 +180,7 @@ class TaskCheck:
     def saw(self, text: str) -> None:
         """What a tool of the user's own answered: it may be told, and settles nothing."""
         self._knowledge.add(text)
+        self._seen += f"\n{text.casefold()}"
         self._talk += f"\n{text.casefold()}"
 
     def find(self, text: str, *, acted: bool = False) -> Refusal | None:
@@ -208,14 +215,14 @@ class TaskCheck:
     def _strange(self, what: str) -> str | None:
         """A sort of wish in ``what`` that neither the task nor the agent has spoken of."""
         clear = {name: sort for name, sort in sorts().items() if not sort.vague and name not in self._sorts}
-        found = (name for name, sort in clear.items() if not sort.near & self._sorts and sort.asks.search(what))
+        found = (name for name, sort in clear.items() if not sort.near & self._wanted and sort.asks.search(what))
         return next(found, None)
 
     def unfinished(self, text: str, acted: bool) -> str | None:
         """Why nothing is settled yet."""
         if not self._agent:
             return "nobody has answered"
-        if acted:
+        if acted and (not self._shown or any(text in self._seen for text in self._shown)):
             return None
         if not self._settled:
             return "the agent has neither done nor refused anything"
