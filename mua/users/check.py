@@ -153,7 +153,7 @@ class TaskCheck:
         self._wanted = allowed_by(" ".join([*listed, *_wanting(persona)]))
         self._may_keep = wording("keeps").search(task) is not None
         self._given_up = _given_up(persona, self._wanted)
-        self._open = [_marks(" ".join(texts)) for texts in wants]
+        self._open = [_marks(*texts) for texts in wants]
         self._open = self._open or [_marks(sentence) for sentence in _wanting(persona)]
         self._words, self._phrases = words, phrases
         self._agent = ""
@@ -340,7 +340,10 @@ def _wanting(persona: str) -> list[str]:
     return [sentence for sentence in re.split(r"(?<=[.!?])\s|\n", persona) if wording("wants").search(sentence)]
 
 
-def _marks(text: str) -> frozenset[str]:
-    """What shows that somebody has spoken of a wish: its ids and numbers, else its names."""
-    codes = {value.said.lstrip("#").casefold() for value in values_in(text) if value.kind in ("code", "number")}
-    return frozenset(codes)
+def _marks(*texts: str) -> frozenset[str]:
+    """What shows that somebody has spoken of a wish: its ids and numbers, and beside them its names. Empty without ids:
+    names alone are too little to miss."""
+    stated = (value for text in texts for value in values_in(text))
+    codes = {value.said.lstrip("#").casefold() for value in stated if value.kind in ("code", "number")}
+    names = {token.casefold() for text in texts for token in _TOKEN.findall(text) if token[0].isupper()}
+    return frozenset(codes | {name for name in names if not is_word(name)}) if codes else frozenset()

@@ -79,6 +79,7 @@ _STOP = re.compile(r"[#*_\[<(]*#{1,}[\s*_]*stop[\s*_]*#*|\bstop[\s*_]*#{2,}", re
 _ONLY_STOP = re.compile(r"\A[\s\"'`*_<\[(]*(STOP|END(_OF_CONVERSATION)?)[\s\"'`*_>\]).]*\Z")
 _MOUTH = re.compile(r"\"[^\"]*\"|“[^”]*”")
 _WORD = re.compile(r"\w+")
+_SENTENCE_END = re.compile(r"[.!?]\s|\n")
 _WORDS_AFTER_STOP = 4
 RULE_WORDS = 9
 """So many words in a row of the rules that all users have are a quotation, however long a leak must be otherwise."""
@@ -217,8 +218,9 @@ def _prose_runs(text: str, length: int, values: tuple[str, ...]) -> frozenset[tu
 
 @lru_cache(maxsize=1024)
 def _orders(text: str, length: int) -> frozenset[tuple[str, ...]]:
-    """Runs that address the user."""
-    runs = (run for part in _unquoted(text.casefold()) for run in _runs_of(_WORD.findall(part), length))
+    """Runs within a sentence that address the user."""
+    sentences = (one for part in _unquoted(text.casefold()) for one in _SENTENCE_END.split(part))
+    runs = (run for sentence in sentences for run in _runs_of(_WORD.findall(sentence), length))
     return frozenset(run for run in runs if not _ADDRESS.isdisjoint(run))
 
 

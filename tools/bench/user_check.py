@@ -6,11 +6,11 @@
                                      └──► Planted: one reply, drawn by the seed,
                                           turned into a fault of one kind      ──► must be found, as that kind
 
-    tests/data/users/llm_replies.jsonl: replies as language models write them, by hand ──► as they are marked
+    tests/data/users/llm_replies*.jsonl: replies as language models write them, by hand ──► as they are marked
 
-The dialogues are those of the test splits of four domains. Run ``python tools/bench/user_check.py`` (a minute); a small
-version is a test. The faults and the check have one author, so recall on planted faults says that the check does what
-it was made for, and the replies by hand say somewhat more.
+The dialogues are those of all splits of four domains, with customers of all kinds. Run ``python
+tools/bench/user_check.py`` (a few minutes); a small version is a test. The faults and the check have one author, so
+recall on planted faults says that the check does what it was made for, and the replies by hand say somewhat more.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from mua.environment.demonstrate import moves_of, played
-from mua.environment.protocol import Domain, Task, ToolResult, ToolSchema
+from mua.environment.protocol import Domain, Split, Task, ToolResult, ToolSchema
 from mua.environment.registry import get_domain
 from mua.errors import UserFaultKind
 from mua.types import Json
@@ -363,6 +363,17 @@ class Result:
     examples: list[str] = field(default_factory=list)
     kinds: dict[UserFaultKind, Counts] = field(default_factory=dict)
 
+    def add(self, more: Result) -> None:
+        """Count ``more`` in."""
+        self.replies += more.replies
+        self.refused += more.refused
+        self.examples += more.examples
+        for kind, counts in more.kinds.items():
+            mine = self.kinds[kind]
+            mine.planted, mine.found = mine.planted + counts.planted, mine.found + counts.found
+            mine.named += counts.named
+            mine.missed += counts.missed
+
 
 async def watch(domain: Domain, task: Task, seed: int, user: Watched) -> None:
     """Play one dialogue of the domain's expert (its gold moves where it has none) with ``user``."""
@@ -510,21 +521,32 @@ def _precision(result: Result) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--tasks", type=int, default=100, help="of each domain")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--split", choices=("train", "validation", "test"), default="test")
+    parser.add_argument("--tasks", type=int, default=60, help="of each domain and run")
+    parser.add_argument("--runs", nargs="+", default=["test:1", "train:2", "validation:3"], metavar="SPLIT:SEED")
     parser.add_argument("--show", action="store_true", help="print what is missed and wrongly refused, write nothing")
     chosen = parser.parse_args()
-    results = {}
-    for name in DOMAINS:
-        domain = get_domain(name)
-        results[name] = asyncio.run(measure(domain, spread(domain.tasks(chosen.split), chosen.tasks), chosen.seed))
-    by_hand = {"replies by hand": measure_replies()} if REPLIES.exists() else {}
+    results = {name: asyncio.run(_measured(name, chosen.runs, chosen.tasks)) for name in DOMAINS}
+    by_hand = {
+        path: {name: measure_replies(path, name) for name in DOMAINS} if path != REPLIES else {"all": measure_replies()}
+        for path in (REPLIES, LOOKED_AT, APART)
+    }
     if chosen.show:
-        _show(results | by_hand)
+        _show(results)
+        for path, found in by_hand.items():
+            _show({f"{path.stem}, {name}": result for name, result in found.items()})
         return
     PAGE.write_text(_page(results, by_hand, chosen), encoding="utf-8")
     print(PAGE)
+
+
+async def _measured(name: str, runs: Sequence[str], count: int) -> Result:
+    """All runs of one domain, each named by its split and its seed."""
+    domain, whole = get_domain(name), Result(kinds={kind: Counts() for kind in KINDS})
+    for run in runs:
+        split, _, seed = run.partition(":")
+        tasks = spread(domain.tasks(cast(Split, split)), count)
+        whole.add(await measure(domain, tasks, int(seed)))
+    return whole
 
 
 def _show(results: Mapping[str, Result]) -> None:
@@ -536,35 +558,59 @@ def _show(results: Mapping[str, Result]) -> None:
             print("\n".join(f"     {line}" for line in counts.missed[:6]))
 
 
-def _page(results: Mapping[str, Result], by_hand: Mapping[str, Result], chosen: Any) -> str:
+def _page(results: Mapping[str, Result], by_hand: Mapping[Path, Mapping[str, Result]], chosen: Any) -> str:
+    heading = {REPLIES: _ALONE, LOOKED_AT: _KNOWN, APART: _HELD}
+    tables = [line for path, found in by_hand.items() for line in (*heading[path], "", *table(found), "")]
+    runs = " ".join(chosen.runs)
     return "\n".join(
         [
             "# Finding the faults of simulated users",
             "",
-            f"Written by `python tools/bench/user_check.py --tasks {chosen.tasks} --seed {chosen.seed}`, which tells "
-            "how. What is looked for stands in [users.md](../users.md#what-is-not-a-users-words).",
+            f"Written by `python tools/bench/user_check.py --tasks {chosen.tasks} --runs {runs}`, which tells how. "
+            "What is looked for stands in [users.md](../users.md#what-is-not-a-users-words).",
             "",
             "## Faults planted into dialogues of the scripted experts with the scripted users",
             "",
-            f"{chosen.tasks} tasks of the {chosen.split} split of each domain; the task is known by the persona and "
-            "the texts of its data, or by what the domain lists. Found of planted; precision counts every reply as it "
-            "is against all faults found.",
+            f"{chosen.tasks} tasks of each domain in each of the runs {runs} (split and seed), with customers of all "
+            "kinds, also those who err, waver and insist; a task is known by its persona and by what its domain lists "
+            "(`Informed`). Found of planted; precision counts every reply as it is against all faults found.",
             "",
             *table(results),
             "",
-            "## Replies by hand, as language models write them",
-            "",
-            "`tests/data/users/llm_replies.jsonl`, known by the persona alone.",
-            "",
-            *table(by_hand),
-            "",
-            "The faults, the replies and the check have one author: read recall as an upper bound for faults of these "
-            "forms. At the first look, before anything was changed for them, none of the good replies was refused and "
-            "all but two of the faults were found; of the dialogues two good replies of telecom were refused, for "
-            "which the check was changed. Replies of a large model were not measured.",
+            *tables,
+            *_READ,
             "",
         ]
     )
+
+
+_ALONE = (
+    "## Replies by hand, as language models write them: known by the persona alone",
+    "",
+    "`tests/data/users/llm_replies.jsonl`: personas of six trades.",
+)
+_KNOWN = (
+    "## Replies by hand to tasks of the domains: those that the check was changed for",
+    "",
+    "`tests/data/users/llm_replies_domains.jsonl`: as customers of these tasks might write, with contractions, typing "
+    "errors, small talk and feelings.",
+)
+_HELD = (
+    "## Replies by hand to tasks of the domains: held apart",
+    "",
+    "`tests/data/users/llm_replies_apart.jsonl`: half of what was written for the table above, drawn before either was "
+    "looked at, and a later set of other tasks.",
+)
+_READ = (
+    "At first sight of both halves, before the check was changed for anything, 9 of 130 and 9 of 129 good replies were "
+    "refused. After the changes for the first half, 1 of 129 of the other was, and 2 of the 86 of the later set; that "
+    "later set's faults were found but for 2 of 38. These three refusals were then looked at and their causes removed "
+    "(a date with dots, an amount reckoned from two known ones, a unit), so the held-apart table is no longer blind to "
+    "them: expect 1 to 2 % of good replies to be refused in new wordings.",
+    "",
+    "The faults, the replies and the check have one author: read recall as an upper bound for faults of these forms. "
+    "Replies of a large model were not measured.",
+)
 
 
 if __name__ == "__main__":
