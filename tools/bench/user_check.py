@@ -22,6 +22,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
@@ -458,15 +459,16 @@ def judge_reply(record: Json, check: ReplyCheck) -> Refusal | None:
 def check_for(who: Json) -> ReplyCheck:
     """The check of one whom the first records of a file name: by a persona's ``text`` alone, or by a ``task``."""
     if "task" in who:
-        domain = get_domain(who["task"].partition("/")[0])
-        return check_of(domain, task_of(domain, who["task"]))
+        return check_of(*_placed(who["task"]))
     leak = LeakCheck(LEAK_WORDS, who["text"], rules=user_system_prompt("", tools=True))
     return ReplyCheck(leak, TaskCheck(who["text"]))
 
 
-def task_of(domain: Domain, name: str) -> Task:
-    """The task of this id."""
-    return next(task for split in SPLITS for task in domain.tasks(split) if task.id == name)
+@cache
+def _placed(name: str) -> tuple[Domain, Task]:
+    """The task of this id, and its domain."""
+    domain = get_domain(name.partition("/")[0])
+    return domain, next(task for split in SPLITS for task in domain.tasks(split) if task.id == name)
 
 
 def measure_replies(path: Path = REPLIES, only: str = "") -> Result:
@@ -496,7 +498,7 @@ def table(results: Mapping[str, Result]) -> list[str]:
     """Markdown: recall by kind, a column each result; precision below."""
     head = ["kind", *results]
     lines = [f"| {' | '.join(head)} |", f"| {' | '.join(['---'] * len(head))} |"]
-    for kind in KINDS:
+    for kind in (kind for kind in KINDS if any(r.kinds[kind].planted for r in results.values())):
         cells = [_share(r.kinds[kind].found, r.kinds[kind].planted, r.kinds[kind].named) for r in results.values()]
         lines.append(f"| `{kind}` | {' | '.join(cells)} |")
     wrong = [f"{sum(r.refused.values())} of {r.replies}" for r in results.values()]
