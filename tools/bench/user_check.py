@@ -606,7 +606,8 @@ _HELD = (
 _READ = (
     "At first sight of both halves, before the check was changed for anything, 9 of 130 and 9 of 129 good replies were "
     "refused. After the changes for the first half, 1 of 129 of the other was, and 2 of the 86 of the later set; that "
-    "later set's faults were found but for 2 of 38. These three refusals, all in telecom (3 of 52), were then looked at and their causes removed "
+    "later set's faults were found but for 2 of 38. These three refusals, all in telecom (3 of 52), "
+    "were then looked at and their causes removed "
     "(a date with dots, an amount reckoned from two known ones, a unit), so the held-apart table is no longer blind to "
     "them: expect 1 to 2 % of good replies to be refused in new wordings.",
     "",
