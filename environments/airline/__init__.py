@@ -22,7 +22,7 @@ from environments.airline.expert import Expert
 from environments.airline.tasks import load_split
 from environments.airline.telling import first_of, wording
 from environments.airline.tools import airline_tools, flight_status_tool
-from environments.airline.user import customer
+from environments.airline.user import customer, part_of
 from environments.airline.verdict import code
 from environments.airline.views import compact
 from environments.airline.world import world
@@ -70,6 +70,12 @@ class AirlineDomain:
 
     def scripted_user(self, task: Task, seed: int, personas: Sequence[str] = ()) -> User:
         return customer(task, seed, personas)
+
+    def known(self, task: Task) -> Mapping[str, Sequence[str]]:
+        return part_of(task).known()
+
+    def wishes(self, task: Task) -> Sequence[Mapping[str, Sequence[str]]]:
+        return part_of(task).wanted()
 
     def gold(self, task: Task) -> Sequence[Move]:
         """The look-ups, the writes, then what has to be said."""

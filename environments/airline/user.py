@@ -12,9 +12,10 @@ from environments.airline.world import AHEAD, world
 from mua.environment.protocol import Task
 from mua.language.acts import Reader
 from mua.language.patterns import load
-from mua.language.voice import Grammar, Voice
+from mua.language.voice import Grammar
 from mua.types import Json
-from mua.users.personas import Persona, persona_of
+from mua.users.informed import Part
+from mua.users.personas import persona_of
 from mua.users.scripted import Fact, ScriptedUser, Wish
 from mua.users.talk import grammar_of
 
@@ -35,30 +36,37 @@ def grammar() -> Grammar:
 
 def customer(task: Task, seed: int, personas: Sequence[str] = ()) -> ScriptedUser:
     """The customer of one episode."""
-    key = f"{task.id}/{seed}"
+    key, part = f"{task.id}/{seed}", part_of(task)
     persona = persona_of(key, personas)
-    voice = Voice(grammar(), "brief" if persona.brief else task.split, random.Random(f"change/{key}"))
-    wishes = [_wish(errand, f"{key}/{place}", voice) for place, errand in enumerate(task.data["errands"])]
-    return ScriptedUser(key, task.split, reader(), grammar(), persona, wishes, _own(task.data["user"], key, persona))
+    own = {"user_id": part.facts["user_id"]} if persona.volunteers else part.facts  # nobody opens with a birthday
+    return ScriptedUser(key, task.split, reader(), grammar(), persona, part.wishes, own)
 
 
-def _own(user_id: str, key: str, persona: Persona) -> dict[str, Fact]:
+def part_of(task: Task) -> Part:
+    """What the customer of ``task`` wants and knows."""
+    wishes = [_wish(errand, f"{task.id}/{place}") for place, errand in enumerate(task.data["errands"])]
+    return Part(wishes, _own(task.data["user"], task.id))
+
+
+def _own(user_id: str, key: str) -> dict[str, Fact]:
     """What the customer knows whatever the wish is."""
     record = world().tables["users"][user_id]
     name = f"{record['name']['first_name']} {record['name']['last_name']}"
-    facts = {"user_id": Fact(user_id, wrong=_wrong(key, "user_id", user_id))}
-    if persona.volunteers:  # nobody opens with a birthday
-        return facts
-    return facts | {"name": Fact(name), "birth_date": Fact(record["dob"])}
+    return {
+        "user_id": Fact(user_id, wrong=_wrong(key, "user_id", user_id)),
+        "name": Fact(name),
+        "birth_date": Fact(record["dob"]),
+    }
 
 
-def _wish(errand: Json, key: str, voice: Voice) -> Wish:
+def _wish(errand: Json, key: str) -> Wish:
     known = {name: _fact(errand, name, value, key) for name, value in errand["facts"].items()}
     if "flight" in known:  # asked for one of several flights, or for what matters in the choice
         known["preference"] = Fact(known["flight"].value, "tell_flight")
     before = {name: _fact(errand, name, value, key) for name, value in errand["before"].items()}
-    changes = [voice.say(f"change_{name}", value=errand["facts"][name]) for name in before]
-    return Wish(errand["verb"], known, errand["values"], " ".join(changes), before)
+    change = next(iter(before), "")
+    values = {**errand["values"], "value": errand["facts"][change]} if change else errand["values"]
+    return Wish(errand["verb"], known, values, f"change_{change}" if change else "", before)
 
 
 def _fact(errand: Json, name: str, value: str, key: str) -> Fact:

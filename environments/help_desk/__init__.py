@@ -10,7 +10,7 @@ from environments.help_desk.canned import CANNED
 from environments.help_desk.expert import DONE, Expert
 from environments.help_desk.tasks import load_split
 from environments.help_desk.tools import HelpDesk
-from environments.help_desk.user import customer
+from environments.help_desk.user import customer, part_of
 from mua.environment.canned import Canned
 from mua.environment.protocol import Environment, Isolation, Move, PromptStyle, Split, Task
 from mua.types import Json
@@ -59,6 +59,12 @@ class HelpDeskDomain:
 
     def scripted_user(self, task: Task, seed: int, personas: Sequence[str] = ()) -> User:
         return customer(task, seed, personas)
+
+    def known(self, task: Task) -> Mapping[str, Sequence[str]]:
+        return part_of(task).known()
+
+    def wishes(self, task: Task) -> Sequence[Mapping[str, Sequence[str]]]:
+        return part_of(task).wanted()
 
     def gold(self, task: Task) -> Sequence[Move]:
         looked_up: list[Move] = [(demand["call"], demand["arguments"]) for demand in task.data["demands"]]

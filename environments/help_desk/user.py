@@ -12,11 +12,14 @@ from mua.environment.protocol import Task
 from mua.language.acts import Reader
 from mua.language.patterns import load
 from mua.language.voice import Grammar
+from mua.users.informed import Part
 from mua.users.personas import persona_of
 from mua.users.scripted import Fact, ScriptedUser, Wish
 from mua.users.talk import grammar_of
 
 _HERE = Path(__file__).parent
+_REASONS = {"redirect": "tell_moving", "track": "tell_waiting"}
+"""Why somebody wants what is no change of mind."""
 
 
 @lru_cache(maxsize=1)
@@ -33,14 +36,20 @@ def grammar() -> Grammar:
 
 def customer(task: Task, seed: int, personas: Sequence[str] = ()) -> ScriptedUser:
     """The customer of one episode."""
-    key = f"{task.id}/{seed}"
-    known = {fact: Fact(value, wrong=_wrong(key, fact, value)) for fact, value in task.data["known"].items()}
-    wish = Wish(task.data["wish"], {"reason": Fact("it")})
-    return ScriptedUser(key, task.split, reader(), grammar(), persona_of(key, personas), [wish], known)
+    key, part = f"{task.id}/{seed}", part_of(task)
+    return ScriptedUser(key, task.split, reader(), grammar(), persona_of(key, personas), part.wishes, part.facts)
 
 
-def _wrong(key: str, fact: str, value: str) -> str:
+def part_of(task: Task) -> Part:
+    """What the customer of ``task`` wants and knows."""
+    known = {fact: Fact(value, wrong=_wrong(task, fact, value)) for fact, value in task.data["known"].items()}
+    name = known.pop("name")
+    verb = task.data["wish"]
+    return Part([Wish(verb, {**known, "reason": Fact("it", _REASONS.get(verb, ""))})], {"name": name})
+
+
+def _wrong(task: Task, fact: str, value: str) -> str:
     """What somebody careless says at first: another number, item or city; nobody gets their own name wrong."""
-    rng = random.Random(f"wrong/{key}/{fact}")
+    rng = random.Random(f"wrong/{task.id}/{fact}")
     others = {"order": [str(rng.randint(FIRST_ORDER, LAST_ORDER))], "item": PRODUCTS, "city": CITIES}.get(fact, ())
     return rng.choice([other for other in others if other != value] or [""])

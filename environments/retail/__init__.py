@@ -20,7 +20,7 @@ from environments.retail.gold import gold
 from environments.retail.shop import shop
 from environments.retail.tasks import load_split, practice_tasks
 from environments.retail.tools import TABLES, TOOLS, tools_of
-from environments.retail.user import customer
+from environments.retail.user import customer, part_of
 from environments.retail.verdict import code
 from environments.retail.views import compact
 from mua.config.schema import EnvironmentConfig
@@ -64,6 +64,12 @@ class RetailDomain:
 
     def scripted_user(self, task: Task, seed: int, personas: Sequence[str] = ()) -> User:
         return customer(task, seed, personas)
+
+    def known(self, task: Task) -> Mapping[str, Sequence[str]]:
+        return part_of(task).known()
+
+    def wishes(self, task: Task) -> Sequence[Mapping[str, Sequence[str]]]:
+        return part_of(task).wanted()
 
     def gold(self, task: Task) -> Sequence[Move]:
         """The customer is found, all is read that has to be, then the gold calls, and what has to be told."""

@@ -16,6 +16,7 @@ from mua.language.acts import Reader
 from mua.language.patterns import load
 from mua.language.voice import Grammar
 from mua.types import Json
+from mua.users.informed import Part
 from mua.users.personas import persona_of
 from mua.users.scripted import Fact, ScriptedUser, Wish
 from mua.users.talk import grammar_of
@@ -38,15 +39,19 @@ def grammar() -> Grammar:
 
 def customer(task: Task, seed: int, personas: Sequence[str] = ()) -> ScriptedUser:
     """The customer of one episode."""
-    key, who = f"{task.id}/{seed}", task.data["customer"]
-    name = f"{who['first_name']} {who['last_name']}"
+    key, part = f"{task.id}/{seed}", part_of(task)
+    return ScriptedUser(key, task.split, reader(), grammar(), persona_of(key, personas), part.wishes, part.facts)
+
+
+def part_of(task: Task) -> Part:
+    """What the customer of ``task`` wants and knows."""
+    who = task.data["customer"]
     facts = {
-        "email": Fact(who["email"] or "", wrong=_wrong(key, "email", who["email"] or "")),
-        "name": Fact(name),
+        "email": Fact(who["email"] or "", wrong=_wrong(task.id, "email", who["email"] or "")),
+        "name": Fact(f"{who['first_name']} {who['last_name']}"),
         "zip": Fact(who["zip"]),
     }
-    wishes = [_wish(f"{key}/{number}", wish) for number, wish in enumerate(task.data["wishes"])]
-    return ScriptedUser(key, task.split, reader(), grammar(), persona_of(key, personas), wishes, facts)
+    return Part([_wish(f"{task.id}/{number}", wish) for number, wish in enumerate(task.data["wishes"])], facts)
 
 
 def _wish(key: str, wish: Json) -> Wish:

@@ -18,7 +18,7 @@ from environments.telecom.gold import gold_moves
 from environments.telecom.official import official_telecom
 from environments.telecom.persona import persona_of
 from environments.telecom.tasks import load_split
-from environments.telecom.user import customer
+from environments.telecom.user import GONE, customer, part_of
 from mua.config.schema import EnvironmentConfig
 from mua.environment.canned import Canned
 from mua.environment.database import RewardForm, ServiceDesk
@@ -59,6 +59,13 @@ class TelecomDomain:
 
     def scripted_user(self, task: Task, seed: int, personas: Sequence[str] = ()) -> User:
         return customer(task, seed, personas)
+
+    def known(self, task: Task) -> Mapping[str, Sequence[str]]:
+        return part_of(task).known()
+
+    def wishes(self, task: Task) -> Sequence[Mapping[str, Sequence[str]]]:
+        wanted = zip(task.data["wishes"], part_of(task).wanted(), strict=True)
+        return [texts | {"shown": [GONE[wish["about"]]]} if wish["about"] in GONE else texts for wish, texts in wanted]
 
     def gold(self, task: Task) -> Sequence[Move]:
         return gold_moves(task)

@@ -25,6 +25,7 @@ from mua.language.acts import Acts, Reader
 from mua.language.patterns import load
 from mua.language.voice import Grammar
 from mua.types import Json
+from mua.users.informed import Part
 from mua.users.personas import persona_of
 from mua.users.protocol import UserReply, UserTools
 from mua.users.scripted import Fact, ScriptedUser, Wish
@@ -37,7 +38,8 @@ TEST = {
     "no_mms": "send_picture_message",
 }
 """How a customer finds out whether its problem is gone, by what it complains of."""
-_GONE = {"no_service": r"^\d bars", "no_data": r"\bshows\b", "slow_data": r", good$", "no_mms": r"was sent$"}
+GONE = {"no_service": "4 bars", "no_data": "shows", "slow_data": ", good", "no_mms": "was sent"}
+"""What the phone says to that when it is."""
 MOST_SENTENCES = 12
 """Sentences of a message that are read one by one for what they ask for."""
 _PAY = re.compile(r"\b(?:pay|settle) (?:it|this|that|them|now|the|your|right)\b")
@@ -62,6 +64,11 @@ def customer(task: Task, seed: int, personas: Sequence[str] = ()) -> PhoneUser:
     return PhoneUser(task, seed, personas)
 
 
+def part_of(task: Task) -> Part:
+    """What the customer of ``task`` wants and knows."""
+    return Part([_wish(wish, task.data) for wish in task.data["wishes"]], _facts(task.id, task.data))
+
+
 class PhoneUser(ScriptedUser):
     """Plays one task's customer. Implements :class:`mua.users.protocol.ToolUser` too."""
 
@@ -69,10 +76,8 @@ class PhoneUser(ScriptedUser):
         key = f"{task.id}/{seed}"
         self._wants: Json = task.data["wants"]
         self._keeps_data: bool = task.data["keeps_phone_data"]
-        wishes = [_wish(wish, task.data) for wish in task.data["wishes"]]
-        super().__init__(
-            key, task.split, reader(), grammar(), persona_of(key, personas), wishes, _facts(key, task.data)
-        )
+        part = part_of(task)
+        super().__init__(key, task.split, reader(), grammar(), persona_of(key, personas), part.wishes, part.facts)
         self._tools: UserTools | None = None
         self._gone = False
 
@@ -149,7 +154,7 @@ class PhoneUser(ScriptedUser):
         if result.error:
             return self._voice.say("failed", value=result.text.removeprefix("Error: "))
         verb = self._wish.verb
-        self._gone |= TEST.get(verb) == tool and re.search(_GONE[verb], result.text) is not None
+        self._gone |= TEST.get(verb) == tool and GONE[verb] in result.text
         looked = tool.startswith(("check_", "run_", "send_"))
         return self._voice.say("saw" if looked else "did", value=result.text)
 

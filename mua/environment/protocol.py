@@ -212,7 +212,11 @@ class Informed(Protocol):
 
     def wishes(self, task: Task) -> Sequence[Mapping[str, Sequence[str]]]:
         """What the user wants, one entry a wish: the texts that tell it, such as ``{"verb": ["cancel"], "order":
-        ["#W3680"]}``. A conversation is not over before each has been spoken of."""
+        ["#W3680"]}``. A conversation is not over before each has been spoken of.
+
+        ``"shown"`` lists what the user's own tools answer once all is well ("4 bars"): having just seen that, it may
+        end. Of a wish without it any use of them lets it end.
+        """
 
 
 @runtime_checkable

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from itertools import islice
 from typing import Any
 
@@ -25,6 +26,7 @@ from mua.errors import UserFaultKind
 from mua.users.guards import LeakCheck, misused_signal, unusable
 from mua.users.protocol import STOP_SIGNAL, Refusal
 from mua.users.stated import EMAIL, Knowledge, Value, is_word, plain_word, values_in
+from mua.users.wordings import allowed_by, sorts, wording, words
 
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
 MOST_PERSONAS = 1500
@@ -50,108 +52,16 @@ _NOT_THE_USERS = frozenset(
 _SENTENCE = re.compile(r"[^.!?\n;]+")
 _ENDS = re.compile(r"(?<=[.!?])\s+|\n+")
 _TOKEN = re.compile(r"[A-Za-z][A-Za-z'’-]*")
-_NAMED = re.compile(
-    r"\b(?:my (?:first |last |full |sur)?name(?: is|'s|:)|(?:name is|called|named|surname is))\s+"
-    r"([A-Za-z'-]+)(?:\s+([A-Za-z'-]+))?",
-    re.IGNORECASE,
+_OWN_NAME = re.compile(
+    r"\bmy (?:first |last |full |sur)?name(?: is|'s|:)\s+([A-Za-z'-]+)(?:\s+([A-Za-z'-]+))?", re.IGNORECASE
 )
+_NAMED = re.compile(r"\b(?:[Nn]ame is|called|named|[Ss]urname is)\s+([A-Z][A-Za-z'-]+)(?:\s+([A-Z][A-Za-z'-]+))?")
 _QUOTED = re.compile(r"\"[^\"\n]*\"")
 _SHORT_ANSWER = 3
 """Words of a sentence that may be nothing but a name."""
-_VERBS: Mapping[str, str] = {
-    "cancel": r"cancel\w*|call(?:ing)? off",
-    "return": r"return(?:ing|ed)?|send(?:ing)? (?:\w+ ){0,4}back|take (?:\w+ ){0,4}back|give (?:\w+ ){0,4}back",
-    "refund": r"refund\w*|money back|reimburse\w*",
-    "exchange": r"exchang\w+|swap\w*|replac\w+|trade\w* in",
-    "change": r"chang\w+|modif\w+|updat\w+|edit\w*|switch\w*|correct\w*|adjust\w*",
-    "book": r"book(?:ing|ed)?|reserv(?:e|ing)|purchas\w+|buy(?:ing)?|fly",
-    "upgrade": r"upgrad\w+|(?:business|first) class|cabin|(?:better|bigger|larger|other) plan|plan",
-    "downgrade": r"downgrad\w+|cheaper|(?:smaller|other) plan|economy|cabin|plan",
-    "insure": r"insur\w+",
-    "compensate": r"compensat\w+|voucher",
-    "suspend": r"suspend\w*|paus\w+ (?:my|the) (?:line|plan|service)|terminat\w+",
-    "unlock": r"unlock\w*",
-    "redirect": r"redirect\w*|rerout\w+|deliver\w* to|send (?:\w+ ){0,4}to|go(?:es)? to",
-    "baggage": r"baggage|bags?|luggage|suitcases?",
-    "track": r"track\w*|where (?:is|'s)|where my|status",
-}
-_VERB = {sort: re.compile(rf"\b(?:{pattern})\b", re.IGNORECASE) for sort, pattern in _VERBS.items()}
-_NEIGHBOURS: Mapping[str, frozenset[str]] = {
-    "return": frozenset({"refund"}),
-    "refund": frozenset({"return", "cancel", "compensate"}),
-    "exchange": frozenset({"change"}),
-    "compensate": frozenset({"refund"}),
-    "redirect": frozenset({"change"}),
-}
-"""Which wishes make it no surprise that a sort is asked for: a cancelled order is refunded."""
-_ASKS = re.compile(
-    r"\b(?:i (?:also |now |actually |really |just |do )*(?:want|need|wish|prefer|would like|would rather"
-    r"|would prefer|demand"
-    r"|insist)|i'?d (?:also |actually |rather |much )*(?:like|rather|prefer|love|want)|(?:can|could|would"
-    r"|will) you(?: please)?"
-    r"|please|instead|actually|let'?s|rather|go ahead and|i am looking to|i'm looking to|i(?:'m| am) (?:here"
-    r"|writing) to"
-    r"|i have decided to|i've decided to|i(?:'ve| have)? decided)\b(?P<what>[^.!?;\n]*)",
-    re.IGNORECASE,
-)
-_NOT_ASKED = re.compile(
-    r"\b(?:tell|explain|confirm|check|know|whether|if|how|why|see|understand|show|say|repeat)\b", re.I
-)
-_RETREAT = re.compile(
-    r"\b(?:(?:i(?:'ve| have)? )?changed my mind|on second thought|no longer (?:want|wish|need) (?:to"
-    r"|it (?:to be )?|the (?:refund"
-    r"|return|exchange|cancel\w*))|(?:do not|don'?t) (?:want|wish|need) (?:to (?:cancel|return|exchange|change"
-    r"|book|fly|move|upgrade"
-    r"|go through)\b|(?:it|that|this|the \w+) (?:cancel\w*|return\w*|exchang\w+|chang\w+|any ?more))"
-    r"|forget (?:about )?(?:the|my|this|that) (?:\w+ ){0,2}(?:request|order|return|exchange|cancel\w*|refund"
-    r"|booking|change|whole thing|thing)"
-    r"|(?:i'?ll |i will |let me |let'?s |please |just |i'?d rather |want to |(?<=[.!,] ))(?:just )?(?:keep"
-    r"|leave) (?:it|everything|the \w+|my \w+|them|things)"
-    r"(?: (?:as (?:it is|is|they are)|then|after all|instead|the way)|$|[.!,])|(?:do not|don'?t) (?:cancel|return"
-    r"|exchange|change|refund) (?:it|the|my|that|anything))",
-    re.IGNORECASE | re.MULTILINE,
-)
-_CHANGES_ITSELF = re.compile(
-    r"chang\w* (?:your|of) mind|change of mind|\bat first\b|\bfirst (?:you )?(?:ask|name|say)|correct yourself"
-    r"|you say: \"(?:wait|no|actually)|\bwait, i\b|\b(?:no longer|not any ?more) want",
-    re.I,
-)
-_SETTLED = re.compile(
-    r"\b(?:done|cancel+ed|returned|exchanged|changed|updated|booked|modified|added|removed|processed|completed"
-    r"|confirmed"
-    r"|refunded|issued|sent|initiated|submitted|restored|fixed|resolved|working|works|solved|upgraded|downgraded"
-    r"|moved"
-    r"|sorry(?! (?:to hear|about|for|you))|unfortunately|can ?not|can't|unable|not (?:able|possible|allowed"
-    r"|eligible|permitted|covered|on your)"
-    r"|does not|doesn't|won't|will not|no longer|transfer\w*|final sale|denied|refuse[ds]?|declined|all set"
-    r"|taken care"
-    r"|success\w*|is (?:in|on|at|pending|shipped|delivered|processed|\$?\d)|costs?|(?:price|status|total) is"
-    r"|certificate|voucher)\b",
-    re.IGNORECASE,
-)
-_OPEN_QUESTION = re.compile(
-    r"\b(?:what|which|who|when|where|could you|can you|may i|would you|do you|shall i|should i|are you|is (?:that|this)"
-    r"|please (?:tell|give|provide|confirm|share|send|let)|have you|yes/no|confirm|proceed)\b",
-    re.IGNORECASE,
-)
-_STALLS = re.compile(
-    r"\b(?:please|let me|moment|hold on|wait|i will|i'll|hello|hi|welcome|thank|thanks|sorry|tell|give|need|provide)\b",
-    re.IGNORECASE,
-)
-"""A message that asks for nothing and has none of these states how things are: that may be all there is to say."""
-_KEEPS = re.compile(r"\b(?:keep|leave)", re.IGNORECASE)
-_ASKS_NAME = re.compile(
-    r"\b(?:name|city|town|who|where|destination|address|country|item|product|which)\b", re.IGNORECASE
-)
-_DECIDES = re.compile(
-    r"yes/no|\b(?:yes or no|do you confirm|shall i|should i|confirm|proceed|go ahead)\b", re.IGNORECASE
-)
+_BEFORE = 60
+"""Characters before a name that say what it is to the user."""
 _ANSWERS = frozenset({"amount", "date", "time"})
-_CLOSING = re.compile(r"\b(?:anything|something|what) (?:else|more|further)\b", re.IGNORECASE)
-_WANTS = re.compile(
-    r"\b(?:you (?:also |now |then )*(?:want|would like|wish|need|ask|prefer)|ask(?:s|ing)? (?:to|for)|then you)\b",
-    re.IGNORECASE,
-)
 
 
 class ReplyCheck:
@@ -210,11 +120,11 @@ class Vocabulary:
     def of(self, task: Task) -> TaskCheck:
         """The check of one user of ``task``."""
         persona = self._domain.persona(task)
-        if isinstance(self._domain, Informed):
-            values, wishes = self._domain.known(task), self._domain.wishes(task)
-        else:
-            values, wishes = {"task": list(_texts(task.data))}, ()
-        return TaskCheck(persona, values, wishes, self._words, self._phrases)
+        if not isinstance(self._domain, Informed):
+            return TaskCheck(persona, {"task": list(_texts(task.data))}, (), self._words, self._phrases)
+        values = self._domain.known(task)
+        stated = [text for texts in values.values() for text in texts]
+        return TaskCheck(persona, values, self._domain.wishes(task), self._words, self._phrases, stated)
 
 
 class TaskCheck:
@@ -227,47 +137,60 @@ class TaskCheck:
         wishes: Sequence[Mapping[str, Sequence[str]]] = (),
         words: frozenset[str] = frozenset(),
         phrases: frozenset[str] = frozenset(),
+        stated: Sequence[str] = (),
     ) -> None:
-        """``words`` and ``phrases`` are names that the domain deals with; the others as :class:`Informed` gives."""
-        listed = [text for wish in wishes for texts in wish.values() for text in texts]
+        """``words`` and ``phrases`` are names that the domain deals with; ``stated`` are texts that the user is asked
+        for, so that to copy them is no leak (:class:`mua.users.guards.LeakCheck`); the others as :class:`Informed`
+        gives.
+        """
+        self.stated = tuple(stated)
+        wants = [[text for kind, texts in wish.items() if kind != "shown" for text in texts] for wish in wishes]
+        listed = [text for texts in wants for text in texts]
+        self._shown = [text.casefold() for wish in wishes for text in wish.get("shown", ())]
         self._knowledge = Knowledge([persona, *listed], values)
-        self._sorts = _sorts(" ".join([persona, *listed]))
-        self._keeps = _KEEPS.search(f"{persona} {' '.join(listed)}") is not None
-        self._may_retreat = _CHANGES_ITSELF.search(persona) is not None
-        self._open = [_marks(" ".join(text for texts in wish.values() for text in texts)) for wish in wishes]
+        task = " ".join([persona, *listed])
+        self._sorts = allowed_by(task)
+        self._wanted = allowed_by(" ".join([*listed, *_wanting(persona)]))
+        self._may_keep = wording("keeps").search(task) is not None
+        self._given_up = _given_up(persona, self._wanted)
+        self._open = [_marks(*texts) for texts in wants]
         self._open = self._open or [_marks(sentence) for sentence in _wanting(persona)]
         self._words, self._phrases = words, phrases
         self._agent = ""
         self._settled = False
+        self._seen = ""
         self._talk = ""
 
     def heard(self, text: str) -> None:
         """What the agent said."""
         self._knowledge.add(text)
+        self._seen = ""
         self._talk += f"\n{text.casefold()}"
         text = text[-MOST_LOOKED_AT:]
-        self._sorts |= _sorts(text)
+        self._sorts |= allowed_by(text)
+        self._wanted |= allowed_by(text)
         self._agent = text
         parts = _parted(text)
         told = " ".join(part for part in parts if not part.endswith("?"))
-        states = told and told == " ".join(parts) and not _STALLS.search(told)
-        self._settled |= (
-            bool(states) or _SETTLED.search(told) is not None or any(v.kind in _ANSWERS for v in values_in(told))
-        )
+        states = told and told == " ".join(parts) and not wording("stalls").search(told)
+        closes = any(part.endswith("?") and wording("closing").search(part) for part in parts)
+        answers = any(value.kind in _ANSWERS for value in values_in(told))
+        self._settled |= bool(states or closes or answers or wording("settled").search(told))
 
     def saw(self, text: str) -> None:
         """What a tool of the user's own answered: it may be told, and settles nothing."""
         self._knowledge.add(text)
+        self._seen += f"\n{text.casefold()}"
         self._talk += f"\n{text.casefold()}"
 
     def find(self, text: str, *, acted: bool = False) -> Refusal | None:
         """Why ``text`` does not fit; ``acted``: the user has just used tools of its own."""
-        words = text.replace(STOP_SIGNAL, " ")
-        if unknown := self.invented(words):
+        said = text.replace(STOP_SIGNAL, " ")
+        if unknown := self.invented(said):
             return Refusal(UserFaultKind.INVENTS_FACTS, f"the user invents {unknown.kind} {unknown.said!r}")
-        if other := self.changed(words):
+        if other := self.changed(said):
             return Refusal(UserFaultKind.CHANGES_WISH, f"the user changes its wish ({other})")
-        if STOP_SIGNAL in text and (why := self.unfinished(words, acted)):
+        if STOP_SIGNAL in text and (why := self.unfinished(said, acted)):
             return Refusal(UserFaultKind.ENDS_TOO_EARLY, f"the user ends the conversation though {why}")
         return None
 
@@ -282,38 +205,41 @@ class TaskCheck:
 
     def changed(self, text: str) -> str | None:
         """What the user asks for, or gives up, against its wish."""
-        for retreat in () if self._may_retreat else _RETREAT.finditer(text):
-            if not (self._keeps and _KEEPS.search(retreat.group())):
+        for retreat in (found for pattern in self._given_up for found in pattern.finditer(text)):
+            if not (self._may_keep and wording("keeps").search(retreat.group())):
                 return " ".join(retreat.group().split())
-        for asked in _ASKS.finditer(text):
-            what = asked["what"]
-            if _NOT_ASKED.search(what):
-                continue
-            for sort in _sorts(what) & _CLEAR:
-                if sort not in self._sorts and not self._sorts & _NEIGHBOURS.get(sort, frozenset()):
-                    return sort
-        return None
+        wishes = (asked["what"] for asked in _asking().finditer(text))
+        strange = (self._strange(what) for what in wishes if not wording("not_asking").search(what))
+        return next(filter(None, strange), None)
+
+    def _strange(self, what: str) -> str | None:
+        """A sort of wish in ``what`` that neither the task nor the agent has spoken of."""
+        clear = {name: sort for name, sort in sorts().items() if not sort.vague and name not in self._sorts}
+        found = (name for name, sort in clear.items() if not sort.near & self._wanted and sort.asks.search(what))
+        return next(found, None)
 
     def unfinished(self, text: str, acted: bool) -> str | None:
         """Why nothing is settled yet."""
         if not self._agent:
             return "nobody has answered"
-        if acted:
+        if acted and (not self._shown or any(text in self._seen for text in self._shown)):
             return None
         if not self._settled:
             return "the agent has neither done nor refused anything"
-        if self._asks(_DECIDES, last=True) or (self._asks(_OPEN_QUESTION) and not _SETTLED.search(self._agent)):
+        still_asks = self._asks("open_question") and not wording("settled").search(self._agent)
+        if self._asks("decides", last=True) or still_asks:
             return "the agent waits for an answer"
         talk = self._talk + text.casefold()
-        gone = re.search(r"\btransfer\w*|\bhuman agent\b", self._agent, re.IGNORECASE)
+        gone = wording("leaves").search(self._agent)
         unsaid = next((marks for marks in self._open if marks and not any(mark in talk for mark in marks)), None)
         return f"nobody has spoken of {min(unsaid)!r}" if unsaid and not gone else None
 
-    def _asks(self, pattern: re.Pattern[str], *, last: bool = False) -> bool:
-        """Whether the agent's last message has a question with ``pattern`` (``last``: ends in one); closing ones do not
+    def _asks(self, name: str, *, last: bool = False) -> bool:
+        """Whether the agent's last message has a question of this wording (``last``: ends in one); closing ones do not
         count."""
         parts = _parted(self._agent)[-1:] if last else _parted(self._agent)
-        return any(p.endswith("?") and pattern.search(p) and not _CLOSING.search(p) for p in parts)
+        pattern, closing = wording(name), wording("closing")
+        return any(p.endswith("?") and pattern.search(p) and not closing.search(p) for p in parts)
 
     def _invented_names(self, text: str) -> Iterator[Value]:
         folded = f" {' '.join(plain_word(token) for token in _TOKEN.findall(text))} "
@@ -321,14 +247,26 @@ class TaskCheck:
             if f" {phrase} " in folded and not self._knowledge.knows_words(phrase):
                 yield Value("name", phrase, phrase)
         for sentence in _SENTENCE.findall(EMAIL.sub(" ", text)):
-            tokens = _TOKEN.findall(sentence)
+            found = list(_TOKEN.finditer(sentence))
+            tokens = [token.group() for token in found]
             for place, token in enumerate(tokens):
-                if not self._knowledge.knows_word(token) and self._is_name(token, place, tokens):
+                if self._knowledge.knows_word(token) or not self._is_name(token, place, tokens):
+                    continue
+                before = sentence[: found[place].start()][-_BEFORE:]
+                if not self._is_beside(token, before, tokens[place - 1] if place else ""):
                     yield Value("name", token, plain_word(token))
-        for named in _NAMED.finditer(text):
+        for named in (found for pattern in (_OWN_NAME, _NAMED) for found in pattern.finditer(text)):
             for word in filter(None, named.groups()):
                 if not is_word(word) and not self._knowledge.knows_word(word):
                     yield Value("name", word, plain_word(word))
+
+    def _is_beside(self, token: str, before: str, previous: str) -> bool:
+        """Whether a name is no matter of this domain: small talk, or the region of a place that is known."""
+        plain = plain_word(token)
+        if plain in self._words:
+            return False
+        of_place = plain in words("regions") and previous[:1].isupper() and self._knowledge.knows_word(previous)
+        return of_place or wording("beside").search(before) is not None
 
     def _is_name(self, token: str, place: int, tokens: Sequence[str]) -> bool:
         plain = plain_word(token)
@@ -346,11 +284,7 @@ class TaskCheck:
         if len(tokens) > _SHORT_ANSWER:
             return False
         others = [other for other in tokens[1:] if other[0].isupper()]
-        return bool(others) or self._asks(_ASKS_NAME)
-
-
-_CLEAR = frozenset(_VERBS) - {"change", "track", "book", "baggage", "refund"}
-"""Sorts of wishes that ordinary talk names only when it means them."""
+        return bool(others) or self._asks("asks_name")
 
 
 def _texts(data: Any, depth: int = 8) -> Iterator[str]:
@@ -387,15 +321,29 @@ def _parted(text: str) -> list[str]:
     return [part for part in (piece.strip() for piece in _ENDS.split(text)) if part]
 
 
-def _sorts(text: str) -> set[str]:
-    return {sort for sort, pattern in _VERB.items() if pattern.search(text)}
+@lru_cache(maxsize=1)
+def _asking() -> re.Pattern[str]:
+    """Asking, and in ``what`` what for."""
+    asking = wording("asking")
+    return re.compile(rf"(?:{asking.pattern})(?P<what>[^.!?;\n]*)", asking.flags)
+
+
+def _given_up(persona: str, wanted: set[str]) -> list[re.Pattern[str]]:
+    """The wordings by which the user of a task would give up what it came for."""
+    if wording("wavers").search(persona):
+        return []
+    rid = not words("riddance").isdisjoint(wanted)
+    return [wording("retreat")] if rid else [wording("retreat"), wording("unwanted")]
 
 
 def _wanting(persona: str) -> list[str]:
-    return [sentence for sentence in re.split(r"(?<=[.!?])\s|\n", persona) if _WANTS.search(sentence)]
+    return [sentence for sentence in re.split(r"(?<=[.!?])\s|\n", persona) if wording("wants").search(sentence)]
 
 
-def _marks(text: str) -> frozenset[str]:
-    """What shows that somebody has spoken of a wish: its ids and numbers, else its names."""
-    codes = {value.said.lstrip("#").casefold() for value in values_in(text) if value.kind in ("code", "number")}
-    return frozenset(codes)
+def _marks(*texts: str) -> frozenset[str]:
+    """What shows that somebody has spoken of a wish: its ids and numbers, and beside them its names. Empty without ids:
+    names alone are too little to miss."""
+    stated = (value for text in texts for value in values_in(text))
+    codes = {value.said.lstrip("#").casefold() for value in stated if value.kind in ("code", "number")}
+    names = {token.casefold() for text in texts for token in _TOKEN.findall(text) if token[0].isupper()}
+    return frozenset(codes | {name for name in names if not is_word(name)}) if codes else frozenset()

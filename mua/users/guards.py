@@ -8,6 +8,7 @@ looked at first.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from functools import lru_cache
 
 from mua.errors import UserFaultKind
@@ -53,7 +54,7 @@ _DESK = re.compile(
     r"|\b(could|can|may|would) (you|i) (please |kindly |also )*(provide|confirm|tell|give|have|share|get)( me"
     r"| us)?( with)? "
     r"your (\w+ )?(name|full name|email|e-mail|order|user|zip|account|phone|reservation|booking|date of birth|id\b)"
-    r"|\bthank(s| you) for (contacting|reaching out|calling|your patience|choosing)\b"
+    r"|\bthank(s| you) for (contacting|reaching out|calling|choosing)\b"
     r"|\bi(\'d| would) be (happy|glad) to (help|assist)\b|\bi(\'m| am) (here|happy|glad) to (help|assist)\b"
     r"|\bwould you like (me|us) to (proceed|cancel|process|go ahead|refund|exchange|book|update|change|transfer)\b"
     r"|\bi(\'ll| will| am going to) (transfer|connect|forward) you\b|\bwe apologi[sz]e for\b"
@@ -78,12 +79,14 @@ _STOP = re.compile(r"[#*_\[<(]*#{1,}[\s*_]*stop[\s*_]*#*|\bstop[\s*_]*#{2,}", re
 _ONLY_STOP = re.compile(r"\A[\s\"'`*_<\[(]*(STOP|END(_OF_CONVERSATION)?)[\s\"'`*_>\]).]*\Z")
 _MOUTH = re.compile(r"\"[^\"]*\"|“[^”]*”")
 _WORD = re.compile(r"\w+")
+_SENTENCE_END = re.compile(r"[.!?]\s|\n")
 _WORDS_AFTER_STOP = 4
 RULE_WORDS = 9
 """So many words in a row of the rules that all users have are a quotation, however long a leak must be otherwise."""
 ORDER_WORDS = 6
 """So many words in a row of the persona are a quotation, if they address the user: a person says "I", not "you"."""
 _ADDRESS = frozenset({"you", "your", "yours", "yourself"})
+_OWN = frozenset({"i", "my", "me", "mine", "myself"})
 
 
 def formless(text: object) -> Refusal | None:
@@ -169,13 +172,15 @@ def misused_signal(text: str) -> Refusal | None:
 class LeakCheck:
     """Finds quotations of hidden texts, whatever the case, spacing and punctuation."""
 
-    def __init__(self, words: int, *hidden: str, rules: str = "") -> None:
+    def __init__(self, words: int, *hidden: str, rules: str = "", stated: Sequence[str] = ()) -> None:
         """``words`` words in a row of ``hidden`` are a quotation, of ``rules`` and of what addresses the user fewer.
 
-        0: nothing is ever a leak.
+        ``stated`` are values in ``hidden`` that the user is there to tell: no run goes across one. 0 words: nothing is
+        ever a leak.
         """
         self._words = words
-        self._hidden = [_hidden_runs(text, words) for text in hidden]
+        values = tuple(sorted({value for value in stated if _is_value(value)}, key=len, reverse=True))
+        self._hidden = [_prose_runs(text, words, values) for text in hidden]
         self._orders = [_orders(text, min(words, ORDER_WORDS)) for text in hidden]
         self._rules = _hidden_runs(rules, min(words, RULE_WORDS))
 
@@ -198,19 +203,41 @@ class LeakCheck:
 def _hidden_runs(text: str, length: int) -> frozenset[tuple[str, ...]]:
     """Remembered: the rules are the same for all users, and the rollouts of a group share their persona."""
     runs = (run for part in _unquoted(text) for run in _runs_of(_WORD.findall(part), length))
-    return frozenset(tuple(word.casefold() for word in run) for run in runs if not _of_facts(run))
+    return frozenset(tuple(word.casefold() for word in run) for run in runs)
+
+
+@lru_cache(maxsize=1024)
+def _prose_runs(text: str, length: int, values: tuple[str, ...]) -> frozenset[tuple[str, ...]]:
+    """Runs of an instruction that are neither values, nor mostly names and numbers, nor in the user's own voice."""
+    cut = re.compile("|".join(rf"(?<!\w){re.escape(value)}(?!\w)" for value in values) or r"(?!)", re.IGNORECASE)
+    parts = (prose for part in _unquoted(text) for prose in cut.split(part))
+    runs = (run for part in parts for run in _runs_of(_WORD.findall(part), length))
+    prose = (run for run in runs if not _of_facts(run) and not _in_own_voice(run))
+    return frozenset(tuple(word.casefold() for word in run) for run in prose)
 
 
 @lru_cache(maxsize=1024)
 def _orders(text: str, length: int) -> frozenset[tuple[str, ...]]:
-    """Runs that address the user."""
-    runs = (run for part in _unquoted(text.casefold()) for run in _runs_of(_WORD.findall(part), length))
+    """Runs within a sentence that address the user."""
+    sentences = (one for part in _unquoted(text.casefold()) for one in _SENTENCE_END.split(part))
+    runs = (run for sentence in sentences for run in _runs_of(_WORD.findall(sentence), length))
     return frozenset(run for run in runs if not _ADDRESS.isdisjoint(run))
 
 
 def _of_facts(run: tuple[str, ...]) -> bool:
     """Whether a run is mostly names and numbers: facts are there to be told, and can hardly be put otherwise."""
     return 3 * sum(word[0].isupper() or word[0].isdigit() for word in run) >= len(run)
+
+
+def _in_own_voice(run: tuple[str, ...]) -> bool:
+    """Whether a run speaks as the user ("with my gift card"): an instruction, which says "you", gives it to be said."""
+    folded = {word.casefold() for word in run}
+    return not _OWN.isdisjoint(folded) and _ADDRESS.isdisjoint(folded)
+
+
+def _is_value(text: str) -> bool:
+    """Whether a listed text can be cut out of prose: not a bare word that stands there for itself too."""
+    return bool(re.search(r"[\dA-Z]|\w\s+\w", text))
 
 
 def _unquoted(text: str) -> list[str]:

@@ -66,7 +66,8 @@ class LlmUser:
         self._style = style
         self._prompt = prompt
         self._rounds = tool_rounds
-        leak = LeakCheck(leak_words, persona, style.manner, rules=prompt.text("", "", tools=True))
+        stated = facts.stated if facts is not None else ()
+        leak = LeakCheck(leak_words, persona, style.manner, rules=prompt.text("", "", tools=True), stated=stated)
         self._check = ReplyCheck(leak, None if check == "off" else facts)
         self._mode = check
         self._tools: UserTools | None = None

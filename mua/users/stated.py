@@ -21,6 +21,7 @@ _ISO = re.compile(r"\b(\d{4})-(\d\d?)-(\d\d?)\b")
 _MONTH_DAY = re.compile(rf"\b({_MONTH})\.? (\d\d?)(?:st|nd|rd|th)?\b(?:,? (\d{{4}})\b)?", re.IGNORECASE)
 _DAY_MONTH = re.compile(rf"\b(\d\d?)(?:st|nd|rd|th)?(?: of)? ({_MONTH})\b(?:,? (\d{{4}})\b)?", re.IGNORECASE)
 _SLASHED = re.compile(r"\b(\d\d?)/(\d\d?)(?:/(\d{4}|\d\d))?\b")
+_DOTTED = re.compile(r"\b(\d\d?)\. ?(\d\d?)\. ?(\d{4})\b")
 _TIME = re.compile(r"\b(\d\d?):(\d\d)\b(?:\s*([ap])\.?m)?", re.IGNORECASE)
 EMAIL = re.compile(r"(?<![\w.+-])[\w.+-]{1,64}@[\w-]{1,64}(?:\.[\w-]{1,64})+")
 _CODE = re.compile(
@@ -33,6 +34,9 @@ _AMOUNT = re.compile(
     re.IGNORECASE,
 )
 _DIGITS = re.compile(r"(?<![\w.,$€£#-])#?\d(?:[ -]?\d){3,}(?![\w%])")
+_MONEY = re.compile(r"[$€£]|dollar|euro|buck|usd|eur", re.IGNORECASE)
+MOST_TIMES = 12
+"""What people reckon in their heads: an amount so many times."""
 _YEAR = re.compile(r"(?:19[5-9]|20[0-4])\d")
 _QUANTITY = re.compile(
     r"\b(\d{1,2}|one|two|three|four|five|six|seven|eight|nine|ten)\s+(?:\w+\s)?"
@@ -93,10 +97,26 @@ class Knowledge:
             return value.same[1] not in self._counted
         digits = re.sub(r"\D", "", value.said)
         if value.kind == "amount":
-            return _plain_number(value.same) in self._digits or ("number", digits) in self._same
-        if value.kind in ("code", "number"):
+            known = _plain_number(value.same) in self._digits or ("number", digits) in self._same
+            return known or (_MONEY.search(value.said) is not None and self._reckons(value.same))
+        if value.kind == "number":
             return digits in self._digits and len(digits) > 1
-        return False
+        return value.kind == "code" and self._has_code(value.same, digits)
+
+    def _reckons(self, amount: float) -> bool:
+        """Whether an amount of money is the sum or difference of two known ones, or a known multiple of one."""
+        known = {same for kind, same in self._same if kind == "amount"}
+        counts = [count for count in range(2, MOST_TIMES + 1) if str(count) in self._digits]
+        sums = (other for one in known for other in (amount - one, amount + one))
+        return any(round(other, 2) in known for other in sums) or any(amount / count in known for count in counts)
+
+    def _has_code(self, code: str, digits: str) -> bool:
+        """Whether a code is a known one in other words ("visa-7615", "W4471" for 4471), or an end of one."""
+        parts = [part for part in re.split(r"[^a-z]+", code) if len(part) > 1]
+        if len(digits) > 1 and digits in self._digits:
+            return all(self.knows_word(part) or is_word(part) for part in parts)
+        known = (same for kind, same in self._same if kind == "code") if len(code) > 2 else ()
+        return any(same.startswith(code) or same.endswith(code) for same in known)
 
     def knows_word(self, word: str) -> bool:
         """Whether a word, or its singular, stands in something known."""
@@ -113,7 +133,13 @@ def values_in(text: str) -> Iterator[Value]:
     for match in EMAIL.finditer(text):
         yield Value("email", match.group(), match.group().casefold().rstrip("."))
     text = EMAIL.sub(" ", text)
-    for pattern, month, day in ((_ISO, 2, 3), (_MONTH_DAY, 1, 2), (_DAY_MONTH, 2, 1), (_SLASHED, 1, 2)):
+    for pattern, month, day in (
+        (_ISO, 2, 3),
+        (_MONTH_DAY, 1, 2),
+        (_DAY_MONTH, 2, 1),
+        (_SLASHED, 1, 2),
+        (_DOTTED, 2, 1),
+    ):
         for match in pattern.finditer(text):
             named = match[month].casefold()
             number = _MONTHS[named] if named in _MONTHS else int(named)
@@ -125,7 +151,7 @@ def values_in(text: str) -> Iterator[Value]:
     text = _TIME.sub(" ", text)
     for match in _CODE.finditer(text):
         if not _UNIT.fullmatch(match.group()):
-            yield Value("code", match.group(), match.group().lstrip("#").casefold())
+            yield Value("code", match.group(), re.sub(r"[\W_]", "", match.group()).casefold())
     text = _CODE.sub(" ", text)
     for match in _AMOUNT.finditer(text):
         yield Value("amount", match.group(), float((match[1] or match[2] or match[3]).replace(",", "")))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import pytest
 
@@ -14,7 +15,8 @@ from mua.environment.protocol import Informed, Task
 from mua.environment.registry import get_domain
 from mua.errors import UserFaultKind
 from mua.users.check import TaskCheck, Vocabulary
-from mua.users.guards import misused_signal, unusable, with_signal
+from mua.users.guards import LeakCheck, misused_signal, unusable, with_signal
+from mua.users.scripted import ScriptedUser
 from mua.users.stated import Knowledge, is_word, values_in
 from tools.bench import user_check as bench
 
@@ -35,7 +37,6 @@ def check(*heard: str) -> TaskCheck:
 
 
 @pytest.mark.parametrize("name", bench.DOMAINS)
-@pytest.mark.xfail(reason="the check takes two lines of airline customers for faults")
 async def test_planted_faults_are_found_and_dialogues_as_they_are_pass(name: str) -> None:
     domain = get_domain(name)
     result = await bench.measure(domain, bench.spread(domain.tasks("test"), 12), seed=3)
@@ -55,6 +56,78 @@ def test_replies_by_hand_are_judged_as_they_are_marked() -> None:
     assert result.examples == []
     planted = sum(counts.planted for counts in result.kinds.values())
     assert sum(counts.named for counts in result.kinds.values()) >= 0.95 * planted
+
+
+@pytest.mark.parametrize("path", [bench.LOOKED_AT, bench.APART], ids=["looked at", "held apart"])
+@pytest.mark.parametrize("name", bench.DOMAINS)
+def test_replies_by_hand_to_tasks_of_the_domains(name: str, path: Path) -> None:
+    result = bench.measure_replies(path, name)
+    assert result.replies >= 30
+    assert sum(result.refused.values()) <= 0.02 * result.replies, result.examples
+    planted = sum(counts.planted for counts in result.kinds.values())
+    assert planted >= 15
+    missed = [text for counts in result.kinds.values() for text in counts.missed]
+    assert len(missed) <= 0.15 * planted, missed
+
+
+@pytest.mark.parametrize("name", bench.DOMAINS)
+def test_whatever_a_customer_of_any_kind_may_tell_is_known(name: str) -> None:
+    """What every seed's customer has in its facts and wishes, mistakes and changes of mind among it."""
+    domain = get_domain(name)
+    assert isinstance(domain, Informed)
+    for task in bench.spread(domain.tasks("train"), 40):
+        known = Knowledge(values=domain.known(task))
+        listed = {text for texts in domain.known(task).values() for text in texts}
+        for seed in range(3):
+            user = domain.scripted_user(task, seed)
+            assert isinstance(user, ScriptedUser)
+            wishes = user._wishes
+            facts = [*user._facts.values(), *(f for w in wishes for f in (*w.facts.values(), *w.before.values()))]
+            told = {text for fact in facts for text in (fact.value, fact.wrong) if text}
+            assert told <= listed, (task.id, told - listed)
+            assert all(known.has(value) for text in told for value in values_in(text))
+            assert len(domain.wishes(task)) == len(wishes)
+
+
+def test_a_copy_of_prose_is_a_leak_and_a_copy_of_values_is_none() -> None:
+    """With few words allowed: a value is a cut, and what the persona puts in the user's own voice may be said."""
+    persona = "Ask for a seat at the window of train IC 77 to Bergen Central. Pay with my card ending in 12 at once."
+    copied = "a seat at the window of train IC 77 to Bergen Central"
+    assert LeakCheck(7, persona).leaks(copied)
+    assert not LeakCheck(7, persona, stated=["window of train IC 77 to Bergen Central"]).leaks(copied)
+    assert not LeakCheck(7, persona).leaks("Pay with my card ending in 12 at once")
+    assert LeakCheck(7, persona, stated=["12"]).leaks("ask for a seat at the window of it")
+
+
+def test_what_the_users_tools_show_lets_it_end_only_if_all_is_well() -> None:
+    wishes = [{"verb": ["no service"], "shown": ["4 bars"]}]
+    user = TaskCheck("You are Ada. Your phone finds no network.", {}, wishes)
+    user.heard("What does the status bar show?")
+    user.saw("no service, airplane mode")
+    assert user.find("Bye ###STOP###", acted=True) is not None
+    user.saw("4 bars, 5g")
+    assert user.find("It works now! ###STOP###", acted=True) is None
+
+
+@pytest.mark.parametrize(
+    ("persona", "text", "fine"),
+    [
+        ("You want to cancel order K71.", "I changed my mind about it, so cancel K71.", True),
+        ("You want to cancel order K71.", "I changed my mind, I'd like to keep it after all.", False),
+        ("You want order K71 sent to Rome.", "I don't need it any more.", False),
+        ("Your user id is ada_lovelace_771.", "ada_lovelane_771", False),
+        ("Your user id is ada_lovelace_771.", "The number at the end is 771.", True),
+        ("You live in Waco, TX 76701.", "I live in Waco, Texas.", True),
+        ("You live in Waco, TX 76701.", "It is for my sister Ottilie.", True),
+        ("You live in Waco, TX 76701.", "My name is Ottilie.", False),
+        ("You paid $12.50 and $4.25.", "So that is $16.75.", True),
+        ("You paid $12.50 and $4.25.", "So that is $18.75.", False),
+    ],
+)
+def test_slips_are_told_from_faults(persona: str, text: str, fine: bool) -> None:
+    found = TaskCheck(persona)
+    found.heard("Who are you?")
+    assert (found.find(text) is None) == fine
 
 
 ORDINARY = """\

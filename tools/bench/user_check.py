@@ -6,11 +6,11 @@
                                      └──► Planted: one reply, drawn by the seed,
                                           turned into a fault of one kind      ──► must be found, as that kind
 
-    tests/data/users/llm_replies.jsonl: replies as language models write them, by hand ──► as they are marked
+    tests/data/users/llm_replies*.jsonl: replies as language models write them, by hand ──► as they are marked
 
-The dialogues are those of the test splits of four domains. Run ``python tools/bench/user_check.py`` (a minute); a small
-version is a test. The faults and the check have one author, so recall on planted faults says that the check does what
-it was made for, and the replies by hand say somewhat more.
+The dialogues are those of all splits of four domains, with customers of all kinds. Run ``python
+tools/bench/user_check.py`` (a few minutes); a small version is a test. The faults and the check have one author, so
+recall on planted faults says that the check does what it was made for, and the replies by hand say somewhat more.
 """
 
 from __future__ import annotations
@@ -22,23 +22,25 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from mua.environment.demonstrate import moves_of, played
-from mua.environment.protocol import Domain, Peopled, Task, ToolResult, ToolSchema
+from mua.environment.protocol import Domain, Split, Task, ToolResult, ToolSchema
 from mua.environment.registry import get_domain
 from mua.errors import UserFaultKind
 from mua.types import Json
-from mua.users.check import ReplyCheck, TaskCheck, Vocabulary
+from mua.users.check import SPLITS, ReplyCheck, TaskCheck, Vocabulary
 from mua.users.guards import LeakCheck, with_signal, without_label
-from mua.users.personas import DEFAULT, PERSONAS
 from mua.users.prompts import user_system_prompt
 from mua.users.protocol import STOP_SIGNAL, Refusal, ToolUser, User, UserReply, UserTools
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "benchmarks" / "user_check.md"
-REPLIES = ROOT / "tests" / "data" / "users" / "llm_replies.jsonl"
+_DATA = ROOT / "tests" / "data" / "users"
+REPLIES = _DATA / "llm_replies.jsonl"
+LOOKED_AT, APART = _DATA / "llm_replies_domains.jsonl", _DATA / "llm_replies_apart.jsonl"
 DOMAINS = ("retail", "airline", "telecom", "help_desk")
 K = UserFaultKind
 KINDS = (
@@ -161,8 +163,8 @@ def vocabulary(domain: Domain) -> Vocabulary:
 
 def check_of(domain: Domain, task: Task) -> ReplyCheck:
     """As the factory of users makes it."""
-    leak = LeakCheck(LEAK_WORDS, domain.persona(task), rules=user_system_prompt("", tools=True))
-    return ReplyCheck(leak, vocabulary(domain).of(task))
+    facts, rules = vocabulary(domain).of(task), user_system_prompt("", tools=True)
+    return ReplyCheck(LeakCheck(LEAK_WORDS, domain.persona(task), rules=rules, stated=facts.stated), facts)
 
 
 # ---- faults
@@ -362,6 +364,17 @@ class Result:
     examples: list[str] = field(default_factory=list)
     kinds: dict[UserFaultKind, Counts] = field(default_factory=dict)
 
+    def add(self, more: Result) -> None:
+        """Count ``more`` in."""
+        self.replies += more.replies
+        self.refused += more.refused
+        self.examples += more.examples
+        for kind, counts in more.kinds.items():
+            mine = self.kinds[kind]
+            mine.planted, mine.found = mine.planted + counts.planted, mine.found + counts.found
+            mine.named += counts.named
+            mine.missed += counts.missed
+
 
 async def watch(domain: Domain, task: Task, seed: int, user: Watched) -> None:
     """Play one dialogue of the domain's expert (its gold moves where it has none) with ``user``."""
@@ -377,9 +390,7 @@ async def watch(domain: Domain, task: Task, seed: int, user: Watched) -> None:
 
 
 def talker(domain: Domain, task: Task, seed: int) -> User:
-    """A customer who says nothing wrong: slips of careless ones are against the task, and the check is right there."""
-    if isinstance(domain, Peopled):
-        return domain.scripted_user(task, seed, [name for name in DEFAULT if PERSONAS[name].errs == 0])
+    """A customer, of any kind."""
     return domain.scripted_user(task, seed)
 
 
@@ -437,26 +448,38 @@ def read_replies(path: Path = REPLIES) -> list[Json]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
 
 
-def judge_reply(record: Json, personas: Mapping[str, str]) -> Refusal | None:
-    """What is found in one reply, with nothing but the persona to know the task by."""
-    persona = personas[record["persona"]]
-    leak = LeakCheck(LEAK_WORDS, persona, rules=user_system_prompt("", tools=True))
-    check = ReplyCheck(leak, TaskCheck(persona))
+def judge_reply(record: Json, check: ReplyCheck) -> Refusal | None:
+    """What is found in one reply."""
     for said in record["before"]:
         role, text = said
         check.heard(text) if role == "agent" else check.said(text)
     return found_in(check, record["reply"], first=not record["before"])
 
 
-def measure_replies(path: Path = REPLIES) -> Result:
-    """Precision and recall over the replies by hand. The first records name the personas."""
+def check_for(who: Json) -> ReplyCheck:
+    """The check of one whom the first records of a file name: by a persona's ``text`` alone, or by a ``task``."""
+    if "task" in who:
+        return check_of(*_placed(who["task"]))
+    leak = LeakCheck(LEAK_WORDS, who["text"], rules=user_system_prompt("", tools=True))
+    return ReplyCheck(leak, TaskCheck(who["text"]))
+
+
+@cache
+def _placed(name: str) -> tuple[Domain, Task]:
+    """The task of this id, and its domain."""
+    domain = get_domain(name.partition("/")[0])
+    return domain, next(task for split in SPLITS for task in domain.tasks(split) if task.id == name)
+
+
+def measure_replies(path: Path = REPLIES, only: str = "") -> Result:
+    """Precision and recall over the replies by hand; ``only``: of those whose persona's name begins so."""
     records = read_replies(path)
-    personas = {record["name"]: record["text"] for record in records if "text" in record}
+    people = {record["name"]: record for record in records if "name" in record}
     result = Result(kinds={kind: Counts() for kind in KINDS})
     for record in records:
-        if "reply" not in record:
+        if "reply" not in record or not record["persona"].startswith(only):
             continue
-        refusal = judge_reply(record, personas)
+        refusal = judge_reply(record, check_for(people[record["persona"]]))
         if record["fault"] is not None:
             kind = UserFaultKind(record["fault"])
             _count(result.kinds[kind], kind, record["reply"], refusal)
@@ -475,7 +498,7 @@ def table(results: Mapping[str, Result]) -> list[str]:
     """Markdown: recall by kind, a column each result; precision below."""
     head = ["kind", *results]
     lines = [f"| {' | '.join(head)} |", f"| {' | '.join(['---'] * len(head))} |"]
-    for kind in KINDS:
+    for kind in (kind for kind in KINDS if any(r.kinds[kind].planted for r in results.values())):
         cells = [_share(r.kinds[kind].found, r.kinds[kind].planted, r.kinds[kind].named) for r in results.values()]
         lines.append(f"| `{kind}` | {' | '.join(cells)} |")
     wrong = [f"{sum(r.refused.values())} of {r.replies}" for r in results.values()]
@@ -500,21 +523,32 @@ def _precision(result: Result) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--tasks", type=int, default=100, help="of each domain")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--split", choices=("train", "validation", "test"), default="test")
+    parser.add_argument("--tasks", type=int, default=60, help="of each domain and run")
+    parser.add_argument("--runs", nargs="+", default=["test:1", "train:2", "validation:3"], metavar="SPLIT:SEED")
     parser.add_argument("--show", action="store_true", help="print what is missed and wrongly refused, write nothing")
     chosen = parser.parse_args()
-    results = {}
-    for name in DOMAINS:
-        domain = get_domain(name)
-        results[name] = asyncio.run(measure(domain, spread(domain.tasks(chosen.split), chosen.tasks), chosen.seed))
-    by_hand = {"replies by hand": measure_replies()} if REPLIES.exists() else {}
+    results = {name: asyncio.run(_measured(name, chosen.runs, chosen.tasks)) for name in DOMAINS}
+    by_hand = {
+        path: {name: measure_replies(path, name) for name in DOMAINS} if path != REPLIES else {"all": measure_replies()}
+        for path in (REPLIES, LOOKED_AT, APART)
+    }
     if chosen.show:
-        _show(results | by_hand)
+        _show(results)
+        for path, found in by_hand.items():
+            _show({f"{path.stem}, {name}": result for name, result in found.items()})
         return
     PAGE.write_text(_page(results, by_hand, chosen), encoding="utf-8")
     print(PAGE)
+
+
+async def _measured(name: str, runs: Sequence[str], count: int) -> Result:
+    """All runs of one domain, each named by its split and its seed."""
+    domain, whole = get_domain(name), Result(kinds={kind: Counts() for kind in KINDS})
+    for run in runs:
+        split, _, seed = run.partition(":")
+        tasks = spread(domain.tasks(cast(Split, split)), count)
+        whole.add(await measure(domain, tasks, int(seed)))
+    return whole
 
 
 def _show(results: Mapping[str, Result]) -> None:
@@ -526,35 +560,60 @@ def _show(results: Mapping[str, Result]) -> None:
             print("\n".join(f"     {line}" for line in counts.missed[:6]))
 
 
-def _page(results: Mapping[str, Result], by_hand: Mapping[str, Result], chosen: Any) -> str:
+def _page(results: Mapping[str, Result], by_hand: Mapping[Path, Mapping[str, Result]], chosen: Any) -> str:
+    heading = {REPLIES: _ALONE, LOOKED_AT: _KNOWN, APART: _HELD}
+    tables = [line for path, found in by_hand.items() for line in (*heading[path], "", *table(found), "")]
+    runs = " ".join(chosen.runs)
     return "\n".join(
         [
             "# Finding the faults of simulated users",
             "",
-            f"Written by `python tools/bench/user_check.py --tasks {chosen.tasks} --seed {chosen.seed}`, which tells "
-            "how. What is looked for stands in [users.md](../users.md#what-is-not-a-users-words).",
+            f"Written by `python tools/bench/user_check.py --tasks {chosen.tasks} --runs {runs}`, which tells how. "
+            "What is looked for stands in [users.md](../users.md#what-is-not-a-users-words).",
             "",
             "## Faults planted into dialogues of the scripted experts with the scripted users",
             "",
-            f"{chosen.tasks} tasks of the {chosen.split} split of each domain; the task is known by the persona and "
-            "the texts of its data, or by what the domain lists. Found of planted; precision counts every reply as it "
-            "is against all faults found.",
+            f"{chosen.tasks} tasks of each domain in each of the runs {runs} (split and seed), with customers of all "
+            "kinds, also those who err, waver and insist; a task is known by its persona and by what its domain lists "
+            "(`Informed`). Found of planted; precision counts every reply as it is against all faults found.",
             "",
             *table(results),
             "",
-            "## Replies by hand, as language models write them",
-            "",
-            "`tests/data/users/llm_replies.jsonl`, known by the persona alone.",
-            "",
-            *table(by_hand),
-            "",
-            "The faults, the replies and the check have one author: read recall as an upper bound for faults of these "
-            "forms. At the first look, before anything was changed for them, none of the good replies was refused and "
-            "all but two of the faults were found; of the dialogues two good replies of telecom were refused, for "
-            "which the check was changed. Replies of a large model were not measured.",
+            *tables,
+            *_READ,
             "",
         ]
     )
+
+
+_ALONE = (
+    "## Replies by hand, as language models write them: known by the persona alone",
+    "",
+    "`tests/data/users/llm_replies.jsonl`: personas of six trades.",
+)
+_KNOWN = (
+    "## Replies by hand to tasks of the domains: those that the check was changed for",
+    "",
+    "`tests/data/users/llm_replies_domains.jsonl`: as customers of these tasks might write, with contractions, typing "
+    "errors, small talk and feelings.",
+)
+_HELD = (
+    "## Replies by hand to tasks of the domains: held apart",
+    "",
+    "`tests/data/users/llm_replies_apart.jsonl`: half of what was written for the table above, drawn before either was "
+    "looked at, and a later set of other tasks.",
+)
+_READ = (
+    "At first sight of both halves, before the check was changed for anything, 9 of 130 and 9 of 129 good replies were "
+    "refused. After the changes for the first half, 1 of 129 of the other was, and 2 of the 86 of the later set; that "
+    "later set's faults were found but for 2 of 38. These three refusals, all in telecom (3 of 52), "
+    "were then looked at and their causes removed "
+    "(a date with dots, an amount reckoned from two known ones, a unit), so the held-apart table is no longer blind to "
+    "them: expect 1 to 2 % of good replies to be refused in new wordings.",
+    "",
+    "The faults, the replies and the check have one author: read recall as an upper bound for faults of these forms. "
+    "Replies of a large model were not measured.",
+)
 
 
 if __name__ == "__main__":
