@@ -43,9 +43,9 @@ def customer(task: Task, seed: int, personas: Sequence[str] = ()) -> ScriptedUse
 def part_of(task: Task) -> Part:
     """What the customer of ``task`` wants and knows."""
     known = {fact: Fact(value, wrong=_wrong(task, fact, value)) for fact, value in task.data["known"].items()}
-    name = known.pop("name")
+    own = {fact: known.pop(fact) for fact in ("order", "name")}
     verb = task.data["wish"]
-    return Part([Wish(verb, {**known, "reason": Fact("it", _REASONS.get(verb, ""))})], {"name": name})
+    return Part([Wish(verb, {**known, "reason": Fact("it", _REASONS.get(verb, ""))})], own)
 
 
 def _wrong(task: Task, fact: str, value: str) -> str:
