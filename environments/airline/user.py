@@ -4,42 +4,28 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from functools import lru_cache
 from pathlib import Path
 
 from environments.airline.errands import day_words
 from environments.airline.world import AHEAD, world
 from mua.environment.protocol import Task
-from mua.language.acts import Reader
-from mua.language.patterns import load
-from mua.language.voice import Grammar, Voice
+from mua.language.voice import Voice
 from mua.types import Json
 from mua.users.personas import Persona, persona_of
 from mua.users.scripted import Fact, ScriptedUser, Wish
-from mua.users.talk import grammar_of
+from mua.users.talk import grammar_of, reader_of
 
-_HERE = Path(__file__).parent
-
-
-@lru_cache(maxsize=1)
-def reader() -> Reader:
-    """What customers understand with."""
-    return Reader(load(_HERE / "words.yaml"))
-
-
-@lru_cache(maxsize=1)
-def grammar() -> Grammar:
-    """What customers speak with."""
-    return grammar_of(_HERE / "voice.yaml")
+HERE = Path(__file__).parent
 
 
 def customer(task: Task, seed: int, personas: Sequence[str] = ()) -> ScriptedUser:
     """The customer of one episode."""
     key = f"{task.id}/{seed}"
     persona = persona_of(key, personas)
-    voice = Voice(grammar(), "brief" if persona.brief else task.split, random.Random(f"change/{key}"))
+    voice = Voice(grammar_of(HERE), "brief" if persona.brief else task.split, random.Random(f"change/{key}"))
     wishes = [_wish(errand, f"{key}/{place}", voice) for place, errand in enumerate(task.data["errands"])]
-    return ScriptedUser(key, task.split, reader(), grammar(), persona, wishes, _own(task.data["user"], key, persona))
+    own = _own(task.data["user"], key, persona)
+    return ScriptedUser(key, task.split, reader_of(HERE), grammar_of(HERE), persona, wishes, own)
 
 
 def _own(user_id: str, key: str, persona: Persona) -> dict[str, Fact]:

@@ -4,31 +4,15 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from functools import lru_cache
 from pathlib import Path
 
 from environments.help_desk.words import CITIES, FIRST_ORDER, LAST_ORDER, PRODUCTS
 from mua.environment.protocol import Task
-from mua.language.acts import Reader
-from mua.language.patterns import load
-from mua.language.voice import Grammar
 from mua.users.personas import persona_of
 from mua.users.scripted import Fact, ScriptedUser, Wish
-from mua.users.talk import grammar_of
+from mua.users.talk import grammar_of, reader_of
 
-_HERE = Path(__file__).parent
-
-
-@lru_cache(maxsize=1)
-def reader() -> Reader:
-    """What customers understand with."""
-    return Reader(load(_HERE / "words.yaml"))
-
-
-@lru_cache(maxsize=1)
-def grammar() -> Grammar:
-    """What customers speak with."""
-    return grammar_of(_HERE / "voice.yaml")
+HERE = Path(__file__).parent
 
 
 def customer(task: Task, seed: int, personas: Sequence[str] = ()) -> ScriptedUser:
@@ -36,7 +20,7 @@ def customer(task: Task, seed: int, personas: Sequence[str] = ()) -> ScriptedUse
     key = f"{task.id}/{seed}"
     known = {fact: Fact(value, wrong=_wrong(key, fact, value)) for fact, value in task.data["known"].items()}
     wish = Wish(task.data["wish"], {"reason": Fact("it")})
-    return ScriptedUser(key, task.split, reader(), grammar(), persona_of(key, personas), [wish], known)
+    return ScriptedUser(key, task.split, reader_of(HERE), grammar_of(HERE), persona_of(key, personas), [wish], known)
 
 
 def _wrong(key: str, fact: str, value: str) -> str:

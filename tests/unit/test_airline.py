@@ -27,7 +27,7 @@ from environments.airline.expert import WISHES, Expert, stated
 from environments.airline.search import direct_flights, onestop_flights
 from environments.airline.tasks import MAKERS, SIZES, generate, load_split, make_split, recipes
 from environments.airline.tools import airline_tools
-from environments.airline.user import customer, grammar
+from environments.airline.user import HERE, customer
 from environments.airline.views import compact
 from environments.airline.words import FIRST_NAMES, LAST_NAMES
 from environments.airline.world import AHEAD, PAST, _Maker, world
@@ -44,6 +44,7 @@ from mua.types import Json
 from mua.users.personas import PERSONAS
 from mua.users.protocol import UserReply
 from mua.users.services import Services
+from mua.users.talk import grammar_of
 from tools.bench.claims import judged as read_sentences
 from tools.bench.claims import score
 
@@ -242,7 +243,7 @@ def test_every_maker_is_used_and_every_wish_can_be_spoken():
     errands = [errand for task in ALL for errand in task.data["errands"]]
     assert {errand["verb"] for errand in errands} == set(WISHES)
     for part in ("brief", "train", "test"):
-        rules = grammar()[part]
+        rules = grammar_of(HERE)[part]
         assert all(f"want_{errand['verb']}" in rules for errand in errands)
         assert all(errand["rules"].get(fact, f"tell_{fact}") in rules for errand in errands for fact in errand["facts"])
         assert all(f"change_{fact}" in rules for errand in errands for fact in errand["before"])
@@ -310,7 +311,7 @@ def test_the_expert_solves_what_it_is_trained_on_too():
 
 @pytest.mark.parametrize("part", ["brief", "train", "test"])
 def test_the_expert_tells_the_wishes_apart_whatever_else_is_said(part: str):
-    voice = Voice(grammar(), part, random.Random(part))
+    voice = Voice(grammar_of(HERE), part, random.Random(part))
     values = {"places": "from Austin to Nashville on March 20", "city": "Reno", "special": "take my dog along"}
     for verb in WISHES:
         cabin = "business class" if verb == "change_cabin" else "economy"
@@ -501,7 +502,7 @@ def test_customers_say_a_thousand_different_things_and_open_in_a_hundred_ways():
 
 
 def test_the_test_split_speaks_in_words_that_training_never_uses():
-    rules = grammar()
+    rules = grammar_of(HERE)
     own = {rule: set(said) for rule, said in rules["test"].items() if rule.startswith(("want", "tell", "change"))}
     assert own.keys() == {rule for rule in rules["train"] if rule.startswith(("want", "tell", "change"))}
     assert not [rule for rule, wordings in own.items() if wordings & set(rules["train"][rule])]

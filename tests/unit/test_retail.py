@@ -24,7 +24,7 @@ from environments.retail.reading import address_in, noted, read_order, read_prod
 from environments.retail.shop import shop
 from environments.retail.tasks import SIZES, generate, load_split
 from environments.retail.tools import TABLES, TOOLS, tools_of
-from environments.retail.user import customer, grammar
+from environments.retail.user import HERE, customer
 from environments.retail.views import compact
 from environments.retail.wishes import EASY, MEDIUM, place
 from environments.retail.words import FIRST_NAMES, LAST_NAMES, PRODUCTS
@@ -40,6 +40,7 @@ from mua.errors import ConfigError, MuaError
 from mua.types import Json
 from mua.users.personas import PERSONAS
 from mua.users.services import Services
+from mua.users.talk import grammar_of
 
 SPLITS: tuple[Split, ...] = get_args(Split)
 ALL: list[Task] = [task for split in SPLITS for task in load_split(split)]
@@ -373,7 +374,7 @@ def test_customers_say_a_thousand_different_things_and_open_in_a_hundred_ways():
 
 
 def test_the_test_split_speaks_in_words_that_training_never_uses():
-    rules = grammar()
+    rules = grammar_of(HERE)
     own = {
         rule: set(wordings)
         for rule, wordings in rules["test"].items()
