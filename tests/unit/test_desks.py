@@ -1,8 +1,8 @@
 """What holds at every service desk: its expert serves all kinds of people, the test split has its own wordings, and a
 verdict costs little.
 
-Not covered: what is particular to a desk (test_help_desk.py, test_retail.py, test_airline.py, test_telecom.py; telecom's
-expert serves all kinds there), and what every domain must keep (tests/contract).
+Not covered: what is particular to a desk (test_help_desk.py, test_retail.py, test_airline.py, test_telecom.py;
+telecom's expert serves all kinds there), and what every domain must keep (tests/contract).
 """
 
 from __future__ import annotations
