@@ -157,7 +157,13 @@ _BACK = (
     r"refund\w*|returned|returns?|money back|get \w+ back|back (?:on|to|onto|with|within)"
     r"|\d back|dollars back|credited|reimbursed|repaid|goes back|going back|travels back"
 )
-_TAKEN = r"charged|charges?|deducted|debited|fees?|taken from|was taken|took|came off"
+_PUT = (
+    r"put (?:back )?\$ ?\d[\d,.]*(?: back)? (?:on|onto|to) (?:your|the) (?:visa|mastercard|card|credit card|gift card)"
+)
+_TAKEN = (
+    r"charged|charges?|deducted|debited|fees?|taken from|was taken|took|came off"
+    r"|(?:correction|change|cancellation|upgrade|move|removal)(?: \w+){0,4} cost you"
+)
 _GIFT = r"gift cards?"
 _VOUCHER = r"certificates?|vouchers?"
 _SENT = r"sent|issued|added|new|given|granted|received|topped up|put"
@@ -177,6 +183,8 @@ def _sum(view: View, amount: float, at: int) -> Iterator[Found]:
         count = view.record["nonfree_baggages"]
         added = count - view.ledger.before(view.subject)["nonfree_baggages"]
         yield Found("bag fee", value, amount in (EXTRA_BAG * count, EXTRA_BAG * added))
+    elif re.search(_PUT, near):
+        yield Found("put", value, amount in _parts(view, back=True) | _parts(view, back=False))
     elif re.search(rf"(?<!\w)(?:{_BACK})(?!\w)", near):
         allowed = {-sum_ for sum_ in _parts(view, back=True)} | (
             {*totals, *_differences(view)} if view.mood == "will" else set()
@@ -635,6 +643,9 @@ def _flights(view: View) -> Iterator[Found]:
     before = {leg["flight_number"].lower() for leg in view.ledger.before(view.subject)["flights"]} if own else set()
     known = {offer.number for offer in view.ledger.offers}
     known |= {leg["flight_number"].lower() for legs in view.ledger.legs.values() for leg in legs}
+    seated = re.search(
+        r"\b(?:you (?:now )?have|now have|given you|got you|have) (?:a |an |your )?seats? on qlx", view.text
+    )
     for match in _FLIGHT.finditer(view.text):
         number = match[1].replace(" ", "")
         no = (
@@ -642,7 +653,7 @@ def _flights(view: View) -> Iterator[Found]:
             or re.match(r"(?: is| are)? ?(?:not|no longer|any longer)\b", view.text[match.end() :]) is not None
         )
         yield from _fate(view, number, own, view.text[max(0, match.start() - 45) : match.end() + 60])
-        if not view.has(_OTHER) and own and view.has(_BOOKED):
+        if own and (seated or (not view.has(_OTHER) and view.has(_BOOKED))):
             yield Found(
                 "flight", number, (number in own) != no or (no and number in before and number not in own), denied=no
             )
@@ -793,6 +804,8 @@ def _bags(view: View) -> Iterator[Found]:
         no = denied(view.text, match.start())
         yield Found("bags", "fewer", (added < 0) != no, denied=no)
     for match in _BAGS.finditer(view.text):
+        if _repeats(view, match[0]):
+            continue
         count, near = (
             _number(next(filter(None, match.groups()))),
             view.text[max(0, match.start() - 30) : match.end() + 30],
@@ -823,6 +836,19 @@ def _bags(view: View) -> Iterator[Found]:
     if raised and view.has("bags?|luggage|baggage"):
         so = (_number(raised[1]), _number(raised[2])) == (before["total_baggages"], total)
         yield Found("bags", raised[0], so)
+
+
+_SAYING = r"i|we|you|your|it|is|are|was|were|has|have|had|there|now|as|added|paid|free|includes?|costs?|:"
+
+
+def _repeats(view: View, words: str) -> bool:
+    """Whether a clause without a verb only says again what the customer has said."""
+    if view.has(_SAYING):
+        return False
+    count = next((word for word in re.split(r"\W+", words) if word.isdigit() or word in _WORDS), "")
+    spoken = {count, *(word for word, number in _WORDS.items() if count and number == _number(count))}
+    digits = {str(_number(count))} if count else set[str]()
+    return any(view.ledger.past.has_heard(word) for word in (spoken | digits) - {""})
 
 
 def _number(word: str) -> int:
@@ -911,6 +937,9 @@ _SEEN = (
 )
 
 
+_TURNED = "changed|corrected|renamed|updated|from"
+
+
 def _names(view: View) -> Iterator[Found]:
     record = view.record
     if not record or not view.has(f"{_SEEN}|birth|dob"):
@@ -933,6 +962,9 @@ def _names(view: View) -> Iterator[Found]:
     ):
         if match[1] in given and match[3] not in ("right", "now", "wrong", "correct", "on"):
             yield Found("name", f"{match[1]} {match[3]}", (f"{match[1]} {match[3]}" in now) != bool(match[2]))
+    for match in re.finditer(rf"(?:{_TURNED}) ([a-z]+ [a-z]+) (?:in)?to ([a-z]+ [a-z]+)(?!\w)", view.text):
+        if match[1] in before and not denied(view.text, match.start()):
+            yield Found("name", match[2], match[2] in now)
     if view.has(
         r"date of birth(?: \w+)* (?:changed|corrected|updated)|(?:changed|corrected|updated)"
         r"(?: \w+){0,3} (?:date of birth|birth date|dob)"
