@@ -214,6 +214,7 @@ class _Now:
     def _order_sheet(self, key: str, order: Json) -> Sheet:
         was: Json = self._base.tables["orders"][key]
         deeds = self._deeds(key)
+        deeds |= {"swapped"} if deeds & {"exchanged", "modified"} else set()
         read = any(call.name in ("get_order_details", *_DEEDS) for call in self._calls_on(key))
         mine = order["user_id"] == self._caller
         paid = was["payment_history"][0]
@@ -235,6 +236,10 @@ class _Now:
             "paid now": frozenset(self._called(order, payments[-1]["payment_method_id"]) if payments else ()),
             "refund": frozenset({"paid"} if self._refunds(key) else ()),
             "refund amount": self._refunded(order, was),
+            "charged": frozenset(
+                _sum(amount)
+                for amount in (*(one["amount"] for one in payments), order.get("exchange_price_difference", 0))
+            ),
             "exists": frozenset({"yes"}),
             "refund to": frozenset(self._refund_methods(key)),
             "city": frozenset({order["address"]["city"].lower()}),
@@ -248,6 +253,8 @@ class _Now:
         }
         if deeds & {"exchanged", "modified"}:
             sheet["difference"] = self._difference(order, was)
+            last = order.get("exchange_payment_method_id", order["payment_history"][-1]["payment_method_id"])
+            sheet["difference by"] = frozenset(self._called(order, last))
         if self._verified and read:
             done = {_DEEDS[call.name][1] for call in self._calls_on(key) if call.name in _DEEDS}
             sheet["can"] = frozenset((self._possible(key, was) if mine else set()) | done)
@@ -372,6 +379,7 @@ class _Now:
             old = {one["item_id"] for one in self._base.tables["orders"][key]["items"]}
             new = {one["item_id"] for one in order["items"]}
             deeds |= {"modified"} if ids & (old ^ new) else set()
+        deeds |= {"swapped"} if deeds & {"exchanged", "modified"} else set()
         return frozenset(deeds | ({"done"} if deeds else set()))
 
     def _options(self, name: str) -> frozenset[str]:
