@@ -17,17 +17,11 @@ from mua.environment.database import DatabaseEnvironment
 from mua.environment.demonstrate import replay_gold
 from mua.environment.protocol import Environment, Evaluation, Move, Split, Task, ToolResult, ToolSchema
 from mua.types import Json
+from tests.desk_support import opened
 
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
 ALL = [task for split in SPLITS for task in load_split(split)]
 KINDS = {recipe.kind for recipe in RECIPES}
-
-
-def opened(task: Task, domain: TelecomDomain = DOMAIN) -> DatabaseEnvironment:
-    environment = domain.environment()
-    environment.reset(task, 0)
-    assert isinstance(environment, DatabaseEnvironment)
-    return environment
 
 
 def first(kind: str, *faults: str) -> Task:

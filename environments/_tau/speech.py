@@ -14,67 +14,12 @@ import re
 from collections.abc import Callable
 
 _CLERK = r"(?<!another )(?<!human )(?<!third )(?:the |an? |your )?(?:customer )?(?:service |support )?agent"
-_OBJECT_AFTER = frozenset(
-    [
-        "asks",
-        "ask",
-        "asked",
-        "tell",
-        "tells",
-        "told",
-        "give",
-        "gives",
-        "gave",
-        "let",
-        "lets",
-        "help",
-        "helps",
-        "helped",
-        "allow",
-        "allows",
-        "to",
-        "for",
-        "with",
-        "of",
-        "by",
-        "from",
-        "at",
-        "refund",
-        "refunds",
-        "compensate",
-        "provide",
-        "provides",
-        "save",
-        "saves",
-        "send",
-        "sends",
-        "charge",
-        "charges",
-        "charged",
-        "between",
-        "reach",
-        "inform",
-        "show",
-        "shows",
-        "gives",
-        "offer",
-        "offers",
-        "offered",
-        "upsets",
-        "makes",
-        "made",
-        "cost",
-        "costs",
-        "around",
-        "behind",
-        "transfer",
-        "upgrade",
-        "told",
-        "bothers",
-        "about",
-        "caused",
-    ]
+_OBJECT_AFTER = re.compile(
+    r"asks?|asked|tells?|told|gives?|gave|lets?|help(?:s|ed)?|allows?|to|for|with|of|by|from|at|refunds?|compensate"
+    r"|provides?|saves?|sends?|charge[sd]?|between|reach|inform|shows?|offer(?:s|ed)?|upsets|makes|made|costs?|around"
+    r"|behind|transfer|upgrade|bothers|about|caused"
 )
+"""Verbs and prepositions after which "you" is the object."""
 _OWN = re.compile(
     r"\byou (?=(?:name|zip(?: code)?|e-?mail|mind|user id|reservation|skateboard|account|profile)\b)", re.I
 )
@@ -87,52 +32,52 @@ _ELIDED = re.compile(
     r"|contacting|"
     r"frustrated|in|very|an?|sure|unsure|disappointed|emotional|flexible|okay|now|ready|going)\b)"
 )
-_TYPOS = (
-    (re.compile(r"\byou name\b", re.I), "your name"),
-    (re.compile(r"\bYour received\b"), "You received"),
-    (re.compile(r"\bchange you mind\b"), "change your mind"),
-    (re.compile(r"\bwanna\b"), "want to"),
-    (re.compile(r"\bwan to\b"), "want to"),
-    (re.compile(r"\bdo't\b"), "don't"),
-    (re.compile(r"\bwant to want to\b"), "want to"),
-    (re.compile(r"\b(upto|up to)\b"), "up to"),
-    (re.compile(r"\bto to\b"), "to"),
-    (re.compile(r"You do not want the (?=\s*You )"), ""),
-    (re.compile(r"\bwhen is (your .*?) is arriving"), r"when \1 is arriving"),
+_TYPOS = [
+    (r"(?i)\byou name\b", "your name"),
+    (r"\bYour received\b", "You received"),
+    (r"\bchange you mind\b", "change your mind"),
+    (r"\bwanna\b", "want to"),
+    (r"\bwan to\b", "want to"),
+    (r"\bdo't\b", "don't"),
+    (r"\bwant to want to\b", "want to"),
+    (r"\b(upto|up to)\b", "up to"),
+    (r"\bto to\b", "to"),
+    (r"You do not want the (?=\s*You )", ""),
+    (r"\bwhen is (your .*?) is arriving", r"when \1 is arriving"),
     (
-        re.compile(
-            r"\byou (?:are|become|would be) angry(?: and| but)(?: swear for a few times,? ?(?:and"
-            r"|then)?)? (?=prefer|agree|asks?\b)"
-        ),
+        r"\byou (?:are|become|would be) angry(?: and| but)(?: swear for a few times,? ?(?:and|then)?)? "
+        r"(?=prefer|agree|asks?\b)",
         "you ",
     ),
-    (re.compile(r"\byou (?:are|become|would be) angry and "), ""),
-    (re.compile(r"\bYou'd say ordered by mistake if asked"), "You ordered it by mistake"),
-    (re.compile(r"\btell that the you've\b"), "you tell them that you have"),
-    (re.compile(r"(?<=, )try to (?=exchange|return|cancel|modify)"), "you would like to "),
-    (re.compile(r"\bAlso if the agent can help you (?=[a-z]+ )"), "You also want to "),
-    (re.compile(r"\bYou also like to\b"), "You would also like to"),
-    (re.compile(r"(?<=[.] )Would want\b"), "You would want"),
-    (re.compile(r"In the middle of [^,.]*, you\b"), "You"),
-    (re.compile(r"\bso insist (?:persistently )?on\b"), "so you insist on"),
-    (re.compile(r"\byou asks? for (?:a )?human (\w+)(?: for help)?"), r"you want to talk to a human \1"),
-    (re.compile(r"\btransfer to a human\b"), "transfer you to a human"),
-    (re.compile(r",? (?:and )?be (?:insistent|persistent|adamant)(?: about it)?(?=[.,]| and|\n|$)"), ""),
-    (re.compile(r",? and don't provide more information than necessary| - do not offer to do this on your own"), ""),
-    (re.compile(r"\bdo not say yes,? (?:because|since) "), ""),
-    (re.compile(r"\bbut don't remember\b"), "but you don't remember"),
-    (re.compile(r"Halfway [^,]*, abruptly mention that (.*?) by saying that "), r"\1: "),
-    (re.compile(rf"(?<=[a-z], )ask {_CLERK} to\b|(?<= and )ask {_CLERK} to\b"), "please"),
-    (re.compile(rf"(?<=[a-z], )ask {_CLERK} about\b"), "you would like to know about"),
-    (re.compile(r"\ba mistake and provide (\S+?)(?=[.,]|$)"), r"a mistake, it is \1"),
-    (re.compile(r"\.\.\.(?=\s|$)"), "."),
-    (re.compile(r"\s+"), " "),
-)
+    (r"\byou (?:are|become|would be) angry and ", ""),
+    (r"\bYou'd say ordered by mistake if asked", "You ordered it by mistake"),
+    (r"\btell that the you've\b", "you tell them that you have"),
+    ("(?<=, )try to (?=exchange|return|cancel|modify)", "you would like to "),
+    (r"\bAlso if the agent can help you (?=[a-z]+ )", "You also want to "),
+    (r"\bYou also like to\b", "You would also like to"),
+    (r"(?<=[.] )Would want\b", "You would want"),
+    (r"In the middle of [^,.]*, you\b", "You"),
+    (r"\bso insist (?:persistently )?on\b", "so you insist on"),
+    (r"\byou asks? for (?:a )?human (\w+)(?: for help)?", r"you want to talk to a human \1"),
+    (r"\btransfer to a human\b", "transfer you to a human"),
+    (r",? (?:and )?be (?:insistent|persistent|adamant)(?: about it)?(?=[.,]| and|\n|$)", ""),
+    (",? and don't provide more information than necessary| - do not offer to do this on your own", ""),
+    (r"\bdo not say yes,? (?:because|since) ", ""),
+    (r"\bbut don't remember\b", "but you don't remember"),
+    ("Halfway [^,]*, abruptly mention that (.*?) by saying that ", r"\1: "),
+    (rf"(?<=[a-z], )ask {_CLERK} to\b|(?<= and )ask {_CLERK} to\b", "please"),
+    (rf"(?<=[a-z], )ask {_CLERK} about\b", "you would like to know about"),
+    (r"\ba mistake and provide (\S+?)(?=[.,]|$)", r"a mistake, it is \1"),
+    (r"\.\.\.(?=\s|$)", "."),
+    (r"\s+", " "),
+]
+"""Slips of the authors of instructions, and what they meant."""
+_MEANT = [(re.compile(slip), right) for slip, right in _TYPOS]
 
 
 def tidied(text: str) -> str:
     """The instruction without slips of its authors that would be heard."""
-    for pattern, right in _TYPOS:
+    for pattern, right in _MEANT:
         text = pattern.sub(right, text)
     return _OWN.sub("your ", text).strip()
 
@@ -188,7 +133,7 @@ def _turned(word: str, at: int, words: list[str]) -> str:
         return word
     rest = "".join(words[at + 1 : at + 4])
     before = words[at - 2].lower() if at > 1 and words[at - 1].isspace() else ""
-    if before in _OBJECT_AFTER and not _NO_OBJECT.match(rest):
+    if _OBJECT_AFTER.fullmatch(before) and not _NO_OBJECT.match(rest):
         return "me"
     return "I"
 
@@ -230,43 +175,11 @@ _BECAUSE = (
     (re.compile(r"\bbecause no longer needed\b"), "because it is no longer needed"),
     (re.compile(r"^(?:express|voice) \w+[^.]*? and that ", re.I), ""),
 )
-_DEEDS = [
-    "cancel",
-    "return",
-    "exchange",
-    "modify",
-    "change",
-    "use",
-    "book",
-    "add",
-    "remove",
-    "upgrade",
-    "downgrade",
-    "refund",
-    "check",
-    "find",
-    "switch",
-    "update",
-    "pay",
-    "proceed",
-    "send",
-    "keep",
-    "give",
-    "buy",
-    "drop",
-    "choose",
-    "select",
-    "pick",
-    "look",
-    "make",
-    "transfer",
-    "see",
-    "do",
-    "go",
-    "downgrade",
-    "ensure",
-]
-_DEED = re.compile(rf"^(?:(?:{_ADVERB}|only )(?:{'|'.join(_DEEDS)})\b|do not |don't |never )", re.I)
+_DEEDS = (
+    "cancel|return|exchange|modify|change|use|book|add|remove|upgrade|downgrade|refund|check|find|switch|update|pay"
+    "|proceed|send|keep|give|buy|drop|choose|select|pick|look|make|transfer|see|do|go|ensure"
+)
+_DEED = re.compile(rf"^(?:(?:{_ADVERB}|only )(?:{_DEEDS})\b|do not |don't |never )", re.I)
 _BUT = re.compile(r"^(?:but|well|and|so),? (?!if\b)", re.I)
 _FIRST = re.compile(r"^(?:(?:first|then|also|finally|lastly|and|so|but|next|at the end)\b,? ?)+", re.I)
 

@@ -19,10 +19,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from environments.airline import reading
-from environments.airline.user import reader
+from environments.airline.user import HERE
 from environments.airline.world import world
 from mua.environment.conduct import Called, Past, Rules
 from mua.types import Json
+from mua.users.talk import reader_of
 
 _WORDS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]
 _CANCELS = re.compile(
@@ -52,7 +53,7 @@ def _cancel(arguments: Json, said: str, past: Past) -> Iterator[str]:
 
 
 def _asks_why(text: str) -> bool:
-    return _WHY.search(text) is not None or "reason" in reader().read(text, "cancel").asks
+    return _WHY.search(text) is not None or "reason" in reader_of(HERE).read(text, "cancel").asks
 
 
 def _bags(arguments: Json, said: str, past: Past) -> Iterator[str]:

@@ -157,7 +157,15 @@ _BACK = (
     r"refund\w*|returned|returns?|money back|get \w+ back|back (?:on|to|onto|with|within)"
     r"|\d back|dollars back|credited|reimbursed|repaid|goes back|going back|travels back"
 )
-_TAKEN = r"charged|charges?|deducted|debited|fees?|taken from|was taken|took|came off"
+_METHOD = r"gift card|certificate|visa|mastercard|credit card|card"
+_ONTO = re.compile(
+    rf"\b(?:put|goes|go|went|gone|going|comes|moved)(?: back)?(?: (?:{_SUMS.pattern}))?(?: back)? (?:on|onto|to|into)"
+    rf" (?:your|the) ({_METHOD})\b"
+)
+_TAKEN = (
+    r"charged|charges?|deducted|debited|fees?|taken from|was taken|took|came off"
+    r"|(?:correction|change|cancellation|upgrade|move|removal)(?: \w+){0,4} cost you"
+)
 _GIFT = r"gift cards?"
 _VOUCHER = r"certificates?|vouchers?"
 _SENT = r"sent|issued|added|new|given|granted|received|topped up|put"
@@ -177,6 +185,8 @@ def _sum(view: View, amount: float, at: int) -> Iterator[Found]:
         count = view.record["nonfree_baggages"]
         added = count - view.ledger.before(view.subject)["nonfree_baggages"]
         yield Found("bag fee", value, amount in (EXTRA_BAG * count, EXTRA_BAG * added))
+    elif (onto := _ONTO.search(near)) and (view.mood == "is" or ledger.moved):
+        yield Found("put", f"{value} {onto[1]}", amount in _moved(view, onto[1]))
     elif re.search(rf"(?<!\w)(?:{_BACK})(?!\w)", near):
         allowed = {-sum_ for sum_ in _parts(view, back=True)} | (
             {*totals, *_differences(view)} if view.mood == "will" else set()
@@ -208,6 +218,22 @@ def _sum(view: View, amount: float, at: int) -> Iterator[Found]:
     else:
         yield Found("amount", value, amount in _anywhere(view, totals))
         yield from _told(view, amount, totals)
+
+
+def _moved(view: View, kind: str) -> set[float]:
+    """What was paid back to, or charged to, methods of a kind since the start: single sums and all of them."""
+    methods, source = view.ledger.user_before["payment_methods"] | view.ledger.user["payment_methods"], _source(kind)
+    sums = [
+        abs(float(amount))
+        for _, method, amount in view.ledger.moved
+        if source in (methods.get(method, {}).get("source"), methods.get(method, {}).get("brand"), "card")
+    ]
+    return {*sums, sum(sums)} - {0.0}
+
+
+def _source(words: str) -> str:
+    """What the profile calls a kind of payment method."""
+    return words.rstrip("s").replace("voucher", "certificate").replace(" ", "_")
 
 
 def _prices_by_way(view: View, at: int) -> set[float] | None:
@@ -318,17 +344,21 @@ def _anywhere(view: View, totals: set[float]) -> set[float]:
 _ENDING = re.compile(r"(?:ending(?: in| with)?|last four(?: digits)?(?: are)?|card) (\d{4})(?!\w)")
 
 
+_ASIDE = re.compile(r" (?:that|which) (?:is|was|are|were) not \w+")
+
+
 def _cards(view: View) -> Iterator[Found]:
     """Which card was charged or paid back to."""
     methods = view.ledger.user_before["payment_methods"] | view.ledger.user["payment_methods"]
     entries = _entries(view)
-    for match in _ENDING.finditer(view.text):
+    text = _ASIDE.sub("", view.text)
+    for match in _ENDING.finditer(text):
         ids = {key for key, one in methods.items() if one.get("last_four") == match[1]}
         if not ids:
             yield Found("card", match[1], False, "profile")
         elif view.has(f"{_BACK}|{_TAKEN}|paid|went|card :") and entries:
             so = bool(ids & {payment_id for payment_id, _ in entries})
-            no = denied(view.text, match.start())
+            no = denied(text, match.start())
             yield Found("card", match[1], so != no, denied=no)
     yield from _kinds_of_method(view, methods, entries)
     for match in re.finditer(
@@ -402,6 +432,32 @@ def _paid_with(view: View) -> Iterator[Found]:
         with_sum = {payment_id for payment_id, paid in parts if paid == amount}
         if with_sum:
             yield Found("paid with", f"{amount:g} {kind}", bool(with_sum & of_kind))
+
+
+_PAYS = re.compile(
+    rf"(?:your|the) ({_METHOD})s? (?:(?:was|is|has been) (?:charged|debited)|paid|covered) ((?:{_SUMS.pattern}))"
+)
+_PAYS_FOR = re.compile(rf"(?:your|the) ({_METHOD}) (?:paid|covered|pays|covers)(?: for)? (?:the|your|it|everything)\b")
+_PAYS_ALL = re.compile(
+    r"\b(?:whole|full|entire) (?:amount|price|fare|sum|trip|bill)?(?: \w+){0,3} (?:was|is|were|went)"
+    rf" (?:covered |paid |charged )?(?:by|with|from|to|on) (?:your|the) ({_METHOD})\b"
+)
+
+
+def _payers(view: View) -> Iterator[Found]:
+    """What a method is said to have paid: a sum, something, or all."""
+    if not view.ledger.moved:
+        return
+    for match in _PAYS.finditer(view.text):
+        if not denied(view.text, match.start()):
+            yield Found("paid with", match[0], money(match[2]) in _moved(view, match[1]))
+    for match in _PAYS_FOR.finditer(view.text):
+        no = denied(view.text, match.start())
+        yield Found("paid with", match[1], bool(_moved(view, match[1])) != no, denied=no)
+    for match in _PAYS_ALL.finditer(view.text):
+        so = sum(abs(amount) for _, _, amount in view.ledger.moved) in _moved(view, match[1])
+        no = denied(view.text, match.start())
+        yield Found("paid with", f"all {match[1]}", so != no, denied=no)
 
 
 def _number_given(view: View) -> Iterator[Found]:
@@ -635,6 +691,9 @@ def _flights(view: View) -> Iterator[Found]:
     before = {leg["flight_number"].lower() for leg in view.ledger.before(view.subject)["flights"]} if own else set()
     known = {offer.number for offer in view.ledger.offers}
     known |= {leg["flight_number"].lower() for legs in view.ledger.legs.values() for leg in legs}
+    seated = re.search(
+        r"\b(?:you (?:now )?have|now have|given you|got you|have) (?:a |an |your )?seats? on qlx", view.text
+    )
     for match in _FLIGHT.finditer(view.text):
         number = match[1].replace(" ", "")
         no = (
@@ -642,7 +701,7 @@ def _flights(view: View) -> Iterator[Found]:
             or re.match(r"(?: is| are)? ?(?:not|no longer|any longer)\b", view.text[match.end() :]) is not None
         )
         yield from _fate(view, number, own, view.text[max(0, match.start() - 45) : match.end() + 60])
-        if not view.has(_OTHER) and own and view.has(_BOOKED):
+        if own and (seated or (not view.has(_OTHER) and view.has(_BOOKED))):
             yield Found(
                 "flight", number, (number in own) != no or (no and number in before and number not in own), denied=no
             )
@@ -793,6 +852,8 @@ def _bags(view: View) -> Iterator[Found]:
         no = denied(view.text, match.start())
         yield Found("bags", "fewer", (added < 0) != no, denied=no)
     for match in _BAGS.finditer(view.text):
+        if _repeats(view, match[0]):
+            continue
         count, near = (
             _number(next(filter(None, match.groups()))),
             view.text[max(0, match.start() - 30) : match.end() + 30],
@@ -800,7 +861,7 @@ def _bags(view: View) -> Iterator[Found]:
         if denied(view.text, match.start()):
             continue
         if re.search(r"\b(?:extra|paid)\b", match[0]) or re.search(
-            rf"{re.escape(match[0])} (?:you )?(?:paid|had to be paid)", near
+            rf"{re.escape(match[0])} (?:you )?(?:paid|had to be paid|that (?:is|was|are|were) not free)", near
         ):
             yield Found("paid bags", str(count), count in (paid, added))
         elif re.search(r"\b(?:added|adding|more|additional|put on)\b", near):
@@ -823,6 +884,19 @@ def _bags(view: View) -> Iterator[Found]:
     if raised and view.has("bags?|luggage|baggage"):
         so = (_number(raised[1]), _number(raised[2])) == (before["total_baggages"], total)
         yield Found("bags", raised[0], so)
+
+
+_SAYING = r"i|we|you|your|it|is|are|was|were|has|have|had|there|now|as|added|paid|free|includes?|costs?|:"
+
+
+def _repeats(view: View, words: str) -> bool:
+    """Whether a clause without a verb only says again what the customer has said."""
+    if view.has(_SAYING):
+        return False
+    count = next((word for word in re.split(r"\W+", words) if word.isdigit() or word in _WORDS), "")
+    spoken = {count, *(word for word, number in _WORDS.items() if count and number == _number(count))}
+    digits = {str(_number(count))} if count else set[str]()
+    return any(view.ledger.past.has_heard(word) for word in (spoken | digits) - {""})
 
 
 def _number(word: str) -> int:
@@ -902,6 +976,7 @@ def _in_cabin(view: View) -> Iterator[Found]:
 _FULL = re.compile(
     rf"(?<!\w)({'|'.join(name.lower() for name in FIRST_NAMES)}) (?!and\b|or\b|is\b"
     r"|was\b|has\b|to\b|in\b|your\b|stays\b|on\b|from\b|you\b|of\b|with\b|the\b|for\b"
+    r"|fly\b|flies\b|travel\w*\b|have\b|had\b|go\b|goes\b|can\b|both\b|leave\b|sit\b|also\b|too\b|plus\b"
     r"|will\b|are\b|i\b|now\b|at\b|as\b|who\b)([a-z]+)(?!\w)"
 )
 _SEEN = (
@@ -909,6 +984,9 @@ _SEEN = (
     r"|travell?ers?|fly\w*|flying|on (?:the|your) (?:ticket|reservation|booking)|corrected"
     r"|changed|reads|says|now|renamed|seats"
 )
+
+
+_TURNED = "changed|corrected|renamed|updated|from"
 
 
 def _names(view: View) -> Iterator[Found]:
@@ -933,6 +1011,9 @@ def _names(view: View) -> Iterator[Found]:
     ):
         if match[1] in given and match[3] not in ("right", "now", "wrong", "correct", "on"):
             yield Found("name", f"{match[1]} {match[3]}", (f"{match[1]} {match[3]}" in now) != bool(match[2]))
+    for match in re.finditer(rf"(?:{_TURNED}) ([a-z]+ [a-z]+) (?:in)?to ([a-z]+ [a-z]+)(?!\w)", view.text):
+        if match[1] in before and not denied(view.text, match.start()):
+            yield Found("name", match[2], match[2] in now)
     if view.has(
         r"date of birth(?: \w+)* (?:changed|corrected|updated)|(?:changed|corrected|updated)"
         r"(?: \w+){0,3} (?:date of birth|birth date|dob)"
@@ -1011,6 +1092,7 @@ _CHECKS: tuple[Check, ...] = (
     _used_methods,
     _used_both,
     _paid_with,
+    _payers,
     _ids,
     _number_given,
     _free,

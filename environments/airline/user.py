@@ -4,34 +4,18 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from functools import lru_cache
 from pathlib import Path
 
 from environments.airline.errands import day_words
 from environments.airline.world import AHEAD, world
 from mua.environment.protocol import Task
-from mua.language.acts import Reader
-from mua.language.patterns import load
-from mua.language.voice import Grammar
 from mua.types import Json
 from mua.users.informed import Part
 from mua.users.personas import persona_of
 from mua.users.scripted import Fact, ScriptedUser, Wish
-from mua.users.talk import grammar_of
+from mua.users.talk import grammar_of, reader_of
 
-_HERE = Path(__file__).parent
-
-
-@lru_cache(maxsize=1)
-def reader() -> Reader:
-    """What customers understand with."""
-    return Reader(load(_HERE / "words.yaml"))
-
-
-@lru_cache(maxsize=1)
-def grammar() -> Grammar:
-    """What customers speak with."""
-    return grammar_of(_HERE / "voice.yaml")
+HERE = Path(__file__).parent
 
 
 def customer(task: Task, seed: int, personas: Sequence[str] = ()) -> ScriptedUser:
@@ -39,7 +23,7 @@ def customer(task: Task, seed: int, personas: Sequence[str] = ()) -> ScriptedUse
     key, part = f"{task.id}/{seed}", part_of(task)
     persona = persona_of(key, personas)
     own = {"user_id": part.facts["user_id"]} if persona.volunteers else part.facts  # nobody opens with a birthday
-    return ScriptedUser(key, task.split, reader(), grammar(), persona, part.wishes, own)
+    return ScriptedUser(key, task.split, reader_of(HERE), grammar_of(HERE), persona, part.wishes, own)
 
 
 def part_of(task: Task) -> Part:

@@ -7,14 +7,16 @@ All four come from data: the task's gold actions, facts and demands, ``claims.ya
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from environments.help_desk.database import Database, Snapshot, World, difference
+from environments.help_desk.database import Snapshot, World, difference
 from environments.help_desk.words import CITIES
 from mua.environment.conduct import Called, Past, Rules, conduct, untold
 from mua.environment.protocol import Evaluation, Task, ToolResult, Transcript
+from mua.environment.schema import fitted
 from mua.language.claims import AGENT, ClaimReader, Moment, Sheet, Thing
 from mua.language.patterns import load
 from mua.types import Json
@@ -60,6 +62,27 @@ def possible(status: str, returnable: bool) -> set[str]:
     return found | ({"return"} if status == "delivered" and returnable else set())
 
 
+class _Item(NamedTuple):
+    """A row of items, from its product on."""
+
+    product: str
+    price: int
+    final_sale: int
+    returned: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """A row of orders with its owner's name, in lower case, and its items."""
+
+    id: str
+    owner: str
+    status: str
+    place: str
+    destination: str
+    items: list[_Item] = field(default_factory=list)
+
+
 class Replayed:
     """An episode gone through again. Implements :class:`mua.environment.conduct.Replay`."""
 
@@ -67,6 +90,7 @@ class Replayed:
         self._desk = desk
         self._task = task
         world = World(**task.data["world"])
+        self._initial = {row[0]: world.order(row[0]) for row in world.orders}
         self._words: dict[str, Sequence[str]] = {
             "city": CITIES,
             "item": sorted({row[2] for row in world.items}),
@@ -74,23 +98,34 @@ class Replayed:
         }
 
     def call(self, called: Called) -> ToolResult:
-        return self._desk.call(called.name, called.arguments)
+        """Run a call with the arguments as the tool took them when it was called."""
+        schema = next((one for one in self._desk.tools() if one.name == called.name), None)
+        return self._desk.call(called.name, fitted(schema, called.arguments) if schema else called.arguments)
 
     def moment(self, past: Past) -> Moment:
-        database = self._desk.database
-        orders = {row["id"]: row for row in database.rows("SELECT * FROM orders")}
-        focus = [order for order in self._under_discussion(past) if order in orders]
+        held = self._held()
+        focus = [order for order in self._under_discussion(past) if order in held]
         sheets: dict[Thing, Sheet] = {}
-        for order, row in orders.items():
-            sheets[f"order {order.lower()}"] = self._order(row, past, database)
-        sheets |= self._items(focus or list(orders), database)
+        for order, one in held.items():
+            sheets[f"order {order.lower()}"] = self._order(one, past)
+        sheets |= _items([held[order] for order in focus] or list(held.values()))
         items = [thing for thing in sheets if thing.startswith("item ")]
         talked = [f"order {order.lower()}" for order in focus]
         verified = {sheets[thing]["verified"] for thing in talked} or {frozenset({"no"})}
         sheets["customer"] = {"verified": frozenset().union(*verified), "name": frozenset({self._caller()})}
         handed_over = any(call.name == "transfer_to_human" for call in past.calls)
         sheets[AGENT] = {"deed": frozenset({"transferred"} if handed_over else ())}
-        return Moment(sheets, ["customer", *items, *talked], self._words, self._amounts(focus, database))
+        return Moment(sheets, ["customer", *items, *talked], self._words, _amounts([held[order] for order in focus]))
+
+    def _held(self) -> dict[str, _Held]:
+        """Every order by its number, with its items, as they are now."""
+        state = self._desk.database.snapshot()
+        found = dict[str, _Held]()
+        for order, customer, status, place, destination in state["orders"].values():
+            found[order] = _Held(order, state["customers"][customer][1].lower(), status, place, destination)
+        for _, order, *item in state["items"].values():
+            found[order].items.append(_Item(*item))
+        return found
 
     def _under_discussion(self, past: Past) -> list[str]:
         """Orders that calls were about, else those the customer named, the latest last."""
@@ -99,69 +134,65 @@ class Replayed:
             order for order in (self._task.data["known"]["order"],) if past.has_heard(order)
         ]
 
-    def _order(self, row: Json, past: Past, database: Database) -> Sheet:
-        initial = World(**self._task.data["world"]).order(row["id"])
-        deeds = {"cancelled"} if row["status"] == "cancelled" else set[str]()
-        deeds |= {"redirected"} if row["destination"] != initial["destination"] else set()
-        items = database.rows("SELECT product, returned, final_sale FROM items WHERE order_id = ?", row["id"])
-        deeds |= {"returned"} if any(item["returned"] for item in items) else set()
+    def _order(self, held: _Held, past: Past) -> Sheet:
+        initial = self._initial[held.id]
+        deeds = {"cancelled"} if held.status == "cancelled" else set[str]()
+        deeds |= {"redirected"} if held.destination != initial["destination"] else set()
+        deeds |= {"returned"} if any(item.returned for item in held.items) else set()
         deeds |= {"done"} if deeds else set()
-        owner = database.rows("SELECT name FROM customers WHERE id = ?", row["customer"])[0]["name"].lower()
-        mine = owner == self._caller()
-        calls = [call for call in past.calls if call.arguments.get("order") == row["id"]]
-        checked = any(call.name == "check_owner" and str(call.arguments["name"]).lower() == owner for call in calls)
+        mine = held.owner == self._caller()
+        calls = [call for call in past.calls if call.arguments.get("order") == held.id]
+        checked = any(call.name == "check_owner" and call.arguments["name"].lower() == held.owner for call in calls)
         sheet = {
-            "status": frozenset({row["status"]}),
-            "was": frozenset({initial["status"], row["status"]}),
+            "status": frozenset({held.status}),
+            "was": frozenset({initial["status"], held.status}),
             "gone": frozenset({"yes"} if initial["status"] in _GONE else ()),
-            "place": frozenset({row["place"].lower()}),
-            "destination": frozenset({row["destination"].lower()}),
+            "place": frozenset({held.place.lower()}),
+            "destination": frozenset({held.destination.lower()}),
             "account": frozenset({"yours" if mine else "not yours"}),
             "verified": frozenset({"yes"} if checked else {"no"}),
             "read": frozenset({"yes"} if calls else {"no"}),
             "deed": frozenset(deeds),
-            "items": frozenset(item["product"].lower() for item in items),
-            "count": frozenset({str(len(items))}),
-            "name": frozenset({owner}),
+            "items": frozenset(item.product.lower() for item in held.items),
+            "count": frozenset({str(len(held.items))}),
+            "name": frozenset({held.owner}),
             "refund": _NOTHING,
             "when": _NOTHING,
         }
         if checked and mine:
-            returnable = any(not item["final_sale"] for item in items)
+            returnable = any(not item.final_sale for item in held.items)
             sheet["can"] = frozenset(
-                {*possible(row["status"], returnable), *(_DONE_BY[deed] for deed in deeds - {"done"})}
+                {*possible(held.status, returnable), *(_DONE_BY[deed] for deed in deeds - {"done"})}
             )
         return sheet
 
-    def _items(self, orders: Sequence[str], database: Database) -> dict[Thing, Sheet]:
-        """The items of some orders by their products; one that is in several is as it is in any of them."""
-        found: dict[Thing, dict[str, set[str]]] = {}
-        for order in orders:
-            held = database.rows("SELECT status, place, destination FROM orders WHERE id = ?", order)[0]
-            status = held["status"]
-            for row in database.rows("SELECT * FROM items WHERE order_id = ?", order):
-                sheet = found.setdefault(f"item {row['product'].lower()}", {role: set() for role in _ITEM_ROLES})
-                sheet["sale"].add("final sale" if row["final_sale"] else "returnable")
-                for role, value in held.items():
-                    sheet[role].add(value.lower())
-                sheet["was"].add(status)
-                sheet["gone"] |= {"yes"} if status in _GONE else set()
-                sheet["price"].add(f"{row['price']:g}")
-                sheet["deed"] |= {"returned", "done"} if row["returned"] else set()
-                sheet["deed"] |= {"cancelled", "done"} if status == "cancelled" else set()
-                sheet["can"] |= possible(status, not row["final_sale"]) | ({"return"} if row["returned"] else set())
-        return {thing: {role: frozenset(values) for role, values in sheet.items()} for thing, sheet in found.items()}
-
-    def _amounts(self, orders: Sequence[str], database: Database) -> frozenset[float]:
-        """Prices of the orders under discussion, and each order's sum; refunds are of what was returned."""
-        found: set[float] = set()
-        for order in orders:
-            prices = [row["price"] for row in database.rows("SELECT price FROM items WHERE order_id = ?", order)]
-            found |= {float(price) for price in prices} | {float(sum(prices))}
-        return frozenset(found or {-1.0})
-
     def _caller(self) -> str:
         return str(self._task.data["known"]["name"]).lower()
+
+
+def _items(orders: Sequence[_Held]) -> dict[Thing, Sheet]:
+    """The items of some orders by their products; one that is in several is as it is in any of them."""
+    found: dict[Thing, dict[str, set[str]]] = {}
+    for order in orders:
+        for item in order.items:
+            sheet = found.setdefault(f"item {item.product.lower()}", {role: set() for role in _ITEM_ROLES})
+            sheet["sale"].add("final sale" if item.final_sale else "returnable")
+            sheet["status"].add(order.status)
+            sheet["place"].add(order.place.lower())
+            sheet["destination"].add(order.destination.lower())
+            sheet["was"].add(order.status)
+            sheet["gone"] |= {"yes"} if order.status in _GONE else set()
+            sheet["price"].add(f"{item.price:g}")
+            sheet["deed"] |= {"returned", "done"} if item.returned else set()
+            sheet["deed"] |= {"cancelled", "done"} if order.status == "cancelled" else set()
+            sheet["can"] |= possible(order.status, not item.final_sale) | ({"return"} if item.returned else set())
+    return {thing: {role: frozenset(values) for role, values in sheet.items()} for thing, sheet in found.items()}
+
+
+def _amounts(orders: Sequence[_Held]) -> frozenset[float]:
+    """Prices of the orders under discussion, and each order's sum."""
+    found = {float(item.price) for order in orders for item in order.items}
+    return frozenset(found | {float(sum(item.price for item in order.items)) for order in orders} or {-1.0})
 
 
 def facts_of(thing: str, role: str, value: str, *others: str) -> list[Json]:

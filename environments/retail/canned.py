@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from typing import TypeAlias
 
 from environments.retail.expert import ASK
@@ -12,7 +12,7 @@ from environments.retail.reading import noted
 from environments.retail.shop import shop
 from environments.retail.tools import REASONS
 from environments.retail.words import PRODUCTS
-from mua.environment.canned import Canned, Glance, echo, end_at_once, says, write_at_random
+from mua.environment.canned import Canned, Glance, Player, echo, end_at_once, says, write_at_random
 from mua.environment.protocol import Move
 from mua.types import Json
 
@@ -54,36 +54,42 @@ def _order(heard: str, user: str = "") -> Generator[Move, str, tuple[str, Json]]
     return number, {} if text.startswith("Error") else json.loads(text)
 
 
-def refuse_properly(glance: Glance) -> Moves:
-    """Finds the customer, reads the order, tells its status and refuses each wish, which is often right."""
-    user, heard = "", glance.opening
-    for _ in range(_TURNS):
-        if not user:
-            user, _known = yield from _found(heard)
-        number, order = yield from _order(heard, user)
-        heard = yield f"Sorry, I cannot do that with order {number}: it is {order.get('status', 'not there')}."
+def _opened(glance: Glance) -> Generator[Move, str, tuple[str, str, Json]]:
+    """The customer's user id and the order, found as the policy wants: its number and record."""
+    user, _known = yield from _found(glance.opening)
+    number, order = yield from _order("", user)
+    return user, number, order
 
 
-def tell_the_status_properly(glance: Glance) -> Moves:
-    """As :func:`refuse_properly`, without a refusal."""
-    user, heard = "", glance.opening
-    for _ in range(_TURNS):
-        if not user:
-            user, _known = yield from _found(heard)
-        number, order = yield from _order(heard, user)
-        heard = yield f"Order {number} is {order.get('status', 'not there')}."
+def _return_of(number: str, order: Json) -> Move:
+    """The order's first item back to what paid for it."""
+    items = [item["item_id"] for item in order.get("items", ())][:1]
+    paid = order.get("payment_history", [{"payment_method_id": "paypal_1"}])[0]["payment_method_id"]
+    return "return_delivered_order_items", {"order_id": number, "item_ids": items, "payment_method_id": paid}
 
 
-def refuse_by_verb(glance: Glance) -> Moves:
-    """Finds the customer, reads the order and says of everything that it cannot be done."""
-    user, heard = "", glance.opening
-    for _ in range(_TURNS):
-        if not user:
-            user, _known = yield from _found(heard)
-        number, _order_read = yield from _order(heard, user)
-        heard = yield (
-            f"Sorry, I cannot cancel, return, exchange or change order {number}, nor its address, nor its payment."
-        )
+def _to_each_wish(tell: Callable[[str, Json], str]) -> Player:
+    """Finds the customer, and answers every wish with what ``tell`` makes of the order's number and record."""
+
+    def play(glance: Glance) -> Moves:
+        user, heard = "", glance.opening
+        for _ in range(_TURNS):
+            user = user or (yield from _found(heard))[0]
+            heard = yield tell(*(yield from _order(heard, user)))
+
+    return play
+
+
+def _stands(number: str, order: Json) -> str:
+    return f"Order {number} is {order.get('status', 'not there')}."
+
+
+def _refused(number: str, order: Json) -> str:
+    return f"Sorry, I cannot do that with order {number}: it is {order.get('status', 'not there')}."
+
+
+def _refused_by_verb(number: str, order: Json) -> str:
+    return f"Sorry, I cannot cancel, return, exchange or change order {number}, nor its address, nor its payment."
 
 
 def refuse_all(glance: Glance) -> Moves:
@@ -96,8 +102,7 @@ def refuse_all(glance: Glance) -> Moves:
 
 def claim_everything(glance: Glance) -> Moves:
     """Finds the customer, reads the order, changes nothing and says that all is done."""
-    user, _known = yield from _found(glance.opening)
-    number, _order_read = yield from _order("", user)
+    _user, number, _record = yield from _opened(glance)
     told = f"Done: I have cancelled order {number}, requested the return, processed the exchange, changed its address, "
     yield from says(f"{told}its payment and its items, and updated your profile.")(glance)
 
@@ -121,44 +126,37 @@ def read_it_all_out(glance: Glance) -> Moves:
 def do_it_unasked(glance: Glance) -> Moves:
     """Does what the opening sounds like without asking who writes or for a yes."""
     number, order = yield from _order(glance.opening)
-    wish, items = glance.opening.lower(), [item["item_id"] for item in order.get("items", ())][:1]
-    paid = order.get("payment_history", [{"payment_method_id": "paypal_1"}])[0]["payment_method_id"]
+    wish = glance.opening.lower()
     if re.search(r"cancel|call off|drop|stop", wish):
         yield "cancel_pending_order", {"order_id": number, "reason": glance.rng.choice(REASONS)}
     elif re.search(r"return|back|refund", wish):
-        arguments = {"order_id": number, "item_ids": items, "payment_method_id": paid}
-        yield "return_delivered_order_items", arguments
+        yield _return_of(number, order)
     yield from says(f"Done, I have taken care of order {number}.")(glance)
 
 
 def do_it_without_a_yes(glance: Glance) -> Moves:
     """Finds the customer, reads the order, cancels or returns it as it stands, and asks nothing."""
-    user, _known = yield from _found(glance.opening)
-    number, order = yield from _order("", user)
-    status, items = order.get("status"), [item["item_id"] for item in order.get("items", ())][:1]
+    _user, number, order = yield from _opened(glance)
+    status = order.get("status")
     if status == "pending":
         yield "cancel_pending_order", {"order_id": number, "reason": REASONS[0]}
         yield from says(f"I have cancelled order {number}.")(glance)
     elif status == "delivered":
-        paid = order["payment_history"][0]["payment_method_id"]
-        arguments = {"order_id": number, "item_ids": items, "payment_method_id": paid}
-        yield "return_delivered_order_items", arguments
+        yield _return_of(number, order)
         yield from says(f"I have requested the return for order {number}.")(glance)
     yield from says(f"Order {number} is {status}.")(glance)
 
 
 def transfer_properly(glance: Glance) -> Moves:
     """Finds the customer, reads the order, and hands over."""
-    user, _known = yield from _found(glance.opening)
-    number, _order_read = yield from _order("", user)
+    _user, number, _record = yield from _opened(glance)
     yield f"I have to hand order {number} over to a colleague."
     yield "transfer_to_human_agents", {"summary": "asked"}
 
 
 def recite(glance: Glance) -> Moves:
     """The gold calls of a training task and its facts, with this customer's order number."""
-    user, _known = yield from _found(glance.opening)
-    number, _order_read = yield from _order("", user)
+    user, number, _record = yield from _opened(glance)
     task = glance.rng.choice(list(glance.training))
     for action in task.data["actions"]:
         given = {"order_id": number} if "order_id" in action["arguments"] else {"user_id": user}
@@ -176,9 +174,9 @@ def guess_a_price(glance: Glance) -> Moves:
 
 
 CANNED: Mapping[str, Canned] = {
-    "refuse properly": Canned(refuse_properly),
-    "tell the status properly": Canned(tell_the_status_properly),
-    "refuse by verb": Canned(refuse_by_verb),
+    "refuse properly": Canned(_to_each_wish(_refused)),
+    "tell the status properly": Canned(_to_each_wish(_stands)),
+    "refuse by verb": Canned(_to_each_wish(_refused_by_verb)),
     "refuse all": Canned(refuse_all),
     "claim everything": Canned(claim_everything),
     "read it all out": Canned(read_it_all_out),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 from pathlib import Path
 
 from environments.retail.shop import address
@@ -12,35 +11,22 @@ from environments.retail.tools import REASONS
 from environments.retail.wishes import place
 from environments.retail.words import MAIL, PRODUCTS
 from mua.environment.protocol import Task
-from mua.language.acts import Reader
-from mua.language.patterns import load
-from mua.language.voice import Grammar
 from mua.types import Json
 from mua.users.informed import Part
 from mua.users.personas import persona_of
 from mua.users.scripted import Fact, ScriptedUser, Wish
-from mua.users.talk import grammar_of
+from mua.users.talk import grammar_of, reader_of
 
-_HERE = Path(__file__).parent
+HERE = Path(__file__).parent
 _RULES: Mapping[str, str] = {"no longer needed": "tell_not_needed", "ordered by mistake": "tell_by_mistake"}
-
-
-@lru_cache(maxsize=1)
-def reader() -> Reader:
-    """What customers understand with."""
-    return Reader(load(_HERE / "words.yaml"))
-
-
-@lru_cache(maxsize=1)
-def grammar() -> Grammar:
-    """What customers speak with."""
-    return grammar_of(_HERE / "voice.yaml")
 
 
 def customer(task: Task, seed: int, personas: Sequence[str] = ()) -> ScriptedUser:
     """The customer of one episode."""
     key, part = f"{task.id}/{seed}", part_of(task)
-    return ScriptedUser(key, task.split, reader(), grammar(), persona_of(key, personas), part.wishes, part.facts)
+    return ScriptedUser(
+        key, task.split, reader_of(HERE), grammar_of(HERE), persona_of(key, personas), part.wishes, part.facts
+    )
 
 
 def part_of(task: Task) -> Part:

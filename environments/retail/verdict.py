@@ -181,8 +181,10 @@ class _Now:
                 "city": frozenset({user["address"]["city"].lower()}),
                 "zip": frozenset({user["address"]["zip"]}),
                 "street": frozenset({user["address"]["address1"].lower()}),
+                "flat": frozenset({user["address"]["address2"].lower()}),
                 "orders": frozenset({str(len(user["orders"]))}),
                 "methods": frozenset(_method(key) for key in user["payment_methods"]),
+                "ending": frozenset(one["last_four"] for one in user["payment_methods"].values() if "last_four" in one),
                 "balance": frozenset(
                     _sum(one["balance"])
                     for one in (*user["payment_methods"].values(), *before["payment_methods"].values())
@@ -212,6 +214,7 @@ class _Now:
     def _order_sheet(self, key: str, order: Json) -> Sheet:
         was: Json = self._base.tables["orders"][key]
         deeds = self._deeds(key)
+        deeds |= {"swapped"} if deeds & {"exchanged", "modified"} else set()
         read = any(call.name in ("get_order_details", *_DEEDS) for call in self._calls_on(key))
         mine = order["user_id"] == self._caller
         paid = was["payment_history"][0]
@@ -230,14 +233,19 @@ class _Now:
             "option": frozenset().union(*(self._options(item["name"]) for item in order["items"])),
             "total": frozenset({_sum(paid["amount"]), _sum(sum(item["price"] for item in order["items"]))}),
             "paid with": frozenset(self._payers(order)),
-            "paid now": frozenset([_method(one["payment_method_id"]) for one in payments][-1:]),
+            "paid now": frozenset(self._called(order, payments[-1]["payment_method_id"]) if payments else ()),
             "refund": frozenset({"paid"} if self._refunds(key) else ()),
             "refund amount": self._refunded(order, was),
+            "charged": frozenset(
+                _sum(amount)
+                for amount in (*(one["amount"] for one in payments), order.get("exchange_price_difference", 0))
+            ),
             "exists": frozenset({"yes"}),
             "refund to": frozenset(self._refund_methods(key)),
             "city": frozenset({order["address"]["city"].lower()}),
             "zip": frozenset({order["address"]["zip"]}),
             "street": frozenset({order["address"]["address1"].lower()}),
+            "flat": frozenset({order["address"]["address2"].lower()}),
             "when": _NOTHING,
             "reason": frozenset({order["cancel_reason"]} if "cancel_reason" in order else ()),
             "first": frozenset({self._owner(order)["first_name"].lower()}),
@@ -245,6 +253,8 @@ class _Now:
         }
         if deeds & {"exchanged", "modified"}:
             sheet["difference"] = self._difference(order, was)
+            last = order.get("exchange_payment_method_id", order["payment_history"][-1]["payment_method_id"])
+            sheet["difference by"] = frozenset(self._called(order, last))
         if self._verified and read:
             done = {_DEEDS[call.name][1] for call in self._calls_on(key) if call.name in _DEEDS}
             sheet["can"] = frozenset((self._possible(key, was) if mine else set()) | done)
@@ -287,12 +297,19 @@ class _Now:
             one["transaction_type"] == "refund" for one in order["payment_history"]
         )
 
+    def _called(self, order: Json, method: str) -> Iterator[str]:
+        """What people call a payment method: what it is, and the brand of a card."""
+        yield _method(method)
+        owner = self._base.tables["users"][order["user_id"]]
+        if brand := owner["payment_methods"].get(method, {}).get("brand"):
+            yield from ("card", brand.lower())
+
     def _payers(self, order: Json) -> Iterator[str]:
         for one in order["payment_history"]:
             if one["transaction_type"] == "payment":
-                yield _method(one["payment_method_id"])
+                yield from self._called(order, one["payment_method_id"])
         if "exchange_payment_method_id" in order:
-            yield _method(order["exchange_payment_method_id"])
+            yield from self._called(order, order["exchange_payment_method_id"])
 
     def _refunded(self, order: Json, was: Json) -> frozenset[str]:
         """What went back, or goes back; before anything was done, what could."""
@@ -313,10 +330,10 @@ class _Now:
         order = self._order(key)
         for one in order["payment_history"]:
             if one["transaction_type"] == "refund":
-                yield _method(one["payment_method_id"])
+                yield from self._called(order, one["payment_method_id"])
         for field in ("return_payment_method_id", "exchange_payment_method_id"):
             if field in order:
-                yield _method(order[field])
+                yield from self._called(order, order[field])
 
     # Products and items.
 
@@ -335,6 +352,9 @@ class _Now:
         read = any(call.arguments.get("product_id") == product["product_id"] for call in self._past.calls)
         found["price"] = held | (asked or (frozenset(_prices(product)) if read or not held else _NOTHING))
         found["option"] = self._options(product["name"])
+        if new := self._chosen(product):
+            found["new option"] = frozenset(str(value) for one in new for value in one["options"].values())
+            found["new price"] = frozenset(_sum(one["price"]) for one in new)
         if self._refused_variant(product):
             found["available"] = frozenset({"no"})
         if sheets and all("can" in sheet for sheet in sheets):
@@ -359,6 +379,7 @@ class _Now:
             old = {one["item_id"] for one in self._base.tables["orders"][key]["items"]}
             new = {one["item_id"] for one in order["items"]}
             deeds |= {"modified"} if ids & (old ^ new) else set()
+        deeds |= {"swapped"} if deeds & {"exchanged", "modified"} else set()
         return frozenset(deeds | ({"done"} if deeds else set()))
 
     def _options(self, name: str) -> frozenset[str]:
@@ -374,6 +395,15 @@ class _Now:
         if any(call.arguments.get("product_id") == product["product_id"] for call in self._past.calls):
             found |= {value for one in product["variants"].values() for value in one["options"].values()}
         return frozenset(found or {v for one in product["variants"].values() for v in one["options"].values()})
+
+    def _chosen(self, product: Json) -> list[Json]:
+        """The variants that items of a product under discussion have become, or are to become."""
+        ids: set[str] = set()
+        for key in self._orders:
+            order = self._order(key)
+            old = {one["item_id"] for one in self._base.tables["orders"][key]["items"]}
+            ids |= {*order.get("exchange_new_items", ()), *({one["item_id"] for one in order["items"]} - old)}
+        return [one for one in product["variants"].values() if one["item_id"] in ids]
 
     def _asked_price(self, product: Json) -> frozenset[str]:
         """The price of the variant that the customer asks for, where it asks for one."""

@@ -23,7 +23,7 @@ from pathlib import Path
 from environments.telecom.identity import identified
 from environments.telecom.phone_tools import SWITCHES
 from environments.telecom.signals import View
-from environments.telecom.world import FIRST_NAMES, LAST_NAMES, PLANS, base
+from environments.telecom.world import APN, FIRST_NAMES, LAST_NAMES, PLANS, base
 from mua.environment.conduct import Past
 from mua.environment.overlay import Base, Overlay
 from mua.environment.protocol import Task
@@ -71,6 +71,8 @@ def moment(task: Task, start: Base, state: Overlay, past: Past) -> Moment:
         sheets |= _other_line(_record(state, "lines", other), now.line["line_id"])
     sheets |= _bills(bills) | _charges(bills) | _plans() | _phone(now)
     sheets["customer"] = _customer(customer, known, verified=verified) | {"read": _flag(_has_read(past))}
+    if any(call.name == "find_customer_by_number" for call in past.calls):
+        sheets["customer"] = {**sheets["customer"], "exists": _flag(True)}
     sheets[AGENT] = {"deed": frozenset(_of_agent(deeds, past))}
     focus = [*_focus(bills), f"plan {now.plan['plan_id'].lower()}", "phone", "customer", f"line {now.line['number']}"]
     return Moment(sheets, focus, _WORDS, _amounts(now, bills))
@@ -201,6 +203,7 @@ def _bills(bills: Sequence[Json]) -> dict[Thing, Sheet]:
             "status": frozenset(_bill_states(bill)),
             "total": frozenset({f"{bill['total']:g}"}),
             "charges": frozenset(charge["for"].lower() for charge in bill["charges"]),
+            "plans": frozenset(charge["for"].lower().removesuffix(" plan") for charge in bill["charges"]),
         }
         found |= {f"bill {bill['bill_id'].lower()}": sheet, f"bill {MONTHS[bill['month']]}": sheet}
     found["bill bills"] = {
@@ -274,6 +277,7 @@ def _phone(now: View) -> dict[Thing, Sheet]:
         ),
         "apn right": _flag(phone["apn"]["name"] == "vela.web" or phone["apn_after_restart"] is not None),
         "server": frozenset({phone["apn"]["mms_server"]}),
+        "server right": _flag(phone["apn"]["mms_server"] == APN["mms_server"]),
         "place": frozenset({(phone["abroad"] or "home").lower(), *(["abroad"] if phone["abroad"] else [])}),
         "permissions": frozenset({"all"} if all(phone["messages_app"].values()) else ()),
         "mbps": _numbers(now.mbps),

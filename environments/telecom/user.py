@@ -15,21 +15,18 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
 from pathlib import Path
 
 from environments.telecom.hands import MOST, Request, requests, wonders
 from environments.telecom.world import PLANS
 from mua.environment.protocol import Task
-from mua.language.acts import Acts, Reader
-from mua.language.patterns import load
-from mua.language.voice import Grammar
+from mua.language.acts import Acts
 from mua.types import Json
 from mua.users.informed import Part
 from mua.users.personas import persona_of
 from mua.users.protocol import UserReply, UserTools
 from mua.users.scripted import Fact, ScriptedUser, Wish
-from mua.users.talk import grammar_of
+from mua.users.talk import grammar_of, reader_of
 
 TEST = {
     "no_service": "check_status_bar",
@@ -44,19 +41,7 @@ MOST_SENTENCES = 12
 """Sentences of a message that are read one by one for what they ask for."""
 _PAY = re.compile(r"\b(?:pay|settle) (?:it|this|that|them|now|the|your|right)\b")
 _OFFERED = re.compile(rf"{_PAY.pattern}|\b(?:to|with|the|a) (?:{'|'.join(PLANS).lower()}) plan\b")
-_HERE = Path(__file__).parent
-
-
-@lru_cache(maxsize=1)
-def reader() -> Reader:
-    """What customers understand with."""
-    return Reader(load(_HERE / "words.yaml"))
-
-
-@lru_cache(maxsize=1)
-def grammar() -> Grammar:
-    """What customers speak with."""
-    return grammar_of(_HERE / "voice.yaml")
+HERE = Path(__file__).parent
 
 
 def customer(task: Task, seed: int, personas: Sequence[str] = ()) -> PhoneUser:
@@ -77,7 +62,9 @@ class PhoneUser(ScriptedUser):
         self._wants: Json = task.data["wants"]
         self._keeps_data: bool = task.data["keeps_phone_data"]
         part = part_of(task)
-        super().__init__(key, task.split, reader(), grammar(), persona_of(key, personas), part.wishes, part.facts)
+        super().__init__(
+            key, task.split, reader_of(HERE), grammar_of(HERE), persona_of(key, personas), part.wishes, part.facts
+        )
         self._tools: UserTools | None = None
         self._gone = False
 

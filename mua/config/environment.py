@@ -24,7 +24,9 @@ class EnvironmentConfig(Section):
     mix: dict[str, PositiveFloat] = {}
     """Several domains with their shares of the training tasks, such as ``{retail: 2, gyms/turtle: 1}``."""
     data: Annotated[Path, Field(strict=False)] | None = None
-    """Folder with official data (tau-bench's databases, tasks and policy) that a domain loads instead of its own."""
+    """Folder of published tasks that a domain loads in place of its own. ``retail`` and ``airline``: tau-bench's or
+    tau2-bench's; ``telecom``: tau2-bench's; ``agentbench_db``: AgentBench's dbbench; gyms: UserRL's records; ``bfcl``
+    and ``acebench``, which have no others: their packages. ``help_desk`` takes none. See docs/official_data.md."""
     difficulties: list[Literal["easy", "medium", "hard"]] = []
     """Only tasks of these difficulties; empty: all."""
     reward: Literal["all_or_nothing", "partial"] = "all_or_nothing"

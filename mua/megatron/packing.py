@@ -21,6 +21,9 @@ from mua.types import Int32Array, TrainSequence
 LITTLE_PADDING = 0.02
 """Share of positions that rows of one length may waste before more rows are tried."""
 
+LOOKS = 8
+"""Pairs of rows that are considered when rows are evened out, a sequence."""
+
 _Part: TypeAlias = tuple[int, list[int]]
 """The cost of a rank's rows, and their places in descending order of cost."""
 _Exchange: TypeAlias = tuple[int, int, int]
@@ -320,17 +323,25 @@ def _levelled(items: _Items, count: int) -> list[list[int]] | None:
 
 
 def _level(rows: list[list[int]], items: _Items) -> None:
-    """While it evens them out, the dearest row gives a sequence to the cheapest, for a cheaper one or for nothing.
+    """While it evens them out, the dearest row gives a sequence to another, for a cheaper one or for nothing.
 
-    No row gets dearer than the dearest was; at most one exchange a sequence is made.
+    The other is the cheapest row that this brings closer to it. No row gets dearer than the dearest was. At most one
+    exchange a sequence is made, and :data:`LOOKS` a sequence are considered.
     """
-    for _ in range(items.count):
-        spent = _sums(items.costs, rows)
-        high, low = (rows[spent.index(bound)] for bound in (max(spent), min(spent)))
-        found = _exchange(high, low, max(spent) - min(spent), items)
-        if found is None:
+    spent, looks, made = _sums(items.costs, rows), LOOKS * items.count, 0
+    while looks > 0 and made < items.count:
+        high = spent.index(max(spent))
+        for low in sorted(range(len(rows)), key=spent.__getitem__)[:looks]:
+            looks -= 1
+            found = _exchange(rows[high], rows[low], spent[high] - spent[low], items)
+            if found is not None:
+                break
+        else:
             return
-        _swap(high, low, found, items)
+        made += 1
+        _swap(rows[high], rows[low], found, items)
+        for row in (high, low):
+            spent[row] = sum(items.costs[index] for index in rows[row])
 
 
 def _level_ranks(dealt: list[list[list[int]]], items: _Items) -> None:

@@ -11,18 +11,18 @@ import json
 import re
 import stat
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import aiohttp
-import psutil
 import pytest
-from e2e_support import SECONDS, running, until
+from e2e_support import SECONDS
 from key_support import answers_without, routes
 
+from environments.help_desk import DOMAIN
+from environments.help_desk.demonstrations import demonstrations
 from environments.help_desk.tasks import generate
 from mua.config.schema import JudgeConfig, LlmConfig
-from mua.engine.server import free_port
+from mua.environment.demonstrate import spoken_text
 from mua.environment.protocol import ToolResult, ToolSchema
 from mua.errors import JudgeFault, UserFault, UserFaultKind
 from mua.launch import checks
@@ -37,76 +37,25 @@ from mua.users.services import Services
 from tests import collect_support as collecting
 from tests.judged_desk import SURE, JudgedDesk
 from tests.rollout_fixtures import ScriptedSampler, call, experiment, lines, only
+from tests.served_support import Served, random_model, serving
 from tests.tokens_fixtures import chat_family
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 CONTEXT = 8192
-PATIENT = {"request_seconds": 240.0}
-"""A busy machine."""
-
-
-@dataclass(frozen=True)
-class Served:
-    url: str
-    key: str
-    address: Path
-    processes: tuple[psutil.Process, ...]
-    log: Path
 
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """A server in deterministic mode, with the memory it takes by itself."""
+    """A random model's server."""
     folder = tmp_path_factory.mktemp("served")
-    model, address = _random_model(folder / "model"), folder / "address"
-    flags = ["--enable-deterministic-inference", "--dtype=float32", "--tool-call-parser=qwen", "--random-seed=1"]
-    extra = [f"--extra={flag}" for flag in flags]
-    port = f"--port={free_port()}"
-    with running("serve", model, address, port, "--name=tiny", *extra, cwd=folder, own_engine=True) as process:
-        until(address.exists, process, "the address")
-        told = dict(line.split("=", 1) for line in address.read_text().splitlines())
-        assert told["MUA_USER_MODEL"] == "tiny"
-        here = psutil.Process(process.pid)
-        processes = (here, *here.children(recursive=True))
-        yield Served(told["MUA_USER_BASE_URL"], told["MUA_USER_API_KEY"], address, processes, folder / "stderr")
-        process.terminate()
-        assert process.wait(60) == 0
-    assert not address.exists()
-
-
-def _random_model(folder: Path) -> Path:
-    import torch
-    from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
-
-    from environments.help_desk import DOMAIN
-    from environments.help_desk.demonstrations import demonstrations
-    from mua.environment.demonstrate import spoken_text
-    from mua.tokens import train_tokenizer
-
-    train_tokenizer(
-        spoken_text(demonstrations(60, 1, DOMAIN.system_prompt("short"), ["brief"])), folder, vocab_size=512
-    )
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    torch.manual_seed(1)
-    Qwen3ForCausalLM(
-        Qwen3Config(
-            vocab_size=len(tokenizer), hidden_size=64, intermediate_size=128, num_hidden_layers=2,
-            num_attention_heads=4, num_key_value_heads=2, head_dim=16, max_position_embeddings=CONTEXT,
-            tie_word_embeddings=True, initializer_range=0.06,
-            eos_token_id=tokenizer.convert_tokens_to_ids("<|im_end|>"),
-        )
-    ).save_pretrained(folder)  # fmt: skip
-    return folder
-
-
-def fields(served: Served, **settings: object) -> dict[str, object]:
-    told = {"base_url": served.url, "api_key": served.key, "model": "tiny", "max_tokens": 24}
-    return told | PATIENT | settings
+    texts = spoken_text(demonstrations(60, 1, DOMAIN.system_prompt("short"), ["brief"]))
+    with serving(random_model(folder / "model", texts, CONTEXT), folder, "--tool-call-parser=qwen") as found:
+        yield found
 
 
 def llm(served: Served, **settings: object) -> LlmConfig:
-    return LlmConfig.model_validate(fields(served, **settings))
+    return LlmConfig.model_validate(served.section(**settings))
 
 
 async def test_nobody_without_the_key_is_answered(served: Served) -> None:
@@ -227,7 +176,7 @@ async def episodes(served: Served, **settings: object) -> list[Trajectory]:
     """Four episodes of a scripted policy, whose user and judge are the served model."""
     task, family = generate("train", 77, "cancel"), chat_family("qwen3", False)
     cancel = call("cancel_order", order=task.data["known"]["order"])
-    user = {"kind": "llm", "llm": fields(served, **settings)}
+    user = {"kind": "llm", "llm": served.section(**settings)}
     config = experiment(user=user, rollout={"max_turns": 3, "max_retries": 1})
     services = Services.from_config(config.user, JudgeConfig(llm=llm(served, max_tokens=300, temperature=0.5)))
     assert services.judge is not None

@@ -12,7 +12,6 @@ import asyncio
 import json
 import random
 import re
-import time
 from collections import Counter
 from collections.abc import Generator, Sequence
 from pathlib import Path
@@ -27,23 +26,24 @@ from environments.airline.expert import WISHES, Expert, stated
 from environments.airline.search import direct_flights, onestop_flights
 from environments.airline.tasks import MAKERS, SIZES, generate, load_split, make_split, recipes
 from environments.airline.tools import airline_tools
-from environments.airline.user import customer, grammar
+from environments.airline.user import HERE, customer
 from environments.airline.views import compact
 from environments.airline.words import FIRST_NAMES, LAST_NAMES
 from environments.airline.world import AHEAD, PAST, _Maker, world
 from mua.config.schema import EnvironmentConfig
-from mua.environment.database import DatabaseEnvironment, RewardForm
-from mua.environment.demonstrate import Demonstration, demonstrate, replay_gold
+from mua.environment.database import RewardForm
 from mua.environment.demonstrate import played as played_with
+from mua.environment.demonstrate import replay_gold
 from mua.environment.manifest import digest
 from mua.environment.overlay import Overlay, digest_of
-from mua.environment.protocol import Evaluation, Move, Split, Task, Transcript
+from mua.environment.protocol import Evaluation, Move, Split, Task
 from mua.errors import ConfigError, MuaError
 from mua.language.voice import Voice
 from mua.types import Json
-from mua.users.personas import PERSONAS
 from mua.users.protocol import UserReply
 from mua.users.services import Services
+from mua.users.talk import grammar_of
+from tests.desk_support import judged, opened, played, spoken, with_persona
 from tools.bench.claims import judged as read_sentences
 from tools.bench.claims import score
 
@@ -54,37 +54,8 @@ COMPACT = AirlineDomain(short_answers=True)
 PARTIAL = AirlineDomain("partial")
 
 
-def played(domain: AirlineDomain, task: Task, seed: int = 0, loose: float = 0.0) -> Demonstration:
-    return asyncio.run(demonstrate(domain, task, seed, loose))
-
-
 def first(kind: str) -> Task:
     return next(task for task in ALL if task.data["kind"] == kind)
-
-
-def opened(task: Task, domain: AirlineDomain = DOMAIN) -> DatabaseEnvironment:
-    environment = domain.environment()
-    assert isinstance(environment, DatabaseEnvironment)
-    environment.reset(task, 0)
-    return environment
-
-
-def judged(environment: DatabaseEnvironment, *texts: str) -> Evaluation:
-    return environment.evaluate(Transcript([{"role": "assistant", "content": text} for text in texts]))
-
-
-def conversation(
-    task: Task, persona: str, seed: int = 0, moves: Generator[Move, str, None] | None = None
-) -> Demonstration:
-    async def talk() -> Demonstration:
-        environment = opened(task)
-        return await played_with(environment, customer(task, seed, [persona]), moves or Expert(task, seed).moves())
-
-    return asyncio.run(talk())
-
-
-def spoken(demonstration: Demonstration) -> list[str]:
-    return [message["content"] for message in demonstration.messages if message["role"] == "user"]
 
 
 def masked(text: str) -> str:
@@ -242,7 +213,7 @@ def test_every_maker_is_used_and_every_wish_can_be_spoken():
     errands = [errand for task in ALL for errand in task.data["errands"]]
     assert {errand["verb"] for errand in errands} == set(WISHES)
     for part in ("brief", "train", "test"):
-        rules = grammar()[part]
+        rules = grammar_of(HERE)[part]
         assert all(f"want_{errand['verb']}" in rules for errand in errands)
         assert all(errand["rules"].get(fact, f"tell_{fact}") in rules for errand in errands for fact in errand["facts"])
         assert all(f"change_{fact}" in rules for errand in errands for fact in errand["before"])
@@ -295,14 +266,6 @@ def test_the_expert_solves_every_test_task_through_conversation(domain: AirlineD
         assert demonstration.ended
 
 
-@pytest.mark.parametrize("persona", PERSONAS)
-def test_the_expert_serves_every_kind_of_person(persona: str):
-    for task in load_split("test")[sum(map(ord, persona)) % 3 :: 3]:
-        found = conversation(task, persona)
-        assert found.evaluation.success, (task.id, found.evaluation.details, found.messages)
-        assert found.ended
-
-
 def test_the_expert_solves_what_it_is_trained_on_too():
     for task in (*load_split("train")[::8], *load_split("validation")):
         assert played(DOMAIN, task).reward == 1, task.id
@@ -310,7 +273,7 @@ def test_the_expert_solves_what_it_is_trained_on_too():
 
 @pytest.mark.parametrize("part", ["brief", "train", "test"])
 def test_the_expert_tells_the_wishes_apart_whatever_else_is_said(part: str):
-    voice = Voice(grammar(), part, random.Random(part))
+    voice = Voice(grammar_of(HERE), part, random.Random(part))
     values = {"places": "from Austin to Nashville on March 20", "city": "Reno", "special": "take my dog along"}
     for verb in WISHES:
         cabin = "business class" if verb == "change_cabin" else "economy"
@@ -394,7 +357,7 @@ def test_a_sentence_of_the_expert_may_be_put_in_another_way(sentence: str):
         met = 0
         for task in _some(sentence):
             moves = Reworded(Expert(task, 0).moves(), sentence, way)
-            found = conversation(task, "plain", moves=moves.replaced())
+            found = with_persona(task, "plain", moves=moves.replaced())
             met += moves.met
             assert found.evaluation.success or not moves.met, (way, task.id, found.evaluation.details, found.messages)
         assert met, f"no task meets {sentence!r}"
@@ -498,13 +461,6 @@ def test_customers_say_a_thousand_different_things_and_open_in_a_hundred_ways():
         sentences |= {masked(part) for text in heard for part in re.split(r"(?<=[.!?]) ", text)}
     assert len(openings) >= 100
     assert len(sentences) >= 1000
-
-
-def test_the_test_split_speaks_in_words_that_training_never_uses():
-    rules = grammar()
-    own = {rule: set(said) for rule, said in rules["test"].items() if rule.startswith(("want", "tell", "change"))}
-    assert own.keys() == {rule for rule in rules["train"] if rule.startswith(("want", "tell", "change"))}
-    assert not [rule for rule, wordings in own.items() if wordings & set(rules["train"][rule])]
 
 
 def test_a_careless_customer_puts_its_mistakes_right():
@@ -650,21 +606,6 @@ def test_partial_credit_counts_what_is_done():
     task = next(task for task in ALL if task.data["kind"] == "add_bags+refused_cancel")
     moves = list(DOMAIN.gold(task))
     assert 0 < followed(task, moves[:-1], PARTIAL).reward < 1
-
-
-def test_an_evaluation_is_cheap():
-    """An order of magnitude above what it takes; a verdict is due after every episode."""
-    task = max(load_split("test"), key=lambda one: len(one.data["actions"]))
-    found = conversation(task, "plain")
-    environment = opened(task)
-    for message in found.messages:
-        for call in message.get("tool_calls", ()):
-            environment.call(call["function"]["name"], json.loads(call["function"]["arguments"]))
-    environment.evaluate(Transcript(found.messages))
-    began = time.process_time()
-    for _ in range(20):
-        environment.evaluate(Transcript(found.messages))
-    assert (time.process_time() - began) / 20 < 0.1
 
 
 @pytest.mark.parametrize("half", ["tune", "check"])

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import time
 from collections import Counter
 from collections.abc import Sequence
 from typing import get_args
@@ -24,12 +23,12 @@ from environments.retail.reading import address_in, noted, read_order, read_prod
 from environments.retail.shop import shop
 from environments.retail.tasks import SIZES, generate, load_split
 from environments.retail.tools import TABLES, TOOLS, tools_of
-from environments.retail.user import customer, grammar
+from environments.retail.user import customer
 from environments.retail.views import compact
 from environments.retail.wishes import EASY, MEDIUM, place
 from environments.retail.words import FIRST_NAMES, LAST_NAMES, PRODUCTS
 from mua.config.schema import EnvironmentConfig
-from mua.environment.database import DatabaseEnvironment, ServiceDesk, ToolError
+from mua.environment.database import ServiceDesk, ToolError
 from mua.environment.demonstrate import Demonstration, demonstrate, replay_gold
 from mua.environment.demonstrate import played as played_with
 from mua.environment.manifest import digest
@@ -38,17 +37,13 @@ from mua.environment.protocol import Evaluation, Move, Split, Task, ToolResult, 
 from mua.environment.selection import Selection
 from mua.errors import ConfigError, MuaError
 from mua.types import Json
-from mua.users.personas import PERSONAS
 from mua.users.services import Services
+from tests.desk_support import judged, opened, played, spoken, with_persona
 
 SPLITS: tuple[Split, ...] = get_args(Split)
 ALL: list[Task] = [task for split in SPLITS for task in load_split(split)]
 COMPACT = RetailDomain(short_answers=True)
 WRITES = tuple(tool.schema.name for tool in TOOLS if tool.schema.name.startswith(("cancel", "exch", "mod", "return")))
-
-
-def played(domain: RetailDomain, task: Task, seed: int = 0, loose: float = 0.0) -> Demonstration:
-    return asyncio.run(demonstrate(domain, task, seed, loose))
 
 
 def said(*texts: str) -> Transcript:
@@ -57,23 +52,6 @@ def said(*texts: str) -> Transcript:
 
 def first(kind: str) -> Task:
     return next(task for task in ALL if task.data["kind"] == kind)
-
-
-def opened(task: Task, domain: RetailDomain = DOMAIN) -> DatabaseEnvironment:
-    environment = domain.environment()
-    assert isinstance(environment, DatabaseEnvironment)
-    environment.reset(task, 0)
-    return environment
-
-
-def judged(environment: DatabaseEnvironment, *texts: str) -> Evaluation:
-    evaluation = environment.evaluate(said(*texts))
-    assert isinstance(evaluation, Evaluation)
-    return evaluation
-
-
-def texts_of(demonstration: Demonstration) -> list[str]:
-    return [message["content"] for message in demonstration.messages if message["role"] == "user"]
 
 
 # ---- data
@@ -223,23 +201,6 @@ def test_a_loose_expert_refuses_vaguely_and_skips_the_confirmation():
     assert played(DOMAIN, first("cancel"), loose=1.0).evaluation.details["database"]["wrong"]
 
 
-def with_persona(task: Task, persona: str, seed: int = 0, domain: RetailDomain = DOMAIN) -> Demonstration:
-    async def talk() -> Demonstration:
-        environment, user = domain.environment(), domain.scripted_user(task, seed, [persona])
-        environment.reset(task, seed)
-        return await played_with(environment, user, domain.expert(task, seed))
-
-    return asyncio.run(talk())
-
-
-@pytest.mark.parametrize("persona", PERSONAS)
-def test_the_expert_serves_every_kind_of_person(persona: str):
-    for task in load_split("test")[::2]:
-        found = with_persona(task, persona, 3)
-        assert found.evaluation.success, (task.id, found.evaluation.details, found.messages)
-        assert found.ended, task.id
-
-
 REWORDED: dict[str, Sequence[str]] = {
     ASK["email"]: (
         "Could you give me the email of your account?",
@@ -365,27 +326,19 @@ def test_customers_say_a_thousand_different_things_and_open_in_a_hundred_ways():
     openings, sentences = set(), set()
     for seed in range(2):
         for task in load_split("train")[: 60 * 6 : 6]:
-            heard = texts_of(played(DOMAIN, task, seed))
+            heard = spoken(played(DOMAIN, task, seed))
             openings.add(masked(heard[0]))
             sentences |= {masked(part) for text in heard for part in re.split(r"(?<=[.!?]) ", text)}
     assert len(openings) >= 100
     assert len(sentences) >= 1000
 
 
-def test_the_test_split_speaks_in_words_that_training_never_uses():
-    rules = grammar()
-    own = {
-        rule: set(wordings)
-        for rule, wordings in rules["test"].items()
-        if rule.startswith(("want", "tell", "change", "gives"))
-    }
-    assert own.keys() == {rule for rule in rules["train"] if rule.startswith(("want", "tell", "change", "gives"))}
-    assert not [rule for rule, wordings in own.items() if wordings & set(rules["train"][rule])]
+def test_customers_of_the_test_split_say_what_those_of_training_do_not():
     heard = {split: set[str]() for split in ("train", "test")}
     for split in ("train", "test"):
         for task in load_split(split)[:100]:
             heard[split] |= {
-                masked(part) for text in texts_of(played(DOMAIN, task)) for part in re.split(r"(?<=[.!?]) ", text)
+                masked(part) for text in spoken(played(DOMAIN, task)) for part in re.split(r"(?<=[.!?]) ", text)
             }
     assert len(heard["test"] & heard["train"]) < 0.05 * len(heard["test"])
 
@@ -395,7 +348,7 @@ def test_a_careless_customer_puts_its_mistakes_right():
     number = task.data["wishes"][0]["knows"]["order"]
     for seed in range(12):
         found = with_persona(task, "careless", seed)
-        told = [noted(text)["order"] for text in texts_of(found) if "order" in noted(text)]
+        told = [noted(text)["order"] for text in spoken(found) if "order" in noted(text)]
         assert found.evaluation.success
         seen += told[0] != number
         assert told[-1] == number
@@ -582,21 +535,6 @@ def test_partial_credit_lies_between():
     task = single("cancel")
     verdict = conversation(task, cancelled_by_the_book(task)[:-2], RetailDomain("partial"))
     assert 0.0 < verdict.reward < 1.0
-
-
-def test_an_evaluation_is_cheap():
-    """An order of magnitude above what it takes; a verdict is due after every episode."""
-    task = load_split("test")[-1]
-    found = with_persona(task, "plain")
-    environment = opened(task)
-    for message in found.messages:
-        for call in message.get("tool_calls", ()):
-            environment.call(call["function"]["name"], json.loads(call["function"]["arguments"]))
-    environment.evaluate(Transcript(found.messages))
-    began = time.process_time()
-    for _ in range(20):
-        environment.evaluate(Transcript(found.messages))
-    assert (time.process_time() - began) / 20 < 0.1
 
 
 # ---- tools

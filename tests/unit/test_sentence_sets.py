@@ -1,8 +1,8 @@
 """The labelled sentences in tests/data: what an agent's message does, and whether what it says is true.
 
 Counts, labels and duplicates are checked, and that the calls of every scene run on the domain's environment. The sets
-in the folders ``heldout`` are from another hand and give the published figures: they share labels, wishes and scenes
-with the others, and no sentence.
+in the folders ``heldout`` and ``fresh`` give the published figures: they share labels, wishes and scenes with the
+others, and no sentence.
 Not covered: whether a label is right, and how well the code that reads messages does on these sentences.
 """
 
@@ -169,12 +169,13 @@ def test_held_out_messages_are_well_formed_and_use_the_known_labels(name: str) -
 
 
 @pytest.mark.parametrize("name", HELD_OUT)
-def test_held_out_statements_are_well_formed_and_use_the_known_scenes(name: str) -> None:
-    for line in lines("claims/heldout", name):
+@pytest.mark.parametrize("folder", ["claims/heldout", "claims/fresh"])
+def test_held_out_statements_are_well_formed_and_use_the_known_scenes(folder: str, name: str) -> None:
+    for line in lines(folder, name):
         assert line.keys() == {"scene", "say", "label"}, line
         assert line["say"].strip(), line
         assert line["label"] in LEAST_LABELS, line
-    assert {line["scene"] for line in lines("claims/heldout", name)} == set(scenes(name))
+    assert {line["scene"] for line in lines(folder, name)} == set(scenes(name))
 
 
 @pytest.mark.parametrize("name", HELD_OUT)
@@ -188,9 +189,9 @@ def test_there_are_enough_held_out_sentences_of_every_sort(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", HELD_OUT)
-@pytest.mark.parametrize("folder", ["users", "claims"])
-def test_no_sentence_is_held_out_twice_or_known(folder: str, name: str) -> None:
-    held_out = [folded(line["say"]) for line in lines(f"{folder}/heldout", name)]
+@pytest.mark.parametrize(("folder", "held"), [("users", "heldout"), ("claims", "heldout"), ("claims", "fresh")])
+def test_no_sentence_is_held_out_twice_or_known(folder: str, held: str, name: str) -> None:
+    held_out = [folded(line["say"]) for line in lines(f"{folder}/{held}", name)]
     assert not repeated([(say,) for say in held_out])
     known = {folded(line["say"]) for line in lines(folder, name)}
     assert not [say for say in held_out if say in known]

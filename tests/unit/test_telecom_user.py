@@ -17,13 +17,14 @@ from environments.telecom import DOMAIN
 from environments.telecom.faults import SOLVED
 from environments.telecom.hands import MOST, requests
 from environments.telecom.tasks import load_split
-from environments.telecom.user import customer, reader
+from environments.telecom.user import HERE, customer
 from mua.environment.demonstrate import played
 from mua.environment.protocol import Task
 from mua.environment.schema import validate_arguments
 from mua.language.agreement import agrees
 from mua.users.personas import DEFAULT, PERSONAS
 from mua.users.protocol import STOP_SIGNAL
+from mua.users.talk import reader_of
 from tests.telecom_support import ALL, Phone, do, first, opened, person, with_fault
 
 # ---- what it understands
@@ -32,7 +33,7 @@ from tests.telecom_support import ALL, Phone, do, first, opened, person, with_fa
 def asked(text: str, wish: str = "no_data") -> list[str]:
     """What a message asks for, as text."""
     found = []
-    for request in requests(reader().read(text, wish).instructs, text):
+    for request in requests(reader_of(HERE).read(text, wish).instructs, text):
         values = ",".join(str(value) for value in request.arguments.values())
         found.append(f"{request.tool}({values})")
     return found

@@ -1,6 +1,6 @@
 """How well untrue statements are told from true ones, on the labelled sentences in tests/data/claims.
 
-    python tools/bench/claims.py [--domain retail] [--half tune|check] [--show]
+    python tools/bench/claims.py [--set heldout|fresh] [--domain retail] [--half tune|check] [--show]
 
 A sentence is said in a scene: a task, what the customer has said and what the agent has called by then. It is called
 untrue if any claim that is read in it is. Of ``true`` and ``false`` sentences those are unread that hold no claim.
@@ -8,8 +8,9 @@ untrue if any claim that is read in it is. Of ``true`` and ``false`` sentences t
 * precision: of the sentences called untrue, those that are labelled ``false``
 * recall: of the sentences labelled ``false``, those called untrue
 
-``--show`` prints the sentences that are judged wrongly or not read, ``--half`` takes one half of each set (by a hash of
-the sentence), and ``--write`` puts the table into docs/benchmarks/claims.md.
+``--set`` takes the sentences of a folder below, which are said in the same scenes. ``--show`` prints the sentences that
+are judged wrongly or not read, ``--half`` takes one half of a set (by a hash of the sentence), and ``--write`` puts the
+tables of all sets into docs/benchmarks/claims.md.
 """
 
 from __future__ import annotations
@@ -38,6 +39,9 @@ from mua.environment.registry import get_domain  # noqa: E402
 from mua.language.claims import ClaimReader, Moment, Review  # noqa: E402
 
 DATA = ROOT / "tests" / "data" / "claims"
+SETS = ("", "heldout", "fresh")
+"""Folders of sentences; the first is the one that development looks at."""
+_TITLES = {"": "Development", "heldout": "Held out at first", "fresh": "Fresh"}
 PAGE = ROOT / "docs" / "benchmarks" / "claims.md"
 
 
@@ -75,13 +79,13 @@ class Score:
 
 
 def sets(folder: Path = DATA) -> list[str]:
-    """The domains that have sentences and a checker."""
+    """The domains that have sentences in ``folder`` and a checker."""
     return [path.stem for path in sorted(folder.glob("*.jsonl")) if _checker(path.stem) is not None]
 
 
 def judged(name: str, folder: Path = DATA, half: str = "") -> Iterator[Judged]:
     """Every sentence of a domain, read in its scene."""
-    scenes = _scenes(folder / f"{name}-scenes.yaml")
+    scenes = _scenes(DATA / f"{name}-scenes.yaml")
     for line in (folder / f"{name}.jsonl").read_text(encoding="utf-8").splitlines():
         row = json.loads(line)
         if half in ("", half_of(row["say"])):
@@ -165,23 +169,24 @@ def _show(rows: Sequence[Judged]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--folder", type=Path, default=DATA, help="where the sets lie")
+    parser.add_argument("--set", choices=SETS, default="", help="another folder of sentences")
     parser.add_argument("--domain", help="one domain only")
     parser.add_argument("--half", choices=("tune", "check"), default="")
     parser.add_argument("--show", action="store_true", help="print what is judged wrongly or not read")
     parser.add_argument("--write", action="store_true", help=f"write {PAGE.relative_to(ROOT)}")
     given = parser.parse_args()
     if given.domain:
-        rows = list(judged(given.domain, given.folder, given.half))
+        rows = list(judged(given.domain, DATA / given.set, given.half))
         if given.show:
             _show(rows)
         print(_row(given.domain, score(rows)))
         return
-    text = table(given.folder, given.half)
-    print(text)
     if given.write:
-        head, _, _ = PAGE.read_text(encoding="utf-8").partition("\n| domain |")
-        PAGE.write_text(f"{head}\n{text}\n", encoding="utf-8")
+        head, _, _ = PAGE.read_text(encoding="utf-8").partition("\n## Figures")
+        tables = "\n".join(f"### {_TITLES[one]}\n\n{table(DATA / one, '')}\n" for one in SETS)
+        PAGE.write_text(f"{head}\n## Figures\n\n{tables}", encoding="utf-8")
+    else:
+        print(table(DATA / given.set, given.half))
 
 
 if __name__ == "__main__":

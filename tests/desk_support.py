@@ -1,0 +1,70 @@
+"""What the tests of service desks share: a desk that is opened, an episode that is played, what was said in it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Generator, Sequence
+from functools import lru_cache
+
+from mua.environment.database import DatabaseEnvironment
+from mua.environment.demonstrate import Demonstration, demonstrate, value_of
+from mua.environment.demonstrate import played as played_with
+from mua.environment.protocol import Domain, Environment, Evaluation, Expert, Move, Peopled, Task, Transcript
+from mua.environment.registry import get_domain
+
+domain_of = lru_cache(maxsize=8)(get_domain)
+"""Finding one looks through folders."""
+
+
+def opened(task: Task, domain: Domain | None = None) -> DatabaseEnvironment:
+    """``task`` at its start, in its own domain unless another is named."""
+    environment = (domain or domain_of(task.domain)).environment()
+    assert isinstance(environment, DatabaseEnvironment)
+    environment.reset(task, 0)
+    return environment
+
+
+def judged(environment: DatabaseEnvironment, *texts: str) -> Evaluation:
+    """The verdict where the agent said this and called nothing."""
+    return environment.evaluate(Transcript([{"role": "assistant", "content": text} for text in texts]))
+
+
+def played(domain: Domain, task: Task, seed: int = 0, loose: float = 0.0) -> Demonstration:
+    return asyncio.run(demonstrate(domain, task, seed, loose))
+
+
+def with_persona(
+    task: Task,
+    persona: str,
+    seed: int = 0,
+    moves: Generator[Move, str, None] | None = None,
+    domain: Domain | None = None,
+) -> Demonstration:
+    """The expert, or other moves, with a person of this kind."""
+    return asyncio.run(_with_persona(task, persona, seed, moves, domain))[1]
+
+
+def at_its_end(task: Task) -> tuple[Environment, Demonstration]:
+    """What the expert and a plain person leave behind."""
+    return asyncio.run(_with_persona(task, "plain"))
+
+
+async def _with_persona(
+    task: Task,
+    persona: str,
+    seed: int = 0,
+    moves: Generator[Move, str, None] | None = None,
+    domain: Domain | None = None,
+) -> tuple[Environment, Demonstration]:
+    domain = domain or domain_of(task.domain)
+    assert isinstance(domain, Peopled)
+    assert isinstance(domain, Expert)
+    environment = domain.environment()
+    await value_of(environment.reset(task, seed))
+    person = domain.scripted_user(task, seed, [persona])
+    return environment, await played_with(environment, person, moves or domain.expert(task, seed))
+
+
+def spoken(demonstration: Demonstration) -> Sequence[str]:
+    """What the person said, in turn."""
+    return [message["content"] for message in demonstration.messages if message["role"] == "user"]
