@@ -1,8 +1,11 @@
 """Conversations about nothing, which a tiny policy reads before it learns a domain: what a language model brings along.
 
-Made-up values, tools of no shop: somebody wants something, is asked for this and that, a tool is called with what was
-said, and what it answered is told. No policy, no tool of a domain is in them. They teach what every pretrained model
-can do: keep to the form of a conversation, copy a word or number from where it was said to where it is needed.
+Desks that exist nowhere, each wish with a procedure of its own, drawn once and kept: what is asked for, which tools are
+called in which order and with what, on which answers it goes on or says sorry, what is told at the end. So whoever reads
+them has to do what every pretrained model can: keep to the form of a conversation, copy a word or number from where it
+was said to where it is needed, remember what was wanted in the beginning, and heed what a tool answered. They speak of
+no shop: no rule, tool, status or sentence of a domain is in them. Their values are words that any language model knows
+(names, cities, things) and numbers.
 """
 
 from __future__ import annotations
@@ -10,64 +13,140 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
 
+from environments.help_desk.words import CITIES, NAMES, PRODUCTS
 from mua.types import Json
 
-_ONSETS = tuple("b c d f g h j k l m n p r s t v w y z br cl dr fl gr pl sh st th tr".split())  # noqa: SIM905
-_VOWELS = tuple("a e i o u ai ea ia ie io oo ou".split())  # noqa: SIM905
-_CODAS = ("", "", "", "n", "l", "s", "t", "m", "r", "ck", "nd", "st", "rd", "ll", "p")
-_VERBS = ("paint", "wash", "lift", "fold", "stack", "plant", "carve", "sort")
+_WORDS = (*NAMES, *CITIES, *PRODUCTS)
+_VERBS = tuple(
+    "paint wash lift fold stack plant carve sort bake comb dig fry glue hang iron knit lend mend nail oil peel rinse "
+    "sand tie weld wind".split()  # noqa: SIM905
+)
 _NOUNS = ("stone", "color", "shape", "river", "tower", "garden", "engine", "mirror", "planet", "window")
-_FRAMES = ("It is {0}.", "The {1} is {0}.", "{0}.", "To {0}.", "The {0}.", "I am {0}.")
+_STATES = ("ready", "busy", "empty", "broken", "open", "heavy", "full", "new")
+_WISHES = ("I want to {0} my {1}.", "Please {0} a {1} for me.", "Where is my {1}? I want to {0} it.", "Can you {0} the {1}?")
 _ASKS = ("What is the {0}?", "Which {0} is it?", "What is your {0}?")
-_TOLD = ("The {0} {1} is in {2}.", "Done, {0} {1} is {2}.", "Sorry, {0} {1} is {2}.", "Done, {0} {1} goes to {2}.")
-_WISHES = ("I want to {0} my {1}.", "Please {0} a {1} for me.", "Where is my {1}? I want to {0} it.")
+_BOTH = ("What are your {0} and your {1}?", "Which {0} and {1}?")
+_SAID = ("It is {0}.", "The {1} is {0}.", "{0}.", "To {0}.", "The {0}.", "{1} {0}.")
+_GOES = ("Done, {0} {1} is in {2}.", "Done, {0} {1} goes to {2}.", "The {0} {1} is in {2}.", "Done, the {2}.")
+_BYES = ("Thanks, bye.", "Okay, bye.", "All right.")
+
+
+@dataclass(frozen=True, slots=True)
+class _Procedure:
+    """How one wish is served: places of facts (0 to 2), and what is done with them."""
+
+    steps: tuple[str, ...]
+    """``ask 0``, ``ask 0 1``, ``look``, ``match``, ``act`` in their order."""
+    good: frozenset[str]
+    """States with which it goes on."""
+    arguments: tuple[int, ...]
+    shape: str
+    """How the last argument of the act stands: ``plain``, ``list`` or ``object``."""
+    end: str
+    tells: bool
+    """Whether it ends in what a tool answered."""
+
+
+@lru_cache(maxsize=None)
+def _procedure(verb: str) -> _Procedure:
+    rng = random.Random(f"nothing/{verb}")
+    first = rng.choice(("ask 0", "ask 0 1", "ask 0 1"))
+    inner = rng.sample(("look", "match"), rng.randint(1, 2))
+    late = "ask 2" if rng.random() < 0.4 else ""
+    inner.insert(rng.randint(0, len(inner)), late)
+    tells = rng.random() < 0.25 and "look" in inner
+    steps = (first, *(step for step in inner if step), *(() if tells else ("act",)))
+    known = (0, *((1,) if first.endswith("1") else ()), *((2,) if late else ()))
+    arguments = tuple(sorted({0, rng.choice(known[1:] or known)}))
+    good = frozenset(rng.sample(_STATES, 3))
+    return _Procedure(steps, good, arguments, rng.choice(("plain", "plain", "list", "object")), rng.choice(_GOES), tells)
 
 
 def conversations(count: int, seed: int) -> Iterator[list[Json]]:
     """``count`` conversations in OpenAI form; the same for the same arguments."""
     rng = random.Random(f"nothing/{seed}")
     for _ in range(count):
-        yield _conversation(rng)
+        yield _Talk(rng).messages()
 
 
-def _word(rng: random.Random) -> str:
-    return rng.choice(_ONSETS) + rng.choice(_VOWELS) + rng.choice(_CODAS)
+class _Talk:
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
+        self._verb = rng.choice(_VERBS)
+        self._nouns = rng.sample(_NOUNS, 3)
+        self._values = [_value(rng) for _ in range(3)]
+        self._spot = rng.choice(_WORDS)
+        self._known: Json = {}
+        self._messages: list[Json] = [{"role": "system", "content": "You are a desk."}]
+
+    def messages(self) -> list[Json]:
+        how, rng = _procedure(self._verb), self._rng
+        self._user(rng.choice(_WISHES).format(self._verb, self._nouns[0]).capitalize())
+        for step in how.steps:
+            if (refusal := self._step(step, how)) is not None:
+                self._agent(refusal)
+                break
+        else:
+            last = self._spot if how.tells else self._values[how.arguments[-1]]
+            self._agent(how.end.format(self._nouns[0], self._values[0], last))
+        self._user(rng.choice(_BYES))
+        return self._messages
+
+    def _step(self, step: str, how: _Procedure) -> str | None:
+        kind, *facts = step.split()
+        if kind == "ask":
+            return self._ask([int(fact) for fact in facts])
+        if kind == "match":
+            return self._match()
+        if kind == "look":
+            return self._look(how.good)
+        return self._act(how)
+
+    def _ask(self, facts: list[int]) -> None:
+        rng, nouns = self._rng, [self._nouns[fact] for fact in facts]
+        self._known |= {self._nouns[fact]: self._values[fact] for fact in facts}
+        self._agent(rng.choice(_ASKS if len(facts) == 1 else _BOTH).format(*nouns))
+        said = [rng.choice(_SAID).format(self._values[fact], self._nouns[fact]) for fact in facts]
+        self._user(" ".join(text[0].upper() + text[1:] for text in said))
+
+    def _match(self) -> str | None:
+        so = self._rng.random() < 0.8
+        self._call(f"match_{self._nouns[0]}", self._known, {"match": so})
+        return None if so else f"Sorry, {self._nouns[0]} {self._values[0]} is no match."
+
+    def _look(self, good: frozenset[str]) -> str | None:
+        rng = self._rng
+        bad = sorted(set(_STATES) - good)
+        state = rng.choice(sorted(good) if rng.random() < 0.7 else bad)
+        found: Json = {"state": state, "spot": self._spot}
+        found |= {"parts": [rng.choice(_WORDS) for _ in range(rng.randint(1, 3))]} if rng.random() < 0.5 else {}
+        self._call(f"see_{self._nouns[0]}", {self._nouns[0]: self._values[0]}, found)
+        return None if state in good else f"Sorry, {self._nouns[0]} {self._values[0]} is {state}."
+
+    def _act(self, how: _Procedure) -> None:
+        arguments: Json = {self._nouns[fact]: self._values[fact] for fact in how.arguments}
+        last = self._nouns[how.arguments[-1]]
+        if len(arguments) > 1 and how.shape == "list":
+            arguments[last] = [arguments[last]]
+        elif len(arguments) > 1 and how.shape == "object":
+            arguments[last] = {"at": arguments[last]}
+        self._call(f"{self._verb}_{self._nouns[0]}", arguments, {"done": True})
+
+    def _call(self, name: str, arguments: Json, answer: Json) -> None:
+        function = {"name": name, "arguments": json.dumps(arguments)}
+        call = {"type": "function", "function": function}
+        self._messages.append({"role": "assistant", "content": "", "tool_calls": [call]})
+        self._messages.append({"role": "tool", "content": json.dumps(answer)})
+
+    def _agent(self, text: str) -> None:
+        self._messages.append({"role": "assistant", "content": text})
+
+    def _user(self, text: str) -> None:
+        self._messages.append({"role": "user", "content": text})
 
 
 def _value(rng: random.Random) -> str:
-    if rng.random() < 0.4:
-        return str(rng.randint(1000, 9999))
-    return (_word(rng) + (_word(rng) if rng.random() < 0.7 else "")).capitalize()
-
-
-def _conversation(rng: random.Random) -> list[Json]:
-    """One to three facts are asked for, tools are called with what is known by then, the last answer is told."""
-    verb, nouns = rng.choice(_VERBS), rng.sample(_NOUNS, 3)
-    messages: list[Json] = [{"role": "system", "content": "You are a desk."}]
-    messages.append({"role": "user", "content": rng.choice(_WISHES).format(verb, nouns[0])})
-    known: dict[str, str] = {}
-    for noun in nouns[: rng.randint(1, 3)]:
-        known[noun] = _value(rng)
-        messages.append({"role": "assistant", "content": rng.choice(_ASKS).format(noun)})
-        messages.append({"role": "user", "content": rng.choice(_FRAMES).format(known[noun], noun)})
-    for _ in range(rng.choice((1, 1, 2))):
-        answer: Json = {nouns[-1]: rng.choice((True, False, _value(rng), _value(rng)))}
-        answer |= {nouns[0]: [_value(rng) for _ in range(rng.randint(1, 3))]} if rng.random() < 0.3 else {}
-        messages += _call(rng, verb, nouns[0], known, answer)
-    value = answer[nouns[-1]] if isinstance(answer[nouns[-1]], str) else known[noun]
-    messages.append({"role": "assistant", "content": rng.choice(_TOLD).format(nouns[0], known[nouns[0]], value)})
-    return [*messages, {"role": "user", "content": rng.choice(("Thanks, bye.", "Okay, bye.", "All right."))}]
-
-
-def _call(rng: random.Random, verb: str, noun: str, known: Json, answer: Json) -> list[Json]:
-    """A tool call with some of what is known; the last argument may stand in a list or an object, as tools have it."""
-    chosen = sorted(rng.sample(list(known), rng.randint(1, min(2, len(known)))), key=list(known).index)
-    arguments = {key: known[key] for key in chosen}
-    if rng.random() < 0.3:
-        arguments[chosen[-1]] = [known[chosen[-1]]] if rng.random() < 0.5 else {noun: known[chosen[-1]]}
-    function = {"name": f"{verb}_{noun}", "arguments": json.dumps(arguments)}
-    return [
-        {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": function}]},
-        {"role": "tool", "content": json.dumps(answer)},
-    ]
+    return str(rng.randint(1000, 9999)) if rng.random() < 0.4 else rng.choice(_WORDS)
