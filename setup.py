@@ -93,7 +93,7 @@ setup(
     # Namespace discovery takes every folder as a package, so templates, policies and task files travel with the code
     # that reads them. A folder with a dot in its name, as the .dist-info of the engine's CPU stand-in, needs naming.
     package_data={
-        "": ["*.jinja", "*.jinja2", "*.md", "*.txt", "*.json", "*.jsonl", "*.jsonl.gz", "*.json.gz", "*.yaml"],
+        "": ["*.jinja", "*.jinja2", "*.md", "*.txt", "*.json", "*.jsonl", "*.jsonl.gz", "*.json.gz", "*.npz", "*.yaml"],
         "mua.compat": ["**/*.dist-info/*"],
     },
     python_requires=">=3.12",

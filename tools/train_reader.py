@@ -198,7 +198,8 @@ def main() -> None:
     text = json.dumps({"acts": packed(model.acts, STEP), "facts": packed(model.facts, STEP)})
     FILE.write_bytes(gzip.compress(text.encode(), mtime=0))
     learnt_from = {str(p.relative_to(ROOT)): _digest(p) for p in [*sources(), *sorted(EXAMPLES.glob("*.yaml"))]}
-    pinned = {"weights": _digest(FILE), "messages": len(lines), "learnt_from": learnt_from}
+    pinned = json.loads(MANIFEST.read_text(encoding="utf-8"))
+    pinned |= {"weights": _digest(FILE), "messages": len(lines), "learnt_from": learnt_from}
     MANIFEST.write_text(json.dumps(pinned, indent=2) + "\n", encoding="utf-8")
     sizes = f"{len(model.acts.rows)} + {len(model.facts.rows)} features, {FILE.stat().st_size:,} bytes"
     print(f"{len(lines)} messages, {sizes}")

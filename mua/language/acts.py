@@ -2,18 +2,20 @@
 
 ::
 
-    message ─ sentences ─ words and rules of the domain ─ features ─┬─ chance of each act     ─┬─ Acts
-                                                                    └─ chance of each fact's  ─┘
-                                                                       being asked for
+    message ─ sentences ─ words and rules ─┬─ features ─ linear model ─┬─ chance of each act      ─┬─ Acts
+                          of the domain    └─ tokens ─── network ──────┴─ chance of each fact's ───┘
+                                                                          being asked for
 
 What the sentences are about comes from the domain's words (``environments/<domain>/words.yaml``), their mood from
-English that all domains share (``general.yaml``); how the two go together has been learnt from labelled messages of all
-domains (:mod:`mua.language.model`), with everything masked that is a domain's own. A message for which no act is likely
-enough is not understood: better that than a wrong yes.
+English that all domains share (``general.yaml``); how the two go together has been learnt from labelled messages of
+all domains, twice: by weights of features with everything masked that is a domain's own (:mod:`mua.language.model`),
+and by a small network that knows what words mean (:mod:`mua.language.network`). Their log odds are added. A message
+for which no act is likely enough is not understood: better that than a wrong yes.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -23,18 +25,23 @@ from mua.language.lexicon import Lexicon
 from mua.language.model import ACTS, Model, learnt
 from mua.language.rules import Rules
 from mua.language.text import Sentence, sentences
+from mua.language.tokens import tokens
 from mua.types import Json
 
-LIKELY = 0.35
+LIKELY = 0.45
 """Chance from which on an act counts."""
-LEAST = 0.1
+LEAST = 0.2
 """Chance that the likeliest act must have for a message to be understood at all."""
-ASKED, ASKED_JOINTLY = 0.55, 0.15
+ASKED, ASKED_JOINTLY = 0.5, 0.2
 """Chance that a fact is asked for, alone and together with the chance that anything is."""
-ASKS_SOMETHING, FACT_AT_LEAST = 0.5, 0.02
+ASKS_SOMETHING, FACT_AT_LEAST = 0.5, 0.005
 """A message that surely asks for something asks for the likeliest fact, if it is not quite unlikely."""
-BOTH = 0.6
+BOTH = 0.7
 """Chance that done and refused must each have for both to count."""
+WEIGHED, MEANT = 0.5, 0.5
+"""What the log odds of the linear model and of the network count."""
+_SURE = 1e-6
+_ACT = "act "
 _FLAGS = {
     "propose": "proposes",
     "done": "done",
@@ -91,15 +98,10 @@ class Reader:
         found = read(self._words, self._rules, self._repaired(message), wish)
         if not found or not self._english(found):
             return Acts()
-        chances = dict(
-            zip(
-                ACTS,
-                self._model.acts.chance([act_features(self._words, one, wish) for one in found]).tolist(),
-                strict=True,
-            )
-        )
+        odds = self._odds(found, wish)
+        chances = self._does(found, wish, odds)
         asking = 1 - (1 - chances.pop("ask")) * (1 - chances.pop("instruct"))
-        names = self._asked(found, wish, asking, max(chances.values()))
+        names = self._asked(found, wish, odds, asking, max(chances.values()))
         acts = _likely(chances, tells=wish in self._words.answers, asks=bool(names))
         return Acts(
             asks=frozenset(name for name in names if name in self._words.facts),
@@ -116,11 +118,28 @@ class Reader:
         words = [word for one in found for word in one.place.sentence.text.split() if word.isalpha()]
         return not words or sum(word in self._model.known for word in words) >= 0.4 * len(words)
 
-    def _asked(self, found: Sequence[Read], wish: str, asking: float, other: float) -> set[str]:
+    def _odds(self, found: Sequence[Read], wish: str) -> dict[str, float]:
+        """The network's log odds of acts and of facts that it knows, by name; none where there is no network."""
+        network = self._model.network
+        if network is None:
+            return {}
+        names = in_question(self._words, found)
+        acts, facts = network.read(tokens(self._words, found, wish), wish, names)
+        return {**facts, **dict(zip((f"{_ACT}{act}" for act in ACTS), acts.tolist(), strict=True))}
+
+    def _does(self, found: Sequence[Read], wish: str, odds: Mapping[str, float]) -> dict[str, float]:
+        """The chance of each act."""
+        weighed = self._model.acts.chance([act_features(self._words, one, wish) for one in found]).tolist()
+        return {act: _both(one, odds.get(f"{_ACT}{act}")) for act, one in zip(ACTS, weighed, strict=True)}
+
+    def _asked(
+        self, found: Sequence[Read], wish: str, odds: Mapping[str, float], asking: float, other: float
+    ) -> set[str]:
         """Facts and tools that are asked for."""
         if asking < ASKED_JOINTLY:
             return set()
-        chances = {name: self._fact(found, wish, name) for name in in_question(self._words, found)}
+        names = in_question(self._words, found)
+        chances = {name: _both(self._fact(found, wish, name), odds.get(name)) for name in names}
         asked = {name for name, chance in chances.items() if chance > ASKED and chance * asking > ASKED_JOINTLY}
         if not asked and asking > max(ASKS_SOMETHING, other):
             name = max(chances, key=lambda one: chances[one])
@@ -137,6 +156,14 @@ class Reader:
                 if self._words.value.match(text[mention.end :].lstrip(" :#")):
                     return mention.name
         return ""
+
+
+def _both(chance: float, odds: float | None) -> float:
+    """The linear model's chance and the network's log odds as one chance."""
+    if odds is None:
+        return chance
+    chance = min(max(chance, _SURE), 1 - _SURE)
+    return 1 / (1 + math.exp(-(WEIGHED * math.log(chance / (1 - chance)) + MEANT * odds)))
 
 
 def _likely(chances: Mapping[str, float], *, tells: bool, asks: bool) -> set[str]:

@@ -109,17 +109,18 @@ def act_features(lexicon: Lexicon, one: Read, wish: str) -> set[str]:
     found.update(f"g {mood}{ask}" for mood in one.moods)
     found.update(f"r {'ask' if mark.startswith('ask:') else mark}" for mark in one.marks or ("none",))
     found.update(f"x {mark}" for mark in one.company)
-    found.update(_wish_marks(lexicon, one.place.sentence.text, wish, ask))
+    found.update(wish_marks(lexicon, one, wish))
     found.update(f"v {wish} {stem(word)}" for word in one.plain)
     size = len(one.plain)
     found.add(f"n {min(size, 4) if size < 5 else 'mid' if size < 12 else 'long'}")
     return found
 
 
-def _wish_marks(lexicon: Lexicon, text: str, wish: str, ask: str) -> Iterator[str]:
+def wish_marks(lexicon: Lexicon, one: Read, wish: str) -> Iterator[str]:
+    """What a sentence says of the wish: that it is answered, stands against something, has been done."""
     for name, table in (("answers", lexicon.answers), ("against", lexicon.against), ("done", lexicon.done)):
-        if lexicon.of_wish(table, text, wish):
-            yield f"h {name}{ask}"
+        if lexicon.of_wish(table, one.place.sentence.text, wish):
+            yield f"h {name}{one.ask}"
     yield f"h {'tells' if wish in lexicon.answers else 'acts'}"
 
 

@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mua.errors import MuaError
+from mua.language import network
 from mua.types import Json
 
 FILE = Path(__file__).with_name("weights.json.gz")
@@ -51,10 +52,10 @@ class Weights:
 
 
 class Model:
-    """Weights for acts (classes :data:`ACTS`) and for facts (one class: it is asked for)."""
+    """Weights for acts (classes :data:`ACTS`) and for facts (one class: it is asked for), and the network, if any."""
 
-    def __init__(self, acts: Weights, facts: Weights) -> None:
-        self.acts, self.facts = acts, facts
+    def __init__(self, acts: Weights, facts: Weights, meanings: network.Network | None = None) -> None:
+        self.acts, self.facts, self.network = acts, facts, meanings
         self.known = frozenset(name[3:] for name in acts.rows if name.startswith("w1 "))
         self._spelled = lru_cache(maxsize=4096)(self._spell)
 
@@ -95,10 +96,14 @@ def _unpacked(found: Json) -> Weights:
 
 @lru_cache(maxsize=1)
 def learnt() -> Model:
-    """The model of this package. Raises :class:`MuaError` when the file is not the one that the manifest pins."""
-    data = FILE.read_bytes()
-    pinned = json.loads(MANIFEST.read_text(encoding="utf-8"))["weights"]
-    if hashlib.sha256(data).hexdigest() != pinned:
-        raise MuaError(f"{FILE} is not what {MANIFEST.name} pins; restore it or run python -m tools.train_reader")
-    found = json.loads(gzip.decompress(data))
-    return Model(_unpacked(found["acts"]), _unpacked(found["facts"]))
+    """The model of this package. Raises :class:`MuaError` when a file is not the one that the manifest pins."""
+    found = json.loads(gzip.decompress(_pinned(FILE, "weights", "python -m tools.train_reader")))
+    meaning = network.unpacked(_pinned(network.FILE, "network", "python -m tools.train_network"))
+    return Model(_unpacked(found["acts"]), _unpacked(found["facts"]), meaning)
+
+
+def _pinned(path: Path, key: str, command: str) -> bytes:
+    data = path.read_bytes()
+    if hashlib.sha256(data).hexdigest() != json.loads(MANIFEST.read_text(encoding="utf-8"))[key]:
+        raise MuaError(f"{path} is not what {MANIFEST.name} pins; restore it or run {command}")
+    return data

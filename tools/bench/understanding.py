@@ -2,11 +2,13 @@
 
     python -m tools.bench.understanding [--folds 4]
 
-Three figures for each domain. *Learnt from*: the package's model on ``tests/data/users/<domain>.jsonl``, which it has
-learnt from. *Left out*: the same messages, each read by a model that learnt from the others (and not from
-``examples/*-after.jsonl``, which were written after some of these messages had failed). *Other domains*: read by a
-model that learnt from the other domains only. Other files ``tests/data/users/<domain>-*.jsonl`` are *unseen*: nothing
-was learnt from them. A message counts when the user would react to it as its label says (:func:`reaction`).
+*Held out* are the files of ``tests/data/users/heldout*``: nothing was learnt from them. For them also how many
+messages are read as a proposal, to be agreed to, and are none, and how many are not understood at all. Three more
+figures for each domain are about ``tests/data/users/<domain>.jsonl``, which is learnt from. *Learnt from*: the
+package's model. *Linear, left out*: each message read by a linear model, without the network, that learnt from the
+others (and not from ``examples/*-after.jsonl``, which were written after some of these messages had failed). *Linear,
+other domains*: read by one that learnt from the other domains only. A message counts when the user would react to it
+as its label says (:func:`reaction`).
 """
 
 from __future__ import annotations
@@ -77,6 +79,11 @@ def wrong_yes(reader: Reader, lines: Sequence[Line]) -> int:
     return sum(got == {"propose"} and "propose" not in line.acts for got, line in zip(read, lines, strict=True))
 
 
+def not_understood(reader: Reader, lines: Sequence[Line]) -> int:
+    """Messages that make sense and of which none is made."""
+    return sum(not reader.read(line.say, line.wish).understood for line in lines if "unclear" not in line.acts)
+
+
 def readers(model: Model | None = None) -> dict[str, Reader]:
     """A reader for each domain."""
     return {domain: Reader(load(ROOT / "environments" / domain / "words.yaml"), model) for domain in DOMAINS}
@@ -89,7 +96,7 @@ def labelled() -> dict[str, list[Line]]:
 
 def unseen() -> list[Path]:
     """Labelled files that nothing was learnt from."""
-    return [path for path in sorted(LABELLED.glob("*-*.jsonl")) if domain_of(path) in DOMAINS]
+    return sorted(LABELLED.glob("heldout*/*.jsonl"))
 
 
 def _share(parts: Sequence[bool]) -> str:
@@ -128,19 +135,24 @@ def other_domains() -> dict[str, list[bool]]:
     }
 
 
+def _unseen() -> Iterator[str]:
+    own = readers()
+    yield "| held out | messages | understood | read as a proposal, wrongly | not understood |"
+    yield "| --- | --- | --- | --- | --- |"
+    for path in unseen():
+        lines, reader = lines_of(path, domain_of(path)), own[domain_of(path)]
+        wrong = f"{wrong_yes(reader, lines)} | {not_understood(reader, lines)}"
+        yield f"| {path.parent.name}/{path.stem} | {len(lines)} | {_share(understood(reader, lines))} | {wrong} |"
+
+
 def _rows(folds: int) -> Iterator[str]:
     own, every = readers(), labelled()
     crossed, others = left_out(folds), other_domains()
-    yield "| domain | messages | learnt from | left out | other domains |"
+    yield "| domain | messages | learnt from | linear, left out | linear, other domains |"
     yield "| --- | --- | --- | --- | --- |"
     for domain, lines in every.items():
         learnt = _share(understood(own[domain], lines))
         yield f"| {domain} | {len(lines)} | {learnt} | {_share(crossed[domain])} | {_share(others[domain])} |"
-    if unseen():
-        yield "\n| unseen file | messages | understood | read as a proposal, wrongly |\n| --- | --- | --- | --- |"
-    for path in unseen():
-        lines, reader = lines_of(path, domain_of(path)), own[domain_of(path)]
-        yield f"| {path.name} | {len(lines)} | {_share(understood(reader, lines))} | {wrong_yes(reader, lines)} |"
 
 
 def main() -> None:
@@ -148,7 +160,7 @@ def main() -> None:
     parser.add_argument("--folds", type=int, default=4)
     folds = parser.parse_args().folds
     torch.set_num_threads(1)
-    table = "\n".join(_rows(folds))
+    table = "\n".join([*_unseen(), "", *_rows(folds)])
     head = PAGE.read_text(encoding="utf-8").partition("<!-- figures -->")[0]
     made = f"{datetime.now(UTC):%Y-%m-%d}, `python -m tools.bench.understanding --folds {folds}`"
     PAGE.write_text(f"{head}<!-- figures -->\n\n{made}\n\n{table}\n", encoding="utf-8")
