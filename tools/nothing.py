@@ -1,11 +1,11 @@
 """Conversations about nothing, which a tiny policy reads before it learns a domain: what a language model brings along.
 
-Desks that exist nowhere, each wish with a procedure of its own, drawn once and kept: what is asked for, which tools are
-called in which order and with what, on which answers it goes on or says sorry, what is told at the end. So whoever reads
-them has to do what every pretrained model can: keep to the form of a conversation, copy a word or number from where it
-was said to where it is needed, remember what was wanted in the beginning, and heed what a tool answered. They speak of
-no shop: no rule, tool, status or sentence of a domain is in them. Their values are words that any language model knows
-(names, cities, things) and numbers.
+Desks that exist nowhere, each wish with a procedure of its own, drawn once and kept: what is asked for, which tools
+are called in which order and with what, on which answers it goes on or says sorry, what is told at the end. So
+whoever reads them has to do what every pretrained model can: keep to the form of a conversation, copy a word or
+number from where it was said to where it is needed, remember what was wanted in the beginning, and heed what a tool
+answered. They speak of no shop: no rule, tool, status or sentence of a domain is in them. Their values are words that
+any language model knows (names, cities, things) and numbers.
 """
 
 from __future__ import annotations
@@ -14,19 +14,24 @@ import json
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 
 from environments.help_desk.words import CITIES, NAMES, PRODUCTS
 from mua.types import Json
 
 _WORDS = (*NAMES, *CITIES, *PRODUCTS)
-_VERBS = tuple(
-    "paint wash lift fold stack plant carve sort bake comb dig fry glue hang iron knit lend mend nail oil peel rinse "
-    "sand tie weld wind".split()  # noqa: SIM905
+_VERBS = (
+    *("paint", "wash", "lift", "fold", "stack", "plant", "carve", "sort", "bake", "comb", "dig", "fry", "glue"),
+    *("hang", "iron", "knit", "lend", "mend", "nail", "oil", "peel", "rinse", "sand", "tie", "weld", "wind"),
 )
 _NOUNS = ("stone", "color", "shape", "river", "tower", "garden", "engine", "mirror", "planet", "window")
 _STATES = ("ready", "busy", "empty", "broken", "open", "heavy", "full", "new")
-_WISHES = ("I want to {0} my {1}.", "Please {0} a {1} for me.", "Where is my {1}? I want to {0} it.", "Can you {0} the {1}?")
+_WISHES = (
+    "I want to {0} my {1}.",
+    "Please {0} a {1} for me.",
+    "Where is my {1}? I want to {0} it.",
+    "Can you {0} the {1}?",
+)
 _ASKS = ("What is the {0}?", "Which {0} is it?", "What is your {0}?")
 _BOTH = ("What are your {0} and your {1}?", "Which {0} and {1}?")
 _SAID = ("It is {0}.", "The {1} is {0}.", "{0}.", "To {0}.", "The {0}.", "{1} {0}.")
@@ -50,7 +55,7 @@ class _Procedure:
     """Whether it ends in what a tool answered."""
 
 
-@lru_cache(maxsize=None)
+@cache
 def _procedure(verb: str) -> _Procedure:
     rng = random.Random(f"nothing/{verb}")
     first = rng.choice(("ask 0", "ask 0 1", "ask 0 1"))
@@ -62,7 +67,9 @@ def _procedure(verb: str) -> _Procedure:
     known = (0, *((1,) if first.endswith("1") else ()), *((2,) if late else ()))
     arguments = tuple(sorted({0, rng.choice(known[1:] or known)}))
     good = frozenset(rng.sample(_STATES, 3))
-    return _Procedure(steps, good, arguments, rng.choice(("plain", "plain", "list", "object")), rng.choice(_GOES), tells)
+    return _Procedure(
+        steps, good, arguments, rng.choice(("plain", "plain", "list", "object")), rng.choice(_GOES), tells
+    )
 
 
 def conversations(count: int, seed: int) -> Iterator[list[Json]]:
@@ -96,14 +103,17 @@ class _Talk:
         return self._messages
 
     def _step(self, step: str, how: _Procedure) -> str | None:
+        """Plays a step; returns what the agent says where it cannot go on."""
         kind, *facts = step.split()
-        if kind == "ask":
-            return self._ask([int(fact) for fact in facts])
         if kind == "match":
             return self._match()
         if kind == "look":
             return self._look(how.good)
-        return self._act(how)
+        if kind == "ask":
+            self._ask([int(fact) for fact in facts])
+        else:
+            self._act(how)
+        return None
 
     def _ask(self, facts: list[int]) -> None:
         rng, nouns = self._rng, [self._nouns[fact] for fact in facts]

@@ -40,7 +40,9 @@ BOTH = 0.7
 """Chance that done and refused must each have for both to count."""
 WEIGHED, MEANT = 0.5, 0.5
 """What the log odds of the linear model and of the network count."""
-_SURE = 1e-6
+SURE = 0.02
+"""Distance from 0 or 1 below which the linear model is sure."""
+_LEAST = 1e-6
 _ACT = "act "
 _FLAGS = {
     "propose": "proposes",
@@ -98,10 +100,10 @@ class Reader:
         found = read(self._words, self._rules, self._repaired(message), wish)
         if not found or not self._english(found):
             return Acts()
-        odds = self._odds(found, wish)
-        chances = self._does(found, wish, odds)
+        every = self._chances(found, wish)
+        chances = {act: every.pop(f"{_ACT}{act}") for act in ACTS}
         asking = 1 - (1 - chances.pop("ask")) * (1 - chances.pop("instruct"))
-        names = self._asked(found, wish, odds, asking, max(chances.values()))
+        names = self._asked(every, asking, max(chances.values()))
         acts = _likely(chances, tells=wish in self._words.answers, asks=bool(names))
         return Acts(
             asks=frozenset(name for name in names if name in self._words.facts),
@@ -118,28 +120,29 @@ class Reader:
         words = [word for one in found for word in one.place.sentence.text.split() if word.isalpha()]
         return not words or sum(word in self._model.known for word in words) >= 0.4 * len(words)
 
+    def _chances(self, found: Sequence[Read], wish: str) -> dict[str, float]:
+        """The chance of each act, under a name of its own, and of each fact's being asked for (none if surely nothing
+        is). The network, which takes four times as long, is asked where the linear model is not sure of everything."""
+        acts = self._model.acts.chance([act_features(self._words, one, wish) for one in found]).tolist()
+        linear = {f"{_ACT}{act}": one for act, one in zip(ACTS, acts, strict=True)}
+        if all(map(_sure, acts)) and not any(linear[f"{_ACT}{act}"] > SURE for act in ("ask", "instruct")):
+            return linear
+        linear |= {name: self._fact(found, wish, name) for name in in_question(self._words, found)}
+        odds = {} if all(map(_sure, linear.values())) else self._odds(found, wish)
+        return {name: _both(chance, odds.get(name)) for name, chance in linear.items()}
+
     def _odds(self, found: Sequence[Read], wish: str) -> dict[str, float]:
         """The network's log odds of acts and of facts that it knows, by name; none where there is no network."""
         network = self._model.network
         if network is None:
             return {}
-        names = in_question(self._words, found)
-        acts, facts = network.read(tokens(self._words, found, wish), wish, names)
+        acts, facts = network.read(tokens(self._words, found, wish), wish, in_question(self._words, found))
         return {**facts, **dict(zip((f"{_ACT}{act}" for act in ACTS), acts.tolist(), strict=True))}
 
-    def _does(self, found: Sequence[Read], wish: str, odds: Mapping[str, float]) -> dict[str, float]:
-        """The chance of each act."""
-        weighed = self._model.acts.chance([act_features(self._words, one, wish) for one in found]).tolist()
-        return {act: _both(one, odds.get(f"{_ACT}{act}")) for act, one in zip(ACTS, weighed, strict=True)}
-
-    def _asked(
-        self, found: Sequence[Read], wish: str, odds: Mapping[str, float], asking: float, other: float
-    ) -> set[str]:
-        """Facts and tools that are asked for."""
+    def _asked(self, chances: Mapping[str, float], asking: float, other: float) -> set[str]:
+        """Facts and tools that are asked for, of those with ``chances``."""
         if asking < ASKED_JOINTLY:
             return set()
-        names = in_question(self._words, found)
-        chances = {name: _both(self._fact(found, wish, name), odds.get(name)) for name in names}
         asked = {name for name, chance in chances.items() if chance > ASKED and chance * asking > ASKED_JOINTLY}
         if not asked and asking > max(ASKS_SOMETHING, other):
             name = max(chances, key=lambda one: chances[one])
@@ -158,11 +161,15 @@ class Reader:
         return ""
 
 
+def _sure(chance: float) -> bool:
+    return min(chance, 1 - chance) < SURE
+
+
 def _both(chance: float, odds: float | None) -> float:
     """The linear model's chance and the network's log odds as one chance."""
     if odds is None:
         return chance
-    chance = min(max(chance, _SURE), 1 - _SURE)
+    chance = min(max(chance, _LEAST), 1 - _LEAST)
     return 1 / (1 + math.exp(-(WEIGHED * math.log(chance / (1 - chance)) + MEANT * odds)))
 
 
