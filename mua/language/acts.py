@@ -42,6 +42,8 @@ WEIGHED, MEANT = 0.5, 0.5
 """What the log odds of the linear model and of the network count."""
 SURE = 0.02
 """Distance from 0 or 1 below which the linear model is sure."""
+LONGEST = 150
+"""Words of a message that the network reads."""
 _LEAST = 1e-6
 _ACT = "act "
 _FLAGS = {
@@ -132,11 +134,12 @@ class Reader:
         return {name: _both(chance, odds.get(name)) for name, chance in linear.items()}
 
     def _odds(self, found: Sequence[Read], wish: str) -> dict[str, float]:
-        """The network's log odds of acts and of facts that it knows, by name; none where there is no network."""
-        network = self._model.network
-        if network is None:
+        """The network's log odds of acts and of facts that it knows, by name; none where there is no network, or the
+        message is long: what it takes grows faster than the message, which has much for the linear model to see."""
+        network, message = self._model.network, tokens(self._words, found, wish)
+        if network is None or len(message.words) > LONGEST:
             return {}
-        acts, facts = network.read(tokens(self._words, found, wish), wish, in_question(self._words, found))
+        acts, facts = network.read(message, wish, in_question(self._words, found))
         return {**facts, **dict(zip((f"{_ACT}{act}" for act in ACTS), acts.tolist(), strict=True))}
 
     def _asked(self, chances: Mapping[str, float], asking: float, other: float) -> set[str]:

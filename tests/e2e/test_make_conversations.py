@@ -47,7 +47,8 @@ async def test_a_killed_collection_goes_on_and_its_result_trains(recipe: Path, t
     assert report(tmp_path)["written"] == len(written) >= 2
     assert json.loads((tmp_path / "stdout").read_text())["written"] == len(written)
 
-    sft = [f"sft={{data: {tmp_path}/x.jsonl, batch_size: 2, validation: 0.5, validate_every: 1}}", "trainer.steps=2"]
+    data = f"data: {tmp_path}/x.jsonl, batch_size: 2, overlong: skip"
+    sft = [f"sft={{{data}, validation: 0.5, validate_every: 1}}", "trainer.steps=2"]
     await asyncio.to_thread(mua, "sft", recipe, *sft, cwd=tmp_path)
     metrics = [json.loads(line) for line in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
     assert [line["validation/loss"] > 0 for line in metrics] == [True, True]
