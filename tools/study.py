@@ -169,7 +169,8 @@ class SeedRuns:
     def _reinforce(self, name: str, folder: Path) -> None:
         stage = self.study.stages[name]
         mua("train", self.study.config, f"model.path={self._folder(stage.after)}/run/hf", f"output={folder}/run",
-            "trainer.evaluate_first=false", "trainer.evaluate_every=0", *self._common(), *stage.overrides)  # fmt: skip
+            "trainer.evaluate_first=false", "trainer.evaluate_every=0", "trainer.export=last",
+            *self._common(), *stage.overrides)  # fmt: skip
 
     def _taught(self, wanted: Demonstrations) -> ExperimentConfig:
         return load_config(Path(wanted.config), []) if wanted.config else self.config
