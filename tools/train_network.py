@@ -329,6 +329,10 @@ def started(directory: Path, every: Sequence[Example]) -> tuple[Names, Taught]:
 def gone_on(file: Path, every: Sequence[Example]) -> tuple[Names, Taught]:
     """The network of ``file``, to be taught further."""
     weights, rows = unpacked(file.read_bytes()).arrays()
+    new = {name for one in every for name in one.names} - set(rows["facts"])
+    new |= {mark for one in every for marks in one.message.marks for mark in marks} - set(rows["marks"])
+    if new:
+        raise SystemExit(f"{file} has no rows for {', '.join(sorted(new))}; start from --encoder instead of --further")
     names = Names(rows["pieces"], every, rows)
     net = Taught(names)
     net.go_on(weights)

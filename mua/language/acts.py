@@ -9,8 +9,9 @@
 What the sentences are about comes from the domain's words (``environments/<domain>/words.yaml``), their mood from
 English that all domains share (``general.yaml``); how the two go together has been learnt from labelled messages of
 all domains, twice: by weights of features with everything masked that is a domain's own (:mod:`mua.language.model`),
-and by a small network that knows what words mean (:mod:`mua.language.network`). Their log odds are added. A message
-for which no act is likely enough is not understood: better that than a wrong yes.
+and by a small network that knows what words mean (:mod:`mua.language.network`). The network is asked where the linear
+model is not sure, for messages up to :data:`LONGEST` words; then their log odds are added. A message for which no act
+is likely enough is not understood: better that than a wrong yes.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ LONGEST = 150
 """Words of a message that the network reads."""
 _LEAST = 1e-6
 _ACT = "act "
-_FLAGS = {
+FLAGS = {
     "propose": "proposes",
     "done": "done",
     "refuse": "refuses",
@@ -55,6 +56,7 @@ _FLAGS = {
     "offer": "offers",
     "wait": "waits",
 }
+"""What a message does, by act."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +113,7 @@ class Reader:
             asks=frozenset(name for name in names if name in self._words.facts),
             instructs=tuple(name for name in _in_order(names, found) if name in self._words.tools),
             confirms=self._confirmed(found) if "propose" in acts else "",
-            **{_FLAGS[act]: True for act in acts},
+            **{FLAGS[act]: True for act in acts},
         )
 
     def _repaired(self, message: str) -> tuple[Sentence, ...]:
@@ -129,17 +131,18 @@ class Reader:
         linear = {f"{_ACT}{act}": one for act, one in zip(ACTS, acts, strict=True)}
         if all(map(_sure, acts)) and not any(linear[f"{_ACT}{act}"] > SURE for act in ("ask", "instruct")):
             return linear
-        linear |= {name: self._fact(found, wish, name) for name in in_question(self._words, found)}
-        odds = {} if all(map(_sure, linear.values())) else self._odds(found, wish)
+        names = in_question(self._words, found)
+        linear |= {name: self._fact(found, wish, name) for name in names}
+        odds = {} if all(map(_sure, linear.values())) else self._odds(found, wish, names)
         return {name: _both(chance, odds.get(name)) for name, chance in linear.items()}
 
-    def _odds(self, found: Sequence[Read], wish: str) -> dict[str, float]:
-        """The network's log odds of acts and of facts that it knows, by name; none where there is no network, or the
-        message is long: what it takes grows faster than the message, which has much for the linear model to see."""
-        network, message = self._model.network, tokens(self._words, found, wish)
-        if network is None or len(message.words) > LONGEST:
+    def _odds(self, found: Sequence[Read], wish: str, names: Sequence[str]) -> dict[str, float]:
+        """The network's log odds of acts and of those facts that it knows, by name; none where there is no network, or
+        the message is long: what it takes grows faster than the message, which has much for the linear model to see."""
+        network = self._model.network
+        if network is None or len((message := tokens(self._words, found, wish)).words) > LONGEST:
             return {}
-        acts, facts = network.read(message, wish, in_question(self._words, found))
+        acts, facts = network.read(message, wish, names)
         return {**facts, **dict(zip((f"{_ACT}{act}" for act in ACTS), acts.tolist(), strict=True))}
 
     def _asked(self, chances: Mapping[str, float], asking: float, other: float) -> set[str]:

@@ -340,10 +340,15 @@ def _of_focus(frame: _Frame, stated: _Stated, places: _Places, moment: Moment, k
     return Review(true=(claim,)) if so else Review(false=(claim,))
 
 
+_NOT_THEIRS = "not yours"
+"""What the sheet of a thing says under ``account`` where it is another customer's."""
+
+
 def _of_another(frame: _Frame, stated: _Stated, places: _Places, moment: Moment, kinds: Sequence[str]) -> Review:
-    """Of a thing that is not the one under discussion: there is one, and one such has it."""
+    """Of a thing that is not the one under discussion: the customer has one, and one such has it."""
     known = _known(frame, places, moment)[:1]
     others = [one for one in moment.sheets if one.partition(" ")[0] in kinds and one not in known]
+    others = [one for one in others if _NOT_THEIRS not in moment.sheets[one].get("account", ())]
     said = [one for one in others if frame.role in moment.sheets[one]]
     so = [one for one in said if (stated.value in moment.sheets[one][frame.role]) != stated.denied]
     claim = Claim([*so, *said, f"other {kinds[0]}"][0], frame.role, stated.value, stated.denied)

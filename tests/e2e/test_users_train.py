@@ -20,7 +20,7 @@ from e2e_support import metrics_of, mua
 from mua.environment.demonstrate import demonstrate, spoken_text
 from mua.errors import UserFaultKind
 from mua.observe.traces import read_traces
-from mua.types import Outcome, Provenance, Trajectory
+from mua.types import Json, Outcome, Provenance, Trajectory
 from tests.served_support import PROMPT, Served, customers, random_model, serving, write_conversations
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
@@ -57,23 +57,27 @@ def recipe(folder: Path, model: Path, domain: str, length: int, **sections: obje
     return path
 
 
-@pytest.fixture(scope="module")
-def customer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """A model that speaks like the help desk's customers, served."""
-    folder = tmp_path_factory.mktemp("customer")
-    conversations = list(customers(200))
+def tuned_on(conversations: list[list[Json]], folder: Path, domain: str, length: int) -> Path:
+    """A model of the project's own, fine-tuned on these conversations: its Hugging Face folder."""
     model = random_model(folder / "random", spoken_text(conversations), 2048)
-    data = write_conversations(folder / "customers.jsonl", conversations)
+    data = write_conversations(folder / "conversations.jsonl", conversations)
     path = folder / "sft.yaml"
     sft = {"data": str(data), "batch_size": 16, "short_first_steps": 1000}
     path.write_text(
-        f"name: customer\noutput: out\nmodel: {{path: {model}, dtype: float32, max_length: 1024}}\n"
-        "environment: {name: help_desk, prompt: short}\nrollout: {max_tokens: 800}\n"
+        f"name: tuned\noutput: out\nmodel: {{path: {model}, dtype: float32, max_length: {length}}}\n"
+        f"environment: {{name: {domain}, prompt: short}}\nrollout: {{max_tokens: {length - 200}}}\n"
         "megatron: {tokens_per_row: 4096, threads: 2}\noptimizer: {learning_rate: 5.0e-3, weight_decay: 0.0}\n"
         f"trainer: {{steps: 40, save_every: 40}}\nsft: {json.dumps(sft)}\n"
     )
     mua("sft", path, cwd=folder)
-    with serving(folder / "out" / "hf", folder / "served") as served:
+    return folder / "out" / "hf"
+
+
+@pytest.fixture(scope="module")
+def customer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """A model that speaks like the help desk's customers, served."""
+    folder = tmp_path_factory.mktemp("customer")
+    with serving(tuned_on(list(customers(200)), folder, "help_desk", 1024), folder / "served") as served:
         yield served
 
 
@@ -161,18 +165,7 @@ def phone_policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     talks = [[system, *asyncio.run(demonstrate(DOMAIN, task, n)).messages] for n, task in enumerate(tasks)]
     # Questions alone: with the carrier's records a small context would be full before the phone is looked at.
     short = [[m for m in talk if m["role"] != "tool" and not m.get("tool_calls")] for talk in talks]
-    model = random_model(folder / "random", spoken_text(short), 2048)
-    data = write_conversations(folder / "talks.jsonl", short)
-    path = folder / "sft.yaml"
-    sft = {"data": str(data), "batch_size": 16, "short_first_steps": 1000}
-    path.write_text(
-        f"name: phone\noutput: out\nmodel: {{path: {model}, dtype: float32, max_length: 2048}}\n"
-        "environment: {name: telecom, prompt: short}\nrollout: {max_tokens: 1800}\n"
-        "megatron: {tokens_per_row: 4096, threads: 2}\noptimizer: {learning_rate: 5.0e-3, weight_decay: 0.0}\n"
-        f"trainer: {{steps: 40, save_every: 40}}\nsft: {json.dumps(sft)}\n"
-    )
-    mua("sft", path, cwd=folder)
-    return folder / "out" / "hf"
+    return tuned_on(short, folder, "telecom", 2048)
 
 
 def test_a_policy_is_trained_with_users_who_act_on_their_phone(phone_policy: Path, tmp_path: Path) -> None:

@@ -108,6 +108,16 @@ def test_claims_are_found_and_judged(said: str, true: int, false: int):
     assert (len(found.true), len(found.false)) == (true, false), found
 
 
+@pytest.mark.parametrize(("account", "so"), [("yours", True), ("not yours", False)])
+def test_another_customers_order_is_not_your_other_order(account: str, so: bool):
+    sheets = {
+        "order 1111": {"status": frozenset({"shipped"}), "account": frozenset({"yours"})},
+        "order 2222": {"status": frozenset({"pending"}), "account": frozenset({account})},
+    }
+    found = ClaimReader(WORDS).review("Your other order is pending.", Moment(sheets, ["order 1111"]))
+    assert (len(found.true), len(found.false)) == (so, not so), found
+
+
 def test_what_is_known_of_nothing_counts_neither_way():
     found = ClaimReader(WORDS).review("It is shipped.", Moment({"order 1111": {}}, ["order 1111"]))
     assert (found.true, found.false, found.unread) == ((), (), ("status shipped",))

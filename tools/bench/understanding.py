@@ -21,7 +21,7 @@ from pathlib import Path
 
 import torch
 
-from mua.language.acts import Acts, Reader
+from mua.language.acts import FLAGS, Acts, Reader
 from mua.language.model import Model
 from mua.language.patterns import load
 from tools.train_reader import (
@@ -39,20 +39,11 @@ from tools.train_reader import (
 )
 
 PAGE = ROOT / "docs/benchmarks/understanding.md"
-_ACTS = {
-    "propose": "proposes",
-    "done": "done",
-    "refuse": "refuses",
-    "inform": "informs",
-    "transfer": "transfers",
-    "offer": "offers",
-    "wait": "waits",
-}
 
 
 def labels(acts: Acts) -> frozenset[str]:
     """What was read, in the words of the labels."""
-    found = {name for name, flag in _ACTS.items() if getattr(acts, flag)}
+    found = {name for name, flag in FLAGS.items() if getattr(acts, flag)}
     found |= {f"ask:{fact}" for fact in acts.asks} | {f"instruct:{tool}" for tool in acts.instructs}
     return frozenset(found or {"unclear"})
 
