@@ -112,7 +112,7 @@ def murmur3(seed: int, position: int, column: int) -> int:
 
 
 def test_shim_files_are_all_there() -> None:
-    for name in ("sgl_kernel/__init__.py", "mua_sglang_cpu.py", "mua_cpu_invariant.py"):
+    for name in ("sgl_kernel/__init__.py", "mua_sglang_cpu.py", "mua_cpu_invariant.py", "mua_cpu_grouped.py"):
         assert (sglang_cpu.SHIM / name).is_file()
     (metadata,) = Path(sglang_cpu.SHIM).glob("*.dist-info/entry_points.txt")
     assert "mua_sglang_cpu:register" in metadata.read_text()
