@@ -23,15 +23,29 @@ _WORDS = (*NAMES, *CITIES, *PRODUCTS)
 _VERBS = (
     *("paint", "wash", "lift", "fold", "stack", "plant", "carve", "sort", "bake", "comb", "dig", "fry", "glue"),
     *("hang", "iron", "knit", "lend", "mend", "nail", "oil", "peel", "rinse", "sand", "tie", "weld", "wind"),
+    *("cancel", "return", "find", "move", "change", "pay", "ship", "give"),
 )
 _NOUNS = ("stone", "color", "shape", "river", "tower", "garden", "engine", "mirror", "planet", "window")
-_STATES = ("ready", "busy", "empty", "broken", "open", "heavy", "full", "new")
+STATES = (
+    *("ready", "busy", "empty", "broken", "open", "heavy", "full", "new"),
+    *("pending", "shipped", "delivered", "paid", "lost"),
+)
+_FLAGS = ("fragile", "rusty", "wet", "old")
 _WISHES = (
     "I want to {0} my {1}.",
     "Please {0} a {1} for me.",
-    "Where is my {1}? I want to {0} it.",
     "Can you {0} the {1}?",
+    "I have a {1} that I want to {0}.",
 )
+_PHRASES = {
+    "where": ("Where is my {1}?", "I want to know where my {1} is."),
+    "when": ("When is my {1} here?", "I want to know when my {1} is here."),
+    "back": ("Please take a {1} back.", "I want to have my {1} back."),
+    "go": ("I want my {1} to go to another {2}.", "My {1} is to go to a new {2}."),
+    "send": ("Please send my {1} to another {2}.", "I want you to send a {1}."),
+    "order": ("I want to order a {1}.", "Please order my {1}."),
+}
+"""What can be wanted besides what one verb says, with words for it."""
 _ASKS = ("What is the {0}?", "Which {0} is it?", "What is your {0}?")
 _BOTH = ("What are your {0} and your {1}?", "Which {0} and {1}?")
 _SAID = ("It is {0}.", "The {1} is {0}.", "{0}.", "To {0}.", "The {0}.", "{1} {0}.")
@@ -44,7 +58,7 @@ class _Procedure:
     """How one wish is served: places of facts (0 to 2), and what is done with them."""
 
     steps: tuple[str, ...]
-    """``ask 0``, ``ask 0 1``, ``look``, ``match``, ``act`` in their order."""
+    """``ask 0``, ``ask 0 1``, ``look``, ``match``, ``try``, ``act`` in their order."""
     good: frozenset[str]
     """States with which it goes on."""
     arguments: tuple[int, ...]
@@ -57,16 +71,18 @@ class _Procedure:
 
 @cache
 def _procedure(verb: str) -> _Procedure:
-    rng = random.Random(f"nothing/{verb}")
+    rng = random.Random(f"nothing 3/{verb}")
     first = rng.choice(("ask 0", "ask 0 1", "ask 0 1"))
     inner = rng.sample(("look", "match"), rng.randint(1, 2))
     late = "ask 2" if rng.random() < 0.4 else ""
     inner.insert(rng.randint(0, len(inner)), late)
-    tells = rng.random() < 0.25 and "look" in inner
+    if late and rng.random() < 0.5:
+        inner.insert(inner.index(late) + 1, "try")
+    tells = rng.random() < 0.4 and "look" in inner
     steps = (first, *(step for step in inner if step), *(() if tells else ("act",)))
     known = (0, *((1,) if first.endswith("1") else ()), *((2,) if late else ()))
     arguments = tuple(sorted({0, rng.choice(known[1:] or known)}))
-    good = frozenset(rng.sample(_STATES, 3))
+    good = frozenset(rng.sample(STATES, 6))
     return _Procedure(
         steps, good, arguments, rng.choice(("plain", "plain", "list", "object")), rng.choice(_GOES), tells
     )
@@ -82,7 +98,7 @@ def conversations(count: int, seed: int) -> Iterator[list[Json]]:
 class _Talk:
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
-        self._verb = rng.choice(_VERBS)
+        self._verb = rng.choice((*_VERBS, *_PHRASES))
         self._nouns = rng.sample(_NOUNS, 3)
         self._values = [_value(rng) for _ in range(3)]
         self._spot = rng.choice(_WORDS)
@@ -91,7 +107,8 @@ class _Talk:
 
     def messages(self) -> list[Json]:
         how, rng = _procedure(self._verb), self._rng
-        self._user(rng.choice(_WISHES).format(self._verb, self._nouns[0]).capitalize())
+        wish = rng.choice(_PHRASES.get(self._verb, _WISHES)).format(self._verb, *self._nouns[:2])
+        self._user(wish[0].upper() + wish[1:])
         for step in how.steps:
             if (refusal := self._step(step, how)) is not None:
                 self._agent(refusal)
@@ -109,6 +126,8 @@ class _Talk:
             return self._match()
         if kind == "look":
             return self._look(how.good)
+        if kind == "try":
+            return self._try()
         if kind == "ask":
             self._ask([int(fact) for fact in facts])
         else:
@@ -129,12 +148,18 @@ class _Talk:
 
     def _look(self, good: frozenset[str]) -> str | None:
         rng = self._rng
-        bad = sorted(set(_STATES) - good)
+        bad = sorted(set(STATES) - good)
         state = rng.choice(sorted(good) if rng.random() < 0.7 else bad)
         found: Json = {"state": state, "spot": self._spot}
         found |= {"parts": [rng.choice(_WORDS) for _ in range(rng.randint(1, 3))]} if rng.random() < 0.5 else {}
         self._call(f"see_{self._nouns[0]}", {self._nouns[0]: self._values[0]}, found)
         return None if state in good else f"Sorry, {self._nouns[0]} {self._values[0]} is {state}."
+
+    def _try(self) -> str | None:
+        flag, so = self._rng.choice(_FLAGS), self._rng.random() < 0.3
+        arguments = {self._nouns[0]: self._values[0], self._nouns[2]: self._values[2]}
+        self._call(f"try_{self._nouns[2]}", arguments, {"weight": self._rng.randint(10, 99), flag: so})
+        return f"Sorry, the {self._values[2]} is {flag}." if so else None
 
     def _act(self, how: _Procedure) -> None:
         arguments: Json = {self._nouns[fact]: self._values[fact] for fact in how.arguments}

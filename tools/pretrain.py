@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from mua.types import Json
-from tools.nothing import conversations
+from tools.nothing import STATES, conversations
 from tools.tiny import build_policy, mua, say
 
 BASE = Path(__file__).parent / "base"
@@ -40,7 +40,7 @@ def main() -> None:
     work = Path("runs/base")
     shutil.rmtree(work, ignore_errors=True)
     say("a tokenizer, random weights, conversations about nothing")
-    build_policy(work / "init", [*_shop(), *conversations(_READ, 2)], 1, VOCABULARY)
+    build_policy(work / "init", [*_shop(), *conversations(_READ, 2)], 1, VOCABULARY, apart=STATES)
     with (work / "nothing.jsonl").open("w") as file:
         file.writelines(json.dumps({"messages": m}) + "\n" for m in conversations(arguments.steps * BATCH, 1))
     say(f"{arguments.steps} steps on {arguments.steps * BATCH:,} of them")

@@ -33,15 +33,16 @@ def build_policy(
     seed: int,
     vocabulary: int = VOCABULARY,
     shape: Mapping[str, Any] = {},
+    apart: Sequence[str] = (),
 ) -> None:
     """A tokenizer trained on the conversations' text, and random weights that fit it, as a Hugging Face folder.
 
-    ``shape`` replaces parts of :data:`POLICY`.
+    ``shape`` replaces parts of :data:`POLICY`; ``apart``: words that stand alone in the tokenizer.
     """
     from mua.environment.demonstrate import spoken_text
     from mua.tokens import train_tokenizer
 
-    train_tokenizer(spoken_text(list(conversations)), folder, vocab_size=vocabulary)
+    train_tokenizer(spoken_text(list(conversations)), folder, vocab_size=vocabulary, apart=apart)
     _initialise(folder, seed, POLICY | dict(shape))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import chain
 from pathlib import Path
 
@@ -24,7 +24,9 @@ _WEIGHT = 1000
 _NOT_SPECIAL = ("tool_call>", "tool_response>", "think>")
 
 
-def train_tokenizer(texts: Iterable[str], folder: Path, *, family: str = "qwen3", vocab_size: int) -> None:
+def train_tokenizer(
+    texts: Iterable[str], folder: Path, *, family: str = "qwen3", vocab_size: int, apart: Sequence[str] = ()
+) -> None:
     """Train a byte-level BPE tokenizer and save it where ``AutoTokenizer`` finds it.
 
     It splits text as Qwen's does, except that capitalised words and the first words of identifiers stand alone, so
@@ -37,6 +39,7 @@ def train_tokenizer(texts: Iterable[str], folder: Path, *, family: str = "qwen3"
         folder: where tokenizer.json, tokenizer_config.json and chat_template.jinja are written.
         family: ``qwen2.5`` or ``qwen3``.
         vocab_size: most ids in all; a small corpus may yield fewer.
+        apart: words that stand alone as well, such as values that tools answer and a policy repeats.
 
     Raises:
         ModelError: ``vocab_size`` does not hold the 256 bytes and the control tokens, or the family is unknown.
@@ -56,7 +59,7 @@ def train_tokenizer(texts: Iterable[str], folder: Path, *, family: str = "qwen3"
     tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
-            pre_tokenizers.Split(Regex(_SPLIT), "isolated"),
+            pre_tokenizers.Split(Regex(_split(apart)), "isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, trim_offsets=False, use_regex=False),
         ]
     )
@@ -72,3 +75,8 @@ def train_tokenizer(texts: Iterable[str], folder: Path, *, family: str = "qwen3"
         pad_token=cls.end_of_text,
         chat_template=cls.shipped_template(),
     ).save_pretrained(folder)
+
+
+def _split(apart: Sequence[str]) -> str:
+    words = "|".join(apart)
+    return rf"\b(?:{words})\b| (?=(?:{words})\b)|{_SPLIT}" if apart else _SPLIT
