@@ -34,8 +34,16 @@ from tools.tiny import mua, say
 
 ROOT = Path("runs/demo")
 CONFIG, SFT = "configs/demo.yaml", "configs/demo-sft.yaml"
-CONVERSATIONS = 160
-"""Demonstrations of the cold start: enough to learn the form of service, too few to serve most wishes."""
+CONVERSATIONS = {
+    "track": 4,
+    "cancel": 2,
+    "redirect": 6,
+    "return": 5,
+    "refused_by_status": 12,
+    "refused_final_sale": 2,
+    "refused_stranger": 3,
+}
+"""Demonstrations of the cold start by kind: every rule of the shop is shown, too seldom to serve most wishes."""
 PERSONAS = ["brief"]
 REFUSE_ALL = "refuse all"
 Kinds = Mapping[str, Json]
@@ -93,7 +101,7 @@ def run_seed(seed: int, canned: Mapping[str, Mapping[str, float]], overrides: Se
     folder = ROOT / f"seed-{seed}"
     shutil.rmtree(folder, ignore_errors=True)
     times = [time.monotonic()]
-    say(f"seed {seed}: {CONVERSATIONS} conversations of a scripted agent")
+    say(f"seed {seed}: {sum(CONVERSATIONS.values())} conversations of a scripted agent")
     build(folder, seed)
     times.append(time.monotonic())
     say(f"seed {seed}: supervised cold start")
@@ -112,10 +120,10 @@ def run_seed(seed: int, canned: Mapping[str, Mapping[str, float]], overrides: Se
 def build(folder: Path, seed: int) -> None:
     """The demonstrations, on shops that no split contains."""
     from environments.help_desk import DOMAIN
-    from environments.help_desk.demonstrations import demonstrations
+    from environments.help_desk.demonstrations import of_each_rule
 
     folder.mkdir(parents=True)
-    talks = demonstrations(CONVERSATIONS, seed, DOMAIN.system_prompt("short"), PERSONAS)
+    talks = of_each_rule(CONVERSATIONS, seed, DOMAIN.system_prompt("short"), PERSONAS)
     with (folder / "conversations.jsonl").open("w") as file:
         file.writelines(json.dumps({"messages": messages}) + "\n" for messages in talks)
 

@@ -2,12 +2,11 @@
 
 What every published language model brings along, keeping to the form of a conversation and copying what was said to
 where it is needed, a policy of this size learns from conversations about nothing (:mod:`tools.nothing`); then
-``make demo`` can begin where post-training begins. No shop, rule or tool of a domain is in what it reads; only its
-tokenizer has seen the help desk's sentences, and the names, cities and things in them are words that it reads, as any
-language model knows them. The weights in the repository were made by this command with ``megatron.threads=1``, 42
-minutes on a busy machine.
+``make demo`` can begin where post-training begins. No rule or tool of a domain is in what it reads; its tokenizer has
+seen the help desk's sentences, and it has read the words of the shop, as any language model has, in other meanings.
+The weights in the repository were made by this command with ``megatron.threads=2``, 32 minutes on two cores.
 
-    python -m tools.pretrain [--steps 1600] [--folder tools/base]
+    python -m tools.pretrain [--steps 1800] [--folder tools/base]
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ _READ = 600
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=1600)
+    parser.add_argument("--steps", type=int, default=1800)
     parser.add_argument("--folder", type=Path, default=BASE)
     parser.add_argument("overrides", nargs="*", help=f"overrides of {CONFIG}, key=value")
     arguments = parser.parse_args()

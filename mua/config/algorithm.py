@@ -97,13 +97,15 @@ class RefillConfig(Section):
 class CurriculumConfig(Section):
     """Which task comes next."""
 
-    kind: Literal["off", "success_rate"] = "off"
-    """``off``: epochs, each a fresh permutation; ``success_rate``: tasks solved half of the time come most often, see
-    ``mua/rollout/curriculum.py``."""
+    kind: Literal["off", "success_rate", "failing_kinds"] = "off"
+    """``off``: epochs, each a fresh permutation; ``success_rate``: tasks solved half of the time come most often;
+    ``failing_kinds``: kinds of task that fail most. See ``mua/rollout/curriculum.py``."""
     floor: Annotated[float, Field(gt=0, le=1)] = 0.1
-    """Weight of a task that is always or never solved, where one that is solved half of the time has 1."""
+    """Weight of a task that is always or never solved, where one that is solved half of the time has 1; of a kind that
+    is always solved, where one that never is has 1."""
     decay: Annotated[float, Field(gt=0, le=1)] = 0.5
-    """Factor on a task's earlier counts whenever it was rolled out again; 1 never forgets what a younger policy did."""
+    """Factor on the earlier counts of a task, or kind, whenever it was rolled out again; 1 never forgets what a younger
+    policy did."""
 
 
 class DistillationConfig(Section):

@@ -1,20 +1,29 @@
 """Tasks by how often they are solved: those that teach most come most often, none is forgotten.
 
-The variance of a success of probability ``p``, ``p (1 - p)``, is what rollouts of a task can differ by, and with it how
-much a group-relative advantage can teach (learnability, arXiv 2502.12272). A task is drawn with a probability
-proportional to ::
+``success_rate`` knows each task by itself. The variance of a success of probability ``p``, ``p (1 - p)``, is what
+rollouts of a task can differ by, and with it how much a group-relative advantage can teach (learnability, arXiv
+2502.12272). A task is drawn with a probability proportional to ::
 
     weight(p) = floor + (1 - floor) * 4 p (1 - p)        1 at p = 1/2, floor where p is 0 or 1
 
 where ``p = (s + 1) / (n + 2)`` from its ``s`` successes in ``n`` rollouts, both multiplied by ``decay`` whenever the
 task was rolled out again: what a younger policy did counts less. Tasks that were never drawn come first, in the order
 of a permutation; tasks under way are left out while there are others.
+
+``failing_kinds`` knows kinds of task, so that it serves runs that meet no task twice. A kind is drawn with a
+probability proportional to its number of tasks times ::
+
+    weight(p) = floor + (1 - floor) * (1 - p)            1 where a kind is never solved, floor where it always is
+
+with ``p`` as above, over all rollouts of the kind; its tasks come in epochs. A kind that is solved now and then holds
+tasks of both ends, which is why what it fails at counts and not its variance.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from typing import TypeAlias
 
 from mua.config.schema import CurriculumConfig
 from mua.environment.protocol import Task
@@ -66,6 +75,11 @@ class SuccessRateOrder:
 
     def restore(self, state: Json) -> None:
         """Continue from :meth:`state`. Raises :class:`mua.errors.ConfigError` when it tells of other tasks."""
+        if "counts" not in state:
+            raise ConfigError(
+                "algorithm.curriculum: the checkpoint counts successes of kinds of task, not of tasks; continue with "
+                "kind: failing_kinds, or choose another output folder"
+            )
         if gone := state["counts"].keys() - self._tasks.keys():
             raise ConfigError(
                 f"algorithm.curriculum: the checkpoint counts successes of {len(gone)} tasks that environment does not "
@@ -95,3 +109,86 @@ class SuccessRateOrder:
     def _weight(self, rollouts: float, successes: float) -> float:
         rate, floor = (successes + 1) / (rollouts + 2), self._config.floor
         return floor + (1 - floor) * 4 * rate * (1 - rate)
+
+
+class FailingKindsOrder:
+    """The order of one domain's tasks by kind. A draw is a function of seed, position and what was observed before.
+
+    Every position is drawn once and kept until its group is observed.
+    """
+
+    def __init__(self, tasks: Sequence[Task], seed: int, config: CurriculumConfig) -> None:
+        self.domain = tasks[0].domain
+        self._tasks = {task.id: task for task in tasks}
+        self._seed = seed
+        self._config = config
+        self._kinds: dict[str, list[Task]] = {}
+        for task in tasks:
+            self._kinds.setdefault(str(task.data.get("kind", "")), []).append(task)
+        self._counts = dict.fromkeys(self._kinds, (0.0, 0.0))
+        """Decayed rollouts and successes of every kind."""
+        self._drawn = dict.fromkeys(self._kinds, 0)
+        self._under_way: dict[int, str] = {}
+
+    def task(self, position: int) -> Task:
+        """The task at ``position``."""
+        if position not in self._under_way:
+            self._under_way[position] = self._next(self._kind(position)).id
+        return self._tasks[self._under_way[position]]
+
+    def observe(self, position: int, group: Group) -> None:
+        """Learn from the group of ``position``; only scored members count."""
+        kind = str(self._tasks[self._under_way.pop(position)].data.get("kind", ""))
+        if group.scored:
+            rollouts, successes = (self._config.decay * count for count in self._counts[kind])
+            self._counts[kind] = (rollouts + len(group.scored), successes + sum(t.success for t in group.scored))
+
+    def state(self) -> Json:
+        """Everything that further draws depend on, JSON-able."""
+        return {
+            "kinds": {kind: list(counts) for kind, counts in self._counts.items()},
+            "drawn": dict(self._drawn),
+            "under_way": [list(item) for item in sorted(self._under_way.items())],
+        }
+
+    def restore(self, state: Json) -> None:
+        """Continue from :meth:`state`. Raises :class:`mua.errors.ConfigError` when it tells of other kinds."""
+        if state.get("kinds", {}).keys() != self._kinds.keys():
+            raise ConfigError(
+                "algorithm.curriculum: the checkpoint counts successes of other kinds of task than environment has; "
+                "continue with the tasks and the curriculum of the run, or choose another output folder"
+            )
+        self._counts = {kind: (rollouts, successes) for kind, (rollouts, successes) in state["kinds"].items()}
+        self._drawn = dict(state["drawn"])
+        self._under_way = dict(state["under_way"])
+
+    def rates(self) -> list[float]:
+        """Running success rate of every kind that was observed."""
+        return [successes / rollouts for rollouts, successes in self._counts.values() if rollouts]
+
+    def __len__(self) -> int:
+        return len(self._kinds)
+
+    def _kind(self, position: int) -> str:
+        draw = random.Random(derived_seed("curriculum", self._seed, position))
+        weights = [len(tasks) * self._weight(*self._counts[kind]) for kind, tasks in self._kinds.items()]
+        return draw.choices(list(self._kinds), weights)[0]
+
+    def _next(self, kind: str) -> Task:
+        tasks = self._kinds[kind]
+        epoch, place = divmod(self._drawn[kind], len(tasks))
+        self._drawn[kind] += 1
+        return random.Random(derived_seed("curriculum", self._seed, kind, epoch)).sample(tasks, len(tasks))[place]
+
+    def _weight(self, rollouts: float, successes: float) -> float:
+        floor = self._config.floor
+        return floor + (1 - floor) * (1 - (successes + 1) / (rollouts + 2))
+
+
+Curriculum: TypeAlias = SuccessRateOrder | FailingKindsOrder
+
+
+def curriculum_order(tasks: Sequence[Task], seed: int, config: CurriculumConfig) -> Curriculum:
+    """The order that ``config`` asks for."""
+    chosen = SuccessRateOrder if config.kind == "success_rate" else FailingKindsOrder
+    return chosen(tasks, seed, config)

@@ -21,7 +21,7 @@ from environments.help_desk import DOMAIN
 from environments.help_desk import demonstrations as demonstrations_module
 from environments.help_desk import tasks as tasks_module
 from environments.help_desk.database import Database, World, difference
-from environments.help_desk.demonstrations import demonstrations
+from environments.help_desk.demonstrations import demonstrations, of_each_rule
 from environments.help_desk.tasks import FIRST_SEED, GRANTED, KINDS, SIZES, generate, load_split, write_manifest
 from environments.help_desk.tools import HelpDesk, gold_snapshot
 from environments.help_desk.user import customer
@@ -230,6 +230,21 @@ def test_demonstrations_are_repeatable_and_of_no_split():
     assert {call["function"]["name"] for m in first for turn in m for call in turn.get("tool_calls", [])} == {
         "get_order", "check_owner", "get_item", *WRITES.values(),
     }  # fmt: skip
+
+
+def test_demonstrations_show_every_rule_as_often():
+    counts = {"track": 6, "cancel": 2, "refused_by_status": 12}
+    made = list(of_each_rule(counts, 3, "You are the help desk.", ["brief"]))
+    assert made == list(of_each_rule(counts, 3, "You are the help desk.", ["brief"]))
+    assert len(made) == 20
+    said = {"cancel": "cancel", "city": "redirect", "item": "return"}
+    rules = Counter[tuple[str, str]]()
+    for talk in made:
+        (status,) = (json.loads(m["content"])["status"] for m in talk if "status" in m["content"])
+        if talk[-2]["content"].startswith("Sorry"):
+            rules[next(wish for word, wish in said.items() if word in talk[1]["content"]), status] += 1
+    wrong = {"cancel": ("shipped", "delivered"), "redirect": ("shipped", "delivered"), "return": ("pending", "shipped")}
+    assert rules == {(wish, status): 2 for wish, statuses in wrong.items() for status in statuses}
 
 
 def test_demonstrations_begin_behind_the_seeds_of_the_training_split():

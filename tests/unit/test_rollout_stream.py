@@ -194,3 +194,57 @@ def test_a_checkpoint_of_other_tasks_is_refused() -> None:
         by_rate([2]).restore(stream.state())
     with pytest.raises(ConfigError, match="counts successes in 1 domains, the run in 2"):
         by_rate([2, 2]).restore(stream.state())
+
+
+# ---- by kinds that fail
+
+KINDS = CurriculumConfig(kind="failing_kinds", floor=0.1, decay=0.5)
+
+
+def by_kind(tasks_of: dict[str, int], seed: int = 0) -> TaskStream:
+    every = [Task(f"{kind}/{i}", "toy", "train", {"kind": kind}) for kind, n in tasks_of.items() for i in range(n)]
+    return TaskStream([(1.0, every)], seed, KINDS)
+
+
+def learn_kinds(stream: TaskStream, rates: dict[str, float], ordinals: range) -> list[str]:
+    return learn(stream, {f"{kind}/{i}": rate for kind, rate in rates.items() for i in range(300)}, ordinals)
+
+
+def test_kinds_that_fail_come_more_often_and_none_is_forgotten() -> None:
+    stream = by_kind({"easy": 200, "half": 200, "hard": 100})
+    drawn = Counter(one.split("/")[0] for one in learn_kinds(stream, {"easy": 1, "half": 0.5, "hard": 0}, range(3000)))
+    # After many rollouts the decayed counts are 16 in all: the rates are 1/18, 9/18 and 17/18 of failing.
+    weights = {
+        kind: n * (0.1 + 0.9 * p) for kind, n, p in (("easy", 2, 1 / 18), ("half", 2, 1 / 2), ("hard", 1, 17 / 18))
+    }
+    for kind, weight in weights.items():
+        assert drawn[kind] / 3000 == pytest.approx(weight / sum(weights.values()), abs=0.03)
+
+
+def test_tasks_of_a_kind_come_in_epochs() -> None:
+    drawn = learn_kinds(by_kind({"easy": 7, "hard": 5}), {"easy": 1, "hard": 0}, range(120))
+    for kind, n in (("easy", 7), ("hard", 5)):
+        own = [one for one in drawn if one.startswith(kind)]
+        for start in range(0, len(own) - n, n):
+            assert len(set(own[start : start + n])) == n
+
+
+@pytest.mark.parametrize("at_once", [1, 5])
+def test_a_restored_stream_of_kinds_continues_exactly(at_once: int) -> None:
+    rates = {f"{kind}/{i}": rate for kind, rate in (("a", 0.25), ("b", 0.75)) for i in range(9)}
+    stream, again = by_kind({"a": 9, "b": 9}), by_kind({"a": 9, "b": 9})
+    learn(stream, rates, range(40), at_once=at_once)
+    under_way = [stream.task(ordinal).id for ordinal in range(40, 44)]
+    again.restore(json.loads(json.dumps(stream.state())))
+    assert [again.task(ordinal).id for ordinal in range(40, 44)] == under_way
+    assert learn(stream, rates, range(40, 80)) == learn(again, rates, range(40, 80))
+
+
+def test_a_checkpoint_of_another_curriculum_is_refused() -> None:
+    kinds, rates = by_kind({"a": 3}), by_rate([3])
+    with pytest.raises(ConfigError, match="of kinds of task, not of tasks"):
+        rates.restore(kinds.state())
+    with pytest.raises(ConfigError, match="of other kinds of task"):
+        kinds.restore(rates.state())
+    with pytest.raises(ConfigError, match="of other kinds of task"):
+        by_kind({"a": 3, "b": 3}).restore(kinds.state())
