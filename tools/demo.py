@@ -37,10 +37,10 @@ CONFIG, SFT = "configs/demo.yaml", "configs/demo-sft.yaml"
 CONVERSATIONS = {
     "track": 4,
     "cancel": 2,
-    "redirect": 6,
-    "return": 5,
-    "refused_by_status": 12,
-    "refused_final_sale": 2,
+    "redirect": 10,
+    "return": 7,
+    "refused_by_status": 6,
+    "refused_final_sale": 3,
     "refused_stranger": 3,
 }
 """Demonstrations of the cold start by kind: every rule of the shop is shown, too seldom to serve most wishes."""
