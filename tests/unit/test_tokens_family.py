@@ -121,6 +121,18 @@ def test_an_identifier_is_spelt_alike_in_prose_and_in_json(tmp_path: Path) -> No
             assert any(alone == tokens[i : i + len(alone)] for i in range(len(tokens))), text
 
 
+def test_words_that_are_to_stand_apart_are_the_same_token_everywhere(tmp_path: Path) -> None:
+    said = ["Sorry, it is delivered.", '{"status": "delivered"}', "undelivered, deliver"]
+    train_tokenizer([*CORPUS, *said * 20], tmp_path, vocab_size=640, apart=["delivered"])
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    (word,) = tokenizer.encode("delivered", add_special_tokens=False)
+    for text in said[:2]:
+        ids = tokenizer.encode(text, add_special_tokens=False)
+        assert ids.count(word) == 1
+        assert tokenizer.decode(ids) == text
+    assert word not in tokenizer.encode(said[2], add_special_tokens=False)
+
+
 def test_vocabulary_without_room_for_the_bytes_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="vocab_size 260 is too small: 256 bytes and 9 control tokens need 265"):
         train_tokenizer(CORPUS, tmp_path, vocab_size=260)
