@@ -22,8 +22,8 @@ tasks of both ends, which is why what it fails at counts and not its variance.
 from __future__ import annotations
 
 import random
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TypeAlias
 
 from mua.config.schema import CurriculumConfig
 from mua.environment.protocol import Task
@@ -32,7 +32,7 @@ from mua.rollout.seeds import derived_seed
 from mua.types import Group, Json
 
 
-class SuccessRateOrder:
+class CurriculumOrder(ABC):
     """The order of one domain's tasks. A draw is a function of seed, position and what was observed and drawn before.
 
     Every position is drawn once and kept until its group is observed.
@@ -43,11 +43,8 @@ class SuccessRateOrder:
         self._tasks = {task.id: task for task in tasks}
         self._seed = seed
         self._config = config
-        self._unknown = list(self._tasks)
-        """Never drawn, the next one last."""
-        random.Random(derived_seed("curriculum", seed)).shuffle(self._unknown)
         self._counts: dict[str, tuple[float, float]] = {}
-        """Decayed rollouts and successes of every task that was drawn."""
+        """Decayed rollouts and successes of what is told apart: tasks, or kinds of them."""
         self._under_way: dict[int, str] = {}
         """By position, the tasks that were drawn and not observed."""
 
@@ -59,22 +56,61 @@ class SuccessRateOrder:
 
     def observe(self, position: int, group: Group) -> None:
         """Learn from the group of ``position``; only scored members count."""
-        task = self._under_way.pop(position)
+        counted = self._counted_as(self._tasks[self._under_way.pop(position)])
         scored = group.scored
         if not scored:
             return
-        rollouts, successes = (self._config.decay * count for count in self._counts[task])
-        self._counts[task] = (rollouts + len(scored), successes + sum(t.success for t in scored))
+        rollouts, successes = (self._config.decay * count for count in self._counts[counted])
+        self._counts[counted] = (rollouts + len(scored), successes + sum(t.success for t in scored))
 
+    def rates(self) -> list[float]:
+        """Running success rate of all that was observed."""
+        return [successes / rollouts for rollouts, successes in self._counts.values() if rollouts]
+
+    @abstractmethod
     def state(self) -> Json:
         """Everything that further draws depend on, JSON-able."""
+
+    @abstractmethod
+    def restore(self, state: Json) -> None:
+        """Continue from :meth:`state`. Raises :class:`mua.errors.ConfigError` when it tells of other tasks."""
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """How many are told apart."""
+
+    @abstractmethod
+    def _counted_as(self, task: Task) -> str:
+        """What the rollouts of ``task`` are counted for."""
+
+    @abstractmethod
+    def _draw(self, position: int) -> str: ...
+
+    def _random(self, position: int) -> random.Random:
+        return random.Random(derived_seed("curriculum", self._seed, position))
+
+    def _told_under_way(self) -> list[list[int | str]]:
+        return [list(item) for item in sorted(self._under_way.items())]
+
+
+class SuccessRateOrder(CurriculumOrder):
+    """Tasks by their own success rate."""
+
+    def __init__(self, tasks: Sequence[Task], seed: int, config: CurriculumConfig) -> None:
+        super().__init__(tasks, seed, config)
+        self._unknown = list(self._tasks)
+        """Never drawn, the next one last."""
+        random.Random(derived_seed("curriculum", seed)).shuffle(self._unknown)
+
+    def state(self) -> Json:
+        """See :meth:`CurriculumOrder.state`."""
         return {
             "counts": {task: list(counts) for task, counts in self._counts.items()},
-            "under_way": [list(item) for item in sorted(self._under_way.items())],
+            "under_way": self._told_under_way(),
         }
 
     def restore(self, state: Json) -> None:
-        """Continue from :meth:`state`. Raises :class:`mua.errors.ConfigError` when it tells of other tasks."""
+        """See :meth:`CurriculumOrder.restore`."""
         if "counts" not in state:
             raise ConfigError(
                 "algorithm.curriculum: the checkpoint counts successes of kinds of task, not of tasks; continue with "
@@ -89,12 +125,11 @@ class SuccessRateOrder:
         self._under_way = dict(state["under_way"])
         self._unknown = [task for task in self._unknown if task not in self._counts]
 
-    def rates(self) -> list[float]:
-        """Running success rate of every task that was observed."""
-        return [successes / rollouts for rollouts, successes in self._counts.values() if rollouts]
-
     def __len__(self) -> int:
         return len(self._tasks)
+
+    def _counted_as(self, task: Task) -> str:
+        return task.id
 
     def _draw(self, position: int) -> str:
         if self._unknown:
@@ -103,56 +138,34 @@ class SuccessRateOrder:
             return task
         busy = set(self._under_way.values())
         choices = [task for task in self._tasks if task not in busy] or list(self._tasks)
-        draw = random.Random(derived_seed("curriculum", self._seed, position))
-        return draw.choices(choices, [self._weight(*self._counts[task]) for task in choices])[0]
+        return self._random(position).choices(choices, [self._weight(*self._counts[task]) for task in choices])[0]
 
     def _weight(self, rollouts: float, successes: float) -> float:
         rate, floor = (successes + 1) / (rollouts + 2), self._config.floor
         return floor + (1 - floor) * 4 * rate * (1 - rate)
 
 
-class FailingKindsOrder:
-    """The order of one domain's tasks by kind. A draw is a function of seed, position and what was observed before.
-
-    Every position is drawn once and kept until its group is observed.
-    """
+class FailingKindsOrder(CurriculumOrder):
+    """Kinds of task by how often they fail."""
 
     def __init__(self, tasks: Sequence[Task], seed: int, config: CurriculumConfig) -> None:
-        self.domain = tasks[0].domain
-        self._tasks = {task.id: task for task in tasks}
-        self._seed = seed
-        self._config = config
+        super().__init__(tasks, seed, config)
         self._kinds: dict[str, list[Task]] = {}
         for task in tasks:
-            self._kinds.setdefault(str(task.data.get("kind", "")), []).append(task)
+            self._kinds.setdefault(self._counted_as(task), []).append(task)
         self._counts = dict.fromkeys(self._kinds, (0.0, 0.0))
-        """Decayed rollouts and successes of every kind."""
         self._drawn = dict.fromkeys(self._kinds, 0)
-        self._under_way: dict[int, str] = {}
-
-    def task(self, position: int) -> Task:
-        """The task at ``position``."""
-        if position not in self._under_way:
-            self._under_way[position] = self._next(self._kind(position)).id
-        return self._tasks[self._under_way[position]]
-
-    def observe(self, position: int, group: Group) -> None:
-        """Learn from the group of ``position``; only scored members count."""
-        kind = str(self._tasks[self._under_way.pop(position)].data.get("kind", ""))
-        if group.scored:
-            rollouts, successes = (self._config.decay * count for count in self._counts[kind])
-            self._counts[kind] = (rollouts + len(group.scored), successes + sum(t.success for t in group.scored))
 
     def state(self) -> Json:
-        """Everything that further draws depend on, JSON-able."""
+        """See :meth:`CurriculumOrder.state`."""
         return {
             "kinds": {kind: list(counts) for kind, counts in self._counts.items()},
             "drawn": dict(self._drawn),
-            "under_way": [list(item) for item in sorted(self._under_way.items())],
+            "under_way": self._told_under_way(),
         }
 
     def restore(self, state: Json) -> None:
-        """Continue from :meth:`state`. Raises :class:`mua.errors.ConfigError` when it tells of other kinds."""
+        """See :meth:`CurriculumOrder.restore`."""
         if state.get("kinds", {}).keys() != self._kinds.keys():
             raise ConfigError(
                 "algorithm.curriculum: the checkpoint counts successes of other kinds of task than environment has; "
@@ -162,33 +175,27 @@ class FailingKindsOrder:
         self._drawn = dict(state["drawn"])
         self._under_way = dict(state["under_way"])
 
-    def rates(self) -> list[float]:
-        """Running success rate of every kind that was observed."""
-        return [successes / rollouts for rollouts, successes in self._counts.values() if rollouts]
-
     def __len__(self) -> int:
         return len(self._kinds)
 
-    def _kind(self, position: int) -> str:
-        draw = random.Random(derived_seed("curriculum", self._seed, position))
-        weights = [len(tasks) * self._weight(*self._counts[kind]) for kind, tasks in self._kinds.items()]
-        return draw.choices(list(self._kinds), weights)[0]
+    def _counted_as(self, task: Task) -> str:
+        return str(task.data.get("kind", ""))
 
-    def _next(self, kind: str) -> Task:
+    def _draw(self, position: int) -> str:
+        weights = [len(tasks) * self._weight(*self._counts[kind]) for kind, tasks in self._kinds.items()]
+        kind = self._random(position).choices(list(self._kinds), weights)[0]
         tasks = self._kinds[kind]
         epoch, place = divmod(self._drawn[kind], len(tasks))
         self._drawn[kind] += 1
-        return random.Random(derived_seed("curriculum", self._seed, kind, epoch)).sample(tasks, len(tasks))[place]
+        order = random.Random(derived_seed("curriculum", self._seed, kind, epoch)).sample(tasks, len(tasks))
+        return order[place].id
 
     def _weight(self, rollouts: float, successes: float) -> float:
         floor = self._config.floor
         return floor + (1 - floor) * (1 - (successes + 1) / (rollouts + 2))
 
 
-Curriculum: TypeAlias = SuccessRateOrder | FailingKindsOrder
-
-
-def curriculum_order(tasks: Sequence[Task], seed: int, config: CurriculumConfig) -> Curriculum:
+def curriculum_order(tasks: Sequence[Task], seed: int, config: CurriculumConfig) -> CurriculumOrder:
     """The order that ``config`` asks for."""
     chosen = SuccessRateOrder if config.kind == "success_rate" else FailingKindsOrder
     return chosen(tasks, seed, config)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from mua.config.schema import CurriculumConfig
 from mua.environment.protocol import Task
 from mua.errors import ConfigError
-from mua.rollout.curriculum import Curriculum, curriculum_order
+from mua.rollout.curriculum import CurriculumOrder, curriculum_order
 from mua.rollout.seeds import derived_seed
 from mua.types import Group, Json
 
@@ -32,7 +32,7 @@ class TaskStream:
         if not parts or not all(tasks for _, tasks in parts):
             raise ConfigError("environment: the split has no tasks; choose another split, or other difficulties")
         seeds = [derived_seed("part", seed, index) for index in range(len(parts))]
-        self._orders: list[_Epochs | Curriculum] = [
+        self._orders: list[_Epochs | CurriculumOrder] = [
             _Epochs(tasks, own) if curriculum.kind == "off" else curriculum_order(tasks, own, curriculum)
             for (_, tasks), own in zip(parts, seeds, strict=True)
         ]
@@ -51,7 +51,7 @@ class TaskStream:
         for group in groups:
             part, position = self._place(group.ordinal)
             order = self._orders[part]
-            if not isinstance(order, _Epochs):
+            if isinstance(order, CurriculumOrder):
                 order.observe(position, group)
 
     def state(self) -> list[Json]:
@@ -77,8 +77,8 @@ class TaskStream:
         return metrics
 
     @property
-    def _curricula(self) -> list[Curriculum]:
-        return [order for order in self._orders if not isinstance(order, _Epochs)]
+    def _curricula(self) -> list[CurriculumOrder]:
+        return [order for order in self._orders if isinstance(order, CurriculumOrder)]
 
     def _place(self, ordinal: int) -> tuple[int, int]:
         """The domain of a position, and its own position in it."""
@@ -89,7 +89,7 @@ class TaskStream:
         return self._places[ordinal]
 
 
-def _rates(prefix: str, orders: Sequence[Curriculum]) -> dict[str, float]:
+def _rates(prefix: str, orders: Sequence[CurriculumOrder]) -> dict[str, float]:
     rates = [rate for order in orders for rate in order.rates()]
     if not rates:
         return {}

@@ -36,12 +36,13 @@ def cache(lengths: Tensor, kv_heads: int) -> tuple[Tensor, Tensor, Tensor, Tenso
     positions = int(lengths.max()) + 3
     slots = len(lengths) * positions
     where = torch.randperm(slots).view(len(lengths), positions).to(torch.int32)
-    return (
-        torch.randn(slots, kv_heads, HEAD),
-        torch.randn(slots, kv_heads, HEAD),
-        where,
-        torch.randperm(len(lengths)),
-    )
+    keys, values = torch.randn(2, slots, kv_heads, HEAD)
+    requests = torch.randperm(len(lengths))
+    held = torch.zeros(slots, dtype=torch.bool)
+    for request, length in zip(requests, lengths, strict=True):
+        held[where[request, :length].long()] = True
+    keys[~held], values[~held] = torch.nan, torch.nan  # what is left in slots of nobody's must not be read
+    return keys, values, where, requests
 
 
 @pytest.mark.parametrize(("heads", "kv_heads"), [(6, 3), (4, 4), (8, 1)])

@@ -131,7 +131,8 @@ def _attend(
     lengths, counts, rows, requests = (torch.tensor(part) for part in zip(*block, strict=True))
     keys, queries = int(lengths.max()), int(counts.max())
     positions = torch.arange(keys)
-    slots = req_to_token[requests, :keys].masked_fill(positions >= lengths[:, None], 0).flatten()
+    # Padding repeats a sequence's own last key: a NaN in a slot of nobody's would get through a weight of 0.
+    slots = req_to_token[requests[:, None], torch.minimum(positions, lengths[:, None] - 1)].flatten()
     k, v = (_picked(cache, slots, n, keys).to(query.dtype) for cache in (k_cache, v_cache))
     # Query i of a sequence is the token at position length - count + i; queries beyond its count repeat the last.
     own = torch.minimum(torch.arange(queries), counts[:, None] - 1)
