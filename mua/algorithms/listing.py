@@ -70,6 +70,7 @@ LISTING: dict[str, dict[str, str]] = {
     "curriculum.kind": {
         "off": "epochs, each a fresh permutation",
         "success_rate": "tasks solved half of the time come most often, by running success rate",
+        "failing_kinds": "kinds of task that fail most come most often, by running success rate",
     },
 }
 """Key of the section ``algorithm`` -> value, or key of a section in it -> one line."""
