@@ -35,13 +35,13 @@ from tools.tiny import mua, say
 ROOT = Path("runs/demo")
 CONFIG, SFT = "configs/demo.yaml", "configs/demo-sft.yaml"
 CONVERSATIONS = {
-    "track": 4,
-    "cancel": 2,
-    "redirect": 10,
-    "return": 7,
-    "refused_by_status": 6,
-    "refused_final_sale": 3,
-    "refused_stranger": 3,
+    "track": 3,
+    "cancel": 1,
+    "redirect": 5,
+    "return": 4,
+    "refused_by_status": 12,
+    "refused_final_sale": 2,
+    "refused_stranger": 1,
 }
 """Demonstrations of the cold start by kind: every rule of the shop is shown, too seldom to serve most wishes."""
 PERSONAS = ["brief"]
