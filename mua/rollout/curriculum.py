@@ -11,12 +11,13 @@ task was rolled out again: what a younger policy did counts less. Tasks that wer
 of a permutation; tasks under way are left out while there are others.
 
 ``failing_kinds`` knows kinds of task, so that it serves runs that meet no task twice. A kind is drawn with a
-probability proportional to its number of tasks times ::
+probability proportional to ::
 
     weight(p) = floor + (1 - floor) * (1 - p)            1 where a kind is never solved, floor where it always is
 
-with ``p`` as above, over all rollouts of the kind; its tasks come in epochs. A kind that is solved now and then holds
-tasks of both ends, which is why what it fails at counts and not its variance.
+with ``p`` as above, over all rollouts of the kind; its tasks come in epochs. How many tasks a kind has does not count,
+so that none is so rare that the policy unlearns it. A kind that is solved now and then holds tasks of both ends, which
+is why what it fails at counts and not its variance.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from collections.abc import Sequence
 from mua.config.schema import CurriculumConfig
 from mua.environment.protocol import Task
 from mua.errors import ConfigError
+from mua.rollout.epochs import Epochs
 from mua.rollout.seeds import derived_seed
 from mua.types import Group, Json
 
@@ -150,9 +152,10 @@ class FailingKindsOrder(CurriculumOrder):
 
     def __init__(self, tasks: Sequence[Task], seed: int, config: CurriculumConfig) -> None:
         super().__init__(tasks, seed, config)
-        self._kinds: dict[str, list[Task]] = {}
+        kinds: dict[str, list[Task]] = {}
         for task in tasks:
-            self._kinds.setdefault(self._counted_as(task), []).append(task)
+            kinds.setdefault(self._counted_as(task), []).append(task)
+        self._kinds = {kind: Epochs(own, derived_seed("kind", seed, kind)) for kind, own in kinds.items()}
         self._counts = dict.fromkeys(self._kinds, (0.0, 0.0))
         self._drawn = dict.fromkeys(self._kinds, 0)
 
@@ -182,13 +185,10 @@ class FailingKindsOrder(CurriculumOrder):
         return str(task.data.get("kind", ""))
 
     def _draw(self, position: int) -> str:
-        weights = [len(tasks) * self._weight(*self._counts[kind]) for kind, tasks in self._kinds.items()]
+        weights = [self._weight(*self._counts[kind]) for kind in self._kinds]
         kind = self._random(position).choices(list(self._kinds), weights)[0]
-        tasks = self._kinds[kind]
-        epoch, place = divmod(self._drawn[kind], len(tasks))
         self._drawn[kind] += 1
-        order = random.Random(derived_seed("curriculum", self._seed, kind, epoch)).sample(tasks, len(tasks))
-        return order[place].id
+        return self._kinds[kind].task(self._drawn[kind] - 1).id
 
     def _weight(self, rollouts: float, successes: float) -> float:
         floor = self._config.floor

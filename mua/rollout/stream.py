@@ -9,6 +9,7 @@ from mua.config.schema import CurriculumConfig
 from mua.environment.protocol import Task
 from mua.errors import ConfigError
 from mua.rollout.curriculum import CurriculumOrder, curriculum_order
+from mua.rollout.epochs import Epochs
 from mua.rollout.seeds import derived_seed
 from mua.types import Group, Json
 
@@ -32,8 +33,8 @@ class TaskStream:
         if not parts or not all(tasks for _, tasks in parts):
             raise ConfigError("environment: the split has no tasks; choose another split, or other difficulties")
         seeds = [derived_seed("part", seed, index) for index in range(len(parts))]
-        self._orders: list[_Epochs | CurriculumOrder] = [
-            _Epochs(tasks, own) if curriculum.kind == "off" else curriculum_order(tasks, own, curriculum)
+        self._orders: list[Epochs | CurriculumOrder] = [
+            Epochs(tasks, own) if curriculum.kind == "off" else curriculum_order(tasks, own, curriculum)
             for (_, tasks), own in zip(parts, seeds, strict=True)
         ]
         self._shares = [share for share, _ in parts]
@@ -99,21 +100,3 @@ def _rates(prefix: str, orders: Sequence[CurriculumOrder]) -> dict[str, float]:
         f"{prefix}/never_solved": sum(rate == 0 for rate in rates) / len(rates),
         f"{prefix}/known": len(rates) / sum(len(order) for order in orders),
     }
-
-
-class _Epochs:
-    """One domain's tasks, over and over."""
-
-    def __init__(self, tasks: Sequence[Task], seed: int) -> None:
-        self._tasks = tasks
-        self._seed = seed
-        self._epoch = -1
-        self._order: list[int] = []
-
-    def task(self, position: int) -> Task:
-        epoch, index = divmod(position, len(self._tasks))
-        if epoch != self._epoch:
-            self._order = list(range(len(self._tasks)))
-            random.Random(derived_seed("epoch", self._seed, epoch)).shuffle(self._order)
-            self._epoch = epoch
-        return self._tasks[self._order[index]]
