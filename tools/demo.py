@@ -28,6 +28,7 @@ from statistics import fmean
 from rich.console import Console
 from rich.table import Table
 
+from mua.observe.metrics import METRICS_FILE, read_metrics
 from mua.types import Json
 from tools.pretrain import BASE
 from tools.tiny import mua, say
@@ -212,8 +213,7 @@ def trained_controls(result: Result, overrides: Sequence[str]) -> dict[str, dict
     """More supervised fine-tuning for the time of the reinforcement learning, and learning from shuffled rewards."""
     seed, folder = result.seed, ROOT / f"seed-{result.seed}"
     say(f"seed {seed}, control: more supervised fine-tuning on the same conversations")
-    done = sum(1 for _ in (folder / "sft" / "metrics.jsonl").open())
-    steps = math.ceil(done * result.seconds_by_stage["rl"] / _seconds(folder / "sft" / "metrics.jsonl"))
+    steps = steps_within(result.seconds_by_stage["rl"], folder / "sft")
     more = [f"model.path={folder}/sft/hf", f"sft.data={folder}/conversations.jsonl", f"output={folder}/more-sft"]
     mua("sft", SFT, *more, f"trainer.steps={steps}", f"seed={seed + 1000}")
     say(f"seed {seed}, control: reinforcement learning from rewards that are dealt at random")
@@ -226,9 +226,10 @@ def trained_controls(result: Result, overrides: Sequence[str]) -> dict[str, dict
     return found
 
 
-def _seconds(metrics: Path) -> float:
-    """How long the steps of a run took, together."""
-    return sum(json.loads(line).get("time/step", 0.0) for line in metrics.open()) or 1.0
+def steps_within(seconds: float, run: Path) -> int:
+    """So many steps of supervised fine-tuning, each as long as those of ``run`` were, take ``seconds``."""
+    steps = list(read_metrics(run / METRICS_FILE))
+    return math.ceil(len(steps) * seconds / sum(step["seconds/train"] for step in steps))
 
 
 # What is left to see.

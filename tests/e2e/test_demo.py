@@ -1,4 +1,4 @@
-"""``python -m tools.demo`` from nothing to its report, with one short step of reinforcement learning.
+"""``python -m tools.demo`` from nothing to its report, with one short step of reinforcement learning and its controls.
 
 Its supervised cold start is whole. Does not cover that the policy learns: README has the figures of whole runs.
 """
@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.grid, pytest.mark.timeout(1800)]
 def test_the_demonstration_runs_from_nothing_to_its_report(tmp_path: Path) -> None:
     (tmp_path / "configs").symlink_to(ROOT / "configs")
     small = ["trainer.steps=1", "trainer.evaluate_every=1", "algorithm.groups_per_step=2", "evaluation.tasks=8"]
-    command = [sys.executable, "-m", "tools.demo", *small, "--seeds", "5"]
+    command = [sys.executable, "-m", "tools.demo", *small, "--seeds", "5", "--controls"]
     done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=1500)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
     assert "transformers loads it: Qwen3ForCausalLM" in done.stdout
@@ -28,6 +28,8 @@ def test_the_demonstration_runs_from_nothing_to_its_report(tmp_path: Path) -> No
     assert (seed["seed"], seed["steps"]) == (5, 1)
     assert 0 <= seed["sft_success"] <= 1
     assert 0 <= seed["rl_success"] <= 1
+    assert seed["controls"].keys() == {"refuse all", "best canned: claim everything", "more SFT", "shuffled rewards"}
+    assert all(0 <= mean <= 1 for mean in seed["controls"].values())
     assert (folder / "reward.png").read_bytes().startswith(b"\x89PNG")
     assert list(folder.glob("seed-5/rollout/**/*.jsonl")), "the conversation it prints is kept"
     assert_nothing_left(tmp_path)
