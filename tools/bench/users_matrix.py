@@ -14,6 +14,7 @@ import argparse
 import json
 from datetime import UTC, datetime
 from pathlib import Path
+from textwrap import fill
 
 import yaml
 
@@ -86,7 +87,7 @@ def train(name: str, personas: list[str], steps: int) -> None:
 def judge(tasks: int) -> None:
     """Every policy with every population."""
     cells = {
-        "policies": {"start": str(START), **{f"with {name}": str(ROOT / name / "hf") for name in POPULATIONS}},
+        "policies": {"start": str(START), **{f"with-{name}": str(ROOT / name / "hf") for name in POPULATIONS}},
         "users": {name: {"user.personas": personas} for name, personas in POPULATIONS.items()},
     }
     file = ROOT / "matrix.yaml"
@@ -98,16 +99,16 @@ def judge(tasks: int) -> None:
 def page(sft_steps: int, steps: int, tasks: int) -> str:
     """The matrix as ``mua eval`` wrote it, with how it was made."""
     populations = "".join(f"* **{name}**: {', '.join(personas)}\n" for name, personas in POPULATIONS.items())
-    return (
-        "# Trained with one population of users, judged with another\n\n"
+    matrix = (ROOT / "matrix" / "matrix.md").read_text()
+    how = (
         f"{datetime.now(UTC):%Y-%m-%d}, `python -m tools.bench.users_matrix --write` on two CPU cores: the help desk, "
         f"policies of 1.8 million parameters. The start: {sft_steps} steps of SFT on {CONVERSATIONS} conversations "
         f"with customers of all populations; every other row: {steps} steps of GRPO (16 groups of 8) from it with one "
         f"population; one seed. Each cell: {tasks} tasks of the test split, one episode of each at temperature 1, 95 % "
-        "intervals over tasks.\n\n"
-        f"Populations (personas of `mua/users/personas.py`):\n\n{populations}\n"
-        + (ROOT / "matrix" / "matrix.md").read_text()
+        "intervals over tasks. Populations, by personas of `mua/users/personas.py`:"
     )
+    title = "# Trained with one population of users, judged with another"
+    return f"{title}\n\n{fill(how, 120)}\n\n{populations}\n{matrix[matrix.index('## Success') :]}"
 
 
 if __name__ == "__main__":
