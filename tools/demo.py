@@ -31,7 +31,7 @@ from rich.table import Table
 from mua.observe.metrics import METRICS_FILE, read_metrics
 from mua.types import Json
 from tools.pretrain import BASE
-from tools.tiny import mua, say
+from tools.tiny import mua, say, write_conversations
 
 ROOT = Path("runs/demo")
 CONFIG, SFT = "configs/demo.yaml", "configs/demo-sft.yaml"
@@ -125,8 +125,7 @@ def build(folder: Path, seed: int) -> None:
 
     folder.mkdir(parents=True)
     talks = of_each_rule(CONVERSATIONS, seed, DOMAIN.system_prompt("short"), PERSONAS)
-    with (folder / "conversations.jsonl").open("w") as file:
-        file.writelines(json.dumps({"messages": messages}) + "\n" for messages in talks)
+    write_conversations(folder / "conversations.jsonl", talks)
 
 
 def judged(policy: Path, output: Path, seed: int, overrides: Sequence[str]) -> Json:

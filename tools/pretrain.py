@@ -20,7 +20,7 @@ from pathlib import Path
 
 from mua.types import Json
 from tools.nothing import STATES, conversations
-from tools.tiny import build_policy, mua, say
+from tools.tiny import build_policy, mua, say, write_conversations
 
 BASE = Path(__file__).parent / "base"
 CONFIG = "configs/demo-base.yaml"
@@ -40,8 +40,7 @@ def main() -> None:
     shutil.rmtree(work, ignore_errors=True)
     say("a tokenizer, random weights, conversations about nothing")
     build_policy(work / "init", [*_shop(), *conversations(_READ, 2)], 1, VOCABULARY, apart=STATES)
-    with (work / "nothing.jsonl").open("w") as file:
-        file.writelines(json.dumps({"messages": m}) + "\n" for m in conversations(arguments.steps * BATCH, 1))
+    write_conversations(work / "nothing.jsonl", conversations(arguments.steps * BATCH, 1))
     say(f"{arguments.steps} steps on {arguments.steps * BATCH:,} of them")
     where = [f"model.path={work}/init", f"sft.data={work}/nothing.jsonl", f"output={work}/sft"]
     mua("sft", CONFIG, *where, f"trainer.steps={arguments.steps}", *arguments.overrides)

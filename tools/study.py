@@ -31,7 +31,7 @@ from mua.errors import ConfigError
 from mua.observe.metrics import METRICS_FILE, read_metrics
 from mua.types import Json
 from tools.make_conversations import conversations
-from tools.tiny import build_policy, mua, say
+from tools.tiny import build_policy, mua, say, write_conversations
 
 ROOT = Path("runs/studies")
 _T_95 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365}
@@ -160,7 +160,7 @@ class SeedRuns:
             kept = list(self._conversations(stage.demonstrations))
             if not stage.after:
                 build_policy(folder / "init", kept, self.seed, self.study.vocabulary)
-            data.write_text("".join(json.dumps({"messages": messages}) + "\n" for messages in kept))
+            write_conversations(data, kept)
         start = self._folder(stage.after) / "run" / "hf" if stage.after else folder / "init"
         about = _of_the_domains(self._taught(stage.demonstrations))
         mua("sft", "configs/tiny-sft.yaml", *about, f"model.path={start}", f"output={folder}/run",

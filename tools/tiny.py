@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import subprocess
 import sys
@@ -44,6 +45,12 @@ def build_policy(
 
     train_tokenizer(spoken_text(list(conversations)), folder, vocab_size=vocabulary, apart=apart)
     _initialise(folder, seed, POLICY | dict(shape))
+
+
+def write_conversations(file: Path, conversations: Iterable[Sequence[Json]]) -> None:
+    """One JSON object per line, as ``sft.data`` reads it; what has been written is not held."""
+    with file.open("w", encoding="utf-8") as out:
+        out.writelines(json.dumps({"messages": messages}) + "\n" for messages in conversations)
 
 
 def _initialise(folder: Path, seed: int, shape: Mapping[str, Any]) -> None:

@@ -23,7 +23,7 @@ FAULTS, SEED, PER_RUN = 10, 1, 4
 def test_ten_faults_are_survived_in_three_modes(tmp_path: Path) -> None:
     options = ["--faults", str(FAULTS), "--seed", str(SEED), "--per-run", str(PER_RUN), "--short"]
     command = [sys.executable, "-m", "tools.chaos", *options, "--folder", str(tmp_path / "chaos")]
-    done = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=2400)
+    done = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=1100)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-4000:]
     runs = json.loads((tmp_path / "chaos" / "faults.json").read_text())
     assert {run["mode"] for run in runs} == {"sync", "stale", "ranks"}
