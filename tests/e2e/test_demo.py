@@ -18,7 +18,8 @@ pytestmark = [pytest.mark.grid, pytest.mark.timeout(1800)]
 
 def test_the_demonstration_runs_from_nothing_to_its_report(tmp_path: Path) -> None:
     (tmp_path / "configs").symlink_to(ROOT / "configs")
-    small = ["trainer.steps=1", "trainer.evaluate_every=1", "algorithm.groups_per_step=2", "evaluation.tasks=8"]
+    small = ["trainer.steps=1", "optimizer.warmup_steps=0", "trainer.evaluate_every=1"]
+    small += ["algorithm.groups_per_step=2", "evaluation.tasks=8"]
     command = [sys.executable, "-m", "tools.demo", *small, "--seeds", "5", "--controls"]
     done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=1500)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
