@@ -26,6 +26,7 @@ CORE = [
     "safetensors>=0.5",
     "sqlalchemy>=2.0",
     "tensorboard>=2.18",
+    "threadpoolctl>=3.5",
     "tokenizers>=0.21",
     "transformers>=5.0",
     "typer>=0.16",

@@ -1,13 +1,19 @@
 """Fixtures every test module may use (an engine starts when a test asks for one), and how tests are shared out."""
 
 import gc
+import os
 import re
 import signal
 from typing import Any
 
 import pytest
-from engine_fixtures import engine_pool, forked_engines, other_qwen3_folder, tiny_qwen3_folder
 from hypothesis import HealthCheck, settings
+
+# Three processes of tests share two cores with engines and trainers. OpenMP's threads wait for one another spinning,
+# which on busy cores takes five times as long; read when torch is imported.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+from engine_fixtures import engine_pool, forked_engines, other_qwen3_folder, tiny_qwen3_folder
 
 __all__ = ["engine_pool", "forked_engines", "other_qwen3_folder", "tiny_qwen3_folder"]
 

@@ -21,6 +21,7 @@ from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+from threadpoolctl import ThreadpoolController
 
 from mua.language.tokens import END, MONEY, QUESTION, VALUE, Tokens
 
@@ -78,9 +79,14 @@ def _parts(word: str) -> Iterator[str]:
 
 
 class Network:
-    """The network with its weights; ``arrays`` as :func:`packed` makes them."""
+    """The network with its weights; ``arrays`` as :func:`packed` makes them.
+
+    numpy's products run on one thread in a process that has one: a message's matrices are small, and OpenBLAS's threads
+    wait for one another spinning, which makes them ten times slower where trainer, engine or other users are busy.
+    """
 
     def __init__(self, arrays: Arrays) -> None:
+        ThreadpoolController().select(internal_api="openblas").limit(limits=1)
         self._w = {name: _plain(arrays, name) for name in arrays if name not in _NAMES and not name.endswith(_SCALE)}
         self._pieces, self._marks, self._wishes, self._facts = (_rows(arrays, name) for name in _NAMES)
         self._depth = sum(name.endswith("qkv") for name in self._w)

@@ -19,7 +19,7 @@ from mua.environment.registry import domain_names, get_domain
 
 OURS = [name for name in domain_names() if not getattr(get_domain(name), "needs_data", False)]
 
-EVERY = [pytest.param(1, marks=pytest.mark.slow), 6]
+EVERY = [pytest.param(1, marks=pytest.mark.slow), 24]
 """All tasks of the test split, and so many fewer in ``make test``."""
 
 
