@@ -26,8 +26,9 @@ from tools.train_reader import DOMAINS, LABELLED, ROOT, domain_of, lines_of, sou
 FILES = [path for path in sorted(LABELLED.glob("*.jsonl")) if domain_of(path) in DOMAINS]
 FLOOR = 0.95
 FLOORS = {
-    "heldout": {"help_desk": 0.95, "retail": 0.94, "airline": 0.95, "telecom": 0.94},
-    "heldout2": {"help_desk": 0.95, "retail": 0.93, "airline": 0.95, "telecom": 0.95},
+    "heldout": {"help_desk": 0.95, "retail": 0.95, "airline": 0.95, "telecom": 0.945},
+    "heldout2": {"help_desk": 0.95, "retail": 0.95, "airline": 0.95, "telecom": 0.95},
+    "heldout3": {"help_desk": 0.96, "retail": 0.93, "airline": 0.94, "telecom": 0.94},
 }
 
 

@@ -158,14 +158,15 @@ def acts(folder: str, name: str) -> set[str]:
 
 
 @pytest.mark.parametrize("name", HELD_OUT)
-def test_held_out_messages_are_well_formed_and_use_the_known_labels(name: str) -> None:
+@pytest.mark.parametrize("folder", ["users/heldout", "users/heldout2", "users/heldout3"])
+def test_held_out_messages_are_well_formed_and_use_the_known_labels(folder: str, name: str) -> None:
     wishes = {line["wish"] for line in lines("users", name)}
-    for line in lines("users/heldout", name):
+    for line in lines(folder, name):
         assert line.keys() == {"say", "wish", "acts"}, line
         assert all((line["say"].strip(), line["wish"] in wishes, line["acts"])), line
         assert len(set(line["acts"])) == len(line["acts"]), line
         assert line["acts"] == ["unclear"] or "unclear" not in line["acts"], line
-    assert acts("users/heldout", name) <= acts("users", name) | {f"instruct:{tool}" for tool in PHONE}
+    assert acts(folder, name) <= acts("users", name) | {f"instruct:{tool}" for tool in PHONE}
 
 
 @pytest.mark.parametrize("name", HELD_OUT)
@@ -189,7 +190,7 @@ def test_there_are_enough_held_out_sentences_of_every_sort(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", HELD_OUT)
-@pytest.mark.parametrize(("folder", "held"), [("users", "heldout"), ("claims", "heldout"), ("claims", "fresh")])
+@pytest.mark.parametrize(("folder", "held"), [("users", "heldout"), ("users", "heldout3"), ("claims", "heldout"), ("claims", "fresh")])
 def test_no_sentence_is_held_out_twice_or_known(folder: str, held: str, name: str) -> None:
     held_out = [folded(line["say"]) for line in lines(f"{folder}/{held}", name)]
     assert not repeated([(say,) for say in held_out])
