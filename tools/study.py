@@ -2,10 +2,10 @@
 
     python -m tools.study configs/studies/retail.yaml [--seeds 1 2 3] [key.path=value ...]
 
-A study file names a configuration and the stages that start from one another's weights; the first start from a
-tokenizer of their own conversations and random weights. Every stage is judged on held-out tasks by ``mua eval``. A
-stage that is done is not repeated, so a killed study goes on where it was. Leaves ``summary.json``, ``report.md`` and
-reward curves under ``runs/studies/<name>``.
+A study file names a configuration and the stages that start from one another's weights; the first start from the
+study's model or, without one, from a tokenizer of their own conversations and random weights. Every stage is judged on
+held-out tasks by ``mua eval``. A stage that is done is not repeated, so a killed study goes on where it was. Leaves
+``summary.json``, ``report.md`` and reward curves under ``runs/studies/<name>``.
 """
 
 from __future__ import annotations
@@ -81,7 +81,10 @@ class Study(Section):
     overrides: list[str] = Field(default=[], alias="with")
     """``key.path=value`` for both."""
     seeds: list[int] = Field(default=[1], min_length=1)
+    model: str = ""
+    """Hugging Face folder whose weights and tokenizer the first stages start from; empty: random ones, their own."""
     vocabulary: Positive = 768
+    """Of the tokenizer that is made where there is no model."""
     stages: dict[str, Stage]
     compare: list[Annotated[list[str], Field(min_length=2, max_length=2)]] = Field(default=[])
     """Pairs of stages; reported is the second less the first."""
@@ -158,10 +161,11 @@ class SeedRuns:
         assert stage.demonstrations is not None, "the study was checked"
         if not data.exists():
             kept = list(self._conversations(stage.demonstrations))
-            if not stage.after:
+            if not (stage.after or self.study.model):
                 build_policy(folder / "init", kept, self.seed, self.study.vocabulary)
             write_conversations(data, kept)
-        start = self._folder(stage.after) / "run" / "hf" if stage.after else folder / "init"
+        first = self.study.model or folder / "init"
+        start = self._folder(stage.after) / "run" / "hf" if stage.after else first
         about = _of_the_domains(self._taught(stage.demonstrations))
         mua("sft", "configs/tiny-sft.yaml", *about, f"model.path={start}", f"output={folder}/run",
             f"sft.data={data}", f"seed={self.seed}", *stage.overrides)  # fmt: skip
@@ -190,7 +194,7 @@ class SeedRuns:
     def _meant(self, name: str) -> Json:
         """What decides a stage's outcome: its definition, those it starts from, and the overrides of the study."""
         stage = self.study.stages[name]
-        before = self._meant(stage.after) if stage.after else None
+        before = self._meant(stage.after) if stage.after else self.study.model or None
         return {"after": before, "common": list(self.overrides), **stage.model_dump(mode="json", exclude={"after"})}
 
     def _folder(self, name: str) -> Path:
