@@ -487,7 +487,8 @@ def main() -> None:
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     # OpenMP's threads spin for milliseconds while they wait for one another: on cores that engines, users or another
     # run need as well, steps of two threads take five times as long. So few rounds cost nothing on quiet cores.
-    os.environ.setdefault("GOMP_SPINCOUNT", "2000")
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", "2000")
     status: str | int | None = 1
     try:
         app()

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from mua.cli import app, readable
+from mua.cli import app, main, readable
 from mua.config.load import load_config
 from mua.config.schema import ExperimentConfig
 from mua.errors import ConfigError, DeadlineExceeded, EngineError, Preempted, RankLost, UserFault, exit_status
@@ -223,3 +223,17 @@ def test_the_real_command_has_a_version_and_no_traceback(folder: Path) -> None:
     assert run("--version").stdout.startswith("mua ")
     failed = run("train", "nowhere.yaml")
     assert (failed.returncode, failed.stderr) == (2, "mua: nowhere.yaml: cannot be read: No such file or directory\n")
+
+
+@pytest.mark.parametrize(
+    ("own", "rounds"), [({}, "2000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "ACTIVE"}, None)]
+)
+def test_waiting_threads_spin_briefly_unless_the_user_says_how(
+    own: dict[str, str], rounds: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = {name: value for name, value in os.environ.items() if name not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
+    monkeypatch.setattr(os, "environ", kept | own)
+    monkeypatch.setattr(sys, "argv", ["mua", "--version"])
+    with pytest.raises(SystemExit):
+        main()
+    assert os.environ.get("GOMP_SPINCOUNT") == rounds

@@ -27,7 +27,7 @@ FILES = [path for path in sorted(LABELLED.glob("*.jsonl")) if domain_of(path) in
 FLOOR = 0.95
 FLOORS = {
     "heldout": {"help_desk": 0.95, "retail": 0.95, "airline": 0.95, "telecom": 0.945},
-    "heldout2": {"help_desk": 0.95, "retail": 0.95, "airline": 0.95, "telecom": 0.95},
+    "heldout2": {"help_desk": 0.95, "retail": 0.945, "airline": 0.95, "telecom": 0.945},
     "heldout3": {"help_desk": 0.96, "retail": 0.93, "airline": 0.94, "telecom": 0.94},
 }
 

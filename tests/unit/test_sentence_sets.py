@@ -191,7 +191,8 @@ def test_there_are_enough_held_out_sentences_of_every_sort(name: str) -> None:
 
 @pytest.mark.parametrize("name", HELD_OUT)
 @pytest.mark.parametrize(
-    ("folder", "held"), [("users", "heldout"), ("users", "heldout3"), ("claims", "heldout"), ("claims", "fresh")]
+    ("folder", "held"),
+    [("users", "heldout"), ("users", "heldout2"), ("users", "heldout3"), ("claims", "heldout"), ("claims", "fresh")],
 )
 def test_no_sentence_is_held_out_twice_or_known(folder: str, held: str, name: str) -> None:
     held_out = [folded(line["say"]) for line in lines(f"{folder}/{held}", name)]

@@ -107,6 +107,24 @@ def test_a_finished_stage_is_not_repeated_and_a_changed_one_is_refused(
         SeedRuns(study, config, ["rollout.max_turns=3"], 1).finish("rl")
 
 
+def test_the_first_stages_start_from_the_studys_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(studies, "ROOT", tmp_path)
+    ran: list[tuple[str, ...]] = []
+    monkeypatch.setattr(studies, "mua", lambda *arguments: ran.append(arguments))
+    stages = TWO_STAGES["stages"] | {"more": {"kind": "sft", "after": "start", "demonstrations": {"count": 4}}}  # type: ignore[operator]
+    study = Study.model_validate(TWO_STAGES | {"stages": stages, "model": "tools/base"})
+    config = load_config(Path(study.config), [])
+    for stage in ("start", "more"):
+        SeedRuns(study, config, [], 1).finish(stage)
+    first = studies.folder_of(study, 1, "start")
+    assert "model.path=tools/base" in ran[0]
+    assert f"model.path={first}/run/hf" in ran[2]
+    assert not (first / "init").exists()  # no tokenizer and no weights of its own
+    other = Study.model_validate(TWO_STAGES | {"stages": stages, "model": "tools/other"})
+    with pytest.raises(ConfigError, match="another form"):
+        SeedRuns(other, config, [], 1).finish("start")
+
+
 def test_demonstrations_may_be_about_other_domains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(studies, "ROOT", tmp_path)
     ran: list[tuple[str, ...]] = []
