@@ -26,13 +26,15 @@ settings.load_profile("mua")
 
 RUNS = "critic|distillation|evaluation|make_|ports|refill|shrunk_recipe|two_nodes|variants|zero_learning_rate"
 GROUPS = {
+    "kills": r"tests/e2e/test_(engine_lost|preempt|resume|two_ranks)",
     "chaos": r"tests/e2e/test_chaos",
     "runs": rf"tests/e2e/test_({RUNS})",
+    "users": r"tests/e2e/test_users",
     "engine": r"tests/(e2e/|parity/test_engine|unit/test_engine_(requests|faults|keys))",
     "ranks": r"tests/(parity/|unit/test_(megatron|distributed|offload|bridge_reshard|trainer_(calls|gae)))",
 }
-"""What shares an engine, a fine-tuned policy or ranks stays in one of pytest-xdist's processes, the longest first: all
-end-to-end tests share a policy, but those that need no trained one are many enough for a process of their own."""
+"""What shares an engine, a fine-tuned policy or ranks stays in one of pytest-xdist's processes, the longest first.
+End-to-end tests share a policy, in several groups: making it again costs less than waiting for the longest group."""
 
 
 def group_of(nodeid: str) -> str:

@@ -5,9 +5,9 @@
 
 Tasks are those of the training split, domain by domain by the shares of ``environment.mix``.
 
-``--agent expert``: the domains' experts against their scripted users. An expert made loose departs from the prescribed
-way now and then; with ``--keep successful`` (the default) only conversations that earned success are written, with
-``--keep all`` the others too: what a policy that is still to be improved learns from.
+``--agent expert``: the domains' experts against the scripted users that ``user.personas`` names. An expert made loose
+departs from the prescribed way now and then; with ``--keep successful`` (the default) only conversations that earned
+success are written, with ``--keep all`` the others too: what a policy that is still to be improved learns from.
 
 ``--agent policy``: whoever ``evaluation.policy`` names (an OpenAI endpoint, or the checkpoint ``model.path``) plays
 ``--samples`` episodes of every task against the configuration's users. Successful, rule-abiding ones are kept, the best
@@ -23,7 +23,7 @@ import asyncio
 import itertools
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from mua.cli import readable
@@ -86,7 +86,9 @@ def _by_policy(config: ExperimentConfig, arguments: argparse.Namespace) -> None:
 
 def _by_experts(config: ExperimentConfig, arguments: argparse.Namespace) -> None:
     selection = Selection.from_config(config.environment)
-    made = records(selection, arguments.seed, arguments.loose, successful=arguments.keep == "successful")
+    personas = config.user.personas if config.user.kind == "scripted" else []
+    successful = arguments.keep == "successful"
+    made = records(selection, arguments.seed, arguments.loose, personas, successful=successful)
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     with (
         arguments.out.open("w", encoding="utf-8") as file,
@@ -98,17 +100,21 @@ def _by_experts(config: ExperimentConfig, arguments: argparse.Namespace) -> None
             stage.advance()
 
 
-def conversations(selection: Selection, seed: int, loose: float, *, successful: bool) -> Iterator[list[Json]]:
+def conversations(
+    selection: Selection, seed: int, loose: float, personas: Sequence[str] = (), *, successful: bool
+) -> Iterator[list[Json]]:
     """An endless stream of conversations in OpenAI form, system prompt first; the same for the same arguments."""
-    return (record["messages"] for record in records(selection, seed, loose, successful=successful))
+    return (record["messages"] for record in records(selection, seed, loose, personas, successful=successful))
 
 
-def records(selection: Selection, seed: int, loose: float, *, successful: bool) -> Iterator[Json]:
+def records(
+    selection: Selection, seed: int, loose: float, personas: Sequence[str] = (), *, successful: bool
+) -> Iterator[Json]:
     """:func:`conversations` with the tools that the prompt shows."""
     stream = TaskStream(selection.shared_tasks("train"), seed)
     for ordinal in itertools.count():
         task = stream.task(ordinal)
-        played = asyncio.run(demonstrate(selection.domain(task), task, ordinal, loose))
+        played = asyncio.run(demonstrate(selection.domain(task), task, ordinal, loose, personas))
         if played.evaluation.success or not successful:
             tools = [tool.openai() for tool in shown_tools(selection, task)]
             yield {"messages": _with_prompt(selection, task, played)} | ({"tools": tools} if tools else {})

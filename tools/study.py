@@ -39,7 +39,7 @@ _T_95 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365}
 
 
 class Demonstrations(Section):
-    """Conversations of scripted experts."""
+    """Conversations of scripted experts with the scripted users that the configuration names."""
 
     count: Positive
     config: str = ""
@@ -181,11 +181,12 @@ class SeedRuns:
 
     def _conversations(self, wanted: Demonstrations) -> Iterator[list[Json]]:
         """About the training split, or an equal share about each practice shop where some are asked for."""
-        environment, shops = self._taught(wanted).environment, range(1, wanted.practice + 1) or [0]
+        taught, shops = self._taught(wanted), range(1, wanted.practice + 1) or [0]
+        environment, personas = taught.environment, taught.user.personas
         for shop in shops:
             options = {**environment.options, **({"practice": shop} if shop else {})}
             selection = Selection.from_config(environment.model_copy(update={"options": options}))
-            made = conversations(selection, self.seed, wanted.loose, successful=wanted.successful)
+            made = conversations(selection, self.seed, wanted.loose, personas, successful=wanted.successful)
             yield from itertools.islice(made, wanted.count // len(shops))
 
     def _common(self) -> list[str]:

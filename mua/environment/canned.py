@@ -18,8 +18,8 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
-from mua.environment.demonstrate import Demonstration, played_by, value_of
-from mua.environment.protocol import Domain, Move, Peopled, Task, ToolSchema
+from mua.environment.demonstrate import Demonstration, played_by, scripted_user, value_of
+from mua.environment.protocol import Domain, Move, Task, ToolSchema
 from mua.types import Json
 
 CEILING = 0.05
@@ -71,10 +71,7 @@ async def play_canned(
     domain: Domain, task: Task, seed: int, canned: Canned, personas: Sequence[str] = ()
 ) -> Demonstration:
     """One episode of ``canned`` with the scripted user, of ``personas`` if any; the same for the same arguments."""
-    environment = domain.environment()
-    user = (
-        domain.scripted_user(task, seed, personas) if isinstance(domain, Peopled) else domain.scripted_user(task, seed)
-    )
+    environment, user = domain.environment(), scripted_user(domain, task, seed, personas)
     training = domain.tasks("train")
 
     def agent(opening: str, tools: Sequence[ToolSchema]) -> Generator[Move, str, None]:

@@ -18,6 +18,7 @@ from mua.environment.protocol import (
     Evaluation,
     Expert,
     Move,
+    Peopled,
     Task,
     ToolResult,
     ToolSchema,
@@ -55,9 +56,18 @@ def moves_of(domain: Domain, task: Task, seed: int, loose: float = 0.0) -> Gener
         yield from _unanswered(domain.gold(task))
 
 
-async def demonstrate(domain: Domain, task: Task, seed: int, loose: float = 0.0) -> Demonstration:
-    """Play ``task`` to its end; the same for the same arguments."""
-    environment, user = domain.environment(), domain.scripted_user(task, seed)
+def scripted_user(domain: Domain, task: Task, seed: int, personas: Sequence[str] = ()) -> User:
+    """The domain's scripted user: one of ``personas``, where it has several kinds."""
+    if isinstance(domain, Peopled):
+        return domain.scripted_user(task, seed, personas)
+    return domain.scripted_user(task, seed)
+
+
+async def demonstrate(
+    domain: Domain, task: Task, seed: int, loose: float = 0.0, personas: Sequence[str] = ()
+) -> Demonstration:
+    """Play ``task`` to its end with a user of ``personas``, or of all; the same for the same arguments."""
+    environment, user = domain.environment(), scripted_user(domain, task, seed, personas)
     try:
         await value_of(environment.reset(task, seed))
         return await _Play(environment, user).run(moves_of(domain, task, seed, loose))

@@ -26,6 +26,7 @@ from mua.language.patterns import load
 Grammar: TypeAlias = Mapping[str, Mapping[str, Sequence[str]]]
 _SLOT = re.compile(r"\{(\w+)\}")
 _CHOICE = re.compile(r"\[([^\[\]]*)\]")
+_BEGINNING = re.compile(r"(^|[.!?] )([a-z])(?!\S*[@_\d])")
 DEEPEST = 12
 """Rules within rules."""
 
@@ -68,7 +69,7 @@ def load_grammar(path: Path) -> Grammar:
 
 
 def _tidy(text: str) -> str:
-    """Single spaces, none before a mark, and a capital after the end of a sentence."""
+    """Single spaces, none before a mark, a capital where a sentence begins with a word, no identifier."""
     text = re.sub(r"\s+", " ", text).strip()
     text = re.sub(r" ([.,!?])", r"\1", text)
-    return re.sub(r"(^|[.!?] )([a-z])", lambda found: found[1] + found[2].upper(), text)
+    return _BEGINNING.sub(lambda found: found[1] + found[2].upper(), text)

@@ -13,7 +13,8 @@ from typing import Any, TypeAlias
 
 from mua.config.environment import USER_KINDS
 from mua.config.schema import UserConfig
-from mua.environment.protocol import Domain, Peopled, Task
+from mua.environment.demonstrate import scripted_user
+from mua.environment.protocol import Domain, Task
 from mua.environment.selection import Selection
 from mua.errors import ConfigError
 from mua.users.check import Vocabulary
@@ -69,17 +70,12 @@ class UserFactory:
         if self._config.kind == "replay":
             return self._replayed(task, seed)
         if getattr(domain, "user_in_tools", False):
-            return self._scripted(domain, task, seed)
+            return scripted_user(domain, task, seed, self._config.personas)
         if self._own is not None:
             return self._made(self._own, domain, task, seed)
         if self._endpoint is not None:
             return self._talking(self._endpoint, domain, task, seed)
-        return self._scripted(domain, task, seed)
-
-    def _scripted(self, domain: Domain, task: Task, seed: int) -> User:
-        if isinstance(domain, Peopled):
-            return domain.scripted_user(task, seed, self._config.personas)
-        return domain.scripted_user(task, seed)
+        return scripted_user(domain, task, seed, self._config.personas)
 
     def recites_data(self, task: Task) -> bool:
         """Whether the user of ``task`` says what a data set holds, code or calls perhaps: its words are no fault."""

@@ -380,6 +380,15 @@ def test_a_customer_describes_the_order_whose_number_it_forgot():
     assert noted(answer)["hint"] == task.data["wishes"][0]["hint"]
 
 
+def test_an_email_is_told_letter_by_letter_even_where_a_sentence_begins_with_it():
+    knowing = [task for task in load_split("train") if task.data["customer"]["email"]][:60]
+    told = {
+        task.data["customer"]["email"]: replies(task, "What is your email?", persona="plain")[0] for task in knowing
+    }
+    assert all(email in answer for email, answer in told.items())
+    assert any(answer.startswith(email) for email, answer in told.items())
+
+
 def test_a_customer_without_email_gives_name_and_zip_code():
     task = next(task for task in ALL if task.data["customer"]["email"] is None)
     email, name = replies(task, "What is your email?", "What is your full name, and what is your zip code?")

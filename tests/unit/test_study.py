@@ -141,6 +141,24 @@ def test_demonstrations_may_be_about_other_domains(tmp_path: Path, monkeypatch: 
     assert ran[1][:2] == ("eval", "configs/demo.yaml")
 
 
+def test_demonstrations_are_held_with_the_configurations_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(studies, "ROOT", tmp_path)
+    monkeypatch.setattr(studies, "mua", lambda *arguments: None)
+    shown: dict[str, list[str]] = {}
+    for persona in ("brief", "talkative"):
+        (tmp_path / f"{persona}.yaml").write_text(
+            f"extends: {Path('configs/tiny-retail.yaml').resolve()}\nuser: {{personas: [{persona}]}}\n"
+        )
+        written = TWO_STAGES | {"name": persona, "config": str(tmp_path / f"{persona}.yaml"), "model": "tools/base"}
+        study = Study.model_validate(written)
+        SeedRuns(study, load_config(Path(study.config), []), [], 1).finish("start")
+        lines = (studies.folder_of(study, 1, "start") / "conversations.jsonl").read_text().splitlines()
+        shown[persona] = [json.loads(line)["messages"][1]["content"] for line in lines]
+    brief, talkative = ([len(opening) for opening in shown[persona]] for persona in ("brief", "talkative"))
+    assert max(brief) < 100  # "I have moved, please change the address in my profile."
+    assert sum(talkative) > 2 * sum(brief)
+
+
 def test_the_report_pairs_tasks_and_gives_intervals_over_seeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(studies, "ROOT", tmp_path)
     again = {"kind": "rl", "after": "start"}
