@@ -7,45 +7,41 @@ from a folder or package (``needs_data``), whose rewards are not ours; and a pol
 from __future__ import annotations
 
 import asyncio
-import random
+import math
 from collections.abc import Awaitable, Iterator
 from functools import lru_cache
+from statistics import fmean as mean
+from statistics import pstdev
 
 import pytest
 
 from mua.environment.canned import CEILING, SHARE_OF_EXPERT, Attacked, Canned, play_canned
 from mua.environment.demonstrate import Demonstration, demonstrate
-from mua.environment.protocol import Domain, Task
+from mua.environment.protocol import Domain
 from mua.environment.registry import domain_names, get_domain
+from mua.environment.sampling import stratified
 
 OURS = [name for name in domain_names() if not getattr(get_domain(name), "needs_data", False)]
 
 MOST = [pytest.param(100, marks=pytest.mark.slow), 20]
-"""So many tasks of the test split, and fewer in ``make test``: drawn, as a split may repeat its kinds in order."""
-
-
-def drawn(domain: Domain, most: int) -> list[Task]:
-    tasks = domain.tasks("test")
-    return random.Random(f"{domain.name}/{most}").sample(tasks, min(most, len(tasks)))
+"""So many tasks of the test split, and fewer in ``make test``, each kind by its share."""
 
 
 @lru_cache(maxsize=64)
 def of_expert(name: str, most: int) -> list[Demonstration]:
     domain = get_domain(name)
-    return asyncio.run(one_by_one(demonstrate(domain, task, 0) for task in drawn(domain, most)))
+    return asyncio.run(one_by_one(demonstrate(domain, task, 0) for task in stratified(domain.tasks("test"), most)))
 
 
 def of_canned(domain: Domain, canned: Canned, most: int) -> list[Demonstration]:
-    return asyncio.run(one_by_one(play_canned(domain, task, 0, canned) for task in drawn(domain, most)))
+    return asyncio.run(
+        one_by_one(play_canned(domain, task, 0, canned) for task in stratified(domain.tasks("test"), most))
+    )
 
 
 async def one_by_one(episodes: Iterator[Awaitable[Demonstration]]) -> list[Demonstration]:
     """All on one loop: making one costs more than most episodes."""
     return [await episode for episode in episodes]
-
-
-def mean(values: list[float]) -> float:
-    return sum(values) / len(values)
 
 
 def policies() -> list[tuple[str, str]]:
@@ -68,12 +64,13 @@ def test_a_policy_that_deserves_nothing_earns_nothing(name: str, policy: str, mo
     canned = domain.canned()[policy]
     played = of_canned(domain, canned, most)
     if name.startswith("gyms/"):
-        earned = mean([one.reward for one in played])
+        values = [one.reward for one in played]
         expert = mean([one.reward for one in of_expert(name, most)])
         ceiling = max(SHARE_OF_EXPERT * expert, canned.chance + CEILING if canned.chance else 0.0)
     else:
-        earned = mean([one.evaluation.success for one in played])
+        values = [float(one.evaluation.success) for one in played]
         ceiling = canned.chance + CEILING
-    if len(played) < len(domain.tasks("test")):  # of a small sample, one may be the one in twenty
-        ceiling = max(ceiling, 1 / len(played))
+    if len(played) < len(domain.tasks("test")):  # two standard errors of a sample's mean
+        ceiling += 2 * pstdev(values) / math.sqrt(len(played))
+    earned = mean(values)
     assert earned <= ceiling, f"{policy} earns {earned:.3f} in {name}; at most {ceiling:.3f}. {canned.reason}"
