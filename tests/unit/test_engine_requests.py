@@ -47,7 +47,7 @@ async def test_length_ends_the_turn(engine_pool: EnginePool) -> None:
 
 
 async def test_deadline_raises_and_aborts_on_the_engine(engine_pool: EnginePool) -> None:
-    greedy, started = replace(ENDLESS, temperature=0.0), time.perf_counter()
+    greedy, started = replace(ENDLESS, temperature=0.0, max_new_tokens=256), time.perf_counter()
     whole = await engine_pool.generate(PROMPT, greedy, session="whole", deadline_s=300)
     half = (time.perf_counter() - started) / 2
     with pytest.raises(TurnCut, match=r"session 'slow' exceeded its [\d.]+ s after \d+ tokens") as cut:
