@@ -23,7 +23,7 @@ from mua.environment.sampling import stratified
 
 OURS = [name for name in domain_names() if not getattr(get_domain(name), "needs_data", False)]
 
-MOST = [pytest.param(100, marks=pytest.mark.slow), 20]
+MOST = [pytest.param(100, marks=pytest.mark.slow), 10]
 """So many tasks of the test split, and fewer in ``make test``, each kind by its share."""
 
 

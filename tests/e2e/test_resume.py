@@ -63,7 +63,7 @@ def before_the_first_checkpoint(output: Path) -> bool:
     "moment",
     [
         pytest.param(before_the_first_checkpoint, marks=pytest.mark.grid),
-        pytest.param(while_saving, marks=pytest.mark.slow),
+        pytest.param(while_saving, marks=pytest.mark.grid),
         pytest.param(right_after_saving_step_2, marks=pytest.mark.grid),
         pytest.param(during_the_rollout_of_step_2, marks=pytest.mark.slow),
     ],
