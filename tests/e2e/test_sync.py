@@ -6,6 +6,7 @@ The trainer and its engine run in a process of their own, because Megatron-Core 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch
 from e2e_support import assert_nothing_left
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from megatron_bridge import export_hf
 from mua.algorithms.batch import sft_batch
 from mua.algorithms.losses import CrossEntropyLoss
 from mua.config.load import load_config
@@ -22,7 +24,7 @@ from mua.engine.protocol import SamplingParams
 from mua.rollout.service import RolloutService
 from mua.tokens.family import load_family
 from mua.trainer.conversations import load_conversations
-from mua.trainer.policy import Policy
+from mua.trainer.learner import Learner
 from tests.distributed import run_distributed
 from tests.forked_engines import WithForkedEngines
 
@@ -63,19 +65,19 @@ def _train_and_sync(recipe: Path, folder: Path) -> dict[str, Any]:
     """What the engine says before and after a sync of weights that were trained for some steps."""
     config = load_config(recipe, [f"output={folder}/out", "environment.name=help_desk", f"trainer.steps={STEPS}"])
     family = load_family(config.model.path, thinking=False)
-    with Policy(config, total_steps=STEPS) as policy, RolloutService(config) as rollouts:
+    with Learner(config, total_steps=STEPS) as learner, RolloutService(config) as rollouts:
         conversations = load_conversations(config.sft.data, family, config)[:8]
         for _ in range(STEPS):
-            policy.train_step(sft_batch([s for segments in conversations for s in segments]), CrossEntropyLoss())
-        found: dict[str, Any] = {"different_before": rollouts.verify_weights(policy.export_hf())}
-        rollouts.update_weights(policy.export_hf, version=VERSION)
-        found["different"] = rollouts.verify_weights(policy.export_hf())
+            learner.train_step(sft_batch([s for segments in conversations for s in segments]), CrossEntropyLoss())
+        found: dict[str, Any] = {"different_before": rollouts.verify_weights(export_hf(learner.policy.chunks))}
+        rollouts.update_weights(partial(export_hf, learner.policy.chunks), version=VERSION)
+        found["different"] = rollouts.verify_weights(export_hf(learner.policy.chunks))
         found["prompts"] = _prompts(config.model.path)
         generations = [_greedy(rollouts, prompt) for prompt in found["prompts"]]
         found["answers"] = [generation.ids.tolist() for generation in generations]
         found["versions"] = [generation.version for generation in generations]
-        found["after_corruption"] = rollouts.verify_weights(_corrupted(policy.export_hf()))
-        policy.save_hf(folder / "exported")
+        found["after_corruption"] = rollouts.verify_weights(_corrupted(export_hf(learner.policy.chunks)))
+        learner.save_hf(folder / "exported")
     return found
 
 

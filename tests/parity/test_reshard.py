@@ -308,7 +308,7 @@ def reshard(folder: Path, layout: Layout) -> dict[str, Any]:
 def build(folder: Path, layout: Layout) -> list[Any]:
     """Random Megatron chunks of the model in ``folder`` under ``layout``."""
     megatron_cpu.install()
-    from megatron_bridge import gpt_model_kwargs, read_hf_config, transformer_config_kwargs
+    from megatron_bridge import read_hf_config
     from mua.config.schema import MegatronConfig, ModelConfig
     from mua.megatron.model import build_chunks
     from mua.megatron.parallel import start_groups
@@ -321,4 +321,4 @@ def build(folder: Path, layout: Layout) -> list[Any]:
     start_groups(megatron, 5)
     config = read_hf_config(folder)
     model = ModelConfig(path=folder, dtype="float32", max_length=512)
-    return build_chunks(transformer_config_kwargs(config), gpt_model_kwargs(config), model, megatron)
+    return build_chunks(config, model, megatron)

@@ -148,18 +148,25 @@ def engine_config(count: int, arguments: argparse.Namespace) -> Any:
 
 
 def make_feed(folder: Path, layout: dict[str, int], engine: Any) -> tuple[Any, Any]:
-    """The feed of a fresh policy in ``layout``, and the policy's backend."""
+    """The feed of a fresh policy in ``layout``, and its learner."""
     import torch.distributed as dist
 
     from megatron_bridge.plan import plan_model
-    from mua.config.schema import MegatronConfig, ModelConfig, OptimizerConfig
+    from mua.config.schema import EngineConfig, ExperimentConfig, MegatronConfig, ModelConfig, OptimizerConfig
     from mua.engine.feed import TrainerFeed
     from mua.engine.nodes import Nodes
-    from mua.megatron.backend import MegatronBackend
+    from mua.trainer.learner import Learner
 
     model = ModelConfig(path=folder / "model", dtype="float32", max_length=512)
-    built = MegatronBackend(model, MegatronConfig(**layout, threads=1), OptimizerConfig(), total_steps=1, seed=1)  # type: ignore[arg-type]
-    chunks = built.chunks
+    config = ExperimentConfig.model_construct(
+        model=model,
+        megatron=MegatronConfig(**layout, threads=1),  # type: ignore[arg-type]
+        optimizer=OptimizerConfig(),
+        engine=EngineConfig(),
+        seed=1,
+    )
+    built = Learner(config, total_steps=1, driven=False)
+    chunks = built.policy.chunks
     feed = TrainerFeed(
         lambda: nullcontext(plan_model(chunks)), engine, Nodes(0, (0,)), dist.group.WORLD, announce=lambda _: None
     )
