@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import os
 from enum import StrEnum
+from typing import NamedTuple
 
 MISTAKE = 2
 """Exit status: something a person has to change."""
@@ -89,6 +90,13 @@ class UserFaultKind(StrEnum):
     CHANGES_WISH = "changes_wish"
     NO_RECORDING = "no_recording"
     """A replay whose agent took another course than the recorded one."""
+
+
+class Refusal(NamedTuple):
+    """Why a text cannot be a user's words."""
+
+    kind: UserFaultKind
+    reason: str
 
 
 class UserFault(MuaError):

@@ -15,11 +15,10 @@ from pydantic import SecretStr
 
 from environments.gyms._shared import Gym, GymEnvironment, act
 from mua.config.schema import EnvironmentConfig, LlmConfig
+from mua.endpoint.client import ChatClient, Services
 from mua.environment.demonstrate import demonstrate, replay_gold
 from mua.environment.protocol import Evaluation, Move, Split, Task, ToolResult, Transcript
 from mua.types import Json
-from mua.users.endpoint import ChatEndpoint
-from mua.users.services import Services
 from tests.chat_fixtures import chat_server, says
 from tests.chat_server import Handler, Server, serving
 
@@ -93,7 +92,7 @@ async def served(gym: Gym, *script: Handler, **options: Any) -> AsyncIterator[tu
     """``gym`` with the LLM oracle, both roles played by one server on this machine."""
     async with serving(*script) as server:
         config = LlmConfig(base_url=server.url, model="m", max_retries=0)
-        services = Services(user=ChatEndpoint(config), judge=ChatEndpoint(config, "judge"))
+        services = Services(user=ChatClient(config), judge=ChatClient(config, "judge"))
         environment = EnvironmentConfig(name=gym.name, oracle="llm", options=options)
         yield gym.configured(environment, services), server
         await services.close()
@@ -106,7 +105,7 @@ async def modelled(
     """The gym under ``oracle: llm`` with two endpoints, whose words are made from each request's body."""
     async with chat_server(lambda body: says(user(body))) as one, chat_server(lambda body: says(judge(body))) as other:
         endpoints = [
-            ChatEndpoint(LlmConfig(base_url=server.base_url, model="m", max_retries=0)) for server in (one, other)
+            ChatClient(LlmConfig(base_url=server.base_url, model="m", max_retries=0)) for server in (one, other)
         ]
         config = EnvironmentConfig(name=gym.name, oracle="llm", data=data)
         yield gym.configured(config, Services(user=endpoints[0], judge=endpoints[1]))
@@ -122,7 +121,7 @@ async def real_oracle(gym: Gym) -> AsyncIterator[Gym]:
         pytest.skip("MUA_JUDGE_BASE_URL and MUA_JUDGE_MODEL name no endpoint to compare with")
     key = SecretStr(os.environ.get("MUA_JUDGE_API_KEY", "none"))
     config = LlmConfig(base_url=url, model=model, api_key=key, temperature=0.0)
-    services = Services(user=ChatEndpoint(config), judge=ChatEndpoint(config, "judge"))
+    services = Services(user=ChatClient(config), judge=ChatClient(config, "judge"))
     yield gym.configured(EnvironmentConfig(name=gym.name, oracle="llm"), services)
     await services.close()
 

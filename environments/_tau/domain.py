@@ -11,6 +11,7 @@ from environments._tau.folder import Form, OfficialData, load_official
 from environments._tau.tau2 import BASES
 from environments._tau.user import InstructedUser
 from mua.config.schema import EnvironmentConfig
+from mua.endpoint.client import Services
 from mua.environment.database import Tool
 from mua.environment.protocol import (
     Environment,
@@ -26,7 +27,6 @@ from mua.errors import ConfigError
 from mua.types import Json
 from mua.users.judge import Judge
 from mua.users.protocol import User
-from mua.users.services import Services
 
 ToolsOf = Callable[[Form], Sequence[Tool]]
 """The domain's tools in the order the policy sees them, for tau-bench or tau2-bench."""

@@ -29,7 +29,7 @@ from mua.users.protocol import STOP_SIGNAL, User, UserReply
 
 if TYPE_CHECKING:
     from mua.config.schema import EnvironmentConfig
-    from mua.users.services import Services
+    from mua.endpoint.client import Services
 
 _SHORT = "You answer questions about a database, or change it, with SQL."
 _FULL = """\

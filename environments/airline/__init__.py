@@ -27,12 +27,12 @@ from environments.airline.verdict import code
 from environments.airline.views import compact
 from environments.airline.world import world
 from mua.config.schema import EnvironmentConfig
+from mua.endpoint.client import Services
 from mua.environment.canned import Canned
 from mua.environment.database import DatabaseEnvironment, RewardForm, ServiceDesk, Tool
 from mua.environment.protocol import Domain, Environment, Isolation, Move, PromptStyle, Split, Task
 from mua.errors import ConfigError
 from mua.users.protocol import User
-from mua.users.services import Services
 
 TABLES = ("flights", "reservations", "users")
 _SHORT_PROMPT = "You are the agent of an airline."

@@ -23,7 +23,7 @@ from environments.airline.user import HERE
 from environments.airline.world import world
 from mua.environment.conduct import Called, Past, Rules
 from mua.types import Json
-from mua.users.talk import reader_of
+from mua.users.scripted import reader_of
 
 _WORDS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]
 _CANCELS = re.compile(

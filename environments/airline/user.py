@@ -10,10 +10,8 @@ from environments.airline.errands import day_words
 from environments.airline.world import AHEAD, world
 from mua.environment.protocol import Task
 from mua.types import Json
-from mua.users.informed import Part
 from mua.users.personas import persona_of
-from mua.users.scripted import Fact, ScriptedUser, Wish
-from mua.users.talk import grammar_of, reader_of
+from mua.users.scripted import Fact, Part, ScriptedUser, Wish, grammar_of, reader_of
 
 HERE = Path(__file__).parent
 

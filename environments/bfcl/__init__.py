@@ -22,7 +22,7 @@ from mua.users.protocol import STOP_SIGNAL, User, UserReply
 
 if TYPE_CHECKING:
     from mua.config.schema import EnvironmentConfig
-    from mua.users.services import Services
+    from mua.endpoint.client import Services
 
 _PROMPT = "You act for a user by calling tools. Do what the user asks, then tell the user what came of it."
 _FULL = """\

@@ -24,12 +24,12 @@ from environments.retail.user import customer, part_of
 from environments.retail.verdict import code
 from environments.retail.views import compact
 from mua.config.schema import EnvironmentConfig
+from mua.endpoint.client import Services
 from mua.environment.canned import Canned
 from mua.environment.database import DatabaseEnvironment, RewardForm, ServiceDesk
 from mua.environment.protocol import Domain, Environment, Isolation, Move, PromptStyle, Split, Task
 from mua.errors import ConfigError
 from mua.users.protocol import User
-from mua.users.services import Services
 
 SHORT_PROMPT = "You are the shop's desk."
 

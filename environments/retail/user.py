@@ -12,10 +12,8 @@ from environments.retail.wishes import place
 from environments.retail.words import MAIL, PRODUCTS
 from mua.environment.protocol import Task
 from mua.types import Json
-from mua.users.informed import Part
 from mua.users.personas import persona_of
-from mua.users.scripted import Fact, ScriptedUser, Wish
-from mua.users.talk import grammar_of, reader_of
+from mua.users.scripted import Fact, Part, ScriptedUser, Wish, grammar_of, reader_of
 
 HERE = Path(__file__).parent
 _RULES: Mapping[str, str] = {"no longer needed": "tell_not_needed", "ordered by mistake": "tell_by_mistake"}

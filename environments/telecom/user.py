@@ -22,11 +22,9 @@ from environments.telecom.world import PLANS
 from mua.environment.protocol import Task
 from mua.language.acts import Acts
 from mua.types import Json
-from mua.users.informed import Part
 from mua.users.personas import persona_of
 from mua.users.protocol import UserReply, UserTools
-from mua.users.scripted import Fact, ScriptedUser, Wish
-from mua.users.talk import grammar_of, reader_of
+from mua.users.scripted import Fact, Part, ScriptedUser, Wish, grammar_of, reader_of
 
 TEST = {
     "no_service": "check_status_bar",

@@ -74,7 +74,7 @@ class EndpointConfig(Section):
     model: str
     """Model name the endpoint knows."""
     api_key: SecretStr = SecretStr("none")
-    """Use ``${ENV_VAR}``; never written to a log, trace or checkpoint."""
+    """Use ``${ENV_VAR}``; never written to a log, trace, result or checkpoint."""
     request_seconds: PositiveFloat = 60.0
     """Deadline of one request."""
     concurrency: Positive = 256
@@ -91,9 +91,13 @@ class EndpointConfig(Section):
     """How long it is left alone before one request tries it again."""
     structured_output: Literal["auto", "json_schema", "json_object", "text"] = "auto"
     """How JSON is asked for: under a schema, as any object, or in the prompt alone. ``auto`` begins with a schema and
-    takes what the endpoint does not refuse."""
+    takes what the endpoint does not refuse. A policy is asked for none."""
+    send_seed: bool = True
+    """Send a seed with every request, for endpoints that repeat themselves with one."""
+    tokens_parameter: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
+    """Name under which the endpoint takes the longest reply in tokens."""
     price_per_million_in: NonNegativeFloat = 0.0
-    """Price of a million tokens read, for the metric ``cost``, in any currency."""
+    """Price of a million tokens read, in any currency, for the metric ``cost``; a policy's is ``policy_cost``."""
     price_per_million_out: NonNegativeFloat = 0.0
     """Price of a million tokens written."""
     extra: dict[str, Any] = {}

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, SecretStr, model_validator
+from pydantic import Field, model_validator
 
 from mua.config.algorithm import (
     AlgorithmConfig,
@@ -310,36 +310,23 @@ class SftConfig(Section):
     learns to copy from short contexts much sooner than from long ones."""
 
 
-class PolicyEndpointConfig(Section):
+class PolicyEndpointConfig(EndpointConfig):
     """The policy that ``mua eval`` judges, where it is no checkpoint of ours; needs native tool calls."""
 
-    base_url: str
-    """Address of the API, ``/v1`` included."""
-    model: str
-    """Model name the endpoint knows."""
-    api_key: SecretStr = SecretStr("none")
-    """Use ``${ENV_VAR}``; never written to a log, trace or result."""
     request_seconds: PositiveFloat = 300.0
     """Deadline of one request; ``rollout.generate_seconds`` bounds a turn, retries included."""
     max_retries: NonNegative = 5
-    """Retries of one request on 408, 409, 429, 5xx and dropped connections."""
+    """Retries of one request on 408, 409, 429, 5xx, dropped connections and replies that cannot be read."""
     concurrency: Positive = 64
     """Requests in flight at once; the rest wait."""
-    requests_per_minute: Positive | None = None
-    """Turns that may be asked for within any 60 seconds, retries apart; null: as many as ``concurrency`` allows."""
-    price_per_million_in: NonNegativeFloat = 0.0
-    """Price of a million tokens read, for the metric ``policy_cost``, in any currency."""
-    price_per_million_out: NonNegativeFloat = 0.0
-    """Price of a million tokens written."""
-    send_seed: bool = True
-    """Send a seed with every request, for endpoints that repeat themselves with one."""
     send_reasoning: bool = True
     """Give the policy's ``reasoning_content`` back with its messages, as models that reason between tool calls expect;
     turn it off for endpoints that refuse unknown fields."""
-    tokens_parameter: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
-    """Name under which the endpoint takes ``rollout.max_turn_tokens``."""
-    extra: dict[str, Any] = {}
-    """Further fields of every request, such as ``chat_template_kwargs``; never a secret."""
+
+    @property
+    def endpoints(self) -> tuple[EndpointConfig, ...]:
+        """Only itself: another endpoint would be another policy."""
+        return (self,)
 
 
 class PolicyConfig(Section):

@@ -10,8 +10,8 @@ from mua.types import Json
 
 if TYPE_CHECKING:
     from mua.config.schema import EnvironmentConfig
+    from mua.endpoint.client import Services
     from mua.users.protocol import User
-    from mua.users.services import Services
 
 Split = Literal["train", "validation", "test"]
 PromptStyle = Literal["full", "short"]

@@ -22,13 +22,13 @@ from pathlib import Path
 from typing import Any, Protocol, get_args, runtime_checkable
 
 from mua.config.schema import EnvironmentConfig
+from mua.endpoint.client import Services
 from mua.environment.overlay import same
 from mua.environment.protocol import Configurable, Domain, Split, Task, ToolResult
 from mua.environment.registry import get_domain
 from mua.errors import ConfigError
 from mua.types import Json
 from mua.untrusted import MAX_FILE_DEPTH, JsonError, printable, read_file, read_json
-from mua.users.services import Services
 
 SHOWN = 10
 """Disagreements that a report prints."""

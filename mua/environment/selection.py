@@ -7,11 +7,11 @@ from dataclasses import dataclass, field, replace
 from typing import Self
 
 from mua.config.schema import EnvironmentConfig, EvaluationConfig, ExperimentConfig
+from mua.endpoint.client import Services
 from mua.environment.protocol import Configurable, Domain, PerTaskPrompt, PromptStyle, Split, Task
 from mua.environment.registry import get_domain
 from mua.environment.sampling import stratified
 from mua.errors import ConfigError
-from mua.users.services import Services
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ from pathlib import Path
 from statistics import fmean
 
 from mua.config.schema import ExperimentConfig
+from mua.endpoint.client import Services
 from mua.environment.protocol import Task, ToolSchema
 from mua.environment.selection import Selection
 from mua.errors import MuaError
@@ -34,7 +35,6 @@ from mua.rollout.runner import Placed
 from mua.rollout.scored import require_scored
 from mua.rollout.seeds import derived_seed
 from mua.types import Json, Trajectory
-from mua.users.services import Services
 
 
 @dataclass(frozen=True, slots=True)

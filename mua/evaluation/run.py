@@ -17,6 +17,7 @@ from typing import TypeAlias
 from rich.console import Console
 
 from mua.config.schema import ExperimentConfig
+from mua.endpoint.client import ChatClient, Services
 from mua.environment.protocol import Task
 from mua.environment.selection import Selection, environment_of
 from mua.errors import ConfigError
@@ -29,13 +30,11 @@ from mua.observe.files import replace_text
 from mua.observe.progress import Progress
 from mua.observe.traces import TraceWriter
 from mua.rollout.agent import ChatPolicy
-from mua.rollout.chat import ChatClient
 from mua.rollout.heap import long_lived_heap
 from mua.rollout.runner import EpisodeRunner, Placed, evaluation_places
 from mua.rollout.scored import require_scored
 from mua.rollout.service import RolloutService
 from mua.types import Json, Trajectory
-from mua.users.services import Services
 
 RESULT, REPORT = "evaluation.json", "report.md"
 OnTrajectory: TypeAlias = Callable[[Placed, Trajectory], None]
@@ -80,11 +79,13 @@ def play_at_endpoint(
 async def _play_at_endpoint(
     config: ExperimentConfig, episodes: Sequence[Placed], on_trajectory: OnTrajectory, seconds: float | None
 ) -> Roles:
-    assert config.evaluation.policy.endpoint is not None, "the configuration was validated"
+    endpoint = config.evaluation.policy.endpoint
+    assert endpoint is not None, "the configuration was validated"
     services = Services.from_config(config.user, config.judge)
     selection = Selection.from_config(config.environment, services)
-    client = ChatClient(config.evaluation.policy.endpoint)
-    runner = EpisodeRunner(config, selection, None, None, services, ChatPolicy(client))
+    client = ChatClient(endpoint, "policy")
+    policy = ChatPolicy(client, endpoint.send_reasoning)
+    runner = EpisodeRunner(config, selection, None, None, services, policy)
     try:
         try:
             async with asyncio.timeout(seconds) as deadline:

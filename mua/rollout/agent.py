@@ -10,19 +10,21 @@ The episode asks for a turn, answers it with tool results or with the user's wor
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Protocol
 
+from mua.endpoint.chat import ChatRequest, Completion, FunctionCall
+from mua.endpoint.client import ChatClient, ContextFull
 from mua.engine.protocol import Generation, Sampler, SamplingParams, TurnCut
 from mua.environment.protocol import ToolSchema
-from mua.rollout.chat import ChatClient, ChatReply
 from mua.rollout.pace import Pace
 from mua.rollout.seeds import derived_seed
 from mua.tokens.conversation import Conversation
-from mua.tokens.parsing import AssistantTurn
+from mua.tokens.parsing import AssistantTurn, ErrorKind, ToolCall, ToolCallError
 from mua.types import Json, Segment
+from mua.untrusted import JsonError, read_json
 
 if TYPE_CHECKING:
     from mua.rollout.episode import EpisodeSetting
@@ -178,9 +180,11 @@ class ChatPolicy:
     """Whatever answers at an OpenAI-compatible endpoint."""
 
     client: ChatClient
+    send_reasoning: bool = True
+    """Whether the policy is given its reasoning back, as models that reason between tool calls expect."""
 
     def agent(self, setting: EpisodeSetting, *, session: str, seed: int) -> Agent:
-        return ChatAgent(self.client, setting, seed)
+        return ChatAgent(self, setting, seed)
 
 
 class ChatAgent:
@@ -192,10 +196,10 @@ class ChatAgent:
     what was wrong.
     """
 
-    def __init__(self, client: ChatClient, setting: EpisodeSetting, seed: int) -> None:
+    def __init__(self, policy: ChatPolicy, setting: EpisodeSetting, seed: int) -> None:
         self.messages: list[Json] = []
         self.turns = 0
-        self._client = client
+        self._policy = policy
         self._setting = setting
         self._seed = seed
         self._wire: list[Json] = []
@@ -217,17 +221,19 @@ class ChatAgent:
         room = min(budgets.max_turn_tokens, budgets.max_tokens - self._context)
         if room < 1:
             return None
-        reply = await self._client.complete(
-            self._wire,
-            self._tools,
-            temperature=temperature,
-            top_p=budgets.top_p if temperature > 0 else 1.0,
-            top_k=budgets.top_k if temperature > 0 else -1,
-            max_tokens=room,
-            seed=derived_seed(self._seed, self.turns),
-            deadline_s=budgets.generate_seconds,
+        sampling: Json = {}
+        if temperature > 0 and budgets.top_p < 1:
+            sampling["top_p"] = budgets.top_p
+        if temperature > 0 and budgets.top_k > 0:  # no field of OpenAI's own endpoints
+            sampling["top_k"] = budgets.top_k
+        seed = derived_seed(self._seed, self.turns)
+        request = ChatRequest(
+            list(self._wire), seed, temperature, room, list(self._tools), sampling=sampling, verbatim=True
         )
-        return None if reply is None else self._keep(reply)
+        try:
+            return self._keep(await self._policy.client.ask(request, budgets.generate_seconds))
+        except ContextFull:
+            return None
 
     def add_tool_results(self, results: Sequence[str]) -> None:
         if len(results) != len(self._owed):
@@ -252,18 +258,60 @@ class ChatAgent:
         self.messages.append(message)
         self._wire.append(dict(message))
 
-    def _keep(self, reply: ChatReply) -> AssistantTurn:
-        turn, calls = reply.turn(self.turns, self._used)
+    def _keep(self, reply: Completion) -> AssistantTurn:
+        turn, calls = turn_of(reply, self.turns, self._used)
         self._owed = [call["id"] for call in calls]
         self._used.update(self._owed)
         self.turns += 1
-        self._context = reply.tokens.get("prompt_tokens", 0) + reply.tokens.get("completion_tokens", 0)
-        _count(self._counts, reply.tokens)
-        if cost := self._client.cost(reply):
-            _count(self._counts, {"policy_cost": cost})
+        self._context = sum(reply.usage.get(f"{side}_tokens", 0) for side in ("prompt", "completion"))
+        _count(self._counts, reply.usage | ({"policy_cost": reply.cost} if reply.cost else {}))
         self.messages.append(turn.message())
-        self._wire.append(reply.wire(calls, reasoning=self._client.config.send_reasoning))
+        self._wire.append(self._sent_back(reply, calls))
         return turn
+
+    def _sent_back(self, reply: Completion, calls: list[Json]) -> Json:
+        """The reply as it goes back to the endpoint, with the ``calls`` of :func:`turn_of`."""
+        message: Json = {"role": "assistant", "content": reply.text or (None if calls else "")}
+        if calls:
+            message["tool_calls"] = calls
+        if self._policy.send_reasoning and reply.reasoning:
+            message["reasoning_content"] = reply.reasoning
+        return message
+
+
+def turn_of(reply: Completion, number: int, used: Collection[str]) -> tuple[AssistantTurn, list[Json]]:
+    """The turn, and its calls as they go back to the endpoint, in the order in which results are given.
+
+    An id that was used before is replaced: every call needs one of its own to be answered.
+    """
+    good: list[ToolCall] = []
+    errors: list[ToolCallError] = []
+    broken: list[Json] = []
+    taken = set(used)
+    for index, call in enumerate(reply.calls):
+        call_id = call.id if call.id not in taken else f"call_{number}_{index}"
+        taken.add(call_id)
+        arguments = _arguments(call)
+        if isinstance(arguments, ToolCallError):
+            errors.append(arguments)
+            broken.append(ToolCall(call_id, call.name or "unknown", {}).openai())
+        else:
+            good.append(ToolCall(call_id, call.name, arguments))
+    turn = AssistantTurn(reply.text, reply.reasoning, good, errors, reply.truncated)
+    return turn, [call.openai() for call in good] + broken
+
+
+def _arguments(call: FunctionCall) -> Json | ToolCallError:
+    raw = f"{call.name}({call.arguments})"
+    if not call.name:
+        return ToolCallError(ErrorKind.MISSING_NAME, "the tool call has no name", raw)
+    try:
+        value = read_json(call.arguments or "{}")
+    except JsonError as error:
+        return ToolCallError(ErrorKind.BAD_JSON, f"the arguments of {call.name} are not valid JSON: {error}", raw)
+    if not isinstance(value, dict):
+        return ToolCallError(ErrorKind.BAD_ARGUMENTS, f"the arguments of {call.name} must be a JSON object", raw)
+    return value
 
 
 def _count(total: dict[str, float], more: Mapping[str, float]) -> None:

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from mua.config.schema import ExperimentConfig
+from mua.endpoint.client import Services
 from mua.engine.protocol import Sampler
 from mua.environment.manager import EnvironmentManager, LeasedEnvironment
 from mua.environment.protocol import Task
@@ -33,7 +34,6 @@ from mua.tokens.family import ChatFamily
 from mua.types import Group, Outcome, Trajectory
 from mua.users.factory import UserFactory
 from mua.users.protocol import ToolUser, User
-from mua.users.services import Services
 
 log = logging.getLogger(__name__)
 

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from mua.algorithms.batch import enough_scored, usable
 from mua.config.schema import AlgorithmConfig, ExperimentConfig
+from mua.endpoint.client import Services
 from mua.engine.host import Hosts
 from mua.engine.pool import EnginePool
 from mua.environment.protocol import Split, Task
@@ -33,7 +34,6 @@ from mua.rollout.stream import TaskStream
 from mua.rollout.teacher import Teacher
 from mua.tokens.family import load_family
 from mua.types import Group, Json, Trajectory
-from mua.users.services import Services
 
 if TYPE_CHECKING:
     import torch

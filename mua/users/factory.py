@@ -13,18 +13,17 @@ from typing import Any, TypeAlias
 
 from mua.config.environment import USER_KINDS
 from mua.config.schema import UserConfig
+from mua.endpoint.client import ChatClient, Services
 from mua.environment.demonstrate import scripted_user
 from mua.environment.protocol import Domain, Task
 from mua.environment.selection import Selection
 from mua.errors import ConfigError
 from mua.users.check import Vocabulary
-from mua.users.endpoint import ChatEndpoint
 from mua.users.llm import LlmUser
 from mua.users.personas import checked
 from mua.users.prompts import load_prompt, style_of
 from mua.users.protocol import User
 from mua.users.replay import ReplayedUser, load_recordings
-from mua.users.services import Services
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +36,7 @@ class Placement:
     """Varies wording or sampling; the same for the same episode."""
     options: Mapping[str, Any]
     """``user.options``, as they are written."""
-    endpoint: ChatEndpoint | None
+    endpoint: ChatClient | None
     """The pool of ``user.llm``, shared and kept open by the run; None where the section is absent."""
 
 
@@ -83,7 +82,7 @@ class UserFactory:
         scripted = self._config.kind == "scripted" or getattr(domain, "user_in_tools", False)
         return scripted and (getattr(domain, "needs_data", False) or self._selection.config.data is not None)
 
-    def _talking(self, endpoint: ChatEndpoint, domain: Domain, task: Task, seed: int) -> LlmUser:
+    def _talking(self, endpoint: ChatClient, domain: Domain, task: Task, seed: int) -> LlmUser:
         config = self._config
         style = style_of(seed, manners=config.manners, temperatures=config.temperatures)
         return LlmUser(

@@ -18,12 +18,11 @@ from typing import Any, TypeVar, overload
 import jsonschema_rs
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
-from mua.errors import JudgeFault, UserFault, UserFaultKind
+from mua.endpoint.chat import Completion, Message
+from mua.endpoint.client import ChatClient
+from mua.errors import JudgeFault, Refusal, UserFault, UserFaultKind
 from mua.types import Json
 from mua.untrusted import MAX_VERDICT, JsonError, read_json, read_json_at
-from mua.users.chat import Completion, Message
-from mua.users.endpoint import ChatEndpoint
-from mua.users.protocol import Refusal
 
 Verdict = TypeVar("Verdict", bound=BaseModel)
 ATTEMPTS = 3
@@ -56,7 +55,7 @@ class Holds(_Form):
 class Judge:
     """Verdicts of the models behind ``endpoint``, which stays the caller's to close."""
 
-    def __init__(self, endpoint: ChatEndpoint, attempts: int = ATTEMPTS) -> None:
+    def __init__(self, endpoint: ChatClient, attempts: int = ATTEMPTS) -> None:
         """``attempts`` bounds how often one verdict is asked for until it can be read."""
         self._endpoint = endpoint
         self._attempts = attempts

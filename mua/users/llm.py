@@ -19,17 +19,17 @@ import json
 from dataclasses import replace
 from typing import Literal, TypeAlias
 
+from mua.endpoint.chat import Completion, FunctionCall
+from mua.endpoint.client import ChatClient
 from mua.environment.requests import told
 from mua.environment.schema import validate_arguments
-from mua.errors import UserFaultKind
+from mua.errors import Refusal, UserFaultKind
 from mua.types import Json
 from mua.untrusted import JsonError, read_json
-from mua.users.chat import Completion, FunctionCall
 from mua.users.check import ReplyCheck, TaskCheck
-from mua.users.endpoint import ChatEndpoint
 from mua.users.guards import LeakCheck, with_signal, without_label
 from mua.users.prompts import DEFAULT_PROMPT, SILENCE, Prompt, Style
-from mua.users.protocol import STOP_SIGNAL, Refusal, UserReply, UserTools
+from mua.users.protocol import STOP_SIGNAL, UserReply, UserTools
 
 CheckMode: TypeAlias = Literal["off", "flag", "refuse"]
 _PLAIN = Style()
@@ -45,7 +45,7 @@ class LlmUser:
 
     def __init__(
         self,
-        endpoint: ChatEndpoint,
+        endpoint: ChatClient,
         persona: str,
         seed: int,
         style: Style = _PLAIN,
@@ -83,7 +83,7 @@ class LlmUser:
         return await self._answer(self._style.greeting)
 
     async def reply(self, agent_text: str) -> UserReply:
-        """Answer the agent's plain text; see :meth:`ChatEndpoint.chat` for the faults."""
+        """Answer the agent's plain text; see :meth:`ChatClient.chat` for the faults."""
         self._check.heard(agent_text)
         return await self._answer(agent_text if agent_text.strip() else SILENCE)
 

@@ -4,21 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 from mua.environment.protocol import ToolResult, ToolSchema
-from mua.errors import UserFaultKind
+from mua.errors import Refusal, UserFaultKind
 from mua.types import Json
 
 STOP_SIGNAL = "###STOP###"
 """A user message that contains this ends the conversation (tau-bench's convention)."""
-
-
-class Refusal(NamedTuple):
-    """Why a text cannot be a user's words."""
-
-    kind: UserFaultKind
-    reason: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,15 +18,16 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from pathlib import Path
 
 from mua.language.acts import Acts, Reader
-from mua.language.voice import Grammar, Voice
+from mua.language.patterns import load
+from mua.language.voice import Grammar, Voice, load_grammar
 from mua.users.personas import PERSONAS, Persona
 from mua.users.protocol import STOP_SIGNAL, UserReply
-from mua.users.talk import small_talk
 
 PLAIN_WISH = "wish"
 """The verb of the only wish of :meth:`ScriptedUser.simple`."""
@@ -69,6 +70,45 @@ class Wish:
     """Acts that do not settle it (``refuses``, where another way is accepted after a refusal)."""
     gives_way: str = ""
     """The grammar's rule that accepts another way, said once after a refusal that does not settle it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What the user of a task plays, whoever plays it."""
+
+    wishes: Sequence[Wish]
+    facts: Mapping[str, Fact]
+    """What it knows whatever the wish is."""
+
+    def known(self) -> dict[str, list[str]]:
+        """Every value by its fact: as it is, as it is before a change of mind, as a careless person tells it first."""
+        values: dict[str, list[str]] = {}
+        for name, value in self._values():
+            values.setdefault(name, []).append(value)
+        return {name: list(dict.fromkeys(texts)) for name, texts in values.items()}
+
+    def wanted(self) -> list[dict[str, list[str]]]:
+        """A mapping for each wish: its verb in words, and the values that tell it."""
+        return [{"verb": [wish.verb.replace("_", " ")], **_texts(wish)} for wish in self.wishes]
+
+    def _values(self) -> Iterator[tuple[str, str]]:
+        yield from _told(self.facts)
+        for wish in self.wishes:
+            yield from _told(wish.facts)
+            yield from _told(wish.before)
+            yield from ((name, value) for name, value in wish.values.items() if value)
+
+
+def _told(facts: Mapping[str, Fact]) -> Iterator[tuple[str, str]]:
+    for name, fact in facts.items():
+        yield from ((name, value) for value in (fact.value, fact.wrong) if value)
+
+
+def _texts(wish: Wish) -> dict[str, list[str]]:
+    """What the wish is about: mistakes are no part of it."""
+    facts = [*wish.facts.items(), *wish.before.items()]
+    named = [*((name, fact.value) for name, fact in facts), *wish.values.items()]
+    return {name: [text for key, text in named if key == name and text] for name, text in named if text}
 
 
 class ScriptedUser:
@@ -244,3 +284,26 @@ def _plain_reader(facts: tuple[str, ...]) -> Reader:
         for fact, ones in words.items()
     }
     return Reader({"facts": named, "deeds": {PLAIN_WISH: [f"<{verb}>" for verb in PLAIN_DEEDS.split()]}})
+
+
+@lru_cache(maxsize=16)
+def reader_of(folder: Path) -> Reader:
+    """What the users of the domain in ``folder`` understand with, its ``words.yaml``; read once."""
+    return Reader(load(folder / "words.yaml"))
+
+
+@lru_cache(maxsize=16)
+def grammar_of(folder: Path) -> Grammar:
+    """What they speak with, its ``voice.yaml``: its rules come before those of the same name in the small talk."""
+    own, shared = load_grammar(folder / "voice.yaml"), _talk()
+    return {part: {**shared.get(part, {}), **(own.get(part) or {})} for part in ("always", "brief", "train", "test")}
+
+
+def small_talk(rules: Mapping[str, Sequence[str]]) -> Grammar:
+    """The small talk of people who are brief, and ``rules``."""
+    return {"always": rules, "brief": _talk()["brief"]}
+
+
+@lru_cache(maxsize=1)
+def _talk() -> Grammar:
+    return load_grammar(Path(__file__).with_name("talk.yaml"))

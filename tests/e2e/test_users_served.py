@@ -22,18 +22,17 @@ from environments.help_desk import DOMAIN
 from environments.help_desk.demonstrations import demonstrations
 from environments.help_desk.tasks import generate
 from mua.config.schema import JudgeConfig, LlmConfig
+from mua.endpoint.client import ChatClient, Services
 from mua.environment.demonstrate import spoken_text
 from mua.environment.protocol import ToolResult, ToolSchema
 from mua.errors import JudgeFault, UserFault, UserFaultKind
 from mua.launch import checks
 from mua.rollout.runner import EpisodeRunner
 from mua.types import Json, Outcome, Trajectory
-from mua.users.endpoint import ChatEndpoint
 from mua.users.judge import Judge
 from mua.users.llm import LlmUser
 from mua.users.prompts import style_of
 from mua.users.protocol import UserReply
-from mua.users.services import Services
 from tests import collect_support as collecting
 from tests.judged_desk import SURE, JudgedDesk
 from tests.rollout_fixtures import ScriptedSampler, call, experiment, lines, only
@@ -100,7 +99,7 @@ CHANGES = re.compile(
 )
 
 
-async def conversation(endpoint: ChatEndpoint, seed: int) -> list[UserReply] | str:
+async def conversation(endpoint: ChatClient, seed: int) -> list[UserReply] | str:
     """Two utterances of a user, or why it cannot be used."""
     user = LlmUser(endpoint, "You are Ada Brown; your parcel 4711 is late.", seed, style_of(seed))
     return await utterances(user, "Which parcel is it?")
@@ -114,7 +113,7 @@ async def utterances(user: LlmUser, question: str) -> list[UserReply] | str:
 
 
 async def test_users_speak_within_the_guards_and_repeat_by_seed(served: Served) -> None:
-    endpoint = ChatEndpoint(llm(served, price_per_million_out=1.0))
+    endpoint = ChatClient(llm(served, price_per_million_out=1.0))
     seeds = (1, 2, 3, 4)
     first = [await conversation(endpoint, seed) for seed in seeds]
     metrics = endpoint.metrics()
@@ -131,14 +130,14 @@ async def test_users_speak_within_the_guards_and_repeat_by_seed(served: Served) 
 
 
 async def test_verdicts_are_held_to_their_schema_by_the_server(served: Served) -> None:
-    endpoint = ChatEndpoint(llm(served, max_tokens=300, max_retries=0), "judge")
+    endpoint = ChatClient(llm(served, max_tokens=300, max_retries=0), "judge")
     judge = Judge(endpoint)
     verdicts = [await judge.verdict("Is it so?", SURE, seed=seed) for seed in range(12)]
     again = [await judge.verdict("Is it so?", SURE, seed=seed) for seed in range(12)]
     assert verdicts == again
     assert {verdict["cancelled"] for verdict in verdicts} == {True, False}
     assert endpoint.metrics()["verdicts"] == 24
-    short = Judge(ChatEndpoint(llm(served, max_tokens=4, max_retries=0), "judge"))
+    short = Judge(ChatClient(llm(served, max_tokens=4, max_retries=0), "judge"))
     with pytest.raises(JudgeFault, match="no verdict that can be read"):
         await short.holds("It is so.", seed=1)
     await short._endpoint.close()
@@ -158,7 +157,7 @@ class Phone:
 
 async def test_offered_tools_are_called_and_their_answers_are_taken(served: Served) -> None:
     """The server is made to call one; what comes of it goes back to it in the conversation."""
-    endpoint = ChatEndpoint(llm(served, max_tokens=200))
+    endpoint = ChatClient(llm(served, max_tokens=200))
     user = LlmUser(endpoint, "You are Ada Brown.", 1)
     user.take_tools(Phone())
     tools = [schema.openai() for schema in Phone().schemas()]

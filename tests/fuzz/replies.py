@@ -1,16 +1,18 @@
 """What endpoints answer: each body is a completion that can be told to a policy and kept, or trouble with a reason.
 
-Not covered: connections and their limits; the policy's own endpoint, whose library reads the body.
+Not covered: connections and their limits; refusals, whose bodies the library reads.
 """
 
 from __future__ import annotations
 
 import json
 import random
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
-from mua.users.chat import ChatRequest, Completion, read_completion
-from mua.users.connection import _said
+from mua.endpoint.chat import ChatRequest, Completion, read_completion
+from mua.rollout.agent import turn_of
 from mua.users.guards import unusable, without_label
 from mua.users.llm import _arguments
 from tests.fuzz._mutate import NASTY_TEXTS, mutated_bytes, mutated_json, outcome
@@ -48,7 +50,7 @@ def run(cases: int, seed: int) -> list[str]:
     for number in range(cases):
         rng = random.Random(f"replies/{seed}/{number}")
         body = _drawn(rng)
-        faults = _read(body) + outcome(lambda body=body: _said(body), ())[2]
+        faults = _read(body)
         failures += [f"seed {seed}, case {number}: {fault}: {body[:120]!a}" for fault in faults]
     return failures
 
@@ -72,10 +74,20 @@ def _drawn(rng: random.Random) -> bytes:
 
 def _read(body: bytes) -> list[str]:
     request = ChatRequest([], 0, 1.0, 100, tools=[{"type": "function"}])
+    return _outcome(body, request, _used) + _outcome(body, replace(request, verbatim=True), _played)
+
+
+def _outcome(body: bytes, request: ChatRequest, use: Callable[[Completion], None]) -> list[str]:
     found, _, faults = outcome(lambda: read_completion(body, request), ())
     if faults or not isinstance(found, Completion):
         return faults or ([] if found.reason.strip() else ["trouble without a reason"])
-    return outcome(lambda: _used(found), ())[2]
+    return outcome(lambda: use(found), ())[2]
+
+
+def _played(reply: Completion) -> None:
+    """What an episode does with a policy's reply."""
+    turn, calls = turn_of(reply, 0, ())
+    json.dumps([turn.message(), *calls], ensure_ascii=False).encode("utf-8")
 
 
 def _used(reply: Completion) -> None:

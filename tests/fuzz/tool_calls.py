@@ -9,7 +9,8 @@ import json
 import random
 import re
 
-from mua.rollout.chat import ChatReply, RawCall
+from mua.endpoint.chat import Completion, FunctionCall
+from mua.rollout.agent import turn_of
 from mua.tokens.parsing import AssistantTurn, dump_json, parse_turn
 from mua.users.judge import single_object
 from tests.fuzz._mutate import NASTY_TEXTS, mutated_bytes, mutated_json, outcome
@@ -85,7 +86,7 @@ def _visible(text: str) -> list[str]:
 
 def _endpoint(text: str) -> list[str]:
     """The same text as the arguments of a call at an endpoint."""
-    found, _, faults = outcome(lambda: ChatReply("", calls=(RawCall("1", "f", text),)).turn(0, ()), ())
+    found, _, faults = outcome(lambda: turn_of(Completion("", (FunctionCall("1", "f", text),)), 0, ()), ())
     if faults:
         return faults
     turn, calls = found

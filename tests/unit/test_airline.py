@@ -31,6 +31,7 @@ from environments.airline.views import compact
 from environments.airline.words import FIRST_NAMES, LAST_NAMES
 from environments.airline.world import AHEAD, PAST, _Maker, world
 from mua.config.schema import EnvironmentConfig
+from mua.endpoint.client import Services
 from mua.environment.database import RewardForm
 from mua.environment.demonstrate import played as played_with
 from mua.environment.demonstrate import replay_gold
@@ -41,8 +42,7 @@ from mua.errors import ConfigError, MuaError
 from mua.language.voice import Voice
 from mua.types import Json
 from mua.users.protocol import UserReply
-from mua.users.services import Services
-from mua.users.talk import grammar_of
+from mua.users.scripted import grammar_of
 from tests.desk_support import judged, opened, played, spoken, with_persona
 from tools.bench.claims import judged as read_sentences
 from tools.bench.claims import score

@@ -21,12 +21,12 @@ from environments.airline.dialects import OWN, TAU, TAU2, Dialect
 from environments.airline.schemas import BOOK_RESERVATION
 from environments.airline.tools import airline_tools
 from mua.config.schema import EnvironmentConfig
+from mua.endpoint.client import Services
 from mua.environment.database import DatabaseEnvironment, ServiceDesk
 from mua.environment.overlay import Base, Overlay
 from mua.environment.protocol import ToolResult, Transcript
 from mua.environment.replay import replay_files
 from mua.types import Json
-from mua.users.services import Services
 from tests.counting import operations
 from tests.tau_support import official
 

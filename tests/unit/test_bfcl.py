@@ -22,15 +22,14 @@ from environments.bfcl import DOMAIN, BfclDomain
 from environments.bfcl.data import CATEGORIES
 from environments.bfcl.episode import BfclEnvironment, Done, Turn, executed_by_turn, first_fault
 from mua.config.schema import EnvironmentConfig, PolicyEndpointConfig, RolloutConfig
+from mua.endpoint.client import ChatClient, Services
 from mua.environment.demonstrate import demonstrate, replay_gold
 from mua.environment.manager import EnvironmentManager
 from mua.environment.protocol import Domain, Task, Transcript
 from mua.errors import ConfigError
 from mua.rollout.agent import ChatPolicy
-from mua.rollout.chat import ChatClient
 from mua.rollout.episode import Episode, EpisodeResult, EpisodeSetting
 from mua.types import Json, Outcome
-from mua.users.services import Services
 from tests.bfcl_fixtures import write_package
 from tests.chat_fixtures import ChatServer, calls, chat_server, in_order, says
 
@@ -167,7 +166,7 @@ async def played(domain: BfclDomain, name: str, *replies: Json) -> tuple[Episode
     config = EnvironmentConfig(name="bfcl")
     manager, chosen = EnvironmentManager(domain, config), task(domain, name)
     async with chat_server(in_order(*replies)) as server:
-        client = ChatClient(PolicyEndpointConfig(base_url=server.base_url, model="m"))
+        client = ChatClient(PolicyEndpointConfig(base_url=server.base_url, model="m"), "policy")
         setting = EpisodeSetting(
             policy=ChatPolicy(client), budgets=RolloutConfig(), temperature=0.0, show_tools=True,
             system_prompt=lambda task: domain.system_prompt("full"), deterministic=False,

@@ -16,7 +16,7 @@ import environments
 from mua.environment.protocol import Transcript
 from mua.environment.registry import get_domain
 from mua.users.personas import PERSONAS
-from mua.users.talk import grammar_of
+from mua.users.scripted import grammar_of
 from tests.desk_support import at_its_end, with_persona
 
 DESKS = ("airline", "help_desk", "retail", "telecom")

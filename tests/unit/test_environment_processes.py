@@ -28,6 +28,7 @@ import fragile_domain
 import pytest
 
 from mua.config.schema import EnvironmentConfig
+from mua.endpoint.client import Services
 from mua.environment import processes
 from mua.environment.manager import EnvironmentManager, LeasedEnvironment
 from mua.environment.processes import ProcessExecutor, WorkersBroken
@@ -36,7 +37,6 @@ from mua.errors import ConfigError, EnvironmentFault, JudgeFault, MuaError, User
 from mua.rollout import runner as runner_module
 from mua.rollout.runner import EpisodeRunner
 from mua.types import Outcome
-from mua.users.services import Services
 from tests.lease_support import hurry
 from tests.process_support import alive
 from tests.rollout_fixtures import ScriptedSampler, call, experiment, only

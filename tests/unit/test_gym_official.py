@@ -26,6 +26,7 @@ from environments.gyms._shared.records import GymName
 from environments.gyms.function.records import family
 from environments.gyms.search import SearchGym
 from mua.config.schema import EnvironmentConfig, EvaluationConfig, LlmConfig
+from mua.endpoint.client import ChatClient, Services
 from mua.environment.demonstrate import demonstrate, replay_gold
 from mua.environment.protocol import Task
 from mua.environment.registry import get_domain
@@ -33,8 +34,6 @@ from mua.environment.schema import argument_checker
 from mua.environment.selection import Selection, environment_of
 from mua.errors import ConfigError, MuaError
 from mua.types import Json
-from mua.users.endpoint import ChatEndpoint
-from mua.users.services import Services
 from tests.gyms_support import SPLITS, judged, modelled, opened, played
 
 FOLDER = Path(__file__).parents[1] / "data/userrl"
@@ -54,7 +53,7 @@ def gym_of(name: GymName) -> Gym:
 
 def given(name: GymName, data: Path, **more: Any) -> Gym:
     """The gym over ``data``, with endpoints that nobody asks."""
-    dead = ChatEndpoint(LlmConfig(base_url="http://127.0.0.1:9", model="m"))
+    dead = ChatClient(LlmConfig(base_url="http://127.0.0.1:9", model="m"))
     oracle: Any = more.pop("oracle", "llm" if name in BY_MODEL else "rule")
     settings = {"options": WEB if name == "search" else {}, **more}
     config = EnvironmentConfig(name=f"gyms/{name}", data=data, oracle=oracle, **settings)

@@ -26,11 +26,11 @@ from environments.gyms.persuade.notes import Note, looked_up, notes, numbers
 from environments.gyms.persuade.oracle import judged_stance
 from environments.gyms.persuade.topics import known_in, themes, topics
 from mua.config.schema import LlmConfig
+from mua.endpoint.client import ChatClient
 from mua.environment.demonstrate import demonstrate, replay_gold
 from mua.environment.protocol import Environment, Task, ToolResult, Transcript
 from mua.errors import JudgeFault, UserFault
 from mua.types import Json
-from mua.users.endpoint import ChatEndpoint
 from tests.gyms_support import modelled
 
 TASKS = {split: DOMAIN.tasks(split) for split in SIZES}
@@ -333,7 +333,7 @@ async def test_a_judge_that_gives_the_labels_moves_as_the_rules_do():
 
 @pytest.mark.skipif("MUA_JUDGE_BASE_URL" not in os.environ, reason="needs a judge's endpoint in MUA_JUDGE_BASE_URL")
 async def test_the_llm_oracle_agrees_with_labels_and_rules():
-    endpoint = ChatEndpoint(
+    endpoint = ChatClient(
         LlmConfig(
             base_url=os.environ["MUA_JUDGE_BASE_URL"],
             model=os.environ["MUA_JUDGE_MODEL"],

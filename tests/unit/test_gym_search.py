@@ -26,11 +26,10 @@ from environments.gyms.search.index import Index, shared_index
 from environments.gyms.search.relations import relations
 from environments.gyms.search.world import world
 from mua.config.schema import EnvironmentConfig, LlmConfig
+from mua.endpoint.client import ChatClient, Services
 from mua.environment.demonstrate import demonstrate, replay_gold
 from mua.environment.protocol import Environment, Task, ToolResult, Transcript
 from mua.errors import ConfigError, EnvironmentFault, JudgeFault
-from mua.users.endpoint import ChatEndpoint
-from mua.users.services import Services
 from tests.chat_fixtures import chat_server, says
 from tests.counting import operations
 
@@ -179,7 +178,7 @@ async def test_building_the_index_does_not_hold_up_the_loop(monkeypatch: pytest.
 @asynccontextmanager
 async def judged(verdict: str) -> AsyncIterator[SearchGym]:
     async with chat_server(lambda body: says(verdict)) as server:
-        endpoint = ChatEndpoint(LlmConfig(base_url=server.base_url, model="m", max_retries=0), "judge")
+        endpoint = ChatClient(LlmConfig(base_url=server.base_url, model="m", max_retries=0), "judge")
         config = EnvironmentConfig(name="gyms/search", oracle="llm")
         yield DOMAIN.configured(config, Services(judge=endpoint))
         await endpoint.close()

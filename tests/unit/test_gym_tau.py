@@ -17,6 +17,7 @@ from environments.gyms._shared import act
 from environments.gyms.tau import DOMAIN, TauGym
 from environments.gyms.tau.game import tool_call
 from mua.config.schema import EnvironmentConfig, LlmConfig
+from mua.endpoint.client import ChatClient, Services
 from mua.environment.canned import play_canned
 from mua.environment.demonstrate import demonstrate, replay_gold
 from mua.environment.protocol import Environment, Move, Task, ToolResult, Transcript, UserMove
@@ -24,9 +25,7 @@ from mua.environment.registry import get_domain
 from mua.environment.selection import Selection
 from mua.errors import ConfigError, UserFault
 from mua.types import Json
-from mua.users.endpoint import ChatEndpoint
 from mua.users.protocol import STOP_SIGNAL
-from mua.users.services import Services
 from tests.chat_fixtures import ChatServer, chat_server, in_order, says
 from tests.tau_support import official
 
@@ -292,7 +291,7 @@ def test_in_a_mix_the_options_carry_the_gyms_name():
 @asynccontextmanager
 async def modelled(*texts: str) -> AsyncIterator[tuple[TauGym, ChatServer]]:
     async with chat_server(in_order(*map(says, texts))) as server:
-        endpoint = ChatEndpoint(LlmConfig(base_url=server.base_url, model="m", max_retries=0))
+        endpoint = ChatClient(LlmConfig(base_url=server.base_url, model="m", max_retries=0))
         config = EnvironmentConfig(name="gyms/tau", oracle="llm", options={"domains": "retail"})
         yield DOMAIN.configured(config, Services(user=endpoint)), server
         await endpoint.close()
@@ -313,7 +312,7 @@ async def test_a_model_plays_the_customer_inside():
 
 
 async def test_a_model_that_is_not_there_is_the_users_fault():
-    endpoint = ChatEndpoint(LlmConfig(base_url="http://127.0.0.1:9/v1", model="m", max_retries=0))
+    endpoint = ChatClient(LlmConfig(base_url="http://127.0.0.1:9/v1", model="m", max_retries=0))
     config = EnvironmentConfig(name="gyms/tau", oracle="llm", options={"domains": "retail"})
     gym = DOMAIN.configured(config, Services(user=endpoint))
     with pytest.raises(UserFault):

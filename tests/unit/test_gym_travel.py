@@ -27,11 +27,11 @@ from environments.gyms.travel.oracle import classified
 from environments.gyms.travel.scenarios import PATTERNS, SIZES, Option
 from environments.gyms.travel.wording import IMPATIENT, VAGUE, cue, hint, openings
 from mua.config.schema import LlmConfig
+from mua.endpoint.client import ChatClient
 from mua.environment.demonstrate import demonstrate, replay_gold
 from mua.environment.protocol import Environment, Move, Split, Task, ToolResult, Transcript
 from mua.errors import JudgeFault, UserFault
 from mua.types import Json
-from mua.users.endpoint import ChatEndpoint
 from tests.counting import operations
 from tests.gyms_support import modelled
 
@@ -465,7 +465,7 @@ async def test_a_judge_that_gives_the_labels_is_read_as_the_rules_decide():
 
 @pytest.mark.skipif("MUA_JUDGE_BASE_URL" not in os.environ, reason="needs a judge's endpoint in MUA_JUDGE_BASE_URL")
 async def test_the_llm_oracle_agrees_with_labels_and_rules():
-    endpoint = ChatEndpoint(
+    endpoint = ChatClient(
         LlmConfig(
             base_url=os.environ["MUA_JUDGE_BASE_URL"],
             model=os.environ["MUA_JUDGE_MODEL"],

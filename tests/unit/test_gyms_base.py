@@ -22,13 +22,12 @@ from environments.gyms._shared.shaping import FLAT, SHAPING, shaped
 from environments.gyms._shared.user import PATIENCE
 from environments.gyms.function import DOMAIN as FUNCTION
 from mua.config.schema import EnvironmentConfig, LlmConfig
+from mua.endpoint.client import ChatClient, Services
 from mua.environment.manager import EnvironmentManager
 from mua.environment.manifest import digest
 from mua.environment.protocol import Configurable, Domain, Move, Split, Task, ToolResult
 from mua.environment.registry import domain_names, get_domain
 from mua.errors import ConfigError, EnvironmentFault, JudgeFault, MuaError, UserFault
-from mua.users.endpoint import ChatEndpoint
-from mua.users.services import Services
 from tests.chat_server import drops, fails, says, serving
 from tests.gyms_support import judged as verdict
 from tests.gyms_support import opened, played
@@ -182,7 +181,7 @@ async def test_what_is_no_finite_reward_of_at_least_0_is_a_fault(reward: object)
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999"])
 async def test_a_number_of_a_judge_that_is_not_finite_is_its_fault(number: str):
     async with serving(says(f'{{"reason": "r", "numbers": [{number}], "verdict": {number}}}')) as server:
-        endpoint = ChatEndpoint(LlmConfig(base_url=server.url, model="m", max_retries=0), "judge")
+        endpoint = ChatClient(LlmConfig(base_url=server.url, model="m", max_retries=0), "judge")
         with pytest.raises(JudgeFault):
             await judged(endpoint, "system", "text", json_object(lambda value: value["verdict"]), 1)
         with pytest.raises(JudgeFault):
@@ -358,7 +357,7 @@ def test_keywords_are_whole_words_and_a_star_is_any_ending():
 
 async def ask_user(*replies: str) -> str:
     async with serving(*map(says, replies)) as server:
-        endpoint = ChatEndpoint(LlmConfig(base_url=server.url, model="m", max_retries=0))
+        endpoint = ChatClient(LlmConfig(base_url=server.url, model="m", max_retries=0))
         try:
             return await asked(endpoint, "system", "question", one_of(("Yes", "No")), 1)
         finally:
@@ -374,7 +373,7 @@ async def test_an_unreadable_reply_is_asked_for_again_and_then_a_fault():
 @pytest.mark.parametrize("step", [says("maybe"), says('{"reason": "r", "verdict": "perhaps"}'), fails(401), drops])
 async def test_no_broken_verdict_becomes_a_label(step):
     async with serving(step) as server:
-        endpoint = ChatEndpoint(LlmConfig(base_url=server.url, model="m", max_retries=0), "judge")
+        endpoint = ChatClient(LlmConfig(base_url=server.url, model="m", max_retries=0), "judge")
         with pytest.raises(JudgeFault):
             await labelled(endpoint, "which?", ("Yes", "No"), {"the text": "x"}, 1)
         with pytest.raises(JudgeFault):
@@ -389,7 +388,7 @@ async def test_verdicts_are_read_from_what_fits():
         '{"reason": "", "numbers": []}',
     ]
     async with serving(*map(says, replies)) as server:
-        endpoint = ChatEndpoint(LlmConfig(base_url=server.url, model="m"), "judge")
+        endpoint = ChatClient(LlmConfig(base_url=server.url, model="m"), "judge")
         assert await labelled(endpoint, "which?", ("Yes", "No"), {"the text": "x"}, 1) == "No"
         assert await chosen(endpoint, "which?", 3, {}, 1) == [0, 2]
         assert await chosen(endpoint, "which?", 3, {}, 1) == []
@@ -398,7 +397,7 @@ async def test_verdicts_are_read_from_what_fits():
 
 async def test_a_number_beyond_the_list_is_no_verdict():
     async with serving(says('{"reason": "r", "numbers": [4]}')) as server:
-        endpoint = ChatEndpoint(LlmConfig(base_url=server.url, model="m"), "judge")
+        endpoint = ChatClient(LlmConfig(base_url=server.url, model="m"), "judge")
         with pytest.raises(JudgeFault):
             await chosen(endpoint, "which?", 3, {}, 1)
         await endpoint.close()

@@ -17,12 +17,12 @@ from typer.testing import CliRunner
 from mua.cli import app
 from mua.config.load import dump_config, load_config
 from mua.config.schema import EndpointConfig, LlmConfig, PolicyEndpointConfig
+from mua.endpoint.chat import ChatRequest
+from mua.endpoint.client import ChatClient
 from mua.errors import ConfigError, EngineError, UserFault
 from mua.evaluation.identity import policy_of, setting_of
 from mua.launch.checks import endpoint
 from mua.masking import HIDDEN, below, credentials, masked
-from mua.rollout.chat import ChatClient
-from mua.users.endpoint import ChatEndpoint
 
 PASSWORD, KEY = "hunter2-4711", "k3y-very-secret"
 URL = f"https://me:{PASSWORD}@host:8000/v1?api_key={KEY}&api-version=2"
@@ -120,7 +120,7 @@ def test_a_job_script_with_one_is_refused(recipe: Path) -> None:
 async def test_the_simulated_user_is_asked_with_them_and_no_fault_tells_them() -> None:
     async with serving(says("hello"), fails(500, body=f"who is {PASSWORD} at ?api_key={KEY}")) as server:
         url = _with_credentials(server.url)
-        user = ChatEndpoint(LlmConfig(base_url=url, model="m", max_retries=0))
+        user = ChatClient(LlmConfig(base_url=url, model="m", max_retries=0))
         try:
             assert await user.complete([{"role": "user", "content": "hi"}], seed=1) == "hello"
             assert server.queries == [{"api_key": KEY}]
@@ -136,15 +136,14 @@ async def test_the_simulated_user_is_asked_with_them_and_no_fault_tells_them() -
 async def test_a_policy_behind_an_endpoint_too() -> None:
     async with serving(says("hello"), fails(500, body=f"who is {PASSWORD} at ?api_key={KEY}")) as server:
         config = PolicyEndpointConfig(base_url=_with_credentials(server.url), model="m", max_retries=0)
-        client = ChatClient(config)
-        asked = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "max_tokens": 8, "seed": 1, "deadline_s": 60.0}
+        client = ChatClient(config, "policy")
+        request = ChatRequest([{"role": "user", "content": "hi"}], 1, 1.0, 8, verbatim=True)
         try:
-            reply = await client.complete([{"role": "user", "content": "hi"}], [], **asked)
-            assert reply is not None
+            assert (await client.ask(request, 60.0)).text == "hello"
             assert server.queries == [{"api_key": KEY}]
             assert server.headers[0]["Authorization"] == BASIC
             with pytest.raises(EngineError) as fault:
-                await client.complete([{"role": "user", "content": "hi"}], [], **asked)
+                await client.ask(request, 60.0)
             _hides(str(fault.value))
         finally:
             await client.close()

@@ -28,6 +28,7 @@ from environments.retail.views import compact
 from environments.retail.wishes import EASY, MEDIUM, place
 from environments.retail.words import FIRST_NAMES, LAST_NAMES, PRODUCTS
 from mua.config.schema import EnvironmentConfig
+from mua.endpoint.client import Services
 from mua.environment.database import ServiceDesk, ToolError
 from mua.environment.demonstrate import Demonstration, demonstrate, replay_gold
 from mua.environment.demonstrate import played as played_with
@@ -37,7 +38,6 @@ from mua.environment.protocol import Evaluation, Move, Split, Task, ToolResult, 
 from mua.environment.selection import Selection
 from mua.errors import ConfigError, MuaError
 from mua.types import Json
-from mua.users.services import Services
 from tests.desk_support import judged, opened, played, spoken, with_persona
 
 SPLITS: tuple[Split, ...] = get_args(Split)

@@ -17,11 +17,11 @@ from aiohttp import web
 
 from environments.help_desk.tasks import generate
 from mua.config.schema import EnvironmentConfig, PolicyEndpointConfig, RolloutConfig
+from mua.endpoint import connection as connection_module
+from mua.endpoint.client import ChatClient
 from mua.environment.manager import EnvironmentManager
 from mua.errors import ConfigError, DeadlineExceeded, EngineError
-from mua.rollout import chat
 from mua.rollout.agent import ChatPolicy
-from mua.rollout.chat import ChatClient
 from mua.rollout.episode import Episode, EpisodeResult, EpisodeSetting
 from mua.types import Json, Outcome
 from mua.users.protocol import User
@@ -45,9 +45,10 @@ async def play(
     manager = EnvironmentManager(domain, EnvironmentConfig(name="help_desk"))
     async with chat_server(reply) as server:
         told = {"base_url": server.base_url, "model": "m", "api_key": KEY, "max_retries": 0, **(endpoint or {})}
-        client = ChatClient(PolicyEndpointConfig.model_validate(told))
+        config = PolicyEndpointConfig.model_validate(told)
+        client = ChatClient(config, "policy")
         setting = EpisodeSetting(
-            policy=ChatPolicy(client),
+            policy=ChatPolicy(client, config.send_reasoning),
             budgets=RolloutConfig.model_validate(budgets),
             temperature=temperature,
             system_prompt=lambda task: domain.system_prompt("short"),
@@ -204,16 +205,16 @@ def refusal(status: int, text: str = f"bad key {KEY}") -> Callable[[Json], web.R
         (refusal(404), ConfigError, "HTTP 404.*evaluation.policy.endpoint.base_url"),
         (refusal(400, "no such field"), EngineError, "HTTP 400.*no such field"),
         (refusal(503), EngineError, "HTTP 503"),
-        (lambda body: web.json_response({"choices": []}), EngineError, "gave no chat completion"),
+        (lambda body: web.json_response({"choices": []}), EngineError, "no choices"),
         (lambda body: web.Response(text="<html>", content_type="application/json"), EngineError, "policy endpoint"),
         (lambda body: completion(says("Hello \ud800")), EngineError, "unpaired surrogate"),
         (lambda body: completion(calls(("get_\udfff", {}))), EngineError, "unpaired surrogate"),
         (
             lambda body: web.Response(text='{"a":' * 100_000, content_type="application/json"),
             EngineError,
-            "RecursionError|JSONDecodeError",
+            "no JSON",
         ),
-        (lambda body: web.Response(text="<html>"), EngineError, "gave no chat completion"),
+        (lambda body: web.Response(text="<html>"), EngineError, "no JSON.*base_url"),
     ],
 )
 async def test_faults_of_the_endpoint_are_no_outcome_of_the_policy(reply: Reply, kind: type, words: str) -> None:
@@ -249,7 +250,7 @@ async def test_the_rate_limit_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
         await asyncio.sleep(0)
 
     monkeypatch.setattr(asyncio.BaseEventLoop, "time", lambda loop: clock.of_loop(loop))
-    monkeypatch.setattr(chat, "asyncio", SimpleNamespace(**vars(asyncio) | {"sleep": passes}))
+    monkeypatch.setattr(connection_module, "asyncio", SimpleNamespace(**vars(asyncio) | {"sleep": passes}))
     look = calls(("get_order", {"order": ORDER}))
     with pytest.raises(DeadlineExceeded, match=r"rollout\.generate_seconds"):
         await play(in_order(look, DONE), endpoint={"requests_per_minute": 1}, generate_seconds=30.0)

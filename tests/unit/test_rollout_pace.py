@@ -15,6 +15,7 @@ import pytest
 
 from environments.help_desk.tasks import generate
 from mua.algorithms.metrics import rollout_metrics
+from mua.endpoint.client import Services
 from mua.engine.protocol import Generation, TurnCut
 from mua.environment.protocol import Task
 from mua.errors import DeadlineExceeded
@@ -23,7 +24,6 @@ from mua.rollout.agent import TokenPolicy
 from mua.rollout.pace import ENOUGH, REMEMBERED, Pace
 from mua.rollout.runner import EpisodeRunner
 from mua.types import Group, Outcome, Trajectory
-from mua.users.services import Services
 from tests.rollout_fixtures import VERSION, ScriptedSampler, TestDesk, experiment, only
 from tests.tokens_fixtures import chat_family
 

@@ -21,6 +21,7 @@ from environments.help_desk.tasks import generate
 from mua.algorithms.batch import make_batch
 from mua.cli import readable
 from mua.config.schema import AlgorithmConfig
+from mua.endpoint.client import Services
 from mua.environment import manager as manager_module
 from mua.environment.manager import TooManyHungCalls
 from mua.environment.protocol import ToolResult
@@ -30,7 +31,6 @@ from mua.rollout import runner as runner_module
 from mua.rollout.runner import EpisodeRunner
 from mua.rollout.seeds import derived_seed
 from mua.types import Group, Json, Outcome, Trajectory
-from mua.users.services import Services
 from tests.rollout_fixtures import FixedUser, Script, ScriptedSampler, TestDesk, call, experiment, lines, only
 from tests.tokens_fixtures import chat_family
 

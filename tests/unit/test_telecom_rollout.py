@@ -11,6 +11,7 @@ from pathlib import Path
 from environments.telecom import DOMAIN
 from environments.telecom.tasks import load_split
 from environments.telecom.world import base
+from mua.endpoint.client import Services
 from mua.environment.demonstrate import played
 from mua.environment.protocol import (
     Task,
@@ -20,7 +21,6 @@ from mua.observe.traces import TraceWriter
 from mua.rollout.runner import EpisodeRunner
 from mua.types import Json, Outcome, Trajectory
 from mua.users.protocol import STOP_SIGNAL
-from mua.users.services import Services
 from tests.chat_fixtures import calls, chat_server, in_order, says
 from tests.rollout_fixtures import ScriptedSampler, call, experiment, lines, only
 from tests.telecom_support import first, opened, with_fault

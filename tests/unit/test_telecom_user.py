@@ -24,7 +24,7 @@ from mua.environment.schema import validate_arguments
 from mua.language.agreement import agrees
 from mua.users.personas import DEFAULT, PERSONAS
 from mua.users.protocol import STOP_SIGNAL
-from mua.users.talk import reader_of
+from mua.users.scripted import reader_of
 from tests.telecom_support import ALL, Phone, do, first, opened, person, with_fault
 
 # ---- what it understands

@@ -17,6 +17,7 @@ import pytest
 
 from environments.gyms._shared import Gym
 from mua.config.schema import EvaluationConfig, ExperimentConfig
+from mua.endpoint.client import Services
 from mua.engine.protocol import Generation, SamplingParams
 from mua.environment.selection import Selection
 from mua.errors import ConfigError
@@ -28,7 +29,6 @@ from mua.rollout import service
 from mua.rollout.service import RolloutService
 from mua.trainer.evaluate import evaluation_metrics, judge
 from mua.types import Outcome, Trajectory
-from mua.users.services import Services
 from tests.rollout_fixtures import ScriptedPool, call
 from tests.tokens_fixtures import chat_family, model_folder
 

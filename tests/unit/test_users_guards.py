@@ -14,17 +14,16 @@ import pytest
 
 from environments.help_desk.tasks import generate
 from mua.config.schema import LlmConfig, UserConfig
+from mua.endpoint.client import ChatClient, Services
 from mua.environment.protocol import ToolResult, ToolSchema
 from mua.errors import UserFault, UserFaultKind
 from mua.rollout.runner import EpisodeRunner
 from mua.types import Json, Outcome
-from mua.users.endpoint import ChatEndpoint
 from mua.users.factory import UserFactory
 from mua.users.guards import LeakCheck, unusable, without_label
 from mua.users.llm import LlmUser
 from mua.users.prompts import GREETING, GREETINGS, MANNERS, Style, style_of, user_system_prompt
 from mua.users.protocol import STOP_SIGNAL, ToolUser
-from mua.users.services import Services
 from tests.chat_server import Server, acts, says, serving
 from tests.rollout_fixtures import ScriptedSampler, TestDesk, call, experiment, lines, only
 from tests.tokens_fixtures import chat_family
@@ -37,8 +36,8 @@ QUOTE = "I want it sent to your office instead, but only if that costs nothing, 
 
 
 @asynccontextmanager
-async def endpoint(server: Server, **settings: Any) -> AsyncIterator[ChatEndpoint]:
-    pool = ChatEndpoint(LlmConfig(base_url=server.url, model="m", **settings))
+async def endpoint(server: Server, **settings: Any) -> AsyncIterator[ChatClient]:
+    pool = ChatClient(LlmConfig(base_url=server.url, model="m", **settings))
     try:
         yield pool
     finally:
@@ -232,7 +231,7 @@ class Phone:
         return ToolResult("airplane mode is off")
 
 
-async def phone_user(pool: ChatEndpoint, phone: Phone, **settings: Any) -> LlmUser:
+async def phone_user(pool: ChatClient, phone: Phone, **settings: Any) -> LlmUser:
     user = LlmUser(pool, PERSONA, 1, **settings)
     assert isinstance(user, ToolUser)
     user.take_tools(phone)

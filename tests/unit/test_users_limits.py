@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mua.users.chat import trouble
-from mua.users.limits import Breaker, Window
-from mua.users.tally import Tally, quantile
+from mua.endpoint.accounting import Accounts, quantile
+from mua.endpoint.chat import Trouble
+from mua.endpoint.limits import Breaker, Window
 
-FAULT = trouble("connection", "nobody there", "look")
+FAULT = Trouble("connection", "nobody there", "look")
 
 
 @settings(max_examples=150, deadline=None)
@@ -122,11 +122,11 @@ def test_quantiles_are_nearest_rank() -> None:
     assert (quantile(values, 0.5), quantile(values, 0.95), quantile([7.0], 0.95)) == (50.0, 95.0, 7.0)
 
 
-def test_a_tally_begins_anew_with_every_reading() -> None:
-    tally = Tally()
-    tally.count("requests", 2)
-    tally.answered(0.25)
-    first, second = tally.take(), tally.take()
+def test_accounts_begin_anew_with_every_reading() -> None:
+    accounts = Accounts()
+    accounts.count("requests", 2)
+    accounts.answered(0.25)
+    first, second = accounts.take(), accounts.take()
     assert (first["requests"], first["latency_p50_seconds"]) == (2.0, 0.25)
     assert second["requests"] == 0.0
     assert "latency_p50_seconds" not in second

@@ -20,9 +20,10 @@ import pytest
 from pydantic import SecretStr
 
 from mua.config.schema import LlmConfig
+from mua.endpoint import client as client_module
+from mua.endpoint.client import ChatClient
+from mua.endpoint.connection import retry_after_seconds
 from mua.errors import UserFault
-from mua.users import endpoint as endpoint_module
-from mua.users.endpoint import ChatEndpoint, retry_after_seconds
 from mua.users.llm import LlmUser
 from mua.users.prompts import GREETING, SILENCE, user_system_prompt
 from mua.users.protocol import STOP_SIGNAL, User
@@ -52,13 +53,13 @@ async def server() -> AsyncIterator[Server]:
 
 @pytest.fixture(autouse=True)
 def short_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(endpoint_module, "FIRST_BACKOFF_SECONDS", 0.01)
+    monkeypatch.setattr(client_module, "FIRST_BACKOFF_SECONDS", 0.01)
 
 
 @asynccontextmanager
-async def open_endpoint(url: str, **settings) -> AsyncIterator[ChatEndpoint]:
+async def open_endpoint(url: str, **settings) -> AsyncIterator[ChatClient]:
     config = LlmConfig(base_url=url, model="simulator", api_key=SecretStr(KEY), **settings)
-    endpoint = ChatEndpoint(config)
+    endpoint = ChatClient(config)
     try:
         yield endpoint
     finally:

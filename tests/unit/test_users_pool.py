@@ -23,13 +23,12 @@ from pydantic import SecretStr
 
 from mua.config.load import load_config
 from mua.config.schema import EndpointConfig, JudgeConfig, LlmConfig, UserConfig
+from mua.endpoint import client as client_module
+from mua.endpoint import connection as connection_module
+from mua.endpoint import limits as limits_module
+from mua.endpoint.client import ChatClient, Services
 from mua.errors import ConfigError, JudgeFault, UserFault
 from mua.launch.slurm import _secrets
-from mua.users import connection as connection_module
-from mua.users import endpoint as endpoint_module
-from mua.users import limits as limits_module
-from mua.users.endpoint import ChatEndpoint
-from mua.users.services import Services
 from tests.chat_server import Clock, Server, drops, fails, never, raw, says, serving, together
 
 HELLO = [{"role": "user", "content": "hi"}]
@@ -38,34 +37,34 @@ KEYS = ("sk-first-0123456789", "sk-second-0123456789")
 
 @pytest.fixture(autouse=True)
 def short_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(endpoint_module, "FIRST_BACKOFF_SECONDS", 0.01)
+    monkeypatch.setattr(client_module, "FIRST_BACKOFF_SECONDS", 0.01)
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    for module in (connection_module, endpoint_module):
+    for module in (connection_module, client_module):
         monkeypatch.setattr(module, "monotonic", clock)
     monkeypatch.setattr(asyncio.BaseEventLoop, "time", lambda loop: clock.of_loop(loop))
     return clock
 
 
 @asynccontextmanager
-async def pool(*servers: Server | str, fallback: dict | None = None, **settings: Any) -> AsyncIterator[ChatEndpoint]:
+async def pool(*servers: Server | str, fallback: dict | None = None, **settings: Any) -> AsyncIterator[ChatClient]:
     """A pool over ``servers``, in order; ``fallback`` holds settings of those after the first."""
     first, *rest = [server if isinstance(server, str) else server.url for server in servers]
     others = [
         EndpointConfig(base_url=url, model="second", api_key=SecretStr(KEYS[1]), **(fallback or {})) for url in rest
     ]
     config = LlmConfig(base_url=first, model="first", api_key=SecretStr(KEYS[0]), fallbacks=others, **settings)
-    endpoint = ChatEndpoint(config)
+    endpoint = ChatClient(config)
     try:
         yield endpoint
     finally:
         await endpoint.close()
 
 
-async def ask(endpoint: ChatEndpoint, seed: int = 1) -> str:
+async def ask(endpoint: ChatClient, seed: int = 1) -> str:
     return await endpoint.complete(HELLO, seed=seed)
 
 
@@ -126,14 +125,14 @@ async def test_a_broken_endpoint_is_left_alone_and_then_tried_by_one_request(clo
         assert endpoint.metrics()["breaker_opened"] == 1
 
 
-def pause_until_broken(monkeypatch: pytest.MonkeyPatch, endpoint: ChatEndpoint) -> None:
+def pause_until_broken(monkeypatch: pytest.MonkeyPatch, endpoint: ChatClient) -> None:
     """A request that failed asks no more before the others have failed too: the breaker is open then."""
 
     async def until_broken(seconds: float) -> None:
         while endpoint._members[0].breaker.closed:
             await asyncio.sleep(0)
 
-    monkeypatch.setattr(endpoint_module, "asyncio", SimpleNamespace(sleep=until_broken, timeout=asyncio.timeout))
+    monkeypatch.setattr(client_module, "asyncio", SimpleNamespace(sleep=until_broken, timeout=asyncio.timeout))
 
 
 async def test_without_another_endpoint_requests_wait_for_the_probe(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -314,8 +313,8 @@ def test_several_processes_share_a_cache(tmp_path: Path) -> None:
     program = """
 import asyncio, sys
 from pathlib import Path
-from mua.users.cache import ResponseCache
-from mua.users.chat import Completion
+from mua.endpoint.cache import ResponseCache
+from mua.endpoint.chat import Completion
 async def main(name):
     cache = ResponseCache(Path(sys.argv[1]), "k")
     for i in range(25):
@@ -342,7 +341,7 @@ def test_a_file_that_is_no_cache_is_named(tmp_path: Path, content: bytes | None)
     file = tmp_path / "cache"
     file.write_bytes(content) if content else file.mkdir()
     with pytest.raises(ConfigError, match=r"judge\.llm\.cache: cannot keep replies in .*cache"):
-        ChatEndpoint(LlmConfig(base_url="http://x/v1", model="m", cache=file), "judge")
+        ChatClient(LlmConfig(base_url="http://x/v1", model="m", cache=file), "judge")
 
 
 @pytest.mark.parametrize("reply", ["no JSON", "[]", "{}", '{"text": "x", "calls": [1]}', "[" * 100_000])

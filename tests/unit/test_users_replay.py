@@ -9,6 +9,7 @@ import pytest
 from pydantic import SecretStr
 
 from mua.config.schema import LlmConfig, UserConfig
+from mua.endpoint.client import Services
 from mua.environment.protocol import Task, ToolResult, ToolSchema
 from mua.errors import ConfigError, UserFault
 from mua.types import Json, Outcome, Trajectory
@@ -16,7 +17,6 @@ from mua.users.factory import UserFactory
 from mua.users.llm import LlmUser
 from mua.users.protocol import STOP_SIGNAL, ToolUser, User
 from mua.users.replay import RecordedTurn, ReplayedUser, load_recordings, user_turns
-from mua.users.services import Services
 from tests.rollout_fixtures import only
 
 MESSAGES = [

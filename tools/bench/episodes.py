@@ -29,6 +29,7 @@ from pathlib import Path
 import numpy as np
 
 from mua.config.schema import ExperimentConfig
+from mua.endpoint.client import Services
 from mua.engine.protocol import Generation, SamplingParams
 from mua.environment.protocol import Domain, Move, Task
 from mua.environment.registry import get_domain
@@ -39,7 +40,6 @@ from mua.tokens import ChatFamily, load_family, train_tokenizer
 from mua.tokens.codec import fixed
 from mua.types import Int32Array, Outcome, Provenance, Trajectory
 from mua.users.protocol import STOP_SIGNAL
-from mua.users.services import Services
 
 ALONE = 3
 """Episodes that run alone, one after the other; the slowest counts."""

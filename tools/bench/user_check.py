@@ -29,12 +29,12 @@ from typing import Any, cast
 from mua.environment.demonstrate import moves_of, played
 from mua.environment.protocol import Domain, Split, Task, ToolResult, ToolSchema
 from mua.environment.registry import get_domain
-from mua.errors import UserFaultKind
+from mua.errors import Refusal, UserFaultKind
 from mua.types import Json
 from mua.users.check import SPLITS, ReplyCheck, TaskCheck, Vocabulary
 from mua.users.guards import LeakCheck, with_signal, without_label
 from mua.users.prompts import user_system_prompt
-from mua.users.protocol import STOP_SIGNAL, Refusal, ToolUser, User, UserReply, UserTools
+from mua.users.protocol import STOP_SIGNAL, ToolUser, User, UserReply, UserTools
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "benchmarks" / "user_check.md"

@@ -11,10 +11,10 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
+from mua.endpoint.client import ChatClient
 from mua.errors import JudgeFault, MuaError, UserFault
 from mua.types import Json
 from mua.untrusted import read_json
-from mua.users.endpoint import ChatEndpoint
 from mua.users.judge import Judge
 
 T = TypeVar("T")
@@ -23,12 +23,12 @@ YES_NO_MAYBE = ("Yes", "No", "Maybe")
 _FENCE = re.compile(r"\A```(?:json)?(.*)```\Z", re.DOTALL)
 
 
-async def asked(chat: ChatEndpoint | None, system: str, text: str, read: Callable[[str], T], seed: int) -> T:
+async def asked(chat: ChatClient | None, system: str, text: str, read: Callable[[str], T], seed: int) -> T:
     """What the LLM that plays the other side says to ``text``; ``read`` raises ValueError for what it cannot use."""
     return await _read(chat, system, text, read, seed, UserFault)
 
 
-async def judged(chat: ChatEndpoint | None, system: str, text: str, read: Callable[[str], T], seed: int) -> T:
+async def judged(chat: ChatClient | None, system: str, text: str, read: Callable[[str], T], seed: int) -> T:
     """The judge's verdict on ``text``; every fault is a :class:`JudgeFault`."""
     try:
         return await _read(chat, system, text, read, seed, JudgeFault)
@@ -38,7 +38,7 @@ async def judged(chat: ChatEndpoint | None, system: str, text: str, read: Callab
 
 
 async def labelled(
-    judge: ChatEndpoint | None, question: str, labels: Sequence[str], material: Mapping[str, str], seed: int
+    judge: ChatClient | None, question: str, labels: Sequence[str], material: Mapping[str, str], seed: int
 ) -> str:
     """Which of ``labels`` the judge gives; ``material`` is marked as such: nothing in it instructs the judge."""
     properties = {"reason": {"type": "string"}, "verdict": {"type": "string", "enum": list(labels)}}
@@ -47,7 +47,7 @@ async def labelled(
 
 
 async def chosen(
-    judge: ChatEndpoint | None, question: str, count: int, material: Mapping[str, str], seed: int
+    judge: ChatClient | None, question: str, count: int, material: Mapping[str, str], seed: int
 ) -> list[int]:
     """Which of ``count`` things, numbered from 1, the judge chooses; indices from 0."""
     number = {"type": "integer", "minimum": 1, "maximum": count}
@@ -60,7 +60,7 @@ def _form(properties: Json) -> Json:
     return {"type": "object", "properties": properties}
 
 
-def _judge(endpoint: ChatEndpoint | None) -> Judge:
+def _judge(endpoint: ChatClient | None) -> Judge:
     assert endpoint is not None, "configured() has checked the roles"
     return Judge(endpoint)
 
@@ -100,7 +100,7 @@ def json_object(check: Callable[[Any], T]) -> Callable[[str], T]:
 
 
 async def _read(
-    chat: ChatEndpoint | None, system: str, text: str, read: Callable[[str], T], seed: int, fault: type[MuaError]
+    chat: ChatClient | None, system: str, text: str, read: Callable[[str], T], seed: int, fault: type[MuaError]
 ) -> T:
     assert chat is not None, "configured() has checked the roles"
     messages = [{"role": "system", "content": system}, {"role": "user", "content": text}]

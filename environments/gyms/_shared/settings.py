@@ -9,9 +9,8 @@ from typing import Literal, TypeAlias
 
 from environments.gyms._shared.shaping import SHAPING
 from mua.config.schema import EnvironmentConfig
+from mua.endpoint.client import ChatClient, Services
 from mua.errors import ConfigError
-from mua.users.endpoint import ChatEndpoint
-from mua.users.services import Services
 
 Choice = Literal["action", "answer", "search", "finish"]
 Role = Literal["user", "judge"]
@@ -26,9 +25,9 @@ class Setting:
     show_reward: bool = False
     options: Mapping[str, Option] = field(default_factory=dict)
     """Every option that the gym knows, its default where none is configured."""
-    user: ChatEndpoint | None = None
+    user: ChatClient | None = None
     """Plays the other side when ``oracle`` is llm."""
-    judge: ChatEndpoint | None = None
+    judge: ChatClient | None = None
     """Judges answers when ``oracle`` is llm."""
 
     def whole(self, key: str) -> int:

@@ -28,6 +28,7 @@ from environments.gyms.tau.game import TauEnvironment, TauGame, tool_call
 from environments.gyms.tau.records import OverRecords, checked_folder, databases, domains_of, own_records
 from environments.gyms.tau.user import CustomerUser, NeutralUser
 from mua.config.schema import EnvironmentConfig
+from mua.endpoint.client import ChatClient, Services
 from mua.environment.canned import Canned
 from mua.environment.demonstrate import Demonstration, demonstrate, moves_of
 from mua.environment.protocol import (
@@ -45,9 +46,7 @@ from mua.environment.protocol import (
 from mua.environment.registry import get_domain
 from mua.errors import ConfigError, MuaError
 from mua.types import Json
-from mua.users.endpoint import ChatEndpoint
 from mua.users.protocol import User
-from mua.users.services import Services
 
 NAME = "gyms/tau"
 DOMAINS = "retail,airline"
@@ -76,7 +75,7 @@ class TauGym(Gym):
         self,
         setting: Setting | None = None,
         inner: Mapping[str, Domain] | None = None,
-        endpoint: ChatEndpoint | None = None,
+        endpoint: ChatClient | None = None,
     ) -> None:
         """``inner`` are the domains served, by name; by default those of the option ``domains``."""
         super().__init__(setting)

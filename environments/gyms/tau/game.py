@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Sequence
 from typing import TypeVar
 
 from environments.gyms._shared import Choice, Game, GymEnvironment, Reply, Setting
+from mua.endpoint.client import ChatClient
 from mua.environment.protocol import (
     Domain,
     Evaluation,
@@ -24,7 +25,6 @@ from mua.environment.protocol import (
 )
 from mua.types import Json
 from mua.untrusted import JsonError, read_json
-from mua.users.endpoint import ChatEndpoint
 from mua.users.llm import LlmUser
 from mua.users.prompts import style_of
 from mua.users.protocol import STOP_SIGNAL, ToolUser, User, UserReply
@@ -42,7 +42,7 @@ class TauGame(Game):
     """One customer of the inner domain."""
 
     def __init__(
-        self, setting: Setting, task: Task, seed: int, domain: Domain, inner: Task, endpoint: ChatEndpoint | None
+        self, setting: Setting, task: Task, seed: int, domain: Domain, inner: Task, endpoint: ChatClient | None
     ) -> None:
         super().__init__(setting, task, seed)
         self._environment = domain.environment()

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from environments.telecom import TelecomDomain
 from mua.config.schema import EnvironmentConfig
+from mua.endpoint.client import Services
 from mua.environment.database import DatabaseEnvironment
 from mua.environment.protocol import (
     Domain,
@@ -28,7 +29,6 @@ from mua.types import Json
 from mua.users.factory import Placement
 from mua.users.llm import LlmUser
 from mua.users.protocol import UserReply
-from mua.users.services import Services
 
 
 class GradedPhone:

@@ -8,9 +8,9 @@ from dataclasses import replace
 from environments.help_desk import HelpDeskDomain
 from environments.help_desk.tools import HelpDesk
 from mua.config.schema import EnvironmentConfig
+from mua.endpoint.client import Services
 from mua.environment.protocol import Domain, Environment, Evaluation, Split, Task, Transcript
 from mua.users.judge import Judge
-from mua.users.services import Services
 
 FORM = {"type": "object", "properties": {"helped": {"type": "boolean"}}}
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from mua.users.chat import Trouble
+    from mua.endpoint.chat import Trouble
 
 MINUTE = 60.0
 Clock = Callable[[], float]
@@ -93,7 +93,6 @@ class Breaker:
         self.trouble: Trouble | None = None
         """The last fault."""
         self.failed_probes = 0
-        self.times_opened = 0
 
     @property
     def closed(self) -> bool:
@@ -117,18 +116,22 @@ class Breaker:
         self._probing = True
         return True
 
-    def leave(self, probe: bool, fault: Trouble | None) -> None:
-        """The request has ended: with an answer of whatever kind, or with a fault of the endpoint."""
+    def leave(self, probe: bool, fault: Trouble | None) -> bool:
+        """The request has ended: with an answer of whatever kind, or with a fault of the endpoint.
+
+        Gives whether the endpoint, which was asked until now, is left alone because of it.
+        """
         if fault is None:
             self._faults = 0
             self._set(None)
-            return
+            return False
         self.trouble = fault
         self._faults += 1
         self.failed_probes += probe
-        if probe or (self.closed and self._faults >= self._limit):
-            self.times_opened += self.closed
+        opens = self.closed and self._faults >= self._limit
+        if probe or opens:
             self._set(self._clock() + self._seconds)
+        return opens
 
     def abandon(self, probe: bool) -> None:
         """The request was cancelled: it says nothing about the endpoint."""

@@ -9,7 +9,7 @@ LATENCIES = 100_000
 _ALWAYS = ("requests", "retries", "failovers", "tokens_in", "tokens_out", "cost", "cache_hits")
 
 
-class Tally:
+class Accounts:
     """Counts of one role. Every reading begins anew."""
 
     def __init__(self) -> None:

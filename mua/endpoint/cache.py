@@ -9,21 +9,19 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import logging
 import sqlite3
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
-from typing import ParamSpec, TypeVar
 
+from mua.endpoint.chat import Completion, FunctionCall
 from mua.errors import ConfigError
 from mua.types import Json
 from mua.untrusted import read_json
-from mua.users.chat import Completion, FunctionCall
 
-P = ParamSpec("P")
-T = TypeVar("T")
+log = logging.getLogger(__name__)
 
 LOCK_SECONDS = 30.0
 """How long a write waits for another process's."""
@@ -32,8 +30,13 @@ LOCK_SECONDS = 30.0
 class ResponseCache:
     """Replies by request. Works in a thread of its own, so that a lock held elsewhere never holds up the event loop."""
 
-    def __init__(self, path: Path, key: str) -> None:
-        """``key`` names the setting in messages. Raises :class:`mua.errors.ConfigError` if the file is no cache."""
+    def __init__(self, path: Path, key: str, on_fault: Callable[[], None] = lambda: None) -> None:
+        """``key`` names the setting in messages. Raises :class:`mua.errors.ConfigError` if the file is no cache.
+
+        ``on_fault`` is called when the file cannot be read or written later: a disk that is full ends no run, because
+        the endpoint still answers.
+        """
+        self._named = f"{key}: {path}"
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._store = sqlite3.connect(path, timeout=LOCK_SECONDS, check_same_thread=False, isolation_level=None)
@@ -43,42 +46,43 @@ class ResponseCache:
             raise ConfigError(
                 f"{key}: cannot keep replies in {path}: {error}; name another file, or remove this one"
             ) from error
-        self._mend = f"{key}: {path} holds a reply that cannot be read; name another file, or remove this one"
+        self._on_fault = on_fault
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="reply cache")
 
     async def get(self, request: Json) -> Completion | None:
         """The reply kept for ``request``."""
-        return await self._in_thread(self._get, _digest(request))
+        return await self._ask(request, None)
 
     async def put(self, request: Json, completion: Completion) -> Completion:
         """Keep ``completion`` unless there is a reply already; the one that is kept now."""
-        return await self._in_thread(self._put, _digest(request), completion)
+        reply = json.dumps(asdict(completion), ensure_ascii=False)
+        return await self._ask(request, reply) or completion
 
     async def close(self) -> None:
-        await self._in_thread(self._store.close)
+        await asyncio.get_running_loop().run_in_executor(self._thread, self._store.close)
         self._thread.shutdown()
 
-    def _get(self, digest: str) -> Completion | None:
-        row = self._store.execute("SELECT reply FROM replies WHERE request = ?", (digest,)).fetchone()
+    async def _ask(self, request: Json, reply: str | None) -> Completion | None:
+        text = json.dumps(request, sort_keys=True, separators=(",", ":"))
+        digest = hashlib.sha256(text.encode()).hexdigest()
         try:
-            return None if row is None else _completion(row[0])
+            return await asyncio.get_running_loop().run_in_executor(self._thread, self._kept, digest, reply)
+        except sqlite3.Error as error:
+            self._on_fault()
+            log.warning("%s: %s", self._named, error)
+        return None
+
+    def _kept(self, digest: str, reply: str | None) -> Completion | None:
+        """The reply of that request, which is ``reply`` if there was none."""
+        if reply is not None:
+            self._store.execute("INSERT OR IGNORE INTO replies VALUES (?, ?)", (digest, reply))
+        row = self._store.execute("SELECT reply FROM replies WHERE request = ?", (digest,)).fetchone()
+        if row is None:
+            return None
+        try:
+            fields = read_json(row[0])
+            return Completion(**fields | {"calls": tuple(FunctionCall(**call) for call in fields["calls"])})
         except (ValueError, TypeError, LookupError, AttributeError) as error:
-            raise ConfigError(self._mend) from error
-
-    def _put(self, digest: str, completion: Completion) -> Completion:
-        reply = json.dumps(asdict(completion), ensure_ascii=False)
-        self._store.execute("INSERT OR IGNORE INTO replies VALUES (?, ?)", (digest, reply))
-        return self._get(digest) or completion
-
-    async def _in_thread(self, function: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, partial(function, *arguments, **named))
-
-
-def _digest(request: Json) -> str:
-    text = json.dumps(request, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _completion(reply: str) -> Completion:
-    fields = read_json(reply)
-    return Completion(**fields | {"calls": tuple(FunctionCall(**call) for call in fields["calls"])})
+            raise ConfigError(
+                f"{self._named} holds a reply that cannot be read; name another file, or remove this one"
+            ) from error
