@@ -29,8 +29,8 @@ class StandInServer:
     """Implements :class:`mua.engine.member.Server`. ``asked`` are the paths of all requests of all its lives."""
 
     def __init__(self, index: int = 0) -> None:
-        self.index = index
-        self.log_file = Path(f"engine-{index}.log")
+        self.label = f"engine {index}"
+        self.log_file: Path | None = Path(f"engine-{index}.log")
         self.url = ""
         self.running = False
         self.lives = 0

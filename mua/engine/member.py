@@ -18,10 +18,10 @@ class State(Enum):
 
 
 class Server(Protocol):
-    """A server process here (:class:`mua.engine.server.EngineServer`) or on another machine."""
+    """A server process here (:class:`mua.engine.server.SglangServer`) or on another machine."""
 
-    index: int
-    log_file: Path
+    label: str
+    log_file: Path | None
 
     @property
     def url(self) -> str: ...
@@ -45,7 +45,7 @@ class Engine:
 
     def __init__(self, server: Server, slots: int, *, api_key: str, node: int = 0) -> None:
         self.server = server
-        self.label = f"engine {server.index}"
+        self.label = server.label
         self.node = node
         """Machine of the run it is on; 0 is this one."""
         self.starts = 0

@@ -23,7 +23,7 @@ from safetensors.torch import load_file
 from mua.engine.member import Server
 from mua.engine.pool import EnginePool
 from mua.engine.protocol import SamplingParams
-from mua.engine.server import EngineServer
+from mua.engine.server import SglangServer, engine_server
 from mua.errors import DeadlineExceeded, EngineError
 
 pytestmark = pytest.mark.timeout(900)  # a busy machine
@@ -31,8 +31,8 @@ ENDLESS = SamplingParams(temperature=1.0, max_new_tokens=CONTEXT - 64, stop_toke
 SHORT = SamplingParams(temperature=0.0, max_new_tokens=4, stop_token_ids=())
 
 
-def server(log_folder: Path, **changes: object) -> EngineServer:
-    return EngineServer(
+def server(log_folder: Path, **changes: object) -> SglangServer:
+    return engine_server(
         cpu_engine_config(**changes), dtype="float32", context_length=CONTEXT, seed=1, index=0, log_folder=log_folder
     )
 
@@ -60,7 +60,7 @@ http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
 """
 
 
-def starts(*programs: str) -> Callable[[EngineServer, Path], list[str]]:
+def starts(*programs: str) -> Callable[[SglangServer, Path], list[str]]:
     """A server's command lines, one after the other, as Python programs that get the port."""
     left = list(programs)
     return lambda self, _: [sys.executable, "-c", left.pop(0), str(self.port)]
@@ -77,7 +77,7 @@ def starts(*programs: str) -> Callable[[EngineServer, Path], list[str]]:
 async def test_a_server_that_is_killed_while_it_starts_is_started_again(
     tmp_path: Path, tiny_qwen3_folder: Path, monkeypatch: pytest.MonkeyPatch, killed: str
 ) -> None:
-    monkeypatch.setattr(EngineServer, "_command", starts(killed, ANSWERS))
+    monkeypatch.setattr(SglangServer, "_command", starts(killed, ANSWERS))
     started = server(tmp_path)
     await started.start(tiny_qwen3_folder)
     assert started.running
@@ -87,7 +87,7 @@ async def test_a_server_that_is_killed_while_it_starts_is_started_again(
 async def test_a_server_that_is_killed_at_every_start_may_be_tried_again_later(
     tmp_path: Path, tiny_qwen3_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(EngineServer, "_command", starts(*["import os; os.kill(os.getpid(), 9)"] * 3))
+    monkeypatch.setattr(SglangServer, "_command", starts(*["import os; os.kill(os.getpid(), 9)"] * 3))
     with pytest.raises(EngineError, match="exited while starting") as raised:
         await server(tmp_path).start(tiny_qwen3_folder)
     assert raised.value.passing
@@ -263,7 +263,7 @@ def freeze(running: Server) -> None:
 
 
 def launcher_of(running: Server) -> psutil.Process:
-    assert isinstance(running, EngineServer)
+    assert isinstance(running, SglangServer)
     assert running._process is not None
     (launcher,) = psutil.Process(running._process.pid).children()
     return launcher
