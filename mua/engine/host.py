@@ -71,30 +71,17 @@ def make_servers(config: ExperimentConfig, *, node: int, address: str, api_key: 
     ]
 
 
-def make_engines(
-    config: EngineConfig, *, dtype: str, context_length: int, seed: int, log_folder: Path, hosts: Hosts | None
-) -> list[Engine]:
-    """The engines of all machines as rank 0 sees them, this machine's first; none is started."""
-    slots = config.max_running_requests
-    here = [
-        engine_server(
-            config,
-            dtype=dtype,
-            context_length=context_length,
-            seed=seed,
-            index=place,
-            log_folder=log_folder,
-            api_key=None if hosts is None else hosts.api_key,
+def remote_engines(config: EngineConfig, hosts: Hosts, log_folder: Path) -> list[Engine]:
+    """The engines of the other machines as rank 0 sees them; none is started."""
+    return [
+        Engine(
+            RemoteServer(config, host, hosts.api_key, place=place, log_folder=log_folder),
+            config.max_running_requests,
+            api_key=hosts.api_key,
+            node=host.node,
         )
-        for place in range(config.count)
+        for host, place in itertools.product(hosts.others, range(config.count))
     ]
-    engines = [Engine(server, slots, api_key=server.api_key) for server in here]
-    if hosts is None:
-        return engines
-    for host, place in itertools.product(hosts.others, range(config.count)):
-        server = RemoteServer(config, host, hosts.api_key, place=place, log_folder=log_folder)
-        engines.append(Engine(server, slots, node=host.node, api_key=hosts.api_key))
-    return engines
 
 
 class EngineHost:

@@ -20,7 +20,7 @@ def check_sync(config: ExperimentConfig) -> None:
         policy.follow()
         return
     with policy, RolloutService(config, hosts=policy.engine_hosts()) as rollouts:
-        synced = rollouts.update_weights(policy.feed, version=1)
+        synced = rollouts.update_weights(policy.feed(), version=1)
         different = rollouts.verify_weights(policy.feed())
     if different:
         shown = ", ".join(different[:8]) + (f" and {len(different) - 8} more" if len(different) > 8 else "")

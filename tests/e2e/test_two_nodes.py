@@ -77,7 +77,7 @@ def _run(recipe: Path, folder: Path, transport: str) -> dict[str, Any]:
 def _lead(policy: Policy, rollouts: RolloutService) -> dict[str, Any]:
     engines = rollouts._pool._engines
     found: dict[str, Any] = {"nodes": [engine.node for engine in engines]}
-    found["report"] = rollouts.update_weights(policy.feed, version=3)
+    found["report"] = rollouts.update_weights(policy.feed(), version=3)
     found["different"] = rollouts.verify_weights(policy.feed())
     answers = [rollouts._call(_ask(engine)) for engine in engines]
     found["answers"] = [answer.ids.tolist() for answer in answers]

@@ -102,7 +102,7 @@ class Recorder:
         return "report"
 
     def feed(self) -> None:
-        raise AssertionError
+        pass
 
     def offload(self) -> None:
         self.calls.append("offload")
