@@ -63,7 +63,7 @@ class Broadcast:
 
     async def join(self, targets: Targets, thread: Executor) -> None:
         """Have a group with exactly these engines. Raises :class:`EngineGone` when one does not come in time."""
-        members = {engine: engine.starts for engine in targets.engines}
+        members = {engine: engine.stops for engine in targets.engines}
         if self._group is not None and members == self._members:
             return
         await self.leave()
@@ -101,7 +101,7 @@ class Broadcast:
 
     async def leave(self) -> None:
         """Dissolve the group with those of its engines that are still the same."""
-        alive = [engine for engine, starts in self._members.items() if engine.up and engine.starts == starts]
+        alive = [engine for engine, stops in self._members.items() if engine.up and engine.stops == stops]
         for engine in alive:
             try:
                 await engine.client.control("/destroy_weights_update_group", {"group_name": self._name}, timeout=60.0)

@@ -19,7 +19,7 @@ import threading
 from collections.abc import Coroutine
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import aiohttp
 from aiohttp import web
@@ -34,7 +34,6 @@ _log = logging.getLogger(__name__)
 _STATUS_SECONDS = 1.0
 _PATIENCE_SECONDS = 30.0
 """How long a host may stay silent before its engines count as dead; also what is added to an engine's deadlines."""
-Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +107,8 @@ class EngineHost:
         self._thread.join()
         self._loop.close()
 
-    def _wait(self, work: Coroutine[Any, Any, Result], seconds: float) -> Result:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(seconds)
+    def _wait(self, work: Coroutine[Any, Any, None], seconds: float) -> None:
+        asyncio.run_coroutine_threadsafe(work, self._loop).result(seconds)
 
     async def _serve(self, address: str, port: int) -> None:
         application = web.Application(middlewares=[self._authorised])

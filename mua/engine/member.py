@@ -56,10 +56,8 @@ class Engine:
         self.label = server.label
         self.node = node
         """Machine of the run it is on; 0 is this one."""
-        self.starts = 0
-        """Times it was started: tells a restarted engine from the one before."""
         self.stops = 0
-        """Times it was stopped: tells one that is being restarted from the one before."""
+        """Times it was stopped: tells one that is, or was, restarted from the one before."""
         self.slots = asyncio.Semaphore(slots)
         self.control = asyncio.Lock()
         self.suspect = asyncio.Event()
@@ -89,7 +87,6 @@ class Engine:
     async def start(self, model_path: Path) -> None:
         self.state = State.STARTING
         await self.server.start(model_path)
-        self.starts += 1
         self.released.clear()
         self._client = EngineClient(self.server.url, self.label, self._api_key)
         self.version = 0

@@ -85,7 +85,8 @@ class EnginePool:
             self._engines += remote_engines(config, hosts, log_folder)
         self._broadcast: Broadcast | None = None
         self._model_path = Path()
-        self._version = 0
+        self.version = 0
+        """Policy version of the last complete update; 0 is the model folder."""
         self._sessions: OrderedDict[str, Engine] = OrderedDict()
         self._updating = False
         self._released: set[str] = set()
@@ -135,11 +136,6 @@ class EnginePool:
 
     async def __aexit__(self, *_: object) -> None:
         await self.stop()
-
-    @property
-    def version(self) -> int:
-        """Policy version of the last complete update; 0 is the model folder."""
-        return self._version
 
     def engines_up(self) -> int:
         """Engines that can take weights."""
@@ -323,59 +319,39 @@ class EnginePool:
         if not engine.control.locked():
             async with engine.control:
                 if engine.up and not engine.released:
-                    return await engine.client.healthy(seconds)
-        return not engine.up or await engine.client.responds(seconds)
+                    return await engine.client.answers("/health_generate", seconds)
+        return not engine.up or await engine.client.answers("/model_info", seconds)
 
     async def _restart(self, engine: Engine) -> None:
         reason = "its process ended or did not answer"
         while True:
             await engine.stop()
             self._changed()
-            if not self._may_restart(engine):
+            spared, engine.spared = engine.spared, False
+            if not spared and engine.restarts >= self.config.max_restarts:
                 self._fail(
                     f"{engine.label} failed again after engine.max_restarts = {engine.restarts} restarts ({reason}); "
                     f"see {engine.server.log_file}, mend what it says or raise engine.max_restarts"
                 )
                 return
-            await self._until_memory_is_free()
+            engine.restarts += not spared
+            while self.released and not self._wanted and self._failure is None:
+                await self._admit_again.wait()  # the trainer uses the memory, and no update waits for an engine
             if self._failure is not None:
                 return
             try:
                 await engine.start(self._model_path)
-                await self._match_memory(engine)
+                while engine.released != self._released:  # give back what the others have given back
+                    if tags := self._released - engine.released:
+                        await self._move_memory(engine, _RELEASE, tags)
+                    if tags := engine.released - self._released:
+                        await self._move_memory(engine, _RESUME, tags)
+                break
             except EngineError as error:
                 reason = str(error)
                 _log.error("%s did not restart: %s", engine.label, error)
-                continue
-            self._rejoin(engine)
-            return
-
-    def _may_restart(self, engine: Engine) -> bool:
-        """Whether it has a restart left, which is counted here unless the engine was spared."""
-        spared, engine.spared = engine.spared, False
-        if not spared and engine.restarts >= self.config.max_restarts:
-            return False
-        engine.restarts += not spared
-        return True
-
-    async def _until_memory_is_free(self) -> None:
-        """Wait while the trainer uses the engines' memory, unless an update waits for an engine."""
-        while self.released and not self._wanted and self._failure is None:
-            await self._admit_again.wait()
-
-    async def _match_memory(self, engine: Engine) -> None:
-        """Have a fresh engine give back what the others have given back."""
-        while engine.released != self._released:
-            for path, tags in (
-                (_RELEASE, self._released - engine.released),
-                (_RESUME, engine.released - self._released),
-            ):
-                if tags:
-                    await self._move_memory(engine, path, tags)
-
-    def _rejoin(self, engine: Engine) -> None:
         engine.suspect.clear()
-        engine.state = State.AWAITING if engine.version != self._version else State.SERVING
+        engine.state = State.SERVING if engine.version == self.version else State.AWAITING
         self._changed()
 
     def _fail(self, message: str) -> None:
@@ -402,11 +378,11 @@ class EnginePool:
         """
         started = monotonic()
         async with self._update_lock:
-            if only_awaiting and version != self._version:
-                raise EngineError(f"engines serve version {self._version}; cannot fill a restarted one with {version}")
+            if only_awaiting and version != self.version:
+                raise EngineError(f"engines serve version {self.version}; cannot fill a restarted one with {version}")
             while True:
                 awaiting = [engine for engine in self._engines if engine.state is State.AWAITING]
-                engines = awaiting if only_awaiting else await self._until_up()
+                engines = awaiting if only_awaiting else await self.until_up()
                 try:
                     async with self._quiet(engines, gate=not only_awaiting) as targets:
                         report = await self._push(targets, source, version)
@@ -414,7 +390,7 @@ class EnginePool:
                 except EngineGone as error:
                     _log.warning("the weights of version %d reached no engine: %s; sending them again", version, error)
             report.pause_seconds = monotonic() - targets.began
-            self._version = version
+            self.version = version
             for engine in targets.engines:
                 engine.version = version
             for engine in self._engines:
@@ -424,12 +400,8 @@ class EnginePool:
         report.seconds = monotonic() - started
         return report
 
-    async def wait_until_up(self) -> None:
-        """Wait until an engine can take weights; see :meth:`update_weights` for what is raised."""
-        await self._until_up()
-
-    async def _until_up(self) -> list[Engine]:
-        """All engines that can take weights, once there is one."""
+    async def until_up(self) -> list[Engine]:
+        """Wait for an engine that can take weights; all that can. See :meth:`update_weights` for what is raised."""
         of_one = self.config.start_seconds + self.config.stop_seconds + _START_MARGIN_SECONDS
         seconds = of_one * (self.config.max_restarts + 1)
         self._wanted += 1
@@ -510,7 +482,7 @@ class EnginePool:
             if not serving:
                 raise EngineError("no engine serves; nothing to verify")
             async with self._quiet(serving, gate=True) as targets:
-                names, complete = await differing(targets, lambda: self._push(targets, source, self._version))
+                names, complete = await differing(targets, lambda: self._push(targets, source, self.version))
             if not complete:
                 await self._kill(serving)
         return names

@@ -170,8 +170,10 @@ class SglangServer:
             self._spawn(model_path)
             if await self._becomes_ready():
                 return
-            killed = self._was_killed()
-            if not left or not (killed or self._lost_a_port()):
+            said = b"" if self.log_file is None else self.log_file.read_bytes()[self._log_start :]
+            killed = not 0 <= (self.status or 0) <= 128 or _KILLED.search(said) is not None
+            lost_a_port = b"address already in use" in said.lower()  # its own or its process group's
+            if not left or not (killed or lost_a_port):
                 message = f"{self.label} exited while starting with status {self.status}; {self._evidence()}"
                 raise EngineError(message, passing=killed)
             found = "was killed while starting" if killed else "found a port taken that was free before"
@@ -241,18 +243,6 @@ class SglangServer:
                     pass
                 await asyncio.sleep(0.1)
         return False
-
-    def _lost_a_port(self) -> bool:
-        """Whether the server said, since it was started last, that a port is taken: its own or its process group's."""
-        return b"address already in use" in self._said().lower()
-
-    def _was_killed(self) -> bool:
-        """Whether the server that has just ended, or a process of its own without which it cannot start, was killed."""
-        return not 0 <= (self.status or 0) <= 128 or _KILLED.search(self._said()) is not None
-
-    def _said(self) -> bytes:
-        """What the log holds since the server was started last."""
-        return b"" if self.log_file is None else self.log_file.read_bytes()[self._log_start :]
 
     def _evidence(self) -> str:
         return (

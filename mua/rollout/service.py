@@ -183,7 +183,7 @@ class RolloutService:
 
     def wait_for_engines(self) -> None:
         """Wait until an engine can take weights, should all have died."""
-        self._call(self._pool.wait_until_up(), self._interrupt)
+        self._call(self._pool.until_up(), self._interrupt)
 
     @property
     def engines_up(self) -> int:

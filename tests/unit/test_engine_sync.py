@@ -31,7 +31,6 @@ class StandIn:
     def __init__(self, fails_at: int | str | None = None, error: type[EngineError] = EngineError) -> None:
         self.label = "stand-in"
         self.node = 0
-        self.starts = 1
         self.stops = 0
         self.client = self
         self.calls: list[str] = []
