@@ -20,8 +20,8 @@ def check_sync(config: ExperimentConfig) -> None:
         learner.follow()
         return
     with learner, RolloutService(config, hosts=learner.engine_hosts()) as rollouts:
-        synced = rollouts.update_weights(learner.feed, version=1)
-        different = rollouts.verify_weights(learner.feed())
+        synced = rollouts.update_weights(learner.weights(), version=1)
+        different = rollouts.verify_weights(learner.weights())
     if different:
         shown = ", ".join(different[:8]) + (f" and {len(different) - 8} more" if len(different) > 8 else "")
         raise EngineError(

@@ -32,9 +32,10 @@ from megatron_bridge.plan import ModelPlan, plan_model
 from megatron_bridge.ranks import gathered
 from mua.algorithms.loss_protocol import LossFunction, ValueLossFunction
 from mua.config.schema import ExperimentConfig
-from mua.engine.feed import Feed, TrainerFeed
 from mua.engine.host import EngineHost, Host, Hosts, make_servers
 from mua.engine.nodes import find_nodes, reachable_address
+from mua.engine.source import TrainerSource
+from mua.engine.weights import WeightSource
 from mua.errors import ModelError, RankLost
 from mua.megatron import checkpoint, forward, parallel
 from mua.megatron.model import load_chunks
@@ -94,7 +95,7 @@ class Learner(Together):
                 self._group = parallel.own_group(timedelta(seconds=parallel.COLLECTIVE_SECONDS))
                 self.calls = Calls(self._group, config.trainer.silence_seconds)
             self._nodes = find_nodes(self._group)
-        self._feed = TrainerFeed(
+        self._source = TrainerSource(
             self._model_in_place,
             config.engine,
             self._nodes,
@@ -325,9 +326,9 @@ class Learner(Together):
         """Take the memory that :meth:`offload` gave back; does nothing where it did not."""
         self._onload()
 
-    def feed(self) -> Feed:
+    def weights(self) -> WeightSource:
         """The current weights for :meth:`mua.engine.pool.EnginePool.update_weights`, resharded by all ranks."""
-        return self._feed
+        return self._source
 
     def engine_hosts(self) -> Hosts | None:
         """Have the leader of every other machine look after engines there; None when there is no other machine."""
@@ -344,7 +345,7 @@ class Learner(Together):
         return Hosts(key, tuple(Host(node, str(urls[leader])) for node, leader in others))
 
     def _follow_feed(self, targets: Sequence[int]) -> None:
-        self._feed.follow(targets)
+        self._source.follow(targets)
 
     @contextmanager
     def _model_in_place(self) -> Iterator[ModelPlan]:

@@ -54,7 +54,7 @@ class Phases:
         self._rollouts.wait_for_engines()
         self._onload()
         self._note("sync_begin")
-        report = self._rollouts.update_weights(self._learner.feed, version)
+        report = self._rollouts.update_weights(self._learner.weights(), version)
         self._note("sync_end")
         self._roll_out()
         return report

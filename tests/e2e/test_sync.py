@@ -5,8 +5,6 @@ The trainer and its engine run in a process of their own, because Megatron-Core 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +12,9 @@ import numpy as np
 import pytest
 import torch
 from e2e_support import assert_nothing_left
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from megatron_bridge import export_hf
 from mua.algorithms.batch import sft_batch
 from mua.algorithms.losses import CrossEntropyLoss
 from mua.config.load import load_config
@@ -27,6 +25,7 @@ from mua.trainer.conversations import load_conversations
 from mua.trainer.learner import Learner
 from tests.distributed import run_distributed
 from tests.forked_engines import WithForkedEngines
+from tests.tensor_source import TensorSource
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # a busy machine; the fixtures' runs count too
 
@@ -69,15 +68,15 @@ def _train_and_sync(recipe: Path, folder: Path) -> dict[str, Any]:
         conversations = load_conversations(config.sft.data, family, config)[:8]
         for _ in range(STEPS):
             learner.train_step(sft_batch([s for segments in conversations for s in segments]), CrossEntropyLoss())
-        found: dict[str, Any] = {"different_before": rollouts.verify_weights(export_hf(learner.policy.chunks))}
-        rollouts.update_weights(partial(export_hf, learner.policy.chunks), version=VERSION)
-        found["different"] = rollouts.verify_weights(export_hf(learner.policy.chunks))
+        found: dict[str, Any] = {"different_before": rollouts.verify_weights(learner.weights())}
+        rollouts.update_weights(learner.weights(), version=VERSION)
+        found["different"] = rollouts.verify_weights(learner.weights())
         found["prompts"] = _prompts(config.model.path)
         generations = [_greedy(rollouts, prompt) for prompt in found["prompts"]]
         found["answers"] = [generation.ids.tolist() for generation in generations]
         found["versions"] = [generation.version for generation in generations]
-        found["after_corruption"] = rollouts.verify_weights(_corrupted(export_hf(learner.policy.chunks)))
         learner.save_hf(folder / "exported")
+        found["after_corruption"] = rollouts.verify_weights(_corrupted(folder / "exported"))
     return found
 
 
@@ -96,10 +95,8 @@ def _greedy(rollouts: RolloutService, prompt: list[int]) -> Any:
     return rollouts._call(pool.generate(prompt, params, session=str(np.sum(prompt)), deadline_s=60))
 
 
-def _corrupted(tensors: Iterator[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
+def _corrupted(folder: Path) -> TensorSource:
     """The same weights but for one element of one tensor."""
-    for name, tensor in tensors:
-        if name == "model.layers.1.mlp.down_proj.weight":
-            tensor = tensor.clone()
-            tensor[3, 5] += 1e-3
-        yield name, tensor
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.layers.1.mlp.down_proj.weight"][3, 5] += 1e-3
+    return TensorSource(tensors)

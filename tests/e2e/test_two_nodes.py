@@ -77,8 +77,8 @@ def _run(recipe: Path, folder: Path, transport: str) -> dict[str, Any]:
 def _lead(learner: Learner, rollouts: RolloutService) -> dict[str, Any]:
     engines = rollouts._pool._engines
     found: dict[str, Any] = {"nodes": [engine.node for engine in engines]}
-    found["report"] = rollouts.update_weights(learner.feed, version=3)
-    found["different"] = rollouts.verify_weights(learner.feed())
+    found["report"] = rollouts.update_weights(learner.weights(), version=3)
+    found["different"] = rollouts.verify_weights(learner.weights())
     answers = [rollouts._call(_ask(engine)) for engine in engines]
     found["answers"] = [answer.ids.tolist() for answer in answers]
     found["versions"] = [answer.version for answer in answers]
@@ -94,7 +94,7 @@ def _lead(learner: Learner, rollouts: RolloutService) -> dict[str, Any]:
     launcher.kill()
     rollouts._attend(_until(lambda: engines[1].restarts == 1 and engines[1].state.value == "serving"))
     found["restarts"] = [engine.restarts for engine in engines]
-    found["different_after_restart"] = rollouts.verify_weights(learner.feed())
+    found["different_after_restart"] = rollouts.verify_weights(learner.weights())
     found["versions_after_restart"] = [rollouts._call(_ask(engine)).version for engine in engines]
     return found
 
