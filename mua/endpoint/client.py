@@ -131,8 +131,10 @@ class ChatClient:
         try:
             async with asyncio.timeout(seconds):
                 if reply := await self._travel(way, accept):
+                    if self._cache is None:
+                        return reply
                     # The one that was kept before, if there is one, so that everybody goes on with the same.
-                    kept = reply if self._cache is None else await self._cache.put(asked, reply)
+                    kept = await self._cache.put(asked, reply)
                     return kept if accept(kept) is None else reply
         except TimeoutError:
             late = True
@@ -165,7 +167,7 @@ class ChatClient:
             self._accounts.count("retries", float(way.tried > 0))
             self._accounts.count("failovers", float(place != at))
             at = place
-            # A policy is asked the same again: its reply is no worse than another would be.
+            # A policy's retry is the same request again: it follows faults of the endpoint, not of what it wrote.
             seed = way.request.seed + (0 if way.request.verbatim else way.tried)
             outcome = await self._members[place].ask(replace(way.request, seed=seed), way.deadline)
             if isinstance(outcome, Completion):
