@@ -8,8 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
+import subprocess
+import sys
 from collections.abc import Awaitable, Iterator
 from functools import lru_cache
+from pathlib import Path
 from statistics import fmean as mean
 from statistics import pstdev
 
@@ -21,6 +25,7 @@ from mua.environment.protocol import Domain
 from mua.environment.registry import domain_names, get_domain
 from mua.environment.sampling import stratified
 
+ROOT = Path(__file__).parents[2]
 OURS = [name for name in domain_names() if not getattr(get_domain(name), "needs_data", False)]
 
 MOST = [pytest.param(100, marks=pytest.mark.slow), 10]
@@ -74,3 +79,28 @@ def test_a_policy_that_deserves_nothing_earns_nothing(name: str, policy: str, mo
         ceiling += 2 * pstdev(values) / math.sqrt(len(played))
     earned = mean(values)
     assert earned <= ceiling, f"{policy} earns {earned:.3f} in {name}; at most {ceiling:.3f}. {canned.reason}"
+
+
+SAID = """
+import asyncio, hashlib, json
+from mua.environment.canned import play_canned
+from mua.environment.registry import get_domain
+from tests.contract.test_canned_policies import policies
+
+for name, policy in policies():
+    domain = get_domain(name)
+    said = asyncio.run(play_canned(domain, domain.tasks("test")[0], 0, domain.canned()[policy])).messages
+    print(name, policy, hashlib.sha256(json.dumps(said).encode()).hexdigest())
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)  # a busy machine
+def test_every_process_plays_them_alike():
+    def lines(seed: str) -> list[str]:
+        changed = os.environ | {"PYTHONHASHSEED": seed, "PYTHONPATH": str(ROOT)}
+        done = subprocess.run([sys.executable, "-c", SAID], env=changed, capture_output=True, text=True, timeout=500)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.splitlines()
+
+    assert lines("1") == lines("2")

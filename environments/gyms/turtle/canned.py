@@ -103,7 +103,7 @@ def _keywords(names: Sequence[str]) -> list[str]:
     found: Counter[str] = Counter()
     for name in names:
         keys = " ".join([*(keys for _, _, keys in schemas()[name]["criteria"]), *schemas()[name]["facts"]])
-        found.update(set(re.findall(r"[a-z]{3,}", re.sub(r"\{\w+\}", "", keys))))
+        found.update(sorted(set(re.findall(r"[a-z]{3,}", re.sub(r"\{\w+\}", "", keys)))))
     return [word for word, _ in found.most_common()]
 
 
