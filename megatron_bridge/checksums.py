@@ -9,6 +9,7 @@ closes the list (:func:`seal`); it tells whether the folder still is what was wr
 
 from __future__ import annotations
 
+import io
 import json
 import os
 from dataclasses import dataclass
@@ -106,6 +107,41 @@ def read_sealed(folder: Path) -> Recorded:
 
 def _recorded(lines: list[dict[str, Any]], kind: str) -> dict[str, str]:
     return {line[kind]: str(line.get(ALGORITHM)) for line in lines if isinstance(line.get(kind), str)}
+
+
+class HashingStream(io.RawIOBase):
+    """Writes to a place in an open file and sums up what is written."""
+
+    def __init__(self, descriptor: int, position: int = 0) -> None:
+        self._descriptor = descriptor
+        self._hasher = Hasher()
+        self.position = position
+        """Where the next byte goes."""
+
+    def writable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self.position
+
+    def write(self, data: Any) -> int:
+        view = memoryview(data).cast("B")
+        for start in range(0, len(view), 1 << 20):
+            part = view[start : start + (1 << 20)]
+            self._hasher.update(part)
+            write_all(self._descriptor, part, self.position)
+            self.position += len(part)
+        return len(view)
+
+    def hexdigest(self) -> str:
+        """Checksum of everything written so far."""
+        return str(self._hasher.hexdigest())
+
+
+def write_all(descriptor: int, data: memoryview, offset: int) -> None:
+    """``pwrite`` until nothing is left."""
+    while (count := os.pwrite(descriptor, data, offset)) < len(data):
+        data, offset = data[count:], offset + count
 
 
 def digest_of_file(path: Path, size: int | None = None) -> str | None:

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, distributed
 
-from megatron_bridge import checksums
+from megatron_bridge.checksums import NAME as CHECKSUMS
 from megatron_bridge.errors import BridgeError
 from megatron_bridge.families import family_of
 from megatron_bridge.family import HfConfig
 from megatron_bridge.hf_config import head_size, need, read_hf_config
 from megatron_bridge.hf_folder import verify_hf_folder
 from megatron_bridge.plan import ModelPlan, PlannedParameter, TensorSpec, as_matrix, attach_hf_config, plan_model
+from megatron_bridge.ranks import together
 from megatron_bridge.safetensors_io import SafetensorsFolder
 
 if TYPE_CHECKING:
@@ -44,30 +44,13 @@ def load_hf(chunks: Sequence[GPTModel], folder: Path, *, backbone: bool = False)
     """
     attach_hf_config(chunks, read_hf_config(folder), backbone=backbone)
     plan = plan_model(chunks)
-    with _alike(plan), SafetensorsFolder(folder) as checkpoint:
+    with together(plan.group), SafetensorsFolder(folder) as checkpoint:
         check_coverage(plan.tensors(), checkpoint, plan.hf_config, backbone=backbone)
-        if (folder / checksums.NAME).exists():
+        if (folder / CHECKSUMS).exists():
             verify_hf_folder(folder, plan.group.rank(), plan.group.size())
         for parameter in plan.parameters:
             if parameter.name in plan.local:
                 _fill(plan, parameter, checkpoint)
-
-
-@contextmanager
-def _alike(plan: ModelPlan) -> Iterator[None]:
-    """A block without communication, whose error on one rank of the plan's group is raised by all of them."""
-    failure: BridgeError | None = None
-    try:
-        yield
-    except BridgeError as error:
-        failure = error
-    if plan.group.size() > 1:
-        gathered: list[str | None] = [None] * plan.group.size()
-        distributed.all_gather_object(gathered, None if failure is None else str(failure), group=plan.group)
-        text = next(filter(None, gathered), None)
-        failure = failure or (BridgeError(text) if text is not None else None)
-    if failure is not None:
-        raise failure
 
 
 def export_hf(chunks: Sequence[GPTModel]) -> Iterator[tuple[str, Tensor]]:

@@ -21,6 +21,7 @@ from megatron_bridge.errors import BridgeError
 from megatron_bridge.families import family_of
 from megatron_bridge.family import EXPERT, HfConfig, Sizes
 from megatron_bridge.hf_config import inverse_frequencies, need, rotary_base, rotary_fraction
+from megatron_bridge.ranks import gathered
 
 if TYPE_CHECKING:
     from megatron.core.models.gpt import GPTModel
@@ -280,16 +281,10 @@ def _global_tensors(models: list[Any], first_expert: int) -> Iterator[tuple[str,
     """Parameters and persistent buffers of this rank under their global names."""
     for model in models:
         foreign = _OUTPUT_LAYER if getattr(model, "hf_backbone", False) else ()
-        for name, tensor in (*model.named_parameters(), *_persistent_buffers(model)):
-            if not name.startswith(foreign):
+        kept = model.state_dict(keep_vars=True)
+        for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+            if name in kept and not name.startswith(foreign):
                 yield _global_name(model, name, first_expert), tensor
-
-
-def _persistent_buffers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    for path, module in model.named_modules():
-        for name, buffer in module.named_buffers(path, recurse=False):
-            if name.rpartition(".")[2] not in module._non_persistent_buffers_set:
-                yield name, buffer
 
 
 def _global_name(model: Any, name: str, first_expert: int) -> str:
@@ -306,20 +301,19 @@ def _keep_router_bias_precise(models: list[Any]) -> None:
     """Undo a cast of the routers' biases to the parameters' dtype, as Megatron's router does before it computes."""
     for model in models:
         for module in model.modules():
-            if hasattr(module, "_maintain_float32_expert_bias"):
-                module._maintain_float32_expert_bias()
+            bias = getattr(module, "expert_bias", None)
+            if isinstance(bias, Tensor) and bias.dtype != torch.float32:
+                bias.data = bias.data.float()
 
 
 def _gather_manifest(table: _Table) -> list[_Entry]:
     """Every parameter of the whole model, in the same order on every rank."""
     group = table.group
     mine = [(name, tuple(t.shape), t.dtype, table.shard(name)) for name, t in table.local.items()]
-    gathered: list[Any] = [None] * group.size()
-    distributed.all_gather_object(gathered, mine, group=group)
     ranks = distributed.get_process_group_ranks(group)
     owners: dict[str, list[int]] = {}
     shapes: dict[str, tuple[tuple[int, ...], torch.dtype]] = {}
-    for rank, entries in sorted(zip(ranks, gathered, strict=True), key=lambda pair: pair[0]):
+    for rank, entries in sorted(zip(ranks, gathered(mine, group), strict=True), key=lambda pair: pair[0]):
         for name, shape, dtype, shard in entries:
             if shapes.setdefault(name, (shape, dtype)) != (shape, dtype):
                 raise BridgeError(f"{name} is {shapes[name]} on one rank and {(shape, dtype)} on rank {rank}")

@@ -27,6 +27,7 @@ from torch import Tensor, distributed
 from megatron_bridge.blocks import BlockCopy
 from megatron_bridge.errors import BridgeError
 from megatron_bridge.plan import ModelPlan, PlannedParameter, TensorSpec, as_matrix
+from megatron_bridge.ranks import gathered
 
 ALIGNMENT = 256
 """Bytes every tensor of a bucket starts at a multiple of; any dtype may then be viewed in place."""
@@ -271,14 +272,12 @@ class _Holders:
     """Who holds which shard, and on which machine; collective over the plan's group."""
 
     def __init__(self, plan: ModelPlan, node: int) -> None:
-        gathered: list[tuple[int, dict[str, int]] | None] = [None] * plan.group.size()
-        distributed.all_gather_object(gathered, (node, plan.shard), group=plan.group)
+        shards = gathered((node, plan.shard), plan.group)
         self._nodes: dict[int, int] = {}
         self._ranks: dict[tuple[str, int], list[int]] = defaultdict(list)
-        for rank, entry in zip(distributed.get_process_group_ranks(plan.group), gathered, strict=True):
-            assert entry is not None
-            self._nodes[rank] = entry[0]
-            for name, shard in entry[1].items():
+        for rank, (holder, held) in zip(distributed.get_process_group_ranks(plan.group), shards, strict=True):
+            self._nodes[rank] = holder
+            for name, shard in held.items():
                 self._ranks[name, shard].append(rank)
 
     def nearest(self, name: str, shard: int, feeder: int, turn: int) -> int:

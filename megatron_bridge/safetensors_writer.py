@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from megatron_bridge.checksums import Hasher, Sidecar, digest_of
+from megatron_bridge.checksums import Hasher, Sidecar, digest_of, write_all
 from megatron_bridge.errors import BridgeError
 from megatron_bridge.plan import TensorSpec
 from megatron_bridge.safetensors_io import DTYPES, INDEX, SINGLE
@@ -216,12 +216,6 @@ class TensorSink:
         self._written += len(data)
 
 
-def write_all(descriptor: int, data: memoryview, offset: int) -> None:
-    """``pwrite`` until nothing is left."""
-    while (count := os.pwrite(descriptor, data, offset)) < len(data):
-        data, offset = data[count:], offset + count
-
-
 def _shard_specs(specs: Sequence[TensorSpec], max_bytes: int) -> list[list[TensorSpec]]:
     shards: list[list[TensorSpec]] = [[]]
     used = 0
@@ -259,12 +253,3 @@ def _write_index(path: Path, content: bytes | None) -> None:
         path.unlink(missing_ok=True)
         return
     path.write_bytes(content)
-
-
-def flush(path: Path) -> None:
-    """Flush a file or folder to the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -16,25 +16,22 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, distributed
 
 from megatron_bridge.bands import Band, Piece, bands
-from megatron_bridge.errors import BridgeError
 from megatron_bridge.hf_folder import (
     DEFAULT_SHARD_BYTES,
     copy_other_files,
-    hidden_folder,
     main_dtype,
-    publish,
-    staged_folder,
     write_checksums,
-    write_error,
 )
 from megatron_bridge.plan import ModelPlan, PlannedParameter, TensorSpec, as_matrix, plan_model
+from megatron_bridge.ranks import gathered, raise_together
 from megatron_bridge.safetensors_writer import SafetensorsWriter
+from megatron_bridge.whole import hidden_folder, publish, staged_folder, write_error
 
 if TYPE_CHECKING:
     from megatron.core.models.gpt import GPTModel
@@ -70,12 +67,7 @@ def save_hf(
             _save(plan, out, source, max_shard_bytes, sync, checksums)
         except Exception as error:  # raised below, once the other replicas have been told
             failure = error
-    message = [None if failure is None else str(failure)]
-    distributed.broadcast_object_list(message, src=0)
-    if failure is not None:
-        raise failure
-    if message[0] is not None:
-        raise BridgeError(message[0])
+    raise_together(failure)
 
 
 def _save(plan: ModelPlan, out: Path, source: Path, max_shard_bytes: int, sync: bool, checksums: bool) -> None:
@@ -99,7 +91,8 @@ def _save(plan: ModelPlan, out: Path, source: Path, max_shard_bytes: int, sync: 
         _write(plan, writer, errors)
         with errors.kept():
             writer.finish(sync=sync)
-        digests = errors.agree(writer.digests)
+        errors.agree()
+        digests = gathered(writer.digests, plan.group)
         with errors.kept():
             if leads:
                 if checksums:
@@ -126,25 +119,11 @@ class _Errors:
         try:
             yield
         except Exception as error:
-            self.error = self.error or error
+            self.error = self.error or (write_error(self._out, error) if isinstance(error, OSError) else error)
 
-    def agree(self, value: Any = None) -> list[Any]:
-        """Raise on all ranks if any has an error; otherwise the ``value`` of each."""
-        mine = (None if self.error is None else self._text(self.error), value)
-        gathered: list[Any] = [None] * self._group.size()
-        distributed.all_gather_object(gathered, mine, group=self._group)
-        if isinstance(self.error, OSError):
-            raise write_error(self._out, self.error) from self.error
-        if self.error is not None:
-            raise self.error
-        ranks = distributed.get_process_group_ranks(self._group)
-        for rank, (text, _) in zip(ranks, gathered, strict=True):
-            if text is not None:
-                raise BridgeError(f"rank {rank} failed: {text}")
-        return [each for _, each in gathered]
-
-    def _text(self, error: Exception) -> str:
-        return str(write_error(self._out, error) if isinstance(error, OSError) else error)
+    def agree(self) -> None:
+        """Raise on all ranks if any has an error."""
+        raise_together(self.error, self._group, naming=True)
 
 
 def _written_by(plan: ModelPlan, rank: int) -> Iterator[tuple[int, PlannedParameter]]:

@@ -19,7 +19,7 @@ from megatron.core import parallel_state  # noqa: E402
 from megatron.core.tensor_parallel import gather_from_tensor_model_parallel_region  # noqa: E402
 
 import mua.megatron.model  # noqa: E402
-from megatron_bridge import gpt_model_kwargs, read_hf_config, transformer_config_kwargs  # noqa: E402
+from megatron_bridge import read_hf_config, transformer_config_kwargs  # noqa: E402
 from megatron_bridge.families import FAMILIES  # noqa: E402
 from megatron_bridge.family import HfConfig  # noqa: E402
 from mua.config.schema import MegatronConfig, ModelConfig  # noqa: E402
@@ -123,7 +123,7 @@ def build(folder: Path, megatron: MegatronConfig, dtype: str = "float32") -> lis
     model = ModelConfig(path=folder, dtype=dtype, max_length=512)
     # Weights are proven here in more layouts than training elsewhere, so that training's table does not count.
     with mock.patch.object(mua.megatron.model, "check_layout", create=True):
-        chunks = build_chunks(transformer_config_kwargs(config), gpt_model_kwargs(config), model, megatron)
+        chunks = build_chunks(config, model, megatron)
     with torch.no_grad():
         for chunk in chunks:
             for tensor in stored_tensors(chunk).values():

@@ -31,7 +31,7 @@ from typing import Any
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(
     [
-        "mua.megatron.backend",
+        "mua.trainer.learner",
         "transformers.models.qwen3.modeling_qwen3",
         "transformers.models.qwen3_moe.modeling_qwen3_moe",
     ]

@@ -6,7 +6,7 @@ What it cannot show is how SGLang itself behaves; see ``test_engine_faults.py``.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 
 import torch
@@ -15,10 +15,9 @@ from aiohttp import web
 from megatron_bridge.plan import TensorSpec
 from megatron_bridge.reshard import lay_out
 from mua.config.schema import EngineConfig
-from mua.engine.feed import Feed, Moved, Shipment
 from mua.engine.member import Engine
 from mua.engine.pool import EnginePool
-from mua.engine.weights import Bucket
+from mua.engine.weights import WeightBucket
 from mua.errors import EngineError
 from mua.ports import LOOPBACK
 
@@ -29,8 +28,8 @@ class StandInServer:
     """Implements :class:`mua.engine.member.Server`. ``asked`` are the paths of all requests of all its lives."""
 
     def __init__(self, index: int = 0) -> None:
-        self.index = index
-        self.log_file = Path(f"engine-{index}.log")
+        self.label = f"engine {index}"
+        self.log_file: Path | None = Path(f"engine-{index}.log")
         self.url = ""
         self.running = False
         self.lives = 0
@@ -84,21 +83,13 @@ class Source:
     """Weights of four small tensors; counts how often they were asked for."""
 
     def __init__(self) -> None:
-        self.made = 0
+        self.moved = self.needed = self.made = 0
 
-    def __call__(self) -> Feed:
+    def buckets(self, nodes: Sequence[int]) -> Generator[WeightBucket, None, None]:
         self.made += 1
-        return _FourTensors()
-
-
-class _FourTensors(Feed):
-    def shipments(self, targets: Sequence[int]) -> Iterator[Shipment]:
         for number in range(4):
             (layout,) = lay_out([TensorSpec(f"t{number}", (8,), torch.float32)], 4096)
-            yield Shipment(Bucket(layout, torch.zeros(layout.nbytes, dtype=torch.uint8)), [["handle"]] * len(targets))
-
-    def moved(self) -> Moved:
-        return Moved()
+            yield WeightBucket(layout, torch.zeros(layout.nbytes, dtype=torch.uint8), [["handle"]] * len(nodes))
 
 
 def stand_in_pool(servers: Sequence[StandInServer], **changes: object) -> EnginePool:

@@ -12,8 +12,16 @@ import numpy as np
 import torch
 import transformers
 
-from mua.config.schema import MegatronConfig, ModelConfig, OptimizerConfig
-from mua.megatron.backend import MegatronBackend
+import megatron_bridge
+from mua.config.schema import (
+    CriticConfig,
+    EngineConfig,
+    ExperimentConfig,
+    MegatronConfig,
+    ModelConfig,
+    OptimizerConfig,
+)
+from mua.trainer.learner import Learner
 from mua.types import Float32Array, TrainBatch, TrainSequence
 from tests.distributed import share_a_device
 
@@ -102,40 +110,53 @@ def with_values(batch: TrainBatch, seed: int = 0) -> TrainBatch:
     return replace(batch, sequences=sequences)
 
 
-def critic_heads(built: MegatronBackend) -> list[Any]:
+def critic_heads(built: Learner) -> list[Any]:
     """The output layers of the critic on this rank: one on the last pipeline stage, none elsewhere."""
-    assert built.critic is not None
-    return [chunk.output_layer for chunk in built.critic.network.chunks if chunk.post_process]
+    return [chunk.output_layer for chunk in built.critic.chunks if chunk.post_process]
+
+
+def learner_config(
+    model: ModelConfig, megatron: MegatronConfig, optimizer: OptimizerConfig, critic: CriticConfig | None = None
+) -> ExperimentConfig:
+    """What a learner reads, and nothing of the rest of a run."""
+    return ExperimentConfig.model_construct(
+        model=model, megatron=megatron, optimizer=optimizer, critic=critic, engine=EngineConfig(), seed=1
+    )
 
 
 @contextmanager
-def backend(folder: Path, **settings: Any) -> Iterator[MegatronBackend]:
-    """A backend on ``folder``; settings of the model, the layout and the constructor by their own names."""
+def backend(folder: Path, **settings: Any) -> Iterator[Learner]:
+    """A learner on ``folder``; settings of the model, the layout and the constructor by their own names.
+
+    Every rank makes every call. ``critic``: train one, with these settings.
+    """
     share_a_device()
     model = {key: settings.pop(key) for key in ("dtype",) if key in settings}
-    construction = {
-        key: settings.pop(key) for key in ("with_reference", "total_steps", "critic", "critic_steps") if key in settings
+    optimizer, critic = settings.pop("optimizer", OPTIMIZER), settings.pop("critic", None)
+    construction = {"total_steps": 10} | {
+        key: settings.pop(key) for key in ("with_reference", "total_steps", "critic_steps") if key in settings
     }
-    optimizer = settings.pop("optimizer", OPTIMIZER)
-    built = MegatronBackend(
+    if critic is not None:
+        construction.setdefault("critic_steps", construction["total_steps"])
+    config = learner_config(
         ModelConfig(**{"path": folder, "dtype": "float32", "max_length": 512, **model}),
         MegatronConfig(**{"tokens_per_row": 64, "threads": 1, **settings}),
         optimizer,
-        seed=1,
-        **{"total_steps": 10, **construction},
+        critic,
     )
+    built = Learner(config, driven=False, **construction)
     try:
         yield built
     finally:
         built.close()
 
 
-def exported(built: MegatronBackend) -> dict[str, Float32Array]:
+def exported(built: Learner) -> dict[str, Float32Array]:
     """The policy's tensors under their Hugging Face names."""
-    return {name: tensor.float().numpy().copy() for name, tensor in built.export_hf()}
+    return {name: tensor.float().numpy().copy() for name, tensor in megatron_bridge.export_hf(built.policy.chunks)}
 
 
-def gradients(built: MegatronBackend) -> dict[str, Float32Array]:
+def gradients(built: Learner) -> dict[str, Float32Array]:
     """The (clipped) gradients left by the last step, under Hugging Face names; needs ``distributed_optimizer=False``.
 
     The bridge exports whatever the parameters hold, so for a moment they hold their gradients.

@@ -108,18 +108,17 @@ def measured(folder: Path, case: Case) -> list[ObjectBytes]:
 
 def _held(folder: str, case: dict[str, Any]) -> dict[str, int]:
     from mua.algorithms.losses import PolicyLoss, ValueLoss
-    from mua.megatron.backend import MegatronBackend
+    from mua.trainer.learner import Learner
     from tests.megatron_support import make_batch, with_values
 
     config = Case(**case).config(Path(folder))
-    critic = config.critic if case["critic"] else None
-    built = MegatronBackend(config.model, config.megatron, config.optimizer, total_steps=1, seed=1, critic=critic)
+    built = Learner(config, total_steps=1, critic_steps=1 if case["critic"] else None, driven=False)
     try:
         built.train_step(make_batch(), PolicyLoss(clip_low=0.2, clip_high=0.2, kl_coefficient=0.0))
         network = built.policy
-        if built.critic is not None:
+        if case["critic"]:
             built.train_values(with_values(make_batch()), ValueLoss(None))
-            network = built.critic.network
+            network = built.critic
         return asdict(measure(network.chunks, network.wrapped, network.optimizer))
     finally:
         built.close()

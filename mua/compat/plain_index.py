@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch.distributed.checkpoint.filesystem import _StorageInfo
@@ -28,6 +28,8 @@ from torch.distributed.checkpoint.metadata import (
 from megatron_bridge.plain_files import label, shown
 from mua.compat.plain_pickle import DTYPES, Call, Name, PickleError, read_pickle, shape_of
 
+Place: TypeAlias = _StorageInfo
+"""Where a part of a checkpoint lies: file, offset and length in bytes. torch's name of it is private."""
 _CHECKPOINT = "torch.distributed.checkpoint."
 NAMES = frozenset(
     {
@@ -88,7 +90,7 @@ def _key(record: Any) -> MetadataIndex:
     return MetadataIndex(fields["fqn"], None if offset is None else _size(offset))
 
 
-def _place(record: Any, sizes: Callable[[str], int]) -> _StorageInfo:
+def _place(record: Any, sizes: Callable[[str], int]) -> Place:
     fields = _fields(record, "_StorageInfo")
     name, offset, length = (fields.get(key) for key in ("relative_path", "offset", "length"))
     if type(name) is not str or not name or name.startswith(".") or os.path.basename(name) != name or "\0" in name:
@@ -101,12 +103,10 @@ def _place(record: Any, sizes: Callable[[str], int]) -> _StorageInfo:
         raise PickleError(f"it names {label(name)}: {error.strerror}") from error
     if type(offset) is not int or type(length) is not int or not (0 <= offset <= offset + length <= size):
         raise PickleError(f"it names {shown(length)} bytes from {shown(offset)} on of {label(name)}, which has {size}")
-    return _StorageInfo(name, offset, length)
+    return Place(name, offset, length)
 
 
-def _entry(
-    name: str, record: Any, places: dict[MetadataIndex, _StorageInfo]
-) -> TensorStorageMetadata | BytesStorageMetadata:
+def _entry(name: str, record: Any, places: dict[MetadataIndex, Place]) -> TensorStorageMetadata | BytesStorageMetadata:
     if type(record) is Call and record.function.name == "BytesStorageMetadata":
         if MetadataIndex(name) not in places:
             raise PickleError(f"it does not say where {label(name)} lies")

@@ -19,14 +19,13 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from mua.engine.client import EngineGone
-from mua.engine.member import Engine
+from mua.engine.member import Engine, Targets
+from mua.engine.weights import WeightBucket
 from mua.errors import EngineError
 from mua.ports import free_port
 
 if TYPE_CHECKING:
     import torch
-
-    from mua.engine.sync import Targets
 
 _log = logging.getLogger(__name__)
 _POLL_SECONDS = 0.0005
@@ -50,7 +49,8 @@ class Broadcast:
 
     def __init__(self, address: str, *, ranks: int, cuda: bool) -> None:
         self._address = address
-        self._ranks = ranks
+        self.ranks = ranks
+        """Of one engine, all of which receive every bucket."""
         self._backend = "nccl" if cuda else "gloo"
         self._members: dict[Engine, int] = {}
         self._group: Any = None
@@ -63,14 +63,14 @@ class Broadcast:
 
     async def join(self, targets: Targets, thread: Executor) -> None:
         """Have a group with exactly these engines. Raises :class:`EngineGone` when one does not come in time."""
-        members = {engine: engine.starts for engine in targets.engines}
+        members = {engine: engine.stops for engine in targets.engines}
         if self._group is not None and members == self._members:
             return
         await self.leave()
         self._formed += 1
         self._cancelled.clear()
         port = free_port(self._address)
-        size = 1 + self._ranks * len(members)
+        size = 1 + self.ranks * len(members)
         body = {
             "master_address": self._address,
             "master_port": port,
@@ -80,7 +80,9 @@ class Broadcast:
         }
         own = asyncio.get_running_loop().run_in_executor(thread, self._form, port, size, targets.seconds)
         theirs = [
-            targets.take_part(engine, "/init_weights_update_group", body | {"rank_offset": 1 + self._ranks * number})
+            targets.take_part(
+                engine, "/init_weights_update_group", body | {"rank_offset": 1 + self.ranks * number}, targets.seconds
+            )
             for number, engine in enumerate(members)
         ]
         await all_or_first_error([own, *theirs])
@@ -99,7 +101,7 @@ class Broadcast:
 
     async def leave(self) -> None:
         """Dissolve the group with those of its engines that are still the same."""
-        alive = [engine for engine, starts in self._members.items() if engine.up and engine.starts == starts]
+        alive = [engine for engine, stops in self._members.items() if engine.up and engine.stops == stops]
         for engine in alive:
             try:
                 await engine.client.control("/destroy_weights_update_group", {"group_name": self._name}, timeout=60.0)
@@ -116,18 +118,28 @@ class Broadcast:
             with contextlib.suppress(ValueError):  # whoever ended torch.distributed ended this group too
                 dist.destroy_process_group(group)
 
-    def request(self, bucket: Any) -> dict[str, Any]:
-        """What an engine must know of a bucket to take part in its broadcast."""
+    async def load(
+        self, targets: Targets, bucket: WeightBucket, body: dict[str, Any], seconds: float, thread: Executor
+    ) -> None:
+        """Send one bucket to all engines. Whoever does not take part stops all: what the others got is unknown."""
         specs = [slot.spec for slot in bucket.layout.slots]
-        return {
+        body = body | {
             "names": [spec.name for spec in specs],
             "dtypes": [str(spec.dtype).removeprefix("torch.") for spec in specs],
             "shapes": [list(spec.shape) for spec in specs],
             "group_name": self._name,
         }
+        transmission = asyncio.get_running_loop().run_in_executor(thread, self._transmit, bucket.flat, seconds)
+        path = "/update_weights_from_distributed"
+        try:
+            receivers = [targets.take_part(engine, path, body, seconds) for engine in targets.engines]
+            await all_or_first_error([transmission, *receivers])
+        except BaseException:
+            self.cancel()
+            raise
 
-    def transmit(self, flat: torch.Tensor, seconds: float) -> None:
-        """Send one bucket; blocks until it is sent, :meth:`cancel` is called or ``seconds`` are over.
+    def _transmit(self, flat: torch.Tensor, seconds: float) -> None:
+        """Blocks until ``flat`` is sent, :meth:`cancel` is called or ``seconds`` are over.
 
         Raises :class:`EngineGone` when it was not sent.
         """

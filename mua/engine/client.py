@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import contextlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -61,7 +62,9 @@ class EngineClient:
         if status >= 400:
             kind = EngineGone if status >= 500 else EngineError
             raise kind(f"{self.label} answered {path} with {status}: {answer[:500].decode(errors='replace')}")
-        return _parse(answer)
+        with contextlib.suppress(orjson.JSONDecodeError):
+            return orjson.loads(answer)
+        return None
 
     async def control(self, path: str, body: Any, *, timeout: float) -> Any:
         """Like :meth:`call`, and an answer that does not say ``success`` is an :class:`EngineError`."""
@@ -70,15 +73,8 @@ class EngineClient:
             raise EngineError(f"{self.label} refused {path}: {answer}")
         return answer
 
-    async def healthy(self, timeout: float) -> bool:
-        """Whether the server proves, by generating if it is idle, that its scheduler works."""
-        return await self._answers("/health_generate", timeout)
-
-    async def responds(self, timeout: float) -> bool:
-        """Whether the server's HTTP process answers, which takes neither its scheduler nor its memory."""
-        return await self._answers("/model_info", timeout)
-
-    async def _answers(self, path: str, timeout: float) -> bool:
+    async def answers(self, path: str, timeout: float) -> bool:
+        """Whether a GET of ``path`` succeeds in time."""
         limit = aiohttp.ClientTimeout(total=timeout)
         try:
             async with self._session.get(path, timeout=limit) as response:
@@ -125,13 +121,6 @@ def _sampling(params: SamplingParams) -> dict[str, Any]:
     if params.seed is not None:
         fields["sampling_seed"] = params.seed
     return fields
-
-
-def _parse(answer: bytes) -> Any:
-    try:
-        return orjson.loads(answer)
-    except orjson.JSONDecodeError:
-        return None
 
 
 def parse_generation(answer: Any, label: str, *, routed_prompt: int | None = None) -> Generation:

@@ -1,7 +1,7 @@
 """Engines on other machines: the leader of a machine runs them, rank 0 asks for it.
 
     rank 0: EnginePool                               leader of machine n (a thread beside its training)
-    RemoteServer.start ── POST /start/<place> ─────► EngineHost ── EngineServer.start ──► SGLang
+    RemoteServer.start ── POST /start/<place> ─────► EngineHost ── SglangServer.start ──► SGLang
     RemoteServer.running ◄─ GET /status, every s ─── EngineHost
     EngineClient ── /generate, weights, probes ──────────────────────────────────────────► SGLang
 
@@ -19,14 +19,14 @@ import threading
 from collections.abc import Coroutine
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import aiohttp
 from aiohttp import web
 
 from mua.config.schema import EngineConfig, ExperimentConfig
 from mua.engine.member import Engine
-from mua.engine.server import EngineServer
+from mua.engine.server import SglangServer, engine_server
 from mua.errors import EngineError
 from mua.ports import free_port
 
@@ -34,7 +34,6 @@ _log = logging.getLogger(__name__)
 _STATUS_SECONDS = 1.0
 _PATIENCE_SECONDS = 30.0
 """How long a host may stay silent before its engines count as dead; also what is added to an engine's deadlines."""
-Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +52,10 @@ class Hosts:
     others: tuple[Host, ...]
 
 
-def make_servers(config: ExperimentConfig, *, node: int, address: str, api_key: str) -> list[EngineServer]:
+def make_servers(config: ExperimentConfig, *, node: int, address: str, api_key: str) -> list[SglangServer]:
     """The servers of another machine than rank 0's, not started; they are numbered on over the machines."""
     return [
-        EngineServer(
+        engine_server(
             config.engine,
             dtype=config.model.dtype,
             context_length=config.model.max_length,
@@ -71,36 +70,23 @@ def make_servers(config: ExperimentConfig, *, node: int, address: str, api_key: 
     ]
 
 
-def make_engines(
-    config: EngineConfig, *, dtype: str, context_length: int, seed: int, log_folder: Path, hosts: Hosts | None
-) -> list[Engine]:
-    """The engines of all machines as rank 0 sees them, this machine's first; none is started."""
-    slots = config.max_running_requests
-    here = [
-        EngineServer(
-            config,
-            dtype=dtype,
-            context_length=context_length,
-            seed=seed,
-            index=place,
-            log_folder=log_folder,
-            api_key=None if hosts is None else hosts.api_key,
+def remote_engines(config: EngineConfig, hosts: Hosts, log_folder: Path) -> list[Engine]:
+    """The engines of the other machines as rank 0 sees them; none is started."""
+    return [
+        Engine(
+            RemoteServer(config, host, hosts.api_key, place=place, log_folder=log_folder),
+            config.max_running_requests,
+            api_key=hosts.api_key,
+            node=host.node,
         )
-        for place in range(config.count)
+        for host, place in itertools.product(hosts.others, range(config.count))
     ]
-    engines = [Engine(server, slots, api_key=server.api_key) for server in here]
-    if hosts is None:
-        return engines
-    for host, place in itertools.product(hosts.others, range(config.count)):
-        server = RemoteServer(config, host, hosts.api_key, place=place, log_folder=log_folder)
-        engines.append(Engine(server, slots, node=host.node, api_key=hosts.api_key))
-    return engines
 
 
 class EngineHost:
     """Starts and stops this machine's servers when rank 0 says so. Lives on a thread of its own until :meth:`close`."""
 
-    def __init__(self, servers: list[EngineServer], address: str, api_key: str) -> None:
+    def __init__(self, servers: list[SglangServer], address: str, api_key: str) -> None:
         self._servers = servers
         self._key = api_key
         self._loop = asyncio.new_event_loop()
@@ -115,14 +101,14 @@ class EngineHost:
         """Stop the servers and the thread. Safe to call twice."""
         if self._loop.is_closed():
             return
-        longest = max(server.config.stop_seconds for server in self._servers)
+        longest = max(server.stop_seconds for server in self._servers)
         self._wait(self._stop(), longest + _PATIENCE_SECONDS)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
 
-    def _wait(self, work: Coroutine[Any, Any, Result], seconds: float) -> Result:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(seconds)
+    def _wait(self, work: Coroutine[Any, Any, None], seconds: float) -> None:
+        asyncio.run_coroutine_threadsafe(work, self._loop).result(seconds)
 
     async def _serve(self, address: str, port: int) -> None:
         application = web.Application(middlewares=[self._authorised])
@@ -145,7 +131,7 @@ class EngineHost:
         answer: web.StreamResponse = await handler(request)
         return answer
 
-    def _server(self, request: web.Request) -> EngineServer:
+    def _server(self, request: web.Request) -> SglangServer:
         place = request.match_info["place"]
         if not place.isdigit() or int(place) >= len(self._servers):
             raise web.HTTPNotFound
@@ -171,8 +157,9 @@ class RemoteServer:
     """A server on another machine, as :class:`mua.engine.member.Server`. Use it on one asyncio loop."""
 
     def __init__(self, config: EngineConfig, host: Host, api_key: str, *, place: int, log_folder: Path) -> None:
-        self.index = host.node * config.count + place
-        self.log_file = log_folder / f"engine-{self.index}.log"
+        index = host.node * config.count + place
+        self.label = f"engine {index}"
+        self.log_file: Path | None = log_folder / f"engine-{index}.log"
         self.url = ""
         self.running = False
         self._config = config
@@ -182,7 +169,7 @@ class RemoteServer:
         self._watch: asyncio.Task[None] | None = None
 
     async def start(self, model_path: Path) -> None:
-        """See :meth:`mua.engine.server.EngineServer.start`; an unreachable host is an :class:`EngineError` too."""
+        """See :meth:`mua.engine.server.SglangServer.start`; an unreachable host is an :class:`EngineError` too."""
         seconds = self._config.start_seconds + _PATIENCE_SECONDS
         try:
             answer = await self._ask(
@@ -190,11 +177,11 @@ class RemoteServer:
             )
         except (aiohttp.ClientError, TimeoutError) as error:
             host = f"its host {self._host.url} on machine {self._host.node}"
-            raise EngineError(f"engine {self.index}: {host} did not start it: {error!r}") from error
+            raise EngineError(f"{self.label}: {host} did not start it: {error!r}") from error
         if "error" in answer:
             raise EngineError(f"machine {self._host.node}: {answer['error']}")
         self.url, self.running = answer["url"], True
-        self._watch = asyncio.create_task(self._observe(), name=f"observe engine {self.index}")
+        self._watch = asyncio.create_task(self._observe(), name=f"observe {self.label}")
 
     async def stop(self) -> None:
         """End the server; a host that does not answer is logged, for its engines end with it."""
@@ -206,7 +193,7 @@ class RemoteServer:
         try:
             await self._ask("POST", f"/stop/{self._place}", self._config.stop_seconds + _PATIENCE_SECONDS)
         except (aiohttp.ClientError, TimeoutError) as error:
-            _log.warning("engine %d: its host %s did not stop it: %r", self.index, self._host.url, error)
+            _log.warning("%s: its host %s did not stop it: %r", self.label, self._host.url, error)
 
     async def _observe(self) -> None:
         """Keep :attr:`running` true while the host says so, or has been silent for less than its patience."""

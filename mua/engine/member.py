@@ -1,13 +1,21 @@
-"""One engine of a pool: its server, its client and what the pool knows about it."""
+"""One engine of a pool: its server, its client and what the pool knows about it. And several, for one operation."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from enum import Enum
 from pathlib import Path
-from typing import Protocol
+from time import monotonic
+from typing import Any, Protocol
 
 from mua.engine.client import EngineClient, EngineGone
+from mua.errors import EngineError
+
+_log = logging.getLogger(__name__)
+_LEAST_BYTES_PER_SECOND = 50e6
+"""Whoever loads weights slower than that counts as stuck."""
 
 
 class State(Enum):
@@ -18,10 +26,10 @@ class State(Enum):
 
 
 class Server(Protocol):
-    """A server process here (:class:`mua.engine.server.EngineServer`) or on another machine."""
+    """A server process here (:class:`mua.engine.server.SglangServer`) or on another machine."""
 
-    index: int
-    log_file: Path
+    label: str
+    log_file: Path | None
 
     @property
     def url(self) -> str: ...
@@ -45,13 +53,11 @@ class Engine:
 
     def __init__(self, server: Server, slots: int, *, api_key: str, node: int = 0) -> None:
         self.server = server
-        self.label = f"engine {server.index}"
+        self.label = server.label
         self.node = node
         """Machine of the run it is on; 0 is this one."""
-        self.starts = 0
-        """Times it was started: tells a restarted engine from the one before."""
         self.stops = 0
-        """Times it was stopped: tells one that is being restarted from the one before."""
+        """Times it was stopped: tells one that is, or was, restarted from the one before."""
         self.slots = asyncio.Semaphore(slots)
         self.control = asyncio.Lock()
         self.suspect = asyncio.Event()
@@ -81,7 +87,6 @@ class Engine:
     async def start(self, model_path: Path) -> None:
         self.state = State.STARTING
         await self.server.start(model_path)
-        self.starts += 1
         self.released.clear()
         self._client = EngineClient(self.server.url, self.label, self._api_key)
         self.version = 0
@@ -95,3 +100,58 @@ class Engine:
             await self.server.stop()
             if client is not None:
                 await client.close()
+
+
+class Targets:
+    """The engines of one control operation; one that dies, or is silent for ``seconds``, is left out of the rest."""
+
+    def __init__(self, engines: Sequence[Engine], seconds: float) -> None:
+        self.engines = list(engines)
+        self.seconds = seconds
+        self.lost: dict[Engine, EngineGone] = {}
+        self.began = monotonic()
+        self._stops = {engine: engine.stops for engine in engines}
+
+    def same(self, engines: Iterable[Engine]) -> list[Engine]:
+        """Those of ``engines`` that were not stopped since the beginning; the watch may have restarted the others."""
+        return [engine for engine in engines if engine.stops == self._stops[engine]]
+
+    def lose(self, engine: Engine, error: EngineGone) -> None:
+        _log.warning("%s is left out: %s", engine.label, error)
+        self.lost[engine] = error
+        self.engines.remove(engine)
+
+    async def each(
+        self, work: Callable[[Engine], Awaitable[Any]], engines: Sequence[Engine] | None = None
+    ) -> dict[Engine, Any]:
+        """Run ``work`` on all that are left (of ``engines``) and wait for every one; what each of them gave.
+
+        Raises the first refusal, and :class:`EngineGone` when no engine is left.
+        """
+        asked = [engine for engine in self.engines if engines is None or engine in engines]
+        results = dict(zip(asked, await asyncio.gather(*map(work, asked), return_exceptions=True), strict=True))
+        gone = {engine: result for engine, result in results.items() if isinstance(result, EngineGone)}
+        for engine, error in gone.items():
+            self.lose(engine, error)
+        for engine, result in results.items():
+            if isinstance(result, BaseException) and not (engine in gone and self.engines):
+                raise result
+        return {engine: result for engine, result in results.items() if engine not in gone}
+
+    async def control(self, path: str, body: Callable[[Engine], dict[str, Any]], seconds: float) -> dict[Engine, Any]:
+        """POST to :meth:`each` engine, which must answer ``success`` within ``seconds``."""
+        return await self.each(lambda engine: engine.client.control(path, body(engine), timeout=seconds))
+
+    async def take_part(self, engine: Engine, path: str, body: dict[str, Any], seconds: float) -> None:
+        """POST to one of several engines that cannot do it without each other: every failure is a fault of all."""
+        try:
+            await engine.client.control(path, body, timeout=seconds)
+        except EngineGone as error:
+            self.lose(engine, error)
+            raise
+        except EngineError as error:  # its process group's, when another engine has left it
+            raise EngineGone(str(error)) from error
+
+    def loading_seconds(self, nbytes: int) -> float:
+        """Deadline of a request after which an engine has taken ``nbytes``."""
+        return self.seconds + nbytes / _LEAST_BYTES_PER_SECOND

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch.distributed as dist
 
+from megatron_bridge.ranks import gathered
 from mua.errors import ConfigError
 from mua.ports import LOOPBACK
 
@@ -37,10 +38,9 @@ def find_nodes(group: dist.ProcessGroup | None) -> Nodes:
     rank = dist.get_rank()
     local_size = int(os.environ.get("LOCAL_WORLD_SIZE", dist.get_world_size()))
     mine = (int(os.environ.get("GROUP_RANK", rank // local_size)), int(os.environ.get("LOCAL_RANK", rank)))
-    gathered: list[tuple[int, int]] = [(0, 0)] * group.size()
-    dist.all_gather_object(gathered, mine, group=group)
-    numbers = sorted({node for node, _ in gathered}, key=[node for node, _ in gathered].index)
-    leaders = {node: rank for rank, (node, local) in enumerate(gathered) if local == 0}
+    found = gathered(mine, group)
+    numbers = sorted({node for node, _ in found}, key=[node for node, _ in found].index)
+    leaders = {node: rank for rank, (node, local) in enumerate(found) if local == 0}
     if missing := [node for node in numbers if node not in leaders]:
         raise ConfigError(f"machine {missing[0]} of the run has no process with LOCAL_RANK 0; check the launcher")
     return Nodes(numbers.index(mine[0]), tuple(leaders[node] for node in numbers))

@@ -24,60 +24,35 @@ import logging
 import os
 import threading
 import uuid
-from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
+from collections import Counter, OrderedDict
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mua.config.schema import EngineConfig
-from mua.engine.broadcast import Broadcast
+from mua.engine.broadcast import Broadcast, all_or_first_error
 from mua.engine.client import EngineGone
-from mua.engine.host import Hosts, make_engines
-from mua.engine.member import Engine, State
+from mua.engine.host import Hosts, remote_engines
+from mua.engine.member import Engine, State, Targets
 from mua.engine.protocol import Generation, SamplingParams, TurnCut
-from mua.engine.server import has_cuda
-from mua.engine.sync import Sent, Targets, checksums, overwrite_with_noise, push
+from mua.engine.server import engine_server, has_cuda
+from mua.engine.sync import differing, push
+from mua.engine.weights import SyncReport, WeightSource
 from mua.errors import DeadlineExceeded, EngineError
 from mua.ports import LOOPBACK
-
-if TYPE_CHECKING:
-    import torch
-
-    from mua.engine.feed import Feed
-    from mua.engine.weights import SyncReport
-
-    Weights = Feed | Iterable[tuple[str, torch.Tensor]]
-    """All trainer ranks together, or full tensors of this process under their Hugging Face names."""
-    WeightSource = Callable[[], Weights]
 
 _log = logging.getLogger(__name__)
 _MAX_SESSIONS = 65536
 _FAILED_PROBES = 3
+_RELEASE, _RESUME = "/release_memory_occupation", "/resume_memory_occupation"
 _SUSPICIOUS_SECONDS = 1.0
 """Between a probe that failed and the next."""
-_RELEASED = "released "
 _CUT_SECONDS = 5.0
 """How long an engine has to say what it had sampled of a request that was aborted at its deadline."""
 _START_MARGIN_SECONDS = 60.0
 """What a start may take beyond its own deadlines: the watch, and the host of another machine."""
-
-
-class _Counters:
-    """What the requests since the last look used."""
-
-    def __init__(self) -> None:
-        self.requests = 0
-        self.failures = 0
-        self.prompt_tokens = 0
-        self.cached_tokens = 0
-        self.sampled_tokens = 0
-
-    def add(self, prompt_tokens: int, generation: Generation) -> None:
-        self.requests += 1
-        self.prompt_tokens += prompt_tokens
-        self.cached_tokens += generation.cached_tokens
-        self.sampled_tokens += len(generation.ids)
 
 
 class EnginePool:
@@ -100,16 +75,22 @@ class EnginePool:
         self.config = config
         self.awaiting_weights = threading.Event()
         """Set while at least one restarted engine waits for :meth:`update_weights`."""
-        self.on_awaiting_weights: Callable[[], None] | None = None
-        """Called on the pool's loop each time an engine begins to wait for weights."""
-        self._engines = make_engines(
-            config, dtype=dtype, context_length=context_length, seed=seed, log_folder=log_folder, hosts=hosts
-        )
+        make = partial(
+            engine_server, config, dtype=dtype, context_length=context_length, seed=seed, log_folder=log_folder,
+            api_key=None if hosts is None else hosts.api_key,
+        )  # fmt: skip
+        here = [make(index=place) for place in range(config.count)]
+        self._engines = [Engine(server, config.max_running_requests, api_key=server.api_key) for server in here]
+        if hosts is not None:
+            self._engines += remote_engines(config, hosts, log_folder)
         self._broadcast: Broadcast | None = None
         self._model_path = Path()
-        self._version = 0
+        self.version = 0
+        """Policy version of the last complete update; 0 is the model folder."""
         self._sessions: OrderedDict[str, Engine] = OrderedDict()
-        self._closed_by: set[str] = set()
+        self._updating = False
+        self._released: set[str] = set()
+        """Tags of the memory that engines were told to give back."""
         self._admit_again = asyncio.Event()
         self._update_lock = asyncio.Lock()
         self.failure: EngineError | None = None
@@ -119,7 +100,7 @@ class EnginePool:
         """Updates that wait for an engine to come up."""
         self._watches: list[asyncio.Task[None]] = []
         self._background: set[asyncio.Task[Any]] = set()
-        self._counters = _Counters()
+        self._counters = Counter[str]()
 
     # ---- life
 
@@ -128,12 +109,7 @@ class EnginePool:
         self._model_path = Path(model_path)
         self._failure = None
         try:
-            async with asyncio.TaskGroup() as group:
-                for engine in self._engines:
-                    group.create_task(engine.start(self._model_path))
-        except BaseExceptionGroup as errors:
-            await self.stop()
-            raise errors.exceptions[0] from None
+            await all_or_first_error([engine.start(self._model_path) for engine in self._engines])
         except BaseException:
             await self.stop()
             raise
@@ -161,18 +137,9 @@ class EnginePool:
     async def __aexit__(self, *_: object) -> None:
         await self.stop()
 
-    @property
-    def version(self) -> int:
-        """Policy version of the last complete update; 0 is the model folder."""
-        return self._version
-
     def engines_up(self) -> int:
         """Engines that can take weights."""
         return sum(engine.up for engine in self._engines)
-
-    def engines_awaiting_weights(self) -> int:
-        """Engines that were restarted and serve only after the next :meth:`update_weights`."""
-        return sum(engine.state is State.AWAITING for engine in self._engines)
 
     def describe(self) -> str:
         """Every engine's state and load, in one line for a person."""
@@ -180,14 +147,10 @@ class EnginePool:
 
     def metrics(self) -> dict[str, float]:
         """Requests, tokens and prefix-cache hit rate since the last call, and what is in flight now."""
-        counters, self._counters = self._counters, _Counters()
-        return {
-            "engine/requests": counters.requests,
-            "engine/failures": counters.failures,
-            "engine/prompt_tokens": counters.prompt_tokens,
-            "engine/cached_tokens": counters.cached_tokens,
-            "engine/sampled_tokens": counters.sampled_tokens,
-            "engine/prefix_cache_hit_rate": counters.cached_tokens / max(1, counters.prompt_tokens),
+        counted, self._counters = self._counters, Counter()
+        names = ("requests", "failures", "prompt_tokens", "cached_tokens", "sampled_tokens")
+        return {f"engine/{name}": counted[name] for name in names} | {
+            "engine/prefix_cache_hit_rate": counted["cached_tokens"] / max(1, counted["prompt_tokens"]),
             "engine/running": sum(engine.in_flight for engine in self._engines),
             "engine/queued": sum(engine.queued for engine in self._engines),
             "engine/serving": sum(engine.state is State.SERVING for engine in self._engines),
@@ -210,14 +173,19 @@ class EnginePool:
         try:
             generation = await self._generate(prompt_ids, params, session, until)
         except (TimeoutError, EngineError, TurnCut) as error:
-            self._counters.failures += 1
+            self._counters["failures"] += 1
             said = f"engine request of session {session!r} exceeded its {deadline_s:g} s"
             if isinstance(error, TurnCut):
                 raise TurnCut(f"{said} after {len(error.partial.ids)} tokens", error.partial) from None
             if isinstance(error, TimeoutError):
                 raise DeadlineExceeded(said) from None
             raise
-        self._counters.add(len(prompt_ids), generation)
+        self._counters.update(
+            requests=1,
+            prompt_tokens=len(prompt_ids),
+            cached_tokens=generation.cached_tokens,
+            sampled_tokens=len(generation.ids),
+        )
         return generation
 
     async def _generate(
@@ -260,7 +228,7 @@ class EnginePool:
         """Wait for the gate, an engine in rotation and a slot of it; the caller gives the slot back."""
         while True:
             self._check()
-            engine = None if self._closed_by else self._route(session)
+            engine = None if self._gate_closed else self._route(session)
             if engine is None:
                 await self._admit_again.wait()
                 continue
@@ -269,10 +237,14 @@ class EnginePool:
                 await engine.slots.acquire()
             finally:
                 engine.queued -= 1
-            if not self._closed_by and engine.state is State.SERVING and self._failure is None:
+            if not self._gate_closed and engine.state is State.SERVING and self._failure is None:
                 engine.in_flight += 1
                 return engine
             engine.slots.release()
+
+    @property
+    def _gate_closed(self) -> bool:
+        return self._updating or self.released
 
     def _check(self) -> None:
         if self._failure is not None:
@@ -297,17 +269,13 @@ class EnginePool:
             with contextlib.suppress(EngineError):
                 await engine.client.abort(rid)
 
-        self._spawn(abort())
-
-    def _spawn(self, work: Coroutine[Any, Any, Any]) -> None:
-        task = asyncio.create_task(work)
+        task = asyncio.create_task(abort())
         self._background.add(task)
         task.add_done_callback(self._background.discard)
 
     def _changed(self) -> None:
         """Tell everyone who waits for admission that the gate or an engine's state changed."""
-        waiting = any(engine.state is State.AWAITING for engine in self._engines)
-        if waiting:
+        if any(engine.state is State.AWAITING for engine in self._engines):
             self.awaiting_weights.set()
         else:
             self.awaiting_weights.clear()
@@ -351,63 +319,40 @@ class EnginePool:
         if not engine.control.locked():
             async with engine.control:
                 if engine.up and not engine.released:
-                    return await engine.client.healthy(seconds)
-        return not engine.up or await engine.client.responds(seconds)
+                    return await engine.client.answers("/health_generate", seconds)
+        return not engine.up or await engine.client.answers("/model_info", seconds)
 
     async def _restart(self, engine: Engine) -> None:
         reason = "its process ended or did not answer"
         while True:
             await engine.stop()
             self._changed()
-            if not self._may_restart(engine):
+            spared, engine.spared = engine.spared, False
+            if not spared and engine.restarts >= self.config.max_restarts:
                 self._fail(
                     f"{engine.label} failed again after engine.max_restarts = {engine.restarts} restarts ({reason}); "
                     f"see {engine.server.log_file}, mend what it says or raise engine.max_restarts"
                 )
                 return
-            await self._until_memory_is_free()
+            engine.restarts += not spared
+            while self.released and not self._wanted and self._failure is None:
+                await self._admit_again.wait()  # the trainer uses the memory, and no update waits for an engine
             if self._failure is not None:
                 return
             try:
                 await engine.start(self._model_path)
-                await self._match_memory(engine)
+                while engine.released != self._released:  # give back what the others have given back
+                    if tags := self._released - engine.released:
+                        await self._move_memory(engine, _RELEASE, tags)
+                    if tags := engine.released - self._released:
+                        await self._move_memory(engine, _RESUME, tags)
+                break
             except EngineError as error:
                 reason = str(error)
                 _log.error("%s did not restart: %s", engine.label, error)
-                continue
-            self._rejoin(engine)
-            return
-
-    def _may_restart(self, engine: Engine) -> bool:
-        """Whether it has a restart left, which is counted here unless the engine was spared."""
-        spared, engine.spared = engine.spared, False
-        if not spared and engine.restarts >= self.config.max_restarts:
-            return False
-        engine.restarts += not spared
-        return True
-
-    async def _until_memory_is_free(self) -> None:
-        """Wait while the trainer uses the engines' memory, unless an update waits for an engine."""
-        while self.released and not self._wanted and self._failure is None:
-            await self._admit_again.wait()
-
-    async def _match_memory(self, engine: Engine) -> None:
-        """Have a fresh engine give back what the others have given back."""
-        while (released := self._released_tags()) != engine.released:
-            for path, tags in (
-                ("/release_memory_occupation", released - engine.released),
-                ("/resume_memory_occupation", engine.released - released),
-            ):
-                if tags:
-                    await engine.client.call(path, {"tags": sorted(tags)}, timeout=self.config.control_seconds)
-            engine.released = released
-
-    def _rejoin(self, engine: Engine) -> None:
         engine.suspect.clear()
-        engine.state = State.AWAITING if engine.version != self._version else State.SERVING
+        engine.state = State.SERVING if engine.version == self.version else State.AWAITING
         self._changed()
-        if engine.state is State.AWAITING and self.on_awaiting_weights is not None:
-            self.on_awaiting_weights()
 
     def _fail(self, message: str) -> None:
         self._failure = self.failure = EngineError(message)
@@ -416,49 +361,47 @@ class EnginePool:
 
     # ---- weights
 
-    async def update_weights(
-        self, weights: Weights | WeightSource, version: int, *, only_awaiting: bool = False
-    ) -> SyncReport:
-        """Load ``weights`` into the engines and call the result policy ``version``; all change it together.
+    async def update_weights(self, source: WeightSource, version: int, *, only_awaiting: bool = False) -> SyncReport:
+        """Load the weights of ``source`` into the engines and call the result policy ``version``; all change together.
 
-        They are consumed lazily on a thread of their own, one bucket at a time. New requests wait at the
-        gate meanwhile; running ones are retracted and go on under the new weights, their ``versions`` telling
-        which token came from which. With ``only_awaiting`` just the restarted engines are filled, with the
-        version the others already have, and the others keep serving.
+        They are taken on a thread of their own, one bucket at a time. New requests wait at the gate meanwhile; running
+        ones are retracted and go on under the new weights, their ``versions`` telling which token came from which.
+        With ``only_awaiting`` just the restarted engines are filled, with the version the others already have, and the
+        others keep serving.
 
         An engine that dies or falls silent on the way is restarted and waits for the next update; the others go on.
-        When none is left, a ``weights`` that can be called is called again as soon as an engine is up.
+        When none is left, ``source`` is asked again as soon as an engine is up.
 
         Raises:
-            EngineError: an engine refused; or every engine was lost, and ``weights`` can be consumed only once,
-                ``engine.max_restarts`` is used up, or none came up in the time that all its restarts may take. The
-                engines concerned are restarted and wait for the next update.
+            EngineError: an engine refused, ``engine.max_restarts`` is used up, or no engine came up in the time that
+                all its restarts may take. The engines concerned are restarted and wait for the next update.
         """
         started = monotonic()
         async with self._update_lock:
-            if only_awaiting and version != self._version:
-                raise EngineError(f"engines serve version {self._version}; cannot fill a restarted one with {version}")
+            if only_awaiting and version != self.version:
+                raise EngineError(f"engines serve version {self.version}; cannot fill a restarted one with {version}")
             while True:
                 awaiting = [engine for engine in self._engines if engine.state is State.AWAITING]
-                engines = awaiting if only_awaiting else await self._until_up()
+                engines = awaiting if only_awaiting else await self.until_up()
                 try:
                     async with self._quiet(engines, gate=not only_awaiting) as targets:
-                        sent = await self._push(targets, weights() if callable(weights) else weights, version)
+                        report = await self._push(targets, source, version)
                     break
                 except EngineGone as error:
-                    if not callable(weights):
-                        raise
                     _log.warning("the weights of version %d reached no engine: %s; sending them again", version, error)
-            self._version = version
-            self._updated(targets.engines)
-        return sent.report(version, monotonic() - started, targets.pause_seconds)
+            report.pause_seconds = monotonic() - targets.began
+            self.version = version
+            for engine in targets.engines:
+                engine.version = version
+            for engine in self._engines:
+                if engine.up:
+                    engine.state = State.SERVING if engine.version == version else State.AWAITING
+            self._changed()
+        report.seconds = monotonic() - started
+        return report
 
-    async def wait_until_up(self) -> None:
-        """Wait until an engine can take weights; see :meth:`update_weights` for what is raised."""
-        await self._until_up()
-
-    async def _until_up(self) -> list[Engine]:
-        """All engines that can take weights, once there is one."""
+    async def until_up(self) -> list[Engine]:
+        """Wait for an engine that can take weights; all that can. See :meth:`update_weights` for what is raised."""
         of_one = self.config.start_seconds + self.config.stop_seconds + _START_MARGIN_SECONDS
         seconds = of_one * (self.config.max_restarts + 1)
         self._wanted += 1
@@ -478,23 +421,11 @@ class EnginePool:
         finally:
             self._wanted -= 1
 
-    def _updated(self, targets: list[Engine]) -> None:
-        for engine in targets:
-            engine.version = self._version
-        for engine in self._engines:
-            if engine.up:
-                engine.state = State.SERVING if engine.version == self._version else State.AWAITING
-        self._changed()
-
-    async def _push(self, targets: Targets, weights: Weights, version: int) -> Sent:
-        from mua.engine.feed import Feed, TensorFeed
-
-        feed = weights if isinstance(weights, Feed) else TensorFeed(weights, self.config)
-        ranks = self.config.tensor_parallel
+    async def _push(self, targets: Targets, source: WeightSource, version: int) -> SyncReport:
         if self.config.transport == "broadcast" and self._broadcast is None:
             address = os.environ.get("MASTER_ADDR", LOOPBACK)
-            self._broadcast = Broadcast(address, ranks=ranks, cuda=has_cuda())
-        return await push(targets, feed, version, ranks=ranks, broadcast=self._broadcast)
+            self._broadcast = Broadcast(address, ranks=self.config.tensor_parallel, cuda=has_cuda())
+        return await push(targets, source, version, self._broadcast)
 
     @contextlib.asynccontextmanager
     async def _quiet(self, engines: list[Engine], *, gate: bool) -> AsyncIterator[Targets]:
@@ -502,18 +433,19 @@ class EnginePool:
 
         When the block fails the weights of all are unknown: all are killed. The watch restarts what was killed.
         """
-        targets = Targets(engines, self.config.control_seconds)
-        if gate:
-            self._closed_by.add("weights")
+        seconds = self.config.control_seconds
+        targets = Targets(engines, seconds)
+        self._updating = gate
         try:
             async with contextlib.AsyncExitStack() as stack:
                 for engine in engines:
                     await stack.enter_async_context(engine.control)
                 paused = [engine for engine in engines if engine.in_flight]
-                await targets.each(self._pause, paused)
+                call = {"mode": "retract"}
+                await targets.each(lambda e: e.client.call("/pause_generation", call, timeout=seconds), paused)
                 await targets.each(lambda engine: self._flush(engine, at_once=engine in paused))
                 yield targets
-                await targets.each(self._continue, paused)
+                await targets.each(lambda e: e.client.call("/continue_generation", {}, timeout=seconds), paused)
         except BaseException:
             for engine in targets.same(targets.engines) if targets.lost else []:
                 engine.spared = True
@@ -522,15 +454,8 @@ class EnginePool:
         else:
             await self._kill(targets.same(targets.lost))
         finally:
-            targets.end()
-            self._closed_by.discard("weights")
+            self._updating = False
             self._changed()
-
-    async def _pause(self, engine: Engine) -> None:
-        await engine.client.call("/pause_generation", {"mode": "retract"}, timeout=self.config.control_seconds)
-
-    async def _continue(self, engine: Engine) -> None:
-        await engine.client.call("/continue_generation", {}, timeout=self.config.control_seconds)
 
     async def _flush(self, engine: Engine, *, at_once: bool) -> None:
         """No request of ours is in flight, or all are paused; what is left are aborted ones and a probe."""
@@ -546,44 +471,20 @@ class EnginePool:
         await asyncio.shield(work)
         self._changed()
 
-    async def weight_checksums(self) -> dict[str, str]:
-        """Hash of every parameter as the engines hold it (fused, sharded), by the engine's parameter name.
+    async def verify_weights(self, source: WeightSource) -> list[str]:
+        """Names of tensors of ``source`` that the engines do not hold bit for bit; empty means equal.
 
-        With tensor parallelism the hashes of the ranks are joined by ``-``. Raises :class:`EngineError` when two
-        engines differ.
-        """
-        targets = [engine for engine in self._engines if engine.state is State.SERVING]
-        found = await checksums(targets)
-        for engine, hashes in zip(targets[1:], found[1:], strict=True):
-            different = [name for name, value in hashes.items() if found[0].get(name) != value]
-            if different:
-                raise EngineError(f"{engine.label} and {targets[0].label} hold different {', '.join(different[:5])}")
-        return found[0] if found else {}
-
-    async def verify_weights(self, weights: Weights) -> list[str]:
-        """Names of tensors of ``weights`` that the engines do not hold bit for bit; empty means equal.
-
-        The proof: hash every engine parameter, overwrite all of them with noise, load ``weights``, hash again. A
-        parameter whose hash changed did not hold what ``weights`` say. One that ``weights`` never touch is
-        noise now and shows too, under the engine's own name. Where the engine fuses tensors (q, k, v; gate,
-        up; experts) all parts of the fused parameter are named. Afterwards the engines hold ``weights``; if a
-        parameter was left as noise they are restarted instead.
+        See :func:`mua.engine.sync.differing`. Afterwards the engines hold the weights of ``source``; if a parameter
+        was left as noise they are restarted instead.
         """
         async with self._update_lock:
-            targets = [engine for engine in self._engines if engine.state is State.SERVING]
-            if not targets:
+            serving = [engine for engine in self._engines if engine.state is State.SERVING]
+            if not serving:
                 raise EngineError("no engine serves; nothing to verify")
-            async with self._quiet(targets, gate=True) as quiet:
-                before = await checksums(targets)
-                await overwrite_with_noise(targets)
-                sent = await self._push(quiet, weights, self._version)
-                for error in quiet.lost.values():
-                    raise error
-                after = await checksums(targets)
-            different = {name for a, b in zip(before, after, strict=True) for name in a if a[name] != b[name]}
-            names = sent.sources(different)
-            if different - sent.parameters():
-                await self._kill(targets)
+            async with self._quiet(serving, gate=True) as targets:
+                names, complete = await differing(targets, lambda: self._push(targets, source, self.version))
+            if not complete:
+                await self._kill(serving)
         return names
 
     # ---- memory
@@ -591,10 +492,7 @@ class EnginePool:
     @property
     def released(self) -> bool:
         """Whether engines were told to give memory back, and requests wait for it."""
-        return bool(self._released_tags())
-
-    def _released_tags(self) -> set[str]:
-        return {reason.removeprefix(_RELEASED) for reason in self._closed_by if reason.startswith(_RELEASED)}
+        return bool(self._released)
 
     async def release_memory(self, tags: Sequence[str]) -> None:
         """Give back GPU memory: ``tags`` out of ``weights``, ``kv_cache``, ``cuda_graph``. Requests wait meanwhile.
@@ -603,30 +501,28 @@ class EnginePool:
         """
         if not self.config.memory_saver:
             raise EngineError("set engine.memory_saver: true to release engine memory between rollouts", passing=False)
-        self._closed_by |= {_RELEASED + tag for tag in tags}
-        await self._memory("/release_memory_occupation", lambda engine: set(tags) - engine.released)
+        self._released = self._released | set(tags)
+        await self._memory(_RELEASE, lambda engine: set(tags) - engine.released)
 
     async def resume_memory(self, tags: Sequence[str]) -> None:
         """Take the memory back; its weights are undefined until :meth:`update_weights`, its KV cache is empty.
 
         An engine that fails to is killed, and restarted like those that died meanwhile.
         """
-        await self._memory("/resume_memory_occupation", lambda engine: set(tags) & engine.released)
-        self._closed_by -= {_RELEASED + tag for tag in tags}
+        await self._memory(_RESUME, lambda engine: set(tags) & engine.released)
+        self._released = self._released - set(tags)
         self._changed()
 
     async def _memory(self, path: str, tags: Callable[[Engine], set[str]]) -> None:
         """Have every engine that is up change its ``tags``."""
-
-        async def change(engine: Engine) -> None:
-            changed = tags(engine)
-            await engine.client.call(path, {"tags": sorted(changed)}, timeout=self.config.control_seconds)
-            engine.released ^= changed
-
         async with self._update_lock:
             engines = [engine for engine in self._engines if engine.up and tags(engine)]
             try:
                 async with self._quiet(engines, gate=True) as targets:
-                    await targets.each(change)
+                    await targets.each(lambda engine: self._move_memory(engine, path, tags(engine)))
             except EngineGone as error:
                 _log.warning("no engine is left after %s: %s", path, error)
+
+    async def _move_memory(self, engine: Engine, path: str, tags: set[str]) -> None:
+        await engine.client.call(path, {"tags": sorted(tags)}, timeout=self.config.control_seconds)
+        engine.released = engine.released ^ tags

@@ -1,4 +1,9 @@
-"""One SGLang HTTP server as a managed subprocess: started with a deadline, stopped with its whole tree."""
+"""One SGLang HTTP server as a managed subprocess: started with a deadline, stopped with its whole tree.
+
+engine_server(...): for training, by token ids ──┐
+                                                 ├──► SglangServer ──► guardian ──► sglang.launch_server
+mua serve: by OpenAI's chat interface ───────────┘
+"""
 
 from __future__ import annotations
 
@@ -9,8 +14,11 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
@@ -44,6 +52,9 @@ _OF_TRAINER = re.compile(r"((LOCAL|GROUP|ROLE)_)?(RANK|WORLD_SIZE)|ROLE_NAME|MAS
 """Variables by which torchrun speaks to a trainer rank. A server that inherits them takes itself for one: with
 TORCHELASTIC_USE_AGENT_STORE its own process group waits for torchrun's store until the deadline."""
 
+Arguments = Mapping[str, str | int | float | bool]
+"""Native server arguments without dashes; True is a flag, False one that is left out."""
+
 
 def has_cuda() -> bool:
     """Whether this host has a usable CUDA device."""
@@ -60,56 +71,44 @@ def log_tail(path: Path, lines: int = 15) -> str:
     return "\n".join(re.sub(r"\x1b\[[0-9;]*m", "", text).rstrip().splitlines()[-lines:])
 
 
-def start_process(command: list[str], log: BinaryIO, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    """``command`` in a session of its own, writing into ``log``."""
+def start_process(command: list[str], log: BinaryIO | None, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """``command`` in a session of its own, writing into ``log``, or where this process writes."""
+    err = None if log is None else subprocess.STDOUT
     return subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=environment, start_new_session=True
+        command, stdin=subprocess.DEVNULL, stdout=log, stderr=err, env=environment, start_new_session=True
     )
 
 
-class EngineServer:
+@dataclass(eq=False, kw_only=True)
+class SglangServer:
     """One server on this machine. ``start`` and ``stop`` may be called again after each other.
 
-    ``index`` numbers the engines of a run: it names the log file ``engine-<index>.log`` in ``log_folder`` and, added
-    to ``seed``, gives the sampling seed. ``place`` numbers those of one machine, by default alike: the engine takes the
-    GPUs ``[place * tp, (place + 1) * tp)``. ``host`` is the address it listens on. Whoever lacks ``api_key``, which by
-    default is drawn anew, gets nothing but health probes answered, on this machine too.
+    Whoever lacks ``api_key`` gets nothing but health probes answered, on this machine too; with ``admin_api_key`` what
+    changes the server wants that one.
     """
 
-    def __init__(
-        self,
-        config: EngineConfig,
-        *,
-        dtype: str,
-        context_length: int,
-        seed: int,
-        index: int,
-        log_folder: Path,
-        place: int | None = None,
-        host: str = LOOPBACK,
-        api_key: str | None = None,
-    ) -> None:
-        self.config = config
-        self.index = index
-        self.host = host
-        self._place = index if place is None else place
-        self.api_key = api_key or sglang_keys.new_key()
-        self.log_file = log_folder / f"engine-{index}.log"
-        self.cuda = has_cuda()
-        self.port = 0
-        self._dtype = config.dtype or dtype
-        self._context_length = context_length
-        self._seed = seed
-        self._process: subprocess.Popen[bytes] | None = None
-        self._log_start = 0
-        self._check_extra()
-
-    def _check_extra(self) -> None:
-        for key in self.config.extra:
-            if key.replace("-", "_") in _MANAGED:
-                raise EngineError(
-                    f"engine.extra.{key} is set by mua itself; use the engine section's own keys instead", passing=False
-                )
+    label: str
+    arguments: Arguments
+    """What it is to do, beside what every server is told; this goes before that."""
+    extra: Sequence[str] = ()
+    """Further arguments as they stand on a command line."""
+    host: str = LOOPBACK
+    """Address it listens on."""
+    fixed_port: int | None = None
+    """None: a free one, chosen for every start."""
+    tensor_parallel: int
+    start_seconds: float
+    stop_seconds: float
+    start_key: str = ""
+    """How messages name ``start_seconds``."""
+    api_key: str = field(default_factory=sglang_keys.new_key, repr=False)
+    admin_api_key: str | None = field(default=None, repr=False)
+    log_file: Path | None = None
+    """None: it writes where this process does."""
+    port: int = field(default=0, init=False)
+    _key_file: Path = field(default=Path(), init=False)
+    _log_start: int = field(default=0, init=False)
+    _process: subprocess.Popen[bytes] | None = field(default=None, init=False)
 
     @property
     def url(self) -> str:
@@ -120,67 +119,105 @@ class EngineServer:
         """Whether the server's process is there; it may still be loading."""
         return self._process is not None and self._process.poll() is None
 
-    def arguments(self, model_path: Path) -> dict[str, str | int | float | bool]:
-        """Native server arguments, ``engine.extra`` last."""
-        config = self.config
-        arguments: dict[str, str | int | float | bool] = {
-            "model-path": str(model_path),
-            "host": self.host,
-            "port": self.port,
-            "device": "cuda" if self.cuda else "cpu",
-            "dtype": self._dtype,
-            "tp-size": config.tensor_parallel,
-            "context-length": self._context_length,
-            "mem-fraction-static": config.memory_fraction,
-            "max-running-requests": config.max_running_requests,
-            "random-seed": self._seed + self.index,
-            "skip-tokenizer-init": True,
-            "skip-server-warmup": not self.cuda,
-            "disable-radix-cache": not config.radix_cache,
-            "enable-deterministic-inference": config.deterministic,
-            "enable-memory-saver": config.memory_saver,
-            "enable-return-routed-experts": config.routed_experts,
-            "weight-version": "0",
-            "log-level": "info",
-            "log-level-http": "warning",
-        }
-        if config.max_total_tokens is not None:
-            arguments["max-total-tokens"] = config.max_total_tokens
-        arguments |= self._gpu_arguments() if self.cuda else self._cpu_arguments()
-        return arguments | {key.replace("_", "-"): value for key, value in config.extra.items()}
-
-    def _gpu_arguments(self) -> dict[str, str | int | float | bool]:
-        return {"base-gpu-id": self._place * self.config.tensor_parallel}
-
-    def _cpu_arguments(self) -> dict[str, str | int | float | bool]:
-        return {
-            "attention-backend": "torch_native",
-            "sampling-backend": "pytorch",
-            "sleep-on-idle": True,
-            "disable-overlap-schedule": True,
-        }
-
-    def _command(self, model_path: Path) -> list[str]:
-        command = [sys.executable, "-m", "sglang.launch_server", "--config", str(self._key_file)]
-        for key, value in self.arguments(model_path).items():
-            if value is True:
-                command.append(f"--{key}")
-            elif value is not False:
-                command += [f"--{key}", str(value)]
-        return command
-
     @property
-    def _key_file(self) -> Path:
-        return self.log_file.with_suffix(".key.yaml")
+    def status(self) -> int | None:
+        """Exit status of a server that has ended by itself."""
+        return None if self._process is None else self._process.poll()
 
-    def _write_key(self) -> None:
-        """The API key goes through a file that only its owner reads: everyone on the machine sees a command line.
+    async def start(self, model_path: Path) -> None:
+        """Start and wait until the server takes requests.
+
+        Raises :class:`EngineError`, with the end of the server's log, when the folder holds no model, the
+        server exits, or the deadline passes.
+        """
+        if self.running:
+            raise EngineError(f"{self.label} is already running")
+        if not (model_path / "config.json").is_file():
+            raise EngineError(
+                f"{self.label} cannot start: {model_path} is not a model folder (no config.json); "
+                "set model.path to a Hugging Face folder",
+                passing=False,
+            )
+        try:
+            with tempfile.TemporaryDirectory(prefix="mua-keys-") as private:
+                self._key_file = Path(private) / "keys.yaml"
+                async with asyncio.timeout(self.start_seconds):
+                    await self._until_ready(model_path)
+        except TimeoutError:
+            await self.stop()
+            within = f"{self.start_key}{self.start_seconds:g}" if self.start_key else f"{self.start_seconds:g} s"
+            raise EngineError(f"{self.label} was not ready within {within}; {self._evidence()}") from None
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def stop(self) -> None:
+        """Kill the server and everything it started, and wait until all of it is gone."""
+        process = self._process
+        if process is None:
+            return
+        if process.poll() is None:
+            process.terminate()
+        deadline = time.monotonic() + self.stop_seconds
+        while process.poll() is None:
+            if time.monotonic() > deadline:
+                process.kill()
+            await asyncio.sleep(0.02)
+        self._process = None
+
+    async def _until_ready(self, model_path: Path) -> None:
+        for left in reversed(range(1 if self.fixed_port else _STARTS)):
+            self._spawn(model_path)
+            if await self._becomes_ready():
+                return
+            said = b"" if self.log_file is None else self.log_file.read_bytes()[self._log_start :]
+            killed = not 0 <= (self.status or 0) <= 128 or _KILLED.search(said) is not None
+            lost_a_port = b"address already in use" in said.lower()  # its own or its process group's
+            if not left or not (killed or lost_a_port):
+                message = f"{self.label} exited while starting with status {self.status}; {self._evidence()}"
+                # Where the log is not read nobody knows that it was no fault that passes.
+                raise EngineError(message, passing=killed or self.log_file is None)
+            found = "was killed while starting" if killed else "found a port taken that was free before"
+            _log.warning("%s %s; starting it again", self.label, found)
+            await self.stop()
+
+    def _spawn(self, model_path: Path) -> None:
+        """The API keys go through a file that only its owner reads: everyone on the machine sees a command line.
 
         The log is as private, should SGLang find another way to tell its arguments.
         """
-        self.log_file.touch()
-        self.log_file.chmod(0o600)
-        sglang_keys.write_key_file(self._key_file, self.api_key)
+        self.port = self.fixed_port or free_port(self.host)
+        sglang_keys.write_key_file(self._key_file, self.api_key, self.admin_api_key)
+        guarded, command = [sys.executable, "-I", "-S", str(_GUARDIAN), str(os.getpid())], self._command(model_path)
+        if self.log_file is not None:
+            self.log_file.parent.mkdir(parents=True, exist_ok=True)
+            self.log_file.touch()
+            self.log_file.chmod(0o600)
+        with nullcontext() if self.log_file is None else self.log_file.open("ab") as log:
+            if log is not None:
+                self._log_start = log.tell()
+                log.write(f"\n--- starting {' '.join(command)}\n".encode())
+                log.flush()
+            self._process = start_process([*guarded, *command], log, self._environment())
+
+    def _command(self, model_path: Path) -> list[str]:
+        told: dict[str, str | int | float | bool] = {
+            "config": str(self._key_file),
+            "model-path": str(model_path),
+            "host": self.host,
+            "port": self.port,
+            "device": "cuda" if has_cuda() else "cpu",
+            "tp-size": self.tensor_parallel,
+            "log-level": "info",
+        }
+        if not has_cuda():
+            told |= {"attention-backend": "torch_native", "sampling-backend": "pytorch", "sleep-on-idle": True}
+            told |= {"disable-overlap-schedule": True, "skip-server-warmup": True}
+        command = [sys.executable, "-m", "sglang.launch_server"]
+        for key, value in (told | dict(self.arguments)).items():
+            if value is not False:
+                command += [f"--{key}"] if value is True else [f"--{key}", str(value)]
+        return [*command, *self.extra]
 
     def _environment(self) -> dict[str, str]:
         environment = {
@@ -189,109 +226,82 @@ class EngineServer:
         }
         environment |= {name: value for name, value in os.environ.items() if not _OF_TRAINER.fullmatch(name)}
         environment = sglang_keys.with_plugin(environment)
-        if self.cuda:
+        if has_cuda():
             return environment
-        return sglang_cpu.cpu_environment(tensor_parallel=self.config.tensor_parallel, base=environment)
-
-    def _spawn(self, model_path: Path) -> None:
-        self.port = free_port(self.host)
-        self.log_file.parent.mkdir(parents=True, exist_ok=True)
-        self._write_key()
-        guarded, command = [sys.executable, "-I", "-S", str(_GUARDIAN), str(os.getpid())], self._command(model_path)
-        with self.log_file.open("ab") as log:
-            self._log_start = log.tell()
-            log.write(f"\n--- starting {' '.join(command)}\n".encode())
-            log.flush()
-            self._process = start_process([*guarded, *command], log, self._environment())
-
-    async def start(self, model_path: Path) -> None:
-        """Start and wait until the server takes requests.
-
-        Raises :class:`EngineError`, with the end of the server's log, when the folder holds no model, the
-        server exits, or ``engine.start_seconds`` pass.
-        """
-        if self.running:
-            raise EngineError(f"engine {self.index} is already running")
-        if not (model_path / "config.json").is_file():
-            raise EngineError(
-                f"engine {self.index} cannot start: {model_path} is not a model folder (no config.json); "
-                "set model.path to a Hugging Face folder",
-                passing=False,
-            )
-        try:
-            async with asyncio.timeout(self.config.start_seconds):
-                await self._until_ready(model_path)
-            self._key_file.unlink(missing_ok=True)
-            self._tell_guardian()
-        except TimeoutError:
-            await self.stop()
-            raise EngineError(
-                f"engine {self.index} was not ready within engine.start_seconds = {self.config.start_seconds:g}; "
-                + self._evidence()
-            ) from None
-        except BaseException:
-            await self.stop()
-            raise
-
-    async def _until_ready(self, model_path: Path) -> None:
-        for left in reversed(range(_STARTS)):
-            self._spawn(model_path)
-            if await self._becomes_ready():
-                return
-            killed = self._was_killed()
-            if not left or not (killed or self._lost_a_port()):
-                raise EngineError(f"engine {self.index} exited while starting; {self._evidence()}", passing=killed)
-            found = "was killed while starting" if killed else "found a port taken that was free before"
-            _log.warning("engine %d %s; starting it again", self.index, found)
-            await self.stop()
+        return sglang_cpu.cpu_environment(tensor_parallel=self.tensor_parallel, base=environment)
 
     async def _becomes_ready(self) -> bool:
         """Whether the server answers in the end; it may exit instead."""
-        timeout = aiohttp.ClientTimeout(total=5)
-        async with aiohttp.ClientSession(timeout=timeout) as session:
-            while self.running:
+        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5)) as session:
+            while self._process is not None and self.status is None:
                 try:
                     async with session.get(f"{self.url}/ready") as response:
                         if response.status == 200:
+                            # The shared memory that there is now must be removed, however soon the server is killed.
+                            self._process.send_signal(signal.SIGUSR1)
                             return True
                 except (aiohttp.ClientError, TimeoutError):
                     pass
                 await asyncio.sleep(0.1)
         return False
 
-    def _lost_a_port(self) -> bool:
-        """Whether the server said, since it was started last, that a port is taken: its own or its process group's."""
-        return b"address already in use" in self._said().lower()
-
-    def _was_killed(self) -> bool:
-        """Whether the server that has just ended, or a process of its own without which it cannot start, was killed."""
-        status = None if self._process is None else self._process.poll()
-        return (status is not None and not 0 <= status <= 128) or _KILLED.search(self._said()) is not None
-
-    def _said(self) -> bytes:
-        """What the log holds since the server was started last."""
-        with self.log_file.open("rb") as log:
-            log.seek(self._log_start)
-            return log.read()
-
-    def _tell_guardian(self) -> None:
-        """The shared memory that there is from now on must be removed, however soon the server is killed."""
-        if self._process is not None:
-            self._process.send_signal(signal.SIGUSR1)
-
     def _evidence(self) -> str:
-        return f"the end of {self.log_file}:\n{log_tail(self.log_file)}"
+        return (
+            "its log stands above"
+            if self.log_file is None
+            else f"the end of {self.log_file}:\n{log_tail(self.log_file)}"
+        )
 
-    async def stop(self) -> None:
-        """Kill the server and everything it started, and wait until all of it is gone."""
-        process, self._process = self._process, None
-        self._key_file.unlink(missing_ok=True)
-        if process is None:
-            return
-        if process.poll() is None:
-            process.terminate()
-        deadline = time.monotonic() + self.config.stop_seconds
-        while process.poll() is None:
-            if time.monotonic() > deadline:
-                process.kill()
-            await asyncio.sleep(0.02)
+
+def engine_server(
+    config: EngineConfig,
+    *,
+    dtype: str,
+    context_length: int,
+    seed: int,
+    index: int,
+    log_folder: Path,
+    place: int | None = None,
+    host: str = LOOPBACK,
+    api_key: str | None = None,
+) -> SglangServer:
+    """A server that samples for training, by token ids; not started.
+
+    ``index`` numbers the engines of a run: it names the log file ``engine-<index>.log`` in ``log_folder`` and, added
+    to ``seed``, gives the sampling seed. ``place`` numbers those of one machine, by default alike: the engine takes the
+    GPUs ``[place * tp, (place + 1) * tp)``. ``api_key`` is drawn anew by default.
+    """
+    for key in config.extra:
+        if key.replace("-", "_") in _MANAGED:
+            raise EngineError(
+                f"engine.extra.{key} is set by mua itself; use the engine section's own keys instead", passing=False
+            )
+    arguments: dict[str, str | int | float | bool] = {
+        "dtype": config.dtype or dtype,
+        "context-length": context_length,
+        "mem-fraction-static": config.memory_fraction,
+        "max-running-requests": config.max_running_requests,
+        "random-seed": seed + index,
+        "skip-tokenizer-init": True,
+        "disable-radix-cache": not config.radix_cache,
+        "enable-deterministic-inference": config.deterministic,
+        "enable-memory-saver": config.memory_saver,
+        "enable-return-routed-experts": config.routed_experts,
+        "weight-version": "0",
+        "log-level-http": "warning",
+    }
+    if config.max_total_tokens is not None:
+        arguments["max-total-tokens"] = config.max_total_tokens
+    if has_cuda():
+        arguments["base-gpu-id"] = (index if place is None else place) * config.tensor_parallel
+    return SglangServer(
+        label=f"engine {index}",
+        arguments=arguments | {key.replace("_", "-"): value for key, value in config.extra.items()},
+        host=host,
+        tensor_parallel=config.tensor_parallel,
+        start_seconds=config.start_seconds,
+        stop_seconds=config.stop_seconds,
+        start_key="engine.start_seconds = ",
+        api_key=api_key or sglang_keys.new_key(),
+        log_file=log_folder / f"engine-{index}.log",
+    )

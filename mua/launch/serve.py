@@ -1,7 +1,7 @@
 """``mua serve``: a model behind OpenAI's chat interface, for the simulated user and the judge of other jobs.
 
-    server answers /v1/models ──► address file appears, whole ──► a training job reads it
-    server or this process ends ──► address file is removed
+    server is ready               ──► address file appears, whole ──► a training job reads it
+    server or this process ends   ──► address file is removed
 
 The address file holds ``MUA_USER_BASE_URL=http://host:port/v1``, ``MUA_USER_MODEL=name`` and ``MUA_USER_API_KEY=key``,
 a line each; only its owner may read it. The key, drawn anew for every server, asks for text. What changes the server
@@ -10,23 +10,16 @@ a line each; only its owner may read it. The key, drawn anew for every server, a
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
-import os
 import signal
-import subprocess
-import sys
-import tempfile
-import time
-import urllib.error
-import urllib.request
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
 
-from mua.compat import sglang_cpu, sglang_keys
-from mua.engine import guardian
-from mua.engine.server import has_cuda
+from mua.compat import sglang_keys
+from mua.engine.server import Arguments, SglangServer, has_cuda
 from mua.errors import EngineError, ModelError
 from mua.observe.files import replace_text
 
@@ -60,24 +53,6 @@ class Service:
     def base_url(self) -> str:
         return f"http://{self.host}:{self.port}/v1"
 
-    def command(self, cuda: bool, key_file: Path) -> list[str]:
-        """The server's command line; it reads its keys from ``key_file``."""
-        arguments = {
-            "--config": key_file,
-            "--model-path": self.model,
-            "--served-model-name": self.name,
-            "--host": self.host,
-            "--port": self.port,
-            "--tp-size": self.tensor_parallel,
-            "--log-level": "info",
-        }
-        if not cuda:
-            arguments |= {"--device": "cpu", "--attention-backend": "torch_native", "--sampling-backend": "pytorch"}
-            arguments |= {"--max-total-tokens": cache_tokens(self.model)}
-        flat = [str(part) for pair in arguments.items() for part in pair]
-        flags = [] if cuda else ["--disable-overlap-schedule", "--sleep-on-idle", "--skip-server-warmup"]
-        return [sys.executable, "-m", "sglang.launch_server", *flat, *flags, *self.extra]
-
 
 def serve(service: Service) -> None:
     """Serve until SIGTERM or Ctrl-C.
@@ -92,36 +67,41 @@ def serve(service: Service) -> None:
         raise EngineError(
             "--extra: a key on the command line is seen by everyone; drop it, mua serve draws one", passing=False
         )
-    asked: list[int] = []
+    asyncio.run(_until_asked_to_leave(service))
 
-    def leave(number: int, frame: FrameType | None) -> None:
-        asked.append(number)
 
-    before = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGINT)}
+async def _until_asked_to_leave(service: Service) -> None:
+    arguments: Arguments = {"served-model-name": service.name}
+    server = SglangServer(
+        label="the server",
+        arguments=arguments if has_cuda() else {**arguments, "max-total-tokens": cache_tokens(service.model)},
+        extra=service.extra,
+        host=service.host,
+        fixed_port=service.port,
+        tensor_parallel=service.tensor_parallel,
+        start_seconds=service.start_seconds,
+        stop_seconds=STOP_SECONDS,
+        api_key=service.api_key,
+        admin_api_key=sglang_keys.new_key(),
+    )
+    serving = asyncio.create_task(_serve(service, server))
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, serving.cancel)
     try:
-        with tempfile.TemporaryDirectory(prefix="mua-serve-") as private:
-            _serve(service, Path(private) / "keys.yaml", asked)
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _serve(service: Service, key_file: Path, asked: Sequence[int]) -> None:
-    sglang_keys.write_key_file(key_file, service.api_key, admin_api_key=sglang_keys.new_key())
-    server = _spawn(service, key_file)
-    try:
-        _until_it_answers(service, server, asked)
-        key_file.unlink()
-        if not asked:
-            publish(service)
-            print(f"serving {service.name} at {service.base_url}; address in {service.address_file}", flush=True)
-        while not asked:
-            if server.poll() is not None:
-                raise EngineError(f"the server ended with status {server.returncode}; its log stands above")
-            time.sleep(POLL_SECONDS)
+        with contextlib.suppress(asyncio.CancelledError):
+            await serving
     finally:
         withdraw(service)
-        _stop(server)
+        await server.stop()
+
+
+async def _serve(service: Service, server: SglangServer) -> None:
+    await server.start(service.model)
+    publish(service)
+    print(f"serving {service.name} at {service.base_url}; address in {service.address_file}", flush=True)
+    while server.running:
+        await asyncio.sleep(POLL_SECONDS)
+    raise EngineError(f"the server ended with status {server.status}; its log stands above")
 
 
 def cache_tokens(model: Path) -> int:
@@ -151,40 +131,3 @@ def withdraw(service: Service) -> None:
     file = service.address_file
     if file.exists() and f"={service.base_url}\n" in file.read_text(encoding="utf-8"):
         file.unlink()
-
-
-def _spawn(service: Service, key_file: Path) -> subprocess.Popen[bytes]:
-    cuda = has_cuda()
-    environment = sglang_keys.with_plugin(os.environ)
-    if not cuda:
-        environment = sglang_cpu.cpu_environment(tensor_parallel=service.tensor_parallel, base=environment)
-    guarded = [sys.executable, "-I", "-S", str(guardian.__file__), str(os.getpid())]
-    command = service.command(cuda, key_file)
-    return subprocess.Popen([*guarded, *command], stdin=subprocess.DEVNULL, env=environment, start_new_session=True)
-
-
-def _until_it_answers(service: Service, server: subprocess.Popen[bytes], asked: Sequence[int]) -> None:
-    deadline = time.monotonic() + service.start_seconds
-    models = urllib.request.Request(
-        f"{service.base_url}/models", headers={"Authorization": f"Bearer {service.api_key}"}
-    )
-    while not asked:
-        try:
-            with urllib.request.urlopen(models, timeout=5):
-                return
-        except (urllib.error.URLError, OSError):
-            pass
-        if server.poll() is not None:
-            raise EngineError(f"the server ended with status {server.returncode} while starting; its log stands above")
-        if time.monotonic() > deadline:
-            raise EngineError(f"the server did not answer within {service.start_seconds:g} s; its log stands above")
-        time.sleep(POLL_SECONDS)
-
-
-def _stop(server: subprocess.Popen[bytes]) -> None:
-    server.terminate()
-    try:
-        server.wait(STOP_SECONDS)
-    except subprocess.TimeoutExpired:
-        server.kill()
-        server.wait()

@@ -10,7 +10,7 @@ hidden neighbour folder, flushed to disk and renamed, so a folder under its fina
     finish():  wait, tell errors, index, manifest, rename                               all ranks together
 
 Saving in the foreground is the same without the copy. Writing happens in a thread, not in a forked process as upstream
-does: a fork would inherit CUDA, gloo's threads and the engine's connections, and outlive a trainer that is killed.
+does (:mod:`mua.compat.megatron_checkpoint`).
 
 About pickle: the index of a checkpoint, its tensors, objects and random states are pickles. All of them are read as
 plain data, by upstream too (:mod:`mua.compat.checkpoint_reading`): nothing that a checkpoint names is ever imported.
@@ -18,16 +18,16 @@ plain data, by upstream too (:mod:`mua.compat.checkpoint_reading`): nothing that
 
 from __future__ import annotations
 
-import io
 import json
 import math
 import os
 import shlex
 import shutil
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, TypeVar, cast
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -37,17 +37,17 @@ from megatron.core.dist_checkpointing.strategies.async_utils import AsyncRequest
 from megatron.core.dist_checkpointing.utils import add_prefix_for_sharding
 from megatron.core.distributed import DistributedDataParallel
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.storage import WriteResult
 
 import megatron_bridge
-from megatron_bridge.safetensors_writer import flush
+from megatron_bridge.ranks import gathered, together
+from megatron_bridge.whole import hidden_folder, publish
 from mua.compat.checkpoint_reading import check_pickles, forget_index, read_random_states
+from mua.compat.megatron_checkpoint import Bucket, buckets_of, finish, write_bucket
 from mua.config.schema import MegatronConfig
 from mua.errors import DamagedCheckpoint, ModelError, one_line
 from mua.megatron import manifest
 from mua.megatron.network import Network
-from mua.megatron.torch_dist import HashingStream
 from mua.types import Json
 
 WRITE_SECONDS = 3600.0
@@ -56,8 +56,6 @@ _OPTIMIZER_BYTES = 12  # float32 weight and two moments
 _EXTRA_STATE = "_extra_state"
 POLICY = "policy"
 """Name of the network whose tensors are a checkpoint's plain ones."""
-
-Result = TypeVar("Result")
 
 
 def latest_checkpoint(root: Path) -> Path | None:
@@ -91,7 +89,7 @@ def prune_checkpoints(
         spare: checkpoints that stay beside the newest, however old they are.
         writing: a checkpoint that is being written in the background; it does not count before it is whole.
     """
-    partial = None if writing is None else _partial(writing)
+    partial = None if writing is None else hidden_folder(writing)
     left = [path for path in root.glob(".step_*") if path != partial]
     for folder in _checkpoints(root)[: -keep or None]:
         if folder in spare:
@@ -132,7 +130,7 @@ def begin(
     folder: Path,
     networks: Mapping[str, Network],
     config: MegatronConfig,
-    state: Json,
+    extra: Json,
     provenance: Json | None = None,
     *,
     background: bool,
@@ -141,7 +139,7 @@ def begin(
 
     Args:
         networks: by name: :data:`POLICY`, whose tensors keep their plain names, and any others of its model.
-        state: JSON-able and alike on every rank; :func:`load` gives it back.
+        extra: JSON-able and alike on every rank; :func:`load` gives it back.
         provenance: JSON-able, goes into the manifest: configuration, commit, versions.
         background: write in a thread, from a copy of all tensors, which may change at once.
 
@@ -149,42 +147,41 @@ def begin(
         ModelError: it could not be written (disk full, no permission). Other checkpoints are as they were, and
             nothing of this one is left.
     """
-    partial = _partial(folder)
+    partial = hidden_folder(folder)
     description = _describe(networks)
-    text = json.dumps({**state, **{_steps(name): network.optimizer.steps for name, network in networks.items()}})
+    state: Json = {"extra": extra}
+    for name, network in networks.items():
+        state |= dict(zip(_counts(name), (network.optimizer.steps, network.skipped_steps), strict=True))
+    text = json.dumps(state)
     content = {
         **description,
         "distributed_optimizer": config.distributed_optimizer,
         "layout": _layout(config),
-        "data_position": state.get("extra"),
+        "data_position": extra,
         **(provenance or {}),
     }
-    pending = PendingSave(folder, content)
-    with pending.cleaned_up():
-        _together(folder, lambda: _on_first_rank(lambda: _prepare(partial, description)))
-        request = _together(folder, lambda: _plan(partial, networks, text))
-        pending.start(request, background)
-    return pending
+    with _cleaned_up(partial):
+        with _together(folder):
+            if dist.get_rank() == 0:
+                _prepare(partial, description)
+        with _together(folder):
+            request = _plan(partial, networks, text)
+        return PendingSave(folder, content, request, background=background)
 
 
 class PendingSave:
-    """A checkpoint that is being written. All methods but :meth:`start` are collective."""
+    """A checkpoint that is being written from what upstream planned for this rank. All methods are collective."""
 
-    def __init__(self, folder: Path, content: Json) -> None:
+    def __init__(self, folder: Path, content: Json, request: AsyncRequest, *, background: bool) -> None:
         self.folder = folder
-        self._partial, self._content = _partial(folder), content
-        self._request: AsyncRequest | None = None
+        self._partial, self._content, self._request = hidden_folder(folder), content, request
         self._results: dict[int, list[WriteResult]] = {}
         self._digests: dict[str, str] = {}
         self._error: BaseException | None = None
         self._thread: threading.Thread | None = None
 
-    def start(self, request: AsyncRequest, background: bool) -> None:
-        """Write what upstream planned for this rank; in the background, tensors are copied first."""
-        self._request = request
-        buckets = request.preload_fn() if request.preload_fn is not None else []
+        buckets = buckets_of(request, copied=background)
         if background:
-            _copy_shared(buckets, request.async_fn_args[1] if buckets else [])
             self._thread = threading.Thread(target=self._write, args=(buckets,), name="checkpoint", daemon=True)
             self._thread.start()
         else:
@@ -203,24 +200,22 @@ class PendingSave:
         Raises:
             ModelError: as :func:`begin`.
         """
-        with self.cleaned_up():
-            _together(self.folder, self._join)
-            _together(self.folder, self._finalize)
-            gathered: list[dict[str, str]] = [{}] * dist.get_world_size()
-            dist.all_gather_object(gathered, self._digests)
-            digests = {name: digest for part in gathered for name, digest in part.items()}
-            _together(self.folder, lambda: _on_first_rank(lambda: self._seal(digests)))
+        with _cleaned_up(self._partial):
+            with _together(self.folder):
+                self._join()
+            with _together(self.folder):
+                finish(self._request, self._results)
+            digests = {name: digest for part in gathered(self._digests) for name, digest in part.items()}
+            with _together(self.folder):
+                if dist.get_rank() == 0:
+                    manifest.write(self._partial, self._content, digests)
+                    publish(self._partial, self.folder)
 
-    def cleaned_up(self) -> _CleanUp:
-        """A block after whose failure nothing is left of the checkpoint."""
-        return _CleanUp(self._partial)
-
-    def _write(self, buckets: Sequence[Any]) -> None:
+    def _write(self, buckets: Sequence[Bucket]) -> None:
         """This rank's files. An error is kept for :meth:`finish`: it may have come in a thread."""
         try:
-            for number, (path, name, (objects, tensors)) in enumerate(buckets):
-                self._results[number], self._digests[name] = _write_file(Path(path), name, [*objects, *tensors])
-                tensors.clear()
+            for number, bucket in enumerate(buckets):
+                self._results[number], self._digests[bucket[1]] = write_bucket(bucket)
         except BaseException as error:
             self._error = error
 
@@ -232,65 +227,18 @@ class PendingSave:
         if self._error is not None:
             raise self._error
 
-    def _finalize(self) -> None:
-        """Upstream's end of a save: the first rank gathers where everything is and writes the index."""
-        assert self._request is not None
-        if self._request.async_fn is not None:
-            self._request.async_fn_args[2].put(self._results)
-        for function in self._request.finalize_fns:
-            function()
 
-    def _seal(self, digests: Mapping[str, str]) -> None:
-        """Flushes everything, writes the manifest and gives the folder its name."""
-        manifest.write(self._partial, self._content, digests)
-        replaced = self.folder.with_name(f".{self.folder.name}.replaced")
-        if self.folder.exists():
-            self.folder.rename(replaced)
-        self._partial.rename(self.folder)
-        flush(self.folder.parent)
-        shutil.rmtree(replaced, ignore_errors=True)
-
-
-class _CleanUp:
-    """Removes a half-written folder when the block inside fails, and says so where it was an error of saving."""
-
-    def __init__(self, partial: Path) -> None:
-        self._partial = partial
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
-        if error is None:
-            return
-        _on_first_rank(lambda: shutil.rmtree(self._partial, ignore_errors=True))
+@contextmanager
+def _cleaned_up(partial: Path) -> Iterator[None]:
+    """A block after whose failure nothing is left of a checkpoint."""
+    try:
+        yield
+    except BaseException as error:
+        if dist.get_rank() == 0:
+            shutil.rmtree(partial, ignore_errors=True)
         if isinstance(error, ModelError):
             raise ModelError(f"{error}. Is the disk full? Older checkpoints are as they were") from error
-
-
-def _copy_shared(buckets: Sequence[Any], planned: Sequence[Any]) -> None:
-    """Copies, in ``buckets``, the tensors that are still those planned; what came from a device is a copy already."""
-    for (*_, (_, tensors)), (*_, (_, originals)) in zip(buckets, planned, strict=True):
-        for index, ((item, tensor), (_, original)) in enumerate(zip(tensors, originals, strict=True)):
-            if tensor is original:
-                tensors[index] = (item, tensor.clone())
-
-
-def _write_file(path: Path, name: str, entries: Sequence[tuple[Any, Any]]) -> tuple[list[WriteResult], str]:
-    """One file of a checkpoint: objects as they are, tensors as ``torch.save`` makes them; what lies where."""
-    results = []
-    with path.open("wb") as file:
-        stream = HashingStream(file.fileno())
-        for item, data in entries:
-            offset = stream.position
-            if isinstance(data, io.BytesIO):
-                stream.write(data.getbuffer())
-            else:
-                torch.save(data, cast(IO[bytes], stream))
-            length = stream.position - offset
-            results.append(WriteResult(item.index, length, _StorageInfo(name, offset, length)))
-        os.fsync(file.fileno())
-    return results, stream.hexdigest()
+        raise
 
 
 def load(folder: Path, networks: Mapping[str, Network], config: MegatronConfig) -> Json:
@@ -299,28 +247,34 @@ def load(folder: Path, networks: Mapping[str, Network], config: MegatronConfig) 
     What the checkpoint holds of other networks than ``networks`` is not read.
 
     Returns:
-        the ``state`` given to :func:`begin`.
+        the ``extra`` given to :func:`begin`.
 
     Raises:
         ModelError: the folder is missing or not whole, was saved from a model of another shape, or lacks a network.
     """
     description = _describe(networks)
-    content = _together(folder, lambda: _check(folder, description, config), doing="loaded")
-    state = _together(folder, lambda: _state(folder, networks), doing="loaded")
-    if content.get("weights_only"):
-        _together(folder, lambda: _restore_weights(folder, networks[POLICY]), doing="loaded")
-    else:
-        _together(folder, lambda: _restore(folder, networks, state), doing="loaded")
-        if content["layout"] == _layout(config):
-            _together(folder, lambda: _restore_random_state(folder), doing="loaded")
+    with _together(folder, doing="loaded"):
+        content = _check(folder, description, config)
+    with _together(folder, doing="loaded"):
+        state = _state(folder, networks)
+    with _together(folder, doing="loaded"):
+        if content.get("weights_only"):
+            _restore_weights(folder, networks[POLICY])
+        else:
+            _restore(folder, networks, state)
+    with _together(folder, doing="loaded"):
+        if not content.get("weights_only") and content["layout"] == _layout(config):
+            _restore_random_state(folder)
     forget_index()
-    return {name: value for name, value in state.items() if name not in map(_steps, networks)}
+    for name, network in networks.items():
+        network.skipped_steps = state[_counts(name)[1]]
+    extra: Json = state["extra"]
+    return extra
 
 
 def _state(folder: Path, networks: Mapping[str, Network]) -> Json:
-    """The state that was saved, with the positions of the schedules of ``networks``."""
-    skipped = [name.removesuffix("steps") + "skipped_steps" for name in map(_steps, networks)]
-    state = manifest.read_state(folder, [*map(_steps, networks), *skipped])
+    """The state that was saved, with the counts of ``networks``."""
+    state = manifest.read_state(folder, [count for name in networks for count in _counts(name)])
     if not isinstance(state.get("extra"), dict):
         raise DamagedCheckpoint(f"checkpoint {folder} is damaged: {manifest.STATE} has no 'extra'")
     return state
@@ -332,7 +286,7 @@ def _restore(folder: Path, networks: Mapping[str, Network], state: Json) -> None
         own = loaded if name == POLICY else loaded[name]
         for index, chunk in enumerate(network.wrapped):
             chunk.module.load_state_dict(own[_chunk_name(network.wrapped, index)], strict=True)
-        network.optimizer.load_state_dict(own["optimizer"], state[_steps(name)])
+        network.optimizer.load_state_dict(own["optimizer"], state[_counts(name)[0]])
 
 
 def _restore_weights(folder: Path, policy: Network) -> None:
@@ -355,37 +309,19 @@ def _checkpoints(root: Path) -> list[Path]:
     return sorted(folder for folder in root.glob("step_*") if (folder / manifest.NAME).is_file())
 
 
-def _partial(folder: Path) -> Path:
-    return folder.with_name(f".{folder.name}.partial")
-
-
-def _together(folder: Path, action: Callable[[], Result], doing: str = "written") -> Result:
-    """Runs ``action`` on every rank; if it fails on any, all ranks raise the same error."""
-    failure: tuple[str, bool] | None = None
-    result: Any = None
-    try:
-        result = action()
-    except (Exception, CheckpointException) as error:
-        cause = _cause(error)
-        known, damaged = isinstance(cause, ModelError), isinstance(cause, DamagedCheckpoint)
-        failure = (str(cause) if known else f"checkpoint {folder} could not be {doing}: {one_line(cause)}", damaged)
-    failures: list[tuple[str, bool] | None] = [None] * dist.get_world_size()
-    dist.all_gather_object(failures, failure)
-    for text, damaged in filter(None, failures):
-        raise (DamagedCheckpoint if damaged else ModelError)(text)
-    return cast(Result, result)
-
-
-def _cause(error: BaseException) -> BaseException:
-    """torch.distributed.checkpoint wraps what its readers and writers raised, rank by rank, with tracebacks."""
-    if isinstance(error, CheckpointException) and error.failures:
-        return next(iter(error.failures.values()))[0]
-    return error
-
-
-def _on_first_rank(action: Callable[[], Any]) -> None:
-    if dist.get_rank() == 0:
-        action()
+@contextmanager
+def _together(folder: Path, doing: str = "written") -> Iterator[None]:
+    """A block whose error on any rank is raised by all, as a :class:`ModelError` about the checkpoint ``folder``."""
+    with together():
+        try:
+            yield
+        except (Exception, CheckpointException) as error:
+            cause: BaseException = error
+            if isinstance(error, CheckpointException) and error.failures:  # one of each rank, with its traceback
+                cause = next(iter(error.failures.values()))[0]
+            if isinstance(cause, ModelError):
+                raise cause from None
+            raise ModelError(f"checkpoint {folder} could not be {doing}: {one_line(cause)}") from error
 
 
 def _prepare(partial: Path, description: Json) -> None:
@@ -411,7 +347,8 @@ def _plan(partial: Path, networks: Mapping[str, Network], state: str) -> AsyncRe
         sharded, str(partial), content_metadata=content, async_sharded_save=True, async_strategy="mcore"
     )
     torch.save(_random_state(), partial / f"rng_{dist.get_rank():05d}.pt")
-    _on_first_rank(lambda: (partial / manifest.STATE).write_text(state))
+    if dist.get_rank() == 0:
+        (partial / manifest.STATE).write_text(state)
     return request
 
 
@@ -458,9 +395,10 @@ def _check_shapes(folder: Path, saved: dict[str, list[int]], needed: dict[str, l
             )
 
 
-def _steps(name: str) -> str:
-    """Under which key of the state the schedule's position of a network is."""
-    return "steps" if name == POLICY else f"{name}_steps"
+def _counts(name: str) -> tuple[str, str]:
+    """Keys of the state for a network's steps, which are its schedule's position, and for those that were skipped."""
+    prefix = "" if name == POLICY else f"{name}_"
+    return f"{prefix}steps", f"{prefix}skipped_steps"
 
 
 def _chunk_name(chunks: Sequence[DistributedDataParallel], index: int) -> str:

@@ -14,7 +14,7 @@ from megatron.core.distributed import DistributedDataParallel, finalize_model_gr
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from torch import Tensor
 
-from mua.algorithms.loss_protocol import LossFunction, LossTerms
+from mua.algorithms.loss_protocol import LossFunction, LossTerms, ValueLossFunction
 from mua.megatron.logprobs import log_probabilities
 from mua.megatron.microbatch import MicroBatch
 from mua.megatron.modules import output_weight
@@ -57,18 +57,41 @@ def score(
 
 
 def policy_terms(loss: LossFunction, temperature: float, vocab_size: int) -> Terms:
-    """The loss of a policy. Its sums also hold ``_loss``, ``_entropy`` and ``_tokens``: the total loss, the summed
-    entropy, the number of trained tokens."""
-    return partial(_policy_terms, loss, temperature, vocab_size)
+    """The loss of a policy. Its sums also hold ``tokens``, ``_loss`` and ``_entropy``: the number of trained tokens,
+    the total loss, the summed entropy."""
+
+    def terms(batch: MicroBatch, model: Any, hidden: Tensor) -> LossTerms:
+        assert batch.tokens is not None
+        logprobs, entropy = _token_logprobs(batch, model, hidden, temperature, vocab_size)
+        found = loss(logprobs, entropy, batch.tokens)
+        own = {
+            "_loss": found.loss.detach(),
+            "_entropy": entropy.detach().sum(),
+            "tokens": torch.tensor(float(len(logprobs)), device=hidden.device),
+        }
+        return LossTerms(found.loss, found.sums | own, found.maxima)
+
+    return terms
 
 
 def read_logprobs(temperature: float, vocab_size: int) -> Read:
     """Log-probabilities of the scored tokens."""
+    return lambda batch, model, hidden: _token_logprobs(batch, model, hidden, temperature, vocab_size)[0]
 
-    def read(batch: MicroBatch, model: Any, hidden: Tensor) -> Tensor:
-        return _token_values(batch, model, hidden, temperature, vocab_size)[0]
 
-    return read
+def value_terms(loss: ValueLossFunction) -> Terms:
+    """The loss of a critic."""
+
+    def terms(batch: MicroBatch, model: Any, values: Tensor) -> LossTerms:
+        assert batch.tokens is not None
+        return loss(read_values(batch, model, values), batch.tokens)
+
+    return terms
+
+
+def read_values(batch: MicroBatch, model: Any, values: Tensor) -> Tensor:
+    """A critic's value of what comes before each scored token, off the position that would predict the token."""
+    return values[0, :, 0][batch.predictors]
 
 
 def _run(
@@ -103,7 +126,7 @@ def _forward_step(score: Any, batches: Iterator[MicroBatch], model: Any) -> tupl
     return output, partial(score, batch, model)
 
 
-def _token_values(
+def _token_logprobs(
     batch: MicroBatch, model: Any, hidden: Tensor, temperature: float, vocab_size: int
 ) -> tuple[Tensor, Tensor]:
     return log_probabilities(
@@ -115,20 +138,6 @@ def _token_values(
         vocab_size=vocab_size,
         group=parallel_state.get_tensor_model_parallel_group(),
     )
-
-
-def _policy_terms(
-    loss: LossFunction, temperature: float, vocab_size: int, batch: MicroBatch, model: Any, hidden: Tensor
-) -> LossTerms:
-    assert batch.tokens is not None
-    logprobs, entropy = _token_values(batch, model, hidden, temperature, vocab_size)
-    terms = loss(logprobs, entropy, batch.tokens)
-    own = {
-        "_loss": terms.loss.detach(),
-        "_entropy": entropy.detach().sum(),
-        "_tokens": torch.tensor(float(len(logprobs)), device=hidden.device),
-    }
-    return LossTerms(terms.loss, terms.sums | own, terms.maxima)
 
 
 def _train(terms: Terms, batch: MicroBatch, model: Any, output: Tensor) -> tuple[Tensor, Tensor, _Result]:

@@ -15,7 +15,6 @@ from typing import Any
 
 from megatron_bridge.checksums import ALGORITHM, Hasher, digest_of_file
 from megatron_bridge.plain_files import is_name, label, read_json, shown
-from megatron_bridge.safetensors_writer import flush
 from mua.errors import DamagedCheckpoint, ModelError
 from mua.types import Json
 
@@ -134,7 +133,7 @@ def _checksum(content: Json) -> str:
 
 
 def write(folder: Path, content: Mapping[str, Any], digests: Mapping[str, str] | None = None) -> None:
-    """Describe ``content`` and every file of ``folder``, and flush all of them to the disk.
+    """Describe ``content`` and every file of ``folder``.
 
     Args:
         digests: checksums by file name that are known already; the other files are read.
@@ -148,8 +147,6 @@ def write(folder: Path, content: Mapping[str, Any], digests: Mapping[str, str] |
     described = {"format": FORMAT, "megatron_core": version("megatron-core"), **content, "files": files}
     plain: Json = json.loads(json.dumps(described))  # whose keys are all text, as they will be when they are read
     (folder / NAME).write_text(json.dumps({**plain, _SUM: _checksum(plain)}, indent=1))
-    for path in [*folder.rglob("*"), folder]:
-        flush(path)
 
 
 def check_files(folder: Path, content: Json, part: int = 0, parts: int = 1) -> None:

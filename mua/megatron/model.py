@@ -1,4 +1,4 @@
-"""The policy as Megatron-Core model chunks."""
+"""Policy and critic as Megatron-Core model chunks."""
 
 from __future__ import annotations
 
@@ -14,10 +14,16 @@ from megatron.core.transformer.transformer_block import TransformerBlockSubmodul
 from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 
+import megatron_bridge
+from megatron_bridge import BridgeError
+from megatron_bridge.convert import check_sizes
+from megatron_bridge.family import HfConfig
+from megatron_bridge.safetensors_io import SafetensorsFolder
 from mua.config.schema import MegatronConfig, ModelConfig
+from mua.errors import ModelError, MuaError, one_line
 from mua.megatron.attention import PackedAttention
 from mua.megatron.layouts import check_divisible, check_layout
-from mua.megatron.modules import PositionedRotary, RMSNorm
+from mua.megatron.modules import PositionedRotary, RMSNorm, ValueHead
 from mua.megatron.moe import PackedRouter, prepare_experts
 from mua.megatron.parallel import device, virtual_stages
 
@@ -109,8 +115,30 @@ def padded_vocabulary(vocab_size: int) -> int:
     return -(-vocab_size // VOCABULARY_MULTIPLE) * VOCABULARY_MULTIPLE
 
 
+def load_chunks(model: ModelConfig, megatron: MegatronConfig, *, critic: bool = False) -> list[GPTModel]:
+    """:func:`build_chunks` of the model folder, with its weights; a critic keeps its own output layer.
+
+    Raises:
+        ModelError: the model folder cannot be read.
+    """
+    try:
+        hf_config = megatron_bridge.read_hf_config(model.path)
+        with SafetensorsFolder(model.path) as weights:
+            check_sizes(hf_config, weights)  # before memory is taken for what config.json says
+        try:
+            chunks = build_chunks(hf_config, model, megatron, critic=critic)
+        except (MuaError, BridgeError):
+            raise
+        except (ValueError, TypeError, AssertionError, ZeroDivisionError) as error:
+            raise BridgeError(f"config.json describes a model that cannot be built ({one_line(error)})") from error
+        megatron_bridge.load_hf(chunks, model.path, backbone=critic)
+    except BridgeError as error:
+        raise ModelError(f"model.path: {error}") from error
+    return chunks
+
+
 def build_chunks(
-    architecture: Mapping[str, Any], gpt: Mapping[str, Any], model: ModelConfig, megatron: MegatronConfig
+    hf_config: HfConfig, model: ModelConfig, megatron: MegatronConfig, *, critic: bool = False
 ) -> list[GPTModel]:
     """Builds this rank's model chunks, randomly initialised, on :func:`mua.megatron.parallel.device`.
 
@@ -118,11 +146,15 @@ def build_chunks(
     vocabulary is padded to a multiple of :data:`VOCABULARY_MULTIPLE`.
 
     Args:
-        architecture: fields of ``TransformerConfig``, from ``megatron_bridge.transformer_config_kwargs``.
-        gpt: arguments of ``GPTModel``, from ``megatron_bridge.gpt_model_kwargs``; ``vocab_size`` is the true one.
+        hf_config: the model's config.json.
         model: gives the dtype and the longest sequence.
         megatron: gives the layout.
+        critic: with a :class:`mua.megatron.modules.ValueHead` in place of the output layer, which is then not tied.
     """
+    architecture = megatron_bridge.transformer_config_kwargs(hf_config)
+    gpt = megatron_bridge.gpt_model_kwargs(hf_config)
+    if critic:
+        gpt = gpt | {"share_embeddings_and_output_weights": False}
     check_divisible(architecture, megatron)
     check_layout(megatron, moe=bool(architecture.get("num_moe_experts")))
     config = transformer_config(architecture, model, megatron)
@@ -130,6 +162,9 @@ def build_chunks(
     stages = [None] if virtual is None else list(range(virtual))
     chunks = [_build_chunk(config, dict(gpt), model.max_length, stage) for stage in stages]
     prepare_experts(chunks, megatron.moe_aux_loss, megatron.moe_z_loss)
+    for chunk in chunks if critic else ():
+        if chunk.post_process:
+            chunk.output_layer = ValueHead(chunk)
     return chunks
 
 

@@ -132,6 +132,32 @@ def defer_logits(chunks: Sequence[GPTModel]) -> None:
             chunk.output_layer = DeferredOutput(chunk.output_layer)
 
 
+class ValueHead(torch.nn.Module):
+    """A critic's output layer, one number per token: a weight and a bias, whole on every tensor-parallel rank.
+
+    Both begin at 0, so that a new critic says 0 of everything whatever its backbone.
+    """
+
+    def __init__(self, chunk: GPTModel) -> None:
+        super().__init__()
+        config = chunk.config
+        self._group = chunk.pg_collection.tp
+        self._sequence_parallel = config.sequence_parallel
+        kind: dict[str, Any] = {"dtype": config.params_dtype, "device": device()}
+        self.weight = torch.nn.Parameter(torch.zeros(1, config.hidden_size, **kind))
+        self.bias = torch.nn.Parameter(torch.zeros(1, **kind))
+        for parameter in (self.weight, self.bias):  # a rank sees its part of the tokens: gradients are to be summed
+            parameter.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
+
+    def forward(self, hidden: Tensor, *_: Any, **__: Any) -> tuple[Tensor, None]:
+        """``[tokens / tp, 1, hidden]`` under sequence parallelism gives float32 ``[tokens, 1, 1]`` on every rank."""
+        values = F.linear(hidden.float(), self.weight.float(), self.bias.float())
+        if self._sequence_parallel:
+            # Every rank computes the whole loss: a rank's part of its gradient is complete.
+            values = gather_from_sequence_parallel_region(values, tensor_parallel_output_grad=False, group=self._group)
+        return values, None
+
+
 def output_weight(chunk: GPTModel) -> torch.nn.Parameter:
     """The weight of the output layer, ``[V / tp, hidden]``: the embedding's where both are tied in one chunk."""
     own = chunk.output_layer.weight

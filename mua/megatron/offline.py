@@ -15,6 +15,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from megatron.core.dist_checkpointing.core import CheckpointingConfig, save_conf
 from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTensorFactory
 from torch import Tensor
 
-from megatron_bridge import BridgeError, TensorSpec, attach_hf_config, gpt_model_kwargs, transformer_config_kwargs
+from megatron_bridge import BridgeError, TensorSpec, attach_hf_config
 from megatron_bridge import checksums as sidecars
 from megatron_bridge.bands import Piece, bands
 from megatron_bridge.blocks import BlockCopy
@@ -36,21 +37,18 @@ from megatron_bridge.hf_folder import (
     copy_other_files,
     foreign_files,
     main_dtype,
-    publish,
-    refuse_overlap,
-    replaceable,
-    staged_folder,
     verify_hf_folder,
 )
 from megatron_bridge.plan import PlannedParameter, as_matrix, plan_rank
 from megatron_bridge.safetensors_io import SafetensorsFolder
 from megatron_bridge.safetensors_writer import SafetensorsWriter
+from megatron_bridge.whole import publish, refuse_overlap, replaceable, staged_folder
 from mua.compat.checkpoint_reading import check_pickles
 from mua.config.schema import MegatronConfig, ModelConfig
 from mua.errors import ModelError, MuaError, one_line
 from mua.megatron import manifest
-from mua.megatron.meta import meta_rank
 from mua.megatron.model import build_chunks
+from mua.megatron.parallel import meta_rank
 from mua.megatron.torch_dist import ChunkSpec, Region, StoredMatrix, TorchDistReader, TorchDistWriter
 
 BUFFER_BYTES = 32 << 20
@@ -110,7 +108,7 @@ def megatron_to_hf(
     mapping = _mapping(read_hf_config(source), described["dtype"].removeprefix("torch."))
     job = _export_job(checkpoint, max_shard_bytes)
     allowed = replaceable(foreign_files, force=force)
-    with TorchDistReader(checkpoint) as reader, staged_folder(out, job=job, foreign=allowed) as folder:
+    with closing(TorchDistReader(checkpoint)) as reader, staged_folder(out, job=job, foreign=allowed) as folder:
         specs = [replace(spec, dtype=_stored_dtype(reader, mapping, p)) for p in mapping.parameters
                  for spec in p.sources()]  # fmt: skip
         copy_other_files(source, folder, main_dtype(specs))
@@ -193,10 +191,10 @@ def hf_to_megatron(
 def _mapping(hf_config: Mapping[str, Any], dtype: str) -> _Mapping:
     length = need(hf_config, "max_position_embeddings")
     model = ModelConfig.model_construct(path=Path(), dtype=dtype, max_length=length)
-    architecture, gpt, layout = transformer_config_kwargs(hf_config), gpt_model_kwargs(hf_config), MegatronConfig()
+    layout = MegatronConfig()
     with meta_rank(layout, 0):
         try:
-            chunks = build_chunks(architecture, gpt, model, layout)
+            chunks = build_chunks(hf_config, model, layout)
         except (MuaError, BridgeError):
             raise
         except Exception as error:  # Megatron tells what it cannot build by whatever its parts happen to raise

@@ -73,7 +73,7 @@ def offload(networks: Iterable[Network], reference: list[Tensor] | None) -> Offl
     """
     kept, scratch = list(reference or []), []
     for network in networks:
-        kept += [*network.tensors(), *_optimizer_tensors(network.optimizer)]
+        kept += [*(parameter.data for parameter in network.parameters()), *_optimizer_tensors(network.optimizer)]
         scratch += [buffer.grad_data for chunk in network.wrapped for buffer in _buffers(chunk)]
     return Offloaded(kept, scratch)
 

@@ -1,18 +1,20 @@
-"""Process groups and devices."""
+"""Process groups and devices, real ones and those of one rank without its processes and without memory."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state, tensor_parallel
+from megatron.core.tensor_parallel import random as megatron_random
 
+from mua.compat.fake_ranks import fake_rank
 from mua.config.schema import MegatronConfig
-from mua.errors import ConfigError
+from mua.errors import ConfigError, MuaError
 from mua.megatron.layouts import check_layout
 
 COLLECTIVE_SECONDS = 1800.0
@@ -119,3 +121,37 @@ def shutdown(started: bool) -> None:
 def reports_results() -> bool:
     """Whether this rank holds log-probabilities that no other rank adds too; context-parallel ranks hold their own."""
     return parallel_state.is_pipeline_last_stage() and parallel_state.get_tensor_model_parallel_rank() == 0
+
+
+@contextmanager
+def meta_rank(megatron: MegatronConfig, rank: int) -> Iterator[None]:
+    """This process as global rank ``rank`` of the layout, on the meta device, until the end of the block.
+
+    Every object of the training backend can be built as that rank would build it: model chunks, their gradient buffers,
+    the optimizer. Shapes, dtypes and names are real, their tensors have no values. Other tensors stay on the CPU.
+    ``mua plan`` reads byte counts off them, offline conversion the names and shapes of every shard.
+
+    Process groups are torch's fake ones: their members and sizes are right, their collectives move nothing. Random
+    states are as before afterwards; so is everything else, whether the block ended or raised. Ranks may follow each
+    other in one process.
+
+    Raises:
+        MuaError: the layout is not a tested one, has no such rank, or this process already has process groups.
+    """
+    if dist.is_initialized():
+        raise MuaError("a rank on the meta device needs a process without process groups of its own")
+    if not 0 <= rank < megatron.world_size:
+        raise MuaError(f"megatron: the layout has {megatron.world_size} ranks; there is no rank {rank}")
+    meta = torch.device("meta")
+    with ExitStack() as stack:
+        stack.enter_context(torch.random.fork_rng(devices=[]))
+        stack.enter_context(models_on(meta))
+        stack.callback(_end)
+        stack.enter_context(fake_rank(rank, megatron.world_size, meta))
+        initialize(megatron.model_copy(update={"threads": None}), seed=0)
+        yield
+
+
+def _end() -> None:
+    shutdown(started=True)
+    megatron_random.initialize_rng_tracker(force_reset=True)

@@ -8,7 +8,6 @@ the file: nothing is ever loaded in whole.
 
 from __future__ import annotations
 
-import io
 import itertools
 import math
 import os
@@ -16,12 +15,11 @@ import pickle
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
-from typing import IO, Any, Self, cast
+from typing import IO, cast
 
 import torch
 from torch import Tensor
-from torch.distributed.checkpoint.filesystem import CURRENT_DCP_VERSION, _StorageInfo
+from torch.distributed.checkpoint.filesystem import CURRENT_DCP_VERSION
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
     Metadata,
@@ -30,10 +28,10 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from megatron_bridge.checksums import ALGORITHM, Hasher, Sidecar, digest_of
-from megatron_bridge.safetensors_writer import write_all
+from megatron_bridge.checksums import ALGORITHM, HashingStream, Sidecar, digest_of
 from mua.compat.checkpoint_reading import INDEX, described, read_index, refusal
-from mua.compat.plain_archive import Archive, read_into
+from mua.compat.plain_archive import Archive, StoredTensor, read_into
+from mua.compat.plain_index import Place
 from mua.compat.plain_pickle import PickleError
 from mua.errors import ModelError
 
@@ -63,38 +61,20 @@ class StoredMatrix:
     col: int
     rows: int
     cols: int
-    blob: _StorageInfo
+    blob: Place
     first: int
     """Elements of the chunk before this matrix."""
 
 
-@dataclass(slots=True)
-class _Blob:
-    """One opened blob: where the values of its tensor begin in the file, in bytes, their shape and dtype."""
-
-    descriptor: int
-    offset: int
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-
-
 class TorchDistReader:
-    """Reads matrices of the global tensors of a checkpoint folder. Files stay open until ``close``."""
+    """Reads matrices of the global tensors of a checkpoint folder. Files stay open until :meth:`close`."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._index = read_index(folder)
         self._files: dict[str, int] = {}
         self._stored: dict[tuple[str, int], dict[tuple[int, ...], list[StoredMatrix]]] = {}
-        self._opened: tuple[_StorageInfo, _Blob] | None = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+        self._opened: tuple[Place, int, StoredTensor] | None = None
 
     def close(self) -> None:
         """Close every file."""
@@ -126,12 +106,12 @@ class TorchDistReader:
         """Whole rows ``row...`` of a stored matrix into the contiguous CPU tensor ``target``, ``[rows, cols]``."""
         if target.shape[1] != matrix.cols or not target.is_contiguous():
             raise ValueError(f"rows of {matrix.cols} values do not fit {list(target.shape)}")
-        blob = self._open(matrix.blob)
-        if target.dtype != blob.dtype or matrix.first + matrix.rows * matrix.cols > math.prod(blob.shape):
-            found = PickleError(f"it is {blob.dtype} {list(blob.shape)}, which the index says otherwise")
+        descriptor, tensor = self._open(matrix.blob)
+        if target.dtype != tensor.dtype or matrix.first + matrix.rows * matrix.cols > math.prod(tensor.shape):
+            found = PickleError(f"it is {tensor.dtype} {list(tensor.shape)}, which the index says otherwise")
             raise refusal(self.folder, described(matrix.blob), found)
         try:
-            read_into(blob.descriptor, blob.offset + (matrix.first + row * matrix.cols) * blob.dtype.itemsize, target)
+            read_into(descriptor, tensor.offset + (matrix.first + row * matrix.cols) * tensor.dtype.itemsize, target)
         except PickleError as error:
             raise refusal(self.folder, described(matrix.blob), error) from error
 
@@ -158,10 +138,10 @@ class TorchDistReader:
                 found.setdefault(prefix, []).append(matrix)
         return found
 
-    def _open(self, info: _StorageInfo) -> _Blob:
-        """The blob of ``info``; the one opened last is kept, as its rows are read band by band."""
+    def _open(self, info: Place) -> tuple[int, StoredTensor]:
+        """The file of a blob and its tensor; the one opened last is kept, as its rows are read band by band."""
         if self._opened is not None and self._opened[0] is info:
-            return self._opened[1]
+            return self._opened[1:]
         descriptor = self._files.get(info.relative_path)
         if descriptor is None:
             path = self.folder / info.relative_path
@@ -173,9 +153,8 @@ class TorchDistReader:
             tensor = Archive(descriptor, info.offset, info.length).tensor()
         except PickleError as error:
             raise refusal(self.folder, described(info), error) from error
-        blob = _Blob(descriptor, tensor.offset, tensor.shape, tensor.dtype)
-        self._opened = (info, blob)
-        return blob
+        self._opened = (info, descriptor, tensor)
+        return descriptor, tensor
 
 
 @dataclass(slots=True)
@@ -207,7 +186,7 @@ class TorchDistWriter:
 
     folder: Path
     sidecar: Sidecar
-    _places: dict[str, _StorageInfo] = field(default_factory=dict)
+    _places: dict[str, Place] = field(default_factory=dict)
     _descriptors: list[int] = field(default_factory=list)
     _end: int = 0
 
@@ -221,7 +200,7 @@ class TorchDistWriter:
             if number == len(self._descriptors) - 1:
                 self._end = max(self._end, offset + length)
             if digest_of(self._descriptors[number], offset, length) == entry[ALGORITHM]:
-                self._places[name] = _StorageInfo(_file_name(number), offset, length)
+                self._places[name] = Place(_file_name(number), offset, length)
         os.ftruncate(self._descriptors[-1], self._end)
 
     def has(self, chunk: ChunkSpec) -> bool:
@@ -238,14 +217,14 @@ class TorchDistWriter:
         stream = HashingStream(self._descriptors[number], self._end)
         torch.save(values.view(chunk.sizes), cast(IO[bytes], stream))
         length = stream.position - self._end
-        self._places[chunk.name] = _StorageInfo(_file_name(number), self._end, length)
+        self._places[chunk.name] = Place(_file_name(number), self._end, length)
         self.sidecar.add(chunk.name, stream.hexdigest(), file=number, offset=self._end, length=length)
         self._end += length
 
     def finish(self, chunks: Sequence[ChunkSpec]) -> None:
         """Write the index of ``chunks``, all of which have been written, flush to the disk and close."""
         tensors: dict[str, TensorStorageMetadata] = {}
-        storage: dict[MetadataIndex, _StorageInfo] = {}
+        storage: dict[MetadataIndex, Place] = {}
         for chunk in chunks:
             properties = TensorProperties(dtype=chunk.dtype)
             size = torch.Size(chunk.global_shape)
@@ -263,35 +242,6 @@ class TorchDistWriter:
         """Close the files as they are."""
         while self._descriptors:
             os.close(self._descriptors.pop())
-
-
-class HashingStream(io.RawIOBase):
-    """Writes to a place in an open file and sums up what is written."""
-
-    def __init__(self, descriptor: int, position: int = 0) -> None:
-        self._descriptor = descriptor
-        self._hasher = Hasher()
-        self.position = position
-        """Where the next byte goes."""
-
-    def writable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self.position
-
-    def write(self, data: Any) -> int:
-        view = memoryview(data).cast("B")
-        for start in range(0, len(view), 1 << 20):
-            part = view[start : start + (1 << 20)]
-            self._hasher.update(part)
-            write_all(self._descriptor, part, self.position)
-            self.position += len(part)
-        return len(view)
-
-    def hexdigest(self) -> str:
-        """Checksum of everything written so far."""
-        return str(self._hasher.hexdigest())
 
 
 def _file_name(number: int) -> str:

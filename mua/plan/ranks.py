@@ -8,13 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 
-import megatron_bridge
 from mua.config.schema import ExperimentConfig, MegatronConfig, OptimizerConfig
-from mua.megatron.critic import value_chunks
-from mua.megatron.meta import meta_rank
 from mua.megatron.model import build_chunks
 from mua.megatron.optimizer import Optimizer, wrap_data_parallel
+from mua.megatron.parallel import meta_rank
 from mua.plan.architecture import Architecture
 
 
@@ -59,7 +58,7 @@ def measure(chunks: Sequence[Any], wrapped: Sequence[Any], optimizer: Optimizer)
         chunks: Megatron's model chunks.
         wrapped: the same, wrapped by :func:`mua.megatron.optimizer.wrap_data_parallel`.
     """
-    seen: set[int] = set()
+    seen: set[StorageWeakRef] = set()
     model = [*itertools.chain.from_iterable((*chunk.parameters(), *chunk.buffers()) for chunk in chunks)]
     buffers = [b.grad_data for chunk in wrapped for b in (*chunk.buffers, *chunk.expert_parallel_buffers)]
     parts = optimizer.megatron.chained_optimizers
@@ -73,13 +72,13 @@ def measure(chunks: Sequence[Any], wrapped: Sequence[Any], optimizer: Optimizer)
     )
 
 
-def _storage_bytes(tensors: Iterable[Tensor], seen: set[int]) -> int:
+def _storage_bytes(tensors: Iterable[Tensor], seen: set[StorageWeakRef]) -> int:
     """Bytes of the storages behind ``tensors`` that are not in ``seen`` yet; adds them."""
     total = 0
     for tensor in tensors:
         storage = tensor.untyped_storage()
-        if storage._cdata not in seen:
-            seen.add(storage._cdata)
+        if (key := StorageWeakRef(storage)) not in seen:
+            seen.add(key)
             total += storage.nbytes()
     return total
 
@@ -92,15 +91,11 @@ def rank_bytes(architecture: Architecture, config: ExperimentConfig, rank: int) 
     """
     megatron, hf_config = config.megatron, architecture.hf_config
     with meta_rank(megatron, rank):
-        chunks = build_chunks(
-            megatron_bridge.transformer_config_kwargs(hf_config),
-            megatron_bridge.gpt_model_kwargs(hf_config),
-            config.model,
-            megatron,
-        )
+        chunks = build_chunks(hf_config, config.model, megatron)
         critic = None
         if config.algorithm.advantage == "gae":
-            critic = _trained_bytes(value_chunks(hf_config, config.model, megatron), megatron, config.critic.optimizer)
+            values = build_chunks(hf_config, config.model, megatron, critic=True)
+            critic = _trained_bytes(values, megatron, config.critic.optimizer)
         return RankBytes(
             rank=rank,
             stage=rank // (megatron.world_size // megatron.pipeline_parallel),

@@ -15,16 +15,17 @@ import asyncio
 import concurrent.futures
 import logging
 import threading
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from time import monotonic
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from mua.algorithms.batch import enough_scored, usable
 from mua.config.schema import AlgorithmConfig, ExperimentConfig
 from mua.endpoint.client import Services
 from mua.engine.host import Hosts
 from mua.engine.pool import EnginePool
+from mua.engine.weights import SyncReport, WeightSource
 from mua.environment.protocol import Split, Task
 from mua.environment.selection import Selection
 from mua.errors import EngineError
@@ -35,17 +36,8 @@ from mua.rollout.teacher import Teacher
 from mua.tokens.family import load_family
 from mua.types import Group, Json, Trajectory
 
-if TYPE_CHECKING:
-    import torch
-
-    from mua.engine.feed import Feed
-    from mua.engine.weights import SyncReport
-
 Result = TypeVar("Result")
 log = logging.getLogger(__name__)
-Weights = Callable[[], "Feed | Iterable[tuple[str, torch.Tensor]]"]
-"""Makes what :meth:`mua.engine.pool.EnginePool.update_weights` takes, afresh for every update."""
-
 _POLL_S = 0.2
 _WATCHDOG_S = 120.0
 """A wait that lasts so long says what it waits for, and says it again as often."""
@@ -92,7 +84,7 @@ class RolloutService:
         self._stream: TaskStream | None = None
         self._position: Json = {}
         self._of_step: dict[str, float] = {}
-        self._weights: Weights | None = None
+        self._weights: WeightSource | None = None
         self._version = 0
         self._on_episode: Callable[[], None] = lambda: None
 
@@ -181,8 +173,8 @@ class RolloutService:
 
     # ---- weights
 
-    def update_weights(self, weights: Weights, version: int) -> SyncReport:
-        """Push ``weights()`` into every engine as policy ``version``; also the source for restarted engines.
+    def update_weights(self, weights: WeightSource, version: int) -> SyncReport:
+        """Push ``weights`` into every engine as policy ``version``; also the source for restarted engines.
 
         See :meth:`mua.engine.pool.EnginePool.update_weights` for engines that fail on the way.
         """
@@ -191,14 +183,14 @@ class RolloutService:
 
     def wait_for_engines(self) -> None:
         """Wait until an engine can take weights, should all have died."""
-        self._call(self._pool.wait_until_up(), self._interrupt)
+        self._call(self._pool.until_up(), self._interrupt)
 
     @property
     def engines_up(self) -> int:
         """Engines that can take weights now."""
         return self._pool.engines_up()
 
-    def verify_weights(self, weights: Feed | Iterable[tuple[str, torch.Tensor]]) -> list[str]:
+    def verify_weights(self, weights: WeightSource) -> list[str]:
         """Names of tensors whose value in the engines differs from the given one."""
         return self._call(self._pool.verify_weights(weights))
 

@@ -1,11 +1,12 @@
-"""What rank 0 has all ranks do together, and how the others wait for it.
+"""What rank 0 has all ranks do together, and how the others wait for it. Loops are written as for one process.
 
 ::
 
     rank 0                                  every other rank
-    works alone (rollouts, evaluation):     meet(): waits as long as there are signs of life,
+    works alone (rollouts, evaluation):     follow(), in meet(): waits as long as there are signs of life,
       a thread gives a sign of life ─────►    RankLost after so many silent seconds
-    meet() ──────────────────────────────►  goes on; the collective that follows is entered by all
+    an announced() method ───────────────►  the same method with the same arguments, entered by all
+    close() ─────────────────────────────►  follow() returns
 
 So a wait lasts as long as what it waits for, whatever the deadlines of a rollout add up to, and ends soon after rank 0
 did. Whatever rank 0 itself waits for has a deadline of its own.
@@ -17,16 +18,19 @@ import logging
 import re
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import wraps
 from queue import Empty, SimpleQueue
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import torch.distributed as dist
-from torch.distributed import distributed_c10d
 
 from mua.errors import RankLost
 from mua.trainer.launch import ended_ranks
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +38,7 @@ _SIGNS_PER_SILENCE = 10
 _CLOSE_SECONDS = 5.0
 _LONGEST_PAUSE_S = 0.25
 _SHORTEST_PAUSE_S = 0.0005
-_CALL, _SIGN = "call", "sign"
+_CALL, _SIGN, _STOP = "call", "sign", "stop"
 _LOST = re.compile(r"gloo|connection (was )?(likely )?(closed|reset|refused)|broken pipe|timed? ?out", re.IGNORECASE)
 
 
@@ -46,7 +50,7 @@ class Calls:
         self._group = group
         self._silence = silence_seconds
         # A connection of its own: other users of the group's may be in the middle of a long wait.
-        self._store = distributed_c10d.PrefixStore("calls", group.get_group_store().clone())
+        self._store = dist.PrefixStore("calls", group.get_group_store().clone())  # type: ignore[attr-defined]
         self._leading = dist.get_rank() == 0
         self._count = 0
         self._closed = threading.Event()
@@ -121,6 +125,54 @@ class Calls:
             except RuntimeError as error:
                 log.warning("no more signs of life for the other ranks: %s", _first_line(error))
                 return
+
+
+class Together:
+    """An object that every rank has one of. Rank 0 calls its :func:`announced` methods, the others :meth:`follow`.
+
+    Without ``calls`` nothing is announced: there is one process, or all ranks make the same calls by themselves.
+    """
+
+    calls: Calls | None = None
+
+    def announce(self, name: str, *arguments: Any, **named: Any) -> None:
+        """On rank 0: have the others call the method ``name``."""
+        if self.calls is not None:
+            self.calls.announce((name, arguments, named))
+
+    def follow(self) -> None:
+        """On every other rank: do what rank 0 does until it stops.
+
+        Raises :class:`RankLost` when it ends or falls silent before.
+        """
+        assert self.calls is not None, "there are other ranks"
+        with naming_lost_ranks():
+            while (call := self.calls.announce(None)) != _STOP:
+                name, arguments, named = call
+                method = getattr(type(self), name)
+                getattr(method, "__wrapped__", method)(self, *arguments, **named)
+
+    def release(self) -> None:
+        """On rank 0: let the others return from :meth:`follow`. No more signs of life."""
+        if self.calls is not None:
+            try:
+                if dist.get_rank() == 0:
+                    self.calls.announce(_STOP)
+            finally:
+                self.calls.close()
+
+
+def announced(
+    method: Callable[Concatenate[Any, Arguments], Result],
+) -> Callable[Concatenate[Any, Arguments], Result]:
+    """A collective method of :class:`Together`: called on rank 0, it is called on all ranks with the same arguments."""
+
+    @wraps(method)
+    def call(self: Any, /, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+        self.announce(method.__name__, *args, **kwargs)
+        return method(self, *args, **kwargs)
+
+    return call
 
 
 @contextmanager

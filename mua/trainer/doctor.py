@@ -6,7 +6,7 @@ from mua.config.schema import ExperimentConfig
 from mua.errors import EngineError
 from mua.rollout.service import RolloutService
 from mua.trainer.launch import ensure_processes, leads
-from mua.trainer.policy import Policy
+from mua.trainer.learner import Learner
 
 
 def check_sync(config: ExperimentConfig) -> None:
@@ -15,13 +15,13 @@ def check_sync(config: ExperimentConfig) -> None:
     Raises :class:`EngineError` naming the tensors that differ.
     """
     ensure_processes(config.megatron)
-    policy = Policy(config, total_steps=config.trainer.steps)
+    learner = Learner(config, total_steps=config.trainer.steps)
     if not leads():
-        policy.follow()
+        learner.follow()
         return
-    with policy, RolloutService(config, hosts=policy.engine_hosts()) as rollouts:
-        synced = rollouts.update_weights(policy.feed, version=1)
-        different = rollouts.verify_weights(policy.feed())
+    with learner, RolloutService(config, hosts=learner.engine_hosts()) as rollouts:
+        synced = rollouts.update_weights(learner.weights(), version=1)
+        different = rollouts.verify_weights(learner.weights())
     if different:
         shown = ", ".join(different[:8]) + (f" and {len(different) - 8} more" if len(different) > 8 else "")
         raise EngineError(

@@ -18,7 +18,7 @@ from mua.config.schema import ExperimentConfig
 from mua.engine.weights import SyncReport
 from mua.observe.memory import process_memory
 from mua.rollout.service import RolloutService
-from mua.trainer.policy import Policy
+from mua.trainer.learner import Learner
 
 _WEIGHTS = "weights"
 _CACHE = "kv_cache"
@@ -27,10 +27,10 @@ _CACHE = "kv_cache"
 class Phases:
     """Moves memory between trainer and engines, and notes what is in use before and after each phase."""
 
-    def __init__(self, config: ExperimentConfig, policy: Policy, rollouts: RolloutService) -> None:
+    def __init__(self, config: ExperimentConfig, learner: Learner, rollouts: RolloutService) -> None:
         self._offload = config.megatron.offload
         self._release = config.engine.memory_saver
-        self._policy = policy
+        self._learner = learner
         self._rollouts = rollouts
         self._ledger: dict[str, float] = {}
 
@@ -48,13 +48,13 @@ class Phases:
     def sync(self, version: int) -> SyncReport:
         """Give the engines the current weights as policy ``version``, and the memory to roll out."""
         if self._offload and not self._rollouts.engines_up:
-            self._policy.offload()  # an engine that starts takes what is free
+            self._learner.offload()  # an engine that starts takes what is free
         if self._rollouts.released:
             self._rollouts.resume_memory([_WEIGHTS])
         self._rollouts.wait_for_engines()
         self._onload()
         self._note("sync_begin")
-        report = self._rollouts.update_weights(self._policy.feed, version)
+        report = self._rollouts.update_weights(self._learner.weights(), version)
         self._note("sync_end")
         self._roll_out()
         return report
@@ -76,14 +76,14 @@ class Phases:
 
     def _roll_out(self) -> None:
         if self._offload:
-            self._policy.offload()
+            self._learner.offload()
         if self._rollouts.released:
             self._rollouts.resume_memory([_CACHE])
         self._note("rollout_begin")
 
     def _onload(self) -> None:
         if self._offload:
-            self._policy.onload()
+            self._learner.onload()
 
     def _note(self, phase: str) -> None:
         self._ledger |= {f"memory/{phase}_{what}": value for what, value in process_memory().items()}

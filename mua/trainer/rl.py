@@ -28,8 +28,8 @@ from mua.rollout.scored import Lost, lost, too_few_scored
 from mua.rollout.service import RolloutService
 from mua.trainer.evaluate import judge
 from mua.trainer.launch import check_ranks, ensure_processes, leads
+from mua.trainer.learner import Learner
 from mua.trainer.phases import Phases
-from mua.trainer.policy import Policy
 from mua.trainer.preempt import Preemption
 from mua.trainer.run import Run
 from mua.types import Group, TrainBatch
@@ -51,40 +51,43 @@ def train(config: ExperimentConfig, preemption: Preemption | None = None) -> Non
     algorithm = config.algorithm
     if leads() and config.trainer.max_staleness and not algorithm.sees_sampler:
         log.warning("algorithm.uncorrected: what older policies sampled is trained on as if it were the policy's own")
-    policy = Policy(config, with_reference=algorithm.kl_coefficient > 0, **_optimizer_steps(config))
+    total, critic = _optimizer_steps(config)
+    learner = Learner(config, total_steps=total, with_reference=algorithm.kl_coefficient > 0, critic_steps=critic)
     if not leads():
-        policy.follow()
+        learner.follow()
         preemption.check()
         return
-    with policy, Run(config, policy) as run:
+    with learner, Run(config, learner) as run:
         if config.megatron.offload:
-            policy.offload()  # engines take for their cache what is free when they start
+            learner.offload()  # engines take for their cache what is free when they start
 
         def interrupt() -> None:
             preemption.check()
             check_ranks()
 
-        hosts = policy.engine_hosts()
+        hosts = learner.engine_hosts()
         with run.saved_on_leaving(), RolloutService(config, interrupt, hosts=hosts, teacher=True) as rollouts:
             with long_lived_heap():
-                loop(config, policy, run, rollouts, preemption)
-            policy.save_hf(config.output / "hf")
+                loop(config, learner, run, rollouts, preemption)
+            learner.save_hf(config.output / "hf")
 
 
-def _optimizer_steps(config: ExperimentConfig) -> dict[str, int]:
-    """Of the policy and of the critic, if there is one, as :class:`Policy` takes them."""
+def _optimizer_steps(config: ExperimentConfig) -> tuple[int, int | None]:
+    """Of the policy in the run, and of the critic, if there is one."""
     algorithm, steps = config.algorithm, config.trainer.steps
     each = algorithm.epochs * algorithm.minibatches
     if algorithm.advantage != "gae":
-        return {"total_steps": steps * each}
-    return {"total_steps": (steps - config.critic.warmup_steps) * each, "critic_steps": steps * each}
+        return steps * each, None
+    return (steps - config.critic.warmup_steps) * each, steps * each
 
 
-def loop(config: ExperimentConfig, policy: Policy, run: Run, rollouts: RolloutService, preemption: Preemption) -> None:
+def loop(
+    config: ExperimentConfig, learner: Learner, run: Run, rollouts: RolloutService, preemption: Preemption
+) -> None:
     """The run from ``run.step`` to its end, or to the safe point after ``preemption``."""
     steps = config.trainer.steps
     traces = TraceWriter(config.output / "traces") if config.observe.traces else None
-    phases = Phases(config, policy, rollouts)
+    phases = Phases(config, learner, rollouts)
     phases.sync(run.step)
     if run.unlogged is not None:
         late = run.unlogged | _evaluate(config, run, rollouts, run.step)
@@ -98,7 +101,7 @@ def loop(config: ExperimentConfig, policy: Policy, run: Run, rollouts: RolloutSe
             preemption.check()
             harvest, few = _roll_out(config, run, rollouts, step, preemption, traces)
             with run.timer.stage("train"), phases.training():
-                metrics = learn(config, policy, [] if few is not None else harvest.usable, version=step)
+                metrics = learn(config, learner, [] if few is not None else harvest.usable, version=step)
             evaluated = config.trainer.evaluate_every > 0 and run.due(config.trainer.evaluate_every, step)
             best, leaving = False, None
             try:
@@ -129,7 +132,7 @@ def loop(config: ExperimentConfig, policy: Policy, run: Run, rollouts: RolloutSe
                     run.save(step)
             rollouts.release()
             progress.advance(note=told(metrics, harvest.groups, few))
-    hand_over(config, policy, run, rollouts, phases)
+    hand_over(config, learner, run, rollouts, phases)
 
 
 def told(metrics: Mapping[str, float], groups: Sequence[Group], few: Lost | None) -> str:
@@ -140,11 +143,11 @@ def told(metrics: Mapping[str, float], groups: Sequence[Group], few: Lost | None
     return ", ".join(words)
 
 
-def hand_over(config: ExperimentConfig, policy: Policy, run: Run, rollouts: RolloutService, phases: Phases) -> None:
-    """Have ``policy`` be the one that ``trainer.export`` chooses, and report on it."""
+def hand_over(config: ExperimentConfig, learner: Learner, run: Run, rollouts: RolloutService, phases: Phases) -> None:
+    """Have ``learner`` have the policy that ``trainer.export`` chooses, and report on it."""
     step, folder = run.handed_over()
     if folder is not None:
-        policy.load(folder)
+        learner.load(folder)
         log.info("handing over the policy of %s", folder)
     if (split := config.evaluation.report_split) is None:
         return
@@ -165,7 +168,7 @@ def _first(config: ExperimentConfig, run: Run, rollouts: RolloutService) -> dict
     return {f"initial_{name}": value for name, value in found.items()}
 
 
-def learn(config: ExperimentConfig, policy: Policy, groups: Sequence[Group], *, version: int) -> dict[str, float]:
+def learn(config: ExperimentConfig, learner: Learner, groups: Sequence[Group], *, version: int) -> dict[str, float]:
     """All optimizer steps on one batch of groups; their metrics, averaged over the steps.
 
     ``version`` is the policy's before them.
@@ -175,34 +178,34 @@ def learn(config: ExperimentConfig, policy: Policy, groups: Sequence[Group], *, 
         groups = shuffled(groups, version)
     groups, taken = filtered(groups, algorithm)
     parts = split_minibatches(groups, min(algorithm.minibatches, len(groups))) if groups else []
-    batches, found = _prepared(config, policy, parts, version)
+    batches, found = _prepared(config, learner, parts, version)
     if not batches:  # every group agreed with itself or was filtered out: nothing pulls the policy anywhere
         return {"tokens": 0.0} | taken | found
-    steps = [_update(config, policy, batch, version) for _ in range(algorithm.epochs) for batch in batches]
+    steps = [_update(config, learner, batch, version) for _ in range(algorithm.epochs) for batch in batches]
     return _mean(steps) | taken | found
 
 
 def _prepared(
-    config: ExperimentConfig, policy: Policy, parts: Sequence[Sequence[Group]], version: int
+    config: ExperimentConfig, learner: Learner, parts: Sequence[Sequence[Group]], version: int
 ) -> tuple[list[TrainBatch], dict[str, float]]:
     """The batch of each optimizer step, with all its losses are decided by, and what there is to say about them."""
     algorithm, found = config.algorithm, dict[str, float]()
     made = make_batches(parts, algorithm, config.rollout.temperature)
-    batches = [policy.with_logprobs(batch, old=algorithm.recomputes) for batch in made if batch.sequences]
+    batches = [learner.with_logprobs(batch, old=algorithm.recomputes) for batch in made if batch.sequences]
     if algorithm.advantage == "gae":
-        batches, found = with_gae([policy.with_values(batch) for batch in batches], algorithm)
+        batches, found = with_gae([learner.with_values(batch) for batch in batches], algorithm)
     done = [adjusted(batch, algorithm, version) for batch in batches]
     return [batch for batch, _ in done if batch.sequences], found | _mean([metrics for _, metrics in done])
 
 
-def _update(config: ExperimentConfig, policy: Policy, batch: TrainBatch, version: int) -> dict[str, float]:
+def _update(config: ExperimentConfig, learner: Learner, batch: TrainBatch, version: int) -> dict[str, float]:
     """One optimizer step of the critic, if there is one, and of the policy, unless the critic still learns alone."""
     metrics = {"tokens": batch.denominators["tokens"]}
     if config.algorithm.advantage == "gae":
-        metrics |= policy.train_values(batch, ValueLoss(config.critic.value_clip))
+        metrics |= learner.train_values(batch, ValueLoss(config.critic.value_clip))
         if version < config.critic.warmup_steps:
             return metrics
-    return metrics | policy.train_step(batch, PolicyLoss.from_config(config.algorithm))
+    return metrics | learner.train_step(batch, PolicyLoss.from_config(config.algorithm))
 
 
 def _roll_out(

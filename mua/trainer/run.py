@@ -25,7 +25,8 @@ from mua.observe.metrics import MetricsWriter
 from mua.observe.progress import Progress
 from mua.observe.timing import StageTimer
 from mua.rollout.scored import Lost
-from mua.trainer.policy import Policy
+from mua.trainer.learner import Learner
+from mua.trainer.provenance import provenance
 from mua.trainer.report import Report
 from mua.types import Json
 
@@ -38,9 +39,10 @@ log = logging.getLogger(__name__)
 class Run:
     """One run's output folder: checkpoints, metrics and progress. Only the leading process has one."""
 
-    def __init__(self, config: ExperimentConfig, policy: Policy) -> None:
+    def __init__(self, config: ExperimentConfig, learner: Learner) -> None:
         self._config = config
-        self._policy = policy
+        self._learner = learner
+        self._provenance = provenance(config)
         self.checkpoints = config.output / "checkpoints"
         self.unlogged: dict[str, float] | None = None
         """Metrics of the step before :attr:`step`, if it was saved before its evaluation; they are still to be logged
@@ -150,7 +152,7 @@ class Run:
                 "unscored": self._unscored or None,
             }  # fmt: skip
             state = {"step": done} | {name: value for name, value in optional.items() if value is not None}
-            self._policy.save(folder, state)
+            self._learner.save(folder, state, self._provenance, background=self._config.trainer.async_save)
             self._point_to_best()
             self._prune(writing=folder if self._config.trainer.async_save else None)
         self._unsaved = None
@@ -196,7 +198,7 @@ class Run:
     def _finish_save(self) -> None:
         """Wait for a checkpoint that is being written in the background; only then may an older one go for it."""
         if self._config.trainer.async_save:
-            self._policy.finish_save()
+            self._learner.finish_save()
             self._point_to_best()
             self._prune()
 
@@ -236,7 +238,7 @@ class Run:
                 "choose another output folder, or remove them"
             )
         try:
-            state = self._policy.load(newest)
+            state = self._learner.load(newest)
         except DamagedCheckpoint as error:
             raise ModelError(f"{error}; {instead_of(newest)}") from error
         self.unlogged = state.get("unlogged")

@@ -17,7 +17,7 @@ from mua.errors import Preempted
 from mua.tokens.family import load_family
 from mua.trainer.conversations import Conversations, batch_members, load_sets
 from mua.trainer.launch import ensure_processes, leads
-from mua.trainer.policy import Policy
+from mua.trainer.learner import Learner
 from mua.trainer.preempt import Preemption
 from mua.trainer.run import Run
 from mua.types import Segment, TrainBatch
@@ -32,36 +32,36 @@ def fine_tune(config: ExperimentConfig, preemption: Preemption | None = None) ->
     preemption = preemption or Preemption()
     assert config.sft is not None, "the command line checks that the section is there"
     ensure_processes(config.megatron)
-    policy = Policy(config, total_steps=config.trainer.steps)
+    learner = Learner(config, total_steps=config.trainer.steps)
     if not leads():
-        policy.follow()
+        learner.follow()
         preemption.check()
         return
     family = load_family(config.model.path, thinking=config.model.thinking)
     conversations, held_out = load_sets(config, family)
-    with policy, Run(config, policy) as run:
+    with learner, Run(config, learner) as run:
         with run.saved_on_leaving():
-            loop(config, policy, run, conversations, held_out, preemption)
-        policy.save_hf(config.output / "hf")
+            loop(config, learner, run, conversations, held_out, preemption)
+        learner.save_hf(config.output / "hf")
 
 
 def loop(
-    config: ExperimentConfig, policy: Policy, run: Run, conversations: Conversations, held_out: Conversations,
+    config: ExperimentConfig, learner: Learner, run: Run, conversations: Conversations, held_out: Conversations,
     preemption: Preemption,
 ) -> None:  # fmt: skip
     """The run from ``run.step`` to its end, or to the safe point after ``preemption``."""
     assert config.sft is not None
     if run.unlogged is not None:
-        run.log(run.step - 1, run.unlogged | _validate(config, policy, run, held_out, preemption))
+        run.log(run.step - 1, run.unlogged | _validate(config, learner, run, held_out, preemption))
     by_length, shown = _by_length(conversations), dict[str, float]()
     with run.progress.stage("fine-tune", total=config.trainer.steps - run.step) as progress:
         for step in range(run.step, config.trainer.steps):
             preemption.check()
             with run.timer.stage("train"):
-                metrics = policy.train_step(_batch(config, conversations, by_length, step), CrossEntropyLoss())
+                metrics = learner.train_step(_batch(config, conversations, by_length, step), CrossEntropyLoss())
             if run.due(config.sft.validate_every, step):
                 try:
-                    metrics |= _validate(config, policy, run, held_out, preemption)
+                    metrics |= _validate(config, learner, run, held_out, preemption)
                 except Preempted:
                     run.save(step, unlogged=metrics)
                     raise
@@ -73,7 +73,7 @@ def loop(
 
 
 def validation_metrics(
-    policy: Policy, held_out: Conversations, batch_size: int, preemption: Preemption | None = None
+    learner: Learner, held_out: Conversations, batch_size: int, preemption: Preemption | None = None
 ) -> dict[str, float]:
     """Mean cross-entropy in nats per trained token over all of ``held_out``, its exponential, and the tokens.
 
@@ -85,7 +85,7 @@ def validation_metrics(
         if preemption is not None:
             preemption.check()
         sequences = _together(held_out[start : start + batch_size]).sequences
-        for sequence, values in zip(sequences, policy.log_probabilities(sequences, 1.0), strict=True):
+        for sequence, values in zip(sequences, learner.log_probabilities(sequences, 1.0), strict=True):
             nats -= float(values[sequence.trained].sum(dtype=np.float64))
             tokens += int(sequence.trained.sum())
     if not tokens:
@@ -96,11 +96,11 @@ def validation_metrics(
 
 
 def _validate(
-    config: ExperimentConfig, policy: Policy, run: Run, held_out: Conversations, preemption: Preemption
+    config: ExperimentConfig, learner: Learner, run: Run, held_out: Conversations, preemption: Preemption
 ) -> dict[str, float]:
     assert config.sft is not None
     with run.timer.stage("validate"):
-        return validation_metrics(policy, held_out, config.sft.batch_size, preemption)
+        return validation_metrics(learner, held_out, config.sft.batch_size, preemption)
 
 
 def _by_length(conversations: Conversations) -> list[int]:

@@ -39,7 +39,9 @@ def teacher(tuned: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[d
     address, port = folder / "address", free_port()
     small = ["--mem-fraction-static=0.2", "--max-total-tokens=32768", "--dtype=float32", "--context-length=512"]
     extra = [f"--extra={flag}" for flag in small]
-    with running("serve", tuned / "hf", address, f"--port={port}", "--name=t", *extra, cwd=folder) as process:
+    with running(
+        "serve", tuned / "hf", address, f"--port={port}", "--name=t", *extra, cwd=folder, own_engine=True
+    ) as process:
         until(address.exists, process, "the address")
         told = dict(line.split("=", 1) for line in address.read_text().splitlines())
         yield {"base_url": f"http://127.0.0.1:{port}", "api_key": told["MUA_USER_API_KEY"]}

@@ -5,7 +5,6 @@ The trainer and its engine run in a process of their own, because Megatron-Core 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from e2e_support import assert_nothing_left
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from mua.algorithms.batch import sft_batch
@@ -22,9 +22,10 @@ from mua.engine.protocol import SamplingParams
 from mua.rollout.service import RolloutService
 from mua.tokens.family import load_family
 from mua.trainer.conversations import load_conversations
-from mua.trainer.policy import Policy
+from mua.trainer.learner import Learner
 from tests.distributed import run_distributed
 from tests.forked_engines import WithForkedEngines
+from tests.tensor_source import TensorSource
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # a busy machine; the fixtures' runs count too
 
@@ -63,19 +64,19 @@ def _train_and_sync(recipe: Path, folder: Path) -> dict[str, Any]:
     """What the engine says before and after a sync of weights that were trained for some steps."""
     config = load_config(recipe, [f"output={folder}/out", "environment.name=help_desk", f"trainer.steps={STEPS}"])
     family = load_family(config.model.path, thinking=False)
-    with Policy(config, total_steps=STEPS) as policy, RolloutService(config) as rollouts:
+    with Learner(config, total_steps=STEPS) as learner, RolloutService(config) as rollouts:
         conversations = load_conversations(config.sft.data, family, config)[:8]
         for _ in range(STEPS):
-            policy.train_step(sft_batch([s for segments in conversations for s in segments]), CrossEntropyLoss())
-        found: dict[str, Any] = {"different_before": rollouts.verify_weights(policy.export_hf())}
-        rollouts.update_weights(policy.export_hf, version=VERSION)
-        found["different"] = rollouts.verify_weights(policy.export_hf())
+            learner.train_step(sft_batch([s for segments in conversations for s in segments]), CrossEntropyLoss())
+        found: dict[str, Any] = {"different_before": rollouts.verify_weights(learner.weights())}
+        rollouts.update_weights(learner.weights(), version=VERSION)
+        found["different"] = rollouts.verify_weights(learner.weights())
         found["prompts"] = _prompts(config.model.path)
         generations = [_greedy(rollouts, prompt) for prompt in found["prompts"]]
         found["answers"] = [generation.ids.tolist() for generation in generations]
         found["versions"] = [generation.version for generation in generations]
-        found["after_corruption"] = rollouts.verify_weights(_corrupted(policy.export_hf()))
-        policy.save_hf(folder / "exported")
+        learner.save_hf(folder / "exported")
+        found["after_corruption"] = rollouts.verify_weights(_corrupted(folder / "exported"))
     return found
 
 
@@ -94,10 +95,8 @@ def _greedy(rollouts: RolloutService, prompt: list[int]) -> Any:
     return rollouts._call(pool.generate(prompt, params, session=str(np.sum(prompt)), deadline_s=60))
 
 
-def _corrupted(tensors: Iterator[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
+def _corrupted(folder: Path) -> TensorSource:
     """The same weights but for one element of one tensor."""
-    for name, tensor in tensors:
-        if name == "model.layers.1.mlp.down_proj.weight":
-            tensor = tensor.clone()
-            tensor[3, 5] += 1e-3
-        yield name, tensor
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.layers.1.mlp.down_proj.weight"][3, 5] += 1e-3
+    return TensorSource(tensors)

@@ -20,7 +20,7 @@ from e2e_support import Workshop, assert_nothing_left
 from mua.config.load import load_config
 from mua.engine.protocol import SamplingParams
 from mua.rollout.service import RolloutService
-from mua.trainer.policy import Policy
+from mua.trainer.learner import Learner
 from tests.distributed import run_distributed
 
 pytestmark = pytest.mark.timeout(900)
@@ -66,19 +66,19 @@ def _run(recipe: Path, folder: Path, transport: str) -> dict[str, Any]:
             "engine.bucket_bytes=100000", "engine.start_seconds=500", "environment.name=help_desk",
         ],
     )  # fmt: skip
-    policy = Policy(config, total_steps=1)
+    learner = Learner(config, total_steps=1)
     if rank != "0":
-        policy.follow()
+        learner.follow()
         return {}
-    with policy, RolloutService(config, hosts=policy.engine_hosts()) as rollouts:
-        return _lead(policy, rollouts)
+    with learner, RolloutService(config, hosts=learner.engine_hosts()) as rollouts:
+        return _lead(learner, rollouts)
 
 
-def _lead(policy: Policy, rollouts: RolloutService) -> dict[str, Any]:
+def _lead(learner: Learner, rollouts: RolloutService) -> dict[str, Any]:
     engines = rollouts._pool._engines
     found: dict[str, Any] = {"nodes": [engine.node for engine in engines]}
-    found["report"] = rollouts.update_weights(policy.feed, version=3)
-    found["different"] = rollouts.verify_weights(policy.feed())
+    found["report"] = rollouts.update_weights(learner.weights(), version=3)
+    found["different"] = rollouts.verify_weights(learner.weights())
     answers = [rollouts._call(_ask(engine)) for engine in engines]
     found["answers"] = [answer.ids.tolist() for answer in answers]
     found["versions"] = [answer.version for answer in answers]
@@ -94,7 +94,7 @@ def _lead(policy: Policy, rollouts: RolloutService) -> dict[str, Any]:
     launcher.kill()
     rollouts._attend(_until(lambda: engines[1].restarts == 1 and engines[1].state.value == "serving"))
     found["restarts"] = [engine.restarts for engine in engines]
-    found["different_after_restart"] = rollouts.verify_weights(policy.feed())
+    found["different_after_restart"] = rollouts.verify_weights(learner.weights())
     found["versions_after_restart"] = [rollouts._call(_ask(engine)).version for engine in engines]
     return found
 

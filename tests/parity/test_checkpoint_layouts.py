@@ -98,7 +98,7 @@ def train(
             built.finish_save()
             for parameter in built.policy.parameters():
                 parameter.data.mul_(-1)
-            built.save_hf(Path(out).with_name("hf"), source=Path(model))
+            built.save_hf(Path(out).with_name("hf"))
         return losses, weights
 
 
@@ -179,7 +179,7 @@ def fail_on_rank_1(model: str, root: str) -> list[str]:
         if dist.get_rank() == 1:
             patched.setattr("megatron_bridge.safetensors_writer.os.pwrite", full)
         with pytest.raises(ModelError) as error:
-            built.save_hf(Path(root) / "hf", source=Path(model))
+            built.save_hf(Path(root) / "hf")
         messages.append(str(error.value))
         built.save(checkpoint_folder(Path(root), 1), {}, background=True)
         with pytest.raises(ModelError) as error:

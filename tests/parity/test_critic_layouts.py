@@ -59,7 +59,7 @@ def _give_heads_weights(built: Any) -> None:
     for head in critic_heads(built):
         head.weight.data.copy_(weight[None])
         head.bias.data.fill_(0.2)
-    built.critic.network.optimizer.megatron.reload_model_params()
+    built.critic.optimizer.megatron.reload_model_params()
 
 
 def _steps(built: Any, batches: Any) -> list[dict[str, float]]:

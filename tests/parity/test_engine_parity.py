@@ -15,9 +15,12 @@ import torch
 from engine_fixtures import STOP_ID, VOCAB
 from safetensors.torch import load_file
 
+from mua.engine.member import Targets
 from mua.engine.pool import EnginePool
 from mua.engine.protocol import SamplingParams
+from mua.engine.sync import checksums
 from mua.errors import DeadlineExceeded, EngineError
+from tests.tensor_source import TensorSource
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -51,8 +54,13 @@ def token_logprobs(folder: Path, prompt: list[int], ids: list[int], temperature:
 
 async def load(pool: EnginePool, folder: Path) -> int:
     version = pool.version + 1
-    await pool.update_weights(iter(weights(folder).items()), version)
+    await pool.update_weights(TensorSource(weights(folder)), version)
     return version
+
+
+async def hashes(pool: EnginePool) -> dict[str, str]:
+    (found,) = (await checksums(Targets(pool._engines, 60.0))).values()
+    return found
 
 
 async def test_greedy_ids_equal_transformers(engine_pool: EnginePool, tiny_qwen3_folder: Path) -> None:
@@ -82,7 +90,7 @@ async def test_update_changes_the_policy_and_its_version(
     await load(engine_pool, tiny_qwen3_folder)
     prompt = prompts(1)[0]
     before = await engine_pool.generate(prompt, GREEDY, session="s", deadline_s=60)
-    report = await engine_pool.update_weights(iter(weights(other_qwen3_folder).items()), engine_pool.version + 1)
+    report = await engine_pool.update_weights(TensorSource(weights(other_qwen3_folder)), engine_pool.version + 1)
     after = await engine_pool.generate(prompt, GREEDY, session="s", deadline_s=60)
     assert before.ids.tolist() == greedy(tiny_qwen3_folder, prompt, 32)
     assert after.ids.tolist() == greedy(other_qwen3_folder, prompt, 32) != before.ids.tolist()
@@ -96,15 +104,11 @@ async def test_update_changes_the_policy_and_its_version(
 
 async def test_small_buckets_give_the_same_weights(engine_pool: EnginePool, other_qwen3_folder: Path) -> None:
     await load(engine_pool, other_qwen3_folder)
-    expected = await engine_pool.weight_checksums()
-    config = engine_pool.config
-    engine_pool.config = config.model_copy(update={"bucket_bytes": 40_000})
-    try:
-        report = await engine_pool.update_weights(iter(weights(other_qwen3_folder).items()), engine_pool.version + 1)
-    finally:
-        engine_pool.config = config
+    expected = await hashes(engine_pool)
+    source = TensorSource(weights(other_qwen3_folder), bucket_bytes=40_000)
+    report = await engine_pool.update_weights(source, engine_pool.version + 1)
     assert report.buckets > 10
-    assert await engine_pool.weight_checksums() == expected
+    assert await hashes(engine_pool) == expected
 
 
 async def test_running_requests_survive_an_update(
@@ -134,7 +138,7 @@ async def test_running_requests_survive_an_update(
 
 async def test_verify_finds_nothing_when_equal(engine_pool: EnginePool, other_qwen3_folder: Path) -> None:
     await load(engine_pool, other_qwen3_folder)
-    assert await engine_pool.verify_weights(iter(weights(other_qwen3_folder).items())) == []
+    assert await engine_pool.verify_weights(TensorSource(weights(other_qwen3_folder))) == []
 
 
 @pytest.mark.parametrize("name", ["model.layers.1.mlp.down_proj.weight", "model.layers.0.self_attn.k_proj.weight"])
@@ -143,7 +147,7 @@ async def test_verify_names_a_corrupted_tensor(engine_pool: EnginePool, other_qw
     await load(engine_pool, other_qwen3_folder)
     value = tensors[name].flatten()[0]
     tensors[name].flatten()[0] = torch.nextafter(value, value + 1)
-    differing = await engine_pool.verify_weights(iter(tensors.items()))
+    differing = await engine_pool.verify_weights(TensorSource(tensors))
     assert name in differing
     assert all(".qkv" in name or ("self_attn" in other and "layers.0" in other) or other == name for other in differing)
 
@@ -154,12 +158,11 @@ async def test_an_update_without_tensors_is_an_error_and_the_engine_comes_back(
 ) -> None:
     await load(engine_pool, tiny_qwen3_folder)  # an engine that was never filled loads its folder when it comes back
     with pytest.raises(EngineError, match="without tensors"):
-        await engine_pool.update_weights(iter(()), engine_pool.version + 1)
+        await engine_pool.update_weights(TensorSource({}), engine_pool.version + 1)
     async with asyncio.timeout(180):
         while not engine_pool.awaiting_weights.is_set():
             await asyncio.sleep(0.1)
-    assert engine_pool.engines_awaiting_weights() == 1
-    await engine_pool.update_weights(iter(weights(tiny_qwen3_folder).items()), engine_pool.version, only_awaiting=True)
+    await engine_pool.update_weights(TensorSource(weights(tiny_qwen3_folder)), engine_pool.version, only_awaiting=True)
     assert not engine_pool.awaiting_weights.is_set()
     prompt = prompts(1)[0]
     found = await engine_pool.generate(prompt, GREEDY, session="s", deadline_s=60)

@@ -132,7 +132,7 @@ def sync_layouts(
     if dist.get_rank() == 0:
         return asyncio.run(_lead(folders, layouts, logs, config))
     for layout in layouts:
-        follower = _feed(folders[0], layout, config)
+        follower = _source(folders[0], layout, config)
         for folder in (folders[1], folders[0], *([folders[0]] if layout is layouts[-1] else [])):
             _load(follower, folder)
             follower.follow([0] * config.count)
@@ -146,27 +146,37 @@ async def _lead(
 
     async with EnginePool(config, dtype="float32", context_length=CONTEXT, seed=1, log_folder=logs) as pool:
         await pool.start(folders[0])
-        own = await pool.weight_checksums()
+        own = await _hashes(pool)
         found: dict[str, Any] = {"answer": await _answer(pool), "layouts": []}
         for layout in layouts:
-            feed = _feed(folders[0], layout, config)
-            _load(feed, folders[1])
-            await pool.update_weights(feed, pool.version + 1)
-            other = await pool.weight_checksums()
+            source = _source(folders[0], layout, config)
+            _load(source, folders[1])
+            await pool.update_weights(source, pool.version + 1)
+            other = await _hashes(pool)
             result: dict[str, Any] = {
                 "unchanged_by_other": [name for name, value in own.items() if other[name] == value],
                 "other_answer": await _answer(pool),
             }
-            _load(feed, folders[0])
-            result["report"] = await pool.update_weights(feed, pool.version + 1)
+            _load(source, folders[0])
+            result["report"] = await pool.update_weights(source, pool.version + 1)
             result["version"] = pool.version
-            now = await pool.weight_checksums()
+            now = await _hashes(pool)
             result["different"] = [name for name, value in own.items() if now[name] != value]
             result["answer"] = await _answer(pool)
             found["layouts"].append(result)
-        _load(feed, folders[0])
-        found["verified"] = await pool.verify_weights(feed)
+        _load(source, folders[0])
+        found["verified"] = await pool.verify_weights(source)
     return found
+
+
+async def _hashes(pool: Any) -> dict[str, str]:
+    """What every engine holds, which must be one."""
+    from mua.engine.member import Targets
+    from mua.engine.sync import checksums
+
+    first, *others = (await checksums(Targets(pool._engines, 60.0))).values()
+    assert all(other == first for other in others)
+    return first
 
 
 async def _answer(pool: Any) -> list[int]:
@@ -179,20 +189,20 @@ async def _answer(pool: Any) -> list[int]:
     return list(answers.pop())
 
 
-def _feed(folder: Path, layout: Layout, config: EngineConfig) -> Any:
+def _source(folder: Path, layout: Layout, config: EngineConfig) -> Any:
     from megatron_bridge.plan import plan_model
-    from mua.engine.feed import TrainerFeed
     from mua.engine.nodes import Nodes
+    from mua.engine.source import TrainerSource
 
     chunks = build(folder, layout)
-    feed = TrainerFeed(
+    source = TrainerSource(
         lambda: nullcontext(plan_model(chunks)), config, Nodes(0, (0,)), dist.group.WORLD, announce=lambda _: None
     )
-    feed.chunks = chunks  # type: ignore[attr-defined]
-    return feed
+    source.chunks = chunks  # type: ignore[attr-defined]
+    return source
 
 
-def _load(feed: Any, folder: Path) -> None:
+def _load(source: Any, folder: Path) -> None:
     from megatron_bridge import load_hf
 
-    load_hf(feed.chunks, folder)
+    load_hf(source.chunks, folder)

@@ -158,26 +158,25 @@ def give_up_then_finish(folder: Path) -> dict[str, Any]:
     from megatron_bridge import load_hf
     from megatron_bridge.plan import plan_model
     from mua.config.schema import EngineConfig
-    from mua.engine.feed import TrainerFeed
     from mua.engine.nodes import Nodes
+    from mua.engine.source import TrainerSource
 
     chunks = build(folder, Layout(pp=2))
     load_hf(chunks, folder)
     config = EngineConfig(transport="broadcast", bucket_bytes=LIMIT)
     announced: list[Any] = []
     model = lambda: nullcontext(plan_model(chunks))  # noqa: E731
-    feed = TrainerFeed(model, config, Nodes(0, (0,)), dist.group.WORLD, announce=announced.append)
+    source = TrainerSource(model, config, Nodes(0, (0,)), dist.group.WORLD, announce=announced.append)
     if dist.get_rank() > 0:
-        feed.follow([0])
-        feed.follow([0])
-        return {"passes": 2, "moved": feed.moved().moved}
-    shipments = feed.shipments([0])
-    given_up = [next(shipments), next(shipments)]
-    shipments.close()  # type: ignore[attr-defined]
-    finished = sum(1 for _ in feed.shipments([0]))
+        source.follow([0])
+        source.follow([0])
+        return {"passes": 2, "moved": source.moved}
+    buckets = source.buckets([0])
+    given_up = [next(buckets), next(buckets)]
+    buckets.close()
+    finished = sum(1 for _ in source.buckets([0]))
     assert announced == [[0], [0]]
-    moved = feed.moved()
-    return {"given_up_after": len(given_up), "finished": finished, "moved": moved.moved, "needed": moved.needed}
+    return {"given_up_after": len(given_up), "finished": finished, "moved": source.moved, "needed": source.needed}
 
 
 @pytest.mark.parametrize("fault", ["die", "hang"])
@@ -196,8 +195,8 @@ def send_until_an_engine_has_all(folder: Path, fault: str) -> dict[str, Any]:
     from megatron_bridge import load_hf
     from megatron_bridge.plan import plan_model
     from mua.config.schema import EngineConfig
-    from mua.engine.feed import TrainerFeed
     from mua.engine.nodes import Nodes
+    from mua.engine.source import TrainerSource
 
     chunks = build(folder, Layout(pp=2))
     load_hf(chunks, folder)
@@ -207,19 +206,19 @@ def send_until_an_engine_has_all(folder: Path, fault: str) -> dict[str, Any]:
         dist.broadcast_object_list([targets], src=0)
 
     model = lambda: nullcontext(plan_model(chunks))  # noqa: E731
-    feed = TrainerFeed(model, config, Nodes(0, (0,)), dist.group.WORLD, announce)
+    source = TrainerSource(model, config, Nodes(0, (0,)), dist.group.WORLD, announce)
     if dist.get_rank() == 0:
-        found = asyncio.run(_update_a_stand_in(feed, fault))
+        found = asyncio.run(_update_a_stand_in(source, fault))
         announce(None)
         return found
     followed, heard = 0, [None]
     while dist.broadcast_object_list(heard, src=0) or heard[0] is not None:
-        feed.follow(heard[0])
+        source.follow(heard[0])
         followed += 1
     return {"followed": followed}
 
 
-async def _update_a_stand_in(feed: Any, fault: str) -> dict[str, Any]:
+async def _update_a_stand_in(source: Any, fault: str) -> dict[str, Any]:
     from engine_stand_in import StandInServer, stand_in_pool
 
     server, path, seen = StandInServer(), "/update_weights_from_tensor", list[int]()
@@ -231,7 +230,7 @@ async def _update_a_stand_in(feed: Any, fault: str) -> dict[str, Any]:
     server.on_request = at_the_second_bucket
     async with stand_in_pool([server], control_seconds=3.0) as pool:
         await pool.start(Path("m"))
-        report = await pool.update_weights(lambda: feed, 1)
+        report = await pool.update_weights(source, 1)
     return {"lives": server.lives, "loaded": seen.count(2), "buckets": report.buckets}
 
 
@@ -308,7 +307,7 @@ def reshard(folder: Path, layout: Layout) -> dict[str, Any]:
 def build(folder: Path, layout: Layout) -> list[Any]:
     """Random Megatron chunks of the model in ``folder`` under ``layout``."""
     megatron_cpu.install()
-    from megatron_bridge import gpt_model_kwargs, read_hf_config, transformer_config_kwargs
+    from megatron_bridge import read_hf_config
     from mua.config.schema import MegatronConfig, ModelConfig
     from mua.megatron.model import build_chunks
     from mua.megatron.parallel import start_groups
@@ -321,4 +320,4 @@ def build(folder: Path, layout: Layout) -> list[Any]:
     start_groups(megatron, 5)
     config = read_hf_config(folder)
     model = ModelConfig(path=folder, dtype="float32", max_length=512)
-    return build_chunks(transformer_config_kwargs(config), gpt_model_kwargs(config), model, megatron)
+    return build_chunks(config, model, megatron)

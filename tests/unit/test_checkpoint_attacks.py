@@ -29,8 +29,8 @@ from mua.compat.plain_archive import read_archive
 from mua.compat.plain_pickle import PickleError, read_pickle
 from mua.errors import ModelError
 from mua.megatron import manifest, offline
-from mua.megatron.backend import MegatronBackend
 from mua.megatron.checkpoint import checkpoint_folder
+from mua.trainer.learner import Learner
 from tests.megatron_support import backend, write_model
 
 ENTRANCES = ("resume", "conversion")
@@ -39,7 +39,7 @@ CASES = 300
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MegatronBackend]:
+def built(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Learner]:
     folder = tmp_path_factory.mktemp("model")
     write_model(folder)
     with backend(folder) as result:
@@ -47,7 +47,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MegatronBackend]
 
 
 @pytest.fixture(scope="module")
-def saved(built: MegatronBackend, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def saved(built: Learner, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = checkpoint_folder(tmp_path_factory.mktemp("run"), 1)
     built.save(path, {})
     return path
@@ -172,7 +172,7 @@ def seal(checkpoint: Path, content: dict[str, Any]) -> None:
     manifest.write(checkpoint, {name: value for name, value in content.items() if name not in ("format", "files")})
 
 
-def meet(entrance: str, checkpoint: Path, built: MegatronBackend) -> None:
+def meet(entrance: str, checkpoint: Path, built: Learner) -> None:
     if entrance == "resume":
         built.load(checkpoint)
     else:
@@ -188,7 +188,7 @@ def test_payloads_run_where_they_are_unpickled(name: str, canary: Path) -> None:
 @pytest.mark.parametrize("part", PARTS)
 @pytest.mark.parametrize("name", PAYLOADS)
 def test_a_payload_is_refused_and_does_not_run(
-    built: MegatronBackend, checkpoint: Path, canary: Path, name: str, part: str
+    built: Learner, checkpoint: Path, canary: Path, name: str, part: str
 ) -> None:
     file = put(checkpoint, part, PAYLOADS[name](canary))
     for entrance in ENTRANCES:
@@ -201,7 +201,7 @@ def test_a_payload_is_refused_and_does_not_run(
 
 @pytest.mark.parametrize("part", PARTS)
 def test_a_payload_put_there_after_the_check_does_not_run_either(
-    built: MegatronBackend, checkpoint: Path, canary: Path, part: str, monkeypatch: pytest.MonkeyPatch
+    built: Learner, checkpoint: Path, canary: Path, part: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def swapped(folder: Path, *_: Any) -> None:
         put(folder, part, PAYLOADS["a dotted name of torch"](canary))
@@ -212,7 +212,7 @@ def test_a_payload_put_there_after_the_check_does_not_run_either(
     assert not canary.exists()
 
 
-def test_torch_load_of_another_file_is_refused(built: MegatronBackend, checkpoint: Path, canary: Path) -> None:
+def test_torch_load_of_another_file_is_refused(built: Learner, checkpoint: Path, canary: Path) -> None:
     put(checkpoint, ".metadata", calling("torch", "load", str(evil_file(canary))))
     for entrance in ENTRANCES:
         with pytest.raises(ModelError, match=r"it names torch\.load"):
@@ -221,9 +221,7 @@ def test_torch_load_of_another_file_is_refused(built: MegatronBackend, checkpoin
 
 
 @pytest.mark.parametrize("part", PARTS[1:])
-def test_an_archive_of_the_old_kind_is_refused(
-    built: MegatronBackend, checkpoint: Path, canary: Path, part: str
-) -> None:
+def test_an_archive_of_the_old_kind_is_refused(built: Learner, checkpoint: Path, canary: Path, part: str) -> None:
     content = manifest.read(checkpoint)
     data = calling("os", "system", f"touch {canary}")
     if part == "object":
@@ -237,7 +235,7 @@ def test_an_archive_of_the_old_kind_is_refused(
         assert not canary.exists()
 
 
-def test_the_states_of_modules_are_not_handed_on(built: MegatronBackend, checkpoint: Path) -> None:
+def test_the_states_of_modules_are_not_handed_on(built: Learner, checkpoint: Path) -> None:
     """Transformer Engine unpickles them by itself, from the bytes of a tensor."""
     content = manifest.read(checkpoint)
     index = FileSystemReader(checkpoint).read_metadata()
@@ -368,7 +366,7 @@ def test_upstream_still_unpickles_an_object(canary: Path) -> None:
 
 
 def test_no_variable_of_the_environment_changes_it(
-    built: MegatronBackend, checkpoint: Path, canary: Path, monkeypatch: pytest.MonkeyPatch
+    built: Learner, checkpoint: Path, canary: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
     put(checkpoint, "common.pt", PAYLOADS["os.system"](canary))

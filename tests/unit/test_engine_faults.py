@@ -11,28 +11,29 @@ import signal
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 
 import psutil
 import pytest
-import torch
 from engine_fixtures import CONTEXT, cpu_engine_config, make_pool
 from safetensors.torch import load_file
 
 from mua.engine.member import Server
 from mua.engine.pool import EnginePool
 from mua.engine.protocol import SamplingParams
-from mua.engine.server import EngineServer
+from mua.engine.server import SglangServer, engine_server
+from mua.engine.weights import WeightBucket
 from mua.errors import DeadlineExceeded, EngineError
+from tests.tensor_source import TensorSource
 
 pytestmark = pytest.mark.timeout(900)  # a busy machine
 ENDLESS = SamplingParams(temperature=1.0, max_new_tokens=CONTEXT - 64, stop_token_ids=())
 SHORT = SamplingParams(temperature=0.0, max_new_tokens=4, stop_token_ids=())
 
 
-def server(log_folder: Path, **changes: object) -> EngineServer:
-    return EngineServer(
+def server(log_folder: Path, **changes: object) -> SglangServer:
+    return engine_server(
         cpu_engine_config(**changes), dtype="float32", context_length=CONTEXT, seed=1, index=0, log_folder=log_folder
     )
 
@@ -60,7 +61,7 @@ http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
 """
 
 
-def starts(*programs: str) -> Callable[[EngineServer, Path], list[str]]:
+def starts(*programs: str) -> Callable[[SglangServer, Path], list[str]]:
     """A server's command lines, one after the other, as Python programs that get the port."""
     left = list(programs)
     return lambda self, _: [sys.executable, "-c", left.pop(0), str(self.port)]
@@ -77,7 +78,7 @@ def starts(*programs: str) -> Callable[[EngineServer, Path], list[str]]:
 async def test_a_server_that_is_killed_while_it_starts_is_started_again(
     tmp_path: Path, tiny_qwen3_folder: Path, monkeypatch: pytest.MonkeyPatch, killed: str
 ) -> None:
-    monkeypatch.setattr(EngineServer, "_command", starts(killed, ANSWERS))
+    monkeypatch.setattr(SglangServer, "_command", starts(killed, ANSWERS))
     started = server(tmp_path)
     await started.start(tiny_qwen3_folder)
     assert started.running
@@ -87,7 +88,7 @@ async def test_a_server_that_is_killed_while_it_starts_is_started_again(
 async def test_a_server_that_is_killed_at_every_start_may_be_tried_again_later(
     tmp_path: Path, tiny_qwen3_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(EngineServer, "_command", starts(*["import os; os.kill(os.getpid(), 9)"] * 3))
+    monkeypatch.setattr(SglangServer, "_command", starts(*["import os; os.kill(os.getpid(), 9)"] * 3))
     with pytest.raises(EngineError, match="exited while starting") as raised:
         await server(tmp_path).start(tiny_qwen3_folder)
     assert raised.value.passing
@@ -142,21 +143,19 @@ async def test_a_pool_that_was_not_started_says_so(tmp_path: Path) -> None:
         await make_pool(tmp_path).generate([1], SHORT, session="s", deadline_s=1)
 
 
-class Weights:
-    """The tensors of a model folder, as often as they are asked for. ``fault`` strikes once, in the second bucket."""
+class Weights(TensorSource):
+    """The tensors of a model folder, as often as they are asked for. ``fault`` strikes once, at the second bucket."""
 
     def __init__(self, folder: Path) -> None:
-        self.tensors = load_file(folder / "model.safetensors")
-        self.made = 0
+        super().__init__(load_file(folder / "model.safetensors"), bucket_bytes=2**16)
         self.fault: Callable[[], object] | None = None
 
-    def __call__(self) -> Iterator[tuple[str, torch.Tensor]]:
-        self.made += 1
-        for number, named in enumerate(self.tensors.items()):
-            if number == len(self.tensors) // 2 and self.fault is not None:
+    def buckets(self, nodes: Sequence[int]) -> Generator[WeightBucket, None, None]:
+        for number, bucket in enumerate(super().buckets(nodes)):
+            if number == 1 and self.fault is not None:
                 fault, self.fault = self.fault, None
                 fault()
-            yield named
+            yield bucket
 
 
 async def refill(pool: EnginePool, weights: Weights) -> None:
@@ -182,8 +181,7 @@ async def test_a_run_outlives_faults_of_both_its_engines_at_every_moment(
 ) -> None:
     """Two engines, so that what is left of a fault is seen too; every fault costs a start, so both are hit at once."""
     base, other = Weights(tiny_qwen3_folder), Weights(other_qwen3_folder)
-    notices: list[int] = []
-    changes = {"count": 2, "max_restarts": 9, "control_seconds": 6.0, "health_seconds": 2.0, "bucket_bytes": 2**16}
+    changes = {"count": 2, "max_restarts": 9, "control_seconds": 6.0, "health_seconds": 2.0}
     async with make_pool(tmp_path, memory_saver=False, **changes) as pool:
         await pool.start(tiny_qwen3_folder)
         await pool.update_weights(other, 1)
@@ -192,7 +190,6 @@ async def test_a_run_outlives_faults_of_both_its_engines_at_every_moment(
         assert said[0] == said[1]
 
         # In a rollout: one is killed, one is stopped. Requests fail; nothing is served before the weights are back.
-        pool.on_awaiting_weights = lambda: notices.append(pool.engines_awaiting_weights())
         running = [
             asyncio.create_task(pool.generate([9, 8, 7], ENDLESS, session=str(i), deadline_s=120)) for i in range(4)
         ]
@@ -204,7 +201,6 @@ async def test_a_run_outlives_faults_of_both_its_engines_at_every_moment(
         assert all(isinstance(result, EngineError) for result in results), results
         async with asyncio.timeout(300):
             await asyncio.to_thread(pool.awaiting_weights.wait, 300)
-        assert notices == [1]
         with pytest.raises(DeadlineExceeded):
             await pool.generate([9], SHORT, session="s", deadline_s=0.3)
         with pytest.raises(EngineError, match="serve version 1"):
@@ -225,6 +221,7 @@ async def test_a_run_outlives_faults_of_both_its_engines_at_every_moment(
         # While the trainer has the memory: both are killed, and return for the update, which is a broadcast this time.
         # Whoever is back first is killed in the middle of it.
         pool.config = pool.config.model_copy(update={"memory_saver": True, "transport": "broadcast"})
+        base.alignment = other.alignment = 1
         await pool.release_memory(["kv_cache", "weights"])
         kill(first)
         kill(second)
@@ -263,7 +260,7 @@ def freeze(running: Server) -> None:
 
 
 def launcher_of(running: Server) -> psutil.Process:
-    assert isinstance(running, EngineServer)
+    assert isinstance(running, SglangServer)
     assert running._process is not None
     (launcher,) = psutil.Process(running._process.pid).children()
     return launcher

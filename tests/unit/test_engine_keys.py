@@ -7,6 +7,7 @@ SGLang's own processes find each other.
 from __future__ import annotations
 
 import stat
+from pathlib import Path
 
 import aiohttp
 import psutil
@@ -15,16 +16,22 @@ from engine_fixtures import cpu_engine_config
 from key_support import answers_without, routes
 
 from mua.engine.pool import EnginePool
-from mua.engine.server import EngineServer
+from mua.engine.server import SglangServer, engine_server
 from mua.errors import EngineError
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(900)]
 
 
-def server_of(pool: EnginePool) -> EngineServer:
+def server_of(pool: EnginePool) -> SglangServer:
     server = pool._engines[0].server
-    assert isinstance(server, EngineServer)
+    assert isinstance(server, SglangServer)
     return server
+
+
+def log_folder_of(pool: EnginePool) -> Path:
+    log = server_of(pool).log_file
+    assert log is not None
+    return log.parent
 
 
 @pytest.mark.parametrize("header", [None, "Bearer ", "Bearer none", "Basic none"])
@@ -54,6 +61,7 @@ async def test_the_key_is_nowhere_another_user_can_look(engine_pool: EnginePool)
     for process in processes:
         assert server.api_key not in " ".join(process.cmdline())
         assert server.api_key not in " ".join(process.environ().values())
+    assert server.log_file is not None
     log = server.log_file.read_text()
     assert "'api_key': '<redacted>'" in log, "SGLang says its arguments in another way"
     assert server.api_key not in log
@@ -72,9 +80,9 @@ async def test_a_server_does_not_tell_its_key_to_whoever_has_it(engine_pool: Eng
 
 
 async def test_every_server_has_a_key_of_its_own(engine_pool: EnginePool) -> None:
-    folder = server_of(engine_pool).log_file.parent
+    folder = log_folder_of(engine_pool)
     made = [
-        EngineServer(
+        engine_server(
             cpu_engine_config(), dtype="float32", context_length=64, seed=0, index=9 + i, log_folder=folder
         ).api_key
         for i in range(2)
@@ -85,8 +93,8 @@ async def test_every_server_has_a_key_of_its_own(engine_pool: EnginePool) -> Non
 
 @pytest.mark.parametrize("name", ["api_key", "admin-api-key", "config"])
 async def test_a_key_is_not_passed_through(engine_pool: EnginePool, name: str) -> None:
-    folder = server_of(engine_pool).log_file.parent
+    folder = log_folder_of(engine_pool)
     with pytest.raises(EngineError, match=rf"engine\.extra\.{name} is set by mua itself"):
-        EngineServer(
+        engine_server(
             cpu_engine_config(extra={name: "x"}), dtype="float32", context_length=64, seed=0, index=9, log_folder=folder
         )

@@ -78,15 +78,6 @@ async def test_weights_that_reached_no_engine_are_sent_again(
         assert server.controls[-6:] == ["/begin_weight_update", *[LOAD] * 4, END]
 
 
-async def test_a_stream_that_can_be_read_once_is_not_sent_again() -> None:
-    server = StandInServer()
-    async with stand_in_pool([server]) as pool:
-        await pool.start(Path("m"))
-        server.on_request = at(LOAD, "die")
-        with pytest.raises(EngineError, match="is gone"):
-            await pool.update_weights(Source()(), 1)
-
-
 @pytest.mark.parametrize(("fault", "changes"), FAULTS)
 async def test_the_other_engine_serves_on_and_the_restarted_one_is_filled_later(
     fault: str, changes: dict[str, object]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -18,9 +18,10 @@ from megatron_bridge.plan import TensorSpec
 from megatron_bridge.reshard import lay_out
 from mua.engine import sync
 from mua.engine.client import EngineGone
-from mua.engine.feed import Feed, Moved, Shipment
-from mua.engine.sync import Targets, _overlap, push
-from mua.engine.weights import Bucket, Buffers, loaded_together
+from mua.engine.member import Targets
+from mua.engine.source import Buffers
+from mua.engine.sync import push
+from mua.engine.weights import SyncReport, WeightBucket, loaded_together
 from mua.errors import EngineError
 
 
@@ -30,7 +31,6 @@ class StandIn:
     def __init__(self, fails_at: int | str | None = None, error: type[EngineError] = EngineError) -> None:
         self.label = "stand-in"
         self.node = 0
-        self.starts = 1
         self.stops = 0
         self.client = self
         self.calls: list[str] = []
@@ -59,33 +59,31 @@ def targets(*engines: StandIn) -> Targets:
     return Targets(list(engines), 60.0)  # type: ignore[arg-type]
 
 
-class CountedFeed(Feed):
+class CountedSource:
     """``count`` buckets of one tensor each; remembers how far it got and whether it was closed.
 
     The handles name bucket and engine.
     """
 
     def __init__(self, count: int) -> None:
+        self.moved, self.needed = 7, 5
         self.count = count
         self.made = 0
         self.closed = False
         self.threads: set[int] = set()
 
-    def shipments(self, targets: Sequence[int]) -> Iterator[Shipment]:
+    def buckets(self, nodes: Sequence[int]) -> Generator[WeightBucket, None, None]:
         try:
             for number in range(self.count):
                 self.threads.add(threading.get_ident())
                 (layout,) = lay_out([TensorSpec(f"t{number}", (8,), torch.float32)], 4096)
                 self.made += 1
-                handles = [[f"bucket {number} for {engine}"] for engine in range(len(targets))]
-                yield Shipment(Bucket(layout, torch.zeros(layout.nbytes, dtype=torch.uint8)), handles)
+                handles = [[f"bucket {number} for {engine}"] for engine in range(len(nodes))]
+                yield WeightBucket(layout, torch.zeros(layout.nbytes, dtype=torch.uint8), handles)
         except GeneratorExit:
             self.threads.add(threading.get_ident())
             self.closed = True
             raise
-
-    def moved(self) -> Moved:
-        return Moved(7, 5)
 
 
 class AtOnce(ThreadPoolExecutor):
@@ -99,89 +97,88 @@ class AtOnce(ThreadPoolExecutor):
 
 async def test_one_bucket_is_put_together_while_another_loads_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sync, "ThreadPoolExecutor", AtOnce)
-    engine, feed = StandIn(), CountedFeed(4)
+    engine, source = StandIn(), CountedSource(4)
     engine.gate.clear()
-    update = asyncio.create_task(push(targets(engine), feed, 1, ranks=1))
+    update = asyncio.create_task(push(targets(engine), source, 1))
     for _ in range(100):  # far more turns of the loop than the whole update takes
         await asyncio.sleep(0)
-    assert (feed.made, engine.loaded) == (2, 0)
+    assert (source.made, engine.loaded) == (2, 0)
     engine.gate.set()
     sent = await update
     assert engine.calls == ["/begin_weight_update", *["/update_weights_from_tensor"] * 4, "/end_weight_update"]
     assert sent.names == ["t0", "t1", "t2", "t3"]
-    report = sent.report(3, 1.0, 0.5)
-    assert (report.version, report.bytes, report.buckets, report.moved, report.needed) == (3, 128, 4, 7, 5)
-    assert 0 < report.overlap_seconds <= report.load_seconds
+    assert (sent.version, sent.bytes, sent.buckets, sent.tensors, sent.moved, sent.needed) == (1, 128, 4, 4, 7, 5)
+    assert 0 < sent.overlap_seconds <= sent.load_seconds
 
 
 async def test_every_engine_gets_its_own_handles_of_every_bucket_and_the_new_version() -> None:
-    engines, feed = [StandIn(), StandIn()], CountedFeed(3)
-    await push(targets(*engines), feed, 7, ranks=1)
+    engines, source = [StandIn(), StandIn()], CountedSource(3)
+    await push(targets(*engines), source, 7)
     for number, engine in enumerate(engines):
         handles = [body["serialized_named_tensors"] for body in engine.bodies]
         assert handles == [[f"bucket {bucket} for {number}"] for bucket in range(3)]
         assert {body["weight_version"] for body in engine.bodies} == {"7"}
-    assert len(feed.threads) == 1
-    assert threading.get_ident() not in feed.threads
+    assert len(source.threads) == 1
+    assert threading.get_ident() not in source.threads
 
 
 @pytest.mark.parametrize("path", ["/begin_weight_update", "/end_weight_update"])
 async def test_a_refusal_by_one_engine_of_several_is_told(path: str) -> None:
     with pytest.raises(EngineError, match="refused"):
-        await push(targets(StandIn(), StandIn(path), StandIn()), CountedFeed(2), 1, ranks=1)
+        await push(targets(StandIn(), StandIn(path), StandIn()), CountedSource(2), 1)
 
 
 @pytest.mark.parametrize("fails_at", [0, 2])
-async def test_a_refusal_closes_the_feed_on_its_own_thread(fails_at: int) -> None:
-    good, bad, feed = StandIn(), StandIn(fails_at), CountedFeed(6)
+async def test_a_refusal_closes_the_source_on_its_own_thread(fails_at: int) -> None:
+    good, bad, source = StandIn(), StandIn(fails_at), CountedSource(6)
     with pytest.raises(EngineError, match="refused"):
-        await push(targets(good, bad), feed, 1, ranks=1)
-    assert feed.closed
-    assert feed.made == fails_at + 2
-    assert len(feed.threads) == 1
+        await push(targets(good, bad), source, 1)
+    assert source.closed
+    assert source.made == fails_at + 2
+    assert len(source.threads) == 1
     assert "/end_weight_update" not in good.calls
 
 
 async def test_the_others_take_all_buckets_when_one_engine_dies() -> None:
-    good, bad, feed = StandIn(), StandIn(2, EngineGone), CountedFeed(6)
+    good, bad, source = StandIn(), StandIn(2, EngineGone), CountedSource(6)
     crew = targets(good, bad)
-    sent = await push(crew, feed, 1, ranks=1)
+    sent = await push(crew, source, 1)
     assert (len(sent.names), good.loaded, good.calls[-1]) == (6, 6, "/end_weight_update")
     assert (crew.engines, list(crew.lost)) == ([good], [bad])
-    assert not feed.closed
+    assert not source.closed
 
 
 async def test_the_last_engine_that_dies_breaks_the_update_off() -> None:
-    first, last, feed = StandIn(1, EngineGone), StandIn(3, EngineGone), CountedFeed(6)
+    first, last, source = StandIn(1, EngineGone), StandIn(3, EngineGone), CountedSource(6)
     crew = targets(first, last)
     with pytest.raises(EngineGone):
-        await push(crew, feed, 1, ranks=1)
+        await push(crew, source, 1)
     assert (crew.engines, set(crew.lost)) == ([], {first, last})
-    assert feed.closed
+    assert source.closed
 
 
-async def test_an_update_that_is_given_up_closes_the_feed_too() -> None:
-    engine, feed = StandIn(), CountedFeed(6)
+async def test_an_update_that_is_given_up_closes_the_source_too() -> None:
+    engine, source = StandIn(), CountedSource(6)
     engine.gate.clear()
-    update = asyncio.create_task(push(targets(engine), feed, 1, ranks=1))
+    update = asyncio.create_task(push(targets(engine), source, 1))
     async with asyncio.timeout(30):
-        while feed.made < 2:
+        while source.made < 2:
             await asyncio.sleep(0.01)
     update.cancel()
     with pytest.raises(asyncio.CancelledError):
         await update
-    assert feed.closed
+    assert source.closed
 
 
 async def test_no_engine_takes_nothing() -> None:
-    feed = CountedFeed(3)
-    assert (await push(targets(), feed, 1, ranks=1)).names == []
-    assert feed.made == 0
+    source = CountedSource(3)
+    assert (await push(targets(), source, 1)).names == []
+    assert source.made == 0
 
 
 def test_overlap_counts_only_what_both_intervals_share() -> None:
-    assert _overlap([(0, 2), (3, 5)], [(1, 4)]) == pytest.approx(2)
-    assert _overlap([(0, 1)], [(1, 2)]) == 0
+    assert SyncReport(assembling=[(0, 2), (3, 5)], loading=[(1, 4)]).overlap_seconds == pytest.approx(2)
+    assert SyncReport(assembling=[(0, 1)], loading=[(1, 2)]).overlap_seconds == 0
 
 
 def test_what_the_engine_fuses_in_one_call_stays_in_one_bucket() -> None:

@@ -5,8 +5,7 @@ Not covered: the receiving side (tests/parity/test_engine_parity.py) and CUDA ha
 
 from __future__ import annotations
 
-import pickle
-from collections.abc import Iterator
+import pickletools
 from multiprocessing.reduction import ForkingPickler
 
 import pybase64
@@ -15,16 +14,18 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from megatron_bridge.reshard import ALIGNMENT
 from mua.engine.client import parse_generation
-from mua.engine.weights import ALIGNMENT, Bucket, buckets, engine_name
+from mua.engine.weights import WeightBucket, engine_name
 from mua.errors import EngineError
+from tests.tensor_source import TensorSource
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float64, torch.uint8)
 
 
-def unpack(bucket: Bucket) -> dict[str, torch.Tensor]:
+def unpack(bucket: WeightBucket) -> dict[str, torch.Tensor]:
     """What a receiver sees: every tensor as a view of the flat buffer."""
-    content = ForkingPickler.loads(pybase64.b64decode(bucket.payload()))
+    content = ForkingPickler.loads(pybase64.b64decode(bucket.handles[0][0]))
     flat = content["flattened_tensor"]
     return {
         item.name: flat[item.start_idx : item.end_idx].view(item.dtype).reshape(item.shape)
@@ -40,45 +41,27 @@ def unpack(bucket: Bucket) -> dict[str, torch.Tensor]:
 def test_buckets_carry_every_tensor_bit_for_bit(shapes: list[tuple[int, torch.dtype]], limit: int) -> None:
     tensors = {f"t{i}": torch.randn(n, 2).mul(100).abs().to(dtype) for i, (n, dtype) in enumerate(shapes)}
     seen: dict[str, torch.Tensor] = {}
-    for bucket in buckets(iter(tensors.items()), limit):
-        total = sum(-(-tensors[name].nbytes // ALIGNMENT) * ALIGNMENT for name in bucket.names)
-        assert total <= limit or len(bucket.names) == 1
+    for bucket in TensorSource(tensors, bucket_bytes=limit).buckets([0]):
+        names = [slot.spec.name for slot in bucket.layout.slots]
+        total = sum(-(-tensors[name].nbytes // ALIGNMENT) * ALIGNMENT for name in names)
+        assert total <= limit or len(names) == 1
         seen |= {name: tensor.clone() for name, tensor in unpack(bucket).items()}
     assert list(seen) == list(tensors)
     assert all(torch.equal(seen[name], tensors[name]) and seen[name].dtype == tensors[name].dtype for name in tensors)
 
 
-def test_the_stream_is_consumed_one_bucket_at_a_time() -> None:
-    taken: list[int] = []
-
-    def stream() -> Iterator[tuple[str, torch.Tensor]]:
-        for i in range(20):
-            taken.append(i)
-            yield f"t{i}", torch.zeros(256)
-
-    first = next(buckets(stream(), 4096))
-    assert len(first.names) == 4
-    assert len(taken) == 5
-
-
-def test_non_contiguous_tensors_arrive_in_their_own_shape() -> None:
-    tensor = torch.arange(12.0).view(3, 4).T
-    (bucket,) = buckets([("t", tensor)], 4096)
-    assert torch.equal(unpack(bucket)["t"], tensor)
-
-
-def test_payloads_name_nothing_of_sglang() -> None:
-    (bucket,) = buckets([("t", torch.zeros(3))], 4096)
-    names = {argument for code, argument, _ in _opcodes(bucket) if code.name == "SHORT_BINUNICODE"}
+def test_handles_name_nothing_of_sglang() -> None:
+    (bucket,) = TensorSource({"t": torch.zeros(3)}).buckets([0])
+    opcodes = pickletools.genops(pybase64.b64decode(bucket.handles[0][0]))
+    names = {argument for code, argument, _ in opcodes if code.name == "SHORT_BINUNICODE"}
     assert "SimpleNamespace" in names
     assert not any("sglang" in name or "mua" in name for name in names)
 
 
-def _opcodes(bucket: Bucket) -> Iterator[tuple[object, object, object]]:
-    import pickletools
-
-    assert pickle.PROTO
-    return iter(pickletools.genops(pybase64.b64decode(bucket.payload())))
+def test_upstream_shares_new_memory_by_a_private_name() -> None:
+    """The day this fails, ``mua/compat/shared_weights.py`` can use the public name."""
+    assert hasattr(torch.UntypedStorage, "_new_shared")
+    assert not hasattr(torch.UntypedStorage, "new_shared")
 
 
 @pytest.mark.parametrize(

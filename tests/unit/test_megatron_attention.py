@@ -20,7 +20,8 @@ from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.nn.attention.flex_attention import flex_attention
 
-from mua.megatron import flex, piecewise
+from mua.megatron import flex
+from mua.megatron.attention import attend_piecewise
 from mua.megatron.context import zigzag
 from mua.megatron.pieces import Layout, pieces, visible_until
 from mua.megatron.trees import joined, merged
@@ -141,7 +142,7 @@ def test_output_and_gradients_are_those_of_a_masked_softmax(size: int, rank: int
     direction = torch.randn(given_[0].shape, dtype=torch.float64)
     found, expected = [], []
     for output, results in (
-        (piecewise.attend(*given_, pieces(layout, size, rank), 0.3), found),
+        (attend_piecewise(*given_, pieces(layout, size, rank), 0.3), found),
         (reference(*given_, seen(layout)[mine], 0.3), expected),
     ):
         results += [output, *torch.autograd.grad((output * direction).sum(), given_)]
@@ -153,7 +154,7 @@ def test_scores_of_any_size_are_joined() -> None:
     layout = layout_of([[[0] * 20 + [1] * 5, [0] * 20 + [2] * 5]])
     query, key, value = tensors(layout, layout.stops[-1])
     key[:20] *= 300.0  # some queries see all but nothing in the prefix, others nothing but it
-    output = piecewise.attend(query, key, value, pieces(layout), 1.0)
+    output = attend_piecewise(query, key, value, pieces(layout), 1.0)
     torch.testing.assert_close(output, reference(query, key, value, seen(layout), 1.0), rtol=1e-10, atol=1e-10)
 
 
@@ -201,7 +202,7 @@ def test_flex_attention_is_the_same(size: int, rank: int) -> None:
     mine = zigzag([b - a for a, b in zip(layout.starts, layout.stops, strict=True)], size, rank)
     query, key, value = tensors(layout, len(mine))
     output = flex.attend(query, key, value, flex.block_mask(layout, size, rank, torch.device("cpu")), 0.3)
-    torch.testing.assert_close(output, piecewise.attend(query, key, value, pieces(layout, size, rank), 0.3))
+    torch.testing.assert_close(output, attend_piecewise(query, key, value, pieces(layout, size, rank), 0.3))
 
 
 @pytest.mark.slow
@@ -213,7 +214,7 @@ def test_compiled_flex_attention_is_the_same() -> None:
     by_head = (tensor.transpose(0, 1)[None].contiguous() for tensor in (query, key, value))
     mask = flex.block_mask(layout, 1, 0, torch.device("cpu"))
     output = torch.compile(flex_attention, dynamic=True)(*by_head, block_mask=mask, scale=0.3, enable_gqa=True)
-    expected = piecewise.attend(query, key, value, pieces(layout), 0.3)
+    expected = attend_piecewise(query, key, value, pieces(layout), 0.3)
     torch.testing.assert_close(output[0].transpose(0, 1), expected, rtol=1e-4, atol=1e-5)
 
 

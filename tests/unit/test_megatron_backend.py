@@ -120,7 +120,7 @@ def test_a_step_without_a_finite_gradient_changes_nothing_and_is_counted(folder:
         metrics = built.train_step(make_batch(), infinite_loss)
         for name, values in exported(built).items():
             assert np.array_equal(values, before[name]), name
-        assert metrics["skipped"] == built.skipped_steps == 1
+        assert metrics["skipped"] == built.policy.skipped_steps == 1
         assert not np.isfinite(metrics["grad_norm"])
         assert built.train_step(make_batch(), CrossEntropyLoss())["skipped"] == 0
         assert np.isfinite(exported(built)["model.norm.weight"]).all()

@@ -26,8 +26,8 @@ from mua.algorithms.losses import CrossEntropyLoss
 from mua.config.schema import ExperimentConfig
 from mua.errors import ModelError
 from mua.megatron import manifest
-from mua.megatron.backend import MegatronBackend
 from mua.megatron.checkpoint import checkpoint_folder, latest_checkpoint, prune_checkpoints
+from mua.trainer.learner import Learner
 from mua.trainer.provenance import git_state, provenance
 from mua.types import Float32Array
 from tests.distributed import run_distributed, run_on_workers
@@ -44,14 +44,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def built(folder: Path) -> Iterator[MegatronBackend]:
+def built(folder: Path) -> Iterator[Learner]:
     with backend(folder) as result:
         result.train_step(make_batch(), CrossEntropyLoss())
         yield result
 
 
 @pytest.fixture
-def checkpoint(built: MegatronBackend, tmp_path: Path) -> Path:
+def checkpoint(built: Learner, tmp_path: Path) -> Path:
     path = checkpoint_folder(tmp_path, 1)
     built.save(path, {"position": 7})
     return path
@@ -98,7 +98,7 @@ def test_a_checkpoint_before_the_first_step_continues_like_a_fresh_start(
             assert np.array_equal(values, fresh[name]), name
 
 
-def test_load_returns_what_was_saved_and_restores_the_weights(built: MegatronBackend, checkpoint: Path) -> None:
+def test_load_returns_what_was_saved_and_restores_the_weights(built: Learner, checkpoint: Path) -> None:
     saved = exported(built)
     built.train_step(make_batch(seed=5), CrossEntropyLoss())
     assert any(not np.array_equal(values, saved[name]) for name, values in exported(built).items())
@@ -127,18 +127,18 @@ def test_newest_is_found_and_old_ones_are_pruned(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step_00000009", "step_00000010", "step_00000011"]
 
 
-def test_saving_again_replaces_the_folder(built: MegatronBackend, checkpoint: Path) -> None:
+def test_saving_again_replaces_the_folder(built: Learner, checkpoint: Path) -> None:
     built.save(checkpoint, {"position": 8})
     assert built.load(checkpoint) == {"position": 8}
     assert [path.name for path in checkpoint.parent.iterdir()] == [checkpoint.name]
 
 
-def test_a_missing_checkpoint_is_named(built: MegatronBackend, tmp_path: Path) -> None:
+def test_a_missing_checkpoint_is_named(built: Learner, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"absent does not exist"):
         built.load(tmp_path / "absent")
 
 
-def test_a_half_written_checkpoint_is_refused(built: MegatronBackend, checkpoint: Path) -> None:
+def test_a_half_written_checkpoint_is_refused(built: Learner, checkpoint: Path) -> None:
     (checkpoint / "manifest.json").unlink()
     with pytest.raises(ModelError, match=r"not whole: it has no manifest\.json"):
         built.load(checkpoint)
@@ -146,7 +146,7 @@ def test_a_half_written_checkpoint_is_refused(built: MegatronBackend, checkpoint
 
 @pytest.mark.parametrize("name", ["__0_0.distcp", "metadata.json", ".metadata", "state.json"])
 @pytest.mark.parametrize("damage", ["missing", "truncated"])
-def test_a_damaged_file_is_named(built: MegatronBackend, checkpoint: Path, name: str, damage: str) -> None:
+def test_a_damaged_file_is_named(built: Learner, checkpoint: Path, name: str, damage: str) -> None:
     path = checkpoint / name
     content = path.read_bytes()
     path.unlink()
@@ -156,7 +156,7 @@ def test_a_damaged_file_is_named(built: MegatronBackend, checkpoint: Path, name:
         built.load(checkpoint)
 
 
-def test_overwritten_tensor_data_is_one_error(built: MegatronBackend, checkpoint: Path) -> None:
+def test_overwritten_tensor_data_is_one_error(built: Learner, checkpoint: Path) -> None:
     for path in checkpoint.glob("*.distcp"):
         path.write_bytes(b"\0" * path.stat().st_size)
     with pytest.raises(ModelError, match=r"__0_0\.distcp has other bytes than were written"):
@@ -167,7 +167,7 @@ class Foreign:
     """What a manipulated index might hold."""
 
 
-def test_an_index_with_foreign_classes_is_refused(built: MegatronBackend, checkpoint: Path) -> None:
+def test_an_index_with_foreign_classes_is_refused(built: Learner, checkpoint: Path) -> None:
     content = json.loads((checkpoint / "manifest.json").read_text())
     (checkpoint / "manifest.json").unlink()
     (checkpoint / ".metadata").write_bytes(pickle.dumps(Foreign()))
@@ -220,7 +220,7 @@ def test_a_disk_that_fills_up_leaves_the_previous_checkpoint_and_no_debris(
 
 
 def test_too_little_space_is_told_before_writing(
-    built: MegatronBackend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    built: Learner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10**6, 10**6, 10))
     with pytest.raises(ModelError, match=r"has 0\.00 GiB free, a checkpoint needs about"):
@@ -228,7 +228,7 @@ def test_too_little_space_is_told_before_writing(
     assert not list(tmp_path.iterdir())
 
 
-def test_state_that_is_no_json_is_refused(built: MegatronBackend, tmp_path: Path) -> None:
+def test_state_that_is_no_json_is_refused(built: Learner, tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="not JSON serializable"):
         built.save(checkpoint_folder(tmp_path, 1), {"array": np.zeros(1)})
     assert not list(tmp_path.iterdir())
@@ -281,7 +281,7 @@ def test_an_error_in_the_background_is_told_by_the_next_call(
 
     with backend(folder) as built:
         with monkeypatch.context() as patched:
-            patched.setattr("mua.megatron.checkpoint._write_file", full)
+            patched.setattr("mua.megatron.checkpoint.write_bucket", full)
             built.save(checkpoint_folder(tmp_path, 1), {}, background=True)
             assert built._pending is not None
             assert built._pending._thread is not None
@@ -293,7 +293,7 @@ def test_an_error_in_the_background_is_told_by_the_next_call(
         assert latest_checkpoint(tmp_path) == checkpoint_folder(tmp_path, 2)
 
 
-def test_the_manifest_tells_where_a_checkpoint_comes_from(built: MegatronBackend, tmp_path: Path) -> None:
+def test_the_manifest_tells_where_a_checkpoint_comes_from(built: Learner, tmp_path: Path) -> None:
     settings = {"name": "n", "output": "o", "environment": {"name": "help_desk"}, "trainer": {"steps": 3}}
     user = {"kind": "llm", "llm": {"base_url": "http://x/v1", "model": "m", "api_key": "sk-secret"}}
     config = ExperimentConfig(**settings, model={"path": "p"}, user=user)

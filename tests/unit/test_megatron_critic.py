@@ -84,7 +84,7 @@ def test_a_value_is_read_off_the_position_before_the_token(either: Path) -> None
 def test_the_first_step_moves_the_head_and_the_second_the_backbone(folder: Path) -> None:
     batch = with_values(make_batch())
     with backend(folder, critic=CRITIC) as built:
-        network = built.critic.network
+        network = built.critic
         before = {name: p.detach().clone() for name, p in network.chunks[0].named_parameters()}
         built.train_values(batch, LOSS)
         moved = {n for n, p in network.chunks[0].named_parameters() if not torch.equal(p, before[n])}
@@ -146,7 +146,7 @@ def test_offloading_loses_nothing(folder: Path) -> None:
                 history.append((built.train_values(batch, LOSS)["loss/value"], built.values(batch.sequences)[0].sum()))
                 if moving:
                     built.offload()
-                    parameters = list(built.critic.network.parameters())
+                    parameters = list(built.critic.parameters())
                     assert not sum(parameter.untyped_storage().nbytes() for parameter in parameters)
                     built.onload()
             histories.append(history)
@@ -155,9 +155,9 @@ def test_offloading_loses_nothing(folder: Path) -> None:
 
 def test_one_clear_error(folder: Path) -> None:
     with backend(folder) as built:
-        with pytest.raises(ValueError, match="critic=") as error:
+        with pytest.raises(ValueError, match="critic_steps=") as error:
             built.values(make_batch().sequences)
-        with pytest.raises(ValueError, match="critic="):
+        with pytest.raises(ValueError, match="critic_steps="):
             built.train_values(with_values(make_batch()), LOSS)
     assert "\n" not in str(error.value)
     with backend(folder, critic=CRITIC) as built, pytest.raises(ValueError, match="values and returns"):

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 
-import megatron_bridge
 from mua.config.schema import EnvironmentConfig, ExperimentConfig, MegatronConfig, ModelConfig, TrainerConfig
 from mua.megatron import parallel
 from mua.megatron.microbatch import training_micro_batch
@@ -48,12 +47,7 @@ def saved_bytes(hf_config: dict[str, Any], config: ExperimentConfig) -> int:
     """Bytes a forward pass over one full row keeps for its backward pass, up to the logits."""
     started = parallel.initialize(config.megatron, seed=1)
     try:
-        (chunk,) = build_chunks(
-            megatron_bridge.transformer_config_kwargs(hf_config),
-            megatron_bridge.gpt_model_kwargs(hf_config),
-            config.model,
-            config.megatron,
-        )
+        (chunk,) = build_chunks(hf_config, config.model, config.megatron)
         batch = training_micro_batch(make_batch((TOKENS // 2,) * 2).sequences, Alignment())
         own = {p.untyped_storage()._cdata for p in chunk.parameters()}
         kept: dict[int, torch.UntypedStorage] = {}

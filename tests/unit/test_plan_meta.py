@@ -11,13 +11,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
-import megatron_bridge
 from mua.config.schema import MegatronConfig, ModelConfig, OptimizerConfig
 from mua.errors import MuaError
 from mua.megatron import parallel
-from mua.megatron.meta import meta_rank
 from mua.megatron.model import build_chunks
 from mua.megatron.optimizer import Optimizer, wrap_data_parallel
+from mua.megatron.parallel import meta_rank
 
 ARCHITECTURE = {
     "architectures": ["Qwen3ForCausalLM"],
@@ -40,12 +39,7 @@ LAYOUT = MegatronConfig(tensor_parallel=4, pipeline_parallel=4, data_parallel=64
 
 def built(layout: MegatronConfig, rank: int) -> tuple[list[torch.nn.Parameter], Optimizer]:
     with meta_rank(layout, rank):
-        chunks = build_chunks(
-            megatron_bridge.transformer_config_kwargs(ARCHITECTURE),
-            megatron_bridge.gpt_model_kwargs(ARCHITECTURE),
-            ModelConfig(path=Path("nowhere")),
-            layout,
-        )
+        chunks = build_chunks(ARCHITECTURE, ModelConfig(path=Path("nowhere")), layout)
         wrapped = wrap_data_parallel(chunks, layout.distributed_optimizer)
         optimizer = Optimizer(wrapped, OptimizerConfig(), layout.distributed_optimizer, 10)
         return [p for chunk in chunks for p in chunk.parameters()], optimizer

@@ -49,10 +49,10 @@ class Judged:
             [Group(0, "task", ALL)], [Group(0, "task", ALL)], 0, Position()
         )
 
-    def _update(self, weights: Callable[[], int], version: int) -> Any:
+    def _update(self, weights: int, version: int) -> Any:
         from mua.engine.weights import SyncReport
 
-        self.weights = weights()
+        self.weights = weights
         self.versions.append(version)
         return SyncReport(0, 0, 0, 0.0, 0.0, version)
 

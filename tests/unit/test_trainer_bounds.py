@@ -25,7 +25,7 @@ from mua.observe.traces import read_traces
 from mua.rollout.scheduler import Harvest, Position
 from mua.rollout.scored import require_scored, too_few_scored
 from mua.rollout.service import RolloutService
-from mua.trainer.policy import Policy
+from mua.trainer.learner import Learner
 from mua.trainer.preempt import Preemption
 from mua.trainer.rl import loop, told
 from mua.trainer.run import Run
@@ -62,7 +62,7 @@ class StandIn:
     def feed(self) -> None:
         pass
 
-    def save(self, folder: Path, extra_state: dict[str, Any]) -> None:
+    def save(self, folder: Path, extra_state: dict[str, Any], *_: Any, **__: Any) -> None:
         folder.mkdir(parents=True)
         (folder / "manifest.json").write_text(json.dumps(extra_state | {"weights": self.weights}))
 
@@ -98,7 +98,7 @@ def rollouts(*steps: Sequence[Trajectory]) -> Any:
 
 
 def train(config: ExperimentConfig, policy: StandIn, service: Any) -> None:
-    stand_in: Policy = policy  # type: ignore[assignment]
+    stand_in: Learner = policy  # type: ignore[assignment]
     with Run(config, stand_in) as run, run.saved_on_leaving():
         loop(config, stand_in, run, service, Preemption())
 

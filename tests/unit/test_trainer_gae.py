@@ -14,11 +14,11 @@ import pytest
 from mua.config.schema import ExperimentConfig
 from mua.megatron.checkpoint import checkpoint_folder
 from mua.trainer.launch import leads
-from mua.trainer.policy import Policy
+from mua.trainer.learner import Learner
 from mua.trainer.rl import learn
 from mua.types import Group, Outcome, Provenance, Segment, Trajectory
 from tests.distributed import run_distributed
-from tests.megatron_support import VOCAB, write_model
+from tests.megatron_support import VOCAB, exported, write_model
 
 
 def config_of(folder: Path) -> ExperimentConfig:
@@ -59,26 +59,22 @@ def trajectory(ordinal: int, sample: int) -> Trajectory:
     return Trajectory("t", ordinal, sample, segments, rewards, sum(rewards), bool(sample), Outcome.USER_STOP)
 
 
-def weights(policy: Policy) -> dict[str, np.ndarray]:
-    return {name: tensor.float().numpy().copy() for name, tensor in policy.export_hf()}
-
-
 def test_the_critic_learns_first_and_then_both(tmp_path: Path) -> None:
     write_model(tmp_path / "model")
     config = config_of(tmp_path)
     groups = [Group(i, "t", [trajectory(i, sample) for sample in range(2)]) for i in range(2)]
-    with Policy(config, total_steps=8, critic_steps=10) as policy:
-        before = weights(policy)
-        warm = learn(config, policy, groups, version=0)
-        assert all(np.array_equal(values, before[name]) for name, values in weights(policy).items())
+    with Learner(config, total_steps=8, critic_steps=10) as learner:
+        before = exported(learner)
+        warm = learn(config, learner, groups, version=0)
+        assert all(np.array_equal(values, before[name]) for name, values in exported(learner).items())
         assert "grad_norm" not in warm
         # A critic that says 0 everywhere explains nothing; with lambda below 1 returns decay towards it.
         assert warm["critic/value_old"] == 0
         assert warm["critic/explained_variance"] == pytest.approx(0.0, abs=1e-9)
         assert warm["critic/grad_norm"] > 0
         assert warm["tokens"] == 20  # of each of the two minibatches
-        later = [learn(config, policy, groups, version=version) for version in range(1, 5)]
-        assert not any(np.array_equal(values, before[name]) for name, values in weights(policy).items())
+        later = [learn(config, learner, groups, version=version) for version in range(1, 5)]
+        assert not any(np.array_equal(values, before[name]) for name, values in exported(learner).items())
     assert all(step["grad_norm"] > 0 and step["critic/grad_norm"] > 0 for step in later)
     assert later[-1]["critic/explained_variance"] > 0.3
     assert later[0]["actor/advantage_abs"] == pytest.approx(0.8, abs=0.3), "advantages are whitened over the step"
@@ -92,16 +88,16 @@ def learned(folder: Path, last: int, *, source: Path | None = None, saved: Path 
     """Metrics of the steps up to ``last`` (from a checkpoint's on), and the policy's weights; None on other ranks."""
     config = config_of(folder)
     config = config.model_copy(update={"megatron": config.megatron.model_copy(update={"tensor_parallel": ranks})})
-    policy = Policy(config, total_steps=8, critic_steps=10)
+    learner = Learner(config, total_steps=8, critic_steps=10)
     if not leads():
-        policy.follow()
+        learner.follow()
         return None
-    with policy:
-        first = 0 if source is None else policy.load(source)["step"]
-        history = [learn(config, policy, groups_of(step), version=step) for step in range(first, last)]
+    with learner:
+        first = 0 if source is None else learner.load(source)["step"]
+        history = [learn(config, learner, groups_of(step), version=step) for step in range(first, last)]
         if saved is not None:
-            policy.save(saved, {"step": last})
-        return [{name: v for name, v in step.items() if "seconds" not in name} for step in history], weights(policy)
+            learner.save(saved, {"step": last})
+        return [{name: v for name, v in step.items() if "seconds" not in name} for step in history], exported(learner)
 
 
 def test_a_resumed_run_is_the_uninterrupted_one(tmp_path: Path) -> None:

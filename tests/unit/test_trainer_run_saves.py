@@ -26,7 +26,7 @@ class StandIn:
     def load(self, folder: Path) -> Any:
         return json.loads(self.states[folder])
 
-    def save(self, folder: Path, extra_state: dict[str, Any]) -> None:
+    def save(self, folder: Path, extra_state: dict[str, Any], *_: Any, **__: Any) -> None:
         self.finish_save()
         self.states[folder] = json.dumps(extra_state)
         self.writing = folder

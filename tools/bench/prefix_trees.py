@@ -183,15 +183,16 @@ def serve(connection: Connection, folder: Path, samples: list[tuple[np.ndarray, 
     from mua.compat import megatron_cpu
 
     megatron_cpu.install()
-    from mua.config.schema import MegatronConfig, ModelConfig, OptimizerConfig
-    from mua.megatron.backend import MegatronBackend
+    from mua.config.schema import EngineConfig, ExperimentConfig, MegatronConfig, ModelConfig, OptimizerConfig
+    from mua.trainer.learner import Learner
 
     row = max(row, *(len(ids) for ids, _ in samples))
-    built = MegatronBackend(
-        ModelConfig(path=folder, dtype="float32", max_length=65536),
-        MegatronConfig(tokens_per_row=row, merge_prefixes=merge, threads=1),
-        OptimizerConfig(learning_rate=0.0), total_steps=100, seed=1,
+    config = ExperimentConfig.model_construct(
+        model=ModelConfig(path=folder, dtype="float32", max_length=65536),
+        megatron=MegatronConfig(tokens_per_row=row, merge_prefixes=merge, threads=1),
+        optimizer=OptimizerConfig(learning_rate=0.0), engine=EngineConfig(), seed=1,
     )  # fmt: skip
+    built = Learner(config, total_steps=100, driven=False)
     loss, batch = PolicyLoss(0.2, 0.2, 0.0), train_batch(samples)
     built.train_step(train_batch([(ids[:9], 8) for ids, _ in samples[:1]]), loss)  # the optimizer's state is made here
     while connection.recv() == "step":

@@ -91,9 +91,9 @@ def run_rank(rank: int, folder: Path, arguments: argparse.Namespace) -> None:
 
 def follow(folder: Path, count: int, arguments: argparse.Namespace) -> None:
     for layout in LAYOUTS.values():
-        feed, built = make_feed(folder, layout, engine_config(count, arguments))
+        source, built = make_source(folder, layout, engine_config(count, arguments))
         for _ in range(arguments.repeat + 1):
-            feed.follow([0] * count)
+            source.follow([0] * count)
         built.close()
 
 
@@ -104,11 +104,11 @@ async def lead(folder: Path, count: int, arguments: argparse.Namespace) -> None:
     async with EnginePool(config, dtype="float32", context_length=512, seed=1, log_folder=folder) as pool:
         await pool.start(folder / "model")
         for name, layout in LAYOUTS.items():
-            feed, built = make_feed(folder, layout, config)
-            await pool.update_weights(feed, pool.version + 1)  # plans the routes
+            source, built = make_source(folder, layout, config)
+            await pool.update_weights(source, pool.version + 1)  # plans the routes
             reports, limits = [], []
             for _ in range(arguments.repeat):
-                reports.append(await pool.update_weights(feed, pool.version + 1))
+                reports.append(await pool.update_weights(source, pool.version + 1))
                 limits.append(copy_seconds(reports[-1].bytes, config.bucket_bytes))
             best, limit = min(reports, key=lambda report: report.seconds), min(limits)
             built.close()
@@ -125,7 +125,7 @@ def copy_seconds(nbytes: int, bucket: int) -> float:
     """Copy ``nbytes`` into one shared buffer of ``bucket`` bytes and out of it again, with one thread."""
     import torch
 
-    from mua.engine.weights import shared_buffer
+    from mua.compat.shared_weights import shared_buffer
 
     source = torch.ones(nbytes, dtype=torch.uint8)
     target = torch.ones(nbytes, dtype=torch.uint8)
@@ -147,23 +147,30 @@ def engine_config(count: int, arguments: argparse.Namespace) -> Any:
     )  # fmt: skip
 
 
-def make_feed(folder: Path, layout: dict[str, int], engine: Any) -> tuple[Any, Any]:
-    """The feed of a fresh policy in ``layout``, and the policy's backend."""
+def make_source(folder: Path, layout: dict[str, int], engine: Any) -> tuple[Any, Any]:
+    """The source of a fresh policy in ``layout``, and its learner."""
     import torch.distributed as dist
 
     from megatron_bridge.plan import plan_model
-    from mua.config.schema import MegatronConfig, ModelConfig, OptimizerConfig
-    from mua.engine.feed import TrainerFeed
+    from mua.config.schema import EngineConfig, ExperimentConfig, MegatronConfig, ModelConfig, OptimizerConfig
     from mua.engine.nodes import Nodes
-    from mua.megatron.backend import MegatronBackend
+    from mua.engine.source import TrainerSource
+    from mua.trainer.learner import Learner
 
     model = ModelConfig(path=folder / "model", dtype="float32", max_length=512)
-    built = MegatronBackend(model, MegatronConfig(**layout, threads=1), OptimizerConfig(), total_steps=1, seed=1)  # type: ignore[arg-type]
-    chunks = built.chunks
-    feed = TrainerFeed(
+    config = ExperimentConfig.model_construct(
+        model=model,
+        megatron=MegatronConfig(**layout, threads=1),  # type: ignore[arg-type]
+        optimizer=OptimizerConfig(),
+        engine=EngineConfig(),
+        seed=1,
+    )
+    built = Learner(config, total_steps=1, driven=False)
+    chunks = built.policy.chunks
+    source = TrainerSource(
         lambda: nullcontext(plan_model(chunks)), engine, Nodes(0, (0,)), dist.group.WORLD, announce=lambda _: None
     )
-    return feed, built
+    return source, built
 
 
 if __name__ == "__main__":

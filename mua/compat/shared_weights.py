@@ -1,0 +1,68 @@
+"""Handles of a weight bucket that SGLang's receiver opens in another process.
+
+Reason: three things have no public name. torch shares CPU memory by copying (``share_memory_``) or through
+``UntypedStorage._new_shared``. Its handles pass as descriptors between relatives of one process only, unless the
+strategy is "file_system". CUDA IPC handles name the device by index, which differs between processes; SGLang's own
+patch of torch sends UUIDs. SGLang itself is imported on a GPU alone.
+
+Upstream: torch 2.14.1, sglang 0.5.23. Goes when:
+``tests/unit/test_engine_weights.py::test_upstream_shares_new_memory_by_a_private_name`` fails.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from multiprocessing.reduction import ForkingPickler
+from types import SimpleNamespace
+
+import pybase64
+import torch
+import torch.multiprocessing
+
+from megatron_bridge.reshard import BucketLayout
+
+
+def shared_buffer(nbytes: int, device: torch.device) -> torch.Tensor:
+    """A uint8 buffer ``[nbytes]`` that a handle can be made of: shared memory on CPU, any memory on a GPU."""
+    if device.type != "cpu":
+        return torch.empty(nbytes, dtype=torch.uint8, device=device)
+    with _file_system_sharing():
+        storage = torch.UntypedStorage._new_shared(nbytes, device="cpu")
+    return torch.empty(0, dtype=torch.uint8).set_(storage)
+
+
+def shared_handle(layout: BucketLayout, flat: torch.Tensor) -> str:
+    """What SGLang takes for a flattened bucket, good for one receiver: the memory of ``flat``, and what lies where.
+
+    Its receiver reads the metadata by attribute and admits ``types.SimpleNamespace``, so neither side needs the
+    other's classes.
+    """
+    metadata = [
+        SimpleNamespace(
+            name=slot.spec.name,
+            shape=torch.Size(slot.spec.shape),
+            dtype=slot.spec.dtype,
+            start_idx=slot.start,
+            end_idx=slot.end,
+            numel=slot.spec.nbytes,
+        )
+        for slot in layout.slots
+    ]
+    if flat.is_cuda:
+        from sglang.srt.utils.patch_torch import monkey_patch_torch_reductions
+
+        monkey_patch_torch_reductions()
+    with _file_system_sharing():
+        pickled = ForkingPickler.dumps({"flattened_tensor": flat, "metadata": metadata})
+    return pybase64.b64encode(pickled).decode("ascii")
+
+
+@contextlib.contextmanager
+def _file_system_sharing() -> Iterator[None]:
+    before = torch.multiprocessing.get_sharing_strategy()
+    torch.multiprocessing.set_sharing_strategy("file_system")
+    try:
+        yield
+    finally:
+        torch.multiprocessing.set_sharing_strategy(before)

@@ -1,0 +1,400 @@
+"""The learner over all trainer ranks: the policy and, where they are asked for, a critic and a frozen reference.
+
+The way of a batch::
+
+    rank 0, a training loop                        every other rank
+    Learner.train_step(batch, loss) ── announced ─► follow(): the same call           mua.trainer.calls
+      Network.train(sequences, terms)                                                  mua.megatron.network
+        pack()             every data-parallel rank's micro-batches, planned by all    mua.megatron.packing
+        forward.train()    this rank's, through Megatron's schedule: gradients         mua.megatron.forward
+        Optimizer.step()                                                               mua.megatron.optimizer
+      metrics, the same on every rank
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import torch.distributed as dist
+from torch import Tensor
+
+import megatron_bridge
+from megatron_bridge import BridgeError
+from megatron_bridge.plan import ModelPlan, plan_model
+from megatron_bridge.ranks import gathered
+from mua.algorithms.loss_protocol import LossFunction, ValueLossFunction
+from mua.config.schema import ExperimentConfig
+from mua.engine.host import EngineHost, Host, Hosts, make_servers
+from mua.engine.nodes import find_nodes, reachable_address
+from mua.engine.source import TrainerSource
+from mua.engine.weights import WeightSource
+from mua.errors import ModelError, RankLost
+from mua.megatron import checkpoint, forward, parallel
+from mua.megatron.model import load_chunks
+from mua.megatron.modules import defer_logits
+from mua.megatron.network import Network
+from mua.megatron.offload import Offloaded, offload
+from mua.megatron.replay import RoutingReplay
+from mua.trainer.calls import Calls, Together, announced, lost_rank, naming_lost_ranks
+from mua.trainer.launch import end_ranks
+from mua.types import Float32Array, Json, TrainBatch, TrainSequence
+
+CLOSE_SECONDS = 60.0
+"""How long the end of a failed run waits for the other ranks, to finish a checkpoint with them."""
+
+log = logging.getLogger(__name__)
+
+
+class Learner(Together):
+    """What trains. On rank 0 use as a context manager; on the others call :meth:`follow`.
+
+    Args:
+        total_steps: optimizer steps of the policy in the run; a decaying schedule ends there.
+        with_reference: keep a frozen copy of the initial weights for ``log_probabilities(reference=True)``.
+        critic_steps: optimizer steps of a critic beside the policy, for :meth:`values` and :meth:`train_values`; None:
+            there is none.
+        driven: by rank 0. Otherwise every rank makes every call by itself, with the same arguments.
+
+    Raises:
+        MuaError: the layout is not a proven one (:mod:`mua.megatron.layouts`).
+        ConfigError: the model does not divide over it.
+        ModelError: the model folder cannot be read.
+    """
+
+    def __init__(
+        self,
+        config: ExperimentConfig,
+        *,
+        total_steps: int,
+        with_reference: bool = False,
+        critic_steps: int | None = None,
+        driven: bool = True,
+    ) -> None:
+        self._config = config
+        self._pending: checkpoint.PendingSave | None = None
+        self._closing: dist.ProcessGroup | None = None
+        self._offloaded: Offloaded | None = None
+        self._host: EngineHost | None = None
+        self._group: dist.ProcessGroup | None = None
+        with naming_lost_ranks():
+            self._started = parallel.initialize(config.megatron, config.seed)
+            try:
+                self._build(total_steps, with_reference, critic_steps)
+            except BaseException:
+                parallel.shutdown(self._started)
+                raise
+            if driven and config.megatron.world_size > 1:
+                self._group = parallel.own_group(timedelta(seconds=parallel.COLLECTIVE_SECONDS))
+                self.calls = Calls(self._group, config.trainer.silence_seconds)
+            self._nodes = find_nodes(self._group)
+        self._source = TrainerSource(
+            self._model_in_place,
+            config.engine,
+            self._nodes,
+            self._group,
+            announce=lambda targets: self.announce("_follow_feed", targets),
+            meet=lambda: None if self.calls is None else self.calls.meet(),
+        )
+
+    def _build(self, total_steps: int, with_reference: bool, critic_steps: int | None) -> None:
+        config, megatron = self._config, self._config.megatron
+        chunks = load_chunks(config.model, megatron)
+        defer_logits(chunks)
+        self.policy = Network(chunks, megatron, config.optimizer, total_steps)
+        self._reference = [p.detach().clone() for p in self.policy.parameters()] if with_reference else None
+        self._replay = None if megatron.routing_replay == "off" else RoutingReplay(chunks, megatron.routing_replay)
+        self.networks = {checkpoint.POLICY: self.policy}
+        """All that is trained, by the names checkpoints know."""
+        if critic_steps is not None:
+            chunks = load_chunks(config.model, megatron, critic=True)
+            self.networks["critic"] = Network(chunks, megatron, config.critic.optimizer, critic_steps, prefix="critic/")
+
+    @property
+    def critic(self) -> Network:
+        """Raises ValueError where none is trained."""
+        if "critic" not in self.networks:
+            raise ValueError("no critic is trained: build Learner(..., critic_steps=...)")
+        return self.networks["critic"]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        lost = None if error is None else lost_rank(error)
+        if self.calls is None or (lost is None and not isinstance(error, KeyboardInterrupt | RankLost)):
+            # An error that all ranks met has ended the others by now; it is the one to be seen.
+            with suppress(*([] if error is None else [RankLost])):
+                self.close()
+            return
+        # The others may be in a collective that this rank has left, and deaf to announcements.
+        end_ranks()
+        self.calls.close()
+        self._close()
+        if lost is not None:
+            raise lost from error
+
+    def follow(self) -> None:
+        try:
+            super().follow()
+        finally:
+            if self._host is not None:
+                self._host.close()
+        self._close()
+
+    def close(self) -> None:
+        """Let the other ranks go and end Megatron's process groups, and torch.distributed if it was started here.
+
+        A checkpoint that is still being written, because an error ended the run, gets its name if all ranks come here
+        within a minute; otherwise it is given up, with a line in the log.
+        """
+        try:
+            self.release()
+        finally:
+            self._close()
+
+    def _close(self) -> None:
+        try:
+            if self._pending is not None:
+                dist.monitored_barrier(self._closing, timeout=timedelta(seconds=CLOSE_SECONDS))
+                self._finish_save()
+        except Exception as error:
+            log.error("a checkpoint that was being written is given up: %s", " ".join(str(error).split()))
+        finally:
+            parallel.shutdown(self._started)
+
+    @announced
+    def train_step(self, batch: TrainBatch, loss: LossFunction) -> dict[str, float]:
+        """One optimizer step of the policy on the whole batch: gradients are plain sums of the loss function's.
+
+        Returns:
+            metrics: see :meth:`mua.megatron.network.Network.train`; with ``megatron.routing_replay`` also the share of
+            the engine's expert choices that this policy made too.
+
+        Raises:
+            MuaError: a sequence is longer than a row, trains its first token, holds a token the model lacks, or lacks
+                the expert choices that are to be replayed.
+        """
+        self._prepare_step()
+        if self._replay is not None:
+            self._replay.check(batch.sequences)
+        terms = forward.policy_terms(loss, batch.temperature, self.policy.vocab_size)
+        metrics = self.policy.train(batch.sequences, terms)
+        return metrics | ({} if self._replay is None else self._replay.metrics())
+
+    @announced
+    def train_values(self, batch: TrainBatch, loss: ValueLossFunction) -> dict[str, float]:
+        """One optimizer step of the critic on the whole batch; otherwise as :meth:`train_step`.
+
+        Returns:
+            metrics: ``loss/value``; ``critic/value``, ``critic/return`` and ``critic/clip_fraction``, means over
+            trained tokens; ``critic/grad_norm``, ``critic/learning_rate`` and so on as of the policy.
+
+        Raises:
+            MuaError: as :meth:`train_step`.
+            ValueError: there is no critic, or the batch has no values and returns.
+        """
+        self._prepare_step()
+        metrics = self.critic.train(_routed_freely(batch.sequences), forward.value_terms(loss))
+        del metrics["tokens"]  # the policy's step counts them
+        return metrics
+
+    @announced
+    def values(self, sequences: Sequence[TrainSequence]) -> list[Float32Array]:
+        """The critic's value of what comes before each token.
+
+        Returns:
+            per sequence, in the order given, float32 ``[T]``; entry 0 is 0.0, as nothing comes before it.
+
+        Raises:
+            MuaError: a sequence is longer than a row or holds a token the model lacks.
+            ValueError: there is no critic.
+        """
+        self._onload()
+        return self.critic.score(_routed_freely(sequences), forward.read_values)
+
+    @announced
+    def log_probabilities(
+        self, sequences: Sequence[TrainSequence], temperature: float, *, reference: bool = False
+    ) -> list[Float32Array]:
+        """Log-probability of every token given those before it, under the policy or the frozen reference.
+
+        Expert choices of the engine are replayed for the policy, as in training; the reference makes its own.
+
+        Returns:
+            per sequence, in the order given, float32 ``[T]``; entry 0 is 0.0, as nothing predicts it.
+
+        Raises:
+            MuaError: a sequence is longer than a row or holds a token the model lacks.
+            ValueError: ``reference`` without ``with_reference``, or a temperature not above 0.
+        """
+        self._onload()
+        read = forward.read_logprobs(temperature, self.policy.vocab_size)
+        if reference:
+            with self._reference_in_place():
+                return self.policy.score(_routed_freely(sequences), read)
+        if self._replay is not None:
+            self._replay.check(sequences)
+        return self.policy.score(sequences, read)
+
+    def with_values(self, batch: TrainBatch) -> TrainBatch:
+        """``batch`` with the critic's current values."""
+        found = self.values(batch.sequences)
+        return replace(batch, sequences=[replace(s, values=v) for s, v in zip(batch, found, strict=True)])
+
+    def with_logprobs(self, batch: TrainBatch, *, old: bool) -> TrainBatch:
+        """``batch`` with log-probabilities of the reference, if one is kept, and of the current policy as ``old``."""
+        sequences = batch.sequences
+        if old:
+            current = self.log_probabilities(sequences, batch.temperature)
+            sequences = [replace(s, old_logprobs=values) for s, values in zip(sequences, current, strict=True)]
+        if self._reference is not None:
+            reference = self.log_probabilities(sequences, batch.temperature, reference=True)
+            sequences = [replace(s, reference_logprobs=values) for s, values in zip(sequences, reference, strict=True)]
+        return replace(batch, sequences=sequences)
+
+    @announced
+    def save(
+        self, folder: Path, extra_state: Json, provenance: Json | None = None, *, background: bool = False
+    ) -> None:
+        """Write a checkpoint, whole or not at all; see :func:`mua.megatron.checkpoint.begin`.
+
+        Args:
+            provenance: JSON-able, for the manifest.
+            background: return as soon as the tensors are copied. The checkpoint gets its name in a later call, in
+                :meth:`finish_save` at the latest.
+        """
+        self._onload()
+        self._finish_save()
+        if background and self._closing is None:
+            self._closing = parallel.own_group()
+        self._pending = checkpoint.begin(
+            folder, self.networks, self._config.megatron, extra_state, provenance, background=background
+        )
+        if not background:
+            self._finish_save()
+
+    @announced
+    def finish_save(self) -> None:
+        """Wait for the checkpoint that is being written in the background, if there is one.
+
+        Raises:
+            ModelError: it could not be written; nothing of it is left.
+        """
+        self._finish_save()
+
+    @announced
+    def load(self, folder: Path) -> Json:
+        """Restore a checkpoint of any layout; the ``extra_state`` it was saved with.
+
+        Raises:
+            ModelError: see :func:`mua.megatron.checkpoint.load`.
+        """
+        self._onload()
+        self._finish_save()
+        return checkpoint.load(folder, self.networks, self._config.megatron)
+
+    @announced
+    def save_hf(self, folder: Path) -> None:
+        """Write the policy as a Hugging Face folder, every other file copied from ``model.path``.
+
+        Raises:
+            ModelError: it could not be written; nothing of it is left.
+        """
+        self._onload()
+        try:
+            megatron_bridge.save_hf(self.policy.chunks, folder, source=self._config.model.path)
+        except BridgeError as error:
+            raise ModelError(str(error)) from error
+
+    @announced
+    def offload(self) -> None:
+        """Give the device memory of weights, gradients and optimizer back; what needs them moves them back."""
+        self._offload()
+
+    @announced
+    def onload(self) -> None:
+        """Take the memory that :meth:`offload` gave back; does nothing where it did not."""
+        self._onload()
+
+    def weights(self) -> WeightSource:
+        """The current weights for :meth:`mua.engine.pool.EnginePool.update_weights`, resharded by all ranks."""
+        return self._source
+
+    def engine_hosts(self) -> Hosts | None:
+        """Have the leader of every other machine look after engines there; None when there is no other machine."""
+        return self._engine_hosts(secrets.token_hex(32)) if self._nodes.several else None
+
+    @announced
+    def _engine_hosts(self, key: str) -> Hosts:
+        if dist.get_rank() in self._nodes.leaders[1:]:
+            address = reachable_address()
+            servers = make_servers(self._config, node=self._nodes.own, address=address, api_key=key)
+            self._host = EngineHost(servers, address, key)
+        urls = gathered(None if self._host is None else self._host.url, self._group)
+        others = enumerate(self._nodes.leaders[1:], start=1)
+        return Hosts(key, tuple(Host(node, str(urls[leader])) for node, leader in others))
+
+    def _follow_feed(self, targets: Sequence[int]) -> None:
+        self._source.follow(targets)
+
+    @contextmanager
+    def _model_in_place(self) -> Iterator[ModelPlan]:
+        """The plan of the policy; its weights are on the device inside, and afterwards where they were."""
+        away = self._offloaded is not None
+        self._onload()
+        try:
+            yield plan_model(self.policy.chunks)
+        finally:
+            if away:
+                self._offload()
+
+    @contextmanager
+    def _reference_in_place(self) -> Iterator[None]:
+        """The policy's parameters point at the frozen reference inside."""
+        if self._reference is None:
+            raise ValueError("no reference is kept: build Learner(..., with_reference=True)")
+        policy = [parameter.data for parameter in self.policy.parameters()]
+        self._point_to(self._reference)
+        try:
+            yield
+        finally:
+            self._point_to(policy)
+
+    def _point_to(self, tensors: Sequence[Tensor]) -> None:
+        for parameter, tensor in zip(self.policy.parameters(), tensors, strict=True):
+            parameter.data = tensor
+
+    def _prepare_step(self) -> None:
+        """Weights are on the device, and a checkpoint gets its name once every rank has written its part."""
+        self._onload()
+        if self._pending is not None and self._pending.done():
+            self._finish_save()
+
+    def _finish_save(self) -> None:
+        if self._pending is not None:
+            pending, self._pending = self._pending, None
+            pending.finish()
+
+    def _offload(self) -> None:
+        if self._offloaded is None:
+            self._offloaded = offload(self.networks.values(), self._reference)
+
+    def _onload(self) -> None:
+        if self._offloaded is not None:
+            self._offloaded.restore()
+            self._offloaded = None
+
+
+def _routed_freely(sequences: Sequence[TrainSequence]) -> list[TrainSequence]:
+    """Without the engine's expert choices, which are the policy's."""
+    return [replace(sequence, experts=None) for sequence in sequences]
