@@ -37,7 +37,7 @@ class Judged:
 
     def __init__(self, script: Callable[[int, str], int]) -> None:
         self.script = script
-        self.weights = 0
+        self.updates = 0
         self.versions: list[int] = []
         self.played: list[tuple[str, int]] = []
         """Split and weights of each evaluation."""
@@ -52,14 +52,14 @@ class Judged:
     def _update(self, weights: int, version: int) -> Any:
         from mua.engine.weights import SyncReport
 
-        self.weights = weights
+        self.updates = weights
         self.versions.append(version)
         return SyncReport(0, 0, 0, 0.0, 0.0, version)
 
     def _evaluate(self, tasks: Sequence[Task], **_: Any) -> list[Trajectory]:
         split = tasks[0].split
-        self.played.append((split, self.weights))
-        good = self.script(self.weights, split)
+        self.played.append((split, self.updates))
+        good = self.script(self.updates, split)
         return [
             Trajectory(f"t{i}", i, 0, [], [0.0], 0.0, i < good, Outcome.USER_STOP, domain="help_desk")
             for i in range(TASKS)
@@ -71,11 +71,11 @@ class Counted(StandIn):
 
     dies_at = -1
 
-    def feed(self) -> int:  # type: ignore[override]
-        return self.weights
+    def weights(self) -> int:  # type: ignore[override]
+        return self.updates
 
     def train_step(self, *arguments: Any) -> dict[str, float]:
-        if self.weights + 1 == self.dies_at:
+        if self.updates + 1 == self.dies_at:
             raise KeyboardInterrupt
         return super().train_step(*arguments)
 
@@ -111,7 +111,7 @@ def names(output: Path) -> list[str]:
 
 def test_the_best_stays_beside_the_newest(tmp_path: Path) -> None:
     policy = train(config(tmp_path), Judged(peaked), Counted())
-    assert policy.weights == 8  # the last is what the run hands over unless it is told otherwise
+    assert policy.updates == 8  # the last is what the run hands over unless it is told otherwise
     assert names(tmp_path) == ["best", "step_00000004", "step_00000008"]
     assert best_checkpoint(tmp_path / "checkpoints") == tmp_path / "checkpoints" / "step_00000004"
     state = json.loads((tmp_path / "checkpoints" / "best" / "manifest.json").read_text())
@@ -130,7 +130,7 @@ def test_a_killed_run_finds_its_best_again(tmp_path: Path, dies_at: int) -> None
     with pytest.raises(KeyboardInterrupt):
         train(config(tmp_path), Judged(peaked), killed)
     policy = train(config(tmp_path, export="best"), Judged(peaked), Counted())
-    assert policy.weights == 4
+    assert policy.updates == 4
     assert names(tmp_path) == ["best", "step_00000004", "step_00000008"]
 
 
@@ -163,8 +163,8 @@ def test_an_evaluation_that_a_new_start_makes_up_for_may_be_the_best(tmp_path: P
     engines, done = Judged(peaked), []
 
     def fails(tasks: Sequence[Task], **_: Any) -> list[Trajectory]:
-        done.append(engines.weights)
-        if engines.weights == 4:
+        done.append(engines.updates)
+        if engines.updates == 4:
             raise EngineError("engine.max_restarts")
         return engines._evaluate(tasks)
 
@@ -186,7 +186,7 @@ def test_the_report_is_of_the_first_policy_and_of_the_one_handed_over(
 ) -> None:
     engines = Judged(peaked)
     policy = train(config(tmp_path, "test", export=export), engines, Counted())
-    assert policy.weights == step
+    assert policy.updates == step
     validation = [("validation", weights) for weights in (2, 4, 6, 8)]
     assert engines.played == [("test", 0), *validation, ("test", step)]
     report = json.loads((tmp_path / "report.json").read_text())

@@ -50,25 +50,25 @@ class StandIn:
 
     def __init__(self, skipped: Sequence[float] = ()) -> None:
         self.skipped = list(skipped)
-        self.weights = 0
+        self.updates = 0
 
     def with_logprobs(self, batch: TrainBatch, *, old: bool) -> TrainBatch:
         return batch
 
     def train_step(self, batch: TrainBatch, loss: object) -> dict[str, float]:
-        self.weights += 1
+        self.updates += 1
         return {"loss": 1.0, "grad_norm": 1.0, "skipped": self.skipped.pop(0) if self.skipped else 0.0}
 
-    def feed(self) -> None:
+    def weights(self) -> None:
         pass
 
     def save(self, folder: Path, extra_state: dict[str, Any], *_: Any, **__: Any) -> None:
         folder.mkdir(parents=True)
-        (folder / "manifest.json").write_text(json.dumps(extra_state | {"weights": self.weights}))
+        (folder / "manifest.json").write_text(json.dumps(extra_state | {"weights": self.updates}))
 
     def load(self, folder: Path) -> dict[str, Any]:
         state: dict[str, Any] = json.loads((folder / "manifest.json").read_text())
-        self.weights = state["weights"]
+        self.updates = state["weights"]
         return state
 
 
@@ -145,7 +145,7 @@ def test_a_run_whose_every_episode_failed_does_not_end_well(tmp_path: Path, step
     config = experiment(tmp_path, min_scored_share=0.0, max_unscored_steps=bound, steps=steps, save_every=1)
     with pytest.raises(RunStopped, match=rf"step {done}: not one of 4 episodes could be scored; most ended as judge_"):
         train(config, policy, rollouts(NONE))
-    assert (saved(tmp_path), policy.weights) == ({}, 0)
+    assert (saved(tmp_path), policy.updates) == ({}, 0)
     lines = list(read_metrics(tmp_path / "metrics.jsonl"))
     assert [line["step"] for line in lines] == list(range(done))
     for line in lines:
@@ -160,7 +160,7 @@ def test_a_step_that_nobody_could_score_trains_on_nothing_and_the_run_goes_on(
     train(experiment(tmp_path, max_unscored_steps=2), policy, rollouts(NONE, ALL, NONE, ALL, NONE, ALL))
     lines = list(read_metrics(tmp_path / "metrics.jsonl"))
     assert ["success" in line for line in lines] == [False, True, False, True, False, True, True, True]
-    assert (policy.weights, saved(tmp_path)) == (5, {"step_00000008": 5})
+    assert (policy.updates, saved(tmp_path)) == (5, {"step_00000008": 5})
     assert "step 0 trains on nothing: not one of 4 episodes could be scored; most ended as judge_error" in caplog.text
     assert "check that judge.llm answers" in caplog.text
 

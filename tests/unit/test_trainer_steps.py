@@ -86,7 +86,7 @@ class Table:
         self.value_steps += 1
         return {}
 
-    def feed(self) -> torch.Tensor:
+    def weights(self) -> torch.Tensor:
         return self.logits.detach().clone()
 
     def save(self, folder: Path, state: object, *_: object, **__: object) -> None:
