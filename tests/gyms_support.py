@@ -15,13 +15,13 @@ from pydantic import SecretStr
 
 from environments.gyms._shared import Gym, GymEnvironment, act
 from mua.config.schema import EnvironmentConfig, LlmConfig
-from mua.environment.demonstrate import demonstrate, replay_gold
 from mua.environment.protocol import Evaluation, Move, Split, Task, ToolResult, Transcript
 from mua.types import Json
 from mua.users.endpoint import ChatEndpoint
 from mua.users.services import Services
 from tests.chat_fixtures import chat_server, says
 from tests.chat_server import Handler, Server, serving
+from workbench.demonstrate import demonstrate, replay_gold
 
 SPLITS: tuple[Split, ...] = get_args(Split)
 DATA = Path(__file__).parent / "data/gyms"

@@ -20,16 +20,17 @@ from environments.telecom.persona import persona_of
 from environments.telecom.tasks import load_split
 from environments.telecom.user import GONE, customer, part_of
 from mua.config.schema import EnvironmentConfig
-from mua.environment.canned import Canned
 from mua.environment.database import RewardForm, ServiceDesk
-from mua.environment.protocol import Domain, Environment, Isolation, Move, PromptStyle, Split, Task
+from mua.environment.domain import Domain
+from mua.environment.protocol import Environment, Isolation, Move, PromptStyle, Split, Task
 from mua.errors import ConfigError
 from mua.users.protocol import User
 from mua.users.services import Services
+from workbench.canned import Canned
 
 
 class TelecomDomain:
-    """Implements :class:`mua.environment.protocol.Domain`, ``Expert``, ``Peopled``, ``Attacked`` and
+    """Implements :class:`mua.environment.domain.Domain`, ``Expert``, ``Peopled``, ``Attacked`` and
     ``Configurable``."""
 
     name = "telecom"

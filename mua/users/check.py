@@ -21,7 +21,8 @@ from functools import lru_cache
 from itertools import islice
 from typing import Any
 
-from mua.environment.protocol import Domain, Informed, Split, Task
+from mua.environment.domain import Domain, Informed
+from mua.environment.protocol import Split, Task
 from mua.errors import UserFaultKind
 from mua.users.guards import LeakCheck, misused_signal, unusable
 from mua.users.protocol import STOP_SIGNAL, Refusal

@@ -1,4 +1,4 @@
-"""What a customer's wishes and facts (:mod:`mua.users.scripted`) tell for :class:`mua.environment.protocol.Informed`.
+"""What a customer's wishes and facts (:mod:`mua.users.scripted`) tell for :class:`mua.environment.domain.Informed`.
 
 A domain makes both from a task once, and three readers use them: its scripted user, the check of what a language model
 says in that part (:mod:`mua.users.check`), and whoever measures that check.

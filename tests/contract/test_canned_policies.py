@@ -15,11 +15,11 @@ from statistics import pstdev
 
 import pytest
 
-from mua.environment.canned import CEILING, SHARE_OF_EXPERT, Attacked, Canned, play_canned
-from mua.environment.demonstrate import Demonstration, demonstrate
-from mua.environment.protocol import Domain
+from mua.environment.domain import Domain
 from mua.environment.registry import domain_names, get_domain
 from mua.environment.sampling import stratified
+from workbench.canned import CEILING, SHARE_OF_EXPERT, Attacked, Canned, play_canned
+from workbench.demonstrate import Demonstration, demonstrate
 
 OURS = [name for name in domain_names() if not getattr(get_domain(name), "needs_data", False)]
 

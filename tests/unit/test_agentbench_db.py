@@ -24,11 +24,11 @@ from environments.agentbench_db.records import load
 from environments.agentbench_db.sandbox import MAX_ROWS, MAX_TEXT, Sandbox, SqlError
 from environments.agentbench_db.scoring import agrees, cleaned, joined, table_digest
 from mua.config.schema import EnvironmentConfig
-from mua.environment.demonstrate import demonstrate, replay_gold
 from mua.environment.protocol import Task, ToolResult, Transcript
 from mua.errors import ConfigError
 from mua.types import Json
 from mua.users.services import Services
+from workbench.demonstrate import demonstrate, replay_gold
 
 SMALL = Path(__file__).parents[1] / "data/agentbench_db/standard.jsonl"
 

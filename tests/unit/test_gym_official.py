@@ -26,7 +26,6 @@ from environments.gyms._shared.records import GymName
 from environments.gyms.function.records import family
 from environments.gyms.search import SearchGym
 from mua.config.schema import EnvironmentConfig, EvaluationConfig, LlmConfig
-from mua.environment.demonstrate import demonstrate, replay_gold
 from mua.environment.protocol import Task
 from mua.environment.registry import get_domain
 from mua.environment.schema import argument_checker
@@ -36,6 +35,7 @@ from mua.types import Json
 from mua.users.endpoint import ChatEndpoint
 from mua.users.services import Services
 from tests.gyms_support import SPLITS, judged, modelled, opened, played
+from workbench.demonstrate import demonstrate, replay_gold
 
 FOLDER = Path(__file__).parents[1] / "data/userrl"
 GYMS: tuple[GymName, ...] = get_args(GymName)

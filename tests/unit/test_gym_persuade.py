@@ -26,12 +26,12 @@ from environments.gyms.persuade.notes import Note, looked_up, notes, numbers
 from environments.gyms.persuade.oracle import judged_stance
 from environments.gyms.persuade.topics import known_in, themes, topics
 from mua.config.schema import LlmConfig
-from mua.environment.demonstrate import demonstrate, replay_gold
 from mua.environment.protocol import Environment, Task, ToolResult, Transcript
 from mua.errors import JudgeFault, UserFault
 from mua.types import Json
 from mua.users.endpoint import ChatEndpoint
 from tests.gyms_support import modelled
+from workbench.demonstrate import demonstrate, replay_gold
 
 TASKS = {split: DOMAIN.tasks(split) for split in SIZES}
 _LABELS = Path(__file__).parents[1] / "data/gyms/persuade.jsonl"

@@ -17,8 +17,6 @@ from environments.gyms._shared import act
 from environments.gyms.tau import DOMAIN, TauGym
 from environments.gyms.tau.game import tool_call
 from mua.config.schema import EnvironmentConfig, LlmConfig
-from mua.environment.canned import play_canned
-from mua.environment.demonstrate import demonstrate, replay_gold
 from mua.environment.protocol import Environment, Move, Task, ToolResult, Transcript, UserMove
 from mua.environment.registry import get_domain
 from mua.environment.selection import Selection
@@ -29,6 +27,8 @@ from mua.users.protocol import STOP_SIGNAL
 from mua.users.services import Services
 from tests.chat_fixtures import ChatServer, chat_server, in_order, says
 from tests.tau_support import official
+from workbench.canned import play_canned
+from workbench.demonstrate import demonstrate, replay_gold
 
 SPLITS = ("train", "validation", "test")
 DESK = TauGym(inner={"help_desk": get_domain("help_desk")})

@@ -22,9 +22,10 @@ from environments.gyms._shared.shaping import FLAT, SHAPING, shaped
 from environments.gyms._shared.user import PATIENCE
 from environments.gyms.function import DOMAIN as FUNCTION
 from mua.config.schema import EnvironmentConfig, LlmConfig
+from mua.environment.domain import Configurable, Domain
 from mua.environment.manager import EnvironmentManager
 from mua.environment.manifest import digest
-from mua.environment.protocol import Configurable, Domain, Move, Split, Task, ToolResult
+from mua.environment.protocol import Move, Split, Task, ToolResult
 from mua.environment.registry import domain_names, get_domain
 from mua.errors import ConfigError, EnvironmentFault, JudgeFault, MuaError, UserFault
 from mua.users.endpoint import ChatEndpoint

@@ -13,15 +13,8 @@ from collections.abc import Awaitable, Sequence
 from typing import TypeVar
 
 from environments.gyms._shared import Choice, Game, GymEnvironment, Reply, Setting
-from mua.environment.protocol import (
-    Domain,
-    Evaluation,
-    Task,
-    ToolResult,
-    ToolSchema,
-    Transcript,
-    UserControlled,
-)
+from mua.environment.domain import Domain
+from mua.environment.protocol import Evaluation, Task, ToolResult, ToolSchema, Transcript, UserControlled
 from mua.types import Json
 from mua.untrusted import JsonError, read_json
 from mua.users.endpoint import ChatEndpoint

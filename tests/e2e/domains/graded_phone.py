@@ -13,8 +13,8 @@ from dataclasses import replace
 from environments.telecom import TelecomDomain
 from mua.config.schema import EnvironmentConfig
 from mua.environment.database import DatabaseEnvironment
+from mua.environment.domain import Domain
 from mua.environment.protocol import (
-    Domain,
     Environment,
     Evaluation,
     Split,

@@ -8,7 +8,8 @@ from dataclasses import replace
 from environments.help_desk import HelpDeskDomain
 from environments.help_desk.tools import HelpDesk
 from mua.config.schema import EnvironmentConfig
-from mua.environment.protocol import Domain, Environment, Evaluation, Split, Task, Transcript
+from mua.environment.domain import Domain
+from mua.environment.protocol import Environment, Evaluation, Split, Task, Transcript
 from mua.users.judge import Judge
 from mua.users.services import Services
 
