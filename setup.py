@@ -88,7 +88,7 @@ setup(
     description="Reinforcement learning of multi-turn agents that use tools and talk with users",
     license="Apache-2.0",
     packages=find_namespace_packages(
-        include=["mua", "mua.*", "megatron_bridge", "megatron_bridge.*", "environments", "environments.*"],
+        include=["mua", "mua.*", "megatron_bridge", "megatron_bridge.*", "environments", "environments.*", "workbench"],
         exclude=["*.__pycache__", "*.__pycache__.*"],
     ),
     # Namespace discovery takes every folder as a package, so templates, policies and task files travel with the code

@@ -120,7 +120,7 @@ def _run(
 
 def _prepared(config: ExperimentConfig, record: str) -> ExperimentConfig:
     if config.model.shrink:
-        from mua.plan.shrink import prepare_shrunk
+        from workbench.shrink import prepare_shrunk
 
         return prepare_shrunk(config, record)
     prepare_output(config, record)
@@ -185,9 +185,9 @@ def evaluate(
 
         base, cells = load_cells(config, overrides or [], matrix)
         with output_of(base):
-            import mua.evaluation.matrix
+            import workbench.matrix
 
-            mua.evaluation.matrix.evaluate_matrix(base, cells)
+            workbench.matrix.evaluate_matrix(base, cells)
         return
     with _run(config, overrides, "config-eval.yaml") as loaded:
         import mua.evaluation.run
@@ -203,9 +203,9 @@ def compare(
     out: Annotated[Path | None, typer.Option("--out", help="folder to write into; by default RUN_B")] = None,
 ) -> None:
     """Compare two evaluations on the tasks they share: difference, interval, paired test."""
-    import mua.evaluation.compare
+    import workbench.compare
 
-    mua.evaluation.compare.compare(first, second, out or (second if second.is_dir() else second.parent))
+    workbench.compare.compare(first, second, out or (second if second.is_dir() else second.parent))
 
 
 @app.command()
@@ -213,9 +213,9 @@ def compare(
 def rollout(config: ConfigFile, overrides: Overrides = None) -> None:
     """Run episodes without training and print one as a conversation."""
     with _run(config, overrides, "config-rollout.yaml") as loaded:
-        import mua.rollout.show
+        import workbench.rollout
 
-        mua.rollout.show.show_rollout(loaded)
+        workbench.rollout.show_rollout(loaded)
 
 
 @convert_app.command("megatron-to-hf")
@@ -284,13 +284,18 @@ def plan(
     loaded = load_config(config, overrides or ())
     import mua.plan.report
 
-    planned = mua.plan.report.make_plan(loaded, every_rank=every_rank)
+    policy = None
+    if loaded.model.shrink:
+        from workbench.shrink import shrunk
+
+        loaded, policy = shrunk(loaded)
+    planned = mua.plan.report.make_plan(loaded, policy, every_rank=every_rank)
     if as_json:
         print(json.dumps(planned.as_json(), indent=2))
     else:
-        import mua.plan.show
+        import workbench.plan_tables
 
-        mua.plan.show.show_plan(planned)
+        workbench.plan_tables.show_plan(planned)
     if planned.faults():
         raise typer.Exit(1)
 
@@ -351,7 +356,7 @@ def launch_slurm(
 @verb
 def env_list(as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of a table")] = False) -> None:
     """Show every registered domain and gym: tasks by split, tools, where it runs."""
-    import mua.environment.listing as listing
+    import workbench.domains as listing
 
     found = listing.entries()
     print(json.dumps([entry.as_json() for entry in found], indent=2) if as_json else listing.table(found))
@@ -367,9 +372,9 @@ def env_new(
     ] = None,
 ) -> None:
     """Write a small domain that works, and its test, to be changed into another one, into the current project."""
-    import mua.environment.scaffold
+    import workbench.scaffold
 
-    found = mua.environment.scaffold.scaffold(name, gym, into)
+    found = workbench.scaffold.scaffold(name, gym, into)
     for path in found:
         print(path)
     if any(path.name == "pyproject.toml" for path in found):
@@ -387,10 +392,10 @@ def env_play(
     data: Annotated[Path | None, typer.Option("--data", help="folder with official data (environment.data)")] = None,
 ) -> None:
     """Be the agent, or the user, of one task in the terminal; ends with the verdict and the difference."""
-    import mua.environment.play
+    import workbench.play
     from mua.config.schema import EnvironmentConfig
 
-    mua.environment.play.play(EnvironmentConfig(name=name, data=data), task, split, seed, role)
+    workbench.play.play(EnvironmentConfig(name=name, data=data), task, split, seed, role)
 
 
 @env_app.command("replay")
@@ -403,7 +408,7 @@ def env_replay(
     data: Annotated[Path, typer.Option("--data", help="folder with the official data", show_default=False)],
 ) -> None:
     """Run recorded calls of the official tools through ours; exit status 1 if anything disagrees."""
-    from mua.environment.replay import replay_files
+    from workbench.recordings import replay_files
 
     found = replay_files(name, data, recorded)
     for line in found.lines():
@@ -418,7 +423,7 @@ def algorithms(
     as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of a table")] = False,
 ) -> None:
     """List what the section algorithm of a configuration can choose from."""
-    from mua.algorithms.listing import LISTING
+    from workbench.algorithms import LISTING
 
     if as_json:
         print(json.dumps(LISTING, indent=2))

@@ -7,10 +7,11 @@ from collections.abc import Generator, Sequence
 from functools import lru_cache
 
 from mua.environment.database import DatabaseEnvironment
-from mua.environment.demonstrate import Demonstration, demonstrate, value_of
-from mua.environment.demonstrate import played as played_with
-from mua.environment.protocol import Domain, Environment, Evaluation, Expert, Move, Peopled, Task, Transcript
+from mua.environment.domain import Domain, Expert, Peopled
+from mua.environment.protocol import Environment, Evaluation, Move, Task, Transcript
 from mua.environment.registry import get_domain
+from workbench.demonstrate import Demonstration, demonstrate, value_of
+from workbench.demonstrate import played as played_with
 
 domain_of = lru_cache(maxsize=8)(get_domain)
 """Finding one looks through folders."""

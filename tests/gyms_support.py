@@ -16,11 +16,11 @@ from pydantic import SecretStr
 from environments.gyms._shared import Gym, GymEnvironment, act
 from mua.config.schema import EnvironmentConfig, LlmConfig
 from mua.endpoint.client import ChatClient, Services
-from mua.environment.demonstrate import demonstrate, replay_gold
 from mua.environment.protocol import Evaluation, Move, Split, Task, ToolResult, Transcript
 from mua.types import Json
 from tests.chat_fixtures import chat_server, says
 from tests.chat_server import Handler, Server, serving
+from workbench.demonstrate import demonstrate, replay_gold
 
 SPLITS: tuple[Split, ...] = get_args(Split)
 DATA = Path(__file__).parent / "data/gyms"

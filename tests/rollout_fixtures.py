@@ -22,7 +22,8 @@ from environments.help_desk.database import difference
 from environments.help_desk.tools import HelpDesk, gold_snapshot
 from mua.config.schema import EnvironmentConfig, ExperimentConfig
 from mua.engine.protocol import Generation, SamplingParams
-from mua.environment.protocol import Domain, Environment, Evaluation, Isolation, Task, ToolResult, Transcript
+from mua.environment.domain import Domain
+from mua.environment.protocol import Environment, Evaluation, Isolation, Task, ToolResult, Transcript
 from mua.environment.selection import Selection
 from mua.tokens import ChatFamily
 from mua.tokens.codec import fixed

@@ -14,10 +14,10 @@ from environments.telecom.recipes import RECIPES
 from environments.telecom.tasks import load_split
 from environments.telecom.user import PhoneUser, customer
 from mua.environment.database import DatabaseEnvironment
-from mua.environment.demonstrate import replay_gold
 from mua.environment.protocol import Environment, Evaluation, Move, Split, Task, ToolResult, ToolSchema
 from mua.types import Json
 from tests.desk_support import opened
+from workbench.demonstrate import replay_gold
 
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
 ALL = [task for split in SPLITS for task in load_split(split)]

@@ -194,7 +194,7 @@ def _whole(found: Json) -> tuple[float, list[float]]:
 def canned_by_kind() -> dict[str, dict[str, float]]:
     """What policies that deserve nothing earn on the test split: name -> kind -> success."""
     from environments.help_desk import DOMAIN
-    from mua.environment.canned import play_canned
+    from workbench.canned import play_canned
 
     async def played() -> dict[str, dict[str, list[float]]]:
         found: dict[str, dict[str, list[float]]] = {name: defaultdict(list) for name in DOMAIN.canned()}

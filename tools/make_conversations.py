@@ -11,7 +11,7 @@ success are written, with ``--keep all`` the others too: what a policy that is s
 
 ``--agent policy``: whoever ``evaluation.policy`` names (an OpenAI endpoint, or the checkpoint ``model.path``) plays
 ``--samples`` episodes of every task against the configuration's users. Successful, rule-abiding ones are kept, the best
-``--per-task`` of each task, and written balanced (:mod:`mua.rollout.curate`). Every episode stands in
+``--per-task`` of each task, and written balanced (:mod:`workbench.curate`). Every episode stands in
 OUT.episodes.jsonl the moment it ends, so that the same command goes on after a kill or ``--minutes``; OUT.report.json
 says what was kept and why the rest was not.
 """
@@ -29,13 +29,13 @@ from pathlib import Path
 from mua.cli import readable
 from mua.config.load import load_config
 from mua.config.schema import ExperimentConfig
-from mua.environment.demonstrate import Demonstration, demonstrate
 from mua.environment.protocol import Task
 from mua.environment.selection import Selection
-from mua.evaluation.collect import Wanted, collect, shown_tools
 from mua.observe.progress import Progress
 from mua.rollout.stream import TaskStream
 from mua.types import Json
+from workbench.collect import Wanted, collect, shown_tools
+from workbench.demonstrate import Demonstration, demonstrate
 
 
 def main() -> None:

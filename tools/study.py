@@ -220,8 +220,8 @@ def folder_of(study: Study, seed: int, stage: str) -> Path:
 
 def report(study: Study, seeds: Sequence[int]) -> None:
     """Write and print what the study found."""
-    from mua.evaluation.compare import difference, load_result, paired
     from mua.evaluation.report import table, with_bounds
+    from workbench.compare import difference, load_result, paired
 
     found = {n: [load_result(folder_of(study, s, n) / "evaluation") for s in seeds] for n in study.stages}
     domains = sorted(found[next(iter(found))][0]["domains"])

@@ -40,8 +40,8 @@ def build_policy(
 
     ``shape`` replaces parts of :data:`POLICY`; ``apart``: words that stand alone in the tokenizer.
     """
-    from mua.environment.demonstrate import spoken_text
     from mua.tokens import train_tokenizer
+    from workbench.demonstrate import spoken_text
 
     train_tokenizer(spoken_text(list(conversations)), folder, vocab_size=vocabulary, apart=apart)
     _initialise(folder, seed, POLICY | dict(shape))

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 
 from environments.acebench.data import CATEGORIES, LANGUAGES, Package, load, milestones
 from environments.acebench.episode import AceEnvironment
-from mua.environment.protocol import Domain, Environment, Isolation, Move, PromptStyle, Split, Task
+from mua.environment.domain import Domain
+from mua.environment.protocol import Environment, Isolation, Move, PromptStyle, Split, Task
 from mua.errors import ConfigError
 from mua.users.protocol import STOP_SIGNAL, User, UserReply
 
@@ -59,7 +60,7 @@ class OneRequest:
 
 
 class AceDomain:
-    """Implements :class:`mua.environment.protocol.Domain`."""
+    """Implements :class:`mua.environment.domain.Domain`."""
 
     name = "acebench"
     needs_data = True

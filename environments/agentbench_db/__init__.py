@@ -21,11 +21,12 @@ from environments.agentbench_db.canned import CANNED
 from environments.agentbench_db.episode import COMMIT, EXECUTE, DatabaseTaskEnvironment
 from environments.agentbench_db.own import FOLDER
 from environments.agentbench_db.records import NAME, load
-from mua.environment.canned import Canned
-from mua.environment.protocol import Domain, Environment, Isolation, Move, PromptStyle, Split, Task
+from mua.environment.domain import Domain
+from mua.environment.protocol import Environment, Isolation, Move, PromptStyle, Split, Task
 from mua.errors import ConfigError
 from mua.types import Json
 from mua.users.protocol import STOP_SIGNAL, User, UserReply
+from workbench.canned import Canned
 
 if TYPE_CHECKING:
     from mua.config.schema import EnvironmentConfig
@@ -67,7 +68,7 @@ class TaskGiver:
 
 
 class AgentBenchDatabase:
-    """Implements :class:`mua.environment.protocol.Domain`, ``Expert`` and ``Configurable``."""
+    """Implements :class:`mua.environment.domain.Domain`, ``Expert`` and ``Configurable``."""
 
     name = NAME
     user_in_tools = True

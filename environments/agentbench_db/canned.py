@@ -1,4 +1,4 @@
-"""Policies that deserve nothing on database tasks; see :mod:`mua.environment.canned`.
+"""Policies that deserve nothing on database tasks; see :mod:`workbench.canned`.
 
 They look at the tables at most as far as one statement that is the same for all tasks, and never at what is asked.
 """
@@ -12,8 +12,8 @@ from collections.abc import Generator, Mapping, Sequence
 
 from environments.agentbench_db.episode import COMMIT, EXECUTE
 from environments.agentbench_db.own import PLACES
-from mua.environment.canned import Canned, Glance, Player, end_at_once, write_at_random
 from mua.environment.protocol import Move
+from workbench.canned import Canned, Glance, Player, end_at_once, write_at_random
 
 _TABLE = re.compile(r"table is called ([^;]+);")
 _COLUMNS = re.compile(r"columns are ([^.]+)\.")

@@ -28,18 +28,19 @@ from environments.airline.views import compact
 from environments.airline.world import world
 from mua.config.schema import EnvironmentConfig
 from mua.endpoint.client import Services
-from mua.environment.canned import Canned
 from mua.environment.database import DatabaseEnvironment, RewardForm, ServiceDesk, Tool
-from mua.environment.protocol import Domain, Environment, Isolation, Move, PromptStyle, Split, Task
+from mua.environment.domain import Domain
+from mua.environment.protocol import Environment, Isolation, Move, PromptStyle, Split, Task
 from mua.errors import ConfigError
 from mua.users.protocol import User
+from workbench.canned import Canned
 
 TABLES = ("flights", "reservations", "users")
 _SHORT_PROMPT = "You are the agent of an airline."
 
 
 class AirlineDomain:
-    """Implements :class:`mua.environment.protocol.Domain` over the generated airline."""
+    """Implements :class:`mua.environment.domain.Domain` over the generated airline."""
 
     name = "airline"
     isolation: Isolation = "inline"

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 
 from environments.bfcl.data import CATEGORIES, Package, gold_move, load, schemas, withheld
 from environments.bfcl.episode import BfclEnvironment
-from mua.environment.protocol import Domain, Environment, Isolation, Move, PromptStyle, Split, Task, ToolSchema
+from mua.environment.domain import Domain
+from mua.environment.protocol import Environment, Isolation, Move, PromptStyle, Split, Task, ToolSchema
 from mua.errors import ConfigError
 from mua.users.protocol import STOP_SIGNAL, User, UserReply
 
@@ -59,7 +60,7 @@ class FixedTurns:
 
 
 class BfclDomain:
-    """Implements :class:`mua.environment.protocol.Domain`."""
+    """Implements :class:`mua.environment.domain.Domain`."""
 
     name = "bfcl"
     needs_data = True

@@ -11,10 +11,10 @@ from environments.help_desk.expert import DONE, Expert
 from environments.help_desk.tasks import load_split
 from environments.help_desk.tools import HelpDesk
 from environments.help_desk.user import customer, part_of
-from mua.environment.canned import Canned
 from mua.environment.protocol import Environment, Isolation, Move, PromptStyle, Split, Task
 from mua.types import Json
 from mua.users.protocol import STOP_SIGNAL, User
+from workbench.canned import Canned
 
 _WISHES = {
     "track": "You want to know where your order is now.",
@@ -31,7 +31,7 @@ _TOLD = {
 
 
 class HelpDeskDomain:
-    """Implements :class:`mua.environment.protocol.Domain`, ``Expert``, ``Peopled`` and ``Attacked``."""
+    """Implements :class:`mua.environment.domain.Domain`, ``Expert``, ``Peopled`` and ``Attacked``."""
 
     name = "help_desk"
     isolation: Isolation = "inline"

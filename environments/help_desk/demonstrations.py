@@ -10,9 +10,9 @@ from environments.help_desk.expert import Expert
 from environments.help_desk.tasks import FIRST_SEED, MIXTURE, generate
 from environments.help_desk.tools import HelpDesk
 from environments.help_desk.user import customer
-from mua.environment.demonstrate import played
 from mua.environment.protocol import Task
 from mua.types import Json
+from workbench.demonstrate import played
 
 _FIRST_SEED = FIRST_SEED["train"] + 100_000
 """Demonstrations use shops of their own, which no split contains."""

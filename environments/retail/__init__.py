@@ -25,17 +25,18 @@ from environments.retail.verdict import code
 from environments.retail.views import compact
 from mua.config.schema import EnvironmentConfig
 from mua.endpoint.client import Services
-from mua.environment.canned import Canned
 from mua.environment.database import DatabaseEnvironment, RewardForm, ServiceDesk
-from mua.environment.protocol import Domain, Environment, Isolation, Move, PromptStyle, Split, Task
+from mua.environment.domain import Domain
+from mua.environment.protocol import Environment, Isolation, Move, PromptStyle, Split, Task
 from mua.errors import ConfigError
 from mua.users.protocol import User
+from workbench.canned import Canned
 
 SHORT_PROMPT = "You are the shop's desk."
 
 
 class RetailDomain:
-    """Implements :class:`mua.environment.protocol.Domain`, ``Peopled`` and ``Attacked`` over the shop's own data."""
+    """Implements :class:`mua.environment.domain.Domain`, ``Peopled`` and ``Attacked`` over the shop's own data."""
 
     name = "retail"
     isolation: Isolation = "inline"

@@ -1,4 +1,4 @@
-"""Policies that deserve nothing at the shop's desk; see :mod:`mua.environment.canned`."""
+"""Policies that deserve nothing at the shop's desk; see :mod:`workbench.canned`."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from environments.retail.reading import noted
 from environments.retail.shop import shop
 from environments.retail.tools import REASONS
 from environments.retail.words import PRODUCTS
-from mua.environment.canned import Canned, Glance, Player, echo, end_at_once, says, write_at_random
 from mua.environment.protocol import Move
 from mua.types import Json
+from workbench.canned import Canned, Glance, Player, echo, end_at_once, says, write_at_random
 
 Moves: TypeAlias = Generator[Move, str, None]
 _TURNS = 5

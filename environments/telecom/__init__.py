@@ -21,15 +21,16 @@ from environments.telecom.tasks import load_split
 from environments.telecom.user import GONE, customer, part_of
 from mua.config.schema import EnvironmentConfig
 from mua.endpoint.client import Services
-from mua.environment.canned import Canned
 from mua.environment.database import RewardForm, ServiceDesk
-from mua.environment.protocol import Domain, Environment, Isolation, Move, PromptStyle, Split, Task
+from mua.environment.domain import Domain
+from mua.environment.protocol import Environment, Isolation, Move, PromptStyle, Split, Task
 from mua.errors import ConfigError
 from mua.users.protocol import User
+from workbench.canned import Canned
 
 
 class TelecomDomain:
-    """Implements :class:`mua.environment.protocol.Domain`, ``Expert``, ``Peopled``, ``Attacked`` and
+    """Implements :class:`mua.environment.domain.Domain`, ``Expert``, ``Peopled``, ``Attacked`` and
     ``Configurable``."""
 
     name = "telecom"

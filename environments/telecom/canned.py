@@ -1,4 +1,4 @@
-"""Policies that deserve nothing at Vela Mobile; see :mod:`mua.environment.canned`."""
+"""Policies that deserve nothing at Vela Mobile; see :mod:`workbench.canned`."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any, TypeAlias
 from environments.telecom.expert import ASK
 from environments.telecom.identity import dates
 from environments.telecom.world import PLANS
-from mua.environment.canned import Canned, Glance, Player, echo, end_at_once, says, write_at_random
 from mua.environment.protocol import Move
 from mua.types import Json
+from workbench.canned import Canned, Glance, Player, echo, end_at_once, says, write_at_random
 
 Steps: TypeAlias = Generator[Move, str, Any]
 _NUMBER = re.compile(r"\d{3}-\d{3}-\d{4}")

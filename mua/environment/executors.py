@@ -19,7 +19,8 @@ import threading
 from contextlib import suppress
 from typing import Any, Protocol
 
-from mua.environment.protocol import Domain, Environment, Task
+from mua.environment.domain import Domain
+from mua.environment.protocol import Environment, Task
 from mua.environment.requests import Request, checked
 from mua.environment.threads import BlockingPool, HungCall, Job, Outcome
 

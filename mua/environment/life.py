@@ -1,4 +1,4 @@
-"""Starting and stopping what a domain holds for its environments (:class:`mua.environment.protocol.Owner`)."""
+"""Starting and stopping what a domain holds for its environments (:class:`mua.environment.domain.Owner`)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
-from mua.environment.protocol import Domain, Owner
+from mua.environment.domain import Domain, Owner
 from mua.errors import MuaError, one_line
 
 if TYPE_CHECKING:

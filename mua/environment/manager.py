@@ -21,9 +21,10 @@ from contextlib import asynccontextmanager
 from typing import Any, Literal
 
 from mua.config.schema import EnvironmentConfig
+from mua.environment.domain import Domain
 from mua.environment.executors import Executor, InlineExecutor, LostEnvironment, Place, ThreadExecutor
 from mua.environment.life import Life
-from mua.environment.protocol import Domain, Evaluation, Isolation, Task, ToolResult, ToolSchema, Transcript
+from mua.environment.protocol import Evaluation, Isolation, Task, ToolResult, ToolSchema, Transcript
 from mua.environment.requests import Call, Judge, Request, Reset, WrongResult
 from mua.environment.schema import fitted
 from mua.environment.threads import HungCall
@@ -209,7 +210,7 @@ class EnvironmentManager:
         That wait has no deadline of its own: it is the caller's queue, under the caller's deadline. Raises
         :class:`mua.errors.EnvironmentFault` when building, resetting or closing raises or hangs, and
         :class:`TooManyHungCalls` when ``MAX_LEAKED_THREADS`` calls hang already. The first lease starts the domain
-        (:class:`mua.environment.protocol.Owner`).
+        (:class:`mua.environment.domain.Owner`).
         """
         if self._life is not None:
             await self._life.start()

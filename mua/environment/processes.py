@@ -29,8 +29,9 @@ import sys
 from contextlib import suppress
 
 from mua.config.schema import EnvironmentConfig
+from mua.environment.domain import Domain
 from mua.environment.executors import LostEnvironment, Place
-from mua.environment.protocol import Domain, Task
+from mua.environment.protocol import Task
 from mua.environment.requests import Request
 from mua.environment.threads import HungCall, Outcome
 from mua.environment.wire import packed, read_error, read_outcome, request_json

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 
-from mua.environment.protocol import Domain
+from mua.environment.domain import Domain
 from mua.errors import ConfigError
 
 ENTRY_POINT_GROUP = "mua.environments"

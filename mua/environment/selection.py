@@ -8,7 +8,8 @@ from typing import Self
 
 from mua.config.schema import EnvironmentConfig, EvaluationConfig, ExperimentConfig
 from mua.endpoint.client import Services
-from mua.environment.protocol import Configurable, Domain, PerTaskPrompt, PromptStyle, Split, Task
+from mua.environment.domain import Configurable, Domain, PerTaskPrompt
+from mua.environment.protocol import PromptStyle, Split, Task
 from mua.environment.registry import get_domain
 from mua.environment.sampling import stratified
 from mua.errors import ConfigError

@@ -31,8 +31,9 @@ from queue import SimpleQueue
 from typing import Any, TypeAlias
 
 from mua.config.schema import EnvironmentConfig
+from mua.environment.domain import Configurable, Domain
 from mua.environment.life import Life
-from mua.environment.protocol import Configurable, Domain, Environment
+from mua.environment.protocol import Environment
 from mua.environment.registry import get_domain
 from mua.environment.requests import checked
 from mua.environment.wire import answer_json, error_json, packed, read_request

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -16,7 +16,6 @@ from mua.plan.gpus import GPUS, Gpu
 from mua.plan.layout import check_possible, gpus
 from mua.plan.phases import Phase, phases, trainer_at_start
 from mua.plan.ranks import RankBytes, first_ranks, rank_bytes
-from mua.plan.shrink import shrunk
 
 RECOMPUTE = ("none", "selective", "full")
 
@@ -101,19 +100,22 @@ class Plan:
         }
 
 
-def make_plan(config: ExperimentConfig, *, every_rank: bool = False) -> Plan:
+def make_plan(
+    config: ExperimentConfig, hf_config: Mapping[str, Any] | None = None, *, every_rank: bool = False
+) -> Plan:
     """Plans ``config``: one rank of each pipeline stage or, if ``every_rank``, all of them.
+
+    Args:
+        config: what is planned.
+        hf_config: the policy's config.json, where that of ``config.model`` is not written yet.
+        every_rank: whether every rank is planned.
 
     Raises:
         ConfigError: the layout is impossible for the model or the cluster; the nearest possible one is named.
         MuaError: the layout is possible, but no test has proven it; the nearest proven one is named.
         ModelError: no architecture to plan with.
     """
-    if config.model.shrink:
-        config, small = shrunk(config)
-        architecture = Architecture.from_hf(small)
-    else:
-        architecture = architecture_of(config.model)
+    architecture = architecture_of(config.model) if hf_config is None else Architecture.from_hf(hf_config)
     check_possible(architecture, config)
     check_layout(config.megatron, moe=architecture.experts > 0)
     ranks = range(config.megatron.world_size) if every_rank else first_ranks(config.megatron)

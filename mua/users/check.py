@@ -25,7 +25,8 @@ from typing import Any
 
 import yaml
 
-from mua.environment.protocol import Domain, Informed, Split, Task
+from mua.environment.domain import Domain, Informed
+from mua.environment.protocol import Split, Task
 from mua.errors import Refusal, UserFaultKind
 from mua.types import Json
 from mua.users.guards import LeakCheck, misused_signal, unusable

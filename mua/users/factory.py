@@ -14,8 +14,8 @@ from typing import Any, TypeAlias
 from mua.config.environment import USER_KINDS
 from mua.config.schema import UserConfig
 from mua.endpoint.client import ChatClient, Services
-from mua.environment.demonstrate import scripted_user
-from mua.environment.protocol import Domain, Task
+from mua.environment.domain import Domain, scripted_user
+from mua.environment.protocol import Task
 from mua.environment.selection import Selection
 from mua.errors import ConfigError
 from mua.users.check import Vocabulary

@@ -19,11 +19,11 @@ from statistics import pstdev
 
 import pytest
 
-from mua.environment.canned import CEILING, SHARE_OF_EXPERT, Attacked, Canned, play_canned
-from mua.environment.demonstrate import Demonstration, demonstrate
-from mua.environment.protocol import Domain
+from mua.environment.domain import Domain
 from mua.environment.registry import domain_names, get_domain
 from mua.environment.sampling import stratified
+from workbench.canned import CEILING, SHARE_OF_EXPERT, Attacked, Canned, play_canned
+from workbench.demonstrate import Demonstration, demonstrate
 
 ROOT = Path(__file__).parents[2]
 OURS = [name for name in domain_names() if not getattr(get_domain(name), "needs_data", False)]
@@ -83,7 +83,7 @@ def test_a_policy_that_deserves_nothing_earns_nothing(name: str, policy: str, mo
 
 SAID = """
 import asyncio, hashlib, json
-from mua.environment.canned import play_canned
+from workbench.canned import play_canned
 from mua.environment.registry import get_domain
 from tests.contract.test_canned_policies import policies
 

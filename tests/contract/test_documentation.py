@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 
 from mua.config.schema import EnvironmentConfig
-from mua.environment.demonstrate import replay_gold
+from mua.environment.domain import Domain
 from mua.environment.manager import EnvironmentManager
-from mua.environment.protocol import Domain, Task, Transcript
-from mua.environment.scaffold import source
+from mua.environment.protocol import Task, Transcript
+from workbench.demonstrate import replay_gold
+from workbench.scaffold import source
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = DOCS / "environments.md"

@@ -29,11 +29,10 @@ from jsonschema import Draft202012Validator
 from mua.config.schema import EnvironmentConfig
 from mua.environment import processes
 from mua.environment.database import DatabaseEnvironment
-from mua.environment.demonstrate import replay_gold
+from mua.environment.domain import Domain
 from mua.environment.manager import EnvironmentManager, LeasedEnvironment, isolation_of
 from mua.environment.overlay import digest_of
 from mua.environment.protocol import (
-    Domain,
     Environment,
     Evaluation,
     Move,
@@ -48,6 +47,7 @@ from mua.environment.protocol import (
 from mua.environment.registry import domain_names, get_domain
 from mua.environment.worker import Worker, _domain
 from mua.users.protocol import STOP_SIGNAL, User
+from workbench.demonstrate import replay_gold
 
 SPLITS: tuple[Split, ...] = get_args(Split)
 SAMPLE = 8

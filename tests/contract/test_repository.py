@@ -174,7 +174,7 @@ def test_packages_carry_every_data_file(tmp_path: Path) -> None:
     command = [sys.executable, "setup.py", "-q", "build_py", "--build-lib", str(built)]
     subprocess.run(command, cwd=ROOT, capture_output=True, check=True)
     tracked = subprocess.run(
-        ["git", "ls-files", "--", "mua", "megatron_bridge", "environments"],
+        ["git", "ls-files", "--", "mua", "megatron_bridge", "environments", "workbench"],
         cwd=ROOT,
         capture_output=True,
         text=True,

@@ -17,8 +17,8 @@ def workshop(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
 
     from environments.help_desk import DOMAIN
     from environments.help_desk.demonstrations import demonstrations
-    from mua.environment.demonstrate import spoken_text
     from mua.tokens import train_tokenizer
+    from workbench.demonstrate import spoken_text
 
     folder = tmp_path_factory.mktemp("workshop")
     model, data, recipe = folder / "model", folder / "conversations.jsonl", folder / "recipe.yaml"

@@ -23,7 +23,6 @@ from environments.help_desk.demonstrations import demonstrations
 from environments.help_desk.tasks import generate
 from mua.config.schema import JudgeConfig, LlmConfig
 from mua.endpoint.client import ChatClient, Services
-from mua.environment.demonstrate import spoken_text
 from mua.environment.protocol import ToolResult, ToolSchema
 from mua.errors import JudgeFault, UserFault, UserFaultKind
 from mua.launch import checks
@@ -38,6 +37,7 @@ from tests.judged_desk import SURE, JudgedDesk
 from tests.rollout_fixtures import ScriptedSampler, call, experiment, lines, only
 from tests.served_support import Served, random_model, serving
 from tests.tokens_fixtures import chat_family
+from workbench.demonstrate import spoken_text
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

@@ -17,11 +17,11 @@ from pathlib import Path
 import pytest
 from e2e_support import metrics_of, mua
 
-from mua.environment.demonstrate import demonstrate, spoken_text
 from mua.errors import UserFaultKind
 from mua.observe.traces import read_traces
 from mua.types import Json, Outcome, Provenance, Trajectory
 from tests.served_support import PROMPT, Served, customers, random_model, serving, write_conversations
+from workbench.demonstrate import demonstrate, spoken_text
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 

@@ -18,9 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from mua.environment.replay import _recordings
 from mua.errors import ConfigError, MuaError
-from mua.evaluation.compare import compared, comparison_page, load_result
 from mua.evaluation.store import EpisodeStore, Key
 from mua.observe.conversation import render_trajectory
 from mua.observe.metrics import drop_from, read_metrics
@@ -28,6 +26,8 @@ from mua.observe.traces import TraceWriter, experts_file, read_traces
 from mua.types import Outcome, Provenance, Segment, Trajectory
 from mua.users.replay import load_recordings
 from tests.fuzz._mutate import mutated_bytes, mutated_json, mutated_lines, outcome
+from workbench.compare import compared, comparison_page, load_result
+from workbench.recordings import _recordings
 
 CASES = 620
 _TEXT = "Hello é 🙂\u2028\ud800"

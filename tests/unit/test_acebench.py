@@ -19,10 +19,10 @@ from environments.acebench.data import CATEGORIES, milestones
 from environments.acebench.episode import AceEnvironment, different, progress
 from mua.config.schema import EnvironmentConfig
 from mua.endpoint.client import Services
-from mua.environment.demonstrate import demonstrate, replay_gold
 from mua.environment.protocol import Task, ToolResult, Transcript
 from mua.errors import ConfigError
 from mua.types import Json
+from workbench.demonstrate import demonstrate, replay_gold
 
 REAL = os.environ.get("MUA_ACEBENCH")
 

@@ -25,10 +25,10 @@ from environments.agentbench_db.sandbox import MAX_ROWS, MAX_TEXT, Sandbox, SqlE
 from environments.agentbench_db.scoring import agrees, cleaned, joined, table_digest
 from mua.config.schema import EnvironmentConfig
 from mua.endpoint.client import Services
-from mua.environment.demonstrate import demonstrate, replay_gold
 from mua.environment.protocol import Task, ToolResult, Transcript
 from mua.errors import ConfigError
 from mua.types import Json
+from workbench.demonstrate import demonstrate, replay_gold
 
 SMALL = Path(__file__).parents[1] / "data/agentbench_db/standard.jsonl"
 

@@ -33,8 +33,6 @@ from environments.airline.world import AHEAD, PAST, _Maker, world
 from mua.config.schema import EnvironmentConfig
 from mua.endpoint.client import Services
 from mua.environment.database import RewardForm
-from mua.environment.demonstrate import played as played_with
-from mua.environment.demonstrate import replay_gold
 from mua.environment.manifest import digest
 from mua.environment.overlay import Overlay, digest_of
 from mua.environment.protocol import Evaluation, Move, Split, Task
@@ -46,6 +44,8 @@ from mua.users.scripted import grammar_of
 from tests.desk_support import judged, opened, played, spoken, with_persona
 from tools.bench.claims import judged as read_sentences
 from tools.bench.claims import score
+from workbench.demonstrate import played as played_with
+from workbench.demonstrate import replay_gold
 
 Call: TypeAlias = tuple[str, dict[str, str]]
 SPLITS: tuple[Split, ...] = get_args(Split)

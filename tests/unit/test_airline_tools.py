@@ -25,10 +25,10 @@ from mua.endpoint.client import Services
 from mua.environment.database import DatabaseEnvironment, ServiceDesk
 from mua.environment.overlay import Base, Overlay
 from mua.environment.protocol import ToolResult, Transcript
-from mua.environment.replay import replay_files
 from mua.types import Json
 from tests.counting import operations
 from tests.tau_support import official
+from workbench.recordings import replay_files
 
 ANN = {"first_name": "Ann", "last_name": "Bee", "dob": "1990-01-31"}
 BEN = {"first_name": "Ben", "last_name": "Bee", "dob": "1992-02-01"}

@@ -13,9 +13,9 @@ from typing import get_args
 import pytest
 from typer.testing import CliRunner
 
-from mua.algorithms.listing import LISTING
 from mua.cli import app
 from mua.config.schema import AlgorithmConfig, Section
+from workbench.algorithms import LISTING
 
 
 def accepted(key: str) -> set[str]:

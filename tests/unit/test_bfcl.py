@@ -23,15 +23,16 @@ from environments.bfcl.data import CATEGORIES
 from environments.bfcl.episode import BfclEnvironment, Done, Turn, executed_by_turn, first_fault
 from mua.config.schema import EnvironmentConfig, PolicyEndpointConfig, RolloutConfig
 from mua.endpoint.client import ChatClient, Services
-from mua.environment.demonstrate import demonstrate, replay_gold
+from mua.environment.domain import Domain
 from mua.environment.manager import EnvironmentManager
-from mua.environment.protocol import Domain, Task, Transcript
+from mua.environment.protocol import Task, Transcript
 from mua.errors import ConfigError
 from mua.rollout.agent import ChatPolicy
 from mua.rollout.episode import Episode, EpisodeResult, EpisodeSetting
 from mua.types import Json, Outcome
 from tests.bfcl_fixtures import write_package
 from tests.chat_fixtures import ChatServer, calls, chat_server, in_order, says
+from workbench.demonstrate import demonstrate, replay_gold
 
 REAL = os.environ.get("MUA_BFCL")
 needs_package = pytest.mark.skipif(REAL is None, reason="MUA_BFCL does not name the folder of the package bfcl-eval")

@@ -39,7 +39,7 @@ VERBS = [
     (["train"], "mua.trainer.rl", "train", "config.yaml"),
     (["sft"], "mua.trainer.sft", "fine_tune", "config.yaml"),
     (["eval"], "mua.evaluation.run", "evaluate", "config-eval.yaml"),
-    (["rollout"], "mua.rollout.show", "show_rollout", "config-rollout.yaml"),
+    (["rollout"], "workbench.rollout", "show_rollout", "config-rollout.yaml"),
     (["doctor", "sync"], "mua.trainer.doctor", "check_sync", "config-doctor.yaml"),
 ]
 

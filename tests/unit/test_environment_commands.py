@@ -23,14 +23,14 @@ import pytest
 from typer.testing import CliRunner, Result
 
 import environments
-import mua.environment.listing as listing
+import workbench.domains as listing
 from mua.cli import app
 from mua.environment import registry
 from mua.environment.database import DatabaseEnvironment, ServiceDesk, Tool
 from mua.environment.functions import tool_of
-from mua.environment.play import differences
 from mua.environment.registry import domain_names, get_domain
-from mua.environment.scaffold import source
+from workbench.play import differences
+from workbench.scaffold import source
 
 ROOT = Path(__file__).parents[2]
 CONTRACT = importlib.import_module("contract.test_domain_contract")

@@ -20,13 +20,13 @@ from mua.config.load import load_config
 from mua.config.schema import ExperimentConfig
 from mua.environment.protocol import Split, Task
 from mua.errors import ConfigError, MuaError
-from mua.evaluation.collect import Wanted, collect
 from mua.trainer.conversations import load_conversations
 from mua.types import Json
 from tests.chat_fixtures import ChatServer, calls, chat_server
 from tests.chat_server import Clock
 from tests.clerks import clerk, idler
 from tests.tokens_fixtures import chat_family, runs
+from workbench.collect import Wanted, collect
 
 
 def sloppy(body: Json) -> Json:

@@ -14,9 +14,9 @@ from typer.testing import CliRunner
 
 from mua.cli import app
 from mua.errors import MuaError
-from mua.evaluation.compare import compare, compared, load_result, paired
 from mua.evaluation.estimators import mcnemar
 from mua.types import Json
+from workbench.compare import compare, compared, load_result, paired
 
 
 def result(name: str, successes: list[int], episodes: int = 1, domain: str = "desk", **more: Json) -> Json:

@@ -20,8 +20,6 @@ from mua.cli import app
 from mua.config.matrix import load_cells
 from mua.errors import ConfigError, RunStopped
 from mua.evaluation import run
-from mua.evaluation.compare import load_result
-from mua.evaluation.matrix import evaluate_matrix
 from mua.observe.traces import read_traces
 from mua.rollout import runner as runner_module
 from mua.rollout import service
@@ -30,6 +28,8 @@ from tests.chat_fixtures import ChatServer, chat_server, says
 from tests.clerks import clerk, idler
 from tests.rollout_fixtures import ScriptedPool
 from tests.tokens_fixtures import chat_family, model_folder
+from workbench.compare import load_result
+from workbench.matrix import evaluate_matrix
 
 TASKS, SAMPLES = 4, 2
 

@@ -18,7 +18,6 @@ from mua.config.load import load_config
 from mua.config.schema import ExperimentConfig
 from mua.errors import ConfigError, MuaError
 from mua.evaluation import run
-from mua.evaluation.compare import compare
 from mua.observe.traces import read_traces
 from mua.rollout import runner as runner_module
 from mua.rollout import service
@@ -27,6 +26,7 @@ from tests.chat_fixtures import ChatServer, chat_server
 from tests.clerks import clerk, idler
 from tests.rollout_fixtures import ScriptedPool
 from tests.tokens_fixtures import chat_family, model_folder
+from workbench.compare import compare
 
 
 @pytest.fixture(autouse=True)

@@ -27,7 +27,6 @@ from environments.gyms.function.records import family
 from environments.gyms.search import SearchGym
 from mua.config.schema import EnvironmentConfig, EvaluationConfig, LlmConfig
 from mua.endpoint.client import ChatClient, Services
-from mua.environment.demonstrate import demonstrate, replay_gold
 from mua.environment.protocol import Task
 from mua.environment.registry import get_domain
 from mua.environment.schema import argument_checker
@@ -35,6 +34,7 @@ from mua.environment.selection import Selection, environment_of
 from mua.errors import ConfigError, MuaError
 from mua.types import Json
 from tests.gyms_support import SPLITS, judged, modelled, opened, played
+from workbench.demonstrate import demonstrate, replay_gold
 
 FOLDER = Path(__file__).parents[1] / "data/userrl"
 GYMS: tuple[GymName, ...] = get_args(GymName)

@@ -27,11 +27,11 @@ from environments.gyms.persuade.oracle import judged_stance
 from environments.gyms.persuade.topics import known_in, themes, topics
 from mua.config.schema import LlmConfig
 from mua.endpoint.client import ChatClient
-from mua.environment.demonstrate import demonstrate, replay_gold
 from mua.environment.protocol import Environment, Task, ToolResult, Transcript
 from mua.errors import JudgeFault, UserFault
 from mua.types import Json
 from tests.gyms_support import modelled
+from workbench.demonstrate import demonstrate, replay_gold
 
 TASKS = {split: DOMAIN.tasks(split) for split in SIZES}
 _LABELS = Path(__file__).parents[1] / "data/gyms/persuade.jsonl"

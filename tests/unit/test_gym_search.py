@@ -27,11 +27,11 @@ from environments.gyms.search.relations import relations
 from environments.gyms.search.world import world
 from mua.config.schema import EnvironmentConfig, LlmConfig
 from mua.endpoint.client import ChatClient, Services
-from mua.environment.demonstrate import demonstrate, replay_gold
 from mua.environment.protocol import Environment, Task, ToolResult, Transcript
 from mua.errors import ConfigError, EnvironmentFault, JudgeFault
 from tests.chat_fixtures import chat_server, says
 from tests.counting import operations
+from workbench.demonstrate import demonstrate, replay_gold
 
 TEST = DOMAIN.tasks("test")
 

@@ -18,8 +18,6 @@ from environments.gyms.tau import DOMAIN, TauGym
 from environments.gyms.tau.game import tool_call
 from mua.config.schema import EnvironmentConfig, LlmConfig
 from mua.endpoint.client import ChatClient, Services
-from mua.environment.canned import play_canned
-from mua.environment.demonstrate import demonstrate, replay_gold
 from mua.environment.protocol import Environment, Move, Task, ToolResult, Transcript, UserMove
 from mua.environment.registry import get_domain
 from mua.environment.selection import Selection
@@ -28,6 +26,8 @@ from mua.types import Json
 from mua.users.protocol import STOP_SIGNAL
 from tests.chat_fixtures import ChatServer, chat_server, in_order, says
 from tests.tau_support import official
+from workbench.canned import play_canned
+from workbench.demonstrate import demonstrate, replay_gold
 
 SPLITS = ("train", "validation", "test")
 DESK = TauGym(inner={"help_desk": get_domain("help_desk")})

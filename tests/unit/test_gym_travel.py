@@ -28,12 +28,12 @@ from environments.gyms.travel.scenarios import PATTERNS, SIZES, Option
 from environments.gyms.travel.wording import IMPATIENT, VAGUE, cue, hint, openings
 from mua.config.schema import LlmConfig
 from mua.endpoint.client import ChatClient
-from mua.environment.demonstrate import demonstrate, replay_gold
 from mua.environment.protocol import Environment, Move, Split, Task, ToolResult, Transcript
 from mua.errors import JudgeFault, UserFault
 from mua.types import Json
 from tests.counting import operations
 from tests.gyms_support import modelled
+from workbench.demonstrate import demonstrate, replay_gold
 
 TEST = DOMAIN.tasks("test")
 _LABELS = Path(__file__).parents[1] / "data/gyms/travel.jsonl"

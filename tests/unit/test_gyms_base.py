@@ -23,9 +23,10 @@ from environments.gyms._shared.user import PATIENCE
 from environments.gyms.function import DOMAIN as FUNCTION
 from mua.config.schema import EnvironmentConfig, LlmConfig
 from mua.endpoint.client import ChatClient, Services
+from mua.environment.domain import Configurable, Domain
 from mua.environment.manager import EnvironmentManager
 from mua.environment.manifest import digest
-from mua.environment.protocol import Configurable, Domain, Move, Split, Task, ToolResult
+from mua.environment.protocol import Move, Split, Task, ToolResult
 from mua.environment.registry import domain_names, get_domain
 from mua.errors import ConfigError, EnvironmentFault, JudgeFault, MuaError, UserFault
 from tests.chat_server import drops, fails, says, serving

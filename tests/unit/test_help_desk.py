@@ -25,13 +25,13 @@ from environments.help_desk.demonstrations import demonstrations, of_each_rule
 from environments.help_desk.tasks import FIRST_SEED, GRANTED, KINDS, SIZES, generate, load_split, write_manifest
 from environments.help_desk.tools import HelpDesk, gold_snapshot
 from environments.help_desk.user import customer
-from mua.environment.demonstrate import Demonstration, demonstrate, played
 from mua.environment.protocol import Move, Split, Task, Transcript
 from mua.errors import MuaError
 from mua.types import Json
 from mua.users.personas import DEFAULT, PERSONAS
 from mua.users.protocol import STOP_SIGNAL
 from mua.users.scripted import ScriptedUser
+from workbench.demonstrate import Demonstration, demonstrate, played
 
 SPLITS: tuple[Split, ...] = get_args(Split)
 ALL: list[Task] = [task for split in SPLITS for task in load_split(split)]

@@ -53,6 +53,13 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     return run
 
 
+@pytest.fixture
+def started() -> Callable[[], list[psutil.Process]]:
+    """The processes that this test has started and that live; fixtures that stay have theirs."""
+    before = psutil.Process().children()
+    return lambda: [child for child in psutil.Process().children() if child not in before]
+
+
 def terminate_when(true: Callable[[], object]) -> threading.Thread:
     """SIGTERM for this process as soon as ``true`` is."""
 
@@ -66,20 +73,24 @@ def terminate_when(true: Callable[[], object]) -> threading.Thread:
     return thread
 
 
-def test_a_signal_ends_the_server_and_removes_its_address(service: Service, runs: Callable[..., None]) -> None:
+def test_a_signal_ends_the_server_and_removes_its_address(
+    service: Service, runs: Callable[..., None], started: Callable[[], list[psutil.Process]]
+) -> None:
     runs(ANSWERS, "600")
     terminate_when(service.address_file.exists)
     serve(service)
     assert not service.address_file.exists()
-    assert not psutil.Process().children()
+    assert not started()
 
 
-def test_a_signal_ends_a_server_that_still_starts(service: Service, runs: Callable[..., None]) -> None:
+def test_a_signal_ends_a_server_that_still_starts(
+    service: Service, runs: Callable[..., None], started: Callable[[], list[psutil.Process]]
+) -> None:
     runs("import time; time.sleep(600)")
-    terminate_when(psutil.Process().children)
+    terminate_when(started)
     serve(service)
     assert not service.address_file.exists()
-    assert not psutil.Process().children()
+    assert not started()
 
 
 def test_a_server_that_ends_is_named_and_its_address_removed(service: Service, runs: Callable[..., None]) -> None:
@@ -98,13 +109,15 @@ def test_a_server_that_ends_while_it_starts_is_named(service: Service, runs: Cal
     assert raised.value.passing
 
 
-def test_the_deadline_of_the_start_is_named(tmp_path: Path, runs: Callable[..., None]) -> None:
+def test_the_deadline_of_the_start_is_named(
+    tmp_path: Path, runs: Callable[..., None], started: Callable[[], list[psutil.Process]]
+) -> None:
     (tmp_path / "config.json").write_text("{}")
     runs("import time; time.sleep(600)")
     late = Service(tmp_path, tmp_path / "address", "127.0.0.1", free_port(), "tiny", start_seconds=1.0)
     with pytest.raises(EngineError, match="the server was not ready within 1 s; its log stands above"):
         serve(late)
-    assert not psutil.Process().children()
+    assert not started()
 
 
 def test_a_folder_without_a_model_and_a_key_among_the_arguments_are_refused(tmp_path: Path, service: Service) -> None:

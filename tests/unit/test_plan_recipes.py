@@ -20,8 +20,9 @@ from mua.plan.architecture import Architecture, architecture_of
 from mua.plan.compute import forward_flops, rows_per_rank
 from mua.plan.engine import engine_bytes, engine_weights
 from mua.plan.report import Plan, make_plan
-from mua.plan.show import as_text
 from tests.planned_support import MODELS, SHAPE
+from workbench.plan_tables import as_text
+from workbench.shrink import shrunk
 
 ROOT = Path(__file__).parents[2]
 RECIPES = ("qwen3-32b-4x8-h200", "qwen3-8b-1x8", "qwen3-30b-a3b-2x8", "qwen3-235b-a22b-16x8")
@@ -103,7 +104,7 @@ def test_published_hyperparameters() -> None:
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_shrunk_recipe_keeps_its_layout(name: str) -> None:
-    config, plan = recipe(name), make_plan(recipe(name, SHRUNK))
+    config, plan = recipe(name), make_plan(*shrunk(recipe(name, SHRUNK)))
     assert plan.architecture.parameters < 3e6
     assert plan.architecture.hf_config["model_type"] == planned(name).architecture.hf_config["model_type"]
     for key in ("tensor", "pipeline", "context", "expert", "expert_tensor", "data"):

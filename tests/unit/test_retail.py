@@ -30,8 +30,6 @@ from environments.retail.words import FIRST_NAMES, LAST_NAMES, PRODUCTS
 from mua.config.schema import EnvironmentConfig
 from mua.endpoint.client import Services
 from mua.environment.database import ServiceDesk, ToolError
-from mua.environment.demonstrate import Demonstration, demonstrate, replay_gold
-from mua.environment.demonstrate import played as played_with
 from mua.environment.manifest import digest
 from mua.environment.overlay import Overlay
 from mua.environment.protocol import Evaluation, Move, Split, Task, ToolResult, Transcript
@@ -39,6 +37,8 @@ from mua.environment.selection import Selection
 from mua.errors import ConfigError, MuaError
 from mua.types import Json
 from tests.desk_support import judged, opened, played, spoken, with_persona
+from workbench.demonstrate import Demonstration, demonstrate, replay_gold
+from workbench.demonstrate import played as played_with
 
 SPLITS: tuple[Split, ...] = get_args(Split)
 ALL: list[Task] = [task for split in SPLITS for task in load_split(split)]

@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mua.environment.protocol import Task, ToolSchema
-from mua.rollout.curate import Candidate, balanced, best_of_each_task, record, refusal
 from mua.types import Json, Outcome, Trajectory
+from workbench.curate import Candidate, balanced, best_of_each_task, record, refusal
 
 TOOLS = {"look_up", "cancel"}
 SYSTEM, USER = {"role": "system", "content": "Help."}, {"role": "user", "content": "Where is W1?"}

@@ -23,7 +23,8 @@ from environments.help_desk import DOMAIN as HELP_DESK
 from environments.retail import DOMAIN as RETAIL
 from environments.telecom import DOMAIN as TELECOM
 from environments.telecom import phone_tools
-from mua.environment.protocol import Domain, Task, ToolResult, UserControlled
+from mua.environment.domain import Domain
+from mua.environment.protocol import Task, ToolResult, UserControlled
 
 DATA = Path(__file__).parents[1] / "data"
 DOMAINS: dict[str, Domain] = {domain.name: domain for domain in (AIRLINE, HELP_DESK, RETAIL, TELECOM)}

@@ -22,13 +22,13 @@ from environments._tau import OfficialDomain
 from environments.telecom.official.user import named
 from mua.config.schema import EnvironmentConfig
 from mua.endpoint.client import Services
-from mua.environment.demonstrate import demonstrate, played, replay_gold
 from mua.environment.overlay import digest_of
 from mua.environment.protocol import Environment, Evaluation, Move, Split, Task, ToolResult, Transcript, UserMove
 from mua.environment.registry import get_domain
 from mua.environment.selection import Selection
 from mua.errors import ConfigError
 from mua.types import Json
+from workbench.demonstrate import demonstrate, played, replay_gold
 
 SPLITS: tuple[Split, ...] = get_args(Split)
 LEFT_OUT = {"leave_out": "NL_ASSERTION"}

@@ -26,12 +26,12 @@ from environments.retail.tools import TOOLS
 from mua.cli import app
 from mua.config.schema import EnvironmentConfig
 from mua.endpoint.client import Services
-from mua.environment.demonstrate import replay_gold
 from mua.environment.protocol import Evaluation, Split, Task, ToolResult, Transcript
-from mua.environment.replay import replay_files
 from mua.errors import ConfigError, JudgeFault
 from mua.types import Json
 from tests.counting import operations
+from workbench.demonstrate import replay_gold
+from workbench.recordings import replay_files
 
 SPLITS: tuple[Split, ...] = get_args(Split)
 

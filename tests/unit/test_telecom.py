@@ -27,25 +27,15 @@ from environments.telecom.user import customer
 from environments.telecom.world import CUSTOMERS, PLANS, base
 from mua.config.schema import EnvironmentConfig
 from mua.environment.database import DatabaseEnvironment
-from mua.environment.demonstrate import Demonstration, demonstrate, played, replay_gold
-from mua.environment.protocol import (
-    Configurable,
-    Domain,
-    Environment,
-    Evaluation,
-    Expert,
-    Move,
-    Task,
-    Transcript,
-    UserControlled,
-    UserMove,
-)
+from mua.environment.domain import Configurable, Domain, Expert
+from mua.environment.protocol import Environment, Evaluation, Move, Task, Transcript, UserControlled, UserMove
 from mua.environment.selection import Selection
 from mua.errors import ConfigError, MuaError
 from mua.types import Json
 from mua.users.personas import PERSONAS
 from mua.users.protocol import ToolUser, User
 from tests.telecom_support import ALL, KINDS, SPLITS, agent, do, first, judged, opened, user, verdict_on, with_fault
+from workbench.demonstrate import Demonstration, demonstrate, played, replay_gold
 
 Moves: TypeAlias = Generator[Move, str, None]
 

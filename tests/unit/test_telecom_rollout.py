@@ -12,7 +12,6 @@ from environments.telecom import DOMAIN
 from environments.telecom.tasks import load_split
 from environments.telecom.world import base
 from mua.endpoint.client import Services
-from mua.environment.demonstrate import played
 from mua.environment.protocol import (
     Task,
     UserMove,
@@ -25,6 +24,7 @@ from tests.chat_fixtures import calls, chat_server, in_order, says
 from tests.rollout_fixtures import ScriptedSampler, call, experiment, lines, only
 from tests.telecom_support import first, opened, with_fault
 from tests.tokens_fixtures import chat_family
+from workbench.demonstrate import played
 
 # ---- rollouts
 

@@ -18,7 +18,6 @@ from environments.telecom.faults import SOLVED
 from environments.telecom.hands import MOST, requests
 from environments.telecom.tasks import load_split
 from environments.telecom.user import HERE, customer
-from mua.environment.demonstrate import played
 from mua.environment.protocol import Task
 from mua.environment.schema import validate_arguments
 from mua.language.agreement import agrees
@@ -26,6 +25,7 @@ from mua.users.personas import DEFAULT, PERSONAS
 from mua.users.protocol import STOP_SIGNAL
 from mua.users.scripted import reader_of
 from tests.telecom_support import ALL, Phone, do, first, opened, person, with_fault
+from workbench.demonstrate import played
 
 # ---- what it understands
 

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from mua.environment.protocol import Informed, Task
+from mua.environment.domain import Informed
+from mua.environment.protocol import Task
 from mua.environment.registry import get_domain
 from mua.errors import UserFaultKind
 from mua.users.check import TaskCheck, Vocabulary

@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from statistics import fmean
 
-from mua.environment.canned import CEILING, SHARE_OF_EXPERT, Attacked, Canned, play_canned
-from mua.environment.demonstrate import demonstrate
-from mua.environment.protocol import Domain
+from mua.environment.domain import Domain
 from mua.environment.registry import domain_names, get_domain
 from mua.evaluation.report import table
+from workbench.canned import CEILING, SHARE_OF_EXPERT, Attacked, Canned, play_canned
+from workbench.demonstrate import demonstrate
 
 PAGE = Path("docs/benchmarks/canned.md")
 HEAD = """\

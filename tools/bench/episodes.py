@@ -31,7 +31,8 @@ import numpy as np
 from mua.config.schema import ExperimentConfig
 from mua.endpoint.client import Services
 from mua.engine.protocol import Generation, SamplingParams
-from mua.environment.protocol import Domain, Move, Task
+from mua.environment.domain import Domain
+from mua.environment.protocol import Move, Task
 from mua.environment.registry import get_domain
 from mua.environment.selection import Selection
 from mua.rollout.heap import long_lived_heap

@@ -39,19 +39,10 @@ from typing import Any
 
 from mua.config.schema import EnvironmentConfig
 from mua.environment.database import DatabaseEnvironment, ServiceDesk, Tool
+from mua.environment.domain import Domain
 from mua.environment.manager import EnvironmentManager
 from mua.environment.overlay import Base, Overlay, digest_of
-from mua.environment.protocol import (
-    Domain,
-    Evaluation,
-    Isolation,
-    Move,
-    PromptStyle,
-    Split,
-    Task,
-    ToolSchema,
-    Transcript,
-)
+from mua.environment.protocol import Evaluation, Isolation, Move, PromptStyle, Split, Task, ToolSchema, Transcript
 from mua.environment.registry import get_domain
 from mua.types import Json
 from mua.users.protocol import User

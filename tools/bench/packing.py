@@ -23,10 +23,10 @@ import numpy as np
 
 from mua.config.load import load_config
 from mua.config.schema import EnvironmentConfig, MegatronConfig
-from mua.environment.demonstrate import demonstrate, spoken_text
 from mua.environment.protocol import PromptStyle, Task
 from mua.environment.selection import Selection
 from mua.types import Int32Array, Json
+from workbench.demonstrate import demonstrate, spoken_text
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPES = {"help_desk": "configs/demo.yaml", "retail": "configs/qwen3-8b-1x8.yaml"}

@@ -26,8 +26,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
-from mua.environment.demonstrate import moves_of, played
-from mua.environment.protocol import Domain, Split, Task, ToolResult, ToolSchema
+from mua.environment.domain import Domain
+from mua.environment.protocol import Split, Task, ToolResult, ToolSchema
 from mua.environment.registry import get_domain
 from mua.errors import Refusal, UserFaultKind
 from mua.types import Json
@@ -35,6 +35,7 @@ from mua.users.check import SPLITS, ReplyCheck, TaskCheck, Vocabulary
 from mua.users.guards import LeakCheck, with_signal, without_label
 from mua.users.prompts import user_system_prompt
 from mua.users.protocol import STOP_SIGNAL, ToolUser, User, UserReply, UserTools
+from workbench.demonstrate import moves_of, played
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "benchmarks" / "user_check.md"

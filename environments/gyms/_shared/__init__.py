@@ -24,7 +24,7 @@ To add one, make a folder ``environments/gyms/<short name>/`` with ``policy.md``
         def openings(self, task): ...             # wordings of the user's first utterance; the seed picks one
         def persona(self, task): ...              # what an LLM that plays the other side is told
         def gold(self, task): return [act("answer", task.data["number"])]
-        def expert(self, task, seed, loose=0.0): ...         # optional, see mua.environment.protocol.Expert
+        def expert(self, task, seed, loose=0.0): ...         # optional, see mua.environment.domain.Expert
 
     DOMAIN = GuessGym()
 
@@ -54,7 +54,7 @@ A gym with a kind of UserRL's records (:mod:`environments.gyms._shared.records`)
 and may bring ``records.md``, ``record_choices`` and ``record_prompt`` for such tasks.
 
 A gym should pay for what it is about and for nothing else: list the policies that would get something for nothing in
-``canned`` (:mod:`mua.environment.canned`), and make them get nothing.
+``canned`` (:mod:`workbench.canned`), and make them get nothing.
 """
 
 from environments.gyms._shared.game import Game, GymEnvironment, Reply, act

@@ -25,7 +25,7 @@ from mua.users.protocol import User
 
 
 class Gym(ABC):
-    """Implements :class:`mua.environment.protocol.Domain` and :class:`mua.environment.protocol.Configurable`."""
+    """Implements :class:`mua.environment.domain.Domain` and :class:`mua.environment.domain.Configurable`."""
 
     name: str = ""
     isolation: Isolation = "inline"

@@ -21,10 +21,10 @@ from environments.gyms.persuade.claims import NAME, generate
 from environments.gyms.persuade.expert import argument, moves
 from environments.gyms.persuade.game import Debate, PersuadeGame
 from environments.gyms.persuade.notes import notes
-from mua.environment.canned import Canned
 from mua.environment.protocol import Move, Split, Task
 from mua.errors import MuaError
 from mua.types import Json
+from workbench.canned import Canned
 
 _OPENINGS = (
     "{claim} {argument} That is my opinion, and you will hardly change it. I live in a {setting}; only what came of it "
@@ -42,7 +42,7 @@ _RECORD_OPENINGS = (
 
 
 class PersuadeGym(Gym):
-    """Implements :class:`mua.environment.protocol.Domain`."""
+    """Implements :class:`mua.environment.domain.Domain`."""
 
     name = NAME
     choices: ClassVar[Mapping[Choice, str]] = {

@@ -24,10 +24,10 @@ from environments.gyms.search.given import load_questions
 from environments.gyms.search.index import ready_index
 from environments.gyms.search.questions import NAME, generate
 from environments.gyms.search.web import OPTIONS, WebSearch
-from mua.environment.canned import Canned
 from mua.environment.protocol import Move, Split, Task
 from mua.errors import ConfigError
 from mua.types import Json
+from workbench.canned import Canned
 
 _OPENINGS = (
     "I have a question for you: {question}",
@@ -73,7 +73,7 @@ def shown(documents: Sequence[Document]) -> str:
 
 
 class SearchGym(Gym):
-    """Implements :class:`mua.environment.protocol.Domain`."""
+    """Implements :class:`mua.environment.domain.Domain`."""
 
     name = NAME
     held_out = True

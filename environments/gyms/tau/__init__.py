@@ -29,31 +29,21 @@ from environments.gyms.tau.records import OverRecords, checked_folder, databases
 from environments.gyms.tau.user import CustomerUser, NeutralUser
 from mua.config.schema import EnvironmentConfig
 from mua.endpoint.client import ChatClient, Services
-from mua.environment.canned import Canned
-from mua.environment.demonstrate import Demonstration, demonstrate, moves_of
-from mua.environment.protocol import (
-    Configurable,
-    Domain,
-    Environment,
-    Expert,
-    Move,
-    PerTaskPrompt,
-    PromptStyle,
-    Split,
-    Task,
-    UserMove,
-)
+from mua.environment.domain import Configurable, Domain, Expert, PerTaskPrompt
+from mua.environment.protocol import Environment, Move, PromptStyle, Split, Task, UserMove
 from mua.environment.registry import get_domain
 from mua.errors import ConfigError, MuaError
 from mua.types import Json
 from mua.users.protocol import User
+from workbench.canned import Canned
+from workbench.demonstrate import Demonstration, demonstrate, moves_of
 
 NAME = "gyms/tau"
 DOMAINS = "retail,airline"
 
 
 class TauGym(Gym):
-    """Implements :class:`mua.environment.protocol.Domain` and ``PerTaskPrompt`` over inner domains."""
+    """Implements :class:`mua.environment.domain.Domain` and ``PerTaskPrompt`` over inner domains."""
 
     name = NAME
     choices: ClassVar[Mapping[Choice, str]] = {

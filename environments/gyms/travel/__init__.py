@@ -21,13 +21,13 @@ from environments.gyms.travel.game import TravelGame
 from environments.gyms.travel.records import RecordGame, data_of, record_gold, record_moves
 from environments.gyms.travel.scenarios import NAME, generate
 from environments.gyms.travel.wording import openings, persona
-from mua.environment.canned import Canned
 from mua.environment.protocol import Move, Split, Task
 from mua.types import Json
+from workbench.canned import Canned
 
 
 class TravelGym(Gym):
-    """Implements :class:`mua.environment.protocol.Domain`."""
+    """Implements :class:`mua.environment.domain.Domain`."""
 
     name = NAME
     choices: ClassVar[Mapping[Choice, str]] = {

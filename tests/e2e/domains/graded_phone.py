@@ -14,8 +14,8 @@ from environments.telecom import TelecomDomain
 from mua.config.schema import EnvironmentConfig
 from mua.endpoint.client import Services
 from mua.environment.database import DatabaseEnvironment
+from mua.environment.domain import Domain
 from mua.environment.protocol import (
-    Domain,
     Environment,
     Evaluation,
     Split,

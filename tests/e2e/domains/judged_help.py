@@ -9,7 +9,8 @@ from environments.help_desk import HelpDeskDomain
 from environments.help_desk.tools import HelpDesk
 from mua.config.schema import EnvironmentConfig
 from mua.endpoint.client import Services
-from mua.environment.protocol import Domain, Environment, Evaluation, Split, Task, Transcript
+from mua.environment.domain import Domain
+from mua.environment.protocol import Environment, Evaluation, Split, Task, Transcript
 from mua.users.judge import Judge
 
 FORM = {"type": "object", "properties": {"helped": {"type": "boolean"}}}

@@ -2,7 +2,7 @@
 
 ::
 
-    plan of episodes ──► played and stored one by one ──► curated (mua.rollout.curate) ──► OUT.jsonl, OUT.report.json
+    plan of episodes ──► played and stored one by one ──► curated (workbench.curate) ──► OUT.jsonl, OUT.report.json
                           OUT.episodes.jsonl, resumable
 
 The episodes are those of ``mua eval``, on the training split and sampled as rollouts are. Nothing is decided while they
@@ -30,11 +30,11 @@ from mua.evaluation.identity import digest, policy_digest, policy_of, setting_of
 from mua.evaluation.run import key_of, plan, play_missing
 from mua.evaluation.store import EpisodeStore
 from mua.observe.files import replace_text
-from mua.rollout.curate import Candidate, balanced, best_of_each_task, record, refusal
 from mua.rollout.runner import Placed
 from mua.rollout.scored import require_scored
 from mua.rollout.seeds import derived_seed
 from mua.types import Json, Trajectory
+from workbench.curate import Candidate, balanced, best_of_each_task, record, refusal
 
 
 @dataclass(frozen=True, slots=True)

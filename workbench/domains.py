@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import get_args
 
-from mua.environment.protocol import Domain, Split
+from mua.environment.domain import Domain
+from mua.environment.protocol import Split
 from mua.environment.registry import domain_names, get_domain
 from mua.types import Json
 

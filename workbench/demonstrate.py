@@ -12,13 +12,11 @@ from collections.abc import Awaitable, Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias, TypeVar
 
+from mua.environment.domain import Domain, Expert, scripted_user
 from mua.environment.protocol import (
-    Domain,
     Environment,
     Evaluation,
-    Expert,
     Move,
-    Peopled,
     Task,
     ToolResult,
     ToolSchema,
@@ -54,13 +52,6 @@ def moves_of(domain: Domain, task: Task, seed: int, loose: float = 0.0) -> Gener
         yield from domain.expert(task, seed, loose)
     else:
         yield from _unanswered(domain.gold(task))
-
-
-def scripted_user(domain: Domain, task: Task, seed: int, personas: Sequence[str] = ()) -> User:
-    """The domain's scripted user: one of ``personas``, where it has several kinds."""
-    if isinstance(domain, Peopled):
-        return domain.scripted_user(task, seed, personas)
-    return domain.scripted_user(task, seed)
 
 
 async def demonstrate(

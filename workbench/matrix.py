@@ -26,7 +26,6 @@ from rich.table import Table
 from mua.config.output import prepare_output
 from mua.config.schema import ExperimentConfig
 from mua.errors import MuaError, RunStopped
-from mua.evaluation.compare import difference, paired
 from mua.evaluation.report import table, with_bounds
 from mua.evaluation.run import OnTrajectory, Roles, evaluated, play_at_endpoint, roles_of
 from mua.evaluation.summary import interval_of
@@ -37,6 +36,7 @@ from mua.rollout.heap import long_lived_heap
 from mua.rollout.runner import Placed
 from mua.rollout.service import RolloutService
 from mua.types import Json
+from workbench.compare import difference, paired
 
 RESULT, PAGE = "matrix.json", "matrix.md"
 MEAN = "all users"

@@ -23,8 +23,9 @@ from typing import Any, Protocol, get_args, runtime_checkable
 
 from mua.config.schema import EnvironmentConfig
 from mua.endpoint.client import Services
+from mua.environment.domain import Configurable, Domain
 from mua.environment.overlay import same
-from mua.environment.protocol import Configurable, Domain, Split, Task, ToolResult
+from mua.environment.protocol import Split, Task, ToolResult
 from mua.environment.registry import get_domain
 from mua.errors import ConfigError
 from mua.types import Json

@@ -4,7 +4,7 @@
 
     episodes ──► refusal ──► best of each task ──► balanced over domains, difficulties, kinds and outcomes ──► records
 
-Pure functions over trajectories of any policy, whatever played it; :mod:`mua.evaluation.collect` plays and writes.
+Pure functions over trajectories of any policy, whatever played it; :mod:`workbench.collect` plays and writes.
 """
 
 from __future__ import annotations

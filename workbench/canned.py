@@ -18,9 +18,10 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
-from mua.environment.demonstrate import Demonstration, played_by, scripted_user, value_of
-from mua.environment.protocol import Domain, Move, Task, ToolSchema
+from mua.environment.domain import Domain, scripted_user
+from mua.environment.protocol import Move, Task, ToolSchema
 from mua.types import Json
+from workbench.demonstrate import Demonstration, played_by, value_of
 
 CEILING = 0.05
 """Success of a canned policy on the test split; also what is added to a chance that is known."""

@@ -14,7 +14,7 @@ from pathlib import Path
 from string import Template
 from typing import NamedTuple
 
-from mua.environment.protocol import Domain
+from mua.environment.domain import Domain
 from mua.environment.registry import ENTRY_POINT_GROUP, domain_names, get_domain
 from mua.errors import ConfigError
 
@@ -156,7 +156,7 @@ from __future__ import annotations
 import pytest
 
 from $module import DOMAIN
-from mua.environment.demonstrate import replay_gold
+from workbench.demonstrate import replay_gold
 from mua.environment.protocol import Split
 
 
