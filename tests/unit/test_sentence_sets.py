@@ -159,7 +159,7 @@ def acts(folder: str, name: str) -> set[str]:
 
 
 @pytest.mark.parametrize("name", HELD_OUT)
-@pytest.mark.parametrize("folder", ["users/heldout", "users/heldout2", "users/heldout3"])
+@pytest.mark.parametrize("folder", ["users/heldout", "users/heldout2", "users/heldout3", "users/heldout4"])
 def test_held_out_messages_are_well_formed_and_use_the_known_labels(folder: str, name: str) -> None:
     wishes = {line["wish"] for line in lines("users", name)}
     for line in lines(folder, name):
@@ -193,7 +193,7 @@ def test_there_are_enough_held_out_sentences_of_every_sort(name: str) -> None:
 @pytest.mark.parametrize("name", HELD_OUT)
 @pytest.mark.parametrize(
     ("folder", "held"),
-    [("users", "heldout"), ("users", "heldout2"), ("users", "heldout3"), ("claims", "heldout"), ("claims", "fresh")],
+    [*(("users", f"heldout{number}") for number in ("", 2, 3, 4)), ("claims", "heldout"), ("claims", "fresh")],
 )
 def test_no_sentence_is_held_out_twice_or_known(folder: str, held: str, name: str) -> None:
     held_out = [folded(line["say"]) for line in lines(f"{folder}/{held}", name)]

@@ -1,9 +1,10 @@
 """How many labelled messages scripted users understand: docs/benchmarks/understanding.md.
 
-    python -m tools.bench.understanding [--folds 4]
+    python -m tools.bench.understanding [--folds 4 | --held-out]
 
-*Held out* are the files of ``tests/data/users/heldout*``: nothing was learnt from them. For them also how many
-messages are read as a proposal, to be agreed to, and are none, and how many are not understood at all. Three more
+*Held out* are the files of ``tests/data/users/heldout*``, and *confusable* those of ``tests/data/users/confusable``:
+nothing was learnt from them. For them also how many messages are read as a proposal, to be agreed to, and are none, and
+how many are not understood at all. ``--held-out`` measures these alone and leaves the other table as it is. Three more
 figures for each domain are about ``tests/data/users/<domain>.jsonl``, which is learnt from. *Learnt from*: the
 package's model. *Linear, left out*: each message read by a linear model, without the network, that learnt from the
 others (and not from ``examples/*-after.jsonl``, which were written after some of these messages had failed). *Linear,
@@ -39,6 +40,7 @@ from tools.train_reader import (
 )
 
 PAGE = ROOT / "docs/benchmarks/understanding.md"
+_LEARNT_HEAD = "| domain | messages | learnt from | linear, left out | linear, other domains |"
 
 
 def labels(acts: Acts) -> frozenset[str]:
@@ -87,7 +89,7 @@ def labelled() -> dict[str, list[Line]]:
 
 def unseen() -> list[Path]:
     """Labelled files that nothing was learnt from."""
-    return sorted(LABELLED.glob("heldout*/*.jsonl"))
+    return sorted(path for path in LABELLED.glob("*/*.jsonl") if path.parent.name.startswith(("heldout", "confusable")))
 
 
 def _share(parts: Sequence[bool]) -> str:
@@ -128,18 +130,22 @@ def other_domains() -> dict[str, list[bool]]:
 
 def _unseen() -> Iterator[str]:
     own = readers()
+    every = {f"{path.parent.name}/{path.stem}": lines_of(path, path.stem) for path in unseen()}
+    for domain in DOMAINS:
+        held = [lines for name, lines in every.items() if name.startswith("heldout") and name.endswith(f"/{domain}")]
+        every[f"**all held out/{domain}**"] = [line for lines in held for line in lines]
     yield "| held out | messages | understood | read as a proposal, wrongly | not understood |"
     yield "| --- | --- | --- | --- | --- |"
-    for path in unseen():
-        lines, reader = lines_of(path, domain_of(path)), own[domain_of(path)]
+    for name, lines in every.items():
+        reader = own[lines[0].domain]
         wrong = f"{wrong_yes(reader, lines)} | {not_understood(reader, lines)}"
-        yield f"| {path.parent.name}/{path.stem} | {len(lines)} | {_share(understood(reader, lines))} | {wrong} |"
+        yield f"| {name} | {len(lines)} | {_share(understood(reader, lines))} | {wrong} |"
 
 
 def _rows(folds: int) -> Iterator[str]:
     own, every = readers(), labelled()
     crossed, others = left_out(folds), other_domains()
-    yield "| domain | messages | learnt from | linear, left out | linear, other domains |"
+    yield _LEARNT_HEAD
     yield "| --- | --- | --- | --- | --- |"
     for domain, lines in every.items():
         learnt = _share(understood(own[domain], lines))
@@ -149,13 +155,15 @@ def _rows(folds: int) -> Iterator[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folds", type=int, default=4)
-    folds = parser.parse_args().folds
+    parser.add_argument("--held-out", action="store_true")
+    options = parser.parse_args()
     torch.set_num_threads(1)
-    table = "\n".join([*_unseen(), "", *_rows(folds)])
-    head = PAGE.read_text(encoding="utf-8").partition("<!-- figures -->")[0]
-    made = f"{datetime.now(UTC):%Y-%m-%d}, `python -m tools.bench.understanding --folds {folds}`"
-    PAGE.write_text(f"{head}<!-- figures -->\n\n{made}\n\n{table}\n", encoding="utf-8")
-    print(table)
+    head, _, figures = PAGE.read_text(encoding="utf-8").partition("<!-- figures -->")
+    command = f"python -m tools.bench.understanding {'--held-out' if options.held_out else f'--folds {options.folds}'}"
+    held_out = f"{datetime.now(UTC):%Y-%m-%d}, `{command}`\n\n" + "\n".join(_unseen())
+    rest = figures[figures.index(_LEARNT_HEAD) :].strip() if options.held_out else "\n".join(_rows(options.folds))
+    PAGE.write_text(f"{head}<!-- figures -->\n\n{held_out}\n\n{rest}\n", encoding="utf-8")
+    print(held_out, rest, sep="\n\n")
 
 
 if __name__ == "__main__":
