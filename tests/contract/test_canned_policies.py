@@ -28,7 +28,7 @@ from workbench.demonstrate import Demonstration, demonstrate
 ROOT = Path(__file__).parents[2]
 OURS = [name for name in domain_names() if not getattr(get_domain(name), "needs_data", False)]
 
-MOST = [pytest.param(100, marks=pytest.mark.slow), 10]
+MOST = [pytest.param(100, marks=pytest.mark.slow), 5]
 """So many tasks of the test split, and fewer in ``make test``, each kind by its share."""
 
 

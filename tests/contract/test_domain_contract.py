@@ -408,6 +408,7 @@ for name in sys.argv[1:]:
 """
 
 
+@pytest.mark.slow
 def test_every_domain_is_found_by_its_name_in_a_clean_interpreter():
     names = [name for name in domain_names() if not getattr(get_domain(name), "needs_data", False)]
     done = subprocess.run([sys.executable, "-c", IN_A_WORKER, *names], capture_output=True, text=True)

@@ -111,6 +111,7 @@ async def test_small_buckets_give_the_same_weights(engine_pool: EnginePool, othe
     assert await hashes(engine_pool) == expected
 
 
+@pytest.mark.slow
 async def test_running_requests_survive_an_update(
     engine_pool: EnginePool, tiny_qwen3_folder: Path, other_qwen3_folder: Path
 ) -> None:

@@ -82,6 +82,7 @@ def customer(body: Json) -> Json:
     return says(["Hello, I want to cancel order E5.", "It is order E5.", "Thanks. ###STOP###"][min(said, 2)])
 
 
+@pytest.mark.slow
 async def test_every_policy_meets_every_population(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     async with chat_server(clerk) as good, chat_server(idler) as bad, chat_server(customer) as people:
         policies = endpoint("clerk", good) + endpoint("idler", bad)

@@ -11,8 +11,10 @@ import hashlib
 import io
 import json
 import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -34,6 +36,16 @@ FLOORS = {
 }
 
 
+QUICK = ("heldout2", "heldout4")
+"""Sets that every run of the tests reads; the slow ones read all."""
+
+
+def some(paths: Sequence[Path]) -> Iterator[Any]:
+    """Each of ``paths`` as a case, those that take seconds for the slow tests."""
+    for path in paths:
+        yield pytest.param(path, marks=() if path.parent.name in QUICK else pytest.mark.slow)
+
+
 @pytest.fixture(scope="module")
 def of_domain() -> dict[str, Reader]:
     return readers()
@@ -47,7 +59,7 @@ def test_labelled_messages_are_understood(path: Path, of_domain: dict[str, Reade
     assert len(wrong) <= (1 - FLOOR) * len(lines), wrong
 
 
-@pytest.mark.parametrize("path", unseen(), ids=lambda path: f"{path.parent.name}-{path.stem}")
+@pytest.mark.parametrize("path", some(unseen()), ids=lambda path: f"{path.parent.name}-{path.stem}")
 def test_messages_that_nothing_was_learnt_from_are_understood(path: Path, of_domain: dict[str, Reader]) -> None:
     reader, lines = of_domain[domain_of(path)], lines_of(path, domain_of(path))
     right = understood(reader, lines)

@@ -69,7 +69,7 @@ def train(folder: str, root: str, first: int, last: int, settings: dict[str, Any
         return exported(built)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("distributed_optimizer", [True, False])
 def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(
     folder: Path, tmp_path: Path, dtype: str, distributed_optimizer: bool

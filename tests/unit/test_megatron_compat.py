@@ -89,20 +89,24 @@ def upstream() -> dict[str, Any]:
 
 
 @needs_cpu
+@pytest.mark.slow
 def test_upstream_still_needs_the_import_hook(upstream: dict[str, Any]) -> None:
     assert "NVIDIA driver" in upstream["seed"]
 
 
 @needs_cpu
+@pytest.mark.slow
 def test_upstream_still_leaves_host_tensors_as_they_are(upstream: dict[str, Any]) -> None:
     assert upstream["host tensor"] == "Tensor"
 
 
+@pytest.mark.slow
 def test_upstream_checkpoint_still_starts_a_manager(upstream: dict[str, Any]) -> None:
     assert upstream["queue"] == "multiprocessing.managers"
 
 
 @pytest.mark.slow  # Megatron-Core compiles an extension in C++ for it, once per machine
+@pytest.mark.slow
 def test_upstream_lacks_recompute_names(upstream: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """What recomputes a norm calls names that only Transformer Engine defines."""
     from megatron.core.tensor_parallel import random
@@ -142,6 +146,7 @@ def saved_and_loaded(model: str, checkpoint: str) -> str:
     return ""
 
 
+@pytest.mark.slow
 def test_upstream_adam_fallback_still_cannot_resume(upstream: dict[str, Any], tmp_path: Path) -> None:
     write_model(tmp_path / "model")
     assert upstream["adam"] == [str(torch.optim.AdamW), str(torch.optim.Adam)]
@@ -261,7 +266,12 @@ def noise(model: str, checkpoints: str, settings: dict[str, Any]) -> str:
 
 @needs_cpu
 @pytest.mark.parametrize(
-    "settings", [{}, {"tensor_parallel": 2, "expert_parallel": 2, "expert_tensor_parallel": 1}], ids=["single", "TP2"]
+    "settings",
+    [
+        {},
+        pytest.param({"tensor_parallel": 2, "expert_parallel": 2, "expert_tensor_parallel": 1}, marks=pytest.mark.slow),
+    ],
+    ids=["single", "TP2"],
 )
 def test_training_and_checkpoints_write_no_notices(settings: dict[str, Any], tmp_path: Path) -> None:
     """None of what Megatron-Core tells its developers. In fresh ranks, as it says most things once a process."""

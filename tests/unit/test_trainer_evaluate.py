@@ -221,7 +221,7 @@ class ReadingPool(ScriptedPool):
         return await super().generate(prompt_ids, params, session=session, deadline_s=deadline_s)
 
 
-@pytest.mark.parametrize("domains", [[], ["gyms/function", "help_desk"]])
+@pytest.mark.parametrize("domains", [pytest.param([], marks=pytest.mark.slow), ["gyms/function", "help_desk"]])
 def test_training_and_mua_eval_play_the_same_episodes_and_give_the_same_numbers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, domains: list[str]
 ) -> None:

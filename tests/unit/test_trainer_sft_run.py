@@ -134,6 +134,7 @@ def lines(output: Path) -> list[Json]:
     return [{name: value for name, value in line.items() if not any(word in name for word in timed)} for line in found]
 
 
+@pytest.mark.slow
 def test_a_run_that_leaves_in_the_middle_of_a_validation_continues_to_the_same_numbers(
     model: Path, data: Path, tmp_path: Path
 ) -> None:
