@@ -96,7 +96,8 @@ def _refused(rng: random.Random) -> Json:
     wish = rng.choice(_CHANGES)
     status_needed = "delivered" if wish == "return" else "pending"
     world, order, item = _pick(rng, lambda status, final: status != status_needed)
-    return _task(rng, world, order, item, wish, [], facts_of(f"order {order['id']}", "status", order["status"]))
+    facts = facts_of(f"order {order['id']}", "status", order["status"])
+    return {"case": f"{wish} {order['status']}", **_task(rng, world, order, item, wish, [], facts)}
 
 
 def _final_sale(rng: random.Random) -> Json:

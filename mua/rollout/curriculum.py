@@ -15,9 +15,13 @@ probability proportional to ::
 
     weight(p) = floor + (1 - floor) * (1 - p)            1 where a kind is never solved, floor where it always is
 
-with ``p`` as above, over all rollouts of the kind; its tasks come in epochs. How many tasks a kind has does not count,
-so that none is so rare that the policy unlearns it. A kind that is solved now and then holds tasks of both ends, which
-is why what it fails at counts and not its variance.
+with ``p`` as above, over all rollouts of the kind. How many tasks a kind has does not count, so that none is so rare
+that the policy unlearns it. A kind that is solved now and then holds tasks of both ends, which is why what it fails at
+counts and not its variance.
+
+A domain may tell apart cases of a kind (``task.data["case"]``: the rules by which a wish is refused). Each case has a
+rate of its own, a kind weighs as much as its worst case, and cases are drawn by the same formula with half the floor: a
+rule that is one of six and unlearned would else come too seldom to be learned again. Tasks of a case come in epochs.
 """
 
 from __future__ import annotations
@@ -148,51 +152,63 @@ class SuccessRateOrder(CurriculumOrder):
 
 
 class FailingKindsOrder(CurriculumOrder):
-    """Kinds of task by how often they fail."""
+    """Kinds of task, and cases of a kind, by how often they fail."""
 
     def __init__(self, tasks: Sequence[Task], seed: int, config: CurriculumConfig) -> None:
         super().__init__(tasks, seed, config)
-        kinds: dict[str, list[Task]] = {}
+        self._kinds: dict[str, list[str]] = {}
+        """The cases of each kind."""
+        own: dict[str, list[Task]] = {}
         for task in tasks:
-            kinds.setdefault(self._counted_as(task), []).append(task)
-        self._kinds = {kind: Epochs(own, derived_seed("kind", seed, kind)) for kind, own in kinds.items()}
-        self._counts = dict.fromkeys(self._kinds, (0.0, 0.0))
-        self._drawn = dict.fromkeys(self._kinds, 0)
+            case = self._counted_as(task)
+            if case not in own:
+                self._kinds.setdefault(_kind(task), []).append(case)
+            own.setdefault(case, []).append(task)
+        self._tasks_of = {case: Epochs(tasks, derived_seed("kind", seed, case)) for case, tasks in own.items()}
+        self._counts = dict.fromkeys(own, (0.0, 0.0))
+        self._drawn = dict.fromkeys(own, 0)
 
     def state(self) -> Json:
         """See :meth:`CurriculumOrder.state`."""
         return {
-            "kinds": {kind: list(counts) for kind, counts in self._counts.items()},
+            "kinds": {case: list(counts) for case, counts in self._counts.items()},
             "drawn": dict(self._drawn),
             "under_way": self._told_under_way(),
         }
 
     def restore(self, state: Json) -> None:
         """See :meth:`CurriculumOrder.restore`."""
-        if state.get("kinds", {}).keys() != self._kinds.keys():
+        if state.get("kinds", {}).keys() != self._counts.keys():
             raise ConfigError(
                 "algorithm.curriculum: the checkpoint counts successes of other kinds of task than environment has; "
                 "continue with the tasks and the curriculum of the run, or choose another output folder"
             )
-        self._counts = {kind: (rollouts, successes) for kind, (rollouts, successes) in state["kinds"].items()}
+        self._counts = {case: (rollouts, successes) for case, (rollouts, successes) in state["kinds"].items()}
         self._drawn = dict(state["drawn"])
         self._under_way = dict(state["under_way"])
 
     def __len__(self) -> int:
-        return len(self._kinds)
+        return len(self._counts)
 
     def _counted_as(self, task: Task) -> str:
-        return str(task.data.get("kind", ""))
+        case = task.data.get("case")
+        return f"{_kind(task)}: {case}" if case else _kind(task)
 
     def _draw(self, position: int) -> str:
-        weights = [self._weight(*self._counts[kind]) for kind in self._kinds]
-        kind = self._random(position).choices(list(self._kinds), weights)[0]
-        self._drawn[kind] += 1
-        return self._kinds[kind].task(self._drawn[kind] - 1).id
+        rng, floor = self._random(position), self._config.floor
+        worst = [max(self._weight(case, floor) for case in cases) for cases in self._kinds.values()]
+        cases = rng.choices(list(self._kinds.values()), worst)[0]
+        case = rng.choices(cases, [self._weight(case, floor / 2) for case in cases])[0]
+        self._drawn[case] += 1
+        return self._tasks_of[case].task(self._drawn[case] - 1).id
 
-    def _weight(self, rollouts: float, successes: float) -> float:
-        floor = self._config.floor
+    def _weight(self, case: str, floor: float) -> float:
+        rollouts, successes = self._counts[case]
         return floor + (1 - floor) * (1 - (successes + 1) / (rollouts + 2))
+
+
+def _kind(task: Task) -> str:
+    return str(task.data.get("kind", ""))
 
 
 def curriculum_order(tasks: Sequence[Task], seed: int, config: CurriculumConfig) -> CurriculumOrder:

@@ -227,6 +227,26 @@ def test_tasks_of_a_kind_come_in_epochs() -> None:
             assert len(set(own[start : start + n])) == n
 
 
+def test_a_kind_weighs_as_much_as_its_worst_case_and_draws_it_most() -> None:
+    cases = {"refused": ["known", "unlearnt"], "granted": [None]}
+    every = [
+        Task(f"{case or kind}/{i}", "toy", "train", {"kind": kind} | ({"case": case} if case else {}))
+        for kind, own in cases.items()
+        for case in own
+        for i in range(50)
+    ]
+    rates = {"known": 1.0, "unlearnt": 0.0, "granted": 1.0}
+    stream = TaskStream([(1.0, every)], 0, KINDS)
+    drawn = Counter(one.split("/")[0] for one in learn_kinds(stream, rates, range(3000)))
+    # Failing at 17/18 and 1/18 as above: kinds by their worst case with floor 0.1, cases with floor 0.05.
+    worst, solved = (0.1 + 0.9 * p for p in (17 / 18, 1 / 18))
+    refused = worst / (worst + solved)
+    within, without = (0.05 + 0.95 * p for p in (17 / 18, 1 / 18))
+    unlearnt = refused * within / (within + without)
+    for case, share in {"unlearnt": unlearnt, "known": refused - unlearnt, "granted": 1 - refused}.items():
+        assert drawn[case] / 3000 == pytest.approx(share, abs=0.03)
+
+
 @pytest.mark.parametrize("at_once", [1, 5])
 def test_a_restored_stream_of_kinds_continues_exactly(at_once: int) -> None:
     rates = {f"{kind}/{i}": rate for kind, rate in (("a", 0.25), ("b", 0.75)) for i in range(9)}
