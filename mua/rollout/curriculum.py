@@ -15,20 +15,24 @@ probability proportional to ::
 
     weight(p) = floor + (1 - floor) * (1 - p)            1 where a kind is never solved, floor where it always is
 
-with ``p`` as above, over all rollouts of the kind. How many tasks a kind has does not count, so that none is so rare
-that the policy unlearns it. A kind that is solved now and then holds tasks of both ends, which is why what it fails at
-counts and not its variance.
+with ``p`` as above, over all rollouts of the kind; its tasks come in epochs. How many tasks a kind has does not count,
+so that none is so rare that the policy unlearns it. A kind that is solved now and then holds tasks of both ends, which
+is why what it fails at counts and not its variance. Where a domain tells cases of a kind apart (``task.data["case"]``:
+the rules by which a wish is refused), each case is a kind here.
 
-A domain may tell apart cases of a kind (``task.data["case"]``: the rules by which a wish is refused). Each case has a
-rate of its own, a kind weighs as much as its worst case, and cases are drawn by the same formula with half the floor: a
-rule that is one of six and unlearned would else come too seldom to be learned again. Tasks of a case come in epochs.
+Kinds are drawn by a sequence of low discrepancy, ``u(position) = start + position / golden ratio mod 1`` on the line of
+their cumulative weights, so that each comes in nearly every step. Group-relative advantages need that: groups that are
+all solved teach nothing, so that what other kinds teach can unlearn a kind within a few steps, and then its groups all
+fail and teach nothing either. Only the groups in between hold it (docs/benchmarks/demo.md).
 """
 
 from __future__ import annotations
 
 import random
 from abc import ABC, abstractmethod
+from bisect import bisect_right
 from collections.abc import Sequence
+from itertools import accumulate
 
 from mua.config.schema import CurriculumConfig
 from mua.environment.protocol import Task
@@ -36,6 +40,8 @@ from mua.errors import ConfigError
 from mua.rollout.epochs import Epochs
 from mua.rollout.seeds import derived_seed
 from mua.types import Group, Json
+
+GOLDEN_RATIO = (1 + 5**0.5) / 2
 
 
 class CurriculumOrder(ABC):
@@ -152,63 +158,54 @@ class SuccessRateOrder(CurriculumOrder):
 
 
 class FailingKindsOrder(CurriculumOrder):
-    """Kinds of task, and cases of a kind, by how often they fail."""
+    """Kinds of task by how often they fail."""
 
     def __init__(self, tasks: Sequence[Task], seed: int, config: CurriculumConfig) -> None:
         super().__init__(tasks, seed, config)
-        self._kinds: dict[str, list[str]] = {}
-        """The cases of each kind."""
-        own: dict[str, list[Task]] = {}
+        kinds: dict[str, list[Task]] = {}
         for task in tasks:
-            case = self._counted_as(task)
-            if case not in own:
-                self._kinds.setdefault(_kind(task), []).append(case)
-            own.setdefault(case, []).append(task)
-        self._tasks_of = {case: Epochs(tasks, derived_seed("kind", seed, case)) for case, tasks in own.items()}
-        self._counts = dict.fromkeys(own, (0.0, 0.0))
-        self._drawn = dict.fromkeys(own, 0)
+            kinds.setdefault(self._counted_as(task), []).append(task)
+        self._kinds = {kind: Epochs(own, derived_seed("kind", seed, kind)) for kind, own in kinds.items()}
+        self._counts = dict.fromkeys(self._kinds, (0.0, 0.0))
+        self._drawn = dict.fromkeys(self._kinds, 0)
+        self._start = self._random(0).random()
 
     def state(self) -> Json:
         """See :meth:`CurriculumOrder.state`."""
         return {
-            "kinds": {case: list(counts) for case, counts in self._counts.items()},
+            "kinds": {kind: list(counts) for kind, counts in self._counts.items()},
             "drawn": dict(self._drawn),
             "under_way": self._told_under_way(),
         }
 
     def restore(self, state: Json) -> None:
         """See :meth:`CurriculumOrder.restore`."""
-        if state.get("kinds", {}).keys() != self._counts.keys():
+        if state.get("kinds", {}).keys() != self._kinds.keys():
             raise ConfigError(
                 "algorithm.curriculum: the checkpoint counts successes of other kinds of task than environment has; "
                 "continue with the tasks and the curriculum of the run, or choose another output folder"
             )
-        self._counts = {case: (rollouts, successes) for case, (rollouts, successes) in state["kinds"].items()}
+        self._counts = {kind: (rollouts, successes) for kind, (rollouts, successes) in state["kinds"].items()}
         self._drawn = dict(state["drawn"])
         self._under_way = dict(state["under_way"])
 
     def __len__(self) -> int:
-        return len(self._counts)
+        return len(self._kinds)
 
     def _counted_as(self, task: Task) -> str:
-        case = task.data.get("case")
-        return f"{_kind(task)}: {case}" if case else _kind(task)
+        kind, case = str(task.data.get("kind", "")), task.data.get("case")
+        return f"{kind}: {case}" if case else kind
 
     def _draw(self, position: int) -> str:
-        rng, floor = self._random(position), self._config.floor
-        worst = [max(self._weight(case, floor) for case in cases) for cases in self._kinds.values()]
-        cases = rng.choices(list(self._kinds.values()), worst)[0]
-        case = rng.choices(cases, [self._weight(case, floor / 2) for case in cases])[0]
-        self._drawn[case] += 1
-        return self._tasks_of[case].task(self._drawn[case] - 1).id
+        ends = list(accumulate(self._weight(*counts) for counts in self._counts.values()))
+        at = (self._start + position / GOLDEN_RATIO) % 1.0 * ends[-1]
+        kind = list(self._kinds)[min(bisect_right(ends, at), len(ends) - 1)]
+        self._drawn[kind] += 1
+        return self._kinds[kind].task(self._drawn[kind] - 1).id
 
-    def _weight(self, case: str, floor: float) -> float:
-        rollouts, successes = self._counts[case]
+    def _weight(self, rollouts: float, successes: float) -> float:
+        floor = self._config.floor
         return floor + (1 - floor) * (1 - (successes + 1) / (rollouts + 2))
-
-
-def _kind(task: Task) -> str:
-    return str(task.data.get("kind", ""))
 
 
 def curriculum_order(tasks: Sequence[Task], seed: int, config: CurriculumConfig) -> CurriculumOrder:
