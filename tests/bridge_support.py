@@ -26,7 +26,7 @@ from mua.config.schema import MegatronConfig, ModelConfig  # noqa: E402
 from mua.megatron import layouts  # noqa: E402
 from mua.megatron.context import gather, row_order, zigzag  # noqa: E402
 from mua.megatron.model import build_chunks  # noqa: E402
-from mua.megatron.modules import PackedRow  # noqa: E402
+from mua.megatron.modules import PackedMicrobatch  # noqa: E402
 from mua.megatron.parallel import start_groups  # noqa: E402
 
 IDS = torch.randint(101, (36,), generator=torch.Generator().manual_seed(2))
@@ -145,7 +145,7 @@ def log_probabilities(chunks: Sequence[Any], ids: Tensor) -> Tensor | None:
     mine = torch.from_numpy(zigzag([length], cp.size(), cp.rank()))
     order = torch.from_numpy(row_order([length], cp.size()))
     positions, ids = mine, ids[mine]
-    row = PackedRow(lengths=(length,), positions=positions, order=order)
+    row = PackedMicrobatch(lengths=(length,), positions=positions, order=order)
     pp, stage = parallel_state.get_pipeline_model_parallel_group(), parallel_state.get_pipeline_model_parallel_rank()
     stages = distributed.get_process_group_ranks(pp)
     config = chunks[0].config

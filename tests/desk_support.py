@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Generator, Sequence
 from functools import lru_cache
 
-from mua.environment.database import DatabaseEnvironment
+from environments.kit.database import DatabaseEnvironment
 from mua.environment.domain import Domain, Expert, Peopled
 from mua.environment.protocol import Environment, Evaluation, Move, Task, Transcript
 from mua.environment.registry import get_domain

@@ -50,7 +50,7 @@ rollout:
   episode_seconds: 600
 engine: {{max_total_tokens: 16384, max_running_requests: 16, memory_fraction: 0.5, health_seconds: 2, stop_seconds: 5}}
 algorithm: {{group_size: 2, groups_per_step: 3}}
-megatron: {{tokens_per_row: 512, threads: 1}}
+megatron: {{max_tokens_per_microbatch: 512, threads: 1}}
 optimizer: {{learning_rate: 1.0e-3, weight_decay: 0.0}}
 trainer: {{steps: 2, save_every: 1}}
 evaluation: {{split: validation, tasks: 4}}

@@ -13,9 +13,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+from environments.kit.scripted import ScriptedUser
 from mua.environment.protocol import Evaluation, Task, ToolResult, ToolSchema, Transcript
 from mua.errors import JudgeFault, UserFault
-from mua.users.scripted import ScriptedUser
 
 IN_WORKER = getattr(sys.modules["__main__"].__spec__, "name", None) == "mua.environment.worker"
 CLOSED: list[int | str] = []

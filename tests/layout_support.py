@@ -1,7 +1,7 @@
 """Trains a tiny model under a layout and measures how far that is from a single process.
 
-Two runs for each layout, on packed rows of unequal length with masks. The first scores all tokens and takes one
-optimizer step, of which every gradient is compared. The second, with the distributed optimizer and the experts'
+Two runs for each layout, on packed micro-batches of unequal length with masks. The first scores all tokens and takes
+one optimizer step, of which every gradient is compared. The second, with the distributed optimizer and the experts'
 balancing losses, takes :data:`STEPS` steps, each on its own batch, and one on a single short sequence, which leaves
 most ranks without any. That these runs find faults is what ``tests/parity/test_planted_faults.py`` shows.
 """

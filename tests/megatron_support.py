@@ -140,7 +140,7 @@ def backend(folder: Path, **settings: Any) -> Iterator[Learner]:
         construction.setdefault("critic_steps", construction["total_steps"])
     config = learner_config(
         ModelConfig(**{"path": folder, "dtype": "float32", "max_length": 512, **model}),
-        MegatronConfig(**{"tokens_per_row": 64, "threads": 1, **settings}),
+        MegatronConfig(**{"max_tokens_per_microbatch": 64, "threads": 1, **settings}),
         optimizer,
         critic,
     )

@@ -76,7 +76,12 @@ class Case:
             environment=EnvironmentConfig(name="help_desk"),
             rollout={"max_tokens": 64},  # type: ignore[arg-type]
             megatron=MegatronConfig.model_validate(
-                {"tokens_per_row": 64, "distributed_optimizer": self.distributed, "threads": 1, **sizes(self.layout)}
+                {
+                    "max_tokens_per_microbatch": 64,
+                    "distributed_optimizer": self.distributed,
+                    "threads": 1,
+                    **sizes(self.layout),
+                }
             ),
             algorithm=AlgorithmConfig(advantage="gae" if self.critic else "grpo"),
             trainer=TrainerConfig(steps=1),

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from environments.kit.database import DatabaseEnvironment
 from environments.telecom import DOMAIN, TelecomDomain
 from environments.telecom.faults import SOLVED
 from environments.telecom.gold import gold_moves
 from environments.telecom.recipes import RECIPES
 from environments.telecom.tasks import load_split
 from environments.telecom.user import PhoneUser, customer
-from mua.environment.database import DatabaseEnvironment
 from mua.environment.protocol import Environment, Evaluation, Move, Split, Task, ToolResult, ToolSchema
 from mua.types import Json
 from tests.desk_support import opened

@@ -49,7 +49,7 @@ proves a part of it in `make test` and the rest in `make test-slow`, so that CI 
 | TP | `tensor_parallel` | with sequence parallelism |
 | PP | `pipeline_parallel` | FIRST and LAST: `first_stage_layers`, `last_stage_layers` |
 | VPP | `virtual_pipeline` | interleaved schedule; rows are padded to one length |
-| CP | `context_parallel` | each sequence of a packed row in zigzag chunks; padded to a multiple of 2 x CP |
+| CP | `context_parallel` | each sequence of a packed micro-batch in zigzag chunks; padded to a multiple of 2 x CP |
 | DP | `data_parallel` | each entry without and with `distributed_optimizer` |
 | EP | `expert_parallel` | experts over ranks of TP x CP x DP |
 | ETP | `expert_tensor_parallel` | as TP where it is not named |
@@ -60,10 +60,10 @@ Layers, heads or experts that do not divide over a layout are refused with the s
 ## How it is measured
 
 A random model (2 layers, 4 or 6 where stages need them; 4 heads, 2 key-value heads; 8 experts, 2 of them for a token)
-is trained twice on packed rows of 11 sequences of 2 to 40 tokens with random masks, in float32 with AdamW at a learning
-rate of 1e-2, weight decay and clipping at 1: one step; then, with the distributed optimizer (DO) and, for experts, with
-load-balancing and z-loss, two steps and one on a single sequence, which leaves most ranks without a token. The columns
-are the largest differences to a single process over all ranks, steps and tensors:
+is trained twice on packed micro-batches of 11 sequences of 2 to 40 tokens with random masks, in float32 with AdamW at a
+learning rate of 1e-2, weight decay and clipping at 1: one step; then, with the distributed optimizer (DO) and, for
+experts, with load-balancing and z-loss, two steps and one on a single sequence, which leaves most ranks without a
+token. The columns are the largest differences to a single process over all ranks, steps and tensors:
 
 * loss: absolute, of the first run, and of the second (at most 1e-5);
 * gradients: relative to the largest, first run (1e-5);

@@ -207,7 +207,7 @@ def _of_the_domains(config: ExperimentConfig) -> list[str]:
     shares = ", ".join(f"{name}: {share}" for name, share in config.environment.shares.items())
     return [
         f"model.max_length={config.model.max_length}",
-        f"megatron.tokens_per_row={config.megatron.tokens_per_row}",
+        f"megatron.max_tokens_per_microbatch={config.megatron.max_tokens_per_microbatch}",
         'environment.name=""', f"environment.mix={{{shares}}}",
     ]  # fmt: skip
 

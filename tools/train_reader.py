@@ -1,10 +1,12 @@
-"""Learn what messages do from labelled ones, and pin the result (mua/language/weights.json.gz, manifest.json).
+"""Learn what messages do from labelled ones, and pin the result (environments/kit/language/weights.json.gz,
+manifest.json).
 
     python -m tools.train_reader
 
-Labelled messages are those of ``mua/language/examples/*.jsonl`` and of ``tests/data/users/<domain>.jsonl`` for the four
-domains, and sentences made of ``frames.yaml`` and ``slots.yaml`` (frames of requests, proposals, refusals, ... filled
-with each domain's facts and deeds). Other files under ``tests/data/users`` are never read here: they measure.
+Labelled messages are those of ``environments/kit/language/examples/*.jsonl`` and of ``tests/data/users/<domain>.jsonl``
+for the four domains, and sentences made of ``frames.yaml`` and ``slots.yaml`` (frames of requests, proposals, refusals,
+... filled with each domain's facts and deeds). Other files under ``tests/data/users`` are never read here: they
+measure.
 
 The loss is the cross entropy of a noisy or over a message's sentences plus a quadratic penalty, minimised by L-BFGS
 from zero, so that a run gives the same weights again.
@@ -25,16 +27,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from mua.language.features import act_features, fact_features, in_question, read
-from mua.language.lexicon import Lexicon
-from mua.language.model import ACTS, FILE, MANIFEST, Model, Weights, packed
-from mua.language.patterns import load
-from mua.language.rules import Rules
-from mua.language.text import sentences
+from environments.kit.language.features import act_features, fact_features, in_question, read
+from environments.kit.language.lexicon import Lexicon
+from environments.kit.language.model import ACTS, FILE, MANIFEST, Model, Weights, packed
+from environments.kit.language.patterns import load
+from environments.kit.language.rules import Rules
+from environments.kit.language.text import sentences
 
 ROOT = Path(__file__).resolve().parents[1]
 DOMAINS = ("help_desk", "retail", "airline", "telecom")
-EXAMPLES = ROOT / "mua/language/examples"
+EXAMPLES = ROOT / "environments/kit/language/examples"
 LABELLED = ROOT / "tests/data/users"
 PENALTY = 0.3
 STEPS = 30

@@ -88,7 +88,7 @@ def _ranks(plan: Plan) -> Table:
 
 
 def _activations(plan: Plan) -> Table:
-    row = plan.config.megatron.tokens_per_row
+    row = plan.config.megatron.max_tokens_per_microbatch
     table = _table(
         f"activations, estimated: GB of the fullest rank, rows of {row:,} tokens", "recompute", "rank", "kept",
         "computed again", "output layer", "together",

@@ -21,10 +21,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, get_args, runtime_checkable
 
+from environments.kit.overlay import same
 from mua.config.schema import EnvironmentConfig
 from mua.endpoint.client import Services
 from mua.environment.domain import Configurable, Domain
-from mua.environment.overlay import same
 from mua.environment.protocol import Split, Task, ToolResult
 from mua.environment.registry import get_domain
 from mua.errors import ConfigError

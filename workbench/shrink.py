@@ -57,7 +57,7 @@ def shrunk(config: ExperimentConfig) -> tuple[ExperimentConfig, dict[str, Any]]:
     tree["algorithm"] |= _at_most(tree["algorithm"], {"group_size": 2, "groups_per_step": 2 * minibatches})
     chunks = config.megatron.virtual_pipeline or 1
     ends = {f"{end}_stage_layers": tree["megatron"][f"{end}_stage_layers"] and chunks for end in ("first", "last")}
-    tree["megatron"] |= {"tokens_per_row": 256, "threads": 1} | ends
+    tree["megatron"] |= {"max_tokens_per_microbatch": 256, "threads": 1} | ends
     tree["evaluation"] |= _at_most(tree["evaluation"], {"tasks": 2, "samples": 1})
     tree["cluster"] |= {"gpus_per_node": None, "nodes": 1, "episode_tokens": None}
     return ExperimentConfig.model_validate(tree), architecture

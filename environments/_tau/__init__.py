@@ -17,7 +17,7 @@ A domain brings its tools and the names of its tables; everything else is here::
 tau2-bench's ``db.json``. ``tools_of(form)`` gives the tools in the order the policy sees them, for
 ``form`` "tau" or "tau2": the few rules in which the two benchmarks differ are the domain's to know.
 
-Tools written for it raise :class:`mua.environment.database.ToolError` for what the benchmark refuses, and do so before
+Tools written for it raise :class:`environments.kit.database.ToolError` for what the benchmark refuses, and do so before
 they write; they return the record, which is answered as ``json.dumps`` writes it, or a text. They need not check types:
 :class:`environments._tau.desk.OfficialDesk` checks the names of the arguments alone, as the official tools do, and
 turns a ``TypeError``, ``KeyError`` and the like into a refusal. :mod:`environments._tau.tools` has the three tools that

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, ClassVar, TypeAlias
 
-from mua.environment.database import RewardForm, ServiceDesk, Tool, ToolError
-from mua.environment.overlay import Base, Changes, Overlay, copied
+from environments.kit.database import RewardForm, ServiceDesk, Tool, ToolError
+from environments.kit.overlay import Base, Changes, Overlay, copied
 from mua.environment.protocol import Task, ToolResult
 from mua.errors import ConfigError
 from mua.types import Json

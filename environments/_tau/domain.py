@@ -10,9 +10,9 @@ from environments._tau.environment import JudgedEnvironment, OfficialEnvironment
 from environments._tau.folder import Form, OfficialData, load_official
 from environments._tau.tau2 import BASES
 from environments._tau.user import InstructedUser
+from environments.kit.database import Tool
 from mua.config.schema import EnvironmentConfig
 from mua.endpoint.client import Services
-from mua.environment.database import Tool
 from mua.environment.protocol import (
     Environment,
     Isolation,

@@ -6,10 +6,10 @@ import dataclasses
 from collections.abc import Sequence
 
 from environments._tau.desk import OfficialDesk
-from mua.environment.database import DatabaseEnvironment, Telling, verdict
-from mua.environment.overlay import Difference
+from environments.kit.database import DatabaseEnvironment, Telling, verdict
+from environments.kit.overlay import Difference
+from environments.kit.statements import unsaid
 from mua.environment.protocol import Evaluation, Task, ToolResult, ToolSchema, Transcript
-from mua.environment.statements import unsaid
 from mua.types import Json
 from mua.users.judge import Judge
 

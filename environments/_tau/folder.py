@@ -24,7 +24,7 @@ from typing import Any, Literal
 from environments._tau.splits import dealt, listed_tasks, named_splits
 from environments._tau.tasks import task_of
 from environments._tau.tau2 import task_of_tau2
-from mua.environment.overlay import Base
+from environments.kit.overlay import Base
 from mua.environment.protocol import Split, Task
 from mua.errors import ConfigError
 from mua.types import Json

@@ -12,8 +12,8 @@ import math
 import operator
 from collections.abc import Callable
 
-from mua.environment.database import Tool, ToolError
-from mua.environment.overlay import Overlay
+from environments.kit.database import Tool, ToolError
+from environments.kit.overlay import Overlay
 from mua.environment.protocol import ToolSchema
 from mua.types import Json
 

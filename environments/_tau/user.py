@@ -25,10 +25,10 @@ from pathlib import Path
 
 from environments._tau.instruction import Reply, Trigger, Wanted, read_instruction
 from environments._tau.typed import facts_in, veiled
-from mua.language.acts import Acts, Reader
-from mua.language.lexicon import Lexicon
-from mua.language.patterns import load
-from mua.language.text import sentences
+from environments.kit.language.acts import Acts, Reader
+from environments.kit.language.lexicon import Lexicon
+from environments.kit.language.patterns import load
+from environments.kit.language.text import sentences
 from mua.types import Json
 from mua.users.protocol import STOP_SIGNAL, UserReply
 

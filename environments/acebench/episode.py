@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from environments.acebench.data import SAVED, Package, milestones, tools_of
-from mua.environment.overlay import copied
+from environments.kit.overlay import copied
 from mua.environment.protocol import Evaluation, Task, ToolResult, ToolSchema, Transcript
 from mua.environment.schema import Checker, argument_checker
 from mua.types import Json

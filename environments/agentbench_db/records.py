@@ -30,7 +30,7 @@ from environments._tau.folder import read_lines
 from environments.agentbench_db.episode import made_digest, untouched_digest
 from environments.agentbench_db.sandbox import SqlError
 from environments.agentbench_db.scoring import WRITES
-from mua.environment.overlay import digest_of
+from environments.kit.overlay import digest_of
 from mua.environment.protocol import Split, Task
 from mua.errors import ConfigError
 from mua.types import Json

@@ -26,9 +26,9 @@ from environments.airline.user import customer, part_of
 from environments.airline.verdict import code
 from environments.airline.views import compact
 from environments.airline.world import world
+from environments.kit.database import DatabaseEnvironment, RewardForm, ServiceDesk, Tool
 from mua.config.schema import EnvironmentConfig
 from mua.endpoint.client import Services
-from mua.environment.database import DatabaseEnvironment, RewardForm, ServiceDesk, Tool
 from mua.environment.domain import Domain
 from mua.environment.protocol import Environment, Isolation, Move, PromptStyle, Split, Task
 from mua.errors import ConfigError

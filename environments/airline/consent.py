@@ -21,9 +21,9 @@ from dataclasses import dataclass
 from environments.airline import reading
 from environments.airline.user import HERE
 from environments.airline.world import world
-from mua.environment.conduct import Called, Past, Rules
+from environments.kit.conduct import Called, Past, Rules
+from environments.kit.scripted import reader_of
 from mua.types import Json
-from mua.users.scripted import reader_of
 
 _WORDS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]
 _CANCELS = re.compile(

@@ -42,9 +42,9 @@ class Errand:
     """The fact that a change of mind alters, as it is before it."""
     actions: list[Json] = field(default_factory=list)
     demands: list[Json] = field(default_factory=list)
-    """What must have been looked up before the last word (:mod:`mua.environment.conduct`)."""
+    """What must have been looked up before the last word (:mod:`environments.kit.conduct`)."""
     told: list[Json] = field(default_factory=list)
-    """What the customer must have been told (:func:`mua.environment.conduct.untold`)."""
+    """What the customer must have been told (:func:`environments.kit.conduct.untold`)."""
     forbidden: list[Json] = field(default_factory=list)
     denied: bool = False
     """The policy forbids it."""

@@ -26,7 +26,7 @@ from environments.airline.schemas import CABINS
 from environments.airline.search import direct_flights
 from environments.airline.tools import EXTRA_BAG, INSURANCE
 from environments.airline.world import AHEAD, world
-from mua.environment.overlay import Overlay
+from environments.kit.overlay import Overlay
 from mua.types import Json
 
 PREFERENCES = {

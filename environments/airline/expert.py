@@ -28,8 +28,8 @@ from environments.airline.rules import (
     used,
 )
 from environments.airline.tools import EXTRA_BAG, INSURANCE
+from environments.kit.language.agreement import agrees
 from mua.environment.protocol import Move, Task
-from mua.language.agreement import agrees
 from mua.types import Json
 
 T = TypeVar("T")

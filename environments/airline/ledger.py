@@ -16,8 +16,8 @@ from environments.airline.errands import trip_words
 from environments.airline.rules import TODAY, cancellable, compensated, used
 from environments.airline.search import direct_flights, onestop_flights
 from environments.airline.world import world
-from mua.environment.conduct import Called, Past
-from mua.environment.overlay import Base, Overlay
+from environments.kit.conduct import Called, Past
+from environments.kit.overlay import Base, Overlay
 from mua.environment.protocol import Task
 from mua.types import Json
 

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 from environments.airline.dialects import Dialect
-from mua.environment.overlay import Overlay
+from environments.kit.overlay import Overlay
 from mua.types import Json
 
 

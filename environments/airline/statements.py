@@ -16,9 +16,9 @@ from environments.airline.ledger import Ledger
 from environments.airline.rules import TODAY
 from environments.airline.tools import EXTRA_BAG, INSURANCE
 from environments.airline.words import FIRST_NAMES
-from mua.language.claims import Claim, Review, money
-from mua.language.clauses import Mood, clauses, denied
-from mua.language.text import sentences
+from environments.kit.language.claims import Claim, Review, money
+from environments.kit.language.clauses import Mood, clauses, denied
+from environments.kit.language.text import sentences
 from mua.types import Json
 
 _NUMBER = re.compile(r"(?<![\w_])(?!qlx)(?=[a-z]*\d)([a-z][a-z0-9]{5})(?![\w_])")

@@ -13,8 +13,8 @@ from environments._tau.tools import CALCULATE, THINK, TRANSFER
 from environments.airline import schemas
 from environments.airline.dialects import Dialect
 from environments.airline.search import direct_flights, onestop_flights
-from mua.environment.database import Tool, ToolError
-from mua.environment.overlay import Overlay, copied
+from environments.kit.database import Tool, ToolError
+from environments.kit.overlay import Overlay, copied
 from mua.types import Json
 
 INSURANCE = 30

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from environments.airline.errands import day_words
 from environments.airline.world import AHEAD, world
+from environments.kit.scripted import Fact, Part, ScriptedUser, Wish, grammar_of, reader_of
 from mua.environment.protocol import Task
 from mua.types import Json
 from mua.users.personas import persona_of
-from mua.users.scripted import Fact, Part, ScriptedUser, Wish, grammar_of, reader_of
 
 HERE = Path(__file__).parent
 

@@ -17,12 +17,12 @@ from environments.airline import statements
 from environments.airline.consent import ConsentRules
 from environments.airline.ledger import Ledger
 from environments.airline.rules import used
-from mua.environment.conduct import Past
-from mua.environment.database import Code
-from mua.environment.overlay import Base, Overlay
+from environments.kit.conduct import Past
+from environments.kit.database import Code
+from environments.kit.language.claims import AGENT, ClaimReader, Moment, Review, Sheet, Thing, _Frame, _Stated
+from environments.kit.language.patterns import load
+from environments.kit.overlay import Base, Overlay
 from mua.environment.protocol import Task
-from mua.language.claims import AGENT, ClaimReader, Moment, Review, Sheet, Thing, _Frame, _Stated
-from mua.language.patterns import load
 
 _PROFILE = {"call": "get_user_details", "heard": ["user_id"]}
 _READ = {"call": "get_reservation_details", "same": ["reservation_id"]}

@@ -22,8 +22,8 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from mua.environment.database import Tool
-from mua.environment.overlay import Overlay
+from environments.kit.database import Tool
+from environments.kit.overlay import Overlay
 from mua.types import Json
 
 

@@ -18,7 +18,7 @@ from environments.airline.dialects import OWN
 from environments.airline.rules import ALLOWANCE, TODAY, paid_bags
 from environments.airline.tools import EXTRA_BAG, INSURANCE
 from environments.airline.words import FIRST_NAMES, LAST_NAMES, STREETS
-from mua.environment.overlay import Base
+from environments.kit.overlay import Base
 from mua.types import Json
 
 SEED = "airline/1"

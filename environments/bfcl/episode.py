@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from environments._packages import read_call
 from environments.bfcl.data import LONG_CONTEXT, STATELESS, Package, schemas, withheld
-from mua.environment.overlay import copied
+from environments.kit.overlay import copied
 from mua.environment.protocol import Evaluation, Task, ToolResult, ToolSchema, Transcript
 from mua.environment.schema import argument_checker
 from mua.types import Json

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from environments.help_desk.words import CITIES, FIRST_ORDER, LAST_ORDER, PRODUCTS
+from environments.kit.scripted import Fact, Part, ScriptedUser, Wish, grammar_of, reader_of
 from mua.environment.protocol import Task
 from mua.users.personas import persona_of
-from mua.users.scripted import Fact, Part, ScriptedUser, Wish, grammar_of, reader_of
 
 HERE = Path(__file__).parent
 _REASONS = {"redirect": "tell_moving", "track": "tell_waiting"}

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from environments.help_desk.database import Snapshot, World, difference
 from environments.help_desk.words import CITIES
-from mua.environment.conduct import Called, Past, Rules, conduct, untold
+from environments.kit.conduct import Called, Past, Rules, conduct, untold
+from environments.kit.language.claims import AGENT, ClaimReader, Moment, Sheet, Thing
+from environments.kit.language.patterns import load
 from mua.environment.protocol import Evaluation, Task, ToolResult, Transcript
 from mua.environment.schema import fitted
-from mua.language.claims import AGENT, ClaimReader, Moment, Sheet, Thing
-from mua.language.patterns import load
 from mua.types import Json
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ class _Held:
 
 
 class Replayed:
-    """An episode gone through again. Implements :class:`mua.environment.conduct.Replay`."""
+    """An episode gone through again. Implements :class:`environments.kit.conduct.Replay`."""
 
     def __init__(self, desk: HelpDesk, task: Task) -> None:
         self._desk = desk

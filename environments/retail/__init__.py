@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 from environments._tau import official_domain
+from environments.kit.database import DatabaseEnvironment, RewardForm, ServiceDesk
 from environments.retail.canned import CANNED
 from environments.retail.expert import Expert
 from environments.retail.gold import gold
@@ -25,7 +26,6 @@ from environments.retail.verdict import code
 from environments.retail.views import compact
 from mua.config.schema import EnvironmentConfig
 from mua.endpoint.client import Services
-from mua.environment.database import DatabaseEnvironment, RewardForm, ServiceDesk
 from mua.environment.domain import Domain
 from mua.environment.protocol import Environment, Isolation, Move, PromptStyle, Split, Task
 from mua.errors import ConfigError

@@ -15,6 +15,7 @@ from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias, TypeVar
 
+from environments.kit.language.agreement import agrees
 from environments.retail.reading import (
     Item,
     Order,
@@ -28,7 +29,6 @@ from environments.retail.reading import (
 )
 from environments.retail.tools import REASONS
 from mua.environment.protocol import Move, Task
-from mua.language.agreement import agrees
 from mua.types import Json
 
 T = TypeVar("T")

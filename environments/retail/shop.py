@@ -12,9 +12,9 @@ import random
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 
+from environments.kit.overlay import Base
 from environments.retail import words
 from environments.retail.tools import MODIFIED, REASONS
-from mua.environment.overlay import Base
 from mua.types import Json
 
 SEED = "retail/1"

@@ -17,14 +17,14 @@ from functools import lru_cache
 from itertools import cycle
 from pathlib import Path
 
+from environments.kit.database import ServiceDesk
+from environments.kit.overlay import Overlay
 from environments.retail.shop import shop
 from environments.retail.tools import TOOLS
 from environments.retail.verdict import IDENTIFIED
 from environments.retail.wishes import EASY, MEDIUM, PARTS, Made, Maker, Scene, granted_beside
 from mua.environment import manifest
-from mua.environment.database import ServiceDesk
 from mua.environment.manifest import digest
-from mua.environment.overlay import Overlay
 from mua.environment.protocol import Split, Task
 from mua.errors import MuaError
 from mua.types import Json

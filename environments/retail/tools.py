@@ -13,8 +13,8 @@ from typing import Any
 
 from environments._tau.folder import Form
 from environments._tau.tools import CALCULATE, THINK, TRANSFER
-from mua.environment.database import Tool, ToolError
-from mua.environment.overlay import Overlay
+from environments.kit.database import Tool, ToolError
+from environments.kit.overlay import Overlay
 from mua.environment.protocol import ToolSchema
 from mua.types import Json
 

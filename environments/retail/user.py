@@ -6,6 +6,7 @@ import random
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from environments.kit.scripted import Fact, Part, ScriptedUser, Wish, grammar_of, reader_of
 from environments.retail.shop import address
 from environments.retail.tools import REASONS
 from environments.retail.wishes import place
@@ -13,7 +14,6 @@ from environments.retail.words import MAIL, PRODUCTS
 from mua.environment.protocol import Task
 from mua.types import Json
 from mua.users.personas import persona_of
-from mua.users.scripted import Fact, Part, ScriptedUser, Wish, grammar_of, reader_of
 
 HERE = Path(__file__).parent
 _RULES: Mapping[str, str] = {"no longer needed": "tell_not_needed", "ordered by mistake": "tell_by_mistake"}

@@ -1,7 +1,7 @@
 """What is so at the shop when something is said: sheets of orders, products, customer and desk.
 
-Held against it are the claims that ``claims.yaml`` finds (:mod:`mua.language.claims`). :data:`RULES` is what the policy
-wants before a change. Sheets are made when a statement asks for them.
+Held against it are the claims that ``claims.yaml`` finds (:mod:`environments.kit.language.claims`). :data:`RULES` is
+what the policy wants before a change. Sheets are made when a statement asks for them.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
+from environments.kit.conduct import Called, Past, Rules
+from environments.kit.database import Code
+from environments.kit.language.claims import AGENT, ClaimReader, Moment, Sheet, Thing
+from environments.kit.language.patterns import load
+from environments.kit.overlay import Base, Overlay
 from environments.retail.words import CITIES
-from mua.environment.conduct import Called, Past, Rules
-from mua.environment.database import Code
-from mua.environment.overlay import Base, Overlay
 from mua.environment.protocol import Task
-from mua.language.claims import AGENT, ClaimReader, Moment, Sheet, Thing
-from mua.language.patterns import load
 from mua.types import Json
 
 _BY_EMAIL = {"call": "find_user_id_by_email", "heard": ["email"]}

@@ -18,7 +18,7 @@ a task's ``data["wishes"]``:
 ``goal``
     the wish as a sentence for whoever plays the customer
 
-Every wish has facts that must be told (:func:`mua.environment.conduct.untold`) and demands: what must have been
+Every wish has facts that must be told (:func:`environments.kit.conduct.untold`) and demands: what must have been
 looked up before the last word, beside who the customer is. A wish that is refused, and one that only asks, never
 comes alone: another one that is to be granted stands beside it (:func:`granted_beside`), so that nothing is earned by
 refusing whatever comes.
@@ -31,9 +31,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from environments.kit.overlay import Base
 from environments.retail.shop import address
 from environments.retail.tools import MODIFIED, REASONS
-from mua.environment.overlay import Base
 from mua.types import Json
 
 VERBS = {"change_items": "change", "refund_to": "return"}

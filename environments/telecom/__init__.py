@@ -11,6 +11,7 @@ from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
+from environments.kit.database import RewardForm, ServiceDesk
 from environments.telecom.canned import CANNED
 from environments.telecom.environment import TelecomEnvironment, desk
 from environments.telecom.expert import Expert
@@ -21,7 +22,6 @@ from environments.telecom.tasks import load_split
 from environments.telecom.user import GONE, customer, part_of
 from mua.config.schema import EnvironmentConfig
 from mua.endpoint.client import Services
-from mua.environment.database import RewardForm, ServiceDesk
 from mua.environment.domain import Domain
 from mua.environment.protocol import Environment, Isolation, Move, PromptStyle, Split, Task
 from mua.errors import ConfigError

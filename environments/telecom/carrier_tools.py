@@ -10,10 +10,10 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+from environments.kit.database import Tool, ToolError
+from environments.kit.overlay import Overlay
 from environments.telecom.signals import View
 from environments.telecom.world import PLANS, lines_by_number
-from mua.environment.database import Tool, ToolError
-from mua.environment.overlay import Overlay
 from mua.environment.protocol import ToolSchema
 from mua.types import Json
 

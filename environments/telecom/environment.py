@@ -8,13 +8,13 @@ to a phone that works and looking costs nothing. How it came about counts too: w
 
 from __future__ import annotations
 
+from environments.kit.database import Code, DatabaseEnvironment, RewardForm, ServiceDesk
+from environments.kit.overlay import Changes, Difference, Overlay, difference, digest_of
 from environments.telecom import carrier_tools, phone_tools
 from environments.telecom.rules import RULES
 from environments.telecom.sheets import claim_reader, moment
 from environments.telecom.signals import ASSERTIONS, View
 from environments.telecom.world import PHONE, base
-from mua.environment.database import Code, DatabaseEnvironment, RewardForm, ServiceDesk
-from mua.environment.overlay import Changes, Difference, Overlay, difference, digest_of
 from mua.environment.protocol import Task
 from mua.types import Json
 

@@ -13,11 +13,11 @@ import re
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, TypeAlias
 
+from environments.kit.language.agreement import agrees
 from environments.telecom.identity import dates
 from environments.telecom.recipes import CHEAPEST_ROAMING
 from environments.telecom.world import APN, PLANS
 from mua.environment.protocol import Move, Task
-from mua.language.agreement import agrees
 from mua.types import Json
 
 Steps: TypeAlias = Generator[Move, str, Any]

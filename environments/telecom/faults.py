@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from environments.kit.overlay import Changes, copied
 from environments.telecom.world import COUNTRIES, PHONE, PLANS, base, bill, healthy_phone
-from mua.environment.overlay import Changes, copied
 from mua.types import Json
 
 Side = Literal["phone", "carrier", "both"]

@@ -1,7 +1,7 @@
 """What a person does on the phone when asked to: the tools that a message asks for, and what it says of them.
 
-Which tools are meant is understood by :mod:`mua.language.acts`; here it is read whether a thing is to be on or off,
-which mode, code or permission. What is left open is done in the way that mends a phone, or asked back.
+Which tools are meant is understood by :mod:`environments.kit.language.acts`; here it is read whether a thing is to be
+on or off, which mode, code or permission. What is left open is done in the way that mends a phone, or asked back.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from environments.kit.language.text import sentences
 from environments.telecom.sheets import NAMES
-from mua.language.text import sentences
 from mua.types import Json
 
 MOST = 6

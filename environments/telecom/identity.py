@@ -10,8 +10,8 @@ import re
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
+from environments.kit.conduct import Past
 from environments.telecom.world import base, lines_by_number
-from mua.environment.conduct import Past
 from mua.types import Json
 
 _MONTHS = (

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from environments.kit.database import Tool, ToolError
+from environments.kit.overlay import Overlay
 from environments.telecom.carrier_tools import schema
 from environments.telecom.signals import GOOD_MBPS, View
 from environments.telecom.world import APN, PHONE, healthy_phone
-from mua.environment.database import Tool, ToolError
-from mua.environment.overlay import Overlay
 from mua.types import Json
 
 SWITCHES = {

@@ -12,12 +12,12 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
+from environments.kit.conduct import Called, Past, Rules
+from environments.kit.language.agreement import agrees
+from environments.kit.language.claims import Claim, Review
 from environments.telecom.identity import dates, identified, owner
 from environments.telecom.phone_tools import SWITCHES
 from environments.telecom.world import APN
-from mua.environment.conduct import Called, Past, Rules
-from mua.language.agreement import agrees
-from mua.language.claims import Claim, Review
 from mua.types import Json
 
 _LINE = {"call": "get_line", "same": ["line_id"]}

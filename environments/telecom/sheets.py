@@ -1,4 +1,5 @@
-"""What is so at a moment, as sheets that an agent's statements are held against (:mod:`mua.language.claims`).
+"""What is so at a moment, as sheets that an agent's statements are held against
+(:mod:`environments.kit.language.claims`).
 
 =========  ==========================================================================================
 kind       its roles
@@ -20,15 +21,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 
+from environments.kit.conduct import Past
+from environments.kit.language.claims import AGENT, ClaimReader, Moment, Sheet, Thing
+from environments.kit.language.patterns import load
+from environments.kit.overlay import Base, Overlay
 from environments.telecom.identity import identified
 from environments.telecom.phone_tools import SWITCHES
 from environments.telecom.signals import View
 from environments.telecom.world import APN, FIRST_NAMES, LAST_NAMES, PLANS, base
-from mua.environment.conduct import Past
-from mua.environment.overlay import Base, Overlay
 from mua.environment.protocol import Task
-from mua.language.claims import AGENT, ClaimReader, Moment, Sheet, Thing
-from mua.language.patterns import load
 from mua.types import Json
 
 NAMES: Mapping[str, Sequence[str]] = {

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from environments.kit.overlay import Overlay
 from environments.telecom.world import APN, PHONE
-from mua.environment.overlay import Overlay
 from mua.types import Json
 
 GOOD_MBPS = 20.0

@@ -1,6 +1,6 @@
 """The scripted customer: has a phone and acts on it when the agent's words ask for that.
 
-It understands and speaks as every scripted user does (:mod:`mua.users.scripted`), and besides::
+It understands and speaks as every scripted user does (:mod:`environments.kit.scripted`), and besides::
 
     the agent                                the customer
     asks to look at or change the phone      does it, in order, and reports; sees its problem gone: next wish
@@ -17,14 +17,14 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from environments.kit.language.acts import Acts
+from environments.kit.scripted import Fact, Part, ScriptedUser, Wish, grammar_of, reader_of
 from environments.telecom.hands import MOST, Request, requests, wonders
 from environments.telecom.world import PLANS
 from mua.environment.protocol import Task
-from mua.language.acts import Acts
 from mua.types import Json
 from mua.users.personas import persona_of
 from mua.users.protocol import UserReply, UserTools
-from mua.users.scripted import Fact, Part, ScriptedUser, Wish, grammar_of, reader_of
 
 TEST = {
     "no_service": "check_status_bar",

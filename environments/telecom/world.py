@@ -23,7 +23,7 @@ import random
 from collections.abc import Iterator
 from functools import lru_cache
 
-from mua.environment.overlay import Base
+from environments.kit.overlay import Base
 from mua.types import Json
 
 TODAY = "2026-03-16"

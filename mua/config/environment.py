@@ -50,7 +50,7 @@ class EnvironmentConfig(Section):
     """Deadline of one tool call; a tool that hangs longer ends the episode as environment_error."""
     reset_seconds: PositiveFloat = 60.0
     """Deadline of building, and of judging, one environment."""
-    max_leases: Positive = 256
+    max_instances: Positive = 256
     """Environments alive at once."""
 
     @model_validator(mode="after")

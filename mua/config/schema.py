@@ -154,8 +154,8 @@ class MegatronConfig(Section):
     """Layers of the last pipeline stage; None: as the others."""
     distributed_optimizer: bool = True
     """Split the optimizer's state over the data-parallel ranks."""
-    tokens_per_row: Positive = 32768
-    """Token budget of one packed row, which is one micro-batch; padding for context parallelism is not counted."""
+    max_tokens_per_microbatch: Positive = 32768
+    """Token budget of one packed micro-batch; padding for context parallelism is not counted."""
     merge_prefixes: bool = False
     """Compute what several trajectories begin with once: rows become trees of their common prefixes. Loss and gradients
     stay the same; balancing losses of experts count a shared token once."""
@@ -498,10 +498,11 @@ class ExperimentConfig(Section):
                 f"{self.model.max_length}, because SGLang keeps some of its context to itself; lower the first or "
                 "raise the second"
             )
-        if self.rollout.max_tokens > self.megatron.tokens_per_row:
+        if self.rollout.max_tokens > self.megatron.max_tokens_per_microbatch:
             raise ValueError(
-                f"rollout.max_tokens {self.rollout.max_tokens} does not fit a packed row of "
-                f"megatron.tokens_per_row {self.megatron.tokens_per_row}; raise the row or shorten the episodes"
+                f"rollout.max_tokens {self.rollout.max_tokens} does not fit a packed micro-batch of "
+                f"megatron.max_tokens_per_microbatch {self.megatron.max_tokens_per_microbatch}; raise that or shorten "
+                "the episodes"
             )
         if self.algorithm.groups_per_step % self.algorithm.minibatches:
             raise ValueError(

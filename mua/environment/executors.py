@@ -2,7 +2,7 @@
 
 ::
 
-    LeasedEnvironment ── Request ──► Place.run ──┬─ inline    on the loop: work of microseconds that cannot hang
+    EnvironmentInstance ── Request ──► Place.run ──┬─ inline    on the loop: work of microseconds that cannot hang
                                                  ├─ thread    a hang costs the thread
                                                  └─ process   a hang or crash costs the worker (processes.py)
 
@@ -185,7 +185,7 @@ async def _finished(request: Request, answer: Any, seconds: float) -> Outcome:
 class _Holder:
     """Owns the environment across threads, so that it is closed exactly once.
 
-    When building hangs past its deadline, the lease ends before there is anything to close; whatever the build
+    When building hangs past its deadline, the instance ends before there is anything to close; whatever the build
     gives later is then closed right where it was built.
     """
 
@@ -197,12 +197,12 @@ class _Holder:
         self._ended = False
 
     def get(self) -> Environment:
-        """The environment, built on first use. Runs in a worker thread; calls of one lease never overlap."""
+        """The environment, built on first use. Runs in a worker thread; calls of one instance never overlap."""
         if self._environment is None:
             self._keep(self._domain.environment())
         environment = self._environment
         if environment is None:
-            raise RuntimeError("the lease ended while its environment was being built")
+            raise RuntimeError("the instance ended while its environment was being built")
         return environment
 
     def close(self) -> Any:

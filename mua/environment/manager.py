@@ -1,14 +1,14 @@
-"""Leases of fresh environments: one per episode, under deadlines, always given back.
+"""Instances of fresh environments: one per episode, under deadlines, always given back.
 
 ::
 
-    lease() ── waits for a slot ──► build + reset ──► episode calls tools, one at a time
+    instance() ── waits for a slot ──► build + reset ──► episode calls tools, one at a time
                     ▲                                           │ ends, raises, hangs or is cancelled
                     └────────────── slot freed ◄── close ◄──────┘
 
 Where the methods run is an :class:`~mua.environment.executors.Executor`'s matter, chosen by the domain or by
-``environment.isolation``; a lease knows none of them. Closing runs where no cancellation of the episode reaches it. A
-call that hangs leaves its environment unusable; what else it costs (a thread that is abandoned and counted in
+``environment.isolation``; an instance knows none of them. Closing runs where no cancellation of the episode reaches it.
+A call that hangs leaves its environment unusable; what else it costs (a thread that is abandoned and counted in
 ``leaked_threads``, a worker process that is killed, a cancelled coroutine) depends on the place.
 """
 
@@ -45,7 +45,7 @@ class TooManyHungCalls(MuaError):
     """So many calls hang that the domain must be broken. Not an episode's fault to be retried: it ends the run."""
 
 
-class LeasedEnvironment:
+class EnvironmentInstance:
     """One environment, reset for one task, for one episode. Calls are queued, never overlapping."""
 
     def __init__(self, domain_name: str, task: Task, config: EnvironmentConfig, place: Place) -> None:
@@ -55,7 +55,7 @@ class LeasedEnvironment:
         self._place = place
         self._tools: tuple[ToolSchema, ...] = ()
         self._schemas: dict[str, ToolSchema] = {}
-        self.user_tools = LeasedUserTools(self)
+        self.user_tools = InstanceUserTools(self)
         self._turn = asyncio.Lock()
         self._unusable: str | None = None
 
@@ -81,7 +81,7 @@ class LeasedEnvironment:
         return await self._run(Judge(transcript), "reset_seconds")
 
     async def reset(self, seed: int) -> None:
-        """Build the environment and reset it; called once, by the manager, before the lease is handed out."""
+        """Build the environment and reset it; called once, by the manager, before the instance is handed out."""
         self._tools, self.user_tools.known = await self._run(Reset(self.task, seed), "reset_seconds")
         self.know_tools(self._tools)
 
@@ -96,7 +96,7 @@ class LeasedEnvironment:
 
     async def close(self) -> str | None:
         """Close, once the call under way has ended or run out of time. Gives what went wrong, if anything did."""
-        self._unusable = "its lease has ended"
+        self._unusable = "its instance has ended"
         try:
             error = await self._place.close(self._config.reset_seconds)
         except HungCall as hung:
@@ -140,12 +140,12 @@ class LeasedEnvironment:
         return f"{self._named(what)} did not return within {seconds:g} s (environment.{limit}); {hung}"
 
 
-class LeasedUserTools:
-    """The user's side of a lease; implements :class:`mua.users.protocol.UserTools`."""
+class InstanceUserTools:
+    """The user's side of an instance; implements :class:`mua.users.protocol.UserTools`."""
 
-    def __init__(self, leased: LeasedEnvironment) -> None:
+    def __init__(self, instance: EnvironmentInstance) -> None:
         self.known: tuple[ToolSchema, ...] = ()
-        self._leased = leased
+        self._instance = instance
         self._taken: list[Json] = []
 
     def schemas(self) -> Sequence[ToolSchema]:
@@ -154,7 +154,7 @@ class LeasedUserTools:
 
     async def call(self, name: str, arguments: Json) -> ToolResult:
         """Run one, and keep what was called and answered."""
-        result = await self._leased.user_call(name, arguments)
+        result = await self._instance.user_call(name, arguments)
         self._taken.append({"name": name, "arguments": arguments, "answer": result.text})
         return result
 
@@ -182,19 +182,19 @@ def executor_for(domain: Domain, config: EnvironmentConfig) -> Executor:
 
 
 class EnvironmentManager:
-    """Hands out leases, at most ``environment.max_leases`` at once. Belongs to one event loop."""
+    """Hands out instances, at most ``environment.max_instances`` at once. Belongs to one event loop."""
 
     def __init__(self, domain: Domain, config: EnvironmentConfig) -> None:
         self._domain = domain
         self._config = config
         self._executor = executor_for(domain, config)
-        self._slots = asyncio.Semaphore(config.max_leases)
+        self._slots = asyncio.Semaphore(config.max_instances)
         self._alive = 0
         self._closing: set[asyncio.Task[str | None]] = set()
         self._life = Life(domain, config.reset_seconds) if self._executor.runs_here else None
 
     @property
-    def leases(self) -> int:
+    def instances(self) -> int:
         """Environments alive now, those being closed included."""
         return self._alive
 
@@ -204,12 +204,12 @@ class EnvironmentManager:
         return self._executor.hung
 
     @asynccontextmanager
-    async def lease(self, task: Task, seed: int) -> AsyncIterator[LeasedEnvironment]:
-        """A fresh environment, reset for ``task``; waits while ``max_leases`` are alive.
+    async def instance(self, task: Task, seed: int) -> AsyncIterator[EnvironmentInstance]:
+        """A fresh environment, reset for ``task``; waits while ``max_instances`` are alive.
 
         That wait has no deadline of its own: it is the caller's queue, under the caller's deadline. Raises
         :class:`mua.errors.EnvironmentFault` when building, resetting or closing raises or hangs, and
-        :class:`TooManyHungCalls` when ``MAX_LEAKED_THREADS`` calls hang already. The first lease starts the domain
+        :class:`TooManyHungCalls` when ``MAX_LEAKED_THREADS`` calls hang already. The first instance starts the domain
         (:class:`mua.environment.domain.Owner`).
         """
         if self._life is not None:
@@ -221,16 +221,16 @@ class EnvironmentManager:
             self._slots.release()
             raise
         self._alive += 1
-        leased = LeasedEnvironment(self._domain.name, task, self._config, self._executor.place(task))
+        instance = EnvironmentInstance(self._domain.name, task, self._config, self._executor.place(task))
         try:
-            await leased.reset(seed)
-            yield leased
+            await instance.reset(seed)
+            yield instance
         except BaseException:
             # The episode's own exception is the one to be seen; what closing adds to it goes to the log.
-            if fault := await self._give_back(leased):
+            if fault := await self._give_back(instance):
                 log.warning(fault)
             raise
-        if fault := await self._give_back(leased):
+        if fault := await self._give_back(instance):
             raise EnvironmentFault(fault)
 
     async def close(self) -> None:
@@ -242,17 +242,17 @@ class EnvironmentManager:
             await self._life.stop()
         await self._executor.close()
 
-    async def _give_back(self, leased: LeasedEnvironment) -> str | None:
-        if leased.closes_at_once:
-            return await self._close(leased)
-        task = asyncio.create_task(self._close(leased), name=f"close environment of {leased.task.id}")
+    async def _give_back(self, instance: EnvironmentInstance) -> str | None:
+        if instance.closes_at_once:
+            return await self._close(instance)
+        task = asyncio.create_task(self._close(instance), name=f"close environment of {instance.task.id}")
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
         return await asyncio.shield(task)
 
-    async def _close(self, leased: LeasedEnvironment) -> str | None:
+    async def _close(self, instance: EnvironmentInstance) -> str | None:
         try:
-            return await leased.close()
+            return await instance.close()
         finally:
             self._alive -= 1
             self._slots.release()

@@ -3,12 +3,12 @@
 ::
 
     run (event loop)                                       worker k of ``environment.workers``
-    place ── chooses the worker with fewest leases ──►     leases 3, 7, 12: one environment each
+    place ── chooses the worker with fewest instances ──►     instances 3, 7, 12: one environment each
     run(request) ── waits its turn ── JSON line ──────►    main thread performs it
                  ◄───────────────────── JSON line ───
        ├─ no line before the deadline: the process group is killed ── HungCall
        └─ end of file: it crashed, or was killed ─────────────────── LostEnvironment
-                                                           the next lease starts another in its place
+                                                           the next instance starts another in its place
 
 A worker is a clean interpreter: it inherits no memory, no open file but its socket, no CUDA device, and of the
 process's variables only those that say where things are. It leads a process group of its own, so that Ctrl-C does not
@@ -55,7 +55,7 @@ class WorkersBroken(MuaError):
 
 
 class ProcessExecutor:
-    """At most ``config.workers`` processes; each is started when a lease first needs it."""
+    """At most ``config.workers`` processes; each is started when an instance first needs it."""
 
     runs_here = False
     hung = 0
@@ -94,8 +94,8 @@ class _WorkerPlace:
 
     async def run(self, request: Request, seconds: float) -> Outcome:
         if self._worker is None:
-            self._slot = min(self._slots, key=lambda slot: slot.leases)
-            self._slot.leases += 1
+            self._slot = min(self._slots, key=lambda slot: slot.instances)
+            self._slot.instances += 1
             self._worker = await self._slot.ready()
         try:
             line = self._line(request_json(request), seconds)
@@ -106,7 +106,7 @@ class _WorkerPlace:
     async def close(self, seconds: float) -> BaseException | None:
         slot, worker, self._slot, self._worker = self._slot, self._worker, None, None
         if slot is not None:
-            slot.leases -= 1
+            slot.instances -= 1
         if worker is None:
             return None
         try:
@@ -116,7 +116,7 @@ class _WorkerPlace:
         return read_error(answer)
 
     def _line(self, message: Json, seconds: float) -> bytes:
-        return packed({**message, "lease": self._number, "seconds": seconds})
+        return packed({**message, "instance": self._number, "seconds": seconds})
 
     def _named(self, what: str) -> str:
         return f"{what} of task {self._task.id!r}"
@@ -126,7 +126,7 @@ class _Slot:
     """One of the pool's workers, and the one that replaces it."""
 
     def __init__(self, name: str, hello: bytes) -> None:
-        self.leases = 0
+        self.instances = 0
         self.worker: WorkerProcess | None = None
         self._name = name
         self._hello = hello

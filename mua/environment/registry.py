@@ -18,6 +18,8 @@ from mua.errors import ConfigError
 ENTRY_POINT_GROUP = "mua.environments"
 """A third-party package registers ``name = "package.module"``; the module exports ``DOMAIN``, as ours do."""
 _PACKAGE = "environments"
+_KIT = "kit"
+"""What domains are made of; no domain."""
 
 
 def domain_names() -> list[str]:
@@ -62,7 +64,7 @@ def _modules() -> dict[str, str]:
 
 def _packages(folders: list[Path]) -> Iterator[str]:
     found = pkgutil.iter_modules([str(folder) for folder in folders])
-    return (info.name for info in found if info.ispkg and not info.name.startswith("_"))
+    return (info.name for info in found if info.ispkg and info.name != _KIT and not info.name.startswith("_"))
 
 
 def _is_group(folder: Path) -> bool:

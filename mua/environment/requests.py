@@ -1,4 +1,4 @@
-"""What a lease asks of its environment, in one form for every place that an environment runs in."""
+"""What an instance asks of its environment, in one form for every place that an environment runs in."""
 
 from __future__ import annotations
 

@@ -2,11 +2,11 @@
 
 ::
 
-    run     {"do": "call", "lease": 7, "seconds": 30, "tool": "get_order", "arguments": {"order": "K7"}}
+    run     {"do": "call", "instance": 7, "seconds": 30, "tool": "get_order", "arguments": {"order": "K7"}}
     worker  {"answer": {"text": "...", "error": false, "terminal": false, "reward": 0.0}}
             {"raised": "KeyError", "text": "'K7'"}
 
-Everything a lease passes on is JSON by the protocol, so nothing is ever pickled.
+Everything an instance passes on is JSON by the protocol, so nothing is ever pickled.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def read_request(message: Json) -> Request:
 def answer_json(answer: Any) -> Json:
     """An answer of the right type (:func:`mua.environment.requests.checked`), as JSON."""
     if isinstance(answer, ToolLists):
-        # As texts: equal ones, which is nearly all, are then read and kept once for all leases.
+        # As texts: equal ones, which is nearly all, are then read and kept once for all instances.
         return {"agent": _schemas_text(answer.agent), "user": _schemas_text(answer.user)}
     if isinstance(answer, ToolResult):
         return {"text": answer.text, "error": answer.error, "terminal": answer.terminal, "reward": answer.reward}

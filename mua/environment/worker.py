@@ -6,10 +6,10 @@
          │ end of file: the run has closed it, or is dead                │
          └── environments left are closed, and the process group dies ◄──┘
 
-It is told a domain's name and configuration and keeps many leases' environments. Coroutine methods run on an event loop
-of the worker, one request at a time like all others. The reader thread sees the end of the
-socket also while a call hangs in Python; a call that holds the interpreter lock for ever is ended by a timer of
-``faulthandler``, which needs no lock, shortly after its deadline.
+It is told a domain's name and configuration and keeps many instances' environments. Coroutine methods run on an event
+loop of the worker, one request at a time like all others. The reader thread sees the end of the socket also while a
+call hangs in Python; a call that holds the interpreter lock for ever is ended by a timer of ``faulthandler``, which
+needs no lock, shortly after its deadline.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _Inbox: TypeAlias = "SimpleQueue[bytes | None]"
 
 
 class Worker:
-    """The environments of one domain, by lease."""
+    """The environments of one domain, by instance."""
 
     def __init__(self, domain: Domain, seconds: float = 60.0) -> None:
         """``seconds`` are the deadline of the domain's own start and stop."""
@@ -68,18 +68,18 @@ class Worker:
 
     def close(self) -> None:
         """Close every environment that is left, then stop what the domain owns."""
-        for lease in list(self._environments):
+        for instance in list(self._environments):
             with suppress(BaseException):
-                self._close(lease)
+                self._close(instance)
         if self._life.owns:
             with suppress(BaseException):
                 self._loop.run_until_complete(self._life.stop())
 
     def _do(self, message: Json) -> Any:
         if message["do"] == "close":
-            return self._close(message["lease"])
+            return self._close(message["instance"])
         request = read_request(message)
-        answer = request.perform(self._environment(message["lease"]))
+        answer = request.perform(self._environment(message["instance"]))
         if inspect.isawaitable(answer):
             answer = self._loop.run_until_complete(_awaited(answer))
         return answer_json(checked(request, answer))
@@ -88,13 +88,13 @@ class Worker:
     def _loop(self) -> asyncio.AbstractEventLoop:
         return asyncio.new_event_loop()
 
-    def _environment(self, lease: int) -> Environment:
-        if lease not in self._environments:
-            self._environments[lease] = self._domain.environment()
-        return self._environments[lease]
+    def _environment(self, instance: int) -> Environment:
+        if instance not in self._environments:
+            self._environments[instance] = self._domain.environment()
+        return self._environments[instance]
 
-    def _close(self, lease: int) -> None:
-        environment = self._environments.pop(lease, None)
+    def _close(self, instance: int) -> None:
+        environment = self._environments.pop(instance, None)
         closing = None if environment is None else environment.close()
         if inspect.isawaitable(closing):
             self._loop.run_until_complete(_awaited(closing))

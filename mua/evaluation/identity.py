@@ -21,8 +21,9 @@ from mua.types import Json
 
 _OPERATIONAL = frozenset(
     {
-        "concurrency", "max_retries", "max_leases", "workers", "isolation", "requests_per_minute", "tokens_per_minute",
-        "cache", "fallbacks", "api_key", "structured_output", "price_per_million_in", "price_per_million_out",
+        "concurrency", "max_retries", "max_instances", "workers", "isolation", "requests_per_minute",
+        "tokens_per_minute", "cache", "fallbacks", "api_key", "structured_output", "price_per_million_in",
+        "price_per_million_out",
     }
 )  # fmt: skip
 _SPEED = ("_seconds", "_faults")

@@ -1,4 +1,4 @@
-"""Core attention over packed rows."""
+"""Core attention over packed micro-batches."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from mua.compat import torch_flash_cpu
 from mua.megatron import context, flex
-from mua.megatron.modules import PackedRow
+from mua.megatron.modules import PackedMicrobatch
 from mua.megatron.pieces import Layout, Piece, pieces
 
 
@@ -24,7 +24,7 @@ class PackedAttention(MegatronModule):
     What several sequences begin with (:mod:`mua.megatron.trees`) is computed once, nothing is computed across
     boundaries, no score matrix is kept and no key copied: on CUDA in one block-sparse kernel
     (:mod:`mua.megatron.flex`), elsewhere in a few calls of fused attention (:func:`attend_piecewise`). It takes
-    the place of Megatron's ``DotProductAttention``, which refuses packed rows and materialises all scores.
+    the place of Megatron's ``DotProductAttention``, which refuses packed micro-batches and materialises all scores.
 
     Under context parallelism (:mod:`mua.megatron.context`) every rank gathers the keys and values of the whole row,
     which with grouped query attention are small, and attends from its own queries.
@@ -53,7 +53,7 @@ class PackedAttention(MegatronModule):
         attention_mask: Tensor | None,
         attn_mask_type: Any = None,
         attention_bias: Tensor | None = None,
-        packed_seq_params: PackedRow | None = None,
+        packed_seq_params: PackedMicrobatch | None = None,
     ) -> Tensor:
         """Attends within each sequence of the row.
 

@@ -1,4 +1,4 @@
-"""Context parallelism: how one packed row is divided over the ranks that share it.
+"""Context parallelism: how one packed micro-batch is divided over the ranks that share it.
 
 Each sequence of the row is cut into ``2 * size`` chunks of equal length, and rank ``r`` holds chunks ``r`` and
 ``2 * size - 1 - r`` of it (zigzag), so that under causal attention all ranks have the same work::

@@ -1,4 +1,4 @@
-"""One packed row as tensors, and the one place where a token meets the position that predicts it."""
+"""One packed micro-batch as tensors, and the one place where a token meets the position that predicts it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from mua.algorithms.loss_protocol import TokenTensors
 from mua.megatron.context import IndexArray, row_order, zigzag
-from mua.megatron.modules import PackedRow
+from mua.megatron.modules import PackedMicrobatch
 from mua.megatron.packing import Alignment, Plan
 from mua.megatron.parallel import device
 from mua.megatron.trees import Forest, separate
@@ -32,7 +32,7 @@ class MicroBatch:
 
     ids: Tensor
     """int64 ``[1, T]``; padding is token 0, behind each sequence or a sequence of its own."""
-    row: PackedRow
+    row: PackedMicrobatch
     predictors: Tensor
     """int64 ``[N]``: positions whose output predicts a scored token; one may predict several, where a tree branches."""
     targets: Tensor
@@ -82,7 +82,7 @@ def _micro_batch(
     experts, routed = _experts(sequences, forest, source)
     depths = [node.start for node in forest.nodes] + [0] * (len(padded) - len(lengths))
     positions = np.concatenate([start + np.arange(room) for start, room in zip(depths, padded, strict=True)])
-    row = PackedRow(
+    row = PackedMicrobatch(
         lengths=tuple(padded),
         used=tuple(lengths),
         parents=tuple(node.parent for node in forest.nodes),
@@ -140,7 +140,7 @@ def _sources(lengths: Sequence[int], padded: Sequence[int]) -> IndexArray:
 def _experts(
     sequences: Sequence[TrainSequence], forest: Forest, source: IndexArray
 ) -> tuple[Tensor | None, Tensor | None]:
-    """The engine's choices of each position, and which are known; see :class:`PackedRow`."""
+    """The engine's choices of each position, and which are known; see :class:`PackedMicrobatch`."""
     recorded = [sequence.experts for sequence in sequences if sequence.experts is not None]
     if not recorded or len(recorded) < len(sequences):
         return None, None

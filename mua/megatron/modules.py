@@ -19,8 +19,8 @@ from mua.megatron.parallel import device
 
 
 @dataclass
-class PackedRow(PackedSeqParams):
-    """How one packed row is divided; travels through Megatron-Core as its ``packed_seq_params``.
+class PackedMicrobatch(PackedSeqParams):
+    """How one packed micro-batch is divided; travels through Megatron-Core as its ``packed_seq_params``.
 
     The row keeps Megatron's ``[tokens, batch 1, ...]`` form rather than its ``thd`` form: positions are explicit, so
     nothing but the core attention needs to know the boundaries.
@@ -83,11 +83,11 @@ class PositionedRotary(torch.nn.Module):
         self.inv_freq = inverse_frequencies
 
     def get_rotary_seq_len(
-        self, inference_context: Any, decoder: Any, hidden: Any, config: Any, packed_seq_params: PackedRow
+        self, inference_context: Any, decoder: Any, hidden: Any, config: Any, packed_seq_params: PackedMicrobatch
     ) -> Tensor:
         """The positions of this rank's tokens, int64 ``[tokens]``."""
         if packed_seq_params is None or packed_seq_params.positions is None:
-            raise ValueError("the model takes packed rows only: pass packed_seq_params=PackedRow(...)")
+            raise ValueError("the model takes packed micro-batches only: pass packed_seq_params=PackedMicrobatch(...)")
         return packed_seq_params.positions
 
     def forward(self, positions: Tensor, packed_seq: bool = False, cp_group: Any = None) -> Tensor:

@@ -16,14 +16,14 @@ from megatron.core.transformer.moe.moe_utils import MoEAuxLossAutoScaler, comput
 from megatron.core.transformer.moe.router import TopKRouter
 from torch import Tensor
 
-from mua.megatron.modules import PackedRow
+from mua.megatron.modules import PackedMicrobatch
 from mua.megatron.parallel import device
 
 _AUX, _Z = 0, 1
 
 
 class PackedRouter(TopKRouter):
-    """Megatron's router on packed rows: padding neither counts as load nor enters a loss.
+    """Megatron's router on packed micro-batches: padding neither counts as load nor enters a loss.
 
     Takes the place of Megatron's own balancing losses, which it weighs by a rank's count of tokens, for a division by
     the batch's that comes with its loss. Here the loss holds its denominators, and nothing is divided.
@@ -43,7 +43,7 @@ class PackedRouter(TopKRouter):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.row: PackedRow | None = None
+        self.row: PackedMicrobatch | None = None
         self.load = torch.zeros(self.num_experts, dtype=torch.float64, device=device())
         """Choices of this rank's tokens by expert, since they were last collected."""
         self.losses = torch.zeros(2, dtype=torch.float64, device=device())
@@ -69,12 +69,12 @@ class PackedRouter(TopKRouter):
             probabilities = self._attached(probabilities, _Z, squares / self.row.batch_tokens, self.z_loss)
         return probabilities, chosen
 
-    def _real_tokens(self, row: PackedRow) -> Tensor:
+    def _real_tokens(self, row: PackedMicrobatch) -> Tensor:
         """Which of the tokens routed here are no padding, bool ``[tokens]``: sequence parallelism divides the row."""
         assert row.real is not None
         return row.real.chunk(self.tp_group.size())[self.tp_group.rank()]
 
-    def _balance(self, logits: Tensor, real: Tensor, row: PackedRow) -> Tensor:
+    def _balance(self, logits: Tensor, real: Tensor, row: PackedMicrobatch) -> Tensor:
         """This rank's part of the load-balancing loss; its choices are counted over the whole row."""
         chosen, scores = compute_routing_scores_for_aux_loss(logits, self.topk, self.score_function, padding_mask=~real)
         counts = chosen.sum(0).to(scores.dtype)

@@ -85,7 +85,7 @@ class Plan:
 
 def plan_rows(
     lengths: Sequence[int],
-    tokens_per_row: int,
+    max_tokens_per_microbatch: int,
     ranks: int,
     alignment: Alignment = Alignment(),
     *,
@@ -107,7 +107,7 @@ def plan_rows(
 
     Args:
         lengths: tokens of each sequence, at least 1.
-        tokens_per_row: most tokens in one row, padding not counted.
+        max_tokens_per_microbatch: most tokens in one row, padding not counted.
         ranks: data-parallel ranks.
         alignment: what sequences and rows are padded to.
         multiple: a rank's number of rows is a multiple of this.
@@ -121,12 +121,12 @@ def plan_rows(
         MuaError: a sequence is longer than a row.
     """
     for index, length in enumerate(lengths):
-        if length > tokens_per_row:
+        if length > max_tokens_per_microbatch:
             raise MuaError(
-                f"sequence {index} has {length} tokens, more than megatron.tokens_per_row {tokens_per_row}; raise the "
-                "key or lower rollout.max_tokens"
+                f"sequence {index} has {length} tokens, more than megatron.max_tokens_per_microbatch "
+                f"{max_tokens_per_microbatch}; raise the key or lower rollout.max_tokens"
             )
-    items = _Items.of(lengths, lengths if equal or costs is None else costs, tokens_per_row)
+    items = _Items.of(lengths, lengths if equal or costs is None else costs, max_tokens_per_microbatch)
     rows = _even_rows(items, ranks * multiple, equal=equal)
     dealt = _dealt(costs or lengths, rows, ranks)
     if costs is not None and not equal and not lockstep:
@@ -139,7 +139,7 @@ def plan_rows(
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One packed row."""
+    """One packed micro-batch."""
 
     sequences: tuple[int, ...]
     """Indices into the batch."""
@@ -185,7 +185,7 @@ def pack(
     Raises:
         MuaError: a sequence is longer than a row.
     """
-    capacity, ranks = config.tokens_per_row, config.data_parallel
+    capacity, ranks = config.max_tokens_per_microbatch, config.data_parallel
     if config.merge_prefixes:
         members, forests = _forests(ids, capacity, ranks * multiple, alignment)
         sizes = [sum(aligned(len(node), alignment.sequence) for node in forest.nodes) for forest in forests]
@@ -236,12 +236,12 @@ def _padded(forest: Forest, alignment: Alignment, least: int) -> list[tuple[int,
 
 
 def _forests(
-    ids: Sequence[Int32Array], tokens_per_row: int, rows: int, alignment: Alignment
+    ids: Sequence[Int32Array], max_tokens_per_microbatch: int, rows: int, alignment: Alignment
 ) -> tuple[list[list[int]], list[Forest]]:
     """Sequences in trees that fit a row, small enough that every rank gets some, and the trees."""
     least = max(1, 2 * alignment.sequence)  # sharing less costs more in padding than it saves
     whole = trees.merged(ids, least).tokens
-    capacity = min(tokens_per_row, max([-(-whole // rows), *(len(sequence) for sequence in ids)]))
+    capacity = min(max_tokens_per_microbatch, max([-(-whole // rows), *(len(sequence) for sequence in ids)]))
     members = trees.groups(ids, capacity, least)
     return members, [trees.merged([ids[i] for i in group], least) for group in members]
 

@@ -59,7 +59,7 @@ class Layout:
 
     @classmethod
     def of(cls, lengths: tuple[int, ...], used: tuple[int, ...], parents: tuple[int, ...]) -> Layout:
-        """From what :class:`mua.megatron.modules.PackedRow` knows.
+        """From what :class:`mua.megatron.modules.PackedMicrobatch` knows.
 
         Raises:
             ValueError: the nodes are not in pre-order.

@@ -5,7 +5,7 @@ router picks another expert, and the token's log-probability jumps. Replaying th
 al., 2025, "Stabilizing MoE Reinforcement Learning by Aligning Training and Inference Routers") removes the jump: the
 experts are the engine's, their weights come from the trainer's own router, which therefore keeps its gradient.
 
-    engine ── experts [T, layers * top k] ──► Segment ──► TrainSequence ──► PackedRow ──► each layer's router
+    engine ── experts [T, layers * top k] ──► Segment ──► TrainSequence ──► PackedMicrobatch ──► each layer's router
 
 Megatron's router asks the object in ``router.router_replay`` for its top k; that is the one place where a choice is
 replaced. Which row it routes a :class:`mua.megatron.moe.PackedRouter` knows, also when activations are recomputed.
@@ -22,7 +22,7 @@ from megatron.core.models.gpt.gpt_model import GPTModel
 from torch import Tensor
 
 from mua.errors import ConfigError, MuaError
-from mua.megatron.modules import PackedRow
+from mua.megatron.modules import PackedMicrobatch
 from mua.megatron.moe import PackedRouter, layers_with_experts
 from mua.megatron.parallel import device
 from mua.types import TrainSequence
@@ -66,7 +66,7 @@ class ReplayedRouting:
         chosen = torch.where(known[:, None], given, own)
         return scores.gather(1, chosen), chosen
 
-    def _choices(self, row: PackedRow, topk: int) -> tuple[Tensor, Tensor]:
+    def _choices(self, row: PackedMicrobatch, topk: int) -> tuple[Tensor, Tensor]:
         """Which of this rank's tokens have a recorded choice, bool ``[tokens]``, and the choices, ``[tokens, k]``."""
         assert row.experts is not None
         assert row.routed is not None

@@ -150,8 +150,8 @@ def _fitting(ids: Sequence[Int32Array], order: Sequence[int], capacity: int, lea
     for place, index in enumerate(order):
         if len(ids[index]) > capacity:
             raise MuaError(
-                f"sequence {index} has {len(ids[index])} tokens, more than megatron.tokens_per_row {capacity}; raise "
-                "the key or lower rollout.max_tokens"
+                f"sequence {index} has {len(ids[index])} tokens, more than megatron.max_tokens_per_microbatch "
+                f"{capacity}; raise the key or lower rollout.max_tokens"
             )
         common = _shared(ids[order[place - 1]], ids[index]) if place else 0
         size += len(ids[index]) - (common if common >= least else 0)

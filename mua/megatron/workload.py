@@ -1,4 +1,4 @@
-"""What packed rows cost in floating-point operations, and how evenly a plan spreads them over ranks and rows."""
+"""What packed micro-batches cost in floating-point operations, and how evenly a plan spreads them over ranks."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ class LayerSizes:
         return cls(
             architecture,
             element=2 if config.model.dtype == "bfloat16" else 4,
-            tokens=layout.tokens_per_row / layout.context_parallel,
+            tokens=layout.max_tokens_per_microbatch / layout.context_parallel,
             tp=layout.tensor_parallel,
             etp=layout.expert_tensor_parallel or layout.tensor_parallel,
         )

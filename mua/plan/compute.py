@@ -22,7 +22,7 @@ class Compute:
     """Of all episodes."""
     sampled_tokens: int
     rows: int
-    """Packed rows one data-parallel rank computes for one optimizer step."""
+    """Packed micro-batches one data-parallel rank computes for one optimizer step."""
     bubble: float
     """Share of the training time in which a pipeline stage waits."""
     train_flops: float
@@ -54,10 +54,10 @@ def forward_flops(architecture: Architecture, tokens: float, length: float) -> f
 
 
 def rows_per_rank(config: ExperimentConfig) -> int:
-    """Packed rows of one data-parallel rank in one optimizer step, as long as episodes have the expected length."""
+    """Packed micro-batches of one data-parallel rank in one optimizer step, with episodes of the expected length."""
     layout, algorithm = config.megatron, config.algorithm
     episodes = algorithm.groups_per_step * algorithm.group_size // algorithm.minibatches
-    in_row = max(1, layout.tokens_per_row // episode_tokens(config))
+    in_row = max(1, layout.max_tokens_per_microbatch // episode_tokens(config))
     multiple = layout.data_parallel * (layout.pipeline_parallel if layout.virtual_pipeline else 1)
     return ceil(ceil(episodes / in_row) / multiple) * multiple // layout.data_parallel
 

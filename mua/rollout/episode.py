@@ -36,7 +36,7 @@ from mua.users.protocol import STOP_SIGNAL, UserReply
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
 
-    from mua.environment.manager import LeasedEnvironment
+    from mua.environment.manager import EnvironmentInstance
     from mua.environment.protocol import Evaluation, Task
     from mua.rollout.agent import Policy
     from mua.tokens.parsing import AssistantTurn, ToolCall
@@ -85,7 +85,7 @@ class Episode:
     def __init__(
         self,
         setting: EpisodeSetting,
-        environment: LeasedEnvironment,
+        environment: EnvironmentInstance,
         user: User,
         *,
         session: str,

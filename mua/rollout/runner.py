@@ -1,4 +1,4 @@
-"""From a task to a trajectory: leases what an episode needs, retries infrastructure faults, never scores them."""
+"""From a task to a trajectory: instances what an episode needs, retries infrastructure faults, never scores them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import NamedTuple
 from mua.config.schema import ExperimentConfig
 from mua.endpoint.client import Services
 from mua.engine.protocol import Sampler
-from mua.environment.manager import EnvironmentManager, LeasedEnvironment
+from mua.environment.manager import EnvironmentInstance, EnvironmentManager
 from mua.environment.protocol import Task
 from mua.environment.selection import Selection
 from mua.errors import (
@@ -175,7 +175,7 @@ class EpisodeRunner:
         try:
             async with (
                 asyncio.timeout(limit) as deadline,
-                self._environments[task.domain].lease(task, seed) as environment,
+                self._environments[task.domain].instance(task, seed) as environment,
                 self._user(task, seed, environment) as user,
             ):
                 guarded = not self._users.recites_data(task)
@@ -186,7 +186,7 @@ class EpisodeRunner:
             raise DeadlineExceeded(f"rollout.episode_seconds: the episode took longer than {limit:g} s") from None
 
     @asynccontextmanager
-    async def _user(self, task: Task, seed: int, environment: LeasedEnvironment) -> AsyncIterator[User]:
+    async def _user(self, task: Task, seed: int, environment: EnvironmentInstance) -> AsyncIterator[User]:
         try:
             user = self._users.make(task, seed)
             if environment.user_tools.schemas() and isinstance(user, ToolUser):

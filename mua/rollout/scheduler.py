@@ -32,7 +32,7 @@ from mua.types import Group, Json
 
 
 @dataclass(frozen=True, slots=True)
-class Quota:
+class StepDemand:
     """How many groups a run's steps want, and how many may be under way for them."""
 
     groups: int
@@ -77,13 +77,13 @@ class Position:
 
 
 @dataclass(frozen=True, slots=True)
-class Harvest:
+class RolloutBatch:
     """What one step got."""
 
     groups: list[Group]
     """Everything that was rolled out to its end for the step, in the order of the stream."""
     usable: list[Group]
-    """Those of them to train on; fewer than ``Quota.groups`` when :attr:`Quota.most` groups did not hold enough."""
+    """Those of them to train on; fewer than ``StepDemand.groups`` when :attr:`StepDemand.most` groups hold too few."""
     cancelled: int
     """Groups that were cancelled, or finished too late, and start again."""
     position: Position
@@ -108,7 +108,7 @@ class GroupScheduler:
     def __init__(
         self,
         roll_out: Callable[[int], Coroutine[Any, Any, Group]],
-        quota: Quota,
+        demand: StepDemand,
         *,
         step: int = 0,
         position: Position | None = None,
@@ -117,7 +117,7 @@ class GroupScheduler:
         """Schedule the steps from ``step`` on; ``position`` is that of the step before."""
         position = position or Position()
         self._roll_out = roll_out
-        self._quota = quota
+        self._demand = demand
         self._usable = usable
         self._step = step
         self._next = position.next
@@ -134,18 +134,18 @@ class GroupScheduler:
             task = asyncio.create_task(self._roll_out(ordinal), name=f"group {ordinal}")
             self._flights[ordinal] = _Flight(task, self._step, cancelled)
 
-    async def take(self) -> Harvest:
+    async def take(self) -> RolloutBatch:
         """The groups of the next step, once enough of them have finished."""
-        quota, taken, usable = self._quota, list[Group](), list[Group]()
-        while self._flights and len(usable) < quota.groups and len(taken) < quota.most:
-            group = await self._finished(quota.groups - len(usable))
+        demand, taken, usable = self._demand, list[Group](), list[Group]()
+        while self._flights and len(usable) < demand.groups and len(taken) < demand.most:
+            group = await self._finished(demand.groups - len(usable))
             taken.append(group)
             if self._usable(group):
                 usable.append(group)
-            self._held = len(usable) + max(0, len(taken) - len(usable) - quota.extra)
+            self._held = len(usable) + max(0, len(taken) - len(usable) - demand.extra)
             self.start()
         cancelled = await self._cancel_overdue()
-        return Harvest(_sorted(taken), _sorted(usable), cancelled, self.position)
+        return RolloutBatch(_sorted(taken), _sorted(usable), cancelled, self.position)
 
     def release(self) -> None:
         """The weights trained on the groups taken last are in the engines: start new groups in their slots."""
@@ -171,8 +171,8 @@ class GroupScheduler:
 
     def _room(self) -> int:
         """Groups that may be in flight now."""
-        steps = 0 if self._stopped else min(self._quota.staleness + 1, self._quota.steps - self._step)
-        return steps * self._quota.groups + self._quota.oversample - self._held if steps > 0 else 0
+        steps = 0 if self._stopped else min(self._demand.staleness + 1, self._demand.steps - self._step)
+        return steps * self._demand.groups + self._demand.oversample - self._held if steps > 0 else 0
 
     def _next_ordinal(self) -> tuple[int, int]:
         """The ordinal to start next, and how often it was cancelled before."""
@@ -190,15 +190,15 @@ class GroupScheduler:
         return self._flights.pop(ordinal).task.result()
 
     def _candidates(self, places: int) -> list[int]:
-        if self._quota.in_order:
+        if self._demand.in_order:
             return [min(self._flights)]
-        patience = self._quota.most_cancellations
+        patience = self._demand.most_cancellations
         owed = [o for o, flight in self._flights.items() if self._overdue(flight) and flight.cancelled >= patience]
         return owed if len(owed) >= places else list(self._flights)
 
     def _overdue(self, flight: _Flight) -> bool:
         """Whether the current step is the last that may train the group."""
-        return flight.step + self._quota.staleness <= self._step or self._step + 1 >= self._quota.steps
+        return flight.step + self._demand.staleness <= self._step or self._step + 1 >= self._demand.steps
 
     async def _cancel_overdue(self) -> int:
         overdue = [ordinal for ordinal, flight in self._flights.items() if self._overdue(flight)]

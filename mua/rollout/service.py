@@ -30,7 +30,7 @@ from mua.environment.protocol import Split, Task
 from mua.environment.selection import Selection
 from mua.errors import EngineError
 from mua.rollout.runner import EpisodeRunner, Placed, evaluation_places
-from mua.rollout.scheduler import GroupScheduler, Harvest, Position, Quota
+from mua.rollout.scheduler import GroupScheduler, Position, RolloutBatch, StepDemand
 from mua.rollout.stream import TaskStream
 from mua.rollout.teacher import Teacher
 from mua.tokens.family import load_family
@@ -138,7 +138,7 @@ class RolloutService:
             )  # fmt: skip
             return self._taught(episodes)
 
-        quota = Quota(
+        demand = StepDemand(
             algorithm.groups_per_step,
             trainer.steps,
             trainer.max_staleness,
@@ -148,12 +148,12 @@ class RolloutService:
         )
         self._stream = stream
         self._scheduler = GroupScheduler(
-            roll_out, quota, step=step, position=start,
+            roll_out, demand, step=step, position=start,
             usable=lambda group: not refill.on or usable(group, algorithm),
         )  # fmt: skip
         self._loop.call_soon_threadsafe(self._scheduler.start)
 
-    def take(self, on_episode: Callable[[], None] | None = None) -> Harvest:
+    def take(self, on_episode: Callable[[], None] | None = None) -> RolloutBatch:
         """Wait for the groups of the next step; ``on_episode`` is called as episodes end.
 
         Raises :class:`EngineError` when an engine has used up its restarts.
@@ -256,15 +256,15 @@ class RolloutService:
         assert self._runner is not None
         return self._runner
 
-    async def _take(self) -> Harvest:
+    async def _take(self) -> RolloutBatch:
         assert self._scheduler is not None, "schedule() comes first"
         assert self._stream is not None
-        harvest = await self._scheduler.take()
-        self._stream.observe(harvest.groups)
-        self._position = harvest.position.to_json() | {"curriculum": self._stream.state()}
-        chosen = refill_metrics(harvest, self._config.algorithm) if self._config.algorithm.refill.on else {}
+        rollout_batch = await self._scheduler.take()
+        self._stream.observe(rollout_batch.groups)
+        self._position = rollout_batch.position.to_json() | {"curriculum": self._stream.state()}
+        chosen = refill_metrics(rollout_batch, self._config.algorithm) if self._config.algorithm.refill.on else {}
         self._of_step = chosen | self._stream.metrics()
-        return harvest
+        return rollout_batch
 
     async def _meet_teacher(self) -> None:
         if self._distillation is not None:
@@ -352,20 +352,20 @@ def _name(place: Placed) -> tuple[str, str, int]:
     return place.task.domain, place.task.id, place.sample
 
 
-def refill_metrics(harvest: Harvest, algorithm: AlgorithmConfig) -> dict[str, float]:
+def refill_metrics(rollout_batch: RolloutBatch, algorithm: AlgorithmConfig) -> dict[str, float]:
     """What a step took to find its groups: counts of groups, and of episodes that were rolled out and not trained.
 
     ``faulty`` groups are among the ``dropped``: infrastructure left them fewer than two scored members. ``missing``
     groups were not found among the most that a step may look at. ``cancelled`` groups start again.
     """
-    trained = {group.ordinal for group in harvest.usable}
-    dropped = [group for group in harvest.groups if group.ordinal not in trained]
+    trained = {group.ordinal for group in rollout_batch.usable}
+    dropped = [group for group in rollout_batch.groups if group.ordinal not in trained]
     counts = {
         "dropped": len(dropped),
         "faulty": sum(not enough_scored(group, algorithm) for group in dropped),
-        "refilled": max(0, len(harvest.groups) - algorithm.groups_per_step),
+        "refilled": max(0, len(rollout_batch.groups) - algorithm.groups_per_step),
         "extra_episodes": sum(len(group.trajectories) for group in dropped),
-        "missing": algorithm.groups_per_step - len(harvest.usable),
-        "cancelled": harvest.cancelled,
+        "missing": algorithm.groups_per_step - len(rollout_batch.usable),
+        "cancelled": rollout_batch.cancelled,
     }
     return {f"filters/{name}": float(count) for name, count in counts.items()}

@@ -23,7 +23,7 @@ from mua.environment.protocol import Split
 from mua.errors import EngineError, MuaError, Preempted, RunStopped
 from mua.observe.traces import TraceWriter
 from mua.rollout.heap import long_lived_heap
-from mua.rollout.scheduler import Harvest
+from mua.rollout.scheduler import RolloutBatch
 from mua.rollout.scored import Lost, lost, too_few_scored
 from mua.rollout.service import RolloutService
 from mua.trainer.evaluate import judge
@@ -99,9 +99,9 @@ def loop(
     with run.progress.stage("train", total=steps - run.step) as progress:
         for step in range(run.step, steps):
             preemption.check()
-            harvest, few = _roll_out(config, run, rollouts, step, preemption, traces)
+            rollout_batch, few = _roll_out(config, run, rollouts, step, preemption, traces)
             with run.timer.stage("train"), phases.training():
-                metrics = learn(config, learner, [] if few is not None else harvest.usable, version=step)
+                metrics = learn(config, learner, [] if few is not None else rollout_batch.usable, version=step)
             evaluated = config.trainer.evaluate_every > 0 and run.due(config.trainer.evaluate_every, step)
             best, leaving = False, None
             try:
@@ -114,7 +114,7 @@ def loop(
                     best = run.judged(step, metrics)
             except (Preempted, EngineError, RunStopped) as error:
                 leaving = error
-            metrics |= _of_rollouts(config, harvest, step, traces) | rollouts.metrics() | phases.take()
+            metrics |= _of_rollouts(config, rollout_batch, step, traces) | rollouts.metrics() | phases.take()
             before, started = started, time.perf_counter()
             metrics |= _speed(metrics, started - before)
             # A step counts as done once its checkpoint is there; what it leaves behind must be there before.
@@ -131,7 +131,7 @@ def loop(
                 with phases.saving():
                     run.save(step)
             rollouts.release()
-            progress.advance(note=told(metrics, harvest.groups, few))
+            progress.advance(note=told(metrics, rollout_batch.groups, few))
     hand_over(config, learner, run, rollouts, phases)
 
 
@@ -211,7 +211,7 @@ def _update(config: ExperimentConfig, learner: Learner, batch: TrainBatch, versi
 def _roll_out(
     config: ExperimentConfig, run: Run, rollouts: RolloutService, step: int, preemption: Preemption,
     traces: TraceWriter | None,
-) -> tuple[Harvest, Lost | None]:  # fmt: skip
+) -> tuple[RolloutBatch, Lost | None]:  # fmt: skip
     """The episodes of ``step``, and what was wrong where too few could be scored to train on them.
 
     Traces of a step that stops the run are written, to be looked into.
@@ -220,11 +220,11 @@ def _roll_out(
     expected = None if algorithm.refill.on else algorithm.groups_per_step * algorithm.group_size
     with run.timer.stage("rollout"), run.progress.stage(f"episodes of step {step}", total=expected) as progress:
         try:
-            harvest = rollouts.take(on_episode=progress.advance)
+            rollout_batch = rollouts.take(on_episode=progress.advance)
         except MuaError:
             preemption.check()  # the signal that asks to leave may have ended the engines before
             raise
-    ended = [t for group in harvest.groups for t in group.trajectories]
+    ended = [t for group in rollout_batch.groups for t in group.trajectories]
     few = too_few_scored(ended, config.trainer.min_scored_share)
     try:
         run.scored(step, few)
@@ -233,14 +233,16 @@ def _roll_out(
             traces.write(step, ended)
         preemption.check()
         raise
-    return harvest, few
+    return rollout_batch, few
 
 
-def _of_rollouts(config: ExperimentConfig, harvest: Harvest, step: int, traces: TraceWriter | None) -> dict[str, float]:
+def _of_rollouts(
+    config: ExperimentConfig, rollout_batch: RolloutBatch, step: int, traces: TraceWriter | None
+) -> dict[str, float]:
     """Metrics of a step's episodes, which are left as traces."""
     if traces is not None:
-        traces.write(step, (t for group in harvest.groups for t in group.trajectories))
-    return rollout_metrics(harvest.groups, divide_by_std=config.algorithm.divide_by_std, version=step)
+        traces.write(step, (t for group in rollout_batch.groups for t in group.trajectories))
+    return rollout_metrics(rollout_batch.groups, divide_by_std=config.algorithm.divide_by_std, version=step)
 
 
 def _evaluate(

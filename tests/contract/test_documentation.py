@@ -39,15 +39,15 @@ async def test_the_domain_of_the_page_can_be_solved() -> None:
     task = domain.tasks("test")[0]
     manager = EnvironmentManager(domain, EnvironmentConfig(name="theatre"))
     user = domain.scripted_user(task, 0)
-    async with manager.lease(task, seed=0) as leased:
+    async with manager.instance(task, seed=0) as instance:
         assert task.data["seat"] in (await user.open()).text
         assert "Ada" in (await user.reply("What is your name?")).text
-        assert not (await leased.evaluate(Transcript([]))).success
-        assert (await leased.call("book", {"seat": "Z1", "name": "Ada"})).error
-        assert not (await leased.call("book", {"seat": task.data["seat"], "name": "Ada"})).error
-        assert (await leased.call("book", {"seat": task.data["seat"], "name": "Bob"})).error
+        assert not (await instance.evaluate(Transcript([]))).success
+        assert (await instance.call("book", {"seat": "Z1", "name": "Ada"})).error
+        assert not (await instance.call("book", {"seat": task.data["seat"], "name": "Ada"})).error
+        assert (await instance.call("book", {"seat": task.data["seat"], "name": "Bob"})).error
         text = f"Seat {task.data['seat']} is booked."
-        assert (await leased.evaluate(Transcript([{"role": "assistant", "content": text}]))).reward == 1.0
+        assert (await instance.evaluate(Transcript([{"role": "assistant", "content": text}]))).reward == 1.0
     assert (await user.reply(text)).stop
     await manager.close()
 

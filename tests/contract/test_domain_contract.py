@@ -26,12 +26,12 @@ from typing import Any, TypeAlias, get_args
 import pytest
 from jsonschema import Draft202012Validator
 
+from environments.kit.database import DatabaseEnvironment
+from environments.kit.overlay import digest_of
 from mua.config.schema import EnvironmentConfig
 from mua.environment import processes
-from mua.environment.database import DatabaseEnvironment
 from mua.environment.domain import Domain
-from mua.environment.manager import EnvironmentManager, LeasedEnvironment, isolation_of
-from mua.environment.overlay import digest_of
+from mua.environment.manager import EnvironmentInstance, EnvironmentManager, isolation_of
 from mua.environment.protocol import (
     Environment,
     Evaluation,
@@ -140,7 +140,7 @@ def draw(schema: dict, pool: list[Any], rng: random.Random) -> Any:
     return rng.choice([v for v in pool if isinstance(v, accepted) and not isinstance(v, bool)] or [0])
 
 
-def random_steps(task: Task, environment: Environment | LeasedEnvironment, seed: int, count: int = 24) -> list[Step]:
+def random_steps(task: Task, environment: Environment | EnvironmentInstance, seed: int, count: int = 24) -> list[Step]:
     rng, pool = random.Random(seed), pool_of(json.dumps(task.data))
     tools: list[tuple[bool, ToolSchema]] = [(False, tool) for tool in environment.tools()]
     if isinstance(environment, UserControlled):
@@ -334,13 +334,15 @@ def test_an_environment_can_be_closed_before_it_was_reset(domain: Domain):
     domain.environment().close()
 
 
-async def leased_episode(manager: EnvironmentManager, task: Task, steps: Sequence[Step], said: Transcript) -> Episode:
-    async with manager.lease(task, seed=0) as leased:
+async def episode_in_instance(
+    manager: EnvironmentManager, task: Task, steps: Sequence[Step], said: Transcript
+) -> Episode:
+    async with manager.instance(task, seed=0) as instance:
         results = []
         for by_user, name, arguments in steps:
             await asyncio.sleep(0)  # everybody else's turn
-            results.append(await (leased.user_call if by_user else leased.call)(name, arguments))
-        return results, await leased.evaluate(said)
+            results.append(await (instance.user_call if by_user else instance.call)(name, arguments))
+        return results, await instance.evaluate(said)
 
 
 def mixed_steps(domain: Domain, task: Task, seed: int) -> tuple[list[Step], Transcript]:
@@ -371,10 +373,10 @@ async def test_interleaved_rollouts_equal_those_alone(domain: Domain, monkeypatc
     without_pickle(monkeypatch)
     manager = EnvironmentManager(domain, EnvironmentConfig(name=domain.name))
     pairs = zip(chosen, scripts, strict=True)
-    found = await asyncio.gather(*(leased_episode(manager, task, *script) for task, script in pairs))
+    found = await asyncio.gather(*(episode_in_instance(manager, task, *script) for task, script in pairs))
     await manager.close()
     assert found == expected
-    assert manager.leases == manager.leaked_threads == 0
+    assert manager.instances == manager.leaked_threads == 0
     assert any(evaluation.success for _, evaluation in found)
 
 
@@ -426,9 +428,9 @@ async def test_threads_and_worker_processes_give_the_same(domain: Domain, monkey
     for isolation in ("thread", "process"):
         config = EnvironmentConfig(name=domain.name, isolation=isolation, workers=1)
         manager = EnvironmentManager(domain, config)
-        assert await leased_episode(manager, task, *script) == expected
+        assert await episode_in_instance(manager, task, *script) == expected
         await manager.close()
-        assert manager.leases == manager.leaked_threads == 0
+        assert manager.instances == manager.leaked_threads == 0
 
 
 async def test_rollouts_write_neither_to_the_base_nor_to_their_task(domain: Domain):

@@ -51,7 +51,7 @@ def workshop(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
 def tuned(workshop: Workshop, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The output folder of ``mua sft``: enough steps that the policy ends its turns."""
     folder = tmp_path_factory.mktemp("sft")
-    fast = ["optimizer.learning_rate=5.0e-3", "megatron.tokens_per_row=4096", "megatron.threads=2"]
+    fast = ["optimizer.learning_rate=5.0e-3", "megatron.max_tokens_per_microbatch=4096", "megatron.threads=2"]
     judged = [f"sft.validation={workshop.conversations}", "sft.validate_every=12"]  # leaves the training set whole
     steps = ["trainer.steps=24", "trainer.save_every=12"]
     mua("sft", workshop.recipe, f"output={folder}/out", *steps, *judged, *fast, cwd=folder)

@@ -28,7 +28,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 STEPS = 2
 LEARNING = (
     f"trainer.steps={STEPS}", "trainer.save_every=0", "algorithm.group_size=8", "algorithm.groups_per_step=3",
-    "optimizer.learning_rate=1.0e-4", "megatron.tokens_per_row=4096", "rollout.max_turns=2", "rollout.max_tokens=160",
+    "optimizer.learning_rate=1.0e-4", "megatron.max_tokens_per_microbatch=4096", "rollout.max_turns=2",
+    "rollout.max_tokens=160",
 )  # fmt: skip
 
 

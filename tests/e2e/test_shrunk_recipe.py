@@ -26,7 +26,7 @@ def test_one_step_of_the_mixture_of_experts_recipe(tmp_path: Path) -> None:
     hf_config = f"model.hf_config={ROOT}/configs/models/Qwen3-30B-A3B/config.json"
     overrides += ["trainer.evaluate_first=false", hf_config, f"output={tmp_path}/out"]
     printed = mua("train", ROOT / "configs" / "qwen3-30b-a3b-2x8.yaml", *overrides, cwd=tmp_path, seconds=850.0)
-    assert "megatron.tokens_per_row: 32768 -> 256" in printed
+    assert "megatron.max_tokens_per_microbatch: 32768 -> 256" in printed
     recorded = yaml.safe_load((tmp_path / "out" / "config.yaml").read_text())
     layout = {key: recorded["megatron"][f"{key}_parallel"] for key in ("tensor", "pipeline", "expert", "data")}
     assert layout == {"tensor": 2, "pipeline": 2, "expert": 2, "data": 2}

@@ -43,7 +43,7 @@ rollout:
   episode_seconds: 900
 engine: {{max_total_tokens: 32768, max_running_requests: 16, memory_fraction: 0.5, health_seconds: 2, stop_seconds: 5}}
 algorithm: {{group_size: 2, groups_per_step: 3}}
-megatron: {{tokens_per_row: {length}, threads: 1}}
+megatron: {{max_tokens_per_microbatch: {length}, threads: 1}}
 optimizer: {{learning_rate: 1.0e-3, weight_decay: 0.0}}
 trainer: {{steps: {steps}, save_every: {steps}}}
 """
@@ -66,7 +66,8 @@ def tuned_on(conversations: list[list[Json]], folder: Path, domain: str, length:
     path.write_text(
         f"name: tuned\noutput: out\nmodel: {{path: {model}, dtype: float32, max_length: {length}}}\n"
         f"environment: {{name: {domain}, prompt: short}}\nrollout: {{max_tokens: {length - 200}}}\n"
-        "megatron: {tokens_per_row: 4096, threads: 2}\noptimizer: {learning_rate: 5.0e-3, weight_decay: 0.0}\n"
+        "megatron: {max_tokens_per_microbatch: 4096, threads: 2}\n"
+        "optimizer: {learning_rate: 5.0e-3, weight_decay: 0.0}\n"
         f"trainer: {{steps: 40, save_every: 40}}\nsft: {json.dumps(sft)}\n"
     )
     mua("sft", path, cwd=folder)

@@ -156,7 +156,7 @@ def test_shared_prefixes_change_no_value(folder: Path, single: dict[str, Any]) -
 
 def shared(folder: str, merge: bool) -> dict[str, Any]:
     """As :func:`trained`, on sequences of which every second continues the one before."""
-    with backend(Path(folder), merge_prefixes=merge, tokens_per_row=128, critic=CRITIC) as built:
+    with backend(Path(folder), merge_prefixes=merge, max_tokens_per_microbatch=128, critic=CRITIC) as built:
         _give_heads_weights(built)
         batch = _with_shared_prefixes()
         before = built.values(batch.sequences)

@@ -35,8 +35,8 @@ TEMPERATURE = 0.8
 LOSS = PolicyLoss(clip_low=0.2, clip_high=0.3, kl_coefficient=0.0)
 ROWS: dict[str, dict[str, Any]] = {
     "rows of 64": {},
-    "rows of 40, by tokens": {"tokens_per_row": 40, "balance": "tokens"},
-    "one row": {"tokens_per_row": 512},
+    "rows of 40, by tokens": {"max_tokens_per_microbatch": 40, "balance": "tokens"},
+    "one row": {"max_tokens_per_microbatch": 512},
 }
 BATCHES: dict[str, tuple[int, ...]] = {"full": LENGTHS, "one sequence": (9,)}
 MODELS = {"dense": {"layers": 4}, "moe": {"layers": 2, "experts": 8}}

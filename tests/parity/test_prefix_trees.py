@@ -43,7 +43,7 @@ def batch(temperature: float = 0.9) -> TrainBatch:
 
 def one_step(folder: str, sizes: dict[str, Any]) -> dict[str, Any]:
     """What a rank sees of one step, and of scoring every token before it."""
-    with backend(Path(folder), distributed_optimizer=False, tokens_per_row=120, **sizes) as built:
+    with backend(Path(folder), distributed_optimizer=False, max_tokens_per_microbatch=120, **sizes) as built:
         given = batch()
         logprobs = built.log_probabilities(given.sequences, given.temperature)
         metrics = built.train_step(given, LOSS)

@@ -173,7 +173,7 @@ def test_the_trainer_follows_the_engines_choices(name: str, folder: Path, truth:
 
 @pytest.mark.parametrize("recompute", ["selective", "full"])
 def test_recomputed_activations_are_routed_alike(recompute: str, folder: Path, truth: dict[str, Any]) -> None:
-    sizes = {"recompute": recompute, "tokens_per_row": 40}
+    sizes = {"recompute": recompute, "max_tokens_per_microbatch": 40}
     assert_as_forced(run_on_workers(1, replayed, str(folder), sizes, "replay"), truth)
 
 

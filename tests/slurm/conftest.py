@@ -65,7 +65,7 @@ rollout:
     user_seconds: 600, episode_seconds: 1200}}
 engine: {{max_total_tokens: 8192, max_running_requests: 8, stop_seconds: 5}}
 algorithm: {{group_size: 2, groups_per_step: 2, skip_zero_advantage: false}}
-megatron: {{tensor_parallel: 2, data_parallel: 2, tokens_per_row: 512, threads: 1}}
+megatron: {{tensor_parallel: 2, data_parallel: 2, max_tokens_per_microbatch: 512, threads: 1}}
 optimizer: {{learning_rate: 1.0e-3}}
 trainer: {{steps: 12, save_every: 0, evaluate_first: false, evaluate_every: 0, export: last}}
 sft: {{data: {policy.parent}/conversations.jsonl, batch_size: 8}}

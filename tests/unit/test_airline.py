@@ -1,7 +1,7 @@
 """The airline on its own data: every task of every split can be solved, none by idling; verdicts, customers.
 
-What every domain must keep (leases, schemas, fresh state) is in tests/contract/test_domain_contract.py; what policies
-that deserve nothing earn in test_canned_policies.py there; the semantics of the official tools are in
+What every domain must keep (instances, schemas, fresh state) is in tests/contract/test_domain_contract.py; what
+policies that deserve nothing earn in test_canned_policies.py there; the semantics of the official tools are in
 test_airline_tools.py. How well statements are read is measured here on half of the labelled sentences, on which the
 phrases were tuned too, so that it is a floor and no measure of what is new. An LLM as customer is not tried.
 """
@@ -30,17 +30,17 @@ from environments.airline.user import HERE, customer
 from environments.airline.views import compact
 from environments.airline.words import FIRST_NAMES, LAST_NAMES
 from environments.airline.world import AHEAD, PAST, _Maker, world
+from environments.kit.database import RewardForm
+from environments.kit.language.voice import Voice
+from environments.kit.overlay import Overlay, digest_of
+from environments.kit.scripted import grammar_of
 from mua.config.schema import EnvironmentConfig
 from mua.endpoint.client import Services
-from mua.environment.database import RewardForm
 from mua.environment.manifest import digest
-from mua.environment.overlay import Overlay, digest_of
 from mua.environment.protocol import Evaluation, Move, Split, Task
 from mua.errors import ConfigError, MuaError
-from mua.language.voice import Voice
 from mua.types import Json
 from mua.users.protocol import UserReply
-from mua.users.scripted import grammar_of
 from tests.desk_support import judged, opened, played, spoken, with_persona
 from tools.bench.claims import judged as read_sentences
 from tools.bench.claims import score
@@ -290,12 +290,12 @@ REWORDED: dict[str, Sequence[str]] = {
     "What is your user id?": (
         "Could you tell me your user id, please?",
         "May I have your user id?",
-        "Please give me your user id.",
+        "Pinstance give me your user id.",
     ),
-    "Which reservation is it? Please tell me its number.": (
+    "Which reservation is it? Pinstance tell me its number.": (
         "Could you give me the reservation number?",
         "Which booking do you mean?",
-        "Please tell me the number of the reservation.",
+        "Pinstance tell me the number of the reservation.",
     ),
     "What is the reason for the cancellation?": (
         "Why would you like to cancel?",
@@ -305,24 +305,24 @@ REWORDED: dict[str, Sequence[str]] = {
     "How many checked bags shall it be in all?": (
         "How many bags would you like altogether?",
         "What is the total number of checked bags you need?",
-        "Please tell me how many checked bags you want in total.",
+        "Pinstance tell me how many checked bags you want in total.",
     ),
     "Which payment method would you like to use?": (
         "How would you like to pay?",
         "Which card or gift card should I charge?",
-        "Please tell me your payment method.",
+        "Pinstance tell me your payment method.",
     ),
     "Which passenger is it, and what is the correct name?": (
         "Whose name is wrong, and what should it be?",
-        "Please tell me which passenger it is and how the name is spelled.",
+        "Pinstance tell me which passenger it is and how the name is spelled.",
         "Which name has to be corrected, and to what?",
     ),
     "Which day shall it be?": (
         "What is the new date?",
         "On which day would you like to fly?",
-        "Please tell me the day you prefer.",
+        "Pinstance tell me the day you prefer.",
     ),
-    " Do you agree (yes/no)?": (" Is that right?", " Shall I go ahead?", " Please confirm."),
+    " Do you agree (yes/no)?": (" Is that right?", " Shall I go ahead?", " Pinstance confirm."),
     "I am sorry, I cannot do that for": (
         "Unfortunately I can't do that for",
         "I'm afraid that is not possible for",
@@ -411,12 +411,12 @@ def test_the_customer_forgets_the_number_or_changes_its_mind_where_the_recipe_sa
     ("kind", "asked", "fact"),
     [
         ("cancel_business", "Sure! Could you please provide your user ID?", None),
-        ("cancel_business", "Please share your user id so that I can look up your profile.", None),
+        ("cancel_business", "Pinstance share your user id so that I can look up your profile.", None),
         ("cancel_business", "Thank you. What is the reservation number you'd like to cancel?", "reservation"),
         ("cancel_business", "Which booking do you mean?", "reservation"),
         ("add_bags", "How many bags in total would you like to check?", "bags"),
         ("add_bags", "How would you like to pay for this?", "payment"),
-        ("add_bags", "Please tell me which payment method to charge.", "payment"),
+        ("add_bags", "Pinstance tell me which payment method to charge.", "payment"),
         ("rename", "Which passenger's name needs correcting?", "passengers"),
         ("change_day", "What date would you like to fly instead?", "date"),
         ("change_day", "Which of the two flights should be moved?", "direction"),

@@ -20,10 +20,10 @@ from environments.airline import DOMAIN, TABLES, official_tools
 from environments.airline.dialects import OWN, TAU, TAU2, Dialect
 from environments.airline.schemas import BOOK_RESERVATION
 from environments.airline.tools import airline_tools
+from environments.kit.database import DatabaseEnvironment, ServiceDesk
+from environments.kit.overlay import Base, Overlay
 from mua.config.schema import EnvironmentConfig
 from mua.endpoint.client import Services
-from mua.environment.database import DatabaseEnvironment, ServiceDesk
-from mua.environment.overlay import Base, Overlay
 from mua.environment.protocol import ToolResult, Transcript
 from mua.types import Json
 from tests.counting import operations

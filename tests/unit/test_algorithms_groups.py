@@ -22,7 +22,7 @@ from mua.algorithms.filters import filtered
 from mua.algorithms.loss_protocol import TokenTensors
 from mua.algorithms.losses import PolicyLoss
 from mua.config.schema import AlgorithmConfig, ExperimentConfig
-from mua.rollout.scheduler import Harvest, Position
+from mua.rollout.scheduler import Position, RolloutBatch
 from mua.rollout.service import refill_metrics
 from mua.types import Group, Json, Outcome, Provenance, Segment, Trajectory
 
@@ -292,7 +292,7 @@ def test_a_step_tells_what_it_took_to_find_its_groups() -> None:
     chosen = config(groups_per_step=3, group_size=2)
     rolled_out = [Group(4, "a", equal), Group(5, "b", good), Group(6, "c", lone), Group(7, "d", equal)]
     kept = [group for group in rolled_out if usable(group, chosen)]
-    assert refill_metrics(Harvest(rolled_out, kept, 2, Position(9, {8: 1})), chosen) == {
+    assert refill_metrics(RolloutBatch(rolled_out, kept, 2, Position(9, {8: 1})), chosen) == {
         "filters/dropped": 3.0,
         "filters/faulty": 1.0,
         "filters/refilled": 1.0,

@@ -172,7 +172,7 @@ async def played(domain: BfclDomain, name: str, *replies: Json) -> tuple[Episode
             policy=ChatPolicy(client), budgets=RolloutConfig(), temperature=0.0, show_tools=True,
             system_prompt=lambda task: domain.system_prompt("full"), deterministic=False,
         )  # fmt: skip
-        async with manager.lease(chosen, 0) as environment:
+        async with manager.instance(chosen, 0) as environment:
             user = domain.scripted_user(chosen, 0)
             result = await Episode(setting, environment, user, session="s", seed=1).run()
         await client.close()

@@ -118,9 +118,9 @@ def errors(text: str | bytes, *overrides: str) -> list[str]:
             "x.yaml:2: megatron.virtual_pipeline needs megatron.pipeline_parallel above 1",
         ),
         (
-            "megatron: {tokens_per_row: 512, context_parallel: 2}",  # ranks share a row, they do not lengthen it
-            "base.yaml:9: rollout.max_tokens 1000 does not fit a packed row of megatron.tokens_per_row 512; raise the "
-            "row or shorten the episodes",
+            "megatron: {max_tokens_per_microbatch: 512, context_parallel: 2}",
+            "base.yaml:9: rollout.max_tokens 1000 does not fit a packed micro-batch of "
+            "megatron.max_tokens_per_microbatch 512; raise that or shorten the episodes",
         ),
     ],
 )

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 import environments
+from environments.kit.scripted import grammar_of
 from mua.environment.protocol import Transcript
 from mua.environment.registry import get_domain
 from mua.users.personas import PERSONAS
-from mua.users.scripted import grammar_of
 from tests.desk_support import at_its_end, with_persona
 
 DESKS = ("airline", "help_desk", "retail", "telecom")

@@ -24,10 +24,10 @@ from typer.testing import CliRunner, Result
 
 import environments
 import workbench.domains as listing
+from environments.kit.database import DatabaseEnvironment, ServiceDesk, Tool
+from environments.kit.functions import tool_of
 from mua.cli import app
 from mua.environment import registry
-from mua.environment.database import DatabaseEnvironment, ServiceDesk, Tool
-from mua.environment.functions import tool_of
 from mua.environment.registry import domain_names, get_domain
 from workbench.play import differences
 from workbench.scaffold import source

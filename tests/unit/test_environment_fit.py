@@ -179,11 +179,11 @@ async def test_coroutine_methods_are_awaited_and_a_domain_starts_and_stops_once(
     manager = manager_of(domain, isolation)
 
     async def episode() -> None:
-        async with manager.lease(TASK, 0) as leased:
-            assert json.loads((await leased.call("look", {"n": 2.0})).text) == {"n": 2}
-            assert "2.0" not in (await leased.call("look", {"n": 2.0})).text
-            assert "2.0" not in (await leased.user_tools.call("look", {"n": 2.0})).text
-            verdict = await leased.evaluate(Transcript([]))
+        async with manager.instance(TASK, 0) as instance:
+            assert json.loads((await instance.call("look", {"n": 2.0})).text) == {"n": 2}
+            assert "2.0" not in (await instance.call("look", {"n": 2.0})).text
+            assert "2.0" not in (await instance.user_tools.call("look", {"n": 2.0})).text
+            verdict = await instance.evaluate(Transcript([]))
             assert type(verdict.reward) is float
 
     await asyncio.gather(episode(), episode(), episode())
@@ -199,9 +199,9 @@ async def test_a_coroutine_that_hangs_is_a_fault_with_its_name(isolation: str, w
     domain.seconds[what] = 3600
     manager = manager_of(domain, isolation, reset_seconds=0.2)
     with pytest.raises(EnvironmentFault, match=rf"{what}\(\) did not return within 0.2 s"):
-        async with manager.lease(TASK, 0):
+        async with manager.instance(TASK, 0):
             pass
-    assert manager.leases == 0
+    assert manager.instances == 0
     await manager.close()
     assert domain.log[-1] == "stop"
 
@@ -213,7 +213,7 @@ async def test_a_domain_that_does_not_start_ends_the_run(isolation: str) -> None
         manager = manager_of(domain, isolation, reset_seconds=0.2)
         for _ in range(2):
             with pytest.raises(DomainNotStarted, match=r"'remote': its start\(\)") as caught:
-                async with manager.lease(TASK, 0):
+                async with manager.instance(TASK, 0):
                     raise AssertionError("unreachable")
             assert caught.value.passing
         await manager.close()
@@ -224,7 +224,7 @@ async def test_a_stop_that_hangs_or_raises_is_logged(caplog: pytest.LogCaptureFi
     domain = Remote()
     domain.seconds["stop"] = 3600
     manager = manager_of(domain, "inline", reset_seconds=0.1)
-    async with manager.lease(TASK, 0):
+    async with manager.instance(TASK, 0):
         pass
     await manager.close()
     assert "its stop() did not return within 0.1 s" in caplog.text
@@ -245,6 +245,6 @@ async def test_coroutine_tools_are_refused_with_a_name() -> None:
     domain.environment = lambda: Late(domain)  # type: ignore[method-assign]
     manager = manager_of(domain, "inline")
     with pytest.raises(EnvironmentFault, match=r"coroutine tools\(\), which answers at once"):
-        async with manager.lease(TASK, 0):
+        async with manager.instance(TASK, 0):
             pass
     await manager.close()

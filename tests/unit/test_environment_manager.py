@@ -1,4 +1,4 @@
-"""Leases: fresh, bounded, under deadlines, closed exactly once whatever happens, and nothing left behind.
+"""Instances: fresh, bounded, under deadlines, closed exactly once whatever happens, and nothing left behind.
 
 Uses an in-test domain whose every method can be told to raise or hang. Does not cover real domains
 (tests/contract/test_domain_contract.py).
@@ -25,7 +25,7 @@ from mua.environment.manager import EnvironmentManager, TooManyHungCalls
 from mua.environment.protocol import Evaluation, Task, ToolResult, ToolSchema, Transcript
 from mua.environment.threads import BlockingPool, Job
 from mua.errors import EnvironmentFault
-from tests.lease_support import hurry
+from tests.instance_support import hurry
 
 TASK = Task("t-1", "toy", "train", {})
 TRANSCRIPT = Transcript([])
@@ -113,7 +113,7 @@ def raises(error: BaseException) -> Callable[[], None]:
 
 
 async def one_episode(manager: EnvironmentManager) -> None:
-    async with manager.lease(TASK, 0) as environment:
+    async with manager.instance(TASK, 0) as environment:
         await environment.call("look", {})
         await environment.evaluate(TRANSCRIPT)
 
@@ -144,24 +144,24 @@ def jobs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return handed
 
 
-async def test_a_lease_is_fresh_and_closed_after_use(domain: ToyDomain):
+async def test_a_instance_is_fresh_and_closed_after_use(domain: ToyDomain):
     manager = manager_of(domain)
     for _ in range(2):
-        async with manager.lease(TASK, seed=3) as environment:
+        async with manager.instance(TASK, seed=3) as environment:
             assert environment.task is TASK
             assert [tool.name for tool in environment.tools()] == ["look"]
             assert (await environment.call("look", {})).text == "look 1"
             assert (await environment.evaluate(TRANSCRIPT)).reward == 1.0
-            assert manager.leases == 1
+            assert manager.instances == 1
     assert domain.seen == {"environment": 2, "reset": 2, "look": 2, "evaluate": 2, "close": 2}
-    assert manager.leases == manager.leaked_threads == 0
+    assert manager.instances == manager.leaked_threads == 0
     await manager.close()
 
 
 async def test_blocking_code_runs_off_the_event_loop(domain: ToyDomain):
     domain.act["look"] = domain.hang
     manager = manager_of(domain)
-    async with manager.lease(TASK, 0) as environment:
+    async with manager.instance(TASK, 0) as environment:
         assert threading.main_thread() not in domain.threads
         call = asyncio.create_task(environment.call("look", {}))
         await until(lambda: domain.seen["look"] == 1)
@@ -183,13 +183,13 @@ async def test_an_exception_names_domain_task_and_place_and_closes_once(
     with pytest.raises(EnvironmentFault, match=f"'toy', task 't-1': {place[where]} raised {type(error).__name__}"):
         await one_episode(manager)
     assert domain.seen["close"] == (0 if where == "environment" else 1)
-    assert manager.leases == manager.leaked_threads == 0
+    assert manager.instances == manager.leaked_threads == 0
 
 
 async def test_a_tool_that_raised_leaves_the_environment_usable(domain: ToyDomain):
     domain.act["bad"] = raises(ValueError("x"))
     manager = manager_of(domain)
-    async with manager.lease(TASK, 0) as environment:
+    async with manager.instance(TASK, 0) as environment:
         with pytest.raises(EnvironmentFault):
             await environment.call("bad", {})
         assert (await environment.call("look", {})).text == "look 1"
@@ -198,7 +198,7 @@ async def test_a_tool_that_raised_leaves_the_environment_usable(domain: ToyDomai
 @pytest.mark.parametrize("result", ["text", {"text": "x"}, 3])
 async def test_a_result_of_another_type_is_a_fault(domain: ToyDomain, result: object):
     domain.result = result
-    async with manager_of(domain).lease(TASK, 0) as environment:
+    async with manager_of(domain).instance(TASK, 0) as environment:
         with pytest.raises(EnvironmentFault, match=f"tool 'look' gave {type(result).__name__} instead of ToolResult"):
             await environment.call("look", {})
 
@@ -208,7 +208,7 @@ async def test_details_that_no_trace_can_hold_are_a_fault(domain: ToyDomain, mon
     for _ in range(10_000):
         deep = {"a": deep}
     monkeypatch.setattr(Toy, "evaluate", lambda self, transcript: Evaluation(1.0, True, {"found": deep}))
-    async with manager_of(domain).lease(TASK, 0) as environment:
+    async with manager_of(domain).instance(TASK, 0) as environment:
         with pytest.raises(EnvironmentFault, match=r"evaluate\(\) gave details that are nested more than 150 deep"):
             await environment.evaluate(TRANSCRIPT)
 
@@ -217,11 +217,11 @@ async def test_details_that_no_trace_can_hold_are_a_fault(domain: ToyDomain, mon
 async def test_an_episode_that_ends_badly_closes_once_and_keeps_its_own_error(domain: ToyDomain, error: BaseException):
     manager = manager_of(domain)
     with pytest.raises(type(error)) as caught:
-        async with manager.lease(TASK, 0):
+        async with manager.instance(TASK, 0):
             raise error
     assert caught.value is error
     assert domain.seen["close"] == 1
-    assert manager.leases == 0
+    assert manager.instances == 0
 
 
 async def test_a_hung_tool_is_named_counted_and_the_environment_still_closed(domain: ToyDomain):
@@ -229,7 +229,7 @@ async def test_a_hung_tool_is_named_counted_and_the_environment_still_closed(dom
     manager = manager_of(domain)
 
     async def episode() -> None:
-        async with manager.lease(TASK, 0) as environment:
+        async with manager.instance(TASK, 0) as environment:
             hurry(environment, call_seconds=0.1)
             await environment.call("look", {})
 
@@ -238,17 +238,17 @@ async def test_a_hung_tool_is_named_counted_and_the_environment_still_closed(dom
     ):
         await episode()
     assert domain.seen["close"] == 1
-    assert (manager.leases, manager.leaked_threads) == (0, 1)
+    assert (manager.instances, manager.leaked_threads) == (0, 1)
     domain.release.set()
     await until(lambda: manager.leaked_threads == 0)
-    async with manager.lease(TASK, 0) as environment:
+    async with manager.instance(TASK, 0) as environment:
         assert (await environment.call("look", {})).text == "look 1"
 
 
 async def test_after_a_hang_the_environment_refuses_further_calls(domain: ToyDomain):
     domain.act["look"] = domain.hang
     manager = manager_of(domain, call_seconds=0.1)
-    async with manager.lease(TASK, 0) as environment:
+    async with manager.instance(TASK, 0) as environment:
         with pytest.raises(EnvironmentFault, match="did not return"):
             await environment.call("look", {})
         with pytest.raises(EnvironmentFault, match="'other' cannot run: tool 'look' hangs"):
@@ -265,9 +265,9 @@ async def test_a_hung_build_is_a_fault_and_what_it_builds_late_is_closed(domain:
     with pytest.raises(
         EnvironmentFault, match=r"reset\(\) did not return within 0\.1 s \(environment\.reset_seconds\)"
     ):
-        async with manager.lease(TASK, 0):
-            pytest.fail("nothing to lease")
-    assert manager.leases == 0
+        async with manager.instance(TASK, 0):
+            pytest.fail("nothing to instance")
+    assert manager.instances == 0
     domain.release.set()
     await until(lambda: manager.leaked_threads == 0)
     assert domain.seen["environment"] == domain.seen["close"] == 1
@@ -277,29 +277,29 @@ async def test_a_failing_close_is_a_fault_when_the_episode_went_well(domain: Toy
     domain.act["close"] = raises(OSError("socket"))
     manager = manager_of(domain)
     with pytest.raises(EnvironmentFault, match=r"close\(\) raised OSError: socket"):
-        async with manager.lease(TASK, 0):
+        async with manager.instance(TASK, 0):
             pass
-    assert manager.leases == 0
+    assert manager.instances == 0
 
 
 async def test_a_failing_close_is_logged_when_the_episode_failed(domain: ToyDomain, caplog: pytest.LogCaptureFixture):
     domain.act["close"] = raises(OSError("socket"))
     with pytest.raises(RuntimeError, match="episode"):
-        async with manager_of(domain).lease(TASK, 0):
+        async with manager_of(domain).instance(TASK, 0):
             raise RuntimeError("episode")
     assert "close() raised OSError: socket" in caplog.text
 
 
 async def test_a_hung_close_is_bounded_and_frees_the_slot(domain: ToyDomain):
     domain.act["close"] = domain.hang
-    manager = manager_of(domain, max_leases=1)
+    manager = manager_of(domain, max_instances=1)
     with pytest.raises(EnvironmentFault, match=r"close\(\) did not return within 0\.1 s"):
-        async with manager.lease(TASK, 0) as environment:
+        async with manager.instance(TASK, 0) as environment:
             hurry(environment, reset_seconds=0.1)
-    assert (manager.leases, manager.leaked_threads, domain.seen["close"]) == (0, 1, 1)
+    assert (manager.instances, manager.leaked_threads, domain.seen["close"]) == (0, 1, 1)
     domain.act.clear()
-    async with manager.lease(TASK, 0):
-        assert manager.leases == 1
+    async with manager.instance(TASK, 0):
+        assert manager.instances == 1
 
 
 async def test_cancelling_during_a_call_waits_for_it_and_closes_once(domain: ToyDomain, jobs: list[str]):
@@ -309,7 +309,7 @@ async def test_cancelling_during_a_call_waits_for_it_and_closes_once(domain: Toy
     manager = manager_of(domain)
 
     async def episode() -> None:
-        async with manager.lease(TASK, 0) as environment:
+        async with manager.instance(TASK, 0) as environment:
             await environment.call("look", {})
 
     task = asyncio.create_task(episode())
@@ -323,7 +323,7 @@ async def test_cancelling_during_a_call_waits_for_it_and_closes_once(domain: Toy
     assert order == ["call returns", "close"]
     assert len(jobs) == 3
     assert domain.overlaps == 0
-    assert manager.leases == manager.leaked_threads == 0
+    assert manager.instances == manager.leaked_threads == 0
 
 
 async def test_cancelling_twice_does_not_lose_the_close(domain: ToyDomain):
@@ -331,7 +331,7 @@ async def test_cancelling_twice_does_not_lose_the_close(domain: ToyDomain):
     manager, inside = manager_of(domain), asyncio.Event()
 
     async def episode() -> None:
-        async with manager.lease(TASK, 0):
+        async with manager.instance(TASK, 0):
             inside.set()
             await asyncio.Event().wait()
 
@@ -342,10 +342,10 @@ async def test_cancelling_twice_does_not_lose_the_close(domain: ToyDomain):
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert manager.leases == 1
+    assert manager.instances == 1
     domain.release.set()
     await manager.close()
-    assert (manager.leases, domain.seen["close"]) == (0, 1)
+    assert (manager.instances, domain.seen["close"]) == (0, 1)
 
 
 async def test_cancelling_during_the_reset_closes_once(domain: ToyDomain):
@@ -353,7 +353,7 @@ async def test_cancelling_during_the_reset_closes_once(domain: ToyDomain):
     manager = manager_of(domain)
 
     async def episode() -> None:
-        async with manager.lease(TASK, 0):
+        async with manager.instance(TASK, 0):
             pytest.fail("was cancelled")
 
     task = asyncio.create_task(episode())
@@ -364,13 +364,13 @@ async def test_cancelling_during_the_reset_closes_once(domain: ToyDomain):
     domain.release.set()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert (manager.leases, domain.seen["close"]) == (0, 1)
+    assert (manager.instances, domain.seen["close"]) == (0, 1)
 
 
 async def test_a_cancelled_call_leaves_the_environment_unusable(domain: ToyDomain):
     domain.act["look"] = domain.hang
     manager = manager_of(domain)
-    async with manager.lease(TASK, 0) as environment:
+    async with manager.instance(TASK, 0) as environment:
         call = asyncio.create_task(environment.call("look", {}))
         await until(lambda: domain.seen["look"] == 1)
         call.cancel()
@@ -384,28 +384,28 @@ async def test_a_cancelled_call_leaves_the_environment_unusable(domain: ToyDomai
 
 async def test_calls_of_one_environment_never_overlap(domain: ToyDomain):
     manager = manager_of(domain)
-    async with manager.lease(TASK, 0) as environment:
+    async with manager.instance(TASK, 0) as environment:
         results = await asyncio.gather(*(environment.call("look", {}) for _ in range(50)))
     assert [r.text for r in results] == [f"look {i}" for i in range(1, 51)]
     assert domain.overlaps == 0
 
 
-async def test_a_lease_that_ended_refuses_calls(domain: ToyDomain):
-    async with manager_of(domain).lease(TASK, 0) as environment:
+async def test_a_instance_that_ended_refuses_calls(domain: ToyDomain):
+    async with manager_of(domain).instance(TASK, 0) as environment:
         pass
-    with pytest.raises(EnvironmentFault, match="its lease has ended"):
+    with pytest.raises(EnvironmentFault, match="its instance has ended"):
         await environment.call("look", {})
     assert domain.seen["look"] == 0
 
 
-async def test_at_most_max_leases_are_alive(domain: ToyDomain):
-    manager = manager_of(domain, max_leases=3)
+async def test_at_most_max_instance_are_alive(domain: ToyDomain):
+    manager = manager_of(domain, max_instances=3)
     most = 0
 
     async def episode() -> None:
         nonlocal most
-        async with manager.lease(TASK, 0) as environment:
-            most = max(most, manager.leases)
+        async with manager.instance(TASK, 0) as environment:
+            most = max(most, manager.instances)
             await environment.call("look", {})
 
     await asyncio.gather(*(episode() for _ in range(40)))
@@ -413,14 +413,14 @@ async def test_at_most_max_leases_are_alive(domain: ToyDomain):
     assert domain.seen["close"] == domain.seen["environment"] == 40
 
 
-async def test_cancelling_a_waiting_lease_loses_no_slot(domain: ToyDomain):
-    manager = manager_of(domain, max_leases=1)
+async def test_cancelling_a_waiting_instance_loses_no_slot(domain: ToyDomain):
+    manager = manager_of(domain, max_instances=1)
 
     async def episode() -> None:
-        async with manager.lease(TASK, 0):
+        async with manager.instance(TASK, 0):
             pass
 
-    async with manager.lease(TASK, 0):
+    async with manager.instance(TASK, 0):
         waiting = asyncio.create_task(episode())
         await turns()
         waiting.cancel()
@@ -437,16 +437,16 @@ async def test_hung_threads_are_replaced_up_to_a_clear_end(domain: ToyDomain, mo
     manager = manager_of(domain, call_seconds=0.05)
     for _ in range(5):
         with pytest.raises(EnvironmentFault, match="did not return"):
-            async with manager.lease(TASK, 0) as environment:
+            async with manager.instance(TASK, 0) as environment:
                 await environment.call("look", {})
     assert manager.leaked_threads == domain.seen["close"] == 5
     with pytest.raises(TooManyHungCalls, match=r"5 calls hang .*environment\.call_seconds"):
-        async with manager.lease(TASK, 0):
+        async with manager.instance(TASK, 0):
             pytest.fail("too many hang")
-    assert manager.leases == 0
+    assert manager.instances == 0
     domain.release.set()
     await until(lambda: manager.leaked_threads == 0)
-    async with manager.lease(TASK, 0):
+    async with manager.instance(TASK, 0):
         pass
 
 
@@ -455,13 +455,13 @@ def nothing_is_left(domain: ToyDomain) -> bool:
     return not domain.made
 
 
-async def test_thousands_of_leases_leave_nothing_behind(domain: ToyDomain):
-    manager = manager_of(domain, max_leases=64)
+async def test_thousands_of_instance_leave_nothing_behind(domain: ToyDomain):
+    manager = manager_of(domain, max_instances=64)
     domain.act["bad"] = lambda: {}["missing"]
 
     async def episode(index: int) -> None:
         try:
-            async with manager.lease(TASK, index) as environment:
+            async with manager.instance(TASK, index) as environment:
                 await environment.call("bad" if index % 3 == 0 else "look", {})
                 await environment.evaluate(TRANSCRIPT)
         except EnvironmentFault:
@@ -481,7 +481,7 @@ async def test_thousands_of_leases_leave_nothing_behind(domain: ToyDomain):
     tracemalloc.stop()
     assert domain.seen["close"] == domain.seen["environment"] == 800
     await until(lambda: nothing_is_left(domain))  # a thread lets go a little after it has answered
-    # One environment kept alive per lease would be 6 MB.
+    # One environment kept alive per instance would be 6 MB.
     assert after - before < 300_000
     assert len({t for t in domain.threads if t.is_alive()}) <= manager_module.THREADS
     await manager.close()
@@ -489,7 +489,7 @@ async def test_thousands_of_leases_leave_nothing_behind(domain: ToyDomain):
 
 async def test_closing_the_manager_ends_its_idle_threads(domain: ToyDomain):
     manager = manager_of(domain)
-    async with manager.lease(TASK, 0):
+    async with manager.instance(TASK, 0):
         pass
     await manager.close()
     await until(lambda: not any(thread.is_alive() for thread in domain.threads))
@@ -516,7 +516,7 @@ def test_a_hung_tool_does_not_keep_the_process_alive():
         async def main():
             manager = EnvironmentManager(Domain(), EnvironmentConfig(name="hanging", call_seconds=0.1))
             try:
-                async with manager.lease(Task("t", "hanging", "train", {}), 0) as environment:
+                async with manager.instance(Task("t", "hanging", "train", {}), 0) as environment:
                     await environment.call("x", {})
             except EnvironmentFault as fault:
                 print(fault)

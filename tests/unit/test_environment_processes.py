@@ -1,7 +1,7 @@
 """Environments in worker processes: what a crash or a hang costs, what reaches a worker, and that nothing stays.
 
 The domain (fragile_domain.py) is found through an entry point, as a third-party package's would be; the last test runs
-whole episodes through the runner. Does not cover leases as such (test_environment_manager.py) or real domains
+whole episodes through the runner. Does not cover instances as such (test_environment_manager.py) or real domains
 (tests/contract/test_domain_contract.py).
 """
 
@@ -30,14 +30,14 @@ import pytest
 from mua.config.schema import EnvironmentConfig
 from mua.endpoint.client import Services
 from mua.environment import processes
-from mua.environment.manager import EnvironmentManager, LeasedEnvironment
+from mua.environment.manager import EnvironmentInstance, EnvironmentManager
 from mua.environment.processes import ProcessExecutor, WorkersBroken
 from mua.environment.protocol import Transcript
 from mua.errors import ConfigError, EnvironmentFault, JudgeFault, MuaError, UserFault
 from mua.rollout import runner as runner_module
 from mua.rollout.runner import EpisodeRunner
 from mua.types import Outcome
-from tests.lease_support import hurry
+from tests.instance_support import hurry
 from tests.process_support import alive
 from tests.rollout_fixtures import ScriptedSampler, call, experiment, only
 from tests.tokens_fixtures import chat_family
@@ -79,16 +79,16 @@ def until(condition: Callable[[], bool], seconds: float = 30) -> None:
         time.sleep(0.01)
 
 
-async def value(leased: LeasedEnvironment, tool: str, **arguments) -> object:
-    return json.loads((await leased.call(tool, arguments)).text)
+async def value(instance: EnvironmentInstance, tool: str, **arguments) -> object:
+    return json.loads((await instance.call(tool, arguments)).text)
 
 
-async def test_a_lease_is_served_as_in_the_run_itself(monkeypatch: pytest.MonkeyPatch):
+async def test_a_instance_is_served_as_in_the_run_itself(monkeypatch: pytest.MonkeyPatch):
     """Nothing is pickled on either side: fragile_domain.py forbids it in the worker."""
     for name in ("dumps", "loads", "dump", "load", "Pickler", "Unpickler"):
         monkeypatch.setattr(pickle, name, fragile_domain._refuse)
     manager = manager_of()
-    async with manager.lease(TASK, 7) as one, manager.lease(OTHER, 8) as other:
+    async with manager.instance(TASK, 7) as one, manager.instance(OTHER, 8) as other:
         assert one.tools() == tuple(fragile_domain.Fragile().tools())
         assert one.tools() is other.tools()
         assert [tool.name for tool in one.user_tools.schemas()] == ["press"]
@@ -100,11 +100,11 @@ async def test_a_lease_is_served_as_in_the_run_itself(monkeypatch: pytest.Monkey
         assert await value(one, "pid") == await value(other, "pid") == workers_of(manager)[0] != os.getpid()
         assert await value(one, "shout") is None
         assert len(await value(one, "huge")) == 3_000_000  # type: ignore[arg-type]
-    async with manager.lease(TASK, 9) as third:
+    async with manager.instance(TASK, 9) as third:
         assert await value(third, "closed") == [8, 7]
         assert (await third.call("add", {})).text == "fragile-0 9 1"
     await manager.close()
-    assert manager.leases == manager.leaked_threads == 0
+    assert manager.instances == manager.leaked_threads == 0
 
 
 FAULTS: dict[str, tuple[type[MuaError], str]] = {
@@ -119,12 +119,12 @@ FAULTS: dict[str, tuple[type[MuaError], str]] = {
 
 async def test_what_an_environment_raises_is_the_same_fault_as_in_the_run():
     manager = manager_of()
-    async with manager.lease(TASK, 0) as leased:
+    async with manager.instance(TASK, 0) as instance:
         for tool, (kind, words) in FAULTS.items():
             with pytest.raises(kind) as caught:
-                await leased.call(tool, {})
+                await instance.call(tool, {})
             assert words in str(caught.value)
-        assert (await leased.call("add", {})).text == "fragile-0 0 1"
+        assert (await instance.call("add", {})).text == "fragile-0 0 1"
     await manager.close()
 
 
@@ -132,9 +132,9 @@ async def test_what_an_environment_raises_is_the_same_fault_as_in_the_run():
 async def test_a_crash_costs_its_worker_alone_which_is_replaced(tool: str, how: str):
     manager = manager_of(workers=2)
     async with (
-        manager.lease(TASK, 0) as crashing,
-        manager.lease(OTHER, 1) as elsewhere,
-        manager.lease(OTHER, 2) as beside,
+        manager.instance(TASK, 0) as crashing,
+        manager.instance(OTHER, 1) as elsewhere,
+        manager.instance(OTHER, 2) as beside,
     ):
         before = await value(crashing, "pid")
         assert await value(beside, "pid") == before != await value(elsewhere, "pid")
@@ -145,18 +145,18 @@ async def test_a_crash_costs_its_worker_alone_which_is_replaced(tool: str, how: 
         with pytest.raises(EnvironmentFault, match="'add' cannot run"):
             await beside.call("add", {})
         assert (await elsewhere.call("add", {})).text == "fragile-1 1 1"
-    async with manager.lease(TASK, 3) as third, manager.lease(TASK, 4) as fourth:
+    async with manager.instance(TASK, 3) as third, manager.instance(TASK, 4) as fourth:
         assert (await third.call("add", {})).text == "fragile-0 3 1"
         assert (await fourth.call("add", {})).text == "fragile-0 4 1"
         assert len(workers_of(manager)) == 2
     assert not alive(before)  # type: ignore[arg-type]
     await manager.close()
-    assert manager.leases == 0
+    assert manager.instances == 0
 
 
 async def test_a_hang_is_killed_at_its_deadline_with_all_it_started():
     manager = manager_of()
-    async with manager.lease(TASK, 0) as hanging, manager.lease(OTHER, 1) as beside:
+    async with manager.instance(TASK, 0) as hanging, manager.instance(OTHER, 1) as beside:
         pid, child = await value(hanging, "pid"), await value(hanging, "child")
         hurry(hanging, call_seconds=0.5)
         call = asyncio.create_task(hanging.call("hang", {}))
@@ -170,16 +170,20 @@ async def test_a_hang_is_killed_at_its_deadline_with_all_it_started():
             await waiting
     assert not alive(pid)  # type: ignore[arg-type]
     until(lambda: not alive(child))  # type: ignore[arg-type]  # killed with it, but nobody here reaps it
-    async with manager.lease(TASK, 0) as leased:
-        assert (await leased.call("add", {})).text == "fragile-0 0 1"
-    assert manager.leases == manager.leaked_threads == 0
+    async with manager.instance(TASK, 0) as instance:
+        assert (await instance.call("add", {})).text == "fragile-0 0 1"
+    assert manager.instances == manager.leaked_threads == 0
     await manager.close()
 
 
-async def test_leases_are_spread_over_workers_and_work_there_does_not_hold_up_the_event_loop(tmp_path: Path):
+async def test_instance_are_spread_over_workers_and_work_there_does_not_hold_up_the_event_loop(tmp_path: Path):
     manager = manager_of(workers=2)
-    async with manager.lease(TASK, 0) as busy, manager.lease(TASK, 1) as other, manager.lease(TASK, 2) as third:
-        pids = [await value(leased, "pid") for leased in (busy, other, third)]
+    async with (
+        manager.instance(TASK, 0) as busy,
+        manager.instance(TASK, 1) as other,
+        manager.instance(TASK, 2) as third,
+    ):
+        pids = [await value(instance, "pid") for instance in (busy, other, third)]
         assert sorted(workers_of(manager)) == sorted(set(pids))
         assert len(set(pids)) == 2
         marker = tmp_path / "done"
@@ -193,18 +197,18 @@ async def test_leases_are_spread_over_workers_and_work_there_does_not_hold_up_th
 
 async def test_a_cancelled_call_ends_before_its_environment_is_closed(tmp_path: Path):
     manager, marker = manager_of(), tmp_path / "done"
-    async with manager.lease(TASK, 4) as leased:
-        call = asyncio.create_task(leased.call("work_until", {"marker": str(marker)}))
-        while not leased._place._worker._exchanges:  # type: ignore[attr-defined]
+    async with manager.instance(TASK, 4) as instance:
+        call = asyncio.create_task(instance.call("work_until", {"marker": str(marker)}))
+        while not instance._place._worker._exchanges:  # type: ignore[attr-defined]
             await asyncio.sleep(0)
         call.cancel()
         with pytest.raises(asyncio.CancelledError):
             await call
         with pytest.raises(EnvironmentFault, match="'work_until' was cancelled"):
-            await leased.call("add", {})
+            await instance.call("add", {})
         marker.touch()
-    async with manager.lease(TASK, 5) as leased:
-        assert await value(leased, "closed") == ["worked", 4]
+    async with manager.instance(TASK, 5) as instance:
+        assert await value(instance, "closed") == ["worked", 4]
     await manager.close()
 
 
@@ -214,23 +218,23 @@ async def test_a_worker_inherits_neither_variables_nor_open_files(monkeypatch: p
     with socket.create_server(("127.0.0.1", 0)) as server:
         os.set_inheritable(server.fileno(), True)
         manager = manager_of()
-        async with manager.lease(TASK, 0) as leased:
-            variables = await value(leased, "variables")
+        async with manager.instance(TASK, 0) as instance:
+            variables = await value(instance, "variables")
             assert isinstance(variables, dict)
             assert variables["CUDA_VISIBLE_DEVICES"] == ""
             assert not {"MASTER_PORT", "OPENAI_API_KEY"} & set(variables)
             # Its own, and this run's standard error where that is one.
-            assert await value(leased, "sockets") == 1 + 2 * Path("/proc/self/fd/2").is_socket()
+            assert await value(instance, "sockets") == 1 + 2 * Path("/proc/self/fd/2").is_socket()
         await manager.close()
 
 
 async def test_coroutine_methods_run_on_a_loop_of_the_worker_under_their_deadline():
     manager = manager_of(fragile_domain.WaitingDomain())
-    async with manager.lease(TASK, 0) as leased:
-        assert (await leased.call("add", {})).text == "late"
-        hurry(leased, call_seconds=0.5)
+    async with manager.instance(TASK, 0) as instance:
+        assert (await instance.call("add", {})).text == "late"
+        hurry(instance, call_seconds=0.5)
         with pytest.raises(EnvironmentFault, match=r"within 0\.5 s"):
-            await leased.call("sleep", {})
+            await instance.call("sleep", {})
     await manager.close()
 
 
@@ -245,8 +249,8 @@ async def test_a_domain_that_no_worker_can_import_ends_the_run():
 
     manager = manager_of(Unregistered())
     with pytest.raises(ConfigError, match="unknown environment 'nowhere'"):
-        async with manager.lease(TASK, 0):
-            pytest.fail("there is nothing to lease")
+        async with manager.instance(TASK, 0):
+            pytest.fail("there is nothing to instance")
     await manager.close()
 
 
@@ -265,26 +269,26 @@ async def test_workers_that_do_not_start_are_faults_and_in_the_end_the_runs(
     manager = manager_of(Named())
     for kind, said in ((EnvironmentFault, words), (WorkersBroken, "1 failed in a row")):
         with pytest.raises(kind, match=said):
-            async with manager.lease(TASK, 0):
-                pytest.fail("there is nothing to lease")
-    assert manager.leases == 0
+            async with manager.instance(TASK, 0):
+                pytest.fail("there is nothing to instance")
+    assert manager.instances == 0
     await manager.close()
 
 
 RUN = """
     import asyncio, sys
     import fragile_domain
-    from lease_support import hurry
+    from instance_support import hurry
     from mua.config.schema import EnvironmentConfig
     from mua.environment.manager import EnvironmentManager
 
     async def main():
         config = EnvironmentConfig(name="fragile", workers=1)
         manager = EnvironmentManager(fragile_domain.DOMAIN, config)
-        async with manager.lease(fragile_domain.DOMAIN.tasks("train")[0], 0) as leased:
-            print((await leased.call("pid", {})).text, (await leased.call("child", {})).text, flush=True)
-            hurry(leased, call_seconds=float(sys.argv[1]))
-            await leased.call(sys.argv[2], {"marker": path} if (path := "".join(sys.argv[3:])) else {})
+        async with manager.instance(fragile_domain.DOMAIN.tasks("train")[0], 0) as instance:
+            print((await instance.call("pid", {})).text, (await instance.call("child", {})).text, flush=True)
+            hurry(instance, call_seconds=float(sys.argv[1]))
+            await instance.call(sys.argv[2], {"marker": path} if (path := "".join(sys.argv[3:])) else {})
             await asyncio.Event().wait()
 
     asyncio.run(main())
@@ -371,7 +375,7 @@ async def test_episodes_whose_environment_crashes_or_hangs_succeed_on_retry_whil
     group = await runner.group(TASK, 0, 12, temperature=1.0)
     manager = runner._environments["fragile"]
     pids = workers_of(manager)
-    assert manager.leases == manager.leaked_threads == 0
+    assert manager.instances == manager.leaked_threads == 0
     await runner.close()
     assert not any(map(alive, pids))
     assert [one.outcome for one in group.trajectories] == [Outcome.USER_STOP] * 12

@@ -137,7 +137,7 @@ def test_only_what_changes_results_changes_the_setting() -> None:
     llm = {"kind": "llm", "llm": {"base_url": "http://a/v1", "model": "m"}}
     for same in (
         {"rollout": {"concurrency": 3, "max_retries": 9, "generate_seconds": 5.0}},
-        {"environment": {"max_leases": 3, "isolation": "thread", "difficulties": ["easy"]}},
+        {"environment": {"max_instances": 3, "isolation": "thread", "difficulties": ["easy"]}},
         {"evaluation": {"tasks": 3, "samples": 2, "outputs": []}},
         {"trainer": {"steps": 9}},
     ):

@@ -249,12 +249,12 @@ def test_every_gym_takes_the_options_of_shaping_and_has_them_off():
 
 async def test_a_judges_fault_reaches_the_episode_as_one_and_leaves_no_trace_in_the_reward():
     manager = EnvironmentManager(GYM, EnvironmentConfig(name="gyms/numbers"))
-    async with manager.lease(TASK, seed=0) as leased:
+    async with manager.instance(TASK, seed=0) as instance:
         with pytest.raises(JudgeFault):
-            await leased.call("interact", {"choice": "action", "content": "break"})
+            await instance.call("interact", {"choice": "action", "content": "break"})
         with pytest.raises(EnvironmentFault):
-            await leased.call("interact", {"choice": "action", "content": "no number"})
-        assert (await leased.call("interact", {"choice": "answer", "content": "7"})).reward == 1.0
+            await instance.call("interact", {"choice": "action", "content": "no number"})
+        assert (await instance.call("interact", {"choice": "answer", "content": "7"})).reward == 1.0
     await manager.close()
 
 

@@ -1,8 +1,8 @@
 """The help desk: every task can be solved truthfully and in order, by nothing less; tasks, tools, customers, expert.
 
-What every domain must keep (leases, schemas, fresh state) is in tests/contract/test_domain_contract.py, what policies
-that deserve nothing earn in tests/contract/test_canned_policies.py, how well claims and questions are understood in
-tests/unit/test_language_*.py.
+What every domain must keep (instances, schemas, fresh state) is in tests/contract/test_domain_contract.py, what
+policies that deserve nothing earn in tests/contract/test_canned_policies.py, how well claims and questions are
+understood in tests/unit/test_language_*.py.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from environments.help_desk.demonstrations import demonstrations, of_each_rule
 from environments.help_desk.tasks import FIRST_SEED, GRANTED, KINDS, SIZES, generate, load_split, write_manifest
 from environments.help_desk.tools import HelpDesk, gold_snapshot
 from environments.help_desk.user import customer
+from environments.kit.scripted import ScriptedUser
 from mua.environment.protocol import Move, Split, Task, Transcript
 from mua.errors import MuaError
 from mua.types import Json
 from mua.users.personas import DEFAULT, PERSONAS
 from mua.users.protocol import STOP_SIGNAL
-from mua.users.scripted import ScriptedUser
 from workbench.demonstrate import Demonstration, demonstrate, played
 
 SPLITS: tuple[Split, ...] = get_args(Split)

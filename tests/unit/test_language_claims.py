@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import pytest
 
-from mua.language.claims import ClaimReader, Moment, money
-from mua.language.clauses import clauses, denied, mood_of
+from environments.kit.language.claims import ClaimReader, Moment, money
+from environments.kit.language.clauses import clauses, denied, mood_of
 from tools.bench import claims as bench
 
 FLOORS = {"help_desk": (0.99, 0.85), "retail": (0.99, 0.83), "airline": (0.98, 0.85), "telecom": (0.97, 0.85)}

@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from environments.kit.language import model, network
+from environments.kit.language.acts import Acts, Reader
 from mua.errors import MuaError
-from mua.language import model, network
-from mua.language.acts import Acts, Reader
 from tools.bench.understanding import not_understood, readers, understood, unseen, wrong_yes
 from tools.train_reader import DOMAINS, LABELLED, ROOT, domain_of, lines_of, sources
 

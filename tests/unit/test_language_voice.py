@@ -6,8 +6,8 @@ import random
 
 import pytest
 
+from environments.kit.language.voice import Voice
 from mua.errors import MuaError
-from mua.language.voice import Voice
 
 GRAMMAR = {
     "train": {"tell": ["{value}. [it|that] is mine.", "{greet} , {value} ."], "greet": ["hello"], "round": ["{round}"]},

@@ -146,7 +146,7 @@ def test_too_long_a_sequence_and_a_trained_first_token_are_refused(folder: Path)
     long = make_batch((65,))
     first = dataclasses.replace(long.sequences[0], ids=long.sequences[0].ids[:4], weights=np.ones(4, np.float32))
     with backend(folder) as built:
-        with pytest.raises(MuaError, match=r"megatron\.tokens_per_row 64"):
+        with pytest.raises(MuaError, match=r"megatron\.max_tokens_per_microbatch 64"):
             built.train_step(long, CrossEntropyLoss())
         with pytest.raises(MuaError, match=r"trains its first token"):
             built.train_step(TrainBatch([first], 1.0, {}), CrossEntropyLoss())

@@ -198,7 +198,7 @@ def test_a_training_step_forms_no_logits_of_a_row(tmp_path: Path, monkeypatch: p
     write_model(tmp_path, layers=1, hidden=12)  # narrower than a chunk, so that no weight is taken for logits
     in_chunk, padded = 16, 128
     monkeypatch.setattr(logprobs, "CHUNK_ELEMENTS", in_chunk * 101)
-    with backend(tmp_path, tokens_per_row=512, recompute="full", distributed_optimizer=False) as built:
+    with backend(tmp_path, max_tokens_per_microbatch=512, recompute="full", distributed_optimizer=False) as built:
         batch = make_batch((200, 190))
         with Largest(101) as valid, Largest(padded) as whole:
             built.log_probabilities(batch.sequences, 1.0)

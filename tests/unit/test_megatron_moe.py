@@ -66,7 +66,12 @@ def test_balancing_losses_have_the_gradient_of_their_formula(
     model, logits = router_logits(folder)
     losses = [formula(layer) for layer in logits]
     (0.7 * sum(losses)).backward()
-    settings: dict[str, Any] = {key: 0.7, "tokens_per_row": 512, "recompute": recompute, "optimizer": UNCLIPPED}
+    settings: dict[str, Any] = {
+        key: 0.7,
+        "max_tokens_per_microbatch": 512,
+        "recompute": recompute,
+        "optimizer": UNCLIPPED,
+    }
     with backend(folder, distributed_optimizer=False, **settings) as built:
         metrics = built.train_step(make_batch(), no_loss)
         found = gradients(built)
@@ -78,7 +83,7 @@ def test_balancing_losses_have_the_gradient_of_their_formula(
         np.testing.assert_allclose(found[name], expected, atol=1e-5 * np.abs(expected).max(), err_msg=name)
 
 
-@pytest.mark.parametrize("settings", [{}, {"recompute": "full"}, {"tokens_per_row": 512}])
+@pytest.mark.parametrize("settings", [{}, {"recompute": "full"}, {"max_tokens_per_microbatch": 512}])
 def test_load_counts_every_token_once_and_no_padding(settings: dict[str, Any], folder: Path) -> None:
     _, logits = router_logits(folder)
     loads = [F.one_hot(layer.topk(CHOSEN).indices, EXPERTS).sum((0, 1)).double() for layer in logits]

@@ -1,4 +1,5 @@
-"""Planning of packed rows: capacity, balance and its bounds, determinism, alignment, estimated work, what is refused.
+"""Planning of packed micro-batches: capacity, balance and its bounds, determinism, alignment, estimated work, what is
+refused.
 
 Does not cover that rows train alike whatever the plan (tests/parity/test_megatron_layouts.py), nor real lengths
 (tests/unit/test_bench_packing.py).
@@ -147,7 +148,7 @@ def test_ranks_without_sequences_get_empty_rows() -> None:
 
 
 def test_too_long_a_sequence_names_the_key() -> None:
-    with pytest.raises(MuaError, match=r"sequence 1 has 101 tokens.*megatron\.tokens_per_row 100"):
+    with pytest.raises(MuaError, match=r"sequence 1 has 101 tokens.*megatron\.max_tokens_per_microbatch 100"):
         plan_rows([5, 101], 100, 1)
 
 
@@ -167,7 +168,7 @@ def test_estimated_work_is_what_a_forward_pass_multiplies(model: str) -> None:
 
 
 def packed(sequences: list[list[int]], **settings: Any) -> Packed:
-    config = MegatronConfig(**{"tokens_per_row": 64, **settings})
+    config = MegatronConfig(**{"max_tokens_per_microbatch": 64, **settings})
     ids = [np.array(sequence, dtype=np.int32) for sequence in sequences]
     return pack(ids, config, Alignment.of(config), workload=WORK)
 

@@ -91,5 +91,5 @@ def test_no_sequences_make_no_nodes() -> None:
 
 
 def test_a_sequence_longer_than_a_row_is_named() -> None:
-    with pytest.raises(MuaError, match=r"sequence 1 has 5 tokens, more than megatron\.tokens_per_row 4"):
+    with pytest.raises(MuaError, match=r"sequence 1 has 5 tokens, more than megatron\.max_tokens_per_microbatch 4"):
         groups(arrays([[1], [2] * 5]), 4)

@@ -38,7 +38,7 @@ def config_of(**megatron: Any) -> ExperimentConfig:
         model=ModelConfig(path=Path("nowhere"), dtype="float32", max_length=TOKENS + 8),
         environment=EnvironmentConfig(name="help_desk"),
         rollout={"max_tokens": TOKENS},  # type: ignore[arg-type]
-        megatron=MegatronConfig.model_validate({"tokens_per_row": TOKENS, **megatron}),
+        megatron=MegatronConfig.model_validate({"max_tokens_per_microbatch": TOKENS, **megatron}),
         trainer=TrainerConfig(steps=1),
     )
 

@@ -1,8 +1,8 @@
 """Retail on its own data: every task can be solved and none by idling; verdicts, tools, customers.
 
-What every domain must keep (leases, schemas, fresh state) is in tests/contract/test_domain_contract.py; what policies
-that deserve nothing earn in test_canned_policies.py there; how well claims are read in test_language_claims.py;
-agreement with the official tools in test_tau_data.py. An LLM as customer is not tried.
+What every domain must keep (instances, schemas, fresh state) is in tests/contract/test_domain_contract.py; what
+policies that deserve nothing earn in test_canned_policies.py there; how well claims are read in
+test_language_claims.py; agreement with the official tools in test_tau_data.py. An LLM as customer is not tried.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from typing import get_args
 import pytest
 
 from environments._tau.tools import evaluate
+from environments.kit.database import ServiceDesk, ToolError
+from environments.kit.overlay import Overlay
 from environments.retail import DOMAIN, RetailDomain, tasks
 from environments.retail.expert import ASK, NEEDS, Expert
 from environments.retail.reading import address_in, noted, read_order, read_product, read_user
@@ -29,9 +31,7 @@ from environments.retail.wishes import EASY, MEDIUM, place
 from environments.retail.words import FIRST_NAMES, LAST_NAMES, PRODUCTS
 from mua.config.schema import EnvironmentConfig
 from mua.endpoint.client import Services
-from mua.environment.database import ServiceDesk, ToolError
 from mua.environment.manifest import digest
-from mua.environment.overlay import Overlay
 from mua.environment.protocol import Evaluation, Move, Split, Task, ToolResult, Transcript
 from mua.environment.selection import Selection
 from mua.errors import ConfigError, MuaError
@@ -215,18 +215,18 @@ REWORDED: dict[str, Sequence[str]] = {
     ASK["order"]: (
         "Could you tell me the order number, please?",
         "Which order is it about?",
-        "Please give me the number of the order.",
+        "Pinstance give me the number of the order.",
     ),
     ASK["reason"]: (
         "Why would you like to cancel it?",
         "May I ask for the reason?",
         "Could you tell me the reason, please?",
     ),
-    ASK["item"]: ("Which item do you mean?", "Could you tell me which item it is about?", "Please name the item."),
+    ASK["item"]: ("Which item do you mean?", "Could you tell me which item it is about?", "Pinstance name the item."),
     ASK["payment"]: (
         "Which payment method should I use?",
         "What payment method do you prefer?",
-        "Please tell me the payment method.",
+        "Pinstance tell me the payment method.",
     ),
     ASK["address"]: ("What is the new address, please?", "Where should it go?", "Could you give me the full address?"),
     "I have cancelled order": (
@@ -240,7 +240,7 @@ REWORDED: dict[str, Sequence[str]] = {
         "Done, I have requested the return for",
     ),
     "Sorry, I cannot": ("I'm afraid I can't", "Unfortunately I am unable to", "I am sorry, but I can not"),
-    "(yes/no)?": ("? Please confirm.", "? Is that right?", ", yes or no?"),
+    "(yes/no)?": ("? Pinstance confirm.", "? Is that right?", ", yes or no?"),
 }
 """Sentences of the expert, or their beginnings, in three other ways each."""
 

@@ -56,7 +56,7 @@ async def play(
             deterministic=False,
         )
         try:
-            async with manager.lease(CANCEL, 0) as environment:
+            async with manager.instance(CANCEL, 0) as environment:
                 user = user or domain.scripted_user(CANCEL, 0)
                 result = await Episode(setting, environment, user, session="s", seed=7).run()
         finally:

@@ -59,13 +59,13 @@ async def play(
     )
     manager = EnvironmentManager(domain, EnvironmentConfig(name="help_desk"))
     try:
-        async with manager.lease(task, 0) as environment:
+        async with manager.instance(task, 0) as environment:
             user = user or domain.scripted_user(task, 0)
             episode = Episode(replace(shared, **(setting or {})), environment, user, session="s", seed=7)
             result = await episode.run()
     finally:
         await manager.close()
-        assert manager.leases == domain.alive == 0
+        assert manager.instances == domain.alive == 0
     return result, sampler
 
 

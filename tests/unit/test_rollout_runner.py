@@ -1,4 +1,4 @@
-"""The episode runner: retries of infrastructure faults, what is given up unscored, seeds, leases, fatal errors.
+"""The episode runner: retries of infrastructure faults, what is given up unscored, seeds, instances, fatal errors.
 
 Every fault is made to happen in the real environment manager and episode; the policy is scripted
 (tests/rollout_fixtures.py). Does not cover the episode's own course (test_rollout_episode.py), nor the endpoint of an
@@ -67,7 +67,7 @@ class Bench:
             return await runner.group(TASK, ordinal, size, temperature=1.0)
         finally:
             await runner.close()
-            assert runner._environments["help_desk"].leases == self.domain.alive == 0
+            assert runner._environments["help_desk"].instances == self.domain.alive == 0
 
     async def trajectory(self) -> Trajectory:
         (trajectory,) = (await self.group()).trajectories

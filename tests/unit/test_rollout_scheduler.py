@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mua.errors import EngineError
-from mua.rollout.scheduler import GroupScheduler, Harvest, Position, Quota
+from mua.rollout.scheduler import GroupScheduler, Position, RolloutBatch, StepDemand
 from mua.types import Group
 
 
@@ -34,11 +34,11 @@ class Log:
     started: list[tuple[int, int]] = field(default_factory=list)
     """(ordinal, version in the engines when the group started)"""
     most_held: int = 0
-    harvests: list[Harvest] = field(default_factory=list)
+    harvests: list[RolloutBatch] = field(default_factory=list)
 
     @property
     def taken(self) -> list[int]:
-        return [group.ordinal for harvest in self.harvests for group in harvest.groups]
+        return [group.ordinal for rollout_batch in self.harvests for group in rollout_batch.groups]
 
 
 @dataclass(frozen=True)
@@ -54,8 +54,8 @@ class World:
         return group.ordinal % 16 not in self.useless
 
 
-async def train(quota: Quota, world: World, *, first: int = 0, position: Position | None = None) -> Log:
-    """A training run of steps ``first`` to ``quota.steps``."""
+async def train(demand: StepDemand, world: World, *, first: int = 0, position: Position | None = None) -> Log:
+    """A training run of steps ``first`` to ``demand.steps``."""
     log = Log()
     version = first
 
@@ -64,12 +64,12 @@ async def train(quota: Quota, world: World, *, first: int = 0, position: Positio
         await turns(world.rolling[(ordinal + len(log.started)) % len(world.rolling)])
         return Group(ordinal, "t", [])
 
-    scheduler = GroupScheduler(roll_out, quota, step=first, position=position, usable=world.usable)
+    scheduler = GroupScheduler(roll_out, demand, step=first, position=position, usable=world.usable)
     scheduler.start()
-    for step in range(first, quota.steps):
-        harvest = await scheduler.take()
-        log.harvests.append(harvest)
-        log.most_held = max(log.most_held, scheduler.in_flight + len(harvest.usable))
+    for step in range(first, demand.steps):
+        rollout_batch = await scheduler.take()
+        log.harvests.append(rollout_batch)
+        log.most_held = max(log.most_held, scheduler.in_flight + len(rollout_batch.usable))
         await turns(world.training[step % len(world.training)])
         version += 1
         scheduler.release()
@@ -80,7 +80,7 @@ async def train(quota: Quota, world: World, *, first: int = 0, position: Positio
 
 def steps_of(log: Log, first: int) -> dict[int, int]:
     """The step that took each ordinal."""
-    return {g.ordinal: first + i for i, harvest in enumerate(log.harvests) for g in harvest.groups}
+    return {g.ordinal: first + i for i, rollout_batch in enumerate(log.harvests) for g in rollout_batch.groups}
 
 
 def last_start(log: Log) -> dict[int, int]:
@@ -96,16 +96,16 @@ CHOOSY = st.builds(World, DURATIONS, DURATIONS, st.frozensets(st.integers(0, 15)
 def test_no_group_is_staler_than_allowed_and_none_is_lost(
     per_step: int, staleness: int, first: int, length: int, world: World
 ) -> None:
-    quota = Quota(per_step, first + length, staleness)
-    log = asyncio.run(train(quota, world, first=first, position=Position(first * per_step)))
-    stream = list(range(first * per_step, quota.steps * per_step))
+    demand = StepDemand(per_step, first + length, staleness)
+    log = asyncio.run(train(demand, world, first=first, position=Position(first * per_step)))
+    stream = list(range(first * per_step, demand.steps * per_step))
     assert log.taken == stream
     assert [ordinal for ordinal, _ in log.started] == stream
-    assert all(len(harvest.usable) == per_step for harvest in log.harvests)
+    assert all(len(rollout_batch.usable) == per_step for rollout_batch in log.harvests)
     assert all(version >= ordinal // per_step - staleness for ordinal, version in log.started)
     assert all(version <= ordinal // per_step for ordinal, version in log.started)
     assert log.most_held == min((staleness + 1) * per_step, len(stream))  # all that is allowed is used
-    assert log.harvests[-1].position == Position(quota.steps * per_step)
+    assert log.harvests[-1].position == Position(demand.steps * per_step)
 
 
 @settings(max_examples=70)
@@ -113,17 +113,17 @@ def test_no_group_is_staler_than_allowed_and_none_is_lost(
 def test_refilled_steps_are_full_or_at_their_bound_and_never_stale(
     per_step: int, staleness: int, extra: int, steps: int, world: World
 ) -> None:
-    quota = Quota(per_step, steps, staleness, extra)
-    log = asyncio.run(train(quota, world))
+    demand = StepDemand(per_step, steps, staleness, extra)
+    log = asyncio.run(train(demand, world))
     assert log.taken == list(range(len(log.taken)))  # the stream, without a gap
     assert Counter(ordinal for ordinal, _ in log.started) == Counter(log.taken)
-    for harvest in log.harvests:
-        assert harvest.usable == [group for group in harvest.groups if world.usable(group)]
-        full, at_bound = len(harvest.usable) == per_step, len(harvest.groups) == per_step + extra
+    for rollout_batch in log.harvests:
+        assert rollout_batch.usable == [group for group in rollout_batch.groups if world.usable(group)]
+        full, at_bound = len(rollout_batch.usable) == per_step, len(rollout_batch.groups) == per_step + extra
         assert full or at_bound
-        assert len(harvest.usable) <= per_step
-        assert len(harvest.groups) <= per_step + extra
-        assert harvest.cancelled == 0
+        assert len(rollout_batch.usable) <= per_step
+        assert len(rollout_batch.groups) <= per_step + extra
+        assert rollout_batch.cancelled == 0
     step_of = steps_of(log, 0)
     assert all(step_of[ordinal] - staleness <= version <= step_of[ordinal] for ordinal, version in log.started)
 
@@ -133,14 +133,16 @@ def test_refilled_steps_are_full_or_at_their_bound_and_never_stale(
 def test_a_synchronous_run_takes_the_same_groups_however_long_they_take_and_wherever_it_is_resumed(
     per_step: int, extra: int, steps: int, world: World, rolling: list[int], data: st.DataObject
 ) -> None:
-    quota = Quota(per_step, steps, extra=extra)
-    whole = asyncio.run(train(quota, world))
-    other = asyncio.run(train(quota, World(rolling, [0], world.useless)))
+    demand = StepDemand(per_step, steps, extra=extra)
+    whole = asyncio.run(train(demand, world))
+    other = asyncio.run(train(demand, World(rolling, [0], world.useless)))
     assert [h.groups for h in other.harvests] == [h.groups for h in whole.harvests]
     assert other.started == whole.started
     done = data.draw(st.integers(1, steps - 1))
     saved = json.loads(json.dumps(whole.harvests[done - 1].position.to_json()))
-    rest = asyncio.run(train(quota, World(rolling, [0], world.useless), first=done, position=Position.from_json(saved)))
+    rest = asyncio.run(
+        train(demand, World(rolling, [0], world.useless), first=done, position=Position.from_json(saved))
+    )
     assert [h.groups for h in rest.harvests] == [h.groups for h in whole.harvests[done:]]
     assert whole.started[-len(rest.started) :] == rest.started
 
@@ -152,13 +154,13 @@ def test_a_synchronous_run_takes_the_same_groups_however_long_they_take_and_wher
 def test_oversampling_wastes_no_task_and_trains_nothing_stale(
     per_step: int, staleness: int, extra: int, oversample: int, steps: int, world: World, data: st.DataObject
 ) -> None:
-    quota = Quota(per_step, steps, staleness, extra, oversample)
-    log = asyncio.run(train(quota, world))
+    demand = StepDemand(per_step, steps, staleness, extra, oversample)
+    log = asyncio.run(train(demand, world))
     first = 0
     if data.draw(st.booleans(), "resume"):
         first = data.draw(st.integers(1, steps - 1), "at")
         kept = log.harvests[:first]
-        log = asyncio.run(train(quota, world, first=first, position=kept[-1].position))
+        log = asyncio.run(train(demand, world, first=first, position=kept[-1].position))
         log.harvests = kept + log.harvests
     step_of, start_of = steps_of(log, 0), last_start(log)
     assert len(step_of) == len(log.taken)  # no group is trained twice
@@ -166,13 +168,13 @@ def test_oversampling_wastes_no_task_and_trains_nothing_stale(
         if step >= first:
             assert step - staleness <= start_of[ordinal] <= step
     taken = set[int]()
-    for harvest in log.harvests:
-        taken |= {group.ordinal for group in harvest.groups}
-        position = harvest.position
+    for rollout_batch in log.harvests:
+        taken |= {group.ordinal for group in rollout_batch.groups}
+        position = rollout_batch.position
         assert taken | position.waiting.keys() == set(range(position.next))
         assert not taken & position.waiting.keys()
-        assert len(harvest.usable) == per_step or len(harvest.groups) == quota.most
-        assert len(harvest.groups) <= quota.most
+        assert len(rollout_batch.usable) == per_step or len(rollout_batch.groups) == demand.most
+        assert len(rollout_batch.groups) <= demand.most
     assert all(a.position.next <= b.position.next for a, b in pairwise(log.harvests))
 
 
@@ -182,9 +184,9 @@ def test_a_group_is_cancelled_no_more_often_than_allowed(
     per_step: int, patience: int, steps: int, world: World, data: st.DataObject
 ) -> None:
     oversample = data.draw(st.integers(1, per_step))
-    log = asyncio.run(train(Quota(per_step, steps, oversample=oversample, most_cancellations=patience), world))
-    for harvest in log.harvests[:-1]:  # the last step leaves behind what it does not need
-        assert all(cancelled <= patience for cancelled in harvest.position.waiting.values())
+    log = asyncio.run(train(StepDemand(per_step, steps, oversample=oversample, most_cancellations=patience), world))
+    for rollout_batch in log.harvests[:-1]:  # the last step leaves behind what it does not need
+        assert all(cancelled <= patience for cancelled in rollout_batch.position.waiting.values())
 
 
 class Desk:
@@ -214,8 +216,8 @@ class Desk:
         return sorted(ordinal for ordinal, end in self.ends.items() if not end.done())
 
 
-async def begun(desk: Desk, quota: Quota, position: Position | None = None, **more: object) -> GroupScheduler:
-    scheduler = GroupScheduler(desk, quota, position=position, **more)  # type: ignore[arg-type]
+async def begun(desk: Desk, demand: StepDemand, position: Position | None = None, **more: object) -> GroupScheduler:
+    scheduler = GroupScheduler(desk, demand, position=position, **more)  # type: ignore[arg-type]
     scheduler.start()
     await turns(2)
     return scheduler
@@ -223,7 +225,7 @@ async def begun(desk: Desk, quota: Quota, position: Position | None = None, **mo
 
 async def test_groups_are_taken_in_order_however_they_end() -> None:
     desk = Desk()
-    scheduler = await begun(desk, Quota(2, 5, staleness=1), Position(10))
+    scheduler = await begun(desk, StepDemand(2, 5, staleness=1), Position(10))
     assert desk.running == [10, 11, 12, 13]
     taking = asyncio.create_task(scheduler.take())
     for ordinal in (13, 12, 11):
@@ -239,7 +241,7 @@ async def test_groups_are_taken_in_order_however_they_end() -> None:
 
 async def test_only_a_release_starts_new_groups() -> None:
     desk = Desk()
-    scheduler = await begun(desk, Quota(2, 5))
+    scheduler = await begun(desk, StepDemand(2, 5))
     await desk.end(0, 1)
     await scheduler.take()
     scheduler.start()
@@ -253,7 +255,7 @@ async def test_only_a_release_starts_new_groups() -> None:
 
 async def test_nothing_starts_behind_the_last_step() -> None:
     desk = Desk()
-    scheduler = await begun(desk, Quota(2, 2, staleness=4))
+    scheduler = await begun(desk, StepDemand(2, 2, staleness=4))
     assert desk.running == [0, 1, 2, 3]
     await desk.end(0, 1, 2, 3)
     for ordinals in ([0, 1], [2, 3]):
@@ -266,7 +268,7 @@ async def test_nothing_starts_behind_the_last_step() -> None:
 
 async def test_an_unusable_group_of_a_synchronous_step_is_replaced_at_once() -> None:
     desk = Desk()
-    scheduler = await begun(desk, Quota(2, 5, extra=1), usable=lambda group: group.ordinal not in (1, 2))
+    scheduler = await begun(desk, StepDemand(2, 5, extra=1), usable=lambda group: group.ordinal not in (1, 2))
     taking = asyncio.create_task(scheduler.take())
     await turns(2)
     await desk.end(1)
@@ -274,24 +276,24 @@ async def test_an_unusable_group_of_a_synchronous_step_is_replaced_at_once() -> 
     await desk.end(2)
     assert desk.running == [0]  # one extra group was allowed
     await desk.end(0)
-    harvest = await taking
-    assert [group.ordinal for group in harvest.groups] == [0, 1, 2]
-    assert [group.ordinal for group in harvest.usable] == [0]
-    assert harvest.position == Position(3)
+    rollout_batch = await taking
+    assert [group.ordinal for group in rollout_batch.groups] == [0, 1, 2]
+    assert [group.ordinal for group in rollout_batch.usable] == [0]
+    assert rollout_batch.position == Position(3)
     await scheduler.stop()
 
 
 async def test_an_oversampled_step_takes_the_first_and_waits_for_the_same_group_the_next_time() -> None:
     desk = Desk()
-    scheduler = await begun(desk, Quota(2, 5, oversample=1))
+    scheduler = await begun(desk, StepDemand(2, 5, oversample=1))
     assert desk.running == [0, 1, 2]
     taking = asyncio.create_task(scheduler.take())
     await turns(2)
     await desk.end(2, 0)
-    harvest = await taking
-    assert [group.ordinal for group in harvest.groups] == [0, 2]
-    assert (harvest.cancelled, desk.cancelled) == (1, [1])
-    assert harvest.position == Position(3, {1: 1})
+    rollout_batch = await taking
+    assert [group.ordinal for group in rollout_batch.groups] == [0, 2]
+    assert (rollout_batch.cancelled, desk.cancelled) == (1, [1])
+    assert rollout_batch.position == Position(3, {1: 1})
     assert scheduler.in_flight == 0  # the engines are idle before the trainer wants their memory
     scheduler.release()
     await turns(2)
@@ -307,24 +309,24 @@ async def test_an_oversampled_step_takes_the_first_and_waits_for_the_same_group_
 
 async def test_with_staleness_the_rest_goes_on_into_the_next_step() -> None:
     desk = Desk()
-    scheduler = await begun(desk, Quota(1, 9, staleness=1, oversample=1))
+    scheduler = await begun(desk, StepDemand(1, 9, staleness=1, oversample=1))
     assert desk.running == [0, 1, 2]
     await desk.end(2)
-    harvest = await scheduler.take()
-    assert ([group.ordinal for group in harvest.groups], harvest.cancelled) == ([2], 0)
-    assert harvest.position == Position(3, {0: 0, 1: 0})
+    rollout_batch = await scheduler.take()
+    assert ([group.ordinal for group in rollout_batch.groups], rollout_batch.cancelled) == ([2], 0)
+    assert rollout_batch.position == Position(3, {0: 0, 1: 0})
     scheduler.release()
     await turns(2)
     await desk.end(3)
-    harvest = await scheduler.take()
-    assert ([group.ordinal for group in harvest.groups], harvest.cancelled) == ([3], 2)  # 0 and 1 would be too old
+    rollout_batch = await scheduler.take()
+    assert ([group.ordinal for group in rollout_batch.groups], rollout_batch.cancelled) == ([3], 2)
     assert sorted(desk.cancelled) == [0, 1]
     await scheduler.stop()
 
 
 async def test_stop_cancels_what_runs_and_waits_until_it_is_gone() -> None:
     desk = Desk()
-    scheduler = await begun(desk, Quota(3, 3))
+    scheduler = await begun(desk, StepDemand(3, 3))
     await desk.end(1)
     await scheduler.stop()
     assert sorted(desk.cancelled) == [0, 2]
@@ -336,7 +338,7 @@ async def test_stop_cancels_what_runs_and_waits_until_it_is_gone() -> None:
 
 async def test_the_fault_of_a_group_reaches_whoever_takes_it() -> None:
     desk = Desk()
-    scheduler = await begun(desk, Quota(2, 2))
+    scheduler = await begun(desk, StepDemand(2, 2))
     await desk.end(0)
     desk.ends[1].set_exception(EngineError("all engines are gone"))
     with pytest.raises(EngineError, match="all engines are gone"):
@@ -346,7 +348,7 @@ async def test_the_fault_of_a_group_reaches_whoever_takes_it() -> None:
 
 async def lengths_and_time(oversample: int, *, by_task: bool) -> tuple[float, float]:
     """Mean length of the groups that 100 steps of 8 train on, and the time of a step; log-normal, sigma 0.8."""
-    quota, attempts, lengths = Quota(8, 100, oversample=oversample), Counter[int](), dict[int, int]()
+    demand, attempts, lengths = StepDemand(8, 100, oversample=oversample), Counter[int](), dict[int, int]()
     ticks = 0
 
     async def roll_out(ordinal: int) -> Group:
@@ -363,13 +365,13 @@ async def lengths_and_time(oversample: int, *, by_task: bool) -> tuple[float, fl
             await asyncio.sleep(0)
 
     ticking = asyncio.create_task(clock())
-    scheduler, trained = GroupScheduler(roll_out, quota), list[int]()
+    scheduler, trained = GroupScheduler(roll_out, demand), list[int]()
     scheduler.start()
-    for _ in range(quota.steps):
+    for _ in range(demand.steps):
         trained += [lengths[group.ordinal] for group in (await scheduler.take()).groups]
         scheduler.release()
     ticking.cancel()
-    return sum(trained) / len(trained), ticks / quota.steps
+    return sum(trained) / len(trained), ticks / demand.steps
 
 
 async def test_oversampling_favours_short_groups_where_length_is_chance_and_not_where_the_task_decides_it() -> None:

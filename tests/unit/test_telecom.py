@@ -18,6 +18,7 @@ from typing import TypeAlias
 import pytest
 import yaml
 
+from environments.kit.database import DatabaseEnvironment
 from environments.telecom import DOMAIN, TelecomDomain, carrier_tools
 from environments.telecom import tasks as tasks_module
 from environments.telecom.faults import BY_NAME, FAULTS, SOLVED, WHICH
@@ -26,7 +27,6 @@ from environments.telecom.tasks import SIZES, generate, load_split, write_manife
 from environments.telecom.user import customer
 from environments.telecom.world import CUSTOMERS, PLANS, base
 from mua.config.schema import EnvironmentConfig
-from mua.environment.database import DatabaseEnvironment
 from mua.environment.domain import Configurable, Domain, Expert
 from mua.environment.protocol import Environment, Evaluation, Move, Task, Transcript, UserControlled, UserMove
 from mua.environment.selection import Selection

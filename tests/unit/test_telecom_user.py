@@ -13,6 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from environments.kit.language.agreement import agrees
+from environments.kit.scripted import reader_of
 from environments.telecom import DOMAIN
 from environments.telecom.faults import SOLVED
 from environments.telecom.hands import MOST, requests
@@ -20,10 +22,8 @@ from environments.telecom.tasks import load_split
 from environments.telecom.user import HERE, customer
 from mua.environment.protocol import Task
 from mua.environment.schema import validate_arguments
-from mua.language.agreement import agrees
 from mua.users.personas import DEFAULT, PERSONAS
 from mua.users.protocol import STOP_SIGNAL
-from mua.users.scripted import reader_of
 from tests.telecom_support import ALL, Phone, do, first, opened, person, with_fault
 from workbench.demonstrate import played
 

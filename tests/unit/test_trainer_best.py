@@ -22,7 +22,7 @@ from mua.errors import EngineError, MuaError
 from mua.megatron.checkpoint import best_checkpoint
 from mua.observe.metrics import read_metrics
 from mua.observe.traces import read_traces
-from mua.rollout.scheduler import Harvest, Position
+from mua.rollout.scheduler import Position, RolloutBatch
 from mua.trainer.preempt import Preemption
 from mua.trainer.rl import loop
 from mua.trainer.run import Run
@@ -45,7 +45,7 @@ class Judged:
         self.service.update_weights.side_effect = self._update
         self.service.evaluation_tasks.side_effect = lambda split: [Task("t", "help_desk", split, {})] * TASKS
         self.service.evaluate.side_effect = self._evaluate
-        self.service.take.side_effect = lambda **_: Harvest(
+        self.service.take.side_effect = lambda **_: RolloutBatch(
             [Group(0, "task", ALL)], [Group(0, "task", ALL)], 0, Position()
         )
 

@@ -22,7 +22,7 @@ from mua.engine.weights import SyncReport
 from mua.errors import DiskError, RunStopped, exit_status
 from mua.observe.metrics import read_metrics
 from mua.observe.traces import read_traces
-from mua.rollout.scheduler import Harvest, Position
+from mua.rollout.scheduler import Position, RolloutBatch
 from mua.rollout.scored import require_scored, too_few_scored
 from mua.rollout.service import RolloutService
 from mua.trainer.learner import Learner
@@ -83,10 +83,10 @@ def experiment(output: Path, engine: dict[str, Any] | None = None, **trainer: An
 def rollouts(*steps: Sequence[Trajectory]) -> Any:
     """Engines and episodes: what each step gets; the last repeats."""
 
-    def groups() -> Iterator[Harvest]:
+    def groups() -> Iterator[RolloutBatch]:
         for step in range(STEPS):
             group = Group(step, "task", list(steps[min(step, len(steps) - 1)]))
-            yield Harvest([group], [group], 0, Position(step + 1))
+            yield RolloutBatch([group], [group], 0, Position(step + 1))
 
     taken = groups()
     service = mock.create_autospec(RolloutService, instance=True)

@@ -33,7 +33,7 @@ def config_of(folder: Path) -> ExperimentConfig:
                 "advantage": "gae", "gae_lambda": 0.9, "groups_per_step": 2, "group_size": 2, "minibatches": 2,
             },
             "critic": {"warmup_steps": 1, "optimizer": {"learning_rate": 1e-2}},
-            "megatron": {"tokens_per_row": 64, "threads": 1},
+            "megatron": {"max_tokens_per_microbatch": 64, "threads": 1},
             "optimizer": {"learning_rate": 1e-2},
             "trainer": {"steps": 5},
         }

@@ -69,7 +69,7 @@ def config(model: Path, data: Path, output: Path, **sft: object) -> ExperimentCo
             "model": {"path": str(model), "dtype": "float32", "max_length": 512},
             "environment": {"name": "help_desk"},
             "rollout": {"max_tokens": 256},
-            "megatron": {"tokens_per_row": 512, "threads": 1},
+            "megatron": {"max_tokens_per_microbatch": 512, "threads": 1},
             "optimizer": {"learning_rate": 1e-3},
             "trainer": {"steps": STEPS, "save_every": 2},
             "sft": {"data": str(data), "batch_size": 5, "validation": 0.25, "validate_every": EVERY} | sft,
@@ -102,7 +102,7 @@ def test_the_loss_is_that_of_transformers_however_it_is_packed(
     tokens = sum(int(segment.loss_mask.sum()) for segment in everything)
     expected = own_loss(model, held_out)
     for row in (256, 2048):
-        with backend(model, tokens_per_row=row) as built:
+        with backend(model, max_tokens_per_microbatch=row) as built:
             for size in (1, 4, 100):
                 found = validation_metrics(built, held_out, size)  # type: ignore[arg-type]
                 assert found["validation/loss"] == pytest.approx(expected, rel=1e-5)

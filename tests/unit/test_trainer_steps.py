@@ -22,7 +22,7 @@ from mua.algorithms.losses import finish_metrics
 from mua.config.schema import ExperimentConfig
 from mua.engine.weights import SyncReport
 from mua.errors import EngineError
-from mua.rollout.scheduler import Harvest, Position
+from mua.rollout.scheduler import Position, RolloutBatch
 from mua.trainer import rl
 from mua.trainer.preempt import Preemption
 from mua.trainer.run import Run
@@ -182,10 +182,10 @@ class Engines:
     def wait_for_engines(self) -> None:
         pass
 
-    def take(self, on_episode: object) -> Harvest:
+    def take(self, on_episode: object) -> RolloutBatch:
         self.events.append("take")
         groups = groups_of(self.table, self.version)
-        return Harvest(groups, groups, 0, Position())
+        return RolloutBatch(groups, groups, 0, Position())
 
     def release(self) -> None:
         self.events.append("release")

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from environments.kit.scripted import ScriptedUser
 from mua.environment.domain import Informed
 from mua.environment.protocol import Task
 from mua.environment.registry import get_domain
 from mua.errors import UserFaultKind
 from mua.users.check import TaskCheck, Vocabulary
 from mua.users.guards import LeakCheck, misused_signal, unusable, with_signal
-from mua.users.scripted import ScriptedUser
 from mua.users.stated import Knowledge, is_word, values_in
 from tools.bench import user_check as bench
 

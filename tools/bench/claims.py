@@ -32,11 +32,11 @@ sys.path.insert(0, str(ROOT))
 
 from environments.help_desk.tools import HelpDesk  # noqa: E402
 from environments.help_desk.verdict import Replayed, claim_reader  # noqa: E402
-from mua.environment.conduct import Called, Past, Replay  # noqa: E402
-from mua.environment.database import Again, DatabaseEnvironment  # noqa: E402
+from environments.kit.conduct import Called, Past, Replay  # noqa: E402
+from environments.kit.database import Again, DatabaseEnvironment  # noqa: E402
+from environments.kit.language.claims import ClaimReader, Moment, Review  # noqa: E402
 from mua.environment.protocol import Task, UserControlled  # noqa: E402
 from mua.environment.registry import get_domain  # noqa: E402
-from mua.language.claims import ClaimReader, Moment, Review  # noqa: E402
 
 DATA = ROOT / "tests" / "data" / "claims"
 SETS = ("", "heldout", "fresh")

@@ -126,7 +126,7 @@ def experiment(url: str, domain: str, model: Path, episodes: int) -> ExperimentC
             "name": "bench",
             "output": "unused",
             "model": {"path": str(model)},
-            "environment": {"name": domain, "max_leases": episodes},
+            "environment": {"name": domain, "max_instances": episodes},
             "user": {"kind": "llm", "check": "off", "llm": {"base_url": url, "model": "user", "concurrency": episodes}},
             "rollout": {"concurrency": episodes},
             "trainer": {"steps": 1},

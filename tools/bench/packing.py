@@ -1,4 +1,4 @@
-"""Padding and balance of packed rows, on lengths of real conversations.
+"""Padding and balance of packed micro-batches, on lengths of real conversations.
 
     python tools/bench/packing.py [--groups 32] [--members 8]
 
@@ -30,7 +30,7 @@ from workbench.demonstrate import demonstrate, spoken_text
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPES = {"help_desk": "configs/demo.yaml", "retail": "configs/qwen3-8b-1x8.yaml"}
-"""Where a domain's tokens_per_row comes from."""
+"""Where a domain's max_tokens_per_microbatch comes from."""
 ARCHITECTURES = {"dense": "configs/models/Qwen3-8B", "moe": "configs/models/Qwen3-30B-A3B"}
 LAYOUTS: dict[str, tuple[str, dict[str, int]]] = {
     "DP1": ("dense", {}),
@@ -67,7 +67,7 @@ def main() -> None:
     arguments = parser.parse_args()
     mixture: list[Int32Array] = []
     for domain, recipe in RECIPES.items():
-        capacity = load_config(ROOT / recipe).megatron.tokens_per_row
+        capacity = load_config(ROOT / recipe).megatron.max_tokens_per_microbatch
         for prompt, ids in batches(domain, arguments.groups, arguments.members, arguments.seed):
             report(f"{domain}, {prompt} prompt", ids, capacity)
             mixture += ids
@@ -151,7 +151,7 @@ def measured(name: str, ids: Sequence[Int32Array], capacity: int, way: str) -> F
 
     kind, sizes = LAYOUTS[name]
     interleaved = "virtual_pipeline" in sizes
-    config = MegatronConfig.model_validate({"tokens_per_row": capacity, "balance": "tokens", **sizes})
+    config = MegatronConfig.model_validate({"max_tokens_per_microbatch": capacity, "balance": "tokens", **sizes})
     alignment, multiple = Alignment.of(config), config.pipeline_parallel if interleaved else 1
     workload = Workload.from_hf(megatron_bridge.read_hf_config(ROOT / ARCHITECTURES[kind]))
     if way != "arrival":

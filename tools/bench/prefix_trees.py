@@ -189,7 +189,7 @@ def serve(connection: Connection, folder: Path, samples: list[tuple[np.ndarray, 
     row = max(row, *(len(ids) for ids, _ in samples))
     config = ExperimentConfig.model_construct(
         model=ModelConfig(path=folder, dtype="float32", max_length=65536),
-        megatron=MegatronConfig(tokens_per_row=row, merge_prefixes=merge, threads=1),
+        megatron=MegatronConfig(max_tokens_per_microbatch=row, merge_prefixes=merge, threads=1),
         optimizer=OptimizerConfig(learning_rate=0.0), engine=EngineConfig(), seed=1,
     )  # fmt: skip
     built = Learner(config, total_steps=100, driven=False)

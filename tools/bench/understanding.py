@@ -22,9 +22,9 @@ from pathlib import Path
 
 import torch
 
-from mua.language.acts import FLAGS, Acts, Reader
-from mua.language.model import Model
-from mua.language.patterns import load
+from environments.kit.language.acts import FLAGS, Acts, Reader
+from environments.kit.language.model import Model
+from environments.kit.language.patterns import load
 from tools.train_reader import (
     DOMAINS,
     EXAMPLES,

@@ -45,7 +45,7 @@ engine:
   start_seconds: 150
   stop_seconds: 5
 algorithm: {{group_size: {size}, groups_per_step: {groups}, epochs: 2, minibatches: 2}}
-megatron: {{tokens_per_row: 512, threads: 1}}
+megatron: {{max_tokens_per_microbatch: 512, threads: 1}}
 optimizer: {{learning_rate: 1.0e-3, weight_decay: 0.0}}
 trainer:
   {{steps: {steps}, save_every: {save_every}, keep: 2, silence_seconds: 8, min_scored_share: 1.0,

@@ -28,11 +28,11 @@ from typing import Any
 from environments._tau.domain import OfficialDomain, check_options, wanted_split
 from environments._tau.folder import OfficialData, check_folder, find, found, read_json, read_text, tau2_tasks
 from environments._tau.tau2 import task_of_tau2
+from environments.kit.overlay import Base
 from environments.telecom.official.desk import TelecomDesk, base_of_lists
 from environments.telecom.official.user import DirectedUser
 from mua.config.schema import EnvironmentConfig
 from mua.endpoint.client import Services
-from mua.environment.overlay import Base
 from mua.environment.protocol import Split, Task
 from mua.errors import ConfigError
 from mua.types import Json

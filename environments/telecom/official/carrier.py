@@ -12,8 +12,8 @@ from collections.abc import Callable
 from typing import Any
 
 from environments._tau.tools import TRANSFER
-from mua.environment.database import Tool, ToolError
-from mua.environment.overlay import Overlay
+from environments.kit.database import Tool, ToolError
+from environments.kit.overlay import Overlay
 from mua.environment.protocol import ToolSchema
 from mua.types import Json
 

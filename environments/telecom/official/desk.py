@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from environments._tau.desk import Functions, OfficialDesk, laid_over, merged
+from environments.kit.database import RewardForm, ToolError
+from environments.kit.overlay import Base, Overlay
 from environments.telecom.official import carrier, phone
 from environments.telecom.official.records import TABLES, USER, USER_RECORDS, read_record
-from mua.environment.database import RewardForm, ToolError
-from mua.environment.overlay import Base, Overlay
 from mua.types import Json
 
 

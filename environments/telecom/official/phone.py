@@ -13,10 +13,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from environments.kit.database import ToolError
+from environments.kit.overlay import Overlay
 from environments.telecom.official.carrier import text, tool
 from environments.telecom.official.records import USER, Apn, Vpn, read_record
-from mua.environment.database import ToolError
-from mua.environment.overlay import Overlay
 from mua.types import Json
 
 DEVICE, SURROUNDINGS = "device", "surroundings"

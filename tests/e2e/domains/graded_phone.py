@@ -10,10 +10,10 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 
+from environments.kit.database import DatabaseEnvironment
 from environments.telecom import TelecomDomain
 from mua.config.schema import EnvironmentConfig
 from mua.endpoint.client import Services
-from mua.environment.database import DatabaseEnvironment
 from mua.environment.domain import Domain
 from mua.environment.protocol import (
     Environment,

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from mua.language.patterns import expression, load
+from environments.kit.language.patterns import expression, load
 from mua.types import Json
 
 _GENERAL = Path(__file__).with_name("general.yaml")

@@ -1,20 +1,20 @@
 """Environments whose state is a database and whose verdict compares it with gold: most service domains.
 
-A domain brings tables (:class:`~mua.environment.overlay.Base`), tools, and tasks whose ``data`` may hold:
+A domain brings tables (:class:`~environments.kit.overlay.Base`), tools, and tasks whose ``data`` may hold:
 
 ``actions``
     gold calls, ``{"name", "arguments"}``, replayed through the same tools; with ``"requestor": "user"`` through the
     user's tools. A gold call that fails stays without effect, as it does for the policy.
 ``statements``
-    what the user must be told, as texts (:mod:`mua.environment.statements`).
+    what the user must be told, as texts (:mod:`environments.kit.statements`).
 ``facts``
-    what the user must be told, as facts that a true statement tells (:func:`mua.environment.conduct.untold`).
+    what the user must be told, as facts that a true statement tells (:func:`environments.kit.conduct.untold`).
 ``demands``
-    what must have been looked up before the last word (:mod:`mua.environment.conduct`).
+    what must have been looked up before the last word (:mod:`environments.kit.conduct`).
 ``forbidden``
     calls that may not succeed at any time, ``{"name", "arguments"}``; arguments that are left out match anything.
 ``initial``
-    records that differ from the base when the episode starts, as :data:`~mua.environment.overlay.Changes`.
+    records that differ from the base when the episode starts, as :data:`~environments.kit.overlay.Changes`.
 
 A desk with a :class:`Code` judges what was said and done on the way as well: ``facts`` and ``demands`` are its.
 """
@@ -27,12 +27,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from mua.environment.conduct import Called, Conduct, Past, Rules, conduct, untold
-from mua.environment.overlay import Base, Changes, Difference, Overlay, difference, digest_of
+from environments.kit.conduct import Called, Conduct, Past, Rules, conduct, untold
+from environments.kit.language.claims import ClaimReader, Moment
+from environments.kit.overlay import Base, Changes, Difference, Overlay, difference, digest_of
+from environments.kit.statements import unsaid
 from mua.environment.protocol import Evaluation, Task, ToolResult, ToolSchema, Transcript
 from mua.environment.schema import argument_checker, fitted
-from mua.environment.statements import unsaid
-from mua.language.claims import ClaimReader, Moment
 from mua.types import Json
 
 RewardForm = Literal["all_or_nothing", "partial"]
@@ -64,7 +64,7 @@ class Gold:
 
 @dataclass(frozen=True, slots=True)
 class Code:
-    """What a domain wants of its agents besides the right end (:mod:`mua.environment.conduct`)."""
+    """What a domain wants of its agents besides the right end (:mod:`environments.kit.conduct`)."""
 
     claims: ClaimReader
     rules: Rules
@@ -231,7 +231,7 @@ class DatabaseEnvironment:
 
 
 class Again:
-    """An episode gone through once more on a state of its own. Implements :class:`mua.environment.conduct.Replay`."""
+    """An episode gone through once more on a state of its own. Implements :class:`environments.kit.conduct.Replay`."""
 
     def __init__(self, desk: ServiceDesk, code: Code, task: Task, base: Base) -> None:
         self._desk = desk

@@ -20,8 +20,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from environments.kit.language import network
 from mua.errors import MuaError
-from mua.language import network
 from mua.types import Json
 
 FILE = Path(__file__).with_name("weights.json.gz")

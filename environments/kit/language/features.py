@@ -1,7 +1,7 @@
 """What of a message a judgement rests on: names of features, for each sentence and for each fact.
 
 Features are texts such as ``"b could you"`` (two words in a row), ``"m request?"`` (a mood of the general English in a
-question), ``"w refuse"`` (the rules read a refusal). :mod:`mua.language.model` holds their weights.
+question), ``"w refuse"`` (the rules read a refusal). :mod:`environments.kit.language.model` holds their weights.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from mua.language.lexicon import Lexicon, Mention, Named, valueless
-from mua.language.rules import Rules
-from mua.language.text import Sentence
+from environments.kit.language.lexicon import Lexicon, Mention, Named, valueless
+from environments.kit.language.rules import Rules
+from environments.kit.language.text import Sentence
 
 _ENDINGS = re.compile(r"(?<=[a-z]{3})(?:ings?|ed|es|s|e|ly|ation|ations)$")
 _WINDOW = 3

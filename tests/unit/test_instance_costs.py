@@ -1,7 +1,7 @@
 """A private database for every rollout costs next to nothing beside a copy: in calls made and in bytes held.
 
-On the made database of tools/bench/leases.py. Times and the official database are the benchmark's
-(docs/benchmarks/leases.md).
+On the made database of tools/bench/environment_instances.py. Times and the official database are the benchmark's
+(docs/benchmarks/environment_instances.md).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from mua.environment import schema as schema_module
 from mua.environment.protocol import ToolSchema
 from mua.environment.schema import validate_arguments
 from tests.counting import operations
-from tools.bench.leases import Meter, Subject, made_subject, many_leases, measure_live, opened, play
+from tools.bench.environment_instances import Meter, Subject, made_subject, many_instances, measure_live, opened, play
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +28,7 @@ def shop() -> Subject:
     """With a few of its tasks; the gold state of each is found once, so that it burdens no measurement."""
     made = made_subject()
     few = replace(made, tasks=made.tasks[:5])
-    asyncio.run(many_leases(few, len(few.tasks)))
+    asyncio.run(many_instances(few, len(few.tasks)))
     return few
 
 
@@ -46,7 +46,7 @@ def test_a_rollout_does_a_fraction_of_the_work_of_a_copy(shop: Subject):
     rollouts: list[Callable[[], Any]] = [
         lambda: opened(shop, task),
         lambda: play(opened(shop, task), task),
-        lambda: asyncio.run(many_leases(shop, 1)),  # with the event loop's own work
+        lambda: asyncio.run(many_instances(shop, 1)),  # with the event loop's own work
     ]
     whole = operations(lambda: copy.deepcopy(shop.base.tables))
     assert [operations(rollout) * 100 < whole for rollout in rollouts] == [True] * 3
@@ -61,10 +61,10 @@ def test_a_rollout_holds_a_fraction_of_the_memory_of_a_copy(shop: Subject, way: 
         assert gold or held < 20_000
 
 
-def test_leases_that_are_given_back_leave_nothing(shop: Subject):
+def test_instance_that_are_given_back_leave_nothing(shop: Subject):
     meter = Meter(traced=True)
-    asyncio.run(many_leases(shop, 200))
-    # One order copied and kept a lease would be half a megabyte.
+    asyncio.run(many_instances(shop, 200))
+    # One order copied and kept an instance would be half a megabyte.
     assert meter.read()["held"] < 50_000
 
 

@@ -1,8 +1,8 @@
 """What an agent states, held against what is so at that moment.
 
-A domain says by data how people put its facts (``claims.yaml``, notation of :mod:`mua.language.patterns`; what no
-agent of a desk can do stands in ``deeds.yaml`` beside this file), and gives for each moment the facts themselves, a
-sheet for each thing (an order, a flight, an item of an order)::
+A domain says by data how people put its facts (``claims.yaml``, notation of :mod:`environments.kit.language.patterns`;
+what no agent of a desk can do stands in ``deeds.yaml`` beside this file), and gives for each moment the facts
+themselves, a sheet for each thing (an order, a flight, an item of an order)::
 
     frames:
       - role: status                    # what the sheet calls it
@@ -44,9 +44,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TypeAlias
 
-from mua.language.clauses import Clause, clauses, denied
-from mua.language.patterns import expression, load, translated
-from mua.language.text import normalised, sentences
+from environments.kit.language.clauses import Clause, clauses, denied
+from environments.kit.language.patterns import expression, load, translated
+from environments.kit.language.text import normalised, sentences
 from mua.types import Json
 
 Thing: TypeAlias = str

@@ -1,6 +1,6 @@
 """What a private database for every rollout costs: time and memory, against re-reading JSON and copying everything.
 
-    python tools/bench/leases.py [--live 1 100 1000] [--leases 10000]
+    python tools/bench/environment_instances.py [--live 1 100 1000] [--instances 10000]
 
 The database is tau-bench retail's where ``MUA_TAU_BENCH`` or ``../shared/data/tau-bench`` holds it, else a made one of
 the same size. Every figure is measured in a process of its own: CPU time by ``process_time``, bytes by ``tracemalloc``
@@ -8,8 +8,8 @@ the same size. Every figure is measured in a process of its own: CPU time by ``p
 
 json      parse the database's JSON text again
 deepcopy  ``copy.deepcopy`` of the parsed database
-overlay   an environment over the shared base (mua.environment.database)
-manager   the same through a lease of the EnvironmentManager with inline isolation
+overlay   an environment over the shared base (environments.kit.database)
+manager   the same through an instance of the EnvironmentManager with inline isolation
 
 A *gold rollout* makes all gold calls of a task, says what has to be said and takes the verdict; it is measured over all
 tasks and for environments that stay alive. The verdict of the two copying ways would be a hash of the whole database,
@@ -37,16 +37,16 @@ from pathlib import Path
 from time import process_time
 from typing import Any
 
+from environments.kit.database import DatabaseEnvironment, ServiceDesk, Tool
+from environments.kit.overlay import Base, Overlay, digest_of
+from environments.kit.scripted import ScriptedUser
 from mua.config.schema import EnvironmentConfig
-from mua.environment.database import DatabaseEnvironment, ServiceDesk, Tool
 from mua.environment.domain import Domain
 from mua.environment.manager import EnvironmentManager
-from mua.environment.overlay import Base, Overlay, digest_of
 from mua.environment.protocol import Evaluation, Isolation, Move, PromptStyle, Split, Task, ToolSchema, Transcript
 from mua.environment.registry import get_domain
 from mua.types import Json
 from mua.users.protocol import User
-from mua.users.scripted import ScriptedUser
 
 WAYS = ("json", "deepcopy", "overlay", "manager")
 _FOLDER = os.environ.get("MUA_TAU_BENCH") or Path(__file__).parents[3] / "shared/data/tau-bench"
@@ -201,25 +201,25 @@ def started(way: str, given: Subject) -> Callable[[int], Any]:
     return lambda index: opened(given, given.tasks[index % len(given.tasks)])
 
 
-async def leased(given: Subject, count: int, gold: bool, keep: AsyncExitStack, manager: EnvironmentManager) -> None:
-    """``count`` leases that stay open until ``keep`` is left."""
+async def instance(given: Subject, count: int, gold: bool, keep: AsyncExitStack, manager: EnvironmentManager) -> None:
+    """``count`` instances that stay open until ``keep`` is left."""
     for index in range(count):
         task = given.tasks[index % len(given.tasks)]
-        lease = await keep.enter_async_context(manager.lease(task, 0))
+        instance = await keep.enter_async_context(manager.instance(task, 0))
         if gold:
-            await managed_play(lease, task)
+            await managed_play(instance, task)
 
 
-async def managed_play(lease: Any, task: Task) -> None:
-    """:func:`play` through a lease."""
+async def managed_play(instance: Any, task: Task) -> None:
+    """:func:`play` through an instance."""
     for action in task.data["actions"]:
-        await lease.call(action["name"], action["arguments"])
-    assert (await lease.evaluate(transcript_of(task))).success
+        await instance.call(action["name"], action["arguments"])
+    assert (await instance.evaluate(transcript_of(task))).success
 
 
 def manager_of(given: Subject) -> EnvironmentManager:
     """With inline isolation and room for all."""
-    return EnvironmentManager(given.domain, EnvironmentConfig(name="bench", isolation="inline", max_leases=100_000))
+    return EnvironmentManager(given.domain, EnvironmentConfig(name="bench", isolation="inline", max_instances=100_000))
 
 
 def resident() -> int:
@@ -253,7 +253,7 @@ def measure_live(way: str, count: int, gold: bool, traced: bool, given: Subject 
     for task in given.tasks:  # the gold states of all tasks are the domain's to keep, once
         play(opened(given, task), task)
     if way == "manager":
-        return asyncio.run(_measure_leases(given, count, gold, traced))
+        return asyncio.run(_measure_instances(given, count, gold, traced))
     make = started(way, given)
     make(0)
     meter = Meter(traced)
@@ -266,13 +266,13 @@ def measure_live(way: str, count: int, gold: bool, traced: bool, given: Subject 
     return found
 
 
-async def _measure_leases(given: Subject, count: int, gold: bool, traced: bool) -> dict[str, float]:
+async def _measure_instances(given: Subject, count: int, gold: bool, traced: bool) -> dict[str, float]:
     manager = manager_of(given)
     async with AsyncExitStack() as keep:
-        await leased(given, 1, gold, keep, manager)
+        await instance(given, 1, gold, keep, manager)
     async with AsyncExitStack() as keep:
         meter = Meter(traced)
-        await leased(given, count, gold, keep, manager)
+        await instance(given, count, gold, keep, manager)
         found = meter.read()
     await manager.close()
     return found
@@ -304,27 +304,27 @@ async def _managed_rollouts(given: Subject, rounds: int) -> float:
     manager = manager_of(given)
     start = process_time()
     for _, task in itertools.product(range(rounds), given.tasks):
-        async with manager.lease(task, 0) as lease:
-            await managed_play(lease, task)
+        async with manager.instance(task, 0) as instance:
+            await managed_play(instance, task)
     return (process_time() - start) / rounds / len(given.tasks) * 1e3
 
 
-def measure_growth(leases: int) -> dict[str, float]:
-    """Bytes kept after ``leases`` gold rollouts through the manager that were all given back."""
+def measure_growth(instances: int) -> dict[str, float]:
+    """Bytes kept after ``instances`` gold rollouts through the manager that were all given back."""
     given = subject()
-    asyncio.run(many_leases(given, len(given.tasks) + 500))
+    asyncio.run(many_instances(given, len(given.tasks) + 500))
     meter = Meter(traced=True)
-    asyncio.run(many_leases(given, leases))
+    asyncio.run(many_instances(given, instances))
     return meter.read()
 
 
-async def many_leases(given: Subject, count: int) -> None:
-    """``count`` gold rollouts, one lease after the other."""
+async def many_instances(given: Subject, count: int) -> None:
+    """``count`` gold rollouts, one instance after the other."""
     manager = manager_of(given)
     for index in range(count):
         task = given.tasks[index % len(given.tasks)]
-        async with manager.lease(task, 0) as lease:
-            await managed_play(lease, task)
+        async with manager.instance(task, 0) as instance:
+            await managed_play(instance, task)
     await manager.close()
 
 
@@ -339,7 +339,7 @@ def in_a_process(what: str, *arguments: object) -> dict[str, Any]:
 ONE: dict[str, Callable[..., dict[str, Any]]] = {
     "live": lambda way, count, gold, traced: measure_live(way, int(count), gold == "True", traced == "True"),
     "rollouts": lambda rounds: measure_rollouts(int(rounds)),
-    "growth": lambda leases: measure_growth(int(leases)),
+    "growth": lambda instances: measure_growth(int(instances)),
     "name": lambda: {"name": subject().name, "bytes": len(json.dumps(subject().base.tables))},
 }
 
@@ -359,7 +359,7 @@ def main() -> None:
     """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--live", type=int, nargs="+", default=[1, 100, 1000], help="rollouts alive at once")
-    parser.add_argument("--leases", type=int, default=10_000, help="leases after which nothing may have grown")
+    parser.add_argument("--instances", type=int, default=10_000, help="instances after which nothing may have grown")
     parser.add_argument("--one", nargs="+", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
@@ -378,8 +378,8 @@ def main() -> None:
     print(f"| environment, afterwards | {found['later']:.3f} |")
     print(f"| through the manager, afterwards | {found['managed']:.3f} |")
     print(f"| for comparison: one hash of the whole database | {found['hash']:.1f} |")
-    grown = in_a_process("growth", options.leases)
-    print(f"\n{options.leases:,} leases, given back: {grown['held']:,.0f} bytes more held, ", end="")
+    grown = in_a_process("growth", options.instances)
+    print(f"\n{options.instances:,} instances, given back: {grown['held']:,.0f} bytes more held, ", end="")
     print(f"{grown['resident'] / 2**20:+.1f} MiB resident")
 
 

@@ -16,8 +16,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from mua.language.features import Read, wish_marks
-from mua.language.lexicon import Lexicon, valueless
+from environments.kit.language.features import Read, wish_marks
+from environments.kit.language.lexicon import Lexicon, valueless
 
 _WORD = re.compile(r"\S+")
 LONGEST = 300

@@ -19,7 +19,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from mua.language.patterns import load
+from environments.kit.language.patterns import load
 
 Mood: TypeAlias = Literal["is", "will", "can", "none"]
 _WORDS = load(Path(__file__).with_name("clauses.yaml"))

@@ -1,6 +1,6 @@
 """A rule-based user that domains fill in: wishes, facts told when asked, traits of a person, a grammar to speak with.
 
-It understands ordinary English by :mod:`mua.language.acts`. ::
+It understands ordinary English by :mod:`environments.kit.language.acts`. ::
 
     the agent                                the user
     asks for facts                           tells them, as many as its persona tells at once, rightly or not
@@ -23,9 +23,9 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
-from mua.language.acts import Acts, Reader
-from mua.language.patterns import load
-from mua.language.voice import Grammar, Voice, load_grammar
+from environments.kit.language.acts import Acts, Reader
+from environments.kit.language.patterns import load
+from environments.kit.language.voice import Grammar, Voice, load_grammar
 from mua.users.personas import PERSONAS, Persona
 from mua.users.protocol import STOP_SIGNAL, UserReply
 
@@ -144,7 +144,7 @@ class ScriptedUser:
         """Somebody with one wish, for a domain without words and a grammar of its own.
 
         ``openings``: wordings of the wish; ``facts``: wordings of each fact, which is asked for by its own name
-        (``order_number``: "order number", "number"). Both in the notation of :mod:`mua.language.voice`.
+        (``order_number``: "order number", "number"). Both in the notation of :mod:`environments.kit.language.voice`.
         """
         facts = facts or {}
         rules = {f"tell_{fact}": wordings for fact, wordings in facts.items()} | {f"want_{PLAIN_WISH}": openings}

@@ -1,7 +1,7 @@
 """A small transformer that reads messages, in numpy: what a message does and which facts it asks for.
 
 Three layers of a sentence encoder that knows English, taught on labelled messages by ``tools/train_network.py``; the
-linear model (:mod:`mua.language.model`) weighs what the rules see, this one what words mean. ::
+linear model (:mod:`environments.kit.language.model`) weighs what the rules see, this one what words mean. ::
 
     words ─ pieces ─ vectors + marks ─ layers ─┬─ attention of each act  ─ its log odds
     wish ──────────── first vector ────────────┴─ attention of each fact ─ its log odds
@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 from threadpoolctl import ThreadpoolController
 
-from mua.language.tokens import END, MONEY, QUESTION, VALUE, Tokens
+from environments.kit.language.tokens import END, MONEY, QUESTION, VALUE, Tokens
 
 FILE = Path(__file__).with_name("network.npz")
 LONGEST = 300

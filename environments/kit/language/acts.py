@@ -8,10 +8,11 @@
 
 What the sentences are about comes from the domain's words (``environments/<domain>/words.yaml``), their mood from
 English that all domains share (``general.yaml``); how the two go together has been learnt from labelled messages of
-all domains, twice: by weights of features with everything masked that is a domain's own (:mod:`mua.language.model`),
-and by a small network that knows what words mean (:mod:`mua.language.network`). The network is asked where the linear
-model is not sure, for messages up to :data:`LONGEST` words; then their log odds are added. A message for which no act
-is likely enough is not understood: better that than a wrong yes.
+all domains, twice: by weights of features with everything masked that is a domain's own
+(:mod:`environments.kit.language.model`), and by a small network that knows what words mean
+(:mod:`environments.kit.language.network`). The network is asked where the linear model is not sure, for messages up to
+:data:`LONGEST` words; then their log odds are added. A message for which no act is likely enough is not understood:
+better that than a wrong yes.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from mua.language.features import Read, act_features, fact_features, in_question, read
-from mua.language.lexicon import Lexicon
-from mua.language.model import ACTS, Model, learnt
-from mua.language.rules import Rules
-from mua.language.text import Sentence, sentences
-from mua.language.tokens import tokens
+from environments.kit.language.features import Read, act_features, fact_features, in_question, read
+from environments.kit.language.lexicon import Lexicon
+from environments.kit.language.model import ACTS, Model, learnt
+from environments.kit.language.rules import Rules
+from environments.kit.language.text import Sentence, sentences
+from environments.kit.language.tokens import tokens
 from mua.types import Json
 
 LIKELY = 0.45
@@ -93,7 +94,8 @@ class Reader:
 
     def __init__(self, words: Json, model: Model | None = None) -> None:
         """``words``: the domain's file (``facts``, ``deeds``, ``answers``, ``against``, ``values``, ``lists``,
-        ``instructions``); ``model``: what has been learnt, by default :func:`mua.language.model.learnt`."""
+        ``instructions``); ``model``: what has been learnt, by default
+        :func:`environments.kit.language.model.learnt`."""
         self._words = Lexicon(words)
         self._rules = Rules(self._words)
         self._model = model or learnt()

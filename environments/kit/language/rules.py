@@ -2,8 +2,8 @@
 
 The mood of a sentence (a question, a request, a statement about what has been done, what can not be done, ...) comes
 from English that all domains share (``general.yaml``); what it is about comes from the domain's words. The rules are
-right about three times out of four on sentences that they were not made for; :mod:`mua.language.model` weighs them
-against everything else.
+right about three times out of four on sentences that they were not made for; :mod:`environments.kit.language.model`
+weighs them against everything else.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from mua.language.lexicon import Lexicon, Named
-from mua.language.text import Sentence
+from environments.kit.language.lexicon import Lexicon, Named
+from environments.kit.language.text import Sentence
 
 _SUBORDINATE = re.compile(
     r"^(?:(?:and|but|so|okay|sure|thanks|great|no problem|of course|i am sorry|sorry) ?,? )?"

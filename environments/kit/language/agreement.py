@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from mua.language.text import sentences
+from environments.kit.language.text import sentences
 
 _YES = re.compile(
     r"\b(?:yes|yeah|yep|yup|sure|okay|correct"

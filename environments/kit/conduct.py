@@ -2,7 +2,8 @@
 
 The verdict on an end state cannot see that a refund was invented or a name never asked for. So a conversation is gone
 through once more on a fresh copy of the state: each call is made again, and each text to the user is held against what
-is so at that moment (:mod:`mua.language.claims`). A domain says what has to come before what (:class:`Rules`)::
+is so at that moment (:mod:`environments.kit.language.claims`). A domain says what has to come before what
+(:class:`Rules`)::
 
     writes:                          # tool -> what must have happened before it
       cancel_order:
@@ -31,9 +32,9 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
+from environments.kit.language.agreement import agrees
+from environments.kit.language.claims import Claim, ClaimReader, Moment, Review
 from mua.environment.protocol import ToolResult, Transcript
-from mua.language.agreement import agrees
-from mua.language.claims import Claim, ClaimReader, Moment, Review
 from mua.types import Json
 
 

@@ -20,8 +20,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
+from environments.kit.language.patterns import load
 from mua.errors import MuaError
-from mua.language.patterns import load
 
 Grammar: TypeAlias = Mapping[str, Mapping[str, Sequence[str]]]
 _SLOT = re.compile(r"\{(\w+)\}")

@@ -7,7 +7,7 @@ import typing
 from collections.abc import Callable
 from typing import Any
 
-from mua.environment.database import Tool
+from environments.kit.database import Tool
 from mua.environment.protocol import ToolSchema
 from mua.types import Json
 
