@@ -24,7 +24,8 @@ CORE = [
     "pyyaml>=6.0",
     "rich>=14.0",
     "safetensors>=0.5",
-    "sqlalchemy>=2.0",
+    "scipy>=1.14",
+    "tenacity>=9.0",
     "tensorboard>=2.18",
     "threadpoolctl>=3.5",
     "tokenizers>=0.21",
@@ -80,6 +81,7 @@ DEV = [
     "pytest-xdist>=3.8",
     "ruff>=0.11",
     "types-PyYAML",
+    "uv>=0.7",
 ]
 
 setup(
