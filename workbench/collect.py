@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
+from megatron_bridge.atomic import replace_text
 from mua.config.schema import ExperimentConfig
 from mua.endpoint.client import Services
 from mua.environment.protocol import Task, ToolSchema
@@ -29,7 +30,6 @@ from mua.errors import MuaError
 from mua.evaluation.identity import digest, policy_digest, policy_of, setting_of
 from mua.evaluation.run import key_of, plan, play_missing
 from mua.evaluation.store import EpisodeStore
-from mua.observe.files import replace_text
 from mua.rollout.runner import Placed
 from mua.rollout.scored import require_scored
 from mua.rollout.seeds import derived_seed

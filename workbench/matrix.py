@@ -23,6 +23,7 @@ from typing import Any, Self
 from rich.console import Console
 from rich.table import Table
 
+from megatron_bridge.atomic import replace_text
 from mua.config.output import prepare_output
 from mua.config.schema import ExperimentConfig
 from mua.errors import MuaError, RunStopped
@@ -31,7 +32,6 @@ from mua.evaluation.run import OnTrajectory, Roles, evaluated, play_at_endpoint,
 from mua.evaluation.summary import interval_of
 from mua.evaluation.weights import servable
 from mua.masking import masked_tree
-from mua.observe.files import replace_text
 from mua.rollout.heap import long_lived_heap
 from mua.rollout.runner import Placed
 from mua.rollout.service import RolloutService

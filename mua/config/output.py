@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from megatron_bridge.atomic import replace_text
 from mua.config.load import dump_config
 from mua.config.schema import ExperimentConfig
 from mua.errors import ConfigError
-from mua.observe.files import replace_text
 from mua.observe.lock import only_run
 
 CONFIG_FILE = "config.yaml"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch.distributed as dist
 
-from megatron_bridge.ranks import gathered
+from megatron_bridge.collective import gathered
 from mua.errors import ConfigError
 from mua.ports import LOOPBACK
 

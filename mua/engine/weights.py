@@ -66,9 +66,9 @@ class SyncReport:
     """Start and end of each bucket's loading: from the first request to the last engine's answer."""
 
     def add(self, bucket: WeightBucket) -> None:
-        self.names += [slot.spec.name for slot in bucket.layout.slots]
+        self.names += [slot.spec.name for slot in bucket.layout.tensors]
         self.bytes += bucket.layout.payload_bytes
-        self.tensors += len(bucket.layout.slots)
+        self.tensors += len(bucket.layout.tensors)
         self.buckets += 1
 
     @property

@@ -16,6 +16,7 @@ from typing import TypeAlias
 
 from rich.console import Console
 
+from megatron_bridge.atomic import replace_text
 from mua.config.schema import ExperimentConfig
 from mua.endpoint.client import ChatClient, Services
 from mua.environment.protocol import Task
@@ -26,7 +27,6 @@ from mua.evaluation.report import console_table, markdown
 from mua.evaluation.store import FILE, EpisodeStore, Key
 from mua.evaluation.summary import TaskResult, summarize
 from mua.evaluation.weights import servable
-from mua.observe.files import replace_text
 from mua.observe.progress import Progress
 from mua.observe.traces import TraceWriter
 from mua.rollout.agent import ChatPolicy

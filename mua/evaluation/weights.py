@@ -6,7 +6,7 @@ from mua.config.schema import ExperimentConfig
 from mua.evaluation.identity import digest
 
 MANIFEST = "manifest.json"
-"""By which a checkpoint is told from a model folder (:mod:`mua.megatron.manifest`)."""
+"""By which a checkpoint is told from a model folder (:mod:`mua.megatron.checkpoint_manifest`)."""
 
 
 def servable(config: ExperimentConfig) -> ExperimentConfig:
@@ -21,10 +21,10 @@ def servable(config: ExperimentConfig) -> ExperimentConfig:
     if not (checkpoint / MANIFEST).is_file():
         return config
     from megatron_bridge.hf_folder import DEFAULT_SHARD_BYTES  # these load Megatron-Core
-    from mua.megatron import manifest, offline
-    from mua.trainer.convert import megatron_to_hf
+    from mua.megatron import checkpoint_manifest, offline
+    from mua.trainer.conversion import megatron_to_hf
 
-    out = config.output / "policies" / f"{checkpoint.name}-{digest(manifest.read(checkpoint))}"
+    out = config.output / "policies" / f"{checkpoint.name}-{digest(checkpoint_manifest.read_manifest(checkpoint))}"
     if not offline.is_converted(checkpoint, out):
         out.parent.mkdir(parents=True, exist_ok=True)
         megatron_to_hf(checkpoint, out, None, None, DEFAULT_SHARD_BYTES)

@@ -10,9 +10,9 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
+from megatron_bridge.atomic import replace_text
 from mua.config.schema import ExperimentConfig
 from mua.errors import MuaError
-from mua.observe.files import replace_text
 from mua.types import Json
 from mua.untrusted import JsonError, read_file, read_json
 
