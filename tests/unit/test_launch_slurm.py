@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from mua.errors import ConfigError, MuaError
-from mua.launch.slurm import TEMPLATE, Job, placement, prepare, render, submission, submit, told
+from mua.launch.slurm import TEMPLATE, SlurmJob, placement, prepare, render, submission, submission_note, submit
 
 BASE = """\
 name: a name with spaces
@@ -31,7 +31,7 @@ def recipe(tmp_path: Path) -> Path:
     return path
 
 
-def _job(recipe: Path, *overrides: str, **options: str | int | None) -> Job:
+def _job(recipe: Path, *overrides: str, **options: str | int | None) -> SlurmJob:
     return prepare(recipe, overrides, options, "train")
 
 
@@ -70,10 +70,10 @@ def test_the_rendered_script_is_bash(recipe: Path) -> None:
     text = render(_job(recipe, setup, "slurm.container_image=nvcr.io#nvidia/pytorch:26.01-py3"))
     subprocess.run(["bash", "-n"], input=text, text=True, check=True)
     line = next(line for line in text.splitlines() if line.startswith("MUA_SETUP="))
-    told = subprocess.run(
+    submission_note = subprocess.run(
         ["bash", "-c", f'{line}; eval "${{MUA_SETUP#*; }}"; echo "$A"'], capture_output=True, text=True
     )
-    assert told.stdout == "b c\n"
+    assert submission_note.stdout == "b c\n"
 
 
 def test_nodes_follow_from_the_layout(recipe: Path) -> None:
@@ -138,6 +138,6 @@ def test_without_slurm_the_mend_is_named(recipe: Path, monkeypatch: pytest.Monke
 
 
 def test_what_a_person_is_told(recipe: Path, tmp_path: Path) -> None:
-    said = told(_job(recipe), "17")
+    said = submission_note(_job(recipe), "17")
     assert f"{tmp_path}/out put/slurm/17.log" in said
     assert "scancel 17" in said
