@@ -70,10 +70,10 @@ def test_the_rendered_script_is_bash(recipe: Path) -> None:
     text = render(_job(recipe, setup, "slurm.container_image=nvcr.io#nvidia/pytorch:26.01-py3"))
     subprocess.run(["bash", "-n"], input=text, text=True, check=True)
     line = next(line for line in text.splitlines() if line.startswith("MUA_SETUP="))
-    submission_note = subprocess.run(
+    told = subprocess.run(
         ["bash", "-c", f'{line}; eval "${{MUA_SETUP#*; }}"; echo "$A"'], capture_output=True, text=True
     )
-    assert submission_note.stdout == "b c\n"
+    assert told.stdout == "b c\n"
 
 
 def test_nodes_follow_from_the_layout(recipe: Path) -> None:
@@ -130,7 +130,7 @@ def test_the_users_address_is_the_jobs_to_find(recipe: Path, monkeypatch: pytest
         _job(recipe, *llm)
 
 
-def test_without_slurm_the_mend_is_named(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_slurm_the_way_out_is_named(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     job = _job(recipe)
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(MuaError, match=r"sbatch: not found; .*--dry-run"):
