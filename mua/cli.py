@@ -349,7 +349,7 @@ def launch_slurm(
         print(text, end="")
         print("# submit with:", shlex.join(slurm.submission(job)))
     else:
-        print(slurm.told(job, slurm.submit(job, text)))
+        print(slurm.submission_note(job, slurm.submit(job, text)))
 
 
 @env_app.command("list")
@@ -481,9 +481,9 @@ def doctor_preflight(
 def doctor_sync(config: ConfigFile, overrides: Overrides = None) -> None:
     """Compare every tensor of the trainer with the engine's after a weight sync."""
     with _run(config, overrides, "config-doctor.yaml") as loaded:
-        import mua.trainer.doctor
+        import mua.trainer.rl
 
-        mua.trainer.doctor.check_sync(loaded)
+        mua.trainer.rl.check_sync(loaded)
 
 
 def main() -> None:

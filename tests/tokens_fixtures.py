@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from mua.engine.protocol import FinishReason, Generation
+from mua.engine.sampler import FinishReason, Generation
 from mua.tokens import ChatFamily, load_family, train_tokenizer
 from mua.types import Int32Array, Provenance, Segment
 

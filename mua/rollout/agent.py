@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from mua.endpoint.chat import ChatRequest, Completion, FunctionCall
 from mua.endpoint.client import ChatClient, ContextFull
-from mua.engine.protocol import Generation, Sampler, SamplingParams, TurnCut
+from mua.engine.sampler import Generation, Sampler, SamplingParams, TurnCut
 from mua.environment.protocol import ToolSchema
 from mua.rollout.pace import Pace
 from mua.rollout.seeds import derived_seed

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from mua.config.schema import ExperimentConfig
 from mua.endpoint.client import Services
-from mua.engine.protocol import Sampler
+from mua.engine.sampler import Sampler
 from mua.environment.manager import EnvironmentInstance, EnvironmentManager
 from mua.environment.protocol import Task
 from mua.environment.selection import Selection

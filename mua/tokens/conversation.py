@@ -15,7 +15,7 @@ from typing import Literal, Self
 
 import numpy as np
 
-from mua.engine.protocol import Generation
+from mua.engine.sampler import Generation
 from mua.environment.protocol import ToolSchema
 from mua.errors import EngineError
 from mua.tokens.codec import ConversationError, Piece

@@ -23,7 +23,7 @@ from engine_fixtures import VOCAB, make_pool
 
 from mua.compat.sglang_cpu import SHIM
 from mua.engine.pool import EnginePool
-from mua.engine.protocol import Generation, SamplingParams
+from mua.engine.sampler import Generation, SamplingParams
 from mua.errors import EngineError
 
 

@@ -30,7 +30,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from mua.engine.protocol import Generation
+from mua.engine.sampler import Generation
 from mua.environment.protocol import ToolSchema
 from mua.tokens import ChatFamily, Conversation
 from mua.tokens.family import apply_template

@@ -40,7 +40,7 @@ VERBS = [
     (["sft"], "mua.trainer.sft", "fine_tune", "config.yaml"),
     (["eval"], "mua.evaluation.run", "evaluate", "config-eval.yaml"),
     (["rollout"], "workbench.rollout", "show_rollout", "config-rollout.yaml"),
-    (["doctor", "sync"], "mua.trainer.doctor", "check_sync", "config-doctor.yaml"),
+    (["doctor", "sync"], "mua.trainer.rl", "check_sync", "config-doctor.yaml"),
 ]
 
 

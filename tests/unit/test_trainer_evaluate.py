@@ -18,7 +18,7 @@ import pytest
 from environments.gyms._shared import Gym
 from mua.config.schema import EvaluationConfig, ExperimentConfig
 from mua.endpoint.client import Services
-from mua.engine.protocol import Generation, SamplingParams
+from mua.engine.sampler import Generation, SamplingParams
 from mua.environment.selection import Selection
 from mua.errors import ConfigError
 from mua.evaluation.run import evaluate

@@ -30,7 +30,7 @@ import numpy as np
 
 from mua.config.schema import ExperimentConfig
 from mua.endpoint.client import Services
-from mua.engine.protocol import Generation, SamplingParams
+from mua.engine.sampler import Generation, SamplingParams
 from mua.environment.domain import Domain
 from mua.environment.protocol import Move, Task
 from mua.environment.registry import get_domain
@@ -47,7 +47,7 @@ ALONE = 3
 
 
 class ScriptedPolicy:
-    """Token ids of the gold moves, session by session. Implements :class:`mua.engine.protocol.Sampler`."""
+    """Token ids of the gold moves, session by session. Implements :class:`mua.engine.sampler.Sampler`."""
 
     def __init__(self, family: ChatFamily, moves: Sequence[Sequence[Move]]) -> None:
         """``moves[i]`` are those of the episodes whose ordinal is ``i``."""

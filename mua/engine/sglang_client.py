@@ -12,7 +12,7 @@ import aiohttp
 import numpy as np
 import orjson
 
-from mua.engine.protocol import FinishReason, Generation, SamplingParams
+from mua.engine.sampler import FinishReason, Generation, SamplingParams
 from mua.errors import EngineError
 from mua.types import ExpertArray, Int32Array
 
