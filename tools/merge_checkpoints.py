@@ -67,7 +67,7 @@ def step_folders(run: Path) -> list[Path]:
 def convert(checkpoint: Path, out: Path, source: Path | None, progress: Progress) -> None:
     """One checkpoint, with a bar of its own."""
     from mua.megatron import manifest, offline
-    from mua.trainer.convert import source_files
+    from mua.megatron.conversion import source_files
 
     total = len(manifest.read(checkpoint)["tensors"])
     with progress.stage(checkpoint.name, total=total) as tensors:

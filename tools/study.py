@@ -220,7 +220,7 @@ def folder_of(study: Study, seed: int, stage: str) -> Path:
 
 def report(study: Study, seeds: Sequence[int]) -> None:
     """Write and print what the study found."""
-    from mua.evaluation.report import table, with_bounds
+    from mua.evaluation.presentation import table, with_bounds
     from workbench.compare import difference, load_result, paired
 
     found = {n: [load_result(folder_of(study, s, n) / "evaluation") for s in seeds] for n in study.stages}

@@ -21,12 +21,12 @@ from mua.config.schema import ExperimentConfig
 from mua.engine.weights import SyncReport
 from mua.environment.protocol import Split
 from mua.errors import EngineError, MuaError, Preempted, RunStopped
+from mua.evaluation.evaluator import evaluate_in_training
 from mua.observe.traces import TraceWriter
 from mua.rollout.heap import long_lived_heap
 from mua.rollout.scheduler import RolloutBatch
 from mua.rollout.scored import Lost, lost, too_few_scored
 from mua.rollout.service import RolloutService
-from mua.trainer.evaluate import judge
 from mua.trainer.launch import check_ranks, ensure_processes, leads
 from mua.trainer.learner import Learner
 from mua.trainer.phases import Phases
@@ -91,7 +91,7 @@ def loop(
     phases.sync(run.step)
     if run.unlogged is not None:
         late = run.unlogged | _evaluate(config, run, rollouts, run.step)
-        run.judged(run.step - 1, late)
+        run.evaluated(run.step - 1, late)
         run.log(run.step - 1, late)
     first = _first(config, run, rollouts) if run.step == 0 else {}
     rollouts.schedule(run.step, run.position)
@@ -111,7 +111,7 @@ def loop(
                 if evaluated:
                     preemption.check()
                     metrics |= _evaluate(config, run, rollouts, step + 1)
-                    best = run.judged(step, metrics)
+                    best = run.evaluated(step, metrics)
             except (Preempted, EngineError, RunStopped) as error:
                 leaving = error
             metrics |= _of_rollouts(config, rollout_batch, step, traces) | rollouts.metrics() | phases.take()
@@ -250,7 +250,7 @@ def _evaluate(
 ) -> dict[str, float]:
     """Metrics of the policy after ``step`` steps on ``split``, by default that of the configuration."""
     with run.timer.stage("evaluate"):
-        return judge(config, rollouts, run.progress, split or config.evaluation.split, step)
+        return evaluate_in_training(config, rollouts, run.progress, split or config.evaluation.split, step)
 
 
 def _sync_metrics(synced: SyncReport) -> dict[str, float]:

@@ -107,7 +107,7 @@ class Run:
         self._unscored = row
         log.warning("step %d trains on nothing: %s; %s", step, reason, few.mend)
 
-    def judged(self, step: int, metrics: Mapping[str, float]) -> bool:
+    def evaluated(self, step: int, metrics: Mapping[str, float]) -> bool:
         """``metrics`` hold an evaluation after ``step``; whether no policy of the run was better before."""
         name = f"evaluation/{self._config.evaluation.split}_success"
         if name not in metrics or not self.learned:

@@ -13,7 +13,7 @@ from statistics import fmean
 
 from mua.environment.domain import Domain
 from mua.environment.registry import domain_names, get_domain
-from mua.evaluation.report import table
+from mua.evaluation.presentation import table
 from workbench.canned import CEILING, SHARE_OF_EXPERT, Attacked, Canned, play_canned
 from workbench.demonstrate import demonstrate
 
