@@ -28,7 +28,7 @@ from mua.environment.selection import Selection
 from mua.tokens import ChatFamily
 from mua.tokens.codec import fixed
 from mua.types import Int32Array, Json, Provenance
-from mua.users.protocol import User, UserReply
+from mua.users.interface import User, UserReply
 
 VERSION = 5
 Script = Callable[[str, int], str]
@@ -106,7 +106,7 @@ def call(name: str, /, **arguments: Any) -> str:
 
 
 class FixedUser:
-    """Says given utterances and remembers what it was told. Implements :class:`mua.users.protocol.User`."""
+    """Says given utterances and remembers what it was told. Implements :class:`mua.users.interface.User`."""
 
     def __init__(self, *replies: str | Exception, opening: str = "Help me.") -> None:
         self._opening = opening

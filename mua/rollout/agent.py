@@ -16,7 +16,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Protocol
 
 from mua.endpoint.chat import ChatRequest, Completion, FunctionCall
-from mua.endpoint.client import ChatClient, ContextFull
+from mua.endpoint.services import ChatClient, ContextFull
 from mua.engine.sampler import Generation, Sampler, SamplingParams, TurnCut
 from mua.environment.protocol import ToolSchema
 from mua.rollout.pace import Pace

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from mua.algorithms.batch import enough_scored, usable
 from mua.config.schema import AlgorithmConfig, ExperimentConfig
-from mua.endpoint.client import Services
+from mua.endpoint.services import Services
 from mua.engine.host import Hosts
 from mua.engine.pool import EnginePool
 from mua.engine.sync import SyncReport
@@ -66,7 +66,7 @@ class RolloutService:
         self._config = config
         self._services = Services.from_config(config.user, config.judge)
         self.selection = Selection.from_config(config.environment, self._services)
-        judged = config.judged_splits
+        judged = config.evaluated_splits
         self.held_out = Selection.held_out(config, self._services) if judged else None
         """The domains of ``evaluation`` that training does not see."""
         self.family = load_family(config.model.path, thinking=config.model.thinking)

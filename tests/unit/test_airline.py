@@ -35,12 +35,12 @@ from environments.kit.language.voice import Voice
 from environments.kit.overlay import Overlay, digest_of
 from environments.kit.scripted import grammar_of
 from mua.config.schema import EnvironmentConfig
-from mua.endpoint.client import Services
+from mua.endpoint.services import Services
 from mua.environment.manifest import digest
 from mua.environment.protocol import Evaluation, Move, Split, Task
 from mua.errors import ConfigError, MuaError
 from mua.types import Json
-from mua.users.protocol import UserReply
+from mua.users.interface import UserReply
 from tests.desk_support import judged, opened, played, spoken, with_persona
 from tools.bench.claims import judged as read_sentences
 from tools.bench.claims import score

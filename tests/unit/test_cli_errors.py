@@ -38,7 +38,7 @@ trainer: {steps: 3}
 VERBS = [
     (["train"], "mua.trainer.rl", "train", "config.yaml"),
     (["sft"], "mua.trainer.sft", "fine_tune", "config.yaml"),
-    (["eval"], "mua.evaluation.run", "evaluate", "config-eval.yaml"),
+    (["eval"], "mua.evaluation.evaluator", "evaluate", "config-eval.yaml"),
     (["rollout"], "workbench.rollout", "show_rollout", "config-rollout.yaml"),
     (["doctor", "sync"], "mua.trainer.rl", "check_sync", "config-doctor.yaml"),
 ]

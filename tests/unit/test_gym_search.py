@@ -26,7 +26,7 @@ from environments.gyms.search.index import Index, shared_index
 from environments.gyms.search.relations import relations
 from environments.gyms.search.world import world
 from mua.config.schema import EnvironmentConfig, LlmConfig
-from mua.endpoint.client import ChatClient, Services
+from mua.endpoint.services import ChatClient, Services
 from mua.environment.protocol import Environment, Task, ToolResult, Transcript
 from mua.errors import ConfigError, EnvironmentFault, JudgeFault
 from tests.chat_fixtures import chat_server, says

@@ -30,7 +30,7 @@ from environments.retail.views import compact
 from environments.retail.wishes import EASY, MEDIUM, place
 from environments.retail.words import FIRST_NAMES, LAST_NAMES, PRODUCTS
 from mua.config.schema import EnvironmentConfig
-from mua.endpoint.client import Services
+from mua.endpoint.services import Services
 from mua.environment.manifest import digest
 from mua.environment.protocol import Evaluation, Move, Split, Task, ToolResult, Transcript
 from mua.environment.selection import Selection

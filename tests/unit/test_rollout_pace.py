@@ -15,7 +15,7 @@ import pytest
 
 from environments.help_desk.tasks import generate
 from mua.algorithms.metrics import rollout_metrics
-from mua.endpoint.client import Services
+from mua.endpoint.services import Services
 from mua.engine.sampler import Generation, TurnCut
 from mua.environment.protocol import Task
 from mua.errors import DeadlineExceeded

@@ -22,7 +22,7 @@ from environments._tau import OfficialDomain
 from environments.kit.overlay import digest_of
 from environments.telecom.official.user import named
 from mua.config.schema import EnvironmentConfig
-from mua.endpoint.client import Services
+from mua.endpoint.services import Services
 from mua.environment.protocol import Environment, Evaluation, Move, Split, Task, ToolResult, Transcript, UserMove
 from mua.environment.registry import get_domain
 from mua.environment.selection import Selection

@@ -32,8 +32,8 @@ from mua.environment.protocol import Environment, Evaluation, Move, Task, Transc
 from mua.environment.selection import Selection
 from mua.errors import ConfigError, MuaError
 from mua.types import Json
+from mua.users.interface import ToolUser, User
 from mua.users.personas import PERSONAS
-from mua.users.protocol import ToolUser, User
 from tests.telecom_support import ALL, KINDS, SPLITS, agent, do, first, judged, opened, user, verdict_on, with_fault
 from workbench.demonstrate import Demonstration, demonstrate, played, replay_gold
 

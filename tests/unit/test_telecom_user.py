@@ -22,8 +22,8 @@ from environments.telecom.tasks import load_split
 from environments.telecom.user import HERE, customer
 from mua.environment.protocol import Task
 from mua.environment.schema import validate_arguments
+from mua.users.interface import STOP_SIGNAL
 from mua.users.personas import DEFAULT, PERSONAS
-from mua.users.protocol import STOP_SIGNAL
 from tests.telecom_support import ALL, Phone, do, first, opened, person, with_fault
 from workbench.demonstrate import played
 

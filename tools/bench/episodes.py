@@ -29,7 +29,7 @@ from pathlib import Path
 import numpy as np
 
 from mua.config.schema import ExperimentConfig
-from mua.endpoint.client import Services
+from mua.endpoint.services import Services
 from mua.engine.sampler import Generation, SamplingParams
 from mua.environment.domain import Domain
 from mua.environment.protocol import Move, Task
@@ -40,7 +40,7 @@ from mua.rollout.runner import EpisodeRunner, Placed
 from mua.tokens import ChatFamily, load_family, train_tokenizer
 from mua.tokens.codec import fixed
 from mua.types import Int32Array, Outcome, Provenance, Trajectory
-from mua.users.protocol import STOP_SIGNAL
+from mua.users.interface import STOP_SIGNAL
 
 ALONE = 3
 """Episodes that run alone, one after the other; the slowest counts."""

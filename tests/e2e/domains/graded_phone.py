@@ -13,7 +13,7 @@ from dataclasses import replace
 from environments.kit.database import DatabaseEnvironment
 from environments.telecom import TelecomDomain
 from mua.config.schema import EnvironmentConfig
-from mua.endpoint.client import Services
+from mua.endpoint.services import Services
 from mua.environment.domain import Domain
 from mua.environment.protocol import (
     Environment,
@@ -27,8 +27,8 @@ from mua.environment.protocol import (
 )
 from mua.types import Json
 from mua.users.factory import Placement
+from mua.users.interface import UserReply
 from mua.users.llm import LlmUser
-from mua.users.protocol import UserReply
 
 
 class GradedPhone:

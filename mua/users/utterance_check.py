@@ -13,7 +13,7 @@ from functools import lru_cache
 
 from mua.errors import Refusal, UserFaultKind
 from mua.untrusted import MAX_UTTERANCE, JsonError, broken_at, read_json_at
-from mua.users.protocol import STOP_SIGNAL
+from mua.users.interface import STOP_SIGNAL
 
 _MARKUP = re.compile(
     r"<\|[^|<>\n]{1,40}\|>|<\s*/?\s*(tool_?calls?|tool_?response|function_?calls?|tool_?result|think|invoke)\b"

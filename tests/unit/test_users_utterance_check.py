@@ -14,16 +14,16 @@ import pytest
 
 from environments.help_desk.tasks import generate
 from mua.config.schema import LlmConfig, UserConfig
-from mua.endpoint.client import ChatClient, Services
+from mua.endpoint.services import ChatClient, Services
 from mua.environment.protocol import ToolResult, ToolSchema
 from mua.errors import UserFault, UserFaultKind
 from mua.rollout.runner import EpisodeRunner
 from mua.types import Json, Outcome
 from mua.users.factory import UserFactory
-from mua.users.guards import LeakCheck, unusable, without_label
+from mua.users.interface import STOP_SIGNAL, ToolUser
 from mua.users.llm import LlmUser
-from mua.users.prompts import GREETING, GREETINGS, MANNERS, Style, style_of, user_system_prompt
-from mua.users.protocol import STOP_SIGNAL, ToolUser
+from mua.users.personas import GREETING, GREETINGS, MANNERS, Style, style_of, user_system_prompt
+from mua.users.utterance_check import LeakCheck, unusable, without_label
 from tests.chat_server import Server, acts, says, serving
 from tests.rollout_fixtures import ScriptedSampler, TestDesk, call, experiment, lines, only
 from tests.tokens_fixtures import chat_family
@@ -217,7 +217,7 @@ async def test_the_factory_gives_every_rollout_its_style() -> None:
 
 
 class Phone:
-    """The user's tools; implements :class:`mua.users.protocol.UserTools`."""
+    """The user's tools; implements :class:`mua.users.interface.UserTools`."""
 
     def __init__(self) -> None:
         self.called: list[tuple[str, Json]] = []

@@ -29,9 +29,9 @@ from mua.environment.domain import Domain, Informed
 from mua.environment.protocol import Split, Task
 from mua.errors import Refusal, UserFaultKind
 from mua.types import Json
-from mua.users.guards import LeakCheck, misused_signal, unusable
-from mua.users.protocol import STOP_SIGNAL
-from mua.users.stated import EMAIL, Knowledge, Value, is_word, plain_word, values_in
+from mua.users.interface import STOP_SIGNAL
+from mua.users.stated_facts import EMAIL, Knowledge, Value, is_word, plain_word, values_in
+from mua.users.utterance_check import LeakCheck, misused_signal, unusable
 
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
 MOST_PERSONAS = 1500
@@ -145,8 +145,8 @@ class TaskCheck:
         stated: Sequence[str] = (),
     ) -> None:
         """``words`` and ``phrases`` are names that the domain deals with; ``stated`` are texts that the user is asked
-        for, so that to copy them is no leak (:class:`mua.users.guards.LeakCheck`); the others as :class:`Informed`
-        gives.
+        for, so that to copy them is no leak (:class:`mua.users.utterance_check.LeakCheck`); the others as
+        :class:`Informed` gives.
         """
         self.stated = tuple(stated)
         wants = [[text for kind, texts in wish.items() if kind != "shown" for text in texts] for wish in wishes]

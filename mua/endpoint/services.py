@@ -24,10 +24,9 @@ from time import monotonic
 from typing import Literal, Self, TypeAlias, TypedDict, Unpack
 
 from mua.config.schema import JudgeConfig, LlmConfig, PolicyEndpointConfig, UserConfig
-from mua.endpoint.accounting import Accounts
 from mua.endpoint.cache import ResponseCache
 from mua.endpoint.chat import ChatRequest, Completion, Message, Trouble
-from mua.endpoint.connection import Connection
+from mua.endpoint.connection import Accounts, Connection
 from mua.errors import (
     ConfigError,
     DeadlineExceeded,

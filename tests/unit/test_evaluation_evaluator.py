@@ -17,7 +17,7 @@ from aiohttp import web
 from mua.config.load import load_config
 from mua.config.schema import ExperimentConfig
 from mua.errors import ConfigError, MuaError
-from mua.evaluation import run
+from mua.evaluation import evaluator
 from mua.observe.traces import read_traces
 from mua.rollout import runner as runner_module
 from mua.rollout import service
@@ -60,7 +60,7 @@ observe: {{progress: false}}
 
 async def evaluated(loaded: ExperimentConfig) -> Json:
     loaded.output.mkdir(parents=True, exist_ok=True)
-    await asyncio.to_thread(run.evaluate, loaded)
+    await asyncio.to_thread(evaluator.evaluate, loaded)
     result: Json = json.loads((loaded.output / "evaluation.json").read_text())
     return result
 

@@ -9,14 +9,14 @@ import pytest
 from pydantic import SecretStr
 
 from mua.config.schema import LlmConfig, UserConfig
-from mua.endpoint.client import Services
+from mua.endpoint.services import Services
 from mua.environment.protocol import Task, ToolResult, ToolSchema
 from mua.errors import ConfigError, UserFault
 from mua.types import Json, Outcome, Trajectory
 from mua.users.factory import UserFactory
+from mua.users.interface import STOP_SIGNAL, ToolUser, User
 from mua.users.llm import LlmUser
-from mua.users.protocol import STOP_SIGNAL, ToolUser, User
-from mua.users.replay import RecordedTurn, ReplayedUser, load_recordings, user_turns
+from mua.users.recorded import RecordedTurn, ReplayedUser, load_recordings, user_turns
 from tests.rollout_fixtures import only
 
 MESSAGES = [
@@ -74,7 +74,7 @@ def write(path: Path, *lines: object) -> Path:
 
 
 class Phone:
-    """Tools of a user; remembers what was called. Implements :class:`mua.users.protocol.UserTools`."""
+    """Tools of a user; remembers what was called. Implements :class:`mua.users.interface.UserTools`."""
 
     def __init__(self) -> None:
         self.called: list[tuple[str, Json]] = []

@@ -17,17 +17,16 @@ import pytest
 
 from environments.gyms._shared import Gym
 from mua.config.schema import EvaluationConfig, ExperimentConfig
-from mua.endpoint.client import Services
+from mua.endpoint.services import Services
 from mua.engine.sampler import Generation, SamplingParams
 from mua.environment.selection import Selection
 from mua.errors import ConfigError
-from mua.evaluation.run import evaluate
-from mua.evaluation.summary import interval_of
+from mua.evaluation.evaluator import evaluate, evaluate_in_training
+from mua.evaluation.summary import evaluation_metrics, interval_of
 from mua.observe.progress import Progress
 from mua.observe.traces import read_traces
 from mua.rollout import service
 from mua.rollout.service import RolloutService
-from mua.trainer.evaluate import evaluation_metrics, judge
 from mua.types import Outcome, Trajectory
 from tests.rollout_fixtures import ScriptedPool, call
 from tests.tokens_fixtures import chat_family, model_folder
@@ -123,7 +122,7 @@ def test_one_round_judges_training_domains_and_those_held_out(tmp_path: Path) ->
         *["help_desk"] * 2, *["gyms/function"] * 2, *["gyms/telepathy"] * 2
     ]  # fmt: skip
     with rollouts:
-        found = judge(loaded, rollouts, Progress(enabled=False), "validation", 0)
+        found = evaluate_in_training(loaded, rollouts, Progress(enabled=False), "validation", 0)
     names = ("", "held_out_", "help_desk/", "gyms/function/", "gyms/telepathy/")
     assert {found[f"evaluation/{name}validation_success"] for name in names} == {0.0}
     assert {found[f"evaluation/{name}validation_unscored"] for name in names} == {0.0}
@@ -148,7 +147,7 @@ def test_an_evaluation_shares_nothing_with_training(tmp_path: Path, split: str) 
     rollouts._pool = pool  # type: ignore[assignment]
     assert {task.split for task in rollouts.evaluation_tasks(split)} == {split}
     with rollouts:
-        judge(loaded, rollouts, Progress(enabled=False), loaded.evaluation.split, 0)
+        evaluate_in_training(loaded, rollouts, Progress(enabled=False), loaded.evaluation.split, 0)
         evaluated = list(pool.requests)
         rollouts.schedule(0, None)
         rollouts.take()
@@ -243,7 +242,7 @@ def test_training_and_mua_eval_play_the_same_episodes_and_give_the_same_numbers(
 
     monkeypatch.setattr(service, "EnginePool", pool)
     with RolloutService(loaded) as rollouts:
-        found = judge(loaded, rollouts, Progress(enabled=False), "validation", 0)
+        found = evaluate_in_training(loaded, rollouts, Progress(enabled=False), "validation", 0)
     alone = loaded.model_copy(update={"output": tmp_path / "eval"})
     alone.output.mkdir()
     evaluate(alone)

@@ -1,4 +1,7 @@
-"""``mua eval``: plays what is not played yet, then writes what all of it says.
+"""Evaluations: ``mua eval``, which plays what is not played yet and writes what all of it says, and those in training.
+
+Within training the policy is whatever weights are in the engines. Two things may be held out: tasks of the domains that
+are trained on (``evaluation.split``), and whole domains (``evaluation.domains``). Their numbers are never mixed.
 
 The episodes are those of training: the same runner, environments, users and state machine; only who plays the policy
 differs (:mod:`mua.rollout.agent`).
@@ -18,15 +21,14 @@ from rich.console import Console
 
 from megatron_bridge.atomic import replace_text
 from mua.config.schema import ExperimentConfig
-from mua.endpoint.client import ChatClient, Services
-from mua.environment.protocol import Task
+from mua.endpoint.services import ChatClient, Services
+from mua.environment.protocol import Split, Task
 from mua.environment.selection import Selection, environment_of
 from mua.errors import ConfigError
-from mua.evaluation.identity import digest, policy_digest, policy_of, setting_of, task_digest
-from mua.evaluation.report import console_table, markdown
+from mua.evaluation.identity import json_digest, policy_digest, policy_of, setting_of, task_digest
+from mua.evaluation.presentation import console_table, markdown
 from mua.evaluation.store import FILE, EpisodeStore, Key
-from mua.evaluation.summary import TaskResult, summarize
-from mua.evaluation.weights import servable
+from mua.evaluation.summary import TaskResult, evaluation_metrics, summarize
 from mua.observe.progress import Progress
 from mua.observe.traces import TraceWriter
 from mua.rollout.agent import ChatPolicy
@@ -37,6 +39,8 @@ from mua.rollout.service import RolloutService
 from mua.types import Json, Trajectory
 
 RESULT, REPORT = "evaluation.json", "report.md"
+_MANIFEST = "manifest.json"
+"""By which a checkpoint is told from a model folder (:mod:`mua.megatron.checkpoint_manifest`)."""
 OnTrajectory: TypeAlias = Callable[[Placed, Trajectory], None]
 """Called as episodes end, from any thread, one call at a time."""
 Roles: TypeAlias = dict[str, float]
@@ -111,13 +115,32 @@ def evaluate(config: ExperimentConfig) -> None:
     _tell_unscored(result)
 
 
+def evaluate_in_training(
+    config: ExperimentConfig, rollouts: RolloutService, progress: Progress, split: Split, step: int
+) -> dict[str, float]:
+    """The metrics of ``split`` on the domains of ``environment`` and on those that are held out, after ``step`` steps.
+
+    The episodes are left in ``<output>/evaluations/<split>`` (unless ``observe.traces`` is off). Raises
+    :class:`mua.errors.RunStopped` when not one episode of the former could be scored.
+    """
+    chosen, tasks = config.evaluation, rollouts.evaluation_tasks(split)
+    with progress.stage(f"evaluate on {split}", total=len(tasks) * chosen.samples) as stage:
+        trajectories = rollouts.evaluate(
+            tasks, samples=chosen.samples, temperature=chosen.temperature, on_episode=stage.advance
+        )
+    if config.observe.traces:
+        TraceWriter(config.output / "evaluations" / split).write(step, trajectories)
+    require_scored([t for t in trajectories if t.domain in config.environment.shares])
+    return evaluation_metrics(trajectories, config.environment.shares, split, chosen)
+
+
 def evaluated(config: ExperimentConfig, play: Play | None = None) -> Json:
     """:func:`evaluate` without a word; ``play`` plays what is missing, by default what the policy's kind asks for."""
     config = over_domains(config)
     policy, setting = policy_of(config), setting_of(config)
-    planned = plan(config)
+    planned = planned_episodes(config)
     path = config.output / FILE
-    with EpisodeStore(path, policy=policy_digest(policy), setting=digest(setting)) as store:
+    with EpisodeStore(path, policy=policy_digest(policy), setting=json_digest(setting)) as store:
         every = [placed for _, places in planned for placed in places]
         play_missing(config, every, store, f"evaluate on {config.evaluation.split}", play=play)
         roles = store.roles
@@ -126,7 +149,7 @@ def evaluated(config: ExperimentConfig, play: Play | None = None) -> Json:
     result = {
         "name": config.name,
         "policy": policy,
-        "setting_digest": digest(setting),
+        "setting_digest": json_digest(setting),
         **summarize(config.evaluation, results),
         "roles": roles,
         "setting": setting,
@@ -137,6 +160,28 @@ def evaluated(config: ExperimentConfig, play: Play | None = None) -> Json:
     return result
 
 
+def servable(config: ExperimentConfig) -> ExperimentConfig:
+    """``config`` whose ``model.path``, where it is a checkpoint, is that checkpoint's weights as Hugging Face has them.
+
+    They are written once, under ``<output>/policies``, by the digest of what the checkpoint holds. A link to a
+    checkpoint (``checkpoints/best``) is followed. Raises :class:`mua.errors.ModelError` for a damaged one.
+    """
+    if config.evaluation.policy.kind == "endpoint":
+        return config
+    checkpoint = config.model.path.resolve()
+    if not (checkpoint / _MANIFEST).is_file():
+        return config
+    from megatron_bridge.hf_folder import DEFAULT_SHARD_BYTES  # these load Megatron-Core
+    from mua.megatron import checkpoint_manifest, offline
+    from mua.megatron.conversion import megatron_to_hf
+
+    out = config.output / "policies" / f"{checkpoint.name}-{json_digest(checkpoint_manifest.read_manifest(checkpoint))}"
+    if not offline.is_converted(checkpoint, out):
+        out.parent.mkdir(parents=True, exist_ok=True)
+        megatron_to_hf(checkpoint, out, None, None, DEFAULT_SHARD_BYTES)
+    return config.model_copy(update={"model": config.model.model_copy(update={"path": out})})
+
+
 def over_domains(config: ExperimentConfig) -> ExperimentConfig:
     """``config`` with ``environment`` spread over ``evaluation.domains``, where they are given."""
     names = config.evaluation.domains
@@ -145,7 +190,7 @@ def over_domains(config: ExperimentConfig) -> ExperimentConfig:
     return config.model_copy(update={"environment": environment_of(names, config.environment, config.evaluation)})
 
 
-def plan(config: ExperimentConfig) -> list[tuple[Task, list[Placed]]]:
+def planned_episodes(config: ExperimentConfig) -> list[tuple[Task, list[Placed]]]:
     """Every task of the evaluation with its episodes (see :func:`mua.rollout.runner.evaluation_places`)."""
     chosen = config.evaluation
     services = Services.from_config(config.user, config.judge)
@@ -207,7 +252,7 @@ def _write(config: ExperimentConfig, result: Json) -> None:
         replace_text(folder / RESULT, json.dumps(result, indent=2) + "\n")
     pictures: list[Path] = []
     if "plots" in outputs:
-        from mua.evaluation.plots import draw
+        from mua.evaluation.presentation import draw
 
         pictures = draw(result, folder)
     if "markdown" in outputs:

@@ -37,8 +37,8 @@ class User(Protocol):
 
     Any fault that is the user's own (endpoint down, empty reply) is a :class:`mua.errors.UserFault` of some
     :class:`mua.errors.UserFaultKind`; whatever else it raises becomes one. The episode then ends as ``user_error``, is
-    retried with a fresh environment and user, and never scored. What cannot be a user's words (:mod:`mua.users.guards`)
-    is such a fault too, whoever said it.
+    retried with a fresh environment and user, and never scored. What cannot be a user's words
+    (:mod:`mua.users.utterance_check`) is such a fault too, whoever said it.
     """
 
     async def open(self) -> UserReply:
