@@ -23,7 +23,7 @@ from statistics import fmean
 
 from mua.config.schema import ExperimentConfig
 from mua.endpoint.client import Services
-from mua.environment.protocol import Task, ToolSchema
+from mua.environment.protocol import Task
 from mua.environment.selection import Selection
 from mua.errors import MuaError
 from mua.evaluation.identity import digest, policy_digest, policy_of, setting_of
@@ -33,7 +33,7 @@ from mua.observe.files import replace_text
 from mua.rollout.runner import Placed
 from mua.rollout.scored import require_scored
 from mua.rollout.seeds import derived_seed
-from mua.types import Json, Trajectory
+from mua.types import Json, ToolSchema, Trajectory
 from workbench.curate import Candidate, balanced, best_of_each_task, record, refusal
 
 

@@ -23,7 +23,6 @@ from typing import Any, Self
 from rich.console import Console
 from rich.table import Table
 
-from mua.config.output import prepare_output
 from mua.config.schema import ExperimentConfig
 from mua.errors import MuaError, RunStopped
 from mua.evaluation.report import table, with_bounds
@@ -32,6 +31,7 @@ from mua.evaluation.summary import interval_of
 from mua.evaluation.weights import servable
 from mua.masking import masked_tree
 from mua.observe.files import replace_text
+from mua.observe.output import prepare_output
 from mua.rollout.heap import long_lived_heap
 from mua.rollout.runner import Placed
 from mua.rollout.service import RolloutService

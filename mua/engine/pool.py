@@ -36,12 +36,13 @@ from mua.engine.broadcast import Broadcast, all_or_first_error
 from mua.engine.client import EngineGone
 from mua.engine.host import Hosts, remote_engines
 from mua.engine.member import Engine, State, Targets
-from mua.engine.protocol import Generation, SamplingParams, TurnCut
+from mua.engine.protocol import SamplingParams, TurnCut
 from mua.engine.server import engine_server, has_cuda
 from mua.engine.sync import differing, push
 from mua.engine.weights import SyncReport, WeightSource
 from mua.errors import DeadlineExceeded, EngineError
 from mua.ports import LOOPBACK
+from mua.types import Generation
 
 _log = logging.getLogger(__name__)
 _MAX_SESSIONS = 65536

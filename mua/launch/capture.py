@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import mua
-from mua import masking
-from mua.masking import HIDDEN
+from mua.masking import HIDDEN, mask_credentials
 
 ROOT = Path(mua.__file__).parents[1]
 COMMAND_SECONDS = 30.0
@@ -61,7 +60,7 @@ def masked(text: str) -> str:
     name, equals, _ = text.partition("=")
     if equals and _SECRET_NAME.search(name):
         return f"{name}={HIDDEN}"
-    return _SECRET_VALUE.sub(HIDDEN, masking.masked(text))
+    return _SECRET_VALUE.sub(HIDDEN, mask_credentials(text))
 
 
 def command(*words: str) -> str | None:

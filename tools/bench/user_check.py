@@ -27,10 +27,10 @@ from pathlib import Path
 from typing import Any, cast
 
 from mua.environment.domain import Domain
-from mua.environment.protocol import Split, Task, ToolResult, ToolSchema
+from mua.environment.protocol import Split, Task, ToolResult
 from mua.environment.registry import get_domain
 from mua.errors import Refusal, UserFaultKind
-from mua.types import Json
+from mua.types import Json, ToolSchema
 from mua.users.check import SPLITS, ReplyCheck, TaskCheck, Vocabulary
 from mua.users.guards import LeakCheck, with_signal, without_label
 from mua.users.prompts import user_system_prompt
