@@ -21,9 +21,9 @@ import typer
 
 import mua
 from mua.config.load import dump_config, load_config
-from mua.config.output import CONFIG_FILE, output_of, prepare_output
 from mua.config.schema import ExperimentConfig
 from mua.errors import INTERRUPTED, PASSING, ConfigError, MuaError, Preempted, exit_status
+from mua.observe.output import CONFIG_FILE, output_of, prepare_output
 from mua.trainer.preempt import Preemption
 
 Parameters = ParamSpec("Parameters")

@@ -28,7 +28,7 @@ from mua.config.schema import ExperimentConfig
 from mua.config.section import Positive, Section
 from mua.environment.selection import Selection
 from mua.errors import ConfigError
-from mua.observe.metrics import METRICS_FILE, read_metrics
+from mua.observe.metrics_log import METRICS_FILE, read_metrics
 from mua.types import Json
 from tools.make_conversations import conversations
 from tools.tiny import build_policy, mua, say, write_conversations
@@ -302,7 +302,7 @@ def _kept(result: Json) -> Json:
 
 
 def _draw(study: Study, seeds: Sequence[int]) -> Iterator[Path]:
-    from mua.observe.plot import plot_reward_curve
+    from tools.reward_curve import plot_reward_curve
 
     for name, stage in study.stages.items():
         if stage.kind == "rl":

@@ -15,7 +15,7 @@ from typing import Literal
 
 from mua.config.schema import DistillationConfig, EndpointConfig, ExperimentConfig
 from mua.launch.provenance import ROOT, installed_version
-from mua.masking import below, masked
+from mua.masking import below, mask_credentials
 
 State = Literal["ok", "warning", "failure"]
 PINNED = ("torch", "megatron-core", "sglang", "transformers", "safetensors", "numpy")
@@ -181,7 +181,7 @@ def endpoint(model: EndpointConfig, name: str = "user.llm") -> Check:
     """The endpoint in the section ``name`` answers and knows its model."""
     import httpx
 
-    shown = masked(model.base_url.rstrip("/"))
+    shown = mask_credentials(model.base_url.rstrip("/"))
     headers = {"Authorization": f"Bearer {model.api_key.get_secret_value()}"}
     try:
         answer = httpx.get(below(model.base_url, "models"), headers=headers, timeout=ENDPOINT_SECONDS)

@@ -10,9 +10,9 @@ from megatron_bridge.hf_folder import verify_hf_folder
 from megatron_bridge.safetensors_io import SafetensorsFolder
 from mua.compat.checkpoint_reading import check_pickles
 from mua.config.load import load_config
-from mua.config.output import find_config
 from mua.errors import ModelError
 from mua.megatron import checkpoint_manifest, offline
+from mua.observe.output import find_config
 from mua.observe.progress import Progress
 
 _MIB = 1 << 20

@@ -30,7 +30,7 @@ from mua.errors import (
 from mua.rollout.agent import Policy, TokenPolicy
 from mua.rollout.episode import Episode, EpisodeResult, EpisodeSetting
 from mua.rollout.seeds import derived_seed
-from mua.tokens.family import ChatFamily
+from mua.tokens.chat_family import ChatFamily
 from mua.types import Group, Outcome, Trajectory
 from mua.users.factory import UserFactory
 from mua.users.interface import ToolUser, User

@@ -23,10 +23,8 @@ from mua.megatron.checkpoint import (
     point_to,
     prune_checkpoints,
 )
-from mua.observe.memory import memory_metrics
-from mua.observe.metrics import MetricsWriter
+from mua.observe.metrics_log import MetricsWriter, StageTimer, memory_metrics
 from mua.observe.progress import Progress
-from mua.observe.timing import StageTimer
 from mua.rollout.scored import Lost
 from mua.trainer.learner import Learner
 from mua.types import Json

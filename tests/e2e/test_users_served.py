@@ -23,11 +23,11 @@ from environments.help_desk.demonstrations import demonstrations
 from environments.help_desk.tasks import generate
 from mua.config.schema import JudgeConfig, LlmConfig
 from mua.endpoint.services import ChatClient, Services
-from mua.environment.protocol import ToolResult, ToolSchema
+from mua.environment.protocol import ToolResult
 from mua.errors import JudgeFault, UserFault, UserFaultKind
 from mua.launch import checks
 from mua.rollout.runner import EpisodeRunner
-from mua.types import Json, Outcome, Trajectory
+from mua.types import Json, Outcome, ToolSchema, Trajectory
 from mua.users.interface import UserReply
 from mua.users.judge import Judge
 from mua.users.llm import LlmUser

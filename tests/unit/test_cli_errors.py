@@ -24,7 +24,7 @@ from mua.config.load import load_config
 from mua.config.schema import ExperimentConfig
 from mua.errors import ConfigError, DeadlineExceeded, EngineError, Preempted, RankLost, UserFault, exit_status
 from mua.megatron import checkpoint_manifest
-from mua.observe.lock import LOCK_FILE
+from mua.observe.output import LOCK_FILE
 
 BASE = """\
 name: base

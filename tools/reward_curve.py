@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mua.errors import MuaError
-from mua.observe.metrics import read_metrics
+from mua.observe.metrics_log import read_metrics
 
 # Okabe and Ito's palette: told apart by colour-blind readers and in print.
 _COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9"]
