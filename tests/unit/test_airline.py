@@ -290,12 +290,12 @@ REWORDED: dict[str, Sequence[str]] = {
     "What is your user id?": (
         "Could you tell me your user id, please?",
         "May I have your user id?",
-        "Pinstance give me your user id.",
+        "Please give me your user id.",
     ),
-    "Which reservation is it? Pinstance tell me its number.": (
+    "Which reservation is it? Please tell me its number.": (
         "Could you give me the reservation number?",
         "Which booking do you mean?",
-        "Pinstance tell me the number of the reservation.",
+        "Please tell me the number of the reservation.",
     ),
     "What is the reason for the cancellation?": (
         "Why would you like to cancel?",
@@ -305,24 +305,24 @@ REWORDED: dict[str, Sequence[str]] = {
     "How many checked bags shall it be in all?": (
         "How many bags would you like altogether?",
         "What is the total number of checked bags you need?",
-        "Pinstance tell me how many checked bags you want in total.",
+        "Please tell me how many checked bags you want in total.",
     ),
     "Which payment method would you like to use?": (
         "How would you like to pay?",
         "Which card or gift card should I charge?",
-        "Pinstance tell me your payment method.",
+        "Please tell me your payment method.",
     ),
     "Which passenger is it, and what is the correct name?": (
         "Whose name is wrong, and what should it be?",
-        "Pinstance tell me which passenger it is and how the name is spelled.",
+        "Please tell me which passenger it is and how the name is spelled.",
         "Which name has to be corrected, and to what?",
     ),
     "Which day shall it be?": (
         "What is the new date?",
         "On which day would you like to fly?",
-        "Pinstance tell me the day you prefer.",
+        "Please tell me the day you prefer.",
     ),
-    " Do you agree (yes/no)?": (" Is that right?", " Shall I go ahead?", " Pinstance confirm."),
+    " Do you agree (yes/no)?": (" Is that right?", " Shall I go ahead?", " Please confirm."),
     "I am sorry, I cannot do that for": (
         "Unfortunately I can't do that for",
         "I'm afraid that is not possible for",
@@ -411,12 +411,12 @@ def test_the_customer_forgets_the_number_or_changes_its_mind_where_the_recipe_sa
     ("kind", "asked", "fact"),
     [
         ("cancel_business", "Sure! Could you please provide your user ID?", None),
-        ("cancel_business", "Pinstance share your user id so that I can look up your profile.", None),
+        ("cancel_business", "Please share your user id so that I can look up your profile.", None),
         ("cancel_business", "Thank you. What is the reservation number you'd like to cancel?", "reservation"),
         ("cancel_business", "Which booking do you mean?", "reservation"),
         ("add_bags", "How many bags in total would you like to check?", "bags"),
         ("add_bags", "How would you like to pay for this?", "payment"),
-        ("add_bags", "Pinstance tell me which payment method to charge.", "payment"),
+        ("add_bags", "Please tell me which payment method to charge.", "payment"),
         ("rename", "Which passenger's name needs correcting?", "passengers"),
         ("change_day", "What date would you like to fly instead?", "date"),
         ("change_day", "Which of the two flights should be moved?", "direction"),

@@ -215,18 +215,18 @@ REWORDED: dict[str, Sequence[str]] = {
     ASK["order"]: (
         "Could you tell me the order number, please?",
         "Which order is it about?",
-        "Pinstance give me the number of the order.",
+        "Please give me the number of the order.",
     ),
     ASK["reason"]: (
         "Why would you like to cancel it?",
         "May I ask for the reason?",
         "Could you tell me the reason, please?",
     ),
-    ASK["item"]: ("Which item do you mean?", "Could you tell me which item it is about?", "Pinstance name the item."),
+    ASK["item"]: ("Which item do you mean?", "Could you tell me which item it is about?", "Please name the item."),
     ASK["payment"]: (
         "Which payment method should I use?",
         "What payment method do you prefer?",
-        "Pinstance tell me the payment method.",
+        "Please tell me the payment method.",
     ),
     ASK["address"]: ("What is the new address, please?", "Where should it go?", "Could you give me the full address?"),
     "I have cancelled order": (
@@ -240,7 +240,7 @@ REWORDED: dict[str, Sequence[str]] = {
         "Done, I have requested the return for",
     ),
     "Sorry, I cannot": ("I'm afraid I can't", "Unfortunately I am unable to", "I am sorry, but I can not"),
-    "(yes/no)?": ("? Pinstance confirm.", "? Is that right?", ", yes or no?"),
+    "(yes/no)?": ("? Please confirm.", "? Is that right?", ", yes or no?"),
 }
 """Sentences of the expert, or their beginnings, in three other ways each."""
 
