@@ -2,12 +2,13 @@
 
     python -m tools.house [--check]
 
-A line of code is neither blank nor a comment nor part of a docstring. A room is a folder or file of ``mua``, or another
-top folder; the core is ``mua`` with ``megatron_bridge``. Imports inside functions and under ``TYPE_CHECKING`` count too.
+A line of code is neither blank nor a comment nor part of a docstring. A room is a folder or file of ``mua``, or
+another top folder; the core is ``mua`` with ``megatron_bridge``. Imports inside functions and under ``TYPE_CHECKING``
+count too.
 
-``--check`` prints what must not be, and the exit status is 1 if there is any: a circle of files or rooms, an import that
-points up :data:`FLOORS`, a private name of another project's package outside ``mua/compat``, a class or module name that
-occurs twice in the core. Not seen: modules that are found by a text, and attributes of objects.
+``--check`` prints what must not be, and the exit status is 1 if there is any: a circle of files or rooms, an import
+that points up :data:`FLOORS`, a private name of another project's package outside ``mua/compat``, a class or module
+name that occurs twice in the core. Not seen: modules that are found by a text, and attributes of objects.
 """
 
 from __future__ import annotations
