@@ -9,11 +9,11 @@ import torch
 from megatron_bridge.plan import TensorSpec
 from megatron_bridge.reshard import ALIGNMENT, lay_out
 from mua.compat.shared_weights import shared_buffer, shared_handle
-from mua.engine.weights import WeightBucket
+from mua.engine.source import WeightBucket
 
 
 class TensorSource:
-    """Implements :class:`mua.engine.weights.WeightSource` for engines of this machine, each of one rank.
+    """Implements :class:`mua.engine.source.WeightSource` for engines of this machine, each of one rank.
 
     ``alignment`` is 1 for a broadcast. ``made`` counts the passes.
     """

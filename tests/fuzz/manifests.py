@@ -24,7 +24,7 @@ from megatron_bridge.plain_files import BridgeError
 from mua.errors import MuaError
 from mua.megatron import checkpoint_manifest, offline
 from mua.megatron.checkpoint import checkpoint_folder, instead_of
-from mua.trainer.conversion import verify
+from mua.megatron.conversion import verify
 from tests.fuzz._mutate import mutated_bytes, mutated_json, outcome
 from tests.megatron_support import backend, write_model
 

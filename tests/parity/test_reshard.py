@@ -158,7 +158,7 @@ def give_up_then_finish(folder: Path) -> dict[str, Any]:
     from megatron_bridge.convert import load_hf
     from megatron_bridge.plan import plan_model
     from mua.config.schema import EngineConfig
-    from mua.engine.nodes import Nodes
+    from mua.engine.host import Nodes
     from mua.engine.source import TrainerSource
 
     chunks = build(folder, Layout(pp=2))
@@ -195,7 +195,7 @@ def send_until_an_engine_has_all(folder: Path, fault: str) -> dict[str, Any]:
     from megatron_bridge.convert import load_hf
     from megatron_bridge.plan import plan_model
     from mua.config.schema import EngineConfig
-    from mua.engine.nodes import Nodes
+    from mua.engine.host import Nodes
     from mua.engine.source import TrainerSource
 
     chunks = build(folder, Layout(pp=2))

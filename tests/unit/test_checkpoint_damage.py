@@ -27,8 +27,8 @@ from mua.config.schema import ExperimentConfig
 from mua.errors import DamagedCheckpoint, ModelError
 from mua.megatron import checkpoint_manifest, offline
 from mua.megatron.checkpoint import checkpoint_folder, latest_checkpoint
-from mua.trainer.conversion import verify
-from mua.trainer.run import Run
+from mua.megatron.conversion import verify
+from mua.trainer.run_folder import Run
 from tests.megatron_support import backend, exported, write_model
 
 BITS_PER_FILE = 6

@@ -24,7 +24,7 @@ from mua.config.load import load_config
 from mua.config.schema import ExperimentConfig
 from mua.errors import ConfigError, DeadlineExceeded, EngineError, Preempted, RankLost, UserFault, exit_status
 from mua.megatron import checkpoint_manifest
-from mua.observe.lock import LOCK_FILE
+from mua.observe.output import LOCK_FILE
 
 BASE = """\
 name: base
@@ -38,9 +38,9 @@ trainer: {steps: 3}
 VERBS = [
     (["train"], "mua.trainer.rl", "train", "config.yaml"),
     (["sft"], "mua.trainer.sft", "fine_tune", "config.yaml"),
-    (["eval"], "mua.evaluation.run", "evaluate", "config-eval.yaml"),
+    (["eval"], "mua.evaluation.evaluator", "evaluate", "config-eval.yaml"),
     (["rollout"], "workbench.rollout", "show_rollout", "config-rollout.yaml"),
-    (["doctor", "sync"], "mua.trainer.doctor", "check_sync", "config-doctor.yaml"),
+    (["doctor", "sync"], "mua.trainer.rl", "check_sync", "config-doctor.yaml"),
 ]
 
 

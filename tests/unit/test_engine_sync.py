@@ -17,11 +17,10 @@ import torch
 from megatron_bridge.plan import TensorSpec
 from megatron_bridge.reshard import lay_out
 from mua.engine import sync
-from mua.engine.client import EngineGone
 from mua.engine.member import Targets
-from mua.engine.source import Buffers
-from mua.engine.sync import push
-from mua.engine.weights import SyncReport, WeightBucket, loaded_together
+from mua.engine.sglang_client import EngineGone
+from mua.engine.source import Buffers, WeightBucket, loaded_together
+from mua.engine.sync import SyncReport, push
 from mua.errors import EngineError
 
 

@@ -15,8 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megatron_bridge.reshard import ALIGNMENT
-from mua.engine.client import parse_generation
-from mua.engine.weights import WeightBucket, engine_name
+from mua.engine.sglang_client import parse_generation
+from mua.engine.source import WeightBucket
+from mua.engine.sync import engine_name
 from mua.errors import EngineError
 from tests.tensor_source import TensorSource
 

@@ -107,7 +107,7 @@ def play(selection: Selection, task: Task, seed: int, loose: float) -> list[Json
 
 def write_tokenizer(folder: Path, selection: Selection, played: Sequence[tuple[Task, list[Json]]]) -> None:
     """Trained on these conversations and the full prompt."""
-    from mua.tokens import train_tokenizer
+    from workbench.tokenizer import train_tokenizer
 
     (folder / "config.json").write_text(json.dumps({"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]}))
     prompt = selection.system_prompt(played[0][0], "full")
@@ -118,8 +118,8 @@ def encoded(
     folder: Path, selection: Selection, played: Sequence[tuple[Task, list[Json]]], style: PromptStyle
 ) -> Iterator[Int32Array]:
     """Token ids of every segment, as an episode would have left them."""
+    from mua.tokens.chat_family import load_family
     from mua.tokens.conversation import Conversation
-    from mua.tokens.family import load_family
 
     family = load_family(folder, thinking=False)
     for task, messages in played:
