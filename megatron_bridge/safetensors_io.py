@@ -3,8 +3,8 @@
 Format: 8 bytes little-endian length, a JSON header of ``{name: {dtype, shape, data_offsets}}``, then the data.
 The writer is in :mod:`megatron_bridge.safetensors_writer`. What a folder from elsewhere says is checked before it is
 believed: by the safetensors library, tensors that overlap, leave holes or reach beyond the file; here, files outside
-the folder and what is no regular file. The library reads headers only: slices of it are copies of mapped memory, which
-took 1.6 times the CPU time and the whole file in memory (docs/benchmarks/cpu.md).
+the folder and what is no regular file. The library's own slices are copies of mapped memory: they take about the CPU
+time of the reads below and keep the whole file resident (docs/benchmarks/cpu.md).
 """
 
 from __future__ import annotations

@@ -129,9 +129,7 @@ class Archive:
 
     def _unpickled(self, tensor: Callable[..., Any]) -> Any:
         names = {**_NAMES, ("torch._utils", "_rebuild_tensor_v2"): tensor}
-        unpickler = PlainUnpickler(self._bytes("data.pkl"), names)
-        unpickler.persistent_load = self._storage
-        return unpickler.read_value()
+        return PlainUnpickler(self._bytes("data.pkl"), names, self._storage).read_value()
 
     def _record(self, entry: zipfile.ZipInfo) -> tuple[int, int]:
         """Where in the file the bytes of one record lie, and how many they are."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import io
 import pickle
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, cast
 
 import torch
@@ -57,11 +57,18 @@ class PlainUnpickler(pickle._Unpickler):
     Args:
         names: what stands for each pair of module and name that it may ask for. Only these are ever called, with
             arguments that may be any plain values.
+        storage: gives what stands for a persistent id; without it there may be none.
     """
 
-    def __init__(self, data: bytes, names: Mapping[tuple[str, str], Any]) -> None:
+    stack: list[Any]
+
+    def __init__(
+        self, data: bytes, names: Mapping[tuple[str, str], Any], storage: Callable[[Any], Any] | None = None
+    ) -> None:
         super().__init__(io.BytesIO(data))
         self._names = names
+        if storage is not None:
+            self.persistent_load = storage  # type: ignore[method-assign]
 
     def read_value(self) -> Any:
         """What the pickle holds: plain values, lists, tuples and dictionaries, and what stands for names.
