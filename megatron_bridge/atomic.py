@@ -83,14 +83,21 @@ def staged_folder(
     Raises:
         BridgeError: for errors of files, in one line; ``out`` is something else; another process is writing it.
     """
-    folder, held = hidden_folder(out), -1
+    folder, old, held = hidden_folder(out), _old(out), -1
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        _recover(out)
+        if old.exists() and out.exists():  # a replacement was killed after its two renames, or between them
+            shutil.rmtree(old)
+        elif old.exists():
+            os.rename(old, out)
         _refuse_foreign(out, foreign or _no_model)
         held = _lock(folder, out)
         if job is None or not same_job(folder / CHECKSUMS, job):
-            _empty(folder)
+            for path in folder.iterdir():
+                if path.is_dir():
+                    shutil.rmtree(path)
+                elif path.name != _LOCK:
+                    path.unlink()
         yield folder
     except OSError as error:
         raise write_error(out, error, resumable=job is not None) from error
@@ -164,27 +171,8 @@ def _lock(folder: Path, out: Path) -> int:
     return descriptor
 
 
-def _empty(folder: Path) -> None:
-    for path in folder.iterdir():
-        if path.is_dir():
-            shutil.rmtree(path)
-        elif path.name != _LOCK:
-            path.unlink()
-
-
 def _old(out: Path) -> Path:
     return out.parent / f".{out.name}.old"
-
-
-def _recover(out: Path) -> None:
-    """Undo a replacement that was killed between its two renames, or finish removing the old folder."""
-    old = _old(out)
-    if not old.exists():
-        return
-    if out.exists():
-        shutil.rmtree(old)
-    else:
-        os.rename(old, out)
 
 
 def _refuse_foreign(out: Path, foreign: Callable[[Path], str | None]) -> None:

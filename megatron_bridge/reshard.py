@@ -234,7 +234,10 @@ class Resharder:
             work.wait()
         for (_, source), pieces in incoming.items():
             assert flat is not None
-            _unpack(pieces, received[source], flat)
+            start = 0
+            for piece in pieces:
+                piece.in_bucket(flat).copy_(piece.in_message(received[source], start))
+                start += piece.nbytes
         self._count(flat, sent, received)
         return flat
 
@@ -293,10 +296,3 @@ class _Holders:
 
 def _size(pieces: list[_ShardSlice]) -> int:
     return sum(piece.nbytes for piece in pieces)
-
-
-def _unpack(pieces: list[_ShardSlice], message: Tensor, flat: Tensor) -> None:
-    start = 0
-    for piece in pieces:
-        piece.in_bucket(flat).copy_(piece.in_message(message, start))
-        start += piece.nbytes

@@ -13,6 +13,7 @@ interruption, is told by the checksums in the sidecar and not written again.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -28,7 +29,6 @@ from torch import Tensor
 from megatron_bridge import checksums as sidecars
 from megatron_bridge.atomic import publish, refuse_overlap, replaceable, staged_folder
 from megatron_bridge.bands import BandPart, bands
-from megatron_bridge.blocks import BlockCopy
 from megatron_bridge.checksums import Sidecar
 from megatron_bridge.convert import check_coverage, check_sizes
 from megatron_bridge.hf_config import need, read_hf_config
@@ -109,8 +109,8 @@ def megatron_to_hf(
     job = _export_job(checkpoint, max_shard_bytes)
     allowed = replaceable(foreign_files, force=force)
     with closing(TorchDistReader(checkpoint)) as reader, staged_folder(out, job=job, foreign=allowed) as folder:
-        specs = [replace(spec, dtype=_stored_dtype(reader, mapping, p)) for p in mapping.parameters
-                 for spec in p.sources()]  # fmt: skip
+        specs = [replace(spec, dtype=reader.dtype(mapping.parts[parameter.name][0].region.key))
+                 for parameter in mapping.parameters for spec in parameter.sources()]  # fmt: skip
         copy_other_files(source, folder, main_dtype(specs))
         sidecar = Sidecar(folder / sidecars.NAME, job)
         writer = SafetensorsWriter(folder, specs, max_shard_bytes, sidecar=sidecar)
@@ -167,11 +167,17 @@ def hf_to_megatron(
         verify_hf_folder(source)
     with SafetensorsFolder(source, finite=not allow_nan) as weights:
         check_sizes(config, weights)
-        mapping = _mapping(config, dtype or _dtype_of(weights))
+        if dtype is None:
+            found = main_dtype([TensorSpec(n, weights.entry(n).shape, weights.entry(n).dtype) for n in weights.names])
+            if found not in _DTYPES:
+                raise ModelError(f"{source} is of {found}; choose a dtype of {' or '.join(_DTYPES.values())}")
+        mapping = _mapping(config, dtype or _DTYPES[found])
         check_coverage(mapping.specs(), weights, config)
         chunks = [(parameter, chunk, rows) for parameter in mapping.parameters
                   for chunk, rows in _chunks(parameter, mapping.parts[parameter.name])]  # fmt: skip
-        job = _job("hf-to-megatron", _listing(source), str(dtype).encode())
+        files = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in source.iterdir()
+                 if path.is_file()]  # fmt: skip
+        job = _job("hf-to-megatron", json.dumps(sorted(files)).encode(), str(dtype).encode())
         allowed = replaceable(checkpoint_manifest.foreign_checkpoint_files, force=force)
         with staged_folder(out, job=job, foreign=allowed) as folder:
             (folder / checkpoint_manifest.HF_FILES).mkdir(exist_ok=True)
@@ -237,10 +243,6 @@ def _flat(entry: Any) -> Iterator[ShardedTensor]:
             yield from _flat(part)
 
 
-def _stored_dtype(reader: TorchDistReader, mapping: _Mapping, parameter: PlannedParameter) -> torch.dtype:
-    return reader.dtype(mapping.parts[parameter.name][0].region.key)
-
-
 def _write_tensors(
     reader: TorchDistReader,
     mapping: _Mapping,
@@ -263,47 +265,38 @@ def _write_tensors(
 def _pieces(
     reader: TorchDistReader, parameter: PlannedParameter, parts: Sequence[_RowRange]
 ) -> dict[str, list[BandPart[StoredMatrix]]]:
-    """For every Hugging Face tensor of a parameter the stored rectangles that it consists of."""
+    """For every Hugging Face tensor of a parameter the stored rectangles that it consists of.
+
+    ``shift`` leads from the parameter's rows to the global tensor's.
+    """
     pieces: dict[str, list[BandPart[StoredMatrix]]] = {source: [] for source in parameter.packing.sources}
-    stored = [(part, reader.stored(part.region)) for part in parts]
-    for block in parameter.packing.shard_blocks(1, 0):
-        for part, matrices in stored:
-            for matrix in matrices:
-                piece = _intersection(block, part, matrix)
-                if piece is not None:
-                    pieces[block.source].append(piece)
+    stored = [(part.region, part.region.row - part.first_row, m) for part in parts for m in reader.stored(part.region)]
+    for block, (region, shift, matrix) in itertools.product(parameter.packing.shard_blocks(1, 0), stored):
+        low = max(block.shard_row + shift, region.row, matrix.row)
+        high = min(block.shard_row + block.rows + shift, region.row + region.rows, matrix.row + matrix.rows)
+        if low < high:
+            piece = BandPart(
+                origin=matrix,
+                origin_row=low - matrix.row,
+                origin_col=0,
+                row=block.source_row + low - shift - block.shard_row,
+                col=matrix.col - region.col,
+                rows=high - low,
+                cols=matrix.cols,
+            )
+            pieces[block.source].append(piece)
     return pieces
-
-
-def _intersection(block: BlockCopy, part: _RowRange, matrix: StoredMatrix) -> BandPart[StoredMatrix] | None:
-    """What one stored matrix holds of one block. ``shift`` leads from the parameter's rows to the global tensor's."""
-    shift = part.region.row - part.first_row
-    low = max(block.shard_row + shift, part.region.row, matrix.row)
-    high = min(block.shard_row + block.rows + shift, part.region.row + part.region.rows, matrix.row + matrix.rows)
-    if low >= high:
-        return None
-    return BandPart(
-        origin=matrix,
-        origin_row=low - matrix.row,
-        origin_col=0,
-        row=block.source_row + low - shift - block.shard_row,
-        col=matrix.col - part.region.col,
-        rows=high - low,
-        cols=matrix.cols,
-    )
 
 
 def _rows(
     reader: TorchDistReader, pieces: Sequence[BandPart[StoredMatrix]], rows: int, cols: int, dtype: torch.dtype
 ) -> Tensor:
     whole = torch.empty(rows, cols, dtype=dtype)
-    if len(pieces) == 1:
-        reader.read(pieces[0].origin, pieces[0].origin_row, whole)
-        return whole
     for piece in pieces:
-        part = torch.empty(rows, piece.cols, dtype=dtype)
+        part = whole if len(pieces) == 1 else torch.empty(rows, piece.cols, dtype=dtype)
         reader.read(piece.origin, piece.origin_row, part)
-        whole[:, piece.col : piece.col + piece.cols].copy_(part)
+        if part is not whole:
+            whole[:, piece.col : piece.col + piece.cols].copy_(part)
     return whole
 
 
@@ -354,19 +347,6 @@ def _describe(folder: Path, mapping: _Mapping, source: Path) -> None:
         "source": str(source.resolve()),
     }
     checkpoint_manifest.write_manifest(folder, content)
-
-
-def _dtype_of(weights: SafetensorsFolder) -> str:
-    found = main_dtype([TensorSpec(n, weights.entry(n).shape, weights.entry(n).dtype) for n in weights.names])
-    if found not in _DTYPES:
-        raise ModelError(f"{weights.folder} is of {found}; choose a dtype of {' or '.join(_DTYPES.values())}")
-    return _DTYPES[found]
-
-
-def _listing(source: Path) -> bytes:
-    """What changes when a file of ``source`` is replaced."""
-    files = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in source.iterdir() if path.is_file()]
-    return json.dumps(sorted(files)).encode()
 
 
 def _export_job(checkpoint: Path, max_shard_bytes: int) -> str:

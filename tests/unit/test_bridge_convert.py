@@ -13,10 +13,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from exported_tensors import export_hf
 from safetensors.torch import load_file, save_file
 from torch import distributed, nn
 
-from megatron_bridge.convert import export_hf, hf_tensors, load_hf
+from megatron_bridge.convert import hf_tensors, load_hf
 from megatron_bridge.hf_config import read_hf_config
 from megatron_bridge.plain_files import BridgeError
 from megatron_bridge.plan import attach_hf_config, gpt_model_kwargs, transformer_config_kwargs
