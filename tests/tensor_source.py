@@ -32,6 +32,6 @@ class TensorSource:
         specs = [TensorSpec(name, tuple(tensor.shape), tensor.dtype) for name, tensor in self.tensors.items()]
         for layout in lay_out(specs, self.bucket_bytes, alignment=self.alignment):
             flat = shared_buffer(layout.nbytes, torch.device("cpu"))
-            for slot in layout.slots:
+            for slot in layout.tensors:
                 slot.view(flat).copy_(self.tensors[slot.spec.name])
             yield WeightBucket(layout, flat, [[shared_handle(layout, flat)] for _ in nodes])

@@ -123,7 +123,7 @@ class Broadcast:
         self, targets: Targets, bucket: WeightBucket, body: dict[str, Any], seconds: float, thread: Executor
     ) -> None:
         """Send one bucket to all engines. Whoever does not take part stops all: what the others got is unknown."""
-        specs = [slot.spec for slot in bucket.layout.slots]
+        specs = [slot.spec for slot in bucket.layout.tensors]
         body = body | {
             "names": [spec.name for spec in specs],
             "dtypes": [str(spec.dtype).removeprefix("torch.") for spec in specs],

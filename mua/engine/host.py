@@ -72,7 +72,7 @@ def find_nodes(group: dist.ProcessGroup | None) -> Nodes:
         return Nodes(0, (0,))
     import torch.distributed as dist
 
-    from megatron_bridge.ranks import gathered
+    from megatron_bridge.collective import gathered
 
     rank = dist.get_rank()
     local_size = int(os.environ.get("LOCAL_WORLD_SIZE", dist.get_world_size()))

@@ -36,12 +36,13 @@ from mua.config.schema import EngineConfig
 from mua.engine.broadcast import Broadcast, all_or_first_error
 from mua.engine.host import Hosts, RemoteServer
 from mua.engine.member import Engine, EngineState, Server, Targets
-from mua.engine.sampler import Generation, SamplingParams, TurnCut
+from mua.engine.sampler import SamplingParams, TurnCut
 from mua.engine.server import engine_server, has_cuda
 from mua.engine.sglang_client import EngineGone
 from mua.engine.sync import SyncReport, differing, push
 from mua.errors import DeadlineExceeded, EngineError
 from mua.ports import LOOPBACK
+from mua.types import Generation
 
 if TYPE_CHECKING:
     from mua.engine.source import WeightSource

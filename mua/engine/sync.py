@@ -145,9 +145,9 @@ async def _one_behind_the_other(
 
     bucket = await loop.run_in_executor(thread, assemble)
     while bucket is not None:
-        sent.names += [slot.spec.name for slot in bucket.layout.slots]
+        sent.names += [slot.spec.name for slot in bucket.layout.tensors]
         sent.bytes += bucket.layout.payload_bytes
-        sent.tensors += len(bucket.layout.slots)
+        sent.tensors += len(bucket.layout.tensors)
         sent.buckets += 1
         loading = asyncio.create_task(load(bucket))
         await asyncio.sleep(0)  # the requests, and a broadcast, go first

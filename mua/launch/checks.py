@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal
 
 from mua.config.schema import DistillationConfig, EndpointConfig, ExperimentConfig
 from mua.launch.provenance import ROOT, installed_version
-from mua.masking import below, masked
+from mua.masking import below, mask_credentials
 
 if TYPE_CHECKING:
     import httpx
@@ -161,7 +161,7 @@ def teacher(config: DistillationConfig) -> Check:
 
 def endpoint(model: EndpointConfig, name: str = "user.llm") -> Check:
     """The endpoint in the section ``name`` answers and knows its model."""
-    shown = masked(model.base_url.rstrip("/"))
+    shown = mask_credentials(model.base_url.rstrip("/"))
     answer = _get(below(model.base_url, "models"), model.api_key, "endpoint", shown, name)
     if isinstance(answer, Check):
         return answer

@@ -24,7 +24,7 @@ import torch
 import torch.distributed as dist
 from tenacity import Retrying, stop_after_delay, wait_fixed
 
-from megatron_bridge.ranks import gathered
+from megatron_bridge.collective import gathered
 from mua.config.schema import ExperimentConfig
 from mua.errors import MuaError
 from mua.launch import checks

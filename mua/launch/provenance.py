@@ -19,7 +19,7 @@ import yaml
 import mua
 from mua.config.load import dump_config
 from mua.config.schema import ExperimentConfig
-from mua.masking import HIDDEN, masked
+from mua.masking import HIDDEN, mask_credentials
 from mua.types import Json
 
 ROOT = Path(mua.__file__).parents[1]
@@ -94,7 +94,7 @@ def without_secrets(text: str) -> str:
     name, equals, _ = text.partition("=")
     if equals and _SECRET_NAME.search(name):
         return f"{name}={HIDDEN}"
-    return _SECRET_VALUE.sub(HIDDEN, masked(text))
+    return _SECRET_VALUE.sub(HIDDEN, mask_credentials(text))
 
 
 def _output(*command: str, seconds: float = _CAPTURE_SECONDS) -> str | None:

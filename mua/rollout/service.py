@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from mua.algorithms.batch import enough_scored, usable
 from mua.config.schema import AlgorithmConfig, ExperimentConfig
-from mua.endpoint.client import Services
+from mua.endpoint.services import Services
 from mua.engine.host import Hosts
 from mua.engine.pool import EnginePool
 from mua.engine.sync import SyncReport
@@ -33,7 +33,7 @@ from mua.rollout.runner import EpisodeRunner, Placed, evaluation_places
 from mua.rollout.scheduler import GroupScheduler, Position, RolloutBatch, StepDemand
 from mua.rollout.stream import TaskStream
 from mua.rollout.teacher import Teacher
-from mua.tokens.family import load_family
+from mua.tokens.chat_family import load_family
 from mua.types import Group, Json, Trajectory
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class RolloutService:
         self._config = config
         self._services = Services.from_config(config.user, config.judge)
         self.selection = Selection.from_config(config.environment, self._services)
-        judged = config.judged_splits
+        judged = config.evaluated_splits
         self.held_out = Selection.held_out(config, self._services) if judged else None
         """The domains of ``evaluation`` that training does not see."""
         self.family = load_family(config.model.path, thinking=config.model.thinking)

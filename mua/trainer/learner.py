@@ -26,10 +26,10 @@ from typing import Self
 import torch.distributed as dist
 from torch import Tensor
 
-import megatron_bridge
-from megatron_bridge import BridgeError
+from megatron_bridge.collective import gathered
+from megatron_bridge.plain_files import BridgeError
 from megatron_bridge.plan import ModelPlan, plan_model
-from megatron_bridge.ranks import gathered
+from megatron_bridge.save import save_hf
 from mua.algorithms.loss_protocol import LossFunction, ValueLossFunction
 from mua.config.schema import ExperimentConfig
 from mua.engine.host import EngineHost, Hosts, find_nodes
@@ -310,7 +310,7 @@ class Learner(Together):
         """
         self._onload()
         try:
-            megatron_bridge.save_hf(self.policy.chunks, folder, source=self._config.model.path)
+            save_hf(self.policy.chunks, folder, source=self._config.model.path)
         except BridgeError as error:
             raise ModelError(str(error)) from error
 

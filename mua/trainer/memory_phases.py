@@ -16,7 +16,7 @@ from contextlib import contextmanager
 
 from mua.config.schema import ExperimentConfig
 from mua.engine.sync import SyncReport
-from mua.observe.memory import process_memory
+from mua.observe.metrics_log import process_memory
 from mua.rollout.service import RolloutService
 from mua.trainer.learner import Learner
 

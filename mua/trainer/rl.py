@@ -20,12 +20,12 @@ from mua.algorithms.shuffle import shuffled
 from mua.config.schema import ExperimentConfig
 from mua.environment.protocol import Split
 from mua.errors import EngineError, MuaError, Preempted, RunStopped
+from mua.evaluation.evaluator import evaluate_in_training
 from mua.observe.traces import TraceWriter
 from mua.rollout.heap import long_lived_heap
 from mua.rollout.scheduler import RolloutBatch
 from mua.rollout.scored import Lost, lost, too_few_scored
 from mua.rollout.service import RolloutService
-from mua.trainer.evaluate import judge
 from mua.trainer.learner import Learner
 from mua.trainer.memory_phases import Phases
 from mua.trainer.preempt import Preemption
@@ -249,7 +249,7 @@ def _evaluate(
 ) -> dict[str, float]:
     """Metrics of the policy after ``step`` steps on ``split``, by default that of the configuration."""
     with run.timer.stage("evaluate"):
-        return judge(config, rollouts, run.progress, split or config.evaluation.split, step)
+        return evaluate_in_training(config, rollouts, run.progress, split or config.evaluation.split, step)
 
 
 def _speed(metrics: dict[str, float], seconds: float) -> dict[str, float]:

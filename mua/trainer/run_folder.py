@@ -10,6 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from megatron_bridge.atomic import replace_text
 from mua.config.schema import ExperimentConfig
 from mua.errors import DamagedCheckpoint, EngineError, ModelError, MuaError, Preempted, RunStopped
 from mua.launch.provenance import provenance
@@ -22,11 +23,8 @@ from mua.megatron.checkpoint import (
     point_to,
     prune_checkpoints,
 )
-from mua.observe.files import replace_text
-from mua.observe.memory import memory_metrics
-from mua.observe.metrics import MetricsWriter
+from mua.observe.metrics_log import MetricsWriter, StageTimer, memory_metrics
 from mua.observe.progress import Progress
-from mua.observe.timing import StageTimer
 from mua.rollout.scored import Lost
 from mua.trainer.learner import Learner
 from mua.types import Json

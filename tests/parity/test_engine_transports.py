@@ -203,6 +203,6 @@ def _source(folder: Path, layout: Layout, config: EngineConfig) -> Any:
 
 
 def _load(source: Any, folder: Path) -> None:
-    from megatron_bridge import load_hf
+    from megatron_bridge.convert import load_hf
 
     load_hf(source.chunks, folder)

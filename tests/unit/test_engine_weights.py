@@ -43,7 +43,7 @@ def test_buckets_carry_every_tensor_bit_for_bit(shapes: list[tuple[int, torch.dt
     tensors = {f"t{i}": torch.randn(n, 2).mul(100).abs().to(dtype) for i, (n, dtype) in enumerate(shapes)}
     seen: dict[str, torch.Tensor] = {}
     for bucket in TensorSource(tensors, bucket_bytes=limit).buckets([0]):
-        names = [slot.spec.name for slot in bucket.layout.slots]
+        names = [slot.spec.name for slot in bucket.layout.tensors]
         total = sum(-(-tensors[name].nbytes // ALIGNMENT) * ALIGNMENT for name in names)
         assert total <= limit or len(names) == 1
         seen |= {name: tensor.clone() for name, tensor in unpack(bucket).items()}

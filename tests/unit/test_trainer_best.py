@@ -20,7 +20,7 @@ from mua.config.schema import ExperimentConfig
 from mua.environment.protocol import Task
 from mua.errors import EngineError, MuaError
 from mua.megatron.checkpoint import best_checkpoint
-from mua.observe.metrics import read_metrics
+from mua.observe.metrics_log import read_metrics
 from mua.observe.traces import read_traces
 from mua.rollout.scheduler import Position, RolloutBatch
 from mua.trainer.preempt import Preemption

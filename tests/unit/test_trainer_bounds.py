@@ -20,7 +20,7 @@ from disk_support import largest_file
 from mua.config.schema import ExperimentConfig
 from mua.engine.sync import SyncReport
 from mua.errors import DiskError, RunStopped, exit_status
-from mua.observe.metrics import read_metrics
+from mua.observe.metrics_log import read_metrics
 from mua.observe.traces import read_traces
 from mua.rollout.scheduler import Position, RolloutBatch
 from mua.rollout.scored import require_scored, too_few_scored
