@@ -21,9 +21,9 @@ import typer
 
 import mua
 from mua.config.load import dump_config, load_config
-from mua.config.output import CONFIG_FILE, output_of, prepare_output
 from mua.config.schema import ExperimentConfig
 from mua.errors import INTERRUPTED, PASSING, ConfigError, MuaError, Preempted, exit_status
+from mua.observe.output import CONFIG_FILE, output_of, prepare_output
 from mua.trainer.preempt import Preemption
 
 Parameters = ParamSpec("Parameters")
@@ -68,7 +68,7 @@ def readable(error: BaseException) -> Iterator[str]:
     Readable are the project's own errors, errors of the operating system that name a file or say that a disk is full
     or closed to us, and groups (of concurrent tasks) that hold nothing else.
     """
-    bridge = sys.modules.get("megatron_bridge.errors")  # loaded whenever one of its errors can have been raised
+    bridge = sys.modules.get("megatron_bridge.plain_files")  # loaded whenever one of its errors can have been raised
     if isinstance(error, MuaError) or (bridge and isinstance(error, bridge.BridgeError)):
         yield from str(error).splitlines() or [type(error).__name__]
     elif isinstance(error, OSError) and (error.filename is not None or error.errno in _DISK):
@@ -349,7 +349,7 @@ def launch_slurm(
         print(text, end="")
         print("# submit with:", shlex.join(slurm.submission(job)))
     else:
-        print(slurm.told(job, slurm.submit(job, text)))
+        print(slurm.submission_note(job, slurm.submit(job, text)))
 
 
 @env_app.command("list")
@@ -481,9 +481,9 @@ def doctor_preflight(
 def doctor_sync(config: ConfigFile, overrides: Overrides = None) -> None:
     """Compare every tensor of the trainer with the engine's after a weight sync."""
     with _run(config, overrides, "config-doctor.yaml") as loaded:
-        import mua.trainer.doctor
+        import mua.trainer.rl
 
-        mua.trainer.doctor.check_sync(loaded)
+        mua.trainer.rl.check_sync(loaded)
 
 
 def main() -> None:

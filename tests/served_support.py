@@ -62,7 +62,7 @@ def random_model(folder: Path, texts: Iterable[str], context: int) -> Path:
     import torch
     from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
-    from mua.tokens import train_tokenizer
+    from workbench.tokenizer import train_tokenizer
 
     train_tokenizer(texts, folder, vocab_size=512)
     tokenizer = AutoTokenizer.from_pretrained(folder)

@@ -28,7 +28,7 @@ from statistics import fmean
 from rich.console import Console
 from rich.table import Table
 
-from mua.observe.metrics import METRICS_FILE, read_metrics
+from mua.observe.metrics_log import METRICS_FILE, read_metrics
 from mua.types import Json
 from tools.pretrain import BASE
 from tools.tiny import mua, say, write_conversations
@@ -236,7 +236,7 @@ def steps_within(seconds: float, run: Path) -> int:
 
 def draw(seeds: Sequence[int]) -> Path:
     """The reward curves of all seeds in one picture."""
-    from mua.observe.plot import plot_reward_curve
+    from tools.reward_curve import plot_reward_curve
 
     files = {f"seed {seed}": ROOT / f"seed-{seed}" / "rl" / "metrics.jsonl" for seed in seeds}
     return plot_reward_curve(files, ROOT / "reward.png")

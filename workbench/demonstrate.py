@@ -19,13 +19,12 @@ from mua.environment.protocol import (
     Move,
     Task,
     ToolResult,
-    ToolSchema,
     Transcript,
     UserControlled,
     UserMove,
 )
 from mua.environment.schema import fitted
-from mua.types import Json
+from mua.types import Json, ToolSchema
 from mua.users.interface import ToolUser, User, UserReply
 
 T = TypeVar("T")

@@ -22,14 +22,14 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from mua.config.output import prepare_output
+from megatron_bridge.atomic import replace_text
 from mua.config.schema import ExperimentConfig
 from mua.errors import MuaError, RunStopped
 from mua.evaluation.evaluator import OnTrajectory, Roles, evaluated, play_at_endpoint, roles_of, servable
 from mua.evaluation.presentation import interval_text, markdown_table
 from mua.evaluation.summary import interval_of
 from mua.masking import masked_tree
-from mua.observe.files import replace_text
+from mua.observe.output import prepare_output
 from mua.rollout.heap import long_lived_heap
 from mua.rollout.runner import Placed
 from mua.rollout.service import RolloutService

@@ -16,10 +16,10 @@ from typing import Literal, TextIO
 from mua.config.schema import EnvironmentConfig
 from mua.environment.domain import Domain
 from mua.environment.life import Life
-from mua.environment.protocol import Move, Split, Task, ToolSchema, UserMove
+from mua.environment.protocol import Move, Split, Task, UserMove
 from mua.environment.selection import Selection
 from mua.errors import ConfigError
-from mua.types import Json
+from mua.types import Json, ToolSchema
 from mua.untrusted import JsonError, read_json
 from mua.users.interface import STOP_SIGNAL, ToolUser, User, UserReply, UserTools
 from workbench.demonstrate import Demonstration, moves_of, played, value_of

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING
 from environments.bfcl.data import CATEGORIES, Package, gold_move, load, schemas, withheld
 from environments.bfcl.episode import BfclEnvironment
 from mua.environment.domain import Domain
-from mua.environment.protocol import Environment, Isolation, Move, PromptStyle, Split, Task, ToolSchema
+from mua.environment.protocol import Environment, Isolation, Move, PromptStyle, Split, Task
 from mua.errors import ConfigError
+from mua.types import ToolSchema
 from mua.users.interface import STOP_SIGNAL, User, UserReply
 
 if TYPE_CHECKING:

@@ -29,7 +29,7 @@ from yarl import URL
 from mua.config.environment import EndpointConfig
 from mua.endpoint.chat import ChatRequest, Completion, Format, Kind, Trouble, read_completion, too_long, unreadable
 from mua.endpoint.limits import Breaker, RateLimit, Reservation
-from mua.masking import HIDDEN, below, credentials, masked
+from mua.masking import HIDDEN, below, credentials, mask_credentials
 
 if TYPE_CHECKING:
     import openai
@@ -102,7 +102,7 @@ class Connection:
         # What may be secret of the address stays in the transport, because httpx logs the addresses it asks. Retries
         # are the client's, which may turn to another endpoint; a request's time is bounded in one place, below.
         self._client = openai.AsyncOpenAI(
-            base_url=masked(config.base_url).partition("?")[0],
+            base_url=mask_credentials(config.base_url).partition("?")[0],
             api_key=config.api_key.get_secret_value() or "none",
             max_retries=0,
             timeout=None,
@@ -111,7 +111,7 @@ class Connection:
         self.breaker = Breaker(config.breaker_faults, config.breaker_seconds, monotonic)
 
     def __repr__(self) -> str:
-        return f"{masked(self._config.base_url)} (model {self._config.model})"
+        return f"{mask_credentials(self._config.base_url)} (model {self._config.model})"
 
     def wait(self, request: ChatRequest) -> float:
         """Seconds until ``request`` would have its place under the rate limits."""
@@ -151,7 +151,7 @@ class Connection:
 
     def clean(self, text: str) -> str:
         """One line, shortened, without keys and passwords: some endpoints quote them in their refusal."""
-        text, secrets = masked(text), {self._config.api_key.get_secret_value(): "<api key>"}
+        text, secrets = mask_credentials(text), {self._config.api_key.get_secret_value(): "<api key>"}
         for secret, shown in (secrets | dict.fromkeys(credentials(self._config.base_url), HIDDEN)).items():
             if len(secret) >= _SHORTEST_SECRET:
                 text = text.replace(secret, shown)

@@ -37,7 +37,7 @@ from mua.errors import (
     UserFault,
     UserFaultKind,
 )
-from mua.masking import masked
+from mua.masking import mask_credentials
 from mua.types import Json
 
 log = logging.getLogger(__name__)
@@ -84,7 +84,7 @@ class ChatClient:
             self._cache = ResponseCache(config.cache, f"{self._section}.cache", lambda: self.count("cache_errors"))
 
     def __repr__(self) -> str:
-        return f"ChatClient({masked(self._config.base_url)}, model {self._config.model})"
+        return f"ChatClient({mask_credentials(self._config.base_url)}, model {self._config.model})"
 
     async def complete(self, messages: Sequence[Message], *, seed: int, **asking: Unpack[Asking]) -> str:
         """The text of :meth:`chat`, reasoning blocks removed, never empty."""
@@ -118,7 +118,11 @@ class ChatClient:
         helps, or :class:`mua.errors.EngineError`.
         """
         # Everything that the reply depends on.
-        asked = {"url": masked(self._config.base_url), "model": self._config.model, "extra": self._config.extra}
+        asked = {
+            "url": mask_credentials(self._config.base_url),
+            "model": self._config.model,
+            "extra": self._config.extra,
+        }
         if self._cache is not None:
             asked |= asdict(request)
             cached = await self._cache.get(asked)

@@ -18,6 +18,7 @@ from typing import TypeAlias
 
 from rich.console import Console
 
+from megatron_bridge.atomic import replace_text
 from mua.config.schema import ExperimentConfig
 from mua.endpoint.services import ChatClient, Services
 from mua.environment.protocol import Split, Task
@@ -27,7 +28,6 @@ from mua.evaluation.identity import json_digest, policy_digest, policy_of, setti
 from mua.evaluation.presentation import console_table, draw, markdown
 from mua.evaluation.store import FILE, EpisodeStore, Key
 from mua.evaluation.summary import TaskResult, summarize, training_metrics
-from mua.observe.files import replace_text
 from mua.observe.progress import Progress
 from mua.observe.traces import TraceWriter
 from mua.rollout.agent import ChatPolicy
@@ -39,7 +39,7 @@ from mua.types import Json, Trajectory
 
 RESULT, REPORT = "evaluation.json", "report.md"
 _MANIFEST = "manifest.json"
-"""By which a checkpoint is told from a model folder (:mod:`mua.megatron.manifest`)."""
+"""By which a checkpoint is told from a model folder (:mod:`mua.megatron.checkpoint_manifest`)."""
 OnTrajectory: TypeAlias = Callable[[Placed, Trajectory], None]
 """Called as episodes end, from any thread, one call at a time."""
 Roles: TypeAlias = dict[str, float]
@@ -179,10 +179,10 @@ def servable(config: ExperimentConfig) -> ExperimentConfig:
     checkpoint = config.model.path.resolve()
     if not (checkpoint / _MANIFEST).is_file():
         return config
-    from mua.megatron import manifest, offline  # these load Megatron-Core
+    from mua.megatron import checkpoint_manifest, offline  # these load Megatron-Core
     from mua.megatron.conversion import megatron_to_hf
 
-    out = config.output / "policies" / f"{checkpoint.name}-{json_digest(manifest.read(checkpoint))}"
+    out = config.output / "policies" / f"{checkpoint.name}-{json_digest(checkpoint_manifest.read_manifest(checkpoint))}"
     if not offline.is_converted(checkpoint, out):
         out.parent.mkdir(parents=True, exist_ok=True)
         megatron_to_hf(checkpoint, out)

@@ -8,7 +8,6 @@ from typing import Any
 
 from rich.table import Table
 
-from mua.observe.plot import COLOURS, new_figure
 from mua.types import Json
 
 NOTES = """\
@@ -17,7 +16,8 @@ of a task all succeed, pass@k that one of k does, both estimated without bias fr
 resample tasks (bootstrap; Wilson's where all tasks agree). Unscored episodes are faults of the infrastructure, not of
 the policy: they count nowhere, and the same command plays them again."""
 _TURNS, _COUNTS = ("turns", "effective_turns", "time_weighted_reward"), ("tool_calls", "malformed")
-_COLOURS = (*COLOURS, "#000000")
+# Okabe and Ito's palette: told apart by colour-blind readers and in print.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 
 
 def markdown(result: Json, pictures: Sequence[str] = ()) -> str:
@@ -107,6 +107,18 @@ def draw(result: Json, folder: Path) -> list[Path]:
     return pictures
 
 
+def new_figure(height: float) -> tuple[Any, Any]:
+    """A figure of 8 by ``height`` inches and its axes, without a display."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, height), dpi=150, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    axes.spines[["top", "right"]].set_visible(False)
+    return figure, axes
+
+
 def _parts(result: Json) -> list[tuple[str, Json]]:
     """The domains and, where there are several, all together."""
     domains = list(result["domains"].items())
@@ -149,7 +161,7 @@ def _draw_success(result: Json, png: Path) -> None:
     rows = [(name, part) for name, part in [*rows, ("all", result["success"])] if part is not None]
     figure, axes = new_figure(1.2 + 0.34 * len(rows))
     for place, (name, part) in enumerate(reversed(rows)):
-        colour = _COLOURS[6] if name == "all" else _COLOURS[0] if name in result["domains"] else _COLOURS[2]
+        colour = COLOURS[6] if name == "all" else COLOURS[0] if name in result["domains"] else COLOURS[2]
         mean = part["mean"]
         bounds = [[mean - part["low"]], [part["high"] - mean]]
         axes.barh(place, mean, xerr=bounds, color=colour, alpha=0.85, height=0.6, capsize=3, ecolor="#444444")
@@ -164,7 +176,7 @@ def _draw_success(result: Json, png: Path) -> None:
 def _draw_passes(result: Json, png: Path) -> None:
     figure, axes = new_figure(4.5)
     for index, (name, part) in enumerate(_parts(result)):
-        colour = _COLOURS[index % len(_COLOURS)]
+        colour = COLOURS[index % len(COLOURS)]
         for key, style, sign in (("pass_hat", "-o", "^"), ("pass_at", "--s", "@")):
             points = {int(k): value for k, value in part.get(key, {}).items()}
             means, low, high = ([value[n] for value in points.values()] for n in ("mean", "low", "high"))

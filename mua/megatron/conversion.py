@@ -6,14 +6,13 @@ import math
 from collections.abc import Callable
 from pathlib import Path
 
-from megatron_bridge import verify_hf_folder
-from megatron_bridge.hf_folder import DEFAULT_SHARD_BYTES
+from megatron_bridge.hf_folder import DEFAULT_SHARD_BYTES, verify_hf_folder
 from megatron_bridge.safetensors_io import SafetensorsFolder
 from mua.compat.checkpoint_reading import check_pickles
 from mua.config.load import load_config
-from mua.config.output import find_config
 from mua.errors import ModelError
-from mua.megatron import manifest, offline
+from mua.megatron import checkpoint_manifest, offline
+from mua.observe.output import find_config
 from mua.observe.progress import Progress
 
 _MIB = 1 << 20
@@ -58,9 +57,9 @@ def verify(folder: Path) -> None:
     """Read a Hugging Face folder or a checkpoint in whole and compare it with the checksums it was written with."""
     if not folder.is_dir():
         raise ModelError(f"{folder} is no folder; name a model folder or a checkpoint")
-    if (folder / manifest.NAME).exists():
-        content = manifest.read(folder)
-        manifest.check_files(folder, content)
+    if (folder / checkpoint_manifest.NAME).exists():
+        content = checkpoint_manifest.read_manifest(folder)
+        checkpoint_manifest.check_files(folder, content)
         check_pickles(folder)
         print(f"{folder}: all {len(content['files'])} files are as they were written")
     else:
@@ -69,14 +68,14 @@ def verify(folder: Path) -> None:
 
 def source_files(checkpoint: Path, config: Path | None = None) -> Path:
     """The folder that has config.json and the tokenizer of a checkpoint's model."""
-    own = checkpoint / manifest.HF_FILES
+    own = checkpoint / checkpoint_manifest.HF_FILES
     if config is None and own.is_dir():
         return own
     return load_config(config or find_config(checkpoint)).model.path
 
 
 def _mebibytes(checkpoint: Path) -> int:
-    content = manifest.read(checkpoint)
+    content = checkpoint_manifest.read_manifest(checkpoint)
     itemsize = 2 if content["dtype"] in ("torch.bfloat16", "torch.float16") else 4
     return sum(math.prod(shape) for shape in content["tensors"].values()) * itemsize // _MIB
 

@@ -24,12 +24,12 @@ from time import perf_counter
 from typing import TYPE_CHECKING
 
 from mua.config.schema import RolloutConfig
-from mua.environment.protocol import ToolSchema, Transcript
+from mua.environment.protocol import Transcript
 from mua.environment.requests import told
 from mua.environment.schema import validate_arguments
 from mua.errors import DeadlineExceeded, EnvironmentFault, MuaError, UserFault, UserFaultKind, one_line
 from mua.tokens.codec import ConversationError
-from mua.types import Json, Outcome, Segment
+from mua.types import Json, Outcome, Segment, ToolSchema
 from mua.users.interface import STOP_SIGNAL, UserReply
 from mua.users.utterance_check import formless, unusable, with_signal
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from mua.environment.protocol import ToolResult, ToolSchema
+from mua.environment.protocol import ToolResult
 from mua.errors import Refusal, UserFaultKind
-from mua.types import Json
+from mua.types import Json, ToolSchema
 
 STOP_SIGNAL = "###STOP###"
 """A user message that contains this ends the conversation (tau-bench's convention)."""

@@ -39,13 +39,13 @@ from mua.environment.protocol import (
     Split,
     Task,
     ToolResult,
-    ToolSchema,
     Transcript,
     UserControlled,
     UserMove,
 )
 from mua.environment.registry import domain_names, get_domain
 from mua.environment.worker import Worker, _domain
+from mua.types import ToolSchema
 from mua.users.interface import STOP_SIGNAL, User
 from workbench.demonstrate import replay_gold
 

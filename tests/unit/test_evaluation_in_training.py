@@ -18,7 +18,7 @@ import pytest
 from environments.gyms._shared import Gym
 from mua.config.schema import EvaluationConfig, ExperimentConfig
 from mua.endpoint.services import Services
-from mua.engine.protocol import Generation, SamplingParams
+from mua.engine.sampler import SamplingParams
 from mua.environment.selection import Selection
 from mua.errors import ConfigError
 from mua.evaluation.evaluator import evaluate, evaluate_in_training
@@ -27,7 +27,7 @@ from mua.observe.progress import Progress
 from mua.observe.traces import read_traces
 from mua.rollout import service
 from mua.rollout.service import RolloutService
-from mua.types import Outcome, Trajectory
+from mua.types import Generation, Outcome, Trajectory
 from tests.rollout_fixtures import ScriptedPool, call
 from tests.tokens_fixtures import chat_family, model_folder
 

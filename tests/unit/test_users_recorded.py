@@ -10,9 +10,9 @@ from pydantic import SecretStr
 
 from mua.config.schema import LlmConfig, UserConfig
 from mua.endpoint.services import Services
-from mua.environment.protocol import Task, ToolResult, ToolSchema
+from mua.environment.protocol import Task, ToolResult
 from mua.errors import ConfigError, UserFault
-from mua.types import Json, Outcome, Trajectory
+from mua.types import Json, Outcome, ToolSchema, Trajectory
 from mua.users.factory import UserFactory
 from mua.users.interface import STOP_SIGNAL, ToolUser, User
 from mua.users.llm import LlmUser

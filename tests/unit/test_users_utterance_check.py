@@ -15,10 +15,10 @@ import pytest
 from environments.help_desk.tasks import generate
 from mua.config.schema import LlmConfig, UserConfig
 from mua.endpoint.services import ChatClient, Services
-from mua.environment.protocol import ToolResult, ToolSchema
+from mua.environment.protocol import ToolResult
 from mua.errors import UserFault, UserFaultKind
 from mua.rollout.runner import EpisodeRunner
-from mua.types import Json, Outcome
+from mua.types import Json, Outcome, ToolSchema
 from mua.users.factory import UserFactory
 from mua.users.interface import STOP_SIGNAL, ToolUser
 from mua.users.llm import LlmUser

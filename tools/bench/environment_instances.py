@@ -43,9 +43,9 @@ from environments.kit.scripted import ScriptedUser
 from mua.config.schema import EnvironmentConfig
 from mua.environment.domain import Domain
 from mua.environment.manager import EnvironmentManager
-from mua.environment.protocol import Evaluation, Isolation, Move, PromptStyle, Split, Task, ToolSchema, Transcript
+from mua.environment.protocol import Evaluation, Isolation, Move, PromptStyle, Split, Task, Transcript
 from mua.environment.registry import get_domain
-from mua.types import Json
+from mua.types import Json, ToolSchema
 from mua.users.interface import User
 
 WAYS = ("json", "deepcopy", "overlay", "manager")

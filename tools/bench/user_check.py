@@ -27,10 +27,10 @@ from pathlib import Path
 from typing import Any, cast
 
 from mua.environment.domain import Domain
-from mua.environment.protocol import Split, Task, ToolResult, ToolSchema
+from mua.environment.protocol import Split, Task, ToolResult
 from mua.environment.registry import get_domain
 from mua.errors import Refusal, UserFaultKind
-from mua.types import Json
+from mua.types import Json, ToolSchema
 from mua.users.interface import STOP_SIGNAL, ToolUser, User, UserReply, UserTools
 from mua.users.personas import DEFAULT_PROMPT
 from mua.users.task_check import SPLITS, ReplyCheck, TaskCheck, Vocabulary

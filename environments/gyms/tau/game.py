@@ -15,8 +15,8 @@ from typing import TypeVar
 from environments.gyms._shared import Choice, Game, GymEnvironment, Reply, Setting
 from mua.endpoint.services import ChatClient
 from mua.environment.domain import Domain
-from mua.environment.protocol import Evaluation, Task, ToolResult, ToolSchema, Transcript, UserControlled
-from mua.types import Json
+from mua.environment.protocol import Evaluation, Task, ToolResult, Transcript, UserControlled
+from mua.types import Json, ToolSchema
 from mua.untrusted import JsonError, read_json
 from mua.users.interface import STOP_SIGNAL, ToolUser, User, UserReply
 from mua.users.llm import LlmUser

@@ -15,8 +15,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from environments._tau.user import InstructedUser
-from mua.environment.protocol import ToolSchema
-from mua.types import Json
+from mua.types import Json, ToolSchema
 from mua.users.interface import UserReply, UserTools
 
 KNOWN: dict[str, Sequence[str]] = {

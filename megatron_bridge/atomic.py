@@ -1,7 +1,8 @@
-"""Folders that are there whole or not at all.
+"""Files, links and folders that are there whole or not at all: the one place where something is written and renamed.
 
-Everything is written into a hidden folder beside the target, ``.NAME.partial``, flushed to the disk and renamed, so a
-reader sees the old folder or the new one. The hidden folder is locked while it is written. One without a lock was left
+A folder is written into a hidden one beside the target, ``.NAME.partial``, flushed to the disk and renamed, so a
+reader sees the old folder or the new one; a file or link goes the same way by :func:`replace_text` and
+:func:`replace_link`. The hidden folder is locked while it is written. One without a lock was left
 by a process that was killed: the same job continues it, anything else starts it anew.
 """
 
@@ -12,15 +13,47 @@ import fcntl
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from uuid import uuid4
 
 from megatron_bridge.checksums import NAME as CHECKSUMS
 from megatron_bridge.checksums import same_job
-from megatron_bridge.errors import BridgeError
+from megatron_bridge.plain_files import BridgeError
 
 _LOCK = ".lock"
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
+
+
+def replace_text(path: Path, text: str, *, mode: int = 0o666) -> None:
+    """Write ``text`` to ``path``, folders included: a reader, or whoever comes after a crash, finds old or new.
+
+    ``mode`` says who may read and write it, less what the process's umask forbids. Several processes may write one path
+    at once, also from several machines: the last one wins. Raises ``OSError`` with the name of ``path``.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+    with _replacing(path) as new, os.fdopen(os.open(new, flags, mode), "w", encoding="utf-8") as file:
+        file.write(text)
+
+
+def replace_link(link: Path, target: str) -> None:
+    """Have ``link`` be a symbolic link to ``target``, otherwise as :func:`replace_text`."""
+    with _replacing(link) as new:
+        new.symlink_to(target)
+
+
+@contextmanager
+def _replacing(path: Path) -> Iterator[Path]:
+    """A hidden name beside ``path`` for what takes its place once the block is done."""
+    new = path.with_name(f".{path.name}.{uuid4().hex}.new")
+    try:
+        yield new
+        new.replace(path)
+    except OSError as error:
+        with suppress(OSError):
+            new.unlink(missing_ok=True)
+        raise OSError(error.errno, error.strerror, str(path)) from None
 
 
 def refuse_overlap(out: Path, *sources: Path) -> None:

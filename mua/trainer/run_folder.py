@@ -1,7 +1,8 @@
-"""What every training loop needs around it: where it continues, what it leaves behind, and when."""
+"""What every training loop needs around it: where it continues, what it leaves behind, and when; and its report."""
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -9,8 +10,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from megatron_bridge.atomic import replace_text
 from mua.config.schema import ExperimentConfig
-from mua.errors import DamagedCheckpoint, EngineError, ModelError, Preempted, RunStopped
+from mua.errors import DamagedCheckpoint, EngineError, ModelError, MuaError, Preempted, RunStopped
+from mua.launch.provenance import provenance
 from mua.megatron.checkpoint import (
     BEST,
     best_checkpoint,
@@ -20,15 +23,12 @@ from mua.megatron.checkpoint import (
     point_to,
     prune_checkpoints,
 )
-from mua.observe.memory import memory_metrics
-from mua.observe.metrics import MetricsWriter
+from mua.observe.metrics_log import MetricsWriter, StageTimer, memory_metrics
 from mua.observe.progress import Progress
-from mua.observe.timing import StageTimer
 from mua.rollout.scored import Lost
 from mua.trainer.learner import Learner
-from mua.trainer.provenance import provenance
-from mua.trainer.report import Report
 from mua.types import Json
+from mua.untrusted import JsonError, read_file, read_json
 
 SKIPPED = ("skipped", "critic/skipped")
 """Metrics: share of a step's updates that were left out because their gradient norm was not finite."""
@@ -248,3 +248,48 @@ class Run:
             raise ModelError(f"{newest} is of no run: its state has no step; {instead_of(newest)}")
         log.info("continuing from %s", newest)
         return int(state["step"])
+
+
+REPORT_FILE = "report.json"
+
+
+class Report:
+    """``<output>/report.json``: ``split``, and ``first`` and ``final``, each with its ``step`` and metrics."""
+
+    def __init__(self, config: ExperimentConfig) -> None:
+        """Raises :class:`MuaError` where the file of an earlier part of the run cannot be read."""
+        self._path = config.output / REPORT_FILE
+        self._split = config.evaluation.report_split
+        self._export = config.trainer.export
+        self._parts = {name: part for name, part in _read(self._path).items() if name in ("first", "final")}
+
+    def first(self, metrics: Mapping[str, float]) -> None:
+        """What the policy of step 0 reached; a report that was there is of an earlier run."""
+        self._parts = {"first": {"step": 0, **metrics}}
+        self._write()
+
+    def final(self, step: int, metrics: Mapping[str, float]) -> None:
+        """What the policy after ``step`` steps reached, which the run hands over. Prints both."""
+        self._parts["final"] = {"step": step, "export": self._export, **metrics}
+        self._write()
+        for name, part in self._parts.items():
+            print(f"report on {self._split}, {name} policy (step {part['step']}): success {self._success(part)}")
+
+    def _success(self, part: Json) -> str:
+        mean, low, high = (part.get(f"evaluation/{self._split}_success{end}") for end in ("", "_low", "_high"))
+        return "unknown" if mean is None or low is None or high is None else f"{mean:.3f} ({low:.3f} to {high:.3f})"
+
+    def _write(self) -> None:
+        replace_text(self._path, json.dumps({"split": self._split, **self._parts}, indent=2) + "\n")
+
+
+def _read(path: Path) -> Json:
+    if not path.exists():
+        return {}
+    try:
+        found = read_json(read_file(path))
+    except (JsonError, OSError) as error:
+        raise MuaError(f"{path}: cannot be read ({error}); remove it, and the report lacks the first policy") from None
+    if not isinstance(found, dict) or not all(isinstance(found.get(name, {}), dict) for name in ("first", "final")):
+        raise MuaError(f"{path}: not a report of a run; remove it, and the report lacks the first policy")
+    return found

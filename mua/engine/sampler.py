@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Protocol
 
 from mua.errors import DeadlineExceeded
-from mua.types import ExpertArray, Float32Array, Int32Array
-
-FinishReason = Literal["stop", "length", "abort"]
+from mua.types import Generation
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,25 +23,6 @@ class SamplingParams:
     """Per-request sampling seed; used only by an engine in deterministic mode, which rejects None."""
     experts_from: int | None = None
     """Ask for the experts of all tokens from this position of the prompt on; only of an engine that records them."""
-
-
-@dataclass(frozen=True, slots=True)
-class Generation:
-    """What the engine sampled for one request. ``ids`` includes the stop token if sampling ended on one."""
-
-    ids: Int32Array
-    logprobs: Float32Array
-    """Log-probabilities of ``ids`` under ``logits / temperature``, ``[n]``."""
-    finish: FinishReason
-    version: int
-    """Policy version that finished the request."""
-    versions: Int32Array
-    """Policy version of each sampled token, ``[n]`` (differs from ``version`` after an in-flight update)."""
-    cached_tokens: int
-    """Prompt tokens served from the prefix cache."""
-    experts: ExpertArray | None = None
-    """Experts of the tokens from ``SamplingParams.experts_from`` to the last but one sampled, ``[n, layers * top k]``;
-    the last sampled token was not routed yet."""
 
 
 class TurnCut(DeadlineExceeded):

@@ -12,9 +12,9 @@ import aiohttp
 import numpy as np
 import orjson
 
-from mua.engine.protocol import FinishReason, Generation, SamplingParams
+from mua.engine.sampler import SamplingParams
 from mua.errors import EngineError
-from mua.types import ExpertArray, Int32Array
+from mua.types import ExpertArray, FinishReason, Generation, Int32Array
 
 _JSON = {"Content-Type": "application/json"}
 

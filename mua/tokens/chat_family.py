@@ -1,6 +1,6 @@
 """What differs between model families, behind one interface.
 
-A family says how each kind of message is rendered, as a list of :class:`mua.tokens.codec.Piece`. Another family
+A family says how each kind of message is rendered, as a list of :class:`mua.tokens.codec.TextSpan`. Another family
 joins with one module that subclasses :class:`ChatFamily` (see ``qwen.py``; a family that writes its tool calls
 otherwise brings its own ``parse_text``) and one line in ``_FAMILIES``. What it must obey:
 
@@ -20,11 +20,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from mua.environment.protocol import ToolSchema
 from mua.errors import ModelError
-from mua.tokens.codec import Codec, Piece, fixed, plain_text
+from mua.tokens.codec import Codec, TextSpan, fixed, plain_text
 from mua.tokens.parsing import AssistantTurn
-from mua.types import Int32Array, Json, Provenance
+from mua.types import Int32Array, Json, Provenance, ToolSchema
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -77,7 +76,7 @@ class ChatFamily(ABC):
 
     def encode_text(self, text: str) -> Int32Array:
         """Ids of plain text, ``[T]``. Control tokens spelt out in it do not become control tokens."""
-        return self.codec.encode([Piece(text, Provenance.USER, fixed=False)])[0]
+        return self.codec.encode([TextSpan(text, Provenance.USER, fixed=False)])[0]
 
     def parse(self, ids: Sequence[int] | Int32Array, *, turn: int = 0) -> AssistantTurn:
         """Read the sampled ids of one assistant turn; without a stop token at the end it is ``truncated``."""
@@ -88,39 +87,39 @@ class ChatFamily(ABC):
 
     def render(self, messages: Sequence[Json], tools: Sequence[ToolSchema], *, generate: bool) -> str:
         """Text of a whole conversation as the official template writes it."""
-        pieces = self.history(messages, tools)
-        return plain_text([*pieces, *self.generation_prompt()] if generate else pieces)
+        spans = self.history(messages, tools)
+        return plain_text([*spans, *self.generation_prompt()] if generate else spans)
 
     @abstractmethod
     def parse_text(self, text: str, *, turn: int = 0, truncated: bool = False) -> AssistantTurn:
         """Read the text of one assistant turn, end-of-turn token excluded."""
 
     @abstractmethod
-    def system(self, system: str | None, tools: Sequence[ToolSchema]) -> list[Piece]:
+    def system(self, system: str | None, tools: Sequence[ToolSchema]) -> list[TextSpan]:
         """The head of the conversation; empty if there is nothing to say."""
 
     @abstractmethod
-    def user(self, text: str) -> list[Piece]:
+    def user(self, text: str) -> list[TextSpan]:
         """One user message."""
 
     @abstractmethod
-    def tool_results(self, results: Sequence[str]) -> list[Piece]:
+    def tool_results(self, results: Sequence[str]) -> list[TextSpan]:
         """All tool results between two assistant turns, in the template's folded form."""
 
     @abstractmethod
-    def generation_prompt(self) -> list[Piece]:
+    def generation_prompt(self) -> list[TextSpan]:
         """What makes the model write an assistant turn."""
 
     @abstractmethod
-    def demonstration(self, message: Json) -> list[Piece]:
+    def demonstration(self, message: Json) -> list[TextSpan]:
         """What a demonstrator would have sampled behind the generation prompt, end-of-turn token included.
 
-        All pieces are ``SAMPLED``. Raises :class:`mua.tokens.codec.ConversationError` for a message this
+        All spans are ``SAMPLED``. Raises :class:`mua.tokens.codec.ConversationError` for a message this
         family cannot have sampled.
         """
 
     @abstractmethod
-    def history(self, messages: Sequence[Json], tools: Sequence[ToolSchema]) -> list[Piece]:
+    def history(self, messages: Sequence[Json], tools: Sequence[ToolSchema]) -> list[TextSpan]:
         """A whole conversation as the official template writes it, assistant turns as ``TEMPLATE``."""
 
     @abstractmethod
@@ -130,7 +129,7 @@ class ChatFamily(ABC):
         Called after a message was added; True starts a new segment.
         """
 
-    def closing(self, ids: Int32Array) -> list[Piece]:
+    def closing(self, ids: Int32Array) -> list[TextSpan]:
         """What stands between the assistant turn of ``ids`` and the next message."""
         whole = len(ids) > 0 and int(ids[-1]) == self.codec.control[self.end_of_turn]
         return [fixed(self.turn_separator if whole else self.end_of_turn + self.turn_separator)]
@@ -171,7 +170,7 @@ def load_family(folder: Path, *, thinking: bool) -> ChatFamily:
     if missing := [token for token in cls.control_tokens if token not in codec.control]:
         raise ModelError(
             f"{folder / 'tokenizer.json'}: no added token {', '.join(missing)}, which the family {cls.name} needs; "
-            "use the tokenizer of an instruction-tuned checkpoint, or build one with mua.tokens.train_tokenizer"
+            "use the tokenizer of an instruction-tuned checkpoint, or build one with workbench/tokenizer.py"
         )
     if not tokenizer.chat_template:
         raise ModelError(

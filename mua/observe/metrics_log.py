@@ -1,23 +1,31 @@
-"""Scalars of a run: TensorBoard for people, ``metrics.jsonl`` for programs."""
+"""Scalars of a run: TensorBoard for people, ``metrics.jsonl`` for programs; seconds by stage, memory in use."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import math
+import sys
+import time
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import psutil
+
+from megatron_bridge.atomic import replace_text
 from mua.errors import MuaError
-from mua.observe.files import LineFile, naming, replace_text
+from mua.observe.files import LineFile, naming
 from mua.untrusted import JsonError, is_number, open_file, read_json
 
 log = logging.getLogger(__name__)
 
 METRICS_FILE = "metrics.jsonl"
 TENSORBOARD_FOLDER = "tensorboard"
+GIB = float(1 << 30)
 
 
 class MetricsWriter:
@@ -109,3 +117,75 @@ def _board(folder: Path, resume_step: int | None) -> Any:
     from torch.utils.tensorboard import SummaryWriter  # loads torch, which only runs that train have
 
     return SummaryWriter(str(folder), purge_step=resume_step, flush_secs=30)
+
+
+class StageTimer:
+    """Wall-clock seconds of each stage since the last :meth:`take`.
+
+    A stage entered several times adds up. Stages may nest; each counts its whole time, inner stages included, so only
+    stages that do not nest sum to the step. Stages of concurrent tasks may overlap. One thread at a time.
+    """
+
+    def __init__(self) -> None:
+        self._seconds: defaultdict[str, float] = defaultdict(float)
+
+    @contextlib.contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Count the time of the block under ``name``, also when it raises."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._seconds[name] += time.perf_counter() - start
+
+    def take(self, prefix: str = "seconds/") -> dict[str, float]:
+        """Seconds by ``prefix + stage`` and a fresh start."""
+        taken = {f"{prefix}{name}": seconds for name, seconds in self._seconds.items()}
+        self._seconds.clear()
+        return taken
+
+
+def memory_metrics() -> dict[str, float]:
+    """Memory in GiB: resident set sizes, and CUDA's allocator where torch runs on a GPU.
+
+    ``memory/children_gib`` sums the resident sets of all descendants (engines, trainer ranks); pages that processes
+    share are counted once for each of them.
+    """
+    me = psutil.Process()
+    metrics = {"memory/process_gib": _resident(me) / GIB}
+    metrics["memory/children_gib"] = sum(map(_resident, me.children(recursive=True))) / GIB
+    return metrics | _cuda()
+
+
+def process_memory() -> dict[str, float]:
+    """Memory of this process in GiB: of its device what is allocated, reserved by torch and free for all; else, on a
+    host without CUDA, its resident set."""
+    cuda = _cuda()
+    if not cuda:
+        return {"resident_gib": _resident(psutil.Process()) / GIB}
+    import torch
+
+    free, _ = torch.cuda.mem_get_info()
+    return {
+        "device_allocated_gib": torch.cuda.memory_allocated() / GIB,
+        "device_reserved_gib": torch.cuda.memory_reserved() / GIB,
+        "device_free_gib": free / GIB,
+    }
+
+
+def _resident(process: psutil.Process) -> int:
+    with contextlib.suppress(psutil.Error):  # a child may end between being listed and being asked
+        return int(process.memory_info().rss)
+    return 0
+
+
+def _cuda() -> dict[str, float]:
+    torch = sys.modules.get("torch")  # whoever uses a GPU has loaded it; metrics alone must not
+    if torch is None or not torch.cuda.is_available():
+        return {}
+    free, total = torch.cuda.mem_get_info()
+    return {
+        "memory/cuda_allocated_gib": torch.cuda.memory_allocated() / GIB,
+        "memory/cuda_peak_gib": torch.cuda.max_memory_allocated() / GIB,
+        "memory/cuda_device_used_gib": (total - free) / GIB,
+    }

@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from mua.config.schema import ExperimentConfig
-from mua.engine.weights import SyncReport
-from mua.observe.memory import process_memory
+from mua.engine.sync import SyncReport
+from mua.observe.metrics_log import process_memory
 from mua.rollout.service import RolloutService
 from mua.trainer.learner import Learner
 

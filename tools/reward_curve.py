@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from mua.errors import MuaError
-from mua.observe.metrics import read_metrics
-
-# Okabe and Ito's palette: told apart by colour-blind readers and in print.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+from mua.evaluation.presentation import COLOURS, new_figure
+from mua.observe.metrics_log import read_metrics
 
 
 def plot_reward_curve(
@@ -60,15 +57,3 @@ def _series(path: Path, metric: str) -> tuple[npt.NDArray[np.float64], npt.NDArr
 
 def _trailing_mean(values: npt.NDArray[np.float64], window: int) -> npt.NDArray[np.float64]:
     return np.asarray([values[max(0, end - window) : end].mean() for end in range(1, len(values) + 1)])
-
-
-def new_figure(height: float) -> tuple[Any, Any]:
-    """A figure of 8 by ``height`` inches and its axes, without a display."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8, height), dpi=150, layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    axes.spines[["top", "right"]].set_visible(False)
-    return figure, axes

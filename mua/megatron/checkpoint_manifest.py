@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from megatron_bridge.checksums import ALGORITHM, Hasher, digest_of_file
-from megatron_bridge.plain_files import is_name, label, read_json, shown
+from megatron_bridge.plain_files import is_name, label, read_json_file, shown
 from mua.errors import DamagedCheckpoint, ModelError
 from mua.types import Json
 
@@ -25,7 +25,7 @@ _SUM = "checksum"
 _DTYPES = ("torch.float32", "torch.bfloat16", "torch.float16", "torch.float64")
 
 
-def read(folder: Path) -> Json:
+def read_manifest(folder: Path) -> Json:
     """The manifest of the checkpoint ``folder``.
 
     Raises:
@@ -35,7 +35,7 @@ def read(folder: Path) -> Json:
     if not folder.is_dir():
         raise ModelError(f"checkpoint {folder} does not exist; name a step_* folder, or none to start afresh")
     try:
-        content = read_json(folder / NAME, strict=False)  # a configuration may hold Infinity
+        content = read_json_file(folder / NAME, strict=False)  # a configuration may hold Infinity
     except FileNotFoundError:
         raise DamagedCheckpoint(f"checkpoint {folder} is not whole: it has no {NAME}") from None
     except (OSError, ValueError) as error:
@@ -132,7 +132,7 @@ def _checksum(content: Json) -> str:
         return ""
 
 
-def write(folder: Path, content: Mapping[str, Any], digests: Mapping[str, str] | None = None) -> None:
+def write_manifest(folder: Path, content: Mapping[str, Any], digests: Mapping[str, str] | None = None) -> None:
     """Describe ``content`` and every file of ``folder``.
 
     Args:
@@ -175,10 +175,10 @@ def check_files(folder: Path, content: Json, part: int = 0, parts: int = 1) -> N
             raise DamagedCheckpoint(f"checkpoint {folder} is damaged: {label(name)} {state}")
 
 
-def foreign_files(folder: Path) -> str | None:
+def foreign_checkpoint_files(folder: Path) -> str | None:
     """Why ``folder`` is not a checkpoint as it was written and nothing else; None if it is one."""
     try:
-        content = read(folder)
+        content = read_manifest(folder)
         check_files(folder, content)
     except ModelError as error:
         return str(error)
@@ -190,7 +190,7 @@ def foreign_files(folder: Path) -> str | None:
 def has_files(folder: Path) -> bool:
     """Whether a checkpoint has a manifest and all files in their sizes; none of them is read."""
     try:
-        files = read(folder)["files"]
+        files = read_manifest(folder)["files"]
         return all((folder / name).stat().st_size == entry["bytes"] for name, entry in files.items())
     except (ModelError, OSError):
         return False
@@ -214,7 +214,7 @@ def read_state(folder: Path, counts: list[str]) -> Json:
         DamagedCheckpoint: it cannot be read, or lacks one.
     """
     try:
-        state = read_json(folder / STATE, strict=False)
+        state = read_json_file(folder / STATE, strict=False)
     except (OSError, ValueError) as error:
         raise DamagedCheckpoint(f"checkpoint {folder} is damaged: {STATE} cannot be read ({error})") from error
     for name in counts:
