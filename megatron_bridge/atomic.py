@@ -73,7 +73,7 @@ def hidden_folder(out: Path) -> Path:
 def staged_folder(
     out: Path, *, job: str | None = None, foreign: Callable[[Path], str | None] | None = None
 ) -> Iterator[Path]:
-    """The hidden folder of ``out``, locked; :func:`publish` gives it its name, or it is gone afterwards.
+    """The hidden folder of ``out``, locked; :func:`publish_folder` gives it its name, or it is gone afterwards.
 
     Args:
         job: what is being done, from what: a folder that an interrupted run of the same job left is continued, and
@@ -114,7 +114,7 @@ def write_error(out: Path, error: OSError, *, resumable: bool = False) -> Bridge
     return BridgeError(f"cannot write {out}: {error.strerror or error}; {end}")
 
 
-def publish(folder: Path, out: Path, *, sync: bool = True) -> None:
+def publish_folder(folder: Path, out: Path, *, sync: bool = True) -> None:
     """Give the finished hidden folder its name; an older ``out`` goes. Flushed to the disk unless ``sync`` is false."""
     (folder / _LOCK).unlink(missing_ok=True)
     for path in [*folder.rglob("*"), folder] if sync else ():

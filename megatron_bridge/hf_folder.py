@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from megatron_bridge.atomic import publish, staged_folder
+from megatron_bridge.atomic import publish_folder, staged_folder
 from megatron_bridge.checksums import NAME as CHECKSUMS
 from megatron_bridge.checksums import Sidecar, digest_of, digest_of_file, read_sealed, seal
 from megatron_bridge.plain_files import BridgeError, open_regular
@@ -53,7 +53,7 @@ def write_hf_folder(
         finally:
             writer.close()
         write_checksums(folder, writer.digests, writer.layout.header_sizes())
-        publish(folder, out)
+        publish_folder(folder, out)
 
 
 def verify_hf_folder(folder: Path, part: int = 0, parts: int = 1) -> int:

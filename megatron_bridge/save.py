@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, distributed
 
-from megatron_bridge.atomic import hidden_folder, publish, staged_folder, write_error
+from megatron_bridge.atomic import hidden_folder, publish_folder, staged_folder, write_error
 from megatron_bridge.bands import BandPart, RowBand, bands
 from megatron_bridge.collective import gathered, raise_together
 from megatron_bridge.hf_folder import (
@@ -103,7 +103,7 @@ def _save(plan: ModelPlan, out: Path, source: Path, max_shard_bytes: int, sync: 
                 if checksums:
                     ordered = {spec.name: digests[spec.name] for spec in specs if spec.name in digests}
                     write_checksums(folder, ordered, writer.layout.header_sizes())
-                publish(folder, out, sync=sync)
+                publish_folder(folder, out, sync=sync)
         errors.agree()
 
 

@@ -39,7 +39,7 @@ from megatron.core.distributed import DistributedDataParallel
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.storage import WriteResult
 
-from megatron_bridge.atomic import hidden_folder, publish, replace_link
+from megatron_bridge.atomic import hidden_folder, publish_folder, replace_link
 from megatron_bridge.collective import gathered, together
 from megatron_bridge.convert import hf_tensors
 from mua.compat.checkpoint_reading import check_pickles, forget_index, read_random_states
@@ -214,7 +214,7 @@ class PendingSave:
             with _together(self.folder):
                 if dist.get_rank() == 0:
                     checkpoint_manifest.write_manifest(self._partial, self._content, digests)
-                    publish(self._partial, self.folder)
+                    publish_folder(self._partial, self.folder)
 
     def _write(self, buckets: Sequence[Bucket]) -> None:
         """This rank's files. An error is kept for :meth:`finish`: it may have come in a thread."""
