@@ -14,7 +14,7 @@ import psutil
 
 from mua.engine.server import free_port
 from mua.types import Json
-from mua.users.prompts import GREETING
+from mua.users.personas import GREETING
 from tests.e2e_support import running, until
 
 PROMPT = "You are a customer. $persona $tool_rules At the end write $stop.\n"

@@ -81,7 +81,7 @@ def verdict_on(task: Task, moves: Sequence[Move], domain: TelecomDomain = DOMAIN
 
 
 class Phone:
-    """The user's side of an environment. Implements :class:`mua.users.protocol.UserTools`."""
+    """The user's side of an environment. Implements :class:`mua.users.interface.UserTools`."""
 
     def __init__(self, environment: DatabaseEnvironment) -> None:
         self._environment = environment

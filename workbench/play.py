@@ -21,7 +21,7 @@ from mua.environment.selection import Selection
 from mua.errors import ConfigError
 from mua.types import Json, ToolSchema
 from mua.untrusted import JsonError, read_json
-from mua.users.protocol import STOP_SIGNAL, ToolUser, User, UserReply, UserTools
+from mua.users.interface import STOP_SIGNAL, ToolUser, User, UserReply, UserTools
 from workbench.demonstrate import Demonstration, moves_of, played, value_of
 
 Role = Literal["agent", "user"]
@@ -194,7 +194,7 @@ class _Table:
 
 
 class PersonUser:
-    """A person as the user. Implements :class:`mua.users.protocol.User` and ``ToolUser``."""
+    """A person as the user. Implements :class:`mua.users.interface.User` and ``ToolUser``."""
 
     def __init__(self, terminal: Terminal) -> None:
         self._terminal = terminal

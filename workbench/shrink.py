@@ -21,7 +21,7 @@ from mua.config.schema import ExperimentConfig
 from mua.errors import ModelError
 from mua.observe.output import prepare_output
 from mua.plan.architecture import architecture_of
-from mua.trainer.launch import leads
+from mua.trainer.rank_processes import leads
 
 VOCABULARY = 512
 """Tokens of the small tokenizer, and rows of the embedding before padding."""

@@ -16,8 +16,9 @@ from typing import Any, Self
 
 import psutil
 
+from megatron_bridge.atomic import replace_text
 from mua.errors import MuaError
-from mua.observe.files import LineFile, naming, replace_text
+from mua.observe.files import LineFile, naming
 from mua.untrusted import JsonError, is_number, open_file, read_json
 
 log = logging.getLogger(__name__)

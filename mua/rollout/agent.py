@@ -16,8 +16,8 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Protocol
 
 from mua.endpoint.chat import ChatRequest, Completion, FunctionCall
-from mua.endpoint.client import ChatClient, ContextFull
-from mua.engine.protocol import Sampler, SamplingParams, TurnCut
+from mua.endpoint.services import ChatClient, ContextFull
+from mua.engine.sampler import Sampler, SamplingParams, TurnCut
 from mua.rollout.pace import Pace
 from mua.rollout.seeds import derived_seed
 from mua.tokens.conversation import Conversation

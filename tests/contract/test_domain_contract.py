@@ -46,7 +46,7 @@ from mua.environment.protocol import (
 from mua.environment.registry import domain_names, get_domain
 from mua.environment.worker import Worker, _domain
 from mua.types import ToolSchema
-from mua.users.protocol import STOP_SIGNAL, User
+from mua.users.interface import STOP_SIGNAL, User
 from workbench.demonstrate import replay_gold
 
 SPLITS: tuple[Split, ...] = get_args(Split)

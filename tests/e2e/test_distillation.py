@@ -16,8 +16,8 @@ import pytest
 from e2e_support import Workshop, metrics_of, mua, refused, running, until
 
 from mua.config.schema import DistillationConfig
-from mua.engine.client import EngineClient
 from mua.engine.server import free_port
+from mua.engine.sglang_client import EngineClient
 from mua.observe.traces import read_traces
 from mua.rollout.teacher import Teacher
 from mua.tokens.chat_family import load_family

@@ -18,7 +18,7 @@ from mua.cli import app
 from mua.config.load import dump_config, load_config
 from mua.config.schema import EndpointConfig, LlmConfig, PolicyEndpointConfig
 from mua.endpoint.chat import ChatRequest
-from mua.endpoint.client import ChatClient
+from mua.endpoint.services import ChatClient
 from mua.errors import ConfigError, EngineError, UserFault
 from mua.evaluation.identity import policy_of, setting_of
 from mua.launch.checks import endpoint

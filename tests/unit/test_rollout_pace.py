@@ -15,8 +15,8 @@ import pytest
 
 from environments.help_desk.tasks import generate
 from mua.algorithms.metrics import rollout_metrics
-from mua.endpoint.client import Services
-from mua.engine.protocol import TurnCut
+from mua.endpoint.services import Services
+from mua.engine.sampler import TurnCut
 from mua.environment.protocol import Task
 from mua.errors import DeadlineExceeded
 from mua.rollout import runner as runner_module

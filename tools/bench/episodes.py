@@ -29,8 +29,8 @@ from pathlib import Path
 import numpy as np
 
 from mua.config.schema import ExperimentConfig
-from mua.endpoint.client import Services
-from mua.engine.protocol import SamplingParams
+from mua.endpoint.services import Services
+from mua.engine.sampler import SamplingParams
 from mua.environment.domain import Domain
 from mua.environment.protocol import Move, Task
 from mua.environment.registry import get_domain
@@ -40,7 +40,7 @@ from mua.rollout.runner import EpisodeRunner, Placed
 from mua.tokens import ChatFamily, load_family
 from mua.tokens.codec import fixed
 from mua.types import Generation, Int32Array, Outcome, Provenance, Trajectory
-from mua.users.protocol import STOP_SIGNAL
+from mua.users.interface import STOP_SIGNAL
 from workbench.tokenizer import train_tokenizer
 
 ALONE = 3
@@ -48,7 +48,7 @@ ALONE = 3
 
 
 class ScriptedPolicy:
-    """Token ids of the gold moves, session by session. Implements :class:`mua.engine.protocol.Sampler`."""
+    """Token ids of the gold moves, session by session. Implements :class:`mua.engine.sampler.Sampler`."""
 
     def __init__(self, family: ChatFamily, moves: Sequence[Sequence[Move]]) -> None:
         """``moves[i]`` are those of the episodes whose ordinal is ``i``."""

@@ -144,7 +144,7 @@ def print_table(ids: Sequence[Int32Array], capacity: int) -> None:
 
 def measured(name: str, ids: Sequence[Int32Array], capacity: int, way: str) -> Found:
     """One of :data:`LAYOUTS`, laid out one of :data:`WAYS`."""
-    import megatron_bridge
+    from megatron_bridge.hf_config import read_hf_config
     from mua.megatron.packing import Alignment, Row, pack, spread
     from mua.megatron.trees import separate
     from mua.megatron.workload import Workload
@@ -153,7 +153,7 @@ def measured(name: str, ids: Sequence[Int32Array], capacity: int, way: str) -> F
     interleaved = "virtual_pipeline" in sizes
     config = MegatronConfig.model_validate({"max_tokens_per_microbatch": capacity, "balance": "tokens", **sizes})
     alignment, multiple = Alignment.of(config), config.pipeline_parallel if interleaved else 1
-    workload = Workload.from_hf(megatron_bridge.read_hf_config(ROOT / ARCHITECTURES[kind]))
+    workload = Workload.from_hf(read_hf_config(ROOT / ARCHITECTURES[kind]))
     if way != "arrival":
         config = config.model_copy(update={"balance": way})
         packed = pack(ids, config, alignment, workload=workload, multiple=multiple, equal=interleaved)
