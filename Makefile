@@ -51,14 +51,14 @@ fuzz: $(READY) ## Damage files and texts by the thousand: each must be refused i
 docs: $(READY) ## Write docs/configuration.md from the schema, the recipes' plans into docs/planning.md
 	@$(PYTHON) -m mua.cli config docs > docs/configuration.md.new
 	@mv docs/configuration.md.new docs/configuration.md
-	@PYTHONWARNINGS=ignore $(PYTHON) tools/planning_page.py
+	@PYTHONWARNINGS=ignore $(PYTHON) -m tools.planning_page
 
 tables: $(READY) ## Run the grids of layouts and write their tables into docs/ (about five minutes)
 	@MUA_WRITE_TABLES=1 $(PYTHON) -m pytest -m slow tests/parity/test_bridge_layouts.py
-	@$(PYTHON) tools/layouts.py
+	@$(PYTHON) -m tools.layouts
 
 bench: $(READY) ## Measure the stages of one training step on this machine
-	@$(PYTHON) tools/bench/rl_step.py
+	@$(PYTHON) -m tools.bench.rl_step
 
 check-gpu-pins: $(READY) ## Prove that the pins for Python 3.12 with CUDA resolve (minutes; installs nothing)
 	@$(PYTHON) tools/check_gpu_pins.py

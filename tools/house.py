@@ -13,7 +13,6 @@ name that occurs twice in the core. Not seen: modules that are found by a text, 
 
 from __future__ import annotations
 
-import argparse
 import ast
 import io
 import statistics
@@ -24,6 +23,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+
+from tools import kit
 
 ROOT = Path(__file__).resolve().parents[1]
 CORE = ("mua", "megatron_bridge")
@@ -275,7 +276,7 @@ def report(files: list[Source]) -> Iterator[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = kit.parser(__doc__)
     parser.add_argument("--check", action="store_true", help="only what must not be; status 1 if there is any")
     found = sources()
     if not parser.parse_args().check:
