@@ -144,8 +144,8 @@ def loss_of(loss: Any, sequence: TrainSequence, logprobs: Tensor, entropy: Tenso
     """What ``loss`` says of the trained tokens of one sequence, given both for all of its tokens."""
     trained = torch.from_numpy(sequence.trained)
     names = ("weights", "advantages", "behaviour_logprobs", "old_logprobs")
-    tokens = TokenTensors(*(torch.from_numpy(getattr(sequence, name))[trained] for name in names))
-    return loss(logprobs[trained], entropy[trained], tokens)
+    values: list[Any] = [torch.from_numpy(getattr(sequence, name))[trained] for name in names]
+    return loss(logprobs[trained], entropy[trained], TokenTensors(*values))
 
 
 def digest(folder: str, sizes: dict[str, Any]) -> str:

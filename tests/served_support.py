@@ -13,7 +13,7 @@ import psutil
 
 from mua.engine.server import free_port
 from mua.types import Json
-from mua.users.prompts import GREETING
+from mua.users.personas import GREETING
 from tests.e2e_support import running, until
 from tools.tiny import SMALL, build_policy
 

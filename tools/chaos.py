@@ -32,7 +32,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from mua.observe.progress import Progress, Stage
+from mua.observe.progress import Progress, ProgressStage
 from tools import kit
 from tools.faults.account import faults_of
 from tools.faults.draw import STEPS, Kind, Mode, draw
@@ -87,7 +87,7 @@ class Campaign:
                 if len(self.outcomes) > 2 * (count // self._per_run) + 8:
                     break  # runs that fail at once strike nothing
 
-    def _one(self, mode: Mode, seed: int, count: int, stage: Stage) -> Outcome:
+    def _one(self, mode: Mode, seed: int, count: int, stage: ProgressStage) -> Outcome:
         undisturbed, pace = self._reference(mode)
 
         def tell(struck: Struck) -> None:

@@ -53,8 +53,8 @@ def build_policy(
     """
     from transformers import AutoTokenizer
 
-    from mua.tokens import train_tokenizer
     from workbench.demonstrate import spoken_text
+    from workbench.tokenizer import train_tokenizer
 
     train_tokenizer(spoken_text(list(conversations)), folder, vocab_size=vocabulary, apart=apart)
     tokenizer = AutoTokenizer.from_pretrained(folder)

@@ -19,12 +19,12 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
-from megatron_bridge import BridgeError
 from megatron_bridge.checksums import digest_of_file
+from megatron_bridge.plain_files import BridgeError
 from mua.errors import MuaError
-from mua.megatron import manifest, offline
+from mua.megatron import checkpoint_manifest, offline
 from mua.megatron.checkpoint import checkpoint_folder, instead_of
-from mua.trainer.convert import verify
+from mua.megatron.conversion import verify
 from tests.fuzz._mutate import damage_bytes, damage_json, mutated_bytes, outcome, scratch
 from tests.megatron_support import backend, write_model
 
@@ -83,14 +83,14 @@ def _convert(folder: Path) -> None:
 
 def _offer(folder: Path) -> None:
     newest = Path(shutil.copytree(_saved()[1], checkpoint_folder(folder.parent, 2)))
-    (newest / manifest.NAME).unlink()
+    (newest / checkpoint_manifest.NAME).unlink()
     instead_of(newest)
     _convert(newest)
 
 
 def _seal(folder: Path) -> None:
     """Put sizes and checksums of the manifest right."""
-    content = json.loads((folder / manifest.NAME).read_text())
+    content = json.loads((folder / checkpoint_manifest.NAME).read_text())
     for name, entry in content["files"].items():
         path = folder / name
         if path.is_file():
@@ -99,14 +99,14 @@ def _seal(folder: Path) -> None:
 
 
 def _write(folder: Path, content: dict[str, object]) -> None:
-    content["checksum"] = manifest._checksum(content)
-    (folder / manifest.NAME).write_text(json.dumps(content), encoding="utf-8", errors="surrogatepass")
+    content["checksum"] = checkpoint_manifest._checksum(content)
+    (folder / checkpoint_manifest.NAME).write_text(json.dumps(content), encoding="utf-8", errors="surrogatepass")
 
 
 def _manifest_sealed(folder: Path, rng: random.Random) -> None:
-    damage_json(folder / manifest.NAME, rng)
+    damage_json(folder / checkpoint_manifest.NAME, rng)
     try:
-        content = json.loads((folder / manifest.NAME).read_text(encoding="utf-8", errors="surrogatepass"))
+        content = json.loads((folder / checkpoint_manifest.NAME).read_text(encoding="utf-8", errors="surrogatepass"))
     except (ValueError, RecursionError):
         return
     if isinstance(content, dict):
@@ -114,7 +114,7 @@ def _manifest_sealed(folder: Path, rng: random.Random) -> None:
 
 
 def _manifest_kind(folder: Path, rng: random.Random) -> None:
-    path = folder / rng.choice((manifest.NAME, manifest.STATE, ".metadata", "__0_0.distcp"))
+    path = folder / rng.choice((checkpoint_manifest.NAME, checkpoint_manifest.STATE, ".metadata", "__0_0.distcp"))
     path.unlink()
     kind = rng.randrange(4)
     if kind == 0:
@@ -144,11 +144,11 @@ def _sealed_json(name: str) -> Damage:
 
 
 _DAMAGES: tuple[tuple[str, Damage], ...] = (
-    ("manifest_bytes", lambda folder, rng: damage_bytes(folder / manifest.NAME, rng)),
-    ("manifest", lambda folder, rng: damage_json(folder / manifest.NAME, rng)),
+    ("manifest_bytes", lambda folder, rng: damage_bytes(folder / checkpoint_manifest.NAME, rng)),
+    ("manifest", lambda folder, rng: damage_json(folder / checkpoint_manifest.NAME, rng)),
     *[("manifest_sealed", _manifest_sealed)] * 3,
     ("manifest_kind", _manifest_kind),
-    ("state", _sealed_json(manifest.STATE)),
+    ("state", _sealed_json(checkpoint_manifest.STATE)),
     ("upstream", _sealed_json("metadata.json")),
     *[("index", lambda folder, rng: _bytes(folder / ".metadata", rng))] * 2,
     ("random_states", lambda folder, rng: _bytes(rng.choice(sorted(folder.glob("*.pt"))), rng)),

@@ -20,7 +20,7 @@ import transformers
 from test_reshard import Layout, loaded_source
 
 from mua.config.schema import EngineConfig
-from mua.engine.protocol import SamplingParams
+from mua.engine.sampler import SamplingParams
 from tests.distributed import run_on_workers
 from tests.forked_engines import WithForkedEngines
 from tests.megatron_support import write_model
@@ -162,6 +162,6 @@ async def _answer(pool: Any) -> list[int]:
 
 
 def _load(source: Any, folder: Path) -> None:
-    from megatron_bridge import load_hf
+    from megatron_bridge.convert import load_hf
 
     load_hf(source.chunks, folder)

@@ -213,7 +213,7 @@ class Allocations(TorchDispatchMode):
 
 def reshard(folder: Path, layout: Layout) -> dict[str, Any]:
     """Build the layout, reshard twice with changed weights in between, compare every byte on the feeders."""
-    from megatron_bridge import load_hf
+    from megatron_bridge.convert import load_hf
     from megatron_bridge.plan import plan_model
     from megatron_bridge.reshard import Resharder
 
@@ -251,7 +251,7 @@ def reshard(folder: Path, layout: Layout) -> dict[str, Any]:
 def build(folder: Path, layout: Layout) -> list[Any]:
     """Random Megatron chunks of the model in ``folder`` under ``layout``."""
     megatron_cpu.install()
-    from megatron_bridge import read_hf_config
+    from megatron_bridge.hf_config import read_hf_config
     from mua.config.schema import MegatronConfig, ModelConfig
     from mua.megatron.model import build_chunks
     from mua.megatron.parallel import start_groups
@@ -271,9 +271,9 @@ def loaded_source(folder: Path, layout: Layout, config: Any, announce: Any = lam
     """The source of engines of one machine, with the weights in ``folder``; its ``chunks`` may be loaded again."""
     from contextlib import nullcontext
 
-    from megatron_bridge import load_hf
+    from megatron_bridge.convert import load_hf
     from megatron_bridge.plan import plan_model
-    from mua.engine.nodes import Nodes
+    from mua.engine.host import Nodes
     from mua.engine.source import TrainerSource
 
     chunks = build(folder, layout)

@@ -143,7 +143,7 @@ def make_source(folder: Path, layout: dict[str, int], engine: Any) -> tuple[Any,
     import torch.distributed as dist
 
     from megatron_bridge.plan import plan_model
-    from mua.engine.nodes import Nodes
+    from mua.engine.host import Nodes
     from mua.engine.source import TrainerSource
 
     built = kit.bare_learner(folder / "model", 512, **layout)
