@@ -33,14 +33,15 @@ OF_OTHER_PROCESSES = ("mua/compat/sglang_cpu/shim/", "mua/compat/sglang_keys/plu
 """Plugins of SGLang's servers, whose names SGLang prescribes."""
 FLOORS = (
     ("mua", "mua.errors", "mua.masking", "mua.ports", "mua.types", "mua.untrusted", "megatron_bridge"),
-    ("mua.compat", "mua.observe"),
-    ("mua.config",),
+    ("mua.compat", "mua.config"),
+    ("mua.observe",),
     ("mua.algorithms", "mua.endpoint", "mua.engine"),
     ("mua.environment", "mua.megatron"),
     ("mua.plan", "mua.tokens", "mua.users"),
     ("mua.rollout",),
     ("mua.evaluation",),
-    ("mua.launch", "mua.trainer"),
+    ("mua.launch",),
+    ("mua.trainer",),
     ("environments", "workbench"),
     ("mua.cli",),
     ("tools",),

@@ -229,9 +229,9 @@ def reshard(folder: Path, layout: Layout) -> dict[str, Any]:
         for index, bucket in enumerate(resharder.buckets):
             with allocations:
                 flat = resharder.assemble(index)
-            assert bucket.nbytes <= LIMIT or len(bucket.slots) == 1
+            assert bucket.nbytes <= LIMIT or len(bucket.tensors) == 1
             assert (flat is not None) == resharder.feeds
-            for slot in bucket.slots:
+            for slot in bucket.tensors:
                 seen.add(slot.spec.name)
                 assert slot.start % 256 == 0
                 if flat is not None and not torch.equal(slot.view(flat), expected[slot.spec.name] * factor):
