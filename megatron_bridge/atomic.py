@@ -33,27 +33,33 @@ def replace_text(path: Path, text: str, *, mode: int = 0o666) -> None:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-    with _replacing(path) as new, os.fdopen(os.open(new, flags, mode), "w", encoding="utf-8") as file:
+    with replacing(path) as new, os.fdopen(os.open(new, flags, mode), "w", encoding="utf-8") as file:
         file.write(text)
 
 
 def replace_link(link: Path, target: str) -> None:
     """Have ``link`` be a symbolic link to ``target``, otherwise as :func:`replace_text`."""
-    with _replacing(link) as new:
+    with replacing(link) as new:
         new.symlink_to(target)
 
 
 @contextmanager
-def _replacing(path: Path) -> Iterator[Path]:
-    """A hidden name beside ``path`` for what takes its place once the block is done."""
+def replacing(path: Path) -> Iterator[Path]:
+    """A hidden name beside ``path`` for the file, link or folder that takes its place once the block is done.
+
+    Several processes may do so at once. Raises ``OSError`` with the name of ``path``, also where a folder that is not
+    empty has the name already.
+    """
     new = path.with_name(f".{path.name}.{uuid4().hex}.new")
     try:
         yield new
         new.replace(path)
     except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from None
+    finally:
+        shutil.rmtree(new, ignore_errors=True)
         with suppress(OSError):
             new.unlink(missing_ok=True)
-        raise OSError(error.errno, error.strerror, str(path)) from None
 
 
 def refuse_overlap(out: Path, *sources: Path) -> None:

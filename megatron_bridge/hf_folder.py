@@ -10,50 +10,20 @@ import json
 import re
 import shutil
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
-from megatron_bridge.atomic import publish_folder, staged_folder
 from megatron_bridge.checksums import NAME as CHECKSUMS
 from megatron_bridge.checksums import Sidecar, digest_of, digest_of_file, read_sealed, seal
 from megatron_bridge.plain_files import BridgeError, open_regular
 from megatron_bridge.plan import TensorSpec
 from megatron_bridge.safetensors_io import SafetensorsFolder
-from megatron_bridge.safetensors_writer import SafetensorsWriter
 
 DEFAULT_SHARD_BYTES = 5 << 30
 _WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".gguf", ".onnx", ".index.json")
 _DTYPE_KEY = re.compile(r'("(?:torch_)?dtype"\s*:\s*")[^"]*(")')
-
-
-def write_hf_folder(
-    tensors: Iterable[tuple[str, Tensor]],
-    specs: Sequence[TensorSpec],
-    out: Path,
-    *,
-    source: Path,
-    max_shard_bytes: int = DEFAULT_SHARD_BYTES,
-) -> None:
-    """Write ``tensors``, announced by ``specs``, and the other files of ``source`` as the folder ``out``.
-
-    An existing model folder ``out`` is replaced; any other non-empty folder is refused. ``dtype`` or
-    ``torch_dtype`` in config.json is set to what was written where it differs; every other byte is kept. On any
-    error nothing is left behind and the old ``out`` is untouched.
-    """
-    with staged_folder(out) as folder:
-        copy_other_files(source, folder, main_dtype(specs))
-        writer = SafetensorsWriter(folder, specs, max_shard_bytes)
-        try:
-            for name, tensor in tensors:
-                writer.write(name, tensor)
-            writer.finish()
-        finally:
-            writer.close()
-        write_checksums(folder, writer.digests, writer.layout.header_sizes())
-        publish_folder(folder, out)
 
 
 def verify_hf_folder(folder: Path, part: int = 0, parts: int = 1) -> int:

@@ -221,28 +221,23 @@ class _Table:
 
     def plan(self, entries: list[_Entry]) -> ModelPlan:
         tied = _tied(self.hf_config)
-        parameters = [self._planned(*entry, tied) for entry in entries]
-        seen: dict[str, str] = {}
-        for parameter in parameters:
-            for source in () if parameter.tied_copy else parameter.packing.sources:
+        parameters, seen = [], dict[str, str]()
+        for name, shape, dtype, owners in entries:
+            tied_copy = tied and name == _OUTPUT
+            matrix_shape = (shape[0], torch.Size(shape[1:]).numel())
+            sizes = replace(self.sizes, tp=len(owners))
+            packing = self.family.packing(_EMBEDDING if tied_copy else name, matrix_shape, sizes)
+            if packing.split is Split.REPLICATED:
+                owners = (min(owner for owner in owners if owner >= 0),)
+            if min(owners) < 0:
+                raise BridgeError(f"no rank holds shard {owners.index(-1)} of {len(owners)} of {name}")
+            for source in () if tied_copy else packing.sources:
                 if source in seen:
-                    raise BridgeError(f"{source} is mapped twice: to {seen[source]} and to {parameter.name}")
-                seen[source] = parameter.name
+                    raise BridgeError(f"{source} is mapped twice: to {seen[source]} and to {name}")
+                seen[source] = name
+            parameters.append(PlannedParameter(name, shape, dtype, owners, packing, tied_copy))
         shard = {p.name: self.shard(p.name) if len(p.owners) > 1 else 0 for p in parameters if p.name in self.local}
         return ModelPlan(parameters, self.local, shard, self.group, tied, self.hf_config)
-
-    def _planned(
-        self, name: str, shape: tuple[int, ...], dtype: torch.dtype, owners: tuple[int, ...], tied: bool
-    ) -> PlannedParameter:
-        tied_copy = tied and name == _OUTPUT
-        matrix_shape = (shape[0], torch.Size(shape[1:]).numel())
-        sizes = replace(self.sizes, tp=len(owners))
-        packing = self.family.packing(_EMBEDDING if tied_copy else name, matrix_shape, sizes)
-        if packing.split is Split.REPLICATED:
-            owners = (min(owner for owner in owners if owner >= 0),)
-        if min(owners) < 0:
-            raise BridgeError(f"no rank holds shard {owners.index(-1)} of {len(owners)} of {name}")
-        return PlannedParameter(name, shape, dtype, owners, packing, tied_copy)
 
 
 def as_matrix(tensor: Tensor) -> Tensor:

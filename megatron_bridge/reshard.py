@@ -238,7 +238,11 @@ class Resharder:
             for piece in pieces:
                 piece.in_bucket(flat).copy_(piece.in_message(received[source], start))
                 start += piece.nbytes
-        self._count(flat, sent, received)
+        buffers = {message.data_ptr(): message.nbytes for message in (*sent.values(), *received.values())}
+        alive = sum(buffers.values()) + (0 if flat is None else flat.nbytes)
+        self.traffic.sent += sum(message.nbytes for message in sent.values())
+        self.traffic.received += sum(message.nbytes for message in received.values())
+        self.traffic.peak = max(self.traffic.peak, alive)
         return flat
 
     def _pack(self, outgoing: dict[_Route, list[_ShardSlice]]) -> dict[int, Tensor]:
@@ -262,13 +266,6 @@ class Resharder:
 
     def _fresh(self, nbytes: int) -> Tensor:
         return torch.empty(nbytes, dtype=torch.uint8, device=self._plan.device)
-
-    def _count(self, flat: Tensor | None, sent: dict[int, Tensor], received: dict[int, Tensor]) -> None:
-        buffers = {message.data_ptr(): message.nbytes for message in (*sent.values(), *received.values())}
-        alive = sum(buffers.values()) + (0 if flat is None else flat.nbytes)
-        self.traffic.sent += sum(message.nbytes for message in sent.values())
-        self.traffic.received += sum(message.nbytes for message in received.values())
-        self.traffic.peak = max(self.traffic.peak, alive)
 
 
 class _Holders:

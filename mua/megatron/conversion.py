@@ -34,8 +34,10 @@ def convert_to_hf(
         shard_bytes: of one weight file, at most.
         force: replace ``out`` whatever it holds.
     """
-    files = source or source_files(checkpoint, config)
-    with Progress(True) as progress, progress.stage(f"{out.name} (MiB)", total=_mebibytes(checkpoint)) as stage:
+    files, content = source or source_files(checkpoint, config), checkpoint_manifest.read_manifest(checkpoint)
+    itemsize = 2 if content["dtype"] in ("torch.bfloat16", "torch.float16") else 4
+    total = sum(math.prod(shape) for shape in content["tensors"].values()) * itemsize // _MIB
+    with Progress(True) as progress, progress.stage(f"{out.name} (MiB)", total=total) as stage:
         counter = _Mebibytes(stage.advance)
         offline.megatron_to_hf(
             checkpoint, out, source=files, max_shard_bytes=shard_bytes, force=force, on_bytes=counter.add
@@ -74,12 +76,6 @@ def source_files(checkpoint: Path, config: Path | None = None) -> Path:
     if config is None and own.is_dir():
         return own
     return load_config(config or find_config(checkpoint)).model.path
-
-
-def _mebibytes(checkpoint: Path) -> int:
-    content = checkpoint_manifest.read_manifest(checkpoint)
-    itemsize = 2 if content["dtype"] in ("torch.bfloat16", "torch.float16") else 4
-    return sum(math.prod(shape) for shape in content["tensors"].values()) * itemsize // _MIB
 
 
 class _Mebibytes:

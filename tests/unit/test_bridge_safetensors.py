@@ -14,9 +14,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from exported_tensors import write_hf_folder
 from safetensors.torch import load_file, save_file
 
-from megatron_bridge.hf_folder import verify_hf_folder, write_hf_folder
+from megatron_bridge.hf_folder import verify_hf_folder
 from megatron_bridge.plain_files import BridgeError
 from megatron_bridge.plan import TensorSpec
 from megatron_bridge.safetensors_io import INDEX, SafetensorsFolder
