@@ -35,17 +35,15 @@ class Sidecar:
         """By name of tensor, what an interrupted run of the same job recorded."""
         lines = [_line({"algorithm": ALGORITHM, "job": job}), *map(_line, self.entries.values())]
         path.write_text("".join(lines), encoding="utf-8")
-        self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND)
+        self._file = path.open("a", buffering=1, encoding="utf-8")  # a line at a time
 
     def add(self, name: str, digest: str, **place: str | int) -> None:
         """Record that the bytes of tensor ``name`` are in place, and which place, where that does not follow."""
-        os.write(self._descriptor, _line({"name": name, ALGORITHM: digest, **place}).encode())
+        self._file.write(_line({"name": name, ALGORITHM: digest, **place}))
 
     def close(self) -> None:
         """Close the file."""
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
+        self._file.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,11 +91,10 @@ def read_sealed(folder: Path) -> Recorded:
         raise BridgeError(
             f"{path} is not as it was written; copy the folder again, or remove that file to do without checksums"
         )
-    return Recorded(_recorded(lines, "name"), _recorded(lines, "file"), _recorded(lines, "header"))
-
-
-def _recorded(lines: list[dict[str, Any]], kind: str) -> dict[str, str]:
-    return {line[kind]: str(line.get(ALGORITHM)) for line in lines if isinstance(line.get(kind), str)}
+    return Recorded(*(
+        {line[kind]: str(line.get(ALGORITHM)) for line in lines if isinstance(line.get(kind), str)}
+        for kind in ("name", "file", "header")
+    ))  # fmt: skip
 
 
 class HashingStream(io.RawIOBase):

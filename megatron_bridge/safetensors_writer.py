@@ -47,30 +47,21 @@ class SafetensorsLayout:
         names = [SINGLE] if len(shards) == 1 else [
             f"model-{number + 1:05d}-of-{len(shards):05d}.safetensors" for number in range(len(shards))
         ]  # fmt: skip
-        self.files = dict(zip(names, shards, strict=True))
-        self.headers = {name: _encode_header(shard) for name, shard in self.files.items()}
+        self.headers: dict[str, bytes] = {}
+        self.sizes: dict[str, int] = {}
+        """Bytes of each file."""
         self.places: dict[str, TensorPlace] = {}
-        for name, shard in self.files.items():
+        for name, shard in zip(names, shards, strict=True):
+            self.headers[name] = _encode_header(shard)
             offset = len(self.headers[name])
             for spec in shard:
                 self.places[spec.name] = TensorPlace(name, offset, spec)
                 offset += spec.nbytes
-
-    def size(self, file: str) -> int:
-        """Bytes of one file."""
-        return len(self.headers[file]) + sum(spec.nbytes for spec in self.files[file])
+            self.sizes[name] = offset
 
     def header_sizes(self) -> dict[str, int]:
         """Bytes before the first tensor, by file."""
         return {name: len(header) for name, header in self.headers.items()}
-
-    def index(self) -> bytes | None:
-        """Content of the index, which only several files have."""
-        if len(self.files) == 1:
-            return None
-        weight_map = {spec.name: name for name, specs in self.files.items() for spec in specs}
-        total = sum(spec.nbytes for specs in self.files.values() for spec in specs)
-        return (json.dumps({"metadata": {"total_size": total}, "weight_map": weight_map}, indent=2) + "\n").encode()
 
 
 class SafetensorsWriter:
@@ -104,10 +95,13 @@ class SafetensorsWriter:
         self._missing = dict.fromkeys(self.layout.places if only is None else only)
         self._descriptors: dict[str, int] = {}
         try:
-            for file in self.layout.files:
+            for file in self.layout.sizes:
                 self._open(folder / file, create)
-            if create and (index := self.layout.index()) is not None:
-                (folder / INDEX).write_bytes(index)
+            if create and len(self.layout.sizes) > 1:
+                total = sum(spec.nbytes for spec in specs)
+                weight_map = {name: place.file for name, place in self.layout.places.items()}
+                index = json.dumps({"metadata": {"total_size": total}, "weight_map": weight_map}, indent=2)
+                (folder / INDEX).write_text(index + "\n", encoding="utf-8")
             elif create:
                 (folder / INDEX).unlink(missing_ok=True)
             for name, entry in (sidecar.entries if sidecar else {}).items():
@@ -139,16 +133,6 @@ class SafetensorsWriter:
             if self._sidecar is not None:
                 self._sidecar.add(name, digest)
 
-    def write(self, name: str, tensor: Tensor) -> None:
-        """Write one tensor in whole; it must be as announced."""
-        sink = self.sink(name)
-        spec = sink.place.spec
-        if (tuple(tensor.shape), tensor.dtype) != (spec.shape, spec.dtype):
-            found = f"{tensor.dtype} {list(tensor.shape)}"
-            raise BridgeError(f"{name} came as {found}, announced as {spec.dtype} {list(spec.shape)}")
-        sink.write(tensor)
-        self.complete(sink)
-
     def finish(self, *, sync: bool = True) -> None:
         """Flush to the disk (unless ``sync`` is false) and close; a tensor that never came is an error."""
         if self._missing:
@@ -163,7 +147,7 @@ class SafetensorsWriter:
             os.close(self._descriptors.popitem()[1])
 
     def _open(self, path: Path, create: bool) -> None:
-        header, size = self.layout.headers[path.name], self.layout.size(path.name)
+        header, size = self.layout.headers[path.name], self.layout.sizes[path.name]
         descriptor = os.open(path, os.O_RDWR | (os.O_CREAT if create else 0), 0o644)
         self._descriptors[path.name] = descriptor
         if os.pread(descriptor, len(header), 0) == header and os.fstat(descriptor).st_size == size:

@@ -45,7 +45,13 @@ def write_hf_folder(
         copy_other_files(source, folder, main_dtype(specs))
         with closing(SafetensorsWriter(folder, specs, max_shard_bytes)) as writer:
             for name, tensor in tensors:
-                writer.write(name, tensor)
+                write_whole(writer, name, tensor)
             writer.finish()
         write_checksums(folder, writer.digests, writer.layout.header_sizes())
         publish_folder(folder, out)
+
+
+def write_whole(writer: SafetensorsWriter, name: str, tensor: Tensor) -> None:
+    sink = writer.sink(name)
+    sink.write(tensor)
+    writer.complete(sink)

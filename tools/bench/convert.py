@@ -239,6 +239,7 @@ def write_source(folder: Path, config: dict[str, Any]) -> int:
     """A random model folder; bytes of its weights."""
     from megatron_bridge.convert import hf_tensors
     from megatron_bridge.plan import attach_hf_config
+
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
     from tests.exported_tensors import write_hf_folder
 
