@@ -94,10 +94,15 @@ def copy_other_files(source: Path, folder: Path, dtype: torch.dtype | None) -> N
         except OSError as error:
             raise BridgeError(f"{path} cannot be read: {error.strerror}") from error
         with open(descriptor, "rb") as read, (folder / path.name).open("wb") as written:
-            if path.name == "config.json" and dtype is not None:
-                written.write(_with_dtype(read.read(), str(dtype).removeprefix("torch.")))
-            else:
+            if path.name != "config.json" or dtype is None:
                 shutil.copyfileobj(read, written, 1 << 20)
+                continue
+            name = str(dtype).removeprefix("torch.")
+            text = _DTYPE_KEY.sub(rf"\g<1>{name}\g<2>", read.read().decode())
+            for key, found in json.loads(text).items():
+                if key in ("dtype", "torch_dtype") and found not in (None, name):
+                    raise BridgeError(f"config.json: {key}={found!r} cannot be set to {name!r}")
+            written.write(text.encode())
 
 
 def write_checksums(folder: Path, digests: dict[str, str], headers: dict[str, int]) -> None:
@@ -107,13 +112,3 @@ def write_checksums(folder: Path, digests: dict[str, str], headers: dict[str, in
         sidecar.add(name, digest)
     sidecar.close()
     seal(folder, headers)
-
-
-def _with_dtype(config: bytes, dtype: str) -> bytes:
-    """The same bytes, but for the value of ``dtype`` or ``torch_dtype``."""
-    text = _DTYPE_KEY.sub(rf"\g<1>{dtype}\g<2>", config.decode())
-    parsed = json.loads(text)
-    for key in ("dtype", "torch_dtype"):
-        if parsed.get(key) not in (None, dtype):
-            raise BridgeError(f"config.json: {key}={parsed[key]!r} cannot be set to {dtype!r}")
-    return text.encode()

@@ -265,23 +265,21 @@ def _compare(key: str, built: Any, expected: Any) -> None:
 
 
 def _global_tensors(models: list[Any], first_expert: int) -> Iterator[tuple[str, Tensor]]:
-    """Parameters and persistent buffers of this rank under their global names."""
+    """Parameters and persistent buffers of this rank under their global names.
+
+    ``layer_number`` counts from 1 over all stages; expert numbers are local to an expert-parallel rank.
+    """
     for model in models:
         foreign = _OUTPUT_LAYER if getattr(model, "hf_backbone", False) else ()
         kept = model.state_dict(keep_vars=True)
         for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-            if name in kept and not name.startswith(foreign):
-                yield _global_name(model, name, first_expert), tensor
-
-
-def _global_name(model: Any, name: str, first_expert: int) -> str:
-    """``layer_number`` counts from 1 over all stages; expert numbers are local to an expert-parallel rank."""
-    match = _LAYER.match(name)
-    if match is None:
-        return name
-    number = model.decoder.layers[int(match[1])].layer_number - 1
-    tail = EXPERT.sub(lambda found: found[1] + str(first_expert + int(found[2])), name[match.end() :])
-    return f"decoder.layers.{number}.{tail}"
+            if name not in kept or name.startswith(foreign):
+                continue
+            if match := _LAYER.match(name):
+                number = model.decoder.layers[int(match[1])].layer_number - 1
+                tail = EXPERT.sub(lambda found: found[1] + str(first_expert + int(found[2])), name[match.end() :])
+                name = f"decoder.layers.{number}.{tail}"
+            yield name, tensor
 
 
 def _keep_router_bias_precise(models: list[Any]) -> None:
