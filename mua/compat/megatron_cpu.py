@@ -31,6 +31,7 @@ import sys
 import types
 import warnings
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -249,4 +250,8 @@ def _silence(without_cuda: bool) -> None:
     for message, category in notices:
         warnings.filterwarnings("ignore", message, category, module=r"megatron\.core|torch\.distributed")
     for name, message in records:
-        logging.getLogger(name).addFilter(lambda record, message=message: message not in str(record.msg))
+        logging.getLogger(name).addFilter(partial(_other_than, message))
+
+
+def _other_than(message: str, record: logging.LogRecord) -> bool:
+    return message not in str(record.msg)
