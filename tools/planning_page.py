@@ -46,7 +46,7 @@ def recipes() -> str:
 def recipe(name: str) -> str:
     """What ``mua plan`` prints."""
     from mua.config.load import load_config
-    from mua.plan.report import make_plan
+    from mua.plan.planner import make_plan
     from workbench.plan_tables import as_text
 
     return as_text(make_plan(load_config(Path("configs") / f"{name}.yaml")))

@@ -20,7 +20,7 @@ from typing import Any
 from mua.config.output import prepare_output
 from mua.config.schema import ExperimentConfig
 from mua.errors import ModelError
-from mua.plan.architecture import architecture_of
+from mua.megatron.architecture import architecture_of
 from mua.trainer.launch import leads
 
 VOCABULARY = 512

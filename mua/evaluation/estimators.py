@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from mua.algorithms.metrics import Interval, mean_confidence_interval
+from mua.algorithms.rollout_metrics import Interval, mean_confidence_interval
 
 Floats = npt.NDArray[np.float64]
 

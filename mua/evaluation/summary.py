@@ -13,7 +13,7 @@ from statistics import fmean
 
 import numpy as np
 
-from mua.algorithms.metrics import Interval
+from mua.algorithms.rollout_metrics import Interval
 from mua.config.schema import EvaluationConfig
 from mua.environment.protocol import Task
 from mua.evaluation.estimators import (

@@ -26,7 +26,7 @@ from megatron_bridge import BridgeError
 from mua.config.schema import ModelConfig
 from mua.errors import MuaError
 from mua.megatron import manifest, offline
-from mua.plan.architecture import architecture_of
+from mua.megatron.architecture import architecture_of
 from tests.fuzz._mutate import mutated_bytes, mutated_json, outcome
 from tests.megatron_support import write_model
 

@@ -20,8 +20,7 @@ import torch
 import transformers
 from safetensors.numpy import load_file
 
-from mua.algorithms.loss_protocol import TokenTensors
-from mua.algorithms.losses import PolicyLoss
+from mua.algorithms.losses import PolicyLoss, TokenTensors
 from mua.megatron import layouts
 from mua.megatron.packing import plan_rows
 from mua.types import Float32Array, TrainBatch

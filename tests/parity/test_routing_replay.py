@@ -17,8 +17,7 @@ import pytest
 import torch
 import transformers
 
-from mua.algorithms.loss_protocol import TokenTensors
-from mua.algorithms.losses import PolicyLoss
+from mua.algorithms.losses import PolicyLoss, TokenTensors
 from mua.errors import ConfigError, MuaError
 from mua.megatron import layouts
 from mua.types import ExpertArray, Float32Array, TrainBatch, TrainSequence

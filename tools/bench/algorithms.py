@@ -31,11 +31,9 @@ import torch
 import typer
 from torch import Tensor
 
-from mua.algorithms.adjust import adjusted
-from mua.algorithms.batch import make_batch
+from mua.algorithms.batch import adjusted, make_batch
 from mua.algorithms.gae import clipped_value_loss, gae
-from mua.algorithms.loss_protocol import TokenTensors
-from mua.algorithms.losses import PolicyLoss
+from mua.algorithms.losses import PolicyLoss, TokenTensors
 from mua.algorithms.objectives import kl_estimate
 from mua.config.schema import AlgorithmConfig
 from mua.types import Group, Outcome, Provenance, Segment, TrainBatch, Trajectory
