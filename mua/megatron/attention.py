@@ -150,7 +150,9 @@ class _Tiled(torch.autograd.Function):
         for tile in taken:
             at = tile.queries
             keys, values = (_expanded(tensor[tile.keys], queries.shape[1]) for tensor in (key, value))
-            part, normalizer = torch_flash_cpu.attend(queries[:, :, at], keys, values, causal=tile.causal, scale=scale)
+            part, normalizer = torch_flash_cpu.flash_attention(
+                queries[:, :, at], keys, values, causal=tile.causal, scale=scale
+            )
             if tile.causal:
                 outputs[:, :, at], normalizers[:, :, at] = part, normalizer
             else:
@@ -171,7 +173,7 @@ class _Tiled(torch.autograd.Function):
         for tile in ctx.tiles:
             at = tile.queries
             keys, values = (_expanded(tensor[tile.keys], queries.shape[1]) for tensor in (key, value))
-            parts = torch_flash_cpu.gradients(
+            parts = torch_flash_cpu.flash_attention_gradients(
                 gradient[:, :, at], queries[:, :, at], keys, values, outputs[:, :, at], normalizers[:, :, at],
                 causal=tile.causal, scale=ctx.scale,
             )  # fmt: skip

@@ -14,10 +14,11 @@ from megatron.core.transformer.transformer_block import TransformerBlockSubmodul
 from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 
-import megatron_bridge
-from megatron_bridge import BridgeError
-from megatron_bridge.convert import check_sizes
+from megatron_bridge.convert import check_sizes, load_hf
 from megatron_bridge.family import HfConfig
+from megatron_bridge.hf_config import read_hf_config
+from megatron_bridge.plain_files import BridgeError
+from megatron_bridge.plan import gpt_model_kwargs, transformer_config_kwargs
 from megatron_bridge.safetensors_io import SafetensorsFolder
 from mua.config.schema import MegatronConfig, ModelConfig
 from mua.errors import ModelError, MuaError, one_line
@@ -113,7 +114,7 @@ def load_chunks(model: ModelConfig, megatron: MegatronConfig, *, critic: bool = 
         ModelError: the model folder cannot be read.
     """
     try:
-        hf_config = megatron_bridge.read_hf_config(model.path)
+        hf_config = read_hf_config(model.path)
         with SafetensorsFolder(model.path) as weights:
             check_sizes(hf_config, weights)  # before memory is taken for what config.json says
         try:
@@ -122,7 +123,7 @@ def load_chunks(model: ModelConfig, megatron: MegatronConfig, *, critic: bool = 
             raise
         except (ValueError, TypeError, AssertionError, ZeroDivisionError) as error:
             raise BridgeError(f"config.json describes a model that cannot be built ({one_line(error)})") from error
-        megatron_bridge.load_hf(chunks, model.path, backbone=critic)
+        load_hf(chunks, model.path, backbone=critic)
     except BridgeError as error:
         raise ModelError(f"model.path: {error}") from error
     return chunks
@@ -145,8 +146,8 @@ def build_chunks(
     architecture = Architecture.from_hf(hf_config)
     check_divisible(architecture, megatron)
     check_layout(megatron, moe=architecture.experts > 0)
-    config = _transformer_config(megatron_bridge.transformer_config_kwargs(hf_config), model, megatron)
-    gpt = dict(megatron_bridge.gpt_model_kwargs(hf_config))
+    config = _transformer_config(transformer_config_kwargs(hf_config), model, megatron)
+    gpt = dict(gpt_model_kwargs(hf_config))
     if critic:
         gpt["share_embeddings_and_output_weights"] = False
     virtual = virtual_stages(megatron)

@@ -29,8 +29,8 @@ from environments.kit.scripted import ScriptedUser
 from mua.environment.protocol import Move, Split, Task, Transcript
 from mua.errors import MuaError
 from mua.types import Json
+from mua.users.interface import STOP_SIGNAL
 from mua.users.personas import DEFAULT, PERSONAS
-from mua.users.protocol import STOP_SIGNAL
 from workbench.demonstrate import Demonstration, demonstrate, played
 
 SPLITS: tuple[Split, ...] = get_args(Split)

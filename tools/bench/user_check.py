@@ -27,14 +27,14 @@ from pathlib import Path
 from typing import Any, cast
 
 from mua.environment.domain import Domain
-from mua.environment.protocol import Split, Task, ToolResult, ToolSchema
+from mua.environment.protocol import Split, Task, ToolResult
 from mua.environment.registry import get_domain
 from mua.errors import Refusal, UserFaultKind
-from mua.types import Json
-from mua.users.check import SPLITS, ReplyCheck, TaskCheck, Vocabulary
-from mua.users.guards import LeakCheck, with_signal, without_label
-from mua.users.prompts import user_system_prompt
-from mua.users.protocol import STOP_SIGNAL, ToolUser, User, UserReply, UserTools
+from mua.types import Json, ToolSchema
+from mua.users.interface import STOP_SIGNAL, ToolUser, User, UserReply, UserTools
+from mua.users.personas import user_system_prompt
+from mua.users.task_check import SPLITS, ReplyCheck, TaskCheck, Vocabulary
+from mua.users.utterance_check import LeakCheck, with_signal, without_label
 from workbench.demonstrate import moves_of, played
 
 ROOT = Path(__file__).parents[2]
