@@ -1,25 +1,14 @@
-"""What a step's rollouts looked like, in numbers, and confidence intervals of success rates."""
+"""What a step's rollouts looked like, in numbers."""
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Sequence
-from statistics import NormalDist
-from typing import NamedTuple
 
 import numpy as np
 
 from mua.algorithms.advantage import group_relative_advantages
 from mua.types import Group, Outcome, Provenance, Trajectory
-
-
-class Interval(NamedTuple):
-    """A mean and its confidence bounds."""
-
-    mean: float
-    low: float
-    high: float
 
 
 def rollout_metrics(
@@ -125,20 +114,3 @@ def _group_shares(groups: Sequence[Group], divide_by_std: bool) -> dict[str, flo
         "groups/all_wrong": float(np.mean([not any(t.success for t in g.scored) for g in groups])),
         "advantage/abs_mean": float(np.abs(advantages).mean()),
     }
-
-
-def mean_confidence_interval(successes: Sequence[float], level: float = 0.95) -> Interval:
-    """Wilson score interval of a success rate (Wilson 1927).
-
-    Exact in its intent for 0/1 outcomes; for values between (a mean over samples of one task) it is
-    conservative, because such values vary less than 0/1 ones. Raises ``ValueError`` on an empty sequence or a
-    value outside [0, 1].
-    """
-    if not successes or not all(0 <= s <= 1 for s in successes):
-        raise ValueError(f"a success rate needs at least one value, all in [0, 1]; got {len(successes)} values")
-    n, p = len(successes), math.fsum(successes) / len(successes)
-    z = NormalDist().inv_cdf((1 + level) / 2)
-    centre = (p + z * z / (2 * n)) / (1 + z * z / n)
-    half = z / (1 + z * z / n) * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
-    # At 0 and 1 the bound equals the mean exactly; rounding would put it a hair on the wrong side.
-    return Interval(p, min(max(centre - half, 0.0), p), max(min(centre + half, 1.0), p))

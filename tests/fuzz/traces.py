@@ -173,7 +173,7 @@ def _evaluation(folder: Path, rng: random.Random) -> list[str]:
     def read() -> int:
         with EpisodeStore(path, policy="p", setting="s") as store:
             sum(store.roles.values())
-            return len([_used(trajectory) for _, trajectory in store.items()])
+            return len([_used(trajectory) for trajectory in store._found.values()])
 
     found, error, faults = outcome(read, (MuaError,))
     faults = faults or _named(path, error, _whole_lines(data, lines) + 1)
