@@ -49,7 +49,7 @@ def load_hf(chunks: Sequence[GPTModel], folder: Path, *, backbone: bool = False)
             verify_hf_folder(folder, plan.group.rank(), plan.group.size())
         for parameter in plan.parameters:
             if parameter.name in plan.local:
-                _fill(plan, parameter, checkpoint)
+                _load_parameter(plan, parameter, checkpoint)
 
 
 def hf_tensors(chunks: Sequence[GPTModel]) -> list[TensorSpec]:
@@ -124,7 +124,7 @@ def _listed(names: list[str]) -> str:
     return ", ".join(names[:3]) + more
 
 
-def _fill(plan: ModelPlan, parameter: PlannedParameter, checkpoint: SafetensorsFolder) -> None:
+def _load_parameter(plan: ModelPlan, parameter: PlannedParameter, checkpoint: SafetensorsFolder) -> None:
     shard = as_matrix(plan.local[parameter.name].detach())
     filled = 0
     for block in parameter.packing.shard_blocks(len(parameter.owners), plan.shard[parameter.name]):

@@ -141,9 +141,9 @@ def attach_hf_config(chunks: Sequence[GPTModel], hf_config: HfConfig, *, backbon
         _PLANS.pop(models[0], None)
     for chunk in models:
         for key, value in expected.items():
-            _compare(key, getattr(chunk.config, key), value)
+            _require_equal(key, getattr(chunk.config, key), value)
         tied = _tied(hf_config) and not backbone
-        _compare("share_embeddings_and_output_weights", chunk.share_embeddings_and_output_weights, tied)
+        _require_equal("share_embeddings_and_output_weights", chunk.share_embeddings_and_output_weights, tied)
         built = getattr(getattr(chunk, "rotary_pos_emb", None), "inv_freq", None)
         frequencies = inverse_frequencies(hf_config, expected["kv_channels"])
         if built is not None and not built.is_meta and not torch.equal(built.cpu(), frequencies):
@@ -259,7 +259,7 @@ def _tied(hf_config: HfConfig) -> bool:
     return bool(hf_config.get("tie_word_embeddings", False))
 
 
-def _compare(key: str, built: Any, expected: Any) -> None:
+def _require_equal(key: str, built: Any, expected: Any) -> None:
     if built != expected:
         raise BridgeError(f"the model was built with {key}={built!r}, but config.json means {expected!r}")
 

@@ -50,7 +50,7 @@ def read_manifest(folder: Path) -> Json:
     if not intact:
         raise DamagedCheckpoint(f"checkpoint {folder} is damaged: {NAME}: it has other bytes than were written")
     try:
-        (_Training if content.get("weights_only", False) is False else _Weights).model_validate(content)
+        (_TrainingManifest if content.get("weights_only", False) is False else _WeightsManifest).model_validate(content)
     except ValidationError as error:
         key = error.errors()[0]["loc"][0]
         raise DamagedCheckpoint(
@@ -95,7 +95,7 @@ class _FileEntry(BaseModel, strict=True):
     xxh3_64: str
 
 
-class _Weights(BaseModel, strict=True):
+class _WeightsManifest(BaseModel, strict=True):
     """What every manifest says."""
 
     tensors: dict[_Name, Annotated[list[_Count], Field(max_length=8)]]
@@ -104,7 +104,7 @@ class _Weights(BaseModel, strict=True):
     weights_only: bool = False
 
 
-class _Training(_Weights, strict=True):
+class _TrainingManifest(_WeightsManifest, strict=True):
     """What that of a checkpoint with optimizer state says too."""
 
     distributed_optimizer: bool
