@@ -20,11 +20,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import torch.distributed as dist
-from torch import Tensor
 
 from megatron_bridge.collective import gathered
 from megatron_bridge.plain_files import BridgeError
@@ -41,7 +39,7 @@ from mua.megatron.modules import defer_logits
 from mua.megatron.network import Network
 from mua.megatron.offload import Offloaded, offload
 from mua.megatron.replay import RoutingReplay
-from mua.trainer.calls import Calls, Together, announced, lost_rank, naming_lost_ranks
+from mua.trainer.calls import Calls, announced, lost_rank, naming_lost_ranks
 from mua.trainer.rank_processes import end_ranks
 from mua.types import Float32Array, Json, TrainBatch, TrainSequence
 
@@ -51,7 +49,7 @@ CLOSE_SECONDS = 60.0
 log = logging.getLogger(__name__)
 
 
-class Learner(Together):
+class Learner:
     """What trains. On rank 0 use as a context manager; on the others call :meth:`follow`.
 
     Args:
@@ -77,6 +75,7 @@ class Learner(Together):
         driven: bool = True,
     ) -> None:
         self._config = config
+        self.calls: Calls | None = None
         self._pending: checkpoint.PendingSave | None = None
         self._closing: dist.ProcessGroup | None = None
         self._offloaded: Offloaded | None = None
@@ -98,7 +97,7 @@ class Learner(Together):
             config.engine,
             self._nodes,
             self._group,
-            announce=lambda targets: self.announce("_follow_buckets", targets),
+            announce=lambda nodes: None if self.calls is None else self.calls.announce(("_follow", (nodes,), {})),
             meet=lambda: None if self.calls is None else self.calls.meet(),
         )
 
@@ -125,9 +124,7 @@ class Learner(Together):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         lost = None if error is None else lost_rank(error)
         if self.calls is None or (lost is None and not isinstance(error, KeyboardInterrupt | RankLost)):
             # An error that all ranks met has ended the others by now; it is the one to be seen.
@@ -142,8 +139,10 @@ class Learner(Together):
             raise lost from error
 
     def follow(self) -> None:
+        """On every rank but 0: do what rank 0 does until it stops; see :meth:`mua.trainer.calls.Calls.follow`."""
+        assert self.calls is not None, "there are other ranks"
         try:
-            super().follow()
+            self.calls.follow(self)
         finally:
             if self._host is not None:
                 self._host.close()
@@ -156,7 +155,8 @@ class Learner(Together):
         within a minute; otherwise it is given up, with a line in the log.
         """
         try:
-            self.release()
+            if self.calls is not None:
+                self.calls.release()
         finally:
             self._close()
 
@@ -339,8 +339,8 @@ class Learner(Together):
         urls = gathered(None if self._host is None else self._host.url, self._group)
         return Hosts(key, tuple(str(urls[leader]) for leader in self._nodes.leaders[1:]))
 
-    def _follow_buckets(self, targets: Sequence[int]) -> None:
-        self._source.follow(targets)
+    def _follow(self, nodes: Sequence[int]) -> None:
+        self._source.follow(nodes)
 
     @contextmanager
     def _model_in_place(self) -> Iterator[ModelPlan]:
@@ -358,16 +358,15 @@ class Learner(Together):
         """The policy's parameters point at the frozen reference inside."""
         if self._reference is None:
             raise ValueError("no reference is kept: build Learner(..., with_reference=True)")
-        policy = [parameter.data for parameter in self.policy.parameters()]
-        self._point_to(self._reference)
+        parameters = [*self.policy.parameters()]
+        policy = [parameter.data for parameter in parameters]
         try:
+            for parameter, tensor in zip(parameters, self._reference, strict=True):
+                parameter.data = tensor
             yield
         finally:
-            self._point_to(policy)
-
-    def _point_to(self, tensors: Sequence[Tensor]) -> None:
-        for parameter, tensor in zip(self.policy.parameters(), tensors, strict=True):
-            parameter.data = tensor
+            for parameter, tensor in zip(parameters, policy, strict=True):
+                parameter.data = tensor
 
     def _prepare_step(self) -> None:
         """Weights are on the device, and a checkpoint gets its name once every rank has written its part."""
