@@ -282,15 +282,6 @@ class Learner:
             self._finish_save()
 
     @announced
-    def finish_save(self) -> None:
-        """Wait for the checkpoint that is being written in the background, if there is one.
-
-        Raises:
-            ModelError: it could not be written; nothing of it is left.
-        """
-        self._finish_save()
-
-    @announced
     def load(self, folder: Path) -> Json:
         """Restore a checkpoint of any layout; the ``extra_state`` it was saved with.
 
@@ -313,16 +304,6 @@ class Learner:
             save_hf(self.policy.chunks, folder, source=self._config.model.path)
         except BridgeError as error:
             raise ModelError(str(error)) from error
-
-    @announced
-    def offload(self) -> None:
-        """Give the device memory of weights, gradients and optimizer back; what needs them moves them back."""
-        self._offload()
-
-    @announced
-    def onload(self) -> None:
-        """Take the memory that :meth:`offload` gave back; does nothing where it did not."""
-        self._onload()
 
     def weights(self) -> WeightSource:
         """The current weights for :meth:`mua.engine.pool.EnginePool.update_weights`, resharded by all ranks."""
@@ -374,19 +355,34 @@ class Learner:
         if self._pending is not None and self._pending.done():
             self._finish_save()
 
+    # What other collective methods do too has a private name there; called by its public one it is announced.
+
     def _finish_save(self) -> None:
+        """Wait for the checkpoint that is being written in the background, if there is one.
+
+        Raises:
+            ModelError: it could not be written; nothing of it is left.
+        """
         if self._pending is not None:
             pending, self._pending = self._pending, None
             pending.finish()
 
+    finish_save = announced(_finish_save)
+
     def _offload(self) -> None:
+        """Give the device memory of weights, gradients and optimizer back; what needs them moves them back."""
         if self._offloaded is None:
             self._offloaded = offload(self.networks.values(), self._reference)
 
+    offload = announced(_offload)
+
     def _onload(self) -> None:
+        """Take the memory that :meth:`offload` gave back; does nothing where it did not."""
         if self._offloaded is not None:
             self._offloaded.restore()
             self._offloaded = None
+
+    onload = announced(_onload)
 
 
 def _routed_freely(sequences: Sequence[TrainSequence]) -> list[TrainSequence]:
