@@ -12,8 +12,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args
 
@@ -33,7 +32,8 @@ from mua.environment.schema import argument_checker
 from mua.environment.selection import Selection, environment_of
 from mua.errors import ConfigError, MuaError
 from mua.types import Json
-from tests.gyms_support import SPLITS, judged, modelled, opened, played
+from tests.chat_server import serving
+from tests.gyms_support import SPLITS, judged, modelled, opened, played, say, text_of, verdict
 from workbench.demonstrate import demonstrate, replay_gold
 
 FOLDER = Path(__file__).parents[1] / "data/userrl"
@@ -188,11 +188,11 @@ async def test_a_rule_is_told_to_four_decimals_and_not_at_the_test_numbers():
     gym = given("function", FOLDER / "function.json")
     task = gym.tasks("test")[1]  # a ** 2 / b + c - d at 3 2 1 4
     moves = ["3 2 1 4", "1 3 0 0", "1 0 0 0", "2 1 0 0", "51 1 1 1"]
-    results = await played(opened(gym, task), [act("action", move) for move in moves])
+    results = await say(opened(gym, task), *moves)
     assert [one.error for one in results] == [True, False, False, False, True]
     assert [one.text for one in results][1:4] == ["0.3333", "The rule gives no number there.", "4"]
     environment = opened(gym, task)
-    answers = await played(environment, [act("answer", one) for one in ("1.4999", "1.5000001")])
+    answers = await played(environment, *[act("answer", one) for one in ("1.4999", "1.5000001")])
     assert [one.reward for one in answers] == [0.0, 1.0]
 
 
@@ -205,32 +205,20 @@ async def test_a_rule_outside_the_family_makes_the_expert_leave(tmp_path: Path):
     assert len(family()[1]) > 10_000
 
 
-@asynccontextmanager
-async def web_search(snippet: str) -> AsyncIterator[str]:
+@pytest.mark.parametrize(("snippet", "reward"), [("It was by Ada Holt, in 1820.", 1.0), ("Nobody knows.", 0.0)])
+async def test_a_question_is_looked_up_and_answered_once_the_answer_was_found(snippet: str, reward: float):
     async def answer(request: web.Request) -> web.Response:
         found = [{"title": "Almanacs", "snippet": snippet}]
         return web.json_response({"organic": found if "Marlow" in (await request.json())["q"] else []})
 
-    app = web.Application()
-    app.router.add_post("/search", answer)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    yield f"http://127.0.0.1:{runner.addresses[0][1]}/search"
-    await runner.cleanup()
-
-
-@pytest.mark.parametrize(("snippet", "reward"), [("It was by Ada Holt, in 1820.", 1.0), ("Nobody knows.", 0.0)])
-async def test_a_question_is_looked_up_and_answered_once_the_answer_was_found(snippet: str, reward: float):
-    async with web_search(snippet) as url:
-        gym = given("search", FOLDER / "search.json", options={"search_url": url})
+    async with serving(answer, path="/v1/search") as server:
+        gym = given("search", FOLDER / "search.json", options={"search_url": f"{server.url}/search"})
         assert isinstance(gym, SearchGym)
         (task,) = gym.tasks("test")
         demonstration = await demonstrate(gym, task, 0)
         assert (demonstration.reward, demonstration.ended) == (reward, True)
         assert (await replay_gold(gym, task)).reward == 1.0
-        (wrong,) = await played(opened(gym, task), [act("answer", "Ada")])
+        (wrong,) = await played(opened(gym, task), act("answer", "Ada"))
         assert (wrong.reward, wrong.terminal) == (0.0, True)
 
 
@@ -251,21 +239,9 @@ def test_what_the_rule_oracle_lacks_asks_for_the_llm_oracle(name: GymName):
         gym_of(name).configured(config, Services())
 
 
-def text_of(body: Json) -> str:
-    return " ".join(str(message["content"]) for message in body["messages"])
-
-
 def material(body: Json, name: str) -> str:
     """What a judge is given to judge, by its name."""
     return text_of(body).partition(f"{name}:\n<<<\n")[2].partition("\n>>>")[0]
-
-
-def verdict(label: str) -> str:
-    return json.dumps({"reason": "r", "verdict": label})
-
-
-def unasked(body: Json) -> str:
-    raise AssertionError(f"nobody should have been asked: {text_of(body)}")
 
 
 async def test_a_thing_of_the_records_is_asked_about_and_named():
@@ -278,16 +254,16 @@ async def test_a_thing_of_the_records_is_asked_about_and_named():
     def judge(body: Json) -> str:
         return verdict("Yes" if "boiler" in material(body, "the guess") else "No")
 
-    async with modelled(gym_of("telepathy"), person, judge, FOLDER) as gym:
+    async with modelled(gym_of("telepathy"), person, judge, data=FOLDER) as gym:
         (task,) = gym.tasks("train")
         for demonstration in (await demonstrate(gym, task, 0), await replay_gold(gym, task)):
             assert (demonstration.reward, demonstration.evaluation.success) == (1.0, True)
         assert "Kettle (a pot with a spout that boils water)" in asked[0]
         assert "Is it an object?" in asked[0]
         for name, reward in (("a kettle", 1.0), ("water boiler", 1.0), ("a pot", 0.0)):
-            (result,) = await played(opened(gym, task), [act("answer", name)])
+            (result,) = await played(opened(gym, task), act("answer", name))
             assert result.reward == reward
-        (guess,) = await played(opened(gym, task), [act("action", "Is it a kettle?")])
+        (guess,) = await say(opened(gym, task), "Is it a kettle?")
         assert "choice answer" in guess.text
         assert len(asked) == 1
 
@@ -300,15 +276,15 @@ async def test_a_story_of_the_records_is_asked_about_and_told():
         )
         return verdict("full" if point in told and point[1:].strip(".") in confirmed else "none")
 
-    async with modelled(gym_of("turtle"), lambda body: "Yes", judge, FOLDER) as gym:
+    async with modelled(gym_of("turtle"), lambda body: "Yes", judge, data=FOLDER) as gym:
         (task,) = gym.tasks("train")
         for demonstration in (await demonstrate(gym, task, 0), await replay_gold(gym, task)):
             assert (demonstration.reward, demonstration.evaluation.success) == (1.0, True)
         story = " ".join(statement for _, statement in task.data["criteria"])
         environment = opened(gym, task)
-        results = await played(environment, [act("answer", story), act("action", "Is it true that the clapper went?")])
+        results = await played(environment, act("answer", story), act("action", "Is it true that the clapper went?"))
         assert (results[0].reward, results[1].text) == (0.0, "Yes.")  # a point counts once it was asked about
-    async with modelled(gym_of("turtle"), lambda body: "No", unasked, FOLDER) as gym:
+    async with modelled(gym_of("turtle"), lambda body: "No", data=FOLDER) as gym:
         demonstration = await demonstrate(gym, gym.tasks("train")[0], 0)
         assert (demonstration.reward, demonstration.ended) == (0.0, True)
 
@@ -316,10 +292,10 @@ async def test_a_story_of_the_records_is_asked_about_and_told():
 async def test_an_explanation_may_have_the_words_that_the_points_of_a_story_take(tmp_path: Path):
     points = [{"statement": " ".join(["word"] * 50), "score": 0.5}] * 2
     (tmp_path / "turtle.json").write_text(json.dumps([{**records("turtle")[0], "evaluation": points}]))
-    async with modelled(gym_of("turtle"), lambda body: "Yes", lambda body: verdict("full"), tmp_path) as gym:
+    async with modelled(gym_of("turtle"), lambda body: "Yes", lambda body: verdict("full"), data=tmp_path) as gym:
         gold = await replay_gold(gym, gym.tasks("test")[0])
         assert (gold.reward, gold.ended) == (1.0, True)
-        (longer,) = await played(opened(gym, gym.tasks("test")[0]), [act("answer", "word " * 101)])
+        (longer,) = await played(opened(gym, gym.tasks("test")[0]), act("answer", "word " * 101))
         assert (longer.error, "at most 100 words" in longer.text) == (True, True)
 
 
@@ -335,7 +311,7 @@ async def test_a_request_of_the_records_is_asked_about():
         numbers = [n for n, words in ((1, "face"), (2, "cost")) if words in question]
         return json.dumps({"reason": "r", "numbers": numbers})
 
-    async with modelled(gym_of("intention"), person, judge, FOLDER) as gym:
+    async with modelled(gym_of("intention"), person, judge, data=FOLDER) as gym:
         (task,) = gym.tasks("train")
         wishes = {one["description"]: one["preference"] for one in task.data["details"]}
         assert (wishes["Direction"] in ("north", "south"), wishes["Budget"] in ("little", "much")) == (True, True)
@@ -369,7 +345,7 @@ def travel_judge(body: Json) -> str:
 
 
 async def test_a_trip_of_the_records_is_searched_asked_about_and_booked():
-    async with modelled(gym_of("travel"), lambda body: "Well, let me put it so.", travel_judge, FOLDER) as gym:
+    async with modelled(gym_of("travel"), lambda body: "Well, let me put it so.", travel_judge, data=FOLDER) as gym:
         (task,) = gym.tasks("train")
         assert (task.data["kind"], task.data["difficulty"]) == ("22", "easy")
         assert (await replay_gold(gym, task)).reward == 2.0
@@ -379,7 +355,7 @@ async def test_a_trip_of_the_records_is_searched_asked_about_and_booked():
 
 
 async def test_options_are_shown_without_what_tells_their_worth_and_pay_as_the_record_says():
-    async with modelled(gym_of("travel"), lambda body: "Well.", travel_judge, FOLDER) as gym:
+    async with modelled(gym_of("travel"), lambda body: "Well.", travel_judge, data=FOLDER) as gym:
         (task,) = gym.tasks("train")
         environment = opened(gym, task)
         moves = [
@@ -391,7 +367,7 @@ async def test_options_are_shown_without_what_tells_their_worth_and_pay_as_the_r
             act("search", "flight to Cork"),
             act("answer", "F1"),
         ]
-        unseen, vague, listed, unknown, second, _, cheap = await played(environment, moves)
+        unseen, vague, listed, unknown, second, _, cheap = await played(environment, *moves)
         assert (unseen.error, unknown.error) == (True, True)
         assert "Nothing fits yet" in vague.text
         options = [json.loads(line) for line in listed.text.splitlines()[1:]]
@@ -407,9 +383,9 @@ async def test_a_wish_is_hinted_at_as_the_record_does_and_told_once():
         heard.append(text_of(body))
         return "I wake early."
 
-    async with modelled(gym_of("travel"), person, travel_judge, FOLDER) as gym:
+    async with modelled(gym_of("travel"), person, travel_judge, data=FOLDER) as gym:
         environment = opened(gym, gym.tasks("train")[0])
-        results = await played(environment, [act("action", "Which view do you like?")] * 2)
+        results = await say(environment, *["Which view do you like?"] * 2)
         assert [one.reward for one in results] == [0.8, 0.0]
         assert "A way to let it be known: I like to wake up to birds." in heard[0]
 
@@ -422,17 +398,17 @@ async def test_a_claim_of_the_records_is_argued_about_and_paid_by_the_furthest_s
         heard.append(text_of(body))
         return verdict(next(stances))
 
-    async with modelled(gym_of("persuade"), lambda body: "Hm.", judge, FOLDER) as gym:
+    async with modelled(gym_of("persuade"), lambda body: "Hm.", judge, data=FOLDER) as gym:
         (task,) = gym.tasks("train")
         environment = opened(gym, task)
-        results = await played(environment, [act("action", f"Because of reason {n}.") for n in range(4)])
+        results = await say(environment, *[f"Because of reason {n}." for n in range(4)])
         assert [round(one.reward * 6) for one in results] == [1, 0, 2, 3]
         assert results[-1].terminal
         assert (await judged(environment)).success
         assert "People feel safe where they can see" in heard[0]
         with pytest.raises(MuaError, match="holds no argument against its claim"):
             gym.gold(task)
-        (searched,) = await played(opened(gym, task), [act("search", "safety")])
+        (searched,) = await played(opened(gym, task), act("search", "safety"))
         assert searched.error  # there are no notes
 
 
@@ -475,7 +451,7 @@ async def test_tau_records_are_tasks_over_tau_benchs_tables(tmp_path: Path, form
     assert gym.tasks("test") == gym.tasks("validation") == ()
     gold = await replay_gold(gym, task)
     assert (gold.reward, gold.evaluation.success) == (1.0, True)
-    (idle,) = await played(opened(gym, task), [act("finish")])
+    (idle,) = await played(opened(gym, task), act("finish"))
     assert (idle.reward, idle.terminal) == (0.0, True)
     assert "Be kind." in gym.prompt_for(task, "full")  # type: ignore[attr-defined]
 

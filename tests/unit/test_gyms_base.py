@@ -103,7 +103,7 @@ def test_a_gym_is_a_configurable_domain_whose_user_sits_in_the_tool():
 
 async def test_calls_pay_and_the_end_adds_nothing():
     environment = opened(GYM, TASK)
-    results = await played(environment, [act("action", "3"), act("action", "9"), act("answer", "7")])
+    results = await played(environment, act("action", "3"), act("action", "9"), act("answer", "7"))
     assert [r.text for r in results] == ["higher", "lower", "Yes."]
     assert [r.reward for r in results] == [0.1, 0.1, 1.0]
     assert [r.terminal for r in results] == [False, False, True]
@@ -132,10 +132,10 @@ async def test_what_is_refused_costs_and_changes_nothing():
 
 async def test_a_used_up_budget_refuses_and_that_of_the_decisive_choice_ends():
     environment = opened(GYM, TASK)
-    results = await played(environment, [act("action", "3")] * 4)
+    results = await played(environment, *[act("action", "3")] * 4)
     assert [r.error for r in results] == [False, False, False, True]
     assert "no action left" in results[-1].text
-    wrong = await played(environment, [act("answer", "1"), act("answer", "2"), act("answer", "7")])
+    wrong = await played(environment, act("answer", "1"), act("answer", "2"), act("answer", "7"))
     assert [r.terminal for r in wrong] == [False, True, False]
     assert [r.error for r in wrong] == [False, False, True]
     assert "over" in wrong[1].text
@@ -144,7 +144,7 @@ async def test_a_used_up_budget_refuses_and_that_of_the_decisive_choice_ends():
 
 async def test_no_budget_is_no_limit():
     environment = opened(configured(options={"max_actions": 0}), TASK)
-    results = await played(environment, [act("action", "3")] * 50)
+    results = await played(environment, *[act("action", "3")] * 50)
     assert not any(r.error for r in results)
 
 
@@ -205,7 +205,7 @@ def test_the_shaped_reward(base: float, step: int, flat: bool, options: dict, pa
 async def test_a_step_penalty_grows_with_the_calls_that_were_made_and_spares_the_end():
     environment = opened(configured(options={"step_penalty": 0.2, "reward_scale": 0.5}, show_reward=True), TASK)
     moves = [act("action", "3"), act("action", "?"), act("action", "9"), act("answer", "1"), act("finish")]
-    results = await played(environment, moves)
+    results = await played(environment, *moves)
     assert [round(r.reward, 9) for r in results] == [-0.15, 0.0, -0.35, -0.6, 0.0]
     assert results[0].text.endswith("Reward: -0.15")
     assert (await verdict(environment)).details["reward"] == pytest.approx(-1.1)
@@ -215,7 +215,7 @@ async def test_the_penalty_of_userrls_flat_gyms_does_not_grow():
     task = Task("t", "gyms/persuade", "test", TASK.data)
     assert {"gyms/intention", "gyms/persuade", "gyms/travel"} == FLAT
     environment = opened(configured(options={"step_penalty": 0.2}), task)
-    results = await played(environment, [act("action", "3"), act("answer", "1"), act("action", "9")])
+    results = await played(environment, act("action", "3"), act("answer", "1"), act("action", "9"))
     assert [round(r.reward, 9) for r in results] == [-0.1, -0.2, -0.1]
 
 
@@ -223,7 +223,7 @@ async def test_normalised_rewards_lie_between_0_and_1():
     environment = opened(
         configured(options={"reward_scale": 3.0, "normalize_rewards": True, "step_penalty": 1.0}), TASK
     )
-    results = await played(environment, [act("action", "3"), act("answer", "7")])
+    results = await played(environment, act("action", "3"), act("answer", "7"))
     assert [r.reward for r in results] == [0.0, 1.0]
 
 
@@ -304,7 +304,7 @@ async def test_games_do_not_touch_global_randomness():
     random.seed(5)
     before = random.getstate()
     environment = opened(FUNCTION, FUNCTION.tasks("test")[0])
-    await played(environment, [act("search", "test"), act("action", "1 2 3 4"), act("finish")])
+    await played(environment, act("search", "test"), act("action", "1 2 3 4"), act("finish"))
     assert random.getstate() == before
 
 
