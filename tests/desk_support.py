@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from functools import lru_cache
+from typing import get_args
 
 from environments.kit.database import DatabaseEnvironment
 from mua.environment.domain import Domain, Expert, Peopled
-from mua.environment.protocol import Environment, Evaluation, Move, Task, Transcript
+from mua.environment.protocol import Environment, Evaluation, Move, Split, Task, Transcript
 from mua.environment.registry import get_domain
 from workbench.demonstrate import Demonstration, demonstrate, value_of
 from workbench.demonstrate import played as played_with
 
+SPLITS: tuple[Split, ...] = get_args(Split)
 domain_of = lru_cache(maxsize=8)(get_domain)
 """Finding one looks through folders."""
+
+
+def all_tasks(name: str) -> list[Task]:
+    return [task for split in SPLITS for task in domain_of(name).tasks(split)]
 
 
 def opened(task: Task, domain: Domain | None = None) -> DatabaseEnvironment:
@@ -69,3 +75,20 @@ async def _with_persona(
 def spoken(demonstration: Demonstration) -> Sequence[str]:
     """What the person said, in turn."""
     return [message["content"] for message in demonstration.messages if message["role"] == "user"]
+
+
+def reworded(moves: Generator[Move, str, None], change: Callable[[str], str]) -> Generator[Move, str, None]:
+    """The same moves with what is said put through ``change``."""
+    answer = None
+    while True:
+        try:
+            move = next(moves) if answer is None else moves.send(answer)
+        except StopIteration:
+            return
+        answer = yield change(move) if isinstance(move, str) else move
+
+
+def in_turn(moves: Sequence[Move]) -> Generator[Move, str, None]:
+    """The moves, whatever comes back."""
+    for move in moves:  # noqa: UP028 - a sequence cannot be sent what came back
+        yield move

@@ -35,3 +35,20 @@ def cases_of(name: str) -> Callable[[Test], Test]:
         return pytest.mark.parametrize(arguments, rows)(test)
 
     return decorate
+
+
+def changed(value: Any, changes: dict[str, Any]) -> Any:
+    """``value`` with what stands at each path put in: keys and places divided by ``/``, ``*`` for the first one."""
+    for path, new in changes.items():
+        *steps, last = ("here/" + path).rstrip("/").split("/")
+        whole = inside = {"here": value}
+        for step in steps:
+            inside = inside[_step(inside, step)]
+        inside[_step(inside, last)] = new
+        value = whole["here"]
+    return value
+
+
+def _step(inside: Any, step: str) -> Any:
+    first = next(iter(inside)) if isinstance(inside, dict) else 0
+    return first if step == "*" else int(step) if isinstance(inside, list) else step

@@ -12,15 +12,13 @@ from environments.telecom import DOMAIN, TelecomDomain
 from environments.telecom.faults import SOLVED
 from environments.telecom.gold import gold_moves
 from environments.telecom.recipes import RECIPES
-from environments.telecom.tasks import load_split
 from environments.telecom.user import PhoneUser, customer
-from mua.environment.protocol import Environment, Evaluation, Move, Split, Task, ToolResult, ToolSchema
+from mua.environment.protocol import Environment, Evaluation, Move, Task, ToolResult, ToolSchema
 from mua.types import Json
-from tests.desk_support import opened
+from tests.desk_support import all_tasks, opened
 from workbench.demonstrate import replay_gold
 
-SPLITS: tuple[Split, ...] = ("train", "validation", "test")
-ALL = [task for split in SPLITS for task in load_split(split)]
+ALL = all_tasks("telecom")
 KINDS = {recipe.kind for recipe in RECIPES}
 
 
@@ -35,8 +33,7 @@ def with_fault(name: str) -> Task:
 
 def do(environment: DatabaseEnvironment, action: Json) -> ToolResult:
     run = environment.user_call if action.get("requestor") == "user" else environment.call
-    result = run(action["name"], action["arguments"])
-    return result
+    return run(action["name"], action["arguments"])
 
 
 def user(name: str, **arguments: Json | bool | str) -> Json:
