@@ -10,9 +10,13 @@ import json
 import os
 import stat
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 MAX_JSON_BYTES = 256 << 20
+
+
+class BridgeError(Exception):
+    """A checkpoint and a model do not fit together. The message names the file, tensor or key, and the fix."""
 
 
 def open_regular(path: Path) -> int:
@@ -28,7 +32,7 @@ def open_regular(path: Path) -> int:
     return descriptor
 
 
-def read_json(path: Path, *, strict: bool = True) -> Any:
+def read_json_file(path: Path, *, strict: bool = True) -> Any:
     """What a JSON file holds.
 
     Args:
@@ -44,7 +48,7 @@ def read_json(path: Path, *, strict: bool = True) -> Any:
 
 
 def parse_json(data: bytes, *, strict: bool = True) -> Any:
-    """As :func:`read_json`, of bytes."""
+    """As :func:`read_json_file`, of bytes."""
     if len(data) > MAX_JSON_BYTES:
         raise ValueError(f"it is larger than {MAX_JSON_BYTES >> 20} MiB")
     try:
@@ -87,7 +91,7 @@ def shown(value: Any) -> str:
     return text if len(text) <= 80 else text[:77] + "..."
 
 
-def is_name(value: Any) -> bool:
+def is_name(value: Any) -> TypeGuard[str]:
     """Whether it can be printed as it is: a text of one line, neither empty nor long."""
     return isinstance(value, str) and 0 < len(value) <= 500 and value.isascii() and value.isprintable()
 

@@ -1,7 +1,8 @@
 """Writing safetensors files as the tensors become available: in any order, by several processes, after an interruption.
 
 Since every size follows from the shapes, each tensor's file and offset are known before one value is. A writer needs
-no tensor in whole: a :class:`TensorSink` takes its bytes as they come and sums them up on the way.
+no tensor in whole: a :class:`TensorSink` takes its bytes as they come and sums them up on the way. The library's
+``save_file`` wants all tensors of a file at once: six times the CPU time and a file in memory (docs/benchmarks/cpu.md).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import torch
 from torch import Tensor
 
 from megatron_bridge.checksums import Hasher, Sidecar, digest_of, write_all
-from megatron_bridge.errors import BridgeError
+from megatron_bridge.plain_files import BridgeError
 from megatron_bridge.plan import TensorSpec
 from megatron_bridge.safetensors_io import DTYPES, INDEX, SINGLE
 
@@ -29,7 +30,7 @@ _DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class TensorPlace:
     """Where a tensor's bytes go."""
 
     file: str
@@ -47,11 +48,11 @@ class SafetensorsLayout:
         shards = _shard_specs(specs, max_shard_bytes)
         self.files = {_file_name(number, len(shards)): shard for number, shard in enumerate(shards)}
         self.headers = {name: _encode_header(shard) for name, shard in self.files.items()}
-        self.places: dict[str, Place] = {}
+        self.places: dict[str, TensorPlace] = {}
         for name, shard in self.files.items():
             offset = len(self.headers[name])
             for spec in shard:
-                self.places[spec.name] = Place(name, offset, spec)
+                self.places[spec.name] = TensorPlace(name, offset, spec)
                 offset += spec.nbytes
 
     def size(self, file: str) -> int:
@@ -178,7 +179,7 @@ class SafetensorsWriter:
 class TensorSink:
     """Takes the bytes of one tensor in order and puts them into their place."""
 
-    def __init__(self, descriptor: int, place: Place, hashing: bool) -> None:
+    def __init__(self, descriptor: int, place: TensorPlace, hashing: bool) -> None:
         self.place = place
         self._descriptor = descriptor
         self._written = 0

@@ -17,7 +17,7 @@ from megatron_bridge.reshard import lay_out
 from mua.config.schema import EngineConfig
 from mua.engine.member import Engine
 from mua.engine.pool import EnginePool
-from mua.engine.weights import WeightBucket
+from mua.engine.source import WeightBucket
 from mua.errors import EngineError
 from mua.ports import LOOPBACK
 
@@ -26,6 +26,8 @@ KEY = "stand-in"
 
 class StandInServer:
     """Implements :class:`mua.engine.member.Server`. ``asked`` are the paths of all requests of all its lives."""
+
+    api_key = KEY
 
     def __init__(self, index: int = 0) -> None:
         self.label = f"engine {index}"
@@ -97,5 +99,5 @@ def stand_in_pool(servers: Sequence[StandInServer], **changes: object) -> Engine
     fields = {"count": len(servers), "health_seconds": 0.05, "memory_saver": True} | changes
     config = EngineConfig.model_validate(fields)
     pool = EnginePool(config, dtype="float32", context_length=64, seed=1, log_folder=Path("."))
-    pool._engines = [Engine(server, 4, api_key=KEY) for server in servers]
+    pool._engines = [Engine(server, 4) for server in servers]
     return pool

@@ -13,8 +13,8 @@ from environments.telecom.faults import SOLVED
 from environments.telecom.gold import gold_moves
 from environments.telecom.recipes import RECIPES
 from environments.telecom.user import PhoneUser, customer
-from mua.environment.protocol import Environment, Evaluation, Move, Task, ToolResult, ToolSchema
-from mua.types import Json
+from mua.environment.protocol import Environment, Evaluation, Move, Task, ToolResult
+from mua.types import Json, ToolSchema
 from tests.desk_support import all_tasks, opened
 from workbench.demonstrate import replay_gold
 
@@ -78,7 +78,7 @@ def verdict_on(task: Task, moves: Sequence[Move], domain: TelecomDomain = DOMAIN
 
 
 class Phone:
-    """The user's side of an environment. Implements :class:`mua.users.protocol.UserTools`."""
+    """The user's side of an environment. Implements :class:`mua.users.interface.UserTools`."""
 
     def __init__(self, environment: DatabaseEnvironment) -> None:
         self._environment = environment

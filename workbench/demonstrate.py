@@ -19,14 +19,13 @@ from mua.environment.protocol import (
     Move,
     Task,
     ToolResult,
-    ToolSchema,
     Transcript,
     UserControlled,
     UserMove,
 )
 from mua.environment.schema import fitted
-from mua.types import Json
-from mua.users.protocol import ToolUser, User, UserReply
+from mua.types import Json, ToolSchema
+from mua.users.interface import ToolUser, User, UserReply
 
 T = TypeVar("T")
 Agent: TypeAlias = Callable[[str, Sequence[ToolSchema]], Generator[Move, str, None]]
@@ -176,7 +175,7 @@ class _Play:
         ]
         return result.text
 
-    # The user's tools, as mua.users.protocol.UserTools.
+    # The user's tools, as mua.users.interface.UserTools.
 
     def schemas(self) -> Sequence[ToolSchema]:
         environment = self._environment

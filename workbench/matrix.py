@@ -6,8 +6,8 @@
     policy A1         cell          cell               a cell: one evaluation as ``mua eval`` makes it, in
     policy A2         cell          cell               <output>/<policy>/<users>, continued where it stopped
 
-So a policy that was trained with users A is judged with users B that it never met. One service of engines plays a whole
-row. Rows are compared within a column by pairs of tasks: differences are of the first policy.
+So a policy that was trained with users A meets users B in its evaluation. One service of engines plays a whole row.
+Rows are compared within a column by pairs of tasks: differences are of the first policy.
 """
 
 from __future__ import annotations
@@ -17,26 +17,24 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from statistics import fmean
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from mua.config.output import prepare_output
+from megatron_bridge.atomic import replace_text
 from mua.config.schema import ExperimentConfig
 from mua.errors import MuaError, RunStopped
-from mua.evaluation.report import table, with_bounds
-from mua.evaluation.run import OnTrajectory, Roles, evaluated, play_at_endpoint, roles_of
+from mua.evaluation.evaluator import OnTrajectory, Roles, evaluated, play_at_endpoint, roles_of, servable
+from mua.evaluation.presentation import interval_text, markdown_table
 from mua.evaluation.summary import interval_of
-from mua.evaluation.weights import servable
 from mua.masking import masked_tree
-from mua.observe.files import replace_text
+from mua.observe.output import prepare_output
 from mua.rollout.heap import long_lived_heap
 from mua.rollout.runner import Placed
 from mua.rollout.service import RolloutService
 from mua.types import Json
-from workbench.compare import difference, paired
+from workbench.compare import difference, difference_text, paired
 
 RESULT, PAGE = "matrix.json", "matrix.md"
 MEAN = "all users"
@@ -62,7 +60,11 @@ def evaluate_matrix(config: ExperimentConfig, cells: Cells) -> None:
             for users, cell in row.items():
                 print(f"{policy} with {users}", flush=True)
                 try:
-                    results.setdefault(policy, {})[users] = _played(_weights(config, cell), engines)
+                    model = servable(cell.model_copy(update={"output": config.output})).model  # which cells share
+                    cell.output.mkdir(parents=True, exist_ok=True)
+                    cell = cell.model_copy(update={"model": model})
+                    prepare_output(cell, "config-eval.yaml")
+                    results.setdefault(policy, {})[users] = evaluated(cell, engines.play)
                 except RunStopped as error:
                     empty[f"{policy} with {users}"] = error
     matrix = _matrix(config, cells, results)
@@ -78,7 +80,7 @@ def evaluate_matrix(config: ExperimentConfig, cells: Cells) -> None:
 def matrix_page(matrix: Json) -> str:
     """The matrix as Markdown."""
     columns, cells = [*matrix["users"], MEAN], matrix["cells"]
-    rows = [[policy, *(with_bounds(row[users].get("success")) for users in columns)] for policy, row in cells.items()]
+    rows = [[policy, *(interval_text(row[users].get("success")) for users in columns)] for policy, row in cells.items()]
     apart = [
         [policy, *(_difference(row[users].get("difference")) for users in columns)]
         for policy, row in list(cells.items())[1:]
@@ -92,57 +94,35 @@ def matrix_page(matrix: Json) -> str:
         f"- {matrix['tasks']} tasks of {matrix['split']}, {matrix['samples']} episodes a task, temperature "
         f"{matrix['temperature']:g}\n- intervals hold the true value with {matrix['level']:.0%} confidence",
         "## Success",
-        table(("policy", *columns), rows),
-        *([f"## Difference to {next(iter(cells))}", table(("policy", *columns), apart)] if apart else []),
+        markdown_table(("policy", *columns), rows),
+        *([f"## Difference to {next(iter(cells))}", markdown_table(("policy", *columns), apart)] if apart else []),
         "## Unscored episodes",
-        table(("policy", *matrix["users"]), lost),
+        markdown_table(("policy", *matrix["users"]), lost),
         "## How to read this",
         _NOTES,
     ]
     return "\n\n".join(blocks) + "\n"
 
 
-class _Row:
-    """The engines of one policy, started when the first cell has something to play. Use as a context manager."""
+class _Row(ExitStack):
+    """The engines of one policy, started when the first cell has something to play."""
 
-    def __init__(self) -> None:
-        self._stack = ExitStack()
-        self._rollouts: RolloutService | None = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stack.close()
+    _rollouts: RolloutService | None = None
 
     def play(
         self, config: ExperimentConfig, episodes: Sequence[Placed], on_trajectory: OnTrajectory,
         seconds: float | None = None,
     ) -> Roles:  # fmt: skip
-        """See :func:`mua.evaluation.run.play_on_engine`."""
+        """See :func:`mua.evaluation.evaluator.play_on_engine`."""
         if config.evaluation.policy.kind == "endpoint":
             return play_at_endpoint(config, episodes, on_trajectory, seconds)
         if self._rollouts is None:
-            self._rollouts = self._stack.enter_context(RolloutService(config))
+            self._rollouts = self.enter_context(RolloutService(config))
         else:
             self._rollouts.meet_users(config)
         with long_lived_heap():
             self._rollouts.each(episodes, temperature=config.evaluation.temperature, on_trajectory=on_trajectory)
         return roles_of(self._rollouts.metrics())
-
-
-def _weights(config: ExperimentConfig, cell: ExperimentConfig) -> ExperimentConfig:
-    """``cell`` with weights that engines can serve, which all cells share."""
-    model = servable(cell.model_copy(update={"output": config.output})).model
-    return cell.model_copy(update={"model": model})
-
-
-def _played(cell: ExperimentConfig, engines: _Row) -> Json:
-    cell.output.mkdir(parents=True, exist_ok=True)
-    prepare_output(cell, "config-eval.yaml")
-    return evaluated(cell, engines.play)
 
 
 def _matrix(config: ExperimentConfig, cells: Cells, results: Mapping[str, Mapping[str, Json]]) -> Json:
@@ -215,12 +195,12 @@ def _apart(first: Json, second: Json) -> Json | None:
 def _difference(found: Json | None) -> str:
     if found is None:
         return "-"
-    return f"{found['mean']:+.3f} ({found['low']:+.3f} to {found['high']:+.3f}), p {found['p_value']:.3g}"
+    return f"{difference_text(found)}, p {found['p_value']:.3g}"
 
 
 def _console_table(matrix: Json) -> Table:
     columns = [*matrix["users"], MEAN]
     shown = Table("policy", *columns, title=f"success on {matrix['split']}")
     for policy, row in matrix["cells"].items():
-        shown.add_row(policy, *(with_bounds(row[users]["success"]) for users in columns))
+        shown.add_row(policy, *(interval_text(row[users]["success"]) for users in columns))
     return shown

@@ -16,12 +16,12 @@ from typing import Literal, TextIO
 from mua.config.schema import EnvironmentConfig
 from mua.environment.domain import Domain
 from mua.environment.life import Life
-from mua.environment.protocol import Move, Split, Task, ToolSchema, UserMove
+from mua.environment.protocol import Move, Split, Task, UserMove
 from mua.environment.selection import Selection
 from mua.errors import ConfigError
-from mua.types import Json
+from mua.types import Json, ToolSchema
 from mua.untrusted import JsonError, read_json
-from mua.users.protocol import STOP_SIGNAL, ToolUser, User, UserReply, UserTools
+from mua.users.interface import STOP_SIGNAL, ToolUser, User, UserReply, UserTools
 from workbench.demonstrate import Demonstration, moves_of, played, value_of
 
 Role = Literal["agent", "user"]
@@ -194,7 +194,7 @@ class _Table:
 
 
 class PersonUser:
-    """A person as the user. Implements :class:`mua.users.protocol.User` and ``ToolUser``."""
+    """A person as the user. Implements :class:`mua.users.interface.User` and ``ToolUser``."""
 
     def __init__(self, terminal: Terminal) -> None:
         self._terminal = terminal

@@ -10,7 +10,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any, Protocol
 
-from mua.engine.client import EngineClient, EngineGone
+from mua.engine.sglang_client import EngineClient, EngineGone
 from mua.errors import EngineError
 
 _log = logging.getLogger(__name__)
@@ -18,7 +18,7 @@ _LEAST_BYTES_PER_SECOND = 50e6
 """Whoever loads weights slower than that counts as stuck."""
 
 
-class State(Enum):
+class EngineState(Enum):
     STARTING = "starting"
     AWAITING = "awaiting weights"
     SERVING = "serving"
@@ -30,6 +30,7 @@ class Server(Protocol):
 
     label: str
     log_file: Path | None
+    api_key: str
 
     @property
     def url(self) -> str: ...
@@ -51,7 +52,7 @@ class Server(Protocol):
 class Engine:
     """One server, its client and what the pool knows about it."""
 
-    def __init__(self, server: Server, slots: int, *, api_key: str, node: int = 0) -> None:
+    def __init__(self, server: Server, slots: int, node: int = 0) -> None:
         self.server = server
         self.label = server.label
         self.node = node
@@ -61,7 +62,7 @@ class Engine:
         self.slots = asyncio.Semaphore(slots)
         self.control = asyncio.Lock()
         self.suspect = asyncio.Event()
-        self.state = State.STOPPED
+        self.state = EngineState.STOPPED
         self.in_flight = 0
         self.queued = 0
         self.restarts = 0
@@ -70,7 +71,6 @@ class Engine:
         self.version = 0
         self.released: set[str] = set()
         """Tags of the memory it has given back."""
-        self._api_key = api_key
         self._client: EngineClient | None = None
         self._stopping = asyncio.Lock()
 
@@ -82,18 +82,18 @@ class Engine:
 
     @property
     def up(self) -> bool:
-        return self.state in (State.SERVING, State.AWAITING)
+        return self.state in (EngineState.SERVING, EngineState.AWAITING)
 
     async def start(self, model_path: Path) -> None:
-        self.state = State.STARTING
+        self.state = EngineState.STARTING
         await self.server.start(model_path)
         self.released.clear()
-        self._client = EngineClient(self.server.url, self.label, self._api_key)
+        self._client = EngineClient(self.server.url, self.label, self.server.api_key)
         self.version = 0
 
     async def stop(self) -> None:
         """End the server. Of several calls at once each returns when it is gone."""
-        self.state = State.STOPPED
+        self.state = EngineState.STOPPED
         self.stops += 1
         async with self._stopping:
             client, self._client = self._client, None

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import os
 import threading
@@ -29,19 +30,22 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from time import monotonic
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mua.config.schema import EngineConfig
 from mua.engine.broadcast import Broadcast, all_or_first_error
-from mua.engine.client import EngineGone
-from mua.engine.host import Hosts, remote_engines
-from mua.engine.member import Engine, State, Targets
-from mua.engine.protocol import Generation, SamplingParams, TurnCut
+from mua.engine.host import Hosts, RemoteServer
+from mua.engine.member import Engine, EngineState, Server, Targets
+from mua.engine.sampler import SamplingParams, TurnCut
 from mua.engine.server import engine_server, has_cuda
-from mua.engine.sync import differing, push
-from mua.engine.weights import SyncReport, WeightSource
+from mua.engine.sglang_client import EngineGone
+from mua.engine.sync import SyncReport, differing, push
 from mua.errors import DeadlineExceeded, EngineError
 from mua.ports import LOOPBACK
+from mua.types import Generation
+
+if TYPE_CHECKING:
+    from mua.engine.source import WeightSource
 
 _log = logging.getLogger(__name__)
 _MAX_SESSIONS = 65536
@@ -56,7 +60,7 @@ _START_MARGIN_SECONDS = 60.0
 
 
 class EnginePool:
-    """``config.count`` servers on every machine; implements :class:`mua.engine.protocol.Sampler`.
+    """``config.count`` servers on every machine; implements :class:`mua.engine.sampler.Sampler`.
 
     ``dtype`` is used where ``config.dtype`` is None. Logs go to ``log_folder/engine-<i>.log``. ``hosts`` are the other
     machines, if there are any. Every method must be called on the loop that ran :meth:`start`.
@@ -79,10 +83,11 @@ class EnginePool:
             engine_server, config, dtype=dtype, context_length=context_length, seed=seed, log_folder=log_folder,
             api_key=None if hosts is None else hosts.api_key,
         )  # fmt: skip
-        here = [make(index=place) for place in range(config.count)]
-        self._engines = [Engine(server, config.max_running_requests, api_key=server.api_key) for server in here]
+        servers: list[tuple[Server, int]] = [(make(index=place), 0) for place in range(config.count)]
         if hosts is not None:
-            self._engines += remote_engines(config, hosts, log_folder)
+            nodes = itertools.product(range(1, len(hosts.urls) + 1), range(config.count))
+            servers += [(RemoteServer(config, hosts, node, place, log_folder), node) for node, place in nodes]
+        self._engines = [Engine(server, config.max_running_requests, node) for server, node in servers]
         self._broadcast: Broadcast | None = None
         self._model_path = Path()
         self.version = 0
@@ -114,7 +119,7 @@ class EnginePool:
             await self.stop()
             raise
         for engine in self._engines:
-            engine.state = State.SERVING
+            engine.state = EngineState.SERVING
             self._watches.append(asyncio.create_task(self._watch(engine), name=f"watch {engine.label}"))
         self._changed()
 
@@ -153,7 +158,7 @@ class EnginePool:
             "engine/prefix_cache_hit_rate": counted["cached_tokens"] / max(1, counted["prompt_tokens"]),
             "engine/running": sum(engine.in_flight for engine in self._engines),
             "engine/queued": sum(engine.queued for engine in self._engines),
-            "engine/serving": sum(engine.state is State.SERVING for engine in self._engines),
+            "engine/serving": sum(engine.state is EngineState.SERVING for engine in self._engines),
             "engine/restarts": sum(engine.restarts for engine in self._engines),
         }
 
@@ -162,7 +167,7 @@ class EnginePool:
     async def generate(
         self, prompt_ids: Sequence[int], params: SamplingParams, *, session: str, deadline_s: float
     ) -> Generation:
-        """Sample a continuation; see :meth:`mua.engine.protocol.Sampler.generate`.
+        """Sample a continuation; see :meth:`mua.engine.sampler.Sampler.generate`.
 
         The deadline covers waiting for an engine and for a slot of it. With ``temperature`` 0 SGLang decodes
         greedily and reports log-probabilities at temperature 1.
@@ -198,7 +203,15 @@ class EnginePool:
         request = asyncio.create_task(engine.client.generate(rid, prompt_ids, params))
         try:
             await asyncio.wait({request}, timeout=max(0.0, until - asyncio.get_running_loop().time()))
-            return request.result() if request.done() else await self._cut(engine, rid, request)
+            if request.done():
+                return request.result()
+            self._abort(engine, rid)
+            await asyncio.wait({request}, timeout=_CUT_SECONDS)
+            if not request.done() or request.exception() is not None:
+                raise TimeoutError  # the engine hangs, or the request still waited in its queue
+            if (found := request.result()).finish == "abort":
+                raise TurnCut("", found)
+            return found  # it ended meanwhile
         except EngineGone:
             engine.suspect.set()
             raise
@@ -209,20 +222,6 @@ class EnginePool:
             request.cancel()
             engine.in_flight -= 1
             engine.slots.release()
-
-    async def _cut(self, engine: Engine, rid: str, request: asyncio.Task[Generation]) -> Generation:
-        """Abort ``request`` and wait a moment for what the engine has sampled so far.
-
-        Gives the generation that ended meanwhile. Raises :class:`TurnCut` with what there is, ``TimeoutError`` where
-        the engine says nothing of it: it hangs, or the request still waited in its queue.
-        """
-        self._abort(engine, rid)
-        await asyncio.wait({request}, timeout=_CUT_SECONDS)
-        if not request.done() or request.exception() is not None:
-            raise TimeoutError
-        if (found := request.result()).finish != "abort":
-            return found
-        raise TurnCut("", found)
 
     async def _admit(self, session: str) -> Engine:
         """Wait for the gate, an engine in rotation and a slot of it; the caller gives the slot back."""
@@ -237,7 +236,7 @@ class EnginePool:
                 await engine.slots.acquire()
             finally:
                 engine.queued -= 1
-            if not self._gate_closed and engine.state is State.SERVING and self._failure is None:
+            if not self._gate_closed and engine.state is EngineState.SERVING and self._failure is None:
                 engine.in_flight += 1
                 return engine
             engine.slots.release()
@@ -253,8 +252,8 @@ class EnginePool:
     def _route(self, session: str) -> Engine | None:
         """The session's engine while it serves, else the least loaded one."""
         engine = self._sessions.get(session)
-        if engine is None or engine.state is not State.SERVING:
-            serving = [candidate for candidate in self._engines if candidate.state is State.SERVING]
+        if engine is None or engine.state is not EngineState.SERVING:
+            serving = [candidate for candidate in self._engines if candidate.state is EngineState.SERVING]
             if not serving:
                 return None
             engine = min(serving, key=lambda candidate: candidate.in_flight + candidate.queued)
@@ -275,10 +274,8 @@ class EnginePool:
 
     def _changed(self) -> None:
         """Tell everyone who waits for admission that the gate or an engine's state changed."""
-        if any(engine.state is State.AWAITING for engine in self._engines):
-            self.awaiting_weights.set()
-        else:
-            self.awaiting_weights.clear()
+        awaits = any(engine.state is EngineState.AWAITING for engine in self._engines)
+        (self.awaiting_weights.set if awaits else self.awaiting_weights.clear)()
         self._admit_again.set()
         self._admit_again.clear()
 
@@ -331,7 +328,7 @@ class EnginePool:
             if not spared and engine.restarts >= self.config.max_restarts:
                 self._fail(
                     f"{engine.label} failed again after engine.max_restarts = {engine.restarts} restarts ({reason}); "
-                    f"see {engine.server.log_file}, mend what it says or raise engine.max_restarts"
+                    f"see {engine.server.log_file}, fix what it says or raise engine.max_restarts"
                 )
                 return
             engine.restarts += not spared
@@ -351,7 +348,7 @@ class EnginePool:
                 reason = str(error)
                 _log.error("%s did not restart: %s", engine.label, error)
         engine.suspect.clear()
-        engine.state = State.SERVING if engine.version == self.version else State.AWAITING
+        engine.state = EngineState.SERVING if engine.version == self.version else EngineState.AWAITING
         self._changed()
 
     def _fail(self, message: str) -> None:
@@ -381,7 +378,7 @@ class EnginePool:
             if only_awaiting and version != self.version:
                 raise EngineError(f"engines serve version {self.version}; cannot fill a restarted one with {version}")
             while True:
-                awaiting = [engine for engine in self._engines if engine.state is State.AWAITING]
+                awaiting = [engine for engine in self._engines if engine.state is EngineState.AWAITING]
                 engines = awaiting if only_awaiting else await self.until_up()
                 try:
                     async with self._quiet(engines, gate=not only_awaiting) as targets:
@@ -395,7 +392,7 @@ class EnginePool:
                 engine.version = version
             for engine in self._engines:
                 if engine.up:
-                    engine.state = State.SERVING if engine.version == version else State.AWAITING
+                    engine.state = EngineState.SERVING if engine.version == version else EngineState.AWAITING
             self._changed()
         report.seconds = monotonic() - started
         return report
@@ -478,7 +475,7 @@ class EnginePool:
         was left as noise they are restarted instead.
         """
         async with self._update_lock:
-            serving = [engine for engine in self._engines if engine.state is State.SERVING]
+            serving = [engine for engine in self._engines if engine.state is EngineState.SERVING]
             if not serving:
                 raise EngineError("no engine serves; nothing to verify")
             async with self._quiet(serving, gate=True) as targets:

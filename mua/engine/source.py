@@ -21,24 +21,52 @@ Two buckets exist at a time, one being loaded by the engines and one being put t
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 
 from megatron_bridge.plan import ModelPlan
-from megatron_bridge.reshard import ALIGNMENT, Resharder
+from megatron_bridge.reshard import ALIGNMENT, BucketLayout, Resharder
 from mua.compat.shared_weights import shared_buffer, shared_handle
 from mua.config.schema import EngineConfig
-from mua.engine.nodes import Nodes
-from mua.engine.weights import WeightBucket, loaded_together
+from mua.engine.host import Nodes
+
+
+@dataclass(frozen=True, slots=True)
+class WeightBucket:
+    """Some named tensors in one flat uint8 buffer ``[layout.nbytes]``, which may be larger than what is in it."""
+
+    layout: BucketLayout
+    flat: torch.Tensor
+    """Empty on a rank that hands nothing on."""
+    handles: list[list[str]] = field(default_factory=list)
+    """Of each engine, for each of its tensor-parallel ranks, a handle of memory of its own machine. Empty where
+    engines are reached by broadcast."""
+
+
+class WeightSource(Protocol):
+    """The weights of one policy version; they may be asked for again."""
+
+    moved: int
+    """Bytes between trainer ranks in the last complete pass; see :class:`SyncReport`."""
+    needed: int
+
+    def buckets(self, nodes: Sequence[int]) -> Generator[WeightBucket, None, None]:
+        """All weights, for one engine on each of the machines ``nodes``. Advance and close it on one thread.
+
+        A bucket is given up when the one after the next is asked for.
+        """
+        ...
 
 
 class TrainerSource:
-    """The trainer's shards, resharded by all ranks, as a :class:`mua.engine.weights.WeightSource`.
+    """The trainer's shards, resharded by all ranks, as a :class:`WeightSource`.
 
     One on every rank; rank 0's is the source, the others follow it.
 
@@ -70,7 +98,7 @@ class TrainerSource:
         self._resharder: Resharder | None = None
 
     def buckets(self, nodes: Sequence[int]) -> Generator[WeightBucket, None, None]:
-        """See :meth:`mua.engine.weights.WeightSource.buckets`."""
+        """See :meth:`WeightSource.buckets`."""
         self._announce(nodes)
         yield from self._pass(nodes, leads=True)
 
@@ -84,7 +112,17 @@ class TrainerSource:
         with self._model() as plan:
             if plan.device.type == "cuda":
                 torch.cuda.set_device(plan.device)  # a setting of the thread, and this may be a new one
-            resharder = self._resharder = self._resharder or self._plan_routes(plan)
+            if self._resharder is None:
+                self._resharder = Resharder(
+                    plan,
+                    self._nodes.leaders if self._colocated else [0],
+                    self._config.bucket_bytes,
+                    node=self._nodes.own,
+                    # What is broadcast has no gaps: its receivers derive the offsets from the shapes.
+                    alignment=ALIGNMENT if self._colocated else 1,
+                    together=loaded_together,
+                )
+            resharder = self._resharder
             resharder.reset()
             buffers = Buffers(plan.device, max(layout.nbytes for layout in resharder.buckets))
             try:
@@ -101,17 +139,6 @@ class TrainerSource:
                 dist.all_reduce(sums, group=self._group)
             self.moved, self.needed = map(int, sums.tolist())
 
-    def _plan_routes(self, plan: ModelPlan) -> Resharder:
-        return Resharder(
-            plan,
-            self._nodes.leaders if self._colocated else [0],
-            self._config.bucket_bytes,
-            node=self._nodes.own,
-            # What is broadcast has no gaps: its receivers derive the offsets from the shapes.
-            alignment=ALIGNMENT if self._colocated else 1,
-            together=loaded_together,
-        )
-
     def _go_on(self, wanted: bool) -> bool:
         """Whether there is to be a next bucket, as rank 0 says."""
         if self._group is None:
@@ -127,19 +154,13 @@ class TrainerSource:
         if flat is not None and self._colocated:
             ranks = range(self._config.tensor_parallel)
             handles = [[shared_handle(layout, flat) for _ in ranks] for node in nodes if node == self._nodes.own]
-        if self._nodes.several and self._colocated:
-            handles = self._collect(handles, nodes)
+        if self._nodes.several and self._colocated:  # rank 0 gets those of all machines, in order of ``nodes``
+            leading = dist.get_rank() == 0
+            gathered: list[Any] | None = [None] * dist.get_world_size() if leading else None
+            dist.gather_object(handles, gathered, dst=0, group=self._group)
+            by_node = {n: iter(gathered[leader]) for n, leader in enumerate(self._nodes.leaders)} if gathered else {}
+            handles = [next(by_node[node]) for node in nodes if by_node]
         return WeightBucket(layout, torch.empty(0, dtype=torch.uint8) if flat is None else flat, handles)
-
-    def _collect(self, own: list[list[str]], nodes: Sequence[int]) -> list[list[str]]:
-        """On rank 0 the handles of all machines, in order of ``nodes``; nothing on the others."""
-        leading = dist.get_rank() == 0
-        gathered: list[Any] | None = [None] * dist.get_world_size() if leading else None
-        dist.gather_object(own, gathered, dst=0, group=self._group)
-        if gathered is None:
-            return []
-        by_node = {node: iter(gathered[leader]) for node, leader in enumerate(self._nodes.leaders)}
-        return [next(by_node[node]) for node in nodes]
 
 
 class Buffers:
@@ -162,3 +183,14 @@ class Buffers:
         else:
             self._pair.append(shared_buffer(self._largest if self._device.type == "cpu" else nbytes, self._device))
         return self._pair[-1]
+
+
+_ONE_CALL = re.compile(r"\.(q_a_proj|kv_a_proj_with_mqa)\.")
+
+
+def loaded_together(name: str) -> str:
+    """A key that tensors share which SGLang fuses within one call of its loader, and would lose apart.
+
+    Those are the two down projections of multi-head latent attention; of the others it takes one at a time.
+    """
+    return _ONE_CALL.sub(".fused_qkv_a_proj_with_mqa.", name)

@@ -24,13 +24,13 @@ from mua.config.schema import EnvironmentConfig
 from mua.environment.domain import Domain
 from mua.environment.executors import Executor, InlineExecutor, LostEnvironment, Place, ThreadExecutor
 from mua.environment.life import Life
-from mua.environment.protocol import Evaluation, Isolation, Task, ToolResult, ToolSchema, Transcript
+from mua.environment.protocol import Evaluation, Isolation, Task, ToolResult, Transcript
 from mua.environment.requests import Call, Judge, Request, Reset, WrongResult
 from mua.environment.schema import fitted
 from mua.environment.threads import HungCall
 from mua.environment.wire import described
 from mua.errors import ConfigError, EnvironmentFault, JudgeFault, MuaError, UserFault
-from mua.types import Json
+from mua.types import Json, ToolSchema
 
 _Limit = Literal["call_seconds", "reset_seconds"]
 log = logging.getLogger(__name__)
@@ -141,7 +141,7 @@ class EnvironmentInstance:
 
 
 class InstanceUserTools:
-    """The user's side of an instance; implements :class:`mua.users.protocol.UserTools`."""
+    """The user's side of an instance; implements :class:`mua.users.interface.UserTools`."""
 
     def __init__(self, instance: EnvironmentInstance) -> None:
         self.known: tuple[ToolSchema, ...] = ()

@@ -16,19 +16,18 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Protocol
 
 from mua.endpoint.chat import ChatRequest, Completion, FunctionCall
-from mua.endpoint.client import ChatClient, ContextFull
-from mua.engine.protocol import Generation, Sampler, SamplingParams, TurnCut
-from mua.environment.protocol import ToolSchema
+from mua.endpoint.services import ChatClient, ContextFull
+from mua.engine.sampler import Sampler, SamplingParams, TurnCut
 from mua.rollout.pace import Pace
 from mua.rollout.seeds import derived_seed
 from mua.tokens.conversation import Conversation
 from mua.tokens.parsing import AssistantTurn, ErrorKind, ToolCall, ToolCallError
-from mua.types import Json, Segment
+from mua.types import Generation, Json, Segment, ToolSchema
 from mua.untrusted import JsonError, read_json
 
 if TYPE_CHECKING:
     from mua.rollout.episode import EpisodeSetting
-    from mua.tokens.family import ChatFamily
+    from mua.tokens.chat_family import ChatFamily
 
 
 class Agent(Protocol):

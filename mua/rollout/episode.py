@@ -24,14 +24,14 @@ from time import perf_counter
 from typing import TYPE_CHECKING
 
 from mua.config.schema import RolloutConfig
-from mua.environment.protocol import ToolSchema, Transcript
+from mua.environment.protocol import Transcript
 from mua.environment.requests import told
 from mua.environment.schema import validate_arguments
 from mua.errors import DeadlineExceeded, EnvironmentFault, MuaError, UserFault, UserFaultKind, one_line
 from mua.tokens.codec import ConversationError
-from mua.types import Json, Outcome, Segment
-from mua.users.guards import formless, unusable, with_signal
-from mua.users.protocol import STOP_SIGNAL, UserReply
+from mua.types import Json, Outcome, Segment, ToolSchema
+from mua.users.interface import STOP_SIGNAL, UserReply
+from mua.users.utterance_check import formless, unusable, with_signal
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from mua.environment.protocol import Evaluation, Task
     from mua.rollout.agent import Policy
     from mua.tokens.parsing import AssistantTurn, ToolCall
-    from mua.users.protocol import User
+    from mua.users.interface import User
 
 
 class State(Enum):

@@ -20,23 +20,23 @@ from dataclasses import replace
 from typing import Literal, TypeAlias
 
 from mua.endpoint.chat import Completion, FunctionCall
-from mua.endpoint.client import ChatClient
+from mua.endpoint.services import ChatClient
 from mua.environment.requests import told
 from mua.environment.schema import validate_arguments
 from mua.errors import Refusal, UserFaultKind
 from mua.types import Json
 from mua.untrusted import JsonError, read_json
-from mua.users.check import ReplyCheck, TaskCheck
-from mua.users.guards import LeakCheck, with_signal, without_label
-from mua.users.prompts import DEFAULT_PROMPT, SILENCE, Prompt, Style
-from mua.users.protocol import STOP_SIGNAL, UserReply, UserTools
+from mua.users.interface import STOP_SIGNAL, UserReply, UserTools
+from mua.users.personas import DEFAULT_PROMPT, SILENCE, Prompt, Style
+from mua.users.task_check import ReplyCheck, TaskCheck
+from mua.users.utterance_check import LeakCheck, with_signal, without_label
 
 CheckMode: TypeAlias = Literal["off", "flag", "refuse"]
 _PLAIN = Style()
 
 
 class LlmUser:
-    """One simulated user of one episode; a :class:`mua.users.protocol.User` and ``ToolUser``.
+    """One simulated user of one episode; a :class:`mua.users.interface.User` and ``ToolUser``.
 
     ``seed`` goes into every request, so that the members of a group hear different first utterances where the
     endpoint samples; ``style`` makes them differ where it does not. The endpoint is shared and stays open when the
@@ -118,7 +118,9 @@ class LlmUser:
             if reply.calls:
                 reason = "the user acts on and on and says nothing"
                 return Refusal(UserFaultKind.ACTS_ON_AND_ON, reason) if speak else None
-            return self._fault(_words_of(reply), first, acted)
+            text = _words_of(reply)
+            refusal = self._check.form(text, first=first)
+            return refusal or (self._check.content(text, acted=acted) if self._mode == "refuse" else None)
 
         schemas = [schema.openai() for schema in self._tools.schemas()] if self._tools else []
         # Requests of one user differ by 1000, so that their retries (seed + attempt) never coincide.
@@ -130,11 +132,6 @@ class LlmUser:
             tool_choice="none" if schemas and speak else None,
             accept=accept,
         )
-
-    def _fault(self, text: str, first: bool, acted: bool) -> Refusal | None:
-        """Why ``text`` is not said."""
-        refusal = self._check.form(text, first=first)
-        return refusal or (self._check.content(text, acted=acted) if self._mode == "refuse" else None)
 
     async def _act(self, reply: Completion) -> None:
         """Run the calls; mistakes are answers that the model can act on."""

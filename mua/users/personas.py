@@ -1,7 +1,10 @@
-"""Kinds of people: what they know, how much they tell at once, how patient they are, what they get wrong.
+"""Who a user is and how it talks: the traits of scripted persons, and what a model is told so that it plays one.
 
-Each trait shows in what is said, never only in a number. ``user.personas`` chooses the population of a run;
-the task and the seed choose one of it, so that a group of rollouts meets the same person.
+A trait shows in what is said, never only in a number. ``user.personas`` chooses the population of a run; the task and
+the seed choose one of it, so that a group of rollouts meets the same person.
+
+For a model a domain writes the persona; the rules are the same for all. How such a user talks is a :class:`Style`:
+drawn by the seed of the rollout, so that the rollouts of one task meet users who want the same and say it differently.
 """
 
 from __future__ import annotations
@@ -9,8 +12,22 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from string import Template
+
+import yaml
 
 from mua.errors import ConfigError
+from mua.untrusted import read_file
+from mua.users.interface import STOP_SIGNAL
+
+_PROMPTS = yaml.safe_load(Path(__file__).with_name("prompts.yaml").read_text(encoding="utf-8"))
+GREETINGS: Sequence[str] = _PROMPTS["greetings"]
+"""What the simulator is greeted with, so that it speaks first. It is no part of the agent's conversation."""
+GREETING = GREETINGS[0]
+MANNERS: Sequence[str] = _PROMPTS["manners"]
+SILENCE = "(The agent said nothing.)"
+"""Stands for an empty text of the agent: many endpoints refuse empty messages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +74,7 @@ DEFAULT = tuple(name for name in PERSONAS if name != "brief")
 """Everybody but those who always say the same."""
 
 
-def checked(names: Sequence[str]) -> tuple[Persona, ...]:
+def personas_named(names: Sequence[str]) -> tuple[Persona, ...]:
     """The personas of these names; raises :class:`mua.errors.ConfigError` for one that there is not."""
     for name in names:
         if name not in PERSONAS:
@@ -67,5 +84,68 @@ def checked(names: Sequence[str]) -> tuple[Persona, ...]:
 
 def persona_of(seed: str, population: Sequence[str] = ()) -> Persona:
     """The person that ``seed`` (a task and a number) meets."""
-    people = checked(population or DEFAULT)
+    people = personas_named(population or DEFAULT)
     return random.Random(f"persona/{seed}").choice(people)
+
+
+@dataclass(frozen=True, slots=True)
+class Style:
+    """How one user talks. The default is nobody in particular."""
+
+    manner: str = ""
+    greeting: str = GREETING
+    """What the user is greeted with; its first utterance answers that."""
+    temperature: float | None = None
+    """None: the endpoint's."""
+
+
+def style_of(seed: int, *, manners: bool = True, temperatures: Sequence[float] = ()) -> Style:
+    """The style that ``seed`` picks; ``temperatures`` are the lowest and the highest one, or none."""
+    rng = random.Random(f"style/{seed}")
+    manner, greeting = rng.choice(MANNERS), rng.choice(GREETINGS)
+    temperature = round(rng.uniform(*temperatures), 3) if temperatures else None
+    return Style(manner, greeting, temperature) if manners else Style(temperature=temperature)
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """How a model is told to play a user: ours, or a file's (``user.prompt``)."""
+
+    template: Template | None = None
+    """With the fields of :data:`FIELDS`."""
+
+    def text(self, persona: str, manner: str = "", *, tools: bool = False) -> str:
+        """The simulator's system prompt for ``persona``; ours are the rules, then who the user is."""
+        tool_rules: str = _PROMPTS["tool_rules"] if tools else ""
+        persona = persona.strip()
+        if self.template is not None:
+            return self.template.substitute(persona=persona, manner=manner, stop=STOP_SIGNAL, tool_rules=tool_rules)
+        rules: str = _PROMPTS["rules"].replace("$stop", STOP_SIGNAL)
+        who = f"Who you are\n{persona}\n\nYour manner\n{manner}\n" if manner else f"Who you are\n{persona}\n"
+        return "\n\n".join(filter(None, (rules, tool_rules, who)))
+
+
+FIELDS = ("persona", "manner", "stop", "tool_rules")
+DEFAULT_PROMPT = Prompt()
+
+
+def load_prompt(path: Path | None) -> Prompt:
+    """The prompt in a text file; ``$persona`` has to be in it, and ``$stop``; ``$$`` is a dollar sign.
+
+    Raises :class:`mua.errors.ConfigError` naming file and field.
+    """
+    if path is None:
+        return DEFAULT_PROMPT
+    try:
+        template = Template(read_file(path).decode())
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"user.prompt: cannot read {path}: {error}; give a text file") from error
+    if not template.is_valid():
+        raise ConfigError(f"user.prompt: {path}: a $ that begins no field; write $$ for a dollar sign")
+    found = set(template.get_identifiers())
+    known = ", ".join(f"${field}" for field in FIELDS)
+    if unknown := sorted(found - set(FIELDS)):
+        raise ConfigError(f"user.prompt: {path}: there is no field ${unknown[0]}; known: {known}")
+    if missing := [field for field in ("persona", "stop") if field not in found]:
+        raise ConfigError(f"user.prompt: {path} must say ${missing[0]} somewhere; known fields: {known}")
+    return Prompt(template)

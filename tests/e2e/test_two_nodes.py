@@ -18,7 +18,7 @@ import pytest
 from e2e_support import Workshop, assert_nothing_left
 
 from mua.config.load import load_config
-from mua.engine.protocol import SamplingParams
+from mua.engine.sampler import SamplingParams
 from mua.rollout.service import RolloutService
 from mua.trainer.learner import Learner
 from tests.distributed import run_distributed
@@ -84,10 +84,10 @@ def _lead(learner: Learner, rollouts: RolloutService) -> dict[str, Any]:
     found["versions"] = [answer.version for answer in answers]
     found["refused"] = [
         _status(engines[1].server.url + "/get_model_info"),
-        _status(engines[1].server._host.url + "/status"),
+        _status(engines[1].server._host + "/status"),
     ]
     launcher = _launcher(engines[1].server.url)
-    key = engines[1].server._headers["Authorization"].removeprefix("Bearer ")
+    key = engines[1].server.api_key
     found["key_in_command_line"] = any(
         key in " ".join(process.cmdline()) for process in [launcher, *launcher.parents(), *launcher.children()]
     )

@@ -18,7 +18,7 @@ from environments.acebench import DOMAIN, AceDomain
 from environments.acebench.data import CATEGORIES, milestones
 from environments.acebench.episode import AceEnvironment, different, progress
 from mua.config.schema import EnvironmentConfig
-from mua.endpoint.client import Services
+from mua.endpoint.services import Services
 from mua.environment.protocol import Task, ToolResult, Transcript
 from mua.errors import ConfigError
 from mua.types import Json

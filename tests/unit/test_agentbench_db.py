@@ -24,7 +24,7 @@ from environments.agentbench_db.records import load
 from environments.agentbench_db.sandbox import MAX_ROWS, MAX_TEXT, Sandbox, SqlError
 from environments.agentbench_db.scoring import agrees, cleaned, joined, table_digest
 from mua.config.schema import EnvironmentConfig
-from mua.endpoint.client import Services
+from mua.endpoint.services import Services
 from mua.environment.protocol import Task, ToolResult, Transcript
 from mua.errors import ConfigError
 from mua.types import Json

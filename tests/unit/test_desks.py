@@ -30,8 +30,8 @@ from mua.environment.protocol import Split, Task, Transcript
 from mua.environment.registry import get_domain
 from mua.environment.selection import Selection
 from mua.errors import ConfigError, MuaError
+from mua.users.interface import STOP_SIGNAL
 from mua.users.personas import PERSONAS
-from mua.users.protocol import STOP_SIGNAL
 from tests.desk_support import all_tasks, at_its_end, judged, opened, played, reworded, spoken, with_persona
 from tests.tables import cases_of
 from workbench.demonstrate import demonstrate, replay_gold

@@ -24,7 +24,7 @@ from environments.gyms.search.index import Index, shared_index
 from environments.gyms.search.relations import relations
 from environments.gyms.search.world import world
 from mua.config.schema import EnvironmentConfig
-from mua.endpoint.client import Services
+from mua.endpoint.services import Services
 from mua.errors import ConfigError, EnvironmentFault, JudgeFault
 from tests.chat_server import Handler, fails, never, raw, serving
 from tests.counting import operations

@@ -25,8 +25,8 @@ from environments.help_desk.user import customer
 from environments.kit.scripted import ScriptedUser
 from mua.environment.protocol import Move, Task, Transcript
 from mua.types import Json
+from mua.users.interface import STOP_SIGNAL
 from mua.users.personas import DEFAULT, PERSONAS
-from mua.users.protocol import STOP_SIGNAL
 from tests.desk_support import SPLITS, all_tasks, in_turn, with_persona
 from workbench.demonstrate import Demonstration, demonstrate
 

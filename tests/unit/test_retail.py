@@ -29,7 +29,7 @@ from environments.retail.user import customer
 from environments.retail.views import compact
 from environments.retail.wishes import EASY, MEDIUM, place
 from mua.config.schema import EnvironmentConfig
-from mua.endpoint.client import Services
+from mua.endpoint.services import Services
 from mua.environment.protocol import Evaluation, Move, Task, ToolResult, Transcript
 from mua.environment.selection import Selection
 from mua.types import Json

@@ -27,7 +27,7 @@ from environments.retail import DOMAIN
 from environments.retail.shop import shop
 from environments.retail.tools import TOOLS
 from mua.cli import app
-from mua.endpoint.client import Services
+from mua.endpoint.services import Services
 from mua.environment.protocol import Evaluation, Task, Transcript
 from mua.errors import ConfigError, JudgeFault
 from mua.types import Json

@@ -30,8 +30,8 @@ from mua.config.schema import EnvironmentConfig
 from mua.environment.domain import Configurable, Domain, Expert
 from mua.environment.protocol import Environment, Evaluation, Move, Task, Transcript, UserControlled, UserMove
 from mua.environment.selection import Selection
+from mua.users.interface import ToolUser, User
 from mua.users.personas import PERSONAS
-from mua.users.protocol import ToolUser, User
 from tests.desk_support import SPLITS, reworded
 from tests.tables import cases_of, table
 from tests.telecom_support import ALL, KINDS, agent, do, first, judged, opened, user, verdict_on, with_fault
