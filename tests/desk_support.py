@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable, Generator, Sequence
 from functools import lru_cache
-from typing import get_args
+from typing import TypeAlias, get_args
 
 from environments.kit.database import DatabaseEnvironment
 from mua.environment.domain import Domain, Expert, Peopled
-from mua.environment.protocol import Environment, Evaluation, Move, Split, Task, Transcript
+from mua.environment.protocol import Environment, Evaluation, Move, Split, Task, Transcript, UserMove
 from mua.environment.registry import get_domain
+from mua.types import Json
 from workbench.demonstrate import Demonstration, demonstrate, value_of
 from workbench.demonstrate import played as played_with
 
@@ -34,6 +36,29 @@ def opened(task: Task, domain: Domain | None = None) -> DatabaseEnvironment:
 def judged(environment: DatabaseEnvironment, *texts: str) -> Evaluation:
     """The verdict where the agent said this and called nothing."""
     return environment.evaluate(Transcript([{"role": "assistant", "content": text} for text in texts]))
+
+
+Turn: TypeAlias = Move | UserMove | dict[str, str]
+"""What the agent says or calls, what the user does, or says: ``{"user": text}``."""
+
+
+def conversation(task: Task, turns: Sequence[Turn], domain: Domain | None = None) -> Evaluation:
+    """The verdict on these turns, whatever the tools answer."""
+    environment, messages = opened(task, domain), list[Json]()
+    for turn in turns:
+        if isinstance(turn, str):
+            messages.append({"role": "assistant", "content": turn})
+        elif isinstance(turn, dict):
+            messages.append({"role": "user", "content": turn["user"]})
+        elif isinstance(turn, UserMove):
+            environment.user_call(*turn)
+            messages.append({"role": "user", "content": "", "actions": [{"name": turn[0], "arguments": turn[1]}]})
+        else:
+            environment.call(*turn)
+            function = {"name": turn[0], "arguments": json.dumps(turn[1])}
+            calls = [{"type": "function", "function": function}]
+            messages.append({"role": "assistant", "content": "", "tool_calls": calls})
+    return environment.evaluate(Transcript(messages))
 
 
 def played(domain: Domain, task: Task, seed: int = 0, loose: float = 0.0) -> Demonstration:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -35,6 +36,15 @@ def cases_of(name: str) -> Callable[[Test], Test]:
         return pytest.mark.parametrize(arguments, rows)(test)
 
     return decorate
+
+
+def write_files(folder: Path, files: dict[str, str | list[Any]]) -> Path:
+    """Files by their paths, each a text or lines of JSON; gives the folder."""
+    for name, content in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content if isinstance(content, str) else "".join(json.dumps(line) + "\n" for line in content))
+    return folder
 
 
 def changed(value: Any, changes: dict[str, Any]) -> Any:

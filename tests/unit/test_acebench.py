@@ -6,7 +6,6 @@ tasks, and no more than they are known to. Not covered: what models score on it.
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from pathlib import Path
@@ -21,61 +20,15 @@ from mua.config.schema import EnvironmentConfig
 from mua.endpoint.services import Services
 from mua.environment.protocol import Task, ToolResult, Transcript
 from mua.errors import ConfigError
-from mua.types import Json
-from tests.tables import table
+from tests.tables import table, write_files
 from workbench.demonstrate import demonstrate, replay_gold
-
-TABLE = table("acebench")
 
 REAL = os.environ.get("MUA_ACEBENCH")
 
-BASE = TABLE["BASE"]
-MESSAGES = TABLE["MESSAGES"]
-
-
-def entry(number: int, category: str, question: str, **more: Json) -> Json:
-    tools = [
-        {"name": "turn_on_wifi", "description": "Turn the Wi-Fi on.", "parameters": {}},
-        {
-            "name": "send_message",
-            "description": "Send a message.",
-            "parameters": {
-                "type": "dict",
-                "properties": {"text": {"type": "string"}, "urgent": {"type": "bool"}, "note": {"type": "any"}},
-                "required": ["text"],
-            },
-        },
-    ]
-    return {
-        "id": f"agent_{category}_{number}",
-        "question": question,
-        "initial_config": {"BaseApi": {"wifi": False}},
-        "involved_classes": ["BaseApi", "MessageApi"],
-        "function": tools,
-        **more,
-    }
-
-
-SENT = {"inbox": {"1": {"text": "old"}, "2": {"text": "hi", "urgent": False}}}
-ON = {"wifi": True, "logged_in": True}
-ANSWERS = TABLE["ANSWERS"]
-
 
 def checkout(folder: Path, data: str = "data_all/data_en") -> Path:
-    for category in CATEGORIES:
-        phone = folder / "model_inference" / category / "scenariosen" / "phone_platform"
-        phone.mkdir(parents=True)
-        (phone / "base_api.py").write_text(BASE)
-        (phone / "message.py").write_text(MESSAGES.format(category))
-        answers = ANSWERS[category]
-        tasks = [entry(number, category, f"Send 'hi' ({number}).") for number in range(len(answers))]
-        place = folder / data
-        (place / "possible_answer").mkdir(parents=True, exist_ok=True)
-        name = f"data_agent_{category}.json"
-        (place / name).write_text("".join(json.dumps(task) + "\n" for task in tasks))
-        given = [{"id": task["id"], **answer} for task, answer in zip(tasks, answers, strict=True)]
-        (place / "possible_answer" / name).write_text("".join(json.dumps(answer) + "\n" for answer in given))
-    return folder
+    files = table("acebench")["CHECKOUT"]
+    return write_files(folder, {path.replace("data_all/data_en", data): text for path, text in files.items()})
 
 
 def configured(folder: Path, **more: object) -> AceDomain:

@@ -30,12 +30,16 @@ from mua.errors import ConfigError
 from mua.rollout.agent import ChatPolicy
 from mua.rollout.episode import Episode, EpisodeResult, EpisodeSetting
 from mua.types import Json, Outcome
-from tests.bfcl_fixtures import write_package
 from tests.chat_fixtures import ChatServer, calls, chat_server, in_order, says
+from tests.tables import table, write_files
 from workbench.demonstrate import demonstrate, replay_gold
 
 REAL = os.environ.get("MUA_BFCL")
 needs_package = pytest.mark.skipif(REAL is None, reason="MUA_BFCL does not name the folder of the package bfcl-eval")
+
+
+def write_package(folder: Path) -> Path:
+    return write_files(folder, table("bfcl")["PACKAGE"])
 
 
 def configured(folder: Path, **more: object) -> BfclDomain:

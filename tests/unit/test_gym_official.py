@@ -32,6 +32,7 @@ from mua.environment.schema import argument_checker
 from mua.environment.selection import Selection, environment_of
 from mua.errors import ConfigError, MuaError
 from mua.types import Json
+from tests import tables
 from tests.chat_server import serving
 from tests.gyms_support import SPLITS, judged, modelled, opened, played, say, text_of, verdict
 from workbench.demonstrate import demonstrate, replay_gold
@@ -417,25 +418,7 @@ async def test_a_claim_of_the_records_is_argued_about_and_paid_by_the_furthest_s
 
 def shop(folder: Path) -> Path:
     """tau-bench's tables for one customer with one order, in ``folder/retail``."""
-    home = folder / "retail"
-    home.mkdir(parents=True)
-    name = {"first_name": "Ada", "last_name": "Holt"}
-    address = dict.fromkeys(("address1", "address2", "city", "country", "state", "zip"), "x")
-    paid = [{"transaction_type": "payment", "amount": 12.5, "payment_method_id": "gift_card_1"}]
-    card = {"gift_card_1": {"source": "gift_card", "balance": 0, "id": "gift_card_1"}}
-    user = {"name": name, "address": address, "email": "a@x", "payment_methods": card, "orders": ["#W1"]}
-    order = {"order_id": "#W1", "user_id": "ada_holt_1", "address": address, "items": [], "fulfillments": []}
-    tables: Json = {
-        "users": {"ada_holt_1": user},
-        "orders": {"#W1": {**order, "status": "pending", "payment_history": paid}},
-        "products": {},
-    }
-    for table_name, rows in tables.items():
-        (home / f"{table_name}.json").write_text(json.dumps(rows))
-    (home / "policy.md").write_text("Be kind.")
-    entry = {"id": "t0", "instruction": "You are Ada.", "actions": [], "outputs": []}
-    (home / "tasks_test.jsonl").write_text(json.dumps(entry))
-    return folder
+    return tables.write_files(folder, tables.table("gym_official")["SHOP"])
 
 
 @pytest.mark.parametrize("form", ["beside", "named", "table"])

@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from collections.abc import Sequence
 
 import pytest
 
@@ -30,10 +29,10 @@ from environments.retail.views import compact
 from environments.retail.wishes import EASY, MEDIUM, place
 from mua.config.schema import EnvironmentConfig
 from mua.endpoint.services import Services
-from mua.environment.protocol import Evaluation, Move, Task, ToolResult, Transcript
+from mua.environment.protocol import Move, Task, ToolResult
 from mua.environment.selection import Selection
 from mua.types import Json
-from tests.desk_support import SPLITS, all_tasks, judged, opened, played, spoken, with_persona
+from tests.desk_support import SPLITS, Turn, all_tasks, conversation, judged, opened, played, spoken, with_persona
 from tests.tables import cases_of
 from workbench.demonstrate import demonstrate
 
@@ -263,38 +262,19 @@ def test_a_customer_brings_up_its_wishes_one_after_the_other():
 # ---- verdicts
 
 
-def conversation(task: Task, moves: Sequence[Move | tuple[str]], domain: RetailDomain = DOMAIN) -> Evaluation:
-    """The verdict on moves; a tuple of one text is what the customer says."""
-    environment, messages = opened(task, domain), []
-    for move in moves:
-        if isinstance(move, str):
-            messages.append({"role": "assistant", "content": move})
-        elif len(move) == 1:
-            messages.append({"role": "user", "content": move[0]})
-        else:
-            environment.call(*move)
-            function = {"name": move[0], "arguments": json.dumps(move[1])}
-            messages.append(
-                {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": function}]}
-            )
-    verdict = environment.evaluate(Transcript(messages))
-    assert isinstance(verdict, Evaluation)
-    return verdict
-
-
-def cancelled_by_the_book(task: Task) -> list[Move | tuple[str]]:
+def cancelled_by_the_book(task: Task) -> list[Turn]:
     number, reason = task.data["wishes"][0]["knows"]["order"], task.data["wishes"][0]["knows"]["reason"]
     return [
-        ("Hi, please cancel an order.",),
+        {"user": "Hi, please cancel an order."},
         "What is your email?",
-        (f"It is {task.data['customer']['email']}.",),
+        {"user": f"It is {task.data['customer']['email']}."},
         ("find_user_id_by_email", {"email": task.data["customer"]["email"]}),
         ("get_order_details", {"order_id": number}),
         f"Shall I cancel order {number} with the reason {reason}?",
-        ("Yes.",),
+        {"user": "Yes."},
         ("cancel_pending_order", {"order_id": number, "reason": reason}),
         f"I have cancelled order {number}.",
-        ("Thanks.",),
+        {"user": "Thanks."},
     ]
 
 

@@ -28,11 +28,11 @@ from environments.telecom.user import customer
 from environments.telecom.world import CUSTOMERS, PLANS, base
 from mua.config.schema import EnvironmentConfig
 from mua.environment.domain import Configurable, Domain, Expert
-from mua.environment.protocol import Environment, Evaluation, Move, Task, Transcript, UserControlled, UserMove
+from mua.environment.protocol import Environment, Evaluation, Move, Task, UserControlled, UserMove
 from mua.environment.selection import Selection
 from mua.users.interface import ToolUser, User
 from mua.users.personas import PERSONAS
-from tests.desk_support import SPLITS, reworded
+from tests.desk_support import SPLITS, Turn, conversation, reworded
 from tests.tables import cases_of, table
 from tests.telecom_support import ALL, KINDS, agent, do, first, judged, opened, user, verdict_on, with_fault
 from workbench.demonstrate import Demonstration, demonstrate, played
@@ -169,56 +169,44 @@ def test_on_the_phone_only_what_was_seen_to_be_wrong_is_changed():
     assert verdict_on(task, [*moves, UserMove("set_airplane_mode", {"on": True}), moves[-1]]).success
 
 
-def conversation(task: Task, *turns: Move | tuple[str, str]) -> Evaluation:
-    """``(agent, user)`` are words of both, anything else is a move."""
-    environment, messages = opened(task), [{"role": "user", "content": "Hello."}]
-    for turn in turns:
-        if isinstance(turn, UserMove):
-            environment.user_call(*turn)
-            messages.append({"role": "user", "content": "", "actions": [{"name": turn[0], "arguments": turn[1]}]})
-        elif isinstance(turn[1], str):
-            messages += [{"role": "assistant", "content": turn[0]}, {"role": "user", "content": turn[1]}]
-        else:
-            environment.call(turn[0], turn[1])
-            function = {"name": turn[0], "arguments": json.dumps(turn[1])}
-            messages.append({"role": "assistant", "content": "", "tool_calls": [{"function": function}]})
-    return environment.evaluate(Transcript(messages))
+def told(*turns: Turn) -> Evaluation:
+    """The verdict on a conversation about the first task that has its plan changed."""
+    return conversation(PLAN, [{"user": "Hello."}, *turns])
+
+
+PLAN = first("plan_change")
+WANTED = PLAN.data["wishes"][0]["plan"]
+NAMED = "{number}, {first} {last}".format(**PLAN.data["known"])
+READS = [move for move in DOMAIN.gold(PLAN) if move[0].startswith(("find_", "get_"))]
+CHANGE = DOMAIN.gold(PLAN)[-2]
+DONE: list[Turn] = [CHANGE, f"Your line is on the {WANTED} plan now.", {"user": "Thanks."}]
 
 
 def test_identity_is_what_the_customer_gave():
-    task = first("plan_change")
-    known, plan = task.data["known"], task.data["wishes"][0]["plan"]
-    day = date.fromisoformat(known["born"])
-    reads, write = [move for move in DOMAIN.gold(task) if move[0].startswith(("find_", "get_"))], DOMAIN.gold(task)[-2]
-    offer = (f"The {plan} plan is available. Shall I change your line to the {plan} plan?", "Yes, please.")
-    told = (f"Your line is on the {plan} plan now.", "Thanks.")
+    day = date.fromisoformat(PLAN.data["known"]["born"])
+    offer = f"The {WANTED} plan is available. Shall I change your line to the {WANTED} plan?"
 
     def asked(answer: str) -> Evaluation:
-        return conversation(task, ("Who are you, please?", answer), *reads, offer, write, told)
+        return told("Who are you, please?", {"user": answer}, *READS, offer, {"user": "Yes, please."}, *DONE)
 
-    for born in (known["born"], f"{day.day}. {day:%B %Y}", f"{day:%B} {day.day}, {day.year}", f"{day:%d/%m/%Y}"):
-        assert asked(f"{known['number']}, {known['first']} {known['last']}, {born}").success, born
-    for wrong in (
-        f"{known['number']}, {known['first']} {known['last']}",
-        f"{known['number']}, {known['born']}",
-        "Guess.",
-    ):
+    for born in (day.isoformat(), f"{day.day}. {day:%B %Y}", f"{day:%B} {day.day}, {day.year}", f"{day:%d/%m/%Y}"):
+        assert asked(f"{NAMED}, {born}").success, born
+    for wrong in (NAMED, f"{PLAN.data['known']['number']}, {day.isoformat()}", "Guess."):
         assert asked(wrong).details["unmet"], wrong
 
 
-def test_a_change_needs_a_yes_to_what_is_changed():
-    task = first("plan_change")
-    known, plan = task.data["known"], task.data["wishes"][0]["plan"]
-    who = ("Who are you, please?", f"{known['number']}, {known['first']} {known['last']}, {known['born']}")
-    reads, write = [move for move in DOMAIN.gold(task) if move[0].startswith(("find_", "get_"))], DOMAIN.gold(task)[-2]
-    told = (f"Your line is on the {plan} plan now.", "Thanks.")
-    for offer, answer, success in (
-        (f"Shall I change your line to the {plan} plan?", "Yes, please.", True),
-        (f"Shall I change your line to the {plan} plan?", "No, not yet.", False),
+@pytest.mark.parametrize(
+    ("offer", "answer", "success"),
+    [
+        (f"Shall I change your line to the {WANTED} plan?", "Yes, please.", True),
+        (f"Shall I change your line to the {WANTED} plan?", "No, not yet.", False),
         ("Shall I change your plan?", "Yes, please.", False),
         ("Thank you.", "Sure.", False),
-    ):
-        assert conversation(task, who, *reads, (offer, answer), write, told).success == success, (offer, answer)
+    ],
+)
+def test_a_change_needs_a_yes_to_what_is_changed(offer: str, answer: str, success: bool):
+    who: list[Turn] = ["Who are you, please?", {"user": f"{NAMED}, {PLAN.data['known']['born']}"}]
+    assert told(*who, *READS, offer, {"user": answer}, *DONE).success == success
 
 
 def test_nothing_of_an_account_is_told_before_its_holder_is_known():
@@ -226,14 +214,19 @@ def test_nothing_of_an_account_is_told_before_its_holder_is_known():
     known = task.data["known"]
     number = {"number": known["number"]}
     found = json.loads(opened(task).call("find_customer_by_number", number).text)
-    reads = [("find_customer_by_number", number), ("get_customer", {"customer_id": found["customer_id"]})]
-    who = ("Who are you, please?", f"{known['number']}, {known['first']} {known['last']}, {known['born']}")
-    refused = ("Sorry, I cannot verify your identity.", "Okay.")
-    line = ("get_line", {"line_id": found["line_id"]})
-    assert conversation(task, who, *reads, refused).success
-    told = conversation(task, who, *reads, line, ("Your line is active.", "I see."), refused)
-    assert told.details["unmet"]
-    assert not told.success
+    begun: list[Turn] = [
+        {"user": "Hello."},
+        "Who are you, please?",
+        {"user": f"{known['number']}, {known['first']} {known['last']}, {known['born']}"},
+        ("find_customer_by_number", number),
+        ("get_customer", {"customer_id": found["customer_id"]}),
+    ]
+    refused: list[Turn] = ["Sorry, I cannot verify your identity.", {"user": "Okay."}]
+    line: list[Turn] = [("get_line", {"line_id": found["line_id"]}), "Your line is active.", {"user": "I see."}]
+    assert conversation(task, [*begun, *refused]).success
+    verdict = conversation(task, [*begun, *line, *refused])
+    assert verdict.details["unmet"]
+    assert not verdict.success
 
 
 def test_a_customer_may_not_know_the_number():
