@@ -54,10 +54,10 @@ def conversation(task: Task, turns: Sequence[Turn], domain: Domain | None = None
             environment.user_call(*turn)
             messages.append({"role": "user", "content": "", "actions": [{"name": turn[0], "arguments": turn[1]}]})
         else:
-            environment.call(*turn)
-            function = {"name": turn[0], "arguments": json.dumps(turn[1])}
-            calls = [{"type": "function", "function": function}]
+            answer = environment.call(*turn).text
+            calls = [{"type": "function", "function": {"name": turn[0], "arguments": json.dumps(turn[1])}}]
             messages.append({"role": "assistant", "content": "", "tool_calls": calls})
+            messages.append({"role": "tool", "content": answer})
     return environment.evaluate(Transcript(messages))
 
 

@@ -39,12 +39,10 @@ from mua.endpoint.services import Services
 from mua.environment.protocol import Evaluation, Move, Task
 from mua.errors import MuaError
 from mua.types import Json
-from mua.users.interface import UserReply
-from tests.desk_support import SPLITS, all_tasks, in_turn, judged, opened, played, spoken, with_persona
+from tests.desk_support import SPLITS, all_tasks, conversation, in_turn, judged, opened, played, spoken, with_persona
 from tests.tables import cases_of, table
 from tools.bench.claims import judged as read_sentences
 from tools.bench.claims import score
-from workbench.demonstrate import played as played_with
 
 cases = cases_of("airline")
 TABLE = table("airline")
@@ -57,24 +55,6 @@ PARTIAL = AirlineDomain("partial")
 
 def first(kind: str) -> Task:
     return next(task for task in ALL if task.data["kind"] == kind)
-
-
-def followed(task: Task, moves: Sequence[Move], domain: AirlineDomain = DOMAIN) -> Evaluation:
-    """The verdict on moves to which nobody answers."""
-    return asyncio.run(played_with(opened(task, domain), Silent(), in_turn(moves))).evaluation
-
-
-class Silent:
-    """A user that says nothing at all."""
-
-    async def open(self) -> UserReply:
-        return UserReply("")
-
-    async def reply(self, agent_text: str) -> UserReply:
-        return UserReply("")
-
-    async def close(self) -> None:
-        return None
 
 
 def by_the_book(domain: AirlineDomain, moves: Sequence[str | Call]) -> Evaluation:
@@ -176,14 +156,6 @@ def test_there_are_enough_tasks_of_every_difficulty_and_kind_in_every_split():
         kinds = {kind for task in found for kind in task.data["kind"].split("+")}
         assert len(kinds) >= 26, sorted(kinds)
     assert sum(SIZES.values()) >= 300
-
-
-def test_no_customer_is_in_two_splits_and_no_two_tasks_are_alike():
-    users = [{task.data["user"] for task in load_split(split)} for split in SPLITS]
-    assert not users[0] & users[1]
-    assert not users[0] & users[2]
-    assert not users[1] & users[2]
-    assert len({json.dumps(task.data, sort_keys=True) for task in ALL}) == len(ALL)
 
 
 def test_every_maker_is_used_and_every_wish_can_be_spoken():
@@ -312,7 +284,7 @@ def test_every_single_wrong_number_in_a_write_costs_the_reward():
                 moves = list(DOMAIN.gold(task))
                 written = [index for index, move in enumerate(moves) if move == (action["name"], action["arguments"])]
                 moves[written[0]] = (action["name"], action["arguments"] | {key: value + 1})
-                assert followed(task, moves).reward == 0, (task.id, key, place)
+                assert conversation(task, moves).reward == 0, (task.id, key, place)
 
 
 BOOK: Sequence[str | Call] = TABLE["BOOK"]
@@ -350,13 +322,13 @@ def test_a_refusal_counts_once_the_reservation_was_read():
     task = first("refused_cancel")
     number = task.data["errands"][0]["facts"]["reservation"]
     moves = list(DOMAIN.gold(task))
-    assert followed(task, moves).reward == 1
+    assert conversation(task, moves).reward == 1
     calls = [move for move in moves if not isinstance(move, str)]
-    assert followed(task, [*calls, "I cannot cancel it."]).reward == 1, "what is under discussion need not be named"
-    assert followed(task, [*calls, "I am sorry."]).reward == 0
-    assert followed(task, [*calls[:-1], f"I cannot do that for reservation {number}."]).reward == 0
+    assert conversation(task, [*calls, "I cannot cancel it."]).reward == 1, "what is under discussion need not be named"
+    assert conversation(task, [*calls, "I am sorry."]).reward == 0
+    assert conversation(task, [*calls[:-1], f"I cannot do that for reservation {number}."]).reward == 0
     written = [*moves[:-1], ("cancel_reservation", {"reservation_id": number}), moves[-1]]
-    found = followed(task, written)
+    found = conversation(task, written)
     assert found.reward == 0
     assert found.details["forbidden"]
 
@@ -364,7 +336,7 @@ def test_a_refusal_counts_once_the_reservation_was_read():
 def test_partial_credit_counts_what_is_done():
     task = next(task for task in ALL if task.data["kind"] == "add_bags+refused_cancel")
     moves = list(DOMAIN.gold(task))
-    assert 0 < followed(task, moves[:-1], PARTIAL).reward < 1
+    assert 0 < conversation(task, moves[:-1], PARTIAL).reward < 1
 
 
 @pytest.mark.parametrize("half", ["tune", "check"])

@@ -32,7 +32,7 @@ from mua.environment.selection import Selection
 from mua.errors import ConfigError, MuaError
 from mua.users.interface import STOP_SIGNAL
 from mua.users.personas import PERSONAS
-from tests.desk_support import all_tasks, at_its_end, judged, opened, played, reworded, spoken, with_persona
+from tests.desk_support import SPLITS, all_tasks, at_its_end, judged, opened, played, reworded, spoken, with_persona
 from tests.tables import cases_of
 from workbench.demonstrate import demonstrate, replay_gold
 
@@ -158,6 +158,24 @@ def test_conversations_repeat_with_the_seed_and_vary_without_it():
 
 
 # ---- customers
+
+
+@pytest.mark.parametrize(("name", "least"), [("airline", 400), ("help_desk", 2048), ("retail", 500), ("telecom", 400)])
+def test_splits_share_neither_customers_nor_tasks(name: str, least: int):
+    who = {
+        "airline": lambda task: task.data["user"],
+        "help_desk": lambda task: json.dumps(task.data["world"]),
+        "retail": lambda task: task.data["instruction"].split(",")[0],
+        "telecom": lambda task: task.data["initial"]["phone"]["phone"]["line_id"],
+    }[name]
+    people = {split: {who(task) for task in get_domain(name).tasks(split)} for split in SPLITS}
+    assert len(set.union(*people.values())) == sum(map(len, people.values()))
+    assert len(get_domain(name).tasks("train")) >= least
+    contents = [json.dumps(task.data, sort_keys=True) for task in all_tasks(name)]
+    assert len(set(contents)) == len({task.id for task in all_tasks(name)}) == len(contents)
+    if name in ("help_desk", "telecom"):  # everybody has one task
+        assert sum(map(len, people.values())) == len(contents)
+
 
 NAMES_AND_NUMBERS = re.compile(r"\S*[\d_@#$]\S*|(?<=[\w,] )[A-Z][\w'-]*")
 

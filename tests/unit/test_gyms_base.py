@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import math
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager
 from typing import ClassVar
 
 import pytest
@@ -18,6 +19,7 @@ from environments.gyms._shared import Game, Gym, GymEnvironment, OpeningUser, Re
 from environments.gyms._shared.game import LONGEST_CONTENT
 from environments.gyms._shared.oracles import asked, chosen, json_object, judged, labelled, one_of, spoken
 from environments.gyms._shared.questions import is_list, is_yes_no, pattern
+from environments.gyms._shared.settings import Role
 from environments.gyms._shared.shaping import FLAT, SHAPING, shaped
 from environments.gyms._shared.user import PATIENCE
 from environments.gyms.function import DOMAIN as FUNCTION
@@ -29,7 +31,7 @@ from mua.environment.manifest import digest
 from mua.environment.protocol import Move, Split, Task, ToolResult
 from mua.environment.registry import domain_names, get_domain
 from mua.errors import ConfigError, EnvironmentFault, JudgeFault, MuaError, UserFault
-from tests.chat_server import drops, fails, says, serving
+from tests.chat_server import Handler, drops, fails, says, serving
 from tests.gyms_support import judged as verdict
 from tests.gyms_support import opened, played
 from tests.tables import cases_of, table
@@ -185,13 +187,11 @@ async def test_what_is_no_finite_reward_of_at_least_0_is_a_fault(reward: object)
 
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999"])
 async def test_a_number_of_a_judge_that_is_not_finite_is_its_fault(number: str):
-    async with serving(says(f'{{"reason": "r", "numbers": [{number}], "verdict": {number}}}')) as server:
-        endpoint = ChatClient(LlmConfig(base_url=server.url, model="m", max_retries=0), "judge")
+    async with endpoint(says(f'{{"reason": "r", "numbers": [{number}], "verdict": {number}}}')) as judge:
         with pytest.raises(JudgeFault):
-            await judged(endpoint, "system", "text", json_object(lambda value: value["verdict"]), 1)
+            await judged(judge, "system", "text", json_object(lambda value: value["verdict"]), 1)
         with pytest.raises(JudgeFault):
-            await chosen(endpoint, "which?", 3, {}, 1)
-        await endpoint.close()
+            await chosen(judge, "which?", 3, {}, 1)
 
 
 # Shaping: UserRL's scale, penalty and clip.
@@ -329,13 +329,18 @@ def test_keywords_are_whole_words_and_a_star_is_any_ending():
     assert pattern(["light*"]).search("a Lighthouse")
 
 
+@asynccontextmanager
+async def endpoint(*script: Handler, role: Role = "judge") -> AsyncIterator[ChatClient]:
+    """One that answers by the script."""
+    async with serving(*script) as server:
+        client = ChatClient(LlmConfig(base_url=server.url, model="m", max_retries=0), role)
+        yield client
+        await client.close()
+
+
 async def ask_user(*replies: str) -> str:
-    async with serving(*map(says, replies)) as server:
-        endpoint = ChatClient(LlmConfig(base_url=server.url, model="m", max_retries=0))
-        try:
-            return await asked(endpoint, "system", "question", one_of(("Yes", "No")), 1)
-        finally:
-            await endpoint.close()
+    async with endpoint(*map(says, replies), role="user") as user:
+        return await asked(user, "system", "question", one_of(("Yes", "No")), 1)
 
 
 async def test_an_unreadable_reply_is_asked_for_again_and_then_a_fault():
@@ -346,13 +351,11 @@ async def test_an_unreadable_reply_is_asked_for_again_and_then_a_fault():
 
 @pytest.mark.parametrize("step", [says("maybe"), says('{"reason": "r", "verdict": "perhaps"}'), fails(401), drops])
 async def test_no_broken_verdict_becomes_a_label(step):
-    async with serving(step) as server:
-        endpoint = ChatClient(LlmConfig(base_url=server.url, model="m", max_retries=0), "judge")
+    async with endpoint(step) as judge:
         with pytest.raises(JudgeFault):
-            await labelled(endpoint, "which?", ("Yes", "No"), {"the text": "x"}, 1)
+            await labelled(judge, "which?", ("Yes", "No"), {"the text": "x"}, 1)
         with pytest.raises(JudgeFault):
-            await judged(endpoint, "system", "text", json_object(lambda value: value["there"]), 1)
-        await endpoint.close()
+            await judged(judge, "system", "text", json_object(lambda value: value["there"]), 1)
 
 
 async def test_verdicts_are_read_from_what_fits():
@@ -361,20 +364,16 @@ async def test_verdicts_are_read_from_what_fits():
         '{"reason": "r", "numbers": [3, 1]}',
         '{"reason": "", "numbers": []}',
     ]
-    async with serving(*map(says, replies)) as server:
-        endpoint = ChatClient(LlmConfig(base_url=server.url, model="m"), "judge")
-        assert await labelled(endpoint, "which?", ("Yes", "No"), {"the text": "x"}, 1) == "No"
-        assert await chosen(endpoint, "which?", 3, {}, 1) == [0, 2]
-        assert await chosen(endpoint, "which?", 3, {}, 1) == []
-        await endpoint.close()
+    async with endpoint(*map(says, replies)) as judge:
+        assert await labelled(judge, "which?", ("Yes", "No"), {"the text": "x"}, 1) == "No"
+        assert await chosen(judge, "which?", 3, {}, 1) == [0, 2]
+        assert await chosen(judge, "which?", 3, {}, 1) == []
 
 
 async def test_a_number_beyond_the_list_is_no_verdict():
-    async with serving(says('{"reason": "r", "numbers": [4]}')) as server:
-        endpoint = ChatClient(LlmConfig(base_url=server.url, model="m"), "judge")
+    async with endpoint(says('{"reason": "r", "numbers": [4]}')) as judge:
         with pytest.raises(JudgeFault):
-            await chosen(endpoint, "which?", 3, {}, 1)
-        await endpoint.close()
+            await chosen(judge, "which?", 3, {}, 1)
 
 
 def test_a_text_is_read_on_one_line():

@@ -34,7 +34,7 @@ from mua.users.interface import ToolUser, User
 from mua.users.personas import PERSONAS
 from tests.desk_support import SPLITS, Turn, conversation, reworded
 from tests.tables import cases_of, table
-from tests.telecom_support import ALL, KINDS, agent, do, first, judged, opened, user, verdict_on, with_fault
+from tests.telecom_support import ALL, KINDS, agent, do, first, judged, opened, user, with_fault
 from workbench.demonstrate import Demonstration, demonstrate, played
 
 cases = cases_of("telecom")
@@ -63,11 +63,6 @@ def test_sizes_kinds_and_difficulties_of_every_split():
         shares = Counter(task.data["difficulty"] for task in tasks)
         assert all(shares[level] >= size / 5 for level in ("easy", "medium", "hard"))
     assert sum(SIZES.values()) >= 300
-
-
-def test_splits_share_no_customer():
-    owners = [task.data["initial"]["phone"]["phone"]["line_id"] for task in ALL]
-    assert len(set(owners)) == len(ALL)
 
 
 def test_every_fault_occurs_in_training_and_those_of_a_task_go_together():
@@ -146,7 +141,7 @@ def test_a_lie_is_not_rewarded_whatever_was_done(lie: str):
 
 
 def unmet(task: Task, moves: list[Move]) -> list[str]:
-    verdict = verdict_on(task, moves)
+    verdict = conversation(task, moves)
     assert not verdict.success
     return list(verdict.details["unmet"])
 
@@ -166,7 +161,7 @@ def test_on_the_phone_only_what_was_seen_to_be_wrong_is_changed():
     looked = [UserMove("check_battery_saver", {}), blindly]
     assert unmet(task, [*moves, blindly])
     assert unmet(task, [*moves, *looked])
-    assert verdict_on(task, [*moves, UserMove("set_airplane_mode", {"on": True}), moves[-1]]).success
+    assert conversation(task, [*moves, UserMove("set_airplane_mode", {"on": True}), moves[-1]]).success
 
 
 def told(*turns: Turn) -> Evaluation:
