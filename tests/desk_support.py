@@ -6,14 +6,14 @@ import asyncio
 import json
 from collections.abc import Callable, Generator, Sequence
 from functools import lru_cache
-from typing import TypeAlias, get_args
+from typing import Any, TypeAlias, get_args
 
 from environments.kit.database import DatabaseEnvironment
 from mua.environment.domain import Domain, Expert, Peopled
 from mua.environment.protocol import Environment, Evaluation, Move, Split, Task, Transcript, UserMove
 from mua.environment.registry import get_domain
 from mua.types import Json
-from workbench.demonstrate import Demonstration, demonstrate, value_of
+from workbench.demonstrate import Demonstration, demonstrate
 from workbench.demonstrate import played as played_with
 
 SPLITS: tuple[Split, ...] = get_args(Split)
@@ -25,11 +25,10 @@ def all_tasks(name: str) -> list[Task]:
     return [task for split in SPLITS for task in domain_of(name).tasks(split)]
 
 
-def opened(task: Task, domain: Domain | None = None) -> DatabaseEnvironment:
+def opened(task: Task, domain: Domain | None = None, seed: int = 0) -> Any:
     """``task`` at its start, in its own domain unless another is named."""
     environment = (domain or domain_of(task.domain)).environment()
-    assert isinstance(environment, DatabaseEnvironment)
-    environment.reset(task, 0)
+    environment.reset(task, seed)
     return environment
 
 
@@ -91,8 +90,7 @@ async def _with_persona(
     domain = domain or domain_of(task.domain)
     assert isinstance(domain, Peopled)
     assert isinstance(domain, Expert)
-    environment = domain.environment()
-    await value_of(environment.reset(task, seed))
+    environment = opened(task, domain, seed)
     person = domain.scripted_user(task, seed, [persona])
     return environment, await played_with(environment, person, moves or domain.expert(task, seed))
 

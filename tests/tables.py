@@ -11,6 +11,8 @@ from typing import Any, TypeVar
 import pytest
 import yaml
 
+from mua.errors import ConfigError
+
 Test = TypeVar("Test", bound=Callable[..., Any])
 FOLDER = Path(__file__).parent / "data/cases"
 
@@ -62,3 +64,9 @@ def changed(value: Any, changes: dict[str, Any]) -> Any:
 def _step(inside: Any, step: str) -> Any:
     first = next(iter(inside)) if isinstance(inside, dict) else 0
     return first if step == "*" else int(step) if isinstance(inside, list) else step
+
+
+def refused(message: str, call: Callable[..., Any], *arguments: Any, **options: Any) -> None:
+    """The call is a mistake in the configuration, whose message has this pattern."""
+    with pytest.raises(ConfigError, match=message):
+        call(*arguments, **options)

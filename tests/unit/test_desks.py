@@ -29,11 +29,11 @@ from mua.environment.domain import Domain
 from mua.environment.protocol import Split, Task, Transcript
 from mua.environment.registry import get_domain
 from mua.environment.selection import Selection
-from mua.errors import ConfigError, MuaError
+from mua.errors import MuaError
 from mua.users.interface import STOP_SIGNAL
 from mua.users.personas import PERSONAS
 from tests.desk_support import SPLITS, all_tasks, at_its_end, judged, opened, played, reworded, spoken, with_persona
-from tests.tables import cases_of
+from tests.tables import cases_of, refused
 from workbench.demonstrate import demonstrate, replay_gold
 
 cases = cases_of("desks")
@@ -229,8 +229,7 @@ def test_the_manifest_pins_what_the_generator_makes(name: str, tmp_path: Path, m
 
 @cases
 def test_settings_that_cannot_be_had_are_refused(settings: dict[str, object], message: str):
-    with pytest.raises(ConfigError, match=message):
-        Selection.from_config(EnvironmentConfig.model_validate(settings))
+    refused(message, Selection.from_config, EnvironmentConfig.model_validate(settings))
 
 
 @pytest.mark.parametrize("name", DESKS)

@@ -35,6 +35,7 @@ from mua.types import Json
 from tests import tables
 from tests.chat_server import serving
 from tests.gyms_support import SPLITS, judged, modelled, opened, played, say, text_of, verdict
+from tests.tables import refused
 from workbench.demonstrate import demonstrate, replay_gold
 
 FOLDER = Path(__file__).parents[1] / "data/userrl"
@@ -149,8 +150,7 @@ def test_a_parquet_table_is_read_as_its_rows_are(tmp_path: Path):
     parquet.write_table(tables.Table.from_pylist(rows), tmp_path / "train.parquet")
     assert ids(given("function", tmp_path))["train"] == ["func-1"]
     (tmp_path / "train.parquet").write_bytes(b"PAR1 and nothing else PAR1")
-    with pytest.raises(ConfigError, match=r"train\.parquet: cannot be read as parquet"):
-        given("function", tmp_path)
+    refused(r"train\.parquet: cannot be read as parquet", given, "function", tmp_path)
 
 
 @pytest.mark.parametrize("name", LOADING)
@@ -224,8 +224,7 @@ async def test_a_question_is_looked_up_and_answered_once_the_answer_was_found(sn
 
 
 def test_records_of_search_need_a_web_search():
-    with pytest.raises(ConfigError, match=r"gyms/search needs options\.search_url"):
-        given("search", FOLDER / "search.json", options={})
+    refused(r"gyms/search needs options\.search_url", given, "search", FOLDER / "search.json", options={})
 
 
 # ---- by models
@@ -236,8 +235,7 @@ def test_what_the_rule_oracle_lacks_asks_for_the_llm_oracle(name: GymName):
     with pytest.raises(ConfigError, match=rf"environment\.oracle: UserRL's records of 'gyms/{name}' have no .*use llm"):
         given(name, FOLDER / f"{name}.json", oracle="rule")
     config = EnvironmentConfig(name=f"gyms/{name}", data=FOLDER, oracle="llm")
-    with pytest.raises(ConfigError, match=r"needs the section user\.llm"):
-        gym_of(name).configured(config, Services())
+    refused(r"needs the section user\.llm", gym_of(name).configured, config, Services())
 
 
 def material(body: Json, name: str) -> str:
@@ -441,10 +439,8 @@ async def test_tau_records_are_tasks_over_tau_benchs_tables(tmp_path: Path, form
 
 def test_tau_records_without_tables_say_where_to_put_them(tmp_path: Path):
     shutil.copy(FOLDER / "tau.json", tmp_path)
-    with pytest.raises(ConfigError, match=r"put tau-bench's data into .*/retail, or name .*options\.tau_bench"):
-        given("tau", tmp_path)
-    with pytest.raises(ConfigError, match=r"options\.domains: the records are of retail"):
-        given("tau", tmp_path, options={"domains": "airline"})
+    refused(r"put tau-bench's data into .*/retail, or name .*options\.tau_bench", given, "tau", tmp_path)
+    refused(r"options\.domains: the records are of retail", given, "tau", tmp_path, options={"domains": "airline"})
 
 
 # ---- what is wrong
@@ -454,19 +450,15 @@ def test_tau_records_without_tables_say_where_to_put_them(tmp_path: Path):
 def test_a_bad_record_is_named_with_its_file_and_key(tmp_path: Path, name: GymName):
     broken = [{**one, "id": ""} for one in records(name)]
     (tmp_path / f"{name}.json").write_text(json.dumps(broken))
-    with pytest.raises(ConfigError, match=rf"{name}\.json, record 0.*: id: "):
-        given(name, tmp_path)
+    refused(rf"{name}\.json, record 0.*: id: ", given, name, tmp_path)
     (tmp_path / f"{name}.json").write_text("{")
-    with pytest.raises(ConfigError, match=rf"{name}\.json: is no JSON"):
-        given(name, tmp_path)
+    refused(rf"{name}\.json: is no JSON", given, name, tmp_path)
 
 
 @pytest.mark.parametrize("name", [name for name in LOADING if name not in ("persuade", "search")])
 def test_what_is_not_there_is_said(tmp_path: Path, name: GymName):
-    with pytest.raises(ConfigError, match="there is no such file or folder"):
-        given(name, tmp_path / "nowhere")
-    with pytest.raises(ConfigError, match=rf"no records of gyms/{name} there; expected "):
-        given(name, tmp_path)
+    refused("there is no such file or folder", given, name, tmp_path / "nowhere")
+    refused(rf"no records of gyms/{name} there; expected ", given, name, tmp_path)
     with pytest.raises(ConfigError, match=r"its rows name records and do not hold them; put \w+\.json beside it"):
         given(name, table(tmp_path / "train.jsonl"))
 
@@ -482,25 +474,21 @@ def test_what_is_wrong_with_a_tables_splits_is_named(tmp_path: Path, files: dict
     shutil.copy(FOLDER / "function.json", tmp_path)
     for name, change in files.items():
         table(tmp_path / f"{name}.jsonl", change)
-    with pytest.raises(ConfigError, match=message):
-        given("function", tmp_path)
+    refused(message, given, "function", tmp_path)
 
 
 def test_tables_without_rows_of_the_gym_and_tables_in_two_forms_are_refused(tmp_path: Path):
     shutil.copy(FOLDER / "function.json", tmp_path)
     table(tmp_path / "train.jsonl", keep=lambda row: "function" not in row["data_source"])
-    with pytest.raises(ConfigError, match=r"train\.jsonl: no row is of gyms/function"):
-        given("function", tmp_path)
+    refused(r"train\.jsonl: no row is of gyms/function", given, "function", tmp_path)
     (tmp_path / "train.parquet").write_bytes(b"PAR1")
-    with pytest.raises(ConfigError, match=r"train\.parquet and train\.jsonl are one table twice"):
-        given("function", tmp_path)
+    refused(r"train\.parquet and train\.jsonl are one table twice", given, "function", tmp_path)
 
 
 def test_one_id_in_two_files_is_refused(tmp_path: Path):
     for name in ("functions_train.json", "functions_test.json"):
         shutil.copy(FOLDER / "function.json", tmp_path / name)
-    with pytest.raises(ConfigError, match=r"functions_train\.json: the record 'func-1' stands in .*functions_test"):
-        given("function", tmp_path)
+    refused(r"functions_train\.json: the record 'func-1' stands in .*functions_test", given, "function", tmp_path)
 
 
 # ---- mixes

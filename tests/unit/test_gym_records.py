@@ -34,7 +34,7 @@ from environments.gyms._shared.records import (
 from environments.gyms.function.records import rule_value
 from environments.gyms.function.rules import text
 from mua.errors import ConfigError
-from tests.tables import cases_of, changed
+from tests.tables import cases_of, changed, refused
 
 cases = cases_of("gym_records")
 
@@ -158,8 +158,7 @@ def rows(tmp_path: Path, change: Callable[[Any], object]) -> Path:
     ],
 )
 def test_what_is_wrong_with_a_row_is_named(tmp_path, change, message):
-    with pytest.raises(ConfigError, match=message):
-        read_rows(rows(tmp_path, change))
+    refused(message, read_rows, rows(tmp_path, change))
 
 
 def test_a_row_whose_record_is_not_there_is_refused(tmp_path):

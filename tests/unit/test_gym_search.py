@@ -25,11 +25,11 @@ from environments.gyms.search.relations import relations
 from environments.gyms.search.world import world
 from mua.config.schema import EnvironmentConfig
 from mua.endpoint.services import Services
-from mua.errors import ConfigError, EnvironmentFault, JudgeFault
+from mua.errors import EnvironmentFault, JudgeFault
 from tests.chat_server import Handler, fails, never, raw, serving
 from tests.counting import operations
 from tests.gyms_support import modelled, opened, played, unasked
-from tests.tables import cases_of
+from tests.tables import cases_of, refused
 
 cases = cases_of("gym_search")
 
@@ -156,8 +156,7 @@ async def test_a_verdict_that_cannot_be_read_is_no_reward():
 
 
 def test_the_judge_has_to_be_configured():
-    with pytest.raises(ConfigError, match=r"judge\.llm"):
-        DOMAIN.configured(EnvironmentConfig(name="gyms/search", oracle="llm"), Services())
+    refused(r"judge\.llm", DOMAIN.configured, EnvironmentConfig(name="gyms/search", oracle="llm"), Services())
 
 
 # The web service.
@@ -211,8 +210,7 @@ async def test_a_service_that_is_not_there_is_a_fault_too():
 
 
 def test_a_key_that_is_not_set_is_named():
-    with pytest.raises(ConfigError, match="NOT_SET_HERE"):
-        on_the_web("http://127.0.0.1:9", search_key_env="NOT_SET_HERE")
+    refused("NOT_SET_HERE", on_the_web, "http://127.0.0.1:9", search_key_env="NOT_SET_HERE")
 
 
 # Questions from a folder.
@@ -240,12 +238,9 @@ async def test_questions_of_a_folder_are_asked_instead(tmp_path: Path):
 @cases
 def test_a_line_that_is_wrong_is_named(tmp_path: Path, line: str, said: str):
     (tmp_path / "test.jsonl").write_text(line)
-    with pytest.raises(ConfigError, match=said):
-        given(tmp_path)
+    refused(said, given, tmp_path)
 
 
 def test_a_folder_needs_questions_and_a_web_search(tmp_path: Path):
-    with pytest.raises(ConfigError, match=r"test\.jsonl"):
-        given(tmp_path)
-    with pytest.raises(ConfigError, match="search_url"):
-        given(tmp_path, search_url="")
+    refused(r"test\.jsonl", given, tmp_path)
+    refused("search_url", given, tmp_path, search_url="")

@@ -20,10 +20,11 @@ from mua.endpoint.services import ChatClient, Services
 from mua.environment.protocol import Move, Task, UserMove
 from mua.environment.registry import get_domain
 from mua.environment.selection import Selection
-from mua.errors import ConfigError, UserFault
+from mua.errors import UserFault
 from mua.types import Json
 from mua.users.interface import STOP_SIGNAL
 from tests.gyms_support import judged, modelled, opened, played, say
+from tests.tables import refused
 from tests.tau_support import official
 from workbench.canned import play_canned
 from workbench.demonstrate import demonstrate, replay_gold
@@ -227,16 +228,11 @@ async def test_the_domains_their_reward_and_their_options_are_configured():
 
 
 def test_what_can_not_be_configured_is_named():
-    with pytest.raises(ConfigError, match="unknown environment 'nosuch'"):
-        configured(options={"domains": "nosuch"})
-    with pytest.raises(ConfigError, match="name the domains"):
-        configured(options={"domains": ""})
-    with pytest.raises(ConfigError, match="name the domains"):
-        configured(options={"domains": "gyms/tau"})
-    with pytest.raises(ConfigError, match=r"user\.llm"):
-        configured(oracle="llm")
-    with pytest.raises(ConfigError, match=r"environment\.data"):
-        configured(data="/no/such/folder")
+    refused("unknown environment 'nosuch'", configured, options={"domains": "nosuch"})
+    refused("name the domains", configured, options={"domains": ""})
+    refused("name the domains", configured, options={"domains": "gyms/tau"})
+    refused(r"user\.llm", configured, oracle="llm")
+    refused(r"environment\.data", configured, data="/no/such/folder")
 
 
 def test_in_a_mix_the_options_carry_the_gyms_name():

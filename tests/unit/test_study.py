@@ -12,7 +12,7 @@ import yaml
 
 from mua.config.load import load_config
 from mua.errors import ConfigError
-from tests.tables import cases_of, table
+from tests.tables import cases_of, refused, table
 from tools import study as studies
 from tools.study import SeedRuns, Study, load_study, over_seeds, report
 
@@ -96,8 +96,7 @@ def test_a_finished_stage_is_not_repeated_and_a_changed_one_is_refused(ran: list
     changed = Study.model_validate(TWO_STAGES | {"stages": with_stages(start=start)})
     with pytest.raises(ConfigError, match="another form"):  # even the stage after it, whose start it is
         SeedRuns(changed, config, [], 1).finish("rl")
-    with pytest.raises(ConfigError, match="another form"):
-        SeedRuns(study, config, ["rollout.max_turns=3"], 1).finish("rl")
+    refused("another form", SeedRuns(study, config, ["rollout.max_turns=3"], 1).finish, "rl")
 
 
 def test_the_first_stages_start_from_the_studys_model(ran: list[tuple[str, ...]]) -> None:
@@ -111,8 +110,7 @@ def test_the_first_stages_start_from_the_studys_model(ran: list[tuple[str, ...]]
     assert f"model.path={first}/run/hf" in ran[2]
     assert not (first / "init").exists()  # no tokenizer and no weights of its own
     other = Study.model_validate(TWO_STAGES | {"stages": stages, "model": "tools/other"})
-    with pytest.raises(ConfigError, match="another form"):
-        SeedRuns(other, config, [], 1).finish("start")
+    refused("another form", SeedRuns(other, config, [], 1).finish, "start")
 
 
 def test_demonstrations_may_be_about_other_domains(ran: list[tuple[str, ...]]) -> None:

@@ -26,7 +26,7 @@ from mua.environment.protocol import Move, Task, ToolResult, UserMove
 from mua.environment.selection import Selection
 from mua.errors import ConfigError
 from tests.desk_support import SPLITS, judged, opened
-from tests.tables import cases_of, changed, table
+from tests.tables import cases_of, changed, refused, table
 from tests.tau_support import SMALL, official_tau2, over, tasks_of
 from workbench.demonstrate import demonstrate, played, replay_gold
 
@@ -89,10 +89,8 @@ def test_in_a_mix_each_domain_loads_its_own_folder():
 
 def test_other_sets_are_the_test_split_when_they_are_asked_for():
     assert [task.id[:15] for task in telecom(split="small").tasks("test")] == ["[service_issue]"]
-    with pytest.raises(ConfigError, match=r"split: .*names no split 'huge'; it has: small, train, test, base, full"):
-        telecom(split="huge")
-    with pytest.raises(ConfigError, match=r"split 'full' names task '\[mms_issue\]one_that_.*does not have"):
-        telecom(split="full")
+    refused(r"split: .*names no split 'huge'; it has: small, train, test, base, full", telecom, split="huge")
+    refused(r"split 'full' names task '\[mms_issue\]one_that_.*does not have", telecom, split="full")
 
 
 def copied(tmp_path: Path, name: str, **contents: str | None) -> Path:
@@ -113,8 +111,7 @@ def having(name: str, file: str, **changes: object) -> str:
 def test_a_folder_without_a_file_of_splits_is_all_test_and_one_with_base_alone_too(tmp_path):
     bare = copied(tmp_path, "airline", split_tasks__json=None)
     assert sizes(over("airline", bare)) == (0, 0, 3)
-    with pytest.raises(ConfigError, match="it has: none, since the folder has no split_tasks"):
-        over("airline", bare, split="base")
+    refused("it has: none, since the folder has no split_tasks", over, "airline", bare, split="base")
     (bare / "split_tasks.json").write_text('{"base": [0, "2"]}')
     assert [task.id for task in over("airline", bare).tasks("test")] == ["0", "2"]
     (bare / "split_tasks.json").write_text('{"dev": ["1"], "test": ["0"]}')
@@ -123,38 +120,31 @@ def test_a_folder_without_a_file_of_splits_is_all_test_and_one_with_base_alone_t
 
 @cases
 def test_splits_that_lose_or_double_a_task_are_refused(tmp_path, splits, message):
-    with pytest.raises(ConfigError, match=message):
-        over("airline", copied(tmp_path, "airline", split_tasks__json=json.dumps(splits)))
+    refused(message, over, "airline", copied(tmp_path, "airline", split_tasks__json=json.dumps(splits)))
 
 
 @cases
 def test_options_have_their_types(options, message):
-    with pytest.raises(ConfigError, match=message):
-        over("retail", SMALL / "retail", **options)
+    refused(message, over, "retail", SMALL / "retail", **options)
 
 
 def test_two_tasks_with_one_id_are_refused(tmp_path):
     tasks = json.loads((SMALL / "airline/tasks.json").read_text())
     doubled = copied(tmp_path, "airline", tasks__json=json.dumps([*tasks, tasks[0]]))
-    with pytest.raises(ConfigError, match=r"tasks\.json, task 3: another task has the id '0' too"):
-        over("airline", doubled)
+    refused(r"tasks\.json, task 3: another task has the id '0' too", over, "airline", doubled)
 
 
 def test_files_that_are_none_deep_or_large_are_refused_at_once(tmp_path, monkeypatch):
     folder = copied(tmp_path, "airline")
     (folder / "tasks.json").write_text('{"a": 1, "a": 2}')
-    with pytest.raises(ConfigError, match="the key 'a' appears twice"):
-        over("airline", folder)
+    refused("the key 'a' appears twice", over, "airline", folder)
     (folder / "tasks.json").write_text("[" * 100_000)
-    with pytest.raises(ConfigError, match="nested too deeply"):
-        over("airline", folder)
+    refused("nested too deeply", over, "airline", folder)
     (folder / "tasks.json").unlink()
     os.mkfifo(folder / "tasks.json")
-    with pytest.raises(ConfigError, match=r"tasks\.json: cannot be read as text: .*not a regular file"):
-        over("airline", folder)
+    refused(r"tasks\.json: cannot be read as text: .*not a regular file", over, "airline", folder)
     monkeypatch.setattr("environments._tau.folder.MAX_BYTES", 1000)
-    with pytest.raises(ConfigError, match=r"db\.json: has more than 1,000 bytes"):
-        over("airline", SMALL / "airline")
+    refused(r"db\.json: has more than 1,000 bytes", over, "airline", SMALL / "airline")
 
 
 # ---- telecom: the tasks
@@ -194,8 +184,7 @@ def test_policy_kind_and_page_of_the_user():
     assert policy.rstrip().endswith("</tech_support_policy>")
     assert "# By hand" in policy
     assert "# Step by step" in telecom(policy="workflow").system_prompt("full")
-    with pytest.raises(ConfigError, match="policy: 'solo' is none of manual, workflow"):
-        telecom(policy="solo")
+    refused("policy: 'solo' is none of manual, workflow", telecom, policy="solo")
     task = by_kind(domain, "[mobile_data_issue]bad_network")
     assert task.data["kind"] == "mobile_data_issue"
     assert domain.persona(task).startswith("Your character: You explain everything twice.")
@@ -348,8 +337,7 @@ def test_what_is_wrong_with_a_file_is_named(tmp_path, file, old, new, message):
         (folder / file).unlink()
     else:
         (folder / file).write_text(new if old == "all" else text.replace(old, new, 1) if old else text + new)
-    with pytest.raises(ConfigError, match=message):
-        over("telecom", folder)
+    refused(message, over, "telecom", folder)
 
 
 def test_a_deep_file_is_refused(tmp_path):
