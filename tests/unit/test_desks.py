@@ -76,6 +76,9 @@ def test_gold_pays_on_every_task_and_idling_on_none(name: str, form: RewardForm)
             for text in IDLE if number % 3 == 0 else IDLE[:2]:
                 idle = judged(environment, *[text] * bool(text))
                 assert (idle.reward, idle.success) == (0.0, False), (task.id, text)
+            for action in task.data["actions"]:
+                call = environment.user_call if action.get("requestor") == "user" else environment.call
+                assert not call(action["name"], action["arguments"]).error, (task.id, action)
 
     asyncio.run(replayed())
     assert opened(tasks[0], domain)._desk.base.digest() == before

@@ -114,11 +114,8 @@ def test_every_task_grants_something_and_no_refusal_stands_alone():
 # ---- every task
 
 
-def test_gold_calls_succeed_and_forbidden_ones_would_not_be_gold():
+def test_forbidden_calls_would_not_be_gold():
     for task in ALL:
-        environment = opened(task)
-        for action in task.data["actions"]:
-            assert not environment.call(action["name"], action["arguments"]).error, (task.id, action)
         orders = {action["arguments"].get("order_id") for action in task.data["actions"]}
         assert not orders & {call["arguments"]["order_id"] for call in task.data["forbidden"]}, task.id
 
