@@ -226,7 +226,7 @@ def report(study: Study, seeds: Sequence[int]) -> None:
     found = {n: [load_result(folder_of(study, s, n) / "evaluation") for s in seeds] for n in study.stages}
     domains = sorted(found[next(iter(found))][0]["domains"])
     rows = [
-        [name, str(seed), interval_text(result["success"]), _reward(result),
+        [name, str(seed), interval_text(result["success"]), f"{_rewards(result):.3f}",
          *(interval_text(result["domains"][domain]["success"]) for domain in domains)]
         for name, results in found.items()
         for seed, result in zip(seeds, results, strict=True)
@@ -280,20 +280,13 @@ def _training_rewards(study: Study, seeds: Sequence[int], name: str) -> list[flo
     """
     if study.stages[name].kind != "rl":
         return []
-    curves = [_curve(folder_of(study, seed, name) / "run" / METRICS_FILE) for seed in seeds]
+    runs = [read_metrics(folder_of(study, seed, name) / "run" / METRICS_FILE) for seed in seeds]
+    curves = [[line["reward/mean"] for line in run if "reward/mean" in line] for run in runs]
     return [fmean(curve[len(curve) // 2 :]) for curve in curves]
-
-
-def _curve(path: Path) -> list[float]:
-    return [line["reward/mean"] for line in read_metrics(path) if "reward/mean" in line]
 
 
 def _rewards(result: Json) -> float:
     return fmean(task["reward"] for task in result["per_task"] if task["episodes"])
-
-
-def _reward(result: Json) -> str:
-    return f"{_rewards(result):.3f}"
 
 
 def _kept(result: Json) -> Json:
