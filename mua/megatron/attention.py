@@ -41,10 +41,9 @@ class PackedAttention(MegatronModule):
         layer_number: int,
         attn_mask_type: Any,
         attention_type: str,
-        attention_dropout: float | None = None,
         softmax_scale: float | None = None,
-        cp_comm_type: str | None = None,
         pg_collection: Any = None,
+        **_: Any,
     ) -> None:
         super().__init__(config=config)
         self.scale = softmax_scale or 1.0 / math.sqrt(config.kv_channels)
@@ -56,9 +55,8 @@ class PackedAttention(MegatronModule):
         key: Tensor,
         value: Tensor,
         attention_mask: Tensor | None,
-        attn_mask_type: Any = None,
-        attention_bias: Tensor | None = None,
         packed_seq_params: PackedMicrobatch | None = None,
+        **_: Any,
     ) -> Tensor:
         """Attends within each sequence of the micro-batch.
 
