@@ -39,9 +39,8 @@ def rollout_metrics(
         tools = _totals(scored, ("tool_calls/", "tool_errors/"))
         metrics |= _rewards(scored) | _shapes(scored) | {name: count / len(scored) for name, count in tools.items()}
         metrics |= _by_domain(groups) | _group_shares([g for g in groups if g.scored], divide_by_std)
-        sampled = np.concatenate(
-            [s.version[s.loss_mask] for t in scored for s in t.segments] or [np.zeros(0, dtype=np.int32)]
-        )
+        versions = [s.version[s.loss_mask] for t in scored for s in t.segments]
+        sampled = np.concatenate(versions or [np.zeros(0, np.int32)])
         if len(sampled):
             lag = (sampled.max() if version is None else version) - sampled
             metrics |= {"version_lag/mean": float(lag.mean()), "version_lag/max": float(lag.max())}

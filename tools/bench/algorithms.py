@@ -386,7 +386,7 @@ def _value_loss(of: Callable[..., Tensor], given: Samples) -> Tensor:
 
 
 def _our_value_loss(values: Tensor, returns: Tensor, old: Tensor, mask: Tensor) -> Tensor:
-    return (clipped_value_loss(values, old, returns, 0.2).loss * mask).sum() / mask.sum()
+    return (clipped_value_loss(values, old, returns, 0.2)[0] * mask).sum() / mask.sum()
 
 
 class _Alone:
