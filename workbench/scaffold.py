@@ -25,7 +25,7 @@ _DOMAIN = Template('''\
 """The seats of a theatre: an agent looks seats up and books one. Change it, part by part, into your own domain."""
 
 from environments.kit.database import DatabaseEnvironment, ServiceDesk, ToolError
-from environments.kit.functions import tool_of
+from environments.kit.database import tool_of
 from environments.kit.overlay import Base, Overlay
 from mua.environment.protocol import Isolation, Move, PromptStyle, Split, Task
 from mua.types import Json

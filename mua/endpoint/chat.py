@@ -215,8 +215,8 @@ def _call(listed: Any, place: int) -> FunctionCall:
 
 def _usage(told: Any) -> dict[str, int]:
     usage = told if isinstance(told, dict) else {}
-    prompt, completion = (usage.get(f"{side}_tokens_details") for side in ("prompt", "completion"))
     counts = {name: usage.get(name) for name in ("prompt_tokens", "completion_tokens")}
-    for details, name in ((prompt, "cached_tokens"), (completion, "reasoning_tokens")):
+    for side, name in (("prompt", "cached_tokens"), ("completion", "reasoning_tokens")):
+        details = usage.get(f"{side}_tokens_details")
         counts[name] = details.get(name) if isinstance(details, dict) else None
     return {name: count for name, count in counts.items() if isinstance(count, int) and count >= 0}

@@ -135,7 +135,7 @@ class Judge:
     async def _answer(self, messages: list[Message], form: Json, seed: int) -> str:
         fault: UserFault
         try:
-            return await self._endpoint.complete(messages, seed=seed, response_format=form, accept=_readable)
+            return (await self._endpoint.chat(messages, seed=seed, response_format=form, accept=_readable)).text
         except UserFault as error:
             fault = error
         # Raised outside the handler: what the judge cannot do is no fault of the user's in any chain.

@@ -68,7 +68,11 @@ async def open_endpoint(url: str, **settings) -> AsyncIterator[ChatClient]:
 
 async def ask(url: str, **settings) -> str:
     async with open_endpoint(url, **settings) as endpoint:
-        return await endpoint.complete([{"role": "user", "content": "hi"}], seed=1)
+        return await say(endpoint)
+
+
+async def say(endpoint: ChatClient, text: str = "hi", seed: int = 1) -> str:
+    return (await endpoint.chat([{"role": "user", "content": text}], seed=seed)).text
 
 
 RETRIED = {
@@ -206,7 +210,7 @@ async def test_the_loop_is_never_blocked(server: Server, waits_for: str):
 async def test_requests_in_flight_are_bounded(server: Server):
     server.script = [together(3, says("ok"))]
     async with open_endpoint(server.url, concurrency=3) as endpoint:
-        asked = [endpoint.complete([{"role": "user", "content": "hi"}], seed=i) for i in range(12)]
+        asked = [say(endpoint, "hi", i) for i in range(12)]
         assert await asyncio.gather(*asked) == ["ok"] * 12
     assert server.most_in_flight == 3
 
@@ -214,10 +218,10 @@ async def test_requests_in_flight_are_bounded(server: Server):
 async def test_a_backing_off_request_holds_no_slot(server: Server):
     server.script = [fails(429, {"Retry-After": "30"}), says("ok")]
     async with open_endpoint(server.url, concurrency=1) as endpoint:
-        waiting = asyncio.create_task(endpoint.complete([{"role": "user", "content": "a"}], seed=1))
+        waiting = asyncio.create_task(say(endpoint, "a", 1))
         while not server.received:
             await asyncio.sleep(0.01)
-        assert await endpoint.complete([{"role": "user", "content": "b"}], seed=2) == "ok"
+        assert await say(endpoint, "b", 2) == "ok"
         assert not waiting.done()
         waiting.cancel()
 
@@ -225,13 +229,13 @@ async def test_a_backing_off_request_holds_no_slot(server: Server):
 async def test_cancelling_frees_the_slot(server: Server):
     server.script = [never, says("ok")]
     async with open_endpoint(server.url, concurrency=1) as endpoint:
-        stuck = asyncio.create_task(endpoint.complete([{"role": "user", "content": "a"}], seed=1))
+        stuck = asyncio.create_task(say(endpoint, "a", 1))
         while not server.received:
             await asyncio.sleep(0.01)
         stuck.cancel()
         with pytest.raises(asyncio.CancelledError):
             await stuck
-        assert await endpoint.complete([{"role": "user", "content": "b"}], seed=2) == "ok"
+        assert await say(endpoint, "b", 2) == "ok"
 
 
 async def test_the_key_is_sent_and_shown_nowhere(server: Server, caplog: pytest.LogCaptureFixture):

@@ -65,7 +65,7 @@ async def pool(*servers: Server | str, fallback: dict | None = None, **settings:
 
 
 async def ask(endpoint: ChatClient, seed: int = 1) -> str:
-    return await endpoint.complete(HELLO, seed=seed)
+    return (await endpoint.chat(HELLO, seed=seed)).text
 
 
 @pytest.mark.parametrize("step", [fails(503), fails(429, {"Retry-After": "60"}), fails(401), fails(404), drops])
@@ -283,7 +283,7 @@ async def test_the_same_request_is_answered_from_disk(tmp_path: Path) -> None:
     async with serving(says("one"), says("two"), says("three"), says("four")) as one:
         async with pool(one, cache=file) as endpoint:
             assert [await ask(endpoint, seed) for seed in (1, 1, 2)] == ["one", "one", "two"]
-            assert await endpoint.complete(HELLO, seed=1, temperature=0.3) == "three"
+            assert (await endpoint.chat(HELLO, seed=1, temperature=0.3)).text == "three"
             metrics = endpoint.metrics()
         async with pool(one, cache=file) as endpoint:  # another process, later
             assert await ask(endpoint) == "one"
