@@ -18,7 +18,6 @@ from mua.algorithms.losses import PolicyLoss, ValueLoss
 from mua.algorithms.metrics import rollout_metrics
 from mua.algorithms.shuffle import shuffled
 from mua.config.schema import ExperimentConfig
-from mua.engine.sync import SyncReport
 from mua.environment.protocol import Split
 from mua.errors import EngineError, MuaError, Preempted, RunStopped
 from mua.evaluation.evaluator import evaluate_in_training
@@ -107,7 +106,7 @@ def loop(
             try:
                 if not preemption.requested:  # the same signal may have ended the engines
                     with run.timer.stage("sync"):
-                        metrics |= _sync_metrics(phases.sync(step + 1))
+                        metrics |= phases.sync(step + 1).metrics()
                 if evaluated:
                     preemption.check()
                     metrics |= _evaluate(config, run, rollouts, step + 1)
@@ -251,23 +250,6 @@ def _evaluate(
     """Metrics of the policy after ``step`` steps on ``split``, by default that of the configuration."""
     with run.timer.stage("evaluate"):
         return evaluate_in_training(config, rollouts, run.progress, split or config.evaluation.split, step)
-
-
-def _sync_metrics(synced: SyncReport) -> dict[str, float]:
-    return {
-        "sync/bytes": float(synced.bytes),
-        "sync/bytes_moved": float(synced.moved),
-        "sync/bytes_needed": float(synced.needed),
-        "sync/tensors": float(synced.tensors),
-        "sync/buckets": float(synced.buckets),
-        "sync/version": float(synced.version),
-        "sync/seconds": synced.seconds,
-        "sync/pause_seconds": synced.pause_seconds,
-        "sync/assemble_seconds": synced.assemble_seconds,
-        "sync/load_seconds": synced.load_seconds,
-        "sync/overlap_seconds": synced.overlap_seconds,
-        "sync/gigabytes_per_second": synced.bytes / max(synced.seconds, 1e-9) / 1e9,
-    }
 
 
 def _speed(metrics: dict[str, float], seconds: float) -> dict[str, float]:
