@@ -211,12 +211,14 @@ class DatabaseEnvironment:
         missing += untold(facts, found.claims.true) if found else []
         told = Telling(len(statements) + len(facts), missing)
         broken = [call for call in self._done if _forbidden(call, data.get("forbidden", ()))]
-        gold, changes = desk.gold(task), self.state.changes()
-        if desk.reward == "all_or_nothing" and digest_of(changes) == gold.digest:
-            rows = Difference(right=1)
-        else:
-            rows = difference(self._base, changes, gold.changes)
-        return verdict(desk.reward, rows, told, broken, found, binding=binding)
+        return verdict(desk.reward, self._difference(), told, broken, found, binding=binding)
+
+    def _difference(self) -> Difference:
+        """From gold; domains may add to it."""
+        gold, changes = self._desk.gold(self._the_task), self.state.changes()
+        if self._desk.reward == "all_or_nothing" and digest_of(changes) == gold.digest:
+            return Difference(right=1)
+        return difference(self._base, changes, gold.changes)
 
     def equals_gold(self) -> bool:
         """Whether the database is now what the gold actions make of it."""

@@ -150,9 +150,7 @@ class ScriptedUser:
             return self._stop("thanks")
         asked = [fact for fact in self._known(wish) if fact in acts.asks]
         if asked and not (acts.proposes and set(asked) <= set(self._told)):
-            later = [fact for fact in asked if self._forgets(fact)]
-            now = [fact for fact in asked if fact not in later][: self._persona.tells]
-            return UserReply(self._utter(*(self._voice.say("put_off") for _ in later[:1]), *map(self._tell, now)))
+            return UserReply(self._answer(asked))
         if self._wrong:
             fact, known = self._wrong.popitem()
             mistake = self._voice.say("mistake")
@@ -187,6 +185,11 @@ class ScriptedUser:
         if first and self._persona.volunteers:
             parts += [self._tell(fact) for fact in self._known(wish) if self._known(wish)[fact].value]
         return self._utter(*parts)
+
+    def _answer(self, asked: Sequence[str]) -> str:
+        later = [fact for fact in asked if self._forgets(fact)]
+        now = [fact for fact in asked if fact not in later][: self._persona.tells]
+        return self._utter(*(self._voice.say("put_off") for _ in later[:1]), *map(self._tell, now))
 
     def _tell(self, fact: str) -> str:
         known = self._known(self._wish)[fact]

@@ -171,9 +171,19 @@ class ChatClient:
         return None
 
     def _fault(self, way: _Way, late: float | None) -> MuaError:
-        """``late``: the seconds that have passed in vain."""
+        """What happened at each endpoint, and what fixes it; ``late``: the seconds that have passed in vain."""
         asked = {place: way.met(place) for place in way.last or (0,)}
-        text = "; ".join(self._story(way, place, late) for place in asked)
+        stories = []
+        for place, met in asked.items():
+            member = self._members[place]
+            reason = member.clean(met.reason)
+            if late is not None:
+                reason = f"nothing usable within {late:g} s; last: {reason}"
+            tries = f" after {way.tries[place]} requests" if met.retry or late is not None else ""
+            here = f"{self._section}.fallbacks.{place - 1}" if place else self._section
+            fix = met.fix.replace("{here}", here).replace("{role}", self._section)
+            stories.append(f"{self._role} endpoint {member!r}: {reason}{tries}; {fix}")
+        text = "; ".join(stories)
         passing = any(met.passing for met in asked.values())
         last = list(asked.values())[-1]
         if self._role == "user":
@@ -188,17 +198,6 @@ class ChatClient:
         if last.status in (401, 403, 404):
             return ConfigError(text)
         return EngineError(text, passing=last.kind != "unreadable")
-
-    def _story(self, way: _Way, place: int, late: float | None) -> str:
-        """What happened at one endpoint, and what fixes it."""
-        member, met = self._members[place], way.met(place)
-        reason = member.clean(met.reason)
-        if late is not None:
-            reason = f"nothing usable within {late:g} s; last: {reason}"
-        tries = f" after {way.tries[place]} requests" if met.retry or late is not None else ""
-        here = f"{self._section}.fallbacks.{place - 1}" if place else self._section
-        fix = met.fix.replace("{here}", here).replace("{role}", self._section)
-        return f"{self._role} endpoint {member!r}: {reason}{tries}; {fix}"
 
 
 class _Way:

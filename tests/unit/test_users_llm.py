@@ -12,9 +12,10 @@ import json
 import logging
 import traceback
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
+from typing import Any
 
 import pytest
 from pydantic import SecretStr
@@ -31,6 +32,7 @@ from tests.chat_server import (
     Clock,
     Handler,
     Server,
+    client_of,
     dribbles,
     drops,
     fails,
@@ -56,14 +58,8 @@ def short_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(services_module, "FIRST_BACKOFF_SECONDS", 0.01)
 
 
-@asynccontextmanager
-async def open_endpoint(url: str, **settings) -> AsyncIterator[ChatClient]:
-    config = LlmConfig(base_url=url, model="simulator", api_key=SecretStr(KEY), **settings)
-    endpoint = ChatClient(config)
-    try:
-        yield endpoint
-    finally:
-        await endpoint.close()
+def open_endpoint(url: str, **settings: Any) -> AbstractAsyncContextManager[ChatClient]:
+    return client_of(LlmConfig(base_url=url, model="simulator", api_key=SecretStr(KEY), **settings))
 
 
 async def ask(url: str, **settings) -> str:
@@ -117,15 +113,15 @@ async def test_lasting_trouble_ends_in_one_fault_after_the_retries(server: Serve
 
 
 @pytest.mark.parametrize(
-    ("status", "mend"),
+    ("status", "fix"),
     [(400, "user.llm.model"), (401, "user.llm.api_key"), (403, "user.llm.api_key"), (404, "user.llm.base_url")],
 )
-async def test_a_refusal_is_not_retried_and_says_the_mend(server: Server, status: int, mend: str):
+async def test_a_refusal_is_not_retried_and_says_the_fix(server: Server, status: int, fix: str):
     server.script = [fails(status)]
     with pytest.raises(UserFault) as caught:
         await ask(server.url)
     assert len(server.received) == 1
-    for part in (server.url, str(status), "not today", mend):
+    for part in (server.url, str(status), "not today", fix):
         assert part in str(caught.value)
 
 
