@@ -237,7 +237,7 @@ def convert_megatron_to_hf(
     """Write a checkpoint of any layout as a Hugging Face folder; run again, it continues where it stopped."""
     import mua.megatron.conversion
 
-    mua.megatron.conversion.megatron_to_hf(checkpoint, hf_out, source, config, int(shard_gib * 2**30), force)
+    mua.megatron.conversion.convert_to_hf(checkpoint, hf_out, source, config, int(shard_gib * 2**30), force)
 
 
 @convert_app.command("hf-to-megatron")
@@ -258,7 +258,7 @@ def convert_hf_to_megatron(
     """Write a Hugging Face folder as a checkpoint for any layout; run again, it continues where it stopped."""
     import mua.megatron.conversion
 
-    mua.megatron.conversion.hf_to_megatron(hf_folder, checkpoint_out, dtype, force, allow_nan)
+    mua.megatron.conversion.convert_to_megatron(hf_folder, checkpoint_out, dtype, force, allow_nan)
 
 
 @convert_app.command("verify")

@@ -18,7 +18,7 @@ from mua.observe.progress import Progress
 _MIB = 1 << 20
 
 
-def megatron_to_hf(
+def convert_to_hf(
     checkpoint: Path,
     out: Path,
     source: Path | None = None,
@@ -43,7 +43,9 @@ def megatron_to_hf(
     print(f"{out}: written from {checkpoint}")
 
 
-def hf_to_megatron(source: Path, out: Path, dtype: str | None, force: bool = False, allow_nan: bool = False) -> None:
+def convert_to_megatron(
+    source: Path, out: Path, dtype: str | None, force: bool = False, allow_nan: bool = False
+) -> None:
     """Write the Hugging Face folder ``source`` as a checkpoint that runs of any layout can start from."""
     with SafetensorsFolder(source) as weights:
         total = sum(weights.entry(name).nbytes for name in weights.names) // _MIB
