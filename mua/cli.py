@@ -140,10 +140,10 @@ def train(config: ConfigFile, overrides: Overrides = None) -> None:
     """Train a policy by reinforcement learning."""
 
     def leaves_test_alone(loaded: ExperimentConfig) -> None:
-        judged = loaded.trainer.evaluate_first or loaded.trainer.evaluate_every > 0
-        if judged and loaded.evaluation.split == "test" and not loaded.evaluation.test_in_training:
+        evaluates = loaded.trainer.evaluate_first or loaded.trainer.evaluate_every > 0
+        if evaluates and loaded.evaluation.split == "test" and not loaded.evaluation.test_in_training:
             raise ConfigError(
-                f"{config}: evaluation.split: training would judge itself on the test split, and what it is tuned, "
+                f"{config}: evaluation.split: training would evaluate itself on the test split, and what it is tuned, "
                 "stopped or chosen by is no test any more; set evaluation.split to validation, and "
                 "evaluation.report_split to test for numbers before the first step and after the last "
                 "(evaluation.test_in_training: true allows it all the same)"
@@ -176,7 +176,7 @@ def evaluate(
     config: ConfigFile,
     overrides: Overrides = None,
     matrix: Annotated[
-        Path | None, typer.Option("--matrix", help="file with policies and populations of users, all to be judged")
+        Path | None, typer.Option("--matrix", help="file with policies and populations of users, all to be evaluated")
     ] = None,
 ) -> None:
     """Judge a policy on held-out tasks; run again, it continues where it stopped."""

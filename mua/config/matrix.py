@@ -1,4 +1,4 @@
-"""The file of ``mua eval --matrix``: several policies, each judged with several populations of users."""
+"""The file of ``mua eval --matrix``: several policies, each evaluated with several populations of users."""
 
 from __future__ import annotations
 

@@ -215,7 +215,7 @@ class RolloutService:
     # ---- evaluation
 
     def evaluation_tasks(self, split: Split) -> list[Task]:
-        """What training is judged on: tasks of ``split``, of its own domains first, then of those held out."""
+        """What training is evaluated on: tasks of ``split``, of its own domains first, then of those held out."""
         selections = [self.selection, *filter(None, [self.held_out])]
         return [task for one in selections for task in one.sampled_tasks(split, self._config.evaluation.tasks)]
 
