@@ -59,14 +59,14 @@ fuzz: $(READY) ## Damage files and texts by the thousand: each must be refused i
 docs: $(READY) ## Write docs/configuration.md from the schema, the recipes' plans into docs/planning.md
 	@$(PYTHON) -m mua.cli config docs > docs/configuration.md.new
 	@mv docs/configuration.md.new docs/configuration.md
-	@PYTHONWARNINGS=ignore $(PYTHON) tools/planning_page.py
+	@PYTHONWARNINGS=ignore $(PYTHON) -m tools.planning_page
 
 tables: $(READY) ## Run the grids of layouts and write their tables into docs/ (about five minutes)
 	@MUA_WRITE_TABLES=1 $(PYTHON) -m pytest -m slow tests/parity/test_bridge_layouts.py
-	@$(PYTHON) tools/layouts.py
+	@$(PYTHON) -m tools.layouts
 
 bench: $(READY) ## Measure the stages of one training step on this machine
-	@$(PYTHON) tools/bench/rl_step.py
+	@$(PYTHON) -m tools.bench.rl_step
 
 lock: $(READY) ## Write constraints/ from setup.py; versions that are pinned already stay (UPGRADE=-U renews all)
 	@$(COMPILE) $(GPU_INPUTS) $(UPGRADE) -o constraints/gpu-py312-cu.txt >/dev/null

@@ -34,6 +34,7 @@ from mua.environment.selection import Selection
 from mua.observe.progress import Progress
 from mua.rollout.stream import TaskStream
 from mua.types import Json
+from tools import kit
 from workbench.collect import Wanted, collect, shown_tools
 from workbench.demonstrate import Demonstration, demonstrate
 
@@ -59,7 +60,7 @@ def main() -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = kit.parser(__doc__)
     parser.add_argument("config", type=Path)
     parser.add_argument("out", type=Path)
     parser.add_argument("overrides", nargs="*", help="key.path=value")

@@ -8,8 +8,8 @@
 
     tests/data/users/llm_replies*.jsonl: replies as language models write them, by hand ──► as they are marked
 
-The dialogues are those of all splits of four domains, with customers of all kinds. Run ``python
-tools/bench/user_check.py`` (a few minutes); a small version is a test. The faults and the check have one author, so
+The dialogues are those of all splits of four domains, with customers of all kinds. Run ``python -m
+tools.bench.user_check`` (a few minutes); a small version is a test. The faults and the check have one author, so
 recall on planted faults says that the check does what it was made for, and the replies by hand say somewhat more.
 """
 
@@ -32,7 +32,7 @@ from mua.environment.registry import get_domain
 from mua.errors import Refusal, UserFaultKind
 from mua.types import Json, ToolSchema
 from mua.users.interface import STOP_SIGNAL, ToolUser, User, UserReply, UserTools
-from mua.users.personas import user_system_prompt
+from mua.users.personas import DEFAULT_PROMPT
 from mua.users.task_check import SPLITS, ReplyCheck, TaskCheck, Vocabulary
 from mua.users.utterance_check import LeakCheck, with_signal, without_label
 from workbench.demonstrate import moves_of, played
@@ -164,7 +164,7 @@ def vocabulary(domain: Domain) -> Vocabulary:
 
 def check_of(domain: Domain, task: Task) -> ReplyCheck:
     """As the factory of users makes it."""
-    facts, rules = vocabulary(domain).of(task), user_system_prompt("", tools=True)
+    facts, rules = vocabulary(domain).of(task), DEFAULT_PROMPT.text("", tools=True)
     return ReplyCheck(LeakCheck(LEAK_WORDS, domain.persona(task), rules=rules, stated=facts.stated), facts)
 
 
@@ -461,7 +461,7 @@ def check_for(who: Json) -> ReplyCheck:
     """The check of one whom the first records of a file name: by a persona's ``text`` alone, or by a ``task``."""
     if "task" in who:
         return check_of(*_placed(who["task"]))
-    leak = LeakCheck(LEAK_WORDS, who["text"], rules=user_system_prompt("", tools=True))
+    leak = LeakCheck(LEAK_WORDS, who["text"], rules=DEFAULT_PROMPT.text("", tools=True))
     return ReplyCheck(leak, TaskCheck(who["text"]))
 
 
@@ -569,7 +569,7 @@ def _page(results: Mapping[str, Result], by_hand: Mapping[Path, Mapping[str, Res
         [
             "# Finding the faults of simulated users",
             "",
-            f"Written by `python tools/bench/user_check.py --tasks {chosen.tasks} --runs {runs}`, which tells how. "
+            f"Written by `python -m tools.bench.user_check --tasks {chosen.tasks} --runs {runs}`, which tells how. "
             "What is looked for stands in [users.md](../users.md#what-is-not-a-users-words).",
             "",
             "## Faults planted into dialogues of the scripted experts with the scripted users",
