@@ -48,11 +48,6 @@ class MetricsWriter:
             with naming(self._folder):
                 self._board = SummaryWriter(str(self._folder), purge_step=resume_step, flush_secs=30)
 
-    @property
-    def path(self) -> Path:
-        """The file of lines."""
-        return self._file.path
-
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Record ``metrics`` at ``step``; flushed, so that a crash afterwards loses nothing.
 
