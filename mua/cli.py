@@ -145,8 +145,8 @@ def _options(version: Annotated[bool, option("--version", "Print the version and
         raise typer.Exit
 
 
-@command(app)
-def train(config: ConfigFile, overrides: Overrides = None) -> None:
+@command(app, "train")
+def train_command(config: ConfigFile, overrides: Overrides = None) -> None:
     """Train a policy by reinforcement learning."""
 
     def leaves_test_alone(loaded: ExperimentConfig) -> None:
@@ -180,7 +180,7 @@ def sft(config: ConfigFile, overrides: Overrides = None) -> None:
 
 
 @command(app, "eval")
-def evaluate(
+def evaluate_command(
     config: ConfigFile,
     overrides: Overrides = None,
     matrix: Annotated[
@@ -189,7 +189,7 @@ def evaluate(
 ) -> None:
     """Judge a policy on held-out tasks; run again, it continues where it stopped."""
     if matrix is not None:
-        from mua.config.matrix import load_cells
+        from workbench.matrix_config import load_cells
 
         base, cells = load_cells(config, overrides or [], matrix)
         with output_of(base):
@@ -298,8 +298,8 @@ def plan(
         raise typer.Exit(1)
 
 
-@command(app)
-def serve(
+@command(app, "serve")
+def serve_command(
     model: Annotated[Path, argument("MODEL", "Hugging Face folder")],
     address_file: Annotated[Path, argument("ADDRESS_FILE", "written when the server answers")],
     host: Annotated[str, option("--host", "address that others reach this machine by")] = "127.0.0.1",
