@@ -33,7 +33,7 @@ from mua.rollout.runner import EpisodeRunner, Placed, evaluation_places
 from mua.rollout.scheduler import GroupScheduler, Position, RolloutBatch, StepDemand
 from mua.rollout.stream import TaskStream
 from mua.rollout.teacher import Teacher
-from mua.tokens.chat_family import load_family
+from mua.tokens.family_loading import load_family
 from mua.types import Group, Json, Trajectory
 
 if TYPE_CHECKING:
