@@ -207,7 +207,7 @@ class DatabaseEnvironment:
             rules, demands = (code.rules, data.get("demands", ())) if binding else (Rules({}), ())
             found = conduct(transcript, again, code.claims, rules, demands)
         statements, facts = data.get("statements", ()), data.get("facts", ()) if binding else ()
-        missing = [list(statement) for statement in unsaid(statements, transcript.told_user())]
+        missing: list[Any] = [list(statement) for statement in unsaid(statements, transcript.told_user())]
         missing += untold(facts, found.claims.true) if found else []
         told = Telling(len(statements) + len(facts), missing)
         broken = [call for call in self._done if _forbidden(call, data.get("forbidden", ()))]
