@@ -22,7 +22,7 @@ from safetensors.numpy import load_file
 
 from mua.algorithms.losses import PolicyLoss
 from mua.megatron import layouts
-from mua.megatron.packing import plan_rows
+from mua.megatron.packing import plan_microbatches
 from mua.types import Float32Array, TrainBatch
 from tests import layout_support
 from tests.distributed import run_distributed, run_on_workers
@@ -98,10 +98,10 @@ def test_recomputation_changes_nothing_under_a_layout(kind: str, name: str, mode
 def test_the_rows_of_the_grid_do_not_depend_on_the_layout() -> None:
     # A balancing loss is a property of rows; the grid compares it, so all layouts must cut the same ones.
     plans = [
-        plan_rows(layout_support.LENGTHS, 64, ranks, multiple=multiple)
+        plan_microbatches(layout_support.LENGTHS, 64, ranks, multiple=multiple)
         for ranks, multiple in ((1, 1), (2, 1), (4, 1), (1, 2), (2, 2), (1, 4))
     ]
-    assert len({frozenset(row for rank in plan.rows for row in rank) for plan in plans}) == 1
+    assert len({frozenset(taken for rank in plan.microbatches for taken in rank) for plan in plans}) == 1
 
 
 def hf_train(model: transformers.PreTrainedModel, batch: TrainBatch) -> dict[str, Any]:
