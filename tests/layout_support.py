@@ -31,7 +31,7 @@ TEMPERATURE = 0.8
 LOSS = PolicyLoss(clip_low=0.2, clip_high=0.3, kl_coefficient=0.0)
 ADAM = OPTIMIZER.model_copy(update={"epsilon": 1e-8})
 LENGTHS = (17, 5, 40, 2, 23, 31, 8, 12, 29, 33, 9)
-"""They fill four rows of 64, so that up to four data-parallel ranks have the rows of a single process."""
+"""They fill four micro-batches of 64, so that up to four data-parallel ranks have those of a single process."""
 KINDS: dict[str, dict[str, Any]] = {"dense": {}, "moe": {"experts": 8}}
 
 
@@ -156,8 +156,8 @@ def _plain(folder: str, sizes: dict[str, Any]) -> dict[str, Any]:
 
 
 def _second(folder: str, sizes: dict[str, Any]) -> dict[str, Any]:
-    # The balancing loss is made row by row. By tokens all layouts have the same rows; by operations, interleaved
-    # pipelines, whose rows are padded to one length, have others.
+    # The balancing loss is made for each micro-batch. By tokens all layouts have the same ones; by operations,
+    # interleaved pipelines, where all are padded to one length, have others.
     losses = {"moe_aux_loss": 0.3, "moe_z_loss": 0.1, "balance": "tokens"}
     sizes = sizes | losses if Path(folder).name.startswith("moe") else sizes
     with backend(Path(folder), distributed_optimizer=True, optimizer=ADAM, **sizes) as built:

@@ -34,8 +34,6 @@ from tools.make_conversations import conversations
 from tools.tiny import build_policy, mua, say, write_conversations
 
 ROOT = Path("runs/studies")
-_T_95 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365}
-"""Student's t for a two-sided interval of 95 % by the number of seeds."""
 
 
 class Demonstrations(Section):
@@ -264,12 +262,14 @@ def report(study: Study, seeds: Sequence[int]) -> None:
 
 def over_seeds(values: Sequence[float]) -> str:
     """Mean with Student's interval of 95 % over seeds; of one seed the value alone, of none nothing."""
+    from scipy.stats import t
+
     if not values:
         return ""
     mean = fmean(values)
     if len(values) < 2:
         return f"{mean:.3f}"
-    half = _T_95[len(values)] * stdev(values) / math.sqrt(len(values))
+    half = t.ppf(0.975, len(values) - 1) * stdev(values) / math.sqrt(len(values))
     return f"{mean:.3f} ({mean - half:.3f} to {mean + half:.3f})"
 
 

@@ -86,7 +86,8 @@ class GuidedUser(LlmUser):
         self._history.append({"role": "user", "content": text})
         seed, offered = self._seed + 1000 * len(self._history), [schema.openai() for schema in self._tools.schemas()]
         await self._act(await self._endpoint.chat(self._history, seed=seed, tools=offered, tool_choice="required"))
-        said = json.loads(await self._endpoint.complete(self._history, seed=seed, response_format=SAYS))["say"]
+        reply = await self._endpoint.chat(self._history, seed=seed, response_format=SAYS)
+        said = json.loads(reply.text)["say"]
         self._history.append({"role": "assistant", "content": said})
         return UserReply(said)
 
