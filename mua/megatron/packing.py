@@ -280,7 +280,7 @@ def plan_microbatches(
                 f"{max_tokens_per_microbatch}; raise the key or lower rollout.max_tokens"
             )
     balanced = lengths if equal or costs is None else costs
-    items = _Items(*(np.array([*values, 0]) for values in (balanced, lengths)), max_tokens_per_microbatch)
+    items = _Items(np.array([*balanced, 0]), np.array([*lengths, 0]), max_tokens_per_microbatch)
     dealt = _dealt(costs or lengths, _balanced_bins(items, ranks * multiple, equal=equal), ranks)
     if costs is not None and not equal and not lockstep:
         _balance_ranks(dealt, items)
