@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from environments.kit.database import DatabaseEnvironment
 from environments.telecom import DOMAIN, TelecomDomain
 from environments.telecom.faults import SOLVED
 from environments.telecom.gold import gold_moves
 from environments.telecom.recipes import RECIPES
-from environments.telecom.tasks import load_split
 from environments.telecom.user import PhoneUser, customer
-from mua.environment.protocol import Environment, Evaluation, Move, Split, Task, ToolResult
+from mua.environment.protocol import Evaluation, Move, Task, ToolResult
 from mua.types import Json, ToolSchema
-from tests.desk_support import opened
-from workbench.demonstrate import replay_gold
+from tests.desk_support import all_tasks, conversation, opened
 
-SPLITS: tuple[Split, ...] = ("train", "validation", "test")
-ALL = [task for split in SPLITS for task in load_split(split)]
+ALL = all_tasks("telecom")
 KINDS = {recipe.kind for recipe in RECIPES}
 
 
@@ -35,8 +30,7 @@ def with_fault(name: str) -> Task:
 
 def do(environment: DatabaseEnvironment, action: Json) -> ToolResult:
     run = environment.user_call if action.get("requestor") == "user" else environment.call
-    result = run(action["name"], action["arguments"])
-    return result
+    return run(action["name"], action["arguments"])
 
 
 def user(name: str, **arguments: Json | bool | str) -> Json:
@@ -45,20 +39,6 @@ def user(name: str, **arguments: Json | bool | str) -> Json:
 
 def agent(name: str, **arguments: Json | bool | str | int) -> Json:
     return {"name": name, "arguments": arguments}
-
-
-class Replayed:
-    """A domain whose gold moves are these."""
-
-    def __init__(self, domain: TelecomDomain, moves: Sequence[Move]) -> None:
-        self._domain = domain
-        self._moves = moves
-
-    def environment(self) -> Environment:
-        return self._domain.environment()
-
-    def gold(self, task: Task) -> Sequence[Move]:
-        return self._moves
 
 
 def moves_of(task: Task, actions: Sequence[Json], texts: Sequence[str] | None = None) -> list[Move]:
@@ -71,13 +51,7 @@ def moves_of(task: Task, actions: Sequence[Json], texts: Sequence[str] | None = 
 def judged(
     task: Task, actions: Sequence[Json], texts: Sequence[str] | None = None, domain: TelecomDomain = DOMAIN
 ) -> Evaluation:
-    return verdict_on(task, moves_of(task, actions, texts), domain)
-
-
-def verdict_on(task: Task, moves: Sequence[Move], domain: TelecomDomain = DOMAIN) -> Evaluation:
-    """Of these moves, nobody answering."""
-    replayed: Any = Replayed(domain, moves)
-    return asyncio.run(replay_gold(replayed, task)).evaluation
+    return conversation(task, moves_of(task, actions, texts), domain)
 
 
 class Phone:

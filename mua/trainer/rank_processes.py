@@ -16,7 +16,7 @@ from mua.errors import ConfigError, RankLost
 from mua.ports import LOOPBACK
 
 if TYPE_CHECKING:
-    from torch._C._distributed_c10d import TCPStore
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 _PR_SET_PDEATHSIG = 1
 _ENDING_SECONDS = 5.0
@@ -46,7 +46,7 @@ def ensure_processes(config: MegatronConfig) -> None:
     elif needed > 1:
         # As torchrun does, this process serves the store at which they meet: a port that was only chosen could be taken
         # in the seconds before the ranks are there.
-        from torch._C._distributed_c10d import TCPStore
+        from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
         global _meeting_point
         _meeting_point = TCPStore(LOOPBACK, 0, is_master=True, wait_for_workers=False)

@@ -22,7 +22,7 @@ from mua.megatron.checkpoint import (
     point_to,
     prune_checkpoints,
 )
-from mua.observe.metrics_log import MetricsWriter, StageTimer, memory_metrics
+from mua.observe.metrics_log import METRICS_FILE, MetricsWriter, StageTimer, memory_metrics
 from mua.observe.progress import Progress
 from mua.rollout.scored import Lost
 from mua.trainer.learner import Learner
@@ -193,7 +193,7 @@ class Run:
             raise RunStopped(
                 f"trainer.max_skipped_steps: the gradient norm of the last {self._skipped} steps with an update, to "
                 f"step {step}, was not finite, so they changed nothing; look at loss, grad_norm and the ratios in "
-                f"{self._metrics.path}, and at the data and the weights of model.path; then lower "
+                f"{self._config.output / METRICS_FILE}, and at the data and the weights of model.path; then lower "
                 "optimizer.learning_rate, or begin again from an earlier checkpoint"
             )
 
