@@ -24,7 +24,7 @@ from mua.environment.protocol import (
     UserControlled,
     UserMove,
 )
-from mua.environment.schema import fitted
+from mua.environment.tool_arguments import fitted
 from mua.types import Json
 from mua.users.protocol import ToolUser, User, UserReply
 

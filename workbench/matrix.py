@@ -32,8 +32,7 @@ from mua.evaluation.summary import interval_of
 from mua.evaluation.weights import servable
 from mua.masking import masked_tree
 from mua.observe.files import replace_text
-from mua.rollout.heap import long_lived_heap
-from mua.rollout.runner import Placed
+from mua.rollout.runner import Placed, without_gc_pauses
 from mua.rollout.service import RolloutService
 from mua.types import Json
 from workbench.compare import difference, paired
@@ -128,7 +127,7 @@ class _Row:
             self._rollouts = self._stack.enter_context(RolloutService(config))
         else:
             self._rollouts.meet_users(config)
-        with long_lived_heap():
+        with without_gc_pauses():
             self._rollouts.each(episodes, temperature=config.evaluation.temperature, on_trajectory=on_trajectory)
         return roles_of(self._rollouts.metrics())
 

@@ -15,7 +15,7 @@ from typing import Literal, TextIO
 
 from mua.config.schema import EnvironmentConfig
 from mua.environment.domain import Domain
-from mua.environment.life import Life
+from mua.environment.lifecycle import DomainLifecycle
 from mua.environment.protocol import Move, Split, Task, ToolSchema, UserMove
 from mua.environment.selection import Selection
 from mua.errors import ConfigError
@@ -129,11 +129,11 @@ class _Table:
         self._terminal = terminal
 
     async def play(self, role: Role) -> Demonstration:
-        life = Life(self._domain, self._selection.config.reset_seconds)
+        lifecycle = DomainLifecycle(self._domain, self._selection.config.reset_seconds)
         environment = self._domain.environment()
         user: User = self._person() if role == "user" else self._heard()
         try:
-            await life.start()
+            await lifecycle.start()
             await value_of(environment.reset(self._task, self._seed))
             moves = self._agent(environment.tools()) if role == "agent" else self._scripted()
             self._open(role)
@@ -141,7 +141,7 @@ class _Table:
         finally:
             await user.close()
             await value_of(environment.close())
-            await life.stop()
+            await lifecycle.stop()
         self._close(found)
         return found
 

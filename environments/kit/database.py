@@ -32,7 +32,7 @@ from environments.kit.language.claims import ClaimReader, Moment
 from environments.kit.overlay import Base, Changes, Difference, Overlay, difference, digest_of
 from environments.kit.statements import unsaid
 from mua.environment.protocol import Evaluation, Task, ToolResult, ToolSchema, Transcript
-from mua.environment.schema import argument_checker, fitted
+from mua.environment.tool_arguments import argument_checker, fitted
 from mua.types import Json
 
 RewardForm = Literal["all_or_nothing", "partial"]

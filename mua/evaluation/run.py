@@ -30,8 +30,7 @@ from mua.observe.files import replace_text
 from mua.observe.progress import Progress
 from mua.observe.traces import TraceWriter
 from mua.rollout.agent import ChatPolicy
-from mua.rollout.heap import long_lived_heap
-from mua.rollout.runner import EpisodeRunner, Placed, evaluation_places
+from mua.rollout.runner import EpisodeRunner, Placed, evaluation_places, without_gc_pauses
 from mua.rollout.scored import require_scored
 from mua.rollout.service import RolloutService
 from mua.types import Json, Trajectory
@@ -60,7 +59,7 @@ def play_on_engine(
             raise _TimeIsUp
 
     try:
-        with RolloutService(config, interrupt) as rollouts, long_lived_heap():
+        with RolloutService(config, interrupt) as rollouts, without_gc_pauses():
             with suppress(_TimeIsUp):
                 rollouts.each(episodes, temperature=config.evaluation.temperature, on_trajectory=on_trajectory)
             return roles_of(rollouts.metrics())
@@ -72,7 +71,7 @@ def play_at_endpoint(
     config: ExperimentConfig, episodes: Sequence[Placed], on_trajectory: OnTrajectory, seconds: float | None = None
 ) -> Roles:
     """Whatever answers at an OpenAI-compatible endpoint; after ``seconds`` the rest is not played."""
-    with long_lived_heap():
+    with without_gc_pauses():
         return asyncio.run(_play_at_endpoint(config, episodes, on_trajectory, seconds))
 
 

@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING
 
 from mua.config.schema import RolloutConfig
 from mua.environment.protocol import ToolSchema, Transcript
-from mua.environment.requests import told
-from mua.environment.schema import validate_arguments
+from mua.environment.requests import checked_text
+from mua.environment.tool_arguments import validate_arguments
 from mua.errors import DeadlineExceeded, EnvironmentFault, MuaError, UserFault, UserFaultKind, one_line
 from mua.tokens.codec import ConversationError
 from mua.types import Json, Outcome, Segment
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from mua.users.protocol import User
 
 
-class State(Enum):
+class EpisodeState(Enum):
     """Where an episode is."""
 
     GENERATE = auto()
@@ -115,16 +115,16 @@ class Episode:
         the policy failed.
         """
         state = await self._start()
-        while state is not State.END:
-            if state is State.GENERATE:
+        while state is not EpisodeState.END:
+            if state is EpisodeState.GENERATE:
                 state = await self._generate()
-            elif state is State.TOOLS:
+            elif state is EpisodeState.TOOLS:
                 state = await self._call_tools()
             else:
                 state = await self._ask_user()
         return await self._finish()
 
-    async def _start(self) -> State:
+    async def _start(self) -> EpisodeState:
         opening = await self._hear(self._user.open)
         if opening.stop:
             raise UserFault("the user ended the conversation before it began", UserFaultKind.ENDS_TOO_EARLY)
@@ -136,9 +136,9 @@ class Episode:
                 f"task {self._environment.task.id!r} cannot be told to the policy: {error}"
             ) from None
         self._note_user(opening)
-        return State.GENERATE
+        return EpisodeState.GENERATE
 
-    async def _generate(self) -> State:
+    async def _generate(self) -> EpisodeState:
         if self._agent.turns >= self._budgets.max_turns:
             return self._end(Outcome.MAX_TURNS)
         if self._counts["tool_calls"] >= self._budgets.max_tool_calls:
@@ -152,20 +152,20 @@ class Episode:
         if turn.truncated:
             return self._end(Outcome.LENGTH)
         if turn.tool_calls or turn.errors:
-            return State.TOOLS
-        return State.USER if turn.content.strip() else self._end(Outcome.MALFORMED)
+            return EpisodeState.TOOLS
+        return EpisodeState.USER if turn.content.strip() else self._end(Outcome.MALFORMED)
 
-    async def _call_tools(self) -> State:
+    async def _call_tools(self) -> EpisodeState:
         assert self._turn is not None
         results = [await self._call(call) for call in self._turn.tool_calls]
         results += [f"error: {error.message}" for error in self._turn.errors]
         self._malformed += len(self._turn.errors)
         self._agent.add_tool_results(results)
         if self._outcome is not None:
-            return State.END
+            return EpisodeState.END
         if self._malformed > self._budgets.max_malformed:
             return self._end(Outcome.MALFORMED)
-        return State.GENERATE
+        return EpisodeState.GENERATE
 
     async def _call(self, call: ToolCall) -> str:
         """Run one call; the text the policy gets to see."""
@@ -182,14 +182,14 @@ class Episode:
         self._counts[f"tool_calls/{call.name}"] += 1
         with self._clock("tools"):
             result = await self._environment.call(call.name, call.arguments)
-        text = told(call.name, result.text)
+        text = checked_text(call.name, result.text)
         self._counts[f"tool_errors/{call.name}"] += result.error
         self._turn_rewards[-1] += result.reward
         if result.terminal:
             self._end(Outcome.TERMINAL_TOOL)
         return text
 
-    async def _ask_user(self) -> State:
+    async def _ask_user(self) -> EpisodeState:
         assert self._turn is not None
         content = self._turn.content
         reply = await self._hear(lambda: self._user.reply(content))
@@ -199,7 +199,7 @@ class Episode:
             self._environment.know_tools(reply.tools)
             self._agent.add_tools(reply.tools)
         self._note_user(reply)
-        return self._end(Outcome.USER_STOP) if reply.stop else State.GENERATE
+        return self._end(Outcome.USER_STOP) if reply.stop else EpisodeState.GENERATE
 
     async def _hear(self, speak: Callable[[], Awaitable[UserReply]]) -> UserReply:
         """What the user says, if that can be a user's words.
@@ -237,9 +237,9 @@ class Episode:
             self._agent.messages[-1]["actions"] = actions
             self._counts["user_actions"] += len(actions)
 
-    def _end(self, outcome: Outcome) -> State:
+    def _end(self, outcome: Outcome) -> EpisodeState:
         self._outcome = self._outcome or outcome
-        return State.END
+        return EpisodeState.END
 
     async def _finish(self) -> EpisodeResult:
         assert self._outcome is not None

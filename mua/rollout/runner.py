@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import random
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -29,7 +30,7 @@ from mua.errors import (
 )
 from mua.rollout.agent import Policy, TokenPolicy
 from mua.rollout.episode import Episode, EpisodeResult, EpisodeSetting
-from mua.rollout.seeds import derived_seed
+from mua.seeds import derived_seed
 from mua.tokens.family import ChatFamily
 from mua.types import Group, Outcome, Trajectory
 from mua.users.factory import UserFactory
@@ -238,3 +239,18 @@ def _scored(
         attempts=attempts,
         domain=task.domain,
     )
+
+
+@contextmanager
+def without_gc_pauses() -> Iterator[None]:
+    """What is alive on entering is not looked through again by the garbage collector before the end.
+
+    A full collection walks over every object that the libraries, the model and the tasks have made, while no episode
+    of the event loop goes on: some 0.1 s for the half a million objects of a small run.
+    """
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()

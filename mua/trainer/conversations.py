@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 from mua.config.schema import ExperimentConfig
 from mua.environment.protocol import ToolSchema
 from mua.errors import ConfigError
-from mua.rollout.seeds import derived_seed
+from mua.seeds import derived_seed
 from mua.tokens.codec import ConversationError
 from mua.tokens.conversation import Conversation
 from mua.tokens.family import ChatFamily

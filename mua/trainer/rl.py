@@ -22,9 +22,9 @@ from mua.engine.weights import SyncReport
 from mua.environment.protocol import Split
 from mua.errors import EngineError, MuaError, Preempted, RunStopped
 from mua.observe.traces import TraceWriter
-from mua.rollout.heap import long_lived_heap
+from mua.rollout.runner import without_gc_pauses
 from mua.rollout.scheduler import RolloutBatch
-from mua.rollout.scored import Lost, lost, too_few_scored
+from mua.rollout.scored import UnscoredEpisodes, too_few_scored, unscored_among
 from mua.rollout.service import RolloutService
 from mua.trainer.evaluate import judge
 from mua.trainer.launch import check_ranks, ensure_processes, leads
@@ -67,7 +67,7 @@ def train(config: ExperimentConfig, preemption: Preemption | None = None) -> Non
 
         hosts = learner.engine_hosts()
         with run.saved_on_leaving(), RolloutService(config, interrupt, hosts=hosts, teacher=True) as rollouts:
-            with long_lived_heap():
+            with without_gc_pauses():
                 loop(config, learner, run, rollouts, preemption)
             learner.save_hf(config.output / "hf")
 
@@ -135,10 +135,10 @@ def loop(
     hand_over(config, learner, run, rollouts, phases)
 
 
-def told(metrics: Mapping[str, float], groups: Sequence[Group], few: Lost | None) -> str:
+def told(metrics: Mapping[str, float], groups: Sequence[Group], few: UnscoredEpisodes | None) -> str:
     """What the line of progress says of a step. Without a scored episode there is no reward, and none is shown."""
     words = [f"{name} {metrics[key]:.3f}" for name, key in _SHOWN.items() if key in metrics]
-    if (failed := lost([t for group in groups for t in group.trajectories])) is not None:
+    if (failed := unscored_among([t for group in groups for t in group.trajectories])) is not None:
         words.append(failed.note() + (", trained on nothing" if few is not None else ""))
     return ", ".join(words)
 
@@ -211,7 +211,7 @@ def _update(config: ExperimentConfig, learner: Learner, batch: TrainBatch, versi
 def _roll_out(
     config: ExperimentConfig, run: Run, rollouts: RolloutService, step: int, preemption: Preemption,
     traces: TraceWriter | None,
-) -> tuple[RolloutBatch, Lost | None]:  # fmt: skip
+) -> tuple[RolloutBatch, UnscoredEpisodes | None]:  # fmt: skip
     """The episodes of ``step``, and what was wrong where too few could be scored to train on them.
 
     Traces of a step that stops the run are written, to be looked into.

@@ -21,8 +21,8 @@ from typing import Literal, TypeAlias
 
 from mua.endpoint.chat import Completion, FunctionCall
 from mua.endpoint.client import ChatClient
-from mua.environment.requests import told
-from mua.environment.schema import validate_arguments
+from mua.environment.requests import checked_text
+from mua.environment.tool_arguments import validate_arguments
 from mua.errors import Refusal, UserFaultKind
 from mua.types import Json
 from mua.untrusted import JsonError, read_json
@@ -156,7 +156,7 @@ class LlmUser:
         if fault := validate_arguments(schema, arguments):
             return f"error: {fault}"
         result = await self._tools.call(call.name, arguments)
-        return told(call.name, result.text)
+        return checked_text(call.name, result.text)
 
 
 def _words_of(reply: Completion) -> str:

@@ -21,7 +21,7 @@ import pytest
 
 from mua.environment.domain import Domain
 from mua.environment.registry import domain_names, get_domain
-from mua.environment.sampling import stratified
+from mua.environment.selection import stratified
 from workbench.canned import CEILING, SHARE_OF_EXPERT, Attacked, Canned, play_canned
 from workbench.demonstrate import Demonstration, demonstrate
 

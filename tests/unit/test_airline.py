@@ -36,8 +36,8 @@ from environments.kit.overlay import Overlay, digest_of
 from environments.kit.scripted import grammar_of
 from mua.config.schema import EnvironmentConfig
 from mua.endpoint.client import Services
-from mua.environment.manifest import digest
 from mua.environment.protocol import Evaluation, Move, Split, Task
+from mua.environment.task_manifest import tasks_digest
 from mua.errors import ConfigError, MuaError
 from mua.types import Json
 from mua.users.protocol import UserReply
@@ -494,7 +494,7 @@ def test_a_changed_generator_is_noticed(monkeypatch: pytest.MonkeyPatch):
         load_split("test")
     monkeypatch.undo()
     load_split.cache_clear()
-    assert digest(make_split("test")) == digest(load_split("test"))
+    assert tasks_digest(make_split("test")) == tasks_digest(load_split("test"))
 
 
 def test_a_recipe_that_nobody_fits_is_an_error(monkeypatch: pytest.MonkeyPatch):

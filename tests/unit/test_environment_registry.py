@@ -17,7 +17,7 @@ import environments
 from mua.environment import registry
 from mua.environment.protocol import ToolSchema
 from mua.environment.registry import domain_names, get_domain
-from mua.environment.schema import validate_arguments
+from mua.environment.tool_arguments import validate_arguments
 from mua.errors import ConfigError
 
 

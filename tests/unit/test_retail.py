@@ -31,9 +31,9 @@ from environments.retail.wishes import EASY, MEDIUM, place
 from environments.retail.words import FIRST_NAMES, LAST_NAMES, PRODUCTS
 from mua.config.schema import EnvironmentConfig
 from mua.endpoint.client import Services
-from mua.environment.manifest import digest
 from mua.environment.protocol import Evaluation, Move, Split, Task, ToolResult, Transcript
 from mua.environment.selection import Selection
+from mua.environment.task_manifest import tasks_digest
 from mua.errors import ConfigError, MuaError
 from mua.types import Json
 from tests.desk_support import judged, opened, played, spoken, with_persona
@@ -130,7 +130,7 @@ def test_every_task_grants_something_and_no_refusal_stands_alone():
 
 
 def test_the_generator_repeats_itself_and_a_changed_one_is_found_out(monkeypatch, tmp_path):
-    assert digest(tuple(generate("test"))) == digest(load_split("test"))
+    assert tasks_digest(tuple(generate("test"))) == tasks_digest(load_split("test"))
     manifest = json.loads(tasks.MANIFEST.read_text())
     manifest["test"]["sha256"] = "0" * 64
     (tmp_path / "manifest.json").write_text(json.dumps(manifest))

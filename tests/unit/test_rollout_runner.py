@@ -29,7 +29,7 @@ from mua.errors import ConfigError, DeadlineExceeded, EngineError, UserFault
 from mua.observe.traces import TraceWriter
 from mua.rollout import runner as runner_module
 from mua.rollout.runner import EpisodeRunner
-from mua.rollout.seeds import derived_seed
+from mua.seeds import derived_seed
 from mua.types import Group, Json, Outcome, Trajectory
 from tests.rollout_fixtures import FixedUser, Script, ScriptedSampler, TestDesk, call, experiment, lines, only
 from tests.tokens_fixtures import chat_family

@@ -21,7 +21,7 @@ from environments.telecom.hands import MOST, requests
 from environments.telecom.tasks import load_split
 from environments.telecom.user import HERE, customer
 from mua.environment.protocol import Task
-from mua.environment.schema import validate_arguments
+from mua.environment.tool_arguments import validate_arguments
 from mua.users.personas import DEFAULT, PERSONAS
 from mua.users.protocol import STOP_SIGNAL
 from tests.telecom_support import ALL, Phone, do, first, opened, person, with_fault
