@@ -5,13 +5,45 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Generator, Sequence
 from functools import lru_cache
+from typing import Any
 
 from environments.kit.database import DatabaseEnvironment
 from mua.environment.domain import Domain, Expert, Peopled
-from mua.environment.protocol import Environment, Evaluation, Move, Task, Transcript
+from mua.environment.protocol import Environment, Evaluation, Move, Task, ToolSchema, Transcript
 from mua.environment.registry import get_domain
-from workbench.demonstrate import Demonstration, demonstrate, value_of
-from workbench.demonstrate import played as played_with
+from mua.rollout.episode import EpisodeResult
+from mua.users.protocol import User
+from workbench.demonstrate import demonstrate, play
+
+
+class Opened:
+    """An environment that was reset, as a domain of its own; closing is left to whoever opened it."""
+
+    name = "opened"
+
+    def __init__(self, opened: Any) -> None:
+        self._opened = opened
+        self.tools, self.call, self.evaluate = opened.tools, opened.call, opened.evaluate
+        self.user_call = getattr(opened, "user_call", None)
+
+    def environment(self) -> Opened:
+        return self
+
+    def user_tools(self) -> Sequence[ToolSchema]:
+        return self._opened.user_tools() if self.user_call else ()
+
+    def reset(self, task: Task, seed: int) -> None:
+        return None
+
+    def close(self) -> None:
+        return None
+
+
+async def played_with(environment: Environment, user: User, moves: Generator[Move, str, None]) -> EpisodeResult:
+    """Any moves with any user, on an environment that has been reset."""
+    task = Task("opened", "opened", "test", {})
+    return await play(Opened(environment), task, 0, lambda opening, tools: moves, user)  # type: ignore[arg-type]
+
 
 domain_of = lru_cache(maxsize=8)(get_domain)
 """Finding one looks through folders."""
@@ -30,7 +62,7 @@ def judged(environment: DatabaseEnvironment, *texts: str) -> Evaluation:
     return environment.evaluate(Transcript([{"role": "assistant", "content": text} for text in texts]))
 
 
-def played(domain: Domain, task: Task, seed: int = 0, loose: float = 0.0) -> Demonstration:
+def played(domain: Domain, task: Task, seed: int = 0, loose: float = 0.0) -> EpisodeResult:
     return asyncio.run(demonstrate(domain, task, seed, loose))
 
 
@@ -40,12 +72,12 @@ def with_persona(
     seed: int = 0,
     moves: Generator[Move, str, None] | None = None,
     domain: Domain | None = None,
-) -> Demonstration:
+) -> EpisodeResult:
     """The expert, or other moves, with a person of this kind."""
     return asyncio.run(_with_persona(task, persona, seed, moves, domain))[1]
 
 
-def at_its_end(task: Task) -> tuple[Environment, Demonstration]:
+def at_its_end(task: Task) -> tuple[Environment, EpisodeResult]:
     """What the expert and a plain person leave behind."""
     return asyncio.run(_with_persona(task, "plain"))
 
@@ -56,16 +88,18 @@ async def _with_persona(
     seed: int = 0,
     moves: Generator[Move, str, None] | None = None,
     domain: Domain | None = None,
-) -> tuple[Environment, Demonstration]:
+) -> tuple[Environment, EpisodeResult]:
     domain = domain or domain_of(task.domain)
     assert isinstance(domain, Peopled)
     assert isinstance(domain, Expert)
     environment = domain.environment()
-    await value_of(environment.reset(task, seed))
+    done = environment.reset(task, seed)
+    if done is not None:
+        await done
     person = domain.scripted_user(task, seed, [persona])
     return environment, await played_with(environment, person, moves or domain.expert(task, seed))
 
 
-def spoken(demonstration: Demonstration) -> Sequence[str]:
+def spoken(demonstration: EpisodeResult) -> Sequence[str]:
     """What the person said, in turn."""
     return [message["content"] for message in demonstration.messages if message["role"] == "user"]

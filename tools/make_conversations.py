@@ -32,10 +32,11 @@ from mua.config.schema import ExperimentConfig
 from mua.environment.protocol import Task
 from mua.environment.selection import Selection
 from mua.observe.progress import Progress
+from mua.rollout.episode import EpisodeResult
 from mua.rollout.stream import TaskStream
 from mua.types import Json
 from workbench.collect import Wanted, collect, shown_tools
-from workbench.demonstrate import Demonstration, demonstrate
+from workbench.demonstrate import demonstrate
 
 
 def main() -> None:
@@ -120,7 +121,7 @@ def records(
             yield {"messages": _with_prompt(selection, task, played)} | ({"tools": tools} if tools else {})
 
 
-def _with_prompt(selection: Selection, task: Task, played: Demonstration) -> list[Json]:
+def _with_prompt(selection: Selection, task: Task, played: EpisodeResult) -> list[Json]:
     return [{"role": "system", "content": selection.system_prompt(task)}, *played.messages]
 
 

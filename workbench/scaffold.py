@@ -27,9 +27,9 @@ _DOMAIN = Template('''\
 from environments.kit.database import DatabaseEnvironment, ServiceDesk, ToolError
 from environments.kit.functions import tool_of
 from environments.kit.overlay import Base, Overlay
+from environments.kit.scripted import ScriptedUser
 from mua.environment.protocol import Isolation, Move, PromptStyle, Split, Task
 from mua.types import Json
-from environments.kit.scripted import ScriptedUser
 
 ROWS: dict[Split, str] = {"train": "A", "validation": "B", "test": "C"}
 SEATS = Base({"seats": {f"{row}{number}": {"holder": None} for row in ROWS.values() for number in range(1, 41)}})
@@ -156,8 +156,8 @@ from __future__ import annotations
 import pytest
 
 from $module import DOMAIN
-from workbench.demonstrate import replay_gold
 from mua.environment.protocol import Split
+from workbench.demonstrate import replay_gold
 
 
 @pytest.mark.parametrize("split", ["train", "validation", "test"])

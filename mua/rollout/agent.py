@@ -1,9 +1,10 @@
-"""Who plays the policy in an episode: token ids through an engine, or messages through a chat endpoint.
+"""Who acts in an episode: token ids through an engine, messages through a chat endpoint, or moves of other origin.
 
 ::
 
-    Episode ──► Agent ──┬── TokenAgent   Conversation + Sampler: ids in, ids out, every token kept for training
-                        └── ChatAgent    OpenAI chat completions with native tool calls: text only, no segments
+    Episode ──► Agent ──┬── TokenAgent      Conversation + Sampler: ids in, ids out, every token kept for training
+                        ├── ChatAgent       OpenAI chat completions with native tool calls: text only, no segments
+                        └── ScriptedAgent   an expert's, gold or canned moves, or a person's (workbench/demonstrate.py)
 
 The episode asks for a turn, answers it with tool results or with the user's words, and never learns which it was.
 """
@@ -12,30 +13,41 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from time import perf_counter
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
+from mua.config.schema import RolloutConfig
 from mua.endpoint.chat import ChatRequest, Completion, FunctionCall
 from mua.endpoint.client import ChatClient, ContextFull
 from mua.engine.protocol import Generation, Sampler, SamplingParams, TurnCut
-from mua.environment.protocol import ToolSchema
+from mua.environment.protocol import Task, ToolSchema
 from mua.seeds import derived_seed
 from mua.tokens.conversation import Conversation
+from mua.tokens.family import ChatFamily
 from mua.tokens.parsing import AssistantTurn, ErrorKind, ToolCall, ToolCallError
 from mua.types import Json, Segment
 from mua.untrusted import JsonError, read_json
-
-if TYPE_CHECKING:
-    from mua.rollout.episode import EpisodeSetting
-    from mua.tokens.family import ChatFamily
 
 log = logging.getLogger(__name__)
 
 NEAR = 0.9
 REMEMBERED = 256
 ENOUGH = 32
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeSetting:
+    """What all episodes of a run share."""
+
+    budgets: RolloutConfig
+    temperature: float
+    system_prompt: Callable[[Task], str]
+    show_tools: bool
+    """Whether the tools' schemas stand in the system prompt."""
+    deterministic: bool
+    """Whether every request to the engine carries a seed of its own."""
 
 
 class Agent(Protocol):

@@ -41,10 +41,9 @@ from mua.environment.task_manifest import tasks_digest
 from mua.errors import ConfigError, MuaError
 from mua.types import Json
 from mua.users.protocol import UserReply
-from tests.desk_support import judged, opened, played, spoken, with_persona
+from tests.desk_support import judged, opened, played, played_with, spoken, with_persona
 from tools.bench.claims import judged as read_sentences
 from tools.bench.claims import score
-from workbench.demonstrate import played as played_with
 from workbench.demonstrate import replay_gold
 
 Call: TypeAlias = tuple[str, dict[str, str]]

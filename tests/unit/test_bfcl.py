@@ -27,8 +27,8 @@ from mua.environment.domain import Domain
 from mua.environment.manager import EnvironmentManager
 from mua.environment.protocol import Task, Transcript
 from mua.errors import ConfigError
-from mua.rollout.agent import ChatPolicy
-from mua.rollout.episode import Episode, EpisodeResult, EpisodeSetting
+from mua.rollout.agent import ChatPolicy, EpisodeSetting
+from mua.rollout.episode import Episode, EpisodeResult
 from mua.types import Json, Outcome
 from tests.bfcl_fixtures import write_package
 from tests.chat_fixtures import ChatServer, calls, chat_server, in_order, says
@@ -169,12 +169,13 @@ async def played(domain: BfclDomain, name: str, *replies: Json) -> tuple[Episode
     async with chat_server(in_order(*replies)) as server:
         client = ChatClient(PolicyEndpointConfig(base_url=server.base_url, model="m"), "policy")
         setting = EpisodeSetting(
-            policy=ChatPolicy(client), budgets=RolloutConfig(), temperature=0.0, show_tools=True,
+            budgets=RolloutConfig(), temperature=0.0, show_tools=True,
             system_prompt=lambda task: domain.system_prompt("full"), deterministic=False,
         )  # fmt: skip
         async with manager.instance(chosen, 0) as environment:
             user = domain.scripted_user(chosen, 0)
-            result = await Episode(setting, environment, user, session="s", seed=1).run()
+            agent = ChatPolicy(client).agent(setting, session="s", seed=1)
+            result = await Episode(setting, environment, user, agent).run()
         await client.close()
     await manager.close()
     return result, server

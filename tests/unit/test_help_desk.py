@@ -28,10 +28,12 @@ from environments.help_desk.user import customer
 from environments.kit.scripted import ScriptedUser
 from mua.environment.protocol import Move, Split, Task, Transcript
 from mua.errors import MuaError
+from mua.rollout.episode import EpisodeResult
 from mua.types import Json
 from mua.users.personas import DEFAULT, PERSONAS
 from mua.users.protocol import STOP_SIGNAL
-from workbench.demonstrate import Demonstration, demonstrate, played
+from tests.desk_support import played_with
+from workbench.demonstrate import demonstrate
 
 SPLITS: tuple[Split, ...] = get_args(Split)
 ALL: list[Task] = [task for split in SPLITS for task in load_split(split)]
@@ -40,15 +42,15 @@ SOME = {kind: next(task for task in load_split("test") if task.data["kind"] == k
 WRITES = {"cancel": "cancel_order", "redirect": "change_destination", "return": "return_items"}
 
 
-def agent(task: Task, moves: Sequence[Move], *, persona: str = "brief") -> Demonstration:
+def agent(task: Task, moves: Sequence[Move], *, persona: str = "brief") -> EpisodeResult:
     """These moves with the scripted customer, after it was asked for its number and name."""
 
-    async def conversation() -> Demonstration:
+    async def conversation() -> EpisodeResult:
         desk = HelpDesk()
         desk.reset(task, 0)
         asked: list[Move] = ["What is the order number?", "What is your name?"]
         try:
-            return await played(desk, customer(task, 0, [persona]), iter_moves([*asked, *moves]))
+            return await played_with(desk, customer(task, 0, [persona]), iter_moves([*asked, *moves]))
         finally:
             desk.close()
 
@@ -101,10 +103,10 @@ def test_each_task_changes_something_exactly_if_its_gold_does():
 def test_the_expert_solves_every_task_of_the_test_split_whoever_the_customer_is(name: str):
     tasks = load_split("test")[:: 1 if name == "plain" else 16]
 
-    async def conversation(task: Task) -> Demonstration:
+    async def conversation(task: Task) -> EpisodeResult:
         desk = HelpDesk()
         desk.reset(task, 0)
-        return await played(desk, customer(task, 0, [name]), DOMAIN.expert(task, 0))
+        return await played_with(desk, customer(task, 0, [name]), DOMAIN.expert(task, 0))
 
     for task in tasks:
         found = asyncio.run(conversation(task))
@@ -177,10 +179,10 @@ def test_an_owner_checked_by_a_name_that_the_customer_never_gave_is_not_checked(
     task = SOME["cancel"]
     gold = DOMAIN.gold(task)
 
-    async def conversation() -> Demonstration:
+    async def conversation() -> EpisodeResult:
         desk = HelpDesk()
         desk.reset(task, 0)
-        return await played(desk, customer(task, 0, ["brief"]), iter_moves(["What is the order number?", *gold]))
+        return await played_with(desk, customer(task, 0, ["brief"]), iter_moves(["What is the order number?", *gold]))
 
     found = asyncio.run(conversation()).evaluation
     assert not found.success

@@ -35,10 +35,10 @@ from mua.environment.protocol import Evaluation, Move, Split, Task, ToolResult, 
 from mua.environment.selection import Selection
 from mua.environment.task_manifest import tasks_digest
 from mua.errors import ConfigError, MuaError
+from mua.rollout.episode import EpisodeResult
 from mua.types import Json
-from tests.desk_support import judged, opened, played, spoken, with_persona
-from workbench.demonstrate import Demonstration, demonstrate, replay_gold
-from workbench.demonstrate import played as played_with
+from tests.desk_support import judged, opened, played, played_with, spoken, with_persona
+from workbench.demonstrate import demonstrate, replay_gold
 
 SPLITS: tuple[Split, ...] = get_args(Split)
 ALL: list[Task] = [task for split in SPLITS for task in load_split(split)]
@@ -145,7 +145,7 @@ def test_the_generator_repeats_itself_and_a_changed_one_is_found_out(monkeypatch
 
 @pytest.mark.parametrize("domain", [DOMAIN, RetailDomain("partial")], ids=["all_or_nothing", "partial"])
 def test_gold_is_rewarded_fully_and_idling_not_at_all_in_every_task(domain):
-    async def all_replayed() -> list[Demonstration]:
+    async def all_replayed() -> list[EpisodeResult]:
         return [await replay_gold(domain, task) for task in chosen]
 
     chosen, before = ALL if domain is DOMAIN else ALL[::4], shop().digest()
@@ -158,7 +158,7 @@ def test_gold_is_rewarded_fully_and_idling_not_at_all_in_every_task(domain):
 
 @pytest.mark.parametrize("domain", [DOMAIN, COMPACT], ids=["full", "compact"])
 def test_the_expert_solves_tasks_by_talking(domain):
-    async def all_played() -> list[Demonstration]:
+    async def all_played() -> list[EpisodeResult]:
         return [await demonstrate(domain, task, 0) for task in chosen]
 
     chosen = [*load_split("train")[::4], *load_split("validation"), *load_split("test")]
@@ -248,7 +248,7 @@ REWORDED: dict[str, Sequence[str]] = {
 @pytest.mark.parametrize("sentence", REWORDED)
 @pytest.mark.parametrize("way", range(3))
 def test_a_sentence_of_the_expert_may_be_put_in_another_way(sentence: str, way: int):
-    async def talk(task: Task) -> Demonstration:
+    async def talk(task: Task) -> EpisodeResult:
         environment, user = DOMAIN.environment(), DOMAIN.scripted_user(task, 0)
         environment.reset(task, 0)
 

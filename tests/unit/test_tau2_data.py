@@ -28,7 +28,8 @@ from mua.environment.registry import get_domain
 from mua.environment.selection import Selection
 from mua.errors import ConfigError
 from mua.types import Json
-from workbench.demonstrate import demonstrate, played, replay_gold
+from tests.desk_support import played_with
+from workbench.demonstrate import demonstrate, replay_gold
 
 SPLITS: tuple[Split, ...] = get_args(Split)
 LEFT_OUT = {"leave_out": "NL_ASSERTION"}
@@ -394,7 +395,7 @@ def test_the_user_does_what_is_named_and_asks_which():
     async def talk() -> Any:
         environment, user = domain.environment(), domain.scripted_user(task, 0)
         environment.reset(task, 0)
-        return await played(environment, user, moves())
+        return await played_with(environment, user, moves())
 
     found = asyncio.run(talk())
     assert (found.reward, found.ended) == (1.0, True)

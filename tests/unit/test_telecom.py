@@ -31,11 +31,13 @@ from mua.environment.domain import Configurable, Domain, Expert
 from mua.environment.protocol import Environment, Evaluation, Move, Task, Transcript, UserControlled, UserMove
 from mua.environment.selection import Selection
 from mua.errors import ConfigError, MuaError
+from mua.rollout.episode import EpisodeResult
 from mua.types import Json
 from mua.users.personas import PERSONAS
 from mua.users.protocol import ToolUser, User
+from tests.desk_support import played_with
 from tests.telecom_support import ALL, KINDS, SPLITS, agent, do, first, judged, opened, user, verdict_on, with_fault
-from workbench.demonstrate import Demonstration, demonstrate, played, replay_gold
+from workbench.demonstrate import demonstrate, replay_gold
 
 Moves: TypeAlias = Generator[Move, str, None]
 
@@ -469,10 +471,10 @@ def test_the_expert_solves_the_test_split_whoever_asks(persona: str):
         assert sum(message["role"] == "assistant" for message in played.messages) <= 45, task.id
 
 
-def conversed(task: Task, persona: str, agent: Callable[[Moves], Moves] = lambda moves: moves) -> Demonstration:
+def conversed(task: Task, persona: str, agent: Callable[[Moves], Moves] = lambda moves: moves) -> EpisodeResult:
     environment = opened(task)
     user = DOMAIN.scripted_user(task, 0, [persona])
-    return asyncio.run(played(environment, user, agent(DOMAIN.expert(task, 0))))
+    return asyncio.run(played_with(environment, user, agent(DOMAIN.expert(task, 0))))
 
 
 @pytest.mark.slow

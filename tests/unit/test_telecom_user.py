@@ -24,8 +24,8 @@ from mua.environment.protocol import Task
 from mua.environment.tool_arguments import validate_arguments
 from mua.users.personas import DEFAULT, PERSONAS
 from mua.users.protocol import STOP_SIGNAL
+from tests.desk_support import played_with
 from tests.telecom_support import ALL, Phone, do, first, opened, person, with_fault
-from workbench.demonstrate import played
 
 # ---- what it understands
 
@@ -323,7 +323,7 @@ def dialogues(split: str, count: int) -> tuple[set[str], set[str]]:
         task = load_split(split)[index % len(load_split(split))]
         seed = index // len(load_split(split))
         messages = asyncio.run(
-            played(opened(task), DOMAIN.scripted_user(task, seed), DOMAIN.expert(task, seed))
+            played_with(opened(task), DOMAIN.scripted_user(task, seed), DOMAIN.expert(task, seed))
         ).messages
         said = [masked(message["content"], task) for message in messages if message["role"] == "user"]
         openings.add(said[0])

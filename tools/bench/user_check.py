@@ -21,21 +21,22 @@ import json
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
-from mua.environment.domain import Domain
+from mua.environment.domain import Domain, moves_of
 from mua.environment.protocol import Split, Task, ToolResult, ToolSchema
 from mua.environment.registry import get_domain
-from mua.errors import Refusal, UserFaultKind
+from mua.errors import MuaError, Refusal, UserFaultKind
 from mua.types import Json
 from mua.users.check import SPLITS, ReplyCheck, TaskCheck, Vocabulary
 from mua.users.guards import LeakCheck, with_signal, without_label
 from mua.users.prompts import user_system_prompt
 from mua.users.protocol import STOP_SIGNAL, ToolUser, User, UserReply, UserTools
-from workbench.demonstrate import moves_of, played
+from workbench.demonstrate import play
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "benchmarks" / "user_check.md"
@@ -52,7 +53,7 @@ LEAK_WORDS = 12
 _VOCABULARIES: dict[str, Vocabulary] = {}
 
 
-class _Found(Exception):
+class _Found(MuaError):
     """The planted reply has been judged; the rest of the dialogue is of no interest."""
 
 
@@ -379,15 +380,8 @@ class Result:
 
 async def watch(domain: Domain, task: Task, seed: int, user: Watched) -> None:
     """Play one dialogue of the domain's expert (its gold moves where it has none) with ``user``."""
-    environment = domain.environment()
-    try:
-        environment.reset(task, seed)
-        await played(environment, user, moves_of(domain, task, seed))
-    except _Found:
-        pass
-    finally:
-        await user.close()
-        environment.close()
+    with suppress(_Found):
+        await play(domain, task, seed, lambda opening, tools: moves_of(domain, task, seed), user)
 
 
 def talker(domain: Domain, task: Task, seed: int) -> User:
