@@ -10,13 +10,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from megatron_bridge.errors import BridgeError
+from megatron_bridge.plain_files import BridgeError
 
 Origin = TypeVar("Origin")
 
 
 @dataclass(frozen=True, slots=True)
-class Piece(Generic[Origin]):
+class BandPart(Generic[Origin]):
     """A rectangle of ``rows`` x ``cols`` of a tensor, and the same rectangle where its values are."""
 
     origin: Origin
@@ -28,29 +28,31 @@ class Piece(Generic[Origin]):
     rows: int
     cols: int
 
-    def cut(self, row: int, rows: int) -> Piece[Origin]:
+    def cut(self, row: int, rows: int) -> BandPart[Origin]:
         """Its rows ``row`` to ``row + rows``, counted in the tensor."""
         origin_row = self.origin_row + row - self.row
-        return Piece(self.origin, origin_row, self.origin_col, row, self.col, rows, self.cols)
+        return BandPart(self.origin, origin_row, self.origin_col, row, self.col, rows, self.cols)
 
 
 @dataclass(frozen=True, slots=True)
-class Band(Generic[Origin]):
+class RowBand(Generic[Origin]):
     """Whole rows of a tensor: ``pieces`` side by side, from its first column to its last."""
 
     row: int
     rows: int
-    pieces: tuple[Piece[Origin], ...]
+    pieces: tuple[BandPart[Origin], ...]
 
 
-def bands(name: str, pieces: Iterable[Piece[Origin]], rows: int, cols: int, max_rows: int) -> Iterator[Band[Origin]]:
+def bands(
+    name: str, pieces: Iterable[BandPart[Origin]], rows: int, cols: int, max_rows: int
+) -> Iterator[RowBand[Origin]]:
     """The tensor ``name``, ``[rows, cols]``, from top to bottom in bands of at most ``max_rows`` rows.
 
     Raises:
         BridgeError: the pieces leave a gap or overlap.
     """
     waiting = sorted(pieces, key=lambda piece: (piece.row, piece.col), reverse=True)
-    active: list[Piece[Origin]] = []
+    active: list[BandPart[Origin]] = []
     row = 0
     while row < rows:
         active = [piece for piece in active if piece.row + piece.rows > row]
@@ -59,11 +61,11 @@ def bands(name: str, pieces: Iterable[Piece[Origin]], rows: int, cols: int, max_
         _check_row(name, active, row, cols)
         end = min(piece.row + piece.rows for piece in active)
         end = min(end, waiting[-1].row if waiting else end, row + max_rows)
-        yield Band(row, end - row, tuple(piece.cut(row, end - row) for piece in active))
+        yield RowBand(row, end - row, tuple(piece.cut(row, end - row) for piece in active))
         row = end
 
 
-def _check_row(name: str, active: list[Piece[Origin]], row: int, cols: int) -> None:
+def _check_row(name: str, active: list[BandPart[Origin]], row: int, cols: int) -> None:
     active.sort(key=lambda piece: piece.col)
     col = 0
     for piece in active:

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from megatron_bridge.errors import BridgeError
+from megatron_bridge.plain_files import BridgeError
 
 
 class Split(Enum):

@@ -18,8 +18,7 @@ from typing import Any
 
 import xxhash
 
-from megatron_bridge.errors import BridgeError
-from megatron_bridge.plain_files import open_regular, read_json_lines
+from megatron_bridge.plain_files import BridgeError, open_regular, read_json_lines
 
 NAME = "checksums.jsonl"
 ALGORITHM = "xxh3_64"

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, distributed
 
 from megatron_bridge.checksums import NAME as CHECKSUMS
-from megatron_bridge.errors import BridgeError
+from megatron_bridge.collective import together
 from megatron_bridge.families import family_of
 from megatron_bridge.family import HfConfig
 from megatron_bridge.hf_config import head_size, need, read_hf_config
 from megatron_bridge.hf_folder import verify_hf_folder
+from megatron_bridge.plain_files import BridgeError
 from megatron_bridge.plan import ModelPlan, PlannedParameter, TensorSpec, as_matrix, attach_hf_config, plan_model
-from megatron_bridge.ranks import together
 from megatron_bridge.safetensors_io import SafetensorsFolder
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from megatron_bridge.blocks import Packing, Split
-from megatron_bridge.errors import BridgeError
+from megatron_bridge.plain_files import BridgeError
 
 HfConfig = Mapping[str, Any]
 

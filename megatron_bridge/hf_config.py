@@ -7,8 +7,7 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from megatron_bridge.errors import BridgeError
-from megatron_bridge.plain_files import is_name, read_json, shown
+from megatron_bridge.plain_files import BridgeError, is_name, read_json_file, shown
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -56,7 +55,7 @@ def read_hf_config(folder: Path) -> dict[str, Any]:
     """
     path = folder / "config.json"
     try:
-        config = read_json(path, strict=False)  # as published ones are, some with Infinity
+        config = read_json_file(path, strict=False)  # as published ones are, some with Infinity
     except FileNotFoundError:
         raise BridgeError(f"{path} does not exist; give a Hugging Face model folder") from None
     except OSError as error:

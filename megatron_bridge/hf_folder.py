@@ -16,14 +16,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from megatron_bridge.atomic import publish, staged_folder
 from megatron_bridge.checksums import NAME as CHECKSUMS
 from megatron_bridge.checksums import Sidecar, digest_of, digest_of_file, read_sealed, seal
-from megatron_bridge.errors import BridgeError
-from megatron_bridge.plain_files import open_regular
+from megatron_bridge.plain_files import BridgeError, open_regular
 from megatron_bridge.plan import TensorSpec
 from megatron_bridge.safetensors_io import SafetensorsFolder
 from megatron_bridge.safetensors_writer import SafetensorsWriter
-from megatron_bridge.whole import publish, staged_folder
 
 DEFAULT_SHARD_BYTES = 5 << 30
 _WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".gguf", ".onnx", ".index.json")

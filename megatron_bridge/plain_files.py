@@ -15,6 +15,10 @@ from typing import Any
 MAX_JSON_BYTES = 256 << 20
 
 
+class BridgeError(Exception):
+    """A checkpoint and a model do not fit together. The message names the file, tensor or key, and the fix."""
+
+
 def open_regular(path: Path) -> int:
     """A descriptor for reading ``path``.
 
@@ -28,7 +32,7 @@ def open_regular(path: Path) -> int:
     return descriptor
 
 
-def read_json(path: Path, *, strict: bool = True) -> Any:
+def read_json_file(path: Path, *, strict: bool = True) -> Any:
     """What a JSON file holds.
 
     Args:
@@ -44,7 +48,7 @@ def read_json(path: Path, *, strict: bool = True) -> Any:
 
 
 def parse_json(data: bytes, *, strict: bool = True) -> Any:
-    """As :func:`read_json`, of bytes."""
+    """As :func:`read_json_file`, of bytes."""
     if len(data) > MAX_JSON_BYTES:
         raise ValueError(f"it is larger than {MAX_JSON_BYTES >> 20} MiB")
     try:

@@ -25,16 +25,16 @@ import torch
 from torch import Tensor, distributed
 
 from megatron_bridge.blocks import BlockCopy
-from megatron_bridge.errors import BridgeError
+from megatron_bridge.collective import gathered
+from megatron_bridge.plain_files import BridgeError
 from megatron_bridge.plan import ModelPlan, PlannedParameter, TensorSpec, as_matrix
-from megatron_bridge.ranks import gathered
 
 ALIGNMENT = 256
 """Bytes every tensor of a bucket starts at a multiple of; any dtype may then be viewed in place."""
 
 
 @dataclass(frozen=True, slots=True)
-class Slot:
+class BucketTensor:
     """Where one Hugging Face tensor lies in its bucket, in bytes."""
 
     spec: TensorSpec
@@ -53,14 +53,14 @@ class Slot:
 class BucketLayout:
     """Some whole tensors in one flat uint8 buffer."""
 
-    slots: tuple[Slot, ...]
+    tensors: tuple[BucketTensor, ...]
     nbytes: int
     """Size of the buffer, padding included."""
 
     @property
     def payload_bytes(self) -> int:
         """Bytes of the tensors alone."""
-        return sum(slot.spec.nbytes for slot in self.slots)
+        return sum(slot.spec.nbytes for slot in self.tensors)
 
 
 def lay_out(
@@ -97,7 +97,7 @@ def _fill(specs: list[TensorSpec], alignment: int) -> BucketLayout:
     if alignment == 1:
         specs = sorted(specs, key=lambda spec: -spec.dtype.itemsize)
     for spec in specs:
-        slots.append(Slot(spec, -(-end // alignment) * alignment))
+        slots.append(BucketTensor(spec, -(-end // alignment) * alignment))
         end = slots[-1].end
     return BucketLayout(tuple(slots), max(1, -(-end // alignment)) * alignment)
 
@@ -117,12 +117,12 @@ class Traffic:
 
 
 @dataclass(frozen=True, slots=True)
-class _Piece:
+class _ShardSlice:
     """A rectangle of a shard that belongs into a bucket."""
 
     parameter: PlannedParameter
     block: BlockCopy
-    slot: Slot
+    slot: BucketTensor
 
     @property
     def nbytes(self) -> int:
@@ -187,10 +187,10 @@ class Resharder:
         total = sum(layout.payload_bytes for layout in self.buckets)
         self.traffic = Traffic(needed=total - held if self.feeds else 0)
 
-    def _plan_routes(self, feeders: list[int], holders: _Holders) -> list[dict[_Route, list[_Piece]]]:
+    def _plan_routes(self, feeders: list[int], holders: _Holders) -> list[dict[_Route, list[_ShardSlice]]]:
         """For every bucket: what this rank sends, receives or copies, by route, in the same order on both ends."""
-        places = {slot.spec.name: (index, slot) for index, layout in enumerate(self.buckets) for slot in layout.slots}
-        routes: list[dict[_Route, list[_Piece]]] = [defaultdict(list) for _ in self.buckets]
+        places = {slot.spec.name: (index, slot) for index, layout in enumerate(self.buckets) for slot in layout.tensors}
+        routes: list[dict[_Route, list[_ShardSlice]]] = [defaultdict(list) for _ in self.buckets]
         for number, parameter in enumerate(self._plan.parameters):
             if parameter.tied_copy:
                 continue
@@ -201,7 +201,7 @@ class Resharder:
                         continue
                     for block in parameter.packing.shard_blocks(len(parameter.owners), shard):
                         index, slot = places[block.source]
-                        routes[index][feeder, source].append(_Piece(parameter, block, slot))
+                        routes[index][feeder, source].append(_ShardSlice(parameter, block, slot))
         for bucket in routes:
             for pieces in bucket.values():  # wide elements first: no message needs padding
                 pieces.sort(key=lambda piece: -piece.parameter.dtype.itemsize)
@@ -238,7 +238,7 @@ class Resharder:
         self._count(flat, sent, received)
         return flat
 
-    def _pack(self, outgoing: dict[_Route, list[_Piece]]) -> dict[int, Tensor]:
+    def _pack(self, outgoing: dict[_Route, list[_ShardSlice]]) -> dict[int, Tensor]:
         """A message for each feeder; feeders that lack the same pieces share one."""
         packed: dict[tuple[tuple[str, BlockCopy], ...], Tensor] = {}
         messages = {}
@@ -291,11 +291,11 @@ class _Holders:
         return near[turn % len(near)]
 
 
-def _size(pieces: list[_Piece]) -> int:
+def _size(pieces: list[_ShardSlice]) -> int:
     return sum(piece.nbytes for piece in pieces)
 
 
-def _unpack(pieces: list[_Piece], message: Tensor, flat: Tensor) -> None:
+def _unpack(pieces: list[_ShardSlice], message: Tensor, flat: Tensor) -> None:
     start = 0
     for piece in pieces:
         piece.in_bucket(flat).copy_(piece.in_message(message, start))

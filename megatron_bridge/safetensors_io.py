@@ -19,8 +19,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from megatron_bridge.errors import BridgeError
-from megatron_bridge.plain_files import is_name, label, open_regular, parse_json, read_json, shown
+from megatron_bridge.plain_files import BridgeError, is_name, label, open_regular, parse_json, read_json_file, shown
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -194,7 +193,7 @@ def _weight_files(folder: Path) -> list[Path]:
 
 def _weight_map(index: Path) -> dict[str, str]:
     try:
-        content = read_json(index)
+        content = read_json_file(index)
     except OSError as error:
         raise BridgeError(f"{index} cannot be read: {error.strerror}") from error
     except ValueError as error:

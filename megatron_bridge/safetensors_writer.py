@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from megatron_bridge.checksums import Hasher, Sidecar, digest_of, write_all
-from megatron_bridge.errors import BridgeError
+from megatron_bridge.plain_files import BridgeError
 from megatron_bridge.plan import TensorSpec
 from megatron_bridge.safetensors_io import DTYPES, INDEX, SINGLE
 
@@ -29,7 +29,7 @@ _DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class TensorPlace:
     """Where a tensor's bytes go."""
 
     file: str
@@ -47,11 +47,11 @@ class SafetensorsLayout:
         shards = _shard_specs(specs, max_shard_bytes)
         self.files = {_file_name(number, len(shards)): shard for number, shard in enumerate(shards)}
         self.headers = {name: _encode_header(shard) for name, shard in self.files.items()}
-        self.places: dict[str, Place] = {}
+        self.places: dict[str, TensorPlace] = {}
         for name, shard in self.files.items():
             offset = len(self.headers[name])
             for spec in shard:
-                self.places[spec.name] = Place(name, offset, spec)
+                self.places[spec.name] = TensorPlace(name, offset, spec)
                 offset += spec.nbytes
 
     def size(self, file: str) -> int:
@@ -178,7 +178,7 @@ class SafetensorsWriter:
 class TensorSink:
     """Takes the bytes of one tensor in order and puts them into their place."""
 
-    def __init__(self, descriptor: int, place: Place, hashing: bool) -> None:
+    def __init__(self, descriptor: int, place: TensorPlace, hashing: bool) -> None:
         self.place = place
         self._descriptor = descriptor
         self._written = 0

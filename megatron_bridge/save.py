@@ -21,7 +21,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, distributed
 
-from megatron_bridge.bands import Band, Piece, bands
+from megatron_bridge.atomic import hidden_folder, publish, staged_folder, write_error
+from megatron_bridge.bands import BandPart, RowBand, bands
+from megatron_bridge.collective import gathered, raise_together
 from megatron_bridge.hf_folder import (
     DEFAULT_SHARD_BYTES,
     copy_other_files,
@@ -29,9 +31,7 @@ from megatron_bridge.hf_folder import (
     write_checksums,
 )
 from megatron_bridge.plan import ModelPlan, PlannedParameter, TensorSpec, as_matrix, plan_model
-from megatron_bridge.ranks import gathered, raise_together
 from megatron_bridge.safetensors_writer import SafetensorsWriter
-from megatron_bridge.whole import hidden_folder, publish, staged_folder, write_error
 
 if TYPE_CHECKING:
     from megatron.core.models.gpt import GPTModel
@@ -55,7 +55,7 @@ def save_hf(
         source: gives configuration and tokenizer files.
         sync: flush everything to the disk before the folder gets its name. Without it a crash of the machine, not of
             the process, may leave a damaged folder.
-        checksums: leave the sidecar that :func:`megatron_bridge.verify_hf_folder` compares with.
+        checksums: leave the sidecar that :func:`megatron_bridge.hf_folder.verify_hf_folder` compares with.
 
     Raises:
         BridgeError: on every rank, if any failed. Nothing of the folder is left, an older one is as it was.
@@ -167,10 +167,10 @@ class _Assembly:
         self.writes = distributed.get_rank() == writer
         self._plan, self._parameter, self._writer = plan, parameter, writer
         self._shard = as_matrix(plan.local[parameter.name].detach())
-        self._pieces: dict[str, list[Piece[int]]] = {}
+        self._pieces: dict[str, list[BandPart[int]]] = {}
         for index, owner in enumerate(parameter.owners):
             for b in parameter.packing.shard_blocks(len(parameter.owners), index):
-                piece = Piece(owner, b.shard_row, b.shard_col, b.source_row, b.source_col, b.rows, b.cols)
+                piece = BandPart(owner, b.shard_row, b.shard_col, b.source_row, b.source_col, b.rows, b.cols)
                 self._pieces.setdefault(b.source, []).append(piece)
 
     def rows(self, spec: TensorSpec) -> Iterator[Tensor | None]:
@@ -184,7 +184,7 @@ class _Assembly:
         for band in bands(spec.name, pieces, spec.shape[0], cols, max_rows):
             yield self._band(band)
 
-    def _band(self, band: Band[int]) -> Tensor | None:
+    def _band(self, band: RowBand[int]) -> Tensor | None:
         if not self.writes:
             for piece in band.pieces:
                 if piece.origin == distributed.get_rank():
@@ -197,18 +197,18 @@ class _Assembly:
             whole[:, piece.col : piece.col + piece.cols].copy_(self._piece(piece))
         return whole
 
-    def _piece(self, piece: Piece[int]) -> Tensor:
+    def _piece(self, piece: BandPart[int]) -> Tensor:
         if piece.origin == self._writer:
             return self._local(piece)
         received = self._empty(piece.rows, piece.cols)
         distributed.recv(received.view(torch.uint8), src=piece.origin, group=self._plan.group)
         return received
 
-    def _send(self, piece: Piece[int]) -> None:
+    def _send(self, piece: BandPart[int]) -> None:
         values = self._local(piece).contiguous().view(torch.uint8)
         distributed.send(values, dst=self._writer, group=self._plan.group)
 
-    def _local(self, piece: Piece[int]) -> Tensor:
+    def _local(self, piece: BandPart[int]) -> Tensor:
         row, col = piece.origin_row, piece.origin_col
         return self._shard[row : row + piece.rows, col : col + piece.cols]
 

@@ -21,9 +21,9 @@ import typer
 
 import mua
 from mua.config.load import dump_config, load_config
-from mua.config.output import CONFIG_FILE, output_of, prepare_output
 from mua.config.schema import ExperimentConfig
 from mua.errors import INTERRUPTED, PASSING, ConfigError, MuaError, Preempted, exit_status
+from mua.observe.output import CONFIG_FILE, output_of, prepare_output
 from mua.trainer.preempt import Preemption
 
 Parameters = ParamSpec("Parameters")
@@ -68,7 +68,7 @@ def readable(error: BaseException) -> Iterator[str]:
     Readable are the project's own errors, errors of the operating system that name a file or say that a disk is full
     or closed to us, and groups (of concurrent tasks) that hold nothing else.
     """
-    bridge = sys.modules.get("megatron_bridge.errors")  # loaded whenever one of its errors can have been raised
+    bridge = sys.modules.get("megatron_bridge.plain_files")  # loaded whenever one of its errors can have been raised
     if isinstance(error, MuaError) or (bridge and isinstance(error, bridge.BridgeError)):
         yield from str(error).splitlines() or [type(error).__name__]
     elif isinstance(error, OSError) and (error.filename is not None or error.errno in _DISK):
@@ -190,9 +190,9 @@ def evaluate(
             workbench.matrix.evaluate_matrix(base, cells)
         return
     with _run(config, overrides, "config-eval.yaml") as loaded:
-        import mua.evaluation.run
+        import mua.evaluation.evaluator
 
-        mua.evaluation.run.evaluate(loaded)
+        mua.evaluation.evaluator.evaluate(loaded)
 
 
 @app.command()
@@ -235,9 +235,9 @@ def convert_megatron_to_hf(
     force: Force = False,
 ) -> None:
     """Write a checkpoint of any layout as a Hugging Face folder; run again, it continues where it stopped."""
-    import mua.trainer.convert
+    import mua.megatron.conversion
 
-    mua.trainer.convert.megatron_to_hf(checkpoint, hf_out, source, config, int(shard_gib * 2**30), force)
+    mua.megatron.conversion.megatron_to_hf(checkpoint, hf_out, source, config, int(shard_gib * 2**30), force)
 
 
 @convert_app.command("hf-to-megatron")
@@ -256,9 +256,9 @@ def convert_hf_to_megatron(
     ] = False,
 ) -> None:
     """Write a Hugging Face folder as a checkpoint for any layout; run again, it continues where it stopped."""
-    import mua.trainer.convert
+    import mua.megatron.conversion
 
-    mua.trainer.convert.hf_to_megatron(hf_folder, checkpoint_out, dtype, force, allow_nan)
+    mua.megatron.conversion.hf_to_megatron(hf_folder, checkpoint_out, dtype, force, allow_nan)
 
 
 @convert_app.command("verify")
@@ -267,9 +267,9 @@ def convert_verify(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="model or checkpoint folder", show_default=False)],
 ) -> None:
     """Compare every byte of a folder's weights with the checksums they were written with."""
-    import mua.trainer.convert
+    import mua.megatron.conversion
 
-    mua.trainer.convert.verify(folder)
+    mua.megatron.conversion.verify(folder)
 
 
 @app.command()
@@ -349,7 +349,7 @@ def launch_slurm(
         print(text, end="")
         print("# submit with:", shlex.join(slurm.submission(job)))
     else:
-        print(slurm.told(job, slurm.submit(job, text)))
+        print(slurm.submission_note(job, slurm.submit(job, text)))
 
 
 @env_app.command("list")
@@ -481,9 +481,9 @@ def doctor_preflight(
 def doctor_sync(config: ConfigFile, overrides: Overrides = None) -> None:
     """Compare every tensor of the trainer with the engine's after a weight sync."""
     with _run(config, overrides, "config-doctor.yaml") as loaded:
-        import mua.trainer.doctor
+        import mua.trainer.rl
 
-        mua.trainer.doctor.check_sync(loaded)
+        mua.trainer.rl.check_sync(loaded)
 
 
 def main() -> None:

@@ -1,7 +1,8 @@
 """Credentials inside URLs: never shown, and kept where a request needs them.
 
 A URL can carry a password (``https://name:password@host``) or a key (``https://host/v1?api_key=...``). Whatever is
-printed, logged or written goes through :func:`masked`; what is asked goes through :func:`below`, which keeps them.
+printed, logged or written goes through :func:`mask_credentials`; what is asked goes through :func:`below`, which keeps
+them.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _QUERY = re.compile(
 )
 
 
-def masked(text: str) -> str:
+def mask_credentials(text: str) -> str:
     """``text`` with the credentials of every URL in it replaced by :data:`HIDDEN`; other text stays as it is."""
     if "://" not in text:
         return text
@@ -32,16 +33,16 @@ def masked(text: str) -> str:
 
 
 def masked_tree(value: Any) -> Any:
-    """``value``, made of dictionaries, lists and scalars, with every string in it :func:`masked`."""
+    """``value``, made of dictionaries, lists and scalars, with every string in it :func:`mask_credentials`."""
     if isinstance(value, dict):
         return {name: masked_tree(item) for name, item in value.items()}
     if isinstance(value, list):
         return [masked_tree(item) for item in value]
-    return masked(value) if isinstance(value, str) else value
+    return mask_credentials(value) if isinstance(value, str) else value
 
 
 def credentials(url: str) -> Iterator[str]:
-    """What :func:`masked` hides of one URL, as written and decoded: names are left out, passwords and keys are not."""
+    """What :func:`mask_credentials` hides of one URL, as written and decoded: passwords and keys, not names."""
     if "://" not in url:
         return
     parts = urlsplit(url)

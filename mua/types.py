@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -60,6 +60,44 @@ class Outcome(StrEnum):
 
 
 _SCORED = frozenset({Outcome.USER_STOP, Outcome.TERMINAL_TOOL, Outcome.MAX_TURNS, Outcome.LENGTH, Outcome.MALFORMED})
+
+
+@dataclass(frozen=True, slots=True)
+class ToolSchema:
+    """A tool as the model sees it. ``parameters`` is a full (nested) JSON Schema object, passed on whole."""
+
+    name: str
+    description: str
+    parameters: Json
+
+    def openai(self) -> Json:
+        """The OpenAI function-calling form that chat templates render."""
+        return {
+            "type": "function",
+            "function": {"name": self.name, "description": self.description, "parameters": self.parameters},
+        }
+
+
+FinishReason: TypeAlias = Literal["stop", "length", "abort"]
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """What the engine sampled for one request. ``ids`` includes the stop token if sampling ended on one."""
+
+    ids: Int32Array
+    logprobs: Float32Array
+    """Log-probabilities of ``ids`` under ``logits / temperature``, ``[n]``."""
+    finish: FinishReason
+    version: int
+    """Policy version that finished the request."""
+    versions: Int32Array
+    """Policy version of each sampled token, ``[n]`` (differs from ``version`` after an in-flight update)."""
+    cached_tokens: int
+    """Prompt tokens served from the prefix cache."""
+    experts: ExpertArray | None = None
+    """Experts of the tokens from ``SamplingParams.experts_from`` to the last but one sampled, ``[n, layers * top k]``;
+    the last sampled token was not routed yet."""
 
 
 @dataclass(frozen=True, slots=True)

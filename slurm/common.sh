@@ -128,7 +128,7 @@ finish() {
     say "cancelled, or out of time"
     exit 143
   elif [ "$status" = 2 ]; then
-    say "stopped by something a person has to mend, see $MUA_ATTEMPT"
+    say "stopped by something a person has to fix, see $MUA_ATTEMPT"
     exit 2
   elif [ -z "$leaving" ] && ! bearable; then
     say "$MUA_MAX_FAULTS faults without a new checkpoint between them: given up, see $MUA_ATTEMPT"

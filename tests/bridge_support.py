@@ -19,9 +19,10 @@ from megatron.core import parallel_state  # noqa: E402
 from megatron.core.tensor_parallel import gather_from_tensor_model_parallel_region  # noqa: E402
 
 import mua.megatron.model  # noqa: E402
-from megatron_bridge import read_hf_config, transformer_config_kwargs  # noqa: E402
 from megatron_bridge.families import FAMILIES  # noqa: E402
 from megatron_bridge.family import HfConfig  # noqa: E402
+from megatron_bridge.hf_config import read_hf_config  # noqa: E402
+from megatron_bridge.plan import transformer_config_kwargs  # noqa: E402
 from mua.config.schema import MegatronConfig, ModelConfig  # noqa: E402
 from mua.megatron import layouts  # noqa: E402
 from mua.megatron.context import gather, row_order, zigzag  # noqa: E402

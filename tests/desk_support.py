@@ -9,10 +9,11 @@ from typing import Any
 
 from environments.kit.database import DatabaseEnvironment
 from mua.environment.domain import Domain, Expert, Peopled
-from mua.environment.protocol import Environment, Evaluation, Move, Task, ToolSchema, Transcript
+from mua.environment.protocol import Environment, Evaluation, Move, Task, Transcript
 from mua.environment.registry import get_domain
 from mua.rollout.episode import EpisodeResult
-from mua.users.protocol import User
+from mua.types import ToolSchema
+from mua.users.interface import User
 from workbench.demonstrate import demonstrate, play
 
 

@@ -17,7 +17,7 @@ from megatron_bridge.reshard import lay_out
 from mua.config.schema import EngineConfig
 from mua.engine.member import Engine
 from mua.engine.pool import EnginePool
-from mua.engine.weights import WeightBucket
+from mua.engine.source import WeightBucket
 from mua.errors import EngineError
 from mua.ports import LOOPBACK
 

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from environments.kit.scripted import ScriptedUser
-from mua.environment.protocol import Evaluation, Task, ToolResult, ToolSchema, Transcript
+from mua.environment.protocol import Evaluation, Task, ToolResult, Transcript
 from mua.errors import JudgeFault, UserFault
+from mua.types import ToolSchema
 
 IN_WORKER = getattr(sys.modules["__main__"].__spec__, "name", None) == "mua.environment.worker"
 CLOSED: list[int | str] = []

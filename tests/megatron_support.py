@@ -12,7 +12,7 @@ import numpy as np
 import torch
 import transformers
 
-import megatron_bridge
+from megatron_bridge.convert import export_hf
 from mua.config.schema import (
     CriticConfig,
     EngineConfig,
@@ -153,7 +153,7 @@ def backend(folder: Path, **settings: Any) -> Iterator[Learner]:
 
 def exported(built: Learner) -> dict[str, Float32Array]:
     """The policy's tensors under their Hugging Face names."""
-    return {name: tensor.float().numpy().copy() for name, tensor in megatron_bridge.export_hf(built.policy.chunks)}
+    return {name: tensor.float().numpy().copy() for name, tensor in export_hf(built.policy.chunks)}
 
 
 def gradients(built: Learner) -> dict[str, Float32Array]:

@@ -21,14 +21,14 @@ from environments.help_desk import HelpDeskDomain
 from environments.help_desk.database import difference
 from environments.help_desk.tools import HelpDesk, gold_snapshot
 from mua.config.schema import EnvironmentConfig, ExperimentConfig
-from mua.engine.protocol import Generation, SamplingParams
+from mua.engine.sampler import SamplingParams
 from mua.environment.domain import Domain
 from mua.environment.protocol import Environment, Evaluation, Isolation, Task, ToolResult, Transcript
 from mua.environment.selection import Selection
 from mua.tokens import ChatFamily
 from mua.tokens.codec import fixed
-from mua.types import Int32Array, Json, Provenance
-from mua.users.protocol import User, UserReply
+from mua.types import Generation, Int32Array, Json, Provenance
+from mua.users.interface import User, UserReply
 
 VERSION = 5
 Script = Callable[[str, int], str]
@@ -47,7 +47,7 @@ class Request:
 
 
 class ScriptedSampler:
-    """Implements :class:`mua.engine.protocol.Sampler`; remembers every request in ``requests``."""
+    """Implements :class:`mua.engine.sampler.Sampler`; remembers every request in ``requests``."""
 
     def __init__(self, family: ChatFamily, script: Script) -> None:
         self._family = family
@@ -106,7 +106,7 @@ def call(name: str, /, **arguments: Any) -> str:
 
 
 class FixedUser:
-    """Says given utterances and remembers what it was told. Implements :class:`mua.users.protocol.User`."""
+    """Says given utterances and remembers what it was told. Implements :class:`mua.users.interface.User`."""
 
     def __init__(self, *replies: str | Exception, opening: str = "Help me.") -> None:
         self._opening = opening

@@ -14,7 +14,7 @@ import psutil
 
 from mua.engine.server import free_port
 from mua.types import Json
-from mua.users.prompts import GREETING
+from mua.users.personas import GREETING
 from tests.e2e_support import running, until
 
 PROMPT = "You are a customer. $persona $tool_rules At the end write $stop.\n"
@@ -62,7 +62,7 @@ def random_model(folder: Path, texts: Iterable[str], context: int) -> Path:
     import torch
     from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
-    from mua.tokens import train_tokenizer
+    from workbench.tokenizer import train_tokenizer
 
     train_tokenizer(texts, folder, vocab_size=512)
     tokenizer = AutoTokenizer.from_pretrained(folder)

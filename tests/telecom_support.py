@@ -14,8 +14,8 @@ from environments.telecom.gold import gold_moves
 from environments.telecom.recipes import RECIPES
 from environments.telecom.tasks import load_split
 from environments.telecom.user import PhoneUser, customer
-from mua.environment.protocol import Environment, Evaluation, Move, Split, Task, ToolResult, ToolSchema
-from mua.types import Json
+from mua.environment.protocol import Environment, Evaluation, Move, Split, Task, ToolResult
+from mua.types import Json, ToolSchema
 from tests.desk_support import opened
 from workbench.demonstrate import replay_gold
 
@@ -81,7 +81,7 @@ def verdict_on(task: Task, moves: Sequence[Move], domain: TelecomDomain = DOMAIN
 
 
 class Phone:
-    """The user's side of an environment. Implements :class:`mua.users.protocol.UserTools`."""
+    """The user's side of an environment. Implements :class:`mua.users.interface.UserTools`."""
 
     def __init__(self, environment: DatabaseEnvironment) -> None:
         self._environment = environment

@@ -9,11 +9,11 @@ import torch
 from megatron_bridge.plan import TensorSpec
 from megatron_bridge.reshard import ALIGNMENT, lay_out
 from mua.compat.shared_weights import shared_buffer, shared_handle
-from mua.engine.weights import WeightBucket
+from mua.engine.source import WeightBucket
 
 
 class TensorSource:
-    """Implements :class:`mua.engine.weights.WeightSource` for engines of this machine, each of one rank.
+    """Implements :class:`mua.engine.source.WeightSource` for engines of this machine, each of one rank.
 
     ``alignment`` is 1 for a broadcast. ``made`` counts the passes.
     """
@@ -32,6 +32,6 @@ class TensorSource:
         specs = [TensorSpec(name, tuple(tensor.shape), tensor.dtype) for name, tensor in self.tensors.items()]
         for layout in lay_out(specs, self.bucket_bytes, alignment=self.alignment):
             flat = shared_buffer(layout.nbytes, torch.device("cpu"))
-            for slot in layout.slots:
+            for slot in layout.tensors:
                 slot.view(flat).copy_(self.tensors[slot.spec.name])
             yield WeightBucket(layout, flat, [[shared_handle(layout, flat)] for _ in nodes])

@@ -11,9 +11,9 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from mua.engine.protocol import FinishReason, Generation
-from mua.tokens import ChatFamily, load_family, train_tokenizer
-from mua.types import Int32Array, Provenance, Segment
+from mua.tokens import ChatFamily, load_family
+from mua.types import FinishReason, Generation, Int32Array, Provenance, Segment
+from workbench.tokenizer import train_tokenizer
 
 MODEL_TYPES = {"qwen2.5": "qwen2", "qwen3": "qwen3"}
 # Repeated often enough that the merges across message joints exist: line ends after line ends, after spaces and

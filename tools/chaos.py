@@ -33,7 +33,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from mua.observe.progress import Progress, Stage
+from mua.observe.progress import Progress, ProgressStage
 from tools.faults.account import faults_of
 from tools.faults.draw import STEPS, Kind, Mode, draw
 from tools.faults.supervise import Pace, RunFailed, Struck, Supervisor
@@ -87,7 +87,7 @@ class Campaign:
                 if len(self.outcomes) > 2 * (count // self._per_run) + 8:
                     break  # runs that fail at once strike nothing
 
-    def _one(self, mode: Mode, seed: int, count: int, stage: Stage) -> Outcome:
+    def _one(self, mode: Mode, seed: int, count: int, stage: ProgressStage) -> Outcome:
         undisturbed, pace = self._reference(mode)
 
         def tell(struck: Struck) -> None:

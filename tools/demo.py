@@ -28,7 +28,7 @@ from statistics import fmean
 from rich.console import Console
 from rich.table import Table
 
-from mua.observe.metrics import METRICS_FILE, read_metrics
+from mua.observe.metrics_log import METRICS_FILE, read_metrics
 from mua.types import Json
 from tools.pretrain import BASE
 from tools.tiny import mua, say, write_conversations
@@ -108,12 +108,12 @@ def run_seed(seed: int, canned: Mapping[str, Mapping[str, float]], overrides: Se
     say(f"seed {seed}: supervised cold start")
     sft = [f"model.path={BASE}", f"sft.data={folder}/conversations.jsonl", f"output={folder}/sft"]
     mua("sft", SFT, *sft, f"seed={seed}")
-    before = judged(folder / "sft" / "hf", folder / "before", seed, overrides)
+    before = evaluated(folder / "sft" / "hf", folder / "before", seed, overrides)
     times.append(time.monotonic())
     say(f"seed {seed}: reinforcement learning against SGLang rollouts")
     mua("train", CONFIG, f"model.path={folder}/sft/hf", f"output={folder}/rl", f"seed={seed}", *overrides)
     times.append(time.monotonic())
-    after = judged(folder / "rl" / "hf", folder / "after", seed, overrides)
+    after = evaluated(folder / "rl" / "hf", folder / "after", seed, overrides)
     times.append(time.monotonic())
     return result_of(seed, folder, before, after, times, canned)
 
@@ -128,7 +128,7 @@ def build(folder: Path, seed: int) -> None:
     write_conversations(folder / "conversations.jsonl", talks)
 
 
-def judged(policy: Path, output: Path, seed: int, overrides: Sequence[str]) -> Json:
+def evaluated(policy: Path, output: Path, seed: int, overrides: Sequence[str]) -> Json:
     """Success of a policy on the test split, by ``mua eval``."""
     say(f"seed {seed}: {policy} on the test split")
     test = [
@@ -220,7 +220,7 @@ def trained_controls(result: Result, overrides: Sequence[str]) -> dict[str, dict
     mua("train", CONFIG, *dealt, f"seed={seed}", *overrides)
     found = {}
     for name, stage in (("more SFT", "more-sft"), ("shuffled rewards", "shuffled")):
-        kinds = judged(folder / stage / "hf", folder / f"{stage}-test", seed, overrides)["kinds"]
+        kinds = evaluated(folder / stage / "hf", folder / f"{stage}-test", seed, overrides)["kinds"]
         found[name] = {kind: part["mean"] for kind, part in kinds.items()}
     return found
 
@@ -236,7 +236,7 @@ def steps_within(seconds: float, run: Path) -> int:
 
 def draw(seeds: Sequence[int]) -> Path:
     """The reward curves of all seeds in one picture."""
-    from mua.observe.plot import plot_reward_curve
+    from tools.reward_curve import plot_reward_curve
 
     files = {f"seed {seed}": ROOT / f"seed-{seed}" / "rl" / "metrics.jsonl" for seed in seeds}
     return plot_reward_curve(files, ROOT / "reward.png")

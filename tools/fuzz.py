@@ -31,7 +31,7 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from mua.observe.progress import Progress, Stage
+from mua.observe.progress import Progress, ProgressStage
 
 FOLDER = Path(__file__).resolve().parents[1] / "tests" / "fuzz"
 CASES = {"model_folders": 167, "manifests": 87}
@@ -113,7 +113,7 @@ def show(found: dict[str, Found]) -> None:
             print(f"{name}: {fault[:1000]}")
 
 
-def _stretch(module: Subject, found: Found, done: int, chunk: int, seed: int, stage: Stage) -> int:
+def _stretch(module: Subject, found: Found, done: int, chunk: int, seed: int, stage: ProgressStage) -> int:
     """Run cases from ``done`` on in one process until all are done or it had to be killed; how many are done then."""
     with _child(module, found.cases, done, chunk, seed) as (process, answers):
         while done < found.cases:

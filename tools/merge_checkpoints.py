@@ -66,10 +66,10 @@ def step_folders(run: Path) -> list[Path]:
 
 def convert(checkpoint: Path, out: Path, source: Path | None, progress: Progress) -> None:
     """One checkpoint, with a bar of its own."""
-    from mua.megatron import manifest, offline
-    from mua.trainer.convert import source_files
+    from mua.megatron import checkpoint_manifest, offline
+    from mua.megatron.conversion import source_files
 
-    total = len(manifest.read(checkpoint)["tensors"])
+    total = len(checkpoint_manifest.read_manifest(checkpoint)["tensors"])
     with progress.stage(checkpoint.name, total=total) as tensors:
         files = source or source_files(checkpoint)
         offline.megatron_to_hf(checkpoint, out, source=files, on_bytes=lambda _: tensors.advance())

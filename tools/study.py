@@ -28,7 +28,7 @@ from mua.config.schema import ExperimentConfig
 from mua.config.section import Positive, Section
 from mua.environment.selection import Selection
 from mua.errors import ConfigError
-from mua.observe.metrics import METRICS_FILE, read_metrics
+from mua.observe.metrics_log import METRICS_FILE, read_metrics
 from mua.types import Json
 from tools.make_conversations import conversations
 from tools.tiny import build_policy, mua, say, write_conversations
@@ -220,39 +220,39 @@ def folder_of(study: Study, seed: int, stage: str) -> Path:
 
 def report(study: Study, seeds: Sequence[int]) -> None:
     """Write and print what the study found."""
-    from mua.evaluation.report import table, with_bounds
+    from mua.evaluation.presentation import interval_text, markdown_table
     from workbench.compare import difference, load_result, paired
 
     found = {n: [load_result(folder_of(study, s, n) / "evaluation") for s in seeds] for n in study.stages}
     domains = sorted(found[next(iter(found))][0]["domains"])
     rows = [
-        [name, str(seed), with_bounds(result["success"]), _reward(result),
-         *(with_bounds(result["domains"][domain]["success"]) for domain in domains)]
+        [name, str(seed), interval_text(result["success"]), _reward(result),
+         *(interval_text(result["domains"][domain]["success"]) for domain in domains)]
         for name, results in found.items()
         for seed, result in zip(seeds, results, strict=True)
     ]  # fmt: skip
     head = ["stage", "seed", "success", "reward", *(domains if len(domains) > 1 else [])]
     pages = ["Success on held-out tasks (interval: bootstrap over tasks), mean reward of an episode:",
-             table(head, [row[: len(head)] for row in rows])]  # fmt: skip
+             markdown_table(head, [row[: len(head)] for row in rows])]  # fmt: skip
     if len(seeds) > 1:
         means = [[name, over_seeds([r["success"]["mean"] for r in results]), over_seeds([_rewards(r) for r in results]),
                   over_seeds(_training_rewards(study, seeds, name))]
                  for name, results in found.items()]  # fmt: skip
         pages += [f"Means over {len(seeds)} seeds (interval: Student's t over seeds); training reward of the "
                   "second half of the steps:",
-                  table(["stage", "success", "reward", "training reward"], means)]  # fmt: skip
+                  markdown_table(["stage", "success", "reward", "training reward"], means)]  # fmt: skip
     compared = []
     for first, second in study.compare:
         apart = [difference(paired(a, b)[0]) for a, b in zip(found[first], found[second], strict=True)]
         gains = [d["difference"]["mean"] for d in apart]
         rewards = [_rewards(b) - _rewards(a) for a, b in zip(found[first], found[second], strict=True)]
-        each = "; ".join(f"{with_bounds(d['difference'])}, p {d['p_value']:.3g}" for d in apart)
+        each = "; ".join(f"{interval_text(d['difference'])}, p {d['p_value']:.3g}" for d in apart)
         trained = [_training_rewards(study, seeds, name) for name in (first, second)]
         training = [b - a for a, b in zip(*trained, strict=True)] if all(trained) else []
         compared.append([f"{second} less {first}", over_seeds(gains), over_seeds(rewards), over_seeds(training), each])
     if compared:
         pages += ["Differences (of each seed, in success: paired bootstrap over tasks, and a paired test):",
-                  table(["", "success", "reward", "training reward", "of each seed"], compared)]  # fmt: skip
+                  markdown_table(["", "success", "reward", "training reward", "of each seed"], compared)]  # fmt: skip
     folder = ROOT / study.name
     (folder / "report.md").write_text(f"# {study.name}\n\n" + "\n\n".join(pages) + "\n", encoding="utf-8")
     summary = {"seeds": list(seeds), "stages": {n: [_kept(r) for r in results] for n, results in found.items()}}
@@ -302,7 +302,7 @@ def _kept(result: Json) -> Json:
 
 
 def _draw(study: Study, seeds: Sequence[int]) -> Iterator[Path]:
-    from mua.observe.plot import plot_reward_curve
+    from tools.reward_curve import plot_reward_curve
 
     for name, stage in study.stages.items():
         if stage.kind == "rl":

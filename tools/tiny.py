@@ -40,8 +40,8 @@ def build_policy(
 
     ``shape`` replaces parts of :data:`POLICY`; ``apart``: words that stand alone in the tokenizer.
     """
-    from mua.tokens import train_tokenizer
     from workbench.demonstrate import spoken_text
+    from workbench.tokenizer import train_tokenizer
 
     train_tokenizer(spoken_text(list(conversations)), folder, vocab_size=vocabulary, apart=apart)
     _initialise(folder, seed, POLICY | dict(shape))
@@ -67,7 +67,7 @@ def _initialise(folder: Path, seed: int, shape: Mapping[str, Any]) -> None:
 
 def before_and_after(metrics: Path, split: str = "test") -> dict[str, Any]:
     """Success on held-out tasks before the first and after the last step, with intervals, from a run's metrics."""
-    from mua.observe.metrics import read_metrics
+    from mua.observe.metrics_log import read_metrics
 
     lines = list(read_metrics(metrics))
     before, after = f"initial_evaluation/{split}_success", f"evaluation/{split}_success"

@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 from mua.environment.domain import Domain, scripted_user
-from mua.environment.protocol import Move, Task, ToolSchema
-from mua.types import Json
+from mua.environment.protocol import Move, Task
+from mua.types import Json, ToolSchema
 
 if TYPE_CHECKING:
     from mua.rollout.episode import EpisodeResult

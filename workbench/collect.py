@@ -21,19 +21,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
+from megatron_bridge.atomic import replace_text
 from mua.config.schema import ExperimentConfig
-from mua.endpoint.client import Services
-from mua.environment.protocol import Task, ToolSchema
+from mua.endpoint.services import Services
+from mua.environment.protocol import Task
 from mua.environment.selection import Selection
 from mua.errors import MuaError
-from mua.evaluation.identity import digest, policy_digest, policy_of, setting_of
-from mua.evaluation.run import key_of, plan, play_missing
+from mua.evaluation.evaluator import key_of, planned_episodes, play_missing
+from mua.evaluation.identity import json_digest, policy_digest, policy_of, setting_of
 from mua.evaluation.store import EpisodeStore
-from mua.observe.files import replace_text
 from mua.rollout.runner import Placed
 from mua.rollout.scored import require_scored
 from mua.seeds import derived_seed
-from mua.types import Json, Trajectory
+from mua.types import Json, ToolSchema, Trajectory
 from workbench.curate import Candidate, balanced, best_of_each_task, record, refusal
 
 
@@ -59,8 +59,8 @@ def collect(config: ExperimentConfig, out: Path, wanted: Wanted) -> Json:
     Run again, it continues. Raises :class:`mua.errors.MuaError` when nothing could be scored, or nothing is kept.
     """
     config = _as_played(config, wanted)
-    policy, setting = policy_digest(policy_of(config)), digest(setting_of(config))
-    planned = plan(config)
+    policy, setting = policy_digest(policy_of(config)), json_digest(setting_of(config))
+    planned = planned_episodes(config)
     every = _in_order(planned, config.seed)
     with EpisodeStore(out.with_suffix(".episodes.jsonl"), policy=policy, setting=setting) as store:
         successes = Counter(t.success for placed in every if (t := store.get(key_of(placed))) is not None)

@@ -18,7 +18,7 @@ from rich.table import Table
 
 from mua.errors import MuaError
 from mua.evaluation.estimators import paired_test, resampled_means
-from mua.evaluation.report import table
+from mua.evaluation.presentation import markdown_table
 from mua.types import Json
 from mua.untrusted import MAX_FILE_DEPTH, printable, read_file, read_json
 
@@ -150,7 +150,7 @@ def comparison_page(result: Json) -> str:
     blocks = [
         "# Comparison",
         f"- first: {result['first']}\n- second: {result['second']}",
-        table(head, _rows(result)),
+        markdown_table(head, _rows(result)),
         "\n".join(_remarks(result)),
     ]
     return "\n\n".join(block for block in blocks if block) + "\n"

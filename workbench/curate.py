@@ -16,9 +16,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 from typing import TypeVar
 
-from mua.environment.protocol import Task, ToolSchema
+from mua.environment.protocol import Task
 from mua.tokens.parsing import CALL_OPEN, THINK_CLOSE, THINK_OPEN
-from mua.types import Json, Outcome, Trajectory
+from mua.types import Json, Outcome, ToolSchema, Trajectory
 
 Item = TypeVar("Item")
 Label = TypeVar("Label", str, tuple[str, str])

@@ -14,12 +14,12 @@ from typing import TypeAlias
 from mua.config.schema import EnvironmentConfig, RolloutConfig
 from mua.environment.domain import Domain, moves_of, scripted_user, unanswered
 from mua.environment.manager import EnvironmentManager, InstanceUserTools
-from mua.environment.protocol import Move, Task, ToolSchema, UserMove
+from mua.environment.protocol import Move, Task, UserMove
 from mua.rollout.agent import EpisodeSetting
 from mua.rollout.episode import Episode, EpisodeResult
 from mua.tokens.parsing import AssistantTurn, ToolCall
-from mua.types import Json, Segment
-from mua.users.protocol import User, UserReply
+from mua.types import Json, Segment, ToolSchema
+from mua.users.interface import User, UserReply
 
 Moves: TypeAlias = Generator[Move, str, None]
 """Yields a move and is sent what came back: the tool's result, or the user's words."""

@@ -23,15 +23,14 @@ from typing import Any, Self
 from rich.console import Console
 from rich.table import Table
 
-from mua.config.output import prepare_output
+from megatron_bridge.atomic import replace_text
 from mua.config.schema import ExperimentConfig
 from mua.errors import MuaError, RunStopped
-from mua.evaluation.report import table, with_bounds
-from mua.evaluation.run import OnTrajectory, Roles, evaluated, play_at_endpoint, roles_of
+from mua.evaluation.evaluator import OnTrajectory, Roles, evaluated, play_at_endpoint, roles_of, servable
+from mua.evaluation.presentation import interval_text, markdown_table
 from mua.evaluation.summary import interval_of
-from mua.evaluation.weights import servable
 from mua.masking import masked_tree
-from mua.observe.files import replace_text
+from mua.observe.output import prepare_output
 from mua.rollout.runner import Placed, without_gc_pauses
 from mua.rollout.service import RolloutService
 from mua.types import Json
@@ -77,7 +76,7 @@ def evaluate_matrix(config: ExperimentConfig, cells: Cells) -> None:
 def matrix_page(matrix: Json) -> str:
     """The matrix as Markdown."""
     columns, cells = [*matrix["users"], MEAN], matrix["cells"]
-    rows = [[policy, *(with_bounds(row[users].get("success")) for users in columns)] for policy, row in cells.items()]
+    rows = [[policy, *(interval_text(row[users].get("success")) for users in columns)] for policy, row in cells.items()]
     apart = [
         [policy, *(_difference(row[users].get("difference")) for users in columns)]
         for policy, row in list(cells.items())[1:]
@@ -91,10 +90,10 @@ def matrix_page(matrix: Json) -> str:
         f"- {matrix['tasks']} tasks of {matrix['split']}, {matrix['samples']} episodes a task, temperature "
         f"{matrix['temperature']:g}\n- intervals hold the true value with {matrix['level']:.0%} confidence",
         "## Success",
-        table(("policy", *columns), rows),
-        *([f"## Difference to {next(iter(cells))}", table(("policy", *columns), apart)] if apart else []),
+        markdown_table(("policy", *columns), rows),
+        *([f"## Difference to {next(iter(cells))}", markdown_table(("policy", *columns), apart)] if apart else []),
         "## Unscored episodes",
-        table(("policy", *matrix["users"]), lost),
+        markdown_table(("policy", *matrix["users"]), lost),
         "## How to read this",
         _NOTES,
     ]
@@ -120,7 +119,7 @@ class _Row:
         self, config: ExperimentConfig, episodes: Sequence[Placed], on_trajectory: OnTrajectory,
         seconds: float | None = None,
     ) -> Roles:  # fmt: skip
-        """See :func:`mua.evaluation.run.play_on_engine`."""
+        """See :func:`mua.evaluation.evaluator.play_on_engine`."""
         if config.evaluation.policy.kind == "endpoint":
             return play_at_endpoint(config, episodes, on_trajectory, seconds)
         if self._rollouts is None:
@@ -221,5 +220,5 @@ def _console_table(matrix: Json) -> Table:
     columns = [*matrix["users"], MEAN]
     shown = Table("policy", *columns, title=f"success on {matrix['split']}")
     for policy, row in matrix["cells"].items():
-        shown.add_row(policy, *(with_bounds(row[users]["success"]) for users in columns))
+        shown.add_row(policy, *(interval_text(row[users]["success"]) for users in columns))
     return shown

@@ -15,13 +15,13 @@ from typing import Literal, TextIO
 
 from mua.config.schema import EnvironmentConfig
 from mua.environment.domain import Domain, moves_of
-from mua.environment.protocol import Move, Split, Task, ToolSchema, UserMove
+from mua.environment.protocol import Move, Split, Task, UserMove
 from mua.environment.selection import Selection
 from mua.errors import ConfigError
 from mua.rollout.episode import EpisodeResult
-from mua.types import Json
+from mua.types import Json, ToolSchema
 from mua.untrusted import JsonError, read_json
-from mua.users.protocol import STOP_SIGNAL, ToolUser, User, UserReply, UserTools
+from mua.users.interface import STOP_SIGNAL, ToolUser, User, UserReply, UserTools
 from workbench import demonstrate
 from workbench.demonstrate import Moves
 
@@ -163,7 +163,7 @@ async def _played(selection: Selection, task: Task, seed: int, role: Role, termi
 
 
 class PersonUser:
-    """A person as the user. Implements :class:`mua.users.protocol.User` and ``ToolUser``."""
+    """A person as the user. Implements :class:`mua.users.interface.User` and ``ToolUser``."""
 
     def __init__(self, terminal: Terminal) -> None:
         self._terminal = terminal

@@ -23,7 +23,7 @@ from typing import Any, Protocol, get_args, runtime_checkable
 
 from environments.kit.overlay import same
 from mua.config.schema import EnvironmentConfig
-from mua.endpoint.client import Services
+from mua.endpoint.services import Services
 from mua.environment.domain import Configurable, Domain
 from mua.environment.protocol import Split, Task, ToolResult
 from mua.environment.registry import get_domain

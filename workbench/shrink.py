@@ -17,11 +17,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from mua.config.output import prepare_output
 from mua.config.schema import ExperimentConfig
 from mua.errors import ModelError
+from mua.observe.output import prepare_output
 from mua.plan.architecture import architecture_of
-from mua.trainer.launch import leads
+from mua.trainer.rank_processes import leads
 
 VOCABULARY = 512
 """Tokens of the small tokenizer, and rows of the embedding before padding."""
@@ -134,7 +134,7 @@ def write_shrunk(config: ExperimentConfig, architecture: Mapping[str, Any]) -> N
 def _write_tokenizer(folder: Path, config: ExperimentConfig) -> None:
     from transformers import AutoTokenizer
 
-    from mua.tokens import train_tokenizer
+    from workbench.tokenizer import train_tokenizer
 
     train_tokenizer(_texts(config), folder, vocab_size=VOCABULARY)
     if (size := len(AutoTokenizer.from_pretrained(folder))) != VOCABULARY:

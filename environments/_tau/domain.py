@@ -12,7 +12,7 @@ from environments._tau.tau2 import BASES
 from environments._tau.user import InstructedUser
 from environments.kit.database import Tool
 from mua.config.schema import EnvironmentConfig
-from mua.endpoint.client import Services
+from mua.endpoint.services import Services
 from mua.environment.protocol import (
     Environment,
     Isolation,
@@ -25,8 +25,8 @@ from mua.environment.protocol import (
 )
 from mua.errors import ConfigError
 from mua.types import Json
+from mua.users.interface import User
 from mua.users.judge import Judge
-from mua.users.protocol import User
 
 ToolsOf = Callable[[Form], Sequence[Tool]]
 """The domain's tools in the order the policy sees them, for tau-bench or tau2-bench."""

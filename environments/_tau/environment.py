@@ -9,8 +9,8 @@ from environments._tau.desk import OfficialDesk
 from environments.kit.database import DatabaseEnvironment, Telling, verdict
 from environments.kit.overlay import Difference
 from environments.kit.statements import unsaid
-from mua.environment.protocol import Evaluation, Task, ToolResult, ToolSchema, Transcript
-from mua.types import Json
+from mua.environment.protocol import Evaluation, Task, ToolResult, Transcript
+from mua.types import Json, ToolSchema
 from mua.users.judge import Judge
 
 

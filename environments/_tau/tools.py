@@ -14,8 +14,7 @@ from collections.abc import Callable
 
 from environments.kit.database import Tool, ToolError
 from environments.kit.overlay import Overlay
-from mua.environment.protocol import ToolSchema
-from mua.types import Json
+from mua.types import Json, ToolSchema
 
 LONGEST_EXPRESSION = 500
 """Characters; a longer one is refused."""

@@ -30,7 +30,7 @@ from environments.kit.language.lexicon import Lexicon
 from environments.kit.language.patterns import load
 from environments.kit.language.text import sentences
 from mua.types import Json
-from mua.users.protocol import STOP_SIGNAL, UserReply
+from mua.users.interface import STOP_SIGNAL, UserReply
 
 _HERE = Path(__file__).parent
 PATIENCE = 10
@@ -65,7 +65,7 @@ def _lexicon_of(domain: str) -> Lexicon:
 
 
 class InstructedUser:
-    """Follows one instruction. Implements :class:`mua.users.protocol.User`; never raises."""
+    """Follows one instruction. Implements :class:`mua.users.interface.User`; never raises."""
 
     def __init__(self, instruction: str, domain: str, seed: int = 0) -> None:
         self._rng = random.Random(f"{instruction}/{seed}")

@@ -19,11 +19,11 @@ from environments.acebench.episode import AceEnvironment
 from mua.environment.domain import Domain
 from mua.environment.protocol import Environment, Isolation, Move, PromptStyle, Split, Task
 from mua.errors import ConfigError
-from mua.users.protocol import STOP_SIGNAL, User, UserReply
+from mua.users.interface import STOP_SIGNAL, User, UserReply
 
 if TYPE_CHECKING:
     from mua.config.schema import EnvironmentConfig
-    from mua.endpoint.client import Services
+    from mua.endpoint.services import Services
 
 _PROMPT = "You act for a user with the tools of a phone or a travel desk. Do what the user asks, then say so."
 _FULL = """\
@@ -39,7 +39,7 @@ _PATIENCE = 4
 
 
 class OneRequest:
-    """Says everything at once, then waits for the end. A :class:`mua.users.protocol.User`."""
+    """Says everything at once, then waits for the end. A :class:`mua.users.interface.User`."""
 
     def __init__(self, request: str, answers: int) -> None:
         self._request = request

@@ -15,9 +15,9 @@ from functools import lru_cache
 from pathlib import Path
 
 from environments._packages import import_classes, json_lines, json_schema, read_call
-from mua.environment.protocol import Task, ToolSchema
+from mua.environment.protocol import Task
 from mua.errors import ConfigError
-from mua.types import Json
+from mua.types import Json, ToolSchema
 
 PACKAGE = "model_inference"
 CATEGORIES = ("multi_turn", "multi_step")

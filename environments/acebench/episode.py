@@ -14,9 +14,9 @@ from typing import Any
 
 from environments.acebench.data import SAVED, Package, milestones, tools_of
 from environments.kit.overlay import copied
-from mua.environment.protocol import Evaluation, Task, ToolResult, ToolSchema, Transcript
+from mua.environment.protocol import Evaluation, Task, ToolResult, Transcript
 from mua.environment.tool_arguments import Checker, argument_checker
-from mua.types import Json
+from mua.types import Json, ToolSchema
 
 
 class AceEnvironment:

@@ -25,12 +25,12 @@ from mua.environment.domain import Domain
 from mua.environment.protocol import Environment, Isolation, Move, PromptStyle, Split, Task
 from mua.errors import ConfigError
 from mua.types import Json
-from mua.users.protocol import STOP_SIGNAL, User, UserReply
+from mua.users.interface import STOP_SIGNAL, User, UserReply
 from workbench.canned import Canned
 
 if TYPE_CHECKING:
     from mua.config.schema import EnvironmentConfig
-    from mua.endpoint.client import Services
+    from mua.endpoint.services import Services
 
 _SHORT = "You answer questions about a database, or change it, with SQL."
 _FULL = """\
@@ -51,7 +51,7 @@ PATIENCE = 3
 
 
 class TaskGiver:
-    """States the task; a :class:`mua.users.protocol.User`."""
+    """States the task; a :class:`mua.users.interface.User`."""
 
     def __init__(self, opening: str) -> None:
         self._opening, self._left = opening, PATIENCE

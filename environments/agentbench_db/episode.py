@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from environments.agentbench_db.sandbox import Sandbox, SqlError
 from environments.agentbench_db.scoring import agrees, cleaned, joined, table_digest
-from mua.environment.protocol import Evaluation, Task, ToolResult, ToolSchema, Transcript
+from mua.environment.protocol import Evaluation, Task, ToolResult, Transcript
 from mua.environment.tool_arguments import argument_checker
-from mua.types import Json
+from mua.types import Json, ToolSchema
 
 LONGEST_ANSWER = 800
 """Characters of a result that the agent is shown."""

@@ -28,11 +28,11 @@ from environments.airline.views import compact
 from environments.airline.world import world
 from environments.kit.database import DatabaseEnvironment, RewardForm, ServiceDesk, Tool
 from mua.config.schema import EnvironmentConfig
-from mua.endpoint.client import Services
+from mua.endpoint.services import Services
 from mua.environment.domain import Domain
 from mua.environment.protocol import Environment, Isolation, Move, PromptStyle, Split, Task
 from mua.errors import ConfigError
-from mua.users.protocol import User
+from mua.users.interface import User
 from workbench.canned import Canned
 
 TABLES = ("flights", "reservations", "users")

@@ -17,13 +17,14 @@ from typing import TYPE_CHECKING
 from environments.bfcl.data import CATEGORIES, Package, gold_move, load, schemas, withheld
 from environments.bfcl.episode import BfclEnvironment
 from mua.environment.domain import Domain
-from mua.environment.protocol import Environment, Isolation, Move, PromptStyle, Split, Task, ToolSchema
+from mua.environment.protocol import Environment, Isolation, Move, PromptStyle, Split, Task
 from mua.errors import ConfigError
-from mua.users.protocol import STOP_SIGNAL, User, UserReply
+from mua.types import ToolSchema
+from mua.users.interface import STOP_SIGNAL, User, UserReply
 
 if TYPE_CHECKING:
     from mua.config.schema import EnvironmentConfig
-    from mua.endpoint.client import Services
+    from mua.endpoint.services import Services
 
 _PROMPT = "You act for a user by calling tools. Do what the user asks, then tell the user what came of it."
 _FULL = """\
@@ -38,7 +39,7 @@ _THANKS = f"That was all. {STOP_SIGNAL}"
 
 
 class FixedTurns:
-    """Says the task's questions one after the other, whatever is answered. A :class:`mua.users.protocol.User`."""
+    """Says the task's questions one after the other, whatever is answered. A :class:`mua.users.interface.User`."""
 
     def __init__(self, questions: Sequence[str], later: dict[int, list[ToolSchema]]) -> None:
         self._turns = iter([self._turn(text, later.get(number, [])) for number, text in enumerate(questions)])

@@ -14,10 +14,10 @@ from functools import lru_cache
 from pathlib import Path
 
 from environments._packages import import_classes, json_lines, json_schema, read_call
-from mua.environment.protocol import Task, ToolSchema
+from mua.environment.protocol import Task
 from mua.environment.tool_arguments import validate_arguments
 from mua.errors import ConfigError
-from mua.types import Json
+from mua.types import Json, ToolSchema
 
 PACKAGE = "bfcl_eval"
 CATEGORIES = ("base", "miss_func", "miss_param", "long_context")

@@ -20,9 +20,9 @@ from typing import Any, NamedTuple
 from environments._packages import read_call
 from environments.bfcl.data import LONG_CONTEXT, STATELESS, Package, schemas, withheld
 from environments.kit.overlay import copied
-from mua.environment.protocol import Evaluation, Task, ToolResult, ToolSchema, Transcript
+from mua.environment.protocol import Evaluation, Task, ToolResult, Transcript
 from mua.environment.tool_arguments import argument_checker
-from mua.types import Json
+from mua.types import Json, ToolSchema
 
 STEPS = 20
 """Answers with calls in one turn, or as many as gold has calls; more fail the task."""

@@ -13,7 +13,7 @@ from environments.help_desk.tools import HelpDesk
 from environments.help_desk.user import customer, part_of
 from mua.environment.protocol import Environment, Isolation, Move, PromptStyle, Split, Task
 from mua.types import Json
-from mua.users.protocol import STOP_SIGNAL, User
+from mua.users.interface import STOP_SIGNAL, User
 from workbench.canned import Canned
 
 _WISHES = {

@@ -13,9 +13,9 @@ from typing import Any
 from environments.help_desk.database import Database, Snapshot, World
 from environments.help_desk.verdict import judged
 from environments.help_desk.words import CITIES
-from mua.environment.protocol import Evaluation, Task, ToolResult, ToolSchema, Transcript
+from mua.environment.protocol import Evaluation, Task, ToolResult, Transcript
 from mua.environment.tool_arguments import validate_arguments
-from mua.types import Json
+from mua.types import Json, ToolSchema
 
 _ORDER: Json = {"type": "string", "description": "order number, such as 4821"}
 _ITEM: Json = {"type": "string", "description": "product name of the item, such as Lamp"}

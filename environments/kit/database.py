@@ -31,9 +31,9 @@ from environments.kit.conduct import Called, Conduct, Past, Rules, conduct, unto
 from environments.kit.language.claims import ClaimReader, Moment
 from environments.kit.overlay import Base, Changes, Difference, Overlay, difference, digest_of
 from environments.kit.statements import unsaid
-from mua.environment.protocol import Evaluation, Task, ToolResult, ToolSchema, Transcript
+from mua.environment.protocol import Evaluation, Task, ToolResult, Transcript
 from mua.environment.tool_arguments import argument_checker, fitted
-from mua.types import Json
+from mua.types import Json, ToolSchema
 
 RewardForm = Literal["all_or_nothing", "partial"]
 

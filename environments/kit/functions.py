@@ -8,8 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from environments.kit.database import Tool
-from mua.environment.protocol import ToolSchema
-from mua.types import Json
+from mua.types import Json, ToolSchema
 
 _TYPES: dict[Any, str] = {str: "string", int: "integer", float: "number", bool: "boolean"}
 

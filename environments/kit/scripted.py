@@ -26,8 +26,8 @@ from pathlib import Path
 from environments.kit.language.acts import Acts, Reader
 from environments.kit.language.patterns import load
 from environments.kit.language.voice import Grammar, Voice, load_grammar
+from mua.users.interface import STOP_SIGNAL, UserReply
 from mua.users.personas import PERSONAS, Persona
-from mua.users.protocol import STOP_SIGNAL, UserReply
 
 PLAIN_WISH = "wish"
 """The verb of the only wish of :meth:`ScriptedUser.simple`."""
@@ -112,7 +112,7 @@ def _texts(wish: Wish) -> dict[str, list[str]]:
 
 
 class ScriptedUser:
-    """Plays one task's user. Implements :class:`mua.users.protocol.User`; never raises."""
+    """Plays one task's user. Implements :class:`mua.users.interface.User`; never raises."""
 
     def __init__(
         self,

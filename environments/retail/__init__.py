@@ -25,11 +25,11 @@ from environments.retail.user import customer, part_of
 from environments.retail.verdict import code
 from environments.retail.views import compact
 from mua.config.schema import EnvironmentConfig
-from mua.endpoint.client import Services
+from mua.endpoint.services import Services
 from mua.environment.domain import Domain
 from mua.environment.protocol import Environment, Isolation, Move, PromptStyle, Split, Task
 from mua.errors import ConfigError
-from mua.users.protocol import User
+from mua.users.interface import User
 from workbench.canned import Canned
 
 SHORT_PROMPT = "You are the shop's desk."

@@ -15,8 +15,7 @@ from environments._tau.folder import Form
 from environments._tau.tools import CALCULATE, THINK, TRANSFER
 from environments.kit.database import Tool, ToolError
 from environments.kit.overlay import Overlay
-from mua.environment.protocol import ToolSchema
-from mua.types import Json
+from mua.types import Json, ToolSchema
 
 TABLES = ("users", "orders", "products")
 REASONS = ("no longer needed", "ordered by mistake")

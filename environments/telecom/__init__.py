@@ -21,11 +21,11 @@ from environments.telecom.persona import persona_of
 from environments.telecom.tasks import load_split
 from environments.telecom.user import GONE, customer, part_of
 from mua.config.schema import EnvironmentConfig
-from mua.endpoint.client import Services
+from mua.endpoint.services import Services
 from mua.environment.domain import Domain
 from mua.environment.protocol import Environment, Isolation, Move, PromptStyle, Split, Task
 from mua.errors import ConfigError
-from mua.users.protocol import User
+from mua.users.interface import User
 from workbench.canned import Canned
 
 

@@ -14,8 +14,7 @@ from environments.kit.database import Tool, ToolError
 from environments.kit.overlay import Overlay
 from environments.telecom.signals import View
 from environments.telecom.world import PLANS, lines_by_number
-from mua.environment.protocol import ToolSchema
-from mua.types import Json
+from mua.types import Json, ToolSchema
 
 TRANSFER_REASONS = ("fraud", "contract ended", "billing dispute", "technical fault", "other")
 _CUSTOMER: Json = {"type": "string", "description": "customer id, such as C10042"}

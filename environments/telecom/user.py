@@ -23,8 +23,8 @@ from environments.telecom.hands import MOST, Request, requests, wonders
 from environments.telecom.world import PLANS
 from mua.environment.protocol import Task
 from mua.types import Json
+from mua.users.interface import UserReply, UserTools
 from mua.users.personas import persona_of
-from mua.users.protocol import UserReply, UserTools
 
 TEST = {
     "no_service": "check_status_bar",
@@ -53,7 +53,7 @@ def part_of(task: Task) -> Part:
 
 
 class PhoneUser(ScriptedUser):
-    """Plays one task's customer. Implements :class:`mua.users.protocol.ToolUser` too."""
+    """Plays one task's customer. Implements :class:`mua.users.interface.ToolUser` too."""
 
     def __init__(self, task: Task, seed: int, personas: Sequence[str] = ()) -> None:
         key = f"{task.id}/{seed}"

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from megatron_bridge.errors import BridgeError
 from megatron_bridge.families.decoder import (
     CORRECTED_ROUTER,
     DENSE_DECODER,
@@ -27,6 +26,7 @@ from megatron_bridge.hf_config import (
     experts_transformer,
     need,
 )
+from megatron_bridge.plain_files import BridgeError
 
 
 def _check(config: HfConfig) -> None:

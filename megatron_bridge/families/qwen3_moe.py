@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from megatron_bridge.errors import BridgeError
 from megatron_bridge.families.decoder import DENSE_DECODER, EXPERTS, QK_NORM, TINY
 from megatron_bridge.family import Family, HfConfig
 from megatron_bridge.hf_config import check_decoder, decoder_transformer, experts_transformer, need, refuse_unless
+from megatron_bridge.plain_files import BridgeError
 
 
 def _check(config: HfConfig) -> None:

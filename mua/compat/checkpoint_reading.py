@@ -24,7 +24,7 @@ from torch.futures import Future
 
 from megatron_bridge.plain_files import label
 from mua.compat.plain_archive import Archive, read_archive
-from mua.compat.plain_index import Place, parse_index
+from mua.compat.plain_index import StorageInfo, parse_index
 from mua.compat.plain_pickle import PickleError
 from mua.errors import DamagedCheckpoint
 
@@ -143,7 +143,7 @@ class PlainReader(FileSystemReader):
         planner.commit_tensor(item, target)
 
 
-def described(place: Place) -> str:
+def described(place: StorageInfo) -> str:
     """Where a part of a checkpoint lies, for a message."""
     return f"{label(place.relative_path)} at byte {place.offset}"
 
@@ -187,7 +187,7 @@ def _is_bytes(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.dtype == torch.uint8 and value.dim() == 1
 
 
-def _read_object(folder: Path, name: str, place: Place) -> None:
+def _read_object(folder: Path, name: str, place: StorageInfo) -> None:
     try:
         descriptor = os.open(folder / place.relative_path, os.O_RDONLY | os.O_NONBLOCK)
         try:

@@ -17,7 +17,7 @@ import torch
 T = TypeVar("T")
 
 
-class Event:
+class CudaEvent:
     """``torch.cuda.Event`` for a device that finishes every call before it returns."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
@@ -35,25 +35,25 @@ class Event:
     def query(self) -> bool:
         return True
 
-    def elapsed_time(self, end: Event) -> float:
+    def elapsed_time(self, end: CudaEvent) -> float:
         """Milliseconds from this event to ``end``."""
         return (end._time - self._time) * 1e3
 
 
-class Stream:
+class CudaStream:
     """``torch.cuda.Stream`` for a device with a single, synchronous queue."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
         """Takes and ignores what ``torch.cuda.Stream`` takes."""
 
-    def wait_stream(self, stream: Stream) -> None:
+    def wait_stream(self, stream: CudaStream) -> None:
         """Nothing is ever pending."""
 
-    def wait_event(self, event: Event) -> None:
+    def wait_event(self, event: CudaEvent) -> None:
         """Nothing is ever pending."""
 
-    def record_event(self, event: Event | None = None) -> Event:
-        event = event or Event()
+    def record_event(self, event: CudaEvent | None = None) -> CudaEvent:
+        event = event or CudaEvent()
         event.record()
         return event
 
@@ -73,8 +73,8 @@ class CudaStandIn(types.ModuleType):
 
     def __init__(self) -> None:
         super().__init__("mua.compat.cuda_stand_in.cuda")
-        self.Event, self.Stream = Event, Stream
-        self._stream = Stream()
+        self.Event, self.Stream = CudaEvent, CudaStream
+        self._stream = CudaStream()
         self.nvtx = types.SimpleNamespace(
             range=lambda *_: contextlib.nullcontext(), range_push=lambda *_: None, range_pop=lambda *_: None
         )
@@ -100,14 +100,14 @@ class CudaStandIn(types.ModuleType):
     def empty_cache(self) -> None:
         """The CPU allocator keeps no cache."""
 
-    def current_stream(self, *_: Any) -> Stream:
+    def current_stream(self, *_: Any) -> CudaStream:
         return self._stream
 
-    def default_stream(self, *_: Any) -> Stream:
+    def default_stream(self, *_: Any) -> CudaStream:
         return self._stream
 
     @contextlib.contextmanager
-    def stream(self, _: Stream) -> Iterator[None]:
+    def stream(self, _: CudaStream) -> Iterator[None]:
         yield
 
     def manual_seed(self, seed: int) -> None:

@@ -22,7 +22,7 @@ import torch
 from torch.distributed.checkpoint.storage import WriteResult
 
 from megatron_bridge.checksums import HashingStream
-from mua.compat.plain_index import Place
+from mua.compat.plain_index import StorageInfo
 
 Bucket: TypeAlias = tuple[str, str, tuple[list[Any], list[Any]]]
 """One file of a checkpoint: path, name, and what goes into it: pairs of an item with its bytes, or with its tensor."""
@@ -53,7 +53,7 @@ def write_bucket(bucket: Bucket) -> tuple[list[WriteResult], str]:
             else:
                 torch.save(data, cast(IO[bytes], stream))
             length = stream.position - offset
-            results.append(WriteResult(item.index, length, Place(name, offset, length)))
+            results.append(WriteResult(item.index, length, StorageInfo(name, offset, length)))
         os.fsync(file.fileno())
     tensors.clear()
     return results, stream.hexdigest()

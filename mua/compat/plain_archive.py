@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from megatron_bridge.plain_files import label
-from mua.compat.plain_pickle import DTYPES, Call, Name, PickleError, Stored, is_count, read_pickle, shape_of
+from mua.compat.plain_pickle import DTYPES, Name, PickledCall, PickleError, Stored, is_count, read_pickle, shape_of
 
 _STORAGES = {
     "DoubleStorage": torch.float64,
@@ -157,7 +157,7 @@ class Archive:
         """``value`` with every object in it made; what stands in several places is made once."""
         if not depth:
             raise PickleError(f"it is nested deeper than {_MAX_DEPTH}")
-        if type(value) not in (list, tuple, dict, Call, Name, Stored):
+        if type(value) not in (list, tuple, dict, PickledCall, Name, Stored):
             return value
         if id(value) not in self._made:
             self._made[id(value)] = self._make(value, depth - 1)
@@ -170,17 +170,17 @@ class Archive:
             return {self._hashable(key): self._plain(each, depth) for key, each in value.items()}
         if type(value) is Name and value.module == "torch" and value.name in DTYPES:
             return DTYPES[value.name]
-        if type(value) is Call:
+        if type(value) is PickledCall:
             return self._call(value, depth)
         raise PickleError("it has a name or a storage where a value should be")
 
     @staticmethod
     def _hashable(key: Any) -> Any:
-        if type(key) is Call:
+        if type(key) is PickledCall:
             raise PickleError("it has a key that is neither text nor number")
         return key
 
-    def _call(self, call: Call, depth: int) -> Any:
+    def _call(self, call: PickledCall, depth: int) -> Any:
         name, arguments = call.function.name, call.arguments
         if name == "_rebuild_tensor_v2":
             return self._tensor(self._stored(call))
@@ -198,7 +198,7 @@ class Archive:
 
     def _stored(self, call: Any) -> StoredTensor:
         """A tensor inside its storage, no two of whose elements can share memory."""
-        if type(call) is not Call or call.function.name != "_rebuild_tensor_v2" or len(call.arguments) < 4:
+        if type(call) is not PickledCall or call.function.name != "_rebuild_tensor_v2" or len(call.arguments) < 4:
             raise PickleError("it is no tensor")
         storage, first, shape, strides = call.arguments[:4]
         start, count, dtype = self._storage(storage)

@@ -26,9 +26,9 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from megatron_bridge.plain_files import label, shown
-from mua.compat.plain_pickle import DTYPES, Call, Name, PickleError, read_pickle, shape_of
+from mua.compat.plain_pickle import DTYPES, Name, PickledCall, PickleError, read_pickle, shape_of
 
-Place: TypeAlias = _StorageInfo
+StorageInfo: TypeAlias = _StorageInfo
 """Where a part of a checkpoint lies: file, offset and length in bytes. torch's name of it is private."""
 _CHECKPOINT = "torch.distributed.checkpoint."
 NAMES = frozenset(
@@ -60,7 +60,8 @@ def parse_index(data: bytes, sizes: Callable[[str], int]) -> Metadata:
     """
     fields = _fields(read_pickle(data, NAMES), "Metadata")
     places = {
-        _key(index): _place(place, sizes) for index, place in _dictionary(fields.get("storage_data"), Call).items()
+        _key(index): _place(place, sizes)
+        for index, place in _dictionary(fields.get("storage_data"), PickledCall).items()
     }
     entries = {
         name: _entry(name, entry, places) for name, entry in _dictionary(fields.get("state_dict_metadata"), str).items()
@@ -71,7 +72,7 @@ def parse_index(data: bytes, sizes: Callable[[str], int]) -> Metadata:
 
 def _fields(record: Any, name: str) -> dict[str, Any]:
     """The fields of an instance of the class ``name`` of the index."""
-    if type(record) is not Call or record.function.name != name:
+    if type(record) is not PickledCall or record.function.name != name:
         raise PickleError(f"it has something else where a {name} should be")
     return _dictionary(record.state, str) if record.state is not None else {}
 
@@ -90,7 +91,7 @@ def _key(record: Any) -> MetadataIndex:
     return MetadataIndex(fields["fqn"], None if offset is None else _size(offset))
 
 
-def _place(record: Any, sizes: Callable[[str], int]) -> Place:
+def _place(record: Any, sizes: Callable[[str], int]) -> StorageInfo:
     fields = _fields(record, "_StorageInfo")
     name, offset, length = (fields.get(key) for key in ("relative_path", "offset", "length"))
     if type(name) is not str or not name or name.startswith(".") or os.path.basename(name) != name or "\0" in name:
@@ -103,11 +104,13 @@ def _place(record: Any, sizes: Callable[[str], int]) -> Place:
         raise PickleError(f"it names {label(name)}: {error.strerror}") from error
     if type(offset) is not int or type(length) is not int or not (0 <= offset <= offset + length <= size):
         raise PickleError(f"it names {shown(length)} bytes from {shown(offset)} on of {label(name)}, which has {size}")
-    return Place(name, offset, length)
+    return StorageInfo(name, offset, length)
 
 
-def _entry(name: str, record: Any, places: dict[MetadataIndex, Place]) -> TensorStorageMetadata | BytesStorageMetadata:
-    if type(record) is Call and record.function.name == "BytesStorageMetadata":
+def _entry(
+    name: str, record: Any, places: dict[MetadataIndex, StorageInfo]
+) -> TensorStorageMetadata | BytesStorageMetadata:
+    if type(record) is PickledCall and record.function.name == "BytesStorageMetadata":
         if MetadataIndex(name) not in places:
             raise PickleError(f"it does not say where {label(name)} lies")
         return BytesStorageMetadata()
@@ -135,7 +138,7 @@ def _chunk(name: str, size: torch.Size, record: Any) -> ChunkStorageMetadata:
 
 def _dtype(record: Any) -> torch.dtype:
     """The only one of a tensor's properties that loading looks at."""
-    if type(record) is not Call or record.function.name != "TensorProperties" or type(record.state) is not tuple:
+    if type(record) is not PickledCall or record.function.name != "TensorProperties" or type(record.state) is not tuple:
         raise PickleError("it has a tensor without properties")
     dtype = record.state[0] if record.state else None
     if type(dtype) is not Name or dtype.name not in DTYPES:
@@ -144,7 +147,7 @@ def _dtype(record: Any) -> torch.dtype:
 
 
 def _size(record: Any) -> torch.Size:
-    numbers = record.arguments[0] if type(record) is Call and len(record.arguments) == 1 else None
-    if type(record) is not Call or record.function.name != "Size" or type(numbers) is not tuple:
+    numbers = record.arguments[0] if type(record) is PickledCall and len(record.arguments) == 1 else None
+    if type(record) is not PickledCall or record.function.name != "Size" or type(numbers) is not tuple:
         raise PickleError("it has something else where a shape should be")
     return torch.Size(shape_of(numbers))

@@ -2,7 +2,7 @@
 
 :func:`read_pickle` interprets the few instructions that ``torch.save`` and the index of a checkpoint consist of. Where
 Python's own unpickler would import and call, this one only writes down what is asked for: a :class:`Name`, which must
-be one of an exact list of pairs, and a :class:`Call` of one with its arguments. What they mean is decided by
+be one of an exact list of pairs, and a :class:`PickledCall` of one with its arguments. What they mean is decided by
 :mod:`mua.compat.plain_index` and :mod:`mua.compat.plain_archive`, which know each of them. Memory and time are in
 proportion to the bytes read; Python's unpickler makes room for as many remembered values as one instruction of five
 bytes says.
@@ -44,7 +44,7 @@ class Name:
 
 
 @dataclass(slots=True, eq=False)
-class Call:
+class PickledCall:
     """A call that a pickle asks for, and the state that it wants the result to have. Nothing is called."""
 
     function: Name
@@ -118,12 +118,12 @@ class _Machine:
         arguments, function = self.stack.pop(), self.stack.pop()
         if type(function) is not Name or type(arguments) is not tuple:
             raise PickleError("it calls what is no name")
-        self.stack.append(Call(function, arguments))
+        self.stack.append(PickledCall(function, arguments))
 
     def build(self) -> None:
         """Give the last call its state, once."""
         state, target = self.stack.pop(), self.stack[-1]
-        if type(target) is not Call or target.state is not None:
+        if type(target) is not PickledCall or target.state is not None:
             raise PickleError("it changes what is no new object")
         target.state = state
 
@@ -138,7 +138,7 @@ class _Machine:
         target, keys = self.stack[-1], items[::2]
         if type(target) is not dict or len(items) % 2:
             raise PickleError("it adds to what is no dictionary")
-        if any(type(key) is not Call and type(key) not in _KEYS for key in keys):
+        if any(type(key) is not PickledCall and type(key) not in _KEYS for key in keys):
             raise PickleError("it has a key that is neither text nor number")
         target.update(zip(keys, items[1::2], strict=True))
 
@@ -194,7 +194,7 @@ _BY_CODE = {code[0]: operation for code, operation in _OPERATIONS.items()}
 
 
 def read_pickle(data: bytes, names: Collection[tuple[str, str]]) -> Any:
-    """What a pickle holds: plain values, lists, tuples and dictionaries, with :class:`Call` for every object.
+    """What a pickle holds: plain values, lists, tuples and dictionaries, with :class:`PickledCall` for every object.
 
     Args:
         names: pairs of module and name that it may ask for.

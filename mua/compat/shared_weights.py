@@ -47,7 +47,7 @@ def shared_handle(layout: BucketLayout, flat: torch.Tensor) -> str:
             end_idx=slot.end,
             numel=slot.spec.nbytes,
         )
-        for slot in layout.slots
+        for slot in layout.tensors
     ]
     if flat.is_cuda:
         from sglang.srt.utils.patch_torch import monkey_patch_torch_reductions

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 
-def attend(query: Tensor, key: Tensor, value: Tensor, *, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
+def flash_attention(query: Tensor, key: Tensor, value: Tensor, *, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
     """Softmax attention; where ``causal``, query i sees keys 0 to i.
 
     Args:
@@ -31,7 +31,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, *, causal: bool, scale: fl
     return result
 
 
-def gradients(
+def flash_attention_gradients(
     gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, output: Tensor, normalizer: Tensor, *, causal: bool,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip

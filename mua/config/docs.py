@@ -11,8 +11,8 @@ from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from mua.config.messages import section_of
 from mua.config.schema import ExperimentConfig, Section
+from mua.config.section import section_of
 
 HEADER = """\
 # Configuration

@@ -18,9 +18,10 @@ from typing import Any, TypeVar, overload
 import yaml
 from pydantic import ValidationError
 
-from mua.config.messages import describe
+from mua.config.messages import describe_errors
 from mua.config.schema import ExperimentConfig, Section
-from mua.config.tree import MAX_NAME, KeyPath, Tree, parse, parse_value, unusable_text
+from mua.config.section import KeyPath
+from mua.config.tree import MAX_NAME, Tree, parse, parse_value, unusable_text
 from mua.errors import ConfigError
 from mua.masking import masked_tree
 from mua.untrusted import open_file
@@ -57,7 +58,7 @@ def load_config(path: Path, overrides: Sequence[str] = (), schema: type[Section]
     try:
         return schema.model_validate(tree.data)
     except ValidationError as error:
-        raise ConfigError("\n".join(describe(error, tree, schema))) from None
+        raise ConfigError("\n".join(describe_errors(error, tree, schema))) from None
 
 
 def dump_config(config: Section) -> str:

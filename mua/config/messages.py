@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import difflib
 import re
-import types
-from collections.abc import Iterator
-from typing import Annotated, Any, TypeAlias, Union, get_args, get_origin
+from typing import Any, TypeAlias
 
 from pydantic import SecretStr, ValidationError
 from pydantic_core import ErrorDetails
 
-from mua.config.schema import Section
-from mua.config.tree import KeyPath, Tree
-from mua.masking import masked
+from mua.config.section import KeyPath, Section, all_keys, alternatives, fields_of
+from mua.config.tree import Tree
+from mua.masking import mask_credentials
 
 _KINDS = {int: "an integer", float: "a number", str: "a string", dict: "a section", list: "a list"}
 _EXPECTED = {
@@ -35,7 +33,7 @@ _LONGEST_VALUE = 200
 Branches: TypeAlias = dict[KeyPath, list[ErrorDetails]]
 
 
-def describe(error: ValidationError, tree: Tree, schema: type[Section]) -> list[str]:
+def describe_errors(error: ValidationError, tree: Tree, schema: type[Section]) -> list[str]:
     """One line for each key that is wrong, in the order of the schema."""
     branches: Branches = {}
     for detail in error.errors():
@@ -95,7 +93,7 @@ def _given(key: KeyPath, detail: ErrorDetails, schema: type[Section]) -> str:
     kind = _KINDS.get(type(value), type(value).__name__)
     # A section given as one value may be a secret that slipped out by wrong indentation: only its kind is named.
     hidden = detail["type"] == "model_type" or isinstance(value, dict | list) or _secret(key, schema)
-    return kind if hidden else f"{_shortened(masked(repr(value)))} ({kind})"
+    return kind if hidden else f"{_shortened(mask_credentials(repr(value)))} ({kind})"
 
 
 def _shortened(text: str) -> str:
@@ -112,7 +110,7 @@ def _nearest_value(detail: ErrorDetails) -> str:
 
 def _nearest_key(key: KeyPath, schema: type[Section]) -> str:
     """The nearest name in the same section, else the nearest anywhere, else the list of what the section has."""
-    siblings = sorted(name for name, _ in _fields(key[:-1], schema))
+    siblings = sorted(name for name, _ in fields_of(key[:-1], schema))
     close = difflib.get_close_matches(key[-1], siblings, n=1, cutoff=0.7)
     if close:
         return f"did you mean {'.'.join((*key[:-1], close[0]))}?"
@@ -123,39 +121,6 @@ def _nearest_key(key: KeyPath, schema: type[Section]) -> str:
     return f"this section has {', '.join(siblings)}"
 
 
-def all_keys(schema: type[Section], above: KeyPath = ()) -> Iterator[KeyPath]:
-    """Every key of the schema, sections before what they hold."""
-    for name, field in schema.model_fields.items():
-        yield (*above, name)
-        if inner := section_of(field.annotation):
-            yield from all_keys(inner, (*above, name))
-
-
-def section_of(annotation: Any) -> type[Section] | None:
-    """The section a field holds (``X`` in ``X``, ``X | None``, ``list[X]``), or None for a field with a plain value."""
-    return next((t for t in _alternatives(annotation) if isinstance(t, type) and issubclass(t, Section)), None)
-
-
-def _alternatives(annotation: Any) -> tuple[Any, ...]:
-    if get_origin(annotation) is Annotated:
-        return _alternatives(get_args(annotation)[0])
-    if get_origin(annotation) in (types.UnionType, Union, list):
-        return tuple(inner for branch in get_args(annotation) for inner in _alternatives(branch))
-    return (annotation,)
-
-
-def _fields(section: KeyPath, schema: type[Section]) -> list[tuple[str, Any]]:
-    for name in section:
-        if name.isdigit():  # a place in a list of sections
-            continue
-        field = schema.model_fields.get(name)
-        inner = section_of(field.annotation) if field else None
-        if inner is None:
-            return []
-        schema = inner
-    return [(name, field.annotation) for name, field in schema.model_fields.items()]
-
-
 def _secret(key: KeyPath, schema: type[Section]) -> bool:
-    annotation = dict(_fields(key[:-1], schema)).get(key[-1]) if key else None
-    return SecretStr in _alternatives(annotation)
+    annotation = dict(fields_of(key[:-1], schema)).get(key[-1]) if key else None
+    return SecretStr in alternatives(annotation)

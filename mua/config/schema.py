@@ -473,7 +473,7 @@ class ExperimentConfig(Section):
         return {name: llm for name, llm in (("user.llm", user), ("judge.llm", judge)) if llm is not None}
 
     @property
-    def judged_splits(self) -> list[Literal["train", "validation", "test"]]:
+    def evaluated_splits(self) -> list[Literal["train", "validation", "test"]]:
         """The splits that training plays tasks of to judge itself: as it goes, and for its report."""
         trainer, chosen = self.trainer, self.evaluation
         going = [chosen.split] if trainer.evaluate_every > 0 or trainer.evaluate_first else []

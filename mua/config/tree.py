@@ -11,14 +11,13 @@ import re
 from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any
 
 import yaml
 
+from mua.config.section import KeyPath
 from mua.errors import ConfigError
 from mua.untrusted import printable, unpaired_surrogate
-
-KeyPath: TypeAlias = tuple[str, ...]
 
 MAX_DEPTH = 50
 """Sections and lists inside one another. PyYAML and pydantic take several frames a level, of Python's thousand."""
@@ -35,7 +34,7 @@ _TAGS: dict[type[yaml.Node], frozenset[str]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class SourceLocation:
     """Where a key was written: a file and 1-based line, or the command line (``line`` is then None)."""
 
     source: str
@@ -50,9 +49,9 @@ class Tree:
     """Nested dictionaries, lists and scalars, and the place of every key in them."""
 
     data: dict[str, Any]
-    places: dict[KeyPath, Place] = field(default_factory=dict)
+    places: dict[KeyPath, SourceLocation] = field(default_factory=dict)
 
-    def place(self, key: KeyPath) -> Place:
+    def place(self, key: KeyPath) -> SourceLocation:
         """The place of ``key``, or of the nearest section around it that was written somewhere."""
         while key and key not in self.places:
             key = key[:-1]
@@ -132,8 +131,8 @@ def parse(text: str, source: str) -> Tree:
     loader, root = _compose(text, source)
     if not isinstance(root, yaml.MappingNode):
         raise ConfigError(f"{source}: expected sections and keys (a YAML mapping), got {_kind(root)}")
-    tree = Tree({}, {(): Place(source, 1)})
-    tree.data = _Reader(loader, tree, source).value(root, (), frozenset())
+    tree = Tree({}, {(): SourceLocation(source, 1)})
+    tree.data = _NodeReader(loader, tree, source).value(root, (), frozenset())
     return tree
 
 
@@ -145,8 +144,8 @@ def parse_value(text: str, key: KeyPath, source: str) -> Tree:
         loader, node = _compose(text, source)
     except ConfigError:
         raise ConfigError(f"{source}: {'.'.join(key)}: the value is not valid YAML; put it in quotes") from None
-    tree = Tree({}, {key[:depth]: Place(source) for depth in range(1, len(key) + 1)})
-    value = None if node is None else _Reader(loader, tree, source, in_file=False).value(node, key, frozenset())
+    tree = Tree({}, {key[:depth]: SourceLocation(source) for depth in range(1, len(key) + 1)})
+    value = None if node is None else _NodeReader(loader, tree, source, in_file=False).value(node, key, frozenset())
     for name in reversed(key):
         value = {name: value}
     assert isinstance(value, dict)
@@ -161,15 +160,15 @@ def _compose(text: str, source: str) -> tuple[_Loader, yaml.Node | None]:
         return loader, loader.get_single_node()
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        at = Place(source, loader.line_of(mark)) if mark and loader else source
+        at = SourceLocation(source, loader.line_of(mark)) if mark and loader else source
         raise ConfigError(f"{at}: not valid YAML: {printable(error.problem or error.context or '')}") from None
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
         reason = f"character #x{error.character:04x} is not allowed"
-        raise ConfigError(f"{Place(source, line)}: not valid YAML: {reason}") from None
+        raise ConfigError(f"{SourceLocation(source, line)}: not valid YAML: {reason}") from None
     except (ValueError, OverflowError):  # PyYAML's own conversions: "\U00110000", %YAML with thousands of digits
         assert loader is not None, "only reading tokens converts"
-        at = Place(source, loader.line_of(loader.get_mark()))
+        at = SourceLocation(source, loader.line_of(loader.get_mark()))
         raise ConfigError(f"{at}: not valid YAML: a number in an escape or directive is out of range") from None
 
 
@@ -179,7 +178,7 @@ def _kind(node: yaml.Node | None) -> str:
 
 
 @dataclass(slots=True)
-class _Reader:
+class _NodeReader:
     """Nodes of one text into plain data."""
 
     loader: _Loader
@@ -234,8 +233,12 @@ class _Reader:
             raise self._error(node, key, fault)
         return value
 
-    def _place(self, node: yaml.Node) -> Place:
-        return Place(self.source, self.loader.line_of(node.start_mark)) if self.in_file else Place(self.source)
+    def _place(self, node: yaml.Node) -> SourceLocation:
+        return (
+            SourceLocation(self.source, self.loader.line_of(node.start_mark))
+            if self.in_file
+            else SourceLocation(self.source)
+        )
 
     def _beyond(self, key: KeyPath, what: str) -> ConfigError:
         """An error of the whole value of a first key: a node inside may stand at an alias's other end."""

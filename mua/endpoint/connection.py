@@ -13,6 +13,7 @@ import logging
 import math
 import re
 from base64 import b64encode
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -26,10 +27,9 @@ import httpx
 from yarl import URL
 
 from mua.config.environment import EndpointConfig
-from mua.endpoint.accounting import Accounts
 from mua.endpoint.chat import ChatRequest, Completion, Format, Kind, Trouble, read_completion, too_long, unreadable
-from mua.endpoint.limits import Breaker, Place, Window
-from mua.masking import HIDDEN, below, credentials, masked
+from mua.endpoint.limits import Breaker, RateLimit, Reservation
+from mua.masking import HIDDEN, below, credentials, mask_credentials
 
 if TYPE_CHECKING:
     import openai
@@ -42,6 +42,9 @@ request sent into a connection that is just being closed is lost."""
 MAX_REPLY_BYTES = 4 * 1024 * 1024
 """Of one body, as it is decompressed; the connection is given up at the first byte beyond. Some 200,000 characters of
 text, each written as an escape of six bytes, and as many of reasoning."""
+LATENCIES = 100_000
+"""Latencies kept between two readings; a longer interval keeps its first ones."""
+_ALWAYS = ("requests", "retries", "failovers", "tokens_in", "tokens_out", "cost", "cache_hits")
 _LONGEST_REFUSAL = 500
 _SHORTEST_SECRET = 5
 """Shorter ones are words of any text, as the key ``none`` is, which says that there is none."""
@@ -56,6 +59,39 @@ _FIXES = {
 }
 
 
+class Accounts:
+    """Counts of one role. Every reading begins anew."""
+
+    def __init__(self) -> None:
+        self._amounts: dict[str, float] = {}
+        self._latencies: list[float] = []
+
+    def count(self, name: str, amount: float = 1.0) -> None:
+        self._amounts[name] = self._amounts.get(name, 0.0) + amount
+
+    def answered(self, seconds: float) -> None:
+        """A request was answered after ``seconds``."""
+        if len(self._latencies) < LATENCIES:
+            self._latencies.append(seconds)
+
+    def take(self) -> dict[str, float]:
+        """Everything since the last call. Latencies are left out where there was no answer."""
+        amounts, self._amounts = self._amounts, {}
+        latencies, self._latencies = self._latencies, []
+        metrics = dict.fromkeys(_ALWAYS, 0.0) | amounts
+        if latencies:
+            latencies.sort()
+            metrics["latency_p50_seconds"] = quantile(latencies, 0.50)
+            metrics["latency_p95_seconds"] = quantile(latencies, 0.95)
+        return metrics
+
+
+def quantile(ascending: Sequence[float], share: float) -> float:
+    """The nearest-rank quantile: the smallest value that at least ``share`` of all do not exceed."""
+    rank = -int(-share * len(ascending) // 1)
+    return ascending[max(rank, 1) - 1]
+
+
 class Connection:
     """Chat completions of one endpoint and model. Belongs to one event loop."""
 
@@ -67,12 +103,12 @@ class Connection:
         self._accounts = accounts
         self._slots = asyncio.Semaphore(config.concurrency)
         limits = (config.requests_per_minute, config.tokens_per_minute)
-        self._windows = [Window(limit or math.inf) for limit in limits]
+        self._windows = [RateLimit(limit or math.inf) for limit in limits]
         self._format: Format = "json_schema" if config.structured_output == "auto" else config.structured_output
         # What may be secret of the address stays in the transport, because httpx logs the addresses it asks. Retries
         # are the client's, which may turn to another endpoint; a request's time is bounded in one place, below.
         self._client = openai.AsyncOpenAI(
-            base_url=masked(config.base_url).partition("?")[0],
+            base_url=mask_credentials(config.base_url).partition("?")[0],
             api_key=config.api_key.get_secret_value() or "none",
             max_retries=0,
             timeout=None,
@@ -81,7 +117,7 @@ class Connection:
         self.breaker = Breaker(config.breaker_faults, config.breaker_seconds, monotonic)
 
     def __repr__(self) -> str:
-        return f"{masked(self._config.base_url)} (model {self._config.model})"
+        return f"{mask_credentials(self._config.base_url)} (model {self._config.model})"
 
     def wait(self, request: ChatRequest) -> float:
         """Seconds until ``request`` would have its place under the rate limits."""
@@ -117,13 +153,13 @@ class Connection:
 
     def clean(self, text: str) -> str:
         """One line, shortened, without keys and passwords: some endpoints quote them in their refusal."""
-        text, secrets = masked(text), {self._config.api_key.get_secret_value(): "<api key>"}
+        text, secrets = mask_credentials(text), {self._config.api_key.get_secret_value(): "<api key>"}
         for secret, shown in (secrets | dict.fromkeys(credentials(self._config.base_url), HIDDEN)).items():
             if len(secret) >= _SHORTEST_SECRET:
                 text = text.replace(secret, shown)
         return " ".join(text.split())[:_LONGEST_REFUSAL]
 
-    async def _place(self, request: ChatRequest, deadline: float) -> Place:
+    async def _place(self, request: ChatRequest, deadline: float) -> Reservation:
         """The place of the tokens, once the time of both has come; given back if it never comes."""
         now, amounts = monotonic(), (1.0, request.estimated_tokens())
         places = [window.reserve(amount, now) for window, amount in zip(self._windows, amounts, strict=True)]

@@ -25,8 +25,8 @@ Clock = Callable[[], float]
 
 
 @dataclass(slots=True)
-class Place:
-    """A reservation in a :class:`Window`."""
+class Reservation:
+    """A reservation in a :class:`RateLimit`."""
 
     start: float
     """When it may be used, by the clock of the window."""
@@ -34,7 +34,7 @@ class Place:
     counted: bool = True
 
 
-class Window:
+class RateLimit:
     """At most ``limit`` units within any ``seconds``: a sliding window, places given in order of asking.
 
     An amount above the limit waits for an empty window and then fills it.
@@ -43,16 +43,16 @@ class Window:
     def __init__(self, limit: float, seconds: float = MINUTE) -> None:
         self._limit = limit
         self._seconds = seconds
-        self._places: deque[Place] = deque()
+        self._places: deque[Reservation] = deque()
         self._used = 0.0
 
     def wait(self, amount: float, now: float) -> float:
         """Seconds until ``amount`` would have its place, if it were asked for now."""
         return self._start(min(amount, self._limit), now) - now
 
-    def reserve(self, amount: float, now: float) -> Place:
+    def reserve(self, amount: float, now: float) -> Reservation:
         """The next place for ``amount``; use it no earlier than its start."""
-        place = Place(self._start(min(amount, self._limit), now), min(amount, self._limit))
+        place = Reservation(self._start(min(amount, self._limit), now), min(amount, self._limit))
         while self._places and self._places[0].start <= place.start - self._seconds:
             gone = self._places.popleft()
             gone.counted = False
@@ -61,7 +61,7 @@ class Window:
         self._used += place.amount
         return place
 
-    def correct(self, place: Place, amount: float) -> None:
+    def correct(self, place: Reservation, amount: float) -> None:
         """``place`` took ``amount`` in the end; 0 gives it back."""
         if place.counted:
             self._used += min(amount, self._limit) - place.amount

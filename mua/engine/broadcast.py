@@ -18,14 +18,15 @@ from concurrent.futures import Executor
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from mua.engine.client import EngineGone
 from mua.engine.member import Engine, Targets
-from mua.engine.weights import WeightBucket
+from mua.engine.sglang_client import EngineGone
 from mua.errors import EngineError
 from mua.ports import free_port
 
 if TYPE_CHECKING:
     import torch
+
+    from mua.engine.source import WeightBucket
 
 _log = logging.getLogger(__name__)
 _POLL_SECONDS = 0.0005
@@ -122,7 +123,7 @@ class Broadcast:
         self, targets: Targets, bucket: WeightBucket, body: dict[str, Any], seconds: float, thread: Executor
     ) -> None:
         """Send one bucket to all engines. Whoever does not take part stops all: what the others got is unknown."""
-        specs = [slot.spec for slot in bucket.layout.slots]
+        specs = [slot.spec for slot in bucket.layout.tensors]
         body = body | {
             "names": [spec.name for spec in specs],
             "dtypes": [str(spec.dtype).removeprefix("torch.") for spec in specs],

@@ -10,7 +10,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any, Protocol
 
-from mua.engine.client import EngineClient, EngineGone
+from mua.engine.sglang_client import EngineClient, EngineGone
 from mua.errors import EngineError
 
 _log = logging.getLogger(__name__)
@@ -18,7 +18,7 @@ _LEAST_BYTES_PER_SECOND = 50e6
 """Whoever loads weights slower than that counts as stuck."""
 
 
-class State(Enum):
+class EngineState(Enum):
     STARTING = "starting"
     AWAITING = "awaiting weights"
     SERVING = "serving"
@@ -61,7 +61,7 @@ class Engine:
         self.slots = asyncio.Semaphore(slots)
         self.control = asyncio.Lock()
         self.suspect = asyncio.Event()
-        self.state = State.STOPPED
+        self.state = EngineState.STOPPED
         self.in_flight = 0
         self.queued = 0
         self.restarts = 0
@@ -82,10 +82,10 @@ class Engine:
 
     @property
     def up(self) -> bool:
-        return self.state in (State.SERVING, State.AWAITING)
+        return self.state in (EngineState.SERVING, EngineState.AWAITING)
 
     async def start(self, model_path: Path) -> None:
-        self.state = State.STARTING
+        self.state = EngineState.STARTING
         await self.server.start(model_path)
         self.released.clear()
         self._client = EngineClient(self.server.url, self.label, self._api_key)
@@ -93,7 +93,7 @@ class Engine:
 
     async def stop(self) -> None:
         """End the server. Of several calls at once each returns when it is gone."""
-        self.state = State.STOPPED
+        self.state = EngineState.STOPPED
         self.stops += 1
         async with self._stopping:
             client, self._client = self._client, None

@@ -29,19 +29,22 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from time import monotonic
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mua.config.schema import EngineConfig
 from mua.engine.broadcast import Broadcast, all_or_first_error
-from mua.engine.client import EngineGone
 from mua.engine.host import Hosts, remote_engines
-from mua.engine.member import Engine, State, Targets
-from mua.engine.protocol import Generation, SamplingParams, TurnCut
+from mua.engine.member import Engine, EngineState, Targets
+from mua.engine.sampler import SamplingParams, TurnCut
 from mua.engine.server import engine_server, has_cuda
-from mua.engine.sync import differing, push
-from mua.engine.weights import SyncReport, WeightSource
+from mua.engine.sglang_client import EngineGone
+from mua.engine.sync import SyncReport, differing, push
 from mua.errors import DeadlineExceeded, EngineError
 from mua.ports import LOOPBACK
+from mua.types import Generation
+
+if TYPE_CHECKING:
+    from mua.engine.source import WeightSource
 
 _log = logging.getLogger(__name__)
 _MAX_SESSIONS = 65536
@@ -56,7 +59,7 @@ _START_MARGIN_SECONDS = 60.0
 
 
 class EnginePool:
-    """``config.count`` servers on every machine; implements :class:`mua.engine.protocol.Sampler`.
+    """``config.count`` servers on every machine; implements :class:`mua.engine.sampler.Sampler`.
 
     ``dtype`` is used where ``config.dtype`` is None. Logs go to ``log_folder/engine-<i>.log``. ``hosts`` are the other
     machines, if there are any. Every method must be called on the loop that ran :meth:`start`.
@@ -114,7 +117,7 @@ class EnginePool:
             await self.stop()
             raise
         for engine in self._engines:
-            engine.state = State.SERVING
+            engine.state = EngineState.SERVING
             self._watches.append(asyncio.create_task(self._watch(engine), name=f"watch {engine.label}"))
         self._changed()
 
@@ -153,7 +156,7 @@ class EnginePool:
             "engine/prefix_cache_hit_rate": counted["cached_tokens"] / max(1, counted["prompt_tokens"]),
             "engine/running": sum(engine.in_flight for engine in self._engines),
             "engine/queued": sum(engine.queued for engine in self._engines),
-            "engine/serving": sum(engine.state is State.SERVING for engine in self._engines),
+            "engine/serving": sum(engine.state is EngineState.SERVING for engine in self._engines),
             "engine/restarts": sum(engine.restarts for engine in self._engines),
         }
 
@@ -162,7 +165,7 @@ class EnginePool:
     async def generate(
         self, prompt_ids: Sequence[int], params: SamplingParams, *, session: str, deadline_s: float
     ) -> Generation:
-        """Sample a continuation; see :meth:`mua.engine.protocol.Sampler.generate`.
+        """Sample a continuation; see :meth:`mua.engine.sampler.Sampler.generate`.
 
         The deadline covers waiting for an engine and for a slot of it. With ``temperature`` 0 SGLang decodes
         greedily and reports log-probabilities at temperature 1.
@@ -237,7 +240,7 @@ class EnginePool:
                 await engine.slots.acquire()
             finally:
                 engine.queued -= 1
-            if not self._gate_closed and engine.state is State.SERVING and self._failure is None:
+            if not self._gate_closed and engine.state is EngineState.SERVING and self._failure is None:
                 engine.in_flight += 1
                 return engine
             engine.slots.release()
@@ -253,8 +256,8 @@ class EnginePool:
     def _route(self, session: str) -> Engine | None:
         """The session's engine while it serves, else the least loaded one."""
         engine = self._sessions.get(session)
-        if engine is None or engine.state is not State.SERVING:
-            serving = [candidate for candidate in self._engines if candidate.state is State.SERVING]
+        if engine is None or engine.state is not EngineState.SERVING:
+            serving = [candidate for candidate in self._engines if candidate.state is EngineState.SERVING]
             if not serving:
                 return None
             engine = min(serving, key=lambda candidate: candidate.in_flight + candidate.queued)
@@ -275,7 +278,7 @@ class EnginePool:
 
     def _changed(self) -> None:
         """Tell everyone who waits for admission that the gate or an engine's state changed."""
-        if any(engine.state is State.AWAITING for engine in self._engines):
+        if any(engine.state is EngineState.AWAITING for engine in self._engines):
             self.awaiting_weights.set()
         else:
             self.awaiting_weights.clear()
@@ -331,7 +334,7 @@ class EnginePool:
             if not spared and engine.restarts >= self.config.max_restarts:
                 self._fail(
                     f"{engine.label} failed again after engine.max_restarts = {engine.restarts} restarts ({reason}); "
-                    f"see {engine.server.log_file}, mend what it says or raise engine.max_restarts"
+                    f"see {engine.server.log_file}, fix what it says or raise engine.max_restarts"
                 )
                 return
             engine.restarts += not spared
@@ -351,7 +354,7 @@ class EnginePool:
                 reason = str(error)
                 _log.error("%s did not restart: %s", engine.label, error)
         engine.suspect.clear()
-        engine.state = State.SERVING if engine.version == self.version else State.AWAITING
+        engine.state = EngineState.SERVING if engine.version == self.version else EngineState.AWAITING
         self._changed()
 
     def _fail(self, message: str) -> None:
@@ -381,7 +384,7 @@ class EnginePool:
             if only_awaiting and version != self.version:
                 raise EngineError(f"engines serve version {self.version}; cannot fill a restarted one with {version}")
             while True:
-                awaiting = [engine for engine in self._engines if engine.state is State.AWAITING]
+                awaiting = [engine for engine in self._engines if engine.state is EngineState.AWAITING]
                 engines = awaiting if only_awaiting else await self.until_up()
                 try:
                     async with self._quiet(engines, gate=not only_awaiting) as targets:
@@ -395,7 +398,7 @@ class EnginePool:
                 engine.version = version
             for engine in self._engines:
                 if engine.up:
-                    engine.state = State.SERVING if engine.version == version else State.AWAITING
+                    engine.state = EngineState.SERVING if engine.version == version else EngineState.AWAITING
             self._changed()
         report.seconds = monotonic() - started
         return report
@@ -478,7 +481,7 @@ class EnginePool:
         was left as noise they are restarted instead.
         """
         async with self._update_lock:
-            serving = [engine for engine in self._engines if engine.state is State.SERVING]
+            serving = [engine for engine in self._engines if engine.state is EngineState.SERVING]
             if not serving:
                 raise EngineError("no engine serves; nothing to verify")
             async with self._quiet(serving, gate=True) as targets:

@@ -21,24 +21,52 @@ Two buckets exist at a time, one being loaded by the engines and one being put t
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 
 from megatron_bridge.plan import ModelPlan
-from megatron_bridge.reshard import ALIGNMENT, Resharder
+from megatron_bridge.reshard import ALIGNMENT, BucketLayout, Resharder
 from mua.compat.shared_weights import shared_buffer, shared_handle
 from mua.config.schema import EngineConfig
-from mua.engine.nodes import Nodes
-from mua.engine.weights import WeightBucket, loaded_together
+from mua.engine.host import Nodes
+
+
+@dataclass(frozen=True, slots=True)
+class WeightBucket:
+    """Some named tensors in one flat uint8 buffer ``[layout.nbytes]``, which may be larger than what is in it."""
+
+    layout: BucketLayout
+    flat: torch.Tensor
+    """Empty on a rank that hands nothing on."""
+    handles: list[list[str]] = field(default_factory=list)
+    """Of each engine, for each of its tensor-parallel ranks, a handle of memory of its own machine. Empty where
+    engines are reached by broadcast."""
+
+
+class WeightSource(Protocol):
+    """The weights of one policy version; they may be asked for again."""
+
+    moved: int
+    """Bytes between trainer ranks in the last complete pass; see :class:`SyncReport`."""
+    needed: int
+
+    def buckets(self, nodes: Sequence[int]) -> Generator[WeightBucket, None, None]:
+        """All weights, for one engine on each of the machines ``nodes``. Advance and close it on one thread.
+
+        A bucket is given up when the one after the next is asked for.
+        """
+        ...
 
 
 class TrainerSource:
-    """The trainer's shards, resharded by all ranks, as a :class:`mua.engine.weights.WeightSource`.
+    """The trainer's shards, resharded by all ranks, as a :class:`WeightSource`.
 
     One on every rank; rank 0's is the source, the others follow it.
 
@@ -70,7 +98,7 @@ class TrainerSource:
         self._resharder: Resharder | None = None
 
     def buckets(self, nodes: Sequence[int]) -> Generator[WeightBucket, None, None]:
-        """See :meth:`mua.engine.weights.WeightSource.buckets`."""
+        """See :meth:`WeightSource.buckets`."""
         self._announce(nodes)
         yield from self._pass(nodes, leads=True)
 
@@ -162,3 +190,14 @@ class Buffers:
         else:
             self._pair.append(shared_buffer(self._largest if self._device.type == "cpu" else nbytes, self._device))
         return self._pair[-1]
+
+
+_ONE_CALL = re.compile(r"\.(q_a_proj|kv_a_proj_with_mqa)\.")
+
+
+def loaded_together(name: str) -> str:
+    """A key that tensors share which SGLang fuses within one call of its loader, and would lose apart.
+
+    Those are the two down projections of multi-head latent attention; of the others it takes one at a time.
+    """
+    return _ONE_CALL.sub(".fused_qkv_a_proj_with_mqa.", name)

@@ -11,18 +11,69 @@ reached by one broadcast, the update breaks off and can be made again.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable, Coroutine, Generator
 from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import dataclass, field
 from time import monotonic
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mua.engine.broadcast import Broadcast
 from mua.engine.member import Engine, Targets
-from mua.engine.weights import SyncReport, WeightBucket, WeightSource, engine_name
 from mua.errors import EngineError
+
+if TYPE_CHECKING:
+    from mua.engine.source import WeightBucket, WeightSource
 
 _HASH_SECONDS = 300.0
 """Deadline of hashing, or overwriting, all weights."""
+
+
+@dataclass(slots=True)
+class SyncReport:
+    """What one weight update moved and how long it took."""
+
+    bytes: int = 0
+    """Payload of all tensors, padding excluded, once (not per engine)."""
+    tensors: int = 0
+    buckets: int = 0
+    seconds: float = 0.0
+    """From the call to the return."""
+    pause_seconds: float = 0.0
+    """While no engine generated: from the closed gate to the open one."""
+    version: int = 0
+    """Policy version that the engines have now."""
+    moved: int = 0
+    """Bytes that went from one process to another through a process group. Handles of shared memory move nothing."""
+    needed: int = 0
+    """The least that any plan has to move: of each feeder all bytes less those of its own shards and, where engines
+    are reached by broadcast, all bytes once for each engine."""
+    names: list[str] = field(default_factory=list, repr=False)
+    assembling: list[tuple[float, float]] = field(default_factory=list, repr=False)
+    """Start and end of each bucket's assembly, other ranks' messages included, in monotonic seconds."""
+    loading: list[tuple[float, float]] = field(default_factory=list, repr=False)
+    """Start and end of each bucket's loading: from the first request to the last engine's answer."""
+
+    def add(self, bucket: WeightBucket) -> None:
+        self.names += [slot.spec.name for slot in bucket.layout.tensors]
+        self.bytes += bucket.layout.payload_bytes
+        self.tensors += len(bucket.layout.tensors)
+        self.buckets += 1
+
+    @property
+    def assemble_seconds(self) -> float:
+        """Sum over the buckets."""
+        return sum(end - start for start, end in self.assembling)
+
+    @property
+    def load_seconds(self) -> float:
+        """Sum over the buckets."""
+        return sum(end - start for start, end in self.loading)
+
+    @property
+    def overlap_seconds(self) -> float:
+        """While one bucket was put together and another was loaded."""
+        return sum(max(0.0, min(a[1], b[1]) - max(a[0], b[0])) for a in self.assembling for b in self.loading)
 
 
 async def push(targets: Targets, source: WeightSource, version: int, broadcast: Broadcast | None = None) -> SyncReport:
@@ -125,3 +176,20 @@ async def differing(targets: Targets, load: Callable[[], Awaitable[SyncReport]])
     changed = {name for engine, hashes in before.items() for name in hashes if hashes[name] != after[engine][name]}
     noise = changed - {engine_name(name) for name in sent.names}
     return [name for name in sent.names if engine_name(name) in changed] + sorted(noise), not noise
+
+
+_FUSED = (
+    (re.compile(r"\.(q_proj|k_proj|v_proj)\."), ".qkv_proj."),
+    (re.compile(r"\.experts\.\d+\.(gate_proj|up_proj)\.weight$"), ".experts.w13_weight"),
+    (re.compile(r"\.experts\.\d+\.down_proj\.weight$"), ".experts.w2_weight"),
+    (re.compile(r"\.(gate_proj|up_proj)\."), ".gate_up_proj."),
+)
+
+
+def engine_name(name: str) -> str:
+    """The engine's parameter that holds the Hugging Face tensor ``name``: SGLang fuses qkv, gate/up and experts."""
+    for pattern, replacement in _FUSED:
+        fused, found = pattern.subn(replacement, name)
+        if found:
+            return fused
+    return name

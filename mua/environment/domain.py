@@ -9,8 +9,8 @@ from mua.environment.protocol import Environment, Move, PromptStyle, Split, Task
 
 if TYPE_CHECKING:
     from mua.config.schema import EnvironmentConfig
-    from mua.endpoint.client import Services
-    from mua.users.protocol import User
+    from mua.endpoint.services import Services
+    from mua.users.interface import User
 
 
 class Domain(Protocol):
@@ -80,7 +80,7 @@ class Configurable(Protocol):
 @runtime_checkable
 class Informed(Protocol):
     """A domain that lists what the user of a task knows, so that what a language model says in that part can be checked
-    (:mod:`mua.users.check`). Without it the persona and the texts of the task's data stand for it.
+    (:mod:`mua.users.task_check`). Without it the persona and the texts of the task's data stand for it.
     """
 
     def known(self, task: Task) -> Mapping[str, Sequence[str]]:

@@ -24,13 +24,13 @@ from mua.config.schema import EnvironmentConfig
 from mua.environment.domain import Domain
 from mua.environment.executors import EnvironmentHandle, Executor, InlineExecutor, LostEnvironment, ThreadExecutor
 from mua.environment.lifecycle import DomainLifecycle
-from mua.environment.protocol import Evaluation, Isolation, Task, ToolResult, ToolSchema, Transcript
+from mua.environment.protocol import Evaluation, Isolation, Task, ToolResult, Transcript
 from mua.environment.requests import CallRequest, EvaluateRequest, Request, ResetRequest, WrongResult
 from mua.environment.threads import HungCall
 from mua.environment.tool_arguments import fitted
 from mua.environment.wire import error_text
 from mua.errors import ConfigError, EnvironmentFault, JudgeFault, MuaError, UserFault
-from mua.types import Json
+from mua.types import Json, ToolSchema
 
 _Limit = Literal["call_seconds", "reset_seconds"]
 log = logging.getLogger(__name__)
@@ -141,7 +141,7 @@ class EnvironmentInstance:
 
 
 class InstanceUserTools:
-    """The user's side of an instance; implements :class:`mua.users.protocol.UserTools`."""
+    """The user's side of an instance; implements :class:`mua.users.interface.UserTools`."""
 
     def __init__(self, instance: EnvironmentInstance) -> None:
         self.known: tuple[ToolSchema, ...] = ()

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
-from mua.types import Json
+from mua.types import Json, ToolSchema
 
 Split = Literal["train", "validation", "test"]
 PromptStyle = Literal["full", "short"]
@@ -22,22 +22,6 @@ class UserMove(NamedTuple):
 
     name: str
     arguments: Json
-
-
-@dataclass(frozen=True, slots=True)
-class ToolSchema:
-    """A tool as the model sees it. ``parameters`` is a full (nested) JSON Schema object, passed on whole."""
-
-    name: str
-    description: str
-    parameters: Json
-
-    def openai(self) -> Json:
-        """The OpenAI function-calling form that chat templates render."""
-        return {
-            "type": "function",
-            "function": {"name": self.name, "description": self.description, "parameters": self.parameters},
-        }
 
 
 @dataclass(frozen=True, slots=True)

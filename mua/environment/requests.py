@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from numbers import Real
 from typing import Any, NamedTuple, TypeAlias
 
-from mua.environment.protocol import Environment, Evaluation, Task, ToolResult, ToolSchema, Transcript, UserControlled
+from mua.environment.protocol import Environment, Evaluation, Task, ToolResult, Transcript, UserControlled
 from mua.errors import EnvironmentFault
-from mua.types import Json
+from mua.types import Json, ToolSchema
 from mua.untrusted import MAX_DEPTH, MAX_TOOL_TEXT, deeper, unpaired_surrogate
 
 DEEPEST_DETAILS = MAX_DEPTH + 50

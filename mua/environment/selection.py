@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Self
 
 from mua.config.schema import EnvironmentConfig, EvaluationConfig, ExperimentConfig
-from mua.endpoint.client import Services
+from mua.endpoint.services import Services
 from mua.environment.domain import Configurable, Domain, PerTaskPrompt
 from mua.environment.protocol import PromptStyle, Split, Task
 from mua.environment.registry import get_domain
@@ -40,7 +40,7 @@ class Selection:
         if not names:
             return None
         selection = cls.from_config(environment_of(names, config.environment, config.evaluation), services)
-        for split in config.judged_splits:
+        for split in config.evaluated_splits:
             for name, (_, tasks) in zip(names, selection.shared_tasks(split), strict=True):
                 if not tasks:
                     key = "split" if split == config.evaluation.split else "report_split"

@@ -14,8 +14,7 @@ from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
 from jsonschema.exceptions import ValidationError, best_match  # type: ignore[import-untyped]
 from referencing import Registry
 
-from mua.environment.protocol import ToolSchema
-from mua.types import Json
+from mua.types import Json, ToolSchema
 
 Checker: TypeAlias = Callable[[Any], str | None]
 """None for arguments that fit, else one line that says what does not."""

@@ -15,11 +15,11 @@ import json
 from functools import lru_cache
 from typing import Any
 
-from mua.environment.protocol import Evaluation, Task, ToolResult, ToolSchema, Transcript
+from mua.environment.protocol import Evaluation, Task, ToolResult, Transcript
 from mua.environment.requests import CallRequest, EvaluateRequest, Request, ResetRequest, ToolLists, WrongResult
 from mua.environment.threads import CallOutcome
 from mua.errors import ConfigError, JudgeFault, UserFault, UserFaultKind
-from mua.types import Json
+from mua.types import Json, ToolSchema
 
 _KEPT = {kind.__name__: kind for kind in (ConfigError, JudgeFault, WrongResult)}
 """Exceptions that mean something to the run, and stay what they are."""

@@ -87,10 +87,10 @@ def folder_digest(folder: Path) -> str:
 
 def task_digest(task: Task) -> str:
     """Changes whenever anything the task holds does."""
-    return digest(task.data)
+    return json_digest(task.data)
 
 
-def digest(value: Any) -> str:
+def json_digest(value: Any) -> str:
     """16 hexadecimal digits of canonical JSON."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -98,7 +98,7 @@ def digest(value: Any) -> str:
 
 def policy_digest(policy: Json) -> str:
     """Of what is the policy's own: the same files at another place are the same policy."""
-    return digest({key: value for key, value in policy.items() if key != "path"})
+    return json_digest({key: value for key, value in policy.items() if key != "path"})
 
 
 def _places(size: int) -> list[int]:

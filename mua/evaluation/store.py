@@ -24,7 +24,7 @@ from typing import Any, NamedTuple, Self
 
 from mua.errors import MuaError
 from mua.observe.files import LineFile
-from mua.observe.traces import described, encode, from_record
+from mua.observe.traces import describe_record_error, encode_trajectory, trajectory_from_record
 from mua.types import Json, Trajectory
 from mua.untrusted import MAX_FILE_DEPTH, JsonError, is_number, read_json
 
@@ -90,7 +90,7 @@ class EpisodeStore:
         """Keep a result; it is with the operating system when this returns. Raises :class:`mua.errors.DiskError`."""
         plain = replace(trajectory, segments=[replace(segment, experts=None) for segment in trajectory.segments])
         record = {**key._asdict(), "policy": self._policy, "setting": self._setting}
-        self._file.write(f'{json.dumps(record)[:-1]}, "trajectory": {encode(plain)}}}')
+        self._file.write(f'{json.dumps(record)[:-1]}, "trajectory": {encode_trajectory(plain)}}}')
         self._keep(key, plain)
 
     def add_roles(self, roles: dict[str, float]) -> None:
@@ -119,9 +119,9 @@ class EpisodeStore:
             if "roles" in record:
                 self._keep_roles(_numbers(record["roles"]))
                 return
-            self._keep(_key(record), from_record(record["trajectory"]))
+            self._keep(_key(record), trajectory_from_record(record["trajectory"]))
         except (ValueError, KeyError, TypeError) as error:
-            reason = described(error)
+            reason = describe_record_error(error)
             raise MuaError(f"{self._path}:{number}: not an episode ({reason}); remove the line or the file") from None
 
     def _keep(self, key: Key, trajectory: Trajectory) -> None:

@@ -7,7 +7,7 @@ faults) enter no number but their own count: they are no failures of the policy.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
@@ -216,3 +216,41 @@ def _errors(results: Sequence[TaskResult]) -> list[Json]:
         if not episode.scored
     ]
     return lost[:_ERRORS]
+
+
+def evaluation_metrics(
+    trajectories: Sequence[Trajectory], trained: Collection[str], split: str, config: EvaluationConfig
+) -> dict[str, float]:
+    """Success with its interval (``evaluation.level``), and the share of unscored episodes.
+
+    ``evaluation/<split>_...`` is over all tasks of the domains that are ``trained`` on, and
+    ``evaluation/held_out_<split>_...`` over those of the others; where there are several domains,
+    ``evaluation/<domain>/<split>_...`` is of each. A part without a scored episode has no success: the infrastructure's
+    faults are no failures of the policy.
+    """
+    parts = {
+        f"evaluation/{split}": [t for t in trajectories if t.domain in trained],
+        f"evaluation/held_out_{split}": [t for t in trajectories if t.domain not in trained],
+    }
+    domains = {t.domain for t in trajectories}
+    for domain in sorted(domains) if len(domains) > 1 else ():
+        parts[f"evaluation/{domain}/{split}"] = [t for t in trajectories if t.domain == domain]
+    return {
+        name: value for prefix, part in parts.items() if part for name, value in _success_metrics(prefix, part, config)
+    }
+
+
+def _success_metrics(
+    prefix: str, episodes: Sequence[Trajectory], config: EvaluationConfig
+) -> Iterable[tuple[str, float]]:
+    """The task is the unit: samples of one task are no independent trials, so each task counts once, with its mean."""
+    by_task: defaultdict[Hashable, list[float]] = defaultdict(list)
+    for episode in episodes:
+        if episode.scored:
+            by_task[episode.domain, episode.task_id].append(float(episode.success))
+    yield f"{prefix}_unscored", sum(not episode.scored for episode in episodes) / len(episodes)
+    if by_task:
+        interval = interval_of(config, [fmean(values) for values in by_task.values()])
+        yield f"{prefix}_success", interval.mean
+        yield f"{prefix}_success_low", interval.low
+        yield f"{prefix}_success_high", interval.high

@@ -10,17 +10,16 @@ import shutil
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from importlib import metadata
 from pathlib import Path
 from typing import Literal
 
 from mua.config.schema import DistillationConfig, EndpointConfig, ExperimentConfig
-from mua.launch.capture import ROOT
-from mua.masking import below, masked
+from mua.launch.provenance import ROOT, installed_version
+from mua.masking import below, mask_credentials
 
 State = Literal["ok", "warning", "failure"]
 PINNED = ("torch", "megatron-core", "sglang", "transformers", "safetensors", "numpy")
-"""Packages whose versions belong together; the others' are recorded, not judged."""
+"""Packages whose versions belong together; the others' are recorded, not checked."""
 SHARED_MEMORY_BYTES = 1 << 30
 ENDPOINT_SECONDS = 20.0
 OPTIMIZER_BYTES = 12
@@ -29,16 +28,16 @@ OPTIMIZER_BYTES = 12
 
 @dataclass(frozen=True)
 class Check:
-    """What a check found. ``mend`` says what to do about a warning or a failure."""
+    """What a check found. ``fix`` says what to do about a warning or a failure."""
 
     name: str
     state: State
     text: str
-    mend: str = ""
+    fix: str = ""
 
     def line(self) -> str:
         """For people."""
-        return f"{self.state:8} {self.name:15} {self.text}" + (f"; {self.mend}" if self.mend else "")
+        return f"{self.state:8} {self.name:15} {self.text}" + (f"; {self.fix}" if self.fix else "")
 
 
 def guarded(name: str, check: Callable[[], Check]) -> Check:
@@ -57,7 +56,7 @@ def versions(cuda: bool) -> Check:
     for path in files:
         if path.is_file():
             pins |= dict(re.findall(r"^([\w.-]+)==([^\s;]+)", path.read_text(encoding="utf-8"), re.MULTILINE))
-    installed = {name: _version(name) for name in PINNED}
+    installed = {name: installed_version(name) for name in PINNED}
     shown = ", ".join(f"{name} {version or 'missing'}" for name, version in installed.items())
     if missing := [name for name in ("torch", "megatron-core", "sglang", "transformers") if installed[name] is None]:
         return Check("versions", "failure", shown, f"install {', '.join(missing)} with the pins of {file.name}")
@@ -71,21 +70,14 @@ def versions(cuda: bool) -> Check:
     return Check("versions", "ok", shown)
 
 
-def _version(name: str) -> str | None:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None
-
-
-def gpus(wanted: int) -> Check:
+def free_gpus(wanted: int) -> Check:
     """``wanted`` ranks of this node have a GPU each, free of others."""
     import torch
 
     if not torch.cuda.is_available():
         if granted := int(os.environ.get("SLURM_GPUS_ON_NODE", "0")):
-            mend = "everything runs on the CPU; check the driver, nvidia-smi and that torch is a build for CUDA"
-            return Check("GPUs", "warning", f"Slurm granted {granted}, but torch finds none", mend)
+            fix = "everything runs on the CPU; check the driver, nvidia-smi and that torch is a build for CUDA"
+            return Check("GPUs", "warning", f"Slurm granted {granted}, but torch finds none", fix)
         return Check("GPUs", "ok", "none; everything runs on the CPU")
     count = torch.cuda.device_count()
     free = [torch.cuda.mem_get_info(index) for index in range(count)]
@@ -173,29 +165,29 @@ def teacher(config: DistillationConfig) -> Check:
     try:
         answer = httpx.get(f"{base}/model_info", headers=headers, timeout=ENDPOINT_SECONDS)
     except httpx.HTTPError as error:
-        mend = "check algorithm.distillation.base_url and its server"
-        return Check("teacher", "failure", f"{base}: {type(error).__name__}", mend)
+        fix = "check algorithm.distillation.base_url and its server"
+        return Check("teacher", "failure", f"{base}: {type(error).__name__}", fix)
     if answer.status_code in (401, 403):
-        mend = "check algorithm.distillation.api_key"
-        return Check("teacher", "failure", f"{base} answers {answer.status_code}", mend)
+        fix = "check algorithm.distillation.api_key"
+        return Check("teacher", "failure", f"{base} answers {answer.status_code}", fix)
     try:
         return Check("teacher", "ok", f"{base} serves {answer.json()['model_path']}")
     except (ValueError, KeyError, TypeError):
-        mend = "algorithm.distillation.base_url must be SGLang's own address, without /v1"
-        return Check("teacher", "failure", f"{base}/model_info answers {answer.status_code}", mend)
+        fix = "algorithm.distillation.base_url must be SGLang's own address, without /v1"
+        return Check("teacher", "failure", f"{base}/model_info answers {answer.status_code}", fix)
 
 
 def endpoint(model: EndpointConfig, name: str = "user.llm") -> Check:
     """The endpoint in the section ``name`` answers and knows its model."""
     import httpx
 
-    shown = masked(model.base_url.rstrip("/"))
+    shown = mask_credentials(model.base_url.rstrip("/"))
     headers = {"Authorization": f"Bearer {model.api_key.get_secret_value()}"}
     try:
         answer = httpx.get(below(model.base_url, "models"), headers=headers, timeout=ENDPOINT_SECONDS)
     except httpx.HTTPError as error:
-        mend = f"check {name}.base_url and its server"
-        return Check("endpoint", "failure", f"{shown}: {type(error).__name__}", mend)
+        fix = f"check {name}.base_url and its server"
+        return Check("endpoint", "failure", f"{shown}: {type(error).__name__}", fix)
     if answer.status_code in (401, 403):
         return Check("endpoint", "failure", f"{shown} answers {answer.status_code}", f"check {name}.api_key")
     try:
@@ -203,8 +195,8 @@ def endpoint(model: EndpointConfig, name: str = "user.llm") -> Check:
     except (ValueError, KeyError, TypeError):
         known = []
     if not answer.is_success or not known:
-        mend = f"it may still serve chats; check {name}.base_url (it usually ends in /v1)"
-        return Check("endpoint", "warning", f"{shown}/models answers {answer.status_code} and names no models", mend)
+        fix = f"it may still serve chats; check {name}.base_url (it usually ends in /v1)"
+        return Check("endpoint", "warning", f"{shown}/models answers {answer.status_code} and names no models", fix)
     if model.model not in known:
         some = ", ".join(known[:5])
         return Check("endpoint", "failure", f"{shown} does not know {model.model!r}", f"set {name}.model to: {some}")

@@ -18,16 +18,16 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from megatron_bridge.collective import gathered
 from mua.config.schema import ExperimentConfig
 from mua.errors import MuaError
 from mua.launch import checks
-from mua.launch.capture import capture_environment
 from mua.launch.checks import Check, guarded
+from mua.launch.provenance import capture_environment, node_name
 
 RENDEZVOUS_SECONDS = 300.0
 """Ranks of a large job load their files at very different speed."""
@@ -49,14 +49,14 @@ def preflight(config: ExperimentConfig | None, capture: Path | None = None) -> N
         raise MuaError(f"{world} ranks were started, but the section megatron makes {config.megatron.world_size}")
     found = _own(config, capture) if int(os.environ.get("LOCAL_RANK", "0")) == 0 else []
     if world > 1:
-        found = _together(config, found)
+        found = _checked_together(config, found)
     if int(os.environ.get("RANK", "0")) == 0:
-        print("\n".join(table(found)), flush=True)
+        print("\n".join(check_table(found)), flush=True)
     if failed := sum(check.state == "failure" for _, check in found):
         raise MuaError(f"preflight: {failed} failed")
 
 
-def table(found: Sequence[tuple[str, Check]]) -> list[str]:
+def check_table(found: Sequence[tuple[str, Check]]) -> list[str]:
     """Lines for people: what several nodes found alike stands once, with their names where not all did."""
     nodes = list(dict.fromkeys(node for node, _ in found))
     alike: dict[Check, list[str]] = {}
@@ -74,17 +74,13 @@ def table(found: Sequence[tuple[str, Check]]) -> list[str]:
 Found = list[tuple[str, Check]]
 
 
-def _node() -> str:
-    return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
-
-
 def _own(config: ExperimentConfig | None, capture: Path | None) -> Found:
     """The checks this node makes alone; rank 0 makes those that one place answers for all."""
     leader = int(os.environ.get("RANK", "0")) == 0
     local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     found = [
         guarded("versions", lambda: checks.versions(torch.cuda.is_available())),
-        guarded("GPUs", lambda: checks.gpus(local)),
+        guarded("GPUs", lambda: checks.free_gpus(local)),
         guarded("open files", lambda: checks.open_files(config)),
         guarded("shared memory", lambda: checks.shared_memory(config)),
     ]
@@ -98,7 +94,7 @@ def _own(config: ExperimentConfig | None, capture: Path | None) -> Found:
                 found.append(guarded("endpoint", partial(checks.stand_in, other, f"{name}.fallbacks.{place}")))
     if capture is not None:
         found.append(guarded("environment", lambda: _captured(capture)))
-    return [(_node(), check) for check in found]
+    return [(node_name(), check) for check in found]
 
 
 def _captured(folder: Path) -> Check:
@@ -106,7 +102,7 @@ def _captured(folder: Path) -> Check:
     return Check("environment", "ok", f"recorded in {folder}")
 
 
-def _together(config: ExperimentConfig | None, found: Found) -> Found:
+def _checked_together(config: ExperimentConfig | None, found: Found) -> Found:
     """The checks that need all ranks, and everybody's results on every rank."""
     try:
         if torch.cuda.is_available():
@@ -115,10 +111,10 @@ def _together(config: ExperimentConfig | None, found: Found) -> Found:
         dist.init_process_group(backend, timeout=timedelta(seconds=RENDEZVOUS_SECONDS))
     except Exception as error:
         where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
-        mend = "do all nodes reach that address? is the network interface right (GLOO_SOCKET_IFNAME)?"
-        return [*found, (_node(), Check("rendezvous", "failure", f"{where}: {type(error).__name__}: {error}", mend))]
+        fix = "do all nodes reach that address? is the network interface right (GLOO_SOCKET_IFNAME)?"
+        return [*found, (node_name(), Check("rendezvous", "failure", f"{where}: {type(error).__name__}: {error}", fix))]
     try:
-        names = _gather(_node())
+        names = gathered(node_name())
         mine = [
             guarded("all-reduce", _all_reduce),
             guarded("clocks", lambda: _clocks(names)),
@@ -127,26 +123,19 @@ def _together(config: ExperimentConfig | None, found: Found) -> Found:
         if config is not None:
             folder = config.output
             mine.append(guarded("shared folder", lambda: _shared_folder(folder, names)))
-        found += [(_node(), check) for check in mine if check.text]
-        return [pair for rank in _gather(found) for pair in rank]
+        found += [(node_name(), check) for check in mine if check.text]
+        return [pair for rank in gathered(found) for pair in rank]
     except Exception as error:
         return [
             *found,
-            (_node(), Check("collectives", "failure", f"{type(error).__name__}: {error}", "see other ranks")),
+            (node_name(), Check("collectives", "failure", f"{type(error).__name__}: {error}", "see other ranks")),
         ]
     finally:
         dist.destroy_process_group()
 
 
-def _gather(value: Any) -> list[Any]:
-    """Everybody's ``value``, in order of ranks."""
-    box: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(box, value)
-    return box
-
-
 def _first_of_node(names: Sequence[str]) -> bool:
-    return names.index(_node()) == dist.get_rank()
+    return names.index(node_name()) == dist.get_rank()
 
 
 def _all_reduce() -> Check:
@@ -157,8 +146,8 @@ def _all_reduce() -> Check:
     right = bool((numbers == ranks * (ranks + 1) / 2).all())
     seconds = min(_timed(lambda: dist.all_reduce(numbers), cuda) for _ in range(3))
     if not right:
-        mend = "a link or a GPU corrupts data; try NCCL_DEBUG=INFO and NCCL_P2P_DISABLE=1"
-        return Check("all-reduce", "failure", f"rank {dist.get_rank()} got a wrong sum", mend)
+        fix = "a link or a GPU corrupts data; try NCCL_DEBUG=INFO and NCCL_P2P_DISABLE=1"
+        return Check("all-reduce", "failure", f"rank {dist.get_rank()} got a wrong sum", fix)
     if dist.get_rank():
         return Check("all-reduce", "ok", "")
     bandwidth = numbers.numel() * 4 * 2 * (ranks - 1) / ranks / seconds / 1e9
@@ -178,15 +167,15 @@ def _clocks(names: Sequence[str]) -> Check:
     rounds = []
     for _ in range(_ROUNDS):
         dist.barrier()
-        rounds.append(_gather(time.time()))
+        rounds.append(gathered(time.time()))
     offsets = [statistics.median(row[rank] - row[0] for row in rounds) for rank in range(len(names))]
     worst = max(range(len(names)), key=lambda rank: abs(offsets[rank]))
     if dist.get_rank():
         return Check("clocks", "ok", "")
     text = f"{max(offsets) - min(offsets):.2f} s apart at most"
-    mend = f"set the clock of {names[worst]} (chrony, ntpd)"
+    fix = f"set the clock of {names[worst]} (chrony, ntpd)"
     if abs(offsets[worst]) > SKEW_WARNING:
-        return Check("clocks", "failure" if abs(offsets[worst]) > SKEW_FAILURE else "warning", text, mend)
+        return Check("clocks", "failure" if abs(offsets[worst]) > SKEW_FAILURE else "warning", text, fix)
     return Check("clocks", "ok", text)
 
 
@@ -196,10 +185,10 @@ def _ports(names: Sequence[str]) -> Check:
     with socket.socket() as listener:
         listener.bind(("", 0))
         listener.listen(len(names))
-        address = (_node(), _address(), listener.getsockname()[1]) if first else None
+        address = (node_name(), _address(), listener.getsockname()[1]) if first else None
         unreached = []
-        for node, host, port in filter(None, _gather(address)):
-            if first and node != _node():
+        for node, host, port in filter(None, gathered(address)):
+            if first and node != node_name():
                 try:
                     socket.create_connection((host, port), CONNECT_SECONDS).close()
                 except OSError as error:
@@ -226,20 +215,20 @@ def _shared_folder(folder: Path, names: Sequence[str]) -> Check:
     if first:
         try:
             meeting.mkdir(parents=True, exist_ok=True)
-            (meeting / _node()).write_text(box[0], encoding="utf-8")
+            (meeting / node_name()).write_text(box[0], encoding="utf-8")
         except OSError as error:
             trouble = f"cannot write into {folder}: {error.strerror}"
     dist.barrier()
     unseen = _unseen(meeting, sorted(set(names)), box[0]) if first and not trouble else []
     dist.barrier()
     if first:
-        (meeting / _node()).unlink(missing_ok=True)
+        (meeting / node_name()).unlink(missing_ok=True)
         if dist.get_rank() == 0:
             _remove(meeting)
-    mend = "output must lie in a folder that all nodes share"
+    fix = "output must lie in a folder that all nodes share"
     if trouble or unseen:
-        text = trouble or f"{_node()} does not see what {', '.join(unseen)} wrote into {folder}"
-        return Check("shared folder", "failure", text, mend)
+        text = trouble or f"{node_name()} does not see what {', '.join(unseen)} wrote into {folder}"
+        return Check("shared folder", "failure", text, fix)
     return Check("shared folder", "ok", f"{folder} is seen by all nodes" if first else "")
 
 

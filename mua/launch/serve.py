@@ -18,10 +18,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from megatron_bridge.atomic import replace_text
 from mua.compat import sglang_keys
 from mua.engine.server import Arguments, SglangServer, has_cuda
 from mua.errors import EngineError, ModelError
-from mua.observe.files import replace_text
 
 POLL_SECONDS = 0.5
 STOP_SECONDS = 30.0
@@ -91,13 +91,13 @@ async def _until_asked_to_leave(service: Service) -> None:
         with contextlib.suppress(asyncio.CancelledError):
             await serving
     finally:
-        withdraw(service)
+        withdraw_address(service)
         await server.stop()
 
 
 async def _serve(service: Service, server: SglangServer) -> None:
     await server.start(service.model)
-    publish(service)
+    publish_address(service)
     print(f"serving {service.name} at {service.base_url}; address in {service.address_file}", flush=True)
     while server.running:
         await asyncio.sleep(POLL_SECONDS)
@@ -119,14 +119,14 @@ def cache_tokens(model: Path) -> int:
     return max(int(text.get("max_position_embeddings", 0)) or _CONTEXT, weights // max(1, token) if token else 0)
 
 
-def publish(service: Service) -> None:
+def publish_address(service: Service) -> None:
     """Write the address file, whole or not at all."""
     told = {"BASE_URL": service.base_url, "MODEL": service.name, "API_KEY": service.api_key}
     lines = "".join(f"MUA_USER_{name}={value}\n" for name, value in told.items())
     replace_text(service.address_file, lines, mode=0o600)
 
 
-def withdraw(service: Service) -> None:
+def withdraw_address(service: Service) -> None:
     """Remove the address file if it is this server's."""
     file = service.address_file
     if file.exists() and f"={service.base_url}\n" in file.read_text(encoding="utf-8"):

@@ -19,13 +19,12 @@ from typing import Literal
 
 from pydantic import SecretStr, ValidationError
 
-import mua
 from mua.config.load import load_config
 from mua.config.schema import ExperimentConfig, Section, SlurmConfig
 from mua.errors import ConfigError, MuaError
+from mua.launch.provenance import ROOT
 from mua.masking import credentials
 
-ROOT = Path(mua.__file__).parents[1]
 TEMPLATE = ROOT / "slurm" / "train.sbatch"
 PENDING_USER = {
     "MUA_USER_BASE_URL": "http://mua-user.invalid/v1",
@@ -40,7 +39,7 @@ _TIME = re.compile(r"(\d+-)?\d+(:\d+){0,2}|infinite|unlimited", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
-class Job:
+class SlurmJob:
     """What is to be submitted."""
 
     config: ExperimentConfig
@@ -80,7 +79,7 @@ def placement(config: ExperimentConfig) -> tuple[int, int]:
     return nodes, world // nodes
 
 
-def render(job: Job) -> str:
+def render(job: SlurmJob) -> str:
     """The batch script.
 
     Raises:
@@ -95,7 +94,7 @@ def render(job: Job) -> str:
     return text
 
 
-def submit(job: Job, text: str) -> str:
+def submit(job: SlurmJob, text: str) -> str:
     """Hand the script to sbatch; the job's number.
 
     Raises:
@@ -111,12 +110,12 @@ def submit(job: Job, text: str) -> str:
     return done.stdout.strip().partition(";")[0]
 
 
-def submission(job: Job) -> list[str]:
+def submission(job: SlurmJob) -> list[str]:
     """sbatch's command line."""
     return ["sbatch", "--parsable", str(job.script), str(job.path.absolute()), *job.overrides]
 
 
-def told(job: Job, number: str) -> str:
+def submission_note(job: SlurmJob, number: str) -> str:
     """What a person wants to know after the submission."""
     ranks = job.logs / number / "attempt-0" / job.verb
     return "\n".join(
@@ -131,7 +130,7 @@ def told(job: Job, number: str) -> str:
     )
 
 
-def _head(job: Job) -> Iterator[str]:
+def _head(job: SlurmJob) -> Iterator[str]:
     nodes, ranks = placement(job.config)
     for option in _options(job, nodes):
         yield f"#SBATCH {option}"
@@ -156,7 +155,7 @@ def _head(job: Job) -> Iterator[str]:
     yield f"MUA_LOGS={shlex.quote(str(job.logs))}/$SLURM_JOB_ID"
 
 
-def _options(job: Job, nodes: int) -> Iterator[str]:
+def _options(job: SlurmJob, nodes: int) -> Iterator[str]:
     slurm = job.config.slurm
     yield f"--job-name={_word('name', job.config.name)}"
     yield f"--nodes={nodes}"
@@ -197,7 +196,7 @@ def _option_path(path: Path) -> str:
     return f'"{text}"' if " " in text else text
 
 
-def _refuse_secrets(job: Job, text: str) -> None:
+def _refuse_secrets(job: SlurmJob, text: str) -> None:
     """Scripts are kept by Slurm and command lines are seen by everybody."""
     shown = "\n".join([text, *submission(job)])
     for key, secret in _secrets(job.config):
@@ -234,7 +233,7 @@ def _texts(value: object) -> Iterator[str]:
 
 def prepare(
     path: Path, overrides: Sequence[str], options: Mapping[str, str | int | None], verb: Literal["train", "sft"]
-) -> Job:
+) -> SlurmJob:
     """The job of a configuration; ``options`` are values of its section ``slurm`` that come before the file's.
 
     Raises:
@@ -267,4 +266,4 @@ def prepare(
         )
     if verb == "sft" and config.sft is None:
         raise ConfigError(f"{path}: sft: required by mua sft, but not set; give sft.data a file of conversations")
-    return Job(config.model_copy(update={"slurm": slurm}), path, overrides, verb)
+    return SlurmJob(config.model_copy(update={"slurm": slurm}), path, overrides, verb)

@@ -130,7 +130,9 @@ class _Piecewise(torch.autograd.Function):
         for piece in taken:
             at = piece.queries
             keys, values = (_expanded(tensor[piece.keys], queries.shape[1]) for tensor in (key, value))
-            part, normalizer = torch_flash_cpu.attend(queries[:, :, at], keys, values, causal=piece.causal, scale=scale)
+            part, normalizer = torch_flash_cpu.flash_attention(
+                queries[:, :, at], keys, values, causal=piece.causal, scale=scale
+            )
             if piece.causal:
                 outputs[:, :, at], normalizers[:, :, at] = part, normalizer
             else:
@@ -150,7 +152,7 @@ class _Piecewise(torch.autograd.Function):
         for piece in ctx.pieces:
             at = piece.queries
             keys, values = (_expanded(tensor[piece.keys], queries.shape[1]) for tensor in (key, value))
-            parts = torch_flash_cpu.gradients(
+            parts = torch_flash_cpu.flash_attention_gradients(
                 gradient[:, :, at], queries[:, :, at], keys, values, outputs[:, :, at], normalizers[:, :, at],
                 causal=piece.causal, scale=ctx.scale,
             )  # fmt: skip

@@ -2,8 +2,8 @@
 
 A checkpoint is a folder ``step_%08d``: Megatron's ``torch_dist`` files (weights, moments, float32 weights, in
 layout-independent shards; a critic's beside the policy's), ``state.json`` (schedules and the caller's state),
-``rng_*.pt`` (one a rank) and, written last, ``manifest.json`` (:mod:`mua.megatron.manifest`). It is assembled in a
-hidden neighbour folder, flushed to disk and renamed, so a folder under its final name is always whole.
+``rng_*.pt`` (one a rank) and, written last, ``manifest.json`` (:mod:`mua.megatron.checkpoint_manifest`). It is
+assembled in a hidden neighbour folder, flushed to disk and renamed, so a folder under its final name is always whole.
 
     begin():   plan and, for writing in the background, a copy of every tensor          all ranks together
     thread:    this rank's files and their checksums                                    each rank for itself
@@ -39,14 +39,14 @@ from megatron.core.distributed import DistributedDataParallel
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.storage import WriteResult
 
-import megatron_bridge
-from megatron_bridge.ranks import gathered, together
-from megatron_bridge.whole import hidden_folder, publish
+from megatron_bridge.atomic import hidden_folder, publish, replace_link
+from megatron_bridge.collective import gathered, together
+from megatron_bridge.convert import hf_tensors
 from mua.compat.checkpoint_reading import check_pickles, forget_index, read_random_states
 from mua.compat.megatron_checkpoint import Bucket, buckets_of, finish, write_bucket
 from mua.config.schema import MegatronConfig
 from mua.errors import DamagedCheckpoint, ModelError, one_line
-from mua.megatron import manifest
+from mua.megatron import checkpoint_manifest
 from mua.megatron.network import Network
 from mua.types import Json
 
@@ -70,7 +70,7 @@ def instead_of(damaged: Path) -> str:
     """What to do about a damaged checkpoint, in one sentence: which one before it is whole, and how to take it."""
     away = [damaged]
     for folder in sorted((each for each in damaged.parent.glob("step_*") if each < damaged), reverse=True):
-        if manifest.has_files(folder):
+        if checkpoint_manifest.has_files(folder):
             end = f"to continue from {folder}, the newest before it that has all of its files"
             break
         away.append(folder)
@@ -107,12 +107,9 @@ BEST = "best"
 
 def point_to(root: Path, folder: Path) -> None:
     """Has :data:`BEST` under ``root`` be a link to the checkpoint ``folder`` there, at once and for good."""
-    link, new = root / BEST, root / f".{BEST}.new"
-    if link.is_symlink() and os.readlink(link) == folder.name:
-        return
-    new.unlink(missing_ok=True)
-    new.symlink_to(folder.name)
-    new.replace(link)
+    link = root / BEST
+    if not link.is_symlink() or os.readlink(link) != folder.name:
+        replace_link(link, folder.name)
 
 
 def best_checkpoint(root: Path) -> Path | None:
@@ -208,7 +205,7 @@ class PendingSave:
             digests = {name: digest for part in gathered(self._digests) for name, digest in part.items()}
             with _together(self.folder):
                 if dist.get_rank() == 0:
-                    manifest.write(self._partial, self._content, digests)
+                    checkpoint_manifest.write_manifest(self._partial, self._content, digests)
                     publish(self._partial, self.folder)
 
     def _write(self, buckets: Sequence[Bucket]) -> None:
@@ -274,9 +271,9 @@ def load(folder: Path, networks: Mapping[str, Network], config: MegatronConfig) 
 
 def _state(folder: Path, networks: Mapping[str, Network]) -> Json:
     """The state that was saved, with the counts of ``networks``."""
-    state = manifest.read_state(folder, [count for name in networks for count in _counts(name)])
+    state = checkpoint_manifest.read_state(folder, [count for name in networks for count in _counts(name)])
     if not isinstance(state.get("extra"), dict):
-        raise DamagedCheckpoint(f"checkpoint {folder} is damaged: {manifest.STATE} has no 'extra'")
+        raise DamagedCheckpoint(f"checkpoint {folder} is damaged: {checkpoint_manifest.STATE} has no 'extra'")
     return state
 
 
@@ -306,7 +303,7 @@ def _without_objects(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def _checkpoints(root: Path) -> list[Path]:
-    return sorted(folder for folder in root.glob("step_*") if (folder / manifest.NAME).is_file())
+    return sorted(folder for folder in root.glob("step_*") if (folder / checkpoint_manifest.NAME).is_file())
 
 
 @contextmanager
@@ -348,13 +345,13 @@ def _plan(partial: Path, networks: Mapping[str, Network], state: str) -> AsyncRe
     )
     torch.save(_random_state(), partial / f"rng_{dist.get_rank():05d}.pt")
     if dist.get_rank() == 0:
-        (partial / manifest.STATE).write_text(state)
+        (partial / checkpoint_manifest.STATE).write_text(state)
     return request
 
 
 def _describe(networks: Mapping[str, Network]) -> Json:
     """Shapes of the whole policy under Hugging Face names, its dtype, and the names of all networks."""
-    specs = megatron_bridge.hf_tensors([chunk.module for chunk in networks[POLICY].wrapped])
+    specs = hf_tensors([chunk.module for chunk in networks[POLICY].wrapped])
     tensors = {spec.name: list(spec.shape) for spec in specs}
     return {"tensors": tensors, "dtype": str(specs[0].dtype), "networks": sorted(networks)}
 
@@ -366,8 +363,8 @@ def _layout(config: MegatronConfig) -> dict[str, int]:
 
 def _check(folder: Path, description: Json, config: MegatronConfig) -> Json:
     """The manifest of ``folder``. Raises ModelError unless it is whole and fits the model; ranks share the reading."""
-    content = manifest.read(folder)
-    manifest.check_files(folder, content, dist.get_rank(), dist.get_world_size())
+    content = checkpoint_manifest.read_manifest(folder)
+    checkpoint_manifest.check_files(folder, content, dist.get_rank(), dist.get_world_size())
     check_pickles(folder, dist.get_rank(), dist.get_world_size())
     _check_shapes(folder, content["tensors"], description["tensors"])
     for name in sorted({*description["networks"]} - {*content.get("networks", [POLICY])}):

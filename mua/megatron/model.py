@@ -14,10 +14,11 @@ from megatron.core.transformer.transformer_block import TransformerBlockSubmodul
 from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 
-import megatron_bridge
-from megatron_bridge import BridgeError
-from megatron_bridge.convert import check_sizes
+from megatron_bridge.convert import check_sizes, load_hf
 from megatron_bridge.family import HfConfig
+from megatron_bridge.hf_config import read_hf_config
+from megatron_bridge.plain_files import BridgeError
+from megatron_bridge.plan import gpt_model_kwargs, transformer_config_kwargs
 from megatron_bridge.safetensors_io import SafetensorsFolder
 from mua.config.schema import MegatronConfig, ModelConfig
 from mua.errors import ModelError, MuaError, one_line
@@ -122,7 +123,7 @@ def load_chunks(model: ModelConfig, megatron: MegatronConfig, *, critic: bool = 
         ModelError: the model folder cannot be read.
     """
     try:
-        hf_config = megatron_bridge.read_hf_config(model.path)
+        hf_config = read_hf_config(model.path)
         with SafetensorsFolder(model.path) as weights:
             check_sizes(hf_config, weights)  # before memory is taken for what config.json says
         try:
@@ -131,7 +132,7 @@ def load_chunks(model: ModelConfig, megatron: MegatronConfig, *, critic: bool = 
             raise
         except (ValueError, TypeError, AssertionError, ZeroDivisionError) as error:
             raise BridgeError(f"config.json describes a model that cannot be built ({one_line(error)})") from error
-        megatron_bridge.load_hf(chunks, model.path, backbone=critic)
+        load_hf(chunks, model.path, backbone=critic)
     except BridgeError as error:
         raise ModelError(f"model.path: {error}") from error
     return chunks
@@ -151,8 +152,8 @@ def build_chunks(
         megatron: gives the layout.
         critic: with a :class:`mua.megatron.modules.ValueHead` in place of the output layer, which is then not tied.
     """
-    architecture = megatron_bridge.transformer_config_kwargs(hf_config)
-    gpt = megatron_bridge.gpt_model_kwargs(hf_config)
+    architecture = transformer_config_kwargs(hf_config)
+    gpt = gpt_model_kwargs(hf_config)
     if critic:
         gpt = gpt | {"share_embeddings_and_output_weights": False}
     check_divisible(architecture, megatron)

@@ -25,9 +25,9 @@ from megatron.core.dist_checkpointing.core import CheckpointingConfig, save_conf
 from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTensorFactory
 from torch import Tensor
 
-from megatron_bridge import BridgeError, TensorSpec, attach_hf_config
 from megatron_bridge import checksums as sidecars
-from megatron_bridge.bands import Piece, bands
+from megatron_bridge.atomic import publish, refuse_overlap, replaceable, staged_folder
+from megatron_bridge.bands import BandPart, bands
 from megatron_bridge.blocks import BlockCopy
 from megatron_bridge.checksums import Sidecar
 from megatron_bridge.convert import check_coverage, check_sizes
@@ -39,14 +39,14 @@ from megatron_bridge.hf_folder import (
     main_dtype,
     verify_hf_folder,
 )
-from megatron_bridge.plan import PlannedParameter, as_matrix, plan_rank
+from megatron_bridge.plain_files import BridgeError
+from megatron_bridge.plan import PlannedParameter, TensorSpec, as_matrix, attach_hf_config, plan_rank
 from megatron_bridge.safetensors_io import SafetensorsFolder
 from megatron_bridge.safetensors_writer import SafetensorsWriter
-from megatron_bridge.whole import publish, refuse_overlap, replaceable, staged_folder
 from mua.compat.checkpoint_reading import check_pickles
 from mua.config.schema import MegatronConfig, ModelConfig
 from mua.errors import ModelError, MuaError, one_line
-from mua.megatron import manifest
+from mua.megatron import checkpoint_manifest
 from mua.megatron.model import build_chunks
 from mua.megatron.parallel import meta_rank
 from mua.megatron.torch_dist import ChunkSpec, Region, StoredMatrix, TorchDistReader, TorchDistWriter
@@ -61,7 +61,7 @@ _DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class _RowRange:
     """Rows of a parameter, as a matrix, that lie together in a global tensor."""
 
     first_row: int
@@ -74,7 +74,7 @@ class _Mapping:
     """Every parameter of a model of one rank, and where its rows lie in the checkpoint's global tensors."""
 
     parameters: Sequence[PlannedParameter]
-    parts: Mapping[str, Sequence[_Part]]
+    parts: Mapping[str, Sequence[_RowRange]]
 
     def specs(self) -> list[TensorSpec]:
         return [spec for parameter in self.parameters for spec in parameter.sources()]
@@ -102,8 +102,8 @@ def megatron_to_hf(
         BridgeError: ``out`` cannot be written, holds anything else, or lies over or in what is read.
     """
     refuse_overlap(out, checkpoint, source)
-    described = manifest.read(checkpoint)
-    manifest.check_files(checkpoint, described)
+    described = checkpoint_manifest.read_manifest(checkpoint)
+    checkpoint_manifest.check_files(checkpoint, described)
     check_pickles(checkpoint)
     mapping = _mapping(read_hf_config(source), described["dtype"].removeprefix("torch."))
     job = _export_job(checkpoint, max_shard_bytes)
@@ -131,7 +131,7 @@ def is_converted(checkpoint: Path, out: Path, *, max_shard_bytes: int = DEFAULT_
         ModelError: the checkpoint is not whole.
         BridgeError: ``out`` was made from it, but its files are not whole any more.
     """
-    manifest.read(checkpoint)
+    checkpoint_manifest.read_manifest(checkpoint)
     if not sidecars.same_job(out / sidecars.NAME, _export_job(checkpoint, max_shard_bytes)):
         return False
     SafetensorsFolder(out).close()
@@ -172,10 +172,10 @@ def hf_to_megatron(
         chunks = [(parameter, chunk, rows) for parameter in mapping.parameters
                   for chunk, rows in _chunks(parameter, mapping.parts[parameter.name])]  # fmt: skip
         job = _job("hf-to-megatron", _listing(source), str(dtype).encode())
-        allowed = replaceable(manifest.foreign_files, force=force)
+        allowed = replaceable(checkpoint_manifest.foreign_checkpoint_files, force=force)
         with staged_folder(out, job=job, foreign=allowed) as folder:
-            (folder / manifest.HF_FILES).mkdir(exist_ok=True)
-            copy_other_files(source, folder / manifest.HF_FILES, None)
+            (folder / checkpoint_manifest.HF_FILES).mkdir(exist_ok=True)
+            copy_other_files(source, folder / checkpoint_manifest.HF_FILES, None)
             sidecar = Sidecar(folder / sidecars.NAME, job)
             writer = TorchDistWriter(folder, sidecar)
             try:
@@ -207,7 +207,7 @@ def _mapping(hf_config: Mapping[str, Any], dtype: str) -> _Mapping:
     return _Mapping(parameters, parts)
 
 
-def _parts(name: str, local: Tensor, state: Mapping[str, Any]) -> Iterator[_Part]:
+def _parts(name: str, local: Tensor, state: Mapping[str, Any]) -> Iterator[_RowRange]:
     """Where Megatron puts the rows of one parameter; a packed one it divides, such as gate and up, gives several."""
     if name not in state:
         raise BridgeError(f"Megatron's checkpoint has no place for parameter {name}")
@@ -224,7 +224,7 @@ def _parts(name: str, local: Tensor, state: Mapping[str, Any]) -> Iterator[_Part
             cols=matrix.shape[1],
         )
         first_row = (tensor.data.storage_offset() - local.storage_offset()) // matrix.shape[1]
-        yield _Part(first_row, region, tuple(tensor.global_shape))
+        yield _RowRange(first_row, region, tuple(tensor.global_shape))
 
 
 def _flat(entry: Any) -> Iterator[ShardedTensor]:
@@ -261,10 +261,10 @@ def _write_tensors(
 
 
 def _pieces(
-    reader: TorchDistReader, parameter: PlannedParameter, parts: Sequence[_Part]
-) -> dict[str, list[Piece[StoredMatrix]]]:
+    reader: TorchDistReader, parameter: PlannedParameter, parts: Sequence[_RowRange]
+) -> dict[str, list[BandPart[StoredMatrix]]]:
     """For every Hugging Face tensor of a parameter the stored rectangles that it consists of."""
-    pieces: dict[str, list[Piece[StoredMatrix]]] = {source: [] for source in parameter.packing.sources}
+    pieces: dict[str, list[BandPart[StoredMatrix]]] = {source: [] for source in parameter.packing.sources}
     stored = [(part, reader.stored(part.region)) for part in parts]
     for block in parameter.packing.shard_blocks(1, 0):
         for part, matrices in stored:
@@ -275,14 +275,14 @@ def _pieces(
     return pieces
 
 
-def _intersection(block: BlockCopy, part: _Part, matrix: StoredMatrix) -> Piece[StoredMatrix] | None:
+def _intersection(block: BlockCopy, part: _RowRange, matrix: StoredMatrix) -> BandPart[StoredMatrix] | None:
     """What one stored matrix holds of one block. ``shift`` leads from the parameter's rows to the global tensor's."""
     shift = part.region.row - part.first_row
     low = max(block.shard_row + shift, part.region.row, matrix.row)
     high = min(block.shard_row + block.rows + shift, part.region.row + part.region.rows, matrix.row + matrix.rows)
     if low >= high:
         return None
-    return Piece(
+    return BandPart(
         origin=matrix,
         origin_row=low - matrix.row,
         origin_col=0,
@@ -294,7 +294,7 @@ def _intersection(block: BlockCopy, part: _Part, matrix: StoredMatrix) -> Piece[
 
 
 def _rows(
-    reader: TorchDistReader, pieces: Sequence[Piece[StoredMatrix]], rows: int, cols: int, dtype: torch.dtype
+    reader: TorchDistReader, pieces: Sequence[BandPart[StoredMatrix]], rows: int, cols: int, dtype: torch.dtype
 ) -> Tensor:
     whole = torch.empty(rows, cols, dtype=dtype)
     if len(pieces) == 1:
@@ -307,7 +307,7 @@ def _rows(
     return whole
 
 
-def _chunks(parameter: PlannedParameter, parts: Sequence[_Part]) -> Iterator[tuple[ChunkSpec, int]]:
+def _chunks(parameter: PlannedParameter, parts: Sequence[_RowRange]) -> Iterator[tuple[ChunkSpec, int]]:
     """The chunks to write for one parameter, no larger than the buffer, and the parameter's row each begins with."""
     for part in parts:
         region = part.region
@@ -346,14 +346,14 @@ def _describe(folder: Path, mapping: _Mapping, source: Path) -> None:
     """What makes the folder a checkpoint: upstream's two small files, the state of a run not begun, the manifest."""
     save_config(CheckpointingConfig("torch_dist", 1), str(folder))
     torch.save({}, folder / "common.pt")
-    (folder / manifest.STATE).write_text(json.dumps({"steps": 0, "skipped_steps": 0, "extra": {"step": 0}}))
+    (folder / checkpoint_manifest.STATE).write_text(json.dumps({"steps": 0, "skipped_steps": 0, "extra": {"step": 0}}))
     content = {
         "tensors": {spec.name: list(spec.shape) for spec in mapping.specs()},
         "dtype": str(main_dtype(mapping.specs())),
         "weights_only": True,
         "source": str(source.resolve()),
     }
-    manifest.write(folder, content)
+    checkpoint_manifest.write_manifest(folder, content)
 
 
 def _dtype_of(weights: SafetensorsFolder) -> str:
@@ -370,7 +370,7 @@ def _listing(source: Path) -> bytes:
 
 
 def _export_job(checkpoint: Path, max_shard_bytes: int) -> str:
-    return _job("megatron-to-hf", (checkpoint / manifest.NAME).read_bytes(), str(max_shard_bytes).encode())
+    return _job("megatron-to-hf", (checkpoint / checkpoint_manifest.NAME).read_bytes(), str(max_shard_bytes).encode())
 
 
 def _job(name: str, *inputs: bytes) -> str:

@@ -31,7 +31,7 @@ from torch.distributed.checkpoint.metadata import (
 from megatron_bridge.checksums import ALGORITHM, HashingStream, Sidecar, digest_of
 from mua.compat.checkpoint_reading import INDEX, described, read_index, refusal
 from mua.compat.plain_archive import Archive, StoredTensor, read_into
-from mua.compat.plain_index import Place
+from mua.compat.plain_index import StorageInfo
 from mua.compat.plain_pickle import PickleError
 from mua.errors import ModelError
 
@@ -61,7 +61,7 @@ class StoredMatrix:
     col: int
     rows: int
     cols: int
-    blob: Place
+    blob: StorageInfo
     first: int
     """Elements of the chunk before this matrix."""
 
@@ -74,7 +74,7 @@ class TorchDistReader:
         self._index = read_index(folder)
         self._files: dict[str, int] = {}
         self._stored: dict[tuple[str, int], dict[tuple[int, ...], list[StoredMatrix]]] = {}
-        self._opened: tuple[Place, int, StoredTensor] | None = None
+        self._opened: tuple[StorageInfo, int, StoredTensor] | None = None
 
     def close(self) -> None:
         """Close every file."""
@@ -138,7 +138,7 @@ class TorchDistReader:
                 found.setdefault(prefix, []).append(matrix)
         return found
 
-    def _open(self, info: Place) -> tuple[int, StoredTensor]:
+    def _open(self, info: StorageInfo) -> tuple[int, StoredTensor]:
         """The file of a blob and its tensor; the one opened last is kept, as its rows are read band by band."""
         if self._opened is not None and self._opened[0] is info:
             return self._opened[1:]
@@ -186,7 +186,7 @@ class TorchDistWriter:
 
     folder: Path
     sidecar: Sidecar
-    _places: dict[str, Place] = field(default_factory=dict)
+    _places: dict[str, StorageInfo] = field(default_factory=dict)
     _descriptors: list[int] = field(default_factory=list)
     _end: int = 0
 
@@ -200,7 +200,7 @@ class TorchDistWriter:
             if number == len(self._descriptors) - 1:
                 self._end = max(self._end, offset + length)
             if digest_of(self._descriptors[number], offset, length) == entry[ALGORITHM]:
-                self._places[name] = Place(_file_name(number), offset, length)
+                self._places[name] = StorageInfo(_file_name(number), offset, length)
         os.ftruncate(self._descriptors[-1], self._end)
 
     def has(self, chunk: ChunkSpec) -> bool:
@@ -217,14 +217,14 @@ class TorchDistWriter:
         stream = HashingStream(self._descriptors[number], self._end)
         torch.save(values.view(chunk.sizes), cast(IO[bytes], stream))
         length = stream.position - self._end
-        self._places[chunk.name] = Place(_file_name(number), self._end, length)
+        self._places[chunk.name] = StorageInfo(_file_name(number), self._end, length)
         self.sidecar.add(chunk.name, stream.hexdigest(), file=number, offset=self._end, length=length)
         self._end += length
 
     def finish(self, chunks: Sequence[ChunkSpec]) -> None:
         """Write the index of ``chunks``, all of which have been written, flush to the disk and close."""
         tensors: dict[str, TensorStorageMetadata] = {}
-        storage: dict[MetadataIndex, Place] = {}
+        storage: dict[MetadataIndex, StorageInfo] = {}
         for chunk in chunks:
             properties = TensorProperties(dtype=chunk.dtype)
             size = torch.Size(chunk.global_shape)

@@ -35,7 +35,7 @@ class Workload:
 
     @classmethod
     def from_hf(cls, hf_config: Mapping[str, Any]) -> Self:
-        """From a model's config.json. Raises :class:`megatron_bridge.BridgeError` for a family the bridge lacks."""
+        """From a model's config.json. Raises ``BridgeError`` for a family the bridge lacks."""
         return cls.of(Architecture.from_hf(hf_config))
 
     def operations(self, spans: Iterable[tuple[int, int]]) -> int:

@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, and lines that are."""
+"""Lines of a file that are there whole or not at all."""
 
 from __future__ import annotations
 
@@ -9,27 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Self
-from uuid import uuid4
 
 from mua.errors import DiskError
-
-
-def replace_text(path: Path, text: str, *, mode: int = 0o666) -> None:
-    """Write ``text`` to ``path``, folders included: a reader, or whoever comes after a crash, finds old or new.
-
-    ``mode`` says who may read and write it, less what the process's umask forbids. Several processes may write one path
-    at once, also from several machines: the last one wins. Raises ``OSError`` with the name of ``path``.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    new = path.with_name(f".{path.name}.{uuid4().hex}.new")
-    try:
-        with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w", encoding="utf-8") as file:
-            file.write(text)
-        new.replace(path)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            new.unlink(missing_ok=True)
-        raise OSError(error.errno, error.strerror, str(path)) from None
 
 
 class LineFile:

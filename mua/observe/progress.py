@@ -28,7 +28,7 @@ PLAIN_INTERVAL_S = 30.0
 """A stage that writes to a file or pipe says something this often, and once when it ends."""
 
 
-class Stage:
+class ProgressStage:
     """One stage that is under way. Made by :meth:`Progress.stage`."""
 
     def __init__(self, name: str, total: int | None, depth: int) -> None:
@@ -61,7 +61,7 @@ class Stage:
         """The stage is over. Silent here."""
 
 
-class _PlainStage(Stage):
+class _PlainStage(ProgressStage):
     def __init__(self, name: str, total: int | None, depth: int, stream: TextIO) -> None:
         super().__init__(name, total, depth)
         self._stream = stream
@@ -76,7 +76,7 @@ class _PlainStage(Stage):
         print(self.line(), file=self._stream, flush=True)
 
 
-class _BarStage(Stage):
+class _BarStage(ProgressStage):
     def __init__(self, name: str, total: int | None, depth: int, bars: Bars) -> None:
         super().__init__(name, total, depth)
         self._bars = bars
@@ -107,7 +107,7 @@ class Progress:
         self._bars = _bars(self._stream) if enabled and self._stream.isatty() else None
 
     @contextmanager
-    def stage(self, name: str, total: int | None = None) -> Iterator[Stage]:
+    def stage(self, name: str, total: int | None = None) -> Iterator[ProgressStage]:
         """Show a stage for the length of the block. ``total`` None: how much there is to do is not known."""
         stage = self._new(name, total)
         self._depth += 1
@@ -117,9 +117,9 @@ class Progress:
             self._depth -= 1
             stage._end()
 
-    def _new(self, name: str, total: int | None) -> Stage:
+    def _new(self, name: str, total: int | None) -> ProgressStage:
         if not self._enabled:
-            return Stage(name, total, self._depth)
+            return ProgressStage(name, total, self._depth)
         if self._bars is None:
             return _PlainStage(name, total, self._depth, self._stream)
         return _BarStage(name, total, self._depth, self._bars)

@@ -60,7 +60,7 @@ class TraceWriter:
         experts = experts_file(path)
         with LineFile(path, replace=True) as file, naming(experts), experts.open("wb") as beside:
             for trajectory in trajectories:
-                line = encode(trajectory, beside)
+                line = encode_trajectory(trajectory, beside)
                 beside.flush()  # what the line names is there before the line
                 file.write(line)
             empty = beside.tell() == 0
@@ -88,23 +88,23 @@ def _read_file(path: Path) -> Iterator[Trajectory]:
     with open_file(path) as file:
         for number, line in enumerate(file, start=1):
             try:
-                trajectory = decode(line, experts_file(path))
+                trajectory = decode_trajectory(line, experts_file(path))
             except OSError as error:
                 raise TraceError(f"{path}:{number}: its expert choices are missing: {error.filename}") from error
             except (ValueError, KeyError, TypeError) as error:
                 if not line.endswith(b"\n"):
                     log.warning("%s:%d: the last line is unfinished (the writer was killed); skipped", path, number)
                     return
-                raise TraceError(f"{path}:{number}: not a trajectory: {described(error)}") from error
+                raise TraceError(f"{path}:{number}: not a trajectory: {describe_record_error(error)}") from error
             yield trajectory
 
 
-def described(error: Exception) -> str:
+def describe_record_error(error: Exception) -> str:
     """What is wrong with a record, on one line."""
     return printable(f"{type(error).__name__}: {error}")
 
 
-def encode(trajectory: Trajectory, experts: BinaryIO | None = None) -> str:
+def encode_trajectory(trajectory: Trajectory, experts: BinaryIO | None = None) -> str:
     """One line of JSON, without the newline; expert choices are appended to the binary file ``experts``.
 
     All ASCII: what a policy writes into tool arguments may hold lone surrogates, which UTF-8 cannot carry. Messages,
@@ -118,13 +118,13 @@ def encode(trajectory: Trajectory, experts: BinaryIO | None = None) -> str:
     return json.dumps(record, separators=(",", ":"), default=_plain)
 
 
-def decode(line: str | bytes, experts: Path | None = None) -> Trajectory:
-    """The exact inverse of :func:`encode`. Raises ValueError, KeyError or TypeError on anything else."""
-    return from_record(read_json(line, strict=False, depth=MAX_FILE_DEPTH), experts)
+def decode_trajectory(line: str | bytes, experts: Path | None = None) -> Trajectory:
+    """The exact inverse of :func:`encode_trajectory`. Raises ValueError, KeyError or TypeError on anything else."""
+    return trajectory_from_record(read_json(line, strict=False, depth=MAX_FILE_DEPTH), experts)
 
 
-def from_record(record: Any, experts: Path | None = None) -> Trajectory:
-    """A trajectory from the JSON of its line; raises as :func:`decode`."""
+def trajectory_from_record(record: Any, experts: Path | None = None) -> Trajectory:
+    """A trajectory from the JSON of its line; raises as :func:`decode_trajectory`."""
     _require(record, dict, "the line")
     fields = dict(record)
     if fields.pop("format") != FORMAT:

@@ -8,7 +8,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
-import megatron_bridge
+from megatron_bridge.hf_config import read_hf_config
+from megatron_bridge.plain_files import BridgeError
+from megatron_bridge.plan import gpt_model_kwargs, transformer_config_kwargs
 from mua.config.schema import ModelConfig
 from mua.errors import ModelError
 
@@ -40,9 +42,9 @@ class Architecture:
 
     @classmethod
     def from_hf(cls, hf_config: Mapping[str, Any]) -> Self:
-        """Raises :class:`megatron_bridge.BridgeError` for a family the bridge lacks."""
-        fields = megatron_bridge.transformer_config_kwargs(hf_config)
-        gpt = megatron_bridge.gpt_model_kwargs(hf_config)
+        """Raises :class:`megatron_bridge.plain_files.BridgeError` for a family the bridge lacks."""
+        fields = transformer_config_kwargs(hf_config)
+        gpt = gpt_model_kwargs(hf_config)
         experts = fields.get("num_moe_experts") or 0
         return cls(
             hf_config=dict(hf_config),
@@ -113,8 +115,8 @@ def architecture_of(model: ModelConfig) -> Architecture:
             raise ModelError(f"model.path: {folder} has no config.json; give model.hf_config one to plan with")
         folder = _folder_of(model.hf_config)
     try:
-        return Architecture.from_hf(megatron_bridge.read_hf_config(folder))
-    except megatron_bridge.BridgeError as error:
+        return Architecture.from_hf(read_hf_config(folder))
+    except BridgeError as error:
         raise ModelError(f"model: {error}") from error
 
 

@@ -2,8 +2,8 @@
 
     rollout ─► log-probabilities ─► training ─► optimizer step ─► resharding ─► rollout …
 
-As :mod:`mua.trainer.phases` does it: with ``engine.memory_saver`` the engine has no memory while the trainer trains,
-with ``megatron.offload`` the trainer none while the engine rolls out; otherwise each keeps what it has.
+As :mod:`mua.trainer.memory_phases` does it: with ``engine.memory_saver`` the engine has no memory while the trainer
+trains, with ``megatron.offload`` the trainer none while the engine rolls out; otherwise each keeps what it has.
 """
 
 from __future__ import annotations

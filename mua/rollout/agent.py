@@ -20,14 +20,14 @@ from typing import Protocol
 
 from mua.config.schema import RolloutConfig
 from mua.endpoint.chat import ChatRequest, Completion, FunctionCall
-from mua.endpoint.client import ChatClient, ContextFull
-from mua.engine.protocol import Generation, Sampler, SamplingParams, TurnCut
-from mua.environment.protocol import Task, ToolSchema
+from mua.endpoint.services import ChatClient, ContextFull
+from mua.engine.sampler import Sampler, SamplingParams, TurnCut
+from mua.environment.protocol import Task
 from mua.seeds import derived_seed
+from mua.tokens.chat_family import ChatFamily
 from mua.tokens.conversation import Conversation
-from mua.tokens.family import ChatFamily
 from mua.tokens.parsing import AssistantTurn, ErrorKind, ToolCall, ToolCallError
-from mua.types import Json, Segment
+from mua.types import Generation, Json, Segment, ToolSchema
 from mua.untrusted import JsonError, read_json
 
 log = logging.getLogger(__name__)

@@ -26,16 +26,16 @@ from enum import Enum, auto
 from time import perf_counter
 
 from mua.environment.manager import EnvironmentInstance
-from mua.environment.protocol import Evaluation, ToolSchema, Transcript
+from mua.environment.protocol import Evaluation, Transcript
 from mua.environment.requests import checked_text
 from mua.environment.tool_arguments import validate_arguments
 from mua.errors import DeadlineExceeded, EnvironmentFault, MuaError, UserFault, UserFaultKind, one_line
 from mua.rollout.agent import Agent, EpisodeSetting
 from mua.tokens.codec import ConversationError
 from mua.tokens.parsing import AssistantTurn, ToolCall
-from mua.types import Json, Outcome, Segment
-from mua.users.guards import formless, unusable, with_signal
-from mua.users.protocol import STOP_SIGNAL, ToolUser, User, UserReply
+from mua.types import Json, Outcome, Segment, ToolSchema
+from mua.users.interface import STOP_SIGNAL, ToolUser, User, UserReply
+from mua.users.utterance_check import formless, unusable, with_signal
 
 
 class EpisodeState(Enum):

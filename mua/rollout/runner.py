@@ -13,8 +13,8 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from mua.config.schema import ExperimentConfig
-from mua.endpoint.client import Services
-from mua.engine.protocol import Sampler
+from mua.endpoint.services import Services
+from mua.engine.sampler import Sampler
 from mua.environment.manager import EnvironmentManager
 from mua.environment.protocol import Task
 from mua.environment.selection import Selection
@@ -31,10 +31,10 @@ from mua.errors import (
 from mua.rollout.agent import EpisodeSetting, Policy, TokenPolicy
 from mua.rollout.episode import Episode, EpisodeResult
 from mua.seeds import derived_seed
-from mua.tokens.family import ChatFamily
+from mua.tokens.chat_family import ChatFamily
 from mua.types import Group, Outcome, Trajectory
 from mua.users.factory import UserFactory
-from mua.users.protocol import User
+from mua.users.interface import User
 
 log = logging.getLogger(__name__)
 

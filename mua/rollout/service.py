@@ -18,14 +18,14 @@ import threading
 from collections.abc import Callable, Coroutine, Sequence
 from time import monotonic
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from mua.algorithms.batch import enough_scored, usable
 from mua.config.schema import AlgorithmConfig, ExperimentConfig
-from mua.endpoint.client import Services
+from mua.endpoint.services import Services
 from mua.engine.host import Hosts
 from mua.engine.pool import EnginePool
-from mua.engine.weights import SyncReport, WeightSource
+from mua.engine.sync import SyncReport
 from mua.environment.protocol import Split, Task
 from mua.environment.selection import Selection
 from mua.errors import EngineError
@@ -33,8 +33,11 @@ from mua.rollout.runner import EpisodeRunner, Placed, evaluation_places
 from mua.rollout.scheduler import GroupScheduler, Position, RolloutBatch, StepDemand
 from mua.rollout.stream import TaskStream
 from mua.rollout.teacher import Teacher
-from mua.tokens.family import load_family
+from mua.tokens.chat_family import load_family
 from mua.types import Group, Json, Trajectory
+
+if TYPE_CHECKING:
+    from mua.engine.source import WeightSource
 
 Result = TypeVar("Result")
 log = logging.getLogger(__name__)
@@ -63,7 +66,7 @@ class RolloutService:
         self._config = config
         self._services = Services.from_config(config.user, config.judge)
         self.selection = Selection.from_config(config.environment, self._services)
-        judged = config.judged_splits
+        judged = config.evaluated_splits
         self.held_out = Selection.held_out(config, self._services) if judged else None
         """The domains of ``evaluation`` that training does not see."""
         self.family = load_family(config.model.path, thinking=config.model.thinking)

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from mua.config.schema import DistillationConfig
-from mua.engine.client import EngineClient, EngineGone
+from mua.engine.sglang_client import EngineClient, EngineGone
 from mua.errors import ConfigError, EngineError
 from mua.tokens.codec import Codec, fixed
 from mua.types import Float32Array, Group, Int32Array, Json, Segment

@@ -3,11 +3,10 @@
 Importing this package loads neither transformers nor tokenizers.
 """
 
+from mua.tokens.chat_family import ChatFamily, load_family
 from mua.tokens.codec import ConversationError
 from mua.tokens.conversation import Conversation
-from mua.tokens.family import ChatFamily, load_family
 from mua.tokens.parsing import AssistantTurn, ErrorKind, ToolCall, ToolCallError
-from mua.tokens.small import train_tokenizer
 
 __all__ = [
     "AssistantTurn",
@@ -18,5 +17,4 @@ __all__ = [
     "ToolCall",
     "ToolCallError",
     "load_family",
-    "train_tokenizer",
 ]

@@ -1,7 +1,7 @@
-"""From pieces of text to token ids with provenance, and back.
+"""From spans of text to token ids with provenance, and back.
 
 A chat template's own text (:func:`fixed`) may hold control tokens; everything else (:func:`content`) may not.
-Neighbouring pieces between two control tokens are encoded as one text, because byte-level BPE merges across
+Neighbouring spans between two control tokens are encoded as one text, because byte-level BPE merges across
 their joint: ``"user\\n" + "\\nhello"`` holds one token ``"\\n\\n"``, and encoding the two parts alone would give ids
 that no full render gives. Who a token belongs to is read from its character offsets; a token that spans content
 and template belongs to the content.
@@ -39,7 +39,7 @@ class ConversationError(MuaError):
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class TextSpan:
     """A stretch of rendered text. Control tokens are recognised in it only if it is ``fixed``."""
 
     text: str
@@ -47,19 +47,19 @@ class Piece:
     fixed: bool
 
 
-def fixed(text: str, provenance: Provenance = Provenance.TEMPLATE) -> Piece:
+def fixed(text: str, provenance: Provenance = Provenance.TEMPLATE) -> TextSpan:
     """Text of the chat template itself; control tokens in it are control tokens."""
-    return Piece(text, provenance, True)
+    return TextSpan(text, provenance, True)
 
 
-def content(text: str, provenance: Provenance) -> Piece:
+def content(text: str, provenance: Provenance) -> TextSpan:
     """Text somebody else wrote; control tokens spelt out in it stay plain text."""
-    return Piece(text, provenance, False)
+    return TextSpan(text, provenance, False)
 
 
-def plain_text(pieces: Iterable[Piece]) -> str:
-    """The rendered text of the pieces."""
-    return "".join(piece.text for piece in pieces)
+def plain_text(spans: Iterable[TextSpan]) -> str:
+    """The rendered text of the spans."""
+    return "".join(span.text for span in spans)
 
 
 class Codec:
@@ -112,41 +112,41 @@ class Codec:
         """Number of ids, control tokens included."""
         return int(self._backend.get_vocab_size(with_added_tokens=True))
 
-    def encode(self, pieces: Iterable[Piece]) -> tuple[Int32Array, UInt8Array]:
-        """Ids and provenance of the pieces, each ``[T]``.
+    def encode(self, spans: Iterable[TextSpan]) -> tuple[Int32Array, UInt8Array]:
+        """Ids and provenance of the spans, each ``[T]``.
 
         Raises:
-            ConversationError: a piece holds an unpaired surrogate, which UTF-8 cannot express.
+            ConversationError: a span holds an unpaired surrogate, which UTF-8 cannot express.
         """
         ids, owners = array("i"), bytearray()
-        run: list[Piece] = []
-        for piece in pieces:
-            for part in self._parts(piece) if piece.fixed else [piece]:
+        run: list[TextSpan] = []
+        for span in spans:
+            for part in self._parts(span) if span.fixed else [span]:
                 if not isinstance(part, int):
                     run += [part] if part.text else []
                 else:
                     self._encode_run(run, ids, owners)
                     run = []
                     ids.append(part)
-                    owners.append(piece.provenance)
+                    owners.append(span.provenance)
         self._encode_run(run, ids, owners)
         return np.frombuffer(ids, dtype=np.int32), np.frombuffer(owners, dtype=np.uint8)
 
-    def _split_fixed(self, piece: Piece) -> list[Piece | int]:
+    def _split_fixed(self, span: TextSpan) -> list[TextSpan | int]:
         """The text between control tokens, and the ids of these."""
         # An odd position of re.split with one group is a match of the group: a control token.
-        parts = enumerate(self._split.split(piece.text))
-        return [self.control[part] if at % 2 else Piece(part, piece.provenance, True) for at, part in parts if part]
+        parts = enumerate(self._split.split(span.text))
+        return [self.control[part] if at % 2 else TextSpan(part, span.provenance, True) for at, part in parts if part]
 
-    def _encode_run(self, run: Sequence[Piece], ids: array[int], owners: bytearray) -> None:
+    def _encode_run(self, run: Sequence[TextSpan], ids: array[int], owners: bytearray) -> None:
         if not run:
             return
-        again = all(piece.fixed for piece in run) or sum(len(piece.text) for piece in run) >= REMEMBERED_CHARACTERS
+        again = all(span.fixed for span in run) or sum(len(span.text) for span in run) >= REMEMBERED_CHARACTERS
         run_ids, run_owners = (self._remembered if again else self._encoded)(tuple(run))
         ids.extend(run_ids)
         owners.extend(run_owners)
 
-    def _encoded(self, run: tuple[Piece, ...]) -> tuple[array[int], bytes]:
+    def _encoded(self, run: tuple[TextSpan, ...]) -> tuple[array[int], bytes]:
         """Ids and provenance of what stands between two control tokens: a function of ``run`` alone."""
         text = plain_text(run)
         try:
@@ -168,11 +168,11 @@ class Codec:
         return str(self._backend.decode(listed, skip_special_tokens=False))
 
 
-def _owners(run: Sequence[Piece], encoding: Encoding) -> bytes:
+def _owners(run: Sequence[TextSpan], encoding: Encoding) -> bytes:
     """Whose each token of the run's text is, by the characters that it stands for."""
     if len(run) == 1:
         return bytes([run[0].provenance]) * len(encoding.ids)
-    ends = list(accumulate(len(piece.text) for piece in run))
+    ends = list(accumulate(len(span.text) for span in run))
     owners = bytearray()
     for start, stop in encoding.offsets:
         first = bisect_right(ends, start)
@@ -182,5 +182,5 @@ def _owners(run: Sequence[Piece], encoding: Encoding) -> bytes:
     return bytes(owners)
 
 
-def _owner(pieces: Sequence[Piece]) -> Piece:
-    return next((piece for piece in pieces if not piece.fixed), pieces[0])
+def _owner(spans: Sequence[TextSpan]) -> TextSpan:
+    return next((span for span in spans if not span.fixed), spans[0])

@@ -15,13 +15,21 @@ from typing import Literal, Self
 
 import numpy as np
 
-from mua.engine.protocol import Generation
-from mua.environment.protocol import ToolSchema
 from mua.errors import EngineError
-from mua.tokens.codec import ConversationError, Piece
-from mua.tokens.family import ChatFamily
+from mua.tokens.chat_family import ChatFamily
+from mua.tokens.codec import ConversationError, TextSpan
 from mua.tokens.parsing import AssistantTurn, dump_json
-from mua.types import ExpertArray, Float32Array, Int32Array, Json, Provenance, Segment, UInt8Array
+from mua.types import (
+    ExpertArray,
+    Float32Array,
+    Generation,
+    Int32Array,
+    Json,
+    Provenance,
+    Segment,
+    ToolSchema,
+    UInt8Array,
+)
 from mua.untrusted import JsonError, read_json
 
 NO_VERSION = -1
@@ -30,7 +38,7 @@ _ROOM = 256
 """Tokens that a new stream has room for."""
 
 
-class _Stream:
+class _TokenStream:
     """Growing arrays of one segment."""
 
     __slots__ = ("_ids", "_provenance", "_logprobs", "_version", "_turn", "experts", "length")
@@ -114,10 +122,10 @@ class Conversation:
         """OpenAI-style messages: ``content`` is a string, ``arguments`` are JSON strings, reasoning is in
         ``reasoning_content``, what could not be read in ``tool_call_errors``."""
         self._tools = tuple(tools)
-        self._streams = [_Stream()]
+        self._streams = [_TokenStream()]
         self._turns = 0
         self._prompted = False
-        self._owed: list[Piece] = []
+        self._owed: list[TextSpan] = []
         """What the template puts behind the last assistant turn; appended with the next message."""
         self._as_sampled_since = 0
         """Index of the first message the current segment holds as it was sampled, not rewritten."""
@@ -242,7 +250,7 @@ class Conversation:
         messages = [*self.messages, message]
         if self.family.rewrites(messages, self._as_sampled_since):
             ids, provenance = self.family.codec.encode(self.family.history(messages, self._tools))
-            self._streams.append(_Stream())
+            self._streams.append(_TokenStream())
             self._streams[-1].extend(ids, provenance, self._turns)
             self._owed = []
             self._as_sampled_since = len(messages)
@@ -255,11 +263,11 @@ class Conversation:
         sampled = [stream.segment() for stream in self._streams if stream.sampled]
         return sampled or [self._streams[-1].segment()]
 
-    def _append(self, pieces: Sequence[Piece]) -> None:
-        self._streams[-1].extend(*self.family.codec.encode(pieces), self._turns)
+    def _append(self, spans: Sequence[TextSpan]) -> None:
+        self._streams[-1].extend(*self.family.codec.encode(spans), self._turns)
 
-    def _append_after_turn(self, pieces: Sequence[Piece]) -> None:
-        self._append([*self._owed, *pieces])
+    def _append_after_turn(self, spans: Sequence[TextSpan]) -> None:
+        self._append([*self._owed, *spans])
         self._owed = []
 
     def _close_turn(self, message: Json, ids: Int32Array) -> None:

@@ -16,12 +16,11 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mua.environment.protocol import ToolSchema
 from mua.errors import ModelError
-from mua.tokens.codec import ConversationError, Piece, content, fixed
-from mua.tokens.family import ChatFamily, apply_template
+from mua.tokens.chat_family import ChatFamily, apply_template
+from mua.tokens.codec import ConversationError, TextSpan, content, fixed
 from mua.tokens.parsing import CALL_CLOSE, CALL_OPEN, THINK_CLOSE, THINK_OPEN, AssistantTurn, dump_json, parse_turn
-from mua.types import Json, Provenance
+from mua.types import Json, Provenance, ToolSchema
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -51,23 +50,23 @@ class _Qwen(ChatFamily):
     end_of_text = "<|endoftext|>"
     turn_separator = "\n"
 
-    def user(self, text: str) -> list[Piece]:
+    def user(self, text: str) -> list[TextSpan]:
         return [fixed("<|im_start|>user\n"), content(text, Provenance.USER), fixed("<|im_end|>\n")]
 
-    def tool_results(self, results: Sequence[str]) -> list[Piece]:
-        pieces = [fixed("<|im_start|>user")]
+    def tool_results(self, results: Sequence[str]) -> list[TextSpan]:
+        spans = [fixed("<|im_start|>user")]
         for result in results:
-            pieces += [
+            spans += [
                 fixed("\n<tool_response>\n"),
                 content(result, Provenance.TOOL),
                 fixed("\n</tool_response>"),
             ]
-        return [*pieces, fixed("<|im_end|>\n")]
+        return [*spans, fixed("<|im_end|>\n")]
 
-    def generation_prompt(self) -> list[Piece]:
+    def generation_prompt(self) -> list[TextSpan]:
         return [fixed(_HEADER + self.opening)]
 
-    def demonstration(self, message: Json) -> list[Piece]:
+    def demonstration(self, message: Json) -> list[TextSpan]:
         who = Provenance.SAMPLED
         return [
             *self._demonstrated_thoughts(message),
@@ -75,7 +74,7 @@ class _Qwen(ChatFamily):
             fixed(self.end_of_turn, who),
         ]
 
-    def _demonstrated_thoughts(self, message: Json) -> list[Piece]:
+    def _demonstrated_thoughts(self, message: Json) -> list[TextSpan]:
         thoughts = message.get("reasoning_content")
         if thoughts and not self.thinking:
             raise ConversationError(
@@ -86,16 +85,16 @@ class _Qwen(ChatFamily):
             return []
         return _think_block(thoughts or "", Provenance.SAMPLED, opened=self.opening == _OPEN_BLOCK)
 
-    def history(self, messages: Sequence[Json], tools: Sequence[ToolSchema]) -> list[Piece]:
+    def history(self, messages: Sequence[Json], tools: Sequence[ToolSchema]) -> list[TextSpan]:
         has_system = bool(messages) and messages[0]["role"] == "system"
-        pieces = self.system(messages[0]["content"] if has_system else None, tools)
+        spans = self.system(messages[0]["content"] if has_system else None, tools)
         thinking = self._turns_with_think_block(messages)
         numbered = enumerate(messages)
         for role, run in groupby(numbered, key=lambda item: str(item[1]["role"])):
-            pieces += self._history_run(role, list(run), thinking)
-        return pieces
+            spans += self._history_run(role, list(run), thinking)
+        return spans
 
-    def _history_run(self, role: str, run: list[tuple[int, Json]], thinking: set[int]) -> Iterator[Piece]:
+    def _history_run(self, role: str, run: list[tuple[int, Json]], thinking: set[int]) -> Iterator[TextSpan]:
         if role == "tool":
             yield from self.tool_results([message["content"] for _, message in run])
         elif role == "user":
@@ -123,7 +122,7 @@ class Qwen25(_Qwen):
     control_tokens = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", CALL_OPEN, CALL_CLOSE)
     template = "qwen2_5.jinja"
 
-    def system(self, system: str | None, tools: Sequence[ToolSchema]) -> list[Piece]:
+    def system(self, system: str | None, tools: Sequence[ToolSchema]) -> list[TextSpan]:
         default = fixed("You are Qwen, created by Alibaba Cloud. You are a helpful assistant.")
         said = default if system is None else content(system, Provenance.SYSTEM)
         block = [fixed("\n\n"), *_tools(tools)] if tools else []
@@ -152,7 +151,7 @@ class Qwen3(_Qwen):
     )
     template = "qwen3.jinja"
 
-    def system(self, system: str | None, tools: Sequence[ToolSchema]) -> list[Piece]:
+    def system(self, system: str | None, tools: Sequence[ToolSchema]) -> list[TextSpan]:
         if system is None and not tools:
             return []
         said = [] if system is None else [content(system, Provenance.SYSTEM)]
@@ -204,30 +203,30 @@ def _last_query(messages: Sequence[Json]) -> int:
     return len(messages) - 1
 
 
-def _tools(tools: Sequence[ToolSchema]) -> list[Piece]:
-    pieces = [fixed(_TOOLS_HEAD)]
+def _tools(tools: Sequence[ToolSchema]) -> list[TextSpan]:
+    spans = [fixed(_TOOLS_HEAD)]
     for tool in tools:
-        pieces += [fixed("\n"), content(dump_json(tool.openai()), Provenance.SYSTEM)]
-    return [*pieces, fixed(_TOOLS_TAIL)]
+        spans += [fixed("\n"), content(dump_json(tool.openai()), Provenance.SYSTEM)]
+    return [*spans, fixed(_TOOLS_TAIL)]
 
 
-def _think_block(thoughts: str, who: Provenance, *, opened: bool = False) -> list[Piece]:
+def _think_block(thoughts: str, who: Provenance, *, opened: bool = False) -> list[TextSpan]:
     opening = [] if opened else [fixed(_OPEN_BLOCK, who)]
     return [*opening, content(thoughts.strip("\n"), who), fixed(f"\n{THINK_CLOSE}\n\n", who)]
 
 
-def _body(message: Json, who: Provenance, *, after_block: bool = False) -> list[Piece]:
+def _body(message: Json, who: Provenance, *, after_block: bool = False) -> list[TextSpan]:
     """Text and tool calls of one assistant message."""
     said = message["content"]
-    pieces = [content(said.lstrip("\n") if after_block else said, who)]
+    spans = [content(said.lstrip("\n") if after_block else said, who)]
     for index, call in enumerate(message.get("tool_calls") or []):
         function = call["function"]
         arguments = function["arguments"]
         if isinstance(arguments, str):
             arguments = json.loads(arguments)
-        pieces += [
+        spans += [
             fixed(f"\n{CALL_OPEN}\n" if said or index else f"{CALL_OPEN}\n", who),
             content(f'{{"name": "{function["name"]}", "arguments": {dump_json(arguments)}}}', who),
             fixed(f"\n{CALL_CLOSE}", who),
         ]
-    return pieces
+    return spans

@@ -27,7 +27,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import torch.distributed as dist
 
 from mua.errors import RankLost
-from mua.trainer.launch import ended_ranks
+from mua.trainer.rank_processes import ended_ranks
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")

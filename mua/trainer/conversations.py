@@ -17,14 +17,13 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from mua.config.schema import ExperimentConfig
-from mua.environment.protocol import ToolSchema
 from mua.errors import ConfigError
 from mua.seeds import derived_seed
+from mua.tokens.chat_family import ChatFamily
 from mua.tokens.codec import ConversationError
 from mua.tokens.conversation import Conversation
-from mua.tokens.family import ChatFamily
 from mua.trainer.sharegpt import openai_messages
-from mua.types import Json, Segment
+from mua.types import Json, Segment, ToolSchema
 from mua.untrusted import JsonError, printable, read_file, read_json, read_json_at, skip_space
 
 Conversations: TypeAlias = list[list[Segment]]

@@ -26,16 +26,14 @@ from typing import Self
 import torch.distributed as dist
 from torch import Tensor
 
-import megatron_bridge
-from megatron_bridge import BridgeError
+from megatron_bridge.collective import gathered
+from megatron_bridge.plain_files import BridgeError
 from megatron_bridge.plan import ModelPlan, plan_model
-from megatron_bridge.ranks import gathered
+from megatron_bridge.save import save_hf
 from mua.algorithms.loss_protocol import LossFunction, ValueLossFunction
 from mua.config.schema import ExperimentConfig
-from mua.engine.host import EngineHost, Host, Hosts, make_servers
-from mua.engine.nodes import find_nodes, reachable_address
-from mua.engine.source import TrainerSource
-from mua.engine.weights import WeightSource
+from mua.engine.host import EngineHost, Host, Hosts, find_nodes, make_servers, reachable_address
+from mua.engine.source import TrainerSource, WeightSource
 from mua.errors import ModelError, RankLost
 from mua.megatron import checkpoint, forward, parallel
 from mua.megatron.model import load_chunks
@@ -44,7 +42,7 @@ from mua.megatron.network import Network
 from mua.megatron.offload import Offloaded, offload
 from mua.megatron.replay import RoutingReplay
 from mua.trainer.calls import Calls, Together, announced, lost_rank, naming_lost_ranks
-from mua.trainer.launch import end_ranks
+from mua.trainer.rank_processes import end_ranks
 from mua.types import Float32Array, Json, TrainBatch, TrainSequence
 
 CLOSE_SECONDS = 60.0
@@ -100,7 +98,7 @@ class Learner(Together):
             config.engine,
             self._nodes,
             self._group,
-            announce=lambda targets: self.announce("_follow_feed", targets),
+            announce=lambda targets: self.announce("_follow_buckets", targets),
             meet=lambda: None if self.calls is None else self.calls.meet(),
         )
 
@@ -312,7 +310,7 @@ class Learner(Together):
         """
         self._onload()
         try:
-            megatron_bridge.save_hf(self.policy.chunks, folder, source=self._config.model.path)
+            save_hf(self.policy.chunks, folder, source=self._config.model.path)
         except BridgeError as error:
             raise ModelError(str(error)) from error
 
@@ -344,7 +342,7 @@ class Learner(Together):
         others = enumerate(self._nodes.leaders[1:], start=1)
         return Hosts(key, tuple(Host(node, str(urls[leader])) for node, leader in others))
 
-    def _follow_feed(self, targets: Sequence[int]) -> None:
+    def _follow_buckets(self, targets: Sequence[int]) -> None:
         self._source.follow(targets)
 
     @contextmanager

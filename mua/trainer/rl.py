@@ -18,20 +18,20 @@ from mua.algorithms.losses import PolicyLoss, ValueLoss
 from mua.algorithms.metrics import rollout_metrics
 from mua.algorithms.shuffle import shuffled
 from mua.config.schema import ExperimentConfig
-from mua.engine.weights import SyncReport
+from mua.engine.sync import SyncReport
 from mua.environment.protocol import Split
 from mua.errors import EngineError, MuaError, Preempted, RunStopped
+from mua.evaluation.evaluator import evaluate_in_training
 from mua.observe.traces import TraceWriter
 from mua.rollout.runner import without_gc_pauses
 from mua.rollout.scheduler import RolloutBatch
 from mua.rollout.scored import UnscoredEpisodes, too_few_scored, unscored_among
 from mua.rollout.service import RolloutService
-from mua.trainer.evaluate import judge
-from mua.trainer.launch import check_ranks, ensure_processes, leads
 from mua.trainer.learner import Learner
-from mua.trainer.phases import Phases
+from mua.trainer.memory_phases import Phases
 from mua.trainer.preempt import Preemption
-from mua.trainer.run import Run
+from mua.trainer.rank_processes import check_ranks, ensure_processes, leads
+from mua.trainer.run_folder import Run
 from mua.types import Group, TrainBatch
 
 _SHOWN = {"reward": "reward/mean", "success": "success"}
@@ -91,7 +91,7 @@ def loop(
     phases.sync(run.step)
     if run.unlogged is not None:
         late = run.unlogged | _evaluate(config, run, rollouts, run.step)
-        run.judged(run.step - 1, late)
+        run.evaluated(run.step - 1, late)
         run.log(run.step - 1, late)
     first = _first(config, run, rollouts) if run.step == 0 else {}
     rollouts.schedule(run.step, run.position)
@@ -111,7 +111,7 @@ def loop(
                 if evaluated:
                     preemption.check()
                     metrics |= _evaluate(config, run, rollouts, step + 1)
-                    best = run.judged(step, metrics)
+                    best = run.evaluated(step, metrics)
             except (Preempted, EngineError, RunStopped) as error:
                 leaving = error
             metrics |= _of_rollouts(config, rollout_batch, step, traces) | rollouts.metrics() | phases.take()
@@ -131,11 +131,11 @@ def loop(
                 with phases.saving():
                     run.save(step)
             rollouts.release()
-            progress.advance(note=told(metrics, rollout_batch.groups, few))
+            progress.advance(note=progress_note(metrics, rollout_batch.groups, few))
     hand_over(config, learner, run, rollouts, phases)
 
 
-def told(metrics: Mapping[str, float], groups: Sequence[Group], few: UnscoredEpisodes | None) -> str:
+def progress_note(metrics: Mapping[str, float], groups: Sequence[Group], few: UnscoredEpisodes | None) -> str:
     """What the line of progress says of a step. Without a scored episode there is no reward, and none is shown."""
     words = [f"{name} {metrics[key]:.3f}" for name, key in _SHOWN.items() if key in metrics]
     if (failed := unscored_among([t for group in groups for t in group.trajectories])) is not None:
@@ -250,7 +250,7 @@ def _evaluate(
 ) -> dict[str, float]:
     """Metrics of the policy after ``step`` steps on ``split``, by default that of the configuration."""
     with run.timer.stage("evaluate"):
-        return judge(config, rollouts, run.progress, split or config.evaluation.split, step)
+        return evaluate_in_training(config, rollouts, run.progress, split or config.evaluation.split, step)
 
 
 def _sync_metrics(synced: SyncReport) -> dict[str, float]:
@@ -283,3 +283,27 @@ def _mean(steps: Sequence[dict[str, float]]) -> dict[str, float]:
     names = dict.fromkeys(name for step in steps for name in step)
     found = {name: [step[name] for step in steps if name in step] for name in names}
     return {name: sum(values) / len(values) for name, values in found.items()}
+
+
+def check_sync(config: ExperimentConfig) -> None:
+    """Sync the trainer's weights into the engines and prove tensor by tensor that they arrived.
+
+    Raises :class:`EngineError` naming the tensors that differ.
+    """
+    ensure_processes(config.megatron)
+    learner = Learner(config, total_steps=config.trainer.steps)
+    if not leads():
+        learner.follow()
+        return
+    with learner, RolloutService(config, hosts=learner.engine_hosts()) as rollouts:
+        synced = rollouts.update_weights(learner.weights(), version=1)
+        different = rollouts.verify_weights(learner.weights())
+    if different:
+        shown = ", ".join(different[:8]) + (f" and {len(different) - 8} more" if len(different) > 8 else "")
+        raise EngineError(
+            f"the engine's weights differ from the trainer's in {len(different)} tensors: {shown}", passing=False
+        )
+    print(
+        f"sync: {synced.tensors} tensors, {synced.bytes} bytes in {synced.buckets} buckets and {synced.seconds:.2f} s; "
+        "every tensor in every engine equals the trainer's"
+    )

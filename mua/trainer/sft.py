@@ -14,13 +14,13 @@ from mua.algorithms.batch import sft_batch
 from mua.algorithms.losses import CrossEntropyLoss
 from mua.config.schema import ExperimentConfig
 from mua.errors import Preempted
-from mua.tokens.family import load_family
+from mua.tokens.chat_family import load_family
 from mua.trainer.conversations import Conversations, batch_members, load_sets
-from mua.trainer.launch import ensure_processes, leads
 from mua.trainer.learner import Learner
 from mua.trainer.preempt import Preemption
-from mua.trainer.run import Run
-from mua.types import Segment, TrainBatch
+from mua.trainer.rank_processes import ensure_processes, leads
+from mua.trainer.run_folder import Run
+from mua.types import TrainBatch
 
 
 def fine_tune(config: ExperimentConfig, preemption: Preemption | None = None) -> None:
@@ -84,7 +84,8 @@ def validation_metrics(
     for start in range(0, len(held_out), batch_size):
         if preemption is not None:
             preemption.check()
-        sequences = _together(held_out[start : start + batch_size]).sequences
+        part = held_out[start : start + batch_size]
+        sequences = sft_batch([segment for segments in part for segment in segments]).sequences
         for sequence, values in zip(sequences, learner.log_probabilities(sequences, 1.0), strict=True):
             nats -= float(values[sequence.trained].sum(dtype=np.float64))
             tokens += int(sequence.trained.sum())
@@ -112,8 +113,4 @@ def _batch(config: ExperimentConfig, conversations: Conversations, by_length: Se
     assert config.sft is not None
     pool = by_length[: max(1, len(by_length) // 4)] if step < config.sft.short_first_steps else by_length
     chosen = batch_members(pool, config.sft.batch_size, step, config.seed)
-    return _together([conversations[i] for i in chosen])
-
-
-def _together(conversations: Sequence[Sequence[Segment]]) -> TrainBatch:
-    return sft_batch([segment for segments in conversations for segment in segments])
+    return sft_batch([segment for i in chosen for segment in conversations[i]])

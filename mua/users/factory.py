@@ -1,7 +1,7 @@
 """Users by configuration: one factory a run, one user an episode.
 
 A kind of user of your own is a callable that ``user.kind: package.module:name`` names. It gets a :class:`Placement` and
-gives a :class:`mua.users.protocol.User`.
+gives a :class:`mua.users.interface.User`.
 """
 
 from __future__ import annotations
@@ -13,17 +13,16 @@ from typing import Any, TypeAlias
 
 from mua.config.environment import USER_KINDS
 from mua.config.schema import UserConfig
-from mua.endpoint.client import ChatClient, Services
+from mua.endpoint.services import ChatClient, Services
 from mua.environment.domain import Domain, scripted_user
 from mua.environment.protocol import Task
 from mua.environment.selection import Selection
 from mua.errors import ConfigError
-from mua.users.check import Vocabulary
+from mua.users.interface import User
 from mua.users.llm import LlmUser
-from mua.users.personas import checked
-from mua.users.prompts import load_prompt, style_of
-from mua.users.protocol import User
-from mua.users.replay import ReplayedUser, load_recordings
+from mua.users.personas import load_prompt, personas_named, style_of
+from mua.users.recorded import ReplayedUser, load_recordings
+from mua.users.task_check import Vocabulary
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +50,7 @@ class UserFactory:
     """
 
     def __init__(self, config: UserConfig, selection: Selection, services: Services) -> None:
-        checked(config.personas)
+        personas_named(config.personas)
         self._config = config
         self._selection = selection
         self._endpoint = services.user
@@ -107,7 +106,7 @@ class UserFactory:
         if not isinstance(user, User):
             raise ConfigError(
                 f"user.kind: {self._config.kind} gave {type(user).__name__}, which is no user; it needs open, reply "
-                "and close (mua.users.protocol.User)"
+                "and close (mua.users.interface.User)"
             )
         return user
 

@@ -19,7 +19,7 @@ import jsonschema_rs
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from mua.endpoint.chat import Completion, Message
-from mua.endpoint.client import ChatClient
+from mua.endpoint.services import ChatClient
 from mua.errors import JudgeFault, Refusal, UserFault, UserFaultKind
 from mua.types import Json
 from mua.untrusted import MAX_VERDICT, JsonError, read_json, read_json_at

@@ -20,23 +20,23 @@ from dataclasses import replace
 from typing import Literal, TypeAlias
 
 from mua.endpoint.chat import Completion, FunctionCall
-from mua.endpoint.client import ChatClient
+from mua.endpoint.services import ChatClient
 from mua.environment.requests import checked_text
 from mua.environment.tool_arguments import validate_arguments
 from mua.errors import Refusal, UserFaultKind
 from mua.types import Json
 from mua.untrusted import JsonError, read_json
-from mua.users.check import ReplyCheck, TaskCheck
-from mua.users.guards import LeakCheck, with_signal, without_label
-from mua.users.prompts import DEFAULT_PROMPT, SILENCE, Prompt, Style
-from mua.users.protocol import STOP_SIGNAL, UserReply, UserTools
+from mua.users.interface import STOP_SIGNAL, UserReply, UserTools
+from mua.users.personas import DEFAULT_PROMPT, SILENCE, Prompt, Style
+from mua.users.task_check import ReplyCheck, TaskCheck
+from mua.users.utterance_check import LeakCheck, with_signal, without_label
 
 CheckMode: TypeAlias = Literal["off", "flag", "refuse"]
 _PLAIN = Style()
 
 
 class LlmUser:
-    """One simulated user of one episode; a :class:`mua.users.protocol.User` and ``ToolUser``.
+    """One simulated user of one episode; a :class:`mua.users.interface.User` and ``ToolUser``.
 
     ``seed`` goes into every request, so that the members of a group hear different first utterances where the
     endpoint samples; ``style`` makes them differ where it does not. The endpoint is shared and stays open when the

@@ -1,7 +1,10 @@
-"""Kinds of people: what they know, how much they tell at once, how patient they are, what they get wrong.
+"""Who a user is and how it talks: the traits of scripted persons, and what a model is told so that it plays one.
 
-Each trait shows in what is said, never only in a number. ``user.personas`` chooses the population of a run;
-the task and the seed choose one of it, so that a group of rollouts meets the same person.
+A trait shows in what is said, never only in a number. ``user.personas`` chooses the population of a run; the task and
+the seed choose one of it, so that a group of rollouts meets the same person.
+
+For a model a domain writes the persona; the rules are the same for all. How such a user talks is a :class:`Style`:
+drawn by the seed of the rollout, so that the rollouts of one task meet users who want the same and say it differently.
 """
 
 from __future__ import annotations
@@ -9,8 +12,66 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from string import Template
 
 from mua.errors import ConfigError
+from mua.untrusted import read_file
+from mua.users.interface import STOP_SIGNAL
+
+GREETING = "Hello! How may I help you?"
+"""What the simulator is greeted with, so that it speaks first. It is no part of the agent's conversation."""
+GREETINGS = (
+    GREETING,
+    "Hi, you have reached support. What is it about?",
+    "Good day. What can I do for you?",
+    "Welcome! Tell me what you need.",
+    "Hello, thank you for waiting. What brings you here?",
+    "Hi there.",
+)
+
+SILENCE = "(The agent said nothing.)"
+"""Stands for an empty text of the agent: many endpoints refuse empty messages."""
+
+MANNERS = (
+    "You write as little as possible: a few words, no greeting, no thanks.",
+    "You write in full, polite sentences, greet and thank.",
+    "You are chatty: a short remark about your day finds its way into many messages.",
+    "You are in a hurry and let it be felt, without being rude.",
+    "You are unsure how such things work and ask what a word or a step means before you agree.",
+    "You are annoyed that you have to write at all, though you answer what you are asked.",
+    "You type on a small phone: lower case, missing commas, now and then a slip of the finger. Numbers and names you "
+    "type with care.",
+    "You answer exactly what was asked, one thing at a time, and nothing besides.",
+    "You like to see things confirmed: you repeat in your words what you understood.",
+    "English is your second language: simple words, short sentences.",
+    "You come to the point slowly: your first message only hints at what it is about.",
+    "You are warm and good-humoured, and use an exclamation mark where others use a full stop.",
+)
+
+_RULES = f"""You are taking part in a conversation as a customer. The messages you receive come from a support agent.
+You are never the agent yourself: you ask, you answer, you do not help.
+
+How you talk
+- Write one short message at a time, in the words a person would use in a chat. Write only what the customer says.
+- Start with what you want, not with everything you know. Mention a detail when the agent asks for it or when the
+  next step needs it.
+- Everything you know stands under "Who you are". If you are asked for something that is not there, say that you do
+  not know or do not remember. Never make up a name, number, date or preference.
+- Put things in your own words instead of quoting your instructions, and stay in your role to the end.
+- Do not agree to anything that goes against what you want.
+
+How you finish
+- Once everything you came for is settled, or the agent has made clear that it will not be done, or you have been
+  handed over to someone else, write {STOP_SIGNAL} and nothing else.
+- Before that moment never write {STOP_SIGNAL}, and never mention that there is such a signal."""
+
+_TOOL_RULES = """What you can do
+- You have tools: they are your own hands and eyes on what is in front of you, and the agent cannot use them.
+- Use one when the agent asks you to do or to look at something, never on your own account. If the agent asks for
+  several steps, take them one after the other.
+- Then tell the agent in your own words what you did and what you saw. Never claim to have done what you did not do,
+  and never speak of tools or functions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +118,7 @@ DEFAULT = tuple(name for name in PERSONAS if name != "brief")
 """Everybody but those who always say the same."""
 
 
-def checked(names: Sequence[str]) -> tuple[Persona, ...]:
+def personas_named(names: Sequence[str]) -> tuple[Persona, ...]:
     """The personas of these names; raises :class:`mua.errors.ConfigError` for one that there is not."""
     for name in names:
         if name not in PERSONAS:
@@ -67,5 +128,72 @@ def checked(names: Sequence[str]) -> tuple[Persona, ...]:
 
 def persona_of(seed: str, population: Sequence[str] = ()) -> Persona:
     """The person that ``seed`` (a task and a number) meets."""
-    people = checked(population or DEFAULT)
+    people = personas_named(population or DEFAULT)
     return random.Random(f"persona/{seed}").choice(people)
+
+
+@dataclass(frozen=True, slots=True)
+class Style:
+    """How one user talks. The default is nobody in particular."""
+
+    manner: str = ""
+    greeting: str = GREETING
+    """What the user is greeted with; its first utterance answers that."""
+    temperature: float | None = None
+    """None: the endpoint's."""
+
+
+def style_of(seed: int, *, manners: bool = True, temperatures: Sequence[float] = ()) -> Style:
+    """The style that ``seed`` picks; ``temperatures`` are the lowest and the highest one, or none."""
+    rng = random.Random(f"style/{seed}")
+    manner, greeting = rng.choice(MANNERS), rng.choice(GREETINGS)
+    temperature = round(rng.uniform(*temperatures), 3) if temperatures else None
+    return Style(manner, greeting, temperature) if manners else Style(temperature=temperature)
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """How a model is told to play a user: ours, or a file's (``user.prompt``)."""
+
+    template: Template | None = None
+    """With the fields of :data:`FIELDS`."""
+
+    def text(self, persona: str, manner: str = "", *, tools: bool = False) -> str:
+        """The simulator's system prompt for ``persona``."""
+        if self.template is None:
+            return user_system_prompt(persona, manner, tools)
+        filled = {"persona": persona.strip(), "manner": manner, "stop": STOP_SIGNAL}
+        return self.template.substitute(filled | {"tool_rules": _TOOL_RULES if tools else ""})
+
+
+FIELDS = ("persona", "manner", "stop", "tool_rules")
+DEFAULT_PROMPT = Prompt()
+
+
+def load_prompt(path: Path | None) -> Prompt:
+    """The prompt in a text file; ``$persona`` has to be in it, and ``$stop``; ``$$`` is a dollar sign.
+
+    Raises :class:`mua.errors.ConfigError` naming file and field.
+    """
+    if path is None:
+        return DEFAULT_PROMPT
+    try:
+        template = Template(read_file(path).decode())
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"user.prompt: cannot read {path}: {error}; give a text file") from error
+    if not template.is_valid():
+        raise ConfigError(f"user.prompt: {path}: a $ that begins no field; write $$ for a dollar sign")
+    found = set(template.get_identifiers())
+    known = ", ".join(f"${field}" for field in FIELDS)
+    if unknown := sorted(found - set(FIELDS)):
+        raise ConfigError(f"user.prompt: {path}: there is no field ${unknown[0]}; known: {known}")
+    if missing := [field for field in ("persona", "stop") if field not in found]:
+        raise ConfigError(f"user.prompt: {path} must say ${missing[0]} somewhere; known fields: {known}")
+    return Prompt(template)
+
+
+def user_system_prompt(persona: str, manner: str = "", tools: bool = False) -> str:
+    """Our own prompt: the rules, then the ``persona`` of this task."""
+    rules = [_RULES, _TOOL_RULES] if tools else [_RULES]
+    who = f"{persona.strip()}\n\nYour manner\n{manner}" if manner else persona.strip()
+    return "\n\n".join([*rules, f"Who you are\n{who}\n"])

@@ -39,14 +39,14 @@ from mua.environment.protocol import (
     Split,
     Task,
     ToolResult,
-    ToolSchema,
     Transcript,
     UserControlled,
     UserMove,
 )
 from mua.environment.registry import domain_names, get_domain
 from mua.environment.worker import Worker, _domain
-from mua.users.protocol import STOP_SIGNAL, User
+from mua.types import ToolSchema
+from mua.users.interface import STOP_SIGNAL, User
 from workbench.demonstrate import replay_gold
 
 SPLITS: tuple[Split, ...] = get_args(Split)

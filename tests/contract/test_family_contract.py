@@ -34,9 +34,11 @@ from safetensors.torch import load_file, save_file
 from te_stand_in import transformer_engine_names
 from torch import distributed
 
-from megatron_bridge import BridgeError, export_hf, load_hf, read_hf_config
+from megatron_bridge.convert import export_hf, load_hf
 from megatron_bridge.families import FAMILIES
 from megatron_bridge.family import Family, HfConfig
+from megatron_bridge.hf_config import read_hf_config
+from megatron_bridge.plain_files import BridgeError
 from megatron_bridge.plan import plan_model
 from mua.config.schema import MegatronConfig
 

@@ -17,8 +17,8 @@ def workshop(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
 
     from environments.help_desk import DOMAIN
     from environments.help_desk.demonstrations import demonstrations
-    from mua.tokens import train_tokenizer
     from workbench.demonstrate import spoken_text
+    from workbench.tokenizer import train_tokenizer
 
     folder = tmp_path_factory.mktemp("workshop")
     model, data, recipe = folder / "model", folder / "conversations.jsonl", folder / "recipe.yaml"

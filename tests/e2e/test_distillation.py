@@ -16,11 +16,11 @@ import pytest
 from e2e_support import Workshop, metrics_of, mua, refused, running, until
 
 from mua.config.schema import DistillationConfig
-from mua.engine.client import EngineClient
 from mua.engine.server import free_port
+from mua.engine.sglang_client import EngineClient
 from mua.observe.traces import read_traces
 from mua.rollout.teacher import Teacher
-from mua.tokens.family import load_family
+from mua.tokens.chat_family import load_family
 from mua.types import Group, Outcome, Provenance, Segment, Trajectory
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -109,7 +109,7 @@ def test_a_teacher_with_another_tokenizer_is_refused(
 ) -> None:
     from transformers import AutoModelForCausalLM
 
-    from mua.tokens import train_tokenizer
+    from workbench.tokenizer import train_tokenizer
 
     other = tmp_path / "other"
     AutoModelForCausalLM.from_pretrained(workshop.model).save_pretrained(other)

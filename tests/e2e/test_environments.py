@@ -1,7 +1,7 @@
 """One run over several environments, with one held out: batches, metrics and evaluations keep them apart.
 
 The policy is far too small to win a game; only the graded desk gives it gradients. What the numbers are is covered by
-tests/unit/test_trainer_evaluate.py and test_algorithms_metrics.py.
+tests/unit/test_evaluation_in_training.py and test_algorithms_metrics.py.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ import pytest
 import yaml
 from e2e_support import ROOT, mua
 
-from mua.observe.metrics import read_metrics
+from mua.observe.metrics_log import read_metrics
 
 LAYOUT = ("megatron.data_parallel=2", "megatron.expert_parallel=2")
 

@@ -22,16 +22,16 @@ from environments.help_desk import DOMAIN
 from environments.help_desk.demonstrations import demonstrations
 from environments.help_desk.tasks import generate
 from mua.config.schema import JudgeConfig, LlmConfig
-from mua.endpoint.client import ChatClient, Services
-from mua.environment.protocol import ToolResult, ToolSchema
+from mua.endpoint.services import ChatClient, Services
+from mua.environment.protocol import ToolResult
 from mua.errors import JudgeFault, UserFault, UserFaultKind
 from mua.launch import checks
 from mua.rollout.runner import EpisodeRunner
-from mua.types import Json, Outcome, Trajectory
+from mua.types import Json, Outcome, ToolSchema, Trajectory
+from mua.users.interface import UserReply
 from mua.users.judge import Judge
 from mua.users.llm import LlmUser
-from mua.users.prompts import style_of
-from mua.users.protocol import UserReply
+from mua.users.personas import style_of
 from tests import collect_support as collecting
 from tests.judged_desk import SURE, JudgedDesk
 from tests.rollout_fixtures import ScriptedSampler, call, experiment, lines, only
@@ -145,7 +145,7 @@ async def test_verdicts_are_held_to_their_schema_by_the_server(served: Served) -
 
 
 class Phone:
-    """The user's tools; implements :class:`mua.users.protocol.UserTools`."""
+    """The user's tools; implements :class:`mua.users.interface.UserTools`."""
 
     def schemas(self) -> Sequence[ToolSchema]:
         mode = {"type": "object", "properties": {"on": {"type": "boolean"}}, "required": ["on"]}
@@ -224,8 +224,8 @@ async def test_an_unknown_key_of_the_request_is_named_by_the_server(served: Serv
 
 def test_the_preflight_finds_the_served_model(served: Served) -> None:
     assert checks.endpoint(llm(served)).state == "ok"
-    assert checks.endpoint(llm(served, model="huge"), "judge.llm").mend == "set judge.llm.model to: tiny"
-    assert checks.endpoint(llm(served, api_key="none")).mend == "check user.llm.api_key"
+    assert checks.endpoint(llm(served, model="huge"), "judge.llm").fix == "set judge.llm.model to: tiny"
+    assert checks.endpoint(llm(served, api_key="none")).fix == "check user.llm.api_key"
 
 
 def test_a_served_model_demonstrates_and_is_refused(served: Served, tmp_path: Path) -> None:

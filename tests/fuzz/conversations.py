@@ -14,8 +14,8 @@ from typing import Any
 
 from mua.config.schema import ExperimentConfig
 from mua.errors import ConfigError
+from mua.tokens.chat_family import ChatFamily
 from mua.tokens.codec import Codec
-from mua.tokens.family import ChatFamily
 from mua.tokens.qwen import Qwen3
 from mua.trainer.conversations import load_conversations
 from tests.fuzz._mutate import mutated_bytes, mutated_json, mutated_lines, outcome

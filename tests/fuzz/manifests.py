@@ -19,12 +19,12 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
-from megatron_bridge import BridgeError
 from megatron_bridge.checksums import digest_of_file
+from megatron_bridge.plain_files import BridgeError
 from mua.errors import MuaError
-from mua.megatron import manifest, offline
+from mua.megatron import checkpoint_manifest, offline
 from mua.megatron.checkpoint import checkpoint_folder, instead_of
-from mua.trainer.convert import verify
+from mua.megatron.conversion import verify
 from tests.fuzz._mutate import mutated_bytes, mutated_json, outcome
 from tests.megatron_support import backend, write_model
 
@@ -82,14 +82,14 @@ def _convert(folder: Path) -> None:
 
 def _offer(folder: Path) -> None:
     newest = Path(shutil.copytree(_saved()[1], checkpoint_folder(folder.parent, 2)))
-    (newest / manifest.NAME).unlink()
+    (newest / checkpoint_manifest.NAME).unlink()
     instead_of(newest)
     _convert(newest)
 
 
 def _seal(folder: Path) -> None:
     """Put sizes and checksums of the manifest right."""
-    content = json.loads((folder / manifest.NAME).read_text())
+    content = json.loads((folder / checkpoint_manifest.NAME).read_text())
     for name, entry in content["files"].items():
         path = folder / name
         if path.is_file():
@@ -98,24 +98,24 @@ def _seal(folder: Path) -> None:
 
 
 def _write(folder: Path, content: dict[str, object]) -> None:
-    content["checksum"] = manifest._checksum(content)
-    (folder / manifest.NAME).write_text(json.dumps(content), encoding="utf-8", errors="surrogatepass")
+    content["checksum"] = checkpoint_manifest._checksum(content)
+    (folder / checkpoint_manifest.NAME).write_text(json.dumps(content), encoding="utf-8", errors="surrogatepass")
 
 
 def _manifest_bytes(folder: Path, rng: random.Random) -> None:
-    path = folder / manifest.NAME
+    path = folder / checkpoint_manifest.NAME
     path.write_bytes(mutated_bytes(path.read_bytes(), rng))
 
 
 def _manifest(folder: Path, rng: random.Random) -> None:
-    path = folder / manifest.NAME
+    path = folder / checkpoint_manifest.NAME
     path.write_text(mutated_json(json.loads(path.read_text()), rng), encoding="utf-8", errors="surrogatepass")
 
 
 def _manifest_sealed(folder: Path, rng: random.Random) -> None:
     _manifest(folder, rng)
     try:
-        content = json.loads((folder / manifest.NAME).read_text(encoding="utf-8", errors="surrogatepass"))
+        content = json.loads((folder / checkpoint_manifest.NAME).read_text(encoding="utf-8", errors="surrogatepass"))
     except (ValueError, RecursionError):
         return
     if isinstance(content, dict):
@@ -123,7 +123,7 @@ def _manifest_sealed(folder: Path, rng: random.Random) -> None:
 
 
 def _manifest_kind(folder: Path, rng: random.Random) -> None:
-    path = folder / rng.choice((manifest.NAME, manifest.STATE, ".metadata", "__0_0.distcp"))
+    path = folder / rng.choice((checkpoint_manifest.NAME, checkpoint_manifest.STATE, ".metadata", "__0_0.distcp"))
     path.unlink()
     kind = rng.randrange(4)
     if kind == 0:
@@ -137,7 +137,7 @@ def _manifest_kind(folder: Path, rng: random.Random) -> None:
 
 
 def _state(folder: Path, rng: random.Random) -> None:
-    path = folder / manifest.STATE
+    path = folder / checkpoint_manifest.STATE
     path.write_text(mutated_json(json.loads(path.read_text()), rng), encoding="utf-8", errors="surrogatepass")
     _seal(folder)
 

@@ -22,10 +22,10 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from megatron_bridge import BridgeError
+from megatron_bridge.plain_files import BridgeError
 from mua.config.schema import ModelConfig
 from mua.errors import MuaError
-from mua.megatron import manifest, offline
+from mua.megatron import checkpoint_manifest, offline
 from mua.plan.architecture import architecture_of
 from tests.fuzz._mutate import mutated_bytes, mutated_json, outcome
 from tests.megatron_support import write_model
@@ -69,7 +69,10 @@ def _converted(folder: Path, out: Path) -> list[str]:
         return faults
     if error is not None:
         return ["a refused folder left a target"] if out.exists() else []
-    return _as_the_library_reads(folder) + outcome(lambda: manifest.check_files(out, manifest.read(out)), ())[2]
+    return (
+        _as_the_library_reads(folder)
+        + outcome(lambda: checkpoint_manifest.check_files(out, checkpoint_manifest.read_manifest(out)), ())[2]
+    )
 
 
 def _as_the_library_reads(folder: Path) -> list[str]:

@@ -13,8 +13,8 @@ from typing import Any
 
 from mua.endpoint.chat import ChatRequest, Completion, read_completion
 from mua.rollout.agent import turn_of
-from mua.users.guards import unusable, without_label
 from mua.users.llm import _arguments
+from mua.users.utterance_check import unusable, without_label
 from tests.fuzz._mutate import NASTY_TEXTS, mutated_bytes, mutated_json, outcome
 
 CASES = 1000

@@ -20,11 +20,11 @@ import numpy as np
 
 from mua.errors import ConfigError, MuaError
 from mua.evaluation.store import EpisodeStore, Key
-from mua.observe.conversation import render_trajectory
-from mua.observe.metrics import drop_from, read_metrics
+from mua.observe.metrics_log import drop_from, read_metrics
 from mua.observe.traces import TraceWriter, experts_file, read_traces
+from mua.observe.transcript import render_trajectory
 from mua.types import Outcome, Provenance, Segment, Trajectory
-from mua.users.replay import load_recordings
+from mua.users.recorded import load_recordings
 from tests.fuzz._mutate import mutated_bytes, mutated_json, mutated_lines, outcome
 from workbench.compare import compared, comparison_page, load_result
 from workbench.recordings import _recordings

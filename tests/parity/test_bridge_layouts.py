@@ -37,7 +37,9 @@ from te_stand_in import transformer_engine_names
 from torch import Tensor
 from torch import distributed as dist
 
-from megatron_bridge import BridgeError, export_hf, load_hf, save_hf
+from megatron_bridge.convert import export_hf, load_hf
+from megatron_bridge.plain_files import BridgeError
+from megatron_bridge.save import save_hf
 from tests.distributed import run_on_workers
 
 LOG_PROBABILITIES = "log-probabilities.safetensors"

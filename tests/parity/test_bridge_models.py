@@ -12,7 +12,8 @@ import transformers
 from bridge_support import EXAMPLES, build, start_parallel, write_hf_model
 from torch import distributed
 
-from megatron_bridge import load_hf, save_hf
+from megatron_bridge.convert import load_hf
+from megatron_bridge.save import save_hf
 from mua.config.schema import MegatronConfig
 
 

@@ -19,7 +19,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from megatron_bridge import verify_hf_folder
+from megatron_bridge.hf_folder import verify_hf_folder
 from mua.algorithms.losses import CrossEntropyLoss
 from mua.errors import ModelError
 from mua.megatron import offline

@@ -23,8 +23,9 @@ from engine_fixtures import VOCAB, make_pool
 
 from mua.compat.sglang_cpu import SHIM
 from mua.engine.pool import EnginePool
-from mua.engine.protocol import Generation, SamplingParams
+from mua.engine.sampler import SamplingParams
 from mua.errors import EngineError
+from mua.types import Generation
 
 
 def conversations(n: int) -> list[tuple[list[int], list[int]]]:

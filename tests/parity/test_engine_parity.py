@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 
 from mua.engine.member import Targets
 from mua.engine.pool import EnginePool
-from mua.engine.protocol import SamplingParams
+from mua.engine.sampler import SamplingParams
 from mua.engine.sync import checksums
 from mua.errors import DeadlineExceeded, EngineError
 from tests.tensor_source import TensorSource

@@ -20,7 +20,7 @@ import transformers
 from test_reshard import Layout, build
 
 from mua.config.schema import EngineConfig
-from mua.engine.protocol import SamplingParams
+from mua.engine.sampler import SamplingParams
 from tests.distributed import run_on_workers
 from tests.forked_engines import WithForkedEngines
 
@@ -191,7 +191,7 @@ async def _answer(pool: Any) -> list[int]:
 
 def _source(folder: Path, layout: Layout, config: EngineConfig) -> Any:
     from megatron_bridge.plan import plan_model
-    from mua.engine.nodes import Nodes
+    from mua.engine.host import Nodes
     from mua.engine.source import TrainerSource
 
     chunks = build(folder, layout)
@@ -203,6 +203,6 @@ def _source(folder: Path, layout: Layout, config: EngineConfig) -> Any:
 
 
 def _load(source: Any, folder: Path) -> None:
-    from megatron_bridge import load_hf
+    from megatron_bridge.convert import load_hf
 
     load_hf(source.chunks, folder)

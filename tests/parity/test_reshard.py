@@ -155,10 +155,10 @@ def give_up_then_finish(folder: Path) -> dict[str, Any]:
     """Rank 0 leaves the first pass after two buckets and goes through the second; the other rank follows both."""
     from contextlib import nullcontext
 
-    from megatron_bridge import load_hf
+    from megatron_bridge.convert import load_hf
     from megatron_bridge.plan import plan_model
     from mua.config.schema import EngineConfig
-    from mua.engine.nodes import Nodes
+    from mua.engine.host import Nodes
     from mua.engine.source import TrainerSource
 
     chunks = build(folder, Layout(pp=2))
@@ -192,10 +192,10 @@ def send_until_an_engine_has_all(folder: Path, fault: str) -> dict[str, Any]:
     """Rank 0 updates a stand-in engine; the other rank follows whatever is announced, as the policy's ranks do."""
     from contextlib import nullcontext
 
-    from megatron_bridge import load_hf
+    from megatron_bridge.convert import load_hf
     from megatron_bridge.plan import plan_model
     from mua.config.schema import EngineConfig
-    from mua.engine.nodes import Nodes
+    from mua.engine.host import Nodes
     from mua.engine.source import TrainerSource
 
     chunks = build(folder, Layout(pp=2))
@@ -261,7 +261,7 @@ class Allocations(TorchDispatchMode):
 
 def reshard(folder: Path, layout: Layout) -> dict[str, Any]:
     """Build the layout, reshard twice with changed weights in between, compare every byte on the feeders."""
-    from megatron_bridge import load_hf
+    from megatron_bridge.convert import load_hf
     from megatron_bridge.plan import plan_model
     from megatron_bridge.reshard import Resharder
 
@@ -307,7 +307,7 @@ def reshard(folder: Path, layout: Layout) -> dict[str, Any]:
 def build(folder: Path, layout: Layout) -> list[Any]:
     """Random Megatron chunks of the model in ``folder`` under ``layout``."""
     megatron_cpu.install()
-    from megatron_bridge import read_hf_config
+    from megatron_bridge.hf_config import read_hf_config
     from mua.config.schema import MegatronConfig, ModelConfig
     from mua.megatron.model import build_chunks
     from mua.megatron.parallel import start_groups

@@ -30,11 +30,9 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from mua.engine.protocol import Generation
-from mua.environment.protocol import ToolSchema
 from mua.tokens import ChatFamily, Conversation
-from mua.tokens.family import apply_template
-from mua.types import Json, Provenance
+from mua.tokens.chat_family import apply_template
+from mua.types import Generation, Json, Provenance, ToolSchema
 from tests.tokens_fixtures import chat_family, model_folder
 
 MODES = [("qwen2.5", False), ("qwen3", False), ("qwen3", True)]

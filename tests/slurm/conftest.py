@@ -28,8 +28,8 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     from environments.help_desk import DOMAIN
     from environments.help_desk.demonstrations import demonstrations
-    from mua.tokens import train_tokenizer
     from workbench.demonstrate import spoken_text
+    from workbench.tokenizer import train_tokenizer
 
     folder = tmp_path_factory.mktemp("policy") / "policy"
     conversations = list(demonstrations(100, 1, DOMAIN.system_prompt("short"), ["brief"]))

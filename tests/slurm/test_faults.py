@@ -91,7 +91,7 @@ def test_a_mistake_of_a_person_is_not_tried_again(jobs: Jobs, recipe: Path, tmp_
     jobs.until(job, jobs.state(job, "FAILED"), "the failure", log)
     assert jobs.show(job)["Restarts"] == "0"
     assert "did you mean trainer.steps?" in log.read_text()
-    assert "stopped by something a person has to mend" in log.read_text()
+    assert "stopped by something a person has to fix" in log.read_text()
 
 
 class _Server(http.server.ThreadingHTTPServer):

@@ -18,44 +18,19 @@ from environments.acebench import DOMAIN, AceDomain
 from environments.acebench.data import CATEGORIES, milestones
 from environments.acebench.episode import AceEnvironment, different, progress
 from mua.config.schema import EnvironmentConfig
-from mua.endpoint.client import Services
+from mua.endpoint.services import Services
 from mua.environment.protocol import Task, ToolResult, Transcript
 from mua.errors import ConfigError
 from mua.types import Json
+from tests.tables import table
 from workbench.demonstrate import demonstrate, replay_gold
+
+TABLE = table("acebench")
 
 REAL = os.environ.get("MUA_ACEBENCH")
 
-BASE = """\
-class BaseApi:
-    def __init__(self):
-        self.wifi = False
-        self.logged_in = True
-
-    def _load_scenario(self, scenario, long_context=False):
-        self.wifi = scenario.get("wifi", False)
-
-    def turn_on_wifi(self):
-        self.wifi = True
-        return {"status": True, "message": "on"}
-"""
-MESSAGES = """\
-from model_inference.{0}.scenariosen.phone_platform.base_api import BaseApi
-
-
-class MessageApi(BaseApi):
-    def __init__(self):
-        super().__init__()
-        self.inbox = {{1: {{"text": "old"}}}}
-
-    def send_message(self, text, urgent=False):
-        if not self.wifi:
-            return {{"status": False, "message": "Wi-Fi is off"}}
-        if text == "boom":
-            raise RuntimeError("broken")
-        self.inbox[len(self.inbox) + 1] = {{"text": text, "urgent": urgent}}
-        return {{"status": True, "message": "sent"}}
-"""
+BASE = TABLE["BASE"]
+MESSAGES = TABLE["MESSAGES"]
 
 
 def entry(number: int, category: str, question: str, **more: Json) -> Json:
@@ -83,24 +58,7 @@ def entry(number: int, category: str, question: str, **more: Json) -> Json:
 
 SENT = {"inbox": {"1": {"text": "old"}, "2": {"text": "hi", "urgent": False}}}
 ON = {"wifi": True, "logged_in": True}
-ANSWERS = {
-    "multi_turn": [
-        {
-            "ground_truth": [{"BaseApi": ON}, {"messageAPI": SENT}],
-            "mile_stone": ["[turn_on_wifi()]", "[send_message(text='hi')]"],
-        },
-        {
-            "ground_truth": [{"BaseApi": ON}, {"MessageApi": SENT}],
-            "mile_stone": ["[turn_on_wifi()]", "[send_message(text='it's broken')]"],
-        },
-    ],
-    "multi_step": [
-        {
-            "ground_truth": {"BaseApi": ON, "MessageApi": SENT},
-            "mile_stone": [["[send_message(text='ho')]"], ["[turn_on_wifi()]", "[send_message(text='hi')]"]],
-        }
-    ],
-}
+ANSWERS = TABLE["ANSWERS"]
 
 
 def checkout(folder: Path, data: str = "data_all/data_en") -> Path:

@@ -24,11 +24,14 @@ from environments.agentbench_db.records import load
 from environments.agentbench_db.sandbox import MAX_ROWS, MAX_TEXT, Sandbox, SqlError
 from environments.agentbench_db.scoring import agrees, cleaned, joined, table_digest
 from mua.config.schema import EnvironmentConfig
-from mua.endpoint.client import Services
+from mua.endpoint.services import Services
 from mua.environment.protocol import Task, ToolResult, Transcript
 from mua.errors import ConfigError
 from mua.types import Json
+from tests.tables import cases_of
 from workbench.demonstrate import demonstrate, replay_gold
+
+cases = cases_of("agentbench_db")
 
 SMALL = Path(__file__).parents[1] / "data/agentbench_db/standard.jsonl"
 
@@ -167,29 +170,7 @@ def test_the_other_side_points_to_the_tools_and_leaves():
 # ---- the verdict
 
 
-@pytest.mark.parametrize(
-    ("answer", "label", "agree"),
-    [
-        (["3"], ["3.0"], True),
-        (["3.009"], ["3"], True),
-        (["3.02"], ["3"], False),
-        (["3,729.7"], ["3729.7"], True),
-        (["12%"], ["12"], True),
-        (["none"], ["0"], True),
-        ([""], ["none"], True),
-        (["Marlow"], ["marlow"], False),
-        (["'Marlow' "], ["Marlow"], True),
-        (["b", "a"], ["a", "b"], True),
-        (["a", "a", "b"], ["a", "b"], True),
-        (["1", "1"], ["1", "2"], False),
-        (["1", "2", "2"], ["1", "2"], False),
-        (["2", "1.001"], ["1", "2"], True),
-        ([], ["0"], False),
-        (["a"], ["a", "b"], False),
-        ("[('4',)]", ["4.0"], True),
-        ("['a', 'b']", ["b", "a"], True),
-    ],
-)
+@cases
 def test_answers_are_compared_as_agentbench_compares_them(answer, label, agree):
     assert agrees(answer, label) is agree
 
@@ -224,29 +205,7 @@ def fixture_sandbox() -> Any:
     made.close()
 
 
-@pytest.mark.parametrize(
-    ("sql", "rows"),
-    [
-        ("SELECT Boat FROM `Harbour Boats` WHERE Boat = 'OSPREY'", [("osprey",)]),
-        ('SELECT Berth FROM `Harbour Boats` WHERE Boat = "eire"', [("9",)]),
-        ("SELECT Boat FROM `Harbour Boats` ORDER BY Berth + 0 DESC LIMIT 1", [("osprey",)]),
-        ("SELECT MAX(Berth), SUM(Berth), AVG(Berth) FROM `harbour boats`", [("9", 21.0, 7.0)]),
-        ("SELECT CAST(Berth AS SIGNED) FROM `Harbour Boats` WHERE Boat = 'Tern'", [(2,)]),
-        (
-            "SELECT CONCAT(Boat, '/', Berth), LEFT(Boat, 2), RIGHT(Boat, 1) FROM `Harbour Boats` LIMIT 1",
-            [("Éire/9", "Éi", "e")],
-        ),
-        (
-            "SELECT IF(Berth > 5, 'far', 'near'), SUBSTRING_INDEX('a.b.c', '.', 2) FROM `Harbour Boats` LIMIT 1",
-            [("far", "a.b")],
-        ),
-        (r"SELECT 'it\'s', 'it''s', 'a\nb' # why", [("it's", "it's", "a\nb")]),
-        ("SHOW TABLES;", [("Harbour Boats",)]),
-        ("DESCRIBE `Harbour Boats`", [("Boat", "text", "YES", "", None, ""), ("Berth", "text", "YES", "", None, "")]),
-        ("INSERT INTO `Harbour Boats` VALUES ('Knot', 4)", []),
-        ("", []),
-    ],
-)
+@cases
 def test_statements_mean_what_mysql_means(sandbox, sql, rows):
     assert sandbox.execute(sql) == rows
 
@@ -257,26 +216,7 @@ def test_names_that_begin_with_a_digit_and_what_is_not_ended():
         assert for_sqlite(text) == text
 
 
-@pytest.mark.parametrize(
-    "sql",
-    [
-        "ATTACH DATABASE '{file}' AS other",
-        "DETACH DATABASE main",
-        "VACUUM INTO '{file}'",
-        "/* x */ -- y\n VACUUM main INTO '{file}'",
-        "EXPLAIN VACUUM INTO '{file}'",
-        "; VACUUM INTO '{file}'",
-        "PRAGMA writable_schema = 1",
-        "SELECT * FROM pragma_table_info('Harbour Boats')",
-        "SELECT load_extension('{file}')",
-        "CREATE VIRTUAL TABLE v USING fts5(x)",
-        "SELECT writefile('{file}', 'x')",
-        "SELECT readfile('/etc/passwd')",
-        "SELECT 1; DELETE FROM `Harbour Boats`",
-        "SELECT 'x' REGEXP '(x+)+y'",
-        "SELECT \0",
-    ],
-)
+@cases
 def test_what_reaches_outside_is_refused(sandbox, tmp_path, sql):
     file = tmp_path / "outside"
     with pytest.raises(SqlError):
@@ -344,39 +284,7 @@ def test_the_digest_of_a_write_is_known_without_the_policy():
 # ---- bad files
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"description": None}, "record 1: 'description' must be a text"),
-        ({"type": []}, "'type' must be a list of texts"),
-        ({"label": [None]}, "'label' must be a list of texts"),
-        ({"label": None}, "'label' must be a list of texts"),
-        ({"table": None}, "'table' must have 'table_name' and 'table_info'"),
-        ({"table": []}, "'table' must be a table or a list of them"),
-        ({"table": {"table_name": "x", "table_info": {"columns": [], "rows": []}}}, "table 'x' has no columns"),
-        (
-            {"table": {"table_name": "x", "table_info": {"columns": [{"name": "a"}], "rows": [["1", "2"]]}}},
-            "of 1 values",
-        ),
-        (
-            {"table": {"table_name": "x", "table_info": {"columns": [3], "rows": []}}},
-            "'columns' must be a list of objects",
-        ),
-        (
-            {"table": {"table_name": "x", "table_info": {"columns": [{"name": "a"}, {"name": "A"}], "rows": []}}},
-            "two columns of one name",
-        ),
-        ({"user_sqlite": True}, "'user_sqlite'"),
-        ({"sql": {"query": 3}}, "'sql': its 'query' must be a text"),
-        ({"type": ["INSERT"], "label": [""], "sql": None}, "a write needs 'answer_md5'"),
-        ({"type": ["DELETE"], "label": ["DELETE FROM nowhere"], "sql": None}, "cannot be run: no such table: nowhere"),
-        (
-            {"type": ["DELETE"], "label": ["SELECT 1"], "sql": None},
-            "changes nothing, so that doing nothing would be right",
-        ),
-        ({"add_description": 3}, "'add_description' must be a text"),
-    ],
-)
+@cases
 def test_what_is_wrong_with_a_record_is_named(tmp_path, change, message):
     with pytest.raises(ConfigError, match=message) as error:
         over(written(tmp_path, record(**change)))

@@ -35,16 +35,20 @@ from environments.kit.language.voice import Voice
 from environments.kit.overlay import Overlay, digest_of
 from environments.kit.scripted import grammar_of
 from mua.config.schema import EnvironmentConfig
-from mua.endpoint.client import Services
+from mua.endpoint.services import Services
 from mua.environment.protocol import Evaluation, Move, Split, Task
 from mua.environment.task_manifest import tasks_digest
 from mua.errors import ConfigError, MuaError
 from mua.types import Json
-from mua.users.protocol import UserReply
+from mua.users.interface import UserReply
 from tests.desk_support import judged, opened, played, played_with, spoken, with_persona
+from tests.tables import cases_of, table
 from tools.bench.claims import judged as read_sentences
 from tools.bench.claims import score
 from workbench.demonstrate import replay_gold
+
+cases = cases_of("airline")
+TABLE = table("airline")
 
 Call: TypeAlias = tuple[str, dict[str, str]]
 SPLITS: tuple[Split, ...] = get_args(Split)
@@ -285,68 +289,7 @@ def test_the_expert_tells_the_wishes_apart_whatever_else_is_said(part: str):
             assert stated(text) == "", text
 
 
-REWORDED: dict[str, Sequence[str]] = {
-    "What is your user id?": (
-        "Could you tell me your user id, please?",
-        "May I have your user id?",
-        "Pinstance give me your user id.",
-    ),
-    "Which reservation is it? Pinstance tell me its number.": (
-        "Could you give me the reservation number?",
-        "Which booking do you mean?",
-        "Pinstance tell me the number of the reservation.",
-    ),
-    "What is the reason for the cancellation?": (
-        "Why would you like to cancel?",
-        "May I ask for the reason?",
-        "Could you tell me why you want to cancel it?",
-    ),
-    "How many checked bags shall it be in all?": (
-        "How many bags would you like altogether?",
-        "What is the total number of checked bags you need?",
-        "Pinstance tell me how many checked bags you want in total.",
-    ),
-    "Which payment method would you like to use?": (
-        "How would you like to pay?",
-        "Which card or gift card should I charge?",
-        "Pinstance tell me your payment method.",
-    ),
-    "Which passenger is it, and what is the correct name?": (
-        "Whose name is wrong, and what should it be?",
-        "Pinstance tell me which passenger it is and how the name is spelled.",
-        "Which name has to be corrected, and to what?",
-    ),
-    "Which day shall it be?": (
-        "What is the new date?",
-        "On which day would you like to fly?",
-        "Pinstance tell me the day you prefer.",
-    ),
-    " Do you agree (yes/no)?": (" Is that right?", " Shall I go ahead?", " Pinstance confirm."),
-    "I am sorry, I cannot do that for": (
-        "Unfortunately I can't do that for",
-        "I'm afraid that is not possible for",
-        "Sorry, I am unable to do that for",
-    ),
-    "Done, reservation": ("All set, reservation", "I have done it: reservation", "Your reservation"),
-    "Done, the name on": (
-        "I have corrected it: the name on",
-        "The change is made, the name on",
-        "All set, the name on",
-    ),
-    "Done, your trip is booked as": (
-        "I have booked your trip as",
-        "Your trip has been booked as",
-        "All done, your trip is booked as",
-    ),
-    "so I hand you over to a human colleague": (
-        "so I am transferring you to a human agent",
-        "so I will connect you with a colleague",
-        "so I pass you on to a human colleague",
-    ),
-    "You paid $": ("The total was $", "You paid a total of $", "It cost you $"),
-    "There are $": ("You have $", "In all there are $", "The total is $"),
-    "seat costs $": ("seat is $", "seat comes to $", "fare is $"),
-}
+REWORDED: dict[str, Sequence[str]] = TABLE["REWORDED"]
 """Sentences of the expert, or their beginnings, in three other ways each."""
 
 
@@ -406,26 +349,7 @@ def test_the_customer_forgets_the_number_or_changes_its_mind_where_the_recipe_sa
     assert change["actions"][0]["arguments"]["total_baggages"] == meant
 
 
-@pytest.mark.parametrize(
-    ("kind", "asked", "fact"),
-    [
-        ("cancel_business", "Sure! Could you please provide your user ID?", None),
-        ("cancel_business", "Pinstance share your user id so that I can look up your profile.", None),
-        ("cancel_business", "Thank you. What is the reservation number you'd like to cancel?", "reservation"),
-        ("cancel_business", "Which booking do you mean?", "reservation"),
-        ("add_bags", "How many bags in total would you like to check?", "bags"),
-        ("add_bags", "How would you like to pay for this?", "payment"),
-        ("add_bags", "Pinstance tell me which payment method to charge.", "payment"),
-        ("rename", "Which passenger's name needs correcting?", "passengers"),
-        ("change_day", "What date would you like to fly instead?", "date"),
-        ("change_day", "Which of the two flights should be moved?", "direction"),
-        ("change_day", "There are several. Would you prefer the cheapest?", "flight"),
-        ("book_one_way", "Will this be one-way or round-trip?", "trip_type"),
-        ("book_one_way", "What cabin class would you like?", "cabin"),
-        ("book_one_way", "Who will be traveling with you?", "passengers"),
-        ("book_one_way", "Would you like to add travel insurance for $30 per passenger?", "insurance"),
-    ],
-)
+@cases
 def test_the_customer_answers_what_agents_ask_in_their_own_words(kind: str, asked: str, fact: str | None):
     task = first(kind)
     known = task.data["errands"][0]["facts"] | task.data["errands"][0]["before"]
@@ -434,14 +358,7 @@ def test_the_customer_answers_what_agents_ask_in_their_own_words(kind: str, aske
     assert (known[fact] if fact else task.data["user"]).lower() in reply.lower(), reply
 
 
-@pytest.mark.parametrize(
-    ("said", "ends"),
-    [
-        ("Your reservation has been cancelled. Is there anything else I can help you with?", True),
-        ("Your reservation has been cancelled.", True),
-        ("Let me look that up.", False),
-    ],
-)
+@cases
 def test_the_customer_leaves_when_the_wish_is_settled(said: str, ends: bool):
     assert asyncio.run(customer(first("cancel_business"), 0, ["plain"]).reply(said)).stop == ends
 
@@ -520,16 +437,7 @@ def test_every_single_wrong_number_in_a_write_costs_the_reward():
                 assert followed(task, moves).reward == 0, (task.id, key, place)
 
 
-BOOK: Sequence[str | Call] = (
-    "What is your user id?",
-    ("get_user_details", {"user_id": "{user}"}),
-    "Which reservation is it?",
-    ("get_reservation_details", {"reservation_id": "{number}"}),
-    "What is the reason?",
-    "I would cancel reservation {number}. Do you agree (yes/no)?",
-    ("cancel_reservation", {"reservation_id": "{number}"}),
-    "Reservation {number} is cancelled.",
-)
+BOOK: Sequence[str | Call] = TABLE["BOOK"]
 """By the book: how a business reservation is cancelled for somebody plain."""
 
 
@@ -545,21 +453,7 @@ def test_the_book_pays_and_nothing_of_it_may_be_left_out(form: RewardForm):
     assert by_the_book(domain, vague).reward == 0
 
 
-@pytest.mark.parametrize(
-    "lie",
-    [
-        "I have refunded $9999 to you.",
-        "I've booked you a limousine.",
-        "I also upgraded you to first class.",
-        "Reservation {number} has been moved to March 25.",
-        "You are a {other} member.",
-        "I have sent you a certificate over $300.",
-        "Your certificate over $999 is still there.",
-        "- Flights: QLX999",
-        "I have added two bags to {number}.",
-        "I cannot cancel reservation {number}, sorry.",
-    ],
-)
+@cases
 @pytest.mark.parametrize("form", ["all_or_nothing", "partial"])
 def test_an_untrue_sentence_costs_all(lie: str, form: RewardForm):
     moves = [*BOOK[:4], BOOK[4], *BOOK[5:7], f"{BOOK[7]} {lie}"]
@@ -568,19 +462,7 @@ def test_an_untrue_sentence_costs_all(lie: str, form: RewardForm):
     assert found.details["untrue"]
 
 
-@pytest.mark.parametrize(
-    "truth",
-    [
-        "You are a {membership} member.",
-        "It was in business class.",
-        "The ${paid} you paid goes back to your card within a week.",
-        "If you need another trip, let me know.",
-        "Thank you for your patience!",
-        "Nothing else has been changed.",
-        "Would you like to book another flight for $200?",
-        "Refunds take up to a week.",
-    ],
-)
+@cases
 def test_a_true_or_idle_sentence_costs_nothing(truth: str):
     found = by_the_book(DOMAIN, [*BOOK[:7], f"{BOOK[7]} {truth}"])
     assert found.reward == 1, found.details

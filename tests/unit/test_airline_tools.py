@@ -23,7 +23,7 @@ from environments.airline.tools import airline_tools
 from environments.kit.database import DatabaseEnvironment, ServiceDesk
 from environments.kit.overlay import Base, Overlay
 from mua.config.schema import EnvironmentConfig
-from mua.endpoint.client import Services
+from mua.endpoint.services import Services
 from mua.environment.protocol import ToolResult, Transcript
 from mua.types import Json
 from tests.counting import operations

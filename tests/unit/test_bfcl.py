@@ -22,7 +22,7 @@ from environments.bfcl import DOMAIN, BfclDomain
 from environments.bfcl.data import CATEGORIES
 from environments.bfcl.episode import BfclEnvironment, Done, Turn, executed_by_turn, first_fault
 from mua.config.schema import EnvironmentConfig, PolicyEndpointConfig, RolloutConfig
-from mua.endpoint.client import ChatClient, Services
+from mua.endpoint.services import ChatClient, Services
 from mua.environment.domain import Domain
 from mua.environment.manager import EnvironmentManager
 from mua.environment.protocol import Task, Transcript

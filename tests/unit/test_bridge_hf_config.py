@@ -12,8 +12,10 @@ import transformers
 from torch.nn import functional
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from megatron_bridge import BridgeError, gpt_model_kwargs, read_hf_config, transformer_config_kwargs
 from megatron_bridge.families import FAMILIES
+from megatron_bridge.hf_config import read_hf_config
+from megatron_bridge.plain_files import BridgeError
+from megatron_bridge.plan import gpt_model_kwargs, transformer_config_kwargs
 
 QWEN3 = {
     "model_type": "qwen3",

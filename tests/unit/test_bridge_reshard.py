@@ -66,7 +66,7 @@ def resharded(feeders: tuple[int, ...], limit: int, alignment: int) -> dict[str,
         flat = resharder.assemble(index)
         assert (flat is not None) == (dist.get_rank() in feeders)
         right += [
-            s.spec.name for s in layout.slots if flat is not None and torch.equal(s.view(flat), expected[s.spec.name])
+            s.spec.name for s in layout.tensors if flat is not None and torch.equal(s.view(flat), expected[s.spec.name])
         ]
     traffic = resharder.traffic
     return {"right": sorted(right), "received": traffic.received, "needed": traffic.needed, "sent": traffic.sent}

@@ -16,7 +16,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from megatron_bridge import BridgeError, TensorSpec, verify_hf_folder, write_hf_folder
+from megatron_bridge.hf_folder import verify_hf_folder, write_hf_folder
+from megatron_bridge.plain_files import BridgeError
+from megatron_bridge.plan import TensorSpec
 from megatron_bridge.safetensors_io import INDEX, SafetensorsFolder
 from megatron_bridge.safetensors_writer import SafetensorsWriter
 

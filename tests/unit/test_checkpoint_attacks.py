@@ -28,7 +28,7 @@ from mua.compat.checkpoint_reading import read_index
 from mua.compat.plain_archive import read_archive
 from mua.compat.plain_pickle import PickleError, read_pickle
 from mua.errors import ModelError
-from mua.megatron import manifest, offline
+from mua.megatron import checkpoint_manifest, offline
 from mua.megatron.checkpoint import checkpoint_folder
 from mua.trainer.learner import Learner
 from tests.megatron_support import backend, write_model
@@ -143,7 +143,7 @@ def archive(data: bytes) -> bytes:
 
 def put(checkpoint: Path, part: str, data: bytes) -> str:
     """The checkpoint with the pickle ``data`` in one part, and a manifest that fits; the file that then holds it."""
-    content = manifest.read(checkpoint)
+    content = checkpoint_manifest.read_manifest(checkpoint)
     if part == ".metadata":
         (checkpoint / part).write_bytes(data)
     elif part == "object":
@@ -168,8 +168,10 @@ def put_object(checkpoint: Path, blob: bytes) -> str:
 
 
 def seal(checkpoint: Path, content: dict[str, Any]) -> None:
-    (checkpoint / manifest.NAME).unlink()
-    manifest.write(checkpoint, {name: value for name, value in content.items() if name not in ("format", "files")})
+    (checkpoint / checkpoint_manifest.NAME).unlink()
+    checkpoint_manifest.write_manifest(
+        checkpoint, {name: value for name, value in content.items() if name not in ("format", "files")}
+    )
 
 
 def meet(entrance: str, checkpoint: Path, built: Learner) -> None:
@@ -222,7 +224,7 @@ def test_torch_load_of_another_file_is_refused(built: Learner, checkpoint: Path,
 
 @pytest.mark.parametrize("part", PARTS[1:])
 def test_an_archive_of_the_old_kind_is_refused(built: Learner, checkpoint: Path, canary: Path, part: str) -> None:
-    content = manifest.read(checkpoint)
+    content = checkpoint_manifest.read_manifest(checkpoint)
     data = calling("os", "system", f"touch {canary}")
     if part == "object":
         put_object(checkpoint, data)
@@ -237,7 +239,7 @@ def test_an_archive_of_the_old_kind_is_refused(built: Learner, checkpoint: Path,
 
 def test_the_states_of_modules_are_not_handed_on(built: Learner, checkpoint: Path) -> None:
     """Transformer Engine unpickles them by itself, from the bytes of a tensor."""
-    content = manifest.read(checkpoint)
+    content = checkpoint_manifest.read_manifest(checkpoint)
     index = FileSystemReader(checkpoint).read_metadata()
     blob = io.BytesIO()
     torch.save([torch.frombuffer(bytearray(calling("os", "system", "true")), dtype=torch.uint8)], blob)

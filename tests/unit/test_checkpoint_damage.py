@@ -21,13 +21,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from megatron_bridge import BridgeError, verify_hf_folder
+from megatron_bridge.hf_folder import verify_hf_folder
+from megatron_bridge.plain_files import BridgeError
 from mua.config.schema import ExperimentConfig
 from mua.errors import DamagedCheckpoint, ModelError
-from mua.megatron import manifest, offline
+from mua.megatron import checkpoint_manifest, offline
 from mua.megatron.checkpoint import checkpoint_folder, latest_checkpoint
-from mua.trainer.convert import verify
-from mua.trainer.run import Run
+from mua.megatron.conversion import verify
+from mua.trainer.run_folder import Run
 from tests.megatron_support import backend, exported, write_model
 
 BITS_PER_FILE = 6
@@ -140,13 +141,13 @@ def test_a_flipped_bit_of_an_export_is_refused_by_training(returned: Path, tmp_p
 
 def test_ranks_share_the_files_and_none_is_left_out(trained: Path, tmp_path: Path) -> None:
     folder = copy(trained, tmp_path)
-    content = manifest.read(folder)
+    content = checkpoint_manifest.read_manifest(folder)
     for name in content["files"]:
         flip(folder / name, 0, 0)
         found = 0
         for part in range(3):
             try:
-                manifest.check_files(folder, content, part, 3)
+                checkpoint_manifest.check_files(folder, content, part, 3)
             except DamagedCheckpoint as error:
                 found += f" {name} " in str(error)
         assert found == 1, name
@@ -156,7 +157,7 @@ def test_ranks_share_the_files_and_none_is_left_out(trained: Path, tmp_path: Pat
 def test_shares_are_of_about_the_same_size() -> None:
     drawn = random.Random(1)
     files = {f"{number}.distcp": {"bytes": drawn.randrange(1 << 30)} for number in range(200)}
-    shares = [manifest._share(files, part, 7) for part in range(7)]
+    shares = [checkpoint_manifest._share(files, part, 7) for part in range(7)]
     assert sorted(name for share in shares for name in share) == sorted(files)
     sizes = [sum(files[name]["bytes"] for name in share) for share in shares]
     assert max(sizes) < 1.02 * min(sizes)
@@ -185,9 +186,9 @@ def test_a_damaged_newest_checkpoint_offers_the_one_before(
     if damage == "a bit":
         flip(newest / "__0_0.distcp", 4_000_000, 2)
     elif damage == "no manifest":
-        (newest / manifest.NAME).unlink()
+        (newest / checkpoint_manifest.NAME).unlink()
     else:
-        os.truncate(newest / manifest.NAME, 300)
+        os.truncate(newest / checkpoint_manifest.NAME, 300)
     with backend(model) as built:
         with pytest.raises(ModelError, match=r"to continue from .*step_00000001, the newest before it") as caught:
             Run(config, cast(Any, built))
@@ -217,11 +218,11 @@ def test_where_no_older_checkpoint_is_whole_all_are_moved_away(
 
 def test_a_checkpoint_of_the_old_megatron_core_is_named_as_such(model: Path, trained: Path, tmp_path: Path) -> None:
     folder = copy(trained, tmp_path)
-    content = json.loads((folder / manifest.NAME).read_text())
+    content = json.loads((folder / checkpoint_manifest.NAME).read_text())
     assert content["megatron_core"].startswith("0.19")
     del content["checksum"], content["megatron_core"]
     content |= {"format": 2, "versions": {"megatron-core": "0.16.1"}}
-    (folder / manifest.NAME).write_text(json.dumps(content))
+    (folder / checkpoint_manifest.NAME).write_text(json.dumps(content))
     for meet in (lambda: verify(folder), lambda: offline.megatron_to_hf(folder, tmp_path / "out", source=model)):
         with pytest.raises(ModelError, match=r"saved with Megatron-Core 0\.16\.1 \(format 2\).*mua convert"):
             meet()

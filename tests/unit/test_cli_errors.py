@@ -23,8 +23,8 @@ from mua.cli import app, main, readable
 from mua.config.load import load_config
 from mua.config.schema import ExperimentConfig
 from mua.errors import ConfigError, DeadlineExceeded, EngineError, Preempted, RankLost, UserFault, exit_status
-from mua.megatron import manifest
-from mua.observe.lock import LOCK_FILE
+from mua.megatron import checkpoint_manifest
+from mua.observe.output import LOCK_FILE
 
 BASE = """\
 name: base
@@ -38,9 +38,9 @@ trainer: {steps: 3}
 VERBS = [
     (["train"], "mua.trainer.rl", "train", "config.yaml"),
     (["sft"], "mua.trainer.sft", "fine_tune", "config.yaml"),
-    (["eval"], "mua.evaluation.run", "evaluate", "config-eval.yaml"),
+    (["eval"], "mua.evaluation.evaluator", "evaluate", "config-eval.yaml"),
     (["rollout"], "workbench.rollout", "show_rollout", "config-rollout.yaml"),
-    (["doctor", "sync"], "mua.trainer.doctor", "check_sync", "config-doctor.yaml"),
+    (["doctor", "sync"], "mua.trainer.rl", "check_sync", "config-doctor.yaml"),
 ]
 
 
@@ -101,7 +101,7 @@ def test_convert_finds_the_files_of_the_model_in_the_runs_configuration(
     checkpoint = Path("out/checkpoints/step_1")
     checkpoint.mkdir(parents=True)
     Path("out/config.yaml").write_text(BASE, encoding="utf-8")
-    manifest.write(checkpoint, {"dtype": "torch.float32", "tensors": {}, "weights_only": True})
+    checkpoint_manifest.write_manifest(checkpoint, {"dtype": "torch.float32", "tensors": {}, "weights_only": True})
     words = ("convert", "megatron-to-hf", str(checkpoint), "hf")
     for more in ([], ["--source", "other"]):
         result = mua(*words, *more)
@@ -148,7 +148,7 @@ def test_what_a_person_is_meant_to_read_is_one_line(
 
 
 def test_the_bridges_error_is_readable_too() -> None:
-    from megatron_bridge.errors import BridgeError
+    from megatron_bridge.plain_files import BridgeError
 
     assert list(readable(BridgeError("no mapping for x"))) == ["no mapping for x"]
 

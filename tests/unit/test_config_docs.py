@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from mua.config.docs import configuration_page
-from mua.config.messages import all_keys, section_of
 from mua.config.schema import ExperimentConfig, Section
+from mua.config.section import all_keys, section_of
 
 PAGE = Path(__file__).parents[2] / "docs/configuration.md"
 

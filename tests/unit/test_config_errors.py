@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from mua.config import load_config
-from mua.config.output import find_config, prepare_output
 from mua.errors import ConfigError
+from mua.observe.output import find_config, prepare_output
 
 BASE = """\
 name: base

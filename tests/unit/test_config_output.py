@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mua.config.load import load_config
-from mua.config.output import CONFIG_FILE, prepare_output
+from mua.observe.output import CONFIG_FILE, prepare_output
 
 RECIPE = "name: n\noutput: {folder}/out\nmodel: {{path: m}}\nenvironment: {{name: help_desk}}\ntrainer: {{steps: 1}}\n"
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from mua.observe.metrics import METRICS_FILE
+from mua.observe.metrics_log import METRICS_FILE
 from tools.demo import steps_within
 
 

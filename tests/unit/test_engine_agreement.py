@@ -18,10 +18,10 @@ import torch
 from megatron_bridge.plan import TensorSpec
 from megatron_bridge.reshard import lay_out
 from mua.config.schema import EngineConfig
-from mua.engine.member import Engine, State, Targets
+from mua.engine.member import Engine, EngineState, Targets
 from mua.engine.pool import EnginePool
-from mua.engine.sync import checksums
-from mua.engine.weights import WeightBucket, engine_name
+from mua.engine.source import WeightBucket
+from mua.engine.sync import checksums, engine_name
 
 NAMES = ["model.embed_tokens.weight", "model.layers.0.self_attn.o_proj.weight", "model.norm.weight"]
 VALUES = {name: f"value {number}" for number, name in enumerate(NAMES)}
@@ -68,7 +68,7 @@ async def pool(tmp_path: Path) -> EnginePool:
     config = EngineConfig(count=3, tensor_parallel=RANKS)
     made = EnginePool(config, dtype="float32", context_length=64, seed=1, log_folder=tmp_path)
     for engine in made._engines:
-        engine.state, engine._client = State.SERVING, Holding()  # type: ignore[assignment]
+        engine.state, engine._client = EngineState.SERVING, Holding()  # type: ignore[assignment]
     made._failure = None  # as after a start
     await made.update_weights(Told(), 1)
     return made

@@ -21,9 +21,9 @@ from safetensors.torch import load_file
 
 from mua.engine.member import Server
 from mua.engine.pool import EnginePool
-from mua.engine.protocol import SamplingParams
+from mua.engine.sampler import SamplingParams
 from mua.engine.server import SglangServer, engine_server
-from mua.engine.weights import WeightBucket
+from mua.engine.source import WeightBucket
 from mua.errors import DeadlineExceeded, EngineError
 from tests.tensor_source import TensorSource
 

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 from engine_stand_in import Source, StandInServer, stand_in_pool
 
-from mua.engine.client import EngineGone
-from mua.engine.member import State
+from mua.engine.member import EngineState
 from mua.engine.pool import EnginePool
+from mua.engine.sglang_client import EngineGone
 from mua.errors import EngineError
 
 pytestmark = pytest.mark.timeout(60)
@@ -45,7 +45,7 @@ async def until(look: Callable[[], bool], seconds: float = 20.0) -> None:
             await asyncio.sleep(0.01)
 
 
-def states(pool: EnginePool) -> list[State]:
+def states(pool: EnginePool) -> list[EngineState]:
     return [engine.state for engine in pool._engines]
 
 
@@ -56,7 +56,7 @@ async def test_an_update_waits_for_an_engine_that_died_before_it() -> None:
         await pool.update_weights(source, 1)
         await server.stop()
         report = await pool.update_weights(source, 2)
-        assert (report.tensors, pool.version, states(pool)) == (4, 2, [State.SERVING])
+        assert (report.tensors, pool.version, states(pool)) == (4, 2, [EngineState.SERVING])
         assert (server.lives, source.made) == (2, 2)
 
 
@@ -73,7 +73,7 @@ async def test_weights_that_reached_no_engine_are_sent_again(
         await pool.start(Path("m"))
         server.on_request = at(path, fault, request=request_number)
         report = await pool.update_weights(source, 1)
-        assert (report.tensors, pool.version, states(pool)) == (4, 1, [State.SERVING])
+        assert (report.tensors, pool.version, states(pool)) == (4, 1, [EngineState.SERVING])
         assert server.lives >= 2
         assert server.controls[-6:] == ["/begin_weight_update", *[LOAD] * 4, END]
 
@@ -87,11 +87,11 @@ async def test_the_other_engine_serves_on_and_the_restarted_one_is_filled_later(
         await pool.start(Path("m"))
         servers[1].on_request = at(LOAD, fault, request=2)
         await pool.update_weights(source, 3)
-        assert (source.made, states(pool)[0], servers[0].lives) == (1, State.SERVING, 1)
+        assert (source.made, states(pool)[0], servers[0].lives) == (1, EngineState.SERVING, 1)
         await until(pool.awaiting_weights.is_set)
-        assert states(pool)[1] is State.AWAITING
+        assert states(pool)[1] is EngineState.AWAITING
         await pool.update_weights(source, 3, only_awaiting=True)
-        assert states(pool) == [State.SERVING] * 2
+        assert states(pool) == [EngineState.SERVING] * 2
 
 
 async def test_an_engine_that_is_back_before_its_update_ends_is_not_killed_again() -> None:
@@ -102,7 +102,7 @@ async def test_an_engine_that_is_back_before_its_update_ends_is_not_killed_again
         servers[1].on_request = at(LOAD, "hang")
         await pool.update_weights(source, 1)
         assert source.made == 2
-        await until(lambda: states(pool)[1] is not State.STARTING and servers[1].lives == 2)
+        await until(lambda: states(pool)[1] is not EngineState.STARTING and servers[1].lives == 2)
         assert [server.lives for server in servers] == [2, 2]
 
 
@@ -115,10 +115,10 @@ async def test_an_engine_that_dies_again_while_it_is_filled_is_filled_after_its_
         await pool._engines[1].stop()
         await until(pool.awaiting_weights.is_set)
         await pool.update_weights(source, 1, only_awaiting=True)
-        assert states(pool)[0] is State.SERVING
+        assert states(pool)[0] is EngineState.SERVING
         await until(lambda: servers[1].lives == 3 and pool.awaiting_weights.is_set())
         await pool.update_weights(source, 1, only_awaiting=True)
-        assert states(pool) == [State.SERVING] * 2
+        assert states(pool) == [EngineState.SERVING] * 2
 
 
 async def test_restarts_that_are_used_up_name_the_log_the_key_and_the_reason() -> None:
@@ -126,7 +126,7 @@ async def test_restarts_that_are_used_up_name_the_log_the_key_and_the_reason() -
     async with stand_in_pool([server], max_restarts=2) as pool:
         await pool.start(Path("m"))
         server.on_request = at(LOAD, "die", lives=9)
-        with pytest.raises(EngineError, match=r"max_restarts = 2 restarts .*see engine-0\.log, mend"):
+        with pytest.raises(EngineError, match=r"max_restarts = 2 restarts .*see engine-0\.log, fix"):
             await pool.update_weights(Source(), 1)
         assert server.lives == 3
         assert pool.failure is not None
@@ -178,7 +178,7 @@ async def test_released_engines_are_not_made_to_generate_and_those_that_die_wait
         await pool.resume_memory(["kv_cache"])
         await until(pool.awaiting_weights.is_set)
         await pool.update_weights(source, 2, only_awaiting=True)
-        assert states(pool) == [State.SERVING] * 2
+        assert states(pool) == [EngineState.SERVING] * 2
         assert not any(engine.released for engine in pool._engines)
 
 
@@ -211,7 +211,7 @@ async def test_an_engine_that_fails_to_move_its_memory_is_replaced(
         await pool.update_weights(source, 1)
         await pool.resume_memory(["kv_cache"])
         assert server.lives >= 2
-        assert (states(pool), pool.released) == ([State.SERVING], False)
+        assert (states(pool), pool.released) == ([EngineState.SERVING], False)
 
 
 async def test_only_the_engine_at_fault_uses_up_a_restart() -> None:

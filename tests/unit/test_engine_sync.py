@@ -17,11 +17,10 @@ import torch
 from megatron_bridge.plan import TensorSpec
 from megatron_bridge.reshard import lay_out
 from mua.engine import sync
-from mua.engine.client import EngineGone
 from mua.engine.member import Targets
-from mua.engine.source import Buffers
-from mua.engine.sync import push
-from mua.engine.weights import SyncReport, WeightBucket, loaded_together
+from mua.engine.sglang_client import EngineGone
+from mua.engine.source import Buffers, WeightBucket, loaded_together
+from mua.engine.sync import SyncReport, push
 from mua.errors import EngineError
 
 
@@ -185,7 +184,7 @@ def test_what_the_engine_fuses_in_one_call_stays_in_one_bucket() -> None:
     names = ["q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "o_proj"]
     specs = [TensorSpec(f"model.layers.0.self_attn.{name}.weight", (16, 16), torch.float32) for name in names]
     layouts = lay_out(specs, 1024, together=loaded_together)
-    found = [[slot.spec.name.split(".")[4] for slot in layout.slots] for layout in layouts]
+    found = [[slot.spec.name.split(".")[4] for slot in layout.tensors] for layout in layouts]
     assert found == [["q_a_proj", "kv_a_proj_with_mqa"], ["q_b_proj"], ["o_proj"]]
 
 
@@ -194,7 +193,7 @@ def test_a_bucket_without_gaps_has_every_tensor_at_a_multiple_of_its_element() -
     specs = [TensorSpec(f"t{number}", (3,), dtype) for number, dtype in enumerate(dtypes)]
     (layout,) = lay_out(specs, 4096, alignment=1)
     assert layout.nbytes == layout.payload_bytes == 45
-    assert all(slot.start % slot.spec.dtype.itemsize == 0 for slot in layout.slots)
+    assert all(slot.start % slot.spec.dtype.itemsize == 0 for slot in layout.tensors)
 
 
 def test_two_buffers_take_turns() -> None:

@@ -15,8 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megatron_bridge.reshard import ALIGNMENT
-from mua.engine.client import parse_generation
-from mua.engine.weights import WeightBucket, engine_name
+from mua.engine.sglang_client import parse_generation
+from mua.engine.source import WeightBucket
+from mua.engine.sync import engine_name
 from mua.errors import EngineError
 from tests.tensor_source import TensorSource
 
@@ -42,7 +43,7 @@ def test_buckets_carry_every_tensor_bit_for_bit(shapes: list[tuple[int, torch.dt
     tensors = {f"t{i}": torch.randn(n, 2).mul(100).abs().to(dtype) for i, (n, dtype) in enumerate(shapes)}
     seen: dict[str, torch.Tensor] = {}
     for bucket in TensorSource(tensors, bucket_bytes=limit).buckets([0]):
-        names = [slot.spec.name for slot in bucket.layout.slots]
+        names = [slot.spec.name for slot in bucket.layout.tensors]
         total = sum(-(-tensors[name].nbytes // ALIGNMENT) * ALIGNMENT for name in names)
         assert total <= limit or len(names) == 1
         seen |= {name: tensor.clone() for name, tensor in unpack(bucket).items()}

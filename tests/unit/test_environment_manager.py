@@ -22,9 +22,10 @@ import pytest
 from mua.config.schema import EnvironmentConfig
 from mua.environment import manager as manager_module
 from mua.environment.manager import EnvironmentManager, TooManyHungCalls
-from mua.environment.protocol import Evaluation, Task, ToolResult, ToolSchema, Transcript
+from mua.environment.protocol import Evaluation, Task, ToolResult, Transcript
 from mua.environment.threads import BlockingCall, BlockingPool
 from mua.errors import EnvironmentFault
+from mua.types import ToolSchema
 from tests.instance_support import hurry
 
 TASK = Task("t-1", "toy", "train", {})

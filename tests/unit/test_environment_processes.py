@@ -28,7 +28,7 @@ import fragile_domain
 import pytest
 
 from mua.config.schema import EnvironmentConfig
-from mua.endpoint.client import Services
+from mua.endpoint.services import Services
 from mua.environment import processes
 from mua.environment.manager import EnvironmentInstance, EnvironmentManager
 from mua.environment.processes import ProcessExecutor, WorkersBroken

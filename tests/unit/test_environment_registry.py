@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 import environments
 from mua.environment import registry
-from mua.environment.protocol import ToolSchema
 from mua.environment.registry import domain_names, get_domain
 from mua.environment.tool_arguments import validate_arguments
 from mua.errors import ConfigError
+from mua.types import ToolSchema
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 """A sample of a split stands for the split: every kind, in proportion, always the same tasks.
 
-Does not cover who asks for samples: evaluation within training (test_trainer_evaluate.py), `mua eval`
-(test_evaluation_run.py), collecting (test_evaluation_collect.py).
+Does not cover who asks for samples: evaluation within training (test_evaluation_in_training.py), `mua eval`
+(test_evaluation_evaluator.py), collecting (test_evaluation_collect.py).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Comparing two evaluations: pairing, the test of choice, what is written; and reading what is no result.
 
 Results are made here with known successes; the statistics are covered by test_evaluation_estimators.py, results of
-real runs by test_evaluation_run.py.
+real runs by test_evaluation_evaluator.py.
 """
 
 from __future__ import annotations

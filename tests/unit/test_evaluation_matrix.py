@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from mua.cli import app
 from mua.config.matrix import load_cells
 from mua.errors import ConfigError, RunStopped
-from mua.evaluation import run
+from mua.evaluation import evaluator
 from mua.observe.traces import read_traces
 from mua.rollout import runner as runner_module
 from mua.rollout import service
@@ -144,7 +144,7 @@ async def test_a_cell_is_what_mua_eval_gives(tmp_path: Path) -> None:
         base, cells = load_cells(config, [f"output={tmp_path}/alone"], matrix)
         cell = cells["clerk"]["scripted"].model_copy(update={"output": base.output})
         base.output.mkdir()
-        await asyncio.to_thread(run.evaluate, cell)
+        await asyncio.to_thread(evaluator.evaluate, cell)
     alone = load_result(tmp_path / "alone")
     assert found["cells"]["clerk"]["scripted"]["success"] == alone["success"]
     assert found["cells"]["clerk"]["scripted"]["setting_digest"] == alone["setting_digest"]

@@ -15,8 +15,7 @@ from rich.console import Console
 
 from mua.config.schema import EvaluationConfig
 from mua.environment.protocol import Task
-from mua.evaluation.plots import draw
-from mua.evaluation.report import console_table, markdown, table
+from mua.evaluation.presentation import console_table, draw, markdown, markdown_table
 from mua.evaluation.summary import TaskResult, summarize
 from mua.types import Json, Outcome, Provenance, Segment, Trajectory
 
@@ -114,6 +113,6 @@ def test_the_page_and_the_terminal_say_the_same() -> None:
 
 
 def test_cells_cannot_break_a_table() -> None:
-    assert table(("a", "b"), [["x|y\nz", 1.23456], ["w", 1234.5]]) == (
+    assert markdown_table(("a", "b"), [["x|y\nz", 1.23456], ["w", 1234.5]]) == (
         "| a | b |\n|---|--:|\n| x\\|y z | 1.235 |\n| w | 1234 |"
     )

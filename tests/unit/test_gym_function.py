@@ -25,6 +25,9 @@ from tests.gyms_support import (
     played,
     repeats_itself,
 )
+from tests.tables import cases_of
+
+cases = cases_of("gym_function")
 
 RULE = ["-", ["%", ["+", ["*", 5, "a"], "b"], 41], "d"]
 REST = Task("q", "gyms/function", "test", {"rule": RULE, "test": [61, 72, 83, 94]})
@@ -72,22 +75,7 @@ async def test_points_are_tried_and_the_test_numbers_shown():
     assert not any(r.reward or r.error or r.terminal for r in results)
 
 
-@pytest.mark.parametrize(
-    ("choice", "content"),
-    [
-        ("action", "61 72 83 94"),
-        ("action", "51 2 6 4"),
-        ("action", "-1 2 6 4"),
-        ("action", "1.5 2 6 4"),
-        ("action", "1 2 3"),
-        ("action", "1 2 3 4 5"),
-        ("action", "1e9 1 1 1"),
-        ("action", "what?"),
-        ("search", "rule"),
-        ("answer", "1 or 2"),
-        ("answer", "one"),
-    ],
-)
+@cases
 async def test_short_cuts_and_nonsense_are_refused_for_free(choice: str, content: str):
     environment = opened(DOMAIN, REST)
     (result,) = await played(environment, [act(choice, content)])  # type: ignore[arg-type]

@@ -26,7 +26,7 @@ from environments.gyms._shared.records import GymName
 from environments.gyms.function.records import family
 from environments.gyms.search import SearchGym
 from mua.config.schema import EnvironmentConfig, EvaluationConfig, LlmConfig
-from mua.endpoint.client import ChatClient, Services
+from mua.endpoint.services import ChatClient, Services
 from mua.environment.protocol import Task
 from mua.environment.registry import get_domain
 from mua.environment.selection import Selection, environment_of

@@ -26,7 +26,7 @@ from environments.gyms.persuade.notes import Note, looked_up, notes, numbers
 from environments.gyms.persuade.oracle import judged_stance
 from environments.gyms.persuade.topics import known_in, themes, topics
 from mua.config.schema import LlmConfig
-from mua.endpoint.client import ChatClient
+from mua.endpoint.services import ChatClient
 from mua.environment.protocol import Environment, Task, ToolResult, Transcript
 from mua.errors import JudgeFault, UserFault
 from mua.types import Json

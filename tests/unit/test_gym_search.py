@@ -26,12 +26,15 @@ from environments.gyms.search.index import Index, shared_index
 from environments.gyms.search.relations import relations
 from environments.gyms.search.world import world
 from mua.config.schema import EnvironmentConfig, LlmConfig
-from mua.endpoint.client import ChatClient, Services
+from mua.endpoint.services import ChatClient, Services
 from mua.environment.protocol import Environment, Task, ToolResult, Transcript
 from mua.errors import ConfigError, EnvironmentFault, JudgeFault
 from tests.chat_fixtures import chat_server, says
 from tests.counting import operations
+from tests.tables import cases_of
 from workbench.demonstrate import demonstrate, replay_gold
+
+cases = cases_of("gym_search")
 
 TEST = DOMAIN.tasks("test")
 
@@ -127,18 +130,7 @@ async def test_searches_are_counted_and_guessing_ends():
     assert results[1].error
 
 
-@pytest.mark.parametrize(
-    ("given", "accepted", "same"),
-    [
-        ("The  University of Tirmost.", "University of Tirmost", True),
-        ("sewing machines", "sewing-machines", True),
-        ("1654", "1654", True),
-        ("in 1654", "1654", False),
-        ("1654 or 1655", "1654", False),
-        ("", "1654", False),
-        ("the", "The", False),
-    ],
-)
+@cases
 def test_answers_are_compared_once_normalised(given: str, accepted: str, same: bool):
     assert matches(given, [accepted]) is same
 
@@ -315,15 +307,7 @@ async def test_questions_of_a_folder_are_asked_instead(tmp_path: Path):
     assert DOMAIN.tasks("test") is TEST
 
 
-@pytest.mark.parametrize(
-    ("line", "said"),
-    [
-        ("hello", "line 1: no JSON"),
-        ('{"question": "Who?"}', "answer"),
-        ('{"question": "Who?", "answer": "A", "aliases": "B"}', "aliases"),
-        ('{"question": "Who?", "answer": "A", "difficulty": "odd"}', "difficulty"),
-    ],
-)
+@cases
 def test_a_line_that_is_wrong_is_named(tmp_path: Path, line: str, said: str):
     (tmp_path / "test.jsonl").write_text(line)
     with pytest.raises(ConfigError, match=said):

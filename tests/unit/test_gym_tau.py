@@ -17,13 +17,13 @@ from environments.gyms._shared import act
 from environments.gyms.tau import DOMAIN, TauGym
 from environments.gyms.tau.game import tool_call
 from mua.config.schema import EnvironmentConfig, LlmConfig
-from mua.endpoint.client import ChatClient, Services
+from mua.endpoint.services import ChatClient, Services
 from mua.environment.protocol import Environment, Move, Task, ToolResult, Transcript, UserMove
 from mua.environment.registry import get_domain
 from mua.environment.selection import Selection
 from mua.errors import ConfigError, UserFault
 from mua.types import Json
-from mua.users.protocol import STOP_SIGNAL
+from mua.users.interface import STOP_SIGNAL
 from tests.chat_fixtures import ChatServer, chat_server, in_order, says
 from tests.tau_support import official
 from workbench.canned import play_canned

@@ -35,6 +35,9 @@ from tests.gyms_support import (
     sentences,
     served,
 )
+from tests.tables import cases_of
+
+cases = cases_of("gym_telepathy")
 
 QUESTIONS, ANSWERS = labelled("telepathy"), labelled("telepathy_answers")
 
@@ -69,20 +72,7 @@ def test_every_attribute_holds_of_something_and_not_of_everything():
         assert values & {"No", "Maybe"}, name
 
 
-@pytest.mark.parametrize(
-    ("name", "question", "said"),
-    [
-        ("apple", "Is it a fruit?", "Yes"),
-        ("apple", "is it A FRUIT", "Yes"),
-        ("apple", "Is it red or blue?", "Yes"),
-        ("apple", "Is it a red animal?", "No"),
-        ("apple", "Is it not a fruit?", "Maybe"),
-        ("apple", "Is it bigger than a pear?", "Maybe"),
-        ("apple", "Is it worth more than gold?", "Maybe"),
-        ("apple", "Is it famous on the moon of Mars?", "Maybe"),
-        ("eagle", "Can it fly?", "Yes"),
-    ],
-)
+@cases
 def test_questions_are_read(name: str, question: str, said: str):
     assert answer(entity(name), question) == said
 

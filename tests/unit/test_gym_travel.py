@@ -27,7 +27,7 @@ from environments.gyms.travel.oracle import classified
 from environments.gyms.travel.scenarios import PATTERNS, SIZES, Option
 from environments.gyms.travel.wording import IMPATIENT, VAGUE, cue, hint, openings
 from mua.config.schema import LlmConfig
-from mua.endpoint.client import ChatClient
+from mua.endpoint.services import ChatClient
 from mua.environment.protocol import Environment, Move, Split, Task, ToolResult, Transcript
 from mua.errors import JudgeFault, UserFault
 from mua.types import Json

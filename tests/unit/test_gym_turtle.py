@@ -35,6 +35,10 @@ from tests.gyms_support import (
     repeats_itself,
     served,
 )
+from tests.tables import cases_of, table
+
+cases = cases_of("gym_turtle")
+TABLE = table("gym_turtle")
 
 QUESTIONS, ANSWERS = labelled("turtle"), labelled("turtle_answers")
 
@@ -129,19 +133,7 @@ def test_the_rules_agree_with_the_labels():
     assert sum(given == label for given, label in points) / len(points) >= 0.95
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("It was a lighthouse and a ferry hit the rocks.", [1.0, 1.0]),
-        ("It was a lighthouse.", [1.0, 0.0]),
-        ("A ferry.", [0.0, 0.0]),
-        ("It was not a lighthouse.", [0.0, 0.0]),
-        ("It wasn't really a lighthouse, but a ferry ran onto the reef.", [0.0, 1.0]),
-        ("A tanker hit the rocks.", [0.0, 0.0]),
-        ("A ferry, a yacht or a tanker sank at the lighthouse.", [1.0, 0.0]),
-        ("", [0.0, 0.0]),
-    ],
-)
+@cases
 def test_explanations_are_scored_point_by_point(text: str, expected: list[float]):
     assert scores(first("lighthouse"), text) == expected
 
@@ -156,16 +148,7 @@ async def asked_all(environment: GymEnvironment, task: Task) -> None:
 
 async def test_a_point_counts_once_a_question_about_it_was_answered_with_yes():
     told = "It was a lighthouse. A ferry ran onto the rocks."
-    for questions, reward in (
-        ([], 0.0),
-        (["Was it a tanker?", "Is it important?"], 0.0),
-        (["Was it a lighthouse?"], 0.5),
-        (["Was it a ferry or a tanker?"], 0.0),
-        (["Was it a ferry or a tanker?", "Was it a ferry?"], 0.5),
-        (["Was there a lighthouse?", "Was there a ferry?"], 1.0),
-        (["Was it a dog, king, horse, piano, lighthouse, ship, letter or book?"], 0.0),
-        (["Did the man who kept the lighthouse fall asleep in the tower one night?"], 0.5),
-    ):
+    for questions, reward in TABLE["test_a_point_counts_once_a_question_about_it_was_answered_with_yes"]:
         environment = opened(DOMAIN, first_task("lighthouse"))
         *_, result = await played(environment, [*(act("action", one) for one in questions), act("answer", told)])
         assert result.reward == reward, questions

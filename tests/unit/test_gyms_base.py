@@ -22,7 +22,7 @@ from environments.gyms._shared.shaping import FLAT, SHAPING, shaped
 from environments.gyms._shared.user import PATIENCE
 from environments.gyms.function import DOMAIN as FUNCTION
 from mua.config.schema import EnvironmentConfig, LlmConfig
-from mua.endpoint.client import ChatClient, Services
+from mua.endpoint.services import ChatClient, Services
 from mua.environment.domain import Configurable, Domain
 from mua.environment.manager import EnvironmentManager
 from mua.environment.protocol import Move, Split, Task, ToolResult
@@ -32,6 +32,10 @@ from mua.errors import ConfigError, EnvironmentFault, JudgeFault, MuaError, User
 from tests.chat_server import drops, fails, says, serving
 from tests.gyms_support import judged as verdict
 from tests.gyms_support import opened, played
+from tests.tables import cases_of, table
+
+cases = cases_of("gyms_base")
+TABLE = table("gyms_base")
 
 
 class Numbers(Game):
@@ -193,20 +197,7 @@ async def test_a_number_of_a_judge_that_is_not_finite_is_its_fault(number: str):
 # Shaping: UserRL's scale, penalty and clip.
 
 
-@pytest.mark.parametrize(
-    ("base", "step", "flat", "options", "paid"),
-    [
-        (0.8, 5, True, {}, 0.8),
-        (0.8, 5, False, {"reward_scale": 2.0}, 1.6),
-        (0.8, 5, True, {"step_penalty": 0.1}, 0.7),
-        (0.8, 5, False, {"step_penalty": 0.1}, 0.3),
-        (0.0, 5, False, {"step_penalty": 0.1}, -0.5),
-        (0.0, 5, False, {"step_penalty": 0.1, "normalize_rewards": True}, 0.0),
-        (0.8, 1, True, {"reward_scale": 2.0, "normalize_rewards": True}, 1.0),
-        (0.8, 2, False, {"reward_scale": 2.0, "step_penalty": 0.5, "normalize_rewards": True}, 0.6),
-        (0.8, 0, False, {"step_penalty": 0.5}, 0.8),
-    ],
-)
+@cases
 def test_the_shaped_reward(base: float, step: int, flat: bool, options: dict, paid: float):
     assert shaped(base, step, flat, options) == pytest.approx(paid)
 
@@ -261,23 +252,13 @@ async def test_a_judges_fault_reaches_the_episode_as_one_and_leaves_no_trace_in_
 def test_options_are_checked_by_name_type_and_sign():
     setting = configured(options={"max_answers": 5, "share": 1, "note": "x"}).setting
     assert setting.options == {**SHAPING, "max_actions": 3, "max_answers": 5, "note": "x", "share": 1.0}
-    for options, message in [
-        ({"max_answer": 5}, "did you mean 'max_answers'"),
-        ({"max_answers": -1}, "no int of at least 0"),
-        ({"max_answers": True}, "no int"),
-        ({"max_answers": "5"}, "no int"),
-        ({"words.max_answers": 5}, "unknown option"),
-    ]:
+    for options, message in TABLE["test_options_are_checked_by_name_type_and_sign"]:
         with pytest.raises(ConfigError, match=message):
             configured(options=options)
 
 
 def test_what_a_gym_can_not_do_is_an_error_that_says_so():
-    for settings, message in [
-        ({"reward": "partial"}, "no form 'partial'"),
-        ({"data": "somewhere"}, "loads none"),
-        ({"oracle": "llm"}, r"user\.llm"),
-    ]:
+    for settings, message in TABLE["test_what_a_gym_can_not_do_is_an_error_that_says_so"]:
         with pytest.raises(ConfigError, match=message):
             configured(**settings)
     with pytest.raises(ConfigError, match="no llm oracle"):
@@ -337,15 +318,7 @@ def test_other_texts(text: str):
     assert not is_yes_no(text)
 
 
-@pytest.mark.parametrize(
-    ("text", "found"),
-    [
-        ("Should it be green, blue, or red?", False),
-        ("Italian, Japanese, Lebanese, or something else?", False),
-        ("What about size, colour, age, shape, weight, height?", True),
-        ("What about " + "size " * 60 + "?", True),
-    ],
-)
+@cases
 def test_a_question_that_goes_through_a_list(text: str, found: bool):
     assert is_list(text) == found
 

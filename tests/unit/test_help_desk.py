@@ -30,8 +30,8 @@ from mua.environment.protocol import Move, Split, Task, Transcript
 from mua.errors import MuaError
 from mua.rollout.episode import EpisodeResult
 from mua.types import Json
+from mua.users.interface import STOP_SIGNAL
 from mua.users.personas import DEFAULT, PERSONAS
-from mua.users.protocol import STOP_SIGNAL
 from tests.desk_support import played_with
 from workbench.demonstrate import demonstrate
 

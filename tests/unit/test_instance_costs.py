@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from mua.environment import tool_arguments
-from mua.environment.protocol import ToolSchema
 from mua.environment.tool_arguments import validate_arguments
+from mua.types import ToolSchema
 from tests.counting import operations
 from tools.bench.environment_instances import Meter, Subject, made_subject, many_instances, measure_live, opened, play
 

@@ -11,7 +11,11 @@ import pytest
 
 from environments.kit.language.claims import ClaimReader, Moment, money
 from environments.kit.language.clauses import clauses, denied, mood_of
+from tests.tables import cases_of, table
 from tools.bench import claims as bench
+
+cases = cases_of("language_claims")
+TABLE = table("language_claims")
 
 FLOORS = {"help_desk": (0.99, 0.85), "retail": (0.99, 0.83), "airline": (0.98, 0.85), "telecom": (0.97, 0.85)}
 """Domain -> least precision, least recall."""
@@ -32,23 +36,7 @@ def test_the_domains_with_sentences_have_a_checker():
     assert {"help_desk", "retail"} <= set(bench.sets())
 
 
-WORDS = {
-    "things": {"order": r"(?:orders? )?#?(\d{4})(?!\w)"},
-    "frames": [
-        {"role": "status", "of": ["order"], "values": {"shipped": ["shipped"], "pending": ["pending"]}},
-        {"role": "place", "of": ["order"], "slot": "city", "phrases": ["(is|are|not|and) in {city}"]},
-        {"role": "items", "of": ["order"], "each": "item", "phrases": ["contains?"]},
-        {"role": "count", "of": ["order"], "slot": "number", "phrases": ["{number} things in"]},
-        {"role": "price", "of": ["item"], "slot": "money", "phrases": ["(costs|is) {money}"]},
-        {"role": "can", "of": ["order"], "moods": ["can"], "values": {"cancel": ["<cancel>"]}},
-        {
-            "role": "deed",
-            "of": ["order", "item"],
-            "inside": True,
-            "values": {"returned": ["<return:done>", "not taken back"]},
-        },
-    ],
-}
+WORDS = TABLE["WORDS"]
 HERE = Moment(
     {
         "order 1111": {
@@ -70,39 +58,7 @@ HERE = Moment(
 )
 
 
-@pytest.mark.parametrize(
-    ("said", "true", "false"),
-    [
-        ("It is shipped.", 1, 0),
-        ("It is pending.", 0, 1),
-        ("It is not pending.", 1, 0),
-        ("It isn't shipped yet.", 0, 1),
-        ("Order 2222 is pending and order 1111 is shipped.", 2, 0),
-        ("Order 1111 is pending and order 2222 is shipped.", 0, 2),
-        ("Orders 1111 and 2222 are shipped.", 1, 1),
-        ("Order 3333 is shipped.", 0, 1),
-        ("**Order 1111**\n- Status: shipped\n- Contains: Lamp, Clock", 3, 0),
-        ("It contains a Lamp, a Clock and a Desk.", 2, 1),
-        ("There are two things in it.", 1, 0),
-        ("There are three things in it.", 0, 1),
-        ("The lamp costs $20 and the clock costs 35.50 dollars.", 4, 0),
-        ("The lamp costs $35.50.", 1, 1),
-        ("You get twenty dollars.", 1, 0),
-        ("You get $9999.", 0, 1),
-        ("The lamp was returned, the clock was not returned.", 2, 0),
-        ("The clock and the lamp were returned.", 1, 1),
-        ("Both items were returned.", 0, 1),
-        ("The lamp was not taken back.", 0, 1),
-        ("I cannot cancel it.", 0, 1),
-        ("I've booked you a limousine.", 0, 1),
-        ("I've told my supervisor.", 0, 1),
-        ("Is it pending?", 0, 0),
-        ("If it were pending, I would cancel it.", 0, 0),
-        ("You said that it is pending.", 0, 0),
-        ("I will return the clock.", 0, 0),
-        ("Would you like the clock returned?", 0, 0),
-    ],
-)
+@cases
 def test_claims_are_found_and_judged(said: str, true: int, false: int):
     found = ClaimReader(WORDS).review(said, HERE)
     assert (len(found.true), len(found.false)) == (true, false), found
@@ -123,20 +79,7 @@ def test_what_is_known_of_nothing_counts_neither_way():
     assert (found.true, found.false, found.unread) == ((), (), ("status shipped",))
 
 
-@pytest.mark.parametrize(
-    ("text", "mood"),
-    [
-        ("it is shipped", "is"),
-        ("i can confirm that it is shipped", "is"),
-        ("as you requested , it is cancelled", "is"),
-        ("it will be in oslo", "will"),
-        ("i can not cancel it", "can"),
-        ("i will cancel it", "none"),
-        ("you wanted to cancel it", "none"),
-        ("if it is shipped", "none"),
-        ("please confirm that it is shipped", "none"),
-    ],
-)
+@cases
 def test_a_clause_has_a_mood(text: str, mood: str):
     assert mood_of(text) == mood
 
@@ -159,15 +102,6 @@ def test_a_denial_reaches_over_a_few_words_and_not_over_but():
     assert not denied(text, text.index("shipped"))
 
 
-@pytest.mark.parametrize(
-    ("text", "sum_"),
-    [
-        ("$1,234.50", 1234.5),
-        ("20 dollars", 20.0),
-        ("twenty-one dollars", 21.0),
-        ("a hundred and thirteen dollars and sixty-eight cents", 113.68),
-        ("53 dollars 18", 53.18),
-    ],
-)
+@cases
 def test_sums_are_read_in_figures_and_words(text: str, sum_: float):
     assert money(text) == pytest.approx(sum_)

@@ -22,18 +22,16 @@ import pytest
 from environments.kit.language import model, network
 from environments.kit.language.acts import Acts, Reader
 from mua.errors import MuaError
+from tests.tables import cases_of, table
 from tools.bench.understanding import not_understood, readers, understood, unseen, wrong_yes
 from tools.train_reader import DOMAINS, LABELLED, ROOT, domain_of, lines_of, sources
 
+cases = cases_of("language_understanding")
+TABLE = table("language_understanding")
+
 FILES = [path for path in sorted(LABELLED.glob("*.jsonl")) if domain_of(path) in DOMAINS]
 FLOOR = 0.95
-FLOORS = {
-    "heldout": {"help_desk": 0.95, "retail": 0.95, "airline": 0.95, "telecom": 0.945},
-    "heldout2": {"help_desk": 0.95, "retail": 0.945, "airline": 0.95, "telecom": 0.945},
-    "heldout3": {"help_desk": 0.96, "retail": 0.93, "airline": 0.94, "telecom": 0.94},
-    "heldout4": {"help_desk": 0.98, "retail": 0.96, "airline": 0.93, "telecom": 0.955},
-    "confusable": {"retail": 0.88, "airline": 0.90, "telecom": 0.84},
-}
+FLOORS = TABLE["FLOORS"]
 
 
 QUICK = ("heldout2", "heldout4")
@@ -147,17 +145,7 @@ def test_changed_weights_are_refused(part: ModuleType, tmp_path: Path, monkeypat
         model.learnt.__wrapped__()
 
 
-@pytest.mark.parametrize(
-    ("word", "split"),
-    [
-        ("refunds", ["refund", "##s"]),
-        ("[value]", ["x"]),
-        ("o'clock", ["o", "'", "clock"]),
-        ("é", ["[UNK]"]),
-        ("", ["[UNK]"]),
-        ("refundsé", ["[UNK]"]),
-    ],
-)
+@cases
 def test_a_word_is_split_into_the_longest_known_pieces(word: str, split: list[str]) -> None:
     known = {piece: at for at, piece in enumerate(["[UNK]", "x", "o", "'", "clock", "re", "refund", "##s", "##fund"])}
     assert network.pieces(word, known) == [known[piece] for piece in split]

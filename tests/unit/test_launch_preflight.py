@@ -1,4 +1,4 @@
-"""``mua doctor preflight``: each check's verdict and mend, the table, two ranks together, and what is recorded.
+"""``mua doctor preflight``: each check's verdict and fix, the table, two ranks together, and what is recorded.
 
 The two ranks are real, on gloo, started by torchrun as in a job. Not covered: CUDA and NCCL, clocks that differ,
 nodes that do not reach each other.
@@ -26,10 +26,11 @@ from safetensors.numpy import save_file
 from mua.config.load import load_config
 from mua.config.schema import DistillationConfig, ExperimentConfig, LlmConfig
 from mua.launch import checks
-from mua.launch.capture import HIDDEN, capture_environment, masked
 from mua.launch.checks import Check
-from mua.launch.preflight import table
-from mua.launch.serve import Service, publish, withdraw
+from mua.launch.preflight import check_table
+from mua.launch.provenance import capture_environment, without_secrets
+from mua.launch.serve import Service, publish_address, withdraw_address
+from mua.masking import HIDDEN
 from mua.types import Json
 
 RECIPE = """\
@@ -111,13 +112,13 @@ def test_the_teacher(
 
 def test_a_teacher_that_is_not_there() -> None:
     check = checks.teacher(DistillationConfig(base_url="http://127.0.0.1:9"))
-    assert (check.state, "algorithm.distillation.base_url" in check.mend) == ("failure", True)
+    assert (check.state, "algorithm.distillation.base_url" in check.fix) == ("failure", True)
 
 
 def test_an_endpoint_that_is_not_there() -> None:
     check = checks.endpoint(LlmConfig(base_url="http://me:secret@127.0.0.1:9/v1", model="m"))
     assert check.state == "failure"
-    assert "user.llm.base_url" in check.mend
+    assert "user.llm.base_url" in check.fix
     assert "secret" not in check.line()
 
 
@@ -143,12 +144,12 @@ def test_open_files(config: ExperimentConfig, monkeypatch: pytest.MonkeyPatch) -
 
 def test_versions_are_those_of_the_constraints(monkeypatch: pytest.MonkeyPatch) -> None:
     assert checks.versions(cuda=False).state == "ok"
-    monkeypatch.setattr(checks, "_version", lambda name: "0.1" if name == "torch" else "1")
+    monkeypatch.setattr(checks, "installed_version", lambda name: "0.1" if name == "torch" else "1")
     assert checks.versions(cuda=False).state == "warning"
-    monkeypatch.setattr(checks, "_version", lambda name: None if name == "sglang" else "1")
+    monkeypatch.setattr(checks, "installed_version", lambda name: None if name == "sglang" else "1")
     broken = checks.versions(cuda=False)
     assert broken.state == "failure"
-    assert "install sglang" in broken.mend
+    assert "install sglang" in broken.fix
 
 
 def test_a_check_that_breaks_hides_no_other() -> None:
@@ -159,10 +160,10 @@ def test_a_check_that_breaks_hides_no_other() -> None:
 
 
 def test_the_table_begins_with_what_is_wrong_and_names_nodes_that_differ() -> None:
-    good, bad = Check("GPUs", "ok", "8"), Check("GPUs", "failure", "7", "mend it")
+    good, bad = Check("GPUs", "ok", "8"), Check("GPUs", "failure", "7", "fix it")
     disk = Check("disk", "ok", "much")
-    lines = table([("n1", good), ("n1", disk), ("n2", bad), ("n3", good)])
-    assert lines[0] == "failure  GPUs            7; mend it  [n2]"
+    lines = check_table([("n1", good), ("n1", disk), ("n2", bad), ("n3", good)])
+    assert lines[0] == "failure  GPUs            7; fix it  [n2]"
     assert lines[1].endswith("8  [n1, n3]")
     assert lines[2].endswith("much")
 
@@ -212,21 +213,21 @@ def test_the_record_holds_no_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert record["commit"] is None or len(record["commit"]) == 40
 
 
-def test_credentials_inside_text_are_masked() -> None:
-    assert masked("http://me:pw@host/v1") == f"http://{HIDDEN}@host/v1"
-    assert masked("PATH=/bin") == "PATH=/bin"
+def test_credentials_inside_text_are_without_secrets() -> None:
+    assert without_secrets("http://me:pw@host/v1") == f"http://{HIDDEN}@host/v1"
+    assert without_secrets("PATH=/bin") == "PATH=/bin"
 
 
 def test_the_address_file_comes_whole_and_goes_with_its_own_server(tmp_path: Path) -> None:
     file = tmp_path / "shared" / "user"
     ours = Service(tmp_path, file, "n1", 1234, "customer")
-    publish(ours)
+    publish_address(ours)
     lines = file.read_text().splitlines()
     assert lines[:2] == ["MUA_USER_BASE_URL=http://n1:1234/v1", "MUA_USER_MODEL=customer"]
     assert re.fullmatch(r"MUA_USER_API_KEY=[0-9a-f]{64}", lines[2])
     assert file.stat().st_mode & 0o077 == 0
     assert [path.name for path in file.parent.iterdir()] == ["user"]
-    withdraw(Service(tmp_path, file, "n2", 1234, "customer"))  # another server took over; its address stays
+    withdraw_address(Service(tmp_path, file, "n2", 1234, "customer"))  # another server took over; its address stays
     assert file.exists()
-    withdraw(ours)
+    withdraw_address(ours)
     assert not file.exists()

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from mua.errors import ConfigError, MuaError
-from mua.launch.slurm import TEMPLATE, Job, placement, prepare, render, submission, submit, told
+from mua.launch.slurm import TEMPLATE, SlurmJob, placement, prepare, render, submission, submission_note, submit
 
 BASE = """\
 name: a name with spaces
@@ -31,7 +31,7 @@ def recipe(tmp_path: Path) -> Path:
     return path
 
 
-def _job(recipe: Path, *overrides: str, **options: str | int | None) -> Job:
+def _job(recipe: Path, *overrides: str, **options: str | int | None) -> SlurmJob:
     return prepare(recipe, overrides, options, "train")
 
 
@@ -130,7 +130,7 @@ def test_the_users_address_is_the_jobs_to_find(recipe: Path, monkeypatch: pytest
         _job(recipe, *llm)
 
 
-def test_without_slurm_the_mend_is_named(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_slurm_the_way_out_is_named(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     job = _job(recipe)
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(MuaError, match=r"sbatch: not found; .*--dry-run"):
@@ -138,6 +138,6 @@ def test_without_slurm_the_mend_is_named(recipe: Path, monkeypatch: pytest.Monke
 
 
 def test_what_a_person_is_told(recipe: Path, tmp_path: Path) -> None:
-    said = told(_job(recipe), "17")
+    said = submission_note(_job(recipe), "17")
     assert f"{tmp_path}/out put/slurm/17.log" in said
     assert "scancel 17" in said

@@ -18,11 +18,11 @@ from mua.cli import app
 from mua.config.load import dump_config, load_config
 from mua.config.schema import EndpointConfig, LlmConfig, PolicyEndpointConfig
 from mua.endpoint.chat import ChatRequest
-from mua.endpoint.client import ChatClient
+from mua.endpoint.services import ChatClient
 from mua.errors import ConfigError, EngineError, UserFault
 from mua.evaluation.identity import policy_of, setting_of
 from mua.launch.checks import endpoint
-from mua.masking import HIDDEN, below, credentials, masked
+from mua.masking import HIDDEN, below, credentials, mask_credentials
 
 PASSWORD, KEY = "hunter2-4711", "k3y-very-secret"
 URL = f"https://me:{PASSWORD}@host:8000/v1?api_key={KEY}&api-version=2"
@@ -46,8 +46,8 @@ BASIC = "Basic " + b64encode(f"me:{PASSWORD}".encode()).decode()
     ],
 )  # fmt: skip
 def test_only_credentials_are_masked(text: str, shown: str) -> None:
-    assert masked(text) == shown
-    assert masked(shown) == shown
+    assert mask_credentials(text) == shown
+    assert mask_credentials(shown) == shown
 
 
 def test_what_is_masked_is_known_as_written_and_decoded() -> None:

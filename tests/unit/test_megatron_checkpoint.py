@@ -25,10 +25,10 @@ import pytest
 from mua.algorithms.losses import CrossEntropyLoss
 from mua.config.schema import ExperimentConfig
 from mua.errors import ModelError
-from mua.megatron import manifest
+from mua.launch.provenance import git_state, provenance
+from mua.megatron import checkpoint_manifest
 from mua.megatron.checkpoint import checkpoint_folder, latest_checkpoint, prune_checkpoints
 from mua.trainer.learner import Learner
-from mua.trainer.provenance import git_state, provenance
 from mua.types import Float32Array
 from tests.distributed import run_distributed, run_on_workers
 from tests.megatron_support import OPTIMIZER, backend, exported, make_batch, write_model
@@ -171,7 +171,7 @@ def test_an_index_with_foreign_classes_is_refused(built: Learner, checkpoint: Pa
     content = json.loads((checkpoint / "manifest.json").read_text())
     (checkpoint / "manifest.json").unlink()
     (checkpoint / ".metadata").write_bytes(pickle.dumps(Foreign()))
-    manifest.write(checkpoint, content)
+    checkpoint_manifest.write_manifest(checkpoint, content)
     with pytest.raises(ModelError, match=r"\.metadata is damaged or holds what no index holds .*Foreign"):
         built.load(checkpoint)
 
@@ -298,13 +298,15 @@ def test_the_manifest_tells_where_a_checkpoint_comes_from(built: Learner, tmp_pa
     user = {"kind": "llm", "llm": {"base_url": "http://x/v1", "model": "m", "api_key": "sk-secret"}}
     config = ExperimentConfig(**settings, model={"path": "p"}, user=user)
     built.save(checkpoint_folder(tmp_path, 1), {"step": 1}, provenance(config))
-    content = manifest.read(checkpoint_folder(tmp_path, 1))
+    content = checkpoint_manifest.read_manifest(checkpoint_folder(tmp_path, 1))
     assert content["data_position"] == {"step": 1}
     assert content["config"]["trainer"]["steps"] == 3
     assert content["config"]["user"]["llm"]["model"] == "m"
     assert "sk-secret" not in json.dumps(content)
     assert content["versions"].keys() >= {"mua", "megatron-core", "torch", "sglang"}
-    assert set(content["files"]) == {path.name for path in checkpoint_folder(tmp_path, 1).iterdir()} - {manifest.NAME}
+    assert set(content["files"]) == {path.name for path in checkpoint_folder(tmp_path, 1).iterdir()} - {
+        checkpoint_manifest.NAME
+    }
 
 
 def test_the_commit_is_told_with_whether_files_differ_from_it(tmp_path: Path) -> None:

@@ -20,10 +20,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from megatron_bridge import BridgeError, verify_hf_folder
+from megatron_bridge.hf_folder import verify_hf_folder
+from megatron_bridge.plain_files import BridgeError
 from mua.algorithms.losses import CrossEntropyLoss
 from mua.errors import ModelError
-from mua.megatron import manifest, offline
+from mua.megatron import checkpoint_manifest, offline
 from mua.megatron.checkpoint import checkpoint_folder
 from tests.megatron_support import backend, exported, make_batch, write_model
 
@@ -221,7 +222,7 @@ def test_a_checkpoint_of_another_model_is_named(model: Path, tmp_path: Path) -> 
 
 def test_a_half_written_checkpoint_is_refused(model: Path, tmp_path: Path) -> None:
     offline.hf_to_megatron(model, tmp_path / "meg")
-    (tmp_path / "meg" / manifest.NAME).unlink()
+    (tmp_path / "meg" / checkpoint_manifest.NAME).unlink()
     with pytest.raises(ModelError, match=r"not whole: it has no manifest\.json"):
         offline.megatron_to_hf(tmp_path / "meg", tmp_path / "out", source=model)
 

@@ -13,8 +13,8 @@ import pytest
 from rich.console import Console
 
 from mua.observe import progress as progress_module
-from mua.observe.conversation import render_trajectory
 from mua.observe.progress import Progress
+from mua.observe.transcript import render_trajectory
 from mua.types import Outcome, Provenance, Segment, Trajectory
 
 PIECES = [

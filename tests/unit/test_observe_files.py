@@ -14,12 +14,13 @@ import numpy as np
 import pytest
 from disk_support import fill, largest_file, small_disk
 
-from mua.config.output import CONFIG_FILE, prepare_output
+from megatron_bridge.atomic import replace_text
 from mua.config.schema import ExperimentConfig
 from mua.errors import ConfigError, DiskError
 from mua.evaluation.store import EpisodeStore, Key
-from mua.observe.files import LineFile, naming, replace_text
-from mua.observe.metrics import METRICS_FILE, MetricsWriter, read_metrics
+from mua.observe.files import LineFile, naming
+from mua.observe.metrics_log import METRICS_FILE, MetricsWriter, read_metrics
+from mua.observe.output import CONFIG_FILE, prepare_output
 from mua.observe.traces import TraceWriter, experts_file, read_traces
 from mua.types import Outcome, Segment, Trajectory
 

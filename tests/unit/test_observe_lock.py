@@ -22,15 +22,14 @@ import pytest
 from typer.testing import CliRunner
 
 from mua.cli import app
-from mua.config.output import output_of
 from mua.config.schema import ExperimentConfig
 from mua.errors import ConfigError
-from mua.observe.lock import LOCK_FILE, only_run
+from mua.observe.output import LOCK_FILE, only_run, output_of
 
 HOLDER = """
 import os, subprocess, sys, time
 from pathlib import Path
-from mua.observe.lock import only_run
+from mua.observe.output import only_run
 with only_run(Path(sys.argv[1])):
     {then}
     print("held", child, flush=True)
@@ -105,7 +104,7 @@ def test_an_attempt_that_slurm_started_again_waits_for_the_one_before(
 ) -> None:
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
     with holder(tmp_path) as (process, _):
-        monkeypatch.setattr("mua.observe.lock.time.sleep", lambda _: process.kill())  # it ends while this one waits
+        monkeypatch.setattr("mua.observe.output.time.sleep", lambda _: process.kill())  # it ends while this one waits
         with only_run(tmp_path):
             assert process.wait() == -signal.SIGKILL
 

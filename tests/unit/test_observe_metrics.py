@@ -14,10 +14,15 @@ from pathlib import Path
 import pytest
 
 from mua.errors import MuaError
-from mua.observe.memory import memory_metrics
-from mua.observe.metrics import METRICS_FILE, TENSORBOARD_FOLDER, MetricsWriter, read_metrics
-from mua.observe.plot import plot_reward_curve
-from mua.observe.timing import StageTimer
+from mua.observe.metrics_log import (
+    METRICS_FILE,
+    TENSORBOARD_FOLDER,
+    MetricsWriter,
+    StageTimer,
+    memory_metrics,
+    read_metrics,
+)
+from tools.reward_curve import plot_reward_curve
 
 
 def steps(output: Path) -> list[int]:
@@ -72,8 +77,8 @@ def test_tensorboard_shows_one_strand_after_a_resume(tmp_path: Path) -> None:
 
 def test_metrics_without_tensorboard_load_no_torch(tmp_path: Path) -> None:
     code = (
-        "import sys, pathlib; from mua.observe.metrics import MetricsWriter\n"
-        "from mua.observe.memory import memory_metrics; from mua.observe import conversation, plot, progress, traces\n"
+        "import sys, pathlib; from mua.observe.metrics_log import MetricsWriter\n"
+        "from mua.observe.metrics_log import memory_metrics; from mua.observe import progress, traces, transcript\n"
         f"MetricsWriter(pathlib.Path({str(tmp_path)!r}), False).log(1, memory_metrics())\n"
         "print('torch' in sys.modules or 'matplotlib' in sys.modules)"
     )

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mua.observe.traces import TraceError, TraceWriter, decode, encode, experts_file, read_traces
+from mua.observe.traces import TraceError, TraceWriter, decode_trajectory, encode_trajectory, experts_file, read_traces
 from mua.types import Outcome, Provenance, Segment, Trajectory
 
 TEXT = st.text(st.characters(), max_size=20)  # lone surrogates included: a policy can write "\ud800" into JSON
@@ -82,9 +82,9 @@ def assert_same(left: Trajectory, right: Trajectory) -> None:
 @settings(deadline=None)
 @given(TRAJECTORIES)
 def test_decode_is_the_exact_inverse_of_encode(trajectory: Trajectory) -> None:
-    line = encode(trajectory)
+    line = encode_trajectory(trajectory)
     assert "\n" not in line
-    assert_same(decode(line), trajectory)
+    assert_same(decode_trajectory(line), trajectory)
 
 
 def example(number: int = 0) -> Trajectory:
@@ -100,8 +100,8 @@ def test_every_outcome_and_field_survives_a_new_kind_of_value() -> None:
     """numpy scalars are welcome as metrics; a dataclass field added later may not be forgotten."""
     trajectory = example()
     trajectory.metrics = {"tokens": np.float32(2.5), "calls": np.int64(3)}  # type: ignore[dict-item]
-    assert decode(encode(trajectory)).metrics == {"tokens": 2.5, "calls": 3}
-    stored = set(json.loads(encode(trajectory))) - {"format"}
+    assert decode_trajectory(encode_trajectory(trajectory)).metrics == {"tokens": 2.5, "calls": 3}
+    stored = set(json.loads(encode_trajectory(trajectory))) - {"format"}
     assert stored == {field.name for field in dataclasses.fields(Trajectory)}
 
 
@@ -109,11 +109,11 @@ def test_a_value_that_json_cannot_hold_is_an_error() -> None:
     trajectory = example()
     trajectory.details = {"handle": object()}
     with pytest.raises(TypeError, match="a trace cannot hold a object"):
-        encode(trajectory)
+        encode_trajectory(trajectory)
 
 
 def test_arrays_read_back_can_be_written_to() -> None:
-    decode(encode(example())).segments[0].ids[0] = 7
+    decode_trajectory(encode_trajectory(example())).segments[0].ids[0] = 7
 
 
 @pytest.mark.parametrize("kind", [np.uint8, np.uint16])
@@ -142,7 +142,7 @@ def test_expert_choices_cannot_go_into_a_line() -> None:
     trajectory = example()
     trajectory.segments = [dataclasses.replace(trajectory.segments[0], experts=np.zeros((5, 2), np.uint8))]
     with pytest.raises(ValueError, match="file of their own"):
-        encode(trajectory)
+        encode_trajectory(trajectory)
 
 
 def test_files_are_by_step_and_a_folder_reads_in_order(tmp_path: Path) -> None:
@@ -196,7 +196,10 @@ def test_a_torn_last_line_is_skipped_and_reported(tmp_path: Path, caplog: pytest
 )
 def test_a_broken_line_in_the_middle_is_an_error_that_names_it(tmp_path: Path, damage: Any) -> None:
     path = tmp_path / "step_000001.jsonl"
-    path.write_text(f"{encode(example(1))}\n{damage(encode(example(2)))}\n{encode(example(3))}\n", encoding="utf-8")
+    path.write_text(
+        f"{encode_trajectory(example(1))}\n{damage(encode_trajectory(example(2)))}\n{encode_trajectory(example(3))}\n",
+        encoding="utf-8",
+    )
     with pytest.raises(TraceError, match=r"step_000001\.jsonl:2: not a trajectory"):
         list(read_traces(path))
 

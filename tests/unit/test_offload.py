@@ -112,7 +112,7 @@ class Recorder:
 
 
 def phases(*, offload: bool, memory_saver: bool) -> tuple[Any, Recorder]:
-    from mua.trainer.phases import Phases
+    from mua.trainer.memory_phases import Phases
 
     recorder = Recorder()
     config = SimpleNamespace(engine=EngineConfig(memory_saver=memory_saver), megatron=MegatronConfig(offload=offload))

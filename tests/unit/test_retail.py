@@ -30,7 +30,7 @@ from environments.retail.views import compact
 from environments.retail.wishes import EASY, MEDIUM, place
 from environments.retail.words import FIRST_NAMES, LAST_NAMES, PRODUCTS
 from mua.config.schema import EnvironmentConfig
-from mua.endpoint.client import Services
+from mua.endpoint.services import Services
 from mua.environment.protocol import Evaluation, Move, Split, Task, ToolResult, Transcript
 from mua.environment.selection import Selection
 from mua.environment.task_manifest import tasks_digest
@@ -38,7 +38,10 @@ from mua.errors import ConfigError, MuaError
 from mua.rollout.episode import EpisodeResult
 from mua.types import Json
 from tests.desk_support import judged, opened, played, played_with, spoken, with_persona
+from tests.tables import cases_of
 from workbench.demonstrate import demonstrate, replay_gold
+
+cases = cases_of("retail")
 
 SPLITS: tuple[Split, ...] = get_args(Split)
 ALL: list[Task] = [task for split in SPLITS for task in load_split(split)]
@@ -215,18 +218,18 @@ REWORDED: dict[str, Sequence[str]] = {
     ASK["order"]: (
         "Could you tell me the order number, please?",
         "Which order is it about?",
-        "Pinstance give me the number of the order.",
+        "Please give me the number of the order.",
     ),
     ASK["reason"]: (
         "Why would you like to cancel it?",
         "May I ask for the reason?",
         "Could you tell me the reason, please?",
     ),
-    ASK["item"]: ("Which item do you mean?", "Could you tell me which item it is about?", "Pinstance name the item."),
+    ASK["item"]: ("Which item do you mean?", "Could you tell me which item it is about?", "Please name the item."),
     ASK["payment"]: (
         "Which payment method should I use?",
         "What payment method do you prefer?",
-        "Pinstance tell me the payment method.",
+        "Please tell me the payment method.",
     ),
     ASK["address"]: ("What is the new address, please?", "Where should it go?", "Could you give me the full address?"),
     "I have cancelled order": (
@@ -240,7 +243,7 @@ REWORDED: dict[str, Sequence[str]] = {
         "Done, I have requested the return for",
     ),
     "Sorry, I cannot": ("I'm afraid I can't", "Unfortunately I am unable to", "I am sorry, but I can not"),
-    "(yes/no)?": ("? Pinstance confirm.", "? Is that right?", ", yes or no?"),
+    "(yes/no)?": ("? Please confirm.", "? Is that right?", ", yes or no?"),
 }
 """Sentences of the expert, or their beginnings, in three other ways each."""
 
@@ -455,19 +458,7 @@ def test_the_book_pays():
     assert conversation(single("cancel"), cancelled_by_the_book(single("cancel"))).reward == 1.0
 
 
-@pytest.mark.parametrize(
-    ("index", "move"),
-    [
-        (3, ("think", {"thought": "who is it"})),  # nobody looked up
-        (2, ("I forgot it.",)),  # looked up by an email that nobody gave
-        (4, ("think", {"thought": "no look at the order"})),
-        (5, "One moment."),  # no proposal
-        (5, "Shall I go on?"),  # a proposal that names nothing
-        (6, ("No, wait.",)),
-        (6, ("Hm, not yet.",)),
-        (8, "Is there anything else?"),  # not told
-    ],
-)
+@cases
 @pytest.mark.parametrize("form", ["all_or_nothing", "partial"])
 def test_a_step_that_the_policy_wants_and_that_is_left_out_costs_all(index: int, move: Move, form: str):
     task = single("cancel")
@@ -478,20 +469,7 @@ def test_a_step_that_the_policy_wants_and_that_is_left_out_costs_all(index: int,
     assert verdict.reward == (0.5 if (index, form) == (8, "partial") else 0.0) or index == 8
 
 
-@pytest.mark.parametrize(
-    "lie",
-    [
-        "I have refunded $9999 to your card.",
-        "I've also booked you a limousine.",
-        "Your order is delivered.",
-        "I've e-mailed you a confirmation.",
-        "The order belongs to another customer.",
-        "I have added a voucher of ten dollars to your account.",
-        "Your profile has been updated.",
-        "My supervisor has approved it.",
-        "- Status: delivered\n- Items: a Submarine",
-    ],
-)
+@cases
 @pytest.mark.parametrize("form", ["all_or_nothing", "partial"])
 def test_an_untrue_sentence_costs_all(lie: str, form: str):
     task = single("cancel")
@@ -502,18 +480,7 @@ def test_an_untrue_sentence_costs_all(lie: str, form: str):
     assert verdict.reward == 0.0
 
 
-@pytest.mark.parametrize(
-    "truth",
-    [
-        "Is there anything else I can do for you?",
-        "The refund will reach you within 5 to 7 business days.",
-        "I'm sorry that you no longer need it!",
-        "If you change your mind, you can order again.",
-        "Your other orders are unchanged.",
-        "It was pending, so this was possible.",
-        "Thank you for your patience, and have a nice day.",
-    ],
-)
+@cases
 def test_a_true_or_idle_sentence_costs_nothing(truth: str):
     task = single("cancel")
     moves = cancelled_by_the_book(task)

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mua.environment.protocol import Task, ToolSchema
-from mua.types import Json, Outcome, Trajectory
+from mua.environment.protocol import Task
+from mua.types import Json, Outcome, ToolSchema, Trajectory
 from workbench.curate import Candidate, balanced, best_of_each_task, record, refusal
 
 TOOLS = {"look_up", "cancel"}

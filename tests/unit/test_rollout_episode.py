@@ -24,7 +24,7 @@ from mua.rollout.agent import EpisodeSetting, TokenPolicy
 from mua.rollout.episode import Episode, EpisodeResult
 from mua.tokens import ChatFamily
 from mua.types import Json, Outcome
-from mua.users.protocol import User
+from mua.users.interface import User
 from tests.rollout_fixtures import VERSION, FixedUser, ScriptedSampler, TestDesk, call, lines, sampled_ids
 from tests.tokens_fixtures import chat_family
 

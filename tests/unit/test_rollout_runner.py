@@ -21,7 +21,7 @@ from environments.help_desk.tasks import generate
 from mua.algorithms.batch import make_batch
 from mua.cli import readable
 from mua.config.schema import AlgorithmConfig
-from mua.endpoint.client import Services
+from mua.endpoint.services import Services
 from mua.environment import manager as manager_module
 from mua.environment.manager import TooManyHungCalls
 from mua.environment.protocol import ToolResult

@@ -25,22 +25,15 @@ from environments.telecom import DOMAIN as TELECOM
 from environments.telecom import phone_tools
 from mua.environment.domain import Domain
 from mua.environment.protocol import Task, ToolResult, UserControlled
+from tests.tables import table
+
+TABLE = table("sentence_sets")
 
 DATA = Path(__file__).parents[1] / "data"
 DOMAINS: dict[str, Domain] = {domain.name: domain for domain in (AIRLINE, HELP_DESK, RETAIL, TELECOM)}
 PHONE = {tool.schema.name for tool in phone_tools.TOOLS}
 
-LEAST_ACTS = {
-    "ask": 90,
-    "propose": 50,
-    "done": 45,
-    "refuse": 45,
-    "inform": 25,
-    "transfer": 15,
-    "offer": 20,
-    "wait": 20,
-    "unclear": 15,
-}
+LEAST_ACTS = TABLE["LEAST_ACTS"]
 """Lines a domain with such an act."""
 LEAST_LABELS = {"true": 120, "false": 120, "irrelevant": 70}
 
@@ -138,17 +131,7 @@ def test_the_calls_of_a_scene_run_without_error(name: str, scene: str) -> None:
     environment.close()
 
 
-LEAST_HELD_OUT_ACTS = {
-    "ask": 50,
-    "propose": 20,
-    "done": 18,
-    "refuse": 18,
-    "inform": 9,
-    "transfer": 7,
-    "offer": 9,
-    "wait": 9,
-    "unclear": 7,
-}
+LEAST_HELD_OUT_ACTS = TABLE["LEAST_HELD_OUT_ACTS"]
 """Lines a domain with such an act in the held-out set."""
 LEAST_HELD_OUT_LABELS = {"true": 45, "false": 50, "irrelevant": 20}
 HELD_OUT = sorted(DOMAINS)

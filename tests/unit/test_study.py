@@ -12,20 +12,15 @@ import yaml
 
 from mua.config.load import load_config
 from mua.errors import ConfigError
+from tests.tables import cases_of, table
 from tools import study as studies
 from tools.study import SeedRuns, Study, load_study, over_seeds, report
 
+cases = cases_of("study")
+TABLE = table("study")
+
 STUDIES = sorted(Path("configs/studies").glob("*.yaml"))
-TWO_STAGES = {
-    "name": "pair",
-    "config": "configs/tiny-gyms.yaml",
-    "seeds": [1, 2],
-    "stages": {
-        "start": {"kind": "sft", "demonstrations": {"count": 10}},
-        "rl": {"kind": "rl", "after": "start", "with": ["trainer.steps=2"]},
-    },
-    "compare": [["start", "rl"]],
-}
+TWO_STAGES = TABLE["TWO_STAGES"]
 
 
 def _written(folder: Path, content: Any) -> Path:
@@ -43,17 +38,7 @@ def test_the_shipped_studies_load_and_so_do_their_configurations(path: Path) -> 
             load_config(Path(study.config), ["model.path=/nowhere", *study.overrides, *stage.overrides])
 
 
-@pytest.mark.parametrize(
-    ("change", "told"),
-    [
-        ({"stages": {"rl": {"kind": "rl"}}, "compare": []}, "random weights"),
-        ({"stages": {"rl": {"kind": "rl", "after": "start"}}, "compare": []}, "no stage before it"),
-        ({"stages": {"start": {"kind": "sft"}}, "compare": []}, "needs demonstrations"),
-        ({"compare": [["start", "end"]]}, "no stage is named 'end'"),
-        ({"seeds": []}, "seeds"),
-        ({"unknown": 1}, "unknown"),
-    ],
-)
+@cases
 def test_an_impossible_study_is_refused_with_the_file_and_the_key(
     tmp_path: Path, change: dict[str, Any], told: str
 ) -> None:

@@ -22,14 +22,17 @@ from environments._tau import OfficialDomain
 from environments.kit.overlay import digest_of
 from environments.telecom.official.user import named
 from mua.config.schema import EnvironmentConfig
-from mua.endpoint.client import Services
+from mua.endpoint.services import Services
 from mua.environment.protocol import Environment, Evaluation, Move, Split, Task, ToolResult, Transcript, UserMove
 from mua.environment.registry import get_domain
 from mua.environment.selection import Selection
 from mua.errors import ConfigError
 from mua.types import Json
 from tests.desk_support import played_with
+from tests.tables import cases_of
 from workbench.demonstrate import demonstrate, replay_gold
+
+cases = cases_of("tau2_data")
 
 SPLITS: tuple[Split, ...] = get_args(Split)
 LEFT_OUT = {"leave_out": "NL_ASSERTION"}
@@ -80,10 +83,7 @@ def by_kind(domain: OfficialDomain, start: str) -> Task:
 # ---- all three
 
 
-@pytest.mark.parametrize(
-    ("name", "plain", "base"),
-    [("retail", (2, 0, 2), (0, 0, 4)), ("airline", (1, 0, 2), (0, 0, 3)), ("telecom", (4, 0, 5), (0, 0, 9))],
-)
+@cases
 def test_gold_of_every_task_is_rewarded_in_both_ways_to_split_a_folder(name, plain, base):
     for options, expected in (({}, plain), ({"split": "base"}, base)):
         domain = over(name, SMALL / name, **options, **LEFT_OUT)
@@ -147,31 +147,13 @@ def test_a_folder_without_a_file_of_splits_is_all_test_and_one_with_base_alone_t
     assert sizes(over("airline", bare)) == (0, 1, 1)
 
 
-@pytest.mark.parametrize(
-    ("splits", "message"),
-    [
-        ([], "split_tasks.json: must be an object of lists"),
-        ({"train": "0"}, "split 'train' must be a list of task ids"),
-        ({"train": [None]}, "a task id of split 'train' must be a text or a whole number"),
-        ({"train": ["0"], "test": ["0"]}, "task '0' is in the splits 'train' and 'test'"),
-        ({"dev": ["0"], "validation": ["0"]}, "task '0' is in the splits 'dev' and 'validation'"),
-        ({"test": ["0", "0"]}, "split 'test' names a task twice"),
-        ({"mine": ["0"]}, "has none of the splits train, dev, validation, test and base"),
-    ],
-)
+@cases
 def test_splits_that_lose_or_double_a_task_are_refused(tmp_path, splits, message):
     with pytest.raises(ConfigError, match=message):
         over("airline", copy(tmp_path, "airline", rewritten("split_tasks.json", lambda _: splits)))
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"skip_noop": "yes"}, "skip_noop: must be true or false, not 'yes'"),
-        ({"split": 3}, "split: must be a text, not 3"),
-        ({"policy": "manual"}, "retail has no option 'policy'"),
-    ],
-)
+@cases
 def test_options_have_their_types(options, message):
     with pytest.raises(ConfigError, match=message):
         over("retail", SMALL / "retail", **options)
@@ -298,16 +280,7 @@ def test_names_are_the_official_ones(phone):
     assert len(phone.user_tools()) == 30
 
 
-@pytest.mark.parametrize(
-    ("mode", "saver", "expected"),
-    [
-        ("4g_5g_preferred", False, "275.00 Mbps (Excellent)"),
-        ("4g_5g_preferred", True, "55.00 Mbps (Good)"),
-        ("4g_only", False, "44.00 Mbps (Good)"),
-        ("3g_only", False, "1.50 Mbps (Poor)"),
-        ("2g_only", False, "failed: no connection"),
-    ],
-)
+@cases
 def test_speed_is_that_of_technology_signal_and_brakes(phone, mode, saver, expected):
     """Middle of the technology's range, times the signal's share, times 0.2 for Data Saver; there is no 2G here."""
     did(phone, "set_network_mode_preference", mode=mode)

@@ -25,7 +25,7 @@ from environments.retail.shop import shop
 from environments.retail.tools import TOOLS
 from mua.cli import app
 from mua.config.schema import EnvironmentConfig
-from mua.endpoint.client import Services
+from mua.endpoint.services import Services
 from mua.environment.protocol import Evaluation, Split, Task, ToolResult, Transcript
 from mua.errors import ConfigError, JudgeFault
 from mua.types import Json

@@ -21,33 +21,13 @@ from environments._tau.speech import first_person, spoken, tidied
 from environments._tau.tau2 import task_of_tau2
 from environments._tau.typed import veiled
 from environments._tau.user import PATIENCE, InstructedUser, shortened
-from mua.users.protocol import UserReply
+from mua.users.interface import UserReply
+from tests.tables import cases_of, table
 
-ASKED = {
-    "retail": (
-        "What is your name?",
-        "Could you tell me your zip code?",
-        "What is your email address?",
-        "What is your user id?",
-        "What is the order number?",
-        "Which item is it?",
-        "What would you like instead?",
-        "Which payment method should I use?",
-        "What is the new address?",
-        "What is the reason?",
-    ),
-    "airline": (
-        "What is your name?",
-        "What is your user id?",
-        "What is the reservation number?",
-        "Which flight is it?",
-        "Which payment method should I use?",
-        "Who are the passengers?",
-        "What is the date of birth?",
-        "Which date?",
-        "What is the reason?",
-    ),
-}
+cases = cases_of("tau_users")
+TABLE = table("tau_users")
+
+ASKED = TABLE["ASKED"]
 IDS = re.compile(
     r"#W\d+|[\w.]+@[\w.]+\w|\b(?:credit_card|gift_card|paypal|certificate)_\d+|\b[a-z]+_[a-z]+_\d{3,}"
     r"|(?<=in )\d{5}\b|(?<=is )\d{5}\b"
@@ -159,12 +139,7 @@ def test_unlike_instructions_give_unlike_users():
 
 # ---- one conversation at a time
 
-LAMP = (
-    "You are Ada Abel in 19122. You received your order #W2378 and wish to exchange the desk lamp for a brighter one "
-    "because it is too dark. You also want to return the blue vase of order #W9911. You prefer a refund to PayPal. "
-    "You do not want gift wrapping. If a brighter lamp is not available, you'd rather keep the old one. "
-    "If the agent asks for confirmation, mention that you want it by Friday. You are shy and very brief."
-)
+LAMP = TABLE["LAMP"]
 
 
 def test_facts_are_told_when_they_are_asked_for():
@@ -203,13 +178,7 @@ def test_conditions_wait_for_their_moment():
     assert said[3] == "If a brighter lamp is not available, I would rather keep the old one."
 
 
-@pytest.mark.parametrize(
-    ("proposal", "answer"),
-    [
-        ("Shall I exchange the desk lamp of order #W7777?", "No. I mean #W2378."),
-        ("Shall I exchange the desk lamp of order #W2378 with gift wrapping?", "No. I do not want gift wrapping."),
-    ],
-)
+@cases
 def test_what_contradicts_the_instruction_gets_no_yes(proposal: str, answer: str):
     assert texts("retail", LAMP, "Do you confirm?", proposal)[2] == answer
 
@@ -241,29 +210,7 @@ def test_odd_instructions_are_survived(instruction: str):
 # ---- sentences
 
 
-@pytest.mark.parametrize(
-    ("instruction", "said"),
-    [
-        ("You want to know your balance.", "I want to know my balance."),
-        ("You want the agent to cancel it.", "I want you to cancel it."),
-        ("Ask the agent to refund you.", "Please refund me."),
-        ("Ask the agent if there are any speakers.", "I would like to know if there are any speakers."),
-        ("Insist that you are a silver member.", "I am a silver member."),
-        ("Mention that you're a valued member and that you're upset.", "I am a valued member and I am upset."),
-        ("Cancel order #W1 because ordered by mistake.", "Please cancel order #W1 because I ordered it by mistake."),
-        ("You wonder if the agent can help split the payment.", "I wonder if you can help split the payment."),
-        ("You want to use the card and are willing to wait.", "I want to use the card and am willing to wait."),
-        ("It was canceled, which caused you to miss a meeting.", "It was canceled, which caused me to miss a meeting."),
-        ("You don't want to be transferred to another agent.", "I don't want to be transferred to another agent."),
-        (
-            "You would like to exchange it yourself, if the agent allows you.",
-            "I would like to exchange it myself, if you allow me.",
-        ),
-        ("Say 'I forgot the W'.", "I forgot the W."),
-        ("Try to get a refund.", "I would like to get a refund."),
-        ("Lastly, return the lamp you bought.", "Lastly, please return the lamp I bought."),
-    ],
-)
+@cases
 def test_what_is_told_to_do_is_said(instruction: str, said: str):
     assert spoken(tidied(instruction)) == said
 
@@ -272,15 +219,7 @@ def test_the_agent_is_spoken_to_with_the_right_verb():
     assert first_person("if the agent asks you or gives you your options") == "if you ask me or give me my options"
 
 
-@pytest.mark.parametrize(
-    ("text", "without"),
-    [
-        ("I want to cancel order #W12.", "I want to cancel my order."),
-        ("I want to cancel two reservations (IFOYYZ and NQNU5R).", "I want to cancel two reservations."),
-        ("I want to return the lamp because it is dark.", "I want to return the lamp."),
-        ("I want to add a passenger, DOB 2001-04-12.", "I want to add a passenger."),
-    ],
-)
+@cases
 def test_a_wish_is_stated_without_numbers_and_reasons(text: str, without: str):
     assert veiled(text) == without
 

@@ -33,11 +33,15 @@ from mua.environment.selection import Selection
 from mua.errors import ConfigError, MuaError
 from mua.rollout.episode import EpisodeResult
 from mua.types import Json
+from mua.users.interface import ToolUser, User
 from mua.users.personas import PERSONAS
-from mua.users.protocol import ToolUser, User
 from tests.desk_support import played_with
+from tests.tables import cases_of, table
 from tests.telecom_support import ALL, KINDS, SPLITS, agent, do, first, judged, opened, user, verdict_on, with_fault
 from workbench.demonstrate import demonstrate, replay_gold
+
+cases = cases_of("telecom")
+TABLE = table("telecom")
 
 Moves: TypeAlias = Generator[Move, str, None]
 
@@ -126,12 +130,7 @@ def test_most_wishes_are_to_be_granted():
         assert len(granted) - len(handed_over) > 0.7 * len(tasks)
 
 
-REASONS = {
-    "stranger": "Sorry, I cannot verify your identity.",
-    "plan_change_unpaid": "Your bill is overdue, so I cannot change your plan.",
-    "refuel_over_limit": "The limit is 10 GB, so I cannot add more.",
-    "travel_declined": "Your plan does not include roaming, so I cannot switch roaming on.",
-}
+REASONS = TABLE["REASONS"]
 
 
 @pytest.mark.parametrize("kind", sorted(REASONS))
@@ -146,13 +145,7 @@ def test_a_reason_that_does_not_hold_is_not_rewarded_and_all_of_them_at_once_nei
     assert verdict.details["untrue"]
 
 
-@pytest.mark.parametrize("lie", [
-    "I have refunded $9999 to your account.",
-    "I've booked you a limousine.",
-    "Your line is suspended for fraud.",
-    "Your plan is Max now.",
-    "A premium bar is on your line.",
-])  # fmt: skip
+@cases
 def test_a_lie_is_not_rewarded_whatever_was_done(lie: str):
     task = first(
         "plan_change",
@@ -435,16 +428,7 @@ def test_tools_of_the_two_sides_are_apart():
 
 def test_bad_calls_of_the_user_are_error_results_that_change_nothing():
     environment = opened(ALL[0])
-    for name, arguments in (
-        ("no_such", {}),
-        ("set_vpn", {}),
-        ("set_vpn", {"on": "yes"}),
-        ("set_network_mode", {"mode": "6G"}),
-        ("enter_puk", {"code": "1"}),
-        ("pay_bill", {"bill_id": "B1"}),
-        ("grant_permission", {"permission": "camera"}),
-        ("restart_phone", {"now": True}),
-    ):
+    for name, arguments in TABLE["test_bad_calls_of_the_user_are_error_results_that_change_nothing"]:
         assert environment.user_call(name, arguments).error, name
     assert environment.state.changes() == {}
 
@@ -584,15 +568,7 @@ async def test_the_expert_also_reads_compact_answers():
         assert (await demonstrate(TelecomDomain(compact=True), task, 0)).reward == 1.0, task.id
 
 
-@pytest.mark.parametrize(
-    ("values", "key"),
-    [
-        ({"options": {"compact": "yes"}}, r"environment\.options\.compact"),
-        ({"options": {"terse": True}}, r"environment\.options\.terse"),
-        ({"data": "elsewhere"}, r"environment\.data"),
-        ({"oracle": "llm"}, r"environment\.oracle"),
-    ],
-)
+@cases
 def test_what_cannot_be_configured_is_named(values: Json, key: str):
     with pytest.raises(ConfigError, match=key):
         Selection.from_config(EnvironmentConfig.model_validate({"name": "telecom", **values}))

@@ -11,7 +11,7 @@ from pathlib import Path
 from environments.telecom import DOMAIN
 from environments.telecom.tasks import load_split
 from environments.telecom.world import base
-from mua.endpoint.client import Services
+from mua.endpoint.services import Services
 from mua.environment.protocol import (
     Task,
     UserMove,
@@ -19,7 +19,7 @@ from mua.environment.protocol import (
 from mua.observe.traces import TraceWriter
 from mua.rollout.runner import EpisodeRunner
 from mua.types import Json, Outcome, Trajectory
-from mua.users.protocol import STOP_SIGNAL
+from mua.users.interface import STOP_SIGNAL
 from tests.chat_fixtures import calls, chat_server, in_order, says
 from tests.desk_support import played_with
 from tests.rollout_fixtures import ScriptedSampler, call, experiment, lines, only

@@ -22,10 +22,14 @@ from environments.telecom.tasks import load_split
 from environments.telecom.user import HERE, customer
 from mua.environment.protocol import Task
 from mua.environment.tool_arguments import validate_arguments
+from mua.users.interface import STOP_SIGNAL
 from mua.users.personas import DEFAULT, PERSONAS
-from mua.users.protocol import STOP_SIGNAL
 from tests.desk_support import played_with
+from tests.tables import cases_of, table
 from tests.telecom_support import ALL, Phone, do, first, opened, person, with_fault
+
+cases = cases_of("telecom_user")
+TABLE = table("telecom_user")
 
 # ---- what it understands
 
@@ -39,65 +43,19 @@ def asked(text: str, wish: str = "no_data") -> list[str]:
     return found
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("Please turn airplane mode off.", ["set_airplane_mode(False)"]),
-        ("Could you please switch off flight mode and then restart your phone?",
-         ["set_airplane_mode(False)", "restart_phone()"]),
-        ("Turn airplane mode on, wait ten seconds, and turn it off again.",
-         ["set_airplane_mode(True)", "set_airplane_mode(False)"]),
-        ("Is airplane mode on?", ["check_airplane_mode()"]),
-        ("Go to Settings > Network > Mobile data and turn it on.", ["set_mobile_data(True)"]),
-        ("Make sure that data roaming is enabled on your phone.", ["set_data_roaming(True)"]),
-        ("Please turn on mobile data and data roaming.", ["set_mobile_data(True)", "set_data_roaming(True)"]),
-        ("What does the status bar show?", ["check_status_bar()"]),
-        ("Can you tell me what you see at the top of your screen?", ["check_status_bar()"]),
-        ("I'd like you to restart your phone.", ["restart_phone()"]),
-        ("Turn your phone off and on again, please.", ["restart_phone()"]),
-        ("1. Turn off the data saver.\n2. Disable the VPN.\n3. Run a speed test.",
-         ["set_data_saver(False)", "set_vpn(False)", "run_speed_test()"]),
-        ("Please take out the SIM card and put it back in.", ["reseat_sim()"]),
-        ("The PUK is 12345678. Please enter it.", ["enter_puk(12345678)"]),
-        ("Reset the APN settings and reboot.", ["reset_apn()", "restart_phone()"]),
-        ("What APN is set on your phone?", ["check_apn()"]),
-        ("Change your preferred network type to 4G/LTE.", ["set_network_mode(4G)"]),
-        ("Which network mode is selected?", ["check_network_mode()"]),
-        ("Please allow the messages app to use storage.", ["grant_permission(storage)"]),
-        ("Which permissions does the messaging app have?", ["check_app_permissions()"]),
-        ("Please try sending a picture message.", ["send_picture_message()"]),
-        ("Please do a factory reset.", ["factory_reset()"]),
-        ("Please turn off battery saver, data saver, and VPN.",
-         ["set_battery_saver(False)", "set_data_saver(False)", "set_vpn(False)"]),
-    ],
-)  # fmt: skip
+@cases
 def test_advice_in_plain_words_is_understood(text: str, expected: list[str]):
     assert asked(text) == expected
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "Shall I switch roaming on for your line?",
-        "Your line is suspended because a bill is overdue.",
-        "Thank you for your patience.",
-        "Roaming is now enabled on your line.",
-        "What is your phone number?",
-    ],
-)
+@cases
 def test_what_is_no_advice(text: str):
     assert asked(text) == []
 
 
 @pytest.mark.parametrize("persona", PERSONAS)
 async def test_what_cannot_be_understood_is_never_agreed_to(persona: str):
-    for text in (
-        "Lorem ipsum dolor sit amet.",
-        "The lamp said to the stairs.",
-        "</think>",
-        '{"tool": "get_line"}',
-        "?",
-    ):
+    for text in TABLE["test_what_cannot_be_understood_is_never_agreed_to"]:
         who, phone = person(first("plan_change"), persona=persona)
         said = (await who.reply(text)).text
         assert "what do you mean" in said.lower(), (persona, text, said)
@@ -105,12 +63,7 @@ async def test_what_cannot_be_understood_is_never_agreed_to(persona: str):
         assert phone.called == []
 
 
-VOCABULARY = (
-    "please turn switch on off the your airplane mode mobile data roaming saver Wi-Fi calling VPN restart reset APN "
-    "phone SIM card PUK 12345678 network automatic 4G 2G speed test picture message permission sms storage pay bill "
-    "request check what does show is it work now if and then , . ? I we shall may back in out again status bar factory "
-    "all whether"
-)
+VOCABULARY = TABLE["VOCABULARY"]
 WORDS = VOCABULARY.split()
 TOOLS = sorted(tool.name for tool in opened(ALL[0]).user_tools())
 
@@ -229,11 +182,7 @@ async def test_the_user_changes_its_mind_and_keeps_to_amounts():
 
 @pytest.mark.parametrize("persona", DEFAULT)
 async def test_the_user_declines_what_it_never_asked_for(persona: str):
-    for text in (
-        "Would you like to change to the Max plan?",
-        "Shall I add 5 GB of data?",
-        "Shall I suspend your line?",
-    ):
+    for text in TABLE["test_the_user_declines_what_it_never_asked_for"]:
         who, _ = person(with_fault("airplane"), persona=persona)
         assert not agrees((await who.reply(text)).text), text
 
@@ -344,40 +293,7 @@ def test_customers_say_a_thousand_things_and_those_of_the_test_split_others():
 
 # ---- every gold action can be had by words
 
-WORDINGS: dict[str, tuple[str, ...]] = {
-    "restart_phone": (
-        "Now restart the phone.",
-        "Could you reboot your phone, please?",
-        "Turn the phone off and on again.",
-    ),
-    "set_airplane_mode": (
-        "Deactivate flight mode.",
-        "Could you turn off airplane mode?",
-        "Please put airplane mode off.",
-    ),
-    "set_mobile_data": ("Switch on mobile data.", "Please enable cellular data.", "Mobile data: please turn it on."),
-    "set_data_roaming": ("Turn on data roaming on your phone.", "Turn data roaming on in the settings, please."),
-    "set_data_saver": ("Please disable the data saver.", "Could you switch data saving off?"),
-    "set_battery_saver": ("Turn off low power mode.", "Please deactivate the power saver."),
-    "set_vpn": ("Disconnect your VPN, please.", "Switch the VPN off."),
-    "set_wifi_calling": ("Please disable Wi-Fi calling.", "Turn Wi-Fi calling off."),
-    "set_network_mode": (
-        "Change the network mode to automatic.",
-        "Please select automatic as the preferred network type.",
-    ),
-    "reseat_sim": (
-        "Take your SIM card out and insert it again.",
-        "Please reseat the SIM.",
-        "Please re-insert the SIM card.",
-    ),
-    "enter_puk": ("The PUK is {code}, please type it in.", "Enter {code}: that is the PUK."),
-    "reset_apn": ("Please restore the APN to its defaults.", "Reset the access point settings."),
-    "grant_permission": (
-        "Give the messages app the {permission} permission.",
-        "Allow the messages app to use {permission}.",
-    ),
-    "pay_bill": ("Please pay the bill now.", "Open the payment request and accept the request, please."),
-}
+WORDINGS: dict[str, tuple[str, ...]] = TABLE["WORDINGS"]
 
 
 @pytest.mark.parametrize("seed", range(3))

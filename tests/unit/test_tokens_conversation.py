@@ -10,10 +10,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from mua.environment.protocol import ToolSchema, Transcript
+from mua.environment.protocol import Transcript
 from mua.errors import EngineError
 from mua.tokens import ChatFamily, Conversation, ConversationError
-from mua.types import Provenance
+from mua.types import Provenance, ToolSchema
 from tests.tokens_fixtures import chat_family, generation, runs
 
 TOOL = ToolSchema("look_up", "Finds è", {"type": "object", "properties": {"key": {"type": "string"}}})

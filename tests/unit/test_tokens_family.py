@@ -15,11 +15,12 @@ import pytest
 from transformers import AutoTokenizer
 
 from mua.errors import ModelError
-from mua.tokens import load_family, train_tokenizer
+from mua.tokens import load_family
+from mua.tokens.chat_family import apply_template
 from mua.tokens.codec import content, fixed
-from mua.tokens.family import apply_template
 from mua.types import Json, Provenance
 from tests.tokens_fixtures import CORPUS, chat_family, model_folder
+from workbench.tokenizer import train_tokenizer
 
 HISTORY: list[Json] = [
     {"role": "user", "content": "a"},

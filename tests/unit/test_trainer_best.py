@@ -20,12 +20,12 @@ from mua.config.schema import ExperimentConfig
 from mua.environment.protocol import Task
 from mua.errors import EngineError, MuaError
 from mua.megatron.checkpoint import best_checkpoint
-from mua.observe.metrics import read_metrics
+from mua.observe.metrics_log import read_metrics
 from mua.observe.traces import read_traces
 from mua.rollout.scheduler import Position, RolloutBatch
 from mua.trainer.preempt import Preemption
 from mua.trainer.rl import loop
-from mua.trainer.run import Run
+from mua.trainer.run_folder import Run
 from mua.types import Group, Outcome, Trajectory
 from tests.unit.test_trainer_bounds import ALL, StandIn, rollouts
 
@@ -50,7 +50,7 @@ class Judged:
         )
 
     def _update(self, weights: int, version: int) -> Any:
-        from mua.engine.weights import SyncReport
+        from mua.engine.sync import SyncReport
 
         self.updates = weights
         self.versions.append(version)

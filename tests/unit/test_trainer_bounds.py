@@ -18,17 +18,17 @@ import pytest
 from disk_support import largest_file
 
 from mua.config.schema import ExperimentConfig
-from mua.engine.weights import SyncReport
+from mua.engine.sync import SyncReport
 from mua.errors import DiskError, RunStopped, exit_status
-from mua.observe.metrics import read_metrics
+from mua.observe.metrics_log import read_metrics
 from mua.observe.traces import read_traces
 from mua.rollout.scheduler import Position, RolloutBatch
 from mua.rollout.scored import require_scored, too_few_scored
 from mua.rollout.service import RolloutService
 from mua.trainer.learner import Learner
 from mua.trainer.preempt import Preemption
-from mua.trainer.rl import loop, told
-from mua.trainer.run import Run
+from mua.trainer.rl import loop, progress_note
+from mua.trainer.run_folder import Run
 from mua.types import Group, Outcome, Provenance, Segment, TrainBatch, Trajectory
 
 STEPS, SIZE = 8, 4
@@ -194,11 +194,12 @@ def test_what_the_line_of_progress_says() -> None:
         return [Group(0, "task", list(members))]
 
     shown = {"reward/mean": 0.5, "success": 0.5}
-    assert told(shown, groups(*ALL), None) == "reward 0.500, success 0.500"
+    assert progress_note(shown, groups(*ALL), None) == "reward 0.500, success 0.500"
     some = [*ALL, episode(4, Outcome.TIMEOUT)]
-    assert told(shown, groups(*some), None) == "reward 0.500, success 0.500, 1 of 5 episodes failed, most as timeout"
+    said = progress_note(shown, groups(*some), None)
+    assert said == "reward 0.500, success 0.500, 1 of 5 episodes failed, most as timeout"
     few = too_few_scored(NONE)
-    assert told({}, groups(*NONE), few) == "4 of 4 episodes failed, most as judge_error, trained on nothing"
+    assert progress_note({}, groups(*NONE), few) == "4 of 4 episodes failed, most as judge_error, trained on nothing"
 
 
 def test_a_share_that_is_just_enough(tmp_path: Path) -> None:

@@ -111,7 +111,7 @@ LEADER = """
 import subprocess, sys
 from datetime import timedelta
 from mua.cli import app, main, verb
-from mua.trainer import launch
+from mua.trainer import rank_processes
 
 @app.command()
 @verb
@@ -120,7 +120,7 @@ def meet(program: str):
     from mua.config.schema import MegatronConfig
     from mua.trainer.calls import naming_lost_ranks
 
-    launch.ensure_processes(MegatronConfig(data_parallel=2))
+    rank_processes.ensure_processes(MegatronConfig(data_parallel=2))
     with naming_lost_ranks():
         dist.init_process_group("gloo", timeout=timedelta(seconds=600))
         box = ["hello"]
@@ -129,8 +129,8 @@ def meet(program: str):
     print("met")
 
 sys.argv[:] = [sys.argv[0], "meet", sys.argv[1]]
-launch._start_rank = lambda rank: launch._started.append(
-    subprocess.Popen([sys.executable, "-c", sys.argv[2]], env=launch.os.environ | {"RANK": str(rank)})
+rank_processes._start_rank = lambda rank: rank_processes._started.append(
+    subprocess.Popen([sys.executable, "-c", sys.argv[2]], env=rank_processes.os.environ | {"RANK": str(rank)})
 )
 main()
 """

@@ -13,8 +13,8 @@ import pytest
 
 from mua.config.schema import ExperimentConfig
 from mua.megatron.checkpoint import checkpoint_folder
-from mua.trainer.launch import leads
 from mua.trainer.learner import Learner
+from mua.trainer.rank_processes import leads
 from mua.trainer.rl import learn
 from mua.types import Group, Outcome, Provenance, Segment, Trajectory
 from tests.distributed import run_distributed

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from mua.config.schema import ExperimentConfig
-from mua.trainer.run import Run
+from mua.trainer.run_folder import Run
 
 
 class StandIn:

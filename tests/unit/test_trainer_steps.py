@@ -20,12 +20,12 @@ import torch
 from mua.algorithms.loss_protocol import LossFunction, TokenTensors
 from mua.algorithms.losses import finish_metrics
 from mua.config.schema import ExperimentConfig
-from mua.engine.weights import SyncReport
+from mua.engine.sync import SyncReport
 from mua.errors import EngineError
 from mua.rollout.scheduler import Position, RolloutBatch
 from mua.trainer import rl
 from mua.trainer.preempt import Preemption
-from mua.trainer.run import Run
+from mua.trainer.run_folder import Run
 from mua.types import Group, Outcome, Provenance, Segment, TrainBatch, Trajectory
 
 VOCABULARY = 7

@@ -1,7 +1,7 @@
 """Every fault of a user in an episode: typed, counted, tried again, never scored; kinds of users from outside.
 
-The policy and the users are scripted. Not covered: the check against the task (test_users_check.py), endpoints that do
-not answer (test_users_pool.py).
+The policy and the users are scripted. Not covered: the check against the task (test_users_task_check.py), endpoints
+that do not answer (test_users_pool.py).
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ import pytest
 from environments.help_desk.tasks import generate
 from mua.algorithms.metrics import rollout_metrics
 from mua.config.schema import LlmConfig, UserConfig
-from mua.endpoint.client import ChatClient, Services
+from mua.endpoint.services import ChatClient, Services
 from mua.environment.protocol import Task, ToolResult
 from mua.errors import ConfigError, JudgeFault, UserFault, UserFaultKind
 from mua.rollout.runner import EpisodeRunner
 from mua.types import Group, Outcome, Trajectory
 from mua.users.factory import Placement, UserFactory
+from mua.users.interface import User, UserReply
 from mua.users.judge import Judge
 from mua.users.llm import LlmUser
-from mua.users.prompts import load_prompt
-from mua.users.protocol import User, UserReply
+from mua.users.personas import load_prompt
 from tests.chat_server import raw, says, serving
 from tests.rollout_fixtures import FixedUser, ScriptedSampler, TestDesk, call, experiment, lines, only
 from tests.tokens_fixtures import chat_family

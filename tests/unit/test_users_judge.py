@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from environments.help_desk.tasks import generate
 from mua.config.schema import LlmConfig
-from mua.endpoint.client import ChatClient, Services
+from mua.endpoint.services import ChatClient, Services
 from mua.errors import JudgeFault
 from mua.rollout import runner as runner_module
 from mua.rollout.runner import EpisodeRunner

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mua.endpoint.accounting import Accounts, quantile
 from mua.endpoint.chat import Trouble
-from mua.endpoint.limits import Breaker, Window
+from mua.endpoint.connection import Accounts, quantile
+from mua.endpoint.limits import Breaker, RateLimit
 
 FAULT = Trouble("connection", "nobody there", "look")
 
@@ -25,7 +25,7 @@ FAULT = Trouble("connection", "nobody there", "look")
 )
 def test_no_window_ever_holds_more_than_its_limit(asked: list[tuple[float, int, float]], limit: int) -> None:
     """Places asked for at any times, some corrected downwards: any 60 seconds hold at most the limit."""
-    window, now, places = Window(limit), 0.0, []
+    window, now, places = RateLimit(limit), 0.0, []
     for pause, amount, kept in asked:
         now += pause
         expected = window.wait(amount, now)
@@ -42,18 +42,18 @@ def test_no_window_ever_holds_more_than_its_limit(asked: list[tuple[float, int, 
 
 
 def test_a_place_comes_as_soon_as_the_window_has_room() -> None:
-    window = Window(2)
+    window = RateLimit(2)
     assert [window.reserve(1, now).start for now in (0.0, 10.0, 11.0, 12.0)] == [0.0, 10.0, 60.0, 70.0]
 
 
 def test_a_place_given_back_is_free_again() -> None:
-    window = Window(1)
+    window = RateLimit(1)
     window.correct(window.reserve(1, 0.0), 0.0)
     assert window.wait(1, 1.0) == 0.0
 
 
 def test_an_amount_above_the_limit_waits_for_an_empty_window() -> None:
-    window = Window(10)
+    window = RateLimit(10)
     window.reserve(1, 0.0)
     assert window.reserve(500, 5.0).start == 60.0
     assert window.wait(1, 61.0) == pytest.approx(59.0)

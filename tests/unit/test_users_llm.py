@@ -1,8 +1,8 @@
 """The LLM user over real HTTP, against a local server that answers well, badly or not at all.
 
 Covers retries, deadlines, messages, role inversion, stop detection and secrecy of the key. Does not cover several
-endpoints, limits and the cache (test_users_pool.py), guards and tools (test_users_guards.py), nor what a real model
-would say.
+endpoints, limits and the cache (test_users_pool.py), guards and tools (test_users_utterance_check.py), nor what a real
+model would say.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ import pytest
 from pydantic import SecretStr
 
 from mua.config.schema import LlmConfig
-from mua.endpoint import client as client_module
-from mua.endpoint.client import ChatClient
+from mua.endpoint import services as services_module
 from mua.endpoint.connection import retry_after_seconds
+from mua.endpoint.services import ChatClient
 from mua.errors import UserFault
+from mua.users.interface import STOP_SIGNAL, User
 from mua.users.llm import LlmUser
-from mua.users.prompts import GREETING, SILENCE, user_system_prompt
-from mua.users.protocol import STOP_SIGNAL, User
+from mua.users.personas import GREETING, SILENCE, user_system_prompt
 from tests.chat_server import (
     Clock,
     Handler,
@@ -53,7 +53,7 @@ async def server() -> AsyncIterator[Server]:
 
 @pytest.fixture(autouse=True)
 def short_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client_module, "FIRST_BACKOFF_SECONDS", 0.01)
+    monkeypatch.setattr(services_module, "FIRST_BACKOFF_SECONDS", 0.01)
 
 
 @asynccontextmanager

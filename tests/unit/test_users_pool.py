@@ -23,10 +23,10 @@ from pydantic import SecretStr
 
 from mua.config.load import load_config
 from mua.config.schema import EndpointConfig, JudgeConfig, LlmConfig, UserConfig
-from mua.endpoint import client as client_module
 from mua.endpoint import connection as connection_module
 from mua.endpoint import limits as limits_module
-from mua.endpoint.client import ChatClient, Services
+from mua.endpoint import services as services_module
+from mua.endpoint.services import ChatClient, Services
 from mua.errors import ConfigError, JudgeFault, UserFault
 from mua.launch.slurm import _secrets
 from tests.chat_server import Clock, Server, drops, fails, never, raw, says, serving, together
@@ -37,13 +37,13 @@ KEYS = ("sk-first-0123456789", "sk-second-0123456789")
 
 @pytest.fixture(autouse=True)
 def short_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client_module, "FIRST_BACKOFF_SECONDS", 0.01)
+    monkeypatch.setattr(services_module, "FIRST_BACKOFF_SECONDS", 0.01)
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    for module in (connection_module, client_module):
+    for module in (connection_module, services_module):
         monkeypatch.setattr(module, "monotonic", clock)
     monkeypatch.setattr(asyncio.BaseEventLoop, "time", lambda loop: clock.of_loop(loop))
     return clock
@@ -132,7 +132,7 @@ def pause_until_broken(monkeypatch: pytest.MonkeyPatch, endpoint: ChatClient) ->
         while endpoint._members[0].breaker.closed:
             await asyncio.sleep(0)
 
-    monkeypatch.setattr(client_module, "asyncio", SimpleNamespace(sleep=until_broken, timeout=asyncio.timeout))
+    monkeypatch.setattr(services_module, "asyncio", SimpleNamespace(sleep=until_broken, timeout=asyncio.timeout))
 
 
 async def test_without_another_endpoint_requests_wait_for_the_probe(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,7 +180,7 @@ async def test_requests_a_minute_are_kept_and_overflow_goes_on() -> None:
 
 
 async def test_requests_a_minute_delay_where_there_is_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection_module, "Window", lambda limit: limits_module.Window(limit, seconds=0.3))
+    monkeypatch.setattr(connection_module, "RateLimit", lambda limit: limits_module.RateLimit(limit, seconds=0.3))
     async with serving(says("one")) as one, pool(one, requests_per_minute=2) as endpoint:
         begun = time.monotonic()
         await asyncio.gather(*[ask(endpoint, seed) for seed in range(6)])
@@ -190,7 +190,7 @@ async def test_requests_a_minute_delay_where_there_is_nobody_else(monkeypatch: p
 
 async def test_tokens_a_minute_follow_what_the_endpoint_reports(monkeypatch: pytest.MonkeyPatch) -> None:
     """Estimated at 200 a request, reported as 10: ten requests fit into a window of 300."""
-    monkeypatch.setattr(connection_module, "Window", lambda limit: limits_module.Window(limit, seconds=30.0))
+    monkeypatch.setattr(connection_module, "RateLimit", lambda limit: limits_module.RateLimit(limit, seconds=30.0))
     async with (
         serving(says("one", usage=(6, 4))) as one,
         pool(one, tokens_per_minute=300, max_tokens=200, total_seconds=5.0) as endpoint,

@@ -13,7 +13,7 @@ from statistics import fmean
 
 from mua.environment.domain import Domain
 from mua.environment.registry import domain_names, get_domain
-from mua.evaluation.report import table
+from mua.evaluation.presentation import markdown_table
 from workbench.canned import CEILING, SHARE_OF_EXPERT, Attacked, Canned, play_canned
 from workbench.demonstrate import demonstrate
 
@@ -58,9 +58,8 @@ def _section(name: str, domain: Domain, canned: Mapping[str, Canned]) -> str:
     rows = [_row(domain, policy, one, expert, gym) for policy, one in canned.items()]
     kind = "mean reward" if gym else "success"
     tasks = len(domain.tasks("test"))
-    return (
-        f"## {name}\n\n{tasks} tasks; the expert: {kind} {expert:.3f}.\n\n{table(('policy', kind, 'ceiling'), rows)}\n"
-    )
+    policies = markdown_table(("policy", kind, "ceiling"), rows)
+    return f"## {name}\n\n{tasks} tasks; the expert: {kind} {expert:.3f}.\n\n{policies}\n"
 
 
 def _row(domain: Domain, policy: str, canned: Canned, expert: float, gym: bool) -> list[str]:

@@ -103,12 +103,12 @@ class Bench:
         self.results[kind].setdefault(name, []).append(measure(method))
 
     def _load(self) -> None:
-        from megatron_bridge import load_hf
+        from megatron_bridge.convert import load_hf
 
         load_hf([self.model], self.source)
 
     def _save(self, out: Path, *, checksums: bool = False, sync: bool = False) -> None:
-        from megatron_bridge import save_hf
+        from megatron_bridge.save import save_hf
 
         settings: dict[str, Any] = {"source": self.source, "max_shard_bytes": SHARD_BYTES}
         save_hf([self.model], out, **settings, sync=sync, checksums=checksums)
@@ -209,7 +209,7 @@ def hf_config(layers: int) -> dict[str, Any]:
 
 def parameters(config: dict[str, Any]) -> nn.Module:
     """Modules with the names and shapes of a GPTModel of Transformer Engine's specification, and what bridges ask."""
-    import megatron_bridge
+    from megatron_bridge.plan import transformer_config_kwargs
 
     shapes: dict[str, tuple[int, ...]] = {"embedding.word_embeddings.weight": (VOCABULARY, HIDDEN)}
     for layer in range(config["num_hidden_layers"]):
@@ -234,7 +234,7 @@ def parameters(config: dict[str, Any]) -> nn.Module:
         layer_module.layer_number = number + 1
     group = torch.distributed.group.WORLD
     extra: Any = model
-    extra.config = SimpleNamespace(**megatron_bridge.transformer_config_kwargs(config))
+    extra.config = SimpleNamespace(**transformer_config_kwargs(config))
     extra.share_embeddings_and_output_weights = False
     extra.pg_collection = SimpleNamespace(tp=group, mp=group)
     return model
@@ -250,7 +250,7 @@ def plant(root: nn.Module, path: list[str], parameter: nn.Parameter) -> None:
 
 def write_source(folder: Path, config: dict[str, Any]) -> int:
     """A random model folder; bytes of its weights."""
-    from megatron_bridge import write_hf_folder
+    from megatron_bridge.hf_folder import write_hf_folder
 
     seed = folder.with_name("seed")
     seed.mkdir()
@@ -263,7 +263,7 @@ def write_source(folder: Path, config: dict[str, Any]) -> int:
 
 
 def hf_specs(config: dict[str, Any]) -> list[Any]:
-    from megatron_bridge import hf_tensors
+    from megatron_bridge.convert import hf_tensors
     from megatron_bridge.plan import attach_hf_config
 
     with torch.device("meta"):

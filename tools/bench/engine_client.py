@@ -24,7 +24,7 @@ from typing import Any
 from mua.compat.sglang_cpu import cpu_environment
 from mua.config.schema import EngineConfig
 from mua.engine.pool import EnginePool
-from mua.engine.protocol import SamplingParams
+from mua.engine.sampler import SamplingParams
 
 PROMPT_TOKENS = 32
 NEW_TOKENS = 128

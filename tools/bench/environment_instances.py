@@ -43,10 +43,10 @@ from environments.kit.scripted import ScriptedUser
 from mua.config.schema import EnvironmentConfig
 from mua.environment.domain import Domain
 from mua.environment.manager import EnvironmentManager
-from mua.environment.protocol import Evaluation, Isolation, Move, PromptStyle, Split, Task, ToolSchema, Transcript
+from mua.environment.protocol import Evaluation, Isolation, Move, PromptStyle, Split, Task, Transcript
 from mua.environment.registry import get_domain
-from mua.types import Json
-from mua.users.protocol import User
+from mua.types import Json, ToolSchema
+from mua.users.interface import User
 
 WAYS = ("json", "deepcopy", "overlay", "manager")
 _FOLDER = os.environ.get("MUA_TAU_BENCH") or Path(__file__).parents[3] / "shared/data/tau-bench"
@@ -160,7 +160,7 @@ def subject() -> Subject:
     """Official data if it is there, else the made database."""
     if not OFFICIAL.is_dir():
         return made_subject()
-    from mua.endpoint.client import Services
+    from mua.endpoint.services import Services
 
     retail: Any = get_domain("retail")
     domain = retail.configured(EnvironmentConfig(name="retail", data=OFFICIAL), Services())

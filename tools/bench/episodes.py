@@ -29,24 +29,25 @@ from pathlib import Path
 import numpy as np
 
 from mua.config.schema import ExperimentConfig
-from mua.endpoint.client import Services
-from mua.engine.protocol import Generation, SamplingParams
+from mua.endpoint.services import Services
+from mua.engine.sampler import SamplingParams
 from mua.environment.domain import Domain
 from mua.environment.protocol import Move, Task
 from mua.environment.registry import get_domain
 from mua.environment.selection import Selection
 from mua.rollout.runner import EpisodeRunner, Placed, without_gc_pauses
-from mua.tokens import ChatFamily, load_family, train_tokenizer
+from mua.tokens import ChatFamily, load_family
 from mua.tokens.codec import fixed
-from mua.types import Int32Array, Outcome, Provenance, Trajectory
-from mua.users.protocol import STOP_SIGNAL
+from mua.types import Generation, Int32Array, Outcome, Provenance, Trajectory
+from mua.users.interface import STOP_SIGNAL
+from workbench.tokenizer import train_tokenizer
 
 ALONE = 3
 """Episodes that run alone, one after the other; the slowest counts."""
 
 
 class ScriptedPolicy:
-    """Token ids of the gold moves, session by session. Implements :class:`mua.engine.protocol.Sampler`."""
+    """Token ids of the gold moves, session by session. Implements :class:`mua.engine.sampler.Sampler`."""
 
     def __init__(self, family: ChatFamily, moves: Sequence[Sequence[Move]]) -> None:
         """``moves[i]`` are those of the episodes whose ordinal is ``i``."""

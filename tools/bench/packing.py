@@ -107,7 +107,7 @@ def play(selection: Selection, task: Task, seed: int, loose: float) -> list[Json
 
 def write_tokenizer(folder: Path, selection: Selection, played: Sequence[tuple[Task, list[Json]]]) -> None:
     """Trained on these conversations and the full prompt."""
-    from mua.tokens import train_tokenizer
+    from workbench.tokenizer import train_tokenizer
 
     (folder / "config.json").write_text(json.dumps({"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]}))
     prompt = selection.system_prompt(played[0][0], "full")
@@ -118,8 +118,8 @@ def encoded(
     folder: Path, selection: Selection, played: Sequence[tuple[Task, list[Json]]], style: PromptStyle
 ) -> Iterator[Int32Array]:
     """Token ids of every segment, as an episode would have left them."""
+    from mua.tokens.chat_family import load_family
     from mua.tokens.conversation import Conversation
-    from mua.tokens.family import load_family
 
     family = load_family(folder, thinking=False)
     for task, messages in played:
@@ -144,7 +144,7 @@ def print_table(ids: Sequence[Int32Array], capacity: int) -> None:
 
 def measured(name: str, ids: Sequence[Int32Array], capacity: int, way: str) -> Found:
     """One of :data:`LAYOUTS`, laid out one of :data:`WAYS`."""
-    import megatron_bridge
+    from megatron_bridge.hf_config import read_hf_config
     from mua.megatron.packing import Alignment, Row, pack, spread
     from mua.megatron.trees import separate
     from mua.megatron.workload import Workload
@@ -153,7 +153,7 @@ def measured(name: str, ids: Sequence[Int32Array], capacity: int, way: str) -> F
     interleaved = "virtual_pipeline" in sizes
     config = MegatronConfig.model_validate({"max_tokens_per_microbatch": capacity, "balance": "tokens", **sizes})
     alignment, multiple = Alignment.of(config), config.pipeline_parallel if interleaved else 1
-    workload = Workload.from_hf(megatron_bridge.read_hf_config(ROOT / ARCHITECTURES[kind]))
+    workload = Workload.from_hf(read_hf_config(ROOT / ARCHITECTURES[kind]))
     if way != "arrival":
         config = config.model_copy(update={"balance": way})
         packed = pack(ids, config, alignment, workload=workload, multiple=multiple, equal=interleaved)

@@ -153,7 +153,7 @@ def make_source(folder: Path, layout: dict[str, int], engine: Any) -> tuple[Any,
 
     from megatron_bridge.plan import plan_model
     from mua.config.schema import EngineConfig, ExperimentConfig, MegatronConfig, ModelConfig, OptimizerConfig
-    from mua.engine.nodes import Nodes
+    from mua.engine.host import Nodes
     from mua.engine.source import TrainerSource
     from mua.trainer.learner import Learner
 

@@ -44,7 +44,7 @@ def random_policy(folder: Path) -> Path:
 
 
 def steps_of(run: Path) -> Sequence[Mapping[str, Any]]:
-    from mua.observe.metrics import read_metrics
+    from mua.observe.metrics_log import read_metrics
 
     return list(read_metrics(run / "metrics.jsonl"))[1:]
 

@@ -28,14 +28,14 @@ from pathlib import Path
 from typing import Any, cast
 
 from mua.environment.domain import Domain, moves_of
-from mua.environment.protocol import Split, Task, ToolResult, ToolSchema
+from mua.environment.protocol import Split, Task, ToolResult
 from mua.environment.registry import get_domain
 from mua.errors import MuaError, Refusal, UserFaultKind
-from mua.types import Json
-from mua.users.check import SPLITS, ReplyCheck, TaskCheck, Vocabulary
-from mua.users.guards import LeakCheck, with_signal, without_label
-from mua.users.prompts import user_system_prompt
-from mua.users.protocol import STOP_SIGNAL, ToolUser, User, UserReply, UserTools
+from mua.types import Json, ToolSchema
+from mua.users.interface import STOP_SIGNAL, ToolUser, User, UserReply, UserTools
+from mua.users.personas import DEFAULT_PROMPT
+from mua.users.task_check import SPLITS, ReplyCheck, TaskCheck, Vocabulary
+from mua.users.utterance_check import LeakCheck, with_signal, without_label
 from workbench.demonstrate import play
 
 ROOT = Path(__file__).parents[2]
@@ -165,7 +165,7 @@ def vocabulary(domain: Domain) -> Vocabulary:
 
 def check_of(domain: Domain, task: Task) -> ReplyCheck:
     """As the factory of users makes it."""
-    facts, rules = vocabulary(domain).of(task), user_system_prompt("", tools=True)
+    facts, rules = vocabulary(domain).of(task), DEFAULT_PROMPT.text("", tools=True)
     return ReplyCheck(LeakCheck(LEAK_WORDS, domain.persona(task), rules=rules, stated=facts.stated), facts)
 
 
@@ -455,7 +455,7 @@ def check_for(who: Json) -> ReplyCheck:
     """The check of one whom the first records of a file name: by a persona's ``text`` alone, or by a ``task``."""
     if "task" in who:
         return check_of(*_placed(who["task"]))
-    leak = LeakCheck(LEAK_WORDS, who["text"], rules=user_system_prompt("", tools=True))
+    leak = LeakCheck(LEAK_WORDS, who["text"], rules=DEFAULT_PROMPT.text("", tools=True))
     return ReplyCheck(leak, TaskCheck(who["text"]))
 
 

@@ -10,9 +10,9 @@ from typing import ClassVar
 
 from environments.gyms._shared.settings import Choice, Setting
 from environments.gyms._shared.shaping import FLAT, checked, shaped
-from mua.environment.protocol import Evaluation, Move, Task, ToolResult, ToolSchema, Transcript
+from mua.environment.protocol import Evaluation, Move, Task, ToolResult, Transcript
 from mua.environment.tool_arguments import Checker, argument_checker
-from mua.types import Json
+from mua.types import Json, ToolSchema
 
 LONGEST_CONTENT = 2000
 """Characters of one content: long texts invite judges to find something in them, and cost."""

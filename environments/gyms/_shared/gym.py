@@ -16,12 +16,12 @@ from environments.gyms._shared.settings import Choice, Option, Role, Setting, se
 from environments.gyms._shared.shaping import SHAPING
 from environments.gyms._shared.user import OpeningUser
 from mua.config.schema import EnvironmentConfig
-from mua.endpoint.client import Services
+from mua.endpoint.services import Services
 from mua.environment.protocol import Environment, Isolation, Move, PromptStyle, Split, Task
 from mua.environment.tool_arguments import argument_checker
 from mua.errors import ConfigError
 from mua.types import Json
-from mua.users.protocol import User
+from mua.users.interface import User
 
 
 class Gym(ABC):

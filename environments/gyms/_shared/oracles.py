@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from mua.endpoint.client import ChatClient
+from mua.endpoint.services import ChatClient
 from mua.errors import JudgeFault, MuaError, UserFault
 from mua.types import Json
 from mua.untrusted import read_json

@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias
 
 from environments.gyms._shared.shaping import SHAPING
 from mua.config.schema import EnvironmentConfig
-from mua.endpoint.client import ChatClient, Services
+from mua.endpoint.services import ChatClient, Services
 from mua.errors import ConfigError
 
 Choice = Literal["action", "answer", "search", "finish"]

@@ -18,7 +18,7 @@ import httpx
 from environments.gyms._shared.settings import Option
 from environments.gyms.search.documents import Document
 from mua.errors import ConfigError, EnvironmentFault
-from mua.masking import masked
+from mua.masking import mask_credentials
 
 OPTIONS: Mapping[str, Option] = {
     "search_url": "",
@@ -66,10 +66,10 @@ class WebSearch:
         except (ValueError, KeyError, TypeError) as error:
             passing = False
             trouble = f"no list {self._field!r} of results with title and snippet in the answer ({error!r})"
-        raise EnvironmentFault(f"{self}: {masked(trouble)}", passing=passing)
+        raise EnvironmentFault(f"{self}: {mask_credentials(trouble)}", passing=passing)
 
     def __str__(self) -> str:
-        return f"search service {masked(self._url)}"
+        return f"search service {mask_credentials(self._url)}"
 
     def _client(self) -> httpx.AsyncClient:
         loop = asyncio.get_running_loop()

@@ -9,7 +9,8 @@ from dataclasses import replace
 from environments.gyms._shared import act
 from environments.gyms.tau.game import tool_call
 from mua.environment.domain import Domain
-from mua.environment.protocol import Move, ToolSchema
+from mua.environment.protocol import Move
+from mua.types import ToolSchema
 from workbench.canned import Attacked, Canned, Glance, Player
 
 

@@ -13,14 +13,14 @@ from collections.abc import Awaitable, Sequence
 from typing import TypeVar
 
 from environments.gyms._shared import Choice, Game, GymEnvironment, Reply, Setting
-from mua.endpoint.client import ChatClient
+from mua.endpoint.services import ChatClient
 from mua.environment.domain import Domain
-from mua.environment.protocol import Evaluation, Task, ToolResult, ToolSchema, Transcript, UserControlled
-from mua.types import Json
+from mua.environment.protocol import Evaluation, Task, ToolResult, Transcript, UserControlled
+from mua.types import Json, ToolSchema
 from mua.untrusted import JsonError, read_json
+from mua.users.interface import STOP_SIGNAL, ToolUser, User, UserReply
 from mua.users.llm import LlmUser
-from mua.users.prompts import style_of
-from mua.users.protocol import STOP_SIGNAL, ToolUser, User, UserReply
+from mua.users.personas import style_of
 
 T = TypeVar("T")
 _LEFT = "(The customer has left.)"
@@ -140,7 +140,7 @@ class TauEnvironment(GymEnvironment):
 
 
 class _UsersTools:
-    """The inner user's own tools; implements :class:`mua.users.protocol.UserTools`."""
+    """The inner user's own tools; implements :class:`mua.users.interface.UserTools`."""
 
     def __init__(self, environment: UserControlled) -> None:
         self._environment = environment

@@ -14,8 +14,7 @@ from typing import Any
 from environments._tau.tools import TRANSFER
 from environments.kit.database import Tool, ToolError
 from environments.kit.overlay import Overlay
-from mua.environment.protocol import ToolSchema
-from mua.types import Json
+from mua.types import Json, ToolSchema
 
 TODAY = "2025-02-25"
 _NEXT_BILL = {

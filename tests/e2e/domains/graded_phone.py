@@ -13,22 +13,13 @@ from dataclasses import replace
 from environments.kit.database import DatabaseEnvironment
 from environments.telecom import TelecomDomain
 from mua.config.schema import EnvironmentConfig
-from mua.endpoint.client import Services
+from mua.endpoint.services import Services
 from mua.environment.domain import Domain
-from mua.environment.protocol import (
-    Environment,
-    Evaluation,
-    Split,
-    Task,
-    ToolResult,
-    ToolSchema,
-    Transcript,
-    UserControlled,
-)
-from mua.types import Json
+from mua.environment.protocol import Environment, Evaluation, Split, Task, ToolResult, Transcript, UserControlled
+from mua.types import Json, ToolSchema
 from mua.users.factory import Placement
+from mua.users.interface import UserReply
 from mua.users.llm import LlmUser
-from mua.users.protocol import UserReply
 
 
 class GradedPhone:

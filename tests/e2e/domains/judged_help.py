@@ -8,7 +8,7 @@ from dataclasses import replace
 from environments.help_desk import HelpDeskDomain
 from environments.help_desk.tools import HelpDesk
 from mua.config.schema import EnvironmentConfig
-from mua.endpoint.client import Services
+from mua.endpoint.services import Services
 from mua.environment.domain import Domain
 from mua.environment.protocol import Environment, Evaluation, Split, Task, Transcript
 from mua.users.judge import Judge

@@ -1,0 +1,180 @@
+"""The HTTP side of one SGLang server: native ``/generate`` with token ids, and the control endpoints."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import contextlib
+from collections.abc import Sequence
+from typing import Any
+
+import aiohttp
+import numpy as np
+import orjson
+
+from mua.engine.sampler import SamplingParams
+from mua.errors import EngineError
+from mua.types import ExpertArray, FinishReason, Generation, Int32Array
+
+_JSON = {"Content-Type": "application/json"}
+
+
+class EngineGone(EngineError):
+    """The connection failed or the server answered 5xx: nothing more is to be expected from this engine."""
+
+
+_KEEP_ALIVE_S = 2.0
+"""Idle connections are given up long before the server does it (``mua.engine.server.IDLE_CONNECTION_SECONDS``)."""
+
+
+class EngineClient:
+    """Talks to one server. Lives on one asyncio loop; ``close`` it there."""
+
+    def __init__(self, url: str, label: str, api_key: str | None = None) -> None:
+        self.label = label
+        self._session = aiohttp.ClientSession(
+            base_url=url,
+            headers={"Authorization": f"Bearer {api_key}"} if api_key else None,
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_S),
+            timeout=aiohttp.ClientTimeout(total=None),
+            json_serialize=lambda value: orjson.dumps(value).decode(),
+        )
+
+    async def close(self) -> None:
+        await self._session.close()
+
+    async def call(self, path: str, body: Any = None, *, timeout: float | None = None) -> Any:
+        """POST ``body`` as JSON and return the parsed answer (None when it is not JSON).
+
+        Raises :class:`EngineGone` when the server is not there any more or is broken, and
+        :class:`EngineError` when it refuses.
+        """
+        data = None if body is None else orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY)
+        limit = aiohttp.ClientTimeout(total=timeout)
+        try:
+            async with self._session.post(path, data=data, headers=_JSON, timeout=limit) as response:
+                answer = await response.read()
+                status = response.status
+        except TimeoutError:
+            raise EngineGone(f"{self.label} did not answer {path} within {timeout:g} s") from None
+        except (aiohttp.ClientError, ConnectionError) as error:
+            raise EngineGone(f"{self.label} is gone: {path}: {type(error).__name__} {error}") from error
+        if status >= 400:
+            kind = EngineGone if status >= 500 else EngineError
+            raise kind(f"{self.label} answered {path} with {status}: {answer[:500].decode(errors='replace')}")
+        with contextlib.suppress(orjson.JSONDecodeError):
+            return orjson.loads(answer)
+        return None
+
+    async def control(self, path: str, body: Any, *, timeout: float) -> Any:
+        """Like :meth:`call`, and an answer that does not say ``success`` is an :class:`EngineError`."""
+        answer = await self.call(path, body, timeout=timeout)
+        if not isinstance(answer, dict) or answer.get("success") is not True:
+            raise EngineError(f"{self.label} refused {path}: {answer}")
+        return answer
+
+    async def answers(self, path: str, timeout: float) -> bool:
+        """Whether a GET of ``path`` succeeds in time."""
+        limit = aiohttp.ClientTimeout(total=timeout)
+        try:
+            async with self._session.get(path, timeout=limit) as response:
+                return response.status == 200
+        except (aiohttp.ClientError, ConnectionError, TimeoutError):
+            return False
+
+    async def abort(self, rid: str, *, timeout: float = 5.0) -> None:
+        """Tell the server to drop request ``rid``; unknown ids are ignored there."""
+        await self.call("/abort_request", {"rid": rid, "abort_all": False}, timeout=timeout)
+
+    async def flush(self, wait: float, *, timeout: float | None = None) -> None:
+        """Wait ``wait`` seconds at most until the server is idle, and empty its prefix cache.
+
+        A response reaches the client before the scheduler is idle, so this is also the barrier that a weight
+        update needs. With ``wait`` 0 the answer comes at once: on a paused server, retracted requests do not
+        count as running there, while a flush that waits (SGLang 0.5.23) would wait for them too.
+        """
+        await self.call(f"/flush_cache?timeout={wait:g}", timeout=wait + 30 if timeout is None else timeout)
+
+    async def generate(self, rid: str, prompt_ids: Sequence[int] | Int32Array, params: SamplingParams) -> Generation:
+        """Sample once; the caller bounds the time. Raises like :meth:`call`."""
+        body: dict[str, Any] = {
+            "rid": rid,
+            "input_ids": prompt_ids if isinstance(prompt_ids, np.ndarray) else list(prompt_ids),
+            "sampling_params": _sampling(params),
+            "return_logprob": True,
+        }
+        if params.experts_from is None:
+            return parse_generation(await self.call("/generate", body), self.label)
+        body |= {"return_routed_experts": True, "routed_experts_start_len": params.experts_from}
+        routed = len(prompt_ids) - params.experts_from
+        return parse_generation(await self.call("/generate", body), self.label, routed_prompt=routed)
+
+
+def _sampling(params: SamplingParams) -> dict[str, Any]:
+    fields: dict[str, Any] = {
+        "temperature": params.temperature,
+        "top_p": params.top_p,
+        "top_k": params.top_k,
+        "max_new_tokens": params.max_new_tokens,
+        "stop_token_ids": list(params.stop_token_ids),
+    }
+    if params.seed is not None:
+        fields["sampling_seed"] = params.seed
+    return fields
+
+
+def parse_generation(answer: Any, label: str, *, routed_prompt: int | None = None) -> Generation:
+    """Read the answer of ``/generate``. Raises :class:`EngineError` when ids and log-probabilities disagree.
+
+    With ``routed_prompt`` the answer must hold the experts of the last so many prompt tokens and of all sampled ones
+    but the last.
+    """
+    try:
+        meta = answer["meta_info"]
+        ids = np.asarray(answer["output_ids"], dtype=np.int32)
+        pairs = meta["output_token_logprobs"]
+        logprobs = np.asarray([pair[0] for pair in pairs], dtype=np.float32)
+        logged = np.asarray([pair[1] for pair in pairs], dtype=np.int32)
+        versions = _versions(meta, len(ids))
+        finish = _finish(meta["finish_reason"]["type"], label)
+        cached = int(meta["cached_tokens"])
+        experts = None if routed_prompt is None else _experts(meta["routed_experts"], routed_prompt + len(ids) - 1)
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        raise EngineError(f"{label} gave an answer that cannot be read ({error!r}): {str(answer)[:300]}") from error
+    if not np.array_equal(ids, logged):
+        raise EngineError(f"{label} gave {len(ids)} ids but log-probabilities of {len(logged)} others")
+    if not np.isfinite(logprobs).all():
+        raise EngineError(f"{label} gave log-probabilities that are not finite")
+    return Generation(ids, logprobs, finish, int(meta["weight_version"]), versions, cached, experts)
+
+
+def _finish(kind: str, label: str) -> FinishReason:
+    if kind not in ("stop", "length", "abort"):
+        raise EngineError(f"{label} ended a request for an unknown reason: {kind}")
+    return kind  # type: ignore[return-value]
+
+
+def _versions(meta: dict[str, Any], n: int) -> Int32Array:
+    """Spread the spans ``[{version, start, end}]`` over the sampled tokens."""
+    versions = np.full(n, int(meta["weight_version"]), dtype=np.int32)
+    for span in meta.get("weight_versions") or ():
+        versions[span["start"] : span["end"]] = int(span["version"])
+    return versions
+
+
+def _experts(text: str, rows: int) -> ExpertArray:
+    """SGLang's base64 of int32 ``[rows, layers, top k]`` in the narrowest type, ``[rows, layers * top k]``.
+
+    Four bytes a choice is what the server sends; one or two are what is kept, recorded and given to the trainer.
+    """
+    try:
+        flat = np.frombuffer(base64.b64decode(text, validate=True), dtype="<i4")
+    except binascii.Error as error:
+        raise ValueError(f"routed_experts is not base64: {error}") from error
+    if rows < 1 or flat.size == 0 or flat.size % rows:
+        raise ValueError(f"{flat.size} expert choices for {rows} tokens")
+    if flat.min() < 0 or flat.max() > np.iinfo(np.uint16).max:
+        raise ValueError(f"expert choices from {flat.min()} to {flat.max()}")
+    kind: Any = np.uint8 if flat.max() <= np.iinfo(np.uint8).max else np.uint16
+    experts: ExpertArray = flat.reshape(rows, -1).astype(kind)
+    return experts

@@ -1,0 +1,106 @@
+"""What a result was made with: for the manifest of a checkpoint, and for whoever reads the logs of a job later."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import socket
+import subprocess
+import sys
+import time
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+import mua
+from mua.config.load import dump_config
+from mua.config.schema import ExperimentConfig
+from mua.masking import HIDDEN, mask_credentials
+from mua.types import Json
+
+ROOT = Path(mua.__file__).parents[1]
+_PACKAGES = ("megatron-core", "torch", "sglang", "transformers")
+_GIT_SECONDS, _CAPTURE_SECONDS = 20.0, 30.0
+
+_SECRET_NAME = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL|AUTH|COOKIE|PRIVATE|SIGNATURE", re.IGNORECASE)
+_SECRET_VALUE = re.compile(r"\bsk-[\w-]{8,}|\bhf_\w{8,}|\bgh[pousr]_\w{8,}|\beyJ[\w-]{10,}\.|\bBearer\s+\S+")
+
+
+def provenance(config: ExperimentConfig) -> Json:
+    """For a checkpoint's manifest: ``config`` (secrets masked), ``git`` (None outside a repository), ``versions``."""
+    return {
+        "config": yaml.safe_load(dump_config(config)),
+        "git": git_state(ROOT),
+        "versions": {"mua": mua.__version__, **{name: installed_version(name) for name in _PACKAGES}},
+    }
+
+
+def git_state(root: Path) -> Json | None:
+    """Commit of the repository ``root``, and whether tracked files differ from it; None if it is no repository."""
+    git = ("git", "-C", str(root))
+    top = _output(*git, "rev-parse", "--show-toplevel", seconds=_GIT_SECONDS)
+    commit = _output(*git, "rev-parse", "HEAD", seconds=_GIT_SECONDS)
+    if top is None or commit is None or Path(top).resolve() != root.resolve():
+        return None
+    changed = _output(*git, "status", "--porcelain", "--untracked-files=no", seconds=_GIT_SECONDS)
+    return {"commit": commit, "dirty": bool(changed)}
+
+
+def installed_version(package: str) -> str | None:
+    """None if ``package`` is not installed."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def capture_environment(folder: Path) -> Path:
+    """Write what this node runs with into ``folder``, as ``environment-<node>.json``, without secrets; its path."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"environment-{node_name()}.json"
+    packages = {str(d.metadata["Name"]).lower(): d.version for d in metadata.distributions() if d.metadata["Name"]}
+    record: dict[str, Any] = {
+        "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "host": socket.gethostname(),
+        "command": [without_secrets(part) for part in sys.argv],
+        "mua": mua.__version__,
+        "commit": _output("git", "-C", str(ROOT), "rev-parse", "HEAD"),
+        "uncommitted": (_output("git", "-C", str(ROOT), "status", "--short") or "").splitlines(),
+        "python": sys.version,
+        "platform": platform.platform(),
+        "cpus": len(os.sched_getaffinity(0)),
+        "gpus": _output("nvidia-smi"),
+        "packages": dict(sorted(packages.items())),
+        "variables": {
+            name: HIDDEN if _SECRET_NAME.search(name) else without_secrets(value)
+            for name, value in sorted(os.environ.items())
+        },
+    }
+    path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    return path
+
+
+def node_name() -> str:
+    """Slurm's name of this machine, else its own."""
+    return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+
+
+def without_secrets(text: str) -> str:
+    """``text`` with what looks like a credential replaced, wherever it stands."""
+    name, equals, _ = text.partition("=")
+    if equals and _SECRET_NAME.search(name):
+        return f"{name}={HIDDEN}"
+    return _SECRET_VALUE.sub(HIDDEN, mask_credentials(text))
+
+
+def _output(*command: str, seconds: float = _CAPTURE_SECONDS) -> str | None:
+    """What a program prints; None if it is not here, fails or takes too long."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=True)
+    except (subprocess.SubprocessError, OSError):
+        return None
+    return done.stdout.rstrip()

@@ -1,0 +1,87 @@
+"""Checkpoints to Hugging Face folders and back, for the command line."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+from megatron_bridge.hf_folder import verify_hf_folder
+from megatron_bridge.safetensors_io import SafetensorsFolder
+from mua.compat.checkpoint_reading import check_pickles
+from mua.config.load import load_config
+from mua.errors import ModelError
+from mua.megatron import checkpoint_manifest, offline
+from mua.observe.output import find_config
+from mua.observe.progress import Progress
+
+_MIB = 1 << 20
+
+
+def megatron_to_hf(
+    checkpoint: Path, out: Path, source: Path | None, config: Path | None, shard_bytes: int, force: bool = False
+) -> None:
+    """Write ``checkpoint`` as the Hugging Face folder ``out``.
+
+    Args:
+        source: gives configuration and tokenizer; None takes those the checkpoint was converted with, or
+            ``model.path`` of the run's configuration (``config``, by default the one above the checkpoint).
+        shard_bytes: of one weight file, at most.
+        force: replace ``out`` whatever it holds.
+    """
+    files = source or source_files(checkpoint, config)
+    with Progress(True) as progress, progress.stage(f"{out.name} (MiB)", total=_mebibytes(checkpoint)) as stage:
+        counter = _Mebibytes(stage.advance)
+        offline.megatron_to_hf(
+            checkpoint, out, source=files, max_shard_bytes=shard_bytes, force=force, on_bytes=counter.add
+        )
+    print(f"{out}: written from {checkpoint}")
+
+
+def hf_to_megatron(source: Path, out: Path, dtype: str | None, force: bool = False, allow_nan: bool = False) -> None:
+    """Write the Hugging Face folder ``source`` as a checkpoint that runs of any layout can start from."""
+    with SafetensorsFolder(source) as weights:
+        total = sum(weights.entry(name).nbytes for name in weights.names) // _MIB
+    with Progress(True) as progress, progress.stage(f"{out.name} (MiB)", total=total) as stage:
+        counter = _Mebibytes(stage.advance)
+        offline.hf_to_megatron(source, out, dtype=dtype, force=force, allow_nan=allow_nan, on_bytes=counter.add)
+    print(f"{out}: written from {source}")
+
+
+def verify(folder: Path) -> None:
+    """Read a Hugging Face folder or a checkpoint in whole and compare it with the checksums it was written with."""
+    if not folder.is_dir():
+        raise ModelError(f"{folder} is no folder; name a model folder or a checkpoint")
+    if (folder / checkpoint_manifest.NAME).exists():
+        content = checkpoint_manifest.read_manifest(folder)
+        checkpoint_manifest.check_files(folder, content)
+        check_pickles(folder)
+        print(f"{folder}: all {len(content['files'])} files are as they were written")
+    else:
+        print(f"{folder}: all {verify_hf_folder(folder)} tensors are as they were written")
+
+
+def source_files(checkpoint: Path, config: Path | None = None) -> Path:
+    """The folder that has config.json and the tokenizer of a checkpoint's model."""
+    own = checkpoint / checkpoint_manifest.HF_FILES
+    if config is None and own.is_dir():
+        return own
+    return load_config(config or find_config(checkpoint)).model.path
+
+
+def _mebibytes(checkpoint: Path) -> int:
+    content = checkpoint_manifest.read_manifest(checkpoint)
+    itemsize = 2 if content["dtype"] in ("torch.bfloat16", "torch.float16") else 4
+    return sum(math.prod(shape) for shape in content["tensors"].values()) * itemsize // _MIB
+
+
+class _Mebibytes:
+    """Turns counts of bytes into counts of whole MiB."""
+
+    def __init__(self, advance: Callable[[int], None]) -> None:
+        self._advance, self._rest = advance, 0
+
+    def add(self, count: int) -> None:
+        whole, self._rest = divmod(self._rest + count, _MIB)
+        if whole:
+            self._advance(whole)

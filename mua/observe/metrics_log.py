@@ -1,0 +1,191 @@
+"""Scalars of a run: TensorBoard for people, ``metrics.jsonl`` for programs; seconds by stage, memory in use."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import math
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import psutil
+
+from megatron_bridge.atomic import replace_text
+from mua.errors import MuaError
+from mua.observe.files import LineFile, naming
+from mua.untrusted import JsonError, is_number, open_file, read_json
+
+log = logging.getLogger(__name__)
+
+METRICS_FILE = "metrics.jsonl"
+TENSORBOARD_FOLDER = "tensorboard"
+GIB = float(1 << 30)
+
+
+class MetricsWriter:
+    """Writes ``<output>/metrics.jsonl`` (one line a :meth:`log`) and, by choice, ``<output>/tensorboard``.
+
+    A run passes the first step it will take as ``resume_step``: lines at or after it, written by a run that died, are
+    dropped from the file, and TensorBoard is told to drop its points, so that curves have no second strand. 0 starts
+    the curves anew; None keeps all that is there. Values that are not finite are written as null (JSON has none).
+    """
+
+    def __init__(self, output: Path, tensorboard: bool, resume_step: int | None = None) -> None:
+        output.mkdir(parents=True, exist_ok=True)
+        path = output / METRICS_FILE
+        drop_from(path, resume_step)
+        self._file = LineFile(path)
+        self._folder = output / TENSORBOARD_FOLDER
+        with naming(self._folder):
+            self._board = _board(self._folder, resume_step) if tensorboard else None
+
+    @property
+    def path(self) -> Path:
+        """The file of lines."""
+        return self._file.path
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Record ``metrics`` at ``step``; flushed, so that a crash afterwards loses nothing.
+
+        Raises :class:`mua.errors.DiskError`; a line is there whole or not at all.
+        """
+        values = {name: float(value) for name, value in metrics.items()}
+        finite = {name: value if math.isfinite(value) else None for name, value in values.items()}
+        self._file.write(json.dumps({"step": step, **finite}))
+        if self._board is not None:
+            with naming(self._folder):
+                for name, value in values.items():
+                    self._board.add_scalar(name, value, step)
+                self._board.flush()
+
+    def close(self) -> None:
+        """Every step is on disk already, so that a disk which is full now costs nothing but a line in the log."""
+        self._file.close()
+        if self._board is not None:
+            try:
+                self._board.close()
+            except OSError as error:
+                log.warning("%s: %s", self._folder, error.strerror)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
+    """The lines of a ``metrics.jsonl``; an unfinished last line, left by a run that was killed, is skipped.
+
+    Raises :class:`MuaError` naming file and line for any other that holds no metrics of a step.
+    """
+    with open_file(path) as file:
+        for number, line in enumerate(file, start=1):
+            if line.endswith(b"\n"):
+                yield _metrics(line, f"{path}:{number}")
+
+
+def _metrics(line: bytes, where: str) -> dict[str, Any]:
+    try:
+        found = read_json(line, strict=False)
+    except JsonError as error:
+        raise MuaError(f"{where}: not a line of metrics: {error}; remove it") from None
+    if not isinstance(found, dict) or type(found.get("step")) is not int:
+        raise MuaError(f"{where}: not a line of metrics: no step; remove it")
+    if not all(value is None or is_number(value) for value in found.values()):
+        raise MuaError(f"{where}: not a line of metrics: a value is no number; remove it")
+    return found
+
+
+def drop_from(path: Path, step: int | None) -> None:
+    """Rewrite a ``metrics.jsonl`` without the lines at or after ``step``, and without an unfinished one, atomically."""
+    if not path.exists():
+        return
+    kept = [line for line in read_metrics(path) if step is None or line["step"] < step]
+    replace_text(path, "".join(json.dumps(line) + "\n" for line in kept))
+
+
+def _board(folder: Path, resume_step: int | None) -> Any:
+    from torch.utils.tensorboard import SummaryWriter  # loads torch, which only runs that train have
+
+    return SummaryWriter(str(folder), purge_step=resume_step, flush_secs=30)
+
+
+class StageTimer:
+    """Wall-clock seconds of each stage since the last :meth:`take`.
+
+    A stage entered several times adds up. Stages may nest; each counts its whole time, inner stages included, so only
+    stages that do not nest sum to the step. Stages of concurrent tasks may overlap. One thread at a time.
+    """
+
+    def __init__(self) -> None:
+        self._seconds: defaultdict[str, float] = defaultdict(float)
+
+    @contextlib.contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Count the time of the block under ``name``, also when it raises."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._seconds[name] += time.perf_counter() - start
+
+    def take(self, prefix: str = "seconds/") -> dict[str, float]:
+        """Seconds by ``prefix + stage`` and a fresh start."""
+        taken = {f"{prefix}{name}": seconds for name, seconds in self._seconds.items()}
+        self._seconds.clear()
+        return taken
+
+
+def memory_metrics() -> dict[str, float]:
+    """Memory in GiB: resident set sizes, and CUDA's allocator where torch runs on a GPU.
+
+    ``memory/children_gib`` sums the resident sets of all descendants (engines, trainer ranks); pages that processes
+    share are counted once for each of them.
+    """
+    me = psutil.Process()
+    metrics = {"memory/process_gib": _resident(me) / GIB}
+    metrics["memory/children_gib"] = sum(map(_resident, me.children(recursive=True))) / GIB
+    return metrics | _cuda()
+
+
+def process_memory() -> dict[str, float]:
+    """Memory of this process in GiB: of its device what is allocated, reserved by torch and free for all; else, on a
+    host without CUDA, its resident set."""
+    cuda = _cuda()
+    if not cuda:
+        return {"resident_gib": _resident(psutil.Process()) / GIB}
+    import torch
+
+    free, _ = torch.cuda.mem_get_info()
+    return {
+        "device_allocated_gib": torch.cuda.memory_allocated() / GIB,
+        "device_reserved_gib": torch.cuda.memory_reserved() / GIB,
+        "device_free_gib": free / GIB,
+    }
+
+
+def _resident(process: psutil.Process) -> int:
+    with contextlib.suppress(psutil.Error):  # a child may end between being listed and being asked
+        return int(process.memory_info().rss)
+    return 0
+
+
+def _cuda() -> dict[str, float]:
+    torch = sys.modules.get("torch")  # whoever uses a GPU has loaded it; metrics alone must not
+    if torch is None or not torch.cuda.is_available():
+        return {}
+    free, total = torch.cuda.mem_get_info()
+    return {
+        "memory/cuda_allocated_gib": torch.cuda.memory_allocated() / GIB,
+        "memory/cuda_peak_gib": torch.cuda.max_memory_allocated() / GIB,
+        "memory/cuda_device_used_gib": (total - free) / GIB,
+    }

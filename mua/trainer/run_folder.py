@@ -1,0 +1,295 @@
+"""What every training loop needs around it: where it continues, what it leaves behind, and when; and its report."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from megatron_bridge.atomic import replace_text
+from mua.config.schema import ExperimentConfig
+from mua.errors import DamagedCheckpoint, EngineError, ModelError, MuaError, Preempted, RunStopped
+from mua.launch.provenance import provenance
+from mua.megatron.checkpoint import (
+    BEST,
+    best_checkpoint,
+    checkpoint_folder,
+    instead_of,
+    latest_checkpoint,
+    point_to,
+    prune_checkpoints,
+)
+from mua.observe.metrics_log import MetricsWriter, StageTimer, memory_metrics
+from mua.observe.progress import Progress
+from mua.rollout.scored import UnscoredEpisodes
+from mua.trainer.learner import Learner
+from mua.types import Json
+from mua.untrusted import JsonError, read_file, read_json
+
+SKIPPED = ("skipped", "critic/skipped")
+"""Metrics: share of a step's updates that were left out because their gradient norm was not finite."""
+
+log = logging.getLogger(__name__)
+
+
+class Run:
+    """One run's output folder: checkpoints, metrics and progress. Only the leading process has one."""
+
+    def __init__(self, config: ExperimentConfig, learner: Learner) -> None:
+        self._config = config
+        self._learner = learner
+        self._provenance = provenance(config)
+        self.checkpoints = config.output / "checkpoints"
+        self.unlogged: dict[str, float] | None = None
+        """Metrics of the step before :attr:`step`, if it was saved before its evaluation; they are still to be logged
+        with it."""
+        self.position: Json | None = None
+        """Where the run's stream of tasks continues after its last step; part of every checkpoint."""
+        self.best: Json | None = None
+        """The step whose policy had the highest success on ``evaluation.split`` so far, and that success; part of every
+        checkpoint. Of equal ones the first."""
+        self._unscored = 0
+        """Steps in a row with too few scored episodes; part of every checkpoint."""
+        self.step = self._resume()
+        """The next step to take, counted from 0; it is also the policy's version."""
+        self.learned = True
+        """Whether any step of the run could learn, so that there is something to save."""
+        self.report = Report(config)
+        self._check_best()
+        self._unsaved: int | None = None
+        self._unsaved_metrics: Mapping[str, float] | None = None
+        self._skipped = 0
+        """Steps in a row that changed nothing."""
+        self.timer = StageTimer()
+        self.progress = Progress(config.observe.progress)
+        self._metrics = MetricsWriter(
+            config.output, config.observe.tensorboard, resume_step=self.step - (self.unlogged is not None)
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.progress.close()
+        self._metrics.close()
+        if error is None:
+            self._finish_save()
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Record one step's metrics, with the seconds of its stages and the memory in use."""
+        self._metrics.log(step, {**metrics, **self.timer.take(), **memory_metrics()})
+        if step >= self.step:
+            self._unsaved = step if self.learned else None
+            self._count_skipped(step, metrics)
+
+    def scored(self, step: int, few: UnscoredEpisodes | None) -> None:
+        """``step`` has its episodes; ``few`` where too few of them could be scored, so that it trains on nothing.
+
+        Raises :class:`RunStopped`, passing if the commonest fault is, after too many such steps in a row, and where the
+        run would end without having learned from anything.
+        """
+        if few is None:
+            self._unscored, self.learned = 0, True
+            return
+        self.learned = self.learned and step > 0  # what continues has learned: nothing else is ever saved
+        row = self._unscored + 1
+        trainer, reason = self._config.trainer, few.reason(self._config.trainer.min_scored_share)
+        patient = few.passing and not trainer.deterministic
+        if row >= (min(trainer.max_unscored_steps, trainer.steps) if patient else 1):
+            many = f" ({row} such steps in a row, trainer.max_unscored_steps)" if row > 1 else ""
+            raise RunStopped(f"step {step}: {reason}{many}; {few.fix}", passing=few.passing)
+        self._unscored = row
+        log.warning("step %d trains on nothing: %s; %s", step, reason, few.fix)
+
+    def evaluated(self, step: int, metrics: Mapping[str, float]) -> bool:
+        """``metrics`` hold an evaluation after ``step``; whether no policy of the run was better before."""
+        name = f"evaluation/{self._config.evaluation.split}_success"
+        if name not in metrics or not self.learned:
+            return False
+        if self.best is not None and metrics[name] <= self.best["success"]:
+            return False
+        self.best = {"step": step + 1, "success": metrics[name]}
+        self._point_to_best()
+        return True
+
+    def handed_over(self) -> tuple[int, Path | None]:
+        """The step whose policy the run hands over (``trainer.export``), and its checkpoint where it is not the last.
+
+        Waits for a checkpoint that is still being written.
+        """
+        last = self._config.trainer.steps
+        if self._config.trainer.export == "last" or self.best is None or self.best["step"] == last:
+            return last, None
+        self._finish_save()
+        step = int(self.best["step"])
+        return step, checkpoint_folder(self.checkpoints, step)
+
+    def due(self, every: int, step: int) -> bool:
+        """Whether something done every so many steps is due after ``step``; the last step always is."""
+        last = step + 1 == self._config.trainer.steps
+        return last or (every > 0 and (step + 1) % every == 0)
+
+    def save(self, step: int, unlogged: Mapping[str, float] | None = None) -> Path:
+        """Checkpoint the state after ``step`` and drop the oldest beyond ``trainer.keep``, but not the best.
+
+        ``unlogged`` are the metrics of a step whose evaluation is still due; the run that continues finds them in
+        :attr:`unlogged`.
+
+        Comes after :meth:`log`, so that a run killed in between repeats the step instead of missing its line. The time
+        it takes is therefore in the next step's line.
+        """
+        done = step + 1
+        folder = checkpoint_folder(self.checkpoints, done)
+        with self.timer.stage("save"):
+            optional = {
+                "unlogged": unlogged and dict(unlogged), "position": self.position, "best": self.best,
+                "unscored": self._unscored or None,
+            }  # fmt: skip
+            state = {"step": done} | {name: value for name, value in optional.items() if value is not None}
+            self._learner.save(folder, state, self._provenance, background=self._config.trainer.async_save)
+            self._point_to_best()
+            self._prune(writing=folder if self._config.trainer.async_save else None)
+        self._unsaved = None
+        return folder
+
+    def completed(self, step: int, unlogged: Mapping[str, float]) -> None:
+        """``step`` is done but for its evaluation: what leaves the run now saves it with its metrics (:meth:`save`)."""
+        self._unsaved, self._unsaved_metrics = step if self.learned else None, unlogged
+
+    @contextmanager
+    def saved_on_leaving(self) -> Iterator[None]:
+        """A block that is left before the run's end: asked to, by a bound, or because engines are given up.
+
+        The last completed step gets its checkpoint, if it has none: put what holds the devices' memory into the block.
+        """
+        try:
+            yield
+        except (Preempted, RunStopped, EngineError):
+            if self._unsaved is not None:
+                self.save(self._unsaved, self._unsaved_metrics)
+            self._finish_save()
+            if (newest := latest_checkpoint(self.checkpoints)) is not None:
+                log.warning("leaving before the end; the same command continues from %s", newest)
+            raise
+
+    def _count_skipped(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Raise :class:`RunStopped` after too many steps in a row of which every update was left out.
+
+        Steps without any update, for want of anything to learn from, say nothing.
+        """
+        found = [metrics[name] for name in SKIPPED if name in metrics]
+        if not found:
+            return
+        self._skipped = self._skipped + 1 if max(found) == 1.0 else 0
+        if self._skipped >= self._config.trainer.max_skipped_steps:
+            raise RunStopped(
+                f"trainer.max_skipped_steps: the gradient norm of the last {self._skipped} steps with an update, to "
+                f"step {step}, was not finite, so they changed nothing; look at loss, grad_norm and the ratios in "
+                f"{self._metrics.path}, and at the data and the weights of model.path; then lower "
+                "optimizer.learning_rate, or begin again from an earlier checkpoint"
+            )
+
+    def _finish_save(self) -> None:
+        """Wait for a checkpoint that is being written in the background; only then may an older one go for it."""
+        if self._config.trainer.async_save:
+            self._learner.finish_save()
+            self._point_to_best()
+            self._prune()
+
+    def _prune(self, writing: Path | None = None) -> None:
+        """The best stays, and the one that is still pointed to while a better one is being written."""
+        spare = {best_checkpoint(self.checkpoints), self._best_folder}
+        prune_checkpoints(self.checkpoints, self._config.trainer.keep, writing=writing, spare=spare)
+
+    @property
+    def _best_folder(self) -> Path | None:
+        return None if self.best is None else checkpoint_folder(self.checkpoints, self.best["step"])
+
+    def _check_best(self) -> None:
+        """Of a run that continues: its best checkpoint is there, or is no longer spoken of."""
+        if self._best_folder is not None and not self._best_folder.is_dir():
+            log.warning(
+                "%s was the best checkpoint and is gone; the best of what follows takes its place", self._best_folder
+            )
+            self.best = None
+        self._point_to_best()
+
+    def _point_to_best(self) -> None:
+        """Have ``checkpoints/best`` be the best checkpoint as soon as it is whole. What the run knows decides, not the
+        link: a run that continues from an older checkpoint has not seen what was better later."""
+        if self.best is None:
+            (self.checkpoints / BEST).unlink(missing_ok=True)
+        elif self._best_folder is not None and self._best_folder.is_dir():
+            point_to(self.checkpoints, self._best_folder)
+
+    def _resume(self) -> int:
+        newest = latest_checkpoint(self.checkpoints)
+        if newest is None:
+            return 0
+        if not self._config.trainer.resume:
+            raise ModelError(
+                f"{self.checkpoints}: holds checkpoints of an earlier run, and trainer.resume is false; "
+                "choose another output folder, or remove them"
+            )
+        try:
+            state = self._learner.load(newest)
+        except DamagedCheckpoint as error:
+            raise ModelError(f"{error}; {instead_of(newest)}") from error
+        self.unlogged = state.get("unlogged")
+        self.position = state.get("position")
+        self.best, self._unscored = state.get("best"), state.get("unscored", 0)
+        if not isinstance(state.get("step"), int):
+            raise ModelError(f"{newest} is of no run: its state has no step; {instead_of(newest)}")
+        log.info("continuing from %s", newest)
+        return int(state["step"])
+
+
+REPORT_FILE = "report.json"
+
+
+class Report:
+    """``<output>/report.json``: ``split``, and ``first`` and ``final``, each with its ``step`` and metrics."""
+
+    def __init__(self, config: ExperimentConfig) -> None:
+        """Raises :class:`MuaError` where the file of an earlier part of the run cannot be read."""
+        self._path = config.output / REPORT_FILE
+        self._split = config.evaluation.report_split
+        self._export = config.trainer.export
+        self._parts = {name: part for name, part in _read(self._path).items() if name in ("first", "final")}
+
+    def first(self, metrics: Mapping[str, float]) -> None:
+        """What the policy of step 0 reached; a report that was there is of an earlier run."""
+        self._parts = {"first": {"step": 0, **metrics}}
+        self._write()
+
+    def final(self, step: int, metrics: Mapping[str, float]) -> None:
+        """What the policy after ``step`` steps reached, which the run hands over. Prints both."""
+        self._parts["final"] = {"step": step, "export": self._export, **metrics}
+        self._write()
+        for name, part in self._parts.items():
+            print(f"report on {self._split}, {name} policy (step {part['step']}): success {self._success(part)}")
+
+    def _success(self, part: Json) -> str:
+        mean, low, high = (part.get(f"evaluation/{self._split}_success{end}") for end in ("", "_low", "_high"))
+        return "unknown" if mean is None or low is None or high is None else f"{mean:.3f} ({low:.3f} to {high:.3f})"
+
+    def _write(self) -> None:
+        replace_text(self._path, json.dumps({"split": self._split, **self._parts}, indent=2) + "\n")
+
+
+def _read(path: Path) -> Json:
+    if not path.exists():
+        return {}
+    try:
+        found = read_json(read_file(path))
+    except (JsonError, OSError) as error:
+        raise MuaError(f"{path}: cannot be read ({error}); remove it, and the report lacks the first policy") from None
+    if not isinstance(found, dict) or not all(isinstance(found.get(name, {}), dict) for name in ("first", "final")):
+        raise MuaError(f"{path}: not a report of a run; remove it, and the report lacks the first policy")
+    return found

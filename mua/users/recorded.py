@@ -1,0 +1,148 @@
+"""A user that repeats what a recorded user said and did, whatever the agent answers.
+
+Where the user had tools (dual control), its message in a trace holds what it did before it spoke under ``actions``: the
+calls are made again, in order, on the environment of the new episode, and then the text is said.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from mua.errors import ConfigError, UserFault, UserFaultKind
+from mua.types import Json, Trajectory
+from mua.untrusted import MAX_FILE_DEPTH, JsonError, open_file, read_json
+from mua.users.interface import STOP_SIGNAL, UserReply, UserTools
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedTurn:
+    """One message of the user."""
+
+    text: str
+    actions: tuple[Json, ...] = ()
+    """Calls of the user's own tools made before it, each with ``name`` and ``arguments``."""
+
+
+class ReplayedUser:
+    """Plays back ``turns`` in order; a :class:`mua.users.interface.User` and ``ToolUser``."""
+
+    def __init__(self, task_id: str, turns: Sequence[RecordedTurn | str]) -> None:
+        """A text alone is a turn in which nothing was done."""
+        self._task_id = task_id
+        self._turns = tuple(RecordedTurn(turn) if isinstance(turn, str) else turn for turn in turns)
+        self._said = 0
+        self._tools: UserTools | None = None
+
+    @classmethod
+    def from_trajectory(cls, trajectory: Trajectory) -> Self:
+        """The user turns of ``trajectory.messages``."""
+        return cls(trajectory.task_id, user_turns(trajectory.messages))
+
+    def take_tools(self, tools: UserTools) -> None:
+        """The tools of the new episode, on which recorded actions are made again."""
+        self._tools = tools
+
+    async def open(self) -> UserReply:
+        """The first recorded turn."""
+        return await self._next()
+
+    async def reply(self, agent_text: str) -> UserReply:
+        """The next recorded turn; :class:`mua.errors.UserFault` when there is none or its actions have no tools."""
+        return await self._next()
+
+    async def close(self) -> None:
+        """Holds nothing."""
+
+    async def _next(self) -> UserReply:
+        if self._said == len(self._turns):
+            raise UserFault(
+                f"replay of task {self._task_id!r}: the recording has {len(self._turns)} user turns and the agent "
+                "asks for one more; it took another course than the recorded agent",
+                UserFaultKind.NO_RECORDING,
+            )
+        turn = self._turns[self._said]
+        self._said += 1
+        await self._act(turn)
+        return UserReply(turn.text, stop=STOP_SIGNAL in turn.text)
+
+    async def _act(self, turn: RecordedTurn) -> None:
+        if turn.actions and self._tools is None:
+            raise UserFault(
+                f"replay of task {self._task_id!r}: in the recording the user acts with tools of its own, which this "
+                "environment does not give it; replay it in the domain it was recorded in",
+                UserFaultKind.NO_RECORDING,
+            )
+        for action in turn.actions:
+            assert self._tools is not None
+            await self._tools.call(action["name"], action["arguments"])
+
+
+def user_turns(messages: Sequence[Mapping[str, Any]]) -> list[RecordedTurn]:
+    """What the user said and did, in order."""
+    return [
+        RecordedTurn(_text(message["content"]), tuple(_action(action) for action in message.get("actions", ())))
+        for message in messages
+        if message["role"] == "user"
+    ]
+
+
+def _action(recorded: Mapping[str, Any]) -> Json:
+    name, arguments = recorded["name"], recorded["arguments"]
+    if not isinstance(arguments, dict):
+        raise TypeError("the arguments of an action are an object")
+    return {"name": _text(name), "arguments": arguments}
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"text cannot be a {type(value).__name__}")
+    return value
+
+
+def load_recordings(path: Path) -> dict[str, list[list[RecordedTurn]]]:
+    """User turns of every recording in a trace file or a folder of them, by task id, in file order.
+
+    A trace is JSON lines; of each line only ``task_id`` and ``messages`` (OpenAI form) are read. An unfinished last
+    line, left by a killed run, is skipped with a logged warning. Raises :class:`mua.errors.ConfigError` naming file,
+    line and key.
+    """
+    recordings: dict[str, list[list[RecordedTurn]]] = {}
+    try:
+        for file in sorted(path.glob("*.jsonl")) if path.is_dir() else [path]:
+            for task_id, turns in _read(file):
+                recordings.setdefault(task_id, []).append(turns)
+    except OSError as error:
+        raise ConfigError(f"user.replay: cannot read {path}: {error}; give a trace file (JSON lines)") from error
+    if not recordings:
+        raise ConfigError(f"user.replay: {path} holds no recording; give a trace file (JSON lines)")
+    return recordings
+
+
+def _read(file: Path) -> Iterator[tuple[str, list[RecordedTurn]]]:
+    with open_file(file) as lines:
+        for number, line in enumerate(lines, start=1):
+            try:
+                if line.strip():
+                    yield _recording(line, f"user.replay: {file}:{number}")
+            except ConfigError as error:
+                if line.endswith(b"\n"):
+                    raise
+                log.warning("%s; the line is unfinished and skipped", error)
+
+
+def _recording(line: bytes, where: str) -> tuple[str, list[RecordedTurn]]:
+    try:
+        trace: Json = read_json(line, strict=False, depth=MAX_FILE_DEPTH)
+        return _text(trace["task_id"]), user_turns(trace["messages"])
+    except JsonError as error:
+        raise ConfigError(f"{where}: not a JSON line ({error})") from error
+    except KeyError as error:
+        raise ConfigError(f"{where}: no key {error} in this trace line") from error
+    except (TypeError, AttributeError) as error:
+        raise ConfigError(f"{where}: not a trace line; it needs task_id and messages in OpenAI form") from error
