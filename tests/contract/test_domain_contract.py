@@ -23,8 +23,8 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Any, TypeAlias, get_args
 
+import jsonschema_rs
 import pytest
-from jsonschema import Draft202012Validator
 
 from environments.kit.database import DatabaseEnvironment
 from environments.kit.overlay import digest_of
@@ -227,7 +227,7 @@ def test_tools_are_valid_json_schema_objects(domain: Domain):
             assert tool.parameters["type"] == "object"
             if tool.parameters not in seen:
                 seen.append(tool.parameters)
-                Draft202012Validator.check_schema(tool.parameters)
+                jsonschema_rs.meta.validate(tool.parameters)
             assert json.loads(json.dumps(tool.openai()))["function"]["parameters"] == tool.parameters
 
 
@@ -262,7 +262,7 @@ async def test_bad_arguments_are_error_results_that_change_nothing(domain: Domai
         before = await value(environment.evaluate(IDLE[0]))
         for tool in environment.tools():
             good = draw(tool.parameters, pool_of(json.dumps(task.data)), random.Random(0))
-            fits = Draft202012Validator(tool.parameters).is_valid
+            fits = jsonschema_rs.Draft202012Validator(tool.parameters).is_valid
             for arguments in bad_arguments(tool, good):
                 if fits(arguments):
                     continue
