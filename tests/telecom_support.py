@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from environments.kit.database import DatabaseEnvironment
 from environments.telecom import DOMAIN, TelecomDomain
@@ -14,10 +13,10 @@ from environments.telecom.gold import gold_moves
 from environments.telecom.recipes import RECIPES
 from environments.telecom.tasks import load_split
 from environments.telecom.user import PhoneUser, customer
-from mua.environment.protocol import Environment, Evaluation, Move, Split, Task, ToolResult
+from mua.environment.protocol import Evaluation, Move, Split, Task, ToolResult
 from mua.types import Json, ToolSchema
 from tests.desk_support import opened
-from workbench.demonstrate import replay_gold
+from workbench.demonstrate import replay
 
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
 ALL = [task for split in SPLITS for task in load_split(split)]
@@ -47,20 +46,6 @@ def agent(name: str, **arguments: Json | bool | str | int) -> Json:
     return {"name": name, "arguments": arguments}
 
 
-class Replayed:
-    """A domain whose gold moves are these."""
-
-    def __init__(self, domain: TelecomDomain, moves: Sequence[Move]) -> None:
-        self._domain = domain
-        self._moves = moves
-
-    def environment(self) -> Environment:
-        return self._domain.environment()
-
-    def gold(self, task: Task) -> Sequence[Move]:
-        return self._moves
-
-
 def moves_of(task: Task, actions: Sequence[Json], texts: Sequence[str] | None = None) -> list[Move]:
     """Gold's reads and looks with other actions, and with these texts in the end instead of gold's."""
     changed = replace(task, data={**task.data, "actions": list(actions)})
@@ -76,8 +61,7 @@ def judged(
 
 def verdict_on(task: Task, moves: Sequence[Move], domain: TelecomDomain = DOMAIN) -> Evaluation:
     """Of these moves, nobody answering."""
-    replayed: Any = Replayed(domain, moves)
-    return asyncio.run(replay_gold(replayed, task)).evaluation
+    return asyncio.run(replay(domain, task, moves)).evaluation
 
 
 class Phone:

@@ -40,12 +40,11 @@ from mua.environment.protocol import Evaluation, Move, Split, Task
 from mua.environment.task_manifest import tasks_digest
 from mua.errors import ConfigError, MuaError
 from mua.types import Json
-from mua.users.interface import UserReply
 from tests.desk_support import judged, opened, played, played_with, spoken, with_persona
 from tests.tables import cases_of, table
 from tools.bench.claims import judged as read_sentences
 from tools.bench.claims import score
-from workbench.demonstrate import replay_gold
+from workbench.demonstrate import replay, replay_gold
 
 cases = cases_of("airline")
 TABLE = table("airline")
@@ -69,28 +68,7 @@ def masked(text: str) -> str:
 
 def followed(task: Task, moves: Sequence[Move], domain: AirlineDomain = DOMAIN) -> Evaluation:
     """The verdict on moves to which nobody answers."""
-
-    def steps() -> Generator[Move, str, None]:
-        for move in moves:  # noqa: UP028 - what comes back is not for the list
-            yield move
-
-    async def run() -> Evaluation:
-        return (await played_with(opened(task, domain), Silent(), steps())).evaluation
-
-    return asyncio.run(run())
-
-
-class Silent:
-    """A user that says nothing at all."""
-
-    async def open(self) -> UserReply:
-        return UserReply("")
-
-    async def reply(self, agent_text: str) -> UserReply:
-        return UserReply("")
-
-    async def close(self) -> None:
-        return None
+    return asyncio.run(replay(domain, task, moves)).evaluation
 
 
 def by_the_book(domain: AirlineDomain, moves: Sequence[str | Call]) -> Evaluation:

@@ -58,7 +58,8 @@ async def test_gold_earns_one_and_silence_nothing(domain: BfclDomain) -> None:
     tasks = domain.tasks("test")
     assert [t.data["kind"] for t in tasks] == ["base", "base", "miss_func", "long_context"]
     for one in tasks:
-        assert (await replay_gold(domain, one)).reward == 1.0, one.id
+        if one.data["kind"] != "miss_func":  # whose tool comes with the user's message
+            assert (await replay_gold(domain, one)).reward == 1.0, one.id
         played = await demonstrate(domain, one, 0)
         assert (played.reward, played.ended) == (1.0, True)
         environment = domain.environment()
@@ -245,7 +246,7 @@ async def test_every_official_task_is_solved_by_its_gold(official: BfclDomain) -
     tasks = official.tasks("test")
     assert len(tasks) == 200 * len(CATEGORIES)
     for one in tasks:
-        assert (await replay_gold(official, one)).reward == 1.0, one.id
+        assert (await demonstrate(official, one, 0)).reward == 1.0, one.id
 
 
 @needs_package
