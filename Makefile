@@ -7,11 +7,19 @@ SEEDS ?= 1
 FUZZ ?=
 PYTHON := $(VENV)/bin/python
 READY := $(VENV)/.ready
+# uv resolves for the machines that train, whatever machine it runs on.
+COMPILE = $(PYTHON) -m uv pip compile --quiet --python-version 3.12 --python-platform x86_64-manylinux_2_35 \
+  --no-header --no-annotate --no-emit-index-url
+GPU_INPUTS := setup.py constraints/gpu-py312-cu-source.txt --no-emit-package transformer-engine-torch \
+  --extra gpu --extra dev --extra mcp --extra parquet --extra postgres
+# PyTorch's CPU build of the same version needs none of them.
+CUDA_OF_TORCH := cuda-bindings cuda-toolkit nvidia-cudnn-cu13 nvidia-cusparselt-cu13 nvidia-nccl-cu13 nvidia-nvshmem-cu13
+UPGRADE ?=
 SHARED := -n 3 --dist loadscope --no-loadscope-reorder
 # Or every process of the tests compiles the project again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo test test-slow test-grid test-slurm mutants lint fuzz docs tables bench check-gpu-pins
+.PHONY: help setup demo test test-slow test-grid test-slurm mutants lint fuzz docs tables bench lock check-gpu-pins
 
 help: ## List what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -51,14 +59,24 @@ fuzz: $(READY) ## Damage files and texts by the thousand: each must be refused i
 docs: $(READY) ## Write docs/configuration.md from the schema, the recipes' plans into docs/planning.md
 	@$(PYTHON) -m mua.cli config docs > docs/configuration.md.new
 	@mv docs/configuration.md.new docs/configuration.md
-	@PYTHONWARNINGS=ignore $(PYTHON) tools/planning_page.py
+	@PYTHONWARNINGS=ignore $(PYTHON) -m tools.planning_page
 
 tables: $(READY) ## Run the grids of layouts and write their tables into docs/ (about five minutes)
 	@MUA_WRITE_TABLES=1 $(PYTHON) -m pytest -m slow tests/parity/test_bridge_layouts.py
-	@$(PYTHON) tools/layouts.py
+	@$(PYTHON) -m tools.layouts
 
 bench: $(READY) ## Measure the stages of one training step on this machine
-	@$(PYTHON) tools/bench/rl_step.py
+	@$(PYTHON) -m tools.bench.rl_step
 
-check-gpu-pins: $(READY) ## Prove that the pins for Python 3.12 with CUDA resolve (minutes; installs nothing)
-	@$(PYTHON) tools/check_gpu_pins.py
+lock: $(READY) ## Write constraints/ from setup.py; versions that are pinned already stay (UPGRADE=-U renews all)
+	@$(COMPILE) $(GPU_INPUTS) $(UPGRADE) -o constraints/gpu-py312-cu.txt >/dev/null
+	@$(COMPILE) setup.py --extra cpu --extra dev --extra mcp -c constraints/gpu-py312-cu.txt $(UPGRADE) \
+	  --excludes <(printf '%s\n' $(CUDA_OF_TORCH)) -o constraints/cpu-py312.txt >/dev/null
+	@grep -E '^(sglang|xgrammar)==' constraints/gpu-py312-cu.txt > constraints/cpu-py312-nodeps.txt
+
+check-gpu-pins: $(READY) ## Prove that the pins for Python 3.12 with CUDA resolve (seconds; installs nothing)
+	@found=$$($(COMPILE) constraints/gpu-py312-cu.txt --only-binary :all:) && diff constraints/gpu-py312-cu.txt - <<< "$$found"
+	@found=$$($(COMPILE) $(GPU_INPUTS) -c constraints/gpu-py312-cu.txt) && diff constraints/gpu-py312-cu.txt - <<< "$$found"
+	@$(COMPILE) constraints/gpu-py312-cu-source.txt --no-deps --no-binary :all: >/dev/null
+	@echo "gpu-py312-cu.txt: $$(wc -l < constraints/gpu-py312-cu.txt) wheels go together on Python 3.12, Linux x86-64," \
+	  "glibc 2.35; the source in gpu-py312-cu-source.txt is published"

@@ -69,6 +69,7 @@ CPU = [
 GPU = [
     "megatron-core>=0.19.2,<0.20",
     "sglang==0.5.23",
+    "transformer-engine>=2.9",
     "transformer-engine-cu13>=2.9",
 ]
 

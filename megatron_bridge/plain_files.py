@@ -10,7 +10,7 @@ import json
 import os
 import stat
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 MAX_JSON_BYTES = 256 << 20
 
@@ -91,7 +91,7 @@ def shown(value: Any) -> str:
     return text if len(text) <= 80 else text[:77] + "..."
 
 
-def is_name(value: Any) -> bool:
+def is_name(value: Any) -> TypeGuard[str]:
     """Whether it can be printed as it is: a text of one line, neither empty nor long."""
     return isinstance(value, str) and 0 < len(value) <= 500 and value.isascii() and value.isprintable()
 

@@ -2,21 +2,23 @@
 
 Format: 8 bytes little-endian length, a JSON header of ``{name: {dtype, shape, data_offsets}}``, then the data.
 The writer is in :mod:`megatron_bridge.safetensors_writer`. What a folder from elsewhere says is checked before it is
-believed: tensors that overlap, leave holes or reach beyond the file, files outside the folder, what is no regular file.
+believed: by the safetensors library, tensors that overlap, leave holes or reach beyond the file; here, files outside
+the folder and what is no regular file. The library's own slices are copies of mapped memory: they take about the CPU
+time of the reads below and keep the whole file resident (docs/benchmarks/cpu.md).
 """
 
 from __future__ import annotations
 
 import math
 import os
-import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 import torch
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from megatron_bridge.plain_files import BridgeError, is_name, label, open_regular, parse_json, read_json_file, shown
@@ -26,7 +28,6 @@ SINGLE = "model.safetensors"
 _BUFFER_BYTES = 16 << 20
 _SKIP_BYTES = 16 << 10
 """A call of the operating system costs as much as reading about this much beside what is wanted."""
-_MAX_HEADER_BYTES = 100 << 20
 _MAX_DIMS = 16
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
@@ -64,10 +65,16 @@ class SafetensorsFolder:
         self._files: dict[Path, int] = {}
         self._entries: dict[str, Entry] = {}
         self._buffer = torch.empty(0, dtype=torch.uint8)
+        index = folder / INDEX
         try:
-            for path in _weight_files(folder):
-                self._open(path)
-            _check_index(folder, self._entries)
+            weight_map = _weight_map(index) if os.path.lexists(index) else {}
+            if not weight_map and not os.path.lexists(folder / SINGLE):
+                raise BridgeError(f"{folder} has neither {SINGLE} nor {INDEX}; the weights must be safetensors")
+            for name in sorted(set(weight_map.values())) or [SINGLE]:
+                self._open(folder / name)
+            for name, file in weight_map.items():
+                if name not in self._entries or self._entries[name].path.name != file:
+                    raise BridgeError(f"{index} says {name} is in {file}, but it is not there")
             if not self._entries:
                 raise BridgeError(f"{folder} holds no tensor")
         except BaseException:
@@ -119,20 +126,20 @@ class SafetensorsFolder:
     def _copy(self, name: str, row: int, col: int, target: Tensor) -> None:
         entry = self._entries[name]
         width = torch.Size(entry.shape[1:]).numel()
-        if _is_plain_memory(target, entry.dtype) and target.shape[1] == width:
-            self._read_bytes(entry, row * entry.row_bytes, target)
-            return
         skipped = entry.row_bytes - target.shape[1] * entry.dtype.itemsize
-        if _is_plain_memory(target, entry.dtype) and skipped >= _SKIP_BYTES:
+        straight = target.device.type == "cpu" and target.dtype == entry.dtype and target.is_contiguous()
+        if straight and target.shape[1] == width:
+            self._read_bytes(entry, row * entry.row_bytes, target)
+        elif straight and skipped >= _SKIP_BYTES:
             for number in range(target.shape[0]):
                 offset = (row + number) * entry.row_bytes + col * entry.dtype.itemsize
                 self._read_bytes(entry, offset, target[number])
-            return
-        step = max(1, _BUFFER_BYTES // entry.row_bytes)
-        for start in range(0, target.shape[0], step):
-            part = target[start : start + step]
-            rows = self._rows(entry, row + start, part.shape[0], width)
-            part.copy_(rows[:, col : col + part.shape[1]])
+        else:
+            step = max(1, _BUFFER_BYTES // entry.row_bytes)
+            for start in range(0, target.shape[0], step):
+                part = target[start : start + step]
+                rows = self._rows(entry, row + start, part.shape[0], width)
+                part.copy_(rows[:, col : col + part.shape[1]])
 
     def equal(self, first: str, second: str) -> bool:
         """Whether two tensors have the same shape, dtype and bytes."""
@@ -166,32 +173,34 @@ class SafetensorsFolder:
             view, position = view[count:], position + count
 
     def _open(self, path: Path) -> None:
+        """Open a file and believe its header, once the library has found that tensors fill it without a hole."""
         try:
             descriptor = self._files[path] = open_regular(path)
-            entries, self.data_starts[path.name] = _read_header(path, descriptor)
+            with safe_open(path, "pt"):
+                start = 8 + int.from_bytes(os.pread(descriptor, 8, 0), "little")
+            header = parse_json(os.pread(descriptor, start - 8, 8))
+            header.pop("__metadata__", None)
+            for name, info in header.items():
+                if not is_name(name) or len(info["shape"]) > _MAX_DIMS or any(n >= 1 << 48 for n in info["shape"]):
+                    raise ValueError(f"{shown(name)} has a name or shape that no tensor has")
         except OSError as error:
             raise BridgeError(f"{path} cannot be opened: {error.strerror}") from error
-        for name, entry in entries.items():
+        except (SafetensorError, ValueError) as error:
+            raise BridgeError(
+                f"{path} is no safetensors file, damaged or cut short ({label(str(error))}); copy it again"
+            ) from error
+        self.data_starts[path.name] = start
+        for name, info in header.items():
             if name in self._entries:
                 raise BridgeError(f"{name} is in both {self._entries[name].path} and {path}; remove one file")
-            self._entries[name] = entry
-
-
-def _is_plain_memory(target: Tensor, dtype: torch.dtype) -> bool:
-    return target.device.type == "cpu" and target.dtype == dtype and target.is_contiguous()
-
-
-def _weight_files(folder: Path) -> list[Path]:
-    """The files named by the index, or the only safetensors file."""
-    index = folder / INDEX
-    if os.path.lexists(index):
-        return [folder / name for name in sorted(set(_weight_map(index).values()))]
-    if not os.path.lexists(folder / SINGLE):
-        raise BridgeError(f"{folder} has neither {SINGLE} nor {INDEX}; the weights must be safetensors")
-    return [folder / SINGLE]
+            if info["dtype"] not in DTYPES:
+                raise BridgeError(f"{path}: {name} has dtype {label(info['dtype'])}; supported: {', '.join(DTYPES)}")
+            offset = start + info["data_offsets"][0]
+            self._entries[name] = Entry(path, offset, tuple(info["shape"]), DTYPES[info["dtype"]])
 
 
 def _weight_map(index: Path) -> dict[str, str]:
+    """Which file of the folder holds each tensor."""
     try:
         content = read_json_file(index)
     except OSError as error:
@@ -202,86 +211,9 @@ def _weight_map(index: Path) -> dict[str, str]:
     if not isinstance(files, dict) or not files:
         raise BridgeError(f"{index} is not a safetensors index: it has no weight_map")
     for name, file in files.items():
-        if (
-            not is_name(name)
-            or not is_name(file)
-            or os.path.basename(file) != file
-            or not file.endswith(".safetensors")
-        ):
+        inside = is_name(file) and os.path.basename(file) == file and file.endswith(".safetensors")
+        if not is_name(name) or not inside:
             raise BridgeError(
                 f"{index} says {shown(name)} is in {shown(file)}, which is no safetensors file of this folder"
             )
     return files
-
-
-def _check_index(folder: Path, entries: dict[str, Entry]) -> None:
-    index = folder / INDEX
-    if not os.path.lexists(index):
-        return
-    for name, file in _weight_map(index).items():
-        if name not in entries or entries[name].path.name != file:
-            raise BridgeError(f"{index} says {name} is in {file}, but it is not there")
-
-
-def _read_header(path: Path, descriptor: int) -> tuple[dict[str, Entry], int]:
-    """The tensors of a file, and the bytes before the first."""
-    size = os.fstat(descriptor).st_size
-    prefix = os.pread(descriptor, 8, 0)
-    length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else 0
-    if not 2 <= length <= min(_MAX_HEADER_BYTES, size - 8):
-        raise BridgeError(f"{path} is no safetensors file, or is cut short; copy it again")
-    try:
-        header = parse_json(os.pread(descriptor, length, 8))
-        if not isinstance(header, dict):
-            raise ValueError("it is no JSON object")
-        _check_metadata(header.pop("__metadata__", {}))
-        entries = {name: _entry(path, name, info, 8 + length) for name, info in header.items()}
-    except ValueError as error:
-        raise BridgeError(f"{path} has a damaged safetensors header ({error}); copy it again") from error
-    _check_places(path, entries, 8 + length, size)
-    return entries, 8 + length
-
-
-def _check_metadata(metadata: Any) -> None:
-    """It is not used, but the format says what it is, and other readers refuse anything else."""
-    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
-        raise ValueError("its __metadata__ is no object of texts")
-    "".join((*metadata, *metadata.values())).encode()  # half of a surrogate pair is an error
-
-
-def _check_places(path: Path, entries: dict[str, Entry], data_start: int, file_size: int) -> None:
-    """As the format has it, tensors lie one after the other from the header to the end of the file."""
-    end = data_start
-    for name, entry in sorted(entries.items(), key=lambda item: (item[1].offset, item[1].nbytes)):
-        if entry.offset + entry.nbytes > file_size:
-            last = entry.offset + entry.nbytes
-            raise BridgeError(f"{path} is cut short: {name} ends at byte {last} of {file_size}; copy it again")
-        if entry.offset != end:
-            fault = "overlaps the tensor before it" if entry.offset < end else "leaves a hole before it"
-            raise BridgeError(f"{path}: {name} {fault}, at byte {entry.offset} instead of {end}; copy the file again")
-        end += entry.nbytes
-    if end != file_size:
-        raise BridgeError(f"{path} has {file_size - end} bytes behind its last tensor; copy it again")
-
-
-def _entry(path: Path, name: str, info: Any, data_start: int) -> Entry:
-    if not is_name(name):
-        raise ValueError(f"{shown(name)} is no name of a tensor")
-    if not isinstance(info, dict):
-        raise ValueError(f"{name} is described by no JSON object")
-    fields: dict[str, Any] = {"shape": None, "data_offsets": None, "dtype": None, **info}
-    shape, offsets, kind = fields["shape"], fields["data_offsets"], fields["dtype"]
-    if not _are_counts(shape) or len(shape) > _MAX_DIMS:
-        raise ValueError(f"{name} has a shape that no tensor has")
-    if not _are_counts(offsets) or len(offsets) != 2:
-        raise ValueError(f"{name} has data_offsets that are no two places")
-    dtype = DTYPES.get(kind) if isinstance(kind, str) else None
-    if dtype is None:
-        raise BridgeError(f"{path}: {name} has dtype {label(kind)}; supported: {', '.join(DTYPES)}")
-    if offsets[1] - offsets[0] != math.prod(shape) * dtype.itemsize:
-        raise BridgeError(f"{path}: {name} has offsets that do not fit its shape; copy the file again")
-    return Entry(path, data_start + offsets[0], tuple(shape), dtype)
-
-
-def _are_counts(values: Any) -> bool:
-    return isinstance(values, list) and all(type(value) is int and 0 <= value < 1 << 48 for value in values)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import http.server
 import json
 import socket
+import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -90,6 +92,38 @@ def nobody() -> Iterator[str]:
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         yield f"127.0.0.1:{held.getsockname()[1]}"
+
+
+@contextmanager
+def answering(answer: Callable[[], tuple[int, bytes] | None]) -> Iterator[str]:
+    """The address of a server with threads of its own, for tests without a loop: each request is given what ``answer``
+    says then, a status and a body; with None it is hung up on."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            if (given := answer()) is None:
+                self.close_connection = True
+                return
+            self.send_response(given[0])
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(given[1])))
+            self.end_headers()
+            self.wfile.write(given[1])
+
+        def log_message(self, *_: object) -> None:
+            """Quiet."""
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/v1"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
 
 
 def completion(text: object, calls: list[dict] | None = None, usage: tuple[int, int] | None = None) -> web.Response:

@@ -114,6 +114,15 @@ def finish(process: Command, cwd: Path, seconds: float = SECONDS) -> tuple[int, 
     return status, (cwd / "stdout").read_text(), (cwd / "stderr").read_text()
 
 
+def ended(process: Command, cwd: Path, status: int, seconds: float = SECONDS) -> list[str]:
+    """Wait for a command that must end with ``status``, without a traceback or a process left; its error lines."""
+    found, _, err = finish(process, cwd, seconds)
+    assert found == status, err
+    assert "Traceback" not in err, err
+    assert_nothing_left(cwd)
+    return err.splitlines()
+
+
 def mua(*arguments: str | Path, cwd: Path, seconds: float = SECONDS, fresh: bool = False) -> str:
     """Run a command that must succeed and leave no process; its standard output."""
     with running(*arguments, cwd=cwd, fresh=fresh) as process:
@@ -126,13 +135,8 @@ def mua(*arguments: str | Path, cwd: Path, seconds: float = SECONDS, fresh: bool
 def refused(*arguments: str | Path, cwd: Path, status: int = 2) -> str:
     """Run a command that must fail as a person's mistake does, or with another ``status``; its one ``mua:`` line."""
     with running(*arguments, cwd=cwd) as process:
-        left, out, err = finish(process, cwd)
-    assert left == status, f"ended with {left}:\n{out[-2000:]}\n{err[-6000:]}"
-    assert "Traceback" not in err, err
-    lines = [line for line in err.splitlines() if line.startswith("mua: ")]
-    assert len(lines) == 1, err
-    assert_nothing_left(cwd)
-    return lines[0]
+        (line,) = (line for line in ended(process, cwd, status) if line.startswith("mua: "))
+    return line
 
 
 def kill_group(process: Command) -> None:
@@ -160,6 +164,12 @@ def processes_in(folder: Path) -> list[psutil.Process]:
                 found.append(process)
         except psutil.Error:
             continue
+    return found
+
+
+def launcher_in(folder: Path) -> psutil.Process:
+    """SGLang's HTTP process there: the guardian's command line holds its own behind that of the guardian."""
+    (found,) = [process for process in processes_in(folder) if process.cmdline()[1:3] == ["-m", "sglang.launch_server"]]
     return found
 
 

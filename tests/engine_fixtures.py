@@ -18,6 +18,7 @@ import pytest_asyncio
 from mua.config.schema import EngineConfig
 from mua.engine.pool import EnginePool
 from tests.forked_engines import FORKER, ask
+from tools.kit import random_qwen3
 
 STOP_ID = 2
 VOCAB = 512
@@ -29,39 +30,19 @@ def write_qwen3(folder: Path, seed: int, *, tied: bool = False) -> Path:
 
     It has no end token of its own, which SGLang would stop at unasked: what a test leaves endless stays so.
     """
-    import torch
-    from transformers import Qwen3Config, Qwen3ForCausalLM
-
-    torch.manual_seed(seed)
-    config = Qwen3Config(
-        vocab_size=VOCAB,
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=16,
-        max_position_embeddings=CONTEXT,
-        tie_word_embeddings=tied,
-        eos_token_id=None,
-        pad_token_id=0,
-        bos_token_id=None,
-        initializer_range=0.15,
-    )
-    Qwen3ForCausalLM(config).float().save_pretrained(folder)
+    random_qwen3(
+        folder, seed, vocab_size=VOCAB, hidden_size=64, intermediate_size=128, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, head_dim=16, max_position_embeddings=CONTEXT,
+        tie_word_embeddings=tied, eos_token_id=None, pad_token_id=0, bos_token_id=None, initializer_range=0.15,
+    )  # fmt: skip
     return folder
 
 
 def cpu_engine_config(**changes: object) -> EngineConfig:
     """A small engine for tests: a small KV cache, and deadlines that are short but for that of the start."""
-    fields: dict[str, object] = {
-        "dtype": "float32",
-        "memory_fraction": 0.5,
-        "max_total_tokens": 32768,
-        "start_seconds": 600.0,  # the first start of a fresh environment compiles every module it imports
-        "stop_seconds": 10.0,
-        "health_seconds": 5.0,
-    }
+    fields: dict[str, object] = {"dtype": "float32", "memory_fraction": 0.5, "max_total_tokens": 32768}
+    # The first start of a fresh environment compiles every module it imports.
+    fields |= {"start_seconds": 600.0, "stop_seconds": 10.0, "health_seconds": 5.0}
     return EngineConfig(**(fields | changes))  # type: ignore[arg-type]
 
 

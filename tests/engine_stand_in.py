@@ -27,6 +27,8 @@ KEY = "stand-in"
 class StandInServer:
     """Implements :class:`mua.engine.member.Server`. ``asked`` are the paths of all requests of all its lives."""
 
+    api_key = KEY
+
     def __init__(self, index: int = 0) -> None:
         self.label = f"engine {index}"
         self.log_file: Path | None = Path(f"engine-{index}.log")
@@ -97,5 +99,5 @@ def stand_in_pool(servers: Sequence[StandInServer], **changes: object) -> Engine
     fields = {"count": len(servers), "health_seconds": 0.05, "memory_saver": True} | changes
     config = EngineConfig.model_validate(fields)
     pool = EnginePool(config, dtype="float32", context_length=64, seed=1, log_folder=Path("."))
-    pool._engines = [Engine(server, 4, api_key=KEY) for server in servers]
+    pool._engines = [Engine(server, 4) for server in servers]
     return pool

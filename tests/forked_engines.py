@@ -127,8 +127,8 @@ def _become_guardian(command: list[str], cwd: str, environment: dict[str, str], 
     _python, _isolated, _bare, script, owner, *server = command
     vars(os)["getppid"] = _watched(int(owner))
     vars(subprocess)["Popen"] = _ForkedServer
-    guardian = runpy.run_path(script)["_Guardian"]
-    run(lambda: sys.exit(guardian(int(owner), server).run()))
+    guard = runpy.run_path(script)["guard"]
+    run(lambda: sys.exit(guard(int(owner), server)))
 
 
 def _watched(owner: int) -> Callable[[], int]:

@@ -15,12 +15,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 import torch.distributed as dist
+from torch import Tensor
 
+from mua.algorithms.loss_protocol import TokenTensors
 from mua.algorithms.losses import PolicyLoss
 from mua.config.schema import MegatronConfig
 from mua.megatron import layouts
-from mua.types import Float32Array, TrainBatch
+from mua.types import Float32Array, TrainBatch, TrainSequence
 from tests.distributed import run_on_workers
 from tests.megatron_support import OPTIMIZER, backend, exported, gradients, make_batch, write_model
 
@@ -122,13 +125,12 @@ def differences(folder: str, sizes: dict[str, Any]) -> dict[str, float]:
     """What one rank finds, as differences to the single process."""
     expected = pickle.loads((Path(folder) / "reference.pickle").read_bytes())
     own = trained(folder, sizes)
-    plain, reference = own["plain"], expected["plain"]
-    second, other = own["second"], expected["second"]
+    (plain, reference), (second, other) = runs = [(own[run], expected[run]) for run in ("plain", "second")]
     largest = max(np.abs(values).max() for values in reference["gradients"].values())
     return {
         "loss": _apart(plain["loss"], reference["loss"]),
         "gradient": _furthest(plain["gradients"], reference["gradients"]) / float(largest),
-        "norm": max(_norms_apart(plain, reference), _norms_apart(second, other)),
+        "norm": max(abs(own["grad_norm"][0] / alone["grad_norm"][0] - 1) for own, alone in runs),
         "weights": _furthest(plain["weights"], reference["weights"]),
         "logprobs": _apart(plain["logprobs"], reference["logprobs"]),
         "distributed_loss": _apart(second["loss"][:STEPS], other["loss"][:STEPS]),
@@ -136,6 +138,14 @@ def differences(folder: str, sizes: dict[str, Any]) -> dict[str, float]:
         "alone": _apart(second["loss"][STEPS:], other["loss"][STEPS:]),
         "load": max((abs(second["load"][key] / value - 1) for key, value in other["load"].items()), default=0.0),
     }
+
+
+def loss_of(loss: Any, sequence: TrainSequence, logprobs: Tensor, entropy: Tensor) -> Any:
+    """What ``loss`` says of the trained tokens of one sequence, given both for all of its tokens."""
+    trained = torch.from_numpy(sequence.trained)
+    names = ("weights", "advantages", "behaviour_logprobs", "old_logprobs")
+    values: list[Any] = [torch.from_numpy(getattr(sequence, name))[trained] for name in names]
+    return loss(logprobs[trained], entropy[trained], TokenTensors(*values))
 
 
 def digest(folder: str, sizes: dict[str, Any]) -> str:
@@ -183,10 +193,6 @@ def _batch(step: int) -> TrainBatch:
 
 def _apart(own: Float32Array, reference: Float32Array) -> float:
     return float(np.abs(own - reference).max())
-
-
-def _norms_apart(own: dict[str, Any], reference: dict[str, Any]) -> float:
-    return float(abs(own["grad_norm"][0] / reference["grad_norm"][0] - 1))
 
 
 def _furthest(own: dict[str, Float32Array], reference: dict[str, Float32Array]) -> float:

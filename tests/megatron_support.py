@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -13,14 +13,7 @@ import torch
 import transformers
 
 from megatron_bridge.convert import export_hf
-from mua.config.schema import (
-    CriticConfig,
-    EngineConfig,
-    ExperimentConfig,
-    MegatronConfig,
-    ModelConfig,
-    OptimizerConfig,
-)
+from mua.config.schema import CriticConfig, EngineConfig, ExperimentConfig, MegatronConfig, ModelConfig, OptimizerConfig
 from mua.trainer.learner import Learner
 from mua.types import Float32Array, TrainBatch, TrainSequence
 from tests.distributed import share_a_device
@@ -31,34 +24,28 @@ OPTIMIZER = OptimizerConfig(learning_rate=1e-2, weight_decay=0.1, epsilon=1e-4, 
 
 
 def write_model(
-    folder: Path, *, layers: int = 2, hidden: int = 32, experts: int = 0, tied: bool = True
+    folder: Path, *, layers: int = 2, hidden: int = 32, experts: int = 0, tied: bool = True, seed: int = 3, **more: Any
 ) -> transformers.PreTrainedModel:
     """Saves a random float32 model in which no weight, norms included, has a special value.
 
     Args:
         experts: of each layer, of which two are used for a token; 0 for a dense model.
-        tied: whether the output layer of a dense model is the embedding; with experts it never is.
+        tied: whether the output layer of a dense model is the embedding; with experts it is not.
+        more: of the model's configuration, in place of what stands here.
     """
-    torch.manual_seed(3)
+    torch.manual_seed(seed)
     shape: dict[str, Any] = {
-        "vocab_size": VOCAB,
-        "hidden_size": hidden,
-        "intermediate_size": 48,
-        "num_hidden_layers": layers,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 12,
-        "max_position_embeddings": 512,
-        "tie_word_embeddings": tied and not experts,
-        "initializer_range": 0.2,
+        "vocab_size": VOCAB, "hidden_size": hidden, "intermediate_size": 48, "num_hidden_layers": layers,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 12, "max_position_embeddings": 512,
+        "tie_word_embeddings": tied and not experts, "initializer_range": 0.2,
         "rope_parameters": {"rope_theta": 5e4, "rope_type": "default"},
-    }
+    }  # fmt: skip
     model: transformers.PreTrainedModel
     if experts:
         sparse = {"num_experts": experts, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "norm_topk_prob": True}
-        model = transformers.Qwen3MoeForCausalLM(transformers.Qwen3MoeConfig(**shape, **sparse))
+        model = transformers.Qwen3MoeForCausalLM(transformers.Qwen3MoeConfig(**(shape | sparse | more)))
     else:
-        model = transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**shape))
+        model = transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**(shape | more)))
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim == 1:
@@ -70,30 +57,19 @@ def write_model(
 def make_batch(lengths: Sequence[int] = LENGTHS, *, temperature: float = 1.0, seed: int = 0) -> TrainBatch:
     """Random ids, about half of them trained, with advantages and old log-probabilities near the model's own."""
     random = np.random.default_rng(seed)
-    drawn = [_draw(random, length) for length in lengths]
+    drawn = []
+    for length in lengths:
+        mask = (random.random(length) < 0.5).astype(np.float32)
+        mask[0] = 0
+        ids = random.integers(0, VOCAB, length).astype(np.int32)
+        advantages = random.normal(size=length).astype(np.float32)
+        drawn.append((ids, mask, advantages, random.normal(-4.6, 0.5, size=length).astype(np.float32)))
     tokens = sum(int(mask.sum()) for _, mask, *_ in drawn)
     sequences = [
-        TrainSequence(
-            ids=ids,
-            weights=mask / np.float32(max(tokens, 1)),
-            advantages=advantages,
-            behaviour_logprobs=logprobs,
-            old_logprobs=logprobs,
-        )
+        TrainSequence(ids, mask / np.float32(max(tokens, 1)), advantages, logprobs, logprobs)
         for ids, mask, advantages, logprobs in drawn
     ]
     return TrainBatch(sequences, temperature, {"tokens": float(tokens), "sequences": float(len(lengths))})
-
-
-def _draw(random: np.random.Generator, length: int) -> tuple[Any, Float32Array, Float32Array, Float32Array]:
-    mask = (random.random(length) < 0.5).astype(np.float32)
-    mask[0] = 0
-    return (
-        random.integers(0, VOCAB, length).astype(np.int32),
-        mask,
-        random.normal(size=length).astype(np.float32),
-        random.normal(-4.6, 0.5, size=length).astype(np.float32),
-    )
 
 
 def with_values(batch: TrainBatch, seed: int = 0) -> TrainBatch:
@@ -169,3 +145,11 @@ def gradients(built: Learner) -> dict[str, Float32Array]:
     for parameter, weight in zip(parameters, weights, strict=True):
         parameter.data = weight
     return result
+
+
+def assert_gradients_alike(own: Mapping[str, Float32Array], expected: Mapping[str, Float32Array]) -> None:
+    """Up to a hundred-thousandth of the largest."""
+    assert own.keys() == expected.keys()
+    largest = max(np.abs(values).max() for values in expected.values())
+    for name, values in expected.items():
+        np.testing.assert_allclose(own[name], values, atol=1e-5 * largest, rtol=0, err_msg=name)

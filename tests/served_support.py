@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ from mua.engine.server import free_port
 from mua.types import Json
 from mua.users.personas import GREETING
 from tests.e2e_support import running, until
+from tools.tiny import SMALL, build_policy
 
 PROMPT = "You are a customer. $persona $tool_rules At the end write $stop.\n"
 """``user.prompt`` of users that are too small for ours."""
@@ -57,24 +57,9 @@ def serving(model: Path, folder: Path, *flags: str) -> Iterator[Served]:
     assert not address.exists()
 
 
-def random_model(folder: Path, texts: Iterable[str], context: int) -> Path:
-    """A Qwen3 of 2 layers, hidden 64, with a tokenizer trained on ``texts``."""
-    import torch
-    from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
-
-    from workbench.tokenizer import train_tokenizer
-
-    train_tokenizer(texts, folder, vocab_size=512)
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    torch.manual_seed(1)
-    Qwen3ForCausalLM(
-        Qwen3Config(
-            vocab_size=len(tokenizer), hidden_size=64, intermediate_size=128, num_hidden_layers=2,
-            num_attention_heads=4, num_key_value_heads=2, head_dim=16, max_position_embeddings=context,
-            tie_word_embeddings=True, initializer_range=0.06,
-            eos_token_id=tokenizer.convert_tokens_to_ids("<|im_end|>"),
-        )
-    ).save_pretrained(folder)  # fmt: skip
+def random_model(folder: Path, conversations: Iterable[Sequence[Json]], context: int) -> Path:
+    """A Qwen3 of 2 layers, hidden 64, with a tokenizer trained on what is said there."""
+    build_policy(folder, conversations, 1, 512, SMALL | {"max_position_embeddings": context})
     return folder
 
 
@@ -95,11 +80,3 @@ def customers(count: int) -> Iterator[list[Json]]:
     tasks = list(DOMAIN.tasks("train"))
     for index, task in enumerate(random.Random(1).sample(tasks, count)):
         yield as_customer(asyncio.run(demonstrate(DOMAIN, task, index)).messages, DOMAIN.persona(task))
-
-
-def write_conversations(path: Path, conversations: Iterable[Sequence[Json]]) -> Path:
-    """As ``sft.data`` takes them."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", encoding="utf-8") as file:
-        file.writelines(json.dumps({"messages": list(messages)}) + "\n" for messages in conversations)
-    return path

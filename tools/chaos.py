@@ -14,7 +14,6 @@ if any failed.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import ctypes
 import json
@@ -34,6 +33,7 @@ from statistics import median
 from typing import Any
 
 from mua.observe.progress import Progress, ProgressStage
+from tools import kit
 from tools.faults.account import faults_of
 from tools.faults.draw import STEPS, Kind, Mode, draw
 from tools.faults.supervise import Pace, RunFailed, Struck, Supervisor
@@ -211,10 +211,7 @@ def summary(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
 def table(outcomes: Sequence[Outcome]) -> str:
     """Kind by mode: how many, how they were survived, seconds lost."""
     modes = list(dict.fromkeys(outcome.mode for outcome in outcomes))
-    lines = [
-        f"| fault | {' | '.join(modes)} | survived by | seconds lost: median, most |",
-        f"|---|{'---|' * len(modes)}---|---|",
-    ]
+    lines = [kit.head("fault", *modes, "survived by", "seconds lost: median, most")]
     for kind in Kind:
         found = [(o.mode, struck) for o in outcomes for struck in o.struck if struck.fault.kind is kind]
         if found:
@@ -222,8 +219,7 @@ def table(outcomes: Sequence[Outcome]) -> str:
             ways = Counter(struck.survived for _, struck in found)
             told = ", ".join(f"{way} ({count})" for way, count in ways.most_common())
             lost = [max(0.0, struck.lost) for _, struck in found]
-            cells = [kind, *(str(counts[mode]) for mode in modes), told, f"{median(lost):.0f}, {max(lost):.0f}"]
-            lines.append(f"| {' | '.join(cells)} |")
+            lines.append(kit.row(kind, *(counts[mode] for mode in modes), told, f"{median(lost):.0f}, {max(lost):.0f}"))
     return "\n".join(lines)
 
 
@@ -265,7 +261,7 @@ as far; an attempt of this size needs most of them to start.
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = kit.parser(__doc__)
     parser.add_argument("--faults", type=int, default=10, help="faults in all")
     parser.add_argument("--seed", type=int, default=1, help="of the first run; each further one has the next")
     parser.add_argument("--mode", type=Mode, nargs="+", default=list(Mode), help="taken in turn")

@@ -12,7 +12,6 @@ logs and traces. Everything runs through the same commands a person would type; 
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import itertools
 import json
@@ -30,6 +29,7 @@ from rich.table import Table
 
 from mua.observe.metrics_log import METRICS_FILE, read_metrics
 from mua.types import Json
+from tools import kit
 from tools.pretrain import BASE
 from tools.tiny import mua, say, write_conversations
 
@@ -76,7 +76,7 @@ class Result:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = kit.parser(__doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1])
     parser.add_argument("--controls", action="store_true", help="also train the two control policies")
     parser.add_argument("overrides", nargs="*", help=f"overrides of {CONFIG}, key=value")

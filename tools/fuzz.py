@@ -11,7 +11,6 @@ process, is a fault too, and the run goes on behind it. Exit status 1 if there i
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import json
 import multiprocessing
@@ -32,6 +31,7 @@ from rich.console import Console
 from rich.table import Table
 
 from mua.observe.progress import Progress, ProgressStage
+from tools import kit
 
 FOLDER = Path(__file__).resolve().parents[1] / "tests" / "fuzz"
 CASES = {"model_folders": 167, "manifests": 87}
@@ -66,7 +66,7 @@ class Found:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = kit.parser(__doc__)
     parser.add_argument("--only", nargs="+", choices=names(), metavar="SUBJECT", help=f"of {', '.join(names())}")
     parser.add_argument("--cases", type=int, help="of each subject; by default what a full run takes")
     parser.add_argument("--seed", type=int, default=0)

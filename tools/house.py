@@ -13,7 +13,6 @@ name that occurs twice in the core. Not seen: modules that are found by a text, 
 
 from __future__ import annotations
 
-import argparse
 import ast
 import io
 import statistics
@@ -25,6 +24,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from tools import kit
+
 ROOT = Path(__file__).resolve().parents[1]
 CORE = ("mua", "megatron_bridge")
 CHECKED = (*CORE, "environments", "workbench", "tools")
@@ -32,14 +33,15 @@ OF_OTHER_PROCESSES = ("mua/compat/sglang_cpu/shim/", "mua/compat/sglang_keys/plu
 """Plugins of SGLang's servers, whose names SGLang prescribes."""
 FLOORS = (
     ("mua", "mua.errors", "mua.masking", "mua.ports", "mua.types", "mua.untrusted", "megatron_bridge"),
-    ("mua.compat", "mua.observe"),
-    ("mua.config",),
+    ("mua.compat", "mua.config"),
+    ("mua.observe",),
     ("mua.algorithms", "mua.endpoint", "mua.engine"),
     ("mua.environment", "mua.megatron"),
     ("mua.plan", "mua.tokens", "mua.users"),
     ("mua.rollout",),
     ("mua.evaluation",),
-    ("mua.launch", "mua.trainer"),
+    ("mua.launch",),
+    ("mua.trainer",),
     ("environments", "workbench"),
     ("mua.cli",),
     ("tools",),
@@ -275,7 +277,7 @@ def report(files: list[Source]) -> Iterator[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = kit.parser(__doc__)
     parser.add_argument("--check", action="store_true", help="only what must not be; status 1 if there is any")
     found = sources()
     if not parser.parse_args().check:

@@ -1,6 +1,6 @@
 """Proves every layout of ``mua.megatron.layouts`` on this machine and writes ``docs/layouts.md``.
 
-    python tools/layouts.py
+    python -m tools.layouts
 
 A layout that fails ends the run with an error and leaves the page as it is.
 """
@@ -9,18 +9,15 @@ from __future__ import annotations
 
 import datetime
 import os
-import sys
 import tempfile
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
-
-from mua.config.schema import MegatronConfig  # noqa: E402
-from mua.megatron import layouts  # noqa: E402
-from tests import layout_support  # noqa: E402
+from mua.config.schema import MegatronConfig
+from mua.megatron import layouts
+from tests import layout_support
+from tools import kit
 
 KINDS = {"dense": ("Dense models", layouts.DENSE), "moe": ("Mixtures of experts", layouts.MOE)}
 COLUMNS = {
@@ -94,7 +91,7 @@ def main() -> None:
                     raise SystemExit(f"{kind} {name} is not a single process: {refused}")
                 results[f"{kind} {name}"] = asdict(found)
                 print(kind, name, *(f"{key}={value:.1e}" for key, value in asdict(found).items()), flush=True)
-    (ROOT / "docs" / "layouts.md").write_text(_page(results))
+    (kit.ROOT / "docs" / "layouts.md").write_text(_page(results))
 
 
 def _page(results: dict[str, dict[str, float]]) -> str:
@@ -108,17 +105,13 @@ def _page(results: dict[str, dict[str, float]]) -> str:
 def _section(kind: str, results: dict[str, dict[str, float]]) -> str:
     heading, names = KINDS[kind]
     columns = [column for column in COLUMNS if column != "load" or kind == "moe"]
-    lines = [
-        f"## {heading}",
-        "",
-        f"| layout | processes | pattern | {' | '.join(COLUMNS[column] for column in columns)} |",
-        f"| --- | --- | --- |{' --- |' * len(columns)}",
-    ]
+    rows = []
     for name in names:
         config = MegatronConfig(**layouts.sizes(name))
-        values = " | ".join(f"{results[f'{kind} {name}'][column]:.0e}" for column in columns)
-        lines.append(f"| `{name}` | {config.world_size} | {layouts.describe(layouts.pattern(config))} | {values} |")
-    return "\n".join([*lines, ""])
+        values = (f"{results[f'{kind} {name}'][column]:.0e}" for column in columns)
+        rows.append((f"`{name}`", config.world_size, layouts.describe(layouts.pattern(config)), *values))
+    head = ("layout", "processes", "pattern", *(COLUMNS[column] for column in columns))
+    return f"## {heading}\n\n{kit.table(head, rows)}\n"
 
 
 if __name__ == "__main__":

@@ -35,6 +35,7 @@ from mua.observe.progress import Progress
 from mua.rollout.episode import EpisodeResult
 from mua.rollout.stream import TaskStream
 from mua.types import Json
+from tools import kit
 from workbench.collect import Wanted, collect, shown_tools
 from workbench.demonstrate import demonstrate
 
@@ -60,7 +61,7 @@ def main() -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = kit.parser(__doc__)
     parser.add_argument("config", type=Path)
     parser.add_argument("out", type=Path)
     parser.add_argument("overrides", nargs="*", help="key.path=value")

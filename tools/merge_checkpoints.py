@@ -7,7 +7,6 @@ others are converted all the same, each fault is named at the end, and the exit 
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,10 +16,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from mua.cli import readable
 from mua.errors import ModelError, MuaError
 from mua.observe.progress import Progress
+from tools import kit
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = kit.parser(__doc__)
     parser.add_argument("run", type=Path, metavar="RUN_FOLDER", help="the output folder of mua train or mua sft")
     parser.add_argument("--out", type=Path, help="where the model folders go; by default RUN_FOLDER/hf-steps")
     parser.add_argument("--source", type=Path, help="folder with config.json and tokenizer; by default model.path")

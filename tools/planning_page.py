@@ -1,27 +1,27 @@
 """Writes the generated parts of docs/planning.md: every recipe's plan and, on request, planned against measured bytes.
 
-python tools/planning_page.py              # the recipes' plans (`make docs` does this)
-python tools/planning_page.py --measure    # also the table of real runs, on up to eight processes of this machine
+python -m tools.planning_page              # the recipes' plans (`make docs` does this)
+python -m tools.planning_page --measure    # also the table of real runs, on up to eight processes of this machine
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import re
 import sys
 import tempfile
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs" / "planning.md"
+from tools import kit
+
+PAGE = kit.ROOT / "docs" / "planning.md"
 RECIPES = ("qwen3-32b-4x8-h200", "qwen3-8b-1x8", "qwen3-30b-a3b-2x8", "qwen3-235b-a22b-16x8")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = kit.parser(__doc__)
     parser.add_argument("--measure", action="store_true", help="run the layouts for real and rewrite their table")
-    os.chdir(ROOT)  # recipes name files relative to it
+    os.chdir(kit.ROOT)  # recipes name files relative to it
     text = PAGE.read_text(encoding="utf-8")
     text = with_part(text, "recipes", recipes())
     if parser.parse_args().measure:
@@ -40,16 +40,12 @@ def with_part(text: str, name: str, part: str) -> str:
 
 def recipes() -> str:
     """The plan of every recipe as the command prints it."""
-    return "\n\n".join(f"### `mua plan configs/{name}.yaml`\n\n```text\n{recipe(name)}\n```" for name in RECIPES)
-
-
-def recipe(name: str) -> str:
-    """What ``mua plan`` prints."""
     from mua.config.load import load_config
     from mua.plan.report import make_plan
     from workbench.plan_tables import as_text
 
-    return as_text(make_plan(load_config(Path("configs") / f"{name}.yaml")))
+    plans = {file: as_text(make_plan(load_config(Path(file)))) for file in (f"configs/{name}.yaml" for name in RECIPES)}
+    return "\n\n".join(f"### `mua plan {file}`\n\n```text\n{plan}\n```" for file, plan in plans.items())
 
 
 def measured() -> str:
@@ -57,10 +53,8 @@ def measured() -> str:
     from tests.parity.test_planned_bytes import QUICK, SLOW
     from tests.planned_support import measured, planned, write_models
 
-    lines = [
-        "| model | layout | type | optimizer | ranks | planned bytes, all ranks | measured | most a rank is off |",
-        "| --- | --- | --- | --- | ---: | ---: | ---: | ---: |",
-    ]
+    columns = "model | layout | type | optimizer | ranks | planned bytes, all ranks | measured | most a rank is off"
+    lines = [kit.head(*columns.split(" | "))]
     with tempfile.TemporaryDirectory() as folder:
         write_models(Path(folder))
         for case in (*QUICK, *SLOW):
@@ -70,11 +64,9 @@ def measured() -> str:
                 case.model, case.layout, case.dtype, "distributed" if case.distributed else "replicated",
                 str(len(found)), f"{sum(b.total for b in foreseen):,}", f"{sum(b.total for b in found):,}", str(apart),
             )  # fmt: skip
-            lines.append(f"| {' | '.join(cells)} |")
+            lines.append(kit.row(*cells))
     return "\n".join(lines)
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(ROOT))
-    sys.path.insert(0, str(ROOT / "tests"))
     main()

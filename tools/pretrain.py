@@ -11,7 +11,6 @@ The weights in the repository were made by this command with ``megatron.threads=
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 import shutil
@@ -19,6 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from mua.types import Json
+from tools import kit
 from tools.nothing import STATES, conversations
 from tools.tiny import build_policy, mua, say, write_conversations
 
@@ -31,7 +31,7 @@ _READ = 600
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = kit.parser(__doc__)
     parser.add_argument("--steps", type=int, default=1800)
     parser.add_argument("--folder", type=Path, default=BASE)
     parser.add_argument("overrides", nargs="*", help=f"overrides of {CONFIG}, key=value")

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from mua.errors import MuaError
+from mua.evaluation.presentation import COLOURS, new_figure
 from mua.observe.metrics_log import read_metrics
-
-# Okabe and Ito's palette: told apart by colour-blind readers and in print.
-_COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9"]
 
 
 def plot_reward_curve(
@@ -31,19 +28,20 @@ def plot_reward_curve(
     The faint line is the value of each step, the strong one its mean over the last ``window`` steps (fewer at the
     start). ``baseline`` is drawn as a dashed level. Raises :class:`MuaError` if a file never logged ``metric``.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8, 4.5), dpi=150, layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    for (label, path), colour in zip(metrics_files.items(), _cycle(len(metrics_files)), strict=True):
+    figure, axes = new_figure(4.5)
+    for index, (label, path) in enumerate(metrics_files.items()):
+        colour = COLOURS[index % len(COLOURS)]
         steps, values = _series(path, metric)
         axes.plot(steps, values, color=colour, alpha=0.3, linewidth=1)
         axes.plot(steps, _trailing_mean(values, window), color=colour, linewidth=2, label=label)
     if baseline is not None:
         axes.axhline(baseline, color="#444444", linestyle="--", linewidth=1.2, label=baseline_label)
-    _dress(axes, title, metric)
+    axes.set_title(title, loc="left")
+    axes.set_xlabel("training step")
+    axes.set_ylabel(metric)
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.grid(axis="y", alpha=0.25)
+    axes.legend(frameon=False, loc="best")
     png.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(png)
     return png
@@ -59,17 +57,3 @@ def _series(path: Path, metric: str) -> tuple[npt.NDArray[np.float64], npt.NDArr
 
 def _trailing_mean(values: npt.NDArray[np.float64], window: int) -> npt.NDArray[np.float64]:
     return np.asarray([values[max(0, end - window) : end].mean() for end in range(1, len(values) + 1)])
-
-
-def _cycle(count: int) -> list[str]:
-    return [_COLOURS[i % len(_COLOURS)] for i in range(count)]
-
-
-def _dress(axes: Any, title: str, metric: str) -> None:
-    axes.set_title(title, loc="left")
-    axes.set_xlabel("training step")
-    axes.set_ylabel(metric)
-    axes.xaxis.get_major_locator().set_params(integer=True)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(axis="y", alpha=0.25)
-    axes.legend(frameon=False, loc="best")

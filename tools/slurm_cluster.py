@@ -1,8 +1,8 @@
 """A real Slurm on this machine: munged, slurmctld and several slurmd, for as long as a command or a test needs it.
 
-    python tools/slurm_cluster.py run -- sinfo          # the command sees a cluster of two nodes; then all is gone
-    python tools/slurm_cluster.py run -- bash           # a shell on it
-    python tools/slurm_cluster.py install               # Debian's packages alone (as root)
+    python -m tools.slurm_cluster run -- sinfo          # the command sees a cluster of two nodes; then all is gone
+    python -m tools.slurm_cluster run -- bash           # a shell on it
+    python -m tools.slurm_cluster install               # Debian's packages alone (as root)
 
 Everything lies in one temporary folder that SLURM_CONF points into; a Slurm that runs on the machine is not touched.
 The nodes share the machine's cores (each claims a few, whatever there are) and have two GPUs by name only, so that
@@ -12,7 +12,6 @@ ranks, so a message and a batch script's start may take longer than Slurm's own 
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import getpass
 import os
@@ -34,6 +33,7 @@ from typing import Self
 import psutil
 
 from mua.ports import free_port
+from tools import kit
 
 PACKAGES = ("munge", "slurm-client", "slurmctld", "slurmd")
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol", "squeue", "sinfo", "scancel")
@@ -295,7 +295,7 @@ def _free_ports(count: int) -> list[int]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = kit.parser(__doc__)
     parser.add_argument("verb", choices=["install", "run"])
     parser.add_argument("command", nargs="*", help="for run: what to run on the cluster")
     arguments = parser.parse_args()

@@ -10,7 +10,6 @@ held-out tasks by ``mua eval``. A stage that is done is not repeated, so a kille
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import math
@@ -30,6 +29,7 @@ from mua.environment.selection import Selection
 from mua.errors import ConfigError
 from mua.observe.metrics_log import METRICS_FILE, read_metrics
 from mua.types import Json
+from tools import kit
 from tools.make_conversations import conversations
 from tools.tiny import build_policy, mua, say, write_conversations
 
@@ -104,7 +104,7 @@ class Study(Section):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = kit.parser(__doc__)
     parser.add_argument("study", type=Path)
     parser.add_argument("overrides", nargs="*", help="key.path=value, for reinforcement learning and judging")
     parser.add_argument("--seeds", type=int, nargs="+", help="instead of the study's")

@@ -9,10 +9,11 @@ file that asked first, and on a busy machine waiting counts too.
 
 from __future__ import annotations
 
-import argparse
 import xml.etree.ElementTree as ET
 from collections import Counter
 from pathlib import Path
+
+from tools import kit
 
 
 def seconds_by_file(report: Path) -> tuple[Counter[str], Counter[str]]:
@@ -26,15 +27,14 @@ def seconds_by_file(report: Path) -> tuple[Counter[str], Counter[str]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = kit.parser(__doc__)
     parser.add_argument("report", type=Path)
     parser.add_argument("--files", type=int, default=10)
     arguments = parser.parse_args()
     seconds, tests = seconds_by_file(arguments.report)
-    print("| file | tests | seconds |\n| --- | --- | --- |")
-    for file, spent in seconds.most_common(arguments.files):
-        print(f"| `{file}` | {tests[file]} | {spent:.0f} |")
-    print(f"| all {len(tests)} files | {sum(tests.values())} | {sum(seconds.values()):.0f} |")
+    rows = [(f"`{file}`", tests[file], f"{spent:.0f}") for file, spent in seconds.most_common(arguments.files)]
+    rows.append((f"all {len(tests)} files", tests.total(), f"{sum(seconds.values()):.0f}"))
+    print(kit.table(("file", "tests", "seconds"), rows))
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mua.types import Json
+from tools import kit
 
 POLICY = {
     "hidden_size": 192,
@@ -25,6 +26,16 @@ POLICY = {
     "tie_word_embeddings": True,
 }
 """A Qwen3 of two million parameters."""
+SMALL = {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 512,
+}
+"""In place of parts of it, where any policy will do."""
 VOCABULARY = 768
 
 
@@ -40,59 +51,22 @@ def build_policy(
 
     ``shape`` replaces parts of :data:`POLICY`; ``apart``: words that stand alone in the tokenizer.
     """
+    from transformers import AutoTokenizer
+
     from workbench.demonstrate import spoken_text
     from workbench.tokenizer import train_tokenizer
 
     train_tokenizer(spoken_text(list(conversations)), folder, vocab_size=vocabulary, apart=apart)
-    _initialise(folder, seed, POLICY | dict(shape))
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    ends = {"vocab_size": len(tokenizer), "eos_token_id": tokenizer.convert_tokens_to_ids("<|im_end|>")}
+    policy = kit.random_qwen3(folder, seed, **(POLICY | dict(shape)), **ends)
+    print(f"{sum(p.numel() for p in policy.parameters()):,} parameters, {len(tokenizer)} tokens in the vocabulary")
 
 
 def write_conversations(file: Path, conversations: Iterable[Sequence[Json]]) -> None:
     """One JSON object per line, as ``sft.data`` reads it; what has been written is not held."""
     with file.open("w", encoding="utf-8") as out:
         out.writelines(json.dumps({"messages": messages}) + "\n" for messages in conversations)
-
-
-def _initialise(folder: Path, seed: int, shape: Mapping[str, Any]) -> None:
-    import torch
-    from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
-
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    end_of_turn = tokenizer.convert_tokens_to_ids("<|im_end|>")
-    torch.manual_seed(seed)
-    policy = Qwen3ForCausalLM(Qwen3Config(vocab_size=len(tokenizer), eos_token_id=end_of_turn, **shape))
-    policy.save_pretrained(folder)
-    print(f"{sum(p.numel() for p in policy.parameters()):,} parameters, {len(tokenizer)} tokens in the vocabulary")
-
-
-def before_and_after(metrics: Path, split: str = "test") -> dict[str, Any]:
-    """Success on held-out tasks before the first and after the last step, with intervals, from a run's metrics."""
-    from mua.observe.metrics_log import read_metrics
-
-    lines = list(read_metrics(metrics))
-    before, after = f"initial_evaluation/{split}_success", f"evaluation/{split}_success"
-    bounds = ("low", "high")
-    return {
-        "sft_success": lines[0][before],
-        "sft_interval": [lines[0][f"{before}_{bound}"] for bound in bounds],
-        "rl_success": lines[-1][after],
-        "rl_interval": [lines[-1][f"{after}_{bound}"] for bound in bounds],
-        "steps": len(lines),
-    }
-
-
-def print_table(results: Sequence[dict[str, Any]]) -> None:
-    """A line a seed: success before and after, gain, time."""
-    print(f"\n{'seed':>5} {'after SFT':>22} {'after RL':>22} {'gain':>7} {'seconds':>8}")
-    for result in results:
-        before, after = (_with_interval(result, stage) for stage in ("sft", "rl"))
-        gain = result["rl_success"] - result["sft_success"]
-        print(f"{result['seed']:>5} {before:>22} {after:>22} {gain:>+7.3f} {result['seconds']:>8.0f}")
-
-
-def _with_interval(result: dict[str, Any], stage: str) -> str:
-    low, high = result[f"{stage}_interval"]
-    return f"{result[f'{stage}_success']:.3f} ({low:.3f} to {high:.3f})"
 
 
 def say(text: str) -> None:

@@ -14,7 +14,6 @@ the reader's thresholds by (the shipped network was taught ``--without dan``, fi
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
 import math
@@ -38,6 +37,7 @@ from environments.kit.language.network import FILE, LONGEST, Floats, packed, pie
 from environments.kit.language.rules import Rules
 from environments.kit.language.text import sentences
 from environments.kit.language.tokens import Tokens, tokens
+from tools import kit
 from tools.train_reader import DOMAINS, Line, composed, domain_of, lexicons, lines_of, sources
 
 LAYERS, WIDTH, HEADS, POOL, POOLS = 3, 384, 12, 128, 4
@@ -387,7 +387,7 @@ def _loss(net: Taught, batch: Batch) -> Tensor:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = kit.parser(__doc__)
     start = parser.add_mutually_exclusive_group(required=True)
     start.add_argument("--encoder", type=Path)
     start.add_argument("--further", type=Path)

@@ -33,8 +33,8 @@ from environments.kit.language.model import ACTS, FILE, MANIFEST, Model, Weights
 from environments.kit.language.patterns import load
 from environments.kit.language.rules import Rules
 from environments.kit.language.text import sentences
+from tools.kit import ROOT
 
-ROOT = Path(__file__).resolve().parents[1]
 DOMAINS = ("help_desk", "retail", "airline", "telecom")
 EXAMPLES = ROOT / "environments/kit/language/examples"
 LABELLED = ROOT / "tests/data/users"

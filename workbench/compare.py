@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from mua.errors import MuaError
-from mua.evaluation.estimators import paired_test, resampled_means
+from mua.evaluation.estimators import paired_test, percentile_interval
 from mua.evaluation.presentation import markdown_table
 from mua.types import Json
 from mua.untrusted import MAX_FILE_DEPTH, printable, read_file, read_json
@@ -66,8 +66,7 @@ def load_result(path: Path) -> Json:
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         reason = printable(f"{type(error).__name__}: {error}")
         raise MuaError(f"{file}: not a result of mua eval ({reason})") from None
-    checked: Json = result
-    return checked
+    return result  # type: ignore[no-any-return]
 
 
 def _check_result(result: Json) -> None:
@@ -129,14 +128,13 @@ def difference(pairs: Sequence[Pair]) -> Json:
     """Mean success of both, their difference with a paired bootstrap interval over tasks, and a two-sided test."""
     first, second = [pair.first for pair in pairs], [pair.second for pair in pairs]
     differences = np.subtract(second, first)
-    mean = float(differences.mean())
-    low, high = np.quantile(resampled_means(differences, RESAMPLES, _SEED), [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    interval = percentile_interval(differences, level=LEVEL, resamples=RESAMPLES, seed=_SEED)
     test = paired_test(first, second, seed=_SEED)
     return {
         "tasks": len(pairs),
         "first": float(np.mean(first)),
         "second": float(np.mean(second)),
-        "difference": {"mean": mean, "low": min(float(low), mean), "high": max(float(high), mean)},
+        "difference": interval._asdict(),
         "better": int((differences > 0).sum()),
         "worse": int((differences < 0).sum()),
         "test": test.name,
@@ -169,14 +167,15 @@ def _rows(result: Json) -> list[list[Any]]:
         parts.append(("all", result["all"]))
     return [
         [
-            name, part["tasks"], part["first"], part["second"], _signed(part["difference"]), part["better"],
+            name, part["tasks"], part["first"], part["second"], difference_text(part["difference"]), part["better"],
             part["worse"], part["p_value"], part["test"],
         ]
         for name, part in parts
     ]  # fmt: skip
 
 
-def _signed(found: Json) -> str:
+def difference_text(found: Json) -> str:
+    """``+0.133 (+0.046 to +0.225)``."""
     return f"{found['mean']:+.3f} ({found['low']:+.3f} to {found['high']:+.3f})"
 
 

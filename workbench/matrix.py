@@ -6,8 +6,8 @@
     policy A1         cell          cell               a cell: one evaluation as ``mua eval`` makes it, in
     policy A2         cell          cell               <output>/<policy>/<users>, continued where it stopped
 
-So a policy that was trained with users A is judged with users B that it never met. One service of engines plays a whole
-row. Rows are compared within a column by pairs of tasks: differences are of the first policy.
+So a policy that was trained with users A meets users B in its evaluation. One service of engines plays a whole row.
+Rows are compared within a column by pairs of tasks: differences are of the first policy.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from statistics import fmean
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -34,7 +33,7 @@ from mua.observe.output import prepare_output
 from mua.rollout.runner import Placed, without_gc_pauses
 from mua.rollout.service import RolloutService
 from mua.types import Json
-from workbench.compare import difference, paired
+from workbench.compare import difference, difference_text, paired
 
 RESULT, PAGE = "matrix.json", "matrix.md"
 MEAN = "all users"
@@ -60,7 +59,11 @@ def evaluate_matrix(config: ExperimentConfig, cells: Cells) -> None:
             for users, cell in row.items():
                 print(f"{policy} with {users}", flush=True)
                 try:
-                    results.setdefault(policy, {})[users] = _played(_weights(config, cell), engines)
+                    model = servable(cell.model_copy(update={"output": config.output})).model  # which cells share
+                    cell.output.mkdir(parents=True, exist_ok=True)
+                    cell = cell.model_copy(update={"model": model})
+                    prepare_output(cell, "config-eval.yaml")
+                    results.setdefault(policy, {})[users] = evaluated(cell, engines.play)
                 except RunStopped as error:
                     empty[f"{policy} with {users}"] = error
     matrix = _matrix(config, cells, results)
@@ -100,20 +103,10 @@ def matrix_page(matrix: Json) -> str:
     return "\n\n".join(blocks) + "\n"
 
 
-class _Row:
-    """The engines of one policy, started when the first cell has something to play. Use as a context manager."""
+class _Row(ExitStack):
+    """The engines of one policy, started when the first cell has something to play."""
 
-    def __init__(self) -> None:
-        self._stack = ExitStack()
-        self._rollouts: RolloutService | None = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stack.close()
+    _rollouts: RolloutService | None = None
 
     def play(
         self, config: ExperimentConfig, episodes: Sequence[Placed], on_trajectory: OnTrajectory,
@@ -123,24 +116,12 @@ class _Row:
         if config.evaluation.policy.kind == "endpoint":
             return play_at_endpoint(config, episodes, on_trajectory, seconds)
         if self._rollouts is None:
-            self._rollouts = self._stack.enter_context(RolloutService(config))
+            self._rollouts = self.enter_context(RolloutService(config))
         else:
             self._rollouts.meet_users(config)
         with without_gc_pauses():
             self._rollouts.each(episodes, temperature=config.evaluation.temperature, on_trajectory=on_trajectory)
         return roles_of(self._rollouts.metrics())
-
-
-def _weights(config: ExperimentConfig, cell: ExperimentConfig) -> ExperimentConfig:
-    """``cell`` with weights that engines can serve, which all cells share."""
-    model = servable(cell.model_copy(update={"output": config.output})).model
-    return cell.model_copy(update={"model": model})
-
-
-def _played(cell: ExperimentConfig, engines: _Row) -> Json:
-    cell.output.mkdir(parents=True, exist_ok=True)
-    prepare_output(cell, "config-eval.yaml")
-    return evaluated(cell, engines.play)
 
 
 def _matrix(config: ExperimentConfig, cells: Cells, results: Mapping[str, Mapping[str, Json]]) -> Json:
@@ -213,7 +194,7 @@ def _apart(first: Json, second: Json) -> Json | None:
 def _difference(found: Json | None) -> str:
     if found is None:
         return "-"
-    return f"{found['mean']:+.3f} ({found['low']:+.3f} to {found['high']:+.3f}), p {found['p_value']:.3g}"
+    return f"{difference_text(found)}, p {found['p_value']:.3g}"
 
 
 def _console_table(matrix: Json) -> Table:

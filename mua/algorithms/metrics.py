@@ -1,12 +1,9 @@
-"""What a step's rollouts looked like, in numbers, and confidence intervals of success rates."""
+"""What a step's rollouts looked like, in numbers."""
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Sequence
-from statistics import NormalDist
-from typing import NamedTuple
 
 import numpy as np
 
@@ -15,14 +12,6 @@ from mua.types import Group, Int32Array, Outcome, Provenance, Trajectory
 
 _PER_TOOL = ("tool_calls/", "tool_errors/")
 _OF_USERS = ("user_faults/", "user_flags/")
-
-
-class Interval(NamedTuple):
-    """A mean and its confidence bounds."""
-
-    mean: float
-    low: float
-    high: float
 
 
 def rollout_metrics(
@@ -42,23 +31,6 @@ def rollout_metrics(
         metrics |= _rewards(scored) | _shapes(scored) | _tools(scored) | _by_domain(groups)
         metrics |= _group_shares([g for g in groups if g.scored], divide_by_std) | _version_lag(scored, version)
     return metrics
-
-
-def mean_confidence_interval(successes: Sequence[float], level: float = 0.95) -> Interval:
-    """Wilson score interval of a success rate (Wilson 1927).
-
-    Exact in its intent for 0/1 outcomes; for values between (a mean over samples of one task) it is
-    conservative, because such values vary less than 0/1 ones. Raises ``ValueError`` on an empty sequence or a
-    value outside [0, 1].
-    """
-    if not successes or not all(0 <= s <= 1 for s in successes):
-        raise ValueError(f"a success rate needs at least one value, all in [0, 1]; got {len(successes)} values")
-    n, p = len(successes), math.fsum(successes) / len(successes)
-    z = NormalDist().inv_cdf((1 + level) / 2)
-    centre = (p + z * z / (2 * n)) / (1 + z * z / n)
-    half = z / (1 + z * z / n) * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
-    # At 0 and 1 the bound equals the mean exactly; rounding would put it a hair on the wrong side.
-    return Interval(p, min(max(centre - half, 0.0), p), max(min(centre + half, 1.0), p))
 
 
 def _outcomes(trajectories: Sequence[Trajectory]) -> dict[str, float]:

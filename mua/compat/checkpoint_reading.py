@@ -13,6 +13,9 @@ from __future__ import annotations
 
 import io
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +25,7 @@ from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
 from torch.futures import Future
 
-from megatron_bridge.plain_files import label
+from megatron_bridge.plain_files import label, open_regular
 from mua.compat.plain_archive import Archive, read_archive
 from mua.compat.plain_index import StorageInfo, parse_index
 from mua.compat.plain_pickle import PickleError
@@ -43,12 +46,12 @@ def read_index(folder: Path) -> Metadata:
     """
     path = folder / INDEX
     try:
-        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+        with open(open_regular(path), "rb") as file:
             found = os.fstat(file.fileno())
             identity = (str(path), found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
             if identity not in _latest:
-                index = parse_index(file.read(), _sizes(folder))
-                _latest.clear()
+                index = parse_index(file.read(), cache(lambda name: os.stat(folder / name).st_size))
+                forget_index()
                 _latest[identity] = index
     except OSError as error:
         raise DamagedCheckpoint(
@@ -67,15 +70,16 @@ def forget_index() -> None:
     _latest.clear()
 
 
-def _sizes(folder: Path) -> Any:
-    known: dict[str, int] = {}
-
-    def size(name: str) -> int:
-        if name not in known:
-            known[name] = os.stat(folder / name).st_size
-        return known[name]
-
-    return size
+@contextmanager
+def plain_part(folder: Path, where: str | StorageInfo) -> Iterator[None]:
+    """A block that reads a part of a checkpoint: raises DamagedCheckpoint, in one line, if it is no plain data."""
+    try:
+        yield
+    except (OSError, PickleError) as error:
+        part = where if isinstance(where, str) else f"{label(where.relative_path)} at byte {where.offset}"
+        raise DamagedCheckpoint(
+            f"checkpoint {folder}: {part} is damaged or holds what no checkpoint holds ({error}); do not load it"
+        ) from error
 
 
 def read_common(folder: Path) -> Any:
@@ -84,18 +88,8 @@ def read_common(folder: Path) -> Any:
     Raises:
         DamagedCheckpoint: it is damaged, or holds what no checkpoint holds.
     """
-    path = folder / COMMON
-    try:
-        return read_archive(path) if path.exists() else None
-    except (OSError, PickleError) as error:
-        raise refusal(folder, COMMON, error) from error
-
-
-def refusal(folder: Path, where: str, error: Exception) -> DamagedCheckpoint:
-    """The one line about a part of a checkpoint that cannot be read as plain data."""
-    return DamagedCheckpoint(
-        f"checkpoint {folder}: {where} is damaged or holds what no checkpoint holds ({error}); do not load it"
-    )
+    with plain_part(folder, COMMON):
+        return read_archive(folder / COMMON) if (folder / COMMON).exists() else None
 
 
 class PlainReader(FileSystemReader):
@@ -113,39 +107,31 @@ class PlainReader(FileSystemReader):
         for item in plan.items:
             files.setdefault(self.storage_data[item.storage_index].relative_path, []).append(item)
         for name, items in files.items():
-            descriptor = os.open(Path(self.path) / name, os.O_RDONLY | os.O_NONBLOCK)
-            try:
+            with open(open_regular(Path(self.path) / name), "rb") as file:
                 for item in items:
-                    self._read(descriptor, item, planner)
-            finally:
-                os.close(descriptor)
+                    place = self.storage_data[item.storage_index]
+                    with plain_part(Path(self.path), place):
+                        self._read(Archive(file.fileno(), place.offset, place.length).value(), item, planner)
         done: Future[None] = Future()
         done.set_result(None)
         return done
 
-    def _read(self, descriptor: int, item: ReadItem, planner: LoadPlanner) -> None:
-        place = self.storage_data[item.storage_index]
-        try:
-            value = Archive(descriptor, place.offset, place.length).value()
-            if item.type == LoadItemType.BYTE_IO:
-                _check_object(item.storage_index.fqn, value)
-                planner.load_bytes(item, _rewritten(value))
-                return
-        except PickleError as error:
-            raise refusal(Path(self.path), described(place), error) from error
-        values = _narrowed(value, item)
+    def _read(self, value: Any, item: ReadItem, planner: LoadPlanner) -> None:
+        if item.type == LoadItemType.BYTE_IO:
+            _check_object(item.storage_index.fqn, value)
+            buffer = io.BytesIO()
+            torch.save(value, buffer)
+            buffer.seek(0)
+            planner.load_bytes(item, buffer)
+            return
         target = planner.resolve_tensor(item).detach()
-        if values is None or values.shape != target.shape:
-            raise refusal(
-                Path(self.path), described(place), PickleError(f"no {label(item.storage_index.fqn)} is there")
-            )
-        target.copy_(values)
+        if isinstance(value, torch.Tensor) and value.dim() == target.dim():
+            ends = map(sum, zip(item.storage_offsets, item.lengths, strict=True))
+            value = value[tuple(map(slice, item.storage_offsets, ends))]
+        if not isinstance(value, torch.Tensor) or value.shape != target.shape:
+            raise PickleError(f"no {label(item.storage_index.fqn)} is there")
+        target.copy_(value)
         planner.commit_tensor(item, target)
-
-
-def described(place: StorageInfo) -> str:
-    """Where a part of a checkpoint lies, for a message."""
-    return f"{label(place.relative_path)} at byte {place.offset}"
 
 
 def check_pickles(folder: Path, part: int = 0, parts: int = 1) -> None:
@@ -157,7 +143,8 @@ def check_pickles(folder: Path, part: int = 0, parts: int = 1) -> None:
     index = read_index(folder)
     objects = sorted((key.fqn, place) for key, place in index.storage_data.items() if key.offset is None)
     for name, place in objects[part::parts]:
-        _read_object(folder, name, place)
+        with plain_part(folder, place), open(open_regular(folder / place.relative_path), "rb") as file:
+            _check_object(name, Archive(file.fileno(), place.offset, place.length).value())
     for path in sorted(folder.glob("rng_*.pt"))[part::parts]:
         read_random_states(path)
     if part == 0:
@@ -170,32 +157,18 @@ def read_random_states(path: Path) -> dict[str, Any]:
     Raises:
         DamagedCheckpoint: the file is damaged or holds anything else.
     """
-    try:
+    with plain_part(path.parent, path.name):
         state = read_archive(path)
         if not (isinstance(state, dict) and isinstance(state.get("tracker"), dict) and "cuda" in state):
             raise PickleError("it has no random states")
-        if not all(map(_is_bytes, [state.get("cpu"), *state["tracker"].values()])):
-            raise PickleError("it has something else where a random state should be")
-        if state["cuda"] is not None and not _is_bytes(state["cuda"]):
-            raise PickleError("it has something else where a random state should be")
-    except (OSError, PickleError) as error:
-        raise refusal(path.parent, path.name, error) from error
+        for value in [
+            state.get("cpu"),
+            *state["tracker"].values(),
+            *([] if state["cuda"] is None else [state["cuda"]]),
+        ]:
+            if not isinstance(value, torch.Tensor) or value.dtype != torch.uint8 or value.dim() != 1:
+                raise PickleError("it has something else where a random state should be")
     return state
-
-
-def _is_bytes(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value.dtype == torch.uint8 and value.dim() == 1
-
-
-def _read_object(folder: Path, name: str, place: StorageInfo) -> None:
-    try:
-        descriptor = os.open(folder / place.relative_path, os.O_RDONLY | os.O_NONBLOCK)
-        try:
-            _check_object(name, Archive(descriptor, place.offset, place.length).value())
-        finally:
-            os.close(descriptor)
-    except (OSError, PickleError) as error:
-        raise refusal(folder, described(place), error) from error
 
 
 def _check_object(name: str, value: Any) -> None:
@@ -210,25 +183,6 @@ def _is_empty(value: Any) -> bool:
     if isinstance(value, torch.Tensor):
         return value.numel() == 0
     return value is None or (isinstance(value, io.BytesIO) and not value.getbuffer().nbytes)
-
-
-def _rewritten(value: Any) -> io.BytesIO:
-    buffer = io.BytesIO()
-    torch.save(value, buffer)
-    buffer.seek(0)
-    return buffer
-
-
-def _narrowed(value: Any, item: ReadItem) -> torch.Tensor | None:
-    """The part of a stored tensor that is asked for."""
-    offsets, lengths = item.storage_offsets, item.lengths
-    if not isinstance(value, torch.Tensor) or not value.dim() == len(offsets) == len(lengths):
-        return None
-    for dim, (start, count) in enumerate(zip(offsets, lengths, strict=True)):
-        if start + count > value.shape[dim]:
-            return None
-        value = value.narrow(dim, start, count)
-    return value
 
 
 def repair_strategy(module: Any, without_cuda: bool) -> None:

@@ -2,8 +2,7 @@
 
 Upstream: torch 2.14.1, ``distributed/checkpoint/default_planner.py`` loads every object inside a ``*.distcp`` file with
 ``weights_only=False``, and megatron-core 0.19.2 adds nineteen classes to those that ``weights_only=True`` admits. Here
-:mod:`mua.compat.plain_pickle` reads the same bytes; :data:`NAMES` are the exact pairs of module and name that may
-appear, none is imported because a file says so, and objects are made by the functions below.
+:mod:`mua.compat.plain_pickle` reads the same bytes, and objects are made by the functions below.
 Goes when: ``tests/unit/test_checkpoint_attacks.py::test_upstream_still_unpickles_an_object`` fails.
 """
 
@@ -14,6 +13,7 @@ import math
 import os
 import struct
 import zipfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from megatron_bridge.plain_files import label
-from mua.compat.plain_pickle import DTYPES, Name, PickledCall, PickleError, Stored, is_count, read_pickle, shape_of
+from megatron_bridge.plain_files import label, open_regular
+from mua.compat.plain_pickle import DTYPES, PickleError, PlainUnpickler, is_count, shape_of, size_of
 
 _STORAGES = {
     "DoubleStorage": torch.float64,
@@ -36,18 +36,6 @@ _STORAGES = {
     "ByteStorage": torch.uint8,
     "BoolStorage": torch.bool,
 }
-NAMES = frozenset(
-    {
-        ("torch._utils", "_rebuild_tensor_v2"),
-        ("collections", "OrderedDict"),
-        ("_codecs", "encode"),
-        ("_io", "BytesIO"),
-        ("torch", "Size"),
-        *(("torch", name) for name in _STORAGES),
-        *(("torch", name) for name in DTYPES),
-    }
-)
-"""All that an archive may name."""
 _MAX_DEPTH = 64
 _LOCAL_HEADER = struct.Struct("<4s22xHH")
 
@@ -70,7 +58,16 @@ class StoredTensor:
         return 1 + sum((size - 1) * stride for size, stride in zip(self.shape, self.strides, strict=True))
 
 
-class Window(io.RawIOBase):
+@dataclass(frozen=True, slots=True)
+class _Storage:
+    """The values that tensors of an archive share: where they begin in the file, and how many they are."""
+
+    offset: int
+    count: int
+    dtype: torch.dtype
+
+
+class FilePart(io.RawIOBase):
     """A part of an open file as a file."""
 
     def __init__(self, descriptor: int, offset: int, length: int) -> None:
@@ -87,9 +84,6 @@ class Window(io.RawIOBase):
         if start + offset < 0:
             raise OSError("a place before the beginning")
         self._position = start + offset
-        return self._position
-
-    def tell(self) -> int:
         return self._position
 
     def readinto(self, buffer: Any) -> int:
@@ -109,7 +103,7 @@ class Archive:
     def __init__(self, descriptor: int, offset: int, length: int) -> None:
         self._descriptor, self._offset, self._length = descriptor, offset, length
         try:
-            with zipfile.ZipFile(io.BufferedReader(Window(descriptor, offset, length), 1 << 12)) as archive:
+            with zipfile.ZipFile(io.BufferedReader(FilePart(descriptor, offset, length), 1 << 12)) as archive:
                 self._records = {entry.filename.partition("/")[2]: self._record(entry) for entry in archive.infolist()}
         except PickleError:
             raise
@@ -117,19 +111,25 @@ class Archive:
             raise PickleError("it is no archive of torch.save") from error
         if self._bytes("byteorder") != b"little":
             raise PickleError("it was written on a machine of the other byte order")
-        self._content = read_pickle(self._bytes("data.pkl"), NAMES)
-        self._made: dict[int, Any] = {}
 
     def value(self) -> Any:
         """What was saved: plain values, tensors in memory of the CPU, and open ``BytesIO``."""
-        return self._plain(self._content, _MAX_DEPTH)
+        value = self._unpickled(self._tensor)
+        _check_value(value, _MAX_DEPTH, set())
+        return value
 
     def tensor(self) -> StoredTensor:
         """Where the values lie of the one tensor that was saved; they lie in order and without holes."""
-        stored = self._stored(self._content)
+        stored = self._unpickled(self._stored)
+        if type(stored) is not StoredTensor:
+            raise PickleError("it is no tensor")
         if stored.strides != torch.empty(stored.shape, device="meta").stride() and stored.span:
             raise PickleError("it has a tensor whose memory is not contiguous")
         return stored
+
+    def _unpickled(self, tensor: Callable[..., Any]) -> Any:
+        names = {**_NAMES, ("torch._utils", "_rebuild_tensor_v2"): tensor}
+        return PlainUnpickler(self._bytes("data.pkl"), names, self._storage).read_value()
 
     def _record(self, entry: zipfile.ZipInfo) -> tuple[int, int]:
         """Where in the file the bytes of one record lie, and how many they are."""
@@ -153,86 +153,62 @@ class Archive:
             raise PickleError("it is cut short")
         return data
 
-    def _plain(self, value: Any, depth: int) -> Any:
-        """``value`` with every object in it made; what stands in several places is made once."""
-        if not depth:
-            raise PickleError(f"it is nested deeper than {_MAX_DEPTH}")
-        if type(value) not in (list, tuple, dict, PickledCall, Name, Stored):
-            return value
-        if id(value) not in self._made:
-            self._made[id(value)] = self._make(value, depth - 1)
-        return self._made[id(value)]
-
-    def _make(self, value: Any, depth: int) -> Any:
-        if type(value) in (list, tuple):
-            return type(value)(self._plain(each, depth) for each in value)
-        if type(value) is dict:
-            return {self._hashable(key): self._plain(each, depth) for key, each in value.items()}
-        if type(value) is Name and value.module == "torch" and value.name in DTYPES:
-            return DTYPES[value.name]
-        if type(value) is PickledCall:
-            return self._call(value, depth)
-        raise PickleError("it has a name or a storage where a value should be")
-
-    @staticmethod
-    def _hashable(key: Any) -> Any:
-        if type(key) is PickledCall:
-            raise PickleError("it has a key that is neither text nor number")
-        return key
-
-    def _call(self, call: PickledCall, depth: int) -> Any:
-        name, arguments = call.function.name, call.arguments
-        if name == "_rebuild_tensor_v2":
-            return self._tensor(self._stored(call))
-        if name == "OrderedDict" and not arguments and call.state is None:
-            return {}
-        if name == "Size" and len(arguments) == 1 and call.state is None:
-            return torch.Size(shape_of(arguments[0]))
-        if name == "encode" and len(arguments) == 2 and type(arguments[0]) is str and arguments[1] == "latin1":
-            return _latin1(arguments[0])
-        if name == "BytesIO" and not arguments and type(call.state) is tuple and call.state:
-            content = self._plain(call.state[0], depth)
-            if type(content) is bytes:
-                return io.BytesIO(content)
-        raise PickleError(f"it calls {call.function.module}.{name} with other arguments than torch.save writes")
-
-    def _stored(self, call: Any) -> StoredTensor:
-        """A tensor inside its storage, no two of whose elements can share memory."""
-        if type(call) is not PickledCall or call.function.name != "_rebuild_tensor_v2" or len(call.arguments) < 4:
-            raise PickleError("it is no tensor")
-        storage, first, shape, strides = call.arguments[:4]
-        start, count, dtype = self._storage(storage)
-        if not is_count(first) or len(shape_of(shape)) != len(shape_of(strides)):
-            raise PickleError("it has a tensor without a shape")
-        stored = StoredTensor(start + first * dtype.itemsize, shape, strides, dtype)
-        if first + stored.span > count or math.prod(shape) > stored.span:
-            raise PickleError("it has a tensor larger than its storage")
-        return stored
-
-    def _storage(self, stored: Any) -> tuple[int, int, torch.dtype]:
-        """Where a storage begins in the file, its number of elements and its dtype."""
-        key = stored.key if type(stored) is Stored else None
-        if type(key) is not tuple or len(key) != 5 or key[0] != "storage" or type(key[1]) is not Name:
+    def _storage(self, key: Any) -> _Storage:
+        """What a persistent id names: ``("storage", kind, record, device, number of elements)``."""
+        if type(key) is not tuple or len(key) != 5 or key[0] != "storage" or type(key[2]) is not str:
             raise PickleError("it has a tensor without a storage")
-        dtype, record, count = _STORAGES.get(key[1].name), f"data/{key[2]}", key[4]
-        if dtype is None or type(key[2]) is not str or record not in self._records or not is_count(count):
+        dtype, record, count = key[1], f"data/{key[2]}", key[4]
+        if type(dtype) is not torch.dtype or record not in self._records or not is_count(count):
             raise PickleError("it has a tensor without a storage")
         start, size = self._records[record]
         if count * dtype.itemsize != size:
             raise PickleError(f"its record {label(record)} has {size} bytes for {count} elements of {dtype}")
-        return start, count, dtype
+        return _Storage(start, count, dtype)
 
-    def _tensor(self, stored: StoredTensor) -> Tensor:
+    def _stored(self, storage: Any, first: Any, shape: Any, strides: Any, *_: Any) -> StoredTensor:
+        """A tensor inside its storage, no two of whose elements can share memory."""
+        if type(storage) is not _Storage or not is_count(first) or len(shape_of(shape)) != len(shape_of(strides)):
+            raise PickleError("it has a tensor without a shape")
+        stored = StoredTensor(storage.offset + first * storage.dtype.itemsize, shape, strides, storage.dtype)
+        if first + stored.span > storage.count or math.prod(shape) > stored.span:
+            raise PickleError("it has a tensor larger than its storage")
+        return stored
+
+    def _tensor(self, *arguments: Any) -> Tensor:
+        stored = self._stored(*arguments)
         values = torch.empty(stored.span, dtype=stored.dtype)
         read_into(self._descriptor, stored.offset, values)
         return values.as_strided(stored.shape, stored.strides)
 
 
-def _latin1(text: str) -> bytes:
-    try:
-        return text.encode("latin1")
-    except UnicodeEncodeError:
-        raise PickleError("it has bytes that are none") from None
+def _latin1(text: str, encoding: str) -> bytes:
+    if type(text) is not str or encoding != "latin1":
+        raise PickleError("it has bytes that are none")
+    return text.encode("latin1")
+
+
+_NAMES: dict[tuple[str, str], Any] = {
+    ("collections", "OrderedDict"): lambda: {},
+    ("_codecs", "encode"): _latin1,
+    ("_io", "BytesIO"): lambda: io.BytesIO(),
+    ("torch", "Size"): size_of,
+    **{("torch", name): dtype for name, dtype in (_STORAGES | DTYPES).items()},
+}
+"""All that an archive may name, and what stands for it, beside the function that makes a tensor."""
+_VALUES = frozenset({str, int, bool, float, bytes, type(None), Tensor, torch.Size, torch.dtype, io.BytesIO})
+
+
+def _check_value(value: Any, depth: int, seen: set[int]) -> None:
+    """Raise unless ``value`` is plain and ends; what stands in several places is looked at once."""
+    if not depth:
+        raise PickleError(f"it is nested deeper than {_MAX_DEPTH}")
+    if type(value) in (list, tuple, dict):
+        if id(value) not in seen:
+            for each in value.values() if type(value) is dict else value:
+                _check_value(each, depth - 1, seen)
+            seen.add(id(value))
+    elif type(value) not in _VALUES:
+        raise PickleError("it has a name or a storage where a value should be")
 
 
 def read_into(descriptor: int, offset: int, tensor: Tensor) -> None:
@@ -255,8 +231,5 @@ def read_archive(path: Path) -> Any:
     Raises:
         PickleError: see :class:`Archive`.
     """
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-    try:
-        return Archive(descriptor, 0, os.fstat(descriptor).st_size).value()
-    finally:
-        os.close(descriptor)
+    with open(open_regular(path), "rb") as file:
+        return Archive(file.fileno(), 0, os.fstat(file.fileno()).st_size).value()

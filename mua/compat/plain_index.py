@@ -2,8 +2,7 @@
 
 Upstream: torch 2.14.1, ``distributed/checkpoint/filesystem.py``: ``FileSystemReader.read_metadata`` unpickles the index
 without restriction, so that a checkpoint from elsewhere runs what it likes. Here :mod:`mua.compat.plain_pickle` reads
-the same bytes; :data:`NAMES` are the exact pairs of module and name that may appear. None is imported because a file
-says so, and every field is checked before it reaches a class of torch.
+the same bytes, and every field is checked before it reaches a class of torch.
 Goes when: ``tests/unit/test_checkpoint_attacks.py::test_upstream_still_unpickles_an_index`` fails.
 """
 
@@ -12,6 +11,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
@@ -25,27 +25,25 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from megatron_bridge.plain_files import label, shown
-from mua.compat.plain_pickle import DTYPES, Name, PickledCall, PickleError, read_pickle, shape_of
+from megatron_bridge.plain_files import is_name, label, shown
+from mua.compat.plain_pickle import DTYPES, PickleError, PlainUnpickler, Record, size_of
 
 StorageInfo: TypeAlias = _StorageInfo
 """Where a part of a checkpoint lies: file, offset and length in bytes. torch's name of it is private."""
-_CHECKPOINT = "torch.distributed.checkpoint."
-NAMES = frozenset(
-    {
-        *((_CHECKPOINT + "metadata", name) for name in (
-            "Metadata", "MetadataIndex", "StorageMeta", "TensorStorageMetadata", "BytesStorageMetadata",
-            "ChunkStorageMetadata", "TensorProperties", "_MEM_FORMAT_ENCODING",
-        )),
-        *((_CHECKPOINT + "planner", name) for name in ("SavePlan", "WriteItem", "WriteItemType", "TensorWriteData")),
-        (_CHECKPOINT + "filesystem", "_StorageInfo"),
-        ("torch.serialization", "_get_layout"),
-        ("torch", "Size"),
-        ("pathlib", "PosixPath"),
-        *(("torch", name) for name in DTYPES),
-    }
-)  # fmt: skip
-"""All that an index may name."""
+_CLASSES = {
+    "torch.distributed.checkpoint.metadata": "Metadata MetadataIndex StorageMeta TensorStorageMetadata "
+    "BytesStorageMetadata ChunkStorageMetadata TensorProperties _MEM_FORMAT_ENCODING",
+    "torch.distributed.checkpoint.planner": "SavePlan WriteItem WriteItemType TensorWriteData",
+    "torch.distributed.checkpoint.filesystem": "_StorageInfo",
+    "torch.serialization": "_get_layout",
+    "pathlib": "PosixPath",
+}
+NAMES: dict[tuple[str, str], Any] = {
+    **{(module, name): partial(Record, name) for module, names in _CLASSES.items() for name in names.split()},
+    ("torch", "Size"): size_of,
+    **{("torch", name): dtype for name, dtype in DTYPES.items()},
+}
+"""All that an index may name, and what stands for it."""
 
 
 def parse_index(data: bytes, sizes: Callable[[str], int]) -> Metadata:
@@ -58,10 +56,9 @@ def parse_index(data: bytes, sizes: Callable[[str], int]) -> Metadata:
         PickleError: it is no index, names what no index names, or says what cannot be (a chunk outside its tensor or
             larger than the bytes it is said to lie in, a file outside the folder, a chunk that is nowhere).
     """
-    fields = _fields(read_pickle(data, NAMES), "Metadata")
+    fields = _fields(PlainUnpickler(data, NAMES).read_value(), "Metadata")
     places = {
-        _key(index): _place(place, sizes)
-        for index, place in _dictionary(fields.get("storage_data"), PickledCall).items()
+        _key(index): _place(place, sizes) for index, place in _dictionary(fields.get("storage_data"), Record).items()
     }
     entries = {
         name: _entry(name, entry, places) for name, entry in _dictionary(fields.get("state_dict_metadata"), str).items()
@@ -70,16 +67,22 @@ def parse_index(data: bytes, sizes: Callable[[str], int]) -> Metadata:
     return Metadata(entries, storage_data=places, version=version if type(version) is str else None)
 
 
-def _fields(record: Any, name: str) -> dict[str, Any]:
-    """The fields of an instance of the class ``name`` of the index."""
-    if type(record) is not PickledCall or record.function.name != name:
-        raise PickleError(f"it has something else where a {name} should be")
+def _fields(record: Any, kind: str) -> dict[str, Any]:
+    """The fields of an instance of the class ``kind`` of the index."""
+    if type(record) is not Record or record.kind != kind:
+        raise PickleError(f"it has something else where a {kind} should be")
     return _dictionary(record.state, str) if record.state is not None else {}
 
 
 def _dictionary(value: Any, keys: type) -> dict[Any, Any]:
     if type(value) is not dict or any(type(key) is not keys for key in value):
         raise PickleError("it lacks a dictionary that every index has")
+    return value
+
+
+def _size(value: Any) -> torch.Size:
+    if type(value) is not torch.Size:
+        raise PickleError("it has something else where a shape should be")
     return value
 
 
@@ -94,7 +97,7 @@ def _key(record: Any) -> MetadataIndex:
 def _place(record: Any, sizes: Callable[[str], int]) -> StorageInfo:
     fields = _fields(record, "_StorageInfo")
     name, offset, length = (fields.get(key) for key in ("relative_path", "offset", "length"))
-    if type(name) is not str or not name or name.startswith(".") or os.path.basename(name) != name or "\0" in name:
+    if not is_name(name) or name.startswith(".") or os.path.basename(name) != name:
         raise PickleError(f"it names {label(name)}, which is no file of a checkpoint")
     if fields.get("transform_descriptors"):
         raise PickleError(f"it has {label(name)} transformed, which is not supported")
@@ -110,15 +113,17 @@ def _place(record: Any, sizes: Callable[[str], int]) -> StorageInfo:
 def _entry(
     name: str, record: Any, places: dict[MetadataIndex, StorageInfo]
 ) -> TensorStorageMetadata | BytesStorageMetadata:
-    if type(record) is PickledCall and record.function.name == "BytesStorageMetadata":
+    if type(record) is Record and record.kind == "BytesStorageMetadata":
         if MetadataIndex(name) not in places:
             raise PickleError(f"it does not say where {label(name)} lies")
         return BytesStorageMetadata()
     fields = _fields(record, "TensorStorageMetadata")
-    size, dtype = _size(fields.get("size")), _dtype(fields.get("properties"))
-    chunks = fields.get("chunks")
-    if type(chunks) is not list:
-        raise PickleError(f"{label(name)} has no list of chunks")
+    size, properties, chunks = _size(fields.get("size")), fields.get("properties"), fields.get("chunks")
+    if type(properties) is not Record or properties.kind != "TensorProperties" or type(properties.state) is not tuple:
+        raise PickleError("it has a tensor without properties")
+    dtype = properties.state[0] if properties.state else None  # the only property that loading looks at
+    if type(dtype) is not torch.dtype or type(chunks) is not list:
+        raise PickleError(f"{label(name)} has no dtype, or no list of chunks")
     found = [_chunk(name, size, chunk) for chunk in chunks]
     for chunk in found:
         place = places.get(MetadataIndex(name, chunk.offsets))
@@ -134,20 +139,3 @@ def _chunk(name: str, size: torch.Size, record: Any) -> ChunkStorageMetadata:
     if not len(offsets) == len(sizes) == len(size) or any(first + count > end for first, count, end in ends):
         raise PickleError(f"{label(name)} has a chunk outside its shape {list(size)}")
     return ChunkStorageMetadata(offsets, sizes)
-
-
-def _dtype(record: Any) -> torch.dtype:
-    """The only one of a tensor's properties that loading looks at."""
-    if type(record) is not PickledCall or record.function.name != "TensorProperties" or type(record.state) is not tuple:
-        raise PickleError("it has a tensor without properties")
-    dtype = record.state[0] if record.state else None
-    if type(dtype) is not Name or dtype.name not in DTYPES:
-        raise PickleError("it has a tensor without a dtype")
-    return DTYPES[dtype.name]
-
-
-def _size(record: Any) -> torch.Size:
-    numbers = record.arguments[0] if type(record) is PickledCall and len(record.arguments) == 1 else None
-    if type(record) is not PickledCall or record.function.name != "Size" or type(numbers) is not tuple:
-        raise PickleError("it has something else where a shape should be")
-    return torch.Size(shape_of(numbers))

@@ -13,7 +13,6 @@ import logging
 import math
 import re
 from base64 import b64encode
-from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -24,6 +23,7 @@ from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
 import httpx
+import numpy as np
 from yarl import URL
 
 from mua.config.environment import EndpointConfig
@@ -45,6 +45,7 @@ text, each written as an escape of six bytes, and as many of reasoning."""
 LATENCIES = 100_000
 """Latencies kept between two readings; a longer interval keeps its first ones."""
 _ALWAYS = ("requests", "retries", "failovers", "tokens_in", "tokens_out", "cost", "cache_hits")
+_TOKENS = ("prompt_tokens", "completion_tokens")
 _LONGEST_REFUSAL = 500
 _SHORTEST_SECRET = 5
 """Shorter ones are words of any text, as the key ``none`` is, which says that there is none."""
@@ -79,17 +80,10 @@ class Accounts:
         amounts, self._amounts = self._amounts, {}
         latencies, self._latencies = self._latencies, []
         metrics = dict.fromkeys(_ALWAYS, 0.0) | amounts
-        if latencies:
-            latencies.sort()
-            metrics["latency_p50_seconds"] = quantile(latencies, 0.50)
-            metrics["latency_p95_seconds"] = quantile(latencies, 0.95)
+        if latencies:  # by nearest rank: latencies that occurred
+            half, most = np.quantile(latencies, (0.50, 0.95), method="inverted_cdf").tolist()
+            metrics |= {"latency_p50_seconds": half, "latency_p95_seconds": most}
         return metrics
-
-
-def quantile(ascending: Sequence[float], share: float) -> float:
-    """The nearest-rank quantile: the smallest value that at least ``share`` of all do not exceed."""
-    rank = -int(-share * len(ascending) // 1)
-    return ascending[max(rank, 1) - 1]
 
 
 class Connection:
@@ -102,8 +96,8 @@ class Connection:
         self._config = config
         self._accounts = accounts
         self._slots = asyncio.Semaphore(config.concurrency)
-        limits = (config.requests_per_minute, config.tokens_per_minute)
-        self._windows = [RateLimit(limit or math.inf) for limit in limits]
+        per_minute = (config.requests_per_minute, config.tokens_per_minute)
+        self._limits = [RateLimit(limit or math.inf) for limit in per_minute]
         self._format: Format = "json_schema" if config.structured_output == "auto" else config.structured_output
         # What may be secret of the address stays in the transport, because httpx logs the addresses it asks. Retries
         # are the client's, which may turn to another endpoint; a request's time is bounded in one place, below.
@@ -121,8 +115,8 @@ class Connection:
 
     def wait(self, request: ChatRequest) -> float:
         """Seconds until ``request`` would have its place under the rate limits."""
-        now, amounts = monotonic(), (1.0, request.estimated_tokens())
-        return max(window.wait(amount, now) for window, amount in zip(self._windows, amounts, strict=True))
+        now = monotonic()
+        return max(limit.wait(amount, now) for limit, amount in self._amounts(request))
 
     async def ask(self, request: ChatRequest, deadline: float) -> Completion | Trouble | None:
         """Send ``request`` once. None if the endpoint broke while it waited for a slot, and it was not sent.
@@ -141,10 +135,14 @@ class Connection:
                 raise
         if isinstance(outcome, Completion):
             self.breaker.leave(probe, None)
-            if used := _tokens(outcome, "prompt") + _tokens(outcome, "completion"):
-                self._windows[1].correct(place, used)
+            if used := sum(outcome.usage.get(name, 0) for name in _TOKENS):
+                self._limits[1].correct(place, used)
         else:
-            self._note(probe, outcome)
+            self._accounts.count(f"errors/{outcome.kind}")
+            if self.breaker.leave(probe, outcome if outcome.breaking else None):
+                self._accounts.count("breaker_opened")
+                told = (self._config.breaker_faults, self._config.breaker_seconds, self.clean(outcome.reason))
+                log.warning("%r: %d faults in a row, left alone for %g s; last: %s", self, *told)
         return outcome
 
     async def close(self) -> None:
@@ -161,43 +159,38 @@ class Connection:
 
     async def _place(self, request: ChatRequest, deadline: float) -> Reservation:
         """The place of the tokens, once the time of both has come; given back if it never comes."""
-        now, amounts = monotonic(), (1.0, request.estimated_tokens())
-        places = [window.reserve(amount, now) for window, amount in zip(self._windows, amounts, strict=True)]
-        start = max(place.start for place in places)
+        now = monotonic()
+        reserved = [(limit, limit.reserve(amount, now)) for limit, amount in self._amounts(request)]
+        start = max(place.start for _, place in reserved)
         try:
             if start > deadline:
                 raise TimeoutError
             if start > now:
                 await asyncio.sleep(start - now)
         except BaseException:
-            for window, place in zip(self._windows, places, strict=True):
-                window.correct(place, 0.0)
+            for limit, place in reserved:
+                limit.correct(place, 0.0)
             raise
-        return places[1]
+        return reserved[1][1]
 
-    def _note(self, probe: bool, trouble: Trouble) -> None:
-        """Tell the breaker and the metrics."""
-        self._accounts.count(f"errors/{trouble.kind}")
-        if self.breaker.leave(probe, trouble if trouble.breaking else None):
-            self._accounts.count("breaker_opened")
-            seconds, faults = self._config.breaker_seconds, self._config.breaker_faults
-            log.warning("%r: %d faults in a row, left alone for %g s; last: %s", self, faults, seconds,
-                        self.clean(trouble.reason))  # fmt: skip
+    def _amounts(self, request: ChatRequest) -> list[tuple[RateLimit, float]]:
+        """What ``request`` takes of each limit: requests, tokens."""
+        return list(zip(self._limits, (1.0, request.estimated_tokens()), strict=True))
 
     async def _converse(self, request: ChatRequest) -> Completion | Trouble:
         """One reply, in the strictest form of structured output that the endpoint does not refuse."""
-        outcome = await self._send(request, self._format)
-        if request.schema is None or self._config.structured_output != "auto" or not _refuses(outcome):
-            return outcome
-        for form in _FORMATS[_FORMATS.index(self._format) + 1 :]:
-            other = await self._send(request, form)
-            if not isinstance(other, Trouble):
+        chosen = request.schema is not None and self._config.structured_output == "auto"
+        refused: list[Trouble] = []
+        for form in _FORMATS[_FORMATS.index(self._format) :] if chosen else (self._format,):
+            outcome = await self._send(request, form)
+            if isinstance(outcome, Trouble) and outcome.status in _REFUSES_FORMAT:
+                refused.append(outcome)  # perhaps meant for the form
+                continue
+            if isinstance(outcome, Completion) and refused:
                 log.info("%r refuses %s and takes %s", self, self._format, form)
                 self._format = form
-                return other
-            if not _refuses(other):
-                return other
-        return outcome
+            return outcome
+        return refused[0]
 
     async def _send(self, request: ChatRequest, form: Format) -> Completion | Trouble:
         config, started = self._config, monotonic()
@@ -215,22 +208,21 @@ class Connection:
             return _refusal(error)
         except self._openai.APIConnectionError as error:
             return _lost(error.__cause__ or error)
-        outcome = read_completion(response.content, request)
-        return self._booked(outcome, monotonic() - started) if isinstance(outcome, Completion) else outcome
-
-    def _booked(self, completion: Completion, seconds: float) -> Completion:
-        read, written = _tokens(completion, "prompt"), _tokens(completion, "completion")
-        cost = (self._config.price_per_million_in * read + self._config.price_per_million_out * written) / 1e6
-        self._accounts.answered(seconds)
+        reply = read_completion(response.content, request)
+        if isinstance(reply, Trouble):
+            return reply
+        self._accounts.answered(monotonic() - started)
+        read, written = (reply.usage.get(name, 0) for name in _TOKENS)
+        cost = (config.price_per_million_in * read + config.price_per_million_out * written) / 1e6
         for name, amount in (("tokens_in", read), ("tokens_out", written), ("cost", cost)):
             self._accounts.count(name, amount)
-        if completion.truncated:
+        if reply.truncated:
             self._accounts.count("truncated")
-        return replace(completion, cost=cost)
+        return replace(reply, cost=cost)
 
 
 class _Transport(httpx.AsyncBaseTransport):
-    """Carries what the library asks to one address, by aiohttp.
+    """Carries what the library asks to one address, by aiohttp, through the proxy that the environment names for it.
 
     The transport of httpx looks through all its connections for every request: with 256 requests in flight it takes
     11 ms of CPU for each, and this one, library included, 0.9 ms.
@@ -238,7 +230,14 @@ class _Transport(httpx.AsyncBaseTransport):
 
     def __init__(self, base_url: str) -> None:
         self._url = URL(below(base_url, "chat/completions"))
-        self._proxy, self._proxy_headers = _proxy(base_url)
+        # Looked up once: with ``trust_env`` aiohttp would do so for every request, each time in a thread.
+        parts = urlsplit(base_url)
+        named = None if proxy_bypass(parts.hostname or "") else getproxies().get(parts.scheme)
+        self._proxy = URL(named).with_user(None) if named else None
+        self._proxy_headers = {}
+        if named and (user := URL(named).user):
+            login = b64encode(f"{user}:{URL(named).password or ''}".encode()).decode()
+            self._proxy_headers = {"Proxy-Authorization": f"Basic {login}"}
         self._session: aiohttp.ClientSession | None = None
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
@@ -268,43 +267,13 @@ class _TooLongError(Exception):
 
 async def _body(response: aiohttp.ClientResponse) -> bytes:
     """The whole body. Where it is longer than anybody reads the connection is closed; raises :class:`_TooLongError`."""
-    chunks, size = [], response.content_length or 0
-    if size <= MAX_REPLY_BYTES:
-        size = 0
-        async for chunk in response.content.iter_any():
-            chunks.append(chunk)
-            size += len(chunk)
-            if size > MAX_REPLY_BYTES:
-                break
-    if size > MAX_REPLY_BYTES:
-        response.close()
-        raise _TooLongError
-    return b"".join(chunks)
-
-
-def _proxy(url: str) -> tuple[URL | None, dict[str, str]]:
-    """The proxy that the environment names for ``url`` (HTTPS_PROXY, NO_PROXY and their like), and what it is told.
-
-    Looked up once: with ``trust_env`` aiohttp would do so for every request, each time in a thread.
-    """
-    parts = urlsplit(url)
-    found = None if proxy_bypass(parts.hostname or "") else getproxies().get(parts.scheme)
-    if not found:
-        return None, {}
-    proxy = URL(found)
-    if not proxy.user:
-        return proxy, {}
-    named = b64encode(f"{proxy.user}:{proxy.password or ''}".encode()).decode()
-    return proxy.with_user(None), {"Proxy-Authorization": f"Basic {named}"}
-
-
-def _tokens(completion: Completion, side: str) -> int:
-    return completion.usage.get(f"{side}_tokens", 0)
-
-
-def _refuses(outcome: Completion | Trouble) -> bool:
-    """Whether a refusal may be meant for the form of structured output."""
-    return isinstance(outcome, Trouble) and outcome.status in _REFUSES_FORMAT
+    if (response.content_length or 0) <= MAX_REPLY_BYTES:
+        try:
+            await response.content.readexactly(MAX_REPLY_BYTES + 1)
+        except asyncio.IncompleteReadError as read:
+            return read.partial
+    response.close()
+    raise _TooLongError
 
 
 def _lost(error: BaseException) -> Trouble:

@@ -41,31 +41,20 @@ def _prctl(option: int, value: int) -> None:
         raise OSError(ctypes.get_errno(), f"prctl({option})")
 
 
-def _prepare_server() -> None:
-    """The server ends with the guardian. SIGUSR1, which Slurm sends to every process of a job, is the trainer's."""
-    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-
-
 def _read(path: str) -> str:
     with contextlib.suppress(OSError), open(path, encoding="utf-8", errors="replace") as file:
         return file.read()
     return ""
 
 
-def _parents() -> dict[int, int]:
-    """Parent of every process: pid -> ppid. Zombies are left out."""
+def _descendants() -> set[int]:
+    """Every process below this one; zombies are left out."""
     parents = {}
     for entry in os.listdir("/proc"):
         if entry.isdigit() and (stat := _read(f"/proc/{entry}/stat")):
             state, parent = stat.rpartition(")")[2].split()[:2]
             if state != "Z":
                 parents[int(entry)] = int(parent)
-    return parents
-
-
-def _descendants() -> set[int]:
-    parents = _parents()
     found: set[int] = set()
     frontier = {os.getpid()}
     while frontier:
@@ -74,17 +63,14 @@ def _descendants() -> set[int]:
     return found
 
 
-def _is_tracker(pid: int) -> bool:
-    return "multiprocessing.resource_tracker" in _read(f"/proc/{pid}/cmdline")
-
-
-def _shared_memory(pid: int) -> set[str]:
-    """Files under /dev/shm that SGLang made and ``pid`` has open."""
+def _shared_memory() -> set[str]:
+    """Files under /dev/shm that SGLang made and that processes below this one have open."""
     paths = set()
-    with contextlib.suppress(OSError):
-        for descriptor in os.scandir(f"/proc/{pid}/fd"):
-            with contextlib.suppress(OSError):
-                paths.add(os.readlink(descriptor.path))
+    for pid in _descendants():
+        with contextlib.suppress(OSError):
+            for descriptor in os.scandir(f"/proc/{pid}/fd"):
+                with contextlib.suppress(OSError):
+                    paths.add(os.readlink(descriptor.path))
     return {path for path in paths if path.startswith(_SHARED_MEMORY)}
 
 
@@ -93,7 +79,8 @@ def _kill_descendants() -> None:
     patience = time.monotonic() + _TRACKER_SECONDS
     while left := _descendants():
         for pid in left:
-            if time.monotonic() > patience or not _is_tracker(pid):
+            is_tracker = "multiprocessing.resource_tracker" in _read(f"/proc/{pid}/cmdline")
+            if time.monotonic() > patience or not is_tracker:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
         time.sleep(0.02)
@@ -102,53 +89,37 @@ def _kill_descendants() -> None:
                 pass
 
 
-class _Guardian:
-    def __init__(self, parent: int, command: list[str]) -> None:
-        self.parent = parent
-        self.stopping = False
-        self.shared_memory: set[str] = set()
-        self.noted = time.monotonic()
-        self.is_ready = False
-        self.wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        signal.set_wakeup_fd(wake_write)
-        signal.signal(signal.SIGTERM, self._stop)
-        signal.signal(signal.SIGUSR1, self._ready)
-        signal.signal(signal.SIGCHLD, lambda *_: None)
-        _prctl(_PR_SET_CHILD_SUBREAPER, 1)
-        self.server = subprocess.Popen(command, stdin=subprocess.DEVNULL, preexec_fn=_prepare_server)
+def guard(parent: int, command: list[str]) -> int:
+    """Run the server until it is time to end everything; its exit status."""
+    received: set[int] = set()
+    wake, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    signal.set_wakeup_fd(wake_write)
+    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGCHLD):
+        signal.signal(number, lambda number, _: received.add(number))
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
-    def _stop(self, *_: object) -> None:
-        self.stopping = True
+    def prepare() -> None:  # SIGUSR1, which Slurm sends to every process of a job, is the trainer's
+        _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
 
-    def _ready(self, *_: object) -> None:
-        self.is_ready = True
-
-    def _wait(self) -> None:
-        """Sleep until a signal or the next look at the parent."""
-        if select.select([self.wake_read], [], [], _POLL_SECONDS)[0]:
+    server = subprocess.Popen(command, stdin=subprocess.DEVNULL, preexec_fn=prepare)
+    noted, shared_memory = time.monotonic(), set[str]()
+    while server.poll() is None and signal.SIGTERM not in received and os.getppid() == parent:
+        if select.select([wake], [], [], _POLL_SECONDS)[0]:
             with contextlib.suppress(BlockingIOError):
-                os.read(self.wake_read, 4096)
-
-    def _note_shared_memory(self) -> None:
-        """Remember what killed processes cannot remove themselves; a crash gives no notice."""
-        self.noted = time.monotonic()
-        self.is_ready = False
-        self.shared_memory = self.shared_memory.union(*map(_shared_memory, _descendants()))
-
-    def run(self) -> int:
-        """Watch until it is time to end everything; returns the server's exit status."""
-        while self.server.poll() is None and not self.stopping and os.getppid() == self.parent:
-            self._wait()
-            if self.is_ready or time.monotonic() - self.noted > _NOTE_SECONDS:
-                self._note_shared_memory()
-        self._note_shared_memory()
-        code = self.server.poll()
-        _kill_descendants()
-        for path in self.shared_memory:
-            with contextlib.suppress(OSError):
-                os.unlink(path)
-        return 0 if code is None else code if code >= 0 else 128 - code
+                os.read(wake, 4096)
+        if signal.SIGUSR1 in received or time.monotonic() - noted > _NOTE_SECONDS:
+            received.discard(signal.SIGUSR1)
+            noted = time.monotonic()
+            shared_memory |= _shared_memory()  # what killed processes cannot remove; a crash gives no notice
+    shared_memory |= _shared_memory()
+    code = server.poll()
+    _kill_descendants()
+    for path in shared_memory:
+        with contextlib.suppress(OSError):
+            os.unlink(path)
+    return 0 if code is None else code if code >= 0 else 128 - code
 
 
 if __name__ == "__main__":
-    sys.exit(_Guardian(int(sys.argv[1]), sys.argv[2:]).run())
+    sys.exit(guard(int(sys.argv[1]), sys.argv[2:]))

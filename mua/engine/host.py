@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import logging
 import os
 import socket
@@ -27,7 +26,6 @@ import aiohttp
 from aiohttp import web
 
 from mua.config.schema import EngineConfig, ExperimentConfig
-from mua.engine.member import Engine
 from mua.engine.server import SglangServer, engine_server
 from mua.errors import ConfigError, EngineError
 from mua.ports import LOOPBACK, free_port
@@ -42,19 +40,12 @@ _PATIENCE_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class Host:
-    """Where the engines of one other machine are looked after."""
-
-    node: int
-    url: str
-
-
-@dataclass(frozen=True, slots=True)
 class Hosts:
     """What rank 0 needs to use the engines of all machines."""
 
     api_key: str
-    others: tuple[Host, ...]
+    urls: tuple[str, ...]
+    """Of the machines 1, 2, ...: where the engines of each are looked after."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,62 +78,47 @@ def find_nodes(group: dist.ProcessGroup | None) -> Nodes:
     local_size = int(os.environ.get("LOCAL_WORLD_SIZE", dist.get_world_size()))
     mine = (int(os.environ.get("GROUP_RANK", rank // local_size)), int(os.environ.get("LOCAL_RANK", rank)))
     found = gathered(mine, group)
-    numbers = sorted({node for node, _ in found}, key=[node for node, _ in found].index)
+    numbers = list(dict.fromkeys(node for node, _ in found))
     leaders = {node: rank for rank, (node, local) in enumerate(found) if local == 0}
     if missing := [node for node in numbers if node not in leaders]:
         raise ConfigError(f"machine {missing[0]} of the run has no process with LOCAL_RANK 0; check the launcher")
     return Nodes(numbers.index(mine[0]), tuple(leaders[node] for node in numbers))
 
 
-def reachable_address() -> str:
-    """The address of this machine on its way to rank 0's (MASTER_ADDR), which is one that rank 0 can answer."""
-    master = os.environ.get("MASTER_ADDR", LOOPBACK)
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((master, int(os.environ.get("MASTER_PORT", "1"))))  # sends nothing
-        return str(probe.getsockname()[0])
-
-
-def make_servers(config: ExperimentConfig, *, node: int, address: str, api_key: str) -> list[SglangServer]:
-    """The servers of another machine than rank 0's, not started; they are numbered on over the machines."""
-    return [
-        engine_server(
-            config.engine,
-            dtype=config.model.dtype,
-            context_length=config.model.max_length,
-            seed=config.seed,
-            index=node * config.engine.count + place,
-            place=place,
-            log_folder=config.output / "logs",
-            host=address,
-            api_key=api_key,
-        )
-        for place in range(config.engine.count)
-    ]
-
-
-def remote_engines(config: EngineConfig, hosts: Hosts, log_folder: Path) -> list[Engine]:
-    """The engines of the other machines as rank 0 sees them; none is started."""
-    return [
-        Engine(
-            RemoteServer(config, host, hosts.api_key, place=place, log_folder=log_folder),
-            config.max_running_requests,
-            api_key=hosts.api_key,
-            node=host.node,
-        )
-        for host, place in itertools.product(hosts.others, range(config.count))
-    ]
-
-
 class EngineHost:
-    """Starts and stops this machine's servers when rank 0 says so. Lives on a thread of its own until :meth:`close`."""
+    """Starts and stops this machine's servers when rank 0 says so. Lives on a thread of its own until :meth:`close`.
 
-    def __init__(self, servers: list[SglangServer], address: str, api_key: str) -> None:
-        self._servers = servers
+    They are numbered on over the machines, of which this is ``node``, another than rank 0's.
+    """
+
+    def __init__(self, config: ExperimentConfig, node: int, api_key: str) -> None:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:  # by which address rank 0's machine answers
+            # This sends nothing.
+            probe.connect((os.environ.get("MASTER_ADDR", LOOPBACK), int(os.environ.get("MASTER_PORT", "1"))))
+            address = str(probe.getsockname()[0])
+        self._servers = [
+            engine_server(
+                config.engine,
+                dtype=config.model.dtype,
+                context_length=config.model.max_length,
+                seed=config.seed,
+                index=node * config.engine.count + place,
+                place=place,
+                log_folder=config.output / "logs",
+                host=address,
+                api_key=api_key,
+            )
+            for place in range(config.engine.count)
+        ]
         self._key = api_key
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="engine host", daemon=True)
-        self._runner: web.AppRunner | None = None
         self._thread.start()
+        application = web.Application(middlewares=[self._authorised])
+        application.router.add_post("/start/{place}", self._start_one)
+        application.router.add_post("/stop/{place}", self._stop_one)
+        application.router.add_get("/status", self._status)
+        self._runner = web.AppRunner(application, access_log=None, handler_cancellation=True)
         port = free_port(address)
         self._wait(self._serve(address, port), _PATIENCE_SECONDS)
         self.url = f"http://{address}:{port}"
@@ -161,17 +137,11 @@ class EngineHost:
         asyncio.run_coroutine_threadsafe(work, self._loop).result(seconds)
 
     async def _serve(self, address: str, port: int) -> None:
-        application = web.Application(middlewares=[self._authorised])
-        application.router.add_post("/start/{place}", self._start_one)
-        application.router.add_post("/stop/{place}", self._stop_one)
-        application.router.add_get("/status", self._status)
-        self._runner = web.AppRunner(application, access_log=None, handler_cancellation=True)
         await self._runner.setup()
         await web.TCPSite(self._runner, address, port).start()
 
     async def _stop(self) -> None:
-        if self._runner is not None:
-            await self._runner.cleanup()
+        await self._runner.cleanup()
         await asyncio.gather(*(server.stop() for server in self._servers))
 
     @web.middleware
@@ -204,32 +174,30 @@ class EngineHost:
 
 
 class RemoteServer:
-    """A server on another machine, as :class:`mua.engine.member.Server`. Use it on one asyncio loop."""
+    """Server ``place`` of the machine ``node``, as :class:`mua.engine.member.Server`. Use it on one asyncio loop."""
 
-    def __init__(self, config: EngineConfig, host: Host, api_key: str, *, place: int, log_folder: Path) -> None:
-        index = host.node * config.count + place
+    def __init__(self, config: EngineConfig, hosts: Hosts, node: int, place: int, log_folder: Path) -> None:
+        index = node * config.count + place
         self.label = f"engine {index}"
         self.log_file: Path | None = log_folder / f"engine-{index}.log"
         self.url = ""
         self.running = False
-        self._config = config
-        self._host = host
-        self._place = place
-        self._headers = {"Authorization": f"Bearer {api_key}"}
+        self.api_key = hosts.api_key
+        self._config, self._node, self._place = config, node, place
+        self._host = hosts.urls[node - 1]
         self._watch: asyncio.Task[None] | None = None
 
     async def start(self, model_path: Path) -> None:
         """See :meth:`mua.engine.server.SglangServer.start`; an unreachable host is an :class:`EngineError` too."""
         seconds = self._config.start_seconds + _PATIENCE_SECONDS
+        asked = {"model_path": str(model_path.resolve())}
         try:
-            answer = await self._ask(
-                "POST", f"/start/{self._place}", seconds, {"model_path": str(model_path.resolve())}
-            )
+            answer = await self._ask("POST", f"/start/{self._place}", seconds, asked)
         except (aiohttp.ClientError, TimeoutError) as error:
-            host = f"its host {self._host.url} on machine {self._host.node}"
+            host = f"its host {self._host} on machine {self._node}"
             raise EngineError(f"{self.label}: {host} did not start it: {error!r}") from error
         if "error" in answer:
-            raise EngineError(f"machine {self._host.node}: {answer['error']}")
+            raise EngineError(f"machine {self._node}: {answer['error']}")
         self.url, self.running = answer["url"], True
         self._watch = asyncio.create_task(self._observe(), name=f"observe {self.label}")
 
@@ -243,7 +211,7 @@ class RemoteServer:
         try:
             await self._ask("POST", f"/stop/{self._place}", self._config.stop_seconds + _PATIENCE_SECONDS)
         except (aiohttp.ClientError, TimeoutError) as error:
-            _log.warning("%s: its host %s did not stop it: %r", self.label, self._host.url, error)
+            _log.warning("%s: its host %s did not stop it: %r", self.label, self._host, error)
 
     async def _observe(self) -> None:
         """Keep :attr:`running` true while the host says so, or has been silent for less than its patience."""
@@ -257,9 +225,9 @@ class RemoteServer:
             self.running = self.running and loop.time() - heard < _PATIENCE_SECONDS
 
     async def _ask(self, method: str, path: str, seconds: float, body: Any = None) -> Any:
-        timeout = aiohttp.ClientTimeout(total=seconds)
+        key, timeout = {"Authorization": f"Bearer {self.api_key}"}, aiohttp.ClientTimeout(total=seconds)
         async with (
-            aiohttp.ClientSession(headers=self._headers, timeout=timeout, raise_for_status=True) as session,
-            session.request(method, self._host.url + path, json=body) as response,
+            aiohttp.ClientSession(headers=key, timeout=timeout, raise_for_status=True) as session,
+            session.request(method, self._host + path, json=body) as response,
         ):
             return await response.json()

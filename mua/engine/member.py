@@ -30,6 +30,7 @@ class Server(Protocol):
 
     label: str
     log_file: Path | None
+    api_key: str
 
     @property
     def url(self) -> str: ...
@@ -51,7 +52,7 @@ class Server(Protocol):
 class Engine:
     """One server, its client and what the pool knows about it."""
 
-    def __init__(self, server: Server, slots: int, *, api_key: str, node: int = 0) -> None:
+    def __init__(self, server: Server, slots: int, node: int = 0) -> None:
         self.server = server
         self.label = server.label
         self.node = node
@@ -70,7 +71,6 @@ class Engine:
         self.version = 0
         self.released: set[str] = set()
         """Tags of the memory it has given back."""
-        self._api_key = api_key
         self._client: EngineClient | None = None
         self._stopping = asyncio.Lock()
 
@@ -88,7 +88,7 @@ class Engine:
         self.state = EngineState.STARTING
         await self.server.start(model_path)
         self.released.clear()
-        self._client = EngineClient(self.server.url, self.label, self._api_key)
+        self._client = EngineClient(self.server.url, self.label, self.server.api_key)
         self.version = 0
 
     async def stop(self) -> None:

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import os
 import threading
@@ -33,8 +34,8 @@ from typing import TYPE_CHECKING, Any
 
 from mua.config.schema import EngineConfig
 from mua.engine.broadcast import Broadcast, all_or_first_error
-from mua.engine.host import Hosts, remote_engines
-from mua.engine.member import Engine, EngineState, Targets
+from mua.engine.host import Hosts, RemoteServer
+from mua.engine.member import Engine, EngineState, Server, Targets
 from mua.engine.sampler import SamplingParams, TurnCut
 from mua.engine.server import engine_server, has_cuda
 from mua.engine.sglang_client import EngineGone
@@ -82,10 +83,11 @@ class EnginePool:
             engine_server, config, dtype=dtype, context_length=context_length, seed=seed, log_folder=log_folder,
             api_key=None if hosts is None else hosts.api_key,
         )  # fmt: skip
-        here = [make(index=place) for place in range(config.count)]
-        self._engines = [Engine(server, config.max_running_requests, api_key=server.api_key) for server in here]
+        servers: list[tuple[Server, int]] = [(make(index=place), 0) for place in range(config.count)]
         if hosts is not None:
-            self._engines += remote_engines(config, hosts, log_folder)
+            nodes = itertools.product(range(1, len(hosts.urls) + 1), range(config.count))
+            servers += [(RemoteServer(config, hosts, node, place, log_folder), node) for node, place in nodes]
+        self._engines = [Engine(server, config.max_running_requests, node) for server, node in servers]
         self._broadcast: Broadcast | None = None
         self._model_path = Path()
         self.version = 0
@@ -201,7 +203,15 @@ class EnginePool:
         request = asyncio.create_task(engine.client.generate(rid, prompt_ids, params))
         try:
             await asyncio.wait({request}, timeout=max(0.0, until - asyncio.get_running_loop().time()))
-            return request.result() if request.done() else await self._cut(engine, rid, request)
+            if request.done():
+                return request.result()
+            self._abort(engine, rid)
+            await asyncio.wait({request}, timeout=_CUT_SECONDS)
+            if not request.done() or request.exception() is not None:
+                raise TimeoutError  # the engine hangs, or the request still waited in its queue
+            if (found := request.result()).finish == "abort":
+                raise TurnCut("", found)
+            return found  # it ended meanwhile
         except EngineGone:
             engine.suspect.set()
             raise
@@ -212,20 +222,6 @@ class EnginePool:
             request.cancel()
             engine.in_flight -= 1
             engine.slots.release()
-
-    async def _cut(self, engine: Engine, rid: str, request: asyncio.Task[Generation]) -> Generation:
-        """Abort ``request`` and wait a moment for what the engine has sampled so far.
-
-        Gives the generation that ended meanwhile. Raises :class:`TurnCut` with what there is, ``TimeoutError`` where
-        the engine says nothing of it: it hangs, or the request still waited in its queue.
-        """
-        self._abort(engine, rid)
-        await asyncio.wait({request}, timeout=_CUT_SECONDS)
-        if not request.done() or request.exception() is not None:
-            raise TimeoutError
-        if (found := request.result()).finish != "abort":
-            return found
-        raise TurnCut("", found)
 
     async def _admit(self, session: str) -> Engine:
         """Wait for the gate, an engine in rotation and a slot of it; the caller gives the slot back."""
@@ -278,10 +274,8 @@ class EnginePool:
 
     def _changed(self) -> None:
         """Tell everyone who waits for admission that the gate or an engine's state changed."""
-        if any(engine.state is EngineState.AWAITING for engine in self._engines):
-            self.awaiting_weights.set()
-        else:
-            self.awaiting_weights.clear()
+        awaits = any(engine.state is EngineState.AWAITING for engine in self._engines)
+        (self.awaiting_weights.set if awaits else self.awaiting_weights.clear)()
         self._admit_again.set()
         self._admit_again.clear()
 

@@ -6,7 +6,7 @@ import base64
 import binascii
 import contextlib
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, get_args
 
 import aiohttp
 import numpy as np
@@ -97,30 +97,26 @@ class EngineClient:
 
     async def generate(self, rid: str, prompt_ids: Sequence[int] | Int32Array, params: SamplingParams) -> Generation:
         """Sample once; the caller bounds the time. Raises like :meth:`call`."""
+        sampling: dict[str, Any] = {
+            "temperature": params.temperature,
+            "top_p": params.top_p,
+            "top_k": params.top_k,
+            "max_new_tokens": params.max_new_tokens,
+            "stop_token_ids": list(params.stop_token_ids),
+        }
+        if params.seed is not None:
+            sampling["sampling_seed"] = params.seed
         body: dict[str, Any] = {
             "rid": rid,
             "input_ids": prompt_ids if isinstance(prompt_ids, np.ndarray) else list(prompt_ids),
-            "sampling_params": _sampling(params),
+            "sampling_params": sampling,
             "return_logprob": True,
         }
-        if params.experts_from is None:
-            return parse_generation(await self.call("/generate", body), self.label)
-        body |= {"return_routed_experts": True, "routed_experts_start_len": params.experts_from}
-        routed = len(prompt_ids) - params.experts_from
+        routed: int | None = None
+        if params.experts_from is not None:
+            body |= {"return_routed_experts": True, "routed_experts_start_len": params.experts_from}
+            routed = len(prompt_ids) - params.experts_from
         return parse_generation(await self.call("/generate", body), self.label, routed_prompt=routed)
-
-
-def _sampling(params: SamplingParams) -> dict[str, Any]:
-    fields: dict[str, Any] = {
-        "temperature": params.temperature,
-        "top_p": params.top_p,
-        "top_k": params.top_k,
-        "max_new_tokens": params.max_new_tokens,
-        "stop_token_ids": list(params.stop_token_ids),
-    }
-    if params.seed is not None:
-        fields["sampling_seed"] = params.seed
-    return fields
 
 
 def parse_generation(answer: Any, label: str, *, routed_prompt: int | None = None) -> Generation:
@@ -135,31 +131,21 @@ def parse_generation(answer: Any, label: str, *, routed_prompt: int | None = Non
         pairs = meta["output_token_logprobs"]
         logprobs = np.asarray([pair[0] for pair in pairs], dtype=np.float32)
         logged = np.asarray([pair[1] for pair in pairs], dtype=np.int32)
-        versions = _versions(meta, len(ids))
-        finish = _finish(meta["finish_reason"]["type"], label)
+        versions = np.full(len(ids), int(meta["weight_version"]), dtype=np.int32)
+        for span in meta.get("weight_versions") or ():
+            versions[span["start"] : span["end"]] = int(span["version"])
+        finish = meta["finish_reason"]["type"]
         cached = int(meta["cached_tokens"])
         experts = None if routed_prompt is None else _experts(meta["routed_experts"], routed_prompt + len(ids) - 1)
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise EngineError(f"{label} gave an answer that cannot be read ({error!r}): {str(answer)[:300]}") from error
+    if finish not in get_args(FinishReason):
+        raise EngineError(f"{label} ended a request for an unknown reason: {finish}")
     if not np.array_equal(ids, logged):
         raise EngineError(f"{label} gave {len(ids)} ids but log-probabilities of {len(logged)} others")
     if not np.isfinite(logprobs).all():
         raise EngineError(f"{label} gave log-probabilities that are not finite")
     return Generation(ids, logprobs, finish, int(meta["weight_version"]), versions, cached, experts)
-
-
-def _finish(kind: str, label: str) -> FinishReason:
-    if kind not in ("stop", "length", "abort"):
-        raise EngineError(f"{label} ended a request for an unknown reason: {kind}")
-    return kind  # type: ignore[return-value]
-
-
-def _versions(meta: dict[str, Any], n: int) -> Int32Array:
-    """Spread the spans ``[{version, start, end}]`` over the sampled tokens."""
-    versions = np.full(n, int(meta["weight_version"]), dtype=np.int32)
-    for span in meta.get("weight_versions") or ():
-        versions[span["start"] : span["end"]] = int(span["version"])
-    return versions
 
 
 def _experts(text: str, rows: int) -> ExpertArray:

@@ -112,7 +112,17 @@ class TrainerSource:
         with self._model() as plan:
             if plan.device.type == "cuda":
                 torch.cuda.set_device(plan.device)  # a setting of the thread, and this may be a new one
-            resharder = self._resharder = self._resharder or self._plan_routes(plan)
+            if self._resharder is None:
+                self._resharder = Resharder(
+                    plan,
+                    self._nodes.leaders if self._colocated else [0],
+                    self._config.bucket_bytes,
+                    node=self._nodes.own,
+                    # What is broadcast has no gaps: its receivers derive the offsets from the shapes.
+                    alignment=ALIGNMENT if self._colocated else 1,
+                    together=loaded_together,
+                )
+            resharder = self._resharder
             resharder.reset()
             buffers = Buffers(plan.device, max(layout.nbytes for layout in resharder.buckets))
             try:
@@ -129,17 +139,6 @@ class TrainerSource:
                 dist.all_reduce(sums, group=self._group)
             self.moved, self.needed = map(int, sums.tolist())
 
-    def _plan_routes(self, plan: ModelPlan) -> Resharder:
-        return Resharder(
-            plan,
-            self._nodes.leaders if self._colocated else [0],
-            self._config.bucket_bytes,
-            node=self._nodes.own,
-            # What is broadcast has no gaps: its receivers derive the offsets from the shapes.
-            alignment=ALIGNMENT if self._colocated else 1,
-            together=loaded_together,
-        )
-
     def _go_on(self, wanted: bool) -> bool:
         """Whether there is to be a next bucket, as rank 0 says."""
         if self._group is None:
@@ -155,19 +154,13 @@ class TrainerSource:
         if flat is not None and self._colocated:
             ranks = range(self._config.tensor_parallel)
             handles = [[shared_handle(layout, flat) for _ in ranks] for node in nodes if node == self._nodes.own]
-        if self._nodes.several and self._colocated:
-            handles = self._collect(handles, nodes)
+        if self._nodes.several and self._colocated:  # rank 0 gets those of all machines, in order of ``nodes``
+            leading = dist.get_rank() == 0
+            gathered: list[Any] | None = [None] * dist.get_world_size() if leading else None
+            dist.gather_object(handles, gathered, dst=0, group=self._group)
+            by_node = {n: iter(gathered[leader]) for n, leader in enumerate(self._nodes.leaders)} if gathered else {}
+            handles = [next(by_node[node]) for node in nodes if by_node]
         return WeightBucket(layout, torch.empty(0, dtype=torch.uint8) if flat is None else flat, handles)
-
-    def _collect(self, own: list[list[str]], nodes: Sequence[int]) -> list[list[str]]:
-        """On rank 0 the handles of all machines, in order of ``nodes``; nothing on the others."""
-        leading = dist.get_rank() == 0
-        gathered: list[Any] | None = [None] * dist.get_world_size() if leading else None
-        dist.gather_object(own, gathered, dst=0, group=self._group)
-        if gathered is None:
-            return []
-        by_node = {node: iter(gathered[leader]) for node, leader in enumerate(self._nodes.leaders)}
-        return [next(by_node[node]) for node in nodes]
 
 
 class Buffers:

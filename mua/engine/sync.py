@@ -27,6 +27,10 @@ if TYPE_CHECKING:
 
 _HASH_SECONDS = 300.0
 """Deadline of hashing, or overwriting, all weights."""
+_METRICS = (
+    "bytes", "tensors", "buckets", "version", "seconds", "pause_seconds", "assemble_seconds", "load_seconds",
+    "overlap_seconds",
+)  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -46,19 +50,13 @@ class SyncReport:
     moved: int = 0
     """Bytes that went from one process to another through a process group. Handles of shared memory move nothing."""
     needed: int = 0
-    """The least that any plan has to move: of each feeder all bytes less those of its own shards and, where engines
-    are reached by broadcast, all bytes once for each engine."""
+    """The least that any plan has to move: of each rank that hands weights on, all bytes less those of its own shards;
+    and all bytes once for each engine where engines are reached by broadcast."""
     names: list[str] = field(default_factory=list, repr=False)
     assembling: list[tuple[float, float]] = field(default_factory=list, repr=False)
     """Start and end of each bucket's assembly, other ranks' messages included, in monotonic seconds."""
     loading: list[tuple[float, float]] = field(default_factory=list, repr=False)
     """Start and end of each bucket's loading: from the first request to the last engine's answer."""
-
-    def add(self, bucket: WeightBucket) -> None:
-        self.names += [slot.spec.name for slot in bucket.layout.tensors]
-        self.bytes += bucket.layout.payload_bytes
-        self.tensors += len(bucket.layout.tensors)
-        self.buckets += 1
 
     @property
     def assemble_seconds(self) -> float:
@@ -74,6 +72,12 @@ class SyncReport:
     def overlap_seconds(self) -> float:
         """While one bucket was put together and another was loaded."""
         return sum(max(0.0, min(a[1], b[1]) - max(a[0], b[0])) for a in self.assembling for b in self.loading)
+
+    def metrics(self) -> dict[str, float]:
+        """``sync/<name>`` of everything that is a number."""
+        found = {f"sync/{name}": float(getattr(self, name)) for name in _METRICS}
+        found |= {"sync/bytes_moved": float(self.moved), "sync/bytes_needed": float(self.needed)}
+        return found | {"sync/gigabytes_per_second": self.bytes / max(self.seconds, 1e-9) / 1e9}
 
 
 async def push(targets: Targets, source: WeightSource, version: int, broadcast: Broadcast | None = None) -> SyncReport:
@@ -141,7 +145,10 @@ async def _one_behind_the_other(
 
     bucket = await loop.run_in_executor(thread, assemble)
     while bucket is not None:
-        sent.add(bucket)
+        sent.names += [slot.spec.name for slot in bucket.layout.tensors]
+        sent.bytes += bucket.layout.payload_bytes
+        sent.tensors += len(bucket.layout.tensors)
+        sent.buckets += 1
         loading = asyncio.create_task(load(bucket))
         await asyncio.sleep(0)  # the requests, and a broadcast, go first
         try:

@@ -1,4 +1,4 @@
-"""Judging a policy: episodes over any domains, kept as they end; estimates, reports, and comparisons of two runs.
+"""Evaluating a policy: episodes over any domains, kept as they end; estimates, reports, and comparisons of two runs.
 
 ::
 

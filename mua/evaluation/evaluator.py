@@ -13,7 +13,6 @@ import asyncio
 import json
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from pathlib import Path
 from time import monotonic
 from typing import TypeAlias
 
@@ -26,9 +25,9 @@ from mua.environment.protocol import Split, Task
 from mua.environment.selection import Selection, environment_of
 from mua.errors import ConfigError
 from mua.evaluation.identity import json_digest, policy_digest, policy_of, setting_of, task_digest
-from mua.evaluation.presentation import console_table, markdown
+from mua.evaluation.presentation import console_table, draw, markdown
 from mua.evaluation.store import FILE, EpisodeStore, Key
-from mua.evaluation.summary import TaskResult, evaluation_metrics, summarize
+from mua.evaluation.summary import TaskResult, summarize, training_metrics
 from mua.observe.progress import Progress
 from mua.observe.traces import TraceWriter
 from mua.rollout.agent import ChatPolicy
@@ -75,43 +74,46 @@ def play_at_endpoint(
     config: ExperimentConfig, episodes: Sequence[Placed], on_trajectory: OnTrajectory, seconds: float | None = None
 ) -> Roles:
     """Whatever answers at an OpenAI-compatible endpoint; after ``seconds`` the rest is not played."""
-    with without_gc_pauses():
-        return asyncio.run(_play_at_endpoint(config, episodes, on_trajectory, seconds))
-
-
-async def _play_at_endpoint(
-    config: ExperimentConfig, episodes: Sequence[Placed], on_trajectory: OnTrajectory, seconds: float | None
-) -> Roles:
     endpoint = config.evaluation.policy.endpoint
     assert endpoint is not None, "the configuration was validated"
-    services = Services.from_config(config.user, config.judge)
-    selection = Selection.from_config(config.environment, services)
-    client = ChatClient(endpoint, "policy")
-    policy = ChatPolicy(client, endpoint.send_reasoning)
-    runner = EpisodeRunner(config, selection, None, None, services, policy)
-    try:
+
+    async def play() -> Roles:
+        services = Services.from_config(config.user, config.judge)
+        selection = Selection.from_config(config.environment, services)
+        client = ChatClient(endpoint, "policy")
+        policy = ChatPolicy(client, endpoint.send_reasoning)
+        runner = EpisodeRunner(config, selection, None, None, services, policy)
         try:
-            async with asyncio.timeout(seconds) as deadline:
-                await runner.each(episodes, temperature=config.evaluation.temperature, on_trajectory=on_trajectory)
-        except TimeoutError:
-            if not deadline.expired():
-                raise
-        return roles_of(services.metrics())
-    finally:
-        await runner.close()
-        await services.close()
-        await client.close()
+            try:
+                async with asyncio.timeout(seconds) as deadline:
+                    await runner.each(episodes, temperature=config.evaluation.temperature, on_trajectory=on_trajectory)
+            except TimeoutError:
+                if not deadline.expired():
+                    raise
+            return roles_of(services.metrics())
+        finally:
+            await runner.close()
+            await services.close()
+            await client.close()
+
+    with without_gc_pauses():
+        return asyncio.run(play())
 
 
 def evaluate(config: ExperimentConfig) -> None:
-    """Judge the policy of ``config.evaluation`` and write the results into ``config.output``.
+    """Evaluate the policy of ``config.evaluation`` and write the results into ``config.output``.
 
     Run again, it continues: what is scored already is not played again. Raises :class:`mua.errors.RunStopped` when not
     one episode could be scored.
     """
     result = evaluated(servable(config))
     Console().print(console_table(result))
-    _tell_unscored(result)
+    if result["unscored"]:
+        first = result["errors"][0]
+        print(
+            f"{result['unscored']} of {result['episodes']} episodes could not be scored and count nowhere; the same "
+            f"command tries them again. The first: task {first['task']}, {first['outcome']}: {first['error']}"
+        )
 
 
 def evaluate_in_training(
@@ -130,7 +132,7 @@ def evaluate_in_training(
     if config.observe.traces:
         TraceWriter(config.output / "evaluations" / split).write(step, trajectories)
     require_scored([t for t in trajectories if t.domain in config.environment.shares])
-    return evaluation_metrics(trajectories, config.environment.shares, split, chosen)
+    return training_metrics(trajectories, config.environment.shares, split, chosen)
 
 
 def evaluated(config: ExperimentConfig, play: Play | None = None) -> Json:
@@ -138,13 +140,14 @@ def evaluated(config: ExperimentConfig, play: Play | None = None) -> Json:
     config = over_domains(config)
     policy, setting = policy_of(config), setting_of(config)
     planned = planned_episodes(config)
-    path = config.output / FILE
-    with EpisodeStore(path, policy=policy_digest(policy), setting=json_digest(setting)) as store:
+    with EpisodeStore(config.output / FILE, policy=policy_digest(policy), setting=json_digest(setting)) as store:
         every = [placed for _, places in planned for placed in places]
         play_missing(config, every, store, f"evaluate on {config.evaluation.split}", play=play)
         roles = store.roles
-        results = [TaskResult(task, _kept(store, places)) for task, places in planned]
-    require_scored([episode for result in results for episode in result.episodes])
+        found = [(task, [store.get(key_of(placed)) for placed in places]) for task, places in planned]
+    results = [TaskResult(task, [episode for episode in kept if episode is not None]) for task, kept in found]
+    episodes = [episode for result in results for episode in result.episodes]
+    require_scored(episodes)
     result = {
         "name": config.name,
         "policy": policy,
@@ -154,8 +157,13 @@ def evaluated(config: ExperimentConfig, play: Play | None = None) -> Json:
         "setting": setting,
     }
     if config.observe.traces:
-        TraceWriter(config.output / "traces").write(0, [episode for r in results for episode in r.episodes])
-    _write(config, result)
+        TraceWriter(config.output / "traces").write(0, episodes)
+    folder, outputs = config.output, config.evaluation.outputs
+    if "json" in outputs:
+        replace_text(folder / RESULT, json.dumps(result, indent=2) + "\n")
+    pictures = draw(result, folder) if "plots" in outputs else []
+    if "markdown" in outputs:
+        replace_text(folder / REPORT, markdown(result, [picture.name for picture in pictures]))
     return result
 
 
@@ -170,14 +178,13 @@ def servable(config: ExperimentConfig) -> ExperimentConfig:
     checkpoint = config.model.path.resolve()
     if not (checkpoint / _MANIFEST).is_file():
         return config
-    from megatron_bridge.hf_folder import DEFAULT_SHARD_BYTES  # these load Megatron-Core
-    from mua.megatron import checkpoint_manifest, offline
+    from mua.megatron import checkpoint_manifest, offline  # these load Megatron-Core
     from mua.megatron.conversion import megatron_to_hf
 
     out = config.output / "policies" / f"{checkpoint.name}-{json_digest(checkpoint_manifest.read_manifest(checkpoint))}"
     if not offline.is_converted(checkpoint, out):
         out.parent.mkdir(parents=True, exist_ok=True)
-        megatron_to_hf(checkpoint, out, None, None, DEFAULT_SHARD_BYTES)
+        megatron_to_hf(checkpoint, out)
     return config.model_copy(update={"model": config.model.model_copy(update={"path": out})})
 
 
@@ -235,33 +242,6 @@ def key_of(placed: Placed) -> Key:
     return Key(placed.task.domain, placed.task.id, task_digest(placed.task), placed.sample)
 
 
-def _kept(store: EpisodeStore, places: Sequence[Placed]) -> list[Trajectory]:
-    found = [store.get(key_of(placed)) for placed in places]
-    return [trajectory for trajectory in found if trajectory is not None]
-
-
 def roles_of(metrics: Roles) -> Roles:
     """Those of ``metrics`` that are of users and judges."""
     return {name: value for name, value in metrics.items() if name.startswith(("user_llm/", "judge_llm/"))}
-
-
-def _write(config: ExperimentConfig, result: Json) -> None:
-    folder, outputs = config.output, config.evaluation.outputs
-    if "json" in outputs:
-        replace_text(folder / RESULT, json.dumps(result, indent=2) + "\n")
-    pictures: list[Path] = []
-    if "plots" in outputs:
-        from mua.evaluation.presentation import draw
-
-        pictures = draw(result, folder)
-    if "markdown" in outputs:
-        replace_text(folder / REPORT, markdown(result, [picture.name for picture in pictures]))
-
-
-def _tell_unscored(result: Json) -> None:
-    if result["unscored"]:
-        first = result["errors"][0]
-        print(
-            f"{result['unscored']} of {result['episodes']} episodes could not be scored and count nowhere; the same "
-            f"command tries them again. The first: task {first['task']}, {first['outcome']}: {first['error']}"
-        )

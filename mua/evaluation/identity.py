@@ -49,7 +49,7 @@ def setting_of(config: ExperimentConfig) -> Json:
 
 
 def policy_of(config: ExperimentConfig) -> Json:
-    """Who is judged: of a checkpoint the digest of its files, of an endpoint its address, model and request fields."""
+    """Who is evaluated: a checkpoint by the digest of its files, an endpoint by address, model and request fields."""
     policy = config.evaluation.policy
     if policy.endpoint is not None and policy.kind == "endpoint":
         return {"kind": "endpoint", **_without_speed(masked_tree(policy.endpoint.model_dump(mode="json")))}
@@ -79,8 +79,10 @@ def folder_digest(folder: Path) -> str:
     for path in files:
         total.update(f"{path.name}\0{path.stat().st_size}\0".encode())
         with path.open("rb") as file:
-            for place in _places(path.stat().st_size):
-                file.seek(place)
+            size = path.stat().st_size
+            spread = [index * (size - _BLOCK) // (_BLOCKS - 1) for index in range(_BLOCKS)]
+            for start in spread if size > _BLOCK * _BLOCKS else range(0, size, _BLOCK):
+                file.seek(start)
                 total.update(file.read(_BLOCK))
     return total.hexdigest()[:16]
 
@@ -99,12 +101,6 @@ def json_digest(value: Any) -> str:
 def policy_digest(policy: Json) -> str:
     """Of what is the policy's own: the same files at another place are the same policy."""
     return json_digest({key: value for key, value in policy.items() if key != "path"})
-
-
-def _places(size: int) -> list[int]:
-    if size <= _BLOCK * _BLOCKS:
-        return list(range(0, size, _BLOCK))
-    return [index * (size - _BLOCK) // (_BLOCKS - 1) for index in range(_BLOCKS)]
 
 
 def _without_speed(value: Any) -> Any:

@@ -16,16 +16,15 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple, Self
 
 from mua.errors import MuaError
 from mua.observe.files import LineFile
 from mua.observe.traces import describe_record_error, encode_trajectory, trajectory_from_record
-from mua.types import Json, Trajectory
+from mua.types import Trajectory
 from mua.untrusted import MAX_FILE_DEPTH, JsonError, is_number, read_json
 
 FILE = "episodes.jsonl"
@@ -51,17 +50,25 @@ class EpisodeStore:
         self._found: dict[Key, Trajectory] = {}
         self.roles: dict[str, float] = {}
         """What users and judges of all runs came to: sums, but of times the last run's."""
-        self.strange = 0
-        """Lines of other policies or settings, which are left alone."""
 
     def __enter__(self) -> Self:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         self._file = LineFile(self._path)
         try:
-            self._lock()
-            _drop_unfinished_line(self._path)
-            with self._path.open("rb") as lines:
+            try:
+                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise MuaError(
+                    f"{self._path}: another mua eval writes here; wait for it, or give this one another output"
+                ) from None
+            with self._path.open("rb+") as lines:
                 for number, line in enumerate(lines, start=1):
+                    if not line.endswith(b"\n"):
+                        if not _is_record(line):  # what a killed run left
+                            lines.seek(-len(line), os.SEEK_END)
+                            lines.truncate()
+                            break
+                        lines.write(b"\n")
                     self._read(number, line)
         except BaseException:
             self._file.close()
@@ -82,10 +89,6 @@ class EpisodeStore:
         """The result, scored or not."""
         return self._found.get(key)
 
-    def items(self) -> Iterator[tuple[Key, Trajectory]]:
-        """All results."""
-        return iter(self._found.items())
-
     def add(self, key: Key, trajectory: Trajectory) -> None:
         """Keep a result; it is with the operating system when this returns. Raises :class:`mua.errors.DiskError`."""
         plain = replace(trajectory, segments=[replace(segment, experts=None) for segment in trajectory.segments])
@@ -100,26 +103,23 @@ class EpisodeStore:
             self._file.write(json.dumps(record))
             self._keep_roles(roles)
 
-    def _lock(self) -> None:
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise MuaError(
-                f"{self._path}: another mua eval writes here; wait for it, or give this one another output"
-            ) from None
-
     def _read(self, number: int, line: bytes) -> None:
         try:
             record = read_json(line, strict=False, depth=MAX_FILE_DEPTH)
             if not isinstance(record, dict):
                 raise TypeError(f"a record cannot be a {type(record).__name__}")
             if (record["policy"], record["setting"]) != (self._policy, self._setting):
-                self.strange += 1
-                return
+                return  # another policy's or setting's line is left alone
             if "roles" in record:
-                self._keep_roles(_numbers(record["roles"]))
+                roles = record["roles"]
+                if not isinstance(roles, dict) or not all(map(is_number, roles.values())):
+                    raise TypeError("roles are numbers by name")
+                self._keep_roles(roles)
                 return
-            self._keep(_key(record), trajectory_from_record(record["trajectory"]))
+            key = Key(**{name: record[name] for name in Key._fields})
+            if [type(value) for value in key] != [str, str, str, int]:
+                raise TypeError("domain, task and task_digest are strings, sample is an integer")
+            self._keep(key, trajectory_from_record(record["trajectory"]))
         except (ValueError, KeyError, TypeError) as error:
             reason = describe_record_error(error)
             raise MuaError(f"{self._path}:{number}: not an episode ({reason}); remove the line or the file") from None
@@ -133,41 +133,7 @@ class EpisodeStore:
             self.roles[name] = value if name.endswith("_seconds") else self.roles.get(name, 0.0) + value
 
 
-def _key(record: Json) -> Key:
-    key = Key(**{name: record[name] for name in Key._fields})
-    if [type(value) for value in key] != [str, str, str, int]:
-        raise TypeError("domain, task and task_digest are strings, sample is an integer")
-    return key
-
-
-def _numbers(roles: Any) -> dict[str, float]:
-    if not isinstance(roles, dict) or not all(map(is_number, roles.values())):
-        raise TypeError("roles are numbers by name")
-    return roles
-
-
-def _drop_unfinished_line(path: Path) -> None:
-    """What a killed run left behind its last newline, unless only the newline is missing."""
-    with path.open("rb+") as file:
-        size = end = file.seek(0, os.SEEK_END)
-        while end > 0:
-            start = max(0, end - (1 << 16))
-            file.seek(start)
-            newline = file.read(end - start).rfind(b"\n")
-            if newline >= 0:
-                end = start + newline + 1
-                break
-            end = start
-        if end == size:
-            return
-        file.seek(end)
-        if _whole(file.read()):
-            file.write(b"\n")
-        else:
-            file.truncate(end)
-
-
-def _whole(line: bytes) -> bool:
+def _is_record(line: bytes) -> bool:
     try:
         return isinstance(read_json(line, strict=False, depth=MAX_FILE_DEPTH), dict)
     except JsonError:

@@ -11,13 +11,11 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-import numpy as np
-
-from mua.algorithms.metrics import Interval
 from mua.config.schema import EvaluationConfig
 from mua.environment.protocol import Task
 from mua.evaluation.estimators import (
     MAX_K,
+    Interval,
     bootstrap,
     effective_turns,
     pass_at,
@@ -51,6 +49,11 @@ class TaskResult:
     def successes(self) -> int:
         return sum(episode.success for episode in self.scored)
 
+    @property
+    def success(self) -> float:
+        """Share of the scored episodes, of which there must be one."""
+        return self.mean(lambda episode: episode.success)
+
     def mean(self, value: Callable[[Trajectory], float]) -> float:
         """Over the scored episodes, of which there must be one."""
         return fmean(map(value, self.scored))
@@ -77,41 +80,39 @@ class TaskResult:
 def summarize(config: EvaluationConfig, results: Sequence[TaskResult]) -> Json:
     """The report's content. Sections without a scored episode hold their counts alone."""
     domains = _split_by(results, lambda result: result.task.domain)
-    whole = _section(config, results)
+    sections = {
+        name: {
+            **_section(config, members),
+            "difficulties": _successes(config, members, "difficulty"),
+            "kinds": _successes(config, members, "kind"),
+        }
+        for name, members in domains.items()
+    }
+    scored = [[result.success for result in members if result.scored] for members in domains.values()]
+    lost = [
+        {"domain": result.task.domain, "task": result.task.id, "outcome": str(episode.outcome), "error": episode.error}
+        for result in results
+        for episode in result.episodes
+        if not episode.scored
+    ]
     return {
         "split": config.split,
         "samples": config.samples,
         "temperature": config.temperature,
         "level": config.level,
-        **whole,
-        "domain_mean": _domain_mean(config, domains),
-        "domains": {
-            name: {
-                **_section(config, members),
-                "difficulties": _sections(config, members, "difficulty"),
-                "kinds": _sections(config, members, "kind"),
-            }
-            for name, members in domains.items()
+        **_section(config, results),
+        # Each domain counts alike however many tasks it has; None where one has none scored.
+        "domain_mean": fmean(map(fmean, scored)) if scored and all(scored) else None,
+        "domains": sections,
+        "difficulties": _successes(config, results, "difficulty"),
+        "kinds": {
+            f"{name}: {kind}" if len(sections) > 1 else kind: success
+            for name, section in sections.items()
+            for kind, success in section["kinds"].items()
         },
-        "difficulties": _sections(config, results, "difficulty"),
-        "kinds": _kinds(config, domains),
-        "errors": _errors(results),
+        "errors": lost[:_ERRORS],
         "per_task": [result.as_json() for result in results],
     }
-
-
-def _sections(config: EvaluationConfig, results: Sequence[TaskResult], label: str) -> dict[str, Json]:
-    parts = _split_by(results, lambda result: result.label(label))
-    return {name: _section(config, members)["success"] for name, members in parts.items()}
-
-
-def _kinds(config: EvaluationConfig, domains: dict[str, list[TaskResult]]) -> dict[str, Json]:
-    """Success by kind; with several domains a kind's name has its domain before it."""
-    found: dict[str, Json] = {}
-    for name, members in domains.items():
-        prefix = f"{name}: " if len(domains) > 1 else ""
-        found |= {f"{prefix}{kind}": part for kind, part in _sections(config, members, "kind").items()}
-    return found
 
 
 def _split_by(results: Iterable[TaskResult], key: Callable[[TaskResult], str]) -> dict[str, list[TaskResult]]:
@@ -121,37 +122,44 @@ def _split_by(results: Iterable[TaskResult], key: Callable[[TaskResult], str]) -
     return dict(sorted(parts.items(), key=lambda item: _ORDER.get(item[0], item[0])))
 
 
+def _successes(config: EvaluationConfig, results: Sequence[TaskResult], label: str) -> dict[str, Json]:
+    parts = _split_by(results, lambda result: result.label(label))
+    return {name: _section(config, members)["success"] for name, members in parts.items()}
+
+
 def _section(config: EvaluationConfig, results: Sequence[TaskResult]) -> Json:
     episodes = [episode for result in results for episode in result.episodes]
-    judged = [result for result in results if result.scored]
+    scored = [result for result in results if result.scored]
     counts = {
         "tasks": len(results),
         "episodes": len(episodes),
         "unscored": sum(not episode.scored for episode in episodes),
         "outcomes": dict(sorted(Counter(str(episode.outcome) for episode in episodes).items())),
     }
-    if not judged:
+    if not scored:
         return {**counts, "success": None}
+    success = interval_of(config, [result.success for result in scored])
+    reward = interval_of(config, [result.mean(lambda episode: episode.reward) for result in scored])
     return {
         **counts,
-        "success": _interval(config, [result.mean(_success) for result in judged]) | {"episodes": _scored(judged)},
-        "reward": _interval(config, [result.mean(lambda episode: episode.reward) for result in judged]),
-        "pass_hat": _passes(config, judged, pass_hat),
-        "pass_at": _passes(config, judged, pass_at),
-        **_shapes(judged),
+        "success": success._asdict() | {"episodes": sum(len(result.scored) for result in scored)},
+        "reward": reward._asdict(),
+        "pass_hat": _passes(config, scored, pass_hat),
+        "pass_at": _passes(config, scored, pass_at),
+        **_shapes(scored),
     }
 
 
 def _passes(
-    config: EvaluationConfig, judged: Sequence[TaskResult], estimate: Callable[[int, int, int], float]
+    config: EvaluationConfig, scored: Sequence[TaskResult], estimate: Callable[[int, int, int], float]
 ) -> dict[str, Json]:
     """The estimate for every k that some task has enough episodes for, over those tasks."""
     found = {}
     for k in range(1, min(config.samples, MAX_K) + 1):
-        enough = [result for result in judged if len(result.scored) >= k]
+        enough = [result for result in scored if len(result.scored) >= k]
         if enough:
             values = [estimate(len(result.scored), result.successes, k) for result in enough]
-            found[str(k)] = _interval(config, values) | {"tasks": len(enough)}
+            found[str(k)] = interval_of(config, values)._asdict() | {"tasks": len(enough)}
     return found
 
 
@@ -160,30 +168,26 @@ def interval_of(config: EvaluationConfig, values: Sequence[float]) -> Interval:
     return bootstrap(values, level=config.level, resamples=config.resamples, seed=_SEED)
 
 
-def _interval(config: EvaluationConfig, values: Sequence[float]) -> Json:
-    return interval_of(config, values)._asdict()
-
-
-def _domain_mean(config: EvaluationConfig, domains: dict[str, list[TaskResult]]) -> float | None:
-    """Mean success over domains, each counting alike however many tasks it has; None where one has none scored."""
-    means = [
-        fmean(result.mean(_success) for result in members if result.scored)
-        for members in domains.values()
-        if any(result.scored for result in members)
-    ]
-    return fmean(means) if means and len(means) == len(domains) else None
-
-
-def _shapes(judged: Sequence[TaskResult]) -> Json:
+def _shapes(scored: Sequence[TaskResult]) -> Json:
     """Turns, tokens, tools and seconds of an episode."""
-    names = sorted({name for result in judged for episode in result.scored for name in episode.metrics})
-    metrics = {name: fmean(result.mean(_metric(name)) for result in judged) for name in names}
-    tokens = {kind.name.lower(): fmean(result.mean(_tokens(kind)) for result in judged) for kind in Provenance}
+
+    def mean(value: Callable[[Trajectory], float]) -> float:
+        return fmean(result.mean(value) for result in scored)
+
+    def metric(name: str) -> float:
+        return mean(lambda episode: episode.metrics.get(name, 0.0))
+
+    def tokens(kind: Provenance) -> float:
+        return mean(lambda episode: sum(int((part.provenance == kind).sum()) for part in episode.segments))
+
+    names = sorted({name for result in scored for episode in result.scored for name in episode.metrics})
+    metrics = {name: metric(name) for name in names}
+    by_kind = {kind.name.lower(): tokens(kind) for kind in Provenance}
     return {
-        "turns": fmean(result.mean(lambda episode: len(episode.turn_rewards)) for result in judged),
-        "effective_turns": fmean(result.mean(lambda e: effective_turns(e.turn_rewards)) for result in judged),
-        "time_weighted_reward": fmean(result.mean(lambda e: time_weighted_reward(e.turn_rewards)) for result in judged),
-        "tokens": tokens if any(tokens.values()) else {},
+        "turns": mean(lambda episode: len(episode.turn_rewards)),
+        "effective_turns": mean(lambda episode: effective_turns(episode.turn_rewards)),
+        "time_weighted_reward": mean(lambda episode: time_weighted_reward(episode.turn_rewards)),
+        "tokens": by_kind if any(by_kind.values()) else {},
         "usage": {name: metrics[name] for name in _USAGE if name in metrics},
         "counts": {name: metrics.get(name, 0.0) for name in _PER_EPISODE},
         "cost": {name: value for name, value in metrics.items() if name.endswith("cost")},
@@ -191,34 +195,7 @@ def _shapes(judged: Sequence[TaskResult]) -> Json:
     }
 
 
-def _tokens(kind: Provenance) -> Callable[[Trajectory], float]:
-    return lambda episode: float(sum(np.count_nonzero(segment.provenance == kind) for segment in episode.segments))
-
-
-def _metric(name: str) -> Callable[[Trajectory], float]:
-    return lambda episode: episode.metrics.get(name, 0.0)
-
-
-def _success(episode: Trajectory) -> float:
-    return float(episode.success)
-
-
-def _scored(results: Sequence[TaskResult]) -> int:
-    return sum(len(result.scored) for result in results)
-
-
-def _errors(results: Sequence[TaskResult]) -> list[Json]:
-    """The first unscored episodes, with what went wrong."""
-    lost = [
-        {"domain": result.task.domain, "task": result.task.id, "outcome": str(episode.outcome), "error": episode.error}
-        for result in results
-        for episode in result.episodes
-        if not episode.scored
-    ]
-    return lost[:_ERRORS]
-
-
-def evaluation_metrics(
+def training_metrics(
     trajectories: Sequence[Trajectory], trained: Collection[str], split: str, config: EvaluationConfig
 ) -> dict[str, float]:
     """Success with its interval (``evaluation.level``), and the share of unscored episodes.
@@ -235,22 +212,17 @@ def evaluation_metrics(
     domains = {t.domain for t in trajectories}
     for domain in sorted(domains) if len(domains) > 1 else ():
         parts[f"evaluation/{domain}/{split}"] = [t for t in trajectories if t.domain == domain]
-    return {
-        name: value for prefix, part in parts.items() if part for name, value in _success_metrics(prefix, part, config)
-    }
-
-
-def _success_metrics(
-    prefix: str, episodes: Sequence[Trajectory], config: EvaluationConfig
-) -> Iterable[tuple[str, float]]:
-    """The task is the unit: samples of one task are no independent trials, so each task counts once, with its mean."""
-    by_task: defaultdict[Hashable, list[float]] = defaultdict(list)
-    for episode in episodes:
-        if episode.scored:
-            by_task[episode.domain, episode.task_id].append(float(episode.success))
-    yield f"{prefix}_unscored", sum(not episode.scored for episode in episodes) / len(episodes)
-    if by_task:
-        interval = interval_of(config, [fmean(values) for values in by_task.values()])
-        yield f"{prefix}_success", interval.mean
-        yield f"{prefix}_success_low", interval.low
-        yield f"{prefix}_success_high", interval.high
+    metrics: dict[str, float] = {}
+    for prefix, episodes in parts.items():
+        # The task is the unit: samples of one task are no independent trials, so each task counts once, with its mean.
+        by_task: defaultdict[Hashable, list[float]] = defaultdict(list)
+        for episode in episodes:
+            if episode.scored:
+                by_task[episode.domain, episode.task_id].append(float(episode.success))
+        if episodes:
+            metrics[f"{prefix}_unscored"] = sum(not episode.scored for episode in episodes) / len(episodes)
+        if by_task:
+            interval = interval_of(config, [fmean(values) for values in by_task.values()])
+            bounds = {"success": interval.mean, "success_low": interval.low, "success_high": interval.high}
+            metrics |= {f"{prefix}_{name}": value for name, value in bounds.items()}
+    return metrics

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-import json
+import math
 import os
 import re
 import resource
 import shutil
-import struct
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from mua.config.schema import DistillationConfig, EndpointConfig, ExperimentConfig
 from mua.launch.provenance import ROOT, installed_version
 from mua.masking import below, mask_credentials
+
+if TYPE_CHECKING:
+    import httpx
+    from pydantic import SecretStr
 
 State = Literal["ok", "warning", "failure"]
 PINNED = ("torch", "megatron-core", "sglang", "transformers", "safetensors", "numpy")
@@ -50,23 +53,22 @@ def guarded(name: str, check: Callable[[], Check]) -> Check:
 
 def versions(cuda: bool) -> Check:
     """Installed versions against the constraints that were run together."""
-    file = ROOT / "constraints" / ("gpu-py312-cu.txt" if cuda else "cpu-py312.txt")
-    files = [file, file.with_name("cpu-py312-nodeps.txt")] if not cuda else [file]
+    names = ("gpu-py312-cu.txt",) if cuda else ("cpu-py312.txt", "cpu-py312-nodeps.txt")
     pins: dict[str, str] = {}
-    for path in files:
+    for path in (ROOT / "constraints" / name for name in names):
         if path.is_file():
             pins |= dict(re.findall(r"^([\w.-]+)==([^\s;]+)", path.read_text(encoding="utf-8"), re.MULTILINE))
     installed = {name: installed_version(name) for name in PINNED}
     shown = ", ".join(f"{name} {version or 'missing'}" for name, version in installed.items())
     if missing := [name for name in ("torch", "megatron-core", "sglang", "transformers") if installed[name] is None]:
-        return Check("versions", "failure", shown, f"install {', '.join(missing)} with the pins of {file.name}")
+        return Check("versions", "failure", shown, f"install {', '.join(missing)} with the pins of {names[0]}")
     other = [
         f"{name} {pins[name]}"
         for name, version in installed.items()
         if name in pins and (version or "").partition("+")[0] != pins[name].partition("+")[0]
     ]
     if other:
-        return Check("versions", "warning", shown, f"tested with {', '.join(other)} ({file.name})")
+        return Check("versions", "warning", shown, f"tested with {', '.join(other)} ({names[0]})")
     return Check("versions", "ok", shown)
 
 
@@ -105,9 +107,7 @@ def open_files(config: ExperimentConfig | None) -> Check:
 def shared_memory(config: ExperimentConfig | None) -> Check:
     """Weights go to engines through /dev/shm on a CPU; NCCL and data loaders use it everywhere."""
     usage = shutil.disk_usage("/dev/shm")
-    needed = SHARED_MEMORY_BYTES
-    if config is not None:
-        needed = max(needed, 2 * config.engine.bucket_bytes)
+    needed = max(SHARED_MEMORY_BYTES, 2 * config.engine.bucket_bytes if config else 0)
     text = f"/dev/shm has {usage.free / 2**30:.1f} of {usage.total / 2**30:.1f} GiB free"
     if usage.free < needed:
         return Check("shared memory", "warning", text, f"give it {needed / 2**30:.1f} GiB (containers: --shm-size)")
@@ -116,23 +116,13 @@ def shared_memory(config: ExperimentConfig | None) -> Check:
 
 def checkpoint_bytes(model: Path, dtype: str) -> int:
     """Bytes of one checkpoint of the policy in ``model``, from the headers of its safetensors files."""
-    parameters = sum(_elements(file) for file in sorted(model.glob("*.safetensors")))
+    from safetensors import safe_open
+
+    parameters = 0
+    for path in model.glob("*.safetensors"):
+        with safe_open(path, "numpy") as file:
+            parameters += sum(math.prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118
     return parameters * (OPTIMIZER_BYTES + (4 if dtype == "float32" else 2))
-
-
-def _elements(file: Path) -> int:
-    """Numbers in a safetensors file: its header is a length (uint64, little-endian) and that much JSON."""
-    with file.open("rb") as stream:
-        (length,) = struct.unpack("<Q", stream.read(8))
-        header = json.loads(stream.read(length))
-    total = 0
-    for name, tensor in header.items():
-        if name != "__metadata__":
-            size = 1
-            for dimension in tensor["shape"]:
-                size *= dimension
-            total += size
-    return total
 
 
 def disk(config: ExperimentConfig) -> Check:
@@ -158,38 +148,23 @@ def stand_in(model: EndpointConfig, name: str) -> Check:
 
 def teacher(config: DistillationConfig) -> Check:
     """The server of ``algorithm.distillation`` is there, SGLang's, and lets us in."""
-    import httpx
-
-    base = config.base_url.rstrip("/")
-    headers = {"Authorization": f"Bearer {config.api_key.get_secret_value()}"}
-    try:
-        answer = httpx.get(f"{base}/model_info", headers=headers, timeout=ENDPOINT_SECONDS)
-    except httpx.HTTPError as error:
-        fix = "check algorithm.distillation.base_url and its server"
-        return Check("teacher", "failure", f"{base}: {type(error).__name__}", fix)
-    if answer.status_code in (401, 403):
-        fix = "check algorithm.distillation.api_key"
-        return Check("teacher", "failure", f"{base} answers {answer.status_code}", fix)
+    base, section = config.base_url.rstrip("/"), "algorithm.distillation"
+    answer = _get(f"{base}/model_info", config.api_key, "teacher", base, section)
+    if isinstance(answer, Check):
+        return answer
     try:
         return Check("teacher", "ok", f"{base} serves {answer.json()['model_path']}")
     except (ValueError, KeyError, TypeError):
-        fix = "algorithm.distillation.base_url must be SGLang's own address, without /v1"
+        fix = f"{section}.base_url must be SGLang's own address, without /v1"
         return Check("teacher", "failure", f"{base}/model_info answers {answer.status_code}", fix)
 
 
 def endpoint(model: EndpointConfig, name: str = "user.llm") -> Check:
     """The endpoint in the section ``name`` answers and knows its model."""
-    import httpx
-
     shown = mask_credentials(model.base_url.rstrip("/"))
-    headers = {"Authorization": f"Bearer {model.api_key.get_secret_value()}"}
-    try:
-        answer = httpx.get(below(model.base_url, "models"), headers=headers, timeout=ENDPOINT_SECONDS)
-    except httpx.HTTPError as error:
-        fix = f"check {name}.base_url and its server"
-        return Check("endpoint", "failure", f"{shown}: {type(error).__name__}", fix)
-    if answer.status_code in (401, 403):
-        return Check("endpoint", "failure", f"{shown} answers {answer.status_code}", f"check {name}.api_key")
+    answer = _get(below(model.base_url, "models"), model.api_key, "endpoint", shown, name)
+    if isinstance(answer, Check):
+        return answer
     try:
         known = [str(one["id"]) for one in answer.json()["data"]]
     except (ValueError, KeyError, TypeError):
@@ -201,3 +176,17 @@ def endpoint(model: EndpointConfig, name: str = "user.llm") -> Check:
         some = ", ".join(known[:5])
         return Check("endpoint", "failure", f"{shown} does not know {model.model!r}", f"set {name}.model to: {some}")
     return Check("endpoint", "ok", f"{shown} serves {model.model}")
+
+
+def _get(url: str, key: SecretStr, check: str, shown: str, section: str) -> httpx.Response | Check:
+    """What a server answers; a failure of ``check`` where it is not there or does not let us in."""
+    import httpx
+
+    headers = {"Authorization": f"Bearer {key.get_secret_value()}"}
+    try:
+        answer = httpx.get(url, headers=headers, timeout=ENDPOINT_SECONDS)
+    except httpx.HTTPError as error:
+        return Check(check, "failure", f"{shown}: {type(error).__name__}", f"check {section}.base_url and its server")
+    if answer.status_code in (401, 403):
+        return Check(check, "failure", f"{shown} answers {answer.status_code}", f"check {section}.api_key")
+    return answer

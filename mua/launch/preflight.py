@@ -15,12 +15,14 @@ import statistics
 import time
 import uuid
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from tenacity import Retrying, stop_after_delay, wait_fixed
 
 from megatron_bridge.collective import gathered
 from mua.config.schema import ExperimentConfig
@@ -76,30 +78,25 @@ Found = list[tuple[str, Check]]
 
 def _own(config: ExperimentConfig | None, capture: Path | None) -> Found:
     """The checks this node makes alone; rank 0 makes those that one place answers for all."""
-    leader = int(os.environ.get("RANK", "0")) == 0
     local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    found = [
-        guarded("versions", lambda: checks.versions(torch.cuda.is_available())),
-        guarded("GPUs", lambda: checks.free_gpus(local)),
-        guarded("open files", lambda: checks.open_files(config)),
-        guarded("shared memory", lambda: checks.shared_memory(config)),
+    wanted: list[tuple[str, Callable[[], Check]]] = [
+        ("versions", lambda: checks.versions(torch.cuda.is_available())),
+        ("GPUs", lambda: checks.free_gpus(local)),
+        ("open files", lambda: checks.open_files(config)),
+        ("shared memory", lambda: checks.shared_memory(config)),
     ]
-    if config is not None and leader:
-        found.append(guarded("disk", lambda: checks.disk(config)))
+    if config is not None and int(os.environ.get("RANK", "0")) == 0:
+        wanted.append(("disk", lambda: checks.disk(config)))
         if (distillation := config.algorithm.distillation) is not None:
-            found.append(guarded("teacher", partial(checks.teacher, distillation)))
+            wanted.append(("teacher", lambda: checks.teacher(distillation)))
         for name, llm in config.language_models().items():
-            found.append(guarded("endpoint", partial(checks.endpoint, llm, name)))
+            wanted.append(("endpoint", partial(checks.endpoint, llm, name)))
             for place, other in enumerate(llm.fallbacks):
-                found.append(guarded("endpoint", partial(checks.stand_in, other, f"{name}.fallbacks.{place}")))
+                wanted.append(("endpoint", partial(checks.stand_in, other, f"{name}.fallbacks.{place}")))
     if capture is not None:
-        found.append(guarded("environment", lambda: _captured(capture)))
-    return [(node_name(), check) for check in found]
-
-
-def _captured(folder: Path) -> Check:
-    capture_environment(folder)
-    return Check("environment", "ok", f"recorded in {folder}")
+        text = "recorded in {0.parent}"
+        wanted.append(("environment", lambda: Check("environment", "ok", text.format(capture_environment(capture)))))
+    return [(node_name(), guarded(name, check)) for name, check in wanted]
 
 
 def _checked_together(config: ExperimentConfig | None, found: Found) -> Found:
@@ -115,27 +112,21 @@ def _checked_together(config: ExperimentConfig | None, found: Found) -> Found:
         return [*found, (node_name(), Check("rendezvous", "failure", f"{where}: {type(error).__name__}: {error}", fix))]
     try:
         names = gathered(node_name())
-        mine = [
-            guarded("all-reduce", _all_reduce),
-            guarded("clocks", lambda: _clocks(names)),
-            guarded("ports", lambda: _ports(names)),
+        wanted: list[tuple[str, Callable[[], Check]]] = [
+            ("all-reduce", _all_reduce),
+            ("clocks", lambda: _clocks(names)),
+            ("ports", lambda: _ports(names)),
         ]
         if config is not None:
-            folder = config.output
-            mine.append(guarded("shared folder", lambda: _shared_folder(folder, names)))
+            wanted.append(("shared folder", lambda: _shared_folder(config.output, names)))
+        mine = [guarded(name, check) for name, check in wanted]
         found += [(node_name(), check) for check in mine if check.text]
         return [pair for rank in gathered(found) for pair in rank]
     except Exception as error:
-        return [
-            *found,
-            (node_name(), Check("collectives", "failure", f"{type(error).__name__}: {error}", "see other ranks")),
-        ]
+        failed = Check("collectives", "failure", f"{type(error).__name__}: {error}", "see other ranks")
+        return [*found, (node_name(), failed)]
     finally:
         dist.destroy_process_group()
-
-
-def _first_of_node(names: Sequence[str]) -> bool:
-    return names.index(node_name()) == dist.get_rank()
 
 
 def _all_reduce() -> Check:
@@ -144,22 +135,20 @@ def _all_reduce() -> Check:
     numbers = torch.full((64 << 20 if cuda else 1 << 20,), float(dist.get_rank() + 1), device="cuda" if cuda else "cpu")
     dist.all_reduce(numbers)
     right = bool((numbers == ranks * (ranks + 1) / 2).all())
-    seconds = min(_timed(lambda: dist.all_reduce(numbers), cuda) for _ in range(3))
+    seconds = []
+    for _ in range(3):
+        started = time.perf_counter()
+        dist.all_reduce(numbers)
+        if cuda:
+            torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - started)
     if not right:
         fix = "a link or a GPU corrupts data; try NCCL_DEBUG=INFO and NCCL_P2P_DISABLE=1"
         return Check("all-reduce", "failure", f"rank {dist.get_rank()} got a wrong sum", fix)
     if dist.get_rank():
         return Check("all-reduce", "ok", "")
-    bandwidth = numbers.numel() * 4 * 2 * (ranks - 1) / ranks / seconds / 1e9
+    bandwidth = numbers.numel() * 4 * 2 * (ranks - 1) / ranks / min(seconds) / 1e9
     return Check("all-reduce", "ok", f"{ranks} ranks, {'NCCL' if cuda else 'gloo'}, {bandwidth:.2f} GB/s")
-
-
-def _timed(work: Callable[[], object], cuda: bool) -> float:
-    started = time.perf_counter()
-    work()
-    if cuda:
-        torch.cuda.synchronize()
-    return time.perf_counter() - started
 
 
 def _clocks(names: Sequence[str]) -> Check:
@@ -181,11 +170,12 @@ def _clocks(names: Sequence[str]) -> Check:
 
 def _ports(names: Sequence[str]) -> Check:
     """Every node listens on a free port, and every other node reaches it: engines and weights travel so."""
-    first = _first_of_node(names)
+    first = names.index(node_name()) == dist.get_rank()
     with socket.socket() as listener:
         listener.bind(("", 0))
         listener.listen(len(names))
-        address = (node_name(), _address(), listener.getsockname()[1]) if first else None
+        port = listener.getsockname()[1]
+        address = (node_name(), socket.gethostbyname(socket.gethostname()), port) if first else None
         unreached = []
         for node, host, port in filter(None, gathered(address)):
             if first and node != node_name():
@@ -201,15 +191,11 @@ def _ports(names: Sequence[str]) -> Check:
     return Check("ports", "ok", "nodes reach each other on free ports")
 
 
-def _address() -> str:
-    return socket.gethostbyname(socket.gethostname())
-
-
 def _shared_folder(folder: Path, names: Sequence[str]) -> Check:
     """A file that each node writes is seen by all others."""
     box = [uuid.uuid4().hex]
     dist.broadcast_object_list(box, src=0)
-    first = _first_of_node(names)
+    first = names.index(node_name()) == dist.get_rank()
     meeting = folder / f".preflight-{box[0]}"
     trouble = ""
     if first:
@@ -223,8 +209,10 @@ def _shared_folder(folder: Path, names: Sequence[str]) -> Check:
     dist.barrier()
     if first:
         (meeting / node_name()).unlink(missing_ok=True)
-        if dist.get_rank() == 0:
-            _remove(meeting)
+    if dist.get_rank() == 0 and meeting.exists():
+        for attempt in Retrying(stop=stop_after_delay(FOLDER_SECONDS), wait=wait_fixed(0.1), reraise=True):
+            with attempt:
+                meeting.rmdir()
     fix = "output must lie in a folder that all nodes share"
     if trouble or unseen:
         text = trouble or f"{node_name()} does not see what {', '.join(unseen)} wrote into {folder}"
@@ -234,26 +222,13 @@ def _shared_folder(folder: Path, names: Sequence[str]) -> Check:
 
 def _unseen(meeting: Path, nodes: Sequence[str], text: str) -> list[str]:
     """Nodes whose file does not appear here in time; attribute caches of network file systems need some."""
+    left = list(nodes)
     deadline = time.monotonic() + FOLDER_SECONDS
     while True:
-        left = []
-        for node in nodes:
-            try:
-                if (meeting / node).read_text(encoding="utf-8") != text:
-                    left.append(node)
-            except OSError:
-                left.append(node)
+        for node in tuple(left):
+            with suppress(OSError):
+                if (meeting / node).read_text(encoding="utf-8") == text:
+                    left.remove(node)
         if not left or time.monotonic() > deadline:
             return left
         time.sleep(0.2)
-
-
-def _remove(meeting: Path) -> None:
-    deadline = time.monotonic() + FOLDER_SECONDS
-    while meeting.exists():
-        try:
-            meeting.rmdir()
-        except OSError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.1)

@@ -15,12 +15,12 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import SecretStr, ValidationError
 
 from mua.config.load import load_config
-from mua.config.schema import ExperimentConfig, Section, SlurmConfig
+from mua.config.schema import ExperimentConfig, SlurmConfig
 from mua.errors import ConfigError, MuaError
 from mua.launch.provenance import ROOT
 from mua.masking import credentials
@@ -90,7 +90,13 @@ def render(job: SlurmJob) -> str:
     text, replaced = _HEAD.subn(lambda _: "\n".join(_head(job)) + "\n", TEMPLATE.read_text(encoding="utf-8"))
     if replaced != 1:
         raise MuaError(f"{TEMPLATE}: expected one block between '# >>> head' and '# <<< head'")
-    _refuse_secrets(job, text)
+    shown = "\n".join([text, *submission(job)])  # scripts are kept by Slurm, and command lines are seen by everybody
+    for key, secret in secrets_in(job.config.model_dump()):
+        if secret in shown:
+            raise ConfigError(
+                f"{key}: the secret would stand in the job's script or command line; export it in the environment "
+                f"and write ${{NAME}} for it in the configuration file"
+            )
     return text
 
 
@@ -157,25 +163,24 @@ def _head(job: SlurmJob) -> Iterator[str]:
 
 def _options(job: SlurmJob, nodes: int) -> Iterator[str]:
     slurm = job.config.slurm
-    yield f"--job-name={_word('name', job.config.name)}"
-    yield f"--nodes={nodes}"
-    yield "--ntasks-per-node=1"
-    if slurm.gpus_per_node:
-        yield f"--gpus-per-node={slurm.gpus_per_node}"
-    if slurm.cpus_per_task:
-        yield f"--cpus-per-task={slurm.cpus_per_task}"
-    for name in ("partition", "account", "qos"):
-        if value := getattr(slurm, name):
-            yield f"--{name}={_word(f'slurm.{name}', value)}"
-    if slurm.time:
-        if not _TIME.fullmatch(slurm.time):
-            raise ConfigError(f"slurm.time: {slurm.time!r} is not a time of Slurm's, such as 24:00:00 or 2-00:00:00")
-        yield f"--time={slurm.time}"
-    yield f"--signal=B:USR1@{slurm.signal_minutes * 60}"
+    if slurm.time and not _TIME.fullmatch(slurm.time):
+        raise ConfigError(f"slurm.time: {slurm.time!r} is not a time of Slurm's, such as 24:00:00 or 2-00:00:00")
+    words = {name: getattr(slurm, name) for name in ("partition", "account", "qos")}
+    options = {
+        "job-name": _word("name", job.config.name),
+        "nodes": nodes,
+        "ntasks-per-node": 1,
+        "gpus-per-node": slurm.gpus_per_node,
+        "cpus-per-task": slurm.cpus_per_task,
+        **{name: _word(f"slurm.{name}", value) for name, value in words.items() if value},
+        "time": slurm.time,
+        "signal": f"B:USR1@{slurm.signal_minutes * 60}",
+        "open-mode": "append",
+        "output": f"{_option_path(job.logs)}/%j.log",
+        "chdir": _option_path(Path.cwd()),
+    }
+    yield from (f"--{name}={value}" for name, value in options.items() if value)
     yield "--requeue" if slurm.requeue else "--no-requeue"
-    yield "--open-mode=append"
-    yield f"--output={_option_path(job.logs)}/%j.log"
-    yield f"--chdir={_option_path(Path.cwd())}"
     for option in slurm.extra:
         if not option.startswith("-") or "\n" in option:
             raise ConfigError(f"slurm.extra: {option!r} is not an option of sbatch, such as --constraint=h200")
@@ -196,39 +201,17 @@ def _option_path(path: Path) -> str:
     return f'"{text}"' if " " in text else text
 
 
-def _refuse_secrets(job: SlurmJob, text: str) -> None:
-    """Scripts are kept by Slurm and command lines are seen by everybody."""
-    shown = "\n".join([text, *submission(job)])
-    for key, secret in _secrets(job.config):
-        if secret in shown:
-            raise ConfigError(
-                f"{key}: the secret would stand in the job's script or command line; export it in the environment "
-                f"and write ${{NAME}} for it in the configuration file"
-            )
-
-
-def _secrets(section: Section, above: str = "") -> Iterator[tuple[str, str]]:
-    for name in type(section).model_fields:
-        value = getattr(section, name)
-        if isinstance(value, Section):
-            yield from _secrets(value, f"{above}{name}.")
-        elif isinstance(value, list):
-            for place, item in enumerate(value):
-                if isinstance(item, Section):
-                    yield from _secrets(item, f"{above}{name}.{place}.")
-        elif isinstance(value, SecretStr) and (text := value.get_secret_value()) not in ("", "none"):
-            yield above + name, text
-        for text in _texts(value):
-            yield from ((above + name, secret) for secret in credentials(text))
-
-
-def _texts(value: object) -> Iterator[str]:
-    """The strings of a plain value; those of sections are looked at with the sections."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, list | dict):
-        for item in value.values() if isinstance(value, dict) else value:
-            yield from _texts(item)
+def secrets_in(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
+    """Every secret in a dumped configuration, with its key: keys of endpoints, and credentials inside URLs."""
+    match value:
+        case SecretStr() if (text := value.get_secret_value()) not in ("", "none"):
+            yield key, text
+        case str():
+            yield from ((key, secret) for secret in credentials(value))
+        case dict() | list():
+            items = value.items() if isinstance(value, dict) else enumerate(value)
+            for name, item in items:
+                yield from secrets_in(item, f"{key}.{name}".lstrip("."))
 
 
 def prepare(

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from pathlib import Path
 
-from megatron_bridge.hf_folder import verify_hf_folder
+from megatron_bridge.hf_folder import DEFAULT_SHARD_BYTES, verify_hf_folder
 from megatron_bridge.safetensors_io import SafetensorsFolder
 from mua.compat.checkpoint_reading import check_pickles
 from mua.config.load import load_config
@@ -19,7 +19,12 @@ _MIB = 1 << 20
 
 
 def megatron_to_hf(
-    checkpoint: Path, out: Path, source: Path | None, config: Path | None, shard_bytes: int, force: bool = False
+    checkpoint: Path,
+    out: Path,
+    source: Path | None = None,
+    config: Path | None = None,
+    shard_bytes: int = DEFAULT_SHARD_BYTES,
+    force: bool = False,
 ) -> None:
     """Write ``checkpoint`` as the Hugging Face folder ``out``.
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import operator
 import os
 import pickle
 from collections.abc import Sequence
@@ -29,7 +30,8 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from megatron_bridge.checksums import ALGORITHM, HashingStream, Sidecar, digest_of
-from mua.compat.checkpoint_reading import INDEX, described, read_index, refusal
+from megatron_bridge.plain_files import open_regular
+from mua.compat.checkpoint_reading import INDEX, plain_part, read_index
 from mua.compat.plain_archive import Archive, StoredTensor, read_into
 from mua.compat.plain_index import StorageInfo
 from mua.compat.plain_pickle import PickleError
@@ -81,10 +83,6 @@ class TorchDistReader:
         while self._files:
             os.close(self._files.popitem()[1])
 
-    def shape(self, key: str) -> tuple[int, ...]:
-        """Shape of a global tensor."""
-        return tuple(self._tensor(key).size)
-
     def dtype(self, key: str) -> torch.dtype:
         """Dtype of a global tensor."""
         dtype: torch.dtype = self._tensor(key).properties.dtype
@@ -98,22 +96,19 @@ class TorchDistReader:
         return [
             matrix
             for matrix in self._stored[region.key, dims].get(region.prefix, [])
-            if _overlap(matrix.row, matrix.rows, region.row, region.rows)
-            and _overlap(matrix.col, matrix.cols, region.col, region.cols)
+            if -matrix.rows < matrix.row - region.row < region.rows
+            and -matrix.cols < matrix.col - region.col < region.cols
         ]
 
     def read(self, matrix: StoredMatrix, row: int, target: Tensor) -> None:
         """Whole rows ``row...`` of a stored matrix into the contiguous CPU tensor ``target``, ``[rows, cols]``."""
         if target.shape[1] != matrix.cols or not target.is_contiguous():
             raise ValueError(f"rows of {matrix.cols} values do not fit {list(target.shape)}")
-        descriptor, tensor = self._open(matrix.blob)
-        if target.dtype != tensor.dtype or matrix.first + matrix.rows * matrix.cols > math.prod(tensor.shape):
-            found = PickleError(f"it is {tensor.dtype} {list(tensor.shape)}, which the index says otherwise")
-            raise refusal(self.folder, described(matrix.blob), found)
-        try:
+        with plain_part(self.folder, matrix.blob):
+            descriptor, tensor = self._open(matrix.blob)
+            if target.dtype != tensor.dtype or matrix.first + matrix.rows * matrix.cols > math.prod(tensor.shape):
+                raise PickleError(f"it is {tensor.dtype} {list(tensor.shape)}, which the index says otherwise")
             read_into(descriptor, tensor.offset + (matrix.first + row * matrix.cols) * tensor.dtype.itemsize, target)
-        except PickleError as error:
-            raise refusal(self.folder, described(matrix.blob), error) from error
 
     def _tensor(self, key: str) -> TensorStorageMetadata:
         entry = self._index.state_dict_metadata.get(key)
@@ -131,30 +126,22 @@ class TorchDistReader:
             if not math.prod(sizes):
                 continue
             blob = self._index.storage_data[MetadataIndex(key, chunk.offsets)]
-            row, col, rows, cols = *_matrix(offsets[dims:], 0), *_matrix(sizes[dims:], 1)
-            for number, index in enumerate(itertools.product(*(range(size) for size in sizes[:dims]))):
-                prefix = tuple(offset + i for offset, i in zip(offsets, index, strict=False))
+            row, col = (*offsets[dims:], 0)[:2]  # there may be rows only
+            rows, cols = (*sizes[dims:], 1)[:2]
+            for number, index in enumerate(itertools.product(*map(range, sizes[:dims]))):
+                prefix = tuple(map(operator.add, offsets, index))
                 matrix = StoredMatrix(row, col, rows, cols, blob, number * rows * cols)
                 found.setdefault(prefix, []).append(matrix)
         return found
 
     def _open(self, info: StorageInfo) -> tuple[int, StoredTensor]:
         """The file of a blob and its tensor; the one opened last is kept, as its rows are read band by band."""
-        if self._opened is not None and self._opened[0] is info:
-            return self._opened[1:]
-        descriptor = self._files.get(info.relative_path)
-        if descriptor is None:
-            path = self.folder / info.relative_path
-            try:
-                descriptor = self._files[info.relative_path] = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-            except OSError as error:
-                raise ModelError(f"{path} cannot be opened: {error.strerror}") from error
-        try:
-            tensor = Archive(descriptor, info.offset, info.length).tensor()
-        except PickleError as error:
-            raise refusal(self.folder, described(info), error) from error
-        self._opened = (info, descriptor, tensor)
-        return descriptor, tensor
+        if self._opened is None or self._opened[0] is not info:
+            if info.relative_path not in self._files:
+                self._files[info.relative_path] = open_regular(self.folder / info.relative_path)
+            descriptor = self._files[info.relative_path]
+            self._opened = (info, descriptor, Archive(descriptor, info.offset, info.length).tensor())
+        return self._opened[1:]
 
 
 @dataclass(slots=True)
@@ -246,12 +233,3 @@ class TorchDistWriter:
 
 def _file_name(number: int) -> str:
     return f"__0_{number}.distcp"
-
-
-def _matrix(numbers: tuple[int, ...], missing: int) -> tuple[int, int]:
-    """Row and column numbers of the last dimensions, of which there may be one only."""
-    return (numbers[0], numbers[1] if len(numbers) > 1 else missing)
-
-
-def _overlap(first: int, count: int, other: int, other_count: int) -> bool:
-    return first < other + other_count and other < first + count

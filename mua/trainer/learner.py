@@ -32,7 +32,7 @@ from megatron_bridge.plan import ModelPlan, plan_model
 from megatron_bridge.save import save_hf
 from mua.algorithms.loss_protocol import LossFunction, ValueLossFunction
 from mua.config.schema import ExperimentConfig
-from mua.engine.host import EngineHost, Host, Hosts, find_nodes, make_servers, reachable_address
+from mua.engine.host import EngineHost, Hosts, find_nodes
 from mua.engine.source import TrainerSource, WeightSource
 from mua.errors import ModelError, RankLost
 from mua.megatron import checkpoint, forward, parallel
@@ -335,12 +335,9 @@ class Learner(Together):
     @announced
     def _engine_hosts(self, key: str) -> Hosts:
         if dist.get_rank() in self._nodes.leaders[1:]:
-            address = reachable_address()
-            servers = make_servers(self._config, node=self._nodes.own, address=address, api_key=key)
-            self._host = EngineHost(servers, address, key)
+            self._host = EngineHost(self._config, self._nodes.own, key)
         urls = gathered(None if self._host is None else self._host.url, self._group)
-        others = enumerate(self._nodes.leaders[1:], start=1)
-        return Hosts(key, tuple(Host(node, str(urls[leader])) for node, leader in others))
+        return Hosts(key, tuple(str(urls[leader]) for leader in self._nodes.leaders[1:]))
 
     def _follow_buckets(self, targets: Sequence[int]) -> None:
         self._source.follow(targets)

@@ -1,5 +1,12 @@
 """Reinforcement learning: tasks become episodes, groups, batches, steps and new weights.
 
+    task ──► slots ──► episodes ──► groups ──► batch ──► optimizer steps ──► weights
+    stream   of bounded   samples     graded    with      of the critic        │
+      ▲      staleness    of a task   together  losses    and the policy       │ sync, one version on
+      │                                                                        ▼
+      └── a slot comes free when the engines have the weights ◄──────────── engines, which are evaluated
+          that were trained on its group                                   where it is due
+
 ``trainer.max_staleness`` 0 is synchronous training; above it the same loop trains while the next groups roll out
 (see :mod:`mua.rollout.scheduler`).
 """
@@ -18,7 +25,6 @@ from mua.algorithms.losses import PolicyLoss, ValueLoss
 from mua.algorithms.metrics import rollout_metrics
 from mua.algorithms.shuffle import shuffled
 from mua.config.schema import ExperimentConfig
-from mua.engine.sync import SyncReport
 from mua.environment.protocol import Split
 from mua.errors import EngineError, MuaError, Preempted, RunStopped
 from mua.evaluation.evaluator import evaluate_in_training
@@ -51,7 +57,7 @@ def train(config: ExperimentConfig, preemption: Preemption | None = None) -> Non
     algorithm = config.algorithm
     if leads() and config.trainer.max_staleness and not algorithm.sees_sampler:
         log.warning("algorithm.uncorrected: what older policies sampled is trained on as if it were the policy's own")
-    total, critic = _optimizer_steps(config)
+    total, critic = optimizer_steps(config)
     learner = Learner(config, total_steps=total, with_reference=algorithm.kl_coefficient > 0, critic_steps=critic)
     if not leads():
         learner.follow()
@@ -68,11 +74,11 @@ def train(config: ExperimentConfig, preemption: Preemption | None = None) -> Non
         hosts = learner.engine_hosts()
         with run.saved_on_leaving(), RolloutService(config, interrupt, hosts=hosts, teacher=True) as rollouts:
             with without_gc_pauses():
-                loop(config, learner, run, rollouts, preemption)
+                Training(config, learner, run, rollouts, preemption).loop()
             learner.save_hf(config.output / "hf")
 
 
-def _optimizer_steps(config: ExperimentConfig) -> tuple[int, int | None]:
+def optimizer_steps(config: ExperimentConfig) -> tuple[int, int | None]:
     """Of the policy in the run, and of the critic, if there is one."""
     algorithm, steps = config.algorithm, config.trainer.steps
     each = algorithm.epochs * algorithm.minibatches
@@ -81,58 +87,140 @@ def _optimizer_steps(config: ExperimentConfig) -> tuple[int, int | None]:
     return (steps - config.critic.warmup_steps) * each, steps * each
 
 
-def loop(
-    config: ExperimentConfig, learner: Learner, run: Run, rollouts: RolloutService, preemption: Preemption
-) -> None:
-    """The run from ``run.step`` to its end, or to the safe point after ``preemption``."""
-    steps = config.trainer.steps
-    traces = TraceWriter(config.output / "traces") if config.observe.traces else None
-    phases = Phases(config, learner, rollouts)
-    phases.sync(run.step)
-    if run.unlogged is not None:
-        late = run.unlogged | _evaluate(config, run, rollouts, run.step)
-        run.evaluated(run.step - 1, late)
-        run.log(run.step - 1, late)
-    first = _first(config, run, rollouts) if run.step == 0 else {}
-    rollouts.schedule(run.step, run.position)
-    started = time.perf_counter()
-    with run.progress.stage("train", total=steps - run.step) as progress:
-        for step in range(run.step, steps):
-            preemption.check()
-            rollout_batch, few = _roll_out(config, run, rollouts, step, preemption, traces)
-            with run.timer.stage("train"), phases.training():
-                metrics = learn(config, learner, [] if few is not None else rollout_batch.usable, version=step)
-            evaluated = config.trainer.evaluate_every > 0 and run.due(config.trainer.evaluate_every, step)
-            best, leaving = False, None
+class Training:
+    """One run: the loop, and the parts of a step in their order."""
+
+    def __init__(
+        self, config: ExperimentConfig, learner: Learner, run: Run, rollouts: RolloutService, preemption: Preemption
+    ) -> None:
+        self._config, self._learner, self._run, self._rollouts = config, learner, run, rollouts
+        self._preemption = preemption
+        self._phases = Phases(config, learner, rollouts)
+        self._traces = TraceWriter(config.output / "traces") if config.observe.traces else None
+
+    def loop(self) -> None:
+        """The run from its next step to its end, or to the safe point after it was asked to leave."""
+        config, run, rollouts = self._config, self._run, self._rollouts
+        first = self._begin()
+        started = time.perf_counter()
+        with run.progress.stage("train", total=config.trainer.steps - run.step) as progress:
+            for step in range(run.step, config.trainer.steps):
+                self._preemption.check()
+                rollout_batch, few = self._roll_out(step)
+                with run.timer.stage("train"), self._phases.training():
+                    metrics = learn(
+                        config, self._learner, [] if few is not None else rollout_batch.usable, version=step
+                    )
+                evaluates = config.trainer.evaluate_every > 0 and run.due(config.trainer.evaluate_every, step)
+                best, leaving = self._sync_and_evaluate(step, metrics, evaluates)
+                metrics |= self._rollout_metrics(step, rollout_batch) | rollouts.metrics() | self._phases.take()
+                before, started = started, time.perf_counter()
+                metrics |= {"speed/step_seconds": started - before} | first
+                for kind, tokens in (("sampled", metrics["engine/sampled_tokens"]), ("trained", metrics["tokens"])):
+                    metrics[f"speed/{kind}_tokens_per_second"] = tokens / (started - before)
+                first, run.position = {}, rollouts.position
+                # A step counts as done once its checkpoint is there; what it leaves behind must be there before.
+                if leaving is not None and evaluates:
+                    run.completed(step, unlogged=metrics)
+                else:
+                    run.log(step, metrics)
+                if leaving is not None:
+                    self._preemption.check()
+                    raise leaving
+                if run.learned and (best or run.due(config.trainer.save_every, step)):
+                    with self._phases.saving():
+                        run.save(step)
+                rollouts.release()
+                progress.advance(note=progress_note(metrics, rollout_batch.groups, few))
+        self._hand_over()
+
+    def _begin(self) -> dict[str, float]:
+        """The engines have the weights, the first groups roll out; what the policy reaches before the first step.
+
+        The evaluation that the run before this one owed its last step is made up for.
+        """
+        config, run = self._config, self._run
+        self._phases.sync(run.step)
+        if run.unlogged is not None:
+            late = run.unlogged | self._evaluate(run.step)
+            run.evaluated(run.step - 1, late)
+            run.log(run.step - 1, late)
+        found: dict[str, float] = {}
+        if run.step == 0 and config.trainer.evaluate_first:
+            found |= self._evaluate(0)
+        if run.step == 0 and (split := config.evaluation.report_split) is not None:
+            own = found if found and split == config.evaluation.split else self._evaluate(0, split)
+            run.report.first(own)
+            found |= own
+        self._rollouts.schedule(run.step, run.position)
+        return {f"initial_{name}": value for name, value in found.items()}
+
+    def _roll_out(self, step: int) -> tuple[RolloutBatch, UnscoredEpisodes | None]:
+        """The episodes of ``step``, and what was wrong where too few could be scored to train on them.
+
+        Traces of a step that stops the run are written, to be looked into.
+        """
+        run, algorithm = self._run, self._config.algorithm
+        expected = None if algorithm.refill.on else algorithm.groups_per_step * algorithm.group_size
+        with run.timer.stage("rollout"), run.progress.stage(f"episodes of step {step}", total=expected) as progress:
             try:
-                if not preemption.requested:  # the same signal may have ended the engines
-                    with run.timer.stage("sync"):
-                        metrics |= _sync_metrics(phases.sync(step + 1))
-                if evaluated:
-                    preemption.check()
-                    metrics |= _evaluate(config, run, rollouts, step + 1)
-                    best = run.evaluated(step, metrics)
-            except (Preempted, EngineError, RunStopped) as error:
-                leaving = error
-            metrics |= _of_rollouts(config, rollout_batch, step, traces) | rollouts.metrics() | phases.take()
-            before, started = started, time.perf_counter()
-            metrics |= _speed(metrics, started - before)
-            # A step counts as done once its checkpoint is there; what it leaves behind must be there before.
-            metrics |= first if step == 0 else {}
-            run.position = rollouts.position
-            if leaving is not None and evaluated:
-                run.completed(step, unlogged=metrics)
-            else:
-                run.log(step, metrics)
-            if leaving is not None:
-                preemption.check()
-                raise leaving
-            if run.learned and (best or run.due(config.trainer.save_every, step)):
-                with phases.saving():
-                    run.save(step)
-            rollouts.release()
-            progress.advance(note=progress_note(metrics, rollout_batch.groups, few))
-    hand_over(config, learner, run, rollouts, phases)
+                rollout_batch = self._rollouts.take(on_episode=progress.advance)
+            except MuaError:
+                self._preemption.check()  # the signal that asks to leave may have ended the engines before
+                raise
+        ended = [t for group in rollout_batch.groups for t in group.trajectories]
+        few = too_few_scored(ended, self._config.trainer.min_scored_share)
+        try:
+            run.scored(step, few)
+        except RunStopped:
+            if self._traces is not None:
+                self._traces.write(step, ended)
+            self._preemption.check()
+            raise
+        return rollout_batch, few
+
+    def _sync_and_evaluate(
+        self, step: int, metrics: dict[str, float], evaluates: bool
+    ) -> tuple[bool, Preempted | EngineError | RunStopped | None]:
+        """Give the engines the weights of ``step``, evaluate them where that is due, and add both to ``metrics``.
+
+        Whether no policy was better before, and what ends the run, if anything does, once the step is recorded.
+        """
+        try:
+            if not self._preemption.requested:  # the same signal may have ended the engines
+                with self._run.timer.stage("sync"):
+                    metrics |= self._phases.sync(step + 1).metrics()
+            if evaluates:
+                self._preemption.check()
+                metrics |= self._evaluate(step + 1)
+                return self._run.evaluated(step, metrics), None
+        except (Preempted, EngineError, RunStopped) as error:
+            return False, error
+        return False, None
+
+    def _rollout_metrics(self, step: int, rollout_batch: RolloutBatch) -> dict[str, float]:
+        """Metrics of a step's episodes, which are left as traces."""
+        if self._traces is not None:
+            self._traces.write(step, (t for group in rollout_batch.groups for t in group.trajectories))
+        return rollout_metrics(rollout_batch.groups, divide_by_std=self._config.algorithm.divide_by_std, version=step)
+
+    def _evaluate(self, step: int, split: Split | None = None) -> dict[str, float]:
+        """Metrics of the policy after ``step`` steps on ``split``, by default that of the configuration."""
+        split = split or self._config.evaluation.split
+        with self._run.timer.stage("evaluate"):
+            return evaluate_in_training(self._config, self._rollouts, self._run.progress, split, step)
+
+    def _hand_over(self) -> None:
+        """Have the learner have the policy that ``trainer.export`` chooses, and report on it."""
+        step, folder = self._run.handed_over()
+        if folder is not None:
+            self._learner.load(folder)
+            log.info("handing over the policy of %s", folder)
+        if (split := self._config.evaluation.report_split) is None:
+            return
+        if folder is not None:
+            self._phases.sync(self._config.trainer.steps + 1)
+        self._run.report.final(step, self._evaluate(step, split))
 
 
 def progress_note(metrics: Mapping[str, float], groups: Sequence[Group], few: UnscoredEpisodes | None) -> str:
@@ -143,31 +231,6 @@ def progress_note(metrics: Mapping[str, float], groups: Sequence[Group], few: Un
     return ", ".join(words)
 
 
-def hand_over(config: ExperimentConfig, learner: Learner, run: Run, rollouts: RolloutService, phases: Phases) -> None:
-    """Have ``learner`` have the policy that ``trainer.export`` chooses, and report on it."""
-    step, folder = run.handed_over()
-    if folder is not None:
-        learner.load(folder)
-        log.info("handing over the policy of %s", folder)
-    if (split := config.evaluation.report_split) is None:
-        return
-    if folder is not None:
-        phases.sync(config.trainer.steps + 1)
-    run.report.final(step, _evaluate(config, run, rollouts, step, split))
-
-
-def _first(config: ExperimentConfig, run: Run, rollouts: RolloutService) -> dict[str, float]:
-    """What the policy reaches before the first step, as metrics of that step and in the report."""
-    found: dict[str, float] = {}
-    if config.trainer.evaluate_first:
-        found |= _evaluate(config, run, rollouts, 0)
-    if (split := config.evaluation.report_split) is not None:
-        own = found if found and split == config.evaluation.split else _evaluate(config, run, rollouts, 0, split)
-        run.report.first(own)
-        found |= own
-    return {f"initial_{name}": value for name, value in found.items()}
-
-
 def learn(config: ExperimentConfig, learner: Learner, groups: Sequence[Group], *, version: int) -> dict[str, float]:
     """All optimizer steps on one batch of groups; their metrics, averaged over the steps.
 
@@ -176,26 +239,20 @@ def learn(config: ExperimentConfig, learner: Learner, groups: Sequence[Group], *
     algorithm = config.algorithm
     if algorithm.shuffle_rewards:
         groups = shuffled(groups, version)
-    groups, taken = filtered(groups, algorithm)
+    groups, found = filtered(groups, algorithm)
     parts = split_minibatches(groups, min(algorithm.minibatches, len(groups))) if groups else []
-    batches, found = _prepared(config, learner, parts, version)
-    if not batches:  # every group agreed with itself or was filtered out: nothing pulls the policy anywhere
-        return {"tokens": 0.0} | taken | found
-    steps = [_update(config, learner, batch, version) for _ in range(algorithm.epochs) for batch in batches]
-    return _mean(steps) | taken | found
-
-
-def _prepared(
-    config: ExperimentConfig, learner: Learner, parts: Sequence[Sequence[Group]], version: int
-) -> tuple[list[TrainBatch], dict[str, float]]:
-    """The batch of each optimizer step, with all its losses are decided by, and what there is to say about them."""
-    algorithm, found = config.algorithm, dict[str, float]()
     made = make_batches(parts, algorithm, config.rollout.temperature)
     batches = [learner.with_logprobs(batch, old=algorithm.recomputes) for batch in made if batch.sequences]
     if algorithm.advantage == "gae":
-        batches, found = with_gae([learner.with_values(batch) for batch in batches], algorithm)
+        batches, of_values = with_gae([learner.with_values(batch) for batch in batches], algorithm)
+        found |= of_values
     done = [adjusted(batch, algorithm, version) for batch in batches]
-    return [batch for batch, _ in done if batch.sequences], found | _mean([metrics for _, metrics in done])
+    found |= _mean([metrics for _, metrics in done])
+    batches = [batch for batch, _ in done if batch.sequences]
+    if not batches:  # every group agreed with itself or was filtered out: nothing pulls the policy anywhere
+        return {"tokens": 0.0} | found
+    steps = [_update(config, learner, batch, version) for _ in range(algorithm.epochs) for batch in batches]
+    return _mean(steps) | found
 
 
 def _update(config: ExperimentConfig, learner: Learner, batch: TrainBatch, version: int) -> dict[str, float]:
@@ -206,76 +263,6 @@ def _update(config: ExperimentConfig, learner: Learner, batch: TrainBatch, versi
         if version < config.critic.warmup_steps:
             return metrics
     return metrics | learner.train_step(batch, PolicyLoss.from_config(config.algorithm))
-
-
-def _roll_out(
-    config: ExperimentConfig, run: Run, rollouts: RolloutService, step: int, preemption: Preemption,
-    traces: TraceWriter | None,
-) -> tuple[RolloutBatch, UnscoredEpisodes | None]:  # fmt: skip
-    """The episodes of ``step``, and what was wrong where too few could be scored to train on them.
-
-    Traces of a step that stops the run are written, to be looked into.
-    """
-    algorithm = config.algorithm
-    expected = None if algorithm.refill.on else algorithm.groups_per_step * algorithm.group_size
-    with run.timer.stage("rollout"), run.progress.stage(f"episodes of step {step}", total=expected) as progress:
-        try:
-            rollout_batch = rollouts.take(on_episode=progress.advance)
-        except MuaError:
-            preemption.check()  # the signal that asks to leave may have ended the engines before
-            raise
-    ended = [t for group in rollout_batch.groups for t in group.trajectories]
-    few = too_few_scored(ended, config.trainer.min_scored_share)
-    try:
-        run.scored(step, few)
-    except RunStopped:
-        if traces is not None:
-            traces.write(step, ended)
-        preemption.check()
-        raise
-    return rollout_batch, few
-
-
-def _of_rollouts(
-    config: ExperimentConfig, rollout_batch: RolloutBatch, step: int, traces: TraceWriter | None
-) -> dict[str, float]:
-    """Metrics of a step's episodes, which are left as traces."""
-    if traces is not None:
-        traces.write(step, (t for group in rollout_batch.groups for t in group.trajectories))
-    return rollout_metrics(rollout_batch.groups, divide_by_std=config.algorithm.divide_by_std, version=step)
-
-
-def _evaluate(
-    config: ExperimentConfig, run: Run, rollouts: RolloutService, step: int, split: Split | None = None
-) -> dict[str, float]:
-    """Metrics of the policy after ``step`` steps on ``split``, by default that of the configuration."""
-    with run.timer.stage("evaluate"):
-        return evaluate_in_training(config, rollouts, run.progress, split or config.evaluation.split, step)
-
-
-def _sync_metrics(synced: SyncReport) -> dict[str, float]:
-    return {
-        "sync/bytes": float(synced.bytes),
-        "sync/bytes_moved": float(synced.moved),
-        "sync/bytes_needed": float(synced.needed),
-        "sync/tensors": float(synced.tensors),
-        "sync/buckets": float(synced.buckets),
-        "sync/version": float(synced.version),
-        "sync/seconds": synced.seconds,
-        "sync/pause_seconds": synced.pause_seconds,
-        "sync/assemble_seconds": synced.assemble_seconds,
-        "sync/load_seconds": synced.load_seconds,
-        "sync/overlap_seconds": synced.overlap_seconds,
-        "sync/gigabytes_per_second": synced.bytes / max(synced.seconds, 1e-9) / 1e9,
-    }
-
-
-def _speed(metrics: dict[str, float], seconds: float) -> dict[str, float]:
-    return {
-        "speed/step_seconds": seconds,
-        "speed/sampled_tokens_per_second": metrics["engine/sampled_tokens"] / seconds,
-        "speed/trained_tokens_per_second": metrics["tokens"] / seconds,
-    }
 
 
 def _mean(steps: Sequence[dict[str, float]]) -> dict[str, float]:

@@ -64,16 +64,27 @@ class UserFactory:
 
         Raises :class:`mua.errors.ConfigError` when there is no recording of ``task``.
         """
-        domain = self._selection.domain(task)
-        if self._config.kind == "replay":
-            return self._replayed(task, seed)
+        domain, config = self._selection.domain(task), self._config
+        if config.kind == "replay":
+            if not (recordings := self._recordings.get(task.id)):
+                raise ConfigError(
+                    f"user.replay: {config.replay} has no recording of task {task.id!r}; "
+                    "choose the split and tasks that were recorded"
+                )
+            return ReplayedUser(task.id, recordings[seed % len(recordings)])
         if getattr(domain, "user_in_tools", False):
-            return scripted_user(domain, task, seed, self._config.personas)
+            return scripted_user(domain, task, seed, config.personas)
         if self._own is not None:
-            return self._made(self._own, domain, task, seed)
+            user = self._own(Placement(domain, task, seed, config.options, self._endpoint))
+            if not isinstance(user, User):
+                raise ConfigError(
+                    f"user.kind: {config.kind} gave {type(user).__name__}, which is no user; it needs open, reply "
+                    "and close (mua.users.interface.User)"
+                )
+            return user
         if self._endpoint is not None:
-            return self._talking(self._endpoint, domain, task, seed)
-        return scripted_user(domain, task, seed, self._config.personas)
+            return self._played_by_model(self._endpoint, domain, task, seed)
+        return scripted_user(domain, task, seed, config.personas)
 
     def recites_data(self, task: Task) -> bool:
         """Whether the user of ``task`` says what a data set holds, code or calls perhaps: its words are no fault."""
@@ -81,43 +92,21 @@ class UserFactory:
         scripted = self._config.kind == "scripted" or getattr(domain, "user_in_tools", False)
         return scripted and (getattr(domain, "needs_data", False) or self._selection.config.data is not None)
 
-    def _talking(self, endpoint: ChatClient, domain: Domain, task: Task, seed: int) -> LlmUser:
+    def _played_by_model(self, endpoint: ChatClient, domain: Domain, task: Task, seed: int) -> LlmUser:
         config = self._config
-        style = style_of(seed, manners=config.manners, temperatures=config.temperatures)
+        if config.check != "off" and domain.name not in self._vocabularies:
+            self._vocabularies[domain.name] = Vocabulary(domain)
         return LlmUser(
             endpoint,
             domain.persona(task),
             seed,
-            style,
+            style_of(seed, manners=config.manners, temperatures=config.temperatures),
             leak_words=config.leak_words,
             tool_rounds=config.tool_rounds,
             check=config.check,
-            facts=None if config.check == "off" else self._vocabulary(domain).of(task),
+            facts=None if config.check == "off" else self._vocabularies[domain.name].of(task),
             prompt=self._prompt,
         )
-
-    def _vocabulary(self, domain: Domain) -> Vocabulary:
-        if domain.name not in self._vocabularies:
-            self._vocabularies[domain.name] = Vocabulary(domain)
-        return self._vocabularies[domain.name]
-
-    def _made(self, make: MakeUser, domain: Domain, task: Task, seed: int) -> User:
-        user = make(Placement(domain, task, seed, self._config.options, self._endpoint))
-        if not isinstance(user, User):
-            raise ConfigError(
-                f"user.kind: {self._config.kind} gave {type(user).__name__}, which is no user; it needs open, reply "
-                "and close (mua.users.interface.User)"
-            )
-        return user
-
-    def _replayed(self, task: Task, seed: int) -> User:
-        recordings = self._recordings.get(task.id)
-        if not recordings:
-            raise ConfigError(
-                f"user.replay: {self._config.replay} has no recording of task {task.id!r}; "
-                "choose the split and tasks that were recorded"
-            )
-        return ReplayedUser(task.id, recordings[seed % len(recordings)])
 
 
 def find_factory(path: str) -> MakeUser:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, TypeVar, overload
 
 import jsonschema_rs
@@ -87,9 +87,12 @@ class Judge:
         Raises :class:`mua.errors.JudgeFault` when the endpoint gives nothing or nothing that fits.
         """
         form = _strict(schema if isinstance(schema, dict) else schema.model_json_schema())
+        # No mark can be forged in the material.
+        plain = {name: text.replace("<<<", "< < <").replace(">>>", "> > >") for name, text in (material or {}).items()}
+        marked = [f"{name}:\n<<<\n{text}\n>>>" for name, text in plain.items()]
         messages: list[Message] = [
             {"role": "system", "content": _RULES + json.dumps(form, ensure_ascii=False)},
-            {"role": "user", "content": _asked(question, material or {})},
+            {"role": "user", "content": "\n\n".join([*marked, question])},
         ]
         for attempt in range(self._attempts):
             text = await self._answer(messages, form, seed + 1000 * attempt)
@@ -97,7 +100,9 @@ class Judge:
                 verdict = _read(text, schema, form)
             except ValueError as error:
                 fault = _one_line(error)
-                messages += _correction(text, fault)
+                wrong = f"This cannot be read as a verdict: {fault}."
+                ask = f"{wrong} Answer again with one JSON object that follows the schema."
+                messages += [{"role": "assistant", "content": text}, {"role": "user", "content": ask}]
                 self._endpoint.count("invalid_verdicts")
             else:
                 self._endpoint.count("verdicts")
@@ -150,22 +155,16 @@ def single_object(text: str) -> str:
 
     Raises ``ValueError`` when there is none, more than one, or one with a key twice or with NaN.
     """
-    found = list(_objects(text))
+    found, end = [], 0
+    while begun := _BEGUN.search(text, end):
+        try:
+            _, end = read_json_at(text, begun.start())
+        except JsonError as error:  # an object inside a broken one is not the answer
+            raise ValueError(f"broken JSON: {error.reason}") from None
+        found.append(text[begun.start() : end])
     if len(found) != 1:
         raise ValueError(f"expected one JSON object, found {len(found)}")
     return found[0]
-
-
-def _objects(text: str) -> Iterator[str]:
-    begun = _BEGUN.search(text)
-    while begun:
-        place = begun.start()
-        try:
-            _, end = read_json_at(text, place)
-        except JsonError as error:  # an object inside a broken one is not the answer
-            raise ValueError(f"broken JSON: {error.reason}") from None
-        yield text[place:end]
-        begun = _BEGUN.search(text, end)
 
 
 def _read(text: str, schema: type[BaseModel] | Json, form: Json) -> BaseModel | Json:
@@ -185,21 +184,6 @@ def _one_line(error: ValueError) -> str:
         first = error.errors(include_url=False)[0]
         return f"{'.'.join(map(str, first['loc'])) or 'the object'}: {first['msg']}"[:_LONGEST_FAULT]
     return " ".join(str(error).split())[:_LONGEST_FAULT]
-
-
-def _asked(question: str, material: Mapping[str, str]) -> str:
-    """The question after its material, in which no mark can be forged."""
-    pieces = [f"{name}:\n<<<\n{_unmarked(text)}\n>>>" for name, text in material.items()]
-    return "\n\n".join([*pieces, question])
-
-
-def _unmarked(text: str) -> str:
-    return text.replace("<<<", "< < <").replace(">>>", "> > >")
-
-
-def _correction(text: str, fault: str) -> list[Message]:
-    ask = f"This cannot be read as a verdict: {fault}. Answer again with one JSON object that follows the schema."
-    return [{"role": "assistant", "content": text}, {"role": "user", "content": ask}]
 
 
 def _strict(schema: Any) -> Any:

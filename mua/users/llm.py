@@ -118,7 +118,9 @@ class LlmUser:
             if reply.calls:
                 reason = "the user acts on and on and says nothing"
                 return Refusal(UserFaultKind.ACTS_ON_AND_ON, reason) if speak else None
-            return self._fault(_words_of(reply), first, acted)
+            text = _words_of(reply)
+            refusal = self._check.form(text, first=first)
+            return refusal or (self._check.content(text, acted=acted) if self._mode == "refuse" else None)
 
         schemas = [schema.openai() for schema in self._tools.schemas()] if self._tools else []
         # Requests of one user differ by 1000, so that their retries (seed + attempt) never coincide.
@@ -130,11 +132,6 @@ class LlmUser:
             tool_choice="none" if schemas and speak else None,
             accept=accept,
         )
-
-    def _fault(self, text: str, first: bool, acted: bool) -> Refusal | None:
-        """Why ``text`` is not said."""
-        refusal = self._check.form(text, first=first)
-        return refusal or (self._check.content(text, acted=acted) if self._mode == "refuse" else None)
 
     async def _act(self, reply: Completion) -> None:
         """Run the calls; mistakes are answers that the model can act on."""

@@ -15,63 +15,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from string import Template
 
+import yaml
+
 from mua.errors import ConfigError
 from mua.untrusted import read_file
 from mua.users.interface import STOP_SIGNAL
 
-GREETING = "Hello! How may I help you?"
+_PROMPTS = yaml.safe_load(Path(__file__).with_name("prompts.yaml").read_text(encoding="utf-8"))
+GREETINGS: Sequence[str] = _PROMPTS["greetings"]
 """What the simulator is greeted with, so that it speaks first. It is no part of the agent's conversation."""
-GREETINGS = (
-    GREETING,
-    "Hi, you have reached support. What is it about?",
-    "Good day. What can I do for you?",
-    "Welcome! Tell me what you need.",
-    "Hello, thank you for waiting. What brings you here?",
-    "Hi there.",
-)
-
+GREETING = GREETINGS[0]
+MANNERS: Sequence[str] = _PROMPTS["manners"]
 SILENCE = "(The agent said nothing.)"
 """Stands for an empty text of the agent: many endpoints refuse empty messages."""
-
-MANNERS = (
-    "You write as little as possible: a few words, no greeting, no thanks.",
-    "You write in full, polite sentences, greet and thank.",
-    "You are chatty: a short remark about your day finds its way into many messages.",
-    "You are in a hurry and let it be felt, without being rude.",
-    "You are unsure how such things work and ask what a word or a step means before you agree.",
-    "You are annoyed that you have to write at all, though you answer what you are asked.",
-    "You type on a small phone: lower case, missing commas, now and then a slip of the finger. Numbers and names you "
-    "type with care.",
-    "You answer exactly what was asked, one thing at a time, and nothing besides.",
-    "You like to see things confirmed: you repeat in your words what you understood.",
-    "English is your second language: simple words, short sentences.",
-    "You come to the point slowly: your first message only hints at what it is about.",
-    "You are warm and good-humoured, and use an exclamation mark where others use a full stop.",
-)
-
-_RULES = f"""You are taking part in a conversation as a customer. The messages you receive come from a support agent.
-You are never the agent yourself: you ask, you answer, you do not help.
-
-How you talk
-- Write one short message at a time, in the words a person would use in a chat. Write only what the customer says.
-- Start with what you want, not with everything you know. Mention a detail when the agent asks for it or when the
-  next step needs it.
-- Everything you know stands under "Who you are". If you are asked for something that is not there, say that you do
-  not know or do not remember. Never make up a name, number, date or preference.
-- Put things in your own words instead of quoting your instructions, and stay in your role to the end.
-- Do not agree to anything that goes against what you want.
-
-How you finish
-- Once everything you came for is settled, or the agent has made clear that it will not be done, or you have been
-  handed over to someone else, write {STOP_SIGNAL} and nothing else.
-- Before that moment never write {STOP_SIGNAL}, and never mention that there is such a signal."""
-
-_TOOL_RULES = """What you can do
-- You have tools: they are your own hands and eyes on what is in front of you, and the agent cannot use them.
-- Use one when the agent asks you to do or to look at something, never on your own account. If the agent asks for
-  several steps, take them one after the other.
-- Then tell the agent in your own words what you did and what you saw. Never claim to have done what you did not do,
-  and never speak of tools or functions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,11 +115,14 @@ class Prompt:
     """With the fields of :data:`FIELDS`."""
 
     def text(self, persona: str, manner: str = "", *, tools: bool = False) -> str:
-        """The simulator's system prompt for ``persona``."""
-        if self.template is None:
-            return user_system_prompt(persona, manner, tools)
-        filled = {"persona": persona.strip(), "manner": manner, "stop": STOP_SIGNAL}
-        return self.template.substitute(filled | {"tool_rules": _TOOL_RULES if tools else ""})
+        """The simulator's system prompt for ``persona``; ours are the rules, then who the user is."""
+        tool_rules: str = _PROMPTS["tool_rules"] if tools else ""
+        persona = persona.strip()
+        if self.template is not None:
+            return self.template.substitute(persona=persona, manner=manner, stop=STOP_SIGNAL, tool_rules=tool_rules)
+        rules: str = _PROMPTS["rules"].replace("$stop", STOP_SIGNAL)
+        who = f"Who you are\n{persona}\n\nYour manner\n{manner}\n" if manner else f"Who you are\n{persona}\n"
+        return "\n\n".join(filter(None, (rules, tool_rules, who)))
 
 
 FIELDS = ("persona", "manner", "stop", "tool_rules")
@@ -190,10 +149,3 @@ def load_prompt(path: Path | None) -> Prompt:
     if missing := [field for field in ("persona", "stop") if field not in found]:
         raise ConfigError(f"user.prompt: {path} must say ${missing[0]} somewhere; known fields: {known}")
     return Prompt(template)
-
-
-def user_system_prompt(persona: str, manner: str = "", tools: bool = False) -> str:
-    """Our own prompt: the rules, then the ``persona`` of this task."""
-    rules = [_RULES, _TOOL_RULES] if tools else [_RULES]
-    who = f"{persona.strip()}\n\nYour manner\n{manner}" if manner else persona.strip()
-    return "\n\n".join([*rules, f"Who you are\n{who}\n"])

@@ -68,19 +68,15 @@ class ReplayedUser:
             )
         turn = self._turns[self._said]
         self._said += 1
-        await self._act(turn)
-        return UserReply(turn.text, stop=STOP_SIGNAL in turn.text)
-
-    async def _act(self, turn: RecordedTurn) -> None:
-        if turn.actions and self._tools is None:
-            raise UserFault(
-                f"replay of task {self._task_id!r}: in the recording the user acts with tools of its own, which this "
-                "environment does not give it; replay it in the domain it was recorded in",
-                UserFaultKind.NO_RECORDING,
-            )
         for action in turn.actions:
-            assert self._tools is not None
+            if self._tools is None:
+                raise UserFault(
+                    f"replay of task {self._task_id!r}: in the recording the user acts with tools of its own, which "
+                    "this environment does not give it; replay it in the domain it was recorded in",
+                    UserFaultKind.NO_RECORDING,
+                )
             await self._tools.call(action["name"], action["arguments"])
+        return UserReply(turn.text, stop=STOP_SIGNAL in turn.text)
 
 
 def user_turns(messages: Sequence[Mapping[str, Any]]) -> list[RecordedTurn]:
@@ -127,22 +123,20 @@ def load_recordings(path: Path) -> dict[str, list[list[RecordedTurn]]]:
 def _read(file: Path) -> Iterator[tuple[str, list[RecordedTurn]]]:
     with open_file(file) as lines:
         for number, line in enumerate(lines, start=1):
+            if not line.strip():
+                continue
             try:
-                if line.strip():
-                    yield _recording(line, f"user.replay: {file}:{number}")
-            except ConfigError as error:
+                trace: Json = read_json(line, strict=False, depth=MAX_FILE_DEPTH)
+                recording = _text(trace["task_id"]), user_turns(trace["messages"])
+            except (JsonError, KeyError, TypeError, AttributeError) as error:
+                fault = "not a trace line; it needs task_id and messages in OpenAI form"
+                if isinstance(error, JsonError):
+                    fault = f"not a JSON line ({error})"
+                elif isinstance(error, KeyError):
+                    fault = f"no key {error} in this trace line"
+                fault = f"user.replay: {file}:{number}: {fault}"
                 if line.endswith(b"\n"):
-                    raise
-                log.warning("%s; the line is unfinished and skipped", error)
-
-
-def _recording(line: bytes, where: str) -> tuple[str, list[RecordedTurn]]:
-    try:
-        trace: Json = read_json(line, strict=False, depth=MAX_FILE_DEPTH)
-        return _text(trace["task_id"]), user_turns(trace["messages"])
-    except JsonError as error:
-        raise ConfigError(f"{where}: not a JSON line ({error})") from error
-    except KeyError as error:
-        raise ConfigError(f"{where}: no key {error} in this trace line") from error
-    except (TypeError, AttributeError) as error:
-        raise ConfigError(f"{where}: not a trace line; it needs task_id and messages in OpenAI form") from error
+                    raise ConfigError(fault) from error
+                log.warning("%s; the line is unfinished and skipped", fault)
+            else:
+                yield recording

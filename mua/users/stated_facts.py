@@ -7,9 +7,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import lru_cache
+from functools import cache
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import yaml
+
+from mua.types import Json
 
 _MONTH_NAMES = (
     "january", "february", "march", "april", "may", "june", "july", "august", "september", "october", "november",
@@ -22,6 +27,8 @@ _MONTH_DAY = re.compile(rf"\b({_MONTH})\.? (\d\d?)(?:st|nd|rd|th)?\b(?:,? (\d{{4
 _DAY_MONTH = re.compile(rf"\b(\d\d?)(?:st|nd|rd|th)?(?: of)? ({_MONTH})\b(?:,? (\d{{4}})\b)?", re.IGNORECASE)
 _SLASHED = re.compile(r"\b(\d\d?)/(\d\d?)(?:/(\d{4}|\d\d))?\b")
 _DOTTED = re.compile(r"\b(\d\d?)\. ?(\d\d?)\. ?(\d{4})\b")
+_DATES = ((_ISO, 2, 3), (_MONTH_DAY, 1, 2), (_DAY_MONTH, 2, 1), (_SLASHED, 1, 2), (_DOTTED, 2, 1))
+"""How a date is written, and which groups are its month and its day."""
 _TIME = re.compile(r"\b(\d\d?):(\d\d)\b(?:\s*([ap])\.?m)?", re.IGNORECASE)
 EMAIL = re.compile(r"(?<![\w.+-])[\w.+-]{1,64}@[\w-]{1,64}(?:\.[\w-]{1,64})+")
 _CODE = re.compile(
@@ -73,11 +80,8 @@ class Knowledge:
         self._digits: set[str] = set()
         self._words: set[str] = set()
         self._counted: set[str] = set()
-        for text in texts:
+        for text in chain(texts, *values.values()):
             self.add(text)
-        for listed in values.values():
-            for value in listed:
-                self.add(value)
 
     def add(self, text: str) -> None:
         """Whatever ``text`` states may be repeated from now on."""
@@ -86,7 +90,8 @@ class Knowledge:
             self._digits.add(re.sub(r"\D", "", value.said))
             if value.kind == "quantity":
                 self._counted.add(value.same[1])
-        self._words |= _words_of(text)
+        words = map(plain_word, re.findall(r"[^\W\d_]+(?:['’-][^\W\d_]+)*", text))
+        self._words |= {part for word in words for part in (word, *word.split("-"))}
         self._digits |= set(re.findall(r"\d+", text))
 
     def has(self, value: Value) -> bool:
@@ -97,7 +102,7 @@ class Knowledge:
             return value.same[1] not in self._counted
         digits = re.sub(r"\D", "", value.said)
         if value.kind == "amount":
-            known = _plain_number(value.same) in self._digits or ("number", digits) in self._same
+            known = f"{value.same:g}" in self._digits or ("number", digits) in self._same
             return known or (_MONEY.search(value.said) is not None and self._reckons(value.same))
         if value.kind == "number":
             return digits in self._digits and len(digits) > 1
@@ -133,13 +138,7 @@ def values_in(text: str) -> Iterator[Value]:
     for match in EMAIL.finditer(text):
         yield Value("email", match.group(), match.group().casefold().rstrip("."))
     text = EMAIL.sub(" ", text)
-    for pattern, month, day in (
-        (_ISO, 2, 3),
-        (_MONTH_DAY, 1, 2),
-        (_DAY_MONTH, 2, 1),
-        (_SLASHED, 1, 2),
-        (_DOTTED, 2, 1),
-    ):
+    for pattern, month, day in _DATES:
         for match in pattern.finditer(text):
             named = match[month].casefold()
             number = _MONTHS[named] if named in _MONTHS else int(named)
@@ -157,13 +156,13 @@ def values_in(text: str) -> Iterator[Value]:
         yield Value("amount", match.group(), float((match[1] or match[2] or match[3]).replace(",", "")))
     text = _AMOUNT.sub(" ", text)
     for match in _DIGITS.finditer(text):
-        if _YEAR.fullmatch(match.group()):
-            continue
-        yield Value("number", match.group(), re.sub(r"\D", "", match.group()))
+        if not _YEAR.fullmatch(match.group()):
+            yield Value("number", match.group(), re.sub(r"\D", "", match.group()))
     text = _DIGITS.sub(" ", text)
     for match in _QUANTITY.finditer(text):
         count = match[1].casefold()
-        yield Value("quantity", match.group(), (_count(count), match[2].casefold()))
+        number = _COUNTED.index(count) if count in _COUNTED else int(count)
+        yield Value("quantity", match.group(), (number, match[2].casefold()))
     shouting = text.isupper()
     for match in _CAPITALS.finditer(text):
         if not shouting and not is_word(match.group()):
@@ -178,34 +177,37 @@ def is_word(token: str) -> bool:
         return True
     if "-" in plain:
         return all(is_word(part) for part in plain.split("-"))
-    return any(plain.endswith(end) and _stem(plain[: -len(end)], words) for end in _ENDINGS)
-
-
-@lru_cache(maxsize=1)
-def english() -> frozenset[str]:
-    """Everyday words, lower case."""
-    return frozenset(Path(__file__).with_name("words.txt").read_text(encoding="utf-8").split())
-
-
-def _stem(stem: str, words: frozenset[str]) -> bool:
-    if len(stem) < 2:
-        return False
-    doubled = stem[:-1] if len(stem) > 2 and stem[-1] == stem[-2] else stem
-    return not {stem, f"{stem}e", doubled, f"{stem[:-1]}y" if stem.endswith("i") else stem}.isdisjoint(words)
+    for stem in (plain.removesuffix(end) for end in _ENDINGS if plain.endswith(end)):
+        doubled = stem[:-1] if len(stem) > 2 and stem[-1] == stem[-2] else stem
+        forms = {stem, f"{stem}e", doubled, f"{stem[:-1]}y" if stem.endswith("i") else stem}
+        if len(stem) > 1 and not forms.isdisjoint(words):
+            return True
+    return False
 
 
 def plain_word(word: str) -> str:
     return word.casefold().replace("’", "'").removesuffix("'s").strip("'-")
 
 
-def _plain_number(value: float) -> str:
-    return f"{value:g}"
+@cache
+def english() -> frozenset[str]:
+    """Everyday words, lower case."""
+    return frozenset(Path(__file__).with_name("words.txt").read_text(encoding="utf-8").split())
 
 
-def _words_of(text: str) -> set[str]:
-    tokens = re.findall(r"[^\W\d_]+(?:['’-][^\W\d_]+)*", text)
-    return {part for token in tokens for part in (plain_word(token), *plain_word(token).split("-"))}
+@cache
+def wordings() -> Json:
+    """The English that is looked for, by name: ``wordings.yaml``."""
+    read: Json = yaml.safe_load(Path(__file__).with_name("wordings.yaml").read_text(encoding="utf-8"))
+    return read
 
 
-def _count(word: str) -> int:
-    return _COUNTED.index(word) if word in _COUNTED else int(word)
+@cache
+def wording(name: str) -> re.Pattern[str]:
+    """The alternatives of one entry, as one pattern."""
+    return any_of(wordings()[name])
+
+
+def any_of(alternatives: Iterable[str]) -> re.Pattern[str]:
+    """One pattern of several, whatever the case."""
+    return re.compile("|".join(f"(?:{one})" for one in alternatives), re.IGNORECASE | re.MULTILINE)

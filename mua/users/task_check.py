@@ -16,21 +16,17 @@ docs/benchmarks/user_check.md.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from itertools import islice
-from pathlib import Path
 from typing import Any
-
-import yaml
 
 from mua.environment.domain import Domain, Informed
 from mua.environment.protocol import Split, Task
 from mua.errors import Refusal, UserFaultKind
-from mua.types import Json
 from mua.users.interface import STOP_SIGNAL
-from mua.users.stated_facts import EMAIL, Knowledge, Value, is_word, plain_word, values_in
+from mua.users.stated_facts import EMAIL, Knowledge, Value, any_of, is_word, plain_word, values_in, wording, wordings
 from mua.users.utterance_check import LeakCheck, misused_signal, unusable
 
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
@@ -40,19 +36,12 @@ MOST_LOOKED_AT = 4000
 """Characters at the end of what the agent says that are searched for questions and results: what it takes grows with
 their square."""
 _NOT_THE_USERS = frozenset(
-    {"world", "initial", "initial_state", "actions", "gold", "expected", "statements", "false_statements", "forbidden"}
-    | {
-        "assertions",
-        "nl_assertions",
-        "communicate_info",
-        "reward_basis",
-        "basis",
-        "settled",
-        "difficulty",
-        "id",
-        "kind",
+    {
+        "world", "initial", "initial_state", "actions", "gold", "expected", "statements", "false_statements",
+        "forbidden", "assertions", "nl_assertions", "communicate_info", "reward_basis", "basis", "settled",
+        "difficulty", "id", "kind",
     }
-)
+)  # fmt: skip
 """Keys of a task's data that hold what the user cannot know: the state of the world, and what is right."""
 _SENTENCE = re.compile(r"[^.!?\n;]+")
 _ENDS = re.compile(r"(?<=[.!?])\s+|\n+")
@@ -112,14 +101,20 @@ class Vocabulary:
 
     def __init__(self, domain: Domain) -> None:
         self._domain = domain
-        self._words, self._phrases = _names_of(self._personas())
-
-    def _personas(self) -> Iterator[str]:
-        tasks = (task for split in SPLITS for task in self._domain.tasks(split))
-        return (self._domain.persona(task) for task in islice(tasks, MOST_PERSONAS))
+        words: set[str] = set()
+        phrases: set[str] = set()
+        tasks = islice((task for split in SPLITS for task in domain.tasks(split)), MOST_PERSONAS)
+        personas = (_QUOTED.sub(" ", domain.persona(task)) for task in tasks)
+        for sentence in (found for persona in personas for found in _SENTENCE.findall(persona)):
+            for run in re.findall(r"(?<=[^\s]\s)[A-Z][\w'-]+(?: [A-Z][\w'-]+)*", sentence):
+                parts = [plain_word(part) for part in run.split()]
+                if len(parts) > 1:
+                    phrases.add(" ".join(parts))
+                words |= {part for part in parts if part.isalpha() and len(part) > 2}
+        self._words, self._phrases = frozenset(words), frozenset(phrases)
 
     def names(self) -> frozenset[str]:
-        """All of them, lower case."""
+        """All of them, lower case: single words where no name has several."""
         return self._phrases or self._words
 
     def of(self, task: Task) -> TaskCheck:
@@ -214,14 +209,11 @@ class TaskCheck:
             if not (self._may_keep and wording("keeps").search(retreat.group())):
                 return " ".join(retreat.group().split())
         wishes = (asked["what"] for asked in _asking().finditer(text))
-        strange = (self._strange(what) for what in wishes if not wording("not_asking").search(what))
-        return next(filter(None, strange), None)
-
-    def _strange(self, what: str) -> str | None:
-        """A sort of wish in ``what`` that neither the task nor the agent has spoken of."""
-        clear = {name: sort for name, sort in sorts().items() if not sort.vague and name not in self._sorts}
-        found = (name for name, sort in clear.items() if not sort.near & self._wanted and sort.asks.search(what))
-        return next(found, None)
+        asked_for = [what for what in wishes if not wording("not_asking").search(what)]
+        # Sorts of wishes that neither the task nor the agent has spoken of.
+        strange = {name: sort for name, sort in sorts().items() if not sort.vague and name not in self._sorts}
+        far = {name: sort for name, sort in strange.items() if not sort.near & self._wanted}
+        return next((name for what in asked_for for name, sort in far.items() if sort.asks.search(what)), None)
 
     def unfinished(self, text: str, acted: bool) -> str | None:
         """Why nothing is settled yet."""
@@ -270,7 +262,7 @@ class TaskCheck:
         plain = plain_word(token)
         if plain in self._words:
             return False
-        of_place = plain in words("regions") and previous[:1].isupper() and self._knowledge.knows_word(previous)
+        of_place = plain in wordings()["regions"] and previous[:1].isupper() and self._knowledge.knows_word(previous)
         return of_place or wording("beside").search(before) is not None
 
     def _is_name(self, token: str, place: int, tokens: Sequence[str]) -> bool:
@@ -307,26 +299,12 @@ def _texts(data: Any, depth: int = 8) -> Iterator[str]:
         yield f"{data:g}" if isinstance(data, float) else str(data)
 
 
-def _names_of(personas: Iterable[str]) -> tuple[frozenset[str], frozenset[str]]:
-    """Names in the personas: single words, and phrases of several, lower case."""
-    words: set[str] = set()
-    phrases: set[str] = set()
-    for persona in personas:
-        for sentence in _SENTENCE.findall(_QUOTED.sub(" ", persona)):
-            for run in re.findall(r"(?<=[^\s]\s)[A-Z][\w'-]+(?: [A-Z][\w'-]+)*", sentence):
-                parts = [plain_word(part) for part in run.split()]
-                if len(parts) > 1:
-                    phrases.add(" ".join(parts))
-                words |= {part for part in parts if part.isalpha() and len(part) > 2}
-    return frozenset(words), frozenset(phrases)
-
-
 def _parted(text: str) -> list[str]:
     """Sentences, each with the mark that ends it."""
     return [part for part in (piece.strip() for piece in _ENDS.split(text)) if part]
 
 
-@lru_cache(maxsize=1)
+@cache
 def _asking() -> re.Pattern[str]:
     """Asking, and in ``what`` what for."""
     asking = wording("asking")
@@ -337,7 +315,7 @@ def _given_up(persona: str, wanted: set[str]) -> list[re.Pattern[str]]:
     """The wordings by which the user of a task would give up what it came for."""
     if wording("wavers").search(persona):
         return []
-    rid = not words("riddance").isdisjoint(wanted)
+    rid = not wanted.isdisjoint(wordings()["riddance"])
     return [wording("retreat")] if rid else [wording("retreat"), wording("unwanted")]
 
 
@@ -370,38 +348,20 @@ class Sort:
     """Ordinary talk names it without wanting it."""
 
 
-def wording(name: str) -> re.Pattern[str]:
-    """The alternatives of one entry, as one pattern."""
-    return _any(_read()[name])
-
-
-def words(name: str) -> frozenset[str]:
-    """An entry that is a list of plain words."""
-    return frozenset(_read()[name])
-
-
-@lru_cache(maxsize=1)
+@cache
 def sorts() -> dict[str, Sort]:
     """All of them by name."""
-    return {name: _sort(entry) for name, entry in _read()["sorts"].items()}
+    return {
+        name: Sort(
+            any_of(entry["asks"]),
+            any_of([*entry["asks"], *entry.get("allows", ())]),
+            frozenset(entry.get("near", ())),
+            entry.get("vague", False),
+        )
+        for name, entry in wordings()["sorts"].items()
+    }
 
 
 def allowed_by(text: str) -> set[str]:
     """The sorts that a task, or an agent, of these words makes no surprise."""
     return {name for name, sort in sorts().items() if sort.allows.search(text)}
-
-
-def _sort(entry: Json) -> Sort:
-    asks = entry["asks"]
-    near = frozenset(entry.get("near", ()))
-    return Sort(_any(asks), _any([*asks, *entry.get("allows", ())]), near, entry.get("vague", False))
-
-
-def _any(alternatives: list[str]) -> re.Pattern[str]:
-    return re.compile("|".join(f"(?:{one})" for one in alternatives), re.IGNORECASE | re.MULTILINE)
-
-
-@lru_cache(maxsize=1)
-def _read() -> Json:
-    read: Json = yaml.safe_load(Path(__file__).with_name("wordings.yaml").read_text(encoding="utf-8"))
-    return read

@@ -14,17 +14,12 @@ from functools import lru_cache
 from mua.errors import Refusal, UserFaultKind
 from mua.untrusted import MAX_UTTERANCE, JsonError, broken_at, read_json_at
 from mua.users.interface import STOP_SIGNAL
+from mua.users.stated_facts import wording
 
 _MARKUP = re.compile(
     r"<\|[^|<>\n]{1,40}\|>|<\s*/?\s*(tool_?calls?|tool_?response|function_?calls?|tool_?result|think|invoke)\b"
     r"|<function\s*=|\[/?TOOL_(CALLS?|RESULTS?)\]|\[/?INST\]|<(start|end)_of_turn>|<</?SYS>>",
     re.IGNORECASE,
-)
-_AGENT = re.compile(
-    r"^[^\S\n]*+(?:[*#>_\[(-]++[^\S\n]*+)*+(the )?(ai |support |service |customer |virtual |help ?desk )*"
-    r"(agent|assistant|representative|system|tool|operator|help ?desk|support|customer (service|support))"
-    r"\s*+(?:[*_\])]+\s*+)?:",
-    re.IGNORECASE | re.MULTILINE,
 )
 _LABEL = re.compile(r"\A[\s*#>\[(]*(user|customer|me)\s*(?:[*\])]+\s*)?:\s*(?:\*+\s*)?", re.IGNORECASE)
 _NOTED = re.compile(
@@ -38,46 +33,10 @@ _OBJECT = re.compile(r"\{\s*\"")
 _NAMES = frozenset({"name", "function", "tool", "tool_name", "action"})
 _ARGUMENTS = frozenset({"arguments", "args", "parameters", "params", "input", "action_input", "tool_input", "kwargs"})
 _MOST_OBJECTS = 50
-_DESK = re.compile(
-    r"\bhow (may|can|could) (i|we) (help|assist|be of (help|assistance))\b|\bwhat can i do for you\b"
-    r"|\bis there anything else (that )?(i|we) (can|could|may)\b|\banything else (i|we) can (help|assist|do for you)"
-    r"|\b(i|we)( have|\'ve| will|\'ll| am going to|\'m going to| can| could| just| have just| would)? ?"
-    r"(now |already |just |go ahead and |gladly )?(be )?"
-    r"(cancel(l?ed|l?ing)?|process(ed|ing)?|refund(ed|ing)?|updat(e|ed|ing)|look(ed|ing)? (up|into)|check(ed|ing)?"
-    r"|locat(e|ed|ing)|exchang(e|ed|ing)|rebook(ed|ing)?|book(ed|ing)?|chang(e|ed|ing)|modif(y|ied|ying)|issu(e"
-    r"|ed|ing)"
-    r"|verif(y|ied|ying)|arrang(e|ed|ing)|initiat(e|ed|ing)|schedul(e|ed|ing)|upgrad(e|ed|ing)|reset(ting)?)"
-    r" (up |into )?your (\w+ )?(order|account|request|reservation|booking|flight|ticket|refund|return|line|plan|item"
-    r"|address|purchase|subscription|details|bill)s?\b"
-    r"|\byour (\w+ )?(order|reservation|booking|flight|ticket|refund|return|request|exchange|account|line)"
-    r"( \S*\d\S*)? (has|have) been\b"
-    r"|\b(could|can|may|would) (you|i) (please |kindly |also )*(provide|confirm|tell|give|have|share|get)( me"
-    r"| us)?( with)? "
-    r"your (\w+ )?(name|full name|email|e-mail|order|user|zip|account|phone|reservation|booking|date of birth|id\b)"
-    r"|\bthank(s| you) for (contacting|reaching out|calling|choosing)\b"
-    r"|\bi(\'d| would) be (happy|glad) to (help|assist)\b|\bi(\'m| am) (here|happy|glad) to (help|assist)\b"
-    r"|\bwould you like (me|us) to (proceed|cancel|process|go ahead|refund|exchange|book|update|change|transfer)\b"
-    r"|\bi(\'ll| will| am going to) (transfer|connect|forward) you\b|\bwe apologi[sz]e for\b"
-    r"|\b(our|company) (policy|records|system) (does not|doesn\'t|do not|don\'t|only|allows?|shows?|indicates?"
-    r"|requires?)\b"
-    r"|\bas an ai\b|\bas (a|your) (virtual |customer |support |service )*(agent|assistant|representative)\b",
-    re.IGNORECASE,
-)
-"""What only a desk says: it offers help, asks for the customer's data, reports what it did to "your order"."""
-_ROLE = re.compile(
-    r"\b(language model|system prompt|my (instructions?|persona|prompt|script)\b(?! (manual|booklet))"
-    r"|role[- ]?play(ing)?"
-    r"|simulat(ed|ing|or|ion)|stay(ing)? in character|(my|the|this) (character|scenario)\b"
-    r"|i (was|am|\'m|have been) (told|instructed|asked|supposed|programmed) to (play|pretend|act|say|write|behave"
-    r"|only|not)"
-    r"|i am (only )?pretending|as (a|the) simulated|(according to|based on|in|per) (my|the) (instructions?"
-    r"|persona|scenario))",
-    re.IGNORECASE,
-)
-"""A person does not speak of the part it plays."""
 _STOP = re.compile(r"[#*_\[<(]*#{1,}[\s*_]*stop[\s*_]*#*|\bstop[\s*_]*#{2,}", re.IGNORECASE)
 _ONLY_STOP = re.compile(r"\A[\s\"'`*_<\[(]*(STOP|END(_OF_CONVERSATION)?)[\s\"'`*_>\]).]*\Z")
 _MOUTH = re.compile(r"\"[^\"]*\"|“[^”]*”")
+"""What an instruction puts into the user's mouth: that is meant to be said."""
 _WORD = re.compile(r"\w+")
 _SENTENCE_END = re.compile(r"[.!?]\s|\n")
 _WORDS_AFTER_STOP = 4
@@ -119,10 +78,10 @@ def unusable(text: str) -> Refusal | None:
         return Refusal(UserFaultKind.TOOL_CALL_IN_TEXT, reason)
     if called := _call_in(text):
         return Refusal(UserFaultKind.TOOL_CALL_IN_TEXT, f"the user writes a tool call as text ({called})")
-    if line := _AGENT.search(text) or _DESK.search(text):
+    if line := wording("agents_line").search(text) or wording("speaks_as_desk").search(text):
         reason = f"the user speaks as the agent ({' '.join(line.group().split())})"
         return Refusal(UserFaultKind.SPEAKS_AS_AGENT, reason)
-    if role := _ROLE.search(text):
+    if role := wording("speaks_of_part").search(text):
         reason = f"the user speaks of its part ({' '.join(role.group().split())})"
         return Refusal(UserFaultKind.LEAKS_INSTRUCTION, reason)
     return None
@@ -179,14 +138,12 @@ class LeakCheck:
         ever a leak.
         """
         self._words = words
-        values = tuple(sorted({value for value in stated if _is_value(value)}, key=len, reverse=True))
+        # A bare word stands in prose for itself too.
+        cut_out = {value for value in stated if re.search(r"[\dA-Z]|\w\s+\w", value)}
+        values = tuple(sorted(cut_out, key=len, reverse=True))
         self._hidden = [_prose_runs(text, words, values) for text in hidden]
         self._orders = [_orders(text, min(words, ORDER_WORDS)) for text in hidden]
         self._rules = _hidden_runs(rules, min(words, RULE_WORDS))
-
-    def leaks(self, text: str) -> bool:
-        """Whether ``text`` quotes so much of a hidden text."""
-        return self.quotation(text) is not None
 
     def quotation(self, text: str) -> str | None:
         """The words that ``text`` quotes."""
@@ -202,7 +159,7 @@ class LeakCheck:
 @lru_cache(maxsize=1024)
 def _hidden_runs(text: str, length: int) -> frozenset[tuple[str, ...]]:
     """Remembered: the rules are the same for all users, and the rollouts of a group share their persona."""
-    runs = (run for part in _unquoted(text) for run in _runs_of(_WORD.findall(part), length))
+    runs = (run for part in _MOUTH.split(text) for run in _runs_of(_WORD.findall(part), length))
     return frozenset(tuple(word.casefold() for word in run) for run in runs)
 
 
@@ -210,39 +167,25 @@ def _hidden_runs(text: str, length: int) -> frozenset[tuple[str, ...]]:
 def _prose_runs(text: str, length: int, values: tuple[str, ...]) -> frozenset[tuple[str, ...]]:
     """Runs of an instruction that are neither values, nor mostly names and numbers, nor in the user's own voice."""
     cut = re.compile("|".join(rf"(?<!\w){re.escape(value)}(?!\w)" for value in values) or r"(?!)", re.IGNORECASE)
-    parts = (prose for part in _unquoted(text) for prose in cut.split(part))
-    runs = (run for part in parts for run in _runs_of(_WORD.findall(part), length))
-    prose = (run for run in runs if not _of_facts(run) and not _in_own_voice(run))
-    return frozenset(tuple(word.casefold() for word in run) for run in prose)
+    parts = (prose for part in _MOUTH.split(text) for prose in cut.split(part))
+    found = set()
+    for run in (run for part in parts for run in _runs_of(_WORD.findall(part), length)):
+        folded = tuple(word.casefold() for word in run)
+        # Facts are there to be told, and can hardly be put otherwise.
+        of_facts = 3 * sum(word[0].isupper() or word[0].isdigit() for word in run) >= len(run)
+        # "with my gift card": an instruction, which says "you", gives it to be said.
+        in_own_voice = not _OWN.isdisjoint(folded) and _ADDRESS.isdisjoint(folded)
+        if not of_facts and not in_own_voice:
+            found.add(folded)
+    return frozenset(found)
 
 
 @lru_cache(maxsize=1024)
 def _orders(text: str, length: int) -> frozenset[tuple[str, ...]]:
     """Runs within a sentence that address the user."""
-    sentences = (one for part in _unquoted(text.casefold()) for one in _SENTENCE_END.split(part))
+    sentences = (one for part in _MOUTH.split(text.casefold()) for one in _SENTENCE_END.split(part))
     runs = (run for sentence in sentences for run in _runs_of(_WORD.findall(sentence), length))
     return frozenset(run for run in runs if not _ADDRESS.isdisjoint(run))
-
-
-def _of_facts(run: tuple[str, ...]) -> bool:
-    """Whether a run is mostly names and numbers: facts are there to be told, and can hardly be put otherwise."""
-    return 3 * sum(word[0].isupper() or word[0].isdigit() for word in run) >= len(run)
-
-
-def _in_own_voice(run: tuple[str, ...]) -> bool:
-    """Whether a run speaks as the user ("with my gift card"): an instruction, which says "you", gives it to be said."""
-    folded = {word.casefold() for word in run}
-    return not _OWN.isdisjoint(folded) and _ADDRESS.isdisjoint(folded)
-
-
-def _is_value(text: str) -> bool:
-    """Whether a listed text can be cut out of prose: not a bare word that stands there for itself too."""
-    return bool(re.search(r"[\dA-Z]|\w\s+\w", text))
-
-
-def _unquoted(text: str) -> list[str]:
-    """``text`` without what it puts into the user's mouth, in quotation marks: that is meant to be said."""
-    return _MOUTH.split(text)
 
 
 def _runs_of(words: list[str], length: int) -> set[tuple[str, ...]]:

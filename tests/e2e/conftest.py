@@ -2,47 +2,24 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 from e2e_support import BASE, DETERMINISTIC, Workshop, mua
 
+from environments.help_desk import DOMAIN
+from environments.help_desk.demonstrations import demonstrations
+from tools.tiny import SMALL, build_policy, write_conversations
+
 
 @pytest.fixture(scope="session")
 def workshop(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
     """Tokenizer, 200 conversations of the scripted expert and a random Qwen3 of 2 layers, hidden 64."""
-    import torch
-    from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
-
-    from environments.help_desk import DOMAIN
-    from environments.help_desk.demonstrations import demonstrations
-    from workbench.demonstrate import spoken_text
-    from workbench.tokenizer import train_tokenizer
-
     folder = tmp_path_factory.mktemp("workshop")
     model, data, recipe = folder / "model", folder / "conversations.jsonl", folder / "recipe.yaml"
     conversations = list(demonstrations(200, 1, DOMAIN.system_prompt("short"), ["brief"]))
-    train_tokenizer(spoken_text(conversations), model, vocab_size=512)
-    with data.open("w", encoding="utf-8") as file:
-        file.writelines(json.dumps({"messages": messages}) + "\n" for messages in conversations)
-    tokenizer = AutoTokenizer.from_pretrained(model)
-    torch.manual_seed(1)
-    Qwen3ForCausalLM(
-        Qwen3Config(
-            vocab_size=len(tokenizer),
-            hidden_size=64,
-            intermediate_size=128,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            head_dim=16,
-            max_position_embeddings=512,
-            tie_word_embeddings=True,
-            initializer_range=0.06,
-            eos_token_id=tokenizer.convert_tokens_to_ids("<|im_end|>"),
-        )
-    ).save_pretrained(model)
+    build_policy(model, conversations, 1, 512, SMALL)
+    write_conversations(data, conversations)
     recipe.write_text(BASE.format(model=model, data=data))
     return Workshop(model, data, recipe)
 

@@ -6,32 +6,16 @@ that fills up while a checkpoint is written, an endpoint that answers 429 or not
 
 from __future__ import annotations
 
-import http.server
 import json
 import signal
-import socket
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
-import psutil
 import pytest
-from e2e_support import (
-    Workshop,
-    assert_gone,
-    assert_nothing_left,
-    finish,
-    metrics_of,
-    processes_in,
-    refused,
-    running,
-    shared_memory,
-    until,
-)
+from e2e_support import Workshop, assert_gone, ended, launcher_in, metrics_of, refused, running, shared_memory, until
 
 from mua.observe.traces import read_traces
+from tests.chat_server import answering, nobody
 
 pytestmark = pytest.mark.timeout(900)  # a busy machine; the fixtures' runs count too
 
@@ -86,33 +70,6 @@ def test_an_unwritable_output_folder_is_named(workshop: Workshop, tmp_path: Path
 # ---- the user's endpoint
 
 
-@contextmanager
-def endpoint(status: int, body: bytes) -> Iterator[str]:
-    """A server on this machine that gives every request the same answer; its address."""
-
-    class Answer(http.server.BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            self.rfile.read(int(self.headers["Content-Length"]))
-            self.send_response(status)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *_: object) -> None:
-            """Quiet."""
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answer)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}/v1"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
-
-
 def ask(recipe: Path, verb: str, url: str, cwd: Path, status: int) -> str:
     """The line of a run whose customer is played by a model behind ``url``."""
     user = ["user.kind=llm", f"user.llm.base_url={url}", "user.llm.model=customer", "user.llm.api_key=sk-secret-4711"]
@@ -127,7 +84,7 @@ def ask(recipe: Path, verb: str, url: str, cwd: Path, status: int) -> str:
 @pytest.mark.slow
 def test_an_endpoint_that_refuses_the_key(recipe: Path, tmp_path: Path) -> None:
     body = json.dumps({"error": {"message": "bad key sk-secret-4711"}}).encode()
-    with endpoint(401, body) as url:
+    with answering(lambda: (401, body)) as url:
         line = ask(recipe, "train", url, tmp_path, status=2)
     assert "not one of 6 episodes could be scored" in line
     assert "HTTP 401" in line
@@ -146,7 +103,7 @@ def test_an_endpoint_that_refuses_the_key(recipe: Path, tmp_path: Path) -> None:
 def test_an_endpoint_that_fails_or_babbles(
     recipe: Path, tmp_path: Path, http: int, body: bytes, said: str, status: int
 ) -> None:
-    with endpoint(http, body) as url:
+    with answering(lambda: (http, body)) as url:
         line = ask(recipe, "rollout", url, tmp_path, status)
     assert said in line
     assert "after 2 requests" in line
@@ -156,9 +113,8 @@ def test_an_endpoint_that_fails_or_babbles(
 
 @pytest.mark.slow
 def test_an_endpoint_that_is_not_there(recipe: Path, tmp_path: Path) -> None:
-    with socket.socket() as taken:  # bound, never listening: nobody else gets the port, and connections are refused
-        taken.bind(("127.0.0.1", 0))
-        line = ask(recipe, "rollout", f"http://127.0.0.1:{taken.getsockname()[1]}/v1", tmp_path, status=75)
+    with nobody() as address:
+        line = ask(recipe, "rollout", f"http://{address}/v1", tmp_path, status=75)
     assert "connection failed" in line
     assert "check user.llm.base_url and that the server runs" in line
 
@@ -178,12 +134,11 @@ def test_an_engine_that_is_killed_comes_back_and_no_episode_is_missing(recipe: P
     with running("train", recipe, *SLOW_ROLLOUT, cwd=tmp_path, own_engine=True) as process:
         until(lambda: engine_works(output), process, "the first episodes")
         used = shared_memory(tmp_path)
-        server = launcher(tmp_path)
+        server = launcher_in(tmp_path)
         server.suspend()
         time.sleep(1.0)  # by now every episode waits for the server: the kill cannot fall between two requests
         server.kill()
-        status, _, err = finish(process, tmp_path)
-    assert status == 0, err
+        ended(process, tmp_path, 0)
     lines = metrics_of(output)
     assert [line["step"] for line in lines] == [0, 1]
     assert lines[0]["engine/restarts"] == 1
@@ -191,14 +146,7 @@ def test_an_engine_that_is_killed_comes_back_and_no_episode_is_missing(recipe: P
     assert [line["trajectories/count"] for line in lines] == [EPISODES, EPISODES]
     assert [line["trajectories/unscored"] for line in lines] == [0, 0]
     assert min(t.attempts for t in read_traces(output / "traces" / "step_000000.jsonl")) == 1
-    assert_nothing_left(tmp_path)
     assert_gone(used)
-
-
-def launcher(folder: Path) -> psutil.Process:
-    """The server process of the engine that runs in ``folder``."""
-    (found,) = [p for p in processes_in(folder) if "sglang.launch_server" in p.cmdline()[:3]]
-    return found
 
 
 @pytest.mark.slow
@@ -211,11 +159,7 @@ def test_ctrl_c_in_a_rollout_ends_everything_and_keeps_the_checkpoint(recipe: Pa
         until(lambda: log.read_text(errors="replace").count("Prefill batch") > seen + 4, process, "the next episodes")
         used = shared_memory(tmp_path)
         process.send_signal(signal.SIGINT)
-        status, _, err = finish(process, tmp_path, seconds=60)
-    assert status == 130
-    assert "Traceback" not in err
-    assert err.splitlines()[-1] == "mua: interrupted"
-    assert_nothing_left(tmp_path)
+        assert ended(process, tmp_path, 130, seconds=60)[-1] == "mua: interrupted"
     assert_gone(used)
     newest = max((output / "checkpoints").glob("step_*"))
     for name, recorded in json.loads((newest / "manifest.json").read_text())["files"].items():

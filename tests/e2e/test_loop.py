@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from e2e_support import Workshop, metrics_of, mua
+from e2e_support import GROUPS, SIZE, STEPS, Workshop, metrics_of, mua
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from mua.observe.traces import read_traces
@@ -23,40 +23,14 @@ from mua.types import Outcome, Provenance
 
 pytestmark = pytest.mark.timeout(900)  # a busy machine; the fixtures' runs count too
 
-STEPS, GROUPS, SIZE = 4, 3, 2
 FIELD_NAMES = {
-    "step",
-    "reward/mean",
-    "reward/std",
-    "success",
-    "loss",
-    "entropy",
-    "actor/entropy",
-    "actor/ppo_kl",
-    "actor/clip_fraction_low",
-    "actor/clip_fraction_high",
-    "mismatch/logprob_difference",
-    "mismatch/kl",
-    "grad_norm",
-    "learning_rate",
-    "turns/mean",
-    "tokens/sampled",
-    "tokens/user",
-    "tokens/tool",
-    "tokens/template",
-    "advantage/abs_mean",
-    "version_lag/max",
-    "seconds/rollout",
-    "seconds/train",
-    "seconds/sync",
-    "engine/prefix_cache_hit_rate",
-    "engine/restarts",
-    "sync/bytes",
-    "speed/sampled_tokens_per_second",
-    "speed/trained_tokens_per_second",
-    "memory/process_gib",
-    "memory/children_gib",
-}
+    "step", "reward/mean", "reward/std", "success", "loss", "entropy", "actor/entropy", "actor/ppo_kl",
+    "actor/clip_fraction_low", "actor/clip_fraction_high", "mismatch/logprob_difference", "mismatch/kl", "grad_norm",
+    "learning_rate", "turns/mean", "tokens/sampled", "tokens/user", "tokens/tool", "tokens/template",
+    "advantage/abs_mean", "version_lag/max", "seconds/rollout", "seconds/train", "seconds/sync",
+    "engine/prefix_cache_hit_rate", "engine/restarts", "sync/bytes", "speed/sampled_tokens_per_second",
+    "speed/trained_tokens_per_second", "memory/process_gib", "memory/children_gib",
+}  # fmt: skip
 
 
 def tensors(folder: Path) -> dict[str, torch.Tensor]:

@@ -9,29 +9,25 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from e2e_support import (
-    DETERMINISTIC,
-    STEPS,
-    assert_nothing_left,
-    assert_same_run,
-    finish,
-    metrics_of,
-    mua,
-    running,
-    until,
-)
+from e2e_support import DETERMINISTIC, STEPS, assert_same_run, ended, metrics_of, mua, running, until
 
 pytestmark = pytest.mark.timeout(900)  # a busy machine; the fixtures' runs count too
 
 
-def _left(err: str, status: int) -> None:
-    assert status == 75, err
-    assert "Traceback" not in err, err
-    assert err.splitlines()[-1].startswith("mua: ")
-    assert "the same command continues it" in err.splitlines()[-1]
+def leave(
+    command: tuple[str | Path, ...], cwd: Path, look: Callable[[], object], number: int, group: bool = False
+) -> None:
+    """Send the signal once ``look`` sees something; the command must say that the same one continues it."""
+    with running(*command, cwd=cwd) as process:
+        until(look, process, "the moment")
+        (os.killpg if group else os.kill)(process.pid, number)
+        last = ended(process, cwd, 75)[-1]
+    assert last.startswith("mua: ")
+    assert "the same command continues it" in last
 
 
 @pytest.mark.slow
@@ -39,12 +35,7 @@ def test_a_rollout_is_given_up_and_the_step_before_it_saved(recipe: Path, traine
     # No checkpoint is due before the end: the one of two steps is there because of the signal alone.
     command = ("train", recipe, f"trainer.steps={STEPS}", "rollout.concurrency=1", *DETERMINISTIC)
     output = tmp_path / "out"
-    with running(*command, "trainer.save_every=0", cwd=tmp_path) as process:
-        until(lambda: len(metrics_of(output)) >= 2, process, "two steps")
-        process.send_signal(signal.SIGUSR1)
-        status, _, err = finish(process, tmp_path)
-    _left(err, status)
-    assert_nothing_left(tmp_path)
+    leave((*command, "trainer.save_every=0"), tmp_path, lambda: len(metrics_of(output)) >= 2, signal.SIGUSR1)
     steps = len(metrics_of(output))
     assert 2 <= steps < STEPS
     assert [folder.name for folder in (output / "checkpoints").iterdir()] == [f"step_{steps:08d}"]
@@ -53,17 +44,22 @@ def test_a_rollout_is_given_up_and_the_step_before_it_saved(recipe: Path, traine
 
 
 @pytest.mark.slow
-def test_two_ranks_leave_together_when_the_whole_group_gets_the_signal(recipe: Path, tmp_path: Path) -> None:
-    command = ("train", recipe, "trainer.steps=3", "rollout.concurrency=1", "megatron.data_parallel=2", *DETERMINISTIC)
-    output = tmp_path / "out"
-    with running(*command, cwd=tmp_path) as process:
-        until(lambda: metrics_of(output), process, "the first step")
-        os.killpg(process.pid, signal.SIGTERM)
-        status, _, err = finish(process, tmp_path)
-    _left(err, status)
-    assert_nothing_left(tmp_path)
+@pytest.mark.parametrize(
+    ("verb", "settings", "number", "group"),
+    [
+        ("train", ("rollout.concurrency=1", "megatron.data_parallel=2", *DETERMINISTIC), signal.SIGTERM, True),
+        ("sft", ("trainer.save_every=0",), signal.SIGUSR1, False),
+    ],
+    ids=["two ranks leave together when the whole group gets the signal", "fine-tuning"],
+)
+def test_a_run_leaves_and_continues(
+    recipe: Path, tmp_path: Path, verb: str, settings: tuple[str, ...], number: int, group: bool
+) -> None:
+    steps = 3 if verb == "train" else 40
+    command = (verb, recipe, f"trainer.steps={steps}", *settings)
+    leave(command, tmp_path, lambda: metrics_of(tmp_path / "out"), number, group)
     mua(*command, cwd=tmp_path)
-    assert [line["step"] for line in metrics_of(output)] == [0, 1, 2]
+    assert [line["step"] for line in metrics_of(tmp_path / "out")] == list(range(steps))
 
 
 @pytest.mark.grid
@@ -73,12 +69,8 @@ def test_an_evaluation_that_was_given_up_is_made_good(recipe: Path, tmp_path: Pa
     whole, output = tmp_path / "whole", tmp_path / "out"
     whole.mkdir()
     mua(*command, cwd=whole)
-    with running(*command, cwd=tmp_path) as process:
-        said = [tmp_path / "stdout", tmp_path / "stderr"]  # the rollout's line comes at its end
-        until(lambda: any("episodes of step 0" in f.read_text() for f in said), process, "the first rollout's end")
-        process.send_signal(signal.SIGTERM)
-        status, _, err = finish(process, tmp_path)
-    _left(err, status)
+    said = [tmp_path / "stdout", tmp_path / "stderr"]  # the rollout's line comes at its end
+    leave(command, tmp_path, lambda: any("episodes of step 0" in f.read_text() for f in said), signal.SIGTERM)
     assert metrics_of(output) == []
     assert (output / "checkpoints" / "step_00000001").is_dir()
     mua(*command, cwd=tmp_path)
@@ -86,15 +78,3 @@ def test_an_evaluation_that_was_given_up_is_made_good(recipe: Path, tmp_path: Pa
         {k: v for k, v in line.items() if k.startswith(("step", "eval", "reward"))} for line in metrics_of(output)
     ]
     assert judged == [{k: line[k] for k in judged[0]} for line in metrics_of(whole / "out")]
-
-
-@pytest.mark.slow
-def test_fine_tuning_leaves_and_continues_too(recipe: Path, tmp_path: Path) -> None:
-    command = ("sft", recipe, "trainer.steps=40", "trainer.save_every=0")
-    with running(*command, cwd=tmp_path) as process:
-        until(lambda: metrics_of(tmp_path / "out"), process, "the first step")
-        process.send_signal(signal.SIGUSR1)
-        status, _, err = finish(process, tmp_path)
-    _left(err, status)
-    mua(*command, cwd=tmp_path)
-    assert [line["step"] for line in metrics_of(tmp_path / "out")] == list(range(40))

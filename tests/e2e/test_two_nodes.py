@@ -84,10 +84,10 @@ def _lead(learner: Learner, rollouts: RolloutService) -> dict[str, Any]:
     found["versions"] = [answer.version for answer in answers]
     found["refused"] = [
         _status(engines[1].server.url + "/get_model_info"),
-        _status(engines[1].server._host.url + "/status"),
+        _status(engines[1].server._host + "/status"),
     ]
     launcher = _launcher(engines[1].server.url)
-    key = engines[1].server._headers["Authorization"].removeprefix("Bearer ")
+    key = engines[1].server.api_key
     found["key_in_command_line"] = any(
         key in " ".join(process.cmdline()) for process in [launcher, *launcher.parents(), *launcher.children()]
     )

@@ -37,7 +37,6 @@ from tests.judged_desk import SURE, JudgedDesk
 from tests.rollout_fixtures import ScriptedSampler, call, experiment, lines, only
 from tests.served_support import Served, random_model, serving
 from tests.tokens_fixtures import chat_family
-from workbench.demonstrate import spoken_text
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -48,8 +47,8 @@ CONTEXT = 8192
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """A random model's server."""
     folder = tmp_path_factory.mktemp("served")
-    texts = spoken_text(demonstrations(60, 1, DOMAIN.system_prompt("short"), ["brief"]))
-    with serving(random_model(folder / "model", texts, CONTEXT), folder, "--tool-call-parser=qwen") as found:
+    talks = demonstrations(60, 1, DOMAIN.system_prompt("short"), ["brief"])
+    with serving(random_model(folder / "model", talks, CONTEXT), folder, "--tool-call-parser=qwen") as found:
         yield found
 
 

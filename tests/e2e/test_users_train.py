@@ -20,8 +20,9 @@ from e2e_support import metrics_of, mua
 from mua.errors import UserFaultKind
 from mua.observe.traces import read_traces
 from mua.types import Json, Outcome, Provenance, Trajectory
-from tests.served_support import PROMPT, Served, customers, random_model, serving, write_conversations
-from workbench.demonstrate import demonstrate, spoken_text
+from tests.served_support import PROMPT, Served, customers, random_model, serving
+from tools.tiny import write_conversations
+from workbench.demonstrate import demonstrate
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
@@ -59,8 +60,9 @@ def recipe(folder: Path, model: Path, domain: str, length: int, *, steps: int = 
 
 def tuned_on(conversations: list[list[Json]], folder: Path, domain: str, length: int) -> Path:
     """A model of the project's own, fine-tuned on these conversations: its Hugging Face folder."""
-    model = random_model(folder / "random", spoken_text(conversations), 2048)
-    data = write_conversations(folder / "conversations.jsonl", conversations)
+    model = random_model(folder / "random", conversations, 2048)
+    data = folder / "conversations.jsonl"
+    write_conversations(data, conversations)
     path = folder / "sft.yaml"
     sft = {"data": str(data), "batch_size": 16, "short_first_steps": 1000}
     path.write_text(
@@ -134,7 +136,7 @@ def assert_only_the_policy_is_trained(trajectories: list[Trajectory], model: Pat
 def test_a_policy_is_trained_with_a_served_user_and_a_served_judge(
     customer: Served, prompt: Path, tuned: Path, workshop: object, tmp_path: Path
 ) -> None:
-    judge_model = random_model(tmp_path / "judge", spoken_text(customers(60)), 8192)
+    judge_model = random_model(tmp_path / "judge", customers(60), 8192)
     with serving(judge_model, tmp_path / "judging") as judging:
         asked = customer.section(temperature=0.7, max_retries=2)
         user = {"kind": "llm", "llm": asked, "check": "flag", "manners": False, "prompt": str(prompt)}
@@ -182,7 +184,7 @@ def test_a_policy_is_trained_with_users_who_act_on_their_phone(phone_policy: Pat
 
 def test_a_policy_is_trained_with_a_served_user_who_acts_on_its_phone(phone_policy: Path, tmp_path: Path) -> None:
     """The user's model is random: the server makes it call some tool, and choose a sentence."""
-    model = random_model(tmp_path / "model", spoken_text(customers(60)), 16_384)
+    model = random_model(tmp_path / "model", customers(60), 16_384)
     with serving(model, tmp_path / "served", "--tool-call-parser=qwen") as served:
         user = {"kind": "graded_phone:guided", "llm": served.section(max_tokens=200, max_retries=3)}
         path = recipe(tmp_path, phone_policy, "graded_phone", 2048, steps=1, user=user)

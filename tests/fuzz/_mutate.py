@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import json
 import random
+import tempfile
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 LONGEST_LINE = 3000
@@ -101,6 +104,27 @@ def mutated_lines(lines: list[bytes], rng: random.Random) -> bytes:
     else:
         lines[at] = mutated_bytes(lines[at], rng)
     return b"\n".join(lines) + b"\n"
+
+
+def damage_json(path: Path, rng: random.Random) -> None:
+    path.write_text(mutated_json(json.loads(path.read_text()), rng), encoding="utf-8", errors="surrogatepass")
+
+
+def damage_bytes(path: Path, rng: random.Random) -> None:
+    path.write_bytes(mutated_bytes(path.read_bytes(), rng))
+
+
+@contextmanager
+def scratch() -> Iterator[Path]:
+    """A folder for one case."""
+    with tempfile.TemporaryDirectory(prefix="mua-fuzz-") as name:
+        yield Path(name)
+
+
+def drawn(subject: str, cases: int, seed: int) -> Iterator[tuple[str, random.Random]]:
+    """What each case is called, and what decides it."""
+    for number in range(cases):
+        yield f"seed {seed}, case {number}", random.Random(f"{subject}/{seed}/{number}")
 
 
 def outcome(

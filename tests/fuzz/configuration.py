@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import random
 import re
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
@@ -18,7 +17,7 @@ from mua.config.load import config_fingerprint, dump_config, load_config
 from mua.config.schema import ExperimentConfig
 from mua.config.section import Section
 from mua.errors import ConfigError
-from tests.fuzz._mutate import mutated_bytes, outcome
+from tests.fuzz._mutate import drawn, mutated_bytes, outcome, scratch
 
 CASES = 1000
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -58,11 +57,10 @@ class Case:
 def run(cases: int, seed: int) -> list[str]:
     """Faults of ``cases`` cases, one line each."""
     failures = []
-    for number in range(cases):
-        rng = random.Random(f"configuration/{seed}/{number}")
-        with tempfile.TemporaryDirectory(prefix="mua-fuzz-") as name:
-            case = _drawn(Path(name), rng)
-            failures += [f"seed {seed}, case {number} ({case.note}): {fault}" for fault in _faults(case)]
+    for number, rng in drawn("configuration", cases, seed):
+        with scratch() as folder:
+            case = _drawn(folder, rng)
+            failures += [f"{number} ({case.note}): {fault}" for fault in _faults(case)]
     return failures
 
 
@@ -181,9 +179,15 @@ def _tokens(case: Case, target: str, rng: random.Random) -> None:
     case.files[target] = text.encode("utf-8", "surrogatepass")
 
 
-def _keys(text: str) -> list[tuple[int, int, tuple[str, ...], str]]:
-    """Of every key in block style: line (0-based), indentation, path and what stands behind it."""
-    found: list[tuple[int, int, tuple[str, ...], str]] = []
+Key = tuple[int, int, tuple[str, ...], str]
+"""Line (from 0), indentation, path and what stands behind it."""
+Place = tuple[int, tuple[str, ...]] | None
+Change = Callable[[list[str], Key], Place]
+
+
+def _keys(text: str) -> list[Key]:
+    """Every key in block style."""
+    found: list[Key] = []
     above: list[tuple[int, str]] = []
     for number, line in enumerate(text.split("\n")):
         if match := _KEY.match(line):
@@ -193,49 +197,67 @@ def _keys(text: str) -> list[tuple[int, int, tuple[str, ...], str]]:
     return [key for key in found if not _FREE & set(key[2])]
 
 
-def _unknown_key(case: Case, target: str, rng: random.Random) -> None:
+def _at_a_key(
+    case: Case,
+    target: str,
+    rng: random.Random,
+    fits: Callable[[Key], object],
+    change: Callable[[list[str], Key], Place],
+) -> None:
+    """Change the lines of a file at a drawn key that ``fits``; ``change`` says which line and key must be reported."""
     lines = case.files[target].decode().split("\n")
-    number, indent, path, _ = rng.choice(_keys("\n".join(lines)))
-    lines.insert(number, f"{' ' * indent}zzq: {rng.choice(('1', 'x', '[1]', '{a: 1}', '', 'null'))}")
-    if comment := rng.choice(("", "", "# one\u2028two", "# one\x85two", "# \u2029")):
-        # White space that only PyYAML takes for the end of a line; it stands where the rest is a comment again.
-        lines.insert(number, comment.replace("two", "# two"))
-        number += 1
+    keys = _keys("\n".join(lines))
+    place = change(lines, rng.choice([key for key in keys if fits(key)] or keys))
     case.files[target] = "\n".join(lines).encode()
-    case.wrong_at = (target, number + 1, ".".join((*path[:-1], "zzq")))
+    case.wrong_at = place and (target, place[0], ".".join(place[1]))
+
+
+def _unknown_key(case: Case, target: str, rng: random.Random) -> None:
+    def change(lines: list[str], key: Key) -> Place:
+        number, indent, path, _ = key
+        lines.insert(number, f"{' ' * indent}zzq: {rng.choice(('1', 'x', '[1]', '{a: 1}', '', 'null'))}")
+        if comment := rng.choice(("", "", "# one\u2028two", "# one\x85two", "# \u2029")):
+            # White space that only PyYAML takes for the end of a line; it stands where the rest is a comment again.
+            lines.insert(number, comment.replace("two", "# two"))
+            number += 1
+        return number + 1, (*path[:-1], "zzq")
+
+    _at_a_key(case, target, rng, lambda key: True, change)
 
 
 def _key_twice(case: Case, target: str, rng: random.Random) -> None:
-    lines = case.files[target].decode().split("\n")
-    number, _, path, _ = rng.choice([key for key in _keys("\n".join(lines)) if key[3]])
-    lines.insert(number + 1, lines[number])
-    case.files[target] = "\n".join(lines).encode()
-    case.wrong_at = (target, number + 2, ".".join(path))
+    def change(lines: list[str], key: Key) -> Place:
+        lines.insert(key[0] + 1, lines[key[0]])
+        return key[0] + 2, key[2]
+
+    _at_a_key(case, target, rng, lambda key: key[3], change)
 
 
 def _misspelt_key(case: Case, target: str, rng: random.Random) -> None:
-    lines = case.files[target].decode().split("\n")
-    number, indent, path, value = rng.choice([key for key in _keys("\n".join(lines)) if key[2][-1] != "extends"])
-    name = path[-1] + rng.choice(("s", "_", "x9", "q"))
-    lines[number] = f"{' ' * indent}{name}: {value}" if value else f"{' ' * indent}{name}:"
-    case.files[target] = "\n".join(lines).encode()
-    case.wrong_at = (target, number + 1, ".".join((*path[:-1], name)))
+    def change(lines: list[str], key: Key) -> Place:
+        number, indent, path, value = key
+        name = path[-1] + rng.choice(("s", "_", "x9", "q"))
+        lines[number] = f"{' ' * indent}{name}: {value}" if value else f"{' ' * indent}{name}:"
+        return number + 1, (*path[:-1], name)
+
+    _at_a_key(case, target, rng, lambda key: key[2][-1] != "extends", change)
 
 
 def _wrong_type(case: Case, target: str, rng: random.Random) -> None:
-    # The file that is loaded has the last word about its keys.
-    target, lines = case.main, case.files[case.main].decode().split("\n")
-    number, indent, path, _ = rng.choice([key for key in _keys("\n".join(lines)) if key[3]])
-    lines[number] = f"{' ' * indent}{path[-1]}: " + rng.choice(("{zzq: [[1]]}", "[{zzq: 1}]"))
-    case.files[target] = "\n".join(lines).encode()
-    case.wrong_at = (target, number + 1, ".".join(path))
+    def change(lines: list[str], key: Key) -> Place:
+        number, indent, path, _ = key
+        lines[number] = f"{' ' * indent}{path[-1]}: " + rng.choice(("{zzq: [[1]]}", "[{zzq: 1}]"))
+        return number + 1, path
+
+    _at_a_key(case, case.main, rng, lambda key: key[3], change)  # the file that is loaded has the last word
 
 
 def _tab(case: Case, target: str, rng: random.Random) -> None:
-    lines = case.files[target].decode().split("\n")
-    number, _, _, _ = rng.choice([key for key in _keys("\n".join(lines)) if key[1]] or _keys("\n".join(lines)))
-    lines[number] = "\t" + lines[number].lstrip()
-    case.files[target] = "\n".join(lines).encode()
+    def change(lines: list[str], key: Key) -> Place:
+        lines[key[0]] = "\t" + lines[key[0]].lstrip()
+        return None
+
+    _at_a_key(case, target, rng, lambda key: key[1], change)
 
 
 def _encoding(case: Case, target: str, rng: random.Random) -> None:
@@ -287,17 +309,14 @@ def _many(case: Case, target: str, rng: random.Random) -> None:
 
 def _extends(case: Case, target: str, rng: random.Random) -> None:
     folder, text = case.folder, re.sub(r"(?m)^extends: .*\n", "", case.files[target].decode())
-    named = rng.choice(list(_EXTENDED))
-    _EXTENDED[named](case)
+    named = rng.choice(_EXTENDED)
+    if make := _MADE.get(named):
+        make(case)
     value = named.replace("THIS", target).replace("FOLDER", str(folder))
     case.files[target] = f"extends: {value}\n{text}".encode()
     case.foreign = ["/dev/", "/proc/", str(folder)]
     case.note = f"extends: {value[:60]!a}"
     case.refused = True
-
-
-def _nothing(case: Case) -> None:
-    pass
 
 
 def _link_loop(case: Case) -> None:
@@ -324,15 +343,15 @@ def _unreadable(case: Case) -> None:
     case.files["text.yaml"] = b"just text\n"
 
 
-_EXTENDED: dict[str, Callable[[Case], None]] = {
-    "THIS": _nothing, "[THIS]": _nothing, "../gone.yaml": _nothing, "gone.yaml": _nothing, "''": _nothing,
-    ".": _nothing, "..": _nothing, "FOLDER": _nothing, "sub": _unreadable, "text.yaml": _unreadable,
-    "fifo.yaml": lambda case: os.mkfifo(case.folder / "fifo.yaml"), "loop.yaml": _link_loop, "c0.yaml": _circle,
-    "d0.yaml": _diamonds, "l0.yaml": _long_chain, "/dev/zero": _nothing, "/dev/null": _nothing,
-    "/proc/self/mem": _nothing, '"a\\0b.yaml"': _nothing, '"a\\nb.yaml"': _nothing, '"\\ud800.yaml"': _nothing,
-    "x" * 5000: _nothing, "a/" * 2000: _nothing, "{a: 1}": _nothing, "[1]": _nothing, "[[THIS]]": _nothing,
-    "7": _nothing, "true": _nothing, "null": _nothing, "${NO_SUCH_VARIABLE}": _nothing, "${": _nothing, "|": _nothing,
+_MADE: dict[str, Callable[[Case], None]] = {
+    "sub": _unreadable, "text.yaml": _unreadable, "fifo.yaml": lambda case: os.mkfifo(case.folder / "fifo.yaml"),
+    "loop.yaml": _link_loop, "c0.yaml": _circle, "d0.yaml": _diamonds, "l0.yaml": _long_chain,
 }  # fmt: skip
+_EXTENDED = (
+    "THIS", "[THIS]", "../gone.yaml", "gone.yaml", "''", ".", "..", "FOLDER", *_MADE, "/dev/zero", "/dev/null",
+    "/proc/self/mem", '"a\\0b.yaml"', '"a\\nb.yaml"', '"\\ud800.yaml"', "x" * 5000, "a/" * 2000, "{a: 1}", "[1]",
+    "[[THIS]]", "7", "true", "null", "${NO_SUCH_VARIABLE}", "${", "|",
+)  # fmt: skip
 
 
 def _override(case: Case, target: str, rng: random.Random) -> None:

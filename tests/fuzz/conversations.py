@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import random
-import tempfile
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from mua.tokens.chat_family import ChatFamily
 from mua.tokens.codec import Codec
 from mua.tokens.qwen import Qwen3
 from mua.trainer.conversations import load_conversations
-from tests.fuzz._mutate import mutated_bytes, mutated_json, mutated_lines, outcome
+from tests.fuzz._mutate import drawn, mutated_bytes, mutated_json, mutated_lines, outcome, scratch
 
 CASES = 600
 _CALL = {"type": "function", "id": "c", "function": {"name": "look_up", "arguments": '{"key": "v", "n": [1, 2.5]}'}}
@@ -48,12 +47,10 @@ _SHAREGPT: dict[str, Any] = {
 def run(cases: int, seed: int) -> list[str]:
     """Faults of ``cases`` files, one line each."""
     failures = []
-    for number in range(cases):
-        rng = random.Random(f"conversations/{seed}/{number}")
-        with tempfile.TemporaryDirectory(prefix="mua-fuzz-") as name:
-            path = Path(name) / "data.jsonl"
-            first = _write(path, rng)
-            failures += [f"seed {seed}, case {number}: {fault}" for fault in _faults(path, first, rng)]
+    for case, rng in drawn("conversations", cases, seed):
+        with scratch() as folder:
+            first = _write(path := folder / "data.jsonl", rng)
+            failures += [f"{case}: {fault}" for fault in _faults(path, first, rng)]
     return failures
 
 

@@ -25,7 +25,7 @@ from mua.errors import MuaError
 from mua.megatron import checkpoint_manifest, offline
 from mua.megatron.checkpoint import checkpoint_folder, instead_of
 from mua.megatron.conversion import verify
-from tests.fuzz._mutate import mutated_bytes, mutated_json, outcome
+from tests.fuzz._mutate import damage_bytes, damage_json, mutated_bytes, outcome, scratch
 from tests.megatron_support import backend, write_model
 
 CASES = 150
@@ -33,6 +33,7 @@ CHUNK = 30
 REFUSALS = (BridgeError, MuaError)
 _KEPT = tempfile.TemporaryDirectory(prefix="mua-fuzz-")
 Meet = Callable[[Path], object]
+Damage = Callable[[Path, random.Random], object]
 
 
 def run(cases: int, seed: int) -> list[str]:
@@ -51,13 +52,13 @@ def _case(number: int, meetings: dict[str, Meet], *, resume: bool) -> list[str]:
     rng = random.Random(f"manifests/{number}")
     if (rng.random() < 0.4) is not resume:
         return []
-    meeting, damage = rng.choice(sorted(meetings)), rng.choice(_DAMAGES)
-    with tempfile.TemporaryDirectory(prefix="mua-fuzz-") as name:
-        folder = checkpoint_folder(Path(name), 1)
+    meeting, (told, damage) = rng.choice(sorted(meetings)), rng.choice(_DAMAGES)
+    with scratch() as root:
+        folder = checkpoint_folder(root, 1)
         shutil.copytree(_saved()[1 + (not resume and rng.random() < 0.5)], folder)
         damage(folder, rng)
         faults = outcome(lambda: meetings[meeting](folder), REFUSALS)[2]
-    return [f"seed {number} ({damage.__name__[1:]}, {meeting}): {fault}" for fault in faults]
+    return [f"seed {number} ({told}, {meeting}): {fault}" for fault in faults]
 
 
 @cache
@@ -102,18 +103,8 @@ def _write(folder: Path, content: dict[str, object]) -> None:
     (folder / checkpoint_manifest.NAME).write_text(json.dumps(content), encoding="utf-8", errors="surrogatepass")
 
 
-def _manifest_bytes(folder: Path, rng: random.Random) -> None:
-    path = folder / checkpoint_manifest.NAME
-    path.write_bytes(mutated_bytes(path.read_bytes(), rng))
-
-
-def _manifest(folder: Path, rng: random.Random) -> None:
-    path = folder / checkpoint_manifest.NAME
-    path.write_text(mutated_json(json.loads(path.read_text()), rng), encoding="utf-8", errors="surrogatepass")
-
-
 def _manifest_sealed(folder: Path, rng: random.Random) -> None:
-    _manifest(folder, rng)
+    damage_json(folder / checkpoint_manifest.NAME, rng)
     try:
         content = json.loads((folder / checkpoint_manifest.NAME).read_text(encoding="utf-8", errors="surrogatepass"))
     except (ValueError, RecursionError):
@@ -136,30 +127,6 @@ def _manifest_kind(folder: Path, rng: random.Random) -> None:
         path.mkdir()
 
 
-def _state(folder: Path, rng: random.Random) -> None:
-    path = folder / checkpoint_manifest.STATE
-    path.write_text(mutated_json(json.loads(path.read_text()), rng), encoding="utf-8", errors="surrogatepass")
-    _seal(folder)
-
-
-def _upstream(folder: Path, rng: random.Random) -> None:
-    path = folder / "metadata.json"
-    path.write_text(mutated_json(json.loads(path.read_text()), rng), encoding="utf-8", errors="surrogatepass")
-    _seal(folder)
-
-
-def _index(folder: Path, rng: random.Random) -> None:
-    _bytes(folder / ".metadata", rng)
-
-
-def _random_states(folder: Path, rng: random.Random) -> None:
-    _bytes(folder / rng.choice([path.name for path in sorted(folder.glob("*.pt"))]), rng)
-
-
-def _tensors(folder: Path, rng: random.Random) -> None:
-    _bytes(rng.choice(sorted(folder.glob("*.distcp"))), rng)
-
-
 def _bytes(path: Path, rng: random.Random) -> None:
     """Change bytes; in a long file at a drawn place of a few hundred, so that heads are met as well as values."""
     data = path.read_bytes()
@@ -168,7 +135,22 @@ def _bytes(path: Path, rng: random.Random) -> None:
     _seal(path.parent)
 
 
-_DAMAGES: tuple[Callable[[Path, random.Random], None], ...] = (
-    _manifest_bytes, _manifest, _manifest_sealed, _manifest_sealed, _manifest_sealed, _manifest_kind, _state, _upstream,
-    _index, _index, _random_states, _tensors, _tensors,
-)  # fmt: skip
+def _sealed_json(name: str) -> Damage:
+    def damage(folder: Path, rng: random.Random) -> None:
+        damage_json(folder / name, rng)
+        _seal(folder)
+
+    return damage
+
+
+_DAMAGES: tuple[tuple[str, Damage], ...] = (
+    ("manifest_bytes", lambda folder, rng: damage_bytes(folder / checkpoint_manifest.NAME, rng)),
+    ("manifest", lambda folder, rng: damage_json(folder / checkpoint_manifest.NAME, rng)),
+    *[("manifest_sealed", _manifest_sealed)] * 3,
+    ("manifest_kind", _manifest_kind),
+    ("state", _sealed_json(checkpoint_manifest.STATE)),
+    ("upstream", _sealed_json("metadata.json")),
+    *[("index", lambda folder, rng: _bytes(folder / ".metadata", rng))] * 2,
+    ("random_states", lambda folder, rng: _bytes(rng.choice(sorted(folder.glob("*.pt"))), rng)),
+    *[("tensors", lambda folder, rng: _bytes(rng.choice(sorted(folder.glob("*.distcp"))), rng))] * 2,
+)

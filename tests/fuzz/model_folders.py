@@ -14,7 +14,7 @@ import shutil
 import struct
 import tempfile
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from mua.config.schema import ModelConfig
 from mua.errors import MuaError
 from mua.megatron import checkpoint_manifest, offline
 from mua.plan.architecture import architecture_of
-from tests.fuzz._mutate import mutated_bytes, mutated_json, outcome
+from tests.fuzz._mutate import damage_bytes, damage_json, mutated_bytes, mutated_json, outcome, scratch
 from tests.megatron_support import write_model
 
 CASES = 260
@@ -42,10 +42,11 @@ def run(cases: int, seed: int) -> list[str]:
     for number in range(seed, seed + cases):
         rng = random.Random(f"model_folders/{number}")
         damage = rng.choice(_DAMAGES)
-        with tempfile.TemporaryDirectory(prefix="mua-fuzz-") as name:
-            folder = Path(shutil.copytree(_folder(rng.choice((False, True))), Path(name) / "hf", symlinks=True))
+        with scratch() as root:
+            folder = Path(shutil.copytree(_folder(rng.choice((False, True))), root / "hf", symlinks=True))
             damage(folder, rng)
-            faults = _converted(folder, Path(name) / "out") + _planned(folder)
+            model = ModelConfig.model_construct(path=folder, hf_config=None)
+            faults = _converted(folder, root / "out") + outcome(partial(architecture_of, model), REFUSALS)[2]
         failures += [f"seed {number} ({damage.__name__[1:]}): {fault}" for fault in faults]
     return failures
 
@@ -86,20 +87,18 @@ def _as_the_library_reads(folder: Path) -> list[str]:
     return [] if all(bool(torch.isfinite(tensor).all()) for tensor in stored) else ["taken with values that are none"]
 
 
-def _planned(folder: Path) -> list[str]:
-    model = ModelConfig.model_construct(path=folder, hf_config=None)
-    return outcome(lambda: architecture_of(model), REFUSALS)[2]
+def _unsealed(folder: Path, name: str = "config.json") -> Path:
+    """A file of the folder, whose checksums are gone: they would be told before anything else."""
+    (folder / "checksums.jsonl").unlink(missing_ok=True)
+    return folder / name
 
 
 def _config(folder: Path, rng: random.Random) -> None:
-    path = folder / "config.json"
-    (folder / "checksums.jsonl").unlink(missing_ok=True)  # or it would be told before anything else
-    path.write_text(mutated_json(json.loads(path.read_text()), rng), encoding="utf-8", errors="surrogatepass")
+    damage_json(_unsealed(folder), rng)
 
 
 def _config_sizes(folder: Path, rng: random.Random) -> None:
-    path = folder / "config.json"
-    (folder / "checksums.jsonl").unlink(missing_ok=True)
+    path = _unsealed(folder)
     config = json.loads(path.read_text())
     numbers = [key for key, value in config.items() if type(value) in (int, float)]
     for key in rng.sample(numbers, rng.choice((1, 1, 2))):
@@ -108,17 +107,11 @@ def _config_sizes(folder: Path, rng: random.Random) -> None:
 
 
 def _config_bytes(folder: Path, rng: random.Random) -> None:
-    (folder / "checksums.jsonl").unlink(missing_ok=True)
-    _bytes_of(folder / "config.json", rng)
-
-
-def _bytes_of(path: Path, rng: random.Random) -> None:
-    path.write_bytes(mutated_bytes(path.read_bytes(), rng))
+    damage_bytes(_unsealed(folder), rng)
 
 
 def _weights(folder: Path, rng: random.Random) -> Path:
-    (folder / "checksums.jsonl").unlink(missing_ok=True)
-    return rng.choice(sorted(folder.glob("*.safetensors")))
+    return rng.choice(sorted(_unsealed(folder, ".").glob("*.safetensors")))
 
 
 def _parts(path: Path) -> tuple[dict[str, Any], bytes]:
@@ -201,15 +194,13 @@ def _values(folder: Path, rng: random.Random) -> None:
 
 
 def _index(folder: Path, rng: random.Random) -> None:
-    (folder / "checksums.jsonl").unlink(missing_ok=True)
-    weights = _weight_map(folder)
+    path, weights = _unsealed(folder, "model.safetensors.index.json"), _weight_map(folder)
     if rng.random() < 0.5:
         outside = ("../../etc/passwd", "/etc/passwd", "absent.safetensors", "..", "", "x/../model.safetensors", ".")
         weights[rng.choice(sorted(weights))] = rng.choice(outside)
         text = json.dumps({"weight_map": weights})
     else:
         text = mutated_json({"metadata": {"total_size": 5}, "weight_map": weights}, rng)
-    path = folder / "model.safetensors.index.json"
     path.write_text(text, encoding="utf-8", errors="surrogatepass")
 
 
@@ -232,14 +223,14 @@ def _kind_of_file(folder: Path, rng: random.Random) -> None:
 
 
 def _any_bytes(folder: Path, rng: random.Random) -> None:
-    _bytes_of(rng.choice(sorted(folder.iterdir())), rng)
+    damage_bytes(rng.choice(sorted(folder.iterdir())), rng)
 
 
 def _sidecar(folder: Path, rng: random.Random) -> None:
     path = folder / "checksums.jsonl"
     if not path.exists():
         path.write_text('{"algorithm": "xxh3_64", "job": "x"}\n')
-    _bytes_of(path, rng)
+    damage_bytes(path, rng)
 
 
 _DAMAGES: tuple[Callable[[Path, random.Random], None], ...] = (

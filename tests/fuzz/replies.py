@@ -7,15 +7,14 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable
-from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from mua.endpoint.chat import ChatRequest, Completion, read_completion
 from mua.rollout.agent import turn_of
 from mua.users.llm import _arguments
 from mua.users.utterance_check import unusable, without_label
-from tests.fuzz._mutate import NASTY_TEXTS, mutated_bytes, mutated_json, outcome
+from tests.fuzz._mutate import NASTY_TEXTS, drawn, mutated_bytes, mutated_json, outcome
 
 CASES = 1000
 _CALL = {"id": "c0", "type": "function", "function": {"name": "restart", "arguments": '{"on": true}'}}
@@ -26,33 +25,14 @@ _BODY: dict[str, Any] = {
     "usage": {"prompt_tokens": 3, "completion_tokens": 2},
 }
 _PARTS = (
-    "<think>",
-    "</think>",
-    "User:",
-    "agent :",
-    "\n",
-    "\n\n",
-    " ",
-    "*",
-    "#",
-    ">",
-    "the ",
-    "ai ",
-    "<|im_end|>",
-    "x",
-    "é",
-)
+    "<think>", "</think>", "User:", "agent :", "\n", "\n\n", " ", "*", "#", ">", "the ", "ai ", "<|im_end|>", "x", "é",
+)  # fmt: skip
 
 
 def run(cases: int, seed: int) -> list[str]:
     """Faults of ``cases`` bodies, one line each."""
-    failures = []
-    for number in range(cases):
-        rng = random.Random(f"replies/{seed}/{number}")
-        body = _drawn(rng)
-        faults = _read(body)
-        failures += [f"seed {seed}, case {number}: {fault}: {body[:120]!a}" for fault in faults]
-    return failures
+    bodies = ((case, _drawn(rng)) for case, rng in drawn("replies", cases, seed))
+    return [f"{case}: {fault}: {body[:120]!a}" for case, body in bodies for fault in _read(body)]
 
 
 def _drawn(rng: random.Random) -> bytes:
@@ -66,22 +46,23 @@ def _drawn(rng: random.Random) -> bytes:
         message = {"role": "assistant", "content": text[:200_000]}
         return json.dumps({"choices": [{"message": message}]}).encode()
     if kind == 3:
-        arguments = rng.choice((*NASTY_TEXTS, mutated_json({"on": True, "n": [1]}, rng)))
+        arguments = rng.choice((*NASTY_TEXTS, drawn, mutated_json({"on": True, "n": [1]}, rng)))
         call = {"id": "c", "function": {"name": "restart", "arguments": arguments}}
         return json.dumps({"choices": [{"message": {"content": None, "tool_calls": [call]}}]}).encode()
     return mutated_json(_BODY, rng).encode("utf-8", "surrogatepass")
 
 
 def _read(body: bytes) -> list[str]:
-    request = ChatRequest([], 0, 1.0, 100, tools=[{"type": "function"}])
-    return _outcome(body, request, _used) + _outcome(body, replace(request, verbatim=True), _played)
-
-
-def _outcome(body: bytes, request: ChatRequest, use: Callable[[Completion], None]) -> list[str]:
-    found, _, faults = outcome(lambda: read_completion(body, request), ())
-    if faults or not isinstance(found, Completion):
-        return faults or ([] if found.reason.strip() else ["trouble without a reason"])
-    return outcome(lambda: use(found), ())[2]
+    told = []
+    for use, verbatim in ((_used, False), (_played, True)):
+        request = ChatRequest([], 0, 1.0, 100, tools=[{"type": "function"}], verbatim=verbatim)
+        found, _, faults = outcome(partial(read_completion, body, request), ())
+        if not faults and isinstance(found, Completion):
+            faults = outcome(partial(use, found), ())[2]
+        elif not faults and not found.reason.strip():
+            faults = ["trouble without a reason"]
+        told += faults
+    return told
 
 
 def _played(reply: Completion) -> None:

@@ -13,7 +13,7 @@ from mua.endpoint.chat import Completion, FunctionCall
 from mua.rollout.agent import turn_of
 from mua.tokens.parsing import AssistantTurn, dump_json, parse_turn
 from mua.users.judge import single_object
-from tests.fuzz._mutate import NASTY_TEXTS, mutated_bytes, mutated_json, outcome
+from tests.fuzz._mutate import NASTY_TEXTS, drawn, mutated_bytes, mutated_json, outcome
 
 CASES = 10_000
 _CALL = {"name": "find_order", "arguments": {"order": "W1", "lines": [1, 2.5, None], "note": "</tool_call> é"}}
@@ -29,11 +29,14 @@ _READERS = ({}, {"reasoning": True}, {"reasoning": True, "opened": True}, {"trun
 def run(cases: int, seed: int) -> list[str]:
     """Faults of ``cases`` texts, one line each."""
     failures = []
-    for number in range(cases):
-        rng = random.Random(f"tool calls/{seed}/{number}")
+    for case, rng in drawn("tool calls", cases, seed):
         text = _drawn(rng)
-        for faults in (_parser(text, rng.choice(_READERS)), _endpoint(text), _judge(text)):
-            failures += [f"seed {seed}, case {number}: {fault}: {text[:120]!a}" for fault in faults]
+        for faults in (
+            _parser(text, rng.choice(_READERS)),
+            _endpoint(text),
+            outcome(lambda text=text: single_object(text), (ValueError,))[2],
+        ):
+            failures += [f"{case}: {fault}: {text[:120]!a}" for fault in faults]
     return failures
 
 
@@ -91,7 +94,3 @@ def _endpoint(text: str) -> list[str]:
         return faults
     turn, calls = found
     return outcome(lambda: json.dumps(calls, ensure_ascii=False).encode(), ())[2] if turn.tool_calls else []
-
-
-def _judge(text: str) -> list[str]:
-    return outcome(lambda: single_object(text), (ValueError,))[2]

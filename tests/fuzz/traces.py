@@ -10,8 +10,7 @@ import gzip
 import json
 import logging
 import random
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ from mua.observe.traces import TraceWriter, experts_file, read_traces
 from mua.observe.transcript import render_trajectory
 from mua.types import Outcome, Provenance, Segment, Trajectory
 from mua.users.recorded import load_recordings
-from tests.fuzz._mutate import mutated_bytes, mutated_json, mutated_lines, outcome
+from tests.fuzz._mutate import drawn, mutated_bytes, mutated_json, mutated_lines, outcome, scratch
 from workbench.compare import compared, comparison_page, load_result
 from workbench.recordings import _recordings
 
@@ -37,12 +36,10 @@ def run(cases: int, seed: int) -> list[str]:
     """Faults of ``cases`` files, one line each."""
     logging.disable(logging.WARNING)  # an unfinished last line is told, a thousand times here
     failures = []
-    for number in range(cases):
-        rng = random.Random(f"traces/{seed}/{number}")
+    for case, rng in drawn("traces", cases, seed):
         subject = rng.choice(_SUBJECTS)
-        with tempfile.TemporaryDirectory(prefix="mua-fuzz-") as name:
-            faults = subject(Path(name), rng)
-        failures += [f"seed {seed}, case {number} ({subject.__name__[1:]}): {fault}" for fault in faults]
+        with scratch() as folder:
+            failures += [f"{case} ({subject.__name__[1:]}): {fault}" for fault in subject(folder, rng)]
     logging.disable(logging.NOTSET)
     return failures
 
@@ -50,14 +47,9 @@ def run(cases: int, seed: int) -> list[str]:
 def _trajectory(number: int) -> Trajectory:
     n = 4
     provenance = np.asarray([Provenance.SYSTEM, Provenance.USER, Provenance.SAMPLED, Provenance.SAMPLED], np.uint8)
-    segment = Segment(
-        ids=np.arange(n, dtype=np.int32),
-        provenance=provenance,
-        logprobs=np.full(n, -0.5, np.float32),
-        version=np.zeros(n, np.int32),
-        turn=np.zeros(n, np.int32),
-        experts=np.arange(2 * n, dtype=np.uint8).reshape(n, 2),
-    )
+    zeros, experts = np.zeros(n, np.int32), np.arange(2 * n, dtype=np.uint8).reshape(n, 2)
+    logprobs = np.full(n, -0.5, np.float32)
+    segment = Segment(np.arange(n, dtype=np.int32), provenance, logprobs, zeros, zeros.copy(), experts=experts)
     call = {"id": "c0", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
     messages = [
         {"role": "system", "content": "S"},
@@ -75,8 +67,8 @@ def _trajectory(number: int) -> Trajectory:
 @cache
 def _trace() -> tuple[tuple[bytes, ...], bytes]:
     """The lines of a trace and its expert choices."""
-    with tempfile.TemporaryDirectory() as name:
-        path = TraceWriter(Path(name)).write(0, [_trajectory(number) for number in range(4)])
+    with scratch() as folder:
+        path = TraceWriter(folder).write(0, [_trajectory(number) for number in range(4)])
         return tuple(path.read_bytes().splitlines()), experts_file(path).read_bytes()
 
 
@@ -102,13 +94,8 @@ def _named(path: Path, error: Exception | None, first: int) -> list[str]:
     if place not in text:
         return [f"names no file: {text[:200]!a}"]
     number = text.partition(f"{place}:")[2].partition(":")[0]
-    return (
-        [f"names line {number}, damaged is {first}: {text[:200]!a}"] if number.isdigit() and int(number) < first else []
-    )
-
-
-def _read_all(made: Iterator[Any], into: list[Any]) -> None:
-    into.extend(made)
+    early = number.isdigit() and int(number) < first
+    return [f"names line {number}, damaged is {first}: {text[:200]!a}"] if early else []
 
 
 def _traces(folder: Path, rng: random.Random) -> list[str]:
@@ -122,11 +109,7 @@ def _traces(folder: Path, rng: random.Random) -> list[str]:
     intact = experts_file(path).exists() and changed == experts
     first, found = _whole_lines(data, lines) if intact else 0, []
 
-    def read() -> None:
-        for trajectory in read_traces(path):
-            found.append(trajectory)
-
-    _, error, faults = outcome(read, (MuaError,))
+    _, error, faults = outcome(lambda: found.extend(read_traces(path)), (MuaError,))
     faults = faults or _named(path, error, first + 1)
     if not faults and error is None and len(found) < first:
         faults = [f"{first} lines are whole, {len(found)} are read"]
@@ -156,8 +139,8 @@ def _recorded_users(folder: Path, rng: random.Random) -> list[str]:
 
 @cache
 def _episodes() -> tuple[bytes, ...]:
-    with tempfile.TemporaryDirectory() as name:
-        path = Path(name) / "episodes.jsonl"
+    with scratch() as folder:
+        path = folder / "episodes.jsonl"
         with EpisodeStore(path, policy="p", setting="s") as store:
             for number in range(4):
                 store.add(Key("desk", f"task-{number}", "d", 0), _trajectory(number))
@@ -173,7 +156,7 @@ def _evaluation(folder: Path, rng: random.Random) -> list[str]:
     def read() -> int:
         with EpisodeStore(path, policy="p", setting="s") as store:
             sum(store.roles.values())
-            return len([_used(trajectory) for _, trajectory in store.items()])
+            return len([_used(trajectory) for trajectory in store._found.values()])
 
     found, error, faults = outcome(read, (MuaError,))
     faults = faults or _named(path, error, _whole_lines(data, lines) + 1)
@@ -233,8 +216,7 @@ def _recordings_of_tools(folder: Path, rng: random.Random) -> list[str]:
     if rng.random() < 0.3:
         path, data = folder / "recorded.jsonl.gz", mutated_bytes(gzip.compress(data), rng)
     path.write_bytes(data)
-    found: list[Any] = []
-    _, error, faults = outcome(lambda: _read_all(_recordings(path), found), (ConfigError,))
+    _, error, faults = outcome(lambda: list(_recordings(path)), (ConfigError,))
     if faults or error is None:
         return faults
     return [] if path.name in str(error) else [f"names no file: {str(error)[:200]!a}"]

@@ -28,24 +28,11 @@ def write_qwen3_moe(folder: Path) -> transformers.PreTrainedModel:
     """A random Qwen3-MoE; every layer has experts, as SGLang 0.5.23 takes for granted."""
     torch.manual_seed(14)
     config = transformers.Qwen3MoeConfig(
-        vocab_size=512,
-        hidden_size=64,
-        intermediate_size=96,
-        moe_intermediate_size=32,
-        num_hidden_layers=LAYERS,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=16,
-        num_experts=EXPERTS,
-        num_experts_per_tok=TOP_K,
-        norm_topk_prob=True,
-        max_position_embeddings=2048,
-        eos_token_id=None,
-        pad_token_id=0,
-        bos_token_id=None,
-        tie_word_embeddings=False,
-        initializer_range=0.15,
-    )
+        vocab_size=512, hidden_size=64, intermediate_size=96, moe_intermediate_size=32, num_hidden_layers=LAYERS,
+        num_attention_heads=4, num_key_value_heads=2, head_dim=16, num_experts=EXPERTS, num_experts_per_tok=TOP_K,
+        norm_topk_prob=True, max_position_embeddings=2048, eos_token_id=None, pad_token_id=0, bos_token_id=None,
+        tie_word_embeddings=False, initializer_range=0.15,
+    )  # fmt: skip
     model = transformers.AutoModelForCausalLM.from_config(config).float().eval()
     model.save_pretrained(folder)
     return model
@@ -73,13 +60,11 @@ def router_choices(model: transformers.PreTrainedModel, ids: Int32Array) -> tupl
 
 
 @pytest.mark.slow
-@pytest.mark.asyncio
 @pytest.mark.usefixtures("forked_engines")
 async def test_experts_are_those_of_transformers_turn_after_turn(tmp_path: Path) -> None:
     model = write_qwen3_moe(tmp_path / "moe")
-    pool = make_pool(tmp_path / "logs", routed_experts=True)
-    await pool.start(tmp_path / "moe")
-    try:
+    async with make_pool(tmp_path / "logs", routed_experts=True) as pool:
+        await pool.start(tmp_path / "moe")
         ids = np.arange(20, 60, dtype=np.int32)
         known: list[Any] = []
         for turn in range(3):
@@ -94,8 +79,6 @@ async def test_experts_are_those_of_transformers_turn_after_turn(tmp_path: Path)
             assert sum(len(rows) for rows in known) == len(ids) - 10 - 1
         plain = await pool.generate(ids.tolist(), SamplingParams(1.0, 4, ()), session="one", deadline_s=120)
         assert plain.experts is None
-    finally:
-        await pool.stop()
     choices = np.concatenate(known).reshape(-1, LAYERS, TOP_K)
     expected, margin = router_choices(model, ids)
     assert margin > MARGIN, "too close to tell; take weights of another seed"

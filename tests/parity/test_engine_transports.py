@@ -8,8 +8,8 @@ Not covered: NCCL, CUDA IPC, engines on other machines (tests/e2e/test_two_nodes
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +17,13 @@ import pytest
 import torch
 import torch.distributed as dist
 import transformers
-from test_reshard import Layout, build
+from test_reshard import Layout, loaded_source
 
 from mua.config.schema import EngineConfig
 from mua.engine.sampler import SamplingParams
 from tests.distributed import run_on_workers
 from tests.forked_engines import WithForkedEngines
+from tests.megatron_support import write_model
 
 pytestmark = pytest.mark.timeout(900)  # a busy machine
 
@@ -30,71 +31,42 @@ CONTEXT = 512
 GREEDY = SamplingParams(temperature=0.0, max_new_tokens=24, stop_token_ids=())
 PROMPT = [3, 50, 7, 41, 9, 11, 80]
 SIZES: dict[str, Any] = {
-    "vocab_size": 101, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": CONTEXT, "initializer_range": 0.15,
-    "tie_word_embeddings": False, "bos_token_id": None, "eos_token_id": 1, "pad_token_id": 0,
+    "hidden": 64, "tied": False, "intermediate_size": 128, "head_dim": 16, "initializer_range": 0.15,
+    "max_position_embeddings": CONTEXT, "bos_token_id": None, "eos_token_id": 1, "pad_token_id": 0,
 }  # fmt: skip
-EXPERTS: dict[str, Any] = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
-
-DENSE = (Layout(tp=2, dp=2), Layout(pp=2, dp=2), Layout(tp=2, pp=2))
-MOE = (Layout(dp=4, ep=2), Layout(tp=2, dp=2, ep=2))
-
-
-@pytest.fixture(scope="module")
-def dense(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    folder = tmp_path_factory.mktemp("dense")
-    return _write(folder / "a", 1, experts=False), _write(folder / "b", 2, experts=False)
+KINDS = {"dense": SIZES, "moe": SIZES | {"experts": 4, "moe_intermediate_size": 32, "norm_topk_prob": False}}
+LAYOUTS = {
+    "dense": (Layout(tp=2, dp=2), Layout(pp=2, dp=2), Layout(tp=2, pp=2)),
+    "moe": (Layout(dp=4, ep=2), Layout(tp=2, dp=2, ep=2)),
+}
 
 
 @pytest.fixture(scope="module")
-def moe(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    folder = tmp_path_factory.mktemp("moe")
-    return _write(folder / "a", 1, experts=True), _write(folder / "b", 2, experts=True)
-
-
-def _write(folder: Path, seed: int, *, experts: bool) -> Path:
-    torch.manual_seed(seed)
-    model: Any
-    if experts:
-        model = transformers.Qwen3MoeForCausalLM(transformers.Qwen3MoeConfig(**SIZES, **EXPERTS))
-    else:
-        model = transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**SIZES))
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim == 1:  # norms too must differ between two seeds
-                parameter.add_(torch.randn_like(parameter) * 0.2)
-    model.float().save_pretrained(folder)
-    return folder
-
-
-@pytest.mark.grid
-def test_broadcast_into_one_engine(dense: tuple[Path, Path], tmp_path: Path) -> None:
-    _check(dense, DENSE, tmp_path, transport="broadcast", count=1, tensor_parallel=1)
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Path]]:
+    """Two models of each kind, of two seeds: norms too must differ."""
+    root = tmp_path_factory.mktemp("models")
+    for kind, seed in itertools.product(KINDS, (1, 2)):
+        write_model(root / f"{kind} {seed}", seed=seed, layers=4, **KINDS[kind])
+    return {kind: (root / f"{kind} 1", root / f"{kind} 2") for kind in KINDS}
 
 
 @pytest.mark.parametrize(
-    ("count", "tensor_parallel"),
-    [pytest.param(2, 1, marks=pytest.mark.slow), pytest.param(1, 2, marks=pytest.mark.grid)],
+    ("kind", "transport", "count", "tensor_parallel"),
+    [
+        pytest.param("dense", "broadcast", 1, 1, marks=pytest.mark.grid),
+        pytest.param("dense", "colocated", 2, 1, marks=pytest.mark.slow),
+        pytest.param("dense", "colocated", 1, 2, marks=pytest.mark.grid),
+        pytest.param("dense", "broadcast", 2, 2, marks=pytest.mark.slow),
+        pytest.param("moe", "colocated", 1, 1, marks=pytest.mark.grid),
+        pytest.param("moe", "broadcast", 1, 2, marks=pytest.mark.slow),
+    ],
 )
-def test_shared_memory(dense: tuple[Path, Path], tmp_path: Path, count: int, tensor_parallel: int) -> None:
-    _check(dense, DENSE, tmp_path, transport="colocated", count=count, tensor_parallel=tensor_parallel)
-
-
-@pytest.mark.slow
-def test_broadcast_into_two_engines_of_two_ranks(dense: tuple[Path, Path], tmp_path: Path) -> None:
-    _check(dense, DENSE, tmp_path, transport="broadcast", count=2, tensor_parallel=2)
-
-
-@pytest.mark.parametrize(
-    ("transport", "tensor_parallel"),
-    [pytest.param("colocated", 1, marks=pytest.mark.grid), pytest.param("broadcast", 2, marks=pytest.mark.slow)],
-)
-def test_experts(moe: tuple[Path, Path], tmp_path: Path, transport: str, tensor_parallel: int) -> None:
-    _check(moe, MOE, tmp_path, transport=transport, count=1, tensor_parallel=tensor_parallel)
-
-
-def _check(folders: tuple[Path, Path], layouts: Sequence[Layout], logs: Path, **engine: Any) -> None:
-    found = run_on_workers(4, WithForkedEngines(sync_layouts), folders, layouts, logs, engine, seconds=800)[0]
+def test_engines_hold_what_the_trainer_has(
+    models: dict[str, tuple[Path, Path]], tmp_path: Path, kind: str, transport: str, count: int, tensor_parallel: int
+) -> None:
+    engine = {"transport": transport, "count": count, "tensor_parallel": tensor_parallel}
+    folders, layouts = models[kind], LAYOUTS[kind]
+    found = run_on_workers(4, WithForkedEngines(sync_layouts), folders, layouts, tmp_path, engine, seconds=800)[0]
     for layout, result in zip(layouts, found["layouts"], strict=True):
         assert result["unchanged_by_other"] == [], layout
         assert result["different"] == [], layout
@@ -132,7 +104,7 @@ def sync_layouts(
     if dist.get_rank() == 0:
         return asyncio.run(_lead(folders, layouts, logs, config))
     for layout in layouts:
-        follower = _source(folders[0], layout, config)
+        follower = loaded_source(folders[0], layout, config)
         for folder in (folders[1], folders[0], *([folders[0]] if layout is layouts[-1] else [])):
             _load(follower, folder)
             follower.follow([0] * config.count)
@@ -149,7 +121,7 @@ async def _lead(
         own = await _hashes(pool)
         found: dict[str, Any] = {"answer": await _answer(pool), "layouts": []}
         for layout in layouts:
-            source = _source(folders[0], layout, config)
+            source = loaded_source(folders[0], layout, config)
             _load(source, folders[1])
             await pool.update_weights(source, pool.version + 1)
             other = await _hashes(pool)
@@ -187,19 +159,6 @@ async def _answer(pool: Any) -> list[int]:
     }
     assert len(answers) == 1
     return list(answers.pop())
-
-
-def _source(folder: Path, layout: Layout, config: EngineConfig) -> Any:
-    from megatron_bridge.plan import plan_model
-    from mua.engine.host import Nodes
-    from mua.engine.source import TrainerSource
-
-    chunks = build(folder, layout)
-    source = TrainerSource(
-        lambda: nullcontext(plan_model(chunks)), config, Nodes(0, (0,)), dist.group.WORLD, announce=lambda _: None
-    )
-    source.chunks = chunks  # type: ignore[attr-defined]
-    return source
 
 
 def _load(source: Any, folder: Path) -> None:

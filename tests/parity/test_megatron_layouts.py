@@ -20,7 +20,6 @@ import torch
 import transformers
 from safetensors.numpy import load_file
 
-from mua.algorithms.loss_protocol import TokenTensors
 from mua.algorithms.losses import PolicyLoss
 from mua.megatron import layouts
 from mua.megatron.packing import plan_rows
@@ -50,6 +49,7 @@ GRID = [
     for kind in PROVEN
     for name in PROVEN[kind]
 ]
+Results = list[dict[str, Any]]
 slow = pytest.mark.slow
 
 
@@ -79,11 +79,7 @@ def test_a_layout_is_a_single_process(kind: str, name: str, models: Path) -> Non
 )
 def test_ranks_that_proved_other_layouts_find_what_fresh_ones_find(kind: str, name: str, models: Path) -> None:
     """Bit for bit: what ranks keep of earlier layouts, process groups among it, could hide a fault, or be one."""
-    path, sizes, world = (
-        layout_support.model_for(models, kind, name),
-        layouts.sizes(name),
-        world_of(name),
-    )
+    path, sizes, world = layout_support.model_for(models, kind, name), layouts.sizes(name), world_of(name)
     for other in ("DP2", "TP2") if world == 2 else ():
         run_on_workers(world, layout_support.digest, str(path), layouts.sizes(other))
     kept = run_on_workers(world, layout_support.digest, str(path), sizes)
@@ -114,26 +110,22 @@ def hf_train(model: transformers.PreTrainedModel, batch: TrainBatch) -> dict[str
     others = [p for p in model.parameters() if p.ndim == 1]
     groups: list[dict[str, Any]] = [{"params": decayed}, {"params": others, "weight_decay": 0.0}]
     adam = torch.optim.AdamW(
-        groups,
-        lr=OPTIMIZER.learning_rate,
-        betas=(OPTIMIZER.beta1, OPTIMIZER.beta2),
-        eps=OPTIMIZER.epsilon,
+        groups, lr=OPTIMIZER.learning_rate, betas=(OPTIMIZER.beta1, OPTIMIZER.beta2), eps=OPTIMIZER.epsilon,
         weight_decay=OPTIMIZER.weight_decay,
-    )
+    )  # fmt: skip
     result: dict[str, Any] = {"loss": [], "entropy": [], "grad_norm": []}
     for step in range(STEPS):
         adam.zero_grad()
-        terms = [_hf_terms(model, sequence) for sequence in batch.sequences]
-        loss = torch.stack([terms_of_one[0] for terms_of_one in terms]).sum()
+        losses, entropies, logprobs = zip(*(_hf_terms(model, one) for one in batch.sequences), strict=True)
+        loss = torch.stack(losses).sum()
         loss.backward()
-        if step == 0:
-            result["logprobs"] = [terms_of_one[2] for terms_of_one in terms]
+        result.setdefault("logprobs", logprobs)
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), OPTIMIZER.clip_grad)
         if step == 0:
             result["gradients"] = saved(model, "grad")
         adam.step()
         result["loss"].append(loss.item())
-        result["entropy"].append(float(torch.cat([terms_of_one[1] for terms_of_one in terms]).mean()))
+        result["entropy"].append(float(torch.cat(entropies).mean()))
         result["grad_norm"].append(float(norm))
     result["weights"] = saved(model, "data")
     return result
@@ -158,11 +150,8 @@ def _hf_terms(model: transformers.PreTrainedModel, sequence: Any) -> tuple[torch
     log_p = (model(ids[None]).logits[0, :-1] / TEMPERATURE).log_softmax(-1)
     logprobs = torch.cat([torch.zeros(1), log_p.gather(1, ids[1:, None])[:, 0]])
     entropy = torch.cat([torch.zeros(1), -(log_p.exp() * log_p).sum(-1)])
-    trained = torch.from_numpy(sequence.trained)
-    names = ("weights", "advantages", "behaviour_logprobs", "old_logprobs")
-    tokens = TokenTensors(*(torch.from_numpy(getattr(sequence, name))[trained] for name in names))
-    terms = LOSS(logprobs[trained], entropy[trained], tokens)
-    return terms.loss, entropy[trained].detach(), logprobs.detach().numpy()
+    loss = layout_support.loss_of(LOSS, sequence, logprobs, entropy).loss
+    return loss, entropy[torch.from_numpy(sequence.trained)].detach(), logprobs.detach().numpy()
 
 
 def megatron_train(folder: str, layout: dict[str, Any]) -> dict[str, Any]:
@@ -211,51 +200,31 @@ def expected(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 @pytest.fixture(scope="module", params=ROWS)
-def trained(request: pytest.FixtureRequest, folder: Path) -> list[dict[str, Any]]:
+def trained(request: pytest.FixtureRequest, folder: Path) -> Results:
     """The results of a single process with rows of one size."""
     return run_on_workers(1, megatron_train, str(folder), ROWS[request.param])
 
 
 @pytest.mark.parametrize("name", BATCHES)
-def test_log_probabilities_are_transformers(
-    name: str, trained: list[dict[str, Any]], expected: dict[str, dict[str, Any]]
-) -> None:
-    for rank in trained:
-        for own, reference in zip(rank[name]["logprobs"], expected[name]["logprobs"], strict=True):
-            np.testing.assert_allclose(own, reference, atol=1e-5, rtol=0)
-
-
-@pytest.mark.parametrize("name", BATCHES)
-def test_gradients_are_transformers(
-    name: str, trained: list[dict[str, Any]], expected: dict[str, dict[str, Any]]
-) -> None:
-    for rank in trained:
-        assert_same(rank[name]["gradients"], expected[name]["gradients"], 1e-6)
-
-
-@pytest.mark.parametrize("name", BATCHES)
-def test_metrics_are_transformers(
-    name: str, trained: list[dict[str, Any]], expected: dict[str, dict[str, Any]]
-) -> None:
-    for rank in trained:
-        for step, metrics in enumerate(rank[name]["metrics"]):
+@pytest.mark.parametrize("what", ["logprobs", "gradients", "metrics", "weights"])
+def test_a_single_process_is_transformers(what: str, name: str, trained: Results, expected: dict[str, Any]) -> None:
+    (own,), reference = [rank[name] for rank in trained], expected[name]
+    if what == "logprobs":
+        for ours, theirs in zip(own[what], reference[what], strict=True):
+            np.testing.assert_allclose(ours, theirs, atol=1e-5, rtol=0)
+    elif what == "metrics":
+        for step, metrics in enumerate(own[what]):
             tolerance = 1e-5 if step == 0 else 1e-4
             for key in ("loss", "entropy", "grad_norm"):
-                assert metrics[key] == pytest.approx(expected[name][key][step], rel=tolerance, abs=1e-7), (key, step)
+                assert metrics[key] == pytest.approx(reference[key][step], rel=tolerance, abs=1e-7), (key, step)
             assert metrics["loss/total"] == pytest.approx(metrics["loss"])
+    else:
+        assert_same(own[what], reference[what], 1e-6 if what == "gradients" else 2e-5)
 
 
-@pytest.mark.parametrize("name", BATCHES)
-def test_weights_after_two_steps_are_transformers(
-    name: str, trained: list[dict[str, Any]], expected: dict[str, dict[str, Any]]
-) -> None:
-    for rank in trained:
-        assert_same(rank[name]["weights"], expected[name]["weights"], 2e-5)
-
-
-def test_distributed_optimizer_changes_nothing(trained: list[dict[str, Any]], expected: dict[str, Any]) -> None:
-    for rank in trained:
-        assert_same(rank["distributed optimizer weights"], expected["full"]["weights"], 2e-5)
+def test_distributed_optimizer_changes_nothing(trained: Results, expected: dict[str, Any]) -> None:
+    (own,) = trained
+    assert_same(own["distributed optimizer weights"], expected["full"]["weights"], 2e-5)
 
 
 @slow  # test_checkpoint_layouts.py holds others against an uninterrupted run in `make test`

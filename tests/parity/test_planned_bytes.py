@@ -42,18 +42,10 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("case", QUICK, ids=lambda case: case.title)
+@pytest.mark.parametrize(
+    "case",
+    [*QUICK, *(pytest.param(case, marks=pytest.mark.slow) for case in (*SLOW, *CRITICS))],
+    ids=lambda case: case.title,
+)
 def test_plan_is_exact(models: Path, case: Case) -> None:
-    assert planned(models, case) == measured(models, case)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("case", SLOW, ids=lambda case: case.title)
-def test_plan_is_exact_on_more_ranks(models: Path, case: Case) -> None:
-    assert planned(models, case) == measured(models, case)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("case", CRITICS, ids=lambda case: case.title)
-def test_plan_of_a_critic_is_exact(models: Path, case: Case) -> None:
     assert planned(models, case) == measured(models, case)

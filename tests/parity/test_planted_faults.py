@@ -114,16 +114,12 @@ def sequences_split_in_halves(patch: Patch) -> None:
 
 def positions_counted_by_rank(patch: Patch) -> None:
     """As if a rank's part of a row were a whole one."""
-    around(
-        patch, microbatch, "_micro_batch",
-        lambda make, *args, **kwargs: _with_row(
-            make(*args, **kwargs), lambda row: replace(row, positions=torch.arange(len(row.positions)))
-        ),
-    )  # fmt: skip
 
+    def counted(make: Any, *args: Any, **kwargs: Any) -> Any:
+        batch = make(*args, **kwargs)
+        return replace(batch, row=replace(batch.row, positions=torch.arange(len(batch.row.positions))))
 
-def _with_row(batch: Any, change: Callable[[Any], Any]) -> Any:
-    return replace(batch, row=change(batch.row))
+    around(patch, microbatch, "_micro_batch", counted)
 
 
 def averaged_over_data_parallel_ranks(patch: Patch) -> None:
@@ -140,14 +136,11 @@ def averaged_over_data_parallel_ranks(patch: Patch) -> None:
 
 
 def every_rank_has_the_first_rows(patch: Patch) -> None:
-    around(
-        patch, network.Network, "_packed",
-        lambda pack, *args: _repeated(pack(*args)),
-    )  # fmt: skip
+    def repeated(pack: Any, *args: Any) -> Any:
+        packed = pack(*args)
+        return replace(packed, rows=(packed.rows[0],) * len(packed.rows))
 
-
-def _repeated(packed: Any) -> Any:
-    return replace(packed, rows=(packed.rows[0],) * len(packed.rows))
+    around(patch, network.Network, "_packed", repeated)
 
 
 def losses_by_own_tokens(patch: Patch) -> None:

@@ -19,7 +19,7 @@ from mua.megatron import layouts
 from mua.types import TrainBatch, TrainSequence
 from tests.distributed import run_on_workers
 from tests.layout_support import world_of
-from tests.megatron_support import backend, gradients, make_batch, write_model
+from tests.megatron_support import assert_gradients_alike, backend, gradients, make_batch, write_model
 
 LOSS = PolicyLoss(0.2, 0.3, 0.0, objective="gspo", entropy_coefficient=0.01)
 KEYS = ("loss", "grad_norm", "entropy", "tokens", "actor/ratio", "actor/logprob", "actor/ratio_max")
@@ -77,6 +77,4 @@ def test_a_tree_is_its_sequences(kind: str, name: str, references: dict[str, tup
             assert rank["metrics"][key] == pytest.approx(expected["metrics"][key], rel=1e-5, abs=1e-5), key
         for own, wanted in zip(rank["logprobs"], expected["logprobs"], strict=True):
             np.testing.assert_allclose(own, wanted, atol=2e-5, rtol=0)
-        largest = max(np.abs(values).max() for values in expected["gradients"].values())
-        for tensor, values in rank["gradients"].items():
-            np.testing.assert_allclose(values, expected["gradients"][tensor], atol=1e-5 * largest, rtol=0)
+        assert_gradients_alike(rank["gradients"], expected["gradients"])

@@ -15,16 +15,15 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-import transformers
 from safetensors.torch import load_file
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mua.compat import megatron_cpu
 from tests.distributed import run_on_workers
+from tests.megatron_support import write_model
 
 LIMIT = 20_000
 """Bytes of a bucket: less than the embedding alone, more than most other tensors."""
-VOCAB = 101
 
 
 @dataclass(frozen=True)
@@ -70,43 +69,16 @@ MOE = [
 ]
 
 
-def write_dense(folder: Path) -> Path:
-    torch.manual_seed(3)
-    config = transformers.Qwen3Config(
-        vocab_size=VOCAB, hidden_size=32, intermediate_size=48, num_hidden_layers=4, num_attention_heads=4,
-        num_key_value_heads=2, head_dim=12, max_position_embeddings=512, tie_word_embeddings=False,
-        initializer_range=0.2,
-    )  # fmt: skip
-    return _save(transformers.Qwen3ForCausalLM(config), folder)
-
-
-def write_moe(folder: Path) -> Path:
-    torch.manual_seed(3)
-    config = transformers.Qwen3MoeConfig(
-        vocab_size=VOCAB, hidden_size=32, intermediate_size=48, moe_intermediate_size=24, num_experts=4,
-        num_experts_per_tok=2, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=12,
-        max_position_embeddings=512, tie_word_embeddings=True, initializer_range=0.2,
-    )  # fmt: skip
-    return _save(transformers.Qwen3MoeForCausalLM(config), folder)
-
-
-def _save(model: Any, folder: Path) -> Path:
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim == 1:
-                parameter.add_(torch.randn_like(parameter) * 0.2)
-    model.save_pretrained(folder)
-    return folder
-
-
 @pytest.fixture(scope="module")
 def dense(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_dense(tmp_path_factory.mktemp("reshard") / "dense")
+    write_model(path := tmp_path_factory.mktemp("reshard") / "dense", layers=4, tied=False)
+    return path
 
 
 @pytest.fixture(scope="module")
 def moe(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_moe(tmp_path_factory.mktemp("reshard") / "moe")
+    write_model(path := tmp_path_factory.mktemp("reshard") / "moe", experts=4, tie_word_embeddings=True)
+    return path
 
 
 @pytest.mark.parametrize("layout", DENSE, ids=str)
@@ -153,20 +125,11 @@ def test_a_pass_that_is_given_up_leaves_no_rank_waiting(dense: Path) -> None:
 
 def give_up_then_finish(folder: Path) -> dict[str, Any]:
     """Rank 0 leaves the first pass after two buckets and goes through the second; the other rank follows both."""
-    from contextlib import nullcontext
-
-    from megatron_bridge.convert import load_hf
-    from megatron_bridge.plan import plan_model
     from mua.config.schema import EngineConfig
-    from mua.engine.host import Nodes
-    from mua.engine.source import TrainerSource
 
-    chunks = build(folder, Layout(pp=2))
-    load_hf(chunks, folder)
-    config = EngineConfig(transport="broadcast", bucket_bytes=LIMIT)
     announced: list[Any] = []
-    model = lambda: nullcontext(plan_model(chunks))  # noqa: E731
-    source = TrainerSource(model, config, Nodes(0, (0,)), dist.group.WORLD, announce=announced.append)
+    config = EngineConfig(transport="broadcast", bucket_bytes=LIMIT)
+    source = loaded_source(folder, Layout(pp=2), config, announced.append)
     if dist.get_rank() > 0:
         source.follow([0])
         source.follow([0])
@@ -190,23 +153,12 @@ def test_ranks_follow_every_attempt_of_an_update(dense: Path, fault: str) -> Non
 
 def send_until_an_engine_has_all(folder: Path, fault: str) -> dict[str, Any]:
     """Rank 0 updates a stand-in engine; the other rank follows whatever is announced, as the policy's ranks do."""
-    from contextlib import nullcontext
-
-    from megatron_bridge.convert import load_hf
-    from megatron_bridge.plan import plan_model
     from mua.config.schema import EngineConfig
-    from mua.engine.host import Nodes
-    from mua.engine.source import TrainerSource
-
-    chunks = build(folder, Layout(pp=2))
-    load_hf(chunks, folder)
-    config = EngineConfig(bucket_bytes=LIMIT)
 
     def announce(targets: Any) -> None:
         dist.broadcast_object_list([targets], src=0)
 
-    model = lambda: nullcontext(plan_model(chunks))  # noqa: E731
-    source = TrainerSource(model, config, Nodes(0, (0,)), dist.group.WORLD, announce)
+    source = loaded_source(folder, Layout(pp=2), EngineConfig(bucket_bytes=LIMIT), announce)
     if dist.get_rank() == 0:
         found = asyncio.run(_update_a_stand_in(source, fault))
         announce(None)
@@ -277,9 +229,9 @@ def reshard(folder: Path, layout: Layout) -> dict[str, Any]:
         for index, bucket in enumerate(resharder.buckets):
             with allocations:
                 flat = resharder.assemble(index)
-            assert bucket.nbytes <= LIMIT or len(bucket.slots) == 1
+            assert bucket.nbytes <= LIMIT or len(bucket.tensors) == 1
             assert (flat is not None) == resharder.feeds
-            for slot in bucket.slots:
+            for slot in bucket.tensors:
                 seen.add(slot.spec.name)
                 assert slot.start % 256 == 0
                 if flat is not None and not torch.equal(slot.view(flat), expected[slot.spec.name] * factor):
@@ -290,18 +242,10 @@ def reshard(folder: Path, layout: Layout) -> dict[str, Any]:
             for chunk in chunks:
                 for parameter in chunk.parameters():
                     parameter.mul_(2)
-    traffic = resharder.traffic
-    return {
-        "wrong": wrong,
-        "feeds": resharder.feeds,
-        "sent": traffic.sent,
-        "received": traffic.received,
-        "needed": traffic.needed,
-        "peak": traffic.peak,
-        "largest": allocations.largest,
-        "live": allocations.live,
-        "largest_bucket": max(bucket.nbytes for bucket in resharder.buckets),
-    }
+    traffic, largest = resharder.traffic, max(bucket.nbytes for bucket in resharder.buckets)
+    found = {name: getattr(traffic, name) for name in ("sent", "received", "needed")}
+    found |= {"wrong": wrong, "feeds": resharder.feeds, "largest_bucket": largest}
+    return found | {"largest": allocations.largest, "live": allocations.live}
 
 
 def build(folder: Path, layout: Layout) -> list[Any]:
@@ -321,3 +265,20 @@ def build(folder: Path, layout: Layout) -> list[Any]:
     config = read_hf_config(folder)
     model = ModelConfig(path=folder, dtype="float32", max_length=512)
     return build_chunks(config, model, megatron)
+
+
+def loaded_source(folder: Path, layout: Layout, config: Any, announce: Any = lambda _: None) -> Any:
+    """The source of engines of one machine, with the weights in ``folder``; its ``chunks`` may be loaded again."""
+    from contextlib import nullcontext
+
+    from megatron_bridge.convert import load_hf
+    from megatron_bridge.plan import plan_model
+    from mua.engine.host import Nodes
+    from mua.engine.source import TrainerSource
+
+    chunks = build(folder, layout)
+    load_hf(chunks, folder)
+    model = lambda: nullcontext(plan_model(chunks))  # noqa: E731
+    source: Any = TrainerSource(model, config, Nodes(0, (0,)), dist.group.WORLD, announce)
+    source.chunks = chunks
+    return source

@@ -17,14 +17,13 @@ import pytest
 import torch
 import transformers
 
-from mua.algorithms.loss_protocol import TokenTensors
 from mua.algorithms.losses import PolicyLoss
 from mua.errors import ConfigError, MuaError
 from mua.megatron import layouts
-from mua.types import ExpertArray, Float32Array, TrainBatch, TrainSequence
+from mua.types import ExpertArray, Float32Array, TrainBatch
 from tests.distributed import run_on_workers
-from tests.layout_support import world_of
-from tests.megatron_support import OPTIMIZER, backend, gradients, make_batch, write_model
+from tests.layout_support import loss_of, world_of
+from tests.megatron_support import OPTIMIZER, assert_gradients_alike, backend, gradients, make_batch, write_model
 
 LAYERS, EXPERTS, TOP_K = 4, 8, 2
 TEMPERATURE = 0.8
@@ -61,11 +60,8 @@ class ForcedRouting:
             own = logits.topk(TOP_K).indices
             self.own.append(own.numpy())
             chosen = own if self.given is None else self.given[:, index * TOP_K : (index + 1) * TOP_K]
-            return (
-                logits,
-                logits.softmax(-1).gather(1, chosen) / logits.softmax(-1).gather(1, chosen).sum(-1, keepdim=True),
-                chosen,
-            )
+            shares = logits.softmax(-1).gather(1, chosen)
+            return logits, shares / shares.sum(-1, keepdim=True), chosen
 
         return forward
 
@@ -82,7 +78,7 @@ def expected(folder: Path, batch: TrainBatch) -> dict[str, Any]:
         log_p = (model(ids[None]).logits[0, :-1] / TEMPERATURE).log_softmax(-1)
         chosen = torch.cat([torch.zeros(1), log_p.gather(1, ids[1:, None])[:, 0]])
         entropy = torch.cat([torch.zeros(1), -(log_p.exp() * log_p).sum(-1)])
-        total = total + loss_of(sequence, chosen, entropy)
+        total = total + loss_of(LOSS, sequence, chosen, entropy).loss
         logprobs.append(chosen.detach().numpy())
         given = sequence.experts[:-1].reshape(-1, LAYERS, TOP_K)
         for layer, own in enumerate(forced.own):
@@ -96,13 +92,6 @@ def expected(folder: Path, batch: TrainBatch) -> dict[str, Any]:
     }
 
 
-def loss_of(sequence: TrainSequence, logprobs: torch.Tensor, entropy: torch.Tensor) -> torch.Tensor:
-    trained = torch.from_numpy(sequence.trained)
-    names = ("weights", "advantages", "behaviour_logprobs", "old_logprobs")
-    tokens = TokenTensors(*(torch.from_numpy(getattr(sequence, name))[trained] for name in names))
-    return LOSS(logprobs[trained], entropy[trained], tokens).loss
-
-
 def replayed(folder: str, sizes: dict[str, Any], mode: str) -> dict[str, Any]:
     """What one rank finds under a layout; gradients before clipping, which the test's bound on them would hide."""
     batch = recorded_batch()
@@ -111,11 +100,7 @@ def replayed(folder: str, sizes: dict[str, Any], mode: str) -> dict[str, Any]:
     with backend(Path(folder), **settings) as built:
         logprobs = np.concatenate(built.log_probabilities(batch.sequences, TEMPERATURE))
         metrics = built.train_step(batch, LOSS)
-        return {
-            "logprobs": logprobs,
-            "gradients": gradients(built),
-            "agreement": metrics["moe/replay_agreement"],
-        }
+        return {"logprobs": logprobs, "gradients": gradients(built), "agreement": metrics["moe/replay_agreement"]}
 
 
 def routed_freely(folder: str, mode: str) -> dict[str, Any]:
@@ -139,13 +124,10 @@ def truth(folder: Path) -> dict[str, Any]:
 
 
 def assert_as_forced(found: list[dict[str, Any]], truth: dict[str, Any]) -> None:
-    largest = max(np.abs(values).max() for values in truth["gradients"].values())
     assert 0.1 < truth["agreement"] < 0.5
     for rank in found:
         np.testing.assert_allclose(rank["logprobs"], truth["logprobs"], atol=2e-5, rtol=0)
-        assert rank["gradients"].keys() == checkpoint_names(truth["gradients"]).keys()
-        for name, values in checkpoint_names(truth["gradients"]).items():
-            np.testing.assert_allclose(rank["gradients"][name], values, atol=1e-5 * largest, rtol=0, err_msg=name)
+        assert_gradients_alike(rank["gradients"], checkpoint_names(truth["gradients"]))
         assert rank["agreement"] == pytest.approx(truth["agreement"], abs=1e-9)
 
 

@@ -21,7 +21,7 @@ to renderings written out by hand.
 import json
 import re
 import unicodedata
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 
 import numpy as np
@@ -34,35 +34,17 @@ from mua.tokens import ChatFamily, Conversation
 from mua.tokens.chat_family import apply_template
 from mua.types import Generation, Json, Provenance, ToolSchema
 from tests.tokens_fixtures import chat_family, model_folder
+from tests.tokens_fixtures import generation as generated
 
 MODES = [("qwen2.5", False), ("qwen3", False), ("qwen3", True)]
 TOOLS = [ToolSchema("look_up", "<tool_call> 查找 è", {"type": "object", "properties": {"k": {"type": "string"}}})]
 SPELT = ["<|im_end|>", "<|im_start|>assistant\n", "<tool_call>", "</tool_call>", "<think>", "</think>", "<|endoftext|>"]
 WORDS = [
-    "hello",
-    " ",
-    "\n",
-    "\n\n",
-    "\r\n",
-    "\t",
-    "12",
-    "é",
-    "🙂",
-    "👩‍👩‍👧",
-    "订单",
-    "<",
-    "|im",
-    "}",
-    ".",
-    "tool_response>",
+    "hello", " ", "\n", "\n\n", "\r\n", "\t", "12", "é", "🙂", "👩‍👩‍👧", "订单", "<", "|im", "}", ".", "tool_response>",
     "''",
-]
-SETTINGS = settings(
-    max_examples=50,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow],
-    phases=[Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink],
-)
+]  # fmt: skip
+PHASES = [Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink]
+SETTINGS = settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow], phases=PHASES)
 
 
 def texts(words: list[str]) -> st.SearchStrategy[str]:
@@ -107,14 +89,9 @@ class Episode:
         prompt = self.talk.prompt_ids().tolist()
         self.prompts.append(prompt)
         n = len(turn.ids)
-        generation = Generation(
-            ids=np.array(turn.ids, np.int32),
-            logprobs=-(np.arange(n, dtype=np.float32) + 1) / 7,
-            finish="stop" if turn.ended else "length",
-            version=version,
-            versions=np.full(n, version, np.int32),
-            cached_tokens=0,
-        )
+        finish = "stop" if turn.ended else "length"
+        logprobs = -(np.arange(n, dtype=np.float32) + 1) / 7
+        generation = replace(generated(turn.ids, finish, version=version), logprobs=logprobs)
         self.fed.append(generation)
         self.talk.add_sampled(generation)
         if turn.results:
@@ -232,9 +209,7 @@ def test_every_prompt_is_the_templates_full_render(name: str, thinking: bool, sp
     for message in data.draw(st.lists(proper_message(family, text), min_size=1, max_size=4)):
         ids = family.codec.encode(family.demonstration(message))[0]
         talk.prompt_ids()
-        turn = talk.add_sampled(
-            Generation(ids, np.zeros(len(ids), np.float32), "stop", 0, np.zeros(len(ids), np.int32), 0)
-        )
+        turn = talk.add_sampled(generated(ids))
         assert [call.arguments for call in turn.tool_calls] == [
             call["function"]["arguments"] for call in message.get("tool_calls", [])
         ]
@@ -262,7 +237,7 @@ def test_demonstration_equals_the_episode_that_samples_it(
     for message in data.draw(st.lists(proper_message(family, ANY), min_size=1, max_size=4)):
         ids = family.codec.encode(family.demonstration(message))[0]
         talk.prompt_ids()
-        talk.add_sampled(Generation(ids, np.zeros(len(ids), np.float32), "stop", 0, np.zeros(len(ids), np.int32), 0))
+        talk.add_sampled(generated(ids))
         if message.get("tool_calls"):
             talk.add_tool_results(data.draw(st.lists(ANY, min_size=1, max_size=2)))
         else:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from slurm_support import ROOT, Jobs
 
+from environments.help_desk import DOMAIN
+from environments.help_desk.demonstrations import demonstrations
 from tools.slurm_cluster import Cluster, install
+from tools.tiny import SMALL, build_policy, write_conversations
 
 
 @pytest.fixture(scope="session")
@@ -23,29 +25,10 @@ def jobs() -> Iterator[Jobs]:
 @pytest.fixture(scope="session")
 def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Model folder: the help desk's tokenizer and a random Qwen3 of 2 layers, hidden 64; conversations beside it."""
-    import torch
-    from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
-
-    from environments.help_desk import DOMAIN
-    from environments.help_desk.demonstrations import demonstrations
-    from workbench.demonstrate import spoken_text
-    from workbench.tokenizer import train_tokenizer
-
     folder = tmp_path_factory.mktemp("policy") / "policy"
     conversations = list(demonstrations(100, 1, DOMAIN.system_prompt("short"), ["brief"]))
-    train_tokenizer(spoken_text(conversations), folder, vocab_size=512)
-    lines = [json.dumps({"messages": messages}) + "\n" for messages in conversations]
-    (folder.parent / "conversations.jsonl").write_text("".join(lines), encoding="utf-8")
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    torch.manual_seed(1)
-    Qwen3ForCausalLM(
-        Qwen3Config(
-            vocab_size=len(tokenizer), hidden_size=64, intermediate_size=128, num_hidden_layers=2,
-            num_attention_heads=4, num_key_value_heads=2, head_dim=16, max_position_embeddings=512,
-            tie_word_embeddings=True, initializer_range=0.06,
-            eos_token_id=tokenizer.convert_tokens_to_ids("<|im_end|>"),
-        )
-    ).save_pretrained(folder)  # fmt: skip
+    build_policy(folder, conversations, 1, 512, SMALL)
+    write_conversations(folder.parent / "conversations.jsonl", conversations)
     return folder
 
 

@@ -7,12 +7,9 @@ address file that ``mua serve`` leaves. Not covered: faults of the machines (``t
 from __future__ import annotations
 
 import contextlib
-import http.server
 import json
 import re
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -20,6 +17,7 @@ import pytest
 from e2e_support import assert_nothing_left, metrics_of, processes_in
 from slurm_support import SECONDS, Jobs
 
+from tests.chat_server import answering
 from tools.slurm_cluster import wait_until
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(1800)]
@@ -74,15 +72,16 @@ def test_a_user_server_that_moved_is_found_by_the_next_attempt(jobs: Jobs, recip
     # One request is one fault: this user is not waited for.
     llm = '{base_url: "${MUA_USER_BASE_URL}", model: "${MUA_USER_MODEL}", max_retries: 0}'
     config.write_text(f"extends: {recipe}\nuser: {{kind: llm, check: off, llm: {llm}}}\n")
-    with _user(answers=16) as first, _user() as second:
+    user = _User(answers=16)
+    with answering(user) as first, answering(_User(answers=1_000_000)) as second:
         _publish(address, first)
         job, log = _submit(jobs, config, tmp_path, f"slurm.user_address={address}", "rollout.max_retries=0")
-        assert wait_until(first.gone.is_set, SECONDS)
+        assert wait_until(user.gone.is_set, SECONDS)
         _publish(address, second)
         _comes_back_and_finishes(jobs, job, log, tmp_path)
         said = log.read_text()
-        assert said.index(f"the user's server is at {first.url}") < said.index("episodes could be scored")
-        assert said.index("episodes could be scored") < said.index(f"the user's server is at {second.url}")
+        assert said.index(f"the user's server is at {first}") < said.index("episodes could be scored")
+        assert said.index("episodes could be scored") < said.index(f"the user's server is at {second}")
 
 
 def test_a_mistake_of_a_person_is_not_tried_again(jobs: Jobs, recipe: Path, tmp_path: Path) -> None:
@@ -94,51 +93,22 @@ def test_a_mistake_of_a_person_is_not_tried_again(jobs: Jobs, recipe: Path, tmp_
     assert "stopped by something a person has to fix" in log.read_text()
 
 
-class _Server(http.server.ThreadingHTTPServer):
+class _User:
     """A simulated user who is gone after so many answers: then it hangs up on everybody."""
 
-    daemon_threads = True
-
     def __init__(self, answers: int) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
         self.left = answers
         self.gone = threading.Event()
-        self.url = f"http://127.0.0.1:{self.server_port}/v1"
-
-
-class _Handler(http.server.BaseHTTPRequestHandler):
-    def do_POST(self) -> None:
-        self.rfile.read(int(self.headers["Content-Length"]))
-        server = self.server
-        assert isinstance(server, _Server)
-        server.left -= 1
-        if server.left < 0:
-            server.gone.set()
-            self.close_connection = True
-            return
         message = {"role": "assistant", "content": "Where is my order W-1?"}
-        body = json.dumps({"choices": [{"index": 0, "finish_reason": "stop", "message": message}]}).encode()
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
+        self.body = json.dumps({"choices": [{"index": 0, "finish_reason": "stop", "message": message}]}).encode()
 
-    def log_message(self, *_: object) -> None:
-        """Quiet."""
-
-
-@contextmanager
-def _user(answers: int = 1_000_000) -> Iterator[_Server]:
-    server = _Server(answers)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield server
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    def __call__(self) -> tuple[int, bytes] | None:
+        self.left -= 1
+        if self.left < 0:
+            self.gone.set()
+            return None
+        return 200, self.body
 
 
-def _publish(address: Path, server: _Server) -> None:
-    address.write_text(f"MUA_USER_BASE_URL={server.url}\nMUA_USER_MODEL=customer\n")
+def _publish(address: Path, url: str) -> None:
+    address.write_text(f"MUA_USER_BASE_URL={url}\nMUA_USER_MODEL=customer\n")

@@ -1,4 +1,4 @@
-"""Rollout metrics on groups small enough to count by hand, and Wilson intervals against known values.
+"""Rollout metrics on groups small enough to count by hand.
 
 Does not cover where the metrics are written.
 """
@@ -10,7 +10,7 @@ import math
 import numpy as np
 import pytest
 
-from mua.algorithms.metrics import mean_confidence_interval, rollout_metrics
+from mua.algorithms.metrics import rollout_metrics
 from mua.types import Group, Outcome, Provenance, Segment, Trajectory
 
 S, U, T, M, A = (Provenance.SYSTEM, Provenance.USER, Provenance.TOOL, Provenance.TEMPLATE, Provenance.SAMPLED)
@@ -109,33 +109,6 @@ def test_nothing_scored_reports_outcomes_and_no_rewards():
 
 def test_no_groups_give_no_metrics():
     assert rollout_metrics([]) == {}
-
-
-@pytest.mark.parametrize(
-    ("hits", "n", "low", "high"),
-    # Newcombe (1998), table I, Wilson without continuity correction.
-    [(81, 263, 0.2553, 0.3662), (15, 148, 0.0624, 0.1605), (0, 20, 0.0, 0.1611), (1, 29, 0.0061, 0.1718)],
-)
-def test_wilson_interval_equals_published_values(hits: int, n: int, low: float, high: float):
-    interval = mean_confidence_interval([1.0] * hits + [0.0] * (n - hits))
-    assert interval.mean == hits / n
-    assert interval.low == pytest.approx(low, abs=5e-5)
-    assert interval.high == pytest.approx(high, abs=5e-5)
-
-
-@pytest.mark.parametrize("hits", range(11))
-def test_wilson_bounds_solve_the_score_equation(hits: int):
-    interval = mean_confidence_interval([1.0] * hits + [0.0] * (10 - hits), level=0.9)
-    z = 1.6448536269514722
-    for bound in (interval.low, interval.high):
-        assert abs(interval.mean - bound) == pytest.approx(z * math.sqrt(bound * (1 - bound) / 10), abs=1e-9)
-    assert interval.low <= interval.mean <= interval.high
-
-
-@pytest.mark.parametrize("bad", [[], [0.5, 1.5], [-0.1], [math.nan]])
-def test_values_that_are_no_success_rates_are_errors(bad: list[float]):
-    with pytest.raises(ValueError, match="success rate"):
-        mean_confidence_interval(bad)
 
 
 def test_several_domains_are_told_apart_and_one_alone_is_not() -> None:

@@ -17,7 +17,7 @@ from tools.bench import packing
 def distributions(request: pytest.FixtureRequest) -> tuple[int, dict[str, list[Int32Array]]]:
     """Tokens a row, and batches of 64 conversations by their prompt."""
     return (
-        load_config(packing.ROOT / packing.RECIPES[request.param]).megatron.max_tokens_per_microbatch,
+        load_config(packing.kit.ROOT / packing.RECIPES[request.param]).megatron.max_tokens_per_microbatch,
         dict(packing.batches(request.param, groups=32, members=2, seed=1)),
     )
 

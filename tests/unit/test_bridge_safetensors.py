@@ -132,44 +132,33 @@ def test_the_writer_insists_on_what_was_announced(tmp_path):
     writer.close()
 
 
-def damage_truncate(data: bytes) -> bytes:
-    return data[:-3]
-
-
-def damage_header(data: bytes) -> bytes:
-    return data[:8] + b"x" + data[9:]
-
-
-def damage_length(data: bytes) -> bytes:
-    return b"\xff" * 8 + data[8:]
-
-
-def damage_dtype(data: bytes) -> bytes:
-    return data.replace(b'"F32"', b'"I64"', 1)
-
-
-def damage_offsets(data: bytes) -> bytes:
-    return data.replace(b'"shape":[11]', b'"shape":[10]', 1)
-
-
 @pytest.mark.parametrize(
-    ("damage", "message"),
+    ("damage", "reason"),
     [
-        (damage_truncate, r"model\.safetensors is cut short: .* copy it again"),
-        (damage_header, r"model\.safetensors has a damaged safetensors header"),
-        (damage_length, r"model\.safetensors is no safetensors file, or is cut short"),
-        (damage_dtype, r"model\.safetensors: .* has dtype I64; supported"),
-        (damage_offsets, r"model\.safetensors: b has offsets that do not fit its shape"),
-        (lambda data: b"", r"model\.safetensors is no safetensors file"),
+        (lambda data: data[:-3], "not fully covered"),
+        (lambda data: data + b"   ", "not fully covered"),
+        (lambda data: data[:8] + b"x" + data[9:], "invalid JSON in header"),
+        (lambda data: b"\xff" * 8 + data[8:], "header too large"),
+        (lambda data: data.replace(b'"shape":[11]', b'"shape":[10]', 1), "invalid shape, data type, or offset"),
+        (lambda data: data.replace(b'"b":', b'"a":', 1), "invalid offset for tensor `a`"),
+        (lambda data: data.replace(b'"b":', b'"\x7f":', 1), "has a name or shape that no tensor has"),
+        (lambda data: b"", "header too small"),
     ],
 )
-def test_damaged_files_are_refused_by_name(tmp_path, damage, message):
+def test_damaged_files_are_refused_by_name(tmp_path, damage, reason):
     path = tmp_path / "model.safetensors"
     save_file(tensors_of(), path)
     data = path.read_bytes()
     assert damage(data) != data
     path.write_bytes(damage(data))
+    message = rf"model\.safetensors is no safetensors file, damaged or cut short \(.*{reason}.*\); copy it again"
     with pytest.raises(BridgeError, match=message):
+        SafetensorsFolder(tmp_path)
+
+
+def test_a_dtype_that_no_model_has_is_refused(tmp_path):
+    save_file({"a": torch.ones(2, dtype=torch.int32)}, tmp_path / "model.safetensors")
+    with pytest.raises(BridgeError, match=r"model\.safetensors: a has dtype I32; supported"):
         SafetensorsFolder(tmp_path)
 
 

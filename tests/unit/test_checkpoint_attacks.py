@@ -26,7 +26,7 @@ import mua.megatron.checkpoint
 from mua.compat import plain_index
 from mua.compat.checkpoint_reading import read_index
 from mua.compat.plain_archive import read_archive
-from mua.compat.plain_pickle import PickleError, read_pickle
+from mua.compat.plain_pickle import PickleError, PlainUnpickler
 from mua.errors import ModelError
 from mua.megatron import checkpoint_manifest, offline
 from mua.megatron.checkpoint import checkpoint_folder
@@ -281,22 +281,22 @@ OTHER_INSTRUCTIONS = {
 @pytest.mark.parametrize("program", OTHER_INSTRUCTIONS.values(), ids=OTHER_INSTRUCTIONS.keys())
 def test_other_instructions_of_pickle_are_refused(program: bytes) -> None:
     with pytest.raises(PickleError):
-        read_pickle(b"\x80\x04" + program, plain_index.NAMES)
+        PlainUnpickler(b"\x80\x04" + program, plain_index.NAMES).read_value()
 
 
 def test_names_from_a_file_do_not_reach_the_terminal_as_they_are() -> None:
     for name in ("a\nb", "\x1b[2J", "x" * 100_000, "\u2028"):
         with pytest.raises(PickleError) as caught:
-            read_pickle(calling("torch", name), plain_index.NAMES)
+            PlainUnpickler(calling("torch", name), plain_index.NAMES).read_value()
         assert str(caught.value).isprintable()
         assert len(str(caught.value)) < 200
 
 
 def test_memory_is_in_proportion_to_the_bytes() -> None:
     """Python's unpickler would make room for four billion values, and for a text of four gigabytes."""
-    assert read_pickle(b"\x80\x02Nr\xff\xff\xff\xff.", frozenset()) is None
+    assert PlainUnpickler(b"\x80\x02Nr\xff\xff\xff\xff.", {}).read_value() is None
     with pytest.raises(PickleError, match="cut short"):
-        read_pickle(b"\x80\x02X\xff\xff\xff\xffabc.", frozenset())
+        PlainUnpickler(b"\x80\x02X\xff\xff\xff\xffabc.", {}).read_value()
 
 
 def test_values_within_values_end(tmp_path: Path) -> None:

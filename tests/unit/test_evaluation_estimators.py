@@ -21,6 +21,7 @@ from mua.evaluation.estimators import (
     resampled_means,
     sign_flip,
     time_weighted_reward,
+    wilson,
 )
 
 
@@ -85,6 +86,15 @@ def test_tasks_that_all_agree_still_have_an_interval() -> None:
     assert bootstrap([-3.0] * 10, level=0.95, resamples=100, seed=1) == (-3.0, -3.0, -3.0)
     with pytest.raises(ValueError, match="at least one task"):
         bootstrap([], level=0.95, resamples=100, seed=1)
+
+
+@pytest.mark.parametrize(
+    ("hits", "n", "low", "high"),
+    # Newcombe (1998), table I, Wilson without continuity correction.
+    [(81, 263, 0.2553, 0.3662), (15, 148, 0.0624, 0.1605), (0, 20, 0.0, 0.1611), (1, 29, 0.0061, 0.1718)],
+)
+def test_wilson_interval_equals_published_values(hits: int, n: int, low: float, high: float) -> None:
+    assert wilson(hits, n, 0.95) == pytest.approx((hits / n, low, high), abs=5e-5)
 
 
 def test_mcnemar_by_enumeration() -> None:

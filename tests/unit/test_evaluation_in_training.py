@@ -22,7 +22,7 @@ from mua.engine.sampler import SamplingParams
 from mua.environment.selection import Selection
 from mua.errors import ConfigError
 from mua.evaluation.evaluator import evaluate, evaluate_in_training
-from mua.evaluation.summary import evaluation_metrics, interval_of
+from mua.evaluation.summary import interval_of, training_metrics
 from mua.observe.progress import Progress
 from mua.observe.traces import read_traces
 from mua.rollout import service
@@ -176,7 +176,7 @@ def test_training_domains_and_held_out_ones_are_never_mixed() -> None:
         *episodes("gym", "f-", "--"),
         *episodes("quiz", "s"),
     ]
-    found = evaluation_metrics(played, {"shop": 2.0, "desk": 1.0}, "test", EvaluationConfig())
+    found = training_metrics(played, {"shop": 2.0, "desk": 1.0}, "test", EvaluationConfig())
     assert found["evaluation/test_success"] == pytest.approx((1 + 0.5 + 0) / 3)
     assert found["evaluation/held_out_test_success"] == pytest.approx(0.5)
     assert found["evaluation/shop/test_success"] == pytest.approx(0.75)
@@ -188,11 +188,11 @@ def test_training_domains_and_held_out_ones_are_never_mixed() -> None:
 
 
 def test_a_single_domain_has_one_name_and_an_unscored_part_no_success() -> None:
-    alone = evaluation_metrics(episodes("shop", "s", "f"), {"shop": 1.0}, "validation", EvaluationConfig())
+    alone = training_metrics(episodes("shop", "s", "f"), {"shop": 1.0}, "validation", EvaluationConfig())
     assert set(alone) == {
         f"evaluation/validation_{name}" for name in ("success", "success_low", "success_high", "unscored")
     }
-    beside = evaluation_metrics(
+    beside = training_metrics(
         [*episodes("shop", "s"), *episodes("quiz", "-")], {"shop": 1.0}, "test", EvaluationConfig()
     )
     assert "evaluation/quiz/test_success" not in beside

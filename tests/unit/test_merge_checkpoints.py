@@ -109,7 +109,7 @@ def test_a_converted_folder_that_was_cut_short_is_named(
     path = run / "hf-steps" / "step_00000002" / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-10])
     assert merge.main([str(run)]) == 1
-    assert "is cut short" in capsys.readouterr().err
+    assert "cut short" in capsys.readouterr().err
 
 
 def test_a_folder_that_is_no_run_is_an_error(

@@ -24,7 +24,7 @@ from mua.observe.metrics_log import read_metrics
 from mua.observe.traces import read_traces
 from mua.rollout.scheduler import Position, RolloutBatch
 from mua.trainer.preempt import Preemption
-from mua.trainer.rl import loop
+from mua.trainer.rl import Training
 from mua.trainer.run_folder import Run
 from mua.types import Group, Outcome, Trajectory
 from tests.unit.test_trainer_bounds import ALL, StandIn, rollouts
@@ -101,7 +101,7 @@ def peaked(weights: int, split: str) -> int:
 
 def train(chosen: ExperimentConfig, engines: Judged, policy: Counted) -> Counted:
     with Run(chosen, policy) as run, run.saved_on_leaving():  # type: ignore[arg-type]
-        loop(chosen, policy, run, engines.service, Preemption())  # type: ignore[arg-type]
+        Training(chosen, policy, run, engines.service, Preemption()).loop()  # type: ignore[arg-type]
     return policy
 
 

@@ -27,7 +27,7 @@ from mua.rollout.scored import require_scored, too_few_scored
 from mua.rollout.service import RolloutService
 from mua.trainer.learner import Learner
 from mua.trainer.preempt import Preemption
-from mua.trainer.rl import loop, progress_note
+from mua.trainer.rl import Training, progress_note
 from mua.trainer.run_folder import Run
 from mua.types import Group, Outcome, Provenance, Segment, TrainBatch, Trajectory
 
@@ -100,7 +100,7 @@ def rollouts(*steps: Sequence[Trajectory]) -> Any:
 def train(config: ExperimentConfig, policy: StandIn, service: Any) -> None:
     stand_in: Learner = policy  # type: ignore[assignment]
     with Run(config, stand_in) as run, run.saved_on_leaving():
-        loop(config, stand_in, run, service, Preemption())
+        Training(config, stand_in, run, service, Preemption()).loop()
 
 
 def saved(output: Path) -> dict[str, int]:

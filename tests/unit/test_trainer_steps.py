@@ -129,7 +129,7 @@ def test_every_group_is_trained_once_an_epoch(tmp_path: Path, epochs: int, minib
     assert table.trained == dict.fromkeys(range(4), epochs)
     assert len(table.steps) == epochs * min(minibatches, 4)
     # What the schedule of the learning rate counts to is what the run takes.
-    assert rl._optimizer_steps(config) == (config.trainer.steps * len(table.steps), None)
+    assert rl.optimizer_steps(config) == (config.trainer.steps * len(table.steps), None)
 
 
 def test_the_ratio_is_to_the_policy_before_the_steps_first_update(tmp_path: Path) -> None:
@@ -156,7 +156,7 @@ def test_the_critic_learns_alone_for_as_many_steps_as_it_is_given(tmp_path: Path
         assert table.value_steps == 6
         taken.append(len(table.steps))
     assert taken == [0, 0, 6, 6]
-    assert rl._optimizer_steps(config) == ((3 - 2) * 6, 3 * 6)
+    assert rl.optimizer_steps(config) == ((3 - 2) * 6, 3 * 6)
 
 
 class Engines:
@@ -198,7 +198,7 @@ def test_a_step_is_rolled_out_trained_synchronised_and_only_then_the_next_may_st
     events: list[str] = []
     config, table, engines = config_of(tmp_path, epochs=1, minibatches=1), Table(events), Engines(events)
     with Run(config, table) as run:  # type: ignore[arg-type]
-        rl.loop(config, table, run, engines, Preemption())  # type: ignore[arg-type]
+        rl.Training(config, table, run, engines, Preemption()).loop()  # type: ignore[arg-type]
     steps = [["take", "train", f"weights {version}", "save", "release"] for version in (1, 2, 3)]
     assert events == ["weights 0", "schedule", *(event for step in steps for event in step)]
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
@@ -238,7 +238,7 @@ def test_a_step_whose_weights_no_engine_takes_is_logged_and_saved(tmp_path: Path
     config, table, engines = config_of(tmp_path, epochs=1, minibatches=1), Table(events), LostAtTheSync(events)
     run = Run(config, table)  # type: ignore[arg-type]
     with pytest.raises(EngineError), run, run.saved_on_leaving():
-        rl.loop(config, table, run, engines, Preemption())  # type: ignore[arg-type]
+        rl.Training(config, table, run, engines, Preemption()).loop()  # type: ignore[arg-type]
     assert events[-6:] == ["weights 1", "save", "release", "take", "train", "save"]
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [0, 1]

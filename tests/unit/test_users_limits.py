@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mua.endpoint.chat import Trouble
-from mua.endpoint.connection import Accounts, quantile
+from mua.endpoint.connection import Accounts
 from mua.endpoint.limits import Breaker, RateLimit
 
 FAULT = Trouble("connection", "nobody there", "look")
@@ -117,9 +117,15 @@ async def test_a_cancelled_probe_leaves_its_place_to_another() -> None:
     assert breaker.enter()
 
 
-def test_quantiles_are_nearest_rank() -> None:
-    values = [float(i) for i in range(1, 101)]
-    assert (quantile(values, 0.5), quantile(values, 0.95), quantile([7.0], 0.95)) == (50.0, 95.0, 7.0)
+@pytest.mark.parametrize(
+    ("seconds", "half", "most"), [([float(i) for i in range(100, 0, -1)], 50.0, 95.0), ([7.0], 7.0, 7.0)]
+)
+def test_latencies_are_told_by_nearest_rank(seconds: list[float], half: float, most: float) -> None:
+    accounts = Accounts()
+    for one in seconds:
+        accounts.answered(one)
+    told = accounts.take()
+    assert (told["latency_p50_seconds"], told["latency_p95_seconds"]) == (half, most)
 
 
 def test_accounts_begin_anew_with_every_reading() -> None:

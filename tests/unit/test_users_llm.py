@@ -26,7 +26,7 @@ from mua.endpoint.services import ChatClient
 from mua.errors import UserFault
 from mua.users.interface import STOP_SIGNAL, User
 from mua.users.llm import LlmUser
-from mua.users.personas import GREETING, SILENCE, user_system_prompt
+from mua.users.personas import DEFAULT_PROMPT, GREETING, SILENCE
 from tests.chat_server import (
     Clock,
     Handler,
@@ -269,7 +269,7 @@ async def test_roles_are_inverted_in_what_the_server_receives(server: Server):
     assert third.stop
     last = server.received[-1]
     assert last["messages"] == [
-        {"role": "system", "content": user_system_prompt("You are Ada; order 4711 is late.")},
+        {"role": "system", "content": DEFAULT_PROMPT.text("You are Ada; order 4711 is late.")},
         {"role": "user", "content": GREETING},
         {"role": "assistant", "content": "My order is late."},
         {"role": "user", "content": "Which order?"},
@@ -315,6 +315,6 @@ async def test_a_user_that_stops_before_it_began_is_a_fault(server: Server):
 
 
 def test_the_prompt_holds_persona_and_stop_signal():
-    prompt = user_system_prompt("  You are Grace.\n")
+    prompt = DEFAULT_PROMPT.text("  You are Grace.\n")
     assert STOP_SIGNAL in prompt
     assert prompt.endswith("You are Grace.\n")

@@ -28,7 +28,7 @@ from mua.endpoint import limits as limits_module
 from mua.endpoint import services as services_module
 from mua.endpoint.services import ChatClient, Services
 from mua.errors import ConfigError, JudgeFault, UserFault
-from mua.launch.slurm import _secrets
+from mua.launch.slurm import secrets_in
 from tests.chat_server import Clock, Server, drops, fails, never, raw, says, serving, together
 
 HELLO = [{"role": "user", "content": "hi"}]
@@ -394,7 +394,7 @@ def test_the_secrets_of_fallbacks_are_known_and_masked(tmp_path: Path) -> None:
     file = tmp_path / "x.yaml"
     file.write_text(RECIPE)
     config = load_config(file)
-    assert list(_secrets(config)) == [("user.llm.fallbacks.0.api_key", "sk-fallback-key")]
+    assert list(secrets_in(config.model_dump())) == [("user.llm.fallbacks.0.api_key", "sk-fallback-key")]
     assert "sk-fallback-key" not in str(config) + config.model_dump_json()
 
 

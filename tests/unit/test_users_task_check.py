@@ -94,10 +94,10 @@ def test_a_copy_of_prose_is_a_leak_and_a_copy_of_values_is_none() -> None:
     """With few words allowed: a value is a cut, and what the persona puts in the user's own voice may be said."""
     persona = "Ask for a seat at the window of train IC 77 to Bergen Central. Pay with my card ending in 12 at once."
     copied = "a seat at the window of train IC 77 to Bergen Central"
-    assert LeakCheck(7, persona).leaks(copied)
-    assert not LeakCheck(7, persona, stated=["window of train IC 77 to Bergen Central"]).leaks(copied)
-    assert not LeakCheck(7, persona).leaks("Pay with my card ending in 12 at once")
-    assert LeakCheck(7, persona, stated=["12"]).leaks("ask for a seat at the window of it")
+    assert LeakCheck(7, persona).quotation(copied)
+    assert not LeakCheck(7, persona, stated=["window of train IC 77 to Bergen Central"]).quotation(copied)
+    assert not LeakCheck(7, persona).quotation("Pay with my card ending in 12 at once")
+    assert LeakCheck(7, persona, stated=["12"]).quotation("ask for a seat at the window of it")
 
 
 def test_what_the_users_tools_show_lets_it_end_only_if_all_is_well() -> None:

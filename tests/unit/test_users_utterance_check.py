@@ -22,7 +22,7 @@ from mua.types import Json, Outcome, ToolSchema
 from mua.users.factory import UserFactory
 from mua.users.interface import STOP_SIGNAL, ToolUser
 from mua.users.llm import LlmUser
-from mua.users.personas import GREETING, GREETINGS, MANNERS, Style, style_of, user_system_prompt
+from mua.users.personas import DEFAULT_PROMPT, GREETING, GREETINGS, MANNERS, Style, style_of
 from mua.users.utterance_check import LeakCheck, unusable, without_label
 from tests.chat_server import Server, acts, says, serving
 from tests.rollout_fixtures import ScriptedSampler, TestDesk, call, experiment, lines, only
@@ -117,11 +117,11 @@ async def test_calls_of_tools_that_nobody_offered_are_a_fault() -> None:
 
 def test_a_leak_is_a_long_run_of_words_whatever_case_and_punctuation() -> None:
     check = LeakCheck(12, "Other words.", PERSONA)
-    assert check.leaks(QUOTE.upper().replace(",", " -"))
-    assert not check.leaks("My parcel 4711 was due on Monday and it is not here.")
-    assert not check.leaks("Send it to my office instead. It must cost nothing!")
-    assert not LeakCheck(0, PERSONA).leaks(PERSONA)
-    assert not LeakCheck(12, "short").leaks("short")
+    assert check.quotation(QUOTE.upper().replace(",", " -"))
+    assert not check.quotation("My parcel 4711 was due on Monday and it is not here.")
+    assert not check.quotation("Send it to my office instead. It must cost nothing!")
+    assert not LeakCheck(0, PERSONA).quotation(PERSONA)
+    assert not LeakCheck(12, "short").quotation("short")
 
 
 async def test_a_leak_gets_a_second_chance() -> None:
@@ -248,7 +248,7 @@ async def test_the_user_acts_and_then_speaks() -> None:
     assert reply.text == "I did. Nothing changed."
     assert phone.called == [("airplane_mode", {"on": False})]
     assert [tool["function"]["name"] for tool in server.received[0]["tools"]] == ["airplane_mode"]
-    assert server.received[0]["messages"][0]["content"] == user_system_prompt(PERSONA, tools=True)
+    assert server.received[0]["messages"][0]["content"] == DEFAULT_PROMPT.text(PERSONA, tools=True)
     roles = [message["role"] for message in server.received[-1]["messages"]]
     assert roles == ["system", "user", "assistant", "user", "assistant", "tool"]
     acted, answered = server.received[-1]["messages"][-2:]

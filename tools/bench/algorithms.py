@@ -1,7 +1,7 @@
 """Our estimators and losses beside those of verl and TRL, on random inputs, as a table in markdown.
 
-    python tools/bench/algorithms.py                 # installs both into a temporary folder
-    python tools/bench/algorithms.py --site FOLDER   # where they were installed before
+    python -m tools.bench.algorithms                 # installs both into a temporary folder
+    python -m tools.bench.algorithms --site FOLDER   # where they were installed before
 
 Both packages are installed without their dependencies (``pip install --no-deps --target``), from PyPI; torch,
 transformers and numpy are ours. Modules that they import and that these functions never call (ray, datasets ...) are
@@ -39,20 +39,12 @@ from mua.algorithms.losses import PolicyLoss
 from mua.algorithms.objectives import kl_estimate
 from mua.config.schema import AlgorithmConfig
 from mua.types import Group, Outcome, Provenance, Segment, TrainBatch, Trajectory
+from tools import kit
 
 PACKAGES = ("verl==0.9.1", "trl==1.16.0")
 NEEDED = ("accelerate", "tensordict", "pyvers", "cloudpickle", "omegaconf", "antlr4-python3-runtime==4.9.3")
 STOOD_IN = (
-    "ray",
-    "codetiming",
-    "hydra",
-    "pyarrow",
-    "datasets",
-    "peft",
-    "torchdata",
-    "wandb",
-    "transfer_queue",
-    "pandas",
+    *("ray", "codetiming", "hydra", "pyarrow", "datasets", "peft", "torchdata", "wandb", "transfer_queue", "pandas"),
 )
 """Imported by the packages, used by none of the functions that are compared."""
 SAME = 1e-6
@@ -203,12 +195,6 @@ def with_gradient(loss: Tensor, logprobs: Tensor, trained: Tensor | None = None)
     return torch.cat([loss.detach().reshape(1), gradient])
 
 
-def with_scores(**settings: Any) -> AlgorithmConfig:
-    """A configuration whose advantages are the scores, several steps a batch so that old is not current."""
-    bounds: dict[str, Any] = {"clip_low": LOW, "clip_high": HIGH, "epochs": 2, "advantage": "none"}
-    return AlgorithmConfig(**(bounds | settings))
-
-
 # ---- what is compared
 
 
@@ -223,7 +209,7 @@ class Row:
 
     def line(self) -> str:
         verdict = "same" if self.difference <= SAME else "**differs**"
-        return f"| {self.what} | {self.whose} | {self.difference:.1e} | {verdict} | {self.note} |"
+        return kit.row(self.what, self.whose, f"{self.difference:.1e}", verdict, self.note)
 
 
 Compared = tuple[str, Callable[[Samples], Tensor], Callable[[Samples], Tensor], str]
@@ -285,6 +271,7 @@ def verl_advantages() -> list[Compared]:
 
 def verl_losses() -> list[Compared]:
     """Losses, aggregations, estimators and corrections of verl: value and gradient."""
+    ours = our_signed_loss
     core = importlib.import_module("verl.trainer.ppo.core_algos")
     workers = importlib.import_module("verl.workers.config")
     correction = importlib.import_module("verl.trainer.ppo.rollout_corr_helper")
@@ -305,12 +292,6 @@ def verl_losses() -> list[Compared]:
             return with_gradient(loss, current, given.trained)
 
         return of
-
-    def ours(**settings: Any) -> Callable[[Samples], Tensor]:
-        return lambda given: our_loss(_signed(given), with_scores(**settings))
-
-    def signed(of: Callable[[Samples], Tensor]) -> Callable[[Samples], Tensor]:
-        return lambda given: of(_signed(given))
 
     def truncated(level: str, threshold: str | float) -> Callable[[Samples], Tensor]:
         def of(given: Samples) -> Tensor:
@@ -369,9 +350,15 @@ def verl_losses() -> list[Compared]:
     ]  # fmt: skip
 
 
-def _signed(given: Samples) -> Samples:
-    """Scores as advantages of both signs."""
-    return replace(given, scores=[2 * score - 1 for score in given.scores])
+def signed(of: Callable[[Samples], Tensor]) -> Callable[[Samples], Tensor]:
+    """With scores as advantages of both signs."""
+    return lambda given: of(replace(given, scores=[2 * score - 1 for score in given.scores]))
+
+
+def our_signed_loss(**settings: Any) -> Callable[[Samples], Tensor]:
+    """Ours with advantages that are the scores, several steps a batch so that old is not current."""
+    bounds: dict[str, Any] = {"clip_low": LOW, "clip_high": HIGH, "epochs": 2, "advantage": "none"}
+    return signed(lambda given: our_loss(given, AlgorithmConfig(**(bounds | settings))))
 
 
 def _values(given: Samples) -> Tensor:
@@ -419,6 +406,7 @@ class _Alone:
 
 def trl_losses() -> list[Compared]:
     """``GRPOTrainer._compute_loss`` of TRL over made-up log-probabilities: value and gradient."""
+    ours = our_signed_loss
     trainer = importlib.import_module("trl.trainer.grpo_trainer").GRPOTrainer
 
     def theirs(loss: str, level: str = "token", delta: float | None = None, high: float = HIGH, **more: Any) -> Any:
@@ -450,12 +438,6 @@ def trl_losses() -> list[Compared]:
             return with_gradient(trainer._compute_loss(made, None, inputs), current, given.trained)
 
         return of
-
-    def signed(of: Callable[[Samples], Tensor]) -> Callable[[Samples], Tensor]:
-        return lambda given: of(_signed(given))
-
-    def ours(**settings: Any) -> Callable[[Samples], Tensor]:
-        return lambda given: our_loss(_signed(given), with_scores(**settings))
 
     penalty = {"kl_coefficient": 0.3, "aggregation": "sequence_mean"}
     dual = "TRL holds the ratio of every token to at most delta; the same for A < 0 while delta > 1 + clip_high"
@@ -489,8 +471,7 @@ def main(
             *rows_of("TRL", trl_losses(), chosen),
         ]
     print(f"verl {versions['verl']}, trl {versions['trl']}, torch {torch.__version__}, {seeds} random inputs\n")
-    print("| what | beside | largest difference | | why |\n| --- | --- | --- | --- | --- |")
-    print("\n".join(row.line() for row in rows))
+    print(kit.head("what", "beside", "largest difference", "", "why"), *(row.line() for row in rows), sep="\n")
 
 
 if __name__ == "__main__":

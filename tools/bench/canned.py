@@ -5,15 +5,16 @@ python -m tools.bench.canned [--write] [DOMAIN ...]
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Awaitable, Iterable, Mapping
 from pathlib import Path
 from statistics import fmean
 
 from mua.environment.domain import Domain
 from mua.environment.registry import domain_names, get_domain
 from mua.evaluation.presentation import markdown_table
+from mua.rollout.episode import EpisodeResult
+from tools import kit
 from workbench.canned import CEILING, SHARE_OF_EXPERT, Attacked, Canned, play_canned
 from workbench.demonstrate import demonstrate
 
@@ -38,7 +39,7 @@ kind succeeded in so many tasks; the expert in all:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = kit.parser(__doc__)
     parser.add_argument("--write", action="store_true", help=f"write {PAGE}")
     parser.add_argument("domains", nargs="*")
     arguments = parser.parse_args()
@@ -54,7 +55,7 @@ def main() -> None:
 
 def _section(name: str, domain: Domain, canned: Mapping[str, Canned]) -> str:
     gym = name.startswith("gyms/")
-    expert = asyncio.run(_expert(domain, gym))
+    expert = asyncio.run(_earned((demonstrate(domain, task, 0) for task in domain.tasks("test")), gym))
     rows = [_row(domain, policy, one, expert, gym) for policy, one in canned.items()]
     kind = "mean reward" if gym else "success"
     tasks = len(domain.tasks("test"))
@@ -63,20 +64,16 @@ def _section(name: str, domain: Domain, canned: Mapping[str, Canned]) -> str:
 
 
 def _row(domain: Domain, policy: str, canned: Canned, expert: float, gym: bool) -> list[str]:
-    earned = asyncio.run(_canned(domain, canned, gym))
+    played = (play_canned(domain, task, 0, canned) for task in domain.tasks("test"))
+    earned = asyncio.run(_earned(played, gym))
     ceiling = SHARE_OF_EXPERT * expert if gym else CEILING
     if canned.chance:
         ceiling = max(ceiling, canned.chance + CEILING)
     return [f"{policy}{f' ({canned.reason})' if canned.reason else ''}", f"{earned:.3f}", f"{ceiling:.3f}"]
 
 
-async def _expert(domain: Domain, gym: bool) -> float:
-    found = [await demonstrate(domain, task, 0) for task in domain.tasks("test")]
-    return fmean(one.reward if gym else one.evaluation.success for one in found)
-
-
-async def _canned(domain: Domain, canned: Canned, gym: bool) -> float:
-    found = [await play_canned(domain, task, 0, canned) for task in domain.tasks("test")]
+async def _earned(episodes: Iterable[Awaitable[EpisodeResult]], gym: bool) -> float:
+    found = [await episode for episode in episodes]
     return fmean(one.reward if gym else one.evaluation.success for one in found)
 
 

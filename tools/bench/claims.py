@@ -1,6 +1,6 @@
 """How well untrue statements are told from true ones, on the labelled sentences in tests/data/claims.
 
-    python tools/bench/claims.py [--set heldout|fresh] [--domain retail] [--half tune|check] [--show]
+    python -m tools.bench.claims [--set heldout|fresh] [--domain retail] [--half tune|check] [--show]
 
 A sentence is said in a scene: a task, what the customer has said and what the agent has called by then. It is called
 untrue if any claim that is read in it is. Of ``true`` and ``false`` sentences those are unread that hold no claim.
@@ -15,34 +15,29 @@ tables of all sets into docs/benchmarks/claims.md.
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import yaml
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
+from environments.help_desk.tools import HelpDesk
+from environments.help_desk.verdict import Replayed, claim_reader
+from environments.kit.conduct import Called, Past, Replay
+from environments.kit.database import Again, DatabaseEnvironment
+from environments.kit.language.claims import ClaimReader, Moment, Review
+from mua.environment.protocol import Task, UserControlled
+from mua.environment.registry import get_domain
+from tools import kit
 
-from environments.help_desk.tools import HelpDesk  # noqa: E402
-from environments.help_desk.verdict import Replayed, claim_reader  # noqa: E402
-from environments.kit.conduct import Called, Past, Replay  # noqa: E402
-from environments.kit.database import Again, DatabaseEnvironment  # noqa: E402
-from environments.kit.language.claims import ClaimReader, Moment, Review  # noqa: E402
-from mua.environment.protocol import Task, UserControlled  # noqa: E402
-from mua.environment.registry import get_domain  # noqa: E402
-
-DATA = ROOT / "tests" / "data" / "claims"
+DATA = kit.ROOT / "tests" / "data" / "claims"
 SETS = ("", "heldout", "fresh")
 """Folders of sentences; the first is the one that development looks at."""
 _TITLES = {"": "Development", "heldout": "Held out at first", "fresh": "Fresh"}
-PAGE = ROOT / "docs" / "benchmarks" / "claims.md"
+PAGE = kit.ROOT / "docs" / "benchmarks" / "claims.md"
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +80,7 @@ def sets(folder: Path = DATA) -> list[str]:
 
 def judged(name: str, folder: Path = DATA, half: str = "") -> Iterator[Judged]:
     """Every sentence of a domain, read in its scene."""
-    scenes = _scenes(DATA / f"{name}-scenes.yaml")
+    scenes = yaml.safe_load((DATA / f"{name}-scenes.yaml").read_text(encoding="utf-8"))
     for line in (folder / f"{name}.jsonl").read_text(encoding="utf-8").splitlines():
         row = json.loads(line)
         if half in ("", half_of(row["say"])):
@@ -110,11 +105,6 @@ def score(rows: Sequence[Judged]) -> Score:
         right / len(false) if false else 1.0,
         sum(row.unread for row in stated) / max(1, len(stated)),
     )
-
-
-@cache
-def _scenes(path: Path) -> Any:
-    return yaml.safe_load(path.read_text(encoding="utf-8"))
 
 
 @cache
@@ -151,34 +141,29 @@ def _checker(name: str, task: Task | None = None) -> tuple[ClaimReader, Replay, 
 
 
 def _row(name: str, found: Score) -> str:
-    return f"| {name} | {found.sentences} | {found.precision:.3f} | {found.recall:.3f} | {found.unread:.3f} |"
+    shares = (found.precision, found.recall, found.unread)
+    return kit.row(name, found.sentences, *(f"{share:.3f}" for share in shares))
 
 
 def table(folder: Path, half: str) -> str:
     """The table of all domains."""
-    head = "| domain | sentences | precision | recall | unread |\n| --- | --- | --- | --- | --- |"
+    head = kit.head("domain", "sentences", "precision", "recall", "unread")
     return "\n".join([head, *(_row(name, score(list(judged(name, folder, half)))) for name in sets(folder))])
 
 
-def _show(rows: Sequence[Judged]) -> None:
-    for row in rows:
-        if row.wrong or row.unread:
-            read = f"true={[str(c) for c in row.review.true]} false={[str(c) for c in row.review.false]}"
-            print(f"{'WRONG' if row.wrong else 'unread'} {row.label} [{row.scene}] {row.say!r}\n      {read}")
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = kit.parser(__doc__)
     parser.add_argument("--set", choices=SETS, default="", help="another folder of sentences")
     parser.add_argument("--domain", help="one domain only")
     parser.add_argument("--half", choices=("tune", "check"), default="")
     parser.add_argument("--show", action="store_true", help="print what is judged wrongly or not read")
-    parser.add_argument("--write", action="store_true", help=f"write {PAGE.relative_to(ROOT)}")
+    parser.add_argument("--write", action="store_true", help=f"write {PAGE.relative_to(kit.ROOT)}")
     given = parser.parse_args()
     if given.domain:
         rows = list(judged(given.domain, DATA / given.set, given.half))
-        if given.show:
-            _show(rows)
+        for row in (row for row in rows if given.show and (row.wrong or row.unread)):
+            read = f"true={[str(c) for c in row.review.true]} false={[str(c) for c in row.review.false]}"
+            print(f"{'WRONG' if row.wrong else 'unread'} {row.label} [{row.scene}] {row.say!r}\n      {read}")
         print(_row(given.domain, score(rows)))
         return
     if given.write:

@@ -12,28 +12,33 @@ call. Checksums and a flush to the disk (fsync), which neither the limit nor mbr
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import ctypes
 import io
 import json
 import logging
+import math
 import os
-import platform
 import shutil
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from statistics import median
 from types import SimpleNamespace
 from typing import Any
 
 import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
 from torch import nn
+
+from tools import kit
 
 MBRIDGE = "mbridge==0.15.1"
 LAYERS, HIDDEN, HEADS, GROUPS, HEAD, FFN, VOCABULARY = 28, 1024, 16, 8, 128, 3072, 151936
@@ -41,7 +46,7 @@ SHARD_BYTES = 320 << 20
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = kit.parser(__doc__)
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--layers", type=int, default=LAYERS)
     parser.add_argument("--folder", type=Path, help="where files go; by default the system's temporary folder")
@@ -73,7 +78,11 @@ class Bench:
     def run(self, repeats: int) -> None:
         """Every method in turn, ``repeats`` times; then each result is compared with the source."""
         with RawLoad(self.source, self.model) as raw_load:
-            loads: dict[str, Callable[[], object]] = {"limit": raw_load.run, "megatron_bridge": self._load}
+            loads: dict[str, Callable[[], object]] = {
+                "limit": raw_load.run,
+                "megatron_bridge": self._load,
+                "safetensors, get_slice": LibraryLoad(self.source, self.model).run,
+            }
             if self.mbridge is not None:
                 loads["mbridge"] = lambda: self.mbridge.load_weights([self.model], str(self.source))
                 loads["mbridge, memory_efficient"] = lambda: self.mbridge.load_weights(
@@ -82,13 +91,14 @@ class Bench:
             for _ in range(repeats + 1):
                 for name, method in loads.items():
                     with torch.no_grad():
-                        self._note("load", name, method)
+                        self.results["load"].setdefault(name, []).append(measure(method))
         raw_save = RawSave(self.source, self.model)
         saves: dict[str, Callable[[Path], object]] = {
             "limit": raw_save.run,
-            "megatron_bridge": lambda out: self._save(out),
+            "megatron_bridge": self._save,
             "megatron_bridge, checksums": lambda out: self._save(out, checksums=True),
             "megatron_bridge, checksums, fsync": lambda out: self._save(out, checksums=True, sync=True),
+            "safetensors, save_file": LibrarySave(self.source, self.model).run,
         }
         if self.mbridge is not None:
             saves["mbridge"] = lambda out: self.mbridge.save_weights([self.model], str(out))
@@ -96,11 +106,8 @@ class Bench:
             for name, save in saves.items():
                 out = self.scratch / "out"
                 shutil.rmtree(out, ignore_errors=True)
-                self._note("save", name, lambda save=save, out=out: save(out))  # type: ignore[misc]
+                self.results["save"].setdefault(name, []).append(measure(partial(save, out)))
         self._check(self.scratch / "out")
-
-    def _note(self, kind: str, name: str, method: Callable[[], object]) -> None:
-        self.results[kind].setdefault(name, []).append(measure(method))
 
     def _load(self) -> None:
         from megatron_bridge.convert import load_hf
@@ -143,68 +150,49 @@ class Bench:
 
     def print_tables(self) -> None:
         """Both tables as Markdown, with date, hardware and versions."""
-        print(f"\n{time.strftime('%Y-%m-%d')}, {processor()}, one thread, torch {torch.__version__}")
+        print(f"\n{time.strftime('%Y-%m-%d')}, {kit.machine()}, one thread, torch {torch.__version__}")
         print(f"{self.bytes:,} bytes, {len(list(self.model.parameters()))} parameters")
         for note in self.notes:
             print(note)
         for kind, methods in self.results.items():
             limit = [each.cpu for each in methods["limit"][1:]]
-            print(f"\n| {kind} | CPU s, least | median | of the limit (least, median) | wall s, least | peak MiB |")
-            print("| --- | --- | --- | --- | --- | --- |")
+            columns = (kind, "CPU s, least", "median", "of the limit (least, median)", "wall s, least", "peak MiB")
+            print(f"\n{kit.head(*columns)}")
             for name, measured in methods.items():
                 cpu = [each.cpu for each in measured[1:]]  # the first call imports, and faults pages in
-                ratios = f"{min(cpu) / min(limit):.2f}, {statistics.median(cpu) / statistics.median(limit):.2f}"
+                ratios = f"{min(cpu) / min(limit):.2f}, {median(cpu) / median(limit):.2f}"
                 wall = min(each.wall for each in measured[1:])
                 peak = max(each.peak for each in measured[1:]) / 2**20
-                times = f"{min(cpu):.3f} | {statistics.median(cpu):.3f} | {ratios} | {wall:.2f}"
-                print(f"| {name} | {times} | {peak:.0f} |")
+                print(kit.row(name, f"{min(cpu):.3f}", f"{median(cpu):.3f}", ratios, f"{wall:.2f}", f"{peak:.0f}"))
 
 
-class Measured(SimpleNamespace):
-    """``cpu`` and ``wall`` in seconds, ``peak`` in bytes above the level before."""
-
+@dataclass(frozen=True)
+class Measured:
     cpu: float
+    """Seconds, as ``wall``."""
     wall: float
     peak: int
+    """Bytes above the level before."""
 
 
 def measure(method: Callable[[], object]) -> Measured:
     """Time and memory of one call."""
     ctypes.CDLL(None).malloc_trim(0)  # what earlier calls left to the allocator would hide what this one takes
-    Path("/proc/self/clear_refs").write_text("5")  # the high-water mark starts anew
-    before = status("VmRSS")
+    kit.forget_peak()
+    before = kit.resident()
     wall, cpu = time.perf_counter(), time.process_time()
     method()
     cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
-    return Measured(cpu=cpu, wall=wall, peak=max(0, status("VmHWM") - before))
-
-
-def status(key: str) -> int:
-    """One line of /proc/self/status, in bytes."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(f"{key}:"):
-            return int(line.split()[1]) << 10
-    raise KeyError(key)
+    return Measured(cpu=cpu, wall=wall, peak=max(0, kit.resident("VmHWM") - before))
 
 
 def hf_config(layers: int) -> dict[str, Any]:
     return {
-        "architectures": ["Qwen3ForCausalLM"],
-        "model_type": "qwen3",
-        "hidden_act": "silu",
-        "hidden_size": HIDDEN,
-        "num_hidden_layers": layers,
-        "num_attention_heads": HEADS,
-        "num_key_value_heads": GROUPS,
-        "head_dim": HEAD,
-        "intermediate_size": FFN,
-        "rms_norm_eps": 1e-6,
-        "max_position_embeddings": 32768,
-        "vocab_size": VOCABULARY,
-        "rope_theta": 1e6,
-        "tie_word_embeddings": False,
-        "torch_dtype": "bfloat16",
-    }
+        "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_act": "silu", "hidden_size": HIDDEN,
+        "num_hidden_layers": layers, "num_attention_heads": HEADS, "num_key_value_heads": GROUPS, "head_dim": HEAD,
+        "intermediate_size": FFN, "rms_norm_eps": 1e-6, "max_position_embeddings": 32768, "vocab_size": VOCABULARY,
+        "rope_theta": 1e6, "tie_word_embeddings": False, "torch_dtype": "bfloat16",
+    }  # fmt: skip
 
 
 def parameters(config: dict[str, Any]) -> nn.Module:
@@ -227,7 +215,14 @@ def parameters(config: dict[str, Any]) -> nn.Module:
     shapes |= {"decoder.final_layernorm.weight": (HIDDEN,), "output_layer.weight": (VOCABULARY, HIDDEN)}
     model = nn.Module()
     for name, shape in shapes.items():
-        plant(model, name.split("."), nn.Parameter(torch.zeros(shape, dtype=torch.bfloat16), requires_grad=False))
+        *path, last = name.split(".")
+        root = model
+        for part in path:
+            if part not in root._modules:
+                root.add_module(part, nn.Module())
+            root = root.get_submodule(part)
+        weight = nn.Parameter(torch.zeros(shape, dtype=torch.bfloat16), requires_grad=False)
+        root.register_parameter(last, weight)
     decoder: Any = model.decoder
     decoder.layers = nn.ModuleList(decoder.layers.children())
     for number, layer_module in enumerate(decoder.layers):
@@ -240,40 +235,31 @@ def parameters(config: dict[str, Any]) -> nn.Module:
     return model
 
 
-def plant(root: nn.Module, path: list[str], parameter: nn.Parameter) -> None:
-    for part in path[:-1]:
-        if part not in root._modules:
-            root.add_module(part, nn.Module())
-        root = root.get_submodule(part)
-    root.register_parameter(path[-1], parameter)
-
-
 def write_source(folder: Path, config: dict[str, Any]) -> int:
     """A random model folder; bytes of its weights."""
+    from megatron_bridge.convert import hf_tensors
     from megatron_bridge.hf_folder import write_hf_folder
+    from megatron_bridge.plan import attach_hf_config
 
     seed = folder.with_name("seed")
     seed.mkdir()
     (seed / "config.json").write_text(json.dumps(config, indent=2))
-    specs = hf_specs(config)
+    with torch.device("meta"):
+        model: Any = parameters(config)
+    attach_hf_config([model], config)
+    specs = hf_tensors([model])
     generator = torch.Generator().manual_seed(1)
     tensors = ((spec.name, torch.randn(spec.shape, generator=generator).to(spec.dtype)) for spec in specs)
     write_hf_folder(tensors, specs, folder, source=seed, max_shard_bytes=SHARD_BYTES)
     return sum(spec.nbytes for spec in specs)
 
 
-def hf_specs(config: dict[str, Any]) -> list[Any]:
-    from megatron_bridge.convert import hf_tensors
-    from megatron_bridge.plan import attach_hf_config
-
-    with torch.device("meta"):
-        model: Any = parameters(config)
-    attach_hf_config([model], config)
-    return hf_tensors([model])
-
-
 def blocks_of(model: nn.Module) -> Iterator[tuple[str, int, memoryview]]:
     """By hand, for this one family: the tensor, the row it begins with, and the memory of every block of rows."""
+
+    def memory(block: torch.Tensor) -> memoryview:
+        return block.reshape(-1).view(torch.uint8).numpy().data
+
     for name, parameter in model.named_parameters():
         rows = parameter.detach().view(parameter.shape[0], -1)
         parts = name.split(".")
@@ -303,10 +289,6 @@ PLAIN = {
     "decoder.final_layernorm.weight": "model.norm.weight",
     "output_layer.weight": "lm_head.weight",
 }
-
-
-def memory(block: torch.Tensor) -> memoryview:
-    return block.reshape(-1).view(torch.uint8).numpy().data
 
 
 def places(folder: Path) -> dict[str, tuple[str, int, int]]:
@@ -347,6 +329,42 @@ class RawLoad:
                 raise SystemExit("a file ends too early")
 
 
+class LibraryLoad:
+    """Loading by slices of the safetensors library, which are copies of mapped memory."""
+
+    def __init__(self, source: Path, model: nn.Module) -> None:
+        self._source, self._model = source, model
+        self._places = {name: place[0] for name, place in places(source).items()}
+
+    def run(self) -> None:
+        with contextlib.ExitStack() as stack:
+            files = {
+                file: stack.enter_context(safe_open(self._source / file, "pt")) for file in {*self._places.values()}
+            }
+            for name, row, block in blocks_of(self._model):
+                stored = files[self._places[name]].get_slice(name)
+                rows = len(block) // (2 * math.prod(stored.get_shape()[1:]))
+                target = torch.frombuffer(block, dtype=torch.bfloat16)
+                target.view(rows, *stored.get_shape()[1:]).copy_(stored[row : row + rows])
+
+
+class LibrarySave:
+    """Saving by ``save_file`` of the safetensors library, which takes every tensor of a file in whole."""
+
+    def __init__(self, source: Path, model: nn.Module) -> None:
+        self._source, self._model = source, model
+        self._places = {name: place[0] for name, place in places(source).items()}
+
+    def run(self, out: Path) -> None:
+        out.mkdir()
+        blocks: dict[str, dict[str, list[torch.Tensor]]] = {}
+        for name, _, block in blocks_of(self._model):
+            parts = blocks.setdefault(self._places[name], {}).setdefault(name, [])
+            parts.append(torch.frombuffer(block, dtype=torch.bfloat16))
+        for file, tensors in blocks.items():
+            save_file({name: torch.cat(parts) for name, parts in tensors.items()}, out / file)
+
+
 class RawSave:
     """The least that saving with unpacking can be: one ``pwrite`` a block, and the headers."""
 
@@ -373,13 +391,6 @@ def header_of(path: Path) -> bytes:
     with path.open("rb") as file:
         size = file.read(8)
         return size + file.read(int.from_bytes(size, "little"))
-
-
-def processor() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return f"{line.partition(':')[2].strip()}, {os.cpu_count()} cores"
-    return platform.machine()
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ nine counts.
 
 from __future__ import annotations
 
-import argparse
 import os
 import subprocess
 import sys
@@ -20,13 +19,14 @@ import torch
 from torch import Tensor
 
 from mua.compat.sglang_cpu import cpu_environment
+from tools import kit
 
 HEADS, KV_HEADS, HEAD = 6, 3, 32
 _INSIDE = "MUA_BENCH_INSIDE"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = kit.parser(__doc__)
     parser.add_argument("--sequences", type=int, default=256)
     options = parser.parse_args()
     if _INSIDE not in os.environ:  # SGLang's modules load for the CPU in such an environment only

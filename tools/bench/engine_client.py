@@ -1,6 +1,6 @@
 """Tokens per second through EnginePool against SGLang's own in-process engine, same model, prompts and run.
 
-    python tools/bench/engine_client.py [--concurrency 64] [--rounds 3] [--server key=value ...]
+    python -m tools.bench.engine_client [--concurrency 64] [--rounds 3] [--server key=value ...]
 
 The model is a random Qwen3 of 1.7 M parameters (hidden 192, 4 layers, head_dim 32, vocabulary 600). Every request
 has a prompt of 32 tokens and samples 128 at temperature 1 with log-probabilities. Each mode is run ``--rounds``
@@ -14,8 +14,6 @@ import asyncio
 import json
 import os
 import random
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from time import perf_counter
@@ -25,32 +23,11 @@ from mua.compat.sglang_cpu import cpu_environment
 from mua.config.schema import EngineConfig
 from mua.engine.pool import EnginePool
 from mua.engine.sampler import SamplingParams
+from tools import kit
 
 PROMPT_TOKENS = 32
 NEW_TOKENS = 128
 VOCAB = 600
-
-
-def write_model(folder: Path) -> None:
-    """Save the random policy."""
-    import torch
-    from transformers import Qwen3Config, Qwen3ForCausalLM
-
-    torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=VOCAB,
-        hidden_size=192,
-        intermediate_size=512,
-        num_hidden_layers=4,
-        num_attention_heads=6,
-        num_key_value_heads=2,
-        head_dim=32,
-        max_position_embeddings=2048,
-        tie_word_embeddings=True,
-        eos_token_id=2,
-        bos_token_id=None,
-    )
-    Qwen3ForCausalLM(config).float().save_pretrained(folder)
 
 
 def prompts(n: int) -> list[list[int]]:
@@ -64,18 +41,10 @@ def in_process(folder: Path, concurrency: int, rounds: int) -> float:
     import sglang
 
     engine = sglang.Engine(
-        model_path=str(folder),
-        device="cpu",
-        attention_backend="torch_native",
-        sampling_backend="pytorch",
-        dtype="float32",
-        mem_fraction_static=0.5,
-        max_total_tokens=65536,
-        max_running_requests=concurrency,
-        disable_overlap_schedule=True,
-        skip_tokenizer_init=True,
-        log_level="error",
-    )
+        model_path=str(folder), device="cpu", attention_backend="torch_native", sampling_backend="pytorch",
+        dtype="float32", mem_fraction_static=0.5, max_total_tokens=65536, max_running_requests=concurrency,
+        disable_overlap_schedule=True, skip_tokenizer_init=True, log_level="error",
+    )  # fmt: skip
     params = {"temperature": 1.0, "max_new_tokens": NEW_TOKENS, "ignore_eos": True}
     best = 0.0
     for _ in range(rounds):
@@ -86,26 +55,14 @@ def in_process(folder: Path, concurrency: int, rounds: int) -> float:
     return best
 
 
-def in_process_subprocess(folder: Path, concurrency: int, rounds: int) -> float:
-    """Run :func:`in_process` in a child that sees the CPU shim."""
-    command = [sys.executable, __file__, "--in-process", str(folder)]
-    command += ["--concurrency", str(concurrency), "--rounds", str(rounds)]
-    done = subprocess.run(command, env=cpu_environment(), capture_output=True, text=True, timeout=600, check=True)
-    return float(done.stdout.strip().splitlines()[-1])
-
-
 async def through_pool(
     folder: Path, concurrency: int, rounds: int, *, deterministic: bool, extra: dict[str, Any]
 ) -> float:
     """The client path: one HTTP request per sample, all at once."""
     config = EngineConfig(
-        dtype="float32",
-        memory_fraction=0.5,
-        max_total_tokens=65536,
-        max_running_requests=concurrency,
-        deterministic=deterministic,
-        extra=extra,
-    )
+        dtype="float32", memory_fraction=0.5, max_total_tokens=65536, max_running_requests=concurrency,
+        deterministic=deterministic, extra=extra,
+    )  # fmt: skip
     with tempfile.TemporaryDirectory() as logs:
         async with EnginePool(config, dtype="float32", context_length=2048, seed=1, log_folder=Path(logs)) as pool:
             await pool.start(folder)
@@ -128,7 +85,7 @@ def _value(text: str) -> str | int | bool:
 
 def main() -> None:
     """Print one JSON object with tokens per second of every mode."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = kit.parser(__doc__)
     parser.add_argument("--concurrency", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--server", action="append", default=[], metavar="KEY=VALUE")
@@ -140,10 +97,15 @@ def main() -> None:
     extra = {key: _value(value) for key, _, value in (item.partition("=") for item in options.server)}
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / "model"
-        write_model(folder)
+        kit.random_qwen3(
+            folder, 0, vocab_size=VOCAB, hidden_size=192, intermediate_size=512, num_hidden_layers=4,
+            num_attention_heads=6, num_key_value_heads=2, head_dim=32, max_position_embeddings=2048,
+            tie_word_embeddings=True, eos_token_id=2, bos_token_id=None,
+        )  # fmt: skip
         sizes = (options.concurrency, options.rounds)
         result = {"concurrency": options.concurrency, "server": extra, "load_before": os.getloadavg()[0]}
-        result["in_process"] = in_process_subprocess(folder, *sizes)
+        again = [f"--in-process={folder}", f"--concurrency={sizes[0]}", f"--rounds={sizes[1]}"]
+        result["in_process"] = kit.afresh(__spec__.name, *again, environment=cpu_environment())
         result["pool"] = asyncio.run(through_pool(folder, *sizes, deterministic=False, extra=extra))
         result["pool_deterministic"] = asyncio.run(through_pool(folder, *sizes, deterministic=True, extra=extra))
     print(json.dumps(result))

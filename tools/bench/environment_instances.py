@@ -1,6 +1,6 @@
 """What a private database for every rollout costs: time and memory, against re-reading JSON and copying everything.
 
-    python tools/bench/environment_instances.py [--live 1 100 1000] [--instances 10000]
+    python -m tools.bench.environment_instances [--live 1 100 1000] [--instances 10000]
 
 The database is tau-bench retail's where ``MUA_TAU_BENCH`` or ``../shared/data/tau-bench`` holds it, else a made one of
 the same size. Every figure is measured in a process of its own: CPU time by ``process_time``, bytes by ``tracemalloc``
@@ -26,9 +26,6 @@ import itertools
 import json
 import os
 import random
-import resource
-import subprocess
-import sys
 import tracemalloc
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
@@ -47,9 +44,10 @@ from mua.environment.protocol import Evaluation, Isolation, Move, PromptStyle, S
 from mua.environment.registry import get_domain
 from mua.types import Json, ToolSchema
 from mua.users.interface import User
+from tools import kit
 
 WAYS = ("json", "deepcopy", "overlay", "manager")
-_FOLDER = os.environ.get("MUA_TAU_BENCH") or Path(__file__).parents[3] / "shared/data/tau-bench"
+_FOLDER = os.environ.get("MUA_TAU_BENCH") or kit.ROOT.parent / "shared/data/tau-bench"
 OFFICIAL = Path(_FOLDER) / "retail"
 
 
@@ -222,11 +220,6 @@ def manager_of(given: Subject) -> EnvironmentManager:
     return EnvironmentManager(given.domain, EnvironmentConfig(name="bench", isolation="inline", max_instances=100_000))
 
 
-def resident() -> int:
-    """Bytes of this process in memory."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
-
-
 class Meter:
     """CPU seconds and bytes between entering and :meth:`read`."""
 
@@ -235,7 +228,7 @@ class Meter:
         gc.collect()
         if traced:
             tracemalloc.start()
-        self._resident = resident()
+        self._resident = kit.resident()
         self._cpu = process_time()
 
     def read(self) -> dict[str, float]:
@@ -244,7 +237,7 @@ class Meter:
         held = tracemalloc.get_traced_memory()[0] if self._traced else 0
         if self._traced:
             tracemalloc.stop()
-        return {"cpu": cpu, "held": held, "resident": resident() - self._resident}
+        return {"cpu": cpu, "held": held, "resident": kit.resident() - self._resident}
 
 
 def measure_live(way: str, count: int, gold: bool, traced: bool, given: Subject | None = None) -> dict[str, float]:
@@ -281,32 +274,26 @@ async def _measure_instances(given: Subject, count: int, gold: bool, traced: boo
 def measure_rollouts(rounds: int) -> dict[str, float]:
     """Milliseconds of CPU for one gold rollout, over all tasks: the first time (gold has to be found) and later."""
     given = subject()
-    first = _per_task(given, 1)
-    later = _per_task(given, rounds)
-    managed = asyncio.run(_managed_rollouts(given, rounds))
-    start = process_time()
-    for _ in range(5):
-        digest_of(given.base.tables)
-    whole = (process_time() - start) / 5
-    return {"first": first, "later": later, "managed": managed, "hash": whole * 1e3, "tasks": len(given.tasks)}
 
+    def straight(rounds: int) -> None:
+        for _, task in itertools.product(range(rounds), given.tasks):
+            environment = opened(given, task)
+            play(environment, task)
+            environment.close()
 
-def _per_task(given: Subject, rounds: int) -> float:
-    start = process_time()
-    for _, task in itertools.product(range(rounds), given.tasks):
-        environment = opened(given, task)
-        play(environment, task)
-        environment.close()
-    return (process_time() - start) / rounds / len(given.tasks) * 1e3
+    def milliseconds(work: Callable[[], object], times: int) -> float:
+        start = process_time()
+        work()
+        return (process_time() - start) / times * 1e3
 
-
-async def _managed_rollouts(given: Subject, rounds: int) -> float:
-    manager = manager_of(given)
-    start = process_time()
-    for _, task in itertools.product(range(rounds), given.tasks):
-        async with manager.instance(task, 0) as instance:
-            await managed_play(instance, task)
-    return (process_time() - start) / rounds / len(given.tasks) * 1e3
+    count = len(given.tasks)
+    return {
+        "first": milliseconds(lambda: straight(1), count),
+        "later": milliseconds(lambda: straight(rounds), rounds * count),
+        "managed": milliseconds(lambda: asyncio.run(many_instances(given, rounds * count)), rounds * count),
+        "hash": milliseconds(lambda: [digest_of(given.base.tables) for _ in range(5)], 5),
+        "tasks": count,
+    }
 
 
 def measure_growth(instances: int) -> dict[str, float]:
@@ -330,9 +317,7 @@ async def many_instances(given: Subject, count: int) -> None:
 
 def in_a_process(what: str, *arguments: object) -> dict[str, Any]:
     """One measurement in a fresh interpreter."""
-    command = [sys.executable, __file__, "--one", what, *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    found: dict[str, Any] = json.loads(done.stdout)
+    found: dict[str, Any] = kit.afresh("tools.bench.environment_instances", "--one", what, *arguments)
     return found
 
 
@@ -352,12 +337,13 @@ def live_row(way: str, count: int, gold: bool) -> str:
     traced = in_a_process("live", way, counted, gold, True)
     kind = "gold, alive" if gold else "untouched"
     cpu, held = plain["cpu"] / count * 1e6, traced["held"] / counted
-    return f"| {way} | {kind} | {count:,} | {cpu:,.0f} | {held:,.0f} | {plain['resident'] / 2**20:,.1f} |"
+    each = (f"{count:,}", f"{cpu:,.0f}", f"{held:,.0f}", f"{plain['resident'] / 2**20:,.1f}")
+    return kit.row(way, kind, *each)
 
 
 def main() -> None:
     """Print the tables."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = kit.parser(__doc__)
     parser.add_argument("--live", type=int, nargs="+", default=[1, 100, 1000], help="rollouts alive at once")
     parser.add_argument("--instances", type=int, default=10_000, help="instances after which nothing may have grown")
     parser.add_argument("--one", nargs="+", help=argparse.SUPPRESS)
@@ -367,17 +353,19 @@ def main() -> None:
         return
     about = in_a_process("name")
     print(f"database: {about['name']} ({about['bytes'] / 1e6:.2f} MB of JSON)\n")
-    print("| way | rollout | live | CPU us each | bytes each | resident MiB in all |\n|---|---|---|---|---|---|")
-    for way, count in itertools.product(WAYS, options.live):
-        print(live_row(way, count, gold=False), flush=True)
-    for way, count in itertools.product(WAYS[2:], options.live):
-        print(live_row(way, count, gold=True), flush=True)
+    print(kit.head("way", "rollout", "live", "CPU us each", "bytes each", "resident MiB in all"))
+    for ways, gold in ((WAYS, False), (WAYS[2:], True)):
+        for way, count in itertools.product(ways, options.live):
+            print(live_row(way, count, gold), flush=True)
     found = in_a_process("rollouts", 5)
-    print(f"\n| gold rollout with verdict, mean over {found['tasks']:,} tasks | CPU ms |\n|---|---|")
-    print(f"| environment, a task's first time (its gold state is found) | {found['first']:.3f} |")
-    print(f"| environment, afterwards | {found['later']:.3f} |")
-    print(f"| through the manager, afterwards | {found['managed']:.3f} |")
-    print(f"| for comparison: one hash of the whole database | {found['hash']:.1f} |")
+    rows = (
+        ("environment, a task's first time (its gold state is found)", f"{found['first']:.3f}"),
+        ("environment, afterwards", f"{found['later']:.3f}"),
+        ("through the manager, afterwards", f"{found['managed']:.3f}"),
+        ("for comparison: one hash of the whole database", f"{found['hash']:.1f}"),
+    )
+    title = f"gold rollout with verdict, mean over {found['tasks']:,} tasks"
+    print(f"\n{kit.table((title, 'CPU ms'), rows)}")
     grown = in_a_process("growth", options.instances)
     print(f"\n{options.instances:,} instances, given back: {grown['held']:,.0f} bytes more held, ", end="")
     print(f"{grown['resident'] / 2**20:+.1f} MiB resident")

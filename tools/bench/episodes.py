@@ -1,6 +1,6 @@
 """Many episodes at once against a slow user: how much longer than the slowest of them alone?
 
-    python tools/bench/episodes.py [--episodes 256] [--latency 1.5] [--turns 6] [--domain help_desk] [--goal 1.1]
+    python -m tools.bench.episodes [--episodes 256] [--latency 1.5] [--turns 6] [--domain help_desk] [--goal 1.1]
 
 The user is an OpenAI-compatible endpoint in another process that answers every request after ``--latency`` seconds and
 ends the conversation with its last of ``--turns`` utterances. The policy plays the task's gold moves, then talks until
@@ -40,6 +40,7 @@ from mua.tokens import ChatFamily, load_family
 from mua.tokens.codec import fixed
 from mua.types import Generation, Int32Array, Outcome, Provenance, Trajectory
 from mua.users.interface import STOP_SIGNAL
+from tools import kit
 from workbench.tokenizer import train_tokenizer
 
 ALONE = 3
@@ -165,7 +166,7 @@ def serve(latency: float, turns: int) -> None:
 @contextmanager
 def endpoint(latency: float, turns: int) -> Iterator[str]:
     """The address of a user in another process."""
-    command = [sys.executable, __file__, "--serve", f"--latency={latency}", f"--turns={turns}"]
+    command = [sys.executable, "-m", __spec__.name, "--serve", f"--latency={latency}", f"--turns={turns}"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdin is not None
         assert server.stdout is not None
@@ -179,7 +180,7 @@ def endpoint(latency: float, turns: int) -> Iterator[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = kit.parser(__doc__)
     parser.add_argument("--episodes", type=int, default=256)
     parser.add_argument("--latency", type=float, default=1.5, help="seconds of one utterance")
     parser.add_argument("--turns", type=int, default=6, help="utterances of the user in one episode")

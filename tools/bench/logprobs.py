@@ -1,6 +1,6 @@
 """Peak memory of log-probabilities, entropy and their gradients: in chunks against full logits.
 
-    python tools/bench/logprobs.py [--tokens 512 1024 2048] [--hidden 512]
+    python -m tools.bench.logprobs [--tokens 512 1024 2048] [--hidden 512]
 
 Both ways get the same hidden states and the same weight of 151,936 rows, give the same loss, and run in fresh
 processes, one after the other. Reported is what a way needs on top of the inputs and their gradients, which both must
@@ -12,20 +12,18 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import resource
-import subprocess
-import sys
 import time
 from typing import Any
+
+from tools import kit
 
 VOCABULARY = 151_936
 WAYS = ("full", "chunked")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = kit.parser(__doc__)
     parser.add_argument("--tokens", type=int, nargs="+", default=[512, 1024, 2048])
     parser.add_argument("--hidden", type=int, default=512)
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
@@ -34,27 +32,20 @@ def main() -> None:
     if arguments.one:
         print(json.dumps(measured(arguments.one, arguments.tokens[0], arguments.hidden, arguments.dtype)))
         return
-    print(f"{arguments.dtype}, hidden {arguments.hidden}, {os.cpu_count()} cores, {platform.machine()}\n")
-    print("| tokens | logits in float32, MB | full, MB | chunked, MB | share | full, CPU s | chunked, CPU s |")
-    print("| --- " * 7 + "|")
+    print(f"{arguments.dtype}, hidden {arguments.hidden}, {kit.machine()}\n")
+    columns = "tokens | logits in float32, MB | full, MB | chunked, MB | share | full, CPU s | chunked, CPU s"
+    print(kit.head(*columns.split(" | ")))
     for tokens in arguments.tokens:
-        full, chunked = (in_fresh_process(way, tokens, arguments.hidden, arguments.dtype) for way in WAYS)
+        size = [f"--tokens={tokens}", f"--hidden={arguments.hidden}", f"--dtype={arguments.dtype}"]
+        full, chunked = (kit.afresh(__spec__.name, f"--one={way}", *size) for way in WAYS)
         tolerance = 1e-4 if arguments.dtype == "float32" else 1e-2
         assert abs(full["loss"] - chunked["loss"]) < tolerance * abs(full["loss"]), (full, chunked)
         peaks = (full["megabytes"], chunked["megabytes"])
-        print(
-            f"| {tokens:,} | {tokens * VOCABULARY * 4 / 1e6:,.0f} | {peaks[0]:,.0f} | {peaks[1]:,.0f} "
-            f"| {peaks[1] / peaks[0]:.1%} | {full['seconds']:.1f} | {chunked['seconds']:.1f} |",
-            flush=True,
-        )
-
-
-def in_fresh_process(way: str, tokens: int, hidden: int, dtype: str) -> dict[str, float]:
-    """What :func:`measured` finds there."""
-    command = [sys.executable, __file__, "--one", way, "--tokens", str(tokens), "--hidden", str(hidden)]
-    done = subprocess.run([*command, "--dtype", dtype], stdout=subprocess.PIPE, text=True, check=True, timeout=1800)
-    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    return found
+        cells = (
+            f"{tokens:,}", f"{tokens * VOCABULARY * 4 / 1e6:,.0f}", f"{peaks[0]:,.0f}", f"{peaks[1]:,.0f}",
+            f"{peaks[1] / peaks[0]:.1%}", f"{full['seconds']:.1f}", f"{chunked['seconds']:.1f}",
+        )  # fmt: skip
+        print(kit.row(*cells), flush=True)
 
 
 def measured(way: str, tokens: int, hidden: int, dtype: str) -> dict[str, float]:

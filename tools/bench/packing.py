@@ -1,6 +1,6 @@
 """Padding and balance of packed micro-batches, on lengths of real conversations.
 
-    python tools/bench/packing.py [--groups 32] [--members 8]
+    python -m tools.bench.packing [--groups 32] [--members 8]
 
 Every task of a batch is played ``--members`` times by the domain's scripted expert, each time a little looser, against
 its scripted user, and turned into token ids with a tokenizer trained on such conversations. Each batch, a mixture of
@@ -11,7 +11,6 @@ follows from the plan (mua/megatron/workload.py).
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import tempfile
@@ -26,9 +25,9 @@ from mua.config.schema import EnvironmentConfig, MegatronConfig
 from mua.environment.protocol import PromptStyle, Task
 from mua.environment.selection import Selection
 from mua.types import Int32Array, Json
+from tools import kit
 from workbench.demonstrate import demonstrate, spoken_text
 
-ROOT = Path(__file__).resolve().parents[2]
 RECIPES = {"help_desk": "configs/demo.yaml", "retail": "configs/qwen3-8b-1x8.yaml"}
 """Where a domain's max_tokens_per_microbatch comes from."""
 ARCHITECTURES = {"dense": "configs/models/Qwen3-8B", "moe": "configs/models/Qwen3-30B-A3B"}
@@ -60,14 +59,14 @@ class Found:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = kit.parser(__doc__)
     parser.add_argument("--groups", type=int, default=32)
     parser.add_argument("--members", type=int, default=8)
     parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args()
     mixture: list[Int32Array] = []
     for domain, recipe in RECIPES.items():
-        capacity = load_config(ROOT / recipe).megatron.max_tokens_per_microbatch
+        capacity = load_config(kit.ROOT / recipe).megatron.max_tokens_per_microbatch
         for prompt, ids in batches(domain, arguments.groups, arguments.members, arguments.seed):
             report(f"{domain}, {prompt} prompt", ids, capacity)
             mixture += ids
@@ -90,28 +89,23 @@ def report(title: str, ids: Sequence[Int32Array], capacity: int) -> None:
 
 def batches(domain: str, groups: int, members: int, seed: int) -> Iterator[tuple[PromptStyle, list[Int32Array]]]:
     """The same conversations with the short and with the full prompt, tools included."""
+    from workbench.tokenizer import train_tokenizer
+
     selection = Selection.from_config(EnvironmentConfig(name=domain))
     tasks = selection.tasks("train")[:groups]
-    played = [(task, play(selection, task, seed + member, member / 20)) for task in tasks for member in range(members)]
+    played = [
+        (task, asyncio.run(demonstrate(selection.domain(task), task, seed + member, member / 20)).messages)
+        for task in tasks
+        for member in range(members)
+    ]
     with tempfile.TemporaryDirectory(prefix="mua-bench-") as folder:
-        write_tokenizer(Path(folder), selection, played)
+        described = {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]}
+        (Path(folder) / "config.json").write_text(json.dumps(described))
+        spoken = spoken_text([messages for _, messages in played])
+        train_tokenizer([selection.system_prompt(tasks[0], "full"), *spoken], Path(folder), vocab_size=VOCABULARY)
         styles: tuple[PromptStyle, ...] = ("short", "full")
         for style in styles:
             yield style, list(encoded(Path(folder), selection, played, style))
-
-
-def play(selection: Selection, task: Task, seed: int, loose: float) -> list[Json]:
-    """The expert's conversation, without a system prompt."""
-    return asyncio.run(demonstrate(selection.domain(task), task, seed, loose)).messages
-
-
-def write_tokenizer(folder: Path, selection: Selection, played: Sequence[tuple[Task, list[Json]]]) -> None:
-    """Trained on these conversations and the full prompt."""
-    from workbench.tokenizer import train_tokenizer
-
-    (folder / "config.json").write_text(json.dumps({"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]}))
-    prompt = selection.system_prompt(played[0][0], "full")
-    train_tokenizer([prompt, *spoken_text([messages for _, messages in played])], folder, vocab_size=VOCABULARY)
 
 
 def encoded(
@@ -132,14 +126,13 @@ def encoded(
 
 def print_table(ids: Sequence[Int32Array], capacity: int) -> None:
     """A line a layout; of each figure those of arrival order, of balance by tokens, and by operations."""
-    print("| layout | rows | padding | busiest rank | rows at the same time | utilisation |")
-    print("| --- " * 6 + "|")
+    print(kit.head("layout", "rows", "padding", "busiest rank", "rows at the same time", "utilisation"))
     for name in LAYOUTS:
         found = [measured(name, ids, capacity, way) for way in WAYS]
         rows = " / ".join(f"{one.rows}" for one in found)
         padding, used = (" / ".join(f"{getattr(one, key):.2%}" for one in found) for key in ("padding", "utilisation"))
         ranks, together = (" / ".join(f"{getattr(one, key):.3f}" for one in found) for key in ("ranks", "together"))
-        print(f"| {name} | {rows} | {padding} | {ranks} | {together} | {used} |", flush=True)
+        print(kit.row(name, rows, padding, ranks, together, used), flush=True)
 
 
 def measured(name: str, ids: Sequence[Int32Array], capacity: int, way: str) -> Found:
@@ -153,7 +146,7 @@ def measured(name: str, ids: Sequence[Int32Array], capacity: int, way: str) -> F
     interleaved = "virtual_pipeline" in sizes
     config = MegatronConfig.model_validate({"max_tokens_per_microbatch": capacity, "balance": "tokens", **sizes})
     alignment, multiple = Alignment.of(config), config.pipeline_parallel if interleaved else 1
-    workload = Workload.from_hf(read_hf_config(ROOT / ARCHITECTURES[kind]))
+    workload = Workload.from_hf(read_hf_config(kit.ROOT / ARCHITECTURES[kind]))
     if way != "arrival":
         config = config.model_copy(update={"balance": way})
         packed = pack(ids, config, alignment, workload=workload, multiple=multiple, equal=interleaved)

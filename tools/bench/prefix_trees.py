@@ -1,6 +1,6 @@
 """What computing common prefixes once saves: time and memory of a step on trees against sequences side by side.
 
-    python tools/bench/prefix_trees.py [group-8 group-16 turns-10 turns-30 turns-100]
+    python -m tools.bench.prefix_trees [group-8 group-16 turns-10 turns-30 turns-100]
 
 Shapes: groups of n trajectories that share a long prompt, and one trajectory cut into a sample for each of its turns,
 as a sampler does that keeps every request (system prompt, reply and observation of 2,000, 600 and 900 tokens).
@@ -16,13 +16,9 @@ a step, the least of those measured. Memory is the most that is resident during 
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import multiprocessing
 import os
-import platform
-import re
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -34,7 +30,7 @@ from typing import Any
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from tools import kit
 
 SYSTEM, REPLY, OBSERVATION = 2000, 600, 900
 PROMPT, ANSWER = 7000, 1000
@@ -66,15 +62,13 @@ SHAPES = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = kit.parser(__doc__)
     parser.add_argument("shapes", nargs="*", default=["group-8", "group-16", "turns-10"], help=", ".join(SHAPES))
     parser.add_argument("--steps", type=int, default=2, help="measured steps of each side, after one that is not")
     parser.add_argument("--size", type=int, help="run every shape at one part in so many; without it at its own")
     arguments = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
-    print(f"{LAYERS} layers, one thread, {os.cpu_count()} cores, {platform.processor() or platform.machine()}\n")
-    print("| " + " | ".join(HEADINGS) + " |")
-    print("|---" * len(HEADINGS) + "|")
+    print(f"{LAYERS} layers, one thread, {kit.machine()}\n\n{kit.head(*HEADINGS)}")
     for name in arguments.shapes:
         shape = replace(SHAPES[name], scale=1 / arguments.size) if arguments.size else SHAPES[name]
         print(row_of_table(shape, arguments.steps), flush=True)
@@ -84,7 +78,7 @@ def row_of_table(shape: Shape, steps: int) -> str:
     samples, config = list(sequences(shape)), model_config(shape.scale)
     tokens, operations = limits(samples, config)
     with tempfile.TemporaryDirectory(prefix="mua-bench-") as folder:
-        write_policy(Path(folder), config)
+        kit.random_qwen3(Path(folder), 1, **config)
         apart, merged = measured(Path(folder), samples, int(ROW * shape.scale), steps)
     assert abs(apart["loss"] - merged["loss"]) < 1e-4, (apart, merged)
     count = sum(len(ids) for ids, _ in samples)
@@ -95,7 +89,7 @@ def row_of_table(shape: Shape, steps: int) -> str:
         *(f"{side['seconds']:.1f}" for side in (apart, merged)),
         *(f"{side['mebibytes']:.0f}" for side in (apart, merged)),
     ]  # fmt: skip
-    return "| " + " | ".join(cells) + " |"
+    return kit.row(*cells)
 
 
 def sequences(shape: Shape) -> Iterator[tuple[np.ndarray, int]]:
@@ -138,15 +132,6 @@ def limits(samples: list[tuple[np.ndarray, int]], config: dict[str, Any]) -> tup
     return apart.tokens / merged.tokens, operations(apart) / operations(merged)
 
 
-def write_policy(folder: Path, config: dict[str, Any]) -> None:
-    """A random Qwen3."""
-    import torch
-    from transformers import Qwen3Config, Qwen3ForCausalLM
-
-    torch.manual_seed(1)
-    Qwen3ForCausalLM(Qwen3Config(**config)).save_pretrained(folder)
-
-
 def measured(
     folder: Path, samples: list[tuple[np.ndarray, int]], row: int, steps: int
 ) -> tuple[dict[str, float], dict[str, float]]:
@@ -183,32 +168,18 @@ def serve(connection: Connection, folder: Path, samples: list[tuple[np.ndarray, 
     from mua.compat import megatron_cpu
 
     megatron_cpu.install()
-    from mua.config.schema import EngineConfig, ExperimentConfig, MegatronConfig, ModelConfig, OptimizerConfig
-    from mua.trainer.learner import Learner
-
     row = max(row, *(len(ids) for ids, _ in samples))
-    config = ExperimentConfig.model_construct(
-        model=ModelConfig(path=folder, dtype="float32", max_length=65536),
-        megatron=MegatronConfig(max_tokens_per_microbatch=row, merge_prefixes=merge, threads=1),
-        optimizer=OptimizerConfig(learning_rate=0.0), engine=EngineConfig(), seed=1,
-    )  # fmt: skip
-    built = Learner(config, total_steps=100, driven=False)
+    settings = {"max_tokens_per_microbatch": row, "merge_prefixes": merge}
+    built = kit.bare_learner(folder, 65536, learning_rate=0.0, **settings)
     loss, batch = PolicyLoss(0.2, 0.2, 0.0), train_batch(samples)
     built.train_step(train_batch([(ids[:9], 8) for ids, _ in samples[:1]]), loss)  # the optimizer's state is made here
     while connection.recv() == "step":
-        before, started = resident("VmRSS"), time.process_time()
-        Path("/proc/self/clear_refs").write_text("5")  # the high-water mark begins anew
+        before, started = kit.resident(), time.process_time()
+        kit.forget_peak()
         metrics = built.train_step(batch, loss)
-        seconds, most = time.process_time() - started, resident("VmHWM") - before
-        connection.send({"loss": metrics["loss"], "seconds": seconds, "mebibytes": most})
+        seconds, most = time.process_time() - started, kit.resident("VmHWM") - before
+        connection.send({"loss": metrics["loss"], "seconds": seconds, "mebibytes": most / 2**20})
     built.close()
-
-
-def resident(mark: str) -> float:
-    """``VmRSS``: MiB of this process in memory; ``VmHWM``: the most there were."""
-    found = re.search(rf"{mark}:\s+(\d+) kB", Path("/proc/self/status").read_text())
-    assert found
-    return int(found[1]) / 1024
 
 
 def train_batch(samples: list[tuple[np.ndarray, int]]) -> Any:

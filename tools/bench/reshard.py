@@ -20,7 +20,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from tools import kit
 
 LAYOUTS: dict[str, dict[str, int]] = {
     "TP2": {"tensor_parallel": 2, "data_parallel": 2},
@@ -33,7 +33,7 @@ SECONDS = 900.0
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = kit.parser(__doc__)
     parser.add_argument("--engines", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--transport", choices=["colocated", "broadcast"], default="colocated")
     parser.add_argument("--repeat", type=int, default=3)
@@ -43,7 +43,12 @@ def main() -> None:
     context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory(prefix="mua-bench-") as scratch:
         folder = Path(scratch)
-        write_model(folder / "model", arguments.hidden)
+        hidden = arguments.hidden
+        kit.random_qwen3(
+            folder / "model", 1, vocab_size=32_000, hidden_size=hidden, intermediate_size=3 * hidden,
+            num_hidden_layers=8, num_attention_heads=hidden // 64, num_key_value_heads=hidden // 128, head_dim=64,
+            max_position_embeddings=512, tie_word_embeddings=False, eos_token_id=2,
+        )  # fmt: skip
         ranks = [context.Process(target=run_rank, args=(rank, folder, arguments)) for rank in range(RANKS)]
         for process in ranks:
             process.start()
@@ -56,20 +61,6 @@ def main() -> None:
         sys.exit(max(abs(process.exitcode or 0) for process in ranks))
 
 
-def write_model(folder: Path, hidden: int) -> None:
-    """Save a random Qwen3: 8 layers, 32,000 tokens, about 58 million parameters at hidden 512."""
-    import torch
-    from transformers import Qwen3Config, Qwen3ForCausalLM
-
-    torch.manual_seed(1)
-    config = Qwen3Config(
-        vocab_size=32_000, hidden_size=hidden, intermediate_size=3 * hidden, num_hidden_layers=8,
-        num_attention_heads=hidden // 64, num_key_value_heads=hidden // 128, head_dim=64, max_position_embeddings=512,
-        tie_word_embeddings=False, eos_token_id=2,
-    )  # fmt: skip
-    Qwen3ForCausalLM(config).float().save_pretrained(folder)
-
-
 def run_rank(rank: int, folder: Path, arguments: argparse.Namespace) -> None:
     import torch
     import torch.distributed as dist
@@ -79,8 +70,8 @@ def run_rank(rank: int, folder: Path, arguments: argparse.Namespace) -> None:
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=RANKS, timeout=timeout)
     if rank == 0:
         print(f"{os.cpu_count()} cores; {arguments.transport}, buckets of {arguments.bucket_mib} MiB\n")
-        print("| layout | engines | seconds | GB/s | limit GB/s | share | assembled | loaded | both at once | moved |")
-        print("| --- " * 10 + "|")
+        columns = "layout | engines | seconds | GB/s | limit GB/s | share | assembled | loaded | both at once | moved"
+        print(kit.head(*columns.split(" | ")))
     for count in arguments.engines:
         if rank == 0:
             asyncio.run(lead(folder, count, arguments))
@@ -113,12 +104,12 @@ async def lead(folder: Path, count: int, arguments: argparse.Namespace) -> None:
             best, limit = min(reports, key=lambda report: report.seconds), min(limits)
             built.close()
             moved = f"{best.moved / 1e6:.0f} of {best.bytes / 1e6:.0f} MB"
-            print(
-                f"| {name} | {count} | {best.seconds:.3f} | {best.bytes / best.seconds / 1e9:.2f} "
-                f"| {best.bytes / limit / 1e9:.2f} | {limit / best.seconds:.0%} | {best.assemble_seconds:.3f} "
-                f"| {best.load_seconds:.3f} | {best.overlap_seconds:.3f} | {moved} |",
-                flush=True,
-            )
+            cells = (
+                name, count, f"{best.seconds:.3f}", f"{best.bytes / best.seconds / 1e9:.2f}",
+                f"{best.bytes / limit / 1e9:.2f}", f"{limit / best.seconds:.0%}", f"{best.assemble_seconds:.3f}",
+                f"{best.load_seconds:.3f}", f"{best.overlap_seconds:.3f}", moved,
+            )  # fmt: skip
+            print(kit.row(*cells), flush=True)
 
 
 def copy_seconds(nbytes: int, bucket: int) -> float:
@@ -152,20 +143,10 @@ def make_source(folder: Path, layout: dict[str, int], engine: Any) -> tuple[Any,
     import torch.distributed as dist
 
     from megatron_bridge.plan import plan_model
-    from mua.config.schema import EngineConfig, ExperimentConfig, MegatronConfig, ModelConfig, OptimizerConfig
     from mua.engine.host import Nodes
     from mua.engine.source import TrainerSource
-    from mua.trainer.learner import Learner
 
-    model = ModelConfig(path=folder / "model", dtype="float32", max_length=512)
-    config = ExperimentConfig.model_construct(
-        model=model,
-        megatron=MegatronConfig(**layout, threads=1),  # type: ignore[arg-type]
-        optimizer=OptimizerConfig(),
-        engine=EngineConfig(),
-        seed=1,
-    )
-    built = Learner(config, total_steps=1, driven=False)
+    built = kit.bare_learner(folder / "model", 512, **layout)
     chunks = built.policy.chunks
     source = TrainerSource(
         lambda: nullcontext(plan_model(chunks)), engine, Nodes(0, (0,)), dist.group.WORLD, announce=lambda _: None

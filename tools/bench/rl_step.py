@@ -6,9 +6,6 @@ episodes are longer), and reports the mean of the steps after the first, which s
 
 from __future__ import annotations
 
-import argparse
-import os
-import platform
 import subprocess
 import sys
 import tempfile
@@ -16,37 +13,30 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from environments.help_desk import DOMAIN
+from environments.help_desk.demonstrations import demonstrations
+from mua.observe.metrics_log import METRICS_FILE, read_metrics
+from tools import kit
+from tools.tiny import build_policy
 
 STAGES = ("rollout", "train", "sync", "save")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = kit.parser(__doc__)
     parser.add_argument("--policy", type=Path, default=Path("runs/demo/seed-1/sft/hf"))
     parser.add_argument("--steps", type=int, default=5)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="mua-bench-") as scratch:
-        policy = arguments.policy if arguments.policy.is_dir() else random_policy(Path(scratch))
+        policy = arguments.policy
+        if not policy.is_dir():
+            policy = Path(scratch) / "init"
+            build_policy(policy, demonstrations(50, 1, DOMAIN.system_prompt("short"), ["brief"]), 1)
         overrides = [f"model.path={policy}", f"output={scratch}/run", f"trainer.steps={arguments.steps}"]
         overrides += ["trainer.evaluate_first=false", "trainer.evaluate_every=0"]
         command = [sys.executable, "-m", "mua.cli", "train", "configs/demo.yaml", *overrides]
         subprocess.run(command, check=True)
-        print_table(steps_of(Path(scratch) / "run"), policy)
-
-
-def random_policy(folder: Path) -> Path:
-    """A policy with random weights, as the demonstration starts from."""
-    from tools.demo import build
-
-    build(folder, 1)
-    return folder / "init"
-
-
-def steps_of(run: Path) -> Sequence[Mapping[str, Any]]:
-    from mua.observe.metrics_log import read_metrics
-
-    return list(read_metrics(run / "metrics.jsonl"))[1:]
+        print_table(list(read_metrics(Path(scratch) / "run" / METRICS_FILE))[1:], policy)
 
 
 def print_table(steps: Sequence[Mapping[str, Any]], policy: Path) -> None:
@@ -56,12 +46,11 @@ def print_table(steps: Sequence[Mapping[str, Any]], policy: Path) -> None:
         return sum(step.get(name) or 0.0 for step in steps) / len(steps)
 
     whole = mean("speed/step_seconds")
-    print(f"\n{policy}, {len(steps)} steps, {os.cpu_count()} cores, {platform.processor() or platform.machine()}\n")
-    print("| stage | seconds | share |\n| --- | --- | --- |")
+    print(f"\n{policy}, {len(steps)} steps, {kit.machine()}\n\n{kit.head('stage', 'seconds', 'share')}")
     named = {stage: mean(f"seconds/{stage}") for stage in STAGES}
     for stage, seconds in [*named.items(), ("rest", whole - sum(named.values()))]:
-        print(f"| {stage} | {seconds:.2f} | {seconds / whole:.0%} |")
-    print(f"| step | {whole:.2f} | 100% |\n")
+        print(kit.row(stage, f"{seconds:.2f}", f"{seconds / whole:.0%}"))
+    print(f"{kit.row('step', f'{whole:.2f}', '100%')}\n")
     sampled = mean("engine/sampled_tokens")
     print(f"sampled {sampled:.0f} tokens a step, {sampled / named['rollout']:.0f} a second of rollout")
     print(f"prefix-cache hit rate {mean('engine/prefix_cache_hit_rate'):.2f}")

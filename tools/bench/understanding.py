@@ -14,7 +14,6 @@ as its label says (:func:`reaction`).
 
 from __future__ import annotations
 
-import argparse
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
@@ -25,11 +24,11 @@ import torch
 from environments.kit.language.acts import FLAGS, Acts, Reader
 from environments.kit.language.model import Model
 from environments.kit.language.patterns import load
+from tools import kit
 from tools.train_reader import (
     DOMAINS,
     EXAMPLES,
     LABELLED,
-    ROOT,
     Line,
     composed,
     domain_of,
@@ -39,8 +38,8 @@ from tools.train_reader import (
     trained,
 )
 
-PAGE = ROOT / "docs/benchmarks/understanding.md"
-_LEARNT_HEAD = "| domain | messages | learnt from | linear, left out | linear, other domains |"
+PAGE = kit.ROOT / "docs/benchmarks/understanding.md"
+_LEARNT_HEAD = kit.head("domain", "messages", "learnt from", "linear, left out", "linear, other domains")
 
 
 def labels(acts: Acts) -> frozenset[str]:
@@ -79,7 +78,7 @@ def not_understood(reader: Reader, lines: Sequence[Line]) -> int:
 
 def readers(model: Model | None = None) -> dict[str, Reader]:
     """A reader for each domain."""
-    return {domain: Reader(load(ROOT / "environments" / domain / "words.yaml"), model) for domain in DOMAINS}
+    return {domain: Reader(load(kit.ROOT / "environments" / domain / "words.yaml"), model) for domain in DOMAINS}
 
 
 def labelled() -> dict[str, list[Line]]:
@@ -134,26 +133,24 @@ def _unseen() -> Iterator[str]:
     for domain in DOMAINS:
         held = [lines for name, lines in every.items() if name.startswith("heldout") and name.endswith(f"/{domain}")]
         every[f"**all held out/{domain}**"] = [line for lines in held for line in lines]
-    yield "| held out | messages | understood | read as a proposal, wrongly | not understood |"
-    yield "| --- | --- | --- | --- | --- |"
+    yield kit.head("held out", "messages", "understood", "read as a proposal, wrongly", "not understood")
     for name, lines in every.items():
         reader = own[lines[0].domain]
-        wrong = f"{wrong_yes(reader, lines)} | {not_understood(reader, lines)}"
-        yield f"| {name} | {len(lines)} | {_share(understood(reader, lines))} | {wrong} |"
+        wrong = (wrong_yes(reader, lines), not_understood(reader, lines))
+        yield kit.row(name, len(lines), _share(understood(reader, lines)), *wrong)
 
 
 def _rows(folds: int) -> Iterator[str]:
     own, every = readers(), labelled()
     crossed, others = left_out(folds), other_domains()
     yield _LEARNT_HEAD
-    yield "| --- | --- | --- | --- | --- |"
     for domain, lines in every.items():
-        learnt = _share(understood(own[domain], lines))
-        yield f"| {domain} | {len(lines)} | {learnt} | {_share(crossed[domain])} | {_share(others[domain])} |"
+        shares = (understood(own[domain], lines), crossed[domain], others[domain])
+        yield kit.row(domain, len(lines), *map(_share, shares))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = kit.parser(__doc__)
     parser.add_argument("--folds", type=int, default=4)
     parser.add_argument("--held-out", action="store_true")
     options = parser.parse_args()

@@ -8,8 +8,8 @@
 
     tests/data/users/llm_replies*.jsonl: replies as language models write them, by hand ──► as they are marked
 
-The dialogues are those of all splits of four domains, with customers of all kinds. Run ``python
-tools/bench/user_check.py`` (a few minutes); a small version is a test. The faults and the check have one author, so
+The dialogues are those of all splits of four domains, with customers of all kinds. Run ``python -m
+tools.bench.user_check`` (a few minutes); a small version is a test. The faults and the check have one author, so
 recall on planted faults says that the check does what it was made for, and the replies by hand say somewhat more.
 """
 
@@ -563,7 +563,7 @@ def _page(results: Mapping[str, Result], by_hand: Mapping[Path, Mapping[str, Res
         [
             "# Finding the faults of simulated users",
             "",
-            f"Written by `python tools/bench/user_check.py --tasks {chosen.tasks} --runs {runs}`, which tells how. "
+            f"Written by `python -m tools.bench.user_check --tasks {chosen.tasks} --runs {runs}`, which tells how. "
             "What is looked for stands in [users.md](../users.md#what-is-not-a-users-words).",
             "",
             "## Faults planted into dialogues of the scripted experts with the scripted users",

@@ -10,7 +10,6 @@ steps; ``--write`` also writes ``docs/benchmarks/users_matrix.md``. A policy tha
 
 from __future__ import annotations
 
-import argparse
 from datetime import UTC, datetime
 from pathlib import Path
 from textwrap import fill
@@ -19,6 +18,7 @@ import yaml
 
 from environments.help_desk import DOMAIN
 from environments.help_desk.demonstrations import demonstrations
+from tools import kit
 from tools.pretrain import BASE
 from tools.tiny import mua, write_conversations
 
@@ -38,7 +38,7 @@ POPULATIONS = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = kit.parser(__doc__)
     parser.add_argument("--sft-steps", type=int, default=300)
     parser.add_argument("--steps", type=int, default=14)
     parser.add_argument("--tasks", type=int, default=128)

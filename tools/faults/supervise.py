@@ -24,10 +24,11 @@ from functools import partial
 from pathlib import Path
 from time import monotonic
 
+from tools import kit
 from tools.faults.draw import BEGINNING, ENDS, Fault, Kind, Mode, Phase
 from tools.faults.inject import Clock, Effect, Scene, User, strike
 from tools.faults.watch import Place, Watch, left_in
-from tools.faults.workshop import DOMAINS, OVERRIDES, ROOT
+from tools.faults.workshop import DOMAINS, OVERRIDES
 
 SILENT_SECONDS = 300.0
 """Longer than any wait of the run's own: without progress for so long it hangs."""
@@ -212,7 +213,7 @@ class Supervisor:
 
     def _variables(self) -> dict[str, str]:
         clean = {name: value for name, value in os.environ.items() if name not in ("WORLD_SIZE", "RANK")}
-        paths = [str(self._clock.folder), str(DOMAINS), str(ROOT), *filter(None, [clean.get("PYTHONPATH")])]
+        paths = [str(self._clock.folder), str(DOMAINS), str(kit.ROOT), *filter(None, [clean.get("PYTHONPATH")])]
         user = {} if self._user is None else {"MUA_USER_BASE_URL": self._user.url}
         return clean | user | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
 

@@ -4,23 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from tools import kit
 from tools.faults.draw import SAVE_EVERY, STEPS, Mode
-from tools.tiny import build_policy
+from tools.tiny import SMALL, build_policy
 
-ROOT = Path(__file__).parents[2]
-DOMAINS = ROOT / "tests" / "e2e" / "domains"
+DOMAINS = kit.ROOT / "tests" / "e2e" / "domains"
 """Holds ``graded_desk``, whose rewards differ even for a random policy: every step changes the weights."""
 GROUPS, SIZE, UPDATES = 4, 2, 4
 """Of a step: tasks, episodes of each, optimizer steps."""
-POLICY = {
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "max_position_embeddings": 512,
-}
 CONFIG = """\
 name: chaos
 output: disk/out
@@ -72,6 +63,6 @@ def build(folder: Path) -> Path:
 
     model, config = folder / "model", folder / "chaos.yaml"
     if not config.exists():
-        build_policy(model, demonstrations(200, 1, DOMAIN.system_prompt("short"), ["brief"]), 1, 512, POLICY)
+        build_policy(model, demonstrations(200, 1, DOMAIN.system_prompt("short"), ["brief"]), 1, 512, SMALL)
         config.write_text(CONFIG.format(model=model, groups=GROUPS, size=SIZE, steps=STEPS, save_every=SAVE_EVERY))
     return config
