@@ -25,10 +25,11 @@ from megatron_bridge.hf_config import read_hf_config  # noqa: E402
 from megatron_bridge.plan import transformer_config_kwargs  # noqa: E402
 from mua.config.schema import MegatronConfig, ModelConfig  # noqa: E402
 from mua.megatron import layouts  # noqa: E402
-from mua.megatron.context import gather, row_order, zigzag  # noqa: E402
+from mua.megatron.attention import gather  # noqa: E402
 from mua.megatron.model import build_chunks  # noqa: E402
 from mua.megatron.modules import PackedMicrobatch  # noqa: E402
 from mua.megatron.parallel import start_groups  # noqa: E402
+from mua.megatron.tiles import gathered_order, zigzag  # noqa: E402
 
 IDS = torch.randint(101, (36,), generator=torch.Generator().manual_seed(2))
 """A sequence for log-probabilities; its length divides by every tensor-parallel size used."""
@@ -40,40 +41,15 @@ EXAMPLES: dict[str, HfConfig] = {
 """Every example of every family in the registry."""
 
 DENSE_LAYOUTS = (
-    "single",
-    "TP2",
-    "TP4",
-    "PP2",
-    "PP2 VPP2",
-    "PP4",
-    "PP2 FIRST1",
-    "CP2",
-    "DP2",
-    "TP2 PP2",
-    "TP2 PP2 VPP2",
-    "TP2 CP2",
-    "TP2 DP2",
-    "TP4 PP2",
-    "TP2 PP4",
-    "TP2 PP2 DP2",
-)
+    "single", "TP2", "TP4", "PP2", "PP2 VPP2", "PP4", "PP2 FIRST1", "CP2", "DP2", "TP2 PP2", "TP2 PP2 VPP2", "TP2 CP2",
+    "TP2 DP2", "TP4 PP2", "TP2 PP4", "TP2 PP2 DP2",
+)  # fmt: skip
 """Layouts for every model; experts are divided like the other layers."""
 EXPERT_LAYOUTS = (
-    "TP2 ETP1",
-    "DP2 EP2",
-    "DP2 ETP2",
-    "TP2 EP2 ETP1",
-    "CP2 EP2",
-    "DP4 EP4",
-    "DP4 EP2",
-    "PP2 DP2 EP2",
-    "PP2 VPP2 DP2 EP2",
-    "TP2 DP2 EP2 ETP2",
-    "TP2 PP2 EP2 ETP1",
-    "TP2 PP2 DP2 EP2 ETP2",
-    "TP2 PP2 DP2 EP4 ETP1",
+    "TP2 ETP1", "DP2 EP2", "DP2 ETP2", "TP2 EP2 ETP1", "CP2 EP2", "DP4 EP4", "DP4 EP2", "PP2 DP2 EP2",
+    "PP2 VPP2 DP2 EP2", "TP2 DP2 EP2 ETP2", "TP2 PP2 EP2 ETP1", "TP2 PP2 DP2 EP2 ETP2", "TP2 PP2 DP2 EP4 ETP1",
     "DP8 EP8",
-)
+)  # fmt: skip
 """Layouts for models with experts, which lie in the other dimensions in their own way."""
 LAYOUTS = DENSE_LAYOUTS + EXPERT_LAYOUTS
 
@@ -83,13 +59,9 @@ def layout(name: str) -> MegatronConfig:
     return MegatronConfig(**layouts.sizes(name))
 
 
-def has_experts(config: HfConfig) -> bool:
-    return "num_moe_experts" in transformer_config_kwargs(config)
-
-
 def layouts_of(config: HfConfig) -> tuple[str, ...]:
     """The layouts that a model with this configuration is run in."""
-    return LAYOUTS if has_experts(config) else DENSE_LAYOUTS
+    return LAYOUTS if "num_moe_experts" in transformer_config_kwargs(config) else DENSE_LAYOUTS
 
 
 def write_hf_model(config: HfConfig, folder: Path, dtype: torch.dtype = torch.float32) -> transformers.PreTrainedModel:
@@ -144,7 +116,7 @@ def log_probabilities(chunks: Sequence[Any], ids: Tensor) -> Tensor | None:
     """
     length, cp = len(ids), parallel_state.get_context_parallel_group()
     mine = torch.from_numpy(zigzag([length], cp.size(), cp.rank()))
-    order = torch.from_numpy(row_order([length], cp.size()))
+    order = torch.from_numpy(gathered_order([length], cp.size()))
     positions, ids = mine, ids[mine]
     row = PackedMicrobatch(lengths=(length,), positions=positions, order=order)
     pp, stage = parallel_state.get_pipeline_model_parallel_group(), parallel_state.get_pipeline_model_parallel_rank()

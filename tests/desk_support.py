@@ -3,18 +3,34 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Generator, Sequence
+import json
+from collections.abc import Callable, Generator, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeAlias, get_args
 
 from environments.kit.database import DatabaseEnvironment
 from mua.environment.domain import Domain, Expert, Peopled
-from mua.environment.protocol import Environment, Evaluation, Move, Task, Transcript
+from mua.environment.protocol import Environment, Evaluation, Move, Split, Task, Transcript, UserMove
 from mua.environment.registry import get_domain
+from mua.environment.user import User
 from mua.rollout.episode import EpisodeResult
-from mua.types import ToolSchema
-from mua.users.interface import User
+from mua.types import Json, ToolSchema
 from workbench.demonstrate import demonstrate, play
+
+SPLITS: tuple[Split, ...] = get_args(Split)
+domain_of = lru_cache(maxsize=8)(get_domain)
+"""Finding one looks through folders."""
+
+
+def all_tasks(name: str) -> list[Task]:
+    return [task for split in SPLITS for task in domain_of(name).tasks(split)]
+
+
+def opened(task: Task, domain: Domain | None = None, seed: int = 0) -> Any:
+    """``task`` at its start, in its own domain unless another is named."""
+    environment = (domain or domain_of(task.domain)).environment()
+    environment.reset(task, seed)
+    return environment
 
 
 class Opened:
@@ -46,21 +62,32 @@ async def played_with(environment: Environment, user: User, moves: Generator[Mov
     return await play(Opened(environment), task, 0, lambda opening, tools: moves, user)  # type: ignore[arg-type]
 
 
-domain_of = lru_cache(maxsize=8)(get_domain)
-"""Finding one looks through folders."""
-
-
-def opened(task: Task, domain: Domain | None = None) -> DatabaseEnvironment:
-    """``task`` at its start, in its own domain unless another is named."""
-    environment = (domain or domain_of(task.domain)).environment()
-    assert isinstance(environment, DatabaseEnvironment)
-    environment.reset(task, 0)
-    return environment
-
-
 def judged(environment: DatabaseEnvironment, *texts: str) -> Evaluation:
     """The verdict where the agent said this and called nothing."""
     return environment.evaluate(Transcript([{"role": "assistant", "content": text} for text in texts]))
+
+
+Turn: TypeAlias = Move | UserMove | dict[str, str]
+"""What the agent says or calls, what the user does, or says: ``{"user": text}``."""
+
+
+def conversation(task: Task, turns: Sequence[Turn], domain: Domain | None = None) -> Evaluation:
+    """The verdict on these turns, whatever the tools answer."""
+    environment, messages = opened(task, domain), list[Json]()
+    for turn in turns:
+        if isinstance(turn, str):
+            messages.append({"role": "assistant", "content": turn})
+        elif isinstance(turn, dict):
+            messages.append({"role": "user", "content": turn["user"]})
+        elif isinstance(turn, UserMove):
+            environment.user_call(*turn)
+            messages.append({"role": "user", "content": "", "actions": [{"name": turn[0], "arguments": turn[1]}]})
+        else:
+            answer = environment.call(*turn).text
+            calls = [{"type": "function", "function": {"name": turn[0], "arguments": json.dumps(turn[1])}}]
+            messages.append({"role": "assistant", "content": "", "tool_calls": calls})
+            messages.append({"role": "tool", "content": answer})
+    return environment.evaluate(Transcript(messages))
 
 
 def played(domain: Domain, task: Task, seed: int = 0, loose: float = 0.0) -> EpisodeResult:
@@ -93,10 +120,7 @@ async def _with_persona(
     domain = domain or domain_of(task.domain)
     assert isinstance(domain, Peopled)
     assert isinstance(domain, Expert)
-    environment = domain.environment()
-    done = environment.reset(task, seed)
-    if done is not None:
-        await done
+    environment = opened(task, domain, seed)
     person = domain.scripted_user(task, seed, [persona])
     return environment, await played_with(environment, person, moves or domain.expert(task, seed))
 
@@ -104,3 +128,20 @@ async def _with_persona(
 def spoken(demonstration: EpisodeResult) -> Sequence[str]:
     """What the person said, in turn."""
     return [message["content"] for message in demonstration.messages if message["role"] == "user"]
+
+
+def reworded(moves: Generator[Move, str, None], change: Callable[[str], str]) -> Generator[Move, str, None]:
+    """The same moves with what is said put through ``change``."""
+    answer = None
+    while True:
+        try:
+            move = next(moves) if answer is None else moves.send(answer)
+        except StopIteration:
+            return
+        answer = yield change(move) if isinstance(move, str) else move
+
+
+def in_turn(moves: Sequence[Move]) -> Generator[Move, str, None]:
+    """The moves, whatever comes back."""
+    for move in moves:  # noqa: UP028 - a sequence cannot be sent what came back
+        yield move

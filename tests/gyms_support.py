@@ -20,7 +20,6 @@ from mua.environment.protocol import Evaluation, Move, Split, Task, ToolResult, 
 from mua.types import Json
 from tests.chat_fixtures import chat_server, says
 from tests.chat_server import Handler, Server, serving
-from workbench.demonstrate import demonstrate, replay_gold
 
 SPLITS: tuple[Split, ...] = get_args(Split)
 DATA = Path(__file__).parent / "data/gyms"
@@ -37,49 +36,17 @@ def opened(gym: Gym, task: Task, seed: int = 0) -> GymEnvironment:
     return environment
 
 
-async def played(environment: GymEnvironment, moves: Sequence[Move]) -> list[ToolResult]:
+async def played(environment: GymEnvironment, *moves: Move) -> list[ToolResult]:
     return [await environment.call(move[0], move[1]) for move in moves]  # type: ignore[arg-type]
+
+
+async def say(environment: GymEnvironment, *texts: str) -> list[ToolResult]:
+    """What each text brings as an action."""
+    return await played(environment, *(act("action", text) for text in texts))
 
 
 async def judged(environment: GymEnvironment) -> Evaluation:
     return await environment.evaluate(Transcript([]))
-
-
-async def gold_wins(gym: Gym, worth: Callable[[Task], float]) -> None:
-    """The gold moves of every task solve it and earn exactly what it is worth."""
-    for task in all_tasks(gym):
-        played_out = await replay_gold(gym, task)
-        assert played_out.evaluation.success, task.id
-        assert played_out.ended, task.id
-        assert played_out.reward == pytest.approx(worth(task)), task.id
-
-
-async def idling_loses(gym: Gym) -> None:
-    """Neither leaving at once nor finishing earns anything, on any task."""
-    for task in all_tasks(gym):
-        environment = opened(gym, task)
-        assert not (await judged(environment)).success
-        (result,) = await played(environment, [act("finish")])
-        verdict = await judged(environment)
-        assert (result.reward, result.terminal, verdict.reward, verdict.success) == (0.0, True, 0.0, False), task.id
-
-
-async def expert_wins(gym: Gym, split: Split = "test") -> list[int]:
-    """The expert solves every task of the split by talking; the numbers of its moves."""
-    lengths = []
-    for number, task in enumerate(gym.tasks(split)):
-        demonstration = await demonstrate(gym, task, number)
-        assert demonstration.evaluation.success, (task.id, demonstration.messages)
-        lengths.append(sum(message["role"] == "assistant" for message in demonstration.messages))
-    return lengths
-
-
-async def repeats_itself(gym: Gym, count: int = 6) -> None:
-    """The same task and seed give the same conversation, and loose experts still play to an end."""
-    for task in gym.tasks("test")[:count]:
-        for loose in (0.0, 0.7):
-            first, second = [await demonstrate(gym, task, 3, loose) for _ in range(2)]
-            assert first == second
 
 
 def labelled(name: str) -> list[Json]:
@@ -98,16 +65,31 @@ async def served(gym: Gym, *script: Handler, **options: Any) -> AsyncIterator[tu
         await services.close()
 
 
+def text_of(body: Json) -> str:
+    """All that a request says."""
+    return " ".join(str(message["content"]) for message in body["messages"])
+
+
+def verdict(label: str) -> str:
+    """A judge's reply."""
+    return json.dumps({"reason": "r", "verdict": label})
+
+
+def unasked(body: Json) -> str:
+    """The endpoint of a role that is not to be asked."""
+    raise AssertionError(f"nobody should have been asked: {text_of(body)}")
+
+
 @asynccontextmanager
 async def modelled(
-    gym: Gym, user: Callable[[Json], str], judge: Callable[[Json], str], data: Path | None = None
-) -> AsyncIterator[Gym]:
+    gym: Gym, user: Callable[[Json], str], judge: Callable[[Json], str] = unasked, **settings: Any
+) -> AsyncIterator[Any]:
     """The gym under ``oracle: llm`` with two endpoints, whose words are made from each request's body."""
     async with chat_server(lambda body: says(user(body))) as one, chat_server(lambda body: says(judge(body))) as other:
         endpoints = [
             ChatClient(LlmConfig(base_url=server.base_url, model="m", max_retries=0)) for server in (one, other)
         ]
-        config = EnvironmentConfig(name=gym.name, oracle="llm", data=data)
+        config = EnvironmentConfig(name=gym.name, oracle="llm", **settings)
         yield gym.configured(config, Services(user=endpoints[0], judge=endpoints[1]))
         for endpoint in endpoints:
             await endpoint.close()

@@ -7,6 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from environments._tau import OfficialDomain
+from mua.config.schema import EnvironmentConfig
+from mua.endpoint.services import Services
+from mua.environment.protocol import Task
+from mua.environment.registry import get_domain
+from tests.desk_support import SPLITS
+
 FOLDER = Path(os.environ.get("MUA_TAU_BENCH") or Path(__file__).parents[2] / "shared/data/tau-bench")
 
 
@@ -29,3 +36,15 @@ def official_tau2(domain: str) -> Path:
     if folder is None or not folder.is_dir():
         pytest.skip("needs tau2-bench's data; set MUA_TAU2_BENCH to its data/tau2/domains")
     return folder
+
+
+def over(name: str, folder: Path, services: Services | None = None, **options: object) -> OfficialDomain:
+    """The domain over a folder of tau-bench's or tau2-bench's."""
+    config = EnvironmentConfig.model_validate({"name": name, "data": folder, "options": options})
+    domain = get_domain(name).configured(config, services or Services())  # type: ignore[attr-defined]
+    assert isinstance(domain, OfficialDomain)
+    return domain
+
+
+def tasks_of(domain: OfficialDomain) -> list[Task]:
+    return [task for split in SPLITS for task in domain.tasks(split)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -11,15 +10,12 @@ from environments.telecom import DOMAIN, TelecomDomain
 from environments.telecom.faults import SOLVED
 from environments.telecom.gold import gold_moves
 from environments.telecom.recipes import RECIPES
-from environments.telecom.tasks import load_split
 from environments.telecom.user import PhoneUser, customer
-from mua.environment.protocol import Evaluation, Move, Split, Task, ToolResult
+from mua.environment.protocol import Evaluation, Move, Task, ToolResult
 from mua.types import Json, ToolSchema
-from tests.desk_support import opened
-from workbench.demonstrate import replay
+from tests.desk_support import all_tasks, conversation, opened
 
-SPLITS: tuple[Split, ...] = ("train", "validation", "test")
-ALL = [task for split in SPLITS for task in load_split(split)]
+ALL = all_tasks("telecom")
 KINDS = {recipe.kind for recipe in RECIPES}
 
 
@@ -34,8 +30,7 @@ def with_fault(name: str) -> Task:
 
 def do(environment: DatabaseEnvironment, action: Json) -> ToolResult:
     run = environment.user_call if action.get("requestor") == "user" else environment.call
-    result = run(action["name"], action["arguments"])
-    return result
+    return run(action["name"], action["arguments"])
 
 
 def user(name: str, **arguments: Json | bool | str) -> Json:
@@ -56,16 +51,11 @@ def moves_of(task: Task, actions: Sequence[Json], texts: Sequence[str] | None = 
 def judged(
     task: Task, actions: Sequence[Json], texts: Sequence[str] | None = None, domain: TelecomDomain = DOMAIN
 ) -> Evaluation:
-    return verdict_on(task, moves_of(task, actions, texts), domain)
-
-
-def verdict_on(task: Task, moves: Sequence[Move], domain: TelecomDomain = DOMAIN) -> Evaluation:
-    """Of these moves, nobody answering."""
-    return asyncio.run(replay(domain, task, moves)).evaluation
+    return conversation(task, moves_of(task, actions, texts), domain)
 
 
 class Phone:
-    """The user's side of an environment. Implements :class:`mua.users.interface.UserTools`."""
+    """The user's side of an environment. Implements :class:`mua.environment.user.UserTools`."""
 
     def __init__(self, environment: DatabaseEnvironment) -> None:
         self._environment = environment

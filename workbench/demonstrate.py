@@ -15,11 +15,11 @@ from mua.config.schema import EnvironmentConfig, RolloutConfig
 from mua.environment.domain import Domain, moves_of, scripted_user, unanswered
 from mua.environment.manager import EnvironmentManager, InstanceUserTools
 from mua.environment.protocol import Move, Task, UserMove
+from mua.environment.user import User, UserReply
 from mua.rollout.agent import EpisodeSetting
 from mua.rollout.episode import Episode, EpisodeResult
 from mua.tokens.parsing import AssistantTurn, ToolCall
 from mua.types import Json, Segment, ToolSchema
-from mua.users.interface import User, UserReply
 
 Moves: TypeAlias = Generator[Move, str, None]
 """Yields a move and is sent what came back: the tool's result, or the user's words."""

@@ -17,11 +17,11 @@ from mua.config.schema import EnvironmentConfig
 from mua.environment.domain import Domain, moves_of
 from mua.environment.protocol import Move, Split, Task, UserMove
 from mua.environment.selection import Selection
+from mua.environment.user import STOP_SIGNAL, ToolUser, User, UserReply, UserTools
 from mua.errors import ConfigError
 from mua.rollout.episode import EpisodeResult
 from mua.types import Json, ToolSchema
 from mua.untrusted import JsonError, read_json
-from mua.users.interface import STOP_SIGNAL, ToolUser, User, UserReply, UserTools
 from workbench import demonstrate
 from workbench.demonstrate import Moves
 
@@ -163,7 +163,7 @@ async def _played(selection: Selection, task: Task, seed: int, role: Role, termi
 
 
 class PersonUser:
-    """A person as the user. Implements :class:`mua.users.interface.User` and ``ToolUser``."""
+    """A person as the user. Implements :class:`mua.environment.user.User` and ``ToolUser``."""
 
     def __init__(self, terminal: Terminal) -> None:
         self._terminal = terminal

@@ -9,11 +9,11 @@ tau-bench's or tau2-bench's airline instead (:mod:`environments._tau`).
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
 
+from environments._service import ServiceDomain, Sides
 from environments._tau import official_domain
 from environments._tau.folder import Form
 from environments.airline.canned import CANNED
@@ -30,21 +30,19 @@ from environments.kit.database import DatabaseEnvironment, RewardForm, ServiceDe
 from mua.config.schema import EnvironmentConfig
 from mua.endpoint.services import Services
 from mua.environment.domain import Domain
-from mua.environment.protocol import Environment, Isolation, Move, PromptStyle, Split, Task
+from mua.environment.protocol import Environment, Move, Task
 from mua.errors import ConfigError
-from mua.users.interface import User
-from workbench.canned import Canned
 
 TABLES = ("flights", "reservations", "users")
 _SHORT_PROMPT = "You are the agent of an airline."
 
 
-class AirlineDomain:
+class AirlineDomain(ServiceDomain):
     """Implements :class:`mua.environment.domain.Domain` over the generated airline."""
 
     name = "airline"
-    isolation: Isolation = "inline"
-    peopled: Literal[True] = True
+    short_prompt = _SHORT_PROMPT
+    sides = Sides(Path(__file__).parent, load_split, customer, part_of, Expert, CANNED)
 
     def __init__(self, reward: RewardForm = "all_or_nothing", short_answers: bool = False) -> None:
         self._reward: RewardForm = reward
@@ -57,38 +55,14 @@ class AirlineDomain:
         shown = list(map(compact, tools)) if self._short_answers else tools
         return ServiceDesk(world(), shown, reward=self._reward, code=code())
 
-    def tasks(self, split: Split) -> Sequence[Task]:
-        return load_split(split)
-
     def environment(self) -> Environment:
         return DatabaseEnvironment(self.desk)
-
-    def system_prompt(self, style: PromptStyle) -> str:
-        return _SHORT_PROMPT if style == "short" else Path(__file__).with_name("policy.md").read_text()
-
-    def persona(self, task: Task) -> str:
-        return str(task.data["instruction"])
-
-    def scripted_user(self, task: Task, seed: int, personas: Sequence[str] = ()) -> User:
-        return customer(task, seed, personas)
-
-    def known(self, task: Task) -> Mapping[str, Sequence[str]]:
-        return part_of(task).known()
-
-    def wishes(self, task: Task) -> Sequence[Mapping[str, Sequence[str]]]:
-        return part_of(task).wanted()
 
     def gold(self, task: Task) -> Sequence[Move]:
         """The look-ups, the writes, then what has to be said."""
         looked: list[Move] = [first_of(demand) for demand in task.data["demands"]]
         written: list[Move] = [(action["name"], action["arguments"]) for action in task.data["actions"]]
         return [*looked, *written, *map(wording, task.data["facts"])]
-
-    def expert(self, task: Task, seed: int, loose: float = 0.0) -> Generator[Move, str, None]:
-        return Expert(task, seed, loose).moves()
-
-    def canned(self) -> Mapping[str, Canned]:
-        return CANNED
 
     def configured(self, config: EnvironmentConfig, services: Services) -> Domain:
         """Official data, the form of reward, short answers; ConfigError for anything else."""

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
 
+from environments._service import ServiceDomain, Sides
 from environments.help_desk.canned import CANNED
 from environments.help_desk.expert import DONE, Expert
 from environments.help_desk.tasks import load_split
 from environments.help_desk.tools import HelpDesk
 from environments.help_desk.user import customer, part_of
-from mua.environment.protocol import Environment, Isolation, Move, PromptStyle, Split, Task
+from mua.environment.protocol import Environment, Move, Task
+from mua.environment.user import STOP_SIGNAL
 from mua.types import Json
-from mua.users.interface import STOP_SIGNAL, User
-from workbench.canned import Canned
 
 _WISHES = {
     "track": "You want to know where your order is now.",
@@ -30,23 +29,15 @@ _TOLD = {
 }
 
 
-class HelpDeskDomain:
+class HelpDeskDomain(ServiceDomain):
     """Implements :class:`mua.environment.domain.Domain`, ``Expert``, ``Peopled`` and ``Attacked``."""
 
     name = "help_desk"
-    isolation: Isolation = "inline"
-    peopled: Literal[True] = True
-
-    def tasks(self, split: Split) -> Sequence[Task]:
-        return load_split(split)
+    short_prompt = "You are the help desk."
+    sides = Sides(Path(__file__).parent, load_split, customer, part_of, Expert, CANNED)
 
     def environment(self) -> Environment:
         return HelpDesk()
-
-    def system_prompt(self, style: PromptStyle) -> str:
-        if style == "short":
-            return "You are the help desk."
-        return Path(__file__).with_name("policy.md").read_text()
 
     def persona(self, task: Task) -> str:
         known = task.data["known"]
@@ -57,15 +48,6 @@ class HelpDeskDomain:
             f"you are asked for it. If you are refused, accept it. When your wish is settled, answer {STOP_SIGNAL}."
         )
 
-    def scripted_user(self, task: Task, seed: int, personas: Sequence[str] = ()) -> User:
-        return customer(task, seed, personas)
-
-    def known(self, task: Task) -> Mapping[str, Sequence[str]]:
-        return part_of(task).known()
-
-    def wishes(self, task: Task) -> Sequence[Mapping[str, Sequence[str]]]:
-        return part_of(task).wanted()
-
     def gold(self, task: Task) -> Sequence[Move]:
         looked_up: list[Move] = [(demand["call"], demand["arguments"]) for demand in task.data["demands"]]
         done: list[Move] = [(action["name"], action["arguments"]) for action in task.data["actions"]]
@@ -73,12 +55,6 @@ class HelpDeskDomain:
             known = task.data["known"]
             looked_up.append(("get_item", {"order": known["order"], "item": known["item"]}))
         return [*looked_up, *done, _told(task)]
-
-    def expert(self, task: Task, seed: int, loose: float = 0.0) -> Generator[Move, str, None]:
-        return Expert(task, seed, loose).moves()
-
-    def canned(self) -> Mapping[str, Canned]:
-        return CANNED
 
 
 def _told(task: Task) -> str:

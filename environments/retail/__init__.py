@@ -8,11 +8,11 @@ of tau-bench or tau2-bench instead (:mod:`environments._tau`). On the shop's own
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Literal
 
+from environments._service import ServiceDomain, Sides
 from environments._tau import official_domain
 from environments.kit.database import DatabaseEnvironment, RewardForm, ServiceDesk
 from environments.retail.canned import CANNED
@@ -27,20 +27,18 @@ from environments.retail.views import compact
 from mua.config.schema import EnvironmentConfig
 from mua.endpoint.services import Services
 from mua.environment.domain import Domain
-from mua.environment.protocol import Environment, Isolation, Move, PromptStyle, Split, Task
+from mua.environment.protocol import Environment, Move, Split, Task
 from mua.errors import ConfigError
-from mua.users.interface import User
-from workbench.canned import Canned
 
 SHORT_PROMPT = "You are the shop's desk."
 
 
-class RetailDomain:
+class RetailDomain(ServiceDomain):
     """Implements :class:`mua.environment.domain.Domain`, ``Peopled`` and ``Attacked`` over the shop's own data."""
 
     name = "retail"
-    isolation: Isolation = "inline"
-    peopled: Literal[True] = True
+    short_prompt = SHORT_PROMPT
+    sides = Sides(Path(__file__).parent, load_split, customer, part_of, Expert, CANNED)
 
     def __init__(
         self, reward: RewardForm = "all_or_nothing", *, short_answers: bool = False, practice: int = 0
@@ -57,30 +55,9 @@ class RetailDomain:
     def environment(self) -> Environment:
         return DatabaseEnvironment(_desk(self._reward, self._short_answers, self._practice))
 
-    def system_prompt(self, style: PromptStyle) -> str:
-        return SHORT_PROMPT if style == "short" else Path(__file__).with_name("policy.md").read_text(encoding="utf-8")
-
-    def persona(self, task: Task) -> str:
-        return str(task.data["instruction"])
-
-    def scripted_user(self, task: Task, seed: int, personas: Sequence[str] = ()) -> User:
-        return customer(task, seed, personas)
-
-    def known(self, task: Task) -> Mapping[str, Sequence[str]]:
-        return part_of(task).known()
-
-    def wishes(self, task: Task) -> Sequence[Mapping[str, Sequence[str]]]:
-        return part_of(task).wanted()
-
     def gold(self, task: Task) -> Sequence[Move]:
         """The customer is found, all is read that has to be, then the gold calls, and what has to be told."""
         return gold(task)
-
-    def expert(self, task: Task, seed: int, loose: float = 0.0) -> Generator[Move, str, None]:
-        return Expert(task, seed, loose).moves()
-
-    def canned(self) -> Mapping[str, Canned]:
-        return CANNED
 
     def configured(self, config: EnvironmentConfig, services: Services) -> Domain:
         """With ``reward``, ``data`` and ``options``; raises :class:`mua.errors.ConfigError` for unknown options."""

@@ -7,10 +7,10 @@ Options (``environment.options``): ``compact`` (true or false): tools answer wit
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal
 
+from environments._service import ServiceDomain, Sides
 from environments.kit.database import RewardForm, ServiceDesk
 from environments.telecom.canned import CANNED
 from environments.telecom.environment import TelecomEnvironment, desk
@@ -23,46 +23,30 @@ from environments.telecom.user import GONE, customer, part_of
 from mua.config.schema import EnvironmentConfig
 from mua.endpoint.services import Services
 from mua.environment.domain import Domain
-from mua.environment.protocol import Environment, Isolation, Move, PromptStyle, Split, Task
+from mua.environment.protocol import Environment, Move, Task
 from mua.errors import ConfigError
-from mua.users.interface import User
-from workbench.canned import Canned
 
 
-class TelecomDomain:
+class TelecomDomain(ServiceDomain):
     """Implements :class:`mua.environment.domain.Domain`, ``Expert``, ``Peopled``, ``Attacked`` and
     ``Configurable``."""
 
     name = "telecom"
-    isolation: Isolation = "inline"
-    peopled: Literal[True] = True
+    short_prompt = "You are the support of Vela Mobile."
+    sides = Sides(Path(__file__).parent, load_split, customer, part_of, Expert, CANNED)
 
     def __init__(self, reward: RewardForm = "all_or_nothing", *, compact: bool = False) -> None:
         self._reward: RewardForm = reward
         self._compact = compact
         self._desk: ServiceDesk | None = None
 
-    def tasks(self, split: Split) -> Sequence[Task]:
-        return load_split(split)
-
     def environment(self) -> Environment:
         if self._desk is None:
             self._desk = desk(self._reward, compact=self._compact)
         return TelecomEnvironment(self._desk)
 
-    def system_prompt(self, style: PromptStyle) -> str:
-        if style == "short":
-            return "You are the support of Vela Mobile."
-        return Path(__file__).with_name("policy.md").read_text()
-
     def persona(self, task: Task) -> str:
         return persona_of(task)
-
-    def scripted_user(self, task: Task, seed: int, personas: Sequence[str] = ()) -> User:
-        return customer(task, seed, personas)
-
-    def known(self, task: Task) -> Mapping[str, Sequence[str]]:
-        return part_of(task).known()
 
     def wishes(self, task: Task) -> Sequence[Mapping[str, Sequence[str]]]:
         wanted = zip(task.data["wishes"], part_of(task).wanted(), strict=True)
@@ -70,12 +54,6 @@ class TelecomDomain:
 
     def gold(self, task: Task) -> Sequence[Move]:
         return gold_moves(task)
-
-    def expert(self, task: Task, seed: int, loose: float = 0.0) -> Generator[Move, str, None]:
-        return Expert(task, seed, loose).moves()
-
-    def canned(self) -> Mapping[str, Canned]:
-        return CANNED
 
     def configured(self, config: EnvironmentConfig, services: Services) -> Domain:
         """Takes ``reward`` and the option ``compact``; in a mix, other domains' settings are left to them."""

@@ -10,7 +10,7 @@ from mua.environment.protocol import Environment, Move, PromptStyle, Split, Task
 if TYPE_CHECKING:
     from mua.config.schema import EnvironmentConfig
     from mua.endpoint.services import Services
-    from mua.users.interface import User
+    from mua.environment.user import User
 
 
 class Domain(Protocol):

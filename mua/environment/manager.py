@@ -141,7 +141,7 @@ class EnvironmentInstance:
 
 
 class InstanceUserTools:
-    """The user's side of an instance; implements :class:`mua.users.interface.UserTools`."""
+    """The user's side of an instance; implements :class:`mua.environment.user.UserTools`."""
 
     def __init__(self, instance: EnvironmentInstance) -> None:
         self.known: tuple[ToolSchema, ...] = ()

@@ -29,12 +29,12 @@ from mua.environment.manager import EnvironmentInstance
 from mua.environment.protocol import Evaluation, Transcript
 from mua.environment.requests import checked_text
 from mua.environment.tool_arguments import validate_arguments
+from mua.environment.user import STOP_SIGNAL, ToolUser, User, UserReply
 from mua.errors import DeadlineExceeded, EnvironmentFault, MuaError, UserFault, UserFaultKind, one_line
 from mua.rollout.agent import Agent, EpisodeSetting
 from mua.tokens.codec import ConversationError
 from mua.tokens.parsing import AssistantTurn, ToolCall
 from mua.types import Json, Outcome, Segment, ToolSchema
-from mua.users.interface import STOP_SIGNAL, ToolUser, User, UserReply
 from mua.users.utterance_check import formless, unusable, with_signal
 
 

@@ -18,6 +18,7 @@ from mua.engine.sampler import Sampler
 from mua.environment.manager import EnvironmentManager
 from mua.environment.protocol import Task
 from mua.environment.selection import Selection
+from mua.environment.user import User
 from mua.errors import (
     DeadlineExceeded,
     EngineError,
@@ -34,7 +35,6 @@ from mua.seeds import derived_seed
 from mua.tokens.chat_family import ChatFamily
 from mua.types import Group, Outcome, Trajectory
 from mua.users.factory import UserFactory
-from mua.users.interface import User
 
 log = logging.getLogger(__name__)
 

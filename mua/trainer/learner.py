@@ -1,14 +1,6 @@
 """The learner over all trainer ranks: the policy and, where they are asked for, a critic and a frozen reference.
 
-The way of a batch::
-
-    rank 0, a training loop                        every other rank
-    Learner.train_step(batch, loss) ── announced ─► follow(): the same call           mua.trainer.calls
-      Network.train(sequences, terms)                                                  mua.megatron.network
-        pack()             every data-parallel rank's micro-batches, planned by all    mua.megatron.packing
-        forward.train()    this rank's, through Megatron's schedule: gradients         mua.megatron.forward
-        Optimizer.step()                                                               mua.megatron.optimizer
-      metrics, the same on every rank
+The way of a batch is drawn at the top of :mod:`mua.algorithms.batch`.
 """
 
 from __future__ import annotations
@@ -20,28 +12,26 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import torch.distributed as dist
-from torch import Tensor
 
 from megatron_bridge.collective import gathered
 from megatron_bridge.plain_files import BridgeError
 from megatron_bridge.plan import ModelPlan, plan_model
 from megatron_bridge.save import save_hf
-from mua.algorithms.loss_protocol import LossFunction, ValueLossFunction
+from mua.algorithms.losses import LossFunction, ValueLossFunction
 from mua.config.schema import ExperimentConfig
 from mua.engine.host import EngineHost, Hosts, find_nodes
 from mua.engine.source import TrainerSource, WeightSource
 from mua.errors import ModelError, RankLost
-from mua.megatron import checkpoint, forward, parallel
+from mua.megatron import checkpoint, parallel
 from mua.megatron.model import load_chunks
 from mua.megatron.modules import defer_logits
-from mua.megatron.network import Network
+from mua.megatron.network import Network, policy_terms, read_logprobs, read_values, value_terms
 from mua.megatron.offload import Offloaded, offload
-from mua.megatron.replay import RoutingReplay
-from mua.trainer.calls import Calls, Together, announced, lost_rank, naming_lost_ranks
+from mua.megatron.routing_replay import RoutingReplay
+from mua.trainer.calls import Calls, announced, lost_rank, naming_lost_ranks
 from mua.trainer.rank_processes import end_ranks
 from mua.types import Float32Array, Json, TrainBatch, TrainSequence
 
@@ -51,7 +41,7 @@ CLOSE_SECONDS = 60.0
 log = logging.getLogger(__name__)
 
 
-class Learner(Together):
+class Learner:
     """What trains. On rank 0 use as a context manager; on the others call :meth:`follow`.
 
     Args:
@@ -77,6 +67,7 @@ class Learner(Together):
         driven: bool = True,
     ) -> None:
         self._config = config
+        self.calls: Calls | None = None
         self._pending: checkpoint.PendingSave | None = None
         self._closing: dist.ProcessGroup | None = None
         self._offloaded: Offloaded | None = None
@@ -98,7 +89,7 @@ class Learner(Together):
             config.engine,
             self._nodes,
             self._group,
-            announce=lambda targets: self.announce("_follow_buckets", targets),
+            announce=lambda nodes: None if self.calls is None else self.calls.announce(("_follow", (nodes,), {})),
             meet=lambda: None if self.calls is None else self.calls.meet(),
         )
 
@@ -125,9 +116,7 @@ class Learner(Together):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         lost = None if error is None else lost_rank(error)
         if self.calls is None or (lost is None and not isinstance(error, KeyboardInterrupt | RankLost)):
             # An error that all ranks met has ended the others by now; it is the one to be seen.
@@ -142,8 +131,10 @@ class Learner(Together):
             raise lost from error
 
     def follow(self) -> None:
+        """On every rank but 0: do what rank 0 does until it stops; see :meth:`mua.trainer.calls.Calls.follow`."""
+        assert self.calls is not None, "there are other ranks"
         try:
-            super().follow()
+            self.calls.follow(self)
         finally:
             if self._host is not None:
                 self._host.close()
@@ -156,7 +147,8 @@ class Learner(Together):
         within a minute; otherwise it is given up, with a line in the log.
         """
         try:
-            self.release()
+            if self.calls is not None:
+                self.calls.release()
         finally:
             self._close()
 
@@ -185,7 +177,7 @@ class Learner(Together):
         self._prepare_step()
         if self._replay is not None:
             self._replay.check(batch.sequences)
-        terms = forward.policy_terms(loss, batch.temperature, self.policy.vocab_size)
+        terms = policy_terms(loss, batch.temperature, self.policy.vocab_size)
         metrics = self.policy.train(batch.sequences, terms)
         return metrics | ({} if self._replay is None else self._replay.metrics())
 
@@ -202,7 +194,7 @@ class Learner(Together):
             ValueError: there is no critic, or the batch has no values and returns.
         """
         self._prepare_step()
-        metrics = self.critic.train(_routed_freely(batch.sequences), forward.value_terms(loss))
+        metrics = self.critic.train(_routed_freely(batch.sequences), value_terms(loss))
         del metrics["tokens"]  # the policy's step counts them
         return metrics
 
@@ -218,7 +210,7 @@ class Learner(Together):
             ValueError: there is no critic.
         """
         self._onload()
-        return self.critic.score(_routed_freely(sequences), forward.read_values)
+        return self.critic.score(_routed_freely(sequences), read_values)
 
     @announced
     def log_probabilities(
@@ -236,7 +228,7 @@ class Learner(Together):
             ValueError: ``reference`` without ``with_reference``, or a temperature not above 0.
         """
         self._onload()
-        read = forward.read_logprobs(temperature, self.policy.vocab_size)
+        read = read_logprobs(temperature, self.policy.vocab_size)
         if reference:
             with self._reference_in_place():
                 return self.policy.score(_routed_freely(sequences), read)
@@ -282,15 +274,6 @@ class Learner(Together):
             self._finish_save()
 
     @announced
-    def finish_save(self) -> None:
-        """Wait for the checkpoint that is being written in the background, if there is one.
-
-        Raises:
-            ModelError: it could not be written; nothing of it is left.
-        """
-        self._finish_save()
-
-    @announced
     def load(self, folder: Path) -> Json:
         """Restore a checkpoint of any layout; the ``extra_state`` it was saved with.
 
@@ -314,16 +297,6 @@ class Learner(Together):
         except BridgeError as error:
             raise ModelError(str(error)) from error
 
-    @announced
-    def offload(self) -> None:
-        """Give the device memory of weights, gradients and optimizer back; what needs them moves them back."""
-        self._offload()
-
-    @announced
-    def onload(self) -> None:
-        """Take the memory that :meth:`offload` gave back; does nothing where it did not."""
-        self._onload()
-
     def weights(self) -> WeightSource:
         """The current weights for :meth:`mua.engine.pool.EnginePool.update_weights`, resharded by all ranks."""
         return self._source
@@ -339,8 +312,8 @@ class Learner(Together):
         urls = gathered(None if self._host is None else self._host.url, self._group)
         return Hosts(key, tuple(str(urls[leader]) for leader in self._nodes.leaders[1:]))
 
-    def _follow_buckets(self, targets: Sequence[int]) -> None:
-        self._source.follow(targets)
+    def _follow(self, nodes: Sequence[int]) -> None:
+        self._source.follow(nodes)
 
     @contextmanager
     def _model_in_place(self) -> Iterator[ModelPlan]:
@@ -358,16 +331,15 @@ class Learner(Together):
         """The policy's parameters point at the frozen reference inside."""
         if self._reference is None:
             raise ValueError("no reference is kept: build Learner(..., with_reference=True)")
-        policy = [parameter.data for parameter in self.policy.parameters()]
-        self._point_to(self._reference)
+        parameters = [*self.policy.parameters()]
+        policy = [parameter.data for parameter in parameters]
         try:
+            for parameter, tensor in zip(parameters, self._reference, strict=True):
+                parameter.data = tensor
             yield
         finally:
-            self._point_to(policy)
-
-    def _point_to(self, tensors: Sequence[Tensor]) -> None:
-        for parameter, tensor in zip(self.policy.parameters(), tensors, strict=True):
-            parameter.data = tensor
+            for parameter, tensor in zip(parameters, policy, strict=True):
+                parameter.data = tensor
 
     def _prepare_step(self) -> None:
         """Weights are on the device, and a checkpoint gets its name once every rank has written its part."""
@@ -375,19 +347,34 @@ class Learner(Together):
         if self._pending is not None and self._pending.done():
             self._finish_save()
 
+    # What other collective methods do too has a private name there; called by its public one it is announced.
+
     def _finish_save(self) -> None:
+        """Wait for the checkpoint that is being written in the background, if there is one.
+
+        Raises:
+            ModelError: it could not be written; nothing of it is left.
+        """
         if self._pending is not None:
             pending, self._pending = self._pending, None
             pending.finish()
 
+    finish_save = announced(_finish_save)
+
     def _offload(self) -> None:
+        """Give the device memory of weights, gradients and optimizer back; what needs them moves them back."""
         if self._offloaded is None:
             self._offloaded = offload(self.networks.values(), self._reference)
 
+    offload = announced(_offload)
+
     def _onload(self) -> None:
+        """Take the memory that :meth:`offload` gave back; does nothing where it did not."""
         if self._offloaded is not None:
             self._offloaded.restore()
             self._offloaded = None
+
+    onload = announced(_onload)
 
 
 def _routed_freely(sequences: Sequence[TrainSequence]) -> list[TrainSequence]:

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from mua.environment.user import STOP_SIGNAL, UserReply, UserTools
 from mua.errors import ConfigError, UserFault, UserFaultKind
 from mua.types import Json, Trajectory
 from mua.untrusted import MAX_FILE_DEPTH, JsonError, open_file, read_json
-from mua.users.interface import STOP_SIGNAL, UserReply, UserTools
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ class RecordedTurn:
 
 
 class ReplayedUser:
-    """Plays back ``turns`` in order; a :class:`mua.users.interface.User` and ``ToolUser``."""
+    """Plays back ``turns`` in order; a :class:`mua.environment.user.User` and ``ToolUser``."""
 
     def __init__(self, task_id: str, turns: Sequence[RecordedTurn | str]) -> None:
         """A text alone is a turn in which nothing was done."""
@@ -81,18 +81,16 @@ class ReplayedUser:
 
 def user_turns(messages: Sequence[Mapping[str, Any]]) -> list[RecordedTurn]:
     """What the user said and did, in order."""
-    return [
-        RecordedTurn(_text(message["content"]), tuple(_action(action) for action in message.get("actions", ())))
-        for message in messages
-        if message["role"] == "user"
-    ]
-
-
-def _action(recorded: Mapping[str, Any]) -> Json:
-    name, arguments = recorded["name"], recorded["arguments"]
-    if not isinstance(arguments, dict):
-        raise TypeError("the arguments of an action are an object")
-    return {"name": _text(name), "arguments": arguments}
+    turns = []
+    for message in messages:
+        if message["role"] == "user":
+            actions = [
+                {"name": _text(one["name"]), "arguments": one["arguments"]} for one in message.get("actions", ())
+            ]
+            if not all(isinstance(action["arguments"], dict) for action in actions):
+                raise TypeError("the arguments of an action are an object")
+            turns.append(RecordedTurn(_text(message["content"]), tuple(actions)))
+    return turns
 
 
 def _text(value: Any) -> str:

@@ -44,9 +44,9 @@ from mua.environment.protocol import (
     UserMove,
 )
 from mua.environment.registry import domain_names, get_domain
+from mua.environment.user import STOP_SIGNAL, User
 from mua.environment.worker import Worker, _domain
 from mua.types import ToolSchema
-from mua.users.interface import STOP_SIGNAL, User
 from workbench.demonstrate import replay_gold
 
 SPLITS: tuple[Split, ...] = get_args(Split)

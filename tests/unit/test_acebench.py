@@ -6,7 +6,6 @@ tasks, and no more than they are known to. Not covered: what models score on it.
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from pathlib import Path
@@ -21,61 +20,16 @@ from mua.config.schema import EnvironmentConfig
 from mua.endpoint.services import Services
 from mua.environment.protocol import Task, ToolResult, Transcript
 from mua.errors import ConfigError
-from mua.types import Json
-from tests.tables import table
+from tests.desk_support import opened
+from tests.tables import refused, table, write_files
 from workbench.demonstrate import demonstrate, replay_gold
-
-TABLE = table("acebench")
 
 REAL = os.environ.get("MUA_ACEBENCH")
 
-BASE = TABLE["BASE"]
-MESSAGES = TABLE["MESSAGES"]
-
-
-def entry(number: int, category: str, question: str, **more: Json) -> Json:
-    tools = [
-        {"name": "turn_on_wifi", "description": "Turn the Wi-Fi on.", "parameters": {}},
-        {
-            "name": "send_message",
-            "description": "Send a message.",
-            "parameters": {
-                "type": "dict",
-                "properties": {"text": {"type": "string"}, "urgent": {"type": "bool"}, "note": {"type": "any"}},
-                "required": ["text"],
-            },
-        },
-    ]
-    return {
-        "id": f"agent_{category}_{number}",
-        "question": question,
-        "initial_config": {"BaseApi": {"wifi": False}},
-        "involved_classes": ["BaseApi", "MessageApi"],
-        "function": tools,
-        **more,
-    }
-
-
-SENT = {"inbox": {"1": {"text": "old"}, "2": {"text": "hi", "urgent": False}}}
-ON = {"wifi": True, "logged_in": True}
-ANSWERS = TABLE["ANSWERS"]
-
 
 def checkout(folder: Path, data: str = "data_all/data_en") -> Path:
-    for category in CATEGORIES:
-        phone = folder / "model_inference" / category / "scenariosen" / "phone_platform"
-        phone.mkdir(parents=True)
-        (phone / "base_api.py").write_text(BASE)
-        (phone / "message.py").write_text(MESSAGES.format(category))
-        answers = ANSWERS[category]
-        tasks = [entry(number, category, f"Send 'hi' ({number}).") for number in range(len(answers))]
-        place = folder / data
-        (place / "possible_answer").mkdir(parents=True, exist_ok=True)
-        name = f"data_agent_{category}.json"
-        (place / name).write_text("".join(json.dumps(task) + "\n" for task in tasks))
-        given = [{"id": task["id"], **answer} for task, answer in zip(tasks, answers, strict=True)]
-        (place / "possible_answer" / name).write_text("".join(json.dumps(answer) + "\n" for answer in given))
-    return folder
+    files = table("acebench")["CHECKOUT"]
+    return write_files(folder, {path.replace("data_all/data_en", data): text for path, text in files.items()})
 
 
 def configured(folder: Path, **more: object) -> AceDomain:
@@ -94,21 +48,16 @@ def task(domain: AceDomain, name: str) -> Task:
     return next(t for t in domain.tasks("test") if t.id == f"agent_{name}")
 
 
-def opened(domain: AceDomain, name: str) -> AceEnvironment:
-    environment = domain.environment()
-    assert isinstance(environment, AceEnvironment)
-    environment.reset(task(domain, name), 0)
-    return environment
+def begun(domain: AceDomain, name: str) -> AceEnvironment:
+    return opened(task(domain, name), domain)
 
 
 def called(environment: AceEnvironment, name: str, **arguments: object) -> ToolResult:
-    result = environment.call(name, arguments)
-    assert isinstance(result, ToolResult)
-    return result
+    return environment.call(name, arguments)  # type: ignore[return-value]
 
 
 def test_a_task_is_solved_by_its_final_state(domain: AceDomain) -> None:
-    environment = opened(domain, "multi_turn_0")
+    environment = begun(domain, "multi_turn_0")
     assert environment.evaluate(Transcript([])).details == {
         "wrong": ["BaseApi.wifi", "MessageApi.inbox.2"], "process": 0.0,
     }  # fmt: skip
@@ -148,7 +97,7 @@ def test_the_comparison_of_states() -> None:
 
 
 def test_tools_and_refusals(domain: AceDomain) -> None:
-    environment = opened(domain, "multi_turn_0")
+    environment = begun(domain, "multi_turn_0")
     send = next(tool for tool in environment.tools() if tool.name == "send_message")
     jsonschema_rs.meta.validate(send.parameters)
     assert send.parameters["properties"] == {"text": {"type": "string"}, "urgent": {"type": "boolean"}, "note": {}}
@@ -163,7 +112,7 @@ def test_tools_and_refusals(domain: AceDomain) -> None:
 
 
 def test_rollouts_share_no_state_and_the_package_leaves_nothing_behind(domain: AceDomain) -> None:
-    one, other = opened(domain, "multi_turn_0"), opened(domain, "multi_turn_0")
+    one, other = begun(domain, "multi_turn_0"), begun(domain, "multi_turn_0")
     called(one, "turn_on_wifi")
     assert other.state()["MessageApi"] == {"inbox": {"1": {"text": "old"}}}
     assert not other.state()["BaseApi"]["wifi"]
@@ -183,18 +132,14 @@ async def test_users_say_their_request_and_wait(domain: AceDomain) -> None:
 def test_bad_data_is_one_error_that_names_the_file(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="domain 'acebench' has no tasks of its own"):
         DOMAIN.configured(EnvironmentConfig(name="acebench"), Services())
-    with pytest.raises(ConfigError, match="is no checkout of ACEBench"):
-        configured(tmp_path)
+    refused("is no checkout of ACEBench", configured, tmp_path)
     folder = checkout(tmp_path / "newer", "data/data_en")
     assert len(configured(folder, options={"categories": "multi_turn"}).tasks("test")) == 2
-    with pytest.raises(ConfigError, match="choose among en, zh"):
-        configured(folder, options={"language": "fr"})
-    with pytest.raises(ConfigError, match="choose among multi_turn"):
-        configured(folder, options={"categories": "multi"})
+    refused("choose among en, zh", configured, folder, options={"language": "fr"})
+    refused("choose among multi_turn", configured, folder, options={"categories": "multi"})
     broken = checkout(tmp_path / "broken")
     (broken / "data_all/data_en/data_agent_multi_step.json").write_text('{"id": "agent_multi_step_0"}\n')
-    with pytest.raises(ConfigError, match=r"agent_multi_step\.json: agent_multi_step_0: KeyError"):
-        configured(broken)
+    refused(r"agent_multi_step\.json: agent_multi_step_0: KeyError", configured, broken)
 
 
 @pytest.mark.skipif(REAL is None, reason="MUA_ACEBENCH does not name a checkout of ACEBench")

@@ -19,16 +19,17 @@ import pytest
 
 from environments.agentbench_db import DOMAIN, PATIENCE, AgentBenchDatabase, opening, own
 from environments.agentbench_db.dialect import for_sqlite
-from environments.agentbench_db.episode import DatabaseTaskEnvironment, tables_digest, wanted_digest
+from environments.agentbench_db.episode import tables_digest, wanted_digest
 from environments.agentbench_db.records import load
 from environments.agentbench_db.sandbox import MAX_ROWS, MAX_TEXT, Sandbox, SqlError
 from environments.agentbench_db.scoring import agrees, cleaned, joined, table_digest
 from mua.config.schema import EnvironmentConfig
 from mua.endpoint.services import Services
-from mua.environment.protocol import Task, ToolResult, Transcript
+from mua.environment.protocol import Task, Transcript
 from mua.errors import ConfigError
 from mua.types import Json
-from tests.tables import cases_of
+from tests.desk_support import opened
+from tests.tables import cases_of, refused
 from workbench.demonstrate import demonstrate, replay_gold
 
 cases = cases_of("agentbench_db")
@@ -54,8 +55,7 @@ def written(tmp_path: Path, *records: Json) -> Path:
 
 
 def played(task: Task, *calls: tuple[str, Json]) -> float:
-    environment = DatabaseTaskEnvironment()
-    environment.reset(task, 0)
+    environment = opened(task, DOMAIN)
     for name, arguments in calls:
         environment.call(name, arguments)
     try:
@@ -108,8 +108,7 @@ def test_statements_of_own_questions_lead_to_their_labels():
         for task in DOMAIN.tasks(split):
             if "label" not in task.data:
                 continue
-            environment = DatabaseTaskEnvironment()
-            environment.reset(task, 0)
+            environment = opened(task, DOMAIN)
             result = environment.call(*execute(task.data["gold"]))
             assert agrees([item.strip("',") for item in result.text.strip("[]()").split("), (")], task.data["label"])
 
@@ -147,9 +146,8 @@ def test_several_tables_evidence_and_a_digest_by_statement(tmp_path):
 
 
 def test_an_answer_is_handed_in_once():
-    environment = DatabaseTaskEnvironment()
     task = next(task for task in DOMAIN.tasks("test") if "label" in task.data)
-    environment.reset(task, 0)
+    environment = opened(task, DOMAIN)
     assert environment.call(*commit("wrong")).terminal
     assert environment.call(*commit(*task.data["label"])).error
     assert environment.call(*execute("SELECT 1")).error
@@ -251,32 +249,26 @@ def test_what_takes_too_much_is_refused_the_same_everywhere(sandbox, sql, messag
 
 def test_episodes_share_nothing():
     task = next(task for task in DOMAIN.tasks("test") if task.data["kind"] == "UPDATE")
-    one, other = DatabaseTaskEnvironment(), DatabaseTaskEnvironment()
-    for environment in (one, other):
-        environment.reset(task, 0)
+    one, other = opened(task, DOMAIN), opened(task, DOMAIN)
     one.call(*execute(f"DELETE FROM `{task.data['tables'][0]['name']}`"))
     result = other.call(*execute(f"SELECT count(*) FROM `{task.data['tables'][0]['name']}`"))
-    assert isinstance(result, ToolResult)
     assert result.text == f"[({len(task.data['tables'][0]['rows'])},)]"
     one.close(), other.close()
 
 
 def test_chance_comes_from_the_seed_and_long_results_are_cut():
     def drawn(seed: int) -> str:
-        environment = DatabaseTaskEnvironment()
-        environment.reset(DOMAIN.tasks("test")[0], seed)
+        environment = opened(DOMAIN.tasks("test")[0], DOMAIN, seed)
         return environment.call(*execute("SELECT random(), hex(randomblob(4)), rand()")).text
 
     assert drawn(1) == drawn(1) != drawn(2)
-    environment = DatabaseTaskEnvironment()
-    environment.reset(DOMAIN.tasks("test")[0], 0)
+    environment = opened(DOMAIN.tasks("test")[0], DOMAIN)
     assert environment.call(*execute("SELECT hex(zeroblob(2000))")).text.endswith("0[TRUNCATED]")
 
 
 def test_the_digest_of_a_write_is_known_without_the_policy():
     task = next(task for task in DOMAIN.tasks("test") if task.data["kind"] == "INSERT")
-    environment = DatabaseTaskEnvironment()
-    environment.reset(task, 0)
+    environment = opened(task, DOMAIN)
     assert environment._sandbox is not None
     assert tables_digest(environment._sandbox, task) != wanted_digest(task)
 
@@ -297,13 +289,9 @@ def test_what_is_wrong_with_a_file_is_named(tmp_path):
     path = tmp_path / "bad.jsonl"
     for text, message in (("{", "bad.jsonl, line 1: is no JSON"), ("[]", "line 1: must be a JSON object")):
         path.write_text(text)
-        with pytest.raises(ConfigError, match=message):
-            over(path)
-    with pytest.raises(ConfigError, match=r"nothing is no file and no folder with any of train\.jsonl"):
-        over(tmp_path / "nothing")
+        refused(message, over, path)
+    refused(r"nothing is no file and no folder with any of train\.jsonl", over, tmp_path / "nothing")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ConfigError, match="is no file and no folder with any of"):
-        over(tmp_path / "empty")
+    refused("is no file and no folder with any of", over, tmp_path / "empty")
     config = EnvironmentConfig.model_validate({"name": "agentbench_db", "options": {"limit": 3}})
-    with pytest.raises(ConfigError, match="'agentbench_db' has no options"):
-        DOMAIN.configured(config, Services())
+    refused("'agentbench_db' has no options", DOMAIN.configured, config, Services())

@@ -1,8 +1,7 @@
 """The airline's tools: prices, payments, refusals, and where tau-bench's, tau2-bench's and our own airline differ.
 
-Agreement with recorded answers of the official tools, its cost, and the official tasks' gold need tau-bench's data
-(tests/tau_support.py) and are skipped without. tau2-bench's own data is not at hand: its form is tried on a small
-folder made here.
+Not covered: agreement with recorded answers of the official tools, its cost, and the official tasks' gold
+(test_tau_data.py). tau2-bench's own data is not at hand: its form is tried on a small folder made here.
 """
 
 from __future__ import annotations
@@ -14,83 +13,28 @@ from typing import Any
 
 import pytest
 
-from environments._tau import OfficialDomain
 from environments._tau.desk import OfficialDesk
-from environments.airline import DOMAIN, TABLES, official_tools
+from environments.airline import TABLES, official_tools
 from environments.airline.dialects import OWN, TAU, TAU2, Dialect
 from environments.airline.schemas import BOOK_RESERVATION
 from environments.airline.tools import airline_tools
-from environments.kit.database import DatabaseEnvironment, ServiceDesk
+from environments.kit.database import ServiceDesk
 from environments.kit.overlay import Base, Overlay
-from mua.config.schema import EnvironmentConfig
-from mua.endpoint.services import Services
-from mua.environment.protocol import ToolResult, Transcript
+from mua.environment.protocol import ToolResult
 from mua.types import Json
-from tests.counting import operations
-from tests.tau_support import official
-from workbench.recordings import replay_files
+from tests.desk_support import judged, opened
+from tests.tables import cases_of, table
+from tests.tau_support import over
 
 ANN = {"first_name": "Ann", "last_name": "Bee", "dob": "1990-01-31"}
 BEN = {"first_name": "Ben", "last_name": "Bee", "dob": "1992-02-01"}
+cases = cases_of("airline_tools")
 CARD, GIFT, PAPER = "credit_card_1", "gift_card_2", "certificate_3"
-
-
-def day(economy: int = 100, seats: int = 5) -> Json:
-    return {
-        "status": "available",
-        "available_seats": {"basic_economy": 1, "economy": seats, "business": 2},
-        "prices": {"basic_economy": economy - 40, "economy": economy, "business": economy + 300},
-    }
-
-
-def flight(number: str, origin: str, destination: str, start: str, end: str, dates: Json) -> Json:
-    times = {"scheduled_departure_time_est": start, "scheduled_arrival_time_est": end}
-    return {"flight_number": number, "origin": origin, "destination": destination, **times, "dates": dates}
 
 
 def small() -> Base:
     """Four flights, a customer, a reservation of two passengers."""
-    lost = {"status": "cancelled"}
-    flights = [
-        flight("AAA001", "SFO", "DEN", "08:00:00", "10:00:00", {"2024-05-20": day(), "2024-05-21": day(130)}),
-        flight("AAA002", "DEN", "JFK", "11:00:00", "16:00:00", {"2024-05-20": day(90), "2024-05-21": lost}),
-        flight("AAA003", "SFO", "DEN", "22:00:00", "00:30:00+1", {"2024-05-20": day(70)}),
-        flight("AAA004", "DEN", "JFK", "01:00:00", "06:00:00", {"2024-05-20": day(50), "2024-05-21": day(60)}),
-    ]
-    methods = [
-        {"source": "credit_card", "brand": "visa", "last_four": "1234", "id": CARD},
-        {"source": "gift_card", "amount": 150, "id": GIFT},
-        {"source": "certificate", "amount": 250, "id": PAPER},
-    ]
-    user = {
-        "name": {"first_name": "Ann", "last_name": "Bee"},
-        "payment_methods": {method["id"]: method for method in methods},
-        "membership": "gold",
-        "reservations": ["RES001"],
-    }
-    leg = {"origin": "SFO", "destination": "DEN", "flight_number": "AAA001", "date": "2024-05-20", "price": 80}
-    reservation = {
-        "reservation_id": "RES001",
-        "user_id": "ann_bee_1",
-        "origin": "SFO",
-        "destination": "DEN",
-        "flight_type": "one_way",
-        "cabin": "economy",
-        "flights": [leg],
-        "passengers": [ANN, BEN],
-        "payment_history": [{"payment_id": CARD, "amount": 160}],
-        "created_at": "2024-05-01T10:00:00",
-        "total_baggages": 1,
-        "nonfree_baggages": 0,
-        "insurance": "no",
-    }
-    return Base(
-        {
-            "flights": {one["flight_number"]: one for one in flights},
-            "users": {"ann_bee_1": user},
-            "reservations": {"RES001": reservation},
-        }
-    )
+    return Base(copy.deepcopy(table("airline_tools")["DATABASE"]))
 
 
 class Counter:
@@ -168,24 +112,7 @@ def test_a_booking_takes_what_it_costs_from_each_method(dialect: Dialect):
 
 
 @EVERY
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"user_id": "nobody"},
-        {"flights": [{"flight_number": "ZZZ999", "date": "2024-05-20"}]},
-        {"flights": [{"flight_number": "AAA001", "date": "2024-06-20"}]},
-        {"flights": [{"flight_number": "AAA002", "date": "2024-05-21"}]},
-        {"cabin": "basic_economy", "passengers": [ANN, BEN], "payment_methods": paid((CARD, 220))},
-        {"cabin": "first"},
-        {"payment_methods": paid((CARD, 189))},
-        {"payment_methods": paid((GIFT, 190))},
-        {"payment_methods": paid((PAPER, 251), (CARD, -61))},
-        {"payment_methods": paid(("credit_card_9", 190))},
-        {"nonfree_baggages": 1},
-        {"insurance": "yes"},
-        {"passengers": 3},
-    ],
-)
+@cases
 def test_a_booking_that_cannot_be_is_refused_and_writes_nothing(dialect: Dialect, changes: Json):
     counter = Counter(dialect)
     counter.refused("book_reservation", **booking(**changes))
@@ -274,20 +201,7 @@ def test_a_change_of_cabin_is_written_down_except_on_tau_bench(dialect: Dialect,
 
 
 @EVERY
-@pytest.mark.parametrize(
-    ("name", "changes"),
-    [
-        ("update_reservation_flights", {"payment_id": PAPER}),
-        ("update_reservation_flights", {"payment_id": "gift_card_9"}),
-        ("update_reservation_flights", {"cabin": "business", "payment_id": GIFT}),
-        ("update_reservation_flights", {"flights": [{"flight_number": "AAA002", "date": "2024-05-21"}]}),
-        ("update_reservation_baggages", {"payment_id": PAPER}),
-        ("update_reservation_baggages", {"payment_id": GIFT, "nonfree_baggages": 4, "total_baggages": 9}),
-        ("update_reservation_passengers", {"passengers": [ANN]}),
-        ("update_reservation_passengers", {"reservation_id": "RES002"}),
-        ("cancel_reservation", {"reservation_id": "RES001x"}),
-    ],
-)
+@cases
 def test_a_change_that_cannot_be_is_refused_and_writes_nothing(dialect: Dialect, name: str, changes: Json):
     given: Json = {
         "update_reservation_flights": {
@@ -371,63 +285,7 @@ def test_the_nested_schema_of_a_booking_reaches_the_model_whole():
     assert shown["payment_methods"]["items"]["properties"]["amount"]["type"] == "number"
 
 
-# ---- official data
-
-
-def shape(schema: Any) -> Any:
-    """A JSON Schema without its descriptions."""
-    if isinstance(schema, dict):
-        described = "description" in schema and isinstance(schema["description"], str)
-        return {key: shape(value) for key, value in schema.items() if not (described and key == "description")}
-    return schema
-
-
-def official_domain() -> OfficialDomain:
-    domain = DOMAIN.configured(EnvironmentConfig(name="airline", data=official("airline")), Services())
-    assert isinstance(domain, OfficialDomain)
-    return domain
-
-
-def test_names_arguments_and_nesting_are_tau_benchs():
-    theirs = json.loads((official("airline") / "tools.json").read_text())
-    ours = [tool.schema.openai() for tool in airline_tools(TAU)]
-    assert [tool["function"]["name"] for tool in ours] == [tool["function"]["name"] for tool in theirs]
-    for one, other in zip(ours, theirs, strict=True):
-        assert shape(one["function"]["parameters"]) == shape(other["function"]["parameters"])
-        assert one["function"]["description"] != other["function"]["description"]
-
-
-def test_every_recorded_call_and_verdict_of_tau_bench_agrees():
-    folder = official("airline")
-    found = replay_files("airline", folder, [folder / "recorded_test.jsonl.gz"])
-    assert found.disagreements == []
-    assert (found.recordings, found.calls) == (125, 528)
-    assert found.failures > 50
-
-
-def test_gold_pays_on_every_official_task_and_costs_little_beside_a_copy_of_the_database():
-    domain = official_domain()
-    tasks = domain.tasks("test")
-    assert len(tasks) == 50
-
-    def rollout(index: int) -> float:
-        task = tasks[index]
-        environment = domain.environment()
-        assert isinstance(environment, DatabaseEnvironment)
-        environment.reset(task, 0)
-        told = []
-        for move in domain.gold(task):
-            if isinstance(move, str):
-                told.append({"role": "assistant", "content": move})
-            else:
-                environment.call(*move)
-        evaluation = environment.evaluate(Transcript(told))
-        environment.close()
-        return evaluation.reward
-
-    assert [rollout(index) for index in range(50)] == [1.0] * 50
-    work = operations(lambda: [rollout(index) for index in range(50)]) / 50
-    assert work * 100 < operations(lambda: copy.deepcopy(domain.desk.base.tables))
+# ---- tau2-bench's form
 
 
 def test_tau2_benchs_folder_loads_with_its_tools(tmp_path: Path):
@@ -446,15 +304,13 @@ def test_tau2_benchs_folder_loads_with_its_tools(tmp_path: Path):
         },
     }
     (tmp_path / "tasks.json").write_text(json.dumps([task]))
-    domain = DOMAIN.configured(EnvironmentConfig(name="airline", data=tmp_path), Services())
-    environment = domain.environment()
-    assert isinstance(environment, DatabaseEnvironment)
-    environment.reset(domain.tasks("test")[0], 0)
+    domain = over("airline", tmp_path)
+    environment = opened(domain.tasks("test")[0], domain)
     names = [tool.name for tool in environment.tools()]
     assert "think" not in names
     assert names == [tool.schema.name for tool in official_tools("tau2")]
     asked = {"flight_number": "AAA002", "date": "2024-05-21"}
     assert environment.call("get_flight_status", asked).text == "cancelled"
-    assert environment.evaluate(Transcript([])).reward == 0
+    assert judged(environment).reward == 0
     assert not environment.call("cancel_reservation", {"reservation_id": "RES001"}).error
-    assert environment.evaluate(Transcript([])).reward == 1
+    assert judged(environment).reward == 1

@@ -11,8 +11,9 @@ import json
 import os
 import random
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import jsonschema_rs
 import pytest
@@ -30,12 +31,20 @@ from mua.errors import ConfigError
 from mua.rollout.agent import ChatPolicy, EpisodeSetting
 from mua.rollout.episode import Episode, EpisodeResult
 from mua.types import Json, Outcome
-from tests.bfcl_fixtures import write_package
 from tests.chat_fixtures import ChatServer, calls, chat_server, in_order, says
+from tests.desk_support import judged, opened
+from tests.tables import cases_of, refused, table, write_files
 from workbench.demonstrate import demonstrate, replay_gold
 
 REAL = os.environ.get("MUA_BFCL")
 needs_package = pytest.mark.skipif(REAL is None, reason="MUA_BFCL does not name the folder of the package bfcl-eval")
+
+
+cases = cases_of("bfcl")
+
+
+def write_package(folder: Path) -> Path:
+    return write_files(folder, table("bfcl")["PACKAGE"])
 
 
 def configured(folder: Path, **more: object) -> BfclDomain:
@@ -62,15 +71,16 @@ async def test_gold_earns_one_and_silence_nothing(domain: BfclDomain) -> None:
             assert (await replay_gold(domain, one)).reward == 1.0, one.id
         played = await demonstrate(domain, one, 0)
         assert (played.reward, played.ended) == (1.0, True)
-        environment = domain.environment()
-        environment.reset(one, 0)
-        silent = Transcript([{"role": "assistant", "content": "Hello."}] * 3)
-        assert environment.evaluate(silent).reward == 0.0
+        assert judged(opened(one, domain), *["Hello."] * 3).reward == 0.0
 
 
-def test_tools_reach_the_model_whole_as_json_schema(domain: BfclDomain) -> None:
-    environment = domain.environment()
-    environment.reset(task(domain, "base_0"), 0)
+@pytest.fixture
+def environment(domain: BfclDomain) -> BfclEnvironment:
+    """Of the first task."""
+    return opened(task(domain, "base_0"), domain)
+
+
+def test_tools_reach_the_model_whole_as_json_schema(domain: BfclDomain, environment: BfclEnvironment) -> None:
     tools = {tool.name: tool for tool in environment.tools()}
     assert set(tools) == {"open_ticket", "count", "close_all", "add"}
     for tool in tools.values():
@@ -98,38 +108,22 @@ LEAK = ("open_ticket", {"title": "leak", "urgent": True})
 COUNT: tuple[str, Json] = ("count", {})
 
 
-@pytest.mark.parametrize(
-    ("turns", "why"),
-    [
-        ([[LEAK, LEAK], [COUNT]], None),
-        ([[COUNT, LEAK, COUNT, LEAK], [COUNT]], None),  # looking around is free
-        ([[LEAK, LEAK, COUNT], [("add", {"a": 1, "b": 1})]], None),  # the result came in an earlier turn
-        ([[LEAK], [LEAK, COUNT]], "state"),  # right in the end, but not after the first turn
-        ([[LEAK, LEAK], [LEAK, COUNT]], "state"),
-        ([[LEAK, LEAK], [("add", {"a": 1, "b": 1})]], "results"),
-        ([[LEAK, LEAK], []], "nothing was called"),
-        ([[LEAK, LEAK]], "nothing was called"),
-        ([[("open_ticket", {"title": "leak"}), LEAK], [COUNT]], "state"),
-        ([[COUNT] * 19 + [LEAK, LEAK], [COUNT]], "21 answers with calls"),
-    ],
-)
-def test_every_turn_is_judged(domain: BfclDomain, turns: Sequence[Sequence[tuple[str, Json]]], why: str | None) -> None:
-    environment = domain.environment()
-    assert isinstance(environment, BfclEnvironment)
-    environment.reset(task(domain, "base_0"), 0)
+@cases
+def test_every_turn_is_judged(environment: BfclEnvironment, turns: list[list[Any]], why: str | None) -> None:
+    """A call by its name alone has no arguments; LEAK opens an urgent ticket about a leak."""
     messages = []
     for turn in turns:
-        messages += [message for call in turn for message in called(environment, call)] + [SAID]
+        for call in turn:
+            made = LEAK if call == "LEAK" else call if isinstance(call, list) else (call, {})
+            messages += called(environment, made)
+        messages.append(SAID)
     verdict = environment.evaluate(Transcript(messages))
     assert verdict.details.get("why") == why
     assert verdict.success == (why is None)
     assert verdict == environment.evaluate(Transcript(messages))
 
 
-def test_refused_calls_reach_no_service_and_no_verdict(domain: BfclDomain) -> None:
-    environment = domain.environment()
-    assert isinstance(environment, BfclEnvironment)
-    environment.reset(task(domain, "base_0"), 0)
+def test_refused_calls_reach_no_service_and_no_verdict(environment: BfclEnvironment) -> None:
     bad: list[tuple[str, Json]] = [
         ("hidden", {}), ("_load_scenario", {"scenario": {}}), ("__init__", {}), ("open_ticket", {}),
         ("open_ticket", {"title": 3}), ("open_ticket", {"title": "leak", "x": 1}),
@@ -149,9 +143,7 @@ def test_a_refused_call_is_told_from_the_same_one_made_later() -> None:
 
 
 def test_rollouts_of_one_task_share_no_state(domain: BfclDomain) -> None:
-    one, other = domain.environment(), domain.environment()
-    for environment in (one, other):
-        environment.reset(task(domain, "base_0"), 0)
+    one, other = (opened(task(domain, "base_0"), domain) for _ in range(2))
     assert json.loads(one.call(*LEAK).text) == {"id": 2}  # type: ignore[union-attr]
     assert other.call(*COUNT).text == "1"  # type: ignore[union-attr]
     assert "close_all" in {tool.name for tool in other.tools()}
@@ -209,30 +201,24 @@ def test_calls_in_the_data_are_read_not_run() -> None:
 def test_bad_data_is_one_error_that_names_the_file(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"environment\.data: domain 'bfcl' has no tasks of its own"):
         DOMAIN.configured(EnvironmentConfig(name="bfcl"), Services())
-    with pytest.raises(ConfigError, match="holds no bfcl_eval/data"):
-        configured(tmp_path)
+    refused("holds no bfcl_eval/data", configured, tmp_path)
     folder = write_package(tmp_path / "package")
     assert len(configured(folder / "bfcl_eval").tasks("test")) == 4  # the package's own folder will do
     assert configured(folder, options={"categories": "base"}).tasks("train") == ()
     assert len(configured(folder, options={"categories": "base"}).tasks("test")) == 2
-    with pytest.raises(ConfigError, match="choose among base, miss_func"):
-        configured(folder, options={"categories": "basic"})
-    with pytest.raises(ConfigError, match=r"environment\.options\.category: "):
-        configured(folder, options={"category": "base"})
+    refused("choose among base, miss_func", configured, folder, options={"categories": "basic"})
+    refused(r"environment\.options\.category: ", configured, folder, options={"category": "base"})
     broken = write_package(tmp_path / "broken")
     (broken / "bfcl_eval/data/BFCL_v4_multi_turn_base.json").write_text('{"id": 3\n')
-    with pytest.raises(ConfigError, match=r"multi_turn_base\.json:1: not a line of JSON"):
-        configured(broken)
+    refused(r"multi_turn_base\.json:1: not a line of JSON", configured, broken)
     lacking = write_package(tmp_path / "lacking")
     (lacking / "bfcl_eval/eval_checker/multi_turn_eval/func_source_code/helper.py").unlink()
-    with pytest.raises(ConfigError, match="cannot be imported"):
-        configured(lacking)
+    refused("cannot be imported", configured, lacking)
 
 
 def test_the_domain_is_there_without_data_and_has_no_tasks() -> None:
     assert (DOMAIN.needs_data, DOMAIN.tasks("test"), DOMAIN.tasks("train")) == (True, (), ())
-    with pytest.raises(ConfigError, match="needs its data"):
-        DOMAIN.environment()
+    refused("needs its data", DOMAIN.environment)
 
 
 @pytest.fixture(scope="module")

@@ -14,17 +14,7 @@ from environments.gyms._shared import act
 from environments.gyms.function import DOMAIN
 from environments.gyms.function.rules import SHAPES, SIZES, at, fingerprint, operators, plain_values, shape, text, value
 from mua.environment.protocol import Task
-from tests.gyms_support import (
-    SPLITS,
-    all_tasks,
-    expert_wins,
-    gold_wins,
-    idling_loses,
-    judged,
-    opened,
-    played,
-    repeats_itself,
-)
+from tests.gyms_support import SPLITS, all_tasks, judged, opened, played
 from tests.tables import cases_of
 
 cases = cases_of("gym_function")
@@ -70,7 +60,7 @@ def test_rules_are_evaluated_as_trees():
 async def test_points_are_tried_and_the_test_numbers_shown():
     environment = opened(DOMAIN, REST)
     moves = [act("search", "test"), act("action", "1, 2, 9 and 2"), act("action", "a=8 b=2 c=3 d=50.0")]
-    results = await played(environment, moves)
+    results = await played(environment, *moves)
     assert [r.text for r in results] == ["61 72 83 94", "5", "-49"]
     assert not any(r.reward or r.error or r.terminal for r in results)
 
@@ -78,41 +68,24 @@ async def test_points_are_tried_and_the_test_numbers_shown():
 @cases
 async def test_short_cuts_and_nonsense_are_refused_for_free(choice: str, content: str):
     environment = opened(DOMAIN, REST)
-    (result,) = await played(environment, [act(choice, content)])  # type: ignore[arg-type]
+    (result,) = await played(environment, act(choice, content))  # type: ignore[arg-type]
     assert (result.error, result.reward, result.terminal) == (True, 0.0, False)
     assert (await judged(environment)).details["used"] == {}
 
 
 @pytest.mark.parametrize(("content", "right"), [("-86", True), ("-86.0", True), ("-86.1", False), ("86", False)])
 async def test_answers_are_exact(content: str, right: bool):
-    (result,) = await played(opened(DOMAIN, REST), [act("answer", f"It is {content}.")])
+    (result,) = await played(opened(DOMAIN, REST), act("answer", f"It is {content}."))
     assert (result.reward, result.terminal) == (float(right), right)
 
 
 async def test_after_three_wrong_answers_it_is_over():
-    results = await played(opened(DOMAIN, REST), [act("answer", str(i)) for i in range(2, 6)])
+    results = await played(opened(DOMAIN, REST), *[act("answer", str(i)) for i in range(2, 6)])
     assert [r.terminal for r in results] == [False] * 2 + [True, False]
     assert results[-1].error
 
 
 async def test_finish_does_not_tell_the_value():
     for task in DOMAIN.tasks("test"):
-        (result,) = await played(opened(DOMAIN, task), [act("finish")])
+        (result,) = await played(opened(DOMAIN, task), act("finish"))
         assert str(at(task.data["rule"], task.data["test"])) not in result.text
-
-
-async def test_gold_earns_one_on_every_task():
-    await gold_wins(DOMAIN, lambda task: 1.0)
-
-
-async def test_idling_earns_nothing_on_any_task():
-    await idling_loses(DOMAIN)
-
-
-async def test_the_expert_finds_every_test_rule_by_probing():
-    lengths = await expert_wins(DOMAIN)
-    assert max(lengths) <= 10  # search, six points, three answers
-
-
-async def test_episodes_repeat_themselves():
-    await repeats_itself(DOMAIN)

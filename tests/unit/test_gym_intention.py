@@ -11,27 +11,14 @@ import json
 import pytest
 
 from environments.gyms._shared import Setting, act
-from environments.gyms.intention import DOMAIN, IMPATIENT, WORTH, IntentionGym, worth
+from environments.gyms.intention import DOMAIN, IMPATIENT, IntentionGym, worth
 from environments.gyms.intention.oracle import TOO_BROAD, covered_by_rule
 from environments.gyms.intention.schemas import SIZES, Kind, kinds
 from mua.environment.protocol import Task
 from mua.errors import JudgeFault
 from mua.types import Json
 from tests.chat_server import says
-from tests.gyms_support import (
-    SPLITS,
-    all_tasks,
-    expert_wins,
-    gold_wins,
-    idling_loses,
-    judged,
-    labelled,
-    opened,
-    played,
-    real_oracle,
-    repeats_itself,
-    served,
-)
+from tests.gyms_support import SPLITS, all_tasks, judged, labelled, opened, played, real_oracle, say, served
 
 LABELLED = labelled("intention")
 
@@ -100,7 +87,7 @@ async def test_a_detail_pays_once_and_a_double_question_pays_less():
         act("action", "Anything else?"),
         act("action", "I will see to it."),
     ]
-    results = await played(environment, moves)
+    results = await played(environment, *moves)
     assert [r.reward for r in results] == [1.0, 0.0, 0.8, 0.0, 0.0]
     verdict = await judged(environment)
     assert set(verdict.details["covered"]) == {"place", "date", "budget"}
@@ -109,21 +96,21 @@ async def test_a_detail_pays_once_and_a_double_question_pays_less():
 
 async def test_asking_for_everything_at_once_earns_nothing_and_is_told_so():
     texts = [" ".join(detail["inquiry"] for detail in TRIP.data["details"]), "Which day, which place and what budget?"]
-    results = await played(opened(DOMAIN, TRIP), [act("action", text) for text in texts])
+    results = await say(opened(DOMAIN, TRIP), *texts)
     assert all(r.text in TOO_BROAD and not r.reward and not r.terminal for r in results)
 
 
 async def test_words_strung_together_are_no_question():
     task = task_of(kinds()["ring"])
     texts = ["What about the wall fish metal skin?", "Metal, honey, tree, roof, bottle, skin?", "Which metal?"]
-    results = await played(opened(DOMAIN, task), [act("action", text) for text in texts])
+    results = await say(opened(DOMAIN, task), *texts)
     assert [r.reward for r in results] == [0.0, 0.0, 1.0]
     assert all(r.text in TOO_BROAD for r in results[:2])
 
 
 async def test_after_three_questions_that_bring_nothing_new_the_person_leaves():
     moves = ["Which colour?", "Where do you want to go?", "Where do you want to go?", "What else?", "What budget?"]
-    results = await played(opened(DOMAIN, TRIP), [act("action", text) for text in moves])
+    results = await say(opened(DOMAIN, TRIP), *moves)
     assert [r.reward for r in results] == [0.0, 1.0, 0.0, 0.0, 0.0]
     assert [r.terminal for r in results] == [False, False, False, True, False]
     assert results[3].text.endswith(IMPATIENT)
@@ -139,7 +126,7 @@ async def test_what_the_request_says_is_not_missing():
     for task in DOMAIN.tasks("test"):
         for one in task.data["stated"]:
             detail = next(d for d in kinds()[task.data["kind"]].details if d.key == one["key"])
-            (result,) = await played(opened(DOMAIN, task), [act("action", detail.inquiry)])
+            (result,) = await say(opened(DOMAIN, task), detail.inquiry)
             assert result.reward == 0
             assert one["preference"] in result.text
             assert one["preference"] in task.data["request"]
@@ -157,12 +144,12 @@ def test_no_kind_detail_or_question_of_the_test_split_stands_in_another():
 async def test_the_person_tells_what_is_asked_for_and_nothing_more():
     for task in DOMAIN.tasks("test"):
         environment = opened(DOMAIN, task)
-        said = await played(environment, [act("action", "What exactly do you want?"), act("action", "Tell me more.")])
+        said = await say(environment, "What exactly do you want?", "Tell me more.")
         hidden = [detail["preference"] for detail in task.data["details"]]
         replies = [r.text for r in said]
         assert not any(preference.lower() in reply.lower() for preference in hidden for reply in replies), task.id
         for detail in task.data["details"]:
-            (result,) = await played(environment, [act("action", detail["inquiry"])])
+            (result,) = await say(environment, detail["inquiry"])
             told = [p for p in hidden if p.lower() in result.text.lower()]
             assert detail["preference"] in told
             others = [p for p in told if p != detail["preference"] and p.lower() not in detail["preference"].lower()]
@@ -171,30 +158,14 @@ async def test_the_person_tells_what_is_asked_for_and_nothing_more():
 
 async def test_ten_questions_are_the_limit():
     patient = IntentionGym(Setting(options={**DOMAIN.setting.options, "max_useless": 0}))
-    results = await played(opened(patient, TRIP), [act("action", "And what else?")] * 11)
+    results = await say(opened(patient, TRIP), *["And what else?"] * 11)
     assert [r.terminal for r in results] == [False] * 9 + [True, False]
-
-
-async def test_gold_earns_the_worth_of_every_detail_on_every_task():
-    await gold_wins(DOMAIN, lambda task: sum(WORTH[detail["importance"]] for detail in task.data["details"]))
-
-
-async def test_idling_earns_nothing_on_any_task():
-    await idling_loses(DOMAIN)
-
-
-async def test_the_expert_finds_out_what_is_missing_in_every_test_task():
-    assert max(await expert_wins(DOMAIN)) <= 10
-
-
-async def test_episodes_repeat_themselves():
-    await repeats_itself(DOMAIN)
 
 
 async def test_the_llm_person_knows_only_what_was_asked_for():
     verdict = json.dumps({"reason": "", "numbers": [1]})
     async with served(DOMAIN, says(verdict), says("Somewhere with mountains.")) as (gym, server):
-        (result,) = await played(opened(gym, TRIP), [act("action", "Which region appeals to you?")])
+        (result,) = await say(opened(gym, TRIP), "Which region appeals to you?")
     assert (result.text, result.reward) == ("Somewhere with mountains.", 1.0)
     judge, person = (str(request["messages"]) for request in server.received)
     asked_for, *hidden = TRIP.data["details"]
@@ -210,7 +181,7 @@ async def test_an_unreadable_verdict_covers_nothing_and_is_a_fault(reply: str):
     async with served(DOMAIN, says(reply)) as (gym, _):
         environment = opened(gym, TRIP)
         with pytest.raises(JudgeFault):
-            await played(environment, [act("action", "Where?")])
+            await say(environment, "Where?")
         assert (await judged(environment)).details["covered"] == []
 
 
@@ -220,7 +191,7 @@ async def test_the_llm_oracle_agrees_with_labels_and_rules():
         right = 0
         for row in LABELLED:
             environment = opened(gym, task_of(kinds()[row["kind"]]))
-            await played(environment, [act("action", row["question"])])
+            await say(environment, row["question"])
             found = set((await judged(environment)).details["covered"])
             right += found in (set(row["covered"]), covered(row))
     assert right / len(LABELLED) >= 0.85

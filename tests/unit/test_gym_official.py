@@ -12,8 +12,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args
 
@@ -33,7 +32,10 @@ from mua.environment.selection import Selection, environment_of
 from mua.environment.tool_arguments import argument_checker
 from mua.errors import ConfigError, MuaError
 from mua.types import Json
-from tests.gyms_support import SPLITS, judged, modelled, opened, played
+from tests import tables
+from tests.chat_server import serving
+from tests.gyms_support import SPLITS, judged, modelled, opened, played, say, text_of, verdict
+from tests.tables import refused
 from workbench.demonstrate import demonstrate, replay_gold
 
 FOLDER = Path(__file__).parents[1] / "data/userrl"
@@ -148,8 +150,7 @@ def test_a_parquet_table_is_read_as_its_rows_are(tmp_path: Path):
     parquet.write_table(tables.Table.from_pylist(rows), tmp_path / "train.parquet")
     assert ids(given("function", tmp_path))["train"] == ["func-1"]
     (tmp_path / "train.parquet").write_bytes(b"PAR1 and nothing else PAR1")
-    with pytest.raises(ConfigError, match=r"train\.parquet: cannot be read as parquet"):
-        given("function", tmp_path)
+    refused(r"train\.parquet: cannot be read as parquet", given, "function", tmp_path)
 
 
 @pytest.mark.parametrize("name", LOADING)
@@ -188,11 +189,11 @@ async def test_a_rule_is_told_to_four_decimals_and_not_at_the_test_numbers():
     gym = given("function", FOLDER / "function.json")
     task = gym.tasks("test")[1]  # a ** 2 / b + c - d at 3 2 1 4
     moves = ["3 2 1 4", "1 3 0 0", "1 0 0 0", "2 1 0 0", "51 1 1 1"]
-    results = await played(opened(gym, task), [act("action", move) for move in moves])
+    results = await say(opened(gym, task), *moves)
     assert [one.error for one in results] == [True, False, False, False, True]
     assert [one.text for one in results][1:4] == ["0.3333", "The rule gives no number there.", "4"]
     environment = opened(gym, task)
-    answers = await played(environment, [act("answer", one) for one in ("1.4999", "1.5000001")])
+    answers = await played(environment, *[act("answer", one) for one in ("1.4999", "1.5000001")])
     assert [one.reward for one in answers] == [0.0, 1.0]
 
 
@@ -205,38 +206,25 @@ async def test_a_rule_outside_the_family_makes_the_expert_leave(tmp_path: Path):
     assert len(family()[1]) > 10_000
 
 
-@asynccontextmanager
-async def web_search(snippet: str) -> AsyncIterator[str]:
+@pytest.mark.parametrize(("snippet", "reward"), [("It was by Ada Holt, in 1820.", 1.0), ("Nobody knows.", 0.0)])
+async def test_a_question_is_looked_up_and_answered_once_the_answer_was_found(snippet: str, reward: float):
     async def answer(request: web.Request) -> web.Response:
         found = [{"title": "Almanacs", "snippet": snippet}]
         return web.json_response({"organic": found if "Marlow" in (await request.json())["q"] else []})
 
-    app = web.Application()
-    app.router.add_post("/search", answer)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    yield f"http://127.0.0.1:{runner.addresses[0][1]}/search"
-    await runner.cleanup()
-
-
-@pytest.mark.parametrize(("snippet", "reward"), [("It was by Ada Holt, in 1820.", 1.0), ("Nobody knows.", 0.0)])
-async def test_a_question_is_looked_up_and_answered_once_the_answer_was_found(snippet: str, reward: float):
-    async with web_search(snippet) as url:
-        gym = given("search", FOLDER / "search.json", options={"search_url": url})
+    async with serving(answer, path="/v1/search") as server:
+        gym = given("search", FOLDER / "search.json", options={"search_url": f"{server.url}/search"})
         assert isinstance(gym, SearchGym)
         (task,) = gym.tasks("test")
         demonstration = await demonstrate(gym, task, 0)
         assert (demonstration.reward, demonstration.ended) == (reward, True)
         assert (await replay_gold(gym, task)).reward == 1.0
-        (wrong,) = await played(opened(gym, task), [act("answer", "Ada")])
+        (wrong,) = await played(opened(gym, task), act("answer", "Ada"))
         assert (wrong.reward, wrong.terminal) == (0.0, True)
 
 
 def test_records_of_search_need_a_web_search():
-    with pytest.raises(ConfigError, match=r"gyms/search needs options\.search_url"):
-        given("search", FOLDER / "search.json", options={})
+    refused(r"gyms/search needs options\.search_url", given, "search", FOLDER / "search.json", options={})
 
 
 # ---- by models
@@ -247,25 +235,12 @@ def test_what_the_rule_oracle_lacks_asks_for_the_llm_oracle(name: GymName):
     with pytest.raises(ConfigError, match=rf"environment\.oracle: UserRL's records of 'gyms/{name}' have no .*use llm"):
         given(name, FOLDER / f"{name}.json", oracle="rule")
     config = EnvironmentConfig(name=f"gyms/{name}", data=FOLDER, oracle="llm")
-    with pytest.raises(ConfigError, match=r"needs the section user\.llm"):
-        gym_of(name).configured(config, Services())
-
-
-def text_of(body: Json) -> str:
-    return " ".join(str(message["content"]) for message in body["messages"])
+    refused(r"needs the section user\.llm", gym_of(name).configured, config, Services())
 
 
 def material(body: Json, name: str) -> str:
     """What a judge is given to judge, by its name."""
     return text_of(body).partition(f"{name}:\n<<<\n")[2].partition("\n>>>")[0]
-
-
-def verdict(label: str) -> str:
-    return json.dumps({"reason": "r", "verdict": label})
-
-
-def unasked(body: Json) -> str:
-    raise AssertionError(f"nobody should have been asked: {text_of(body)}")
 
 
 async def test_a_thing_of_the_records_is_asked_about_and_named():
@@ -278,16 +253,16 @@ async def test_a_thing_of_the_records_is_asked_about_and_named():
     def judge(body: Json) -> str:
         return verdict("Yes" if "boiler" in material(body, "the guess") else "No")
 
-    async with modelled(gym_of("telepathy"), person, judge, FOLDER) as gym:
+    async with modelled(gym_of("telepathy"), person, judge, data=FOLDER) as gym:
         (task,) = gym.tasks("train")
         for demonstration in (await demonstrate(gym, task, 0), await replay_gold(gym, task)):
             assert (demonstration.reward, demonstration.evaluation.success) == (1.0, True)
         assert "Kettle (a pot with a spout that boils water)" in asked[0]
         assert "Is it an object?" in asked[0]
         for name, reward in (("a kettle", 1.0), ("water boiler", 1.0), ("a pot", 0.0)):
-            (result,) = await played(opened(gym, task), [act("answer", name)])
+            (result,) = await played(opened(gym, task), act("answer", name))
             assert result.reward == reward
-        (guess,) = await played(opened(gym, task), [act("action", "Is it a kettle?")])
+        (guess,) = await say(opened(gym, task), "Is it a kettle?")
         assert "choice answer" in guess.text
         assert len(asked) == 1
 
@@ -300,15 +275,15 @@ async def test_a_story_of_the_records_is_asked_about_and_told():
         )
         return verdict("full" if point in told and point[1:].strip(".") in confirmed else "none")
 
-    async with modelled(gym_of("turtle"), lambda body: "Yes", judge, FOLDER) as gym:
+    async with modelled(gym_of("turtle"), lambda body: "Yes", judge, data=FOLDER) as gym:
         (task,) = gym.tasks("train")
         for demonstration in (await demonstrate(gym, task, 0), await replay_gold(gym, task)):
             assert (demonstration.reward, demonstration.evaluation.success) == (1.0, True)
         story = " ".join(statement for _, statement in task.data["criteria"])
         environment = opened(gym, task)
-        results = await played(environment, [act("answer", story), act("action", "Is it true that the clapper went?")])
+        results = await played(environment, act("answer", story), act("action", "Is it true that the clapper went?"))
         assert (results[0].reward, results[1].text) == (0.0, "Yes.")  # a point counts once it was asked about
-    async with modelled(gym_of("turtle"), lambda body: "No", unasked, FOLDER) as gym:
+    async with modelled(gym_of("turtle"), lambda body: "No", data=FOLDER) as gym:
         demonstration = await demonstrate(gym, gym.tasks("train")[0], 0)
         assert (demonstration.reward, demonstration.ended) == (0.0, True)
 
@@ -316,10 +291,10 @@ async def test_a_story_of_the_records_is_asked_about_and_told():
 async def test_an_explanation_may_have_the_words_that_the_points_of_a_story_take(tmp_path: Path):
     points = [{"statement": " ".join(["word"] * 50), "score": 0.5}] * 2
     (tmp_path / "turtle.json").write_text(json.dumps([{**records("turtle")[0], "evaluation": points}]))
-    async with modelled(gym_of("turtle"), lambda body: "Yes", lambda body: verdict("full"), tmp_path) as gym:
+    async with modelled(gym_of("turtle"), lambda body: "Yes", lambda body: verdict("full"), data=tmp_path) as gym:
         gold = await replay_gold(gym, gym.tasks("test")[0])
         assert (gold.reward, gold.ended) == (1.0, True)
-        (longer,) = await played(opened(gym, gym.tasks("test")[0]), [act("answer", "word " * 101)])
+        (longer,) = await played(opened(gym, gym.tasks("test")[0]), act("answer", "word " * 101))
         assert (longer.error, "at most 100 words" in longer.text) == (True, True)
 
 
@@ -335,7 +310,7 @@ async def test_a_request_of_the_records_is_asked_about():
         numbers = [n for n, words in ((1, "face"), (2, "cost")) if words in question]
         return json.dumps({"reason": "r", "numbers": numbers})
 
-    async with modelled(gym_of("intention"), person, judge, FOLDER) as gym:
+    async with modelled(gym_of("intention"), person, judge, data=FOLDER) as gym:
         (task,) = gym.tasks("train")
         wishes = {one["description"]: one["preference"] for one in task.data["details"]}
         assert (wishes["Direction"] in ("north", "south"), wishes["Budget"] in ("little", "much")) == (True, True)
@@ -369,7 +344,7 @@ def travel_judge(body: Json) -> str:
 
 
 async def test_a_trip_of_the_records_is_searched_asked_about_and_booked():
-    async with modelled(gym_of("travel"), lambda body: "Well, let me put it so.", travel_judge, FOLDER) as gym:
+    async with modelled(gym_of("travel"), lambda body: "Well, let me put it so.", travel_judge, data=FOLDER) as gym:
         (task,) = gym.tasks("train")
         assert (task.data["kind"], task.data["difficulty"]) == ("22", "easy")
         assert (await replay_gold(gym, task)).reward == 2.0
@@ -379,7 +354,7 @@ async def test_a_trip_of_the_records_is_searched_asked_about_and_booked():
 
 
 async def test_options_are_shown_without_what_tells_their_worth_and_pay_as_the_record_says():
-    async with modelled(gym_of("travel"), lambda body: "Well.", travel_judge, FOLDER) as gym:
+    async with modelled(gym_of("travel"), lambda body: "Well.", travel_judge, data=FOLDER) as gym:
         (task,) = gym.tasks("train")
         environment = opened(gym, task)
         moves = [
@@ -391,7 +366,7 @@ async def test_options_are_shown_without_what_tells_their_worth_and_pay_as_the_r
             act("search", "flight to Cork"),
             act("answer", "F1"),
         ]
-        unseen, vague, listed, unknown, second, _, cheap = await played(environment, moves)
+        unseen, vague, listed, unknown, second, _, cheap = await played(environment, *moves)
         assert (unseen.error, unknown.error) == (True, True)
         assert "Nothing fits yet" in vague.text
         options = [json.loads(line) for line in listed.text.splitlines()[1:]]
@@ -407,9 +382,9 @@ async def test_a_wish_is_hinted_at_as_the_record_does_and_told_once():
         heard.append(text_of(body))
         return "I wake early."
 
-    async with modelled(gym_of("travel"), person, travel_judge, FOLDER) as gym:
+    async with modelled(gym_of("travel"), person, travel_judge, data=FOLDER) as gym:
         environment = opened(gym, gym.tasks("train")[0])
-        results = await played(environment, [act("action", "Which view do you like?")] * 2)
+        results = await say(environment, *["Which view do you like?"] * 2)
         assert [one.reward for one in results] == [0.8, 0.0]
         assert "A way to let it be known: I like to wake up to birds." in heard[0]
 
@@ -422,17 +397,17 @@ async def test_a_claim_of_the_records_is_argued_about_and_paid_by_the_furthest_s
         heard.append(text_of(body))
         return verdict(next(stances))
 
-    async with modelled(gym_of("persuade"), lambda body: "Hm.", judge, FOLDER) as gym:
+    async with modelled(gym_of("persuade"), lambda body: "Hm.", judge, data=FOLDER) as gym:
         (task,) = gym.tasks("train")
         environment = opened(gym, task)
-        results = await played(environment, [act("action", f"Because of reason {n}.") for n in range(4)])
+        results = await say(environment, *[f"Because of reason {n}." for n in range(4)])
         assert [round(one.reward * 6) for one in results] == [1, 0, 2, 3]
         assert results[-1].terminal
         assert (await judged(environment)).success
         assert "People feel safe where they can see" in heard[0]
         with pytest.raises(MuaError, match="holds no argument against its claim"):
             gym.gold(task)
-        (searched,) = await played(opened(gym, task), [act("search", "safety")])
+        (searched,) = await played(opened(gym, task), act("search", "safety"))
         assert searched.error  # there are no notes
 
 
@@ -441,25 +416,7 @@ async def test_a_claim_of_the_records_is_argued_about_and_paid_by_the_furthest_s
 
 def shop(folder: Path) -> Path:
     """tau-bench's tables for one customer with one order, in ``folder/retail``."""
-    home = folder / "retail"
-    home.mkdir(parents=True)
-    name = {"first_name": "Ada", "last_name": "Holt"}
-    address = dict.fromkeys(("address1", "address2", "city", "country", "state", "zip"), "x")
-    paid = [{"transaction_type": "payment", "amount": 12.5, "payment_method_id": "gift_card_1"}]
-    card = {"gift_card_1": {"source": "gift_card", "balance": 0, "id": "gift_card_1"}}
-    user = {"name": name, "address": address, "email": "a@x", "payment_methods": card, "orders": ["#W1"]}
-    order = {"order_id": "#W1", "user_id": "ada_holt_1", "address": address, "items": [], "fulfillments": []}
-    tables: Json = {
-        "users": {"ada_holt_1": user},
-        "orders": {"#W1": {**order, "status": "pending", "payment_history": paid}},
-        "products": {},
-    }
-    for table_name, rows in tables.items():
-        (home / f"{table_name}.json").write_text(json.dumps(rows))
-    (home / "policy.md").write_text("Be kind.")
-    entry = {"id": "t0", "instruction": "You are Ada.", "actions": [], "outputs": []}
-    (home / "tasks_test.jsonl").write_text(json.dumps(entry))
-    return folder
+    return tables.write_files(folder, tables.table("gym_official")["SHOP"])
 
 
 @pytest.mark.parametrize("form", ["beside", "named", "table"])
@@ -475,17 +432,15 @@ async def test_tau_records_are_tasks_over_tau_benchs_tables(tmp_path: Path, form
     assert gym.tasks("test") == gym.tasks("validation") == ()
     gold = await replay_gold(gym, task)
     assert (gold.reward, gold.evaluation.success) == (1.0, True)
-    (idle,) = await played(opened(gym, task), [act("finish")])
+    (idle,) = await played(opened(gym, task), act("finish"))
     assert (idle.reward, idle.terminal) == (0.0, True)
     assert "Be kind." in gym.prompt_for(task, "full")  # type: ignore[attr-defined]
 
 
 def test_tau_records_without_tables_say_where_to_put_them(tmp_path: Path):
     shutil.copy(FOLDER / "tau.json", tmp_path)
-    with pytest.raises(ConfigError, match=r"put tau-bench's data into .*/retail, or name .*options\.tau_bench"):
-        given("tau", tmp_path)
-    with pytest.raises(ConfigError, match=r"options\.domains: the records are of retail"):
-        given("tau", tmp_path, options={"domains": "airline"})
+    refused(r"put tau-bench's data into .*/retail, or name .*options\.tau_bench", given, "tau", tmp_path)
+    refused(r"options\.domains: the records are of retail", given, "tau", tmp_path, options={"domains": "airline"})
 
 
 # ---- what is wrong
@@ -495,19 +450,15 @@ def test_tau_records_without_tables_say_where_to_put_them(tmp_path: Path):
 def test_a_bad_record_is_named_with_its_file_and_key(tmp_path: Path, name: GymName):
     broken = [{**one, "id": ""} for one in records(name)]
     (tmp_path / f"{name}.json").write_text(json.dumps(broken))
-    with pytest.raises(ConfigError, match=rf"{name}\.json, record 0.*: id: "):
-        given(name, tmp_path)
+    refused(rf"{name}\.json, record 0.*: id: ", given, name, tmp_path)
     (tmp_path / f"{name}.json").write_text("{")
-    with pytest.raises(ConfigError, match=rf"{name}\.json: is no JSON"):
-        given(name, tmp_path)
+    refused(rf"{name}\.json: is no JSON", given, name, tmp_path)
 
 
 @pytest.mark.parametrize("name", [name for name in LOADING if name not in ("persuade", "search")])
 def test_what_is_not_there_is_said(tmp_path: Path, name: GymName):
-    with pytest.raises(ConfigError, match="there is no such file or folder"):
-        given(name, tmp_path / "nowhere")
-    with pytest.raises(ConfigError, match=rf"no records of gyms/{name} there; expected "):
-        given(name, tmp_path)
+    refused("there is no such file or folder", given, name, tmp_path / "nowhere")
+    refused(rf"no records of gyms/{name} there; expected ", given, name, tmp_path)
     with pytest.raises(ConfigError, match=r"its rows name records and do not hold them; put \w+\.json beside it"):
         given(name, table(tmp_path / "train.jsonl"))
 
@@ -523,25 +474,21 @@ def test_what_is_wrong_with_a_tables_splits_is_named(tmp_path: Path, files: dict
     shutil.copy(FOLDER / "function.json", tmp_path)
     for name, change in files.items():
         table(tmp_path / f"{name}.jsonl", change)
-    with pytest.raises(ConfigError, match=message):
-        given("function", tmp_path)
+    refused(message, given, "function", tmp_path)
 
 
 def test_tables_without_rows_of_the_gym_and_tables_in_two_forms_are_refused(tmp_path: Path):
     shutil.copy(FOLDER / "function.json", tmp_path)
     table(tmp_path / "train.jsonl", keep=lambda row: "function" not in row["data_source"])
-    with pytest.raises(ConfigError, match=r"train\.jsonl: no row is of gyms/function"):
-        given("function", tmp_path)
+    refused(r"train\.jsonl: no row is of gyms/function", given, "function", tmp_path)
     (tmp_path / "train.parquet").write_bytes(b"PAR1")
-    with pytest.raises(ConfigError, match=r"train\.parquet and train\.jsonl are one table twice"):
-        given("function", tmp_path)
+    refused(r"train\.parquet and train\.jsonl are one table twice", given, "function", tmp_path)
 
 
 def test_one_id_in_two_files_is_refused(tmp_path: Path):
     for name in ("functions_train.json", "functions_test.json"):
         shutil.copy(FOLDER / "function.json", tmp_path / name)
-    with pytest.raises(ConfigError, match=r"functions_train\.json: the record 'func-1' stands in .*functions_test"):
-        given("function", tmp_path)
+    refused(r"functions_train\.json: the record 'func-1' stands in .*functions_test", given, "function", tmp_path)
 
 
 # ---- mixes

@@ -7,17 +7,13 @@ Not covered: how well a real model plays the holder; what the contract test asks
 
 from __future__ import annotations
 
-import json
-import os
 import random
 import re
 from collections import Counter
-from pathlib import Path
 
 import pytest
 
-from environments.gyms._shared import Setting, act
-from environments.gyms.persuade import DOMAIN, PersuadeGym
+from environments.gyms.persuade import DOMAIN
 from environments.gyms.persuade.claims import LEVELS, SIZES
 from environments.gyms.persuade.expert import argument
 from environments.gyms.persuade.game import STANCES, PersuadeGame
@@ -25,27 +21,13 @@ from environments.gyms.persuade.judge import LONGEST_COPY, Ears, heard
 from environments.gyms.persuade.notes import Note, looked_up, notes, numbers
 from environments.gyms.persuade.oracle import judged_stance
 from environments.gyms.persuade.topics import known_in, themes, topics
-from mua.config.schema import LlmConfig
-from mua.endpoint.services import ChatClient
-from mua.environment.protocol import Environment, Task, ToolResult, Transcript
+from mua.environment.protocol import Task
 from mua.errors import JudgeFault, UserFault
 from mua.types import Json
-from tests.gyms_support import modelled
-from workbench.demonstrate import demonstrate, replay_gold
+from tests.gyms_support import judged, labelled, modelled, opened, real_oracle, say, verdict
 
 TASKS = {split: DOMAIN.tasks(split) for split in SIZES}
-_LABELS = Path(__file__).parents[1] / "data/gyms/persuade.jsonl"
-LABELLED = [json.loads(line) for line in _LABELS.read_text(encoding="utf-8").splitlines()]
-
-
-def opened(task: Task, gym: PersuadeGym = DOMAIN, seed: int = 0) -> Environment:
-    environment = gym.environment()
-    environment.reset(task, seed)
-    return environment
-
-
-async def say(environment: Environment, *texts: str) -> list[ToolResult]:
-    return [await environment.call(*act("action", text)) for text in texts]  # type: ignore[misc, arg-type]
+LABELLED = labelled("persuade")
 
 
 def fitting(task: Task) -> list[Note]:
@@ -134,32 +116,13 @@ def test_concerns_add_up_to_the_way_from_agreement_to_disagreement():
             assert len({one["theme"] for one in concerns}) == len(concerns)
 
 
-async def test_the_expert_and_gold_convince_on_every_claim():
-    for tasks in TASKS.values():
-        for task in tasks:
-            demonstration = await demonstrate(DOMAIN, task, 1, 0.3 if task.split == "train" else 0.0)
-            assert demonstration.reward == pytest.approx(1.0), task.data
-            assert demonstration.evaluation.success
-            assert demonstration.ended
-            gold = await replay_gold(DOMAIN, task)
-            assert gold.reward == pytest.approx(1.0)
-
-
-async def test_finishing_at_once_pays_nothing_on_any_claim():
-    for tasks in TASKS.values():
-        for task in tasks:
-            environment = opened(task)
-            result = await environment.call(*act("finish"))  # type: ignore[misc, arg-type]
-            assert (result.reward, result.terminal) == (0.0, True)
-            verdict = await environment.evaluate(Transcript([]))  # type: ignore[misc]
-            assert (verdict.reward, verdict.success) == (0.0, False)
-
-
 async def test_an_argument_earns_the_weight_of_the_concern_it_meets_once():
     for difficulty in ("easy", "medium", "hard"):
         task = of(difficulty)
         sentences = met_by(task)
-        results = await say(opened(task), sentences[0], sentences[0].replace("The ", "The very "), *sentences[1:])
+        results = await say(
+            opened(DOMAIN, task), sentences[0], sentences[0].replace("The ", "The very "), *sentences[1:]
+        )
         weights = sorted((one["weight"] for one in task.data["concerns"]), reverse=True)
         assert [result.reward * LEVELS for result in results] == pytest.approx([weights[0], 0, *weights[1:]])
         assert [result.terminal for result in results] == [False] * len(weights) + [True]
@@ -167,13 +130,13 @@ async def test_an_argument_earns_the_weight_of_the_concern_it_meets_once():
 
 async def test_the_second_argument_that_fails_ends_it_and_ground_is_lost_in_between():
     task = of("easy")
-    environment = opened(task)
+    environment = opened(DOMAIN, task)
     (first,) = await say(environment, met_by(task)[0])
-    before = await environment.evaluate(Transcript([]))  # type: ignore[misc]
+    before = await judged(environment)
     results = await say(
         environment, failing(task, 1)[0], "What is on your mind?", *failing(task, 5)[4:], met_by(task)[1]
     )
-    after = await environment.evaluate(Transcript([]))  # type: ignore[misc]
+    after = await judged(environment)
     assert first.reward > 0
     assert [result.reward for result in results] == [0.0] * 4
     assert [result.terminal for result in results[:3]] == [False, False, True]
@@ -184,7 +147,7 @@ async def test_the_second_argument_that_fails_ends_it_and_ground_is_lost_in_betw
 
 async def test_ground_that_was_lost_is_won_back_by_the_next_argument():
     task = of("easy")
-    results = await say(opened(task), met_by(task)[0], *failing(task, 1), met_by(task)[1])
+    results = await say(opened(DOMAIN, task), met_by(task)[0], *failing(task, 1), met_by(task)[1])
     assert sum(result.reward for result in results) == pytest.approx(1.0)
     assert results[-1].terminal
 
@@ -193,7 +156,7 @@ async def test_random_talk_never_earns_more_than_one():
     rng = random.Random(5)
     for task in TASKS["test"]:
         pool = [*met_by(task), "No.", "I simply know that you are quite wrong about it.", task.data["argument"]]
-        results = await say(opened(task), *rng.choices(pool, k=15))
+        results = await say(opened(DOMAIN, task), *rng.choices(pool, k=15))
         assert 0 <= sum(result.reward for result in results) <= 1 + 1e-9
 
 
@@ -202,19 +165,19 @@ async def test_the_words_of_a_convincing_argument_in_another_order_move_nobody()
     for task in TASKS["test"]:
         for text in met_by(task):
             words = text.split()
-            (result,) = await say(opened(task), " ".join(rng.sample(words, len(words))))
+            (result,) = await say(opened(DOMAIN, task), " ".join(rng.sample(words, len(words))))
             assert result.reward == 0.0, text
 
 
 async def test_all_notes_at_once_and_bare_keywords_move_nobody():
     for task in TASKS["test"]:
         everything = " ".join(met_by(task))
-        results = await say(opened(task), everything, "noise homes meals sport", task.data["argument"])
+        results = await say(opened(DOMAIN, task), everything, "noise homes meals sport", task.data["argument"])
         assert [result.reward for result in results] == [0.0, 0.0, 0.0], task.data
 
 
 async def test_the_turns_are_counted():
-    results = await say(opened(of("easy")), *["You are wrong."] * 13)
+    results = await say(opened(DOMAIN, of("easy")), *["You are wrong."] * 13)
     assert [result.terminal for result in results] == [False] * 11 + [True, False]
     assert results[-1].error
 
@@ -226,13 +189,13 @@ async def test_what_is_on_the_holders_mind_shines_through_by_difficulty():
 
     for difficulty, expected in (("easy", [True, True, True]), ("medium", [True, True, True]), ("hard", [1, 0, 1])):
         task = of(difficulty)
-        results = await say(opened(task), *["You are wrong."] * 3)
+        results = await say(opened(DOMAIN, task), *["You are wrong."] * 3)
         assert [hinted(task, result.text) for result in results] == [bool(one) for one in expected]
-        results = await say(opened(task), "You are wrong.", "What is on your mind?")
+        results = await say(opened(DOMAIN, task), "You are wrong.", "What is on your mind?")
         assert hinted(task, results[1].text)
     for difficulty, expected in (("easy", True), ("medium", False), ("hard", False)):
         task = of(difficulty)
-        (result,) = await say(opened(task), met_by(task)[0])
+        (result,) = await say(opened(DOMAIN, task), met_by(task)[0])
         assert any(hint in result.text for theme in themes().values() for hint in theme.hints) is expected
 
 
@@ -248,12 +211,6 @@ def test_notes_are_found_by_one_theme_at_a_time():
         "There are no notes on that. There are notes on accidents and crime,"
     )
     assert numbers("from 1,200 to 31") == [1200, 31]
-
-
-async def test_the_same_seed_gives_the_same_conversation():
-    for task in TASKS["test"][:10]:
-        one, other = await demonstrate(DOMAIN, task, 5, 0.5), await demonstrate(DOMAIN, task, 5, 0.5)
-        assert one.messages == other.messages
 
 
 def test_the_opening_shows_claim_argument_and_place_but_no_concern():
@@ -298,8 +255,8 @@ def filled(label: Json) -> str:
 
 def test_the_rules_agree_with_the_labels():
     assert len(LABELLED) >= 30
-    said = [looked_up("noise", notes(holder()), topics()["cash"])]
-    ears = Ears("for", "harbour town", "noise", [], said)
+    shown = [looked_up("noise", notes(holder()), topics()["cash"])]
+    ears = Ears("for", "harbour town", "noise", [], shown)
     wrong = [
         (label, found.verdict)
         for label in LABELLED
@@ -310,11 +267,7 @@ def test_the_rules_agree_with_the_labels():
     assert seen == {
         "moved", "beside", "agreeing", "elsewhere", "scattered", "muddled", "loose", "parroted", "asked", "remark",
     }  # fmt: skip
-    assert len(said[0].split()) > LONGEST_COPY
-
-
-def verdict(stance: str) -> str:
-    return json.dumps({"reason": "r", "verdict": stance})
+    assert len(shown[0].split()) > LONGEST_COPY
 
 
 async def test_a_judge_that_gives_the_labels_moves_as_the_rules_do():
@@ -327,28 +280,18 @@ async def test_a_judge_that_gives_the_labels_moves_as_the_rules_do():
     async with modelled(DOMAIN, lambda body: "unused", judge) as gym:
         for label in LABELLED:
             by_judge = await judged_stance(PersuadeGame(gym.setting, holder(), 0), filled(label), STANCES)
-            (by_rule,) = await say(opened(holder()), filled(label))
+            (by_rule,) = await say(opened(DOMAIN, holder()), filled(label))
             assert (by_judge == STANCES[LEVELS]) == by_rule.terminal == (label["verdict"] == "moved"), label
 
 
-@pytest.mark.skipif("MUA_JUDGE_BASE_URL" not in os.environ, reason="needs a judge's endpoint in MUA_JUDGE_BASE_URL")
 async def test_the_llm_oracle_agrees_with_labels_and_rules():
-    endpoint = ChatClient(
-        LlmConfig(
-            base_url=os.environ["MUA_JUDGE_BASE_URL"],
-            model=os.environ["MUA_JUDGE_MODEL"],
-            api_key=os.environ.get("MUA_JUDGE_API_KEY", "none"),
-            temperature=0.0,
-        )
-    )
-    setting = Setting("llm", user=endpoint, judge=endpoint)
     same, as_ruled = [], []
-    for label in LABELLED:
-        stance = await judged_stance(PersuadeGame(setting, holder(), 0), filled(label), STANCES)
-        (by_rule,) = await say(opened(holder()), filled(label))
-        same.append((stance != STANCES[0]) == (label["verdict"] == "moved"))
-        as_ruled.append((stance != STANCES[0]) == (by_rule.reward > 0))
-    await endpoint.close()
+    async with real_oracle(DOMAIN) as gym:
+        for label in LABELLED:
+            stance = await judged_stance(PersuadeGame(gym.setting, holder(), 0), filled(label), STANCES)
+            (by_rule,) = await say(opened(DOMAIN, holder()), filled(label))
+            same.append((stance != STANCES[0]) == (label["verdict"] == "moved"))
+            as_ruled.append((stance != STANCES[0]) == (by_rule.reward > 0))
     assert sum(same) / len(same) >= 0.8
     assert sum(as_ruled) / len(as_ruled) >= 0.8
 
@@ -363,7 +306,7 @@ async def test_with_models_too_only_the_gain_over_the_furthest_stance_is_paid():
         return f"answer {len(prompts)}"
 
     async with modelled(DOMAIN, user, lambda body: verdict(next(answers))) as gym:
-        results = await say(opened(of("easy"), gym), *[f"argument number {n}" for n in range(6)])
+        results = await say(opened(gym, of("easy")), *[f"argument number {n}" for n in range(6)])
     assert [round(result.reward * LEVELS) for result in results] == [1, 2, 0, 0, 2, 1]
     assert sum(result.reward for result in results) == pytest.approx(1.0)
     assert results[-1].terminal
@@ -375,10 +318,10 @@ async def test_models_that_give_nothing_usable_are_faults_and_never_a_stance():
     for bad in ("rather disagree", verdict("neutral"), '{"verdict": "agree"}', ""):
         async with modelled(DOMAIN, lambda body: "hm", lambda body, bad=bad: bad) as gym:
             with pytest.raises(JudgeFault):
-                await say(opened(of("easy"), gym), "An argument")
+                await say(opened(gym, of("easy")), "An argument")
     async with modelled(DOMAIN, lambda body: "", lambda body: verdict("agree")) as gym:
         with pytest.raises(UserFault):
-            await say(opened(of("easy"), gym), "An argument")
+            await say(opened(gym, of("easy")), "An argument")
 
 
 def test_arguments_vary_by_seed():

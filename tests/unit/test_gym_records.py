@@ -34,7 +34,7 @@ from environments.gyms._shared.records import (
 from environments.gyms.function.records import rule_value
 from environments.gyms.function.rules import text
 from mua.errors import ConfigError
-from tests.tables import cases_of
+from tests.tables import cases_of, changed, refused
 
 cases = cases_of("gym_records")
 
@@ -119,78 +119,21 @@ def test_rules_are_arithmetic_and_nothing_else(rule):
 # ---- what is wrong
 
 
-def changed(tmp_path: Path, gym: str, change: Callable[[Any], Any]) -> Path:
-    value = json.loads((FOLDER / f"{gym}.json").read_text())
-    path = tmp_path / f"{gym}.json"
-    path.write_text(json.dumps(change(value)))
-    return path
-
-
-def having(**changes: Any) -> Callable[[Any], Any]:
-    def change(value: Any) -> Any:
-        first = next(iter(value.values())) if isinstance(value, dict) else value[0]
-        first.update(changes)
-        return value
-
-    return change
-
-
-@pytest.mark.parametrize(
-    ("gym", "change", "message"),
-    [
-        (
-            "function",
-            having(expected_result=16.0),
-            r"record 0 \(func-1\): .*expected_result is 16, but the rule gives 15",
-        ),
-        ("function", having(test_case=[1, 2, 3]), r"test_case\.3: Field required"),
-        ("function", having(rule="open('x')"), r"rule: .*a rule holds a, b, c, d"),
-        ("function", having(rule="a / (b - b) + c + d"), r"the rule has no value: "),
-        ("function", having(rule="a ** a ** a ** a", test_case=[9, 1, 1, 1]), r"the rule has no value: "),
-        ("turtle", having(evaluation=[{"statement": "x", "score": 0.5}]), r"record 0 \(5\): .*must add up to 1"),
-        ("turtle", having(new_bottom=None), "new_bottom: "),
-        ("intention", having(missing_details=[]), "missing_details: "),
-        (
-            "intention",
-            having(missing_details=[{"description": "d", "importance": "4", "inquiry": "", "options": []}]),
-            "importance",
-        ),
-        ("travel", having(dimensions=["hotel", "boat"]), "dimensions names 'boat', which the record does not have"),
-        ("travel", lambda trips: (trips["22_1"]["hotel"].update(best_id="H9"), trips)[1], "no option has the id 'H9'"),
-        ("travel", lambda trips: (trips["22_1"]["hotel"].update(preferences=[["x"]]), trips)[1], "at least 4 texts"),
-        ("travel", having(dimensions=["hotel", "hotel"]), "dimensions names one aspect twice"),
-        (
-            "travel",
-            lambda trips: (
-                trips["22_1"]["flight"].update(best_id="H2", correct_ids=["H2"], options={"correct": [{"id": "H2"}]}),
-                trips,
-            )[1],
-            "two aspects begin with one letter",
-        ),
-        (
-            "travel",
-            lambda trips: (trips["22_1"]["flight"]["options"]["wrong"][0].update(id="best"), trips)[1],
-            "must be a letter and a number",
-        ),
-        (
-            "travel",
-            lambda trips: (trips["22_1"]["flight"]["options"]["wrong"][0].update(id="X1"), trips)[1],
-            "must begin with one letter",
-        ),
-        ("tau", having(id="telecom-1"), "id must begin with retail- or airline-"),
-        ("tau", having(info={"task": {}}), r"info\.task\.user_id: Field required"),
-        ("search", having(answer=""), "answer: "),
-        ("persuade", lambda listed: [*listed, listed[0]], r"record 1: another record has the id '3' too"),
-        ("persuade", lambda listed: [], "holds no records"),
-        ("persuade", lambda listed: 3, "must be a list of records or an object"),
-        ("persuade", lambda listed: [3], "record 0: the record: "),
-        ("telepathy", having(id=""), "id: "),
-    ],
-)
-def test_what_is_wrong_with_a_record_is_named_with_its_place(tmp_path, gym, change, message):
+@cases
+def test_what_is_wrong_with_a_record_is_named_with_its_place(tmp_path, gym, changes, message):
+    (tmp_path / f"{gym}.json").write_text(
+        json.dumps(changed(json.loads((FOLDER / f"{gym}.json").read_text()), changes))
+    )
     with pytest.raises(ConfigError, match=message) as error:
-        read_records(gym, changed(tmp_path, gym, change))
+        read_records(gym, tmp_path / f"{gym}.json")
     assert f"{gym}.json" in str(error.value)
+
+
+def test_two_records_with_one_id_are_refused(tmp_path):
+    records = json.loads((FOLDER / "persuade.json").read_text())
+    (tmp_path / "persuade.json").write_text(json.dumps([*records, records[0]]))
+    with pytest.raises(ConfigError, match=r"persuade\.json.*record 1: another record has the id '3' too"):
+        read_records("persuade", tmp_path / "persuade.json")
 
 
 def rows(tmp_path: Path, change: Callable[[Any], object]) -> Path:
@@ -215,8 +158,7 @@ def rows(tmp_path: Path, change: Callable[[Any], object]) -> Path:
     ],
 )
 def test_what_is_wrong_with_a_row_is_named(tmp_path, change, message):
-    with pytest.raises(ConfigError, match=message):
-        read_rows(rows(tmp_path, change))
+    refused(message, read_rows, rows(tmp_path, change))
 
 
 def test_a_row_whose_record_is_not_there_is_refused(tmp_path):

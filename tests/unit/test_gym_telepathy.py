@@ -20,21 +20,7 @@ from environments.gyms.telepathy.table import ALIKE, SIZES, UNSEEN, Entity, attr
 from mua.environment.protocol import Task
 from mua.errors import JudgeFault, UserFault
 from tests.chat_server import fails, says
-from tests.gyms_support import (
-    SPLITS,
-    all_tasks,
-    expert_wins,
-    gold_wins,
-    idling_loses,
-    judged,
-    labelled,
-    opened,
-    played,
-    real_oracle,
-    repeats_itself,
-    sentences,
-    served,
-)
+from tests.gyms_support import SPLITS, all_tasks, judged, labelled, opened, played, real_oracle, say, sentences, served
 from tests.tables import cases_of
 
 cases = cases_of("gym_telepathy")
@@ -111,7 +97,7 @@ def test_every_name_and_synonym_is_accepted_for_its_entity_alone():
 )
 async def test_names_and_letters_are_no_questions(question: str, said: str):
     """Else a list of names, or the alphabet, finds everything without a thought about what it is like."""
-    (result,) = await played(opened(DOMAIN, task_of("apple")), [act("action", question)])
+    (result,) = await say(opened(DOMAIN, task_of("apple")), question)
     assert (result.text, result.reward) == (said, 0.0)
 
 
@@ -129,14 +115,14 @@ def test_no_more_things_are_alike_than_there_are_answers():
 async def test_a_right_name_pays_once_a_wrong_one_nothing():
     environment = opened(DOMAIN, task_of("bicycle"))
     moves = [act("action", "Is it a vehicle?"), act("answer", "car"), act("answer", "bike"), act("answer", "bike")]
-    results = await played(environment, moves)
+    results = await played(environment, *moves)
     assert [r.reward for r in results] == [0.0, 0.0, 1.0, 0.0]
     assert [r.terminal for r in results] == [False, False, True, False]
     assert (await judged(environment)).success
 
 
 async def test_other_texts_than_yes_no_questions_are_turned_down():
-    results = await played(opened(DOMAIN, task_of("dog")), [act("action", "What is it?"), act("action", "dog")])
+    results = await say(opened(DOMAIN, task_of("dog")), "What is it?", "dog")
     assert [r.text for r in results] == [NO_QUESTION] * 2
 
 
@@ -148,25 +134,9 @@ def test_openings_tell_as_much_as_the_difficulty_says():
             assert named == (task.data["difficulty"] == "easy")
 
 
-async def test_gold_earns_one_on_every_task():
-    await gold_wins(DOMAIN, lambda task: 1.0)
-
-
-async def test_idling_earns_nothing_on_any_task():
-    await idling_loses(DOMAIN)
-
-
-async def test_the_expert_guesses_every_test_entity():
-    assert max(await expert_wins(DOMAIN)) <= 20
-
-
-async def test_episodes_repeat_themselves():
-    await repeats_itself(DOMAIN)
-
-
 async def test_answers_do_not_name_the_entity():
     environment = opened(DOMAIN, task_of("penguin"))
-    results = await played(environment, [act("action", q) for a in attributes().values() for q in a.questions][:19])
+    results = await played(environment, *[act("action", q) for a in attributes().values() for q in a.questions][:19])
     assert "penguin" not in sentences([{"role": "tool", "content": r.text} for r in results])
 
 
@@ -174,7 +144,7 @@ async def test_the_llm_oracle_answers_and_judges():
     verdict = '{"reason": "another spelling", "verdict": "Yes"}'
     async with served(DOMAIN, says("yes"), says(verdict)) as (gym, server):
         environment = opened(gym, task_of("bicycle"))
-        results = await played(environment, [act("action", "Do you ride it?"), act("answer", "velocipede")])
+        results = await played(environment, act("action", "Do you ride it?"), act("answer", "velocipede"))
     assert [r.text for r in results] == ["Yes.", "Yes, that is it."]
     assert results[1].reward == 1.0
     asked, judge = (str(request["messages"]) for request in server.received)
@@ -184,7 +154,7 @@ async def test_the_llm_oracle_answers_and_judges():
 
 async def test_the_plain_name_needs_no_judge():
     async with served(DOMAIN, fails(500)) as (gym, server):
-        (result,) = await played(opened(gym, task_of("bicycle")), [act("answer", "a bike")])
+        (result,) = await played(opened(gym, task_of("bicycle")), act("answer", "a bike"))
     assert (result.reward, server.received) == (1.0, [])
 
 
@@ -192,9 +162,9 @@ async def test_unreadable_replies_are_faults():
     async with served(DOMAIN, says("It depends on what you mean.")) as (gym, _):
         environment = opened(gym, task_of("bicycle"))
         with pytest.raises(UserFault):
-            await played(environment, [act("action", "Is it red?")])
+            await say(environment, "Is it red?")
         with pytest.raises(JudgeFault):
-            await played(environment, [act("answer", "velocipede")])
+            await played(environment, act("answer", "velocipede"))
         assert (await judged(environment)).details["reward"] == 0
 
 
@@ -203,9 +173,9 @@ async def test_the_llm_oracle_agrees_with_labels_and_rules():
     async with real_oracle(DOMAIN) as gym:
         right = 0
         for row in QUESTIONS:
-            (result,) = await played(opened(gym, task_of(row["entity"])), [act("action", row["question"])])
+            (result,) = await say(opened(gym, task_of(row["entity"])), row["question"])
             right += result.text.rstrip(".") in {*row["labels"], answer(entity(row["entity"]), row["question"])}
         for row in ANSWERS:
-            (result,) = await played(opened(gym, task_of(row["entity"])), [act("answer", row["answer"])])
+            (result,) = await played(opened(gym, task_of(row["entity"])), act("answer", row["answer"]))
             right += (result.reward == 1.0) == (row["label"] == "Yes")
     assert right / (len(QUESTIONS) + len(ANSWERS)) >= 0.85

@@ -21,20 +21,7 @@ from environments.gyms.turtle.stories import SIZES, Story, matches, schemas, sto
 from mua.environment.protocol import Task
 from mua.errors import JudgeFault
 from tests.chat_server import says
-from tests.gyms_support import (
-    SPLITS,
-    all_tasks,
-    expert_wins,
-    gold_wins,
-    idling_loses,
-    judged,
-    labelled,
-    opened,
-    played,
-    real_oracle,
-    repeats_itself,
-    served,
-)
+from tests.gyms_support import SPLITS, all_tasks, judged, labelled, opened, played, real_oracle, say, served
 from tests.tables import cases_of, table
 
 cases = cases_of("gym_turtle")
@@ -142,7 +129,7 @@ async def asked_all(environment: GymEnvironment, task: Task) -> None:
     """Questions that are answered with Yes, about every point."""
     schema, filled = schemas()[task.data["kind"]], story_of(task)
     hidden = [act("action", f"Does it have to do with {aliases[0]}?") for aliases in filled.found.values()]
-    results = await played(environment, [*asking(schema, task.data["shown"]), *hidden])
+    results = await played(environment, *asking(schema, task.data["shown"]), *hidden)
     assert {result.text for result in results} == {"Yes."}, task.id
 
 
@@ -150,7 +137,7 @@ async def test_a_point_counts_once_a_question_about_it_was_answered_with_yes():
     told = "It was a lighthouse. A ferry ran onto the rocks."
     for questions, reward in TABLE["test_a_point_counts_once_a_question_about_it_was_answered_with_yes"]:
         environment = opened(DOMAIN, first_task("lighthouse"))
-        *_, result = await played(environment, [*(act("action", one) for one in questions), act("answer", told)])
+        *_, result = await played(environment, *(act("action", one) for one in questions), act("answer", told))
         assert result.reward == reward, questions
     for task in all_tasks(DOMAIN):
         filled = story_of(task)
@@ -160,7 +147,7 @@ async def test_a_point_counts_once_a_question_about_it_was_answered_with_yes():
 
 async def test_long_questions_are_refused():
     environment = opened(DOMAIN, first_task("lighthouse"))
-    (result,) = await played(environment, [act("action", "Was it " + "a lighthouse or " * 10 + "a ferry?")])
+    (result,) = await say(environment, "Was it " + "a lighthouse or " * 10 + "a ferry?")
     assert (result.error, result.reward) == (True, 0.0)
 
 
@@ -172,7 +159,7 @@ async def test_only_what_goes_beyond_the_best_explanation_is_paid():
         act("answer", "A ferry sank."),
         act("answer", "The lighthouse was dark and a ferry sank."),
     ]
-    results = await played(environment, moves)
+    results = await played(environment, *moves)
     assert [r.reward for r in results] == [0.5, 0.0, 0.5]
     assert [r.terminal for r in results] == [False, False, True]
     assert (await judged(environment)).success
@@ -183,37 +170,21 @@ async def test_feedback_counts_points_and_quotes_none():
         filled = story_of(task)
         environment = opened(DOMAIN, task)
         await asked_all(environment, task)
-        (result,) = await played(environment, [act("answer", filled.criteria[0].statement)])
+        (result,) = await played(environment, act("answer", filled.criteria[0].statement))
         assert f"of {len(filled.criteria)} points" in result.text
         assert not any(criterion.statement in result.text for criterion in filled.criteria)
 
 
 async def test_long_explanations_are_refused():
-    (result,) = await played(opened(DOMAIN, first_task("egg")), [act("answer", "the floor stays whole " * 30)])
+    (result,) = await played(opened(DOMAIN, first_task("egg")), act("answer", "the floor stays whole " * 30))
     assert (result.error, result.reward) == (True, 0.0)
-
-
-async def test_gold_earns_one_on_every_task():
-    await gold_wins(DOMAIN, lambda task: 1.0)
-
-
-async def test_idling_earns_nothing_on_any_task():
-    await idling_loses(DOMAIN)
-
-
-async def test_the_expert_explains_every_test_story():
-    assert max(await expert_wins(DOMAIN)) <= 20
-
-
-async def test_episodes_repeat_themselves():
-    await repeats_itself(DOMAIN)
 
 
 async def test_the_llm_oracle_judges_each_point_alone():
     replies = [says("Yes."), *(says(json.dumps({"reason": "", "verdict": v})) for v in ("full", "none"))]
     async with served(DOMAIN, *replies) as (gym, server):
         environment = opened(gym, first_task("lighthouse"))
-        results = await played(environment, [act("action", "Is it the sea?"), act("answer", "A lighthouse")])
+        results = await played(environment, act("action", "Is it the sea?"), act("answer", "A lighthouse"))
     assert [r.text for r in results] == ["Yes.", "This explanation has 1 of 2 points."]
     assert results[1].reward == 0.5
     asked, *judges = (str(request["messages"]) for request in server.received)
@@ -228,9 +199,9 @@ async def test_an_unreadable_verdict_on_one_point_is_a_fault_of_the_whole():
     replies = [says("Yes."), says('{"reason": "", "verdict": "full"}'), says("good answer")]
     async with served(DOMAIN, *replies) as (gym, _):
         environment = opened(gym, first_task("lighthouse"))
-        await played(environment, [act("action", "Is it the sea?")])
+        await say(environment, "Is it the sea?")
         with pytest.raises(JudgeFault):
-            await played(environment, [act("answer", "A lighthouse")])
+            await played(environment, act("answer", "A lighthouse"))
         assert (await judged(environment)).details["best"] == 0
 
 
@@ -239,7 +210,7 @@ async def test_the_llm_oracle_agrees_with_labels_and_rules():
     async with real_oracle(DOMAIN) as gym:
         right = 0
         for row in QUESTIONS:
-            (result,) = await played(opened(gym, first_task(row["schema"])), [act("action", row["question"])])
+            (result,) = await say(opened(gym, first_task(row["schema"])), row["question"])
             right += result.text.rstrip(".") in {*row["labels"], "Maybe"}
         assert right / len(QUESTIONS) >= 0.85
         apart = 0.0
@@ -247,8 +218,8 @@ async def test_the_llm_oracle_agrees_with_labels_and_rules():
             environment = opened(gym, first_task(row["schema"]))
             schema, filled = schemas()[row["schema"]], first(row["schema"])
             hidden = [act("action", f"Does it have to do with {aliases[0]}?") for aliases in filled.found.values()]
-            await played(environment, [*asking(schema, first_task(row["schema"]).data["shown"]), *hidden])
-            (result,) = await played(environment, [act("answer", row["answer"])])
+            await played(environment, *asking(schema, first_task(row["schema"]).data["shown"]), *hidden)
+            (result,) = await played(environment, act("answer", row["answer"]))
             weights = [criterion.weight for criterion in first(row["schema"]).criteria]
             apart += abs(result.reward - sum(w * s for w, s in zip(weights, row["scores"], strict=True)))
         assert apart / len(ANSWERS) <= 0.15

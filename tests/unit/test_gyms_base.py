@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import math
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager
 from typing import ClassVar
 
 import pytest
@@ -18,6 +19,7 @@ from environments.gyms._shared import Game, Gym, GymEnvironment, OpeningUser, Re
 from environments.gyms._shared.game import LONGEST_CONTENT
 from environments.gyms._shared.oracles import asked, chosen, json_object, judged, labelled, one_of, spoken
 from environments.gyms._shared.questions import is_list, is_yes_no, pattern
+from environments.gyms._shared.settings import Role
 from environments.gyms._shared.shaping import FLAT, SHAPING, shaped
 from environments.gyms._shared.user import PATIENCE
 from environments.gyms.function import DOMAIN as FUNCTION
@@ -28,11 +30,11 @@ from mua.environment.manager import EnvironmentManager
 from mua.environment.protocol import Move, Split, Task, ToolResult
 from mua.environment.registry import domain_names, get_domain
 from mua.environment.task_manifest import tasks_digest
-from mua.errors import ConfigError, EnvironmentFault, JudgeFault, MuaError, UserFault
-from tests.chat_server import drops, fails, says, serving
+from mua.errors import EnvironmentFault, JudgeFault, MuaError, UserFault
+from tests.chat_server import Handler, drops, fails, says, serving
 from tests.gyms_support import judged as verdict
 from tests.gyms_support import opened, played
-from tests.tables import cases_of, table
+from tests.tables import cases_of, refused, table
 
 cases = cases_of("gyms_base")
 TABLE = table("gyms_base")
@@ -103,7 +105,7 @@ def test_a_gym_is_a_configurable_domain_whose_user_sits_in_the_tool():
 
 async def test_calls_pay_and_the_end_adds_nothing():
     environment = opened(GYM, TASK)
-    results = await played(environment, [act("action", "3"), act("action", "9"), act("answer", "7")])
+    results = await played(environment, act("action", "3"), act("action", "9"), act("answer", "7"))
     assert [r.text for r in results] == ["higher", "lower", "Yes."]
     assert [r.reward for r in results] == [0.1, 0.1, 1.0]
     assert [r.terminal for r in results] == [False, False, True]
@@ -132,10 +134,10 @@ async def test_what_is_refused_costs_and_changes_nothing():
 
 async def test_a_used_up_budget_refuses_and_that_of_the_decisive_choice_ends():
     environment = opened(GYM, TASK)
-    results = await played(environment, [act("action", "3")] * 4)
+    results = await played(environment, *[act("action", "3")] * 4)
     assert [r.error for r in results] == [False, False, False, True]
     assert "no action left" in results[-1].text
-    wrong = await played(environment, [act("answer", "1"), act("answer", "2"), act("answer", "7")])
+    wrong = await played(environment, act("answer", "1"), act("answer", "2"), act("answer", "7"))
     assert [r.terminal for r in wrong] == [False, True, False]
     assert [r.error for r in wrong] == [False, False, True]
     assert "over" in wrong[1].text
@@ -144,7 +146,7 @@ async def test_a_used_up_budget_refuses_and_that_of_the_decisive_choice_ends():
 
 async def test_no_budget_is_no_limit():
     environment = opened(configured(options={"max_actions": 0}), TASK)
-    results = await played(environment, [act("action", "3")] * 50)
+    results = await played(environment, *[act("action", "3")] * 50)
     assert not any(r.error for r in results)
 
 
@@ -185,13 +187,11 @@ async def test_what_is_no_finite_reward_of_at_least_0_is_a_fault(reward: object)
 
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999"])
 async def test_a_number_of_a_judge_that_is_not_finite_is_its_fault(number: str):
-    async with serving(says(f'{{"reason": "r", "numbers": [{number}], "verdict": {number}}}')) as server:
-        endpoint = ChatClient(LlmConfig(base_url=server.url, model="m", max_retries=0), "judge")
+    async with endpoint(says(f'{{"reason": "r", "numbers": [{number}], "verdict": {number}}}')) as judge:
         with pytest.raises(JudgeFault):
-            await judged(endpoint, "system", "text", json_object(lambda value: value["verdict"]), 1)
+            await judged(judge, "system", "text", json_object(lambda value: value["verdict"]), 1)
         with pytest.raises(JudgeFault):
-            await chosen(endpoint, "which?", 3, {}, 1)
-        await endpoint.close()
+            await chosen(judge, "which?", 3, {}, 1)
 
 
 # Shaping: UserRL's scale, penalty and clip.
@@ -205,7 +205,7 @@ def test_the_shaped_reward(base: float, step: int, flat: bool, options: dict, pa
 async def test_a_step_penalty_grows_with_the_calls_that_were_made_and_spares_the_end():
     environment = opened(configured(options={"step_penalty": 0.2, "reward_scale": 0.5}, show_reward=True), TASK)
     moves = [act("action", "3"), act("action", "?"), act("action", "9"), act("answer", "1"), act("finish")]
-    results = await played(environment, moves)
+    results = await played(environment, *moves)
     assert [round(r.reward, 9) for r in results] == [-0.15, 0.0, -0.35, -0.6, 0.0]
     assert results[0].text.endswith("Reward: -0.15")
     assert (await verdict(environment)).details["reward"] == pytest.approx(-1.1)
@@ -215,7 +215,7 @@ async def test_the_penalty_of_userrls_flat_gyms_does_not_grow():
     task = Task("t", "gyms/persuade", "test", TASK.data)
     assert {"gyms/intention", "gyms/persuade", "gyms/travel"} == FLAT
     environment = opened(configured(options={"step_penalty": 0.2}), task)
-    results = await played(environment, [act("action", "3"), act("answer", "1"), act("action", "9")])
+    results = await played(environment, act("action", "3"), act("answer", "1"), act("action", "9"))
     assert [round(r.reward, 9) for r in results] == [-0.1, -0.2, -0.1]
 
 
@@ -223,7 +223,7 @@ async def test_normalised_rewards_lie_between_0_and_1():
     environment = opened(
         configured(options={"reward_scale": 3.0, "normalize_rewards": True, "step_penalty": 1.0}), TASK
     )
-    results = await played(environment, [act("action", "3"), act("answer", "7")])
+    results = await played(environment, act("action", "3"), act("answer", "7"))
     assert [r.reward for r in results] == [0.0, 1.0]
 
 
@@ -253,16 +253,13 @@ def test_options_are_checked_by_name_type_and_sign():
     setting = configured(options={"max_answers": 5, "share": 1, "note": "x"}).setting
     assert setting.options == {**SHAPING, "max_actions": 3, "max_answers": 5, "note": "x", "share": 1.0}
     for options, message in TABLE["test_options_are_checked_by_name_type_and_sign"]:
-        with pytest.raises(ConfigError, match=message):
-            configured(options=options)
+        refused(message, configured, options=options)
 
 
 def test_what_a_gym_can_not_do_is_an_error_that_says_so():
     for settings, message in TABLE["test_what_a_gym_can_not_do_is_an_error_that_says_so"]:
-        with pytest.raises(ConfigError, match=message):
-            configured(**settings)
-    with pytest.raises(ConfigError, match="no llm oracle"):
-        FUNCTION.configured(EnvironmentConfig(name="gyms/function", oracle="llm"), Services())
+        refused(message, configured, **settings)
+    refused("no llm oracle", FUNCTION.configured, EnvironmentConfig(name="gyms/function", oracle="llm"), Services())
     mixed = EnvironmentConfig(mix={"gyms/function": 1.0, "help_desk": 1.0}, oracle="llm")
     assert FUNCTION.configured(mixed, Services()).setting.oracle == "rule"
 
@@ -304,7 +301,7 @@ async def test_games_do_not_touch_global_randomness():
     random.seed(5)
     before = random.getstate()
     environment = opened(FUNCTION, FUNCTION.tasks("test")[0])
-    await played(environment, [act("search", "test"), act("action", "1 2 3 4"), act("finish")])
+    await played(environment, act("search", "test"), act("action", "1 2 3 4"), act("finish"))
     assert random.getstate() == before
 
 
@@ -329,13 +326,18 @@ def test_keywords_are_whole_words_and_a_star_is_any_ending():
     assert pattern(["light*"]).search("a Lighthouse")
 
 
+@asynccontextmanager
+async def endpoint(*script: Handler, role: Role = "judge") -> AsyncIterator[ChatClient]:
+    """One that answers by the script."""
+    async with serving(*script) as server:
+        client = ChatClient(LlmConfig(base_url=server.url, model="m", max_retries=0), role)
+        yield client
+        await client.close()
+
+
 async def ask_user(*replies: str) -> str:
-    async with serving(*map(says, replies)) as server:
-        endpoint = ChatClient(LlmConfig(base_url=server.url, model="m", max_retries=0))
-        try:
-            return await asked(endpoint, "system", "question", one_of(("Yes", "No")), 1)
-        finally:
-            await endpoint.close()
+    async with endpoint(*map(says, replies), role="user") as user:
+        return await asked(user, "system", "question", one_of(("Yes", "No")), 1)
 
 
 async def test_an_unreadable_reply_is_asked_for_again_and_then_a_fault():
@@ -346,13 +348,11 @@ async def test_an_unreadable_reply_is_asked_for_again_and_then_a_fault():
 
 @pytest.mark.parametrize("step", [says("maybe"), says('{"reason": "r", "verdict": "perhaps"}'), fails(401), drops])
 async def test_no_broken_verdict_becomes_a_label(step):
-    async with serving(step) as server:
-        endpoint = ChatClient(LlmConfig(base_url=server.url, model="m", max_retries=0), "judge")
+    async with endpoint(step) as judge:
         with pytest.raises(JudgeFault):
-            await labelled(endpoint, "which?", ("Yes", "No"), {"the text": "x"}, 1)
+            await labelled(judge, "which?", ("Yes", "No"), {"the text": "x"}, 1)
         with pytest.raises(JudgeFault):
-            await judged(endpoint, "system", "text", json_object(lambda value: value["there"]), 1)
-        await endpoint.close()
+            await judged(judge, "system", "text", json_object(lambda value: value["there"]), 1)
 
 
 async def test_verdicts_are_read_from_what_fits():
@@ -361,20 +361,16 @@ async def test_verdicts_are_read_from_what_fits():
         '{"reason": "r", "numbers": [3, 1]}',
         '{"reason": "", "numbers": []}',
     ]
-    async with serving(*map(says, replies)) as server:
-        endpoint = ChatClient(LlmConfig(base_url=server.url, model="m"), "judge")
-        assert await labelled(endpoint, "which?", ("Yes", "No"), {"the text": "x"}, 1) == "No"
-        assert await chosen(endpoint, "which?", 3, {}, 1) == [0, 2]
-        assert await chosen(endpoint, "which?", 3, {}, 1) == []
-        await endpoint.close()
+    async with endpoint(*map(says, replies)) as judge:
+        assert await labelled(judge, "which?", ("Yes", "No"), {"the text": "x"}, 1) == "No"
+        assert await chosen(judge, "which?", 3, {}, 1) == [0, 2]
+        assert await chosen(judge, "which?", 3, {}, 1) == []
 
 
 async def test_a_number_beyond_the_list_is_no_verdict():
-    async with serving(says('{"reason": "r", "numbers": [4]}')) as server:
-        endpoint = ChatClient(LlmConfig(base_url=server.url, model="m"), "judge")
+    async with endpoint(says('{"reason": "r", "numbers": [4]}')) as judge:
         with pytest.raises(JudgeFault):
-            await chosen(endpoint, "which?", 3, {}, 1)
-        await endpoint.close()
+            await chosen(judge, "which?", 3, {}, 1)
 
 
 def test_a_text_is_read_on_one_line():

@@ -12,54 +12,34 @@ import json
 import re
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
-from typing import get_args
 
 import pytest
 
 from environments.help_desk import DOMAIN
 from environments.help_desk import demonstrations as demonstrations_module
-from environments.help_desk import tasks as tasks_module
 from environments.help_desk.database import Database, World, difference
 from environments.help_desk.demonstrations import demonstrations, of_each_rule
-from environments.help_desk.tasks import FIRST_SEED, GRANTED, KINDS, SIZES, generate, load_split, write_manifest
+from environments.help_desk.tasks import FIRST_SEED, GRANTED, KINDS, SIZES, generate, load_split
 from environments.help_desk.tools import HelpDesk, gold_snapshot
 from environments.help_desk.user import customer
 from environments.kit.scripted import ScriptedUser
-from mua.environment.protocol import Move, Split, Task, Transcript
-from mua.errors import MuaError
+from mua.environment.protocol import Move, Task, Transcript
+from mua.environment.user import STOP_SIGNAL
 from mua.rollout.episode import EpisodeResult
 from mua.types import Json
-from mua.users.interface import STOP_SIGNAL
 from mua.users.personas import DEFAULT, PERSONAS
-from tests.desk_support import played_with
+from tests.desk_support import SPLITS, all_tasks, in_turn, with_persona
 from workbench.demonstrate import demonstrate
 
-SPLITS: tuple[Split, ...] = get_args(Split)
-ALL: list[Task] = [task for split in SPLITS for task in load_split(split)]
+ALL = all_tasks("help_desk")
 SAMPLE = ALL[::45]
 SOME = {kind: next(task for task in load_split("test") if task.data["kind"] == kind) for kind in KINDS}
 WRITES = {"cancel": "cancel_order", "redirect": "change_destination", "return": "return_items"}
 
 
-def agent(task: Task, moves: Sequence[Move], *, persona: str = "brief") -> EpisodeResult:
-    """These moves with the scripted customer, after it was asked for its number and name."""
-
-    async def conversation() -> EpisodeResult:
-        desk = HelpDesk()
-        desk.reset(task, 0)
-        asked: list[Move] = ["What is the order number?", "What is your name?"]
-        try:
-            return await played_with(desk, customer(task, 0, [persona]), iter_moves([*asked, *moves]))
-        finally:
-            desk.close()
-
-    return asyncio.run(conversation())
-
-
-def iter_moves(moves: Sequence[Move]):
-    for move in moves:  # noqa: UP028 - a sequence cannot be sent what came back
-        yield move
+def agent(task: Task, moves: Sequence[Move], *, asked: Sequence[str] = ("What is your name?",)) -> EpisodeResult:
+    """These moves with the scripted customer, after it was asked for its number, and its name if need be."""
+    return with_persona(task, "brief", moves=in_turn(["What is the order number?", *asked, *moves]))
 
 
 def wished_write(task: Task) -> Move:
@@ -102,14 +82,8 @@ def test_each_task_changes_something_exactly_if_its_gold_does():
 @pytest.mark.parametrize("name", PERSONAS)
 def test_the_expert_solves_every_task_of_the_test_split_whoever_the_customer_is(name: str):
     tasks = load_split("test")[:: 1 if name == "plain" else 16]
-
-    async def conversation(task: Task) -> EpisodeResult:
-        desk = HelpDesk()
-        desk.reset(task, 0)
-        return await played_with(desk, customer(task, 0, [name]), DOMAIN.expert(task, 0))
-
     for task in tasks:
-        found = asyncio.run(conversation(task))
+        found = with_persona(task, name)
         assert found.reward == 1.0, (task.id, found.evaluation.details, found.messages)
         assert found.messages[-1]["content"].endswith(STOP_SIGNAL)
 
@@ -179,12 +153,7 @@ def test_an_owner_checked_by_a_name_that_the_customer_never_gave_is_not_checked(
     task = SOME["cancel"]
     gold = DOMAIN.gold(task)
 
-    async def conversation() -> EpisodeResult:
-        desk = HelpDesk()
-        desk.reset(task, 0)
-        return await played_with(desk, customer(task, 0, ["brief"]), iter_moves(["What is the order number?", *gold]))
-
-    found = asyncio.run(conversation()).evaluation
+    found = agent(task, gold, asked=()).evaluation
     assert not found.success
     assert any("check_owner" in line for line in found.details["unmet"])
 
@@ -255,51 +224,12 @@ def test_demonstrations_begin_behind_the_seeds_of_the_training_split():
     assert FIRST_SEED["validation"] > demonstrations_module._FIRST_SEED + 100_000
 
 
-def test_a_changed_generator_is_an_error(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(tasks_module, "PRODUCTS", ("Table", *tasks_module.PRODUCTS[1:]))
-    with pytest.raises(MuaError) as caught:
-        load_split.__wrapped__("validation")
-    message = str(caught.value)
-    assert "manifest.json: validation: what is generated differs from what is pinned" in message
-    assert "python -m environments.help_desk.tasks" in message
-
-
-def test_the_manifest_is_what_the_generator_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    committed = tasks_module.MANIFEST.read_text()
-    monkeypatch.setattr(tasks_module, "MANIFEST", tmp_path / "manifest.json")
-    write_manifest()
-    assert (tmp_path / "manifest.json").read_text() == committed
-
-
 # ---- customers
 
 
 def known_in(task: Task, text: str) -> set[str]:
     """Names of the customer's facts that ``text`` reveals."""
     return {name for name, value in task.data["known"].items() if re.search(rf"\b{re.escape(value)}\b", text)}
-
-
-def said_in_dialogues(split: Split) -> tuple[set[str], Counter[str]]:
-    """Openings and sentences (ids and names masked) of 120 dialogues with the expert."""
-    openings, found = set(), Counter[str]()
-    for task in load_split(split)[:120]:
-        messages = asyncio.run(demonstrate(DOMAIN, task, 0)).messages
-        texts = [message["content"].replace(STOP_SIGNAL, "") for message in messages if message["role"] == "user"]
-        values = "|".join(map(re.escape, task.data["known"].values()))
-        openings.add(texts[0])
-        for text in texts:
-            masked = re.sub(rf"\b(?:{values}|\d{{4}})\b", "_", text)
-            found.update(part.strip() for part in re.split(r"(?<=[.!?])\s+", masked) if part.strip())
-    return openings, found
-
-
-def test_customers_talk_in_many_ways_and_the_test_split_in_others_than_training():
-    train, test = said_in_dialogues("train"), said_in_dialogues("test")
-    for openings, sentences in (train, test):
-        assert len(openings) >= 100
-        assert len(sentences) >= 1000, len(sentences)
-    assert not train[0] & test[0]
-    assert not (train[1].keys() & test[1].keys()) - {"Sorry, what do you mean?"}
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -38,20 +38,7 @@ def test_the_domains_with_sentences_have_a_checker():
 
 WORDS = TABLE["WORDS"]
 HERE = Moment(
-    {
-        "order 1111": {
-            "status": frozenset({"shipped"}),
-            "place": frozenset({"oslo"}),
-            "items": frozenset({"lamp", "clock"}),
-            "count": frozenset({"2"}),
-            "can": frozenset({"cancel"}),
-            "deed": frozenset[str](),
-        },
-        "order 2222": {"status": frozenset({"pending"}), "place": frozenset({"rome"}), "deed": frozenset({"returned"})},
-        "item lamp": {"price": frozenset({"20"}), "deed": frozenset({"returned"})},
-        "item clock": {"price": frozenset({"35.5"}), "deed": frozenset[str]()},
-        "agent": {"deed": frozenset[str]()},
-    },
+    {thing: {role: frozenset(values) for role, values in facts.items()} for thing, facts in TABLE["SHEETS"].items()},
     ["agent", "item clock", "item lamp", "order 1111"],
     {"city": ("Oslo", "Rome"), "item": ("Lamp", "Clock", "Desk")},
     frozenset({20.0, 35.5, 55.5}),

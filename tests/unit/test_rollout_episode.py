@@ -15,16 +15,16 @@ import numpy as np
 import pytest
 
 from environments.help_desk.tasks import generate
-from mua.algorithms.faults import malformed_turns, repeated_turns
+from mua.algorithms.filters import malformed_turns, repeated_turns
 from mua.config.schema import EnvironmentConfig, RolloutConfig
 from mua.environment.manager import EnvironmentManager
 from mua.environment.protocol import Task, ToolResult
+from mua.environment.user import User
 from mua.errors import DeadlineExceeded
 from mua.rollout.agent import EpisodeSetting, TokenPolicy
 from mua.rollout.episode import Episode, EpisodeResult
 from mua.tokens import ChatFamily
 from mua.types import Json, Outcome
-from mua.users.interface import User
 from tests.rollout_fixtures import VERSION, FixedUser, ScriptedSampler, TestDesk, call, lines, sampled_ids
 from tests.tokens_fixtures import chat_family
 

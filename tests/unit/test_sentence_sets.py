@@ -27,20 +27,12 @@ from mua.environment.domain import Domain
 from mua.environment.protocol import Task, ToolResult, UserControlled
 from tests.tables import table
 
-TABLE = table("sentence_sets")
-
 DATA = Path(__file__).parents[1] / "data"
 DOMAINS: dict[str, Domain] = {domain.name: domain for domain in (AIRLINE, HELP_DESK, RETAIL, TELECOM)}
 PHONE = {tool.schema.name for tool in phone_tools.TOOLS}
 
-LEAST_ACTS = TABLE["LEAST_ACTS"]
-"""Lines a domain with such an act."""
-LEAST_LABELS = {"true": 120, "false": 120, "irrelevant": 70}
-
-
-def having(folder: str, ending: str) -> list[str]:
-    """The domains that have such a file."""
-    return [name for name in sorted(DOMAINS) if (DATA / folder / f"{name}{ending}").exists()]
+LEAST = table("sentence_sets")
+"""Lines a domain in a folder, and with such an act or label."""
 
 
 @cache
@@ -66,56 +58,57 @@ def folded(text: str) -> str:
     return " ".join(text.lower().split())
 
 
-@pytest.mark.parametrize("name", ["airline", "help_desk", "retail", "telecom"])
-def test_the_sets_are_there(name: str) -> None:
-    assert name in having("users", ".jsonl")
-    assert name in having("claims", ".jsonl")
-    assert name in having("claims", "-scenes.yaml")
-
-
-@pytest.mark.parametrize("name", having("users", ".jsonl"))
-def test_messages_are_well_formed_and_told_once(name: str) -> None:
-    allowed = {*LEAST_ACTS, *(["instruct"] if name == "telecom" else [])}
-    for line in lines("users", name):
+@pytest.mark.parametrize("name", DOMAINS)
+@pytest.mark.parametrize("folder", ["users", "users/heldout", "users/heldout2", "users/heldout3", "users/heldout4"])
+def test_messages_are_well_formed_and_those_held_out_use_the_known_labels(folder: str, name: str) -> None:
+    wishes = {line["wish"] for line in lines("users", name)}
+    for line in lines(folder, name):
         assert line.keys() == {"say", "wish", "acts"}, line
-        assert all((line["say"].strip(), line["wish"], line["acts"])), line
+        assert all((line["say"].strip(), line["wish"] in wishes, line["wish"], line["acts"])), line
         assert len(set(line["acts"])) == len(line["acts"]), line
-        assert {family(act) for act in line["acts"]} <= allowed, line
-        assert all((":" in act) == (family(act) in ("ask", "instruct")) for act in line["acts"]), line
-        assert all(act.split(":")[1] in PHONE for act in line["acts"] if family(act) == "instruct"), line
         assert line["acts"] == ["unclear"] or "unclear" not in line["acts"], line
+    assert acts(folder, name) <= acts("users", name) | {f"instruct:{tool}" for tool in PHONE}
+
+
+@pytest.mark.parametrize("name", DOMAINS)
+def test_labels_of_messages_are_acts_with_what_they_need_and_no_message_is_told_twice(name: str) -> None:
+    allowed = {*LEAST["users"]["acts"], *(["instruct"] if name == "telecom" else [])}
+    assert {family(act) for act in acts("users", name)} <= allowed
+    assert all((":" in act) == (family(act) in ("ask", "instruct")) for act in acts("users", name))
+    assert {act.split(":")[1] for act in acts("users", name) if family(act) == "instruct"} <= PHONE
     assert not repeated([(folded(line["say"]), line["wish"]) for line in lines("users", name)])
 
 
-@pytest.mark.parametrize("name", having("users", ".jsonl"))
-def test_there_are_enough_messages_of_every_sort(name: str) -> None:
-    assert len(lines("users", name)) >= 260
-    count = Counter(kind for line in lines("users", name) for kind in {family(act) for act in line["acts"]})
-    assert not {act: count[act] for act, least in LEAST_ACTS.items() if count[act] < least}
-
-
-@pytest.mark.parametrize("name", having("claims", ".jsonl"))
-def test_statements_are_well_formed_and_told_once(name: str) -> None:
-    for line in lines("claims", name):
+@pytest.mark.parametrize("name", DOMAINS)
+@pytest.mark.parametrize("folder", ["claims", "claims/heldout", "claims/fresh"])
+def test_statements_are_well_formed_and_use_the_known_scenes(folder: str, name: str) -> None:
+    for line in lines(folder, name):
         assert line.keys() == {"scene", "say", "label"}, line
         assert line["say"].strip(), line
-        assert line["label"] in LEAST_LABELS, line
-        assert line["scene"] in scenes(name), line
+        assert line["label"] in LEAST["claims"]["labels"], line
+    assert {line["scene"] for line in lines(folder, name)} == set(scenes(name))
+    assert 5 <= len(scenes(name)) <= 8
     assert not repeated([(line["scene"], folded(line["say"])) for line in lines("claims", name)])
 
 
-@pytest.mark.parametrize("name", having("claims", ".jsonl"))
-def test_there_are_enough_statements_of_every_label(name: str) -> None:
-    assert len(lines("claims", name)) >= 330
-    assert 5 <= len(scenes(name)) <= 8
-    count = Counter(line["label"] for line in lines("claims", name))
-    assert not {label: count[label] for label, least in LEAST_LABELS.items() if count[label] < least}
-    assert {line["scene"] for line in lines("claims", name)} == set(scenes(name))
+@pytest.mark.parametrize("name", DOMAINS)
+@pytest.mark.parametrize("folder", LEAST)
+def test_there_are_enough_sentences_of_every_sort(folder: str, name: str) -> None:
+    least = LEAST[folder]
+    assert len(lines(folder, name)) >= least["lines"]
+    kinds = (
+        {family(act) for act in line["acts"]} if "acts" in least else {line["label"]} for line in lines(folder, name)
+    )
+    count = Counter(kind for found in kinds for kind in found)
+    wanted = least.get("acts") or least["labels"]
+    assert not {kind: count[kind] for kind, few in wanted.items() if count[kind] < few}
 
 
-@pytest.mark.parametrize(
-    ("name", "scene"), [(name, scene) for name in having("claims", "-scenes.yaml") for scene in scenes(name)]
-)
+def acts(folder: str, name: str) -> set[str]:
+    return {act for line in lines(folder, name) for act in line["acts"]}
+
+
+@pytest.mark.parametrize(("name", "scene"), [(name, scene) for name in DOMAINS for scene in scenes(name)])
 def test_the_calls_of_a_scene_run_without_error(name: str, scene: str) -> None:
     state = scenes(name)[scene]
     assert state.keys() == {"task", "heard", "calls"}
@@ -131,49 +124,7 @@ def test_the_calls_of_a_scene_run_without_error(name: str, scene: str) -> None:
     environment.close()
 
 
-LEAST_HELD_OUT_ACTS = TABLE["LEAST_HELD_OUT_ACTS"]
-"""Lines a domain with such an act in the held-out set."""
-LEAST_HELD_OUT_LABELS = {"true": 45, "false": 50, "irrelevant": 20}
-HELD_OUT = sorted(DOMAINS)
-
-
-def acts(folder: str, name: str) -> set[str]:
-    return {act for line in lines(folder, name) for act in line["acts"]}
-
-
-@pytest.mark.parametrize("name", HELD_OUT)
-@pytest.mark.parametrize("folder", ["users/heldout", "users/heldout2", "users/heldout3", "users/heldout4"])
-def test_held_out_messages_are_well_formed_and_use_the_known_labels(folder: str, name: str) -> None:
-    wishes = {line["wish"] for line in lines("users", name)}
-    for line in lines(folder, name):
-        assert line.keys() == {"say", "wish", "acts"}, line
-        assert all((line["say"].strip(), line["wish"] in wishes, line["acts"])), line
-        assert len(set(line["acts"])) == len(line["acts"]), line
-        assert line["acts"] == ["unclear"] or "unclear" not in line["acts"], line
-    assert acts(folder, name) <= acts("users", name) | {f"instruct:{tool}" for tool in PHONE}
-
-
-@pytest.mark.parametrize("name", HELD_OUT)
-@pytest.mark.parametrize("folder", ["claims/heldout", "claims/fresh"])
-def test_held_out_statements_are_well_formed_and_use_the_known_scenes(folder: str, name: str) -> None:
-    for line in lines(folder, name):
-        assert line.keys() == {"scene", "say", "label"}, line
-        assert line["say"].strip(), line
-        assert line["label"] in LEAST_LABELS, line
-    assert {line["scene"] for line in lines(folder, name)} == set(scenes(name))
-
-
-@pytest.mark.parametrize("name", HELD_OUT)
-def test_there_are_enough_held_out_sentences_of_every_sort(name: str) -> None:
-    assert len(lines("users/heldout", name)) >= 140
-    assert len(lines("claims/heldout", name)) >= 130
-    count = Counter(kind for line in lines("users/heldout", name) for kind in {family(act) for act in line["acts"]})
-    assert not {act: count[act] for act, least in LEAST_HELD_OUT_ACTS.items() if count[act] < least}
-    count = Counter(line["label"] for line in lines("claims/heldout", name))
-    assert not {label: count[label] for label, least in LEAST_HELD_OUT_LABELS.items() if count[label] < least}
-
-
-@pytest.mark.parametrize("name", HELD_OUT)
+@pytest.mark.parametrize("name", DOMAINS)
 @pytest.mark.parametrize(
     ("folder", "held"),
     [*(("users", f"heldout{number}") for number in ("", 2, 3, 4)), ("claims", "heldout"), ("claims", "fresh")],

@@ -11,38 +11,28 @@ import asyncio
 import json
 import os
 import shutil
-from collections.abc import Callable
+import tomllib
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
-from tau_support import SMALL, official_tau2
 
 from environments._tau import OfficialDomain
+from environments.kit.database import DatabaseEnvironment
 from environments.kit.overlay import digest_of
 from environments.telecom.official.user import named
 from mua.config.schema import EnvironmentConfig
-from mua.endpoint.services import Services
-from mua.environment.protocol import Environment, Evaluation, Move, Split, Task, ToolResult, Transcript, UserMove
-from mua.environment.registry import get_domain
+from mua.environment.protocol import Move, Task, ToolResult, UserMove
 from mua.environment.selection import Selection
 from mua.errors import ConfigError
-from mua.types import Json
-from tests.desk_support import played_with
-from tests.tables import cases_of
+from tests.desk_support import SPLITS, judged, opened, played_with
+from tests.tables import cases_of, changed, refused, table
+from tests.tau_support import SMALL, official_tau2, over, tasks_of
 from workbench.demonstrate import demonstrate, replay_gold
 
-cases = cases_of("tau2_data")
+cases, TABLE = cases_of("tau2_data"), table("tau2_data")
 
-SPLITS: tuple[Split, ...] = get_args(Split)
 LEFT_OUT = {"leave_out": "NL_ASSERTION"}
-
-
-def over(name: str, folder: Path, **options: object) -> OfficialDomain:
-    config = EnvironmentConfig.model_validate({"name": name, "data": folder, "options": options})
-    domain = get_domain(name).configured(config, Services())  # type: ignore[attr-defined]
-    assert isinstance(domain, OfficialDomain)
-    return domain
 
 
 def telecom(**options: object) -> OfficialDomain:
@@ -53,31 +43,15 @@ def sizes(domain: OfficialDomain) -> tuple[int, ...]:
     return tuple(len(domain.tasks(split)) for split in SPLITS)
 
 
-def all_tasks(domain: OfficialDomain) -> list[Task]:
-    return [task for split in SPLITS for task in domain.tasks(split)]
-
-
 def rewards(domain: OfficialDomain) -> list[float]:
     async def replayed() -> list[float]:
-        return [(await replay_gold(domain, task)).reward for task in all_tasks(domain)]
+        return [(await replay_gold(domain, task)).reward for task in tasks_of(domain)]
 
     return asyncio.run(replayed())
 
 
-def opened(domain: OfficialDomain, task: Task) -> Any:
-    environment = domain.environment()
-    environment.reset(task, 0)
-    return environment
-
-
-def judged(environment: Environment, *texts: str) -> Evaluation:
-    found = environment.evaluate(Transcript([{"role": "assistant", "content": text} for text in texts]))
-    assert isinstance(found, Evaluation)
-    return found
-
-
 def by_kind(domain: OfficialDomain, start: str) -> Task:
-    return next(task for task in all_tasks(domain) if task.id.startswith(start))
+    return next(task for task in tasks_of(domain) if task.id.startswith(start))
 
 
 # ---- all three
@@ -115,32 +89,29 @@ def test_in_a_mix_each_domain_loads_its_own_folder():
 
 def test_other_sets_are_the_test_split_when_they_are_asked_for():
     assert [task.id[:15] for task in telecom(split="small").tasks("test")] == ["[service_issue]"]
-    with pytest.raises(ConfigError, match=r"split: .*names no split 'huge'; it has: small, train, test, base, full"):
-        telecom(split="huge")
-    with pytest.raises(ConfigError, match=r"split 'full' names task '\[mms_issue\]one_that_.*does not have"):
-        telecom(split="full")
+    refused(r"split: .*names no split 'huge'; it has: small, train, test, base, full", telecom, split="huge")
+    refused(r"split 'full' names task '\[mms_issue\]one_that_.*does not have", telecom, split="full")
 
 
-def copy(tmp_path: Path, name: str, change: Callable[[Path], object]) -> Path:
+def copied(tmp_path: Path, name: str, **contents: str | None) -> Path:
+    """The small folder with other texts in these files (``__`` in the names for the dot), or without them."""
     folder = tmp_path / name
     shutil.copytree(SMALL / name, folder)
-    change(folder)
+    for file, text in contents.items():
+        path = folder / file.replace("__", ".")
+        path.unlink() if text is None else path.write_text(text)
     return folder
 
 
-def rewritten(file: str, change: Callable[[Any], Any]) -> Callable[[Path], object]:
-    def rewrite(folder: Path) -> None:
-        value = json.loads((folder / file).read_text())
-        (folder / file).write_text(json.dumps(change(value)))
-
-    return rewrite
+def having(name: str, file: str, **changes: object) -> str:
+    """The JSON of a small folder's file with other values at these paths."""
+    return json.dumps(changed(json.loads((SMALL / name / file).read_text()), changes))
 
 
 def test_a_folder_without_a_file_of_splits_is_all_test_and_one_with_base_alone_too(tmp_path):
-    bare = copy(tmp_path, "airline", lambda folder: (folder / "split_tasks.json").unlink())
+    bare = copied(tmp_path, "airline", split_tasks__json=None)
     assert sizes(over("airline", bare)) == (0, 0, 3)
-    with pytest.raises(ConfigError, match="it has: none, since the folder has no split_tasks"):
-        over("airline", bare, split="base")
+    refused("it has: none, since the folder has no split_tasks", over, "airline", bare, split="base")
     (bare / "split_tasks.json").write_text('{"base": [0, "2"]}')
     assert [task.id for task in over("airline", bare).tasks("test")] == ["0", "2"]
     (bare / "split_tasks.json").write_text('{"dev": ["1"], "test": ["0"]}')
@@ -149,37 +120,31 @@ def test_a_folder_without_a_file_of_splits_is_all_test_and_one_with_base_alone_t
 
 @cases
 def test_splits_that_lose_or_double_a_task_are_refused(tmp_path, splits, message):
-    with pytest.raises(ConfigError, match=message):
-        over("airline", copy(tmp_path, "airline", rewritten("split_tasks.json", lambda _: splits)))
+    refused(message, over, "airline", copied(tmp_path, "airline", split_tasks__json=json.dumps(splits)))
 
 
 @cases
 def test_options_have_their_types(options, message):
-    with pytest.raises(ConfigError, match=message):
-        over("retail", SMALL / "retail", **options)
+    refused(message, over, "retail", SMALL / "retail", **options)
 
 
 def test_two_tasks_with_one_id_are_refused(tmp_path):
-    doubled = copy(tmp_path, "airline", rewritten("tasks.json", lambda tasks: [*tasks, tasks[0]]))
-    with pytest.raises(ConfigError, match=r"tasks\.json, task 3: another task has the id '0' too"):
-        over("airline", doubled)
+    tasks = json.loads((SMALL / "airline/tasks.json").read_text())
+    doubled = copied(tmp_path, "airline", tasks__json=json.dumps([*tasks, tasks[0]]))
+    refused(r"tasks\.json, task 3: another task has the id '0' too", over, "airline", doubled)
 
 
 def test_files_that_are_none_deep_or_large_are_refused_at_once(tmp_path, monkeypatch):
-    folder = copy(tmp_path, "airline", lambda _: None)
+    folder = copied(tmp_path, "airline")
     (folder / "tasks.json").write_text('{"a": 1, "a": 2}')
-    with pytest.raises(ConfigError, match="the key 'a' appears twice"):
-        over("airline", folder)
+    refused("the key 'a' appears twice", over, "airline", folder)
     (folder / "tasks.json").write_text("[" * 100_000)
-    with pytest.raises(ConfigError, match="nested too deeply"):
-        over("airline", folder)
+    refused("nested too deeply", over, "airline", folder)
     (folder / "tasks.json").unlink()
     os.mkfifo(folder / "tasks.json")
-    with pytest.raises(ConfigError, match=r"tasks\.json: cannot be read as text: .*not a regular file"):
-        over("airline", folder)
+    refused(r"tasks\.json: cannot be read as text: .*not a regular file", over, "airline", folder)
     monkeypatch.setattr("environments._tau.folder.MAX_BYTES", 1000)
-    with pytest.raises(ConfigError, match=r"db\.json: has more than 1,000 bytes"):
-        over("airline", SMALL / "airline")
+    refused(r"db\.json: has more than 1,000 bytes", over, "airline", SMALL / "airline")
 
 
 # ---- telecom: the tasks
@@ -188,23 +153,23 @@ def test_files_that_are_none_deep_or_large_are_refused_at_once(tmp_path, monkeyp
 def test_doing_nothing_and_telling_much_earn_nothing_in_any_task():
     domain = telecom()
     assert domain.noop_tasks("train") == domain.noop_tasks("test") == []
-    for task in all_tasks(domain):
-        assert judged(opened(domain, task), "roaming is enabled, all is well").reward == 0.0, task.id
+    for task in tasks_of(domain):
+        assert judged(opened(task, domain), "roaming is enabled, all is well").reward == 0.0, task.id
 
 
 def test_each_gold_call_is_needed():
     """Leaving out any one gold call costs the reward, so that nothing holds by accident."""
     domain = telecom()
-    for task in all_tasks(domain):
+    for task in tasks_of(domain):
         moves = list(domain.gold(task))
         for left_out in range(len(moves)):
-            environment = opened(domain, task)
+            environment = opened(task, domain)
             _play(environment, [move for index, move in enumerate(moves) if index != left_out])
             texts = [move for index, move in enumerate(moves) if index != left_out and isinstance(move, str)]
             assert judged(environment, *texts).reward == 0.0, (task.id, moves[left_out])
 
 
-def _play(environment: Any, moves: list[Move]) -> None:
+def _play(environment: DatabaseEnvironment, moves: list[Move]) -> None:
     for move in moves:
         if isinstance(move, UserMove):
             environment.user_call(move.name, move.arguments)
@@ -219,8 +184,7 @@ def test_policy_kind_and_page_of_the_user():
     assert policy.rstrip().endswith("</tech_support_policy>")
     assert "# By hand" in policy
     assert "# Step by step" in telecom(policy="workflow").system_prompt("full")
-    with pytest.raises(ConfigError, match="policy: 'solo' is none of manual, workflow"):
-        telecom(policy="solo")
+    refused("policy: 'solo' is none of manual, workflow", telecom, policy="solo")
     task = by_kind(domain, "[mobile_data_issue]bad_network")
     assert task.data["kind"] == "mobile_data_issue"
     assert domain.persona(task).startswith("Your character: You explain everything twice.")
@@ -228,7 +192,7 @@ def test_policy_kind_and_page_of_the_user():
 
 def test_initial_data_replaces_lists_and_merges_the_user():
     domain = telecom()
-    environment = opened(domain, by_kind(domain, "[line]"))
+    environment = opened(by_kind(domain, "[line]"), domain)
     assert json.loads(environment.call("get_details_by_id", {"id": "L1"}).text)["suspension_start_date"] == "2024-10-02"
     assert "battery 12%" in environment.user_call("check_status_bar", {}).text
     assert [tool.name for tool in environment.user_tools()] == ["check_status_bar"]
@@ -238,8 +202,8 @@ def test_initial_data_replaces_lists_and_merges_the_user():
 def test_no_episode_writes_to_the_base_or_to_another():
     domain = telecom()
     before = digest_of(domain.desk.base.tables)
-    for task in all_tasks(domain):
-        _play(opened(domain, task), list(domain.gold(task)))
+    for task in tasks_of(domain):
+        _play(opened(task, domain), list(domain.gold(task)))
     assert digest_of(domain.desk.base.tables) == before
     assert set(rewards(domain)) == {1.0}
 
@@ -251,7 +215,7 @@ def test_no_episode_writes_to_the_base_or_to_another():
 def fixture_phone() -> Any:
     """Of a task that begins with nothing wrong."""
     domain = telecom()
-    return opened(domain, by_kind(domain, "[roaming]"))
+    return opened(by_kind(domain, "[roaming]"), domain)
 
 
 def did(environment: Any, name: str, **arguments: object) -> str:
@@ -262,21 +226,7 @@ def did(environment: Any, name: str, **arguments: object) -> str:
 
 
 def test_names_are_the_official_ones(phone):
-    assert [tool.name for tool in phone.tools()] == [
-        "get_customer_by_phone",
-        "get_customer_by_id",
-        "get_customer_by_name",
-        "get_details_by_id",
-        "suspend_line",
-        "resume_line",
-        "get_bills_for_customer",
-        "send_payment_request",
-        "get_data_usage",
-        "enable_roaming",
-        "disable_roaming",
-        "transfer_to_human_agents",
-        "refuel_data",
-    ]
+    assert [tool.name for tool in phone.tools()] == TABLE["TOOLS"]
     assert len(phone.user_tools()) == 30
 
 
@@ -365,12 +315,7 @@ def test_the_user_does_what_is_named_and_asks_which():
         for _ in range(6):
             yield "That is done. Is there anything else?"
 
-    async def talk() -> Any:
-        environment, user = domain.environment(), domain.scripted_user(task, 0)
-        environment.reset(task, 0)
-        return await played_with(environment, user, moves())
-
-    found = asyncio.run(talk())
+    found = asyncio.run(played_with(opened(task, domain), domain.scripted_user(task, 0), moves()))
     assert (found.reward, found.ended) == (1.0, True)
 
 
@@ -383,90 +328,41 @@ def test_a_conversation_with_the_user_by_rules_ends():
 # ---- telecom: bad files
 
 
-def _broken(table: str, change: Callable[[str], str]) -> Callable[[Path], object]:
-    def rewrite(folder: Path) -> None:
-        (folder / table).write_text(change((folder / table).read_text()))
-
-    return rewrite
-
-
-def _first(key: str, value: Any) -> Callable[[Any], Any]:
-    def change(tasks: list[Json]) -> list[Json]:
-        inside = tasks[0]
-        *path, last = key.split("/")
-        for step in path:
-            inside = inside[int(step) if step.isdecimal() else step]
-        inside[last] = value
-        return tasks
-
-    return change
+@cases
+def test_what_is_wrong_with_a_file_is_named(tmp_path, file, old, new, message):
+    """``old`` becomes ``new``: all of the text without an old one, an addition without a new one before it."""
+    folder = copied(tmp_path, "telecom")
+    text = (folder / file).read_text()
+    if new is None:
+        (folder / file).unlink()
+    else:
+        (folder / file).write_text(new if old == "all" else text.replace(old, new, 1) if old else text + new)
+    refused(message, over, "telecom", folder)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda folder: (folder / "db.toml").unlink(), r"has no db\.toml \(or db\.json\)"),
-        (lambda folder: (folder / "main_policy.md").unlink(), r"has no main_policy\.md"),
-        (lambda folder: (folder / "tech_support_manual.md").unlink(), r"has no tech_support_manual\.md"),
-        (_broken("db.toml", lambda text: text + "\n= 3"), r"db\.toml: is no TOML: .*line \d+"),
-        (_broken("db.toml", lambda text: "a = " + "[" * 100_000), r"db\.toml: is no TOML|nested too deeply"),
-        (
-            _broken("db.toml", lambda text: text.replace('"L2"', '"L1"', 1)),
-            r"lines\[1\]: another record has",
-        ),
-        (
-            _broken("db.toml", lambda text: text.replace("data_limit_gb = 5.0", "")),
-            r"plans\[0\]: data_limit_gb: Field",
-        ),
-        (_broken("db.toml", lambda text: text.replace('"Paid"', '"Gone"')), r"bills\[0\]: status: "),
-        (_broken("db.toml", lambda text: text.replace("2026-12-31", '"soon"')), r"lines\[0\]: contract_end_date: "),
-        (_broken("db.toml", lambda text: text + "\n[[shops]]\nid = 1"), r"'shops' is none of plans, customers"),
-        (_broken("user_db.toml", lambda text: text.replace("64", '"full"')), r"user_db\.toml.*device: battery_level"),
-        (_broken("user_db.toml", lambda text: text + "\n[device]\n"), r"user_db\.toml: is no TOML"),
-        (
-            _broken("user_db.toml", lambda text: '[surroundings]\nphone_number = "5"\n'),
-            r"surroundings\.phone_number: there is no line with the number 5",
-        ),
-        (
-            rewritten("tasks.json", _first("initial_state/initialization_actions/0/func_name", "burn")),
-            r"task \[mobile_data_issue\]user_abroad.*initialization_actions: there is no function 'burn' of env_type",
-        ),
-        (
-            rewritten("tasks.json", _first("initial_state/initialization_actions/0/arguments", {"name": "x"})),
-            r"initialization_actions: set_user_info lacks the argument 'phone_number'",
-        ),
-        (
-            rewritten("tasks.json", _first("evaluation_criteria/env_assertions/0/func_name", "toggle_data")),
-            r"env_assertions: there is no function 'toggle_data' of env_type 'user'",
-        ),
-        (
-            rewritten("tasks.json", _first("evaluation_criteria/env_assertions/0/arguments", {"when": 1})),
-            r"env_assertions: assert_mobile_data_status lacks the argument 'expected_status'",
-        ),
-        (rewritten("tasks.json", _first("evaluation_criteria", None)), "has no evaluation_criteria"),
-    ],
-)
-def test_what_is_wrong_is_named(tmp_path, change, message):
+def test_a_deep_file_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"db\.toml: is no TOML|nested too deeply"):
+        over("telecom", copied(tmp_path, "telecom", db__toml="a = " + "[" * 100_000))
+
+
+@cases
+def test_what_is_wrong_with_a_task_is_named(tmp_path, path, value, message):
     with pytest.raises(ConfigError, match=message):
-        over("telecom", copy(tmp_path, "telecom", change))
+        over("telecom", copied(tmp_path, "telecom", tasks__json=having("telecom", "tasks.json", **{path: value})))
 
 
 def test_an_initial_state_that_cannot_be_had_is_named_when_the_task_begins(tmp_path):
     data = {"agent_data": {"cars": []}, "user_data": None}
-    folder = copy(tmp_path, "telecom", rewritten("tasks.json", _first("initial_state/initialization_data", data)))
-    domain = over("telecom", folder)
+    tasks = having("telecom", "tasks.json", **{"0/initial_state/initialization_data": data})
+    domain = over("telecom", copied(tmp_path, "telecom", tasks__json=tasks))
     with pytest.raises(ConfigError, match=r"initial_state cannot be had: agent_data: there is no list 'cars'"):
-        opened(domain, domain.tasks("train")[0])
+        opened(domain.tasks("train")[0], domain)
 
 
 def test_the_databases_may_be_json(tmp_path):
-    import tomllib
-
-    def convert(folder: Path) -> None:
-        for name in ("db", "user_db"):
-            value = tomllib.loads((folder / f"{name}.toml").read_text())
-            (folder / f"{name}.json").write_text(json.dumps(value, default=str))
-            (folder / f"{name}.toml").unlink()
-
-    domain = over("telecom", copy(tmp_path, "telecom", convert))
+    contents = {}
+    for name in ("db", "user_db"):
+        database = tomllib.loads((SMALL / f"telecom/{name}.toml").read_text())
+        contents |= {f"{name}__json": json.dumps(database, default=str), f"{name}__toml": None}
+    domain = over("telecom", copied(tmp_path, "telecom", **contents))
     assert domain.desk.base.digest() == telecom().desk.base.digest()

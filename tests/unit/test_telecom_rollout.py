@@ -16,10 +16,10 @@ from mua.environment.protocol import (
     Task,
     UserMove,
 )
+from mua.environment.user import STOP_SIGNAL
 from mua.observe.traces import TraceWriter
 from mua.rollout.runner import EpisodeRunner
 from mua.types import Json, Outcome, Trajectory
-from mua.users.interface import STOP_SIGNAL
 from tests.chat_fixtures import calls, chat_server, in_order, says
 from tests.desk_support import played_with
 from tests.rollout_fixtures import ScriptedSampler, call, experiment, lines, only

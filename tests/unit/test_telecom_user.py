@@ -13,18 +13,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from environments.kit.language.agreement import agrees
+from environments.kit.conduct import agrees
 from environments.kit.scripted import reader_of
-from environments.telecom import DOMAIN
 from environments.telecom.faults import SOLVED
 from environments.telecom.hands import MOST, requests
-from environments.telecom.tasks import load_split
 from environments.telecom.user import HERE, customer
-from mua.environment.protocol import Task
 from mua.environment.tool_arguments import validate_arguments
-from mua.users.interface import STOP_SIGNAL
+from mua.environment.user import STOP_SIGNAL
 from mua.users.personas import DEFAULT, PERSONAS
-from tests.desk_support import played_with
 from tests.tables import cases_of, table
 from tests.telecom_support import ALL, Phone, do, first, opened, person, with_fault
 
@@ -250,45 +246,6 @@ async def test_without_a_phone_in_its_hands_the_user_says_so():
 
 
 # ---- how it talks
-
-
-def masked(text: str, task: Task) -> str:
-    """Without what a task brings: names, numbers, plans, what the phone shows."""
-    known = task.data["known"]
-    for value in (
-        known["first"],
-        known["last"],
-        known["abroad"] or "-",
-        *(str(v) for w in task.data["wishes"] for v in w.values()),
-    ):
-        text = text.replace(value, "X")
-    return re.sub(r"\d[\d.-]*", "0", text)
-
-
-def dialogues(split: str, count: int) -> tuple[set[str], set[str]]:
-    """Openings and sentences of the customers in dialogues with the expert."""
-    openings, sentences = set[str](), set[str]()
-    for index in range(count):
-        task = load_split(split)[index % len(load_split(split))]
-        seed = index // len(load_split(split))
-        messages = asyncio.run(
-            played_with(opened(task), DOMAIN.scripted_user(task, seed), DOMAIN.expert(task, seed))
-        ).messages
-        said = [masked(message["content"], task) for message in messages if message["role"] == "user"]
-        openings.add(said[0])
-        sentences |= {part for text in said for part in re.split(r"(?<=[.!?])\s+", text)}
-    return openings, sentences
-
-
-def test_customers_say_a_thousand_things_and_those_of_the_test_split_others():
-    openings, sentences = dialogues("train", 120)
-    assert len(openings) >= 100
-    assert len(sentences) >= 1000
-    others_openings, others = dialogues("test", 120)
-    assert len(others_openings) >= 100
-    assert len(others) >= 1000
-    assert not openings & others_openings
-    assert len(others & sentences) < 0.02 * len(others)
 
 
 # ---- every gold action can be had by words

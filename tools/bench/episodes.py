@@ -35,11 +35,11 @@ from mua.environment.domain import Domain
 from mua.environment.protocol import Move, Task
 from mua.environment.registry import get_domain
 from mua.environment.selection import Selection
+from mua.environment.user import STOP_SIGNAL
 from mua.rollout.runner import EpisodeRunner, Placed, without_gc_pauses
 from mua.tokens import ChatFamily, load_family
 from mua.tokens.codec import fixed
 from mua.types import Generation, Int32Array, Outcome, Provenance, Trajectory
-from mua.users.interface import STOP_SIGNAL
 from tools import kit
 from workbench.tokenizer import train_tokenizer
 

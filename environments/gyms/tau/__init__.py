@@ -33,9 +33,9 @@ from mua.endpoint.services import ChatClient, Services
 from mua.environment.domain import Configurable, Domain, Expert, PerTaskPrompt, moves_of
 from mua.environment.protocol import Environment, Move, PromptStyle, Split, Task, UserMove
 from mua.environment.registry import get_domain
+from mua.environment.user import User
 from mua.errors import ConfigError, MuaError
 from mua.types import Json
-from mua.users.interface import User
 from workbench.canned import Canned
 
 if TYPE_CHECKING:
