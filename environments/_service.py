@@ -10,7 +10,7 @@ from typing import ClassVar, Literal, Protocol
 
 from environments.kit.scripted import Part, ScriptedUser
 from mua.environment.protocol import Environment, Isolation, Move, PromptStyle, Split, Task
-from mua.users.interface import User
+from mua.environment.user import User
 from workbench.canned import Canned
 
 

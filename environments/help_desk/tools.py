@@ -14,7 +14,7 @@ from environments.help_desk.database import Database, Snapshot, World
 from environments.help_desk.verdict import judged
 from environments.help_desk.words import CITIES
 from mua.environment.protocol import Evaluation, Task, ToolResult, Transcript
-from mua.environment.schema import validate_arguments
+from mua.environment.tool_arguments import validate_arguments
 from mua.types import Json, ToolSchema
 
 _ORDER: Json = {"type": "string", "description": "order number, such as 4821"}

@@ -18,7 +18,7 @@ from environments.kit.conduct import Called, Past, Rules, conduct, untold
 from environments.kit.language.claims import AGENT, ClaimReader, Moment, Sheet, Thing
 from environments.kit.language.patterns import load
 from mua.environment.protocol import Evaluation, Task, ToolResult, Transcript
-from mua.environment.schema import fitted
+from mua.environment.tool_arguments import fitted
 from mua.types import Json, ToolSchema
 
 _OWNER = {"call": "check_owner", "same": ["order"], "heard": ["order", "name"]}

@@ -27,9 +27,9 @@ from mua.config.schema import EnvironmentConfig, LlmConfig
 from mua.endpoint.services import ChatClient, Services
 from mua.environment.domain import Configurable, Domain
 from mua.environment.manager import EnvironmentManager
-from mua.environment.manifest import digest
 from mua.environment.protocol import Move, Split, Task, ToolResult
 from mua.environment.registry import domain_names, get_domain
+from mua.environment.task_manifest import tasks_digest
 from mua.errors import EnvironmentFault, JudgeFault, MuaError, UserFault
 from tests.chat_server import Handler, drops, fails, says, serving
 from tests.gyms_support import judged as verdict
@@ -271,9 +271,9 @@ def test_tasks_that_are_not_the_pinned_ones_are_refused(tmp_path):
     manifest = tmp_path / "manifest.json"
     with pytest.raises(MuaError, match=r"manifest\.json: cannot read test"):
         load_pinned(tmp_path, "test", generate)
-    manifest.write_text(json.dumps({"test": {"sha256": digest(generate("test"))}}))
+    manifest.write_text(json.dumps({"test": {"sha256": tasks_digest(generate("test"))}}))
     assert load_pinned(tmp_path, "test", generate) == (TASK,)
-    manifest.write_text(json.dumps({"validation": {"sha256": digest(generate("test"))}}))
+    manifest.write_text(json.dumps({"validation": {"sha256": tasks_digest(generate("test"))}}))
     with pytest.raises(MuaError, match=r"_shared\.pin"):
         load_pinned(tmp_path, "validation", generate)
 
