@@ -1,4 +1,4 @@
-"""The tables of cases: none is left over, and values are put in where their paths say. How they are read: every user."""
+"""The tables of cases: none is left over; values are put in where paths say. Not covered: how they are read."""
 
 from __future__ import annotations
 
