@@ -282,14 +282,14 @@ def plan(
 ) -> None:
     """Say what a configuration needs of its cluster, without starting anything; status 1 if it does not fit."""
     loaded = load_config(config, overrides or ())
-    import mua.plan.report
+    import mua.plan.planner
 
     policy = None
     if loaded.model.shrink:
         from workbench.shrink import shrunk
 
         loaded, policy = shrunk(loaded)
-    planned = mua.plan.report.make_plan(loaded, policy, every_rank=every_rank)
+    planned = mua.plan.planner.make_plan(loaded, policy, every_rank=every_rank)
     if as_json:
         print(json.dumps(planned.as_json(), indent=2))
     else:

@@ -226,7 +226,7 @@ class TrainBatch:
     """Everything one optimizer step needs, independent of any parallel layout.
 
     The loss of the batch is ``sum(weights * per_token_loss)`` over all sequences: because the denominators
-    are inside the weights, no split over micro-batches, ranks or rows can change it.
+    are inside the weights, no split over micro-batches or ranks can change it.
     """
 
     sequences: list[TrainSequence]

@@ -25,10 +25,11 @@ from megatron_bridge.hf_config import read_hf_config  # noqa: E402
 from megatron_bridge.plan import transformer_config_kwargs  # noqa: E402
 from mua.config.schema import MegatronConfig, ModelConfig  # noqa: E402
 from mua.megatron import layouts  # noqa: E402
-from mua.megatron.context import gather, row_order, zigzag  # noqa: E402
+from mua.megatron.attention import gather  # noqa: E402
 from mua.megatron.model import build_chunks  # noqa: E402
 from mua.megatron.modules import PackedMicrobatch  # noqa: E402
 from mua.megatron.parallel import start_groups  # noqa: E402
+from mua.megatron.tiles import gathered_order, zigzag  # noqa: E402
 
 IDS = torch.randint(101, (36,), generator=torch.Generator().manual_seed(2))
 """A sequence for log-probabilities; its length divides by every tensor-parallel size used."""
@@ -144,7 +145,7 @@ def log_probabilities(chunks: Sequence[Any], ids: Tensor) -> Tensor | None:
     """
     length, cp = len(ids), parallel_state.get_context_parallel_group()
     mine = torch.from_numpy(zigzag([length], cp.size(), cp.rank()))
-    order = torch.from_numpy(row_order([length], cp.size()))
+    order = torch.from_numpy(gathered_order([length], cp.size()))
     positions, ids = mine, ids[mine]
     row = PackedMicrobatch(lengths=(length,), positions=positions, order=order)
     pp, stage = parallel_state.get_pipeline_model_parallel_group(), parallel_state.get_pipeline_model_parallel_rank()

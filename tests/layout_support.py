@@ -19,8 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from mua.algorithms.loss_protocol import TokenTensors
-from mua.algorithms.losses import PolicyLoss
+from mua.algorithms.losses import PolicyLoss, TokenTensors
 from mua.config.schema import MegatronConfig
 from mua.megatron import layouts
 from mua.types import Float32Array, TrainBatch, TrainSequence

@@ -14,8 +14,8 @@ from mua.config.schema import (
     ModelConfig,
     TrainerConfig,
 )
-from mua.plan.architecture import Architecture, architecture_of
-from mua.plan.ranks import ObjectBytes, measure, rank_bytes
+from mua.megatron.architecture import Architecture, architecture_of
+from mua.plan.gpu_memory import ObjectBytes, measure, rank_bytes
 from tests.distributed import run_on_workers
 
 SHAPE: dict[str, Any] = {

@@ -45,7 +45,7 @@ proves a part of it in `make test` and the rest in `make test-slow`, so that CI 
 | --- | --- | --- |
 | TP | `tensor_parallel` | with sequence parallelism |
 | PP | `pipeline_parallel` | FIRST and LAST: `first_stage_layers`, `last_stage_layers` |
-| VPP | `virtual_pipeline` | interleaved schedule; rows are padded to one length |
+| VPP | `virtual_pipeline` | interleaved schedule; micro-batches are padded to one length |
 | CP | `context_parallel` | each sequence of a packed micro-batch in zigzag chunks; padded to a multiple of 2 x CP |
 | DP | `data_parallel` | each entry without and with `distributed_optimizer` |
 | EP | `expert_parallel` | experts over ranks of TP x CP x DP |
@@ -109,7 +109,7 @@ def _section(kind: str, results: dict[str, dict[str, float]]) -> str:
     for name in names:
         config = MegatronConfig(**layouts.sizes(name))
         values = (f"{results[f'{kind} {name}'][column]:.0e}" for column in columns)
-        rows.append((f"`{name}`", config.world_size, layouts.describe(layouts.pattern(config)), *values))
+        rows.append((f"`{name}`", config.world_size, layouts.in_words(layouts.pattern(config)), *values))
     head = ("layout", "processes", "pattern", *(COLUMNS[column] for column in columns))
     return f"## {heading}\n\n{kit.table(head, rows)}\n"
 

@@ -41,7 +41,7 @@ def with_part(text: str, name: str, part: str) -> str:
 def recipes() -> str:
     """The plan of every recipe as the command prints it."""
     from mua.config.load import load_config
-    from mua.plan.report import make_plan
+    from mua.plan.planner import make_plan
     from workbench.plan_tables import as_text
 
     plans = {file: as_text(make_plan(load_config(Path(file)))) for file in (f"configs/{name}.yaml" for name in RECIPES)}

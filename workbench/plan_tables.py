@@ -10,7 +10,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from mua.plan.report import RECOMPUTE, Plan
+from mua.plan.planner import RECOMPUTE, Plan
 
 WIDTH = 110
 """Columns of the tables in a file or pipe."""
@@ -90,7 +90,7 @@ def _ranks(plan: Plan) -> Table:
 def _activations(plan: Plan) -> Table:
     row = plan.config.megatron.max_tokens_per_microbatch
     table = _table(
-        f"activations, estimated: GB of the fullest rank, rows of {row:,} tokens", "recompute", "rank", "kept",
+        f"activations, estimated: GB of the fullest rank, micro-batches of {row:,} tokens", "recompute", "rank", "kept",
         "computed again", "output layer", "together",
     )  # fmt: skip
     for name in RECOMPUTE:
@@ -154,7 +154,7 @@ def _step(plan: Plan) -> list[tuple[str, str]]:
     rollout = f"{done.rollout_seconds:.0f} s at {cluster.rollout_mfu:.0%} MFU (assumed)"
     return [
         ("tokens", f"{done.tokens:,} in {done.episodes} episodes, {done.sampled_tokens:,} of them sampled (assumed)"),
-        ("rows of a data-parallel rank", str(done.rows)),
+        ("micro-batches of a data-parallel rank", str(done.microbatches)),
         ("pipeline bubble", f"{done.bubble:.1%} of the training time"),
         ("training", f"{done.train_flops:.3g} FLOPs, {done.recomputed_flops:.3g} more recomputed"),
         ("", f"{done.train_seconds:.0f} s at {cluster.train_mfu:.0%} MFU (assumed), bubble on top"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.console import Console
 
-from mua.algorithms.metrics import rollout_metrics
+from mua.algorithms.rollout_metrics import rollout_metrics
 from mua.config.schema import ExperimentConfig
 from mua.observe.progress import Progress
 from mua.observe.traces import TraceWriter

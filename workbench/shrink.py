@@ -19,8 +19,8 @@ from typing import Any
 
 from mua.config.schema import ExperimentConfig
 from mua.errors import ModelError
+from mua.megatron.architecture import architecture_of
 from mua.observe.output import prepare_output
-from mua.plan.architecture import architecture_of
 from mua.trainer.rank_processes import leads
 
 VOCABULARY = 512

@@ -1,8 +1,14 @@
-"""Advantages: how much better a trajectory did than the others of its task, or of the whole batch.
+"""Advantages: how much better a trajectory did than the others of its task, or of the whole batch, and which turn
+earned it.
 
 Every estimator sees the scores of one group (``[n]``, scored members only) and gives an advantage each. A group whose
 scores are all equal, one-element groups included, gives exactly 0 everywhere: without a difference there is nothing to
 be relative to. Only the estimators of :data:`GLOBAL` compare across groups as well, see :func:`whitened`.
+
+Credit: a trajectory's score comes from its turns' rewards, and its advantage is spread over its turns. Notation: turns
+``t = 1..T`` with rewards ``r_t``; ``gamma`` the discount; ``A`` the trajectory's advantage; ``n_t`` tokens of turn
+``t`` are trained. The forms are UserRL's (arXiv 2509.19736) as its code has them. Its paper prints another advantage,
+``(c_t - mean) / std`` over the group, under which equal credit would give every trajectory the same advantage.
 """
 
 from __future__ import annotations
@@ -16,6 +22,8 @@ import numpy.typing as npt
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 AdvantageName = Literal["grpo", "rloo", "reinforce_plus_plus", "pass_at_k", "none"]
+ScoreName = Literal["sum", "terminal", "mean", "discounted"]
+CreditName = Literal["equal", "reward_to_go", "exponential", "signed"]
 GLOBAL: frozenset[AdvantageName] = frozenset({"reinforce_plus_plus"})
 """Estimators whose result is whitened over the whole step, or over each environment's part of it."""
 
@@ -129,3 +137,73 @@ def _finite(rewards: Sequence[float]) -> Floats:
 def _flat(values: Floats) -> bool:
     """Decided on the rewards themselves: rounding of the mean would leave 1e-17 / epsilon behind."""
     return len(values) < 2 or bool(values.max() == values.min())
+
+
+def trajectory_score(rewards: Sequence[float], name: ScoreName, *, gamma: float = 1.0) -> float:
+    """One number for a trajectory; 0 for one without turns.
+
+    - ``sum``: ``sum_t r_t``;
+    - ``terminal``: ``r_T``;
+    - ``mean``: ``sum_t r_t / T`` (what UserRL's code calls Sum);
+    - ``discounted``: ``sum_t gamma^(t-1) r_t`` (UserRL's R2G score).
+    """
+    values = np.asarray(rewards, dtype=np.float64)
+    if not len(values):
+        return 0.0
+    if name == "terminal":
+        return float(values[-1])
+    if name == "discounted":
+        return float(values @ gamma ** np.arange(len(values)))
+    return float(values.mean() if name == "mean" else values.sum())
+
+
+def turn_credits(rewards: Sequence[float], name: CreditName, *, gamma: float = 1.0, k: float = 2.0) -> Floats:
+    """The relative weight ``c_t`` of each turn, ``[T]``.
+
+    - ``equal``: 1;
+    - ``reward_to_go``: ``sum_{j>=t} gamma^(j-t) r_j``; turns after the last reward get 0, and so does every turn of a
+      trajectory that earned nothing, which then has no gradient at all;
+    - ``exponential``: ``0.5 + 0.5 (1 - exp(-k r_t)) / (1 - exp(-k))``, UserRL's EM: 0.5 for a turn without reward, 1
+      for reward 1;
+    - ``signed``: ``r_t`` itself, negative where a turn was penalised.
+
+    Raises ``ValueError`` when ``k`` is 0, for which the map is not defined.
+    """
+    values: Floats = np.asarray(rewards, dtype=np.float64)
+    if name == "equal":
+        return np.ones_like(values)
+    if name == "signed":
+        return values.copy()
+    if name == "exponential":
+        if k == 0:
+            raise ValueError("the exponential map is not defined for k = 0")
+        return np.asarray(0.5 + 0.5 * np.expm1(-k * values) / np.expm1(-k))
+    credits, ahead = np.zeros_like(values), 0.0
+    for turn in range(len(values) - 1, -1, -1):
+        ahead = credits[turn] = values[turn] + gamma * ahead
+    return credits
+
+
+def spread(advantage: float, credits: Floats, tokens: npt.NDArray[np.int64], *, signed_sum: bool = False) -> Floats:
+    """The advantage of the tokens of each turn, ``[T]``, from the trajectory's and the turns' credits.
+
+    With ``n+`` the tokens of turns whose credit is not 0 and ``Z = sum_t n_t |c_t|``::
+
+        A_t = advantage * c_t * n+ / Z
+
+    so that the mean of ``|A|`` over those tokens is ``|advantage|``. All are 0 where ``Z`` is 0. With ``signed_sum``
+    ``Z`` is ``sum_t n_t c_t``, as in UserRL's code: the same while credits are not negative; where they are, a negative
+    sum turns every sign round and a small one explodes.
+
+    Args:
+        advantage: of the trajectory.
+        credits: ``c_t``, ``[T]``.
+        tokens: trained tokens of each turn, ``[T]``.
+        signed_sum: normalise by the sum of credits instead of that of their absolute values.
+    """
+    if len(credits) != len(tokens):
+        raise ValueError(f"{len(credits)} turn credits for {len(tokens)} turns")
+    total = float((tokens * (credits if signed_sum else np.abs(credits))).sum())
+    if total == 0:
+        return np.zeros_like(credits)
+    return advantage * credits * (float(tokens[credits != 0].sum()) / total)

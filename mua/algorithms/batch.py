@@ -2,6 +2,23 @@
 
 The global denominators are divided into the per-token weights here, once. Whatever layout trains the batch
 afterwards (data, context, pipeline, micro-batches) only adds up, so it cannot change the loss.
+
+The way of a step's groups to its gradients, one line per function; a batch only ever goes down::
+
+    filtered(groups)               which trajectories train                     mua.algorithms.filters
+    make_batches(parts)            advantages, weights of tokens                here
+    Learner.with_logprobs(batch)   the trainer's and the reference's scores     mua.trainer.learner
+    with_gae(batches)              with a critic: its advantages                mua.algorithms.gae
+    adjusted(batch)                KL penalty, teacher, the engine's mismatch   here, distillation, correction
+    Learner.train_step(batch)      announced to all ranks                       mua.trainer.learner
+      Network.train(sequences)                                                  mua.megatron.network
+        pack(ids)                  sequences into micro-batches, ranks          mua.megatron.packing
+        training_micro_batch()     one micro-batch as tensors                   mua.megatron.microbatch
+        Megatron's schedule        forward and backward of each micro-batch     mua.megatron.network
+          PackedAttention          inside the model                             mua.megatron.attention
+          log_probabilities        of the scored tokens                         mua.megatron.logprobs
+          PolicyLoss               the loss, and sums for metrics               mua.algorithms.losses
+        Optimizer.step()           clip, AdamW                                  mua.megatron.optimizer
 """
 
 from __future__ import annotations
@@ -12,9 +29,20 @@ from dataclasses import replace
 
 import numpy as np
 
-from mua.algorithms.advantage import GLOBAL, Floats, group_advantages, sign_clamped, whitened_apart
-from mua.algorithms.credit import spread, trajectory_score, turn_credits
+from mua.algorithms.advantage import (
+    GLOBAL,
+    Floats,
+    group_advantages,
+    sign_clamped,
+    spread,
+    trajectory_score,
+    turn_credits,
+    whitened_apart,
+)
+from mua.algorithms.correction import corrected
+from mua.algorithms.distillation import distilled
 from mua.algorithms.filters import capped, filtered, penalised, shaped
+from mua.algorithms.objectives import kl_to_reference
 from mua.config.schema import AlgorithmConfig
 from mua.types import Group, Segment, TrainBatch, TrainSequence, Trajectory
 
@@ -39,15 +67,14 @@ def make_batches(parts: Sequence[Sequence[Group]], config: AlgorithmConfig, temp
     then left out: their loss has no gradient.
 
     ``old_logprobs`` are the engine's; a trainer that recomputes them replaces them, and then has the batch
-    :func:`mua.algorithms.adjust.adjusted`. ``temperature`` is that of sampling. A batch whose advantages are all 0 is
-    legal, and so is an empty one (nothing was scored).
+    :func:`adjusted`. ``temperature`` is that of sampling. A batch whose advantages are all 0 is legal, and so is an
+    empty one (nothing was scored).
     """
     cut = [[_penalised(group, config) for group in part] for part in parts]
-    judged = _with_advantages([group for part in cut for group in part], config)
-    sizes = [sum(len(group.scored) for group in part) for part in cut]
+    credited = _with_advantages([group for part in cut for group in part], config)
     return [
-        _batch(part, list(itertools.islice(judged, size)), config, temperature)
-        for part, size in zip(cut, sizes, strict=True)
+        _batch(part, list(itertools.islice(credited, sum(len(group.scored) for group in part))), config, temperature)
+        for part in cut
     ]
 
 
@@ -56,22 +83,126 @@ def make_batch(groups: Sequence[Group], config: AlgorithmConfig, temperature: fl
     return make_batches([groups], config, temperature)[0]
 
 
+def _penalised(group: Group, config: AlgorithmConfig) -> Group:
+    return replace(group, trajectories=[penalised(t, config.shaping) for t in group.trajectories])
+
+
+def _with_advantages(groups: Sequence[Group], config: AlgorithmConfig) -> Iterator[tuple[Trajectory, Floats]]:
+    """Every scored trajectory with the advantage of each of its turns, ``[T]``."""
+    scored = [t for group in groups for t in group.scored]
+    found = [_of_group(group.scored, config) for group in groups if group.scored]
+    advantages = np.concatenate(found) if found else np.zeros(0)
+    if config.advantage in GLOBAL:
+        apart = [t.domain if config.whiten == "environment" else "" for t in scored]
+        advantages = whitened_apart(advantages, np.array([t.sampled_tokens for t in scored]), apart)
+    for trajectory, advantage in zip(scored, (advantages * config.advantage_scale).tolist(), strict=True):
+        turns = len(trajectory.turn_rewards)
+        by_turn = np.full(turns, advantage)
+        if config.credit != "equal":
+            tokens = np.zeros(turns, dtype=np.int64)
+            for segment in trajectory.segments:
+                tokens += np.bincount(segment.turn[segment.loss_mask], minlength=turns)
+            credits = turn_credits(trajectory.turn_rewards, config.credit, gamma=config.discount, k=config.credit_k)
+            by_turn = spread(advantage, credits, tokens, signed_sum=config.credit_form == "userrl")
+        yield trajectory, capped(by_turn, trajectory, config.shaping)
+
+
+def _of_group(members: Sequence[Trajectory], config: AlgorithmConfig) -> Floats:
+    if config.advantage == "gae":  # not known before the critic has seen the batch
+        return np.zeros(len(members))
+    scores = shaped(_scores(members, config), members, config.shaping).tolist()
+    k = min(config.pass_k, len(scores))  # a group may have lost members to faults of the infrastructure
+    advantages = group_advantages(scores, config.advantage, divide_by_std=config.divide_by_std, k=k)
+    return advantages if config.sign_clamp is None else sign_clamped(advantages, scores, config.sign_clamp)
+
+
+def _scores(members: Sequence[Trajectory], config: AlgorithmConfig) -> Floats:
+    if config.score == "sum":
+        return np.array([t.reward for t in members])
+    return np.array([trajectory_score(t.turn_rewards, config.score, gamma=config.discount) for t in members])
+
+
 def _batch(
-    groups: Sequence[Group], judged: Sequence[tuple[Trajectory, Floats]], config: AlgorithmConfig, temperature: float
+    groups: Sequence[Group], credited: Sequence[tuple[Trajectory, Floats]], config: AlgorithmConfig, temperature: float
 ) -> TrainBatch:
-    """``judged``: the scored trajectories of ``groups`` in order, with the advantage of each of their turns."""
-    members = [(t, a) for t, a in judged if t.sampled_tokens]
-    tokens = sum(trajectory.sampled_tokens for trajectory, _ in members)
+    """``credited``: the scored trajectories of ``groups`` in order, with the advantage of each of their turns."""
+    members = [(t, a) for t, a in credited if t.sampled_tokens]
+    count, tokens = len(members), sum(trajectory.sampled_tokens for trajectory, _ in members)
     sequences: list[TrainSequence] = []
     for number, (trajectory, advantages) in enumerate(members):
         if config.skip_zero_advantage and not advantages.any():
             continue
-        weight = 1.0 / _denominator(config, tokens, len(members), trajectory.sampled_tokens)
-        for segment in trajectory.segments:
-            if segment.loss_mask.any():
-                sequences.append(_train_sequence(segment, weight, advantages, number))
-    rewards = list(_turn_rewards(groups, config)) if config.advantage == "gae" else []
-    return TrainBatch(sequences, temperature, {"tokens": float(tokens), "sequences": float(len(members))}, rewards)
+        denominator = {
+            "token_mean": float(tokens),
+            "sequence_mean": float(count * trajectory.sampled_tokens),
+            "sequence_sum": float(count),
+            "constant": count * config.aggregation_constant,
+        }[config.aggregation]
+        sequences += [
+            _train_sequence(segment, 1.0 / denominator, advantages, number)
+            for segment in trajectory.segments
+            if segment.loss_mask.any()
+        ]
+    rewards = []
+    if config.advantage == "gae":  # the rewards of turns; what shaping adds to a score comes with the last
+        for group in groups:
+            scores = _scores(group.scored, config)
+            bonuses = shaped(scores, group.scored, config.shaping) - scores
+            for trajectory, bonus in zip(group.scored, bonuses, strict=True):
+                if trajectory.sampled_tokens:
+                    rewards.append(np.array(trajectory.turn_rewards, dtype=np.float64))
+                    rewards[-1][-1] += bonus
+    return TrainBatch(sequences, temperature, {"tokens": float(tokens), "sequences": float(count)}, rewards)
+
+
+def _train_sequence(segment: Segment, weight: float, advantages: Floats | None, trajectory: int = 0) -> TrainSequence:
+    """The segment up to its last trained token: what follows (a tool's result, the user's goodbye) moves no loss.
+
+    ``advantages`` are those of the trajectory's turns.
+    """
+    end = int(np.flatnonzero(segment.loss_mask)[-1]) + 1
+    sampled = segment.loss_mask[:end]
+    by_token = np.zeros(end, dtype=np.float32)
+    if advantages is not None:
+        by_token[sampled] = advantages[segment.turn[:end][sampled]]
+    return TrainSequence(
+        ids=segment.ids[:end],
+        weights=sampled.astype(np.float32) * np.float32(weight),
+        advantages=by_token,
+        behaviour_logprobs=segment.logprobs[:end],
+        old_logprobs=segment.logprobs[:end],
+        experts=None if segment.experts is None else segment.experts[:end],
+        version=segment.version[:end],
+        turns=segment.turn[:end],
+        teacher_logprobs=None if segment.teacher_logprobs is None else segment.teacher_logprobs[:end],
+        trajectory=trajectory,
+    )
+
+
+def adjusted(batch: TrainBatch, config: AlgorithmConfig, version: int) -> tuple[TrainBatch, dict[str, float]]:
+    """``batch``, whose old and reference log-probabilities are the trainer's, with what is decided by them; metrics.
+
+    It happens on whole sequences and in numpy, before anything is packed or split over ranks. A KL penalty in the
+    reward (``algorithm.kl_in``) and the distance to the teacher (``algorithm.distillation``) are taken from the
+    advantages, token by token; the policy's side is the old log-probabilities. Then the engine's mismatch is weighed or
+    masked, see :func:`mua.algorithms.correction.corrected`.
+
+    Args:
+        batch: of :func:`make_batch`.
+        config: the section ``algorithm``.
+        version: the policy version that is about to be trained; a token's age counts from it.
+    """
+    metrics: dict[str, float] = {}
+    if config.kl_in == "reward" and config.kl_coefficient != 0 and config.advantage != "gae":  # GAE has taken it
+        penalties = [config.kl_coefficient * kl_to_reference(s, config.kl_estimator) * s.trained for s in batch]
+        lowered = [(s.advantages - penalty).astype(np.float32) for s, penalty in zip(batch, penalties, strict=True)]
+        batch = replace(batch, sequences=[replace(s, advantages=a) for s, a in zip(batch, lowered, strict=True)])
+    if config.distillation is not None:
+        batch, metrics = distilled(batch, config.distillation)
+    if not config.recomputes:
+        return batch, metrics
+    batch, of_correction = corrected(batch, config, version)
+    return batch, metrics | of_correction
 
 
 def usable(group: Group, config: AlgorithmConfig) -> bool:
@@ -114,91 +245,3 @@ def split_minibatches(groups: Sequence[Group], n: int) -> list[list[Group]]:
         raise ValueError(f"cannot cut {len(groups)} groups into {n} minibatches; algorithm.minibatches is too large")
     bounds = [len(groups) * i // n for i in range(n + 1)]
     return [list(groups[low:high]) for low, high in itertools.pairwise(bounds)]
-
-
-def _denominator(config: AlgorithmConfig, tokens: int, trajectories: int, own_tokens: int) -> float:
-    return {
-        "token_mean": float(tokens),
-        "sequence_mean": float(trajectories * own_tokens),
-        "sequence_sum": float(trajectories),
-        "constant": trajectories * config.aggregation_constant,
-    }[config.aggregation]
-
-
-def _penalised(group: Group, config: AlgorithmConfig) -> Group:
-    return replace(group, trajectories=[penalised(t, config.shaping) for t in group.trajectories])
-
-
-def _with_advantages(groups: Sequence[Group], config: AlgorithmConfig) -> Iterator[tuple[Trajectory, Floats]]:
-    """Every scored trajectory with the advantage of each of its turns, ``[T]``."""
-    scored = [t for group in groups for t in group.scored]
-    found = [_of_group(group.scored, config) for group in groups if group.scored]
-    advantages = np.concatenate(found) if found else np.zeros(0)
-    if config.advantage in GLOBAL:
-        apart = [t.domain if config.whiten == "environment" else "" for t in scored]
-        advantages = whitened_apart(advantages, np.array([t.sampled_tokens for t in scored]), apart)
-    for trajectory, advantage in zip(scored, advantages.tolist(), strict=True):
-        by_turn = _by_turn(trajectory, advantage * config.advantage_scale, config)
-        yield trajectory, capped(by_turn, trajectory, config.shaping)
-
-
-def _turn_rewards(groups: Sequence[Group], config: AlgorithmConfig) -> Iterator[Floats]:
-    """For every trajectory that trains the rewards of its turns; what shaping adds to its score comes with the last."""
-    for group in groups:
-        scores = np.array([_score(t, config) for t in group.scored])
-        for trajectory, bonus in zip(group.scored, shaped(scores, group.scored, config.shaping) - scores, strict=True):
-            if trajectory.sampled_tokens:
-                rewards = np.array(trajectory.turn_rewards, dtype=np.float64)
-                rewards[-1] += bonus
-                yield rewards
-
-
-def _of_group(members: Sequence[Trajectory], config: AlgorithmConfig) -> Floats:
-    if config.advantage == "gae":  # not known before the critic has seen the batch
-        return np.zeros(len(members))
-    scores = shaped(np.array([_score(t, config) for t in members]), members, config.shaping).tolist()
-    k = min(config.pass_k, len(scores))  # a group may have lost members to faults of the infrastructure
-    advantages = group_advantages(scores, config.advantage, divide_by_std=config.divide_by_std, k=k)
-    return advantages if config.sign_clamp is None else sign_clamped(advantages, scores, config.sign_clamp)
-
-
-def _score(trajectory: Trajectory, config: AlgorithmConfig) -> float:
-    if config.score == "sum":
-        return trajectory.reward
-    return trajectory_score(trajectory.turn_rewards, config.score, gamma=config.discount)
-
-
-def _by_turn(trajectory: Trajectory, advantage: float, config: AlgorithmConfig) -> Floats:
-    turns = len(trajectory.turn_rewards)
-    if config.credit == "equal":
-        return np.full(turns, advantage)
-    tokens = np.zeros(turns, dtype=np.int64)
-    for segment in trajectory.segments:
-        tokens += np.bincount(segment.turn[segment.loss_mask], minlength=turns)
-    credits = turn_credits(trajectory.turn_rewards, config.credit, gamma=config.discount, k=config.credit_k)
-    return spread(advantage, credits, tokens, signed_sum=config.credit_form == "userrl")
-
-
-def _train_sequence(segment: Segment, weight: float, advantages: Floats | None, trajectory: int = 0) -> TrainSequence:
-    """The segment up to its last trained token: what follows (a tool's result, the user's goodbye) moves no loss.
-
-    ``advantages`` are those of the trajectory's turns.
-    """
-    end = int(np.flatnonzero(segment.loss_mask)[-1]) + 1
-    mask = segment.loss_mask[:end].astype(np.float32)
-    by_token = np.zeros(end, dtype=np.float32)
-    if advantages is not None:
-        sampled = segment.loss_mask[:end]
-        by_token[sampled] = advantages[segment.turn[:end][sampled]]
-    return TrainSequence(
-        ids=segment.ids[:end],
-        weights=mask * np.float32(weight),
-        advantages=by_token,
-        behaviour_logprobs=segment.logprobs[:end],
-        old_logprobs=segment.logprobs[:end],
-        experts=None if segment.experts is None else segment.experts[:end],
-        version=segment.version[:end],
-        turns=segment.turn[:end],
-        teacher_logprobs=None if segment.teacher_logprobs is None else segment.teacher_logprobs[:end],
-        trajectory=trajectory,
-    )

@@ -9,19 +9,22 @@ first step the policy is the trainer's own ``q``, so that ``q / m`` is then the 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from mua.algorithms.advantage import Floats
+from mua.algorithms.objectives import MAX_LOG_RATIO
+from mua.config.schema import AlgorithmConfig
+from mua.types import TrainBatch, TrainSequence
 
 CorrectionName = Literal["none", "truncate", "mask", "band"]
 Level = Literal["token", "sequence", "geometric"]
-MAX_LOG_RATIO = 20.0
-"""Log-ratios are clamped to +-20 before ``exp``: float32 overflows at 88, and an infinite ratio times a zero
-advantage is NaN. Beyond e^20 a ratio carries no gradient, as in verl."""
+Mask = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +45,7 @@ class Correction:
     high: float = 2.0
 
 
-def correction_weights(old: Floats, behaviour: Floats, trained: npt.NDArray[np.bool_], how: Correction) -> Floats:
+def correction_weights(old: Floats, behaviour: Floats, trained: Mask, how: Correction) -> Floats:
     """The weight of each token of one sequence, ``[T]``; 1 where nothing is trained.
 
     Args:
@@ -65,7 +68,7 @@ def correction_weights(old: Floats, behaviour: Floats, trained: npt.NDArray[np.b
 
 
 @dataclass(frozen=True, slots=True)
-class Band:
+class RatioBand:
     """AgentRL's band of admissible ratios (its ``importance_weight_cap_ratio`` and ``out_of_date_decay``)."""
 
     low: float
@@ -86,7 +89,7 @@ class Band:
         return 1 - self.low * self.cap * d, 1 + self.high * self.cap * d
 
 
-def in_band(log_ratio: Floats, advantages: Floats, age: Floats, band: Band) -> npt.NDArray[np.bool_]:
+def in_band(log_ratio: Floats, advantages: Floats, age: Floats, band: RatioBand) -> Mask:
     """Which tokens stay, ``[N]``: not those whose ratio has left the band on the side their advantage pulls to.
 
     A token goes if ``A > 0`` and its ratio is above the upper bound, or ``A < 0`` and below the lower one. Tokens
@@ -119,3 +122,91 @@ def mismatch_metrics(old: Floats, behaviour: Floats) -> dict[str, float]:
         "kl_k3": float((np.exp(difference) - difference - 1).mean()),
         "probability_error": float(np.exp(size).mean()),
     }
+
+
+def corrected(batch: TrainBatch, config: AlgorithmConfig, version: int) -> tuple[TrainBatch, dict[str, float]]:
+    """``batch``, whose old log-probabilities are the trainer's, with the engine's mismatch weighed or masked; metrics.
+
+    Importance weights multiply the advantages. ``correction: band`` takes tokens out of the batch, see :func:`without`.
+    With ``old_logprobs: engine`` the objective's ratio holds the mismatch already: nothing is multiplied, and the old
+    log-probabilities are the engine's again.
+
+    Args:
+        version: the policy version that is about to be trained; a token's age counts from it.
+    """
+    metrics = _mismatch_by_age(batch, version)
+    if config.correction != "none":
+        stays = [s.trained for s in batch]
+        if config.correction == "band":
+            band = RatioBand(config.clip_low, config.clip_high, config.correction_cap, config.correction_decay)
+            stays = [_in_band(s, band, version) for s in batch]
+        metrics["correction/removed"] = 1 - sum(m.sum() for m in stays) / max(1, sum(s.trained.sum() for s in batch))
+        batch = without(batch, stays, config)
+        if config.old_logprobs != "engine":
+            how = Correction(config.correction, config.correction_level, config.correction_low, config.correction_high)
+            weights = [correction_weights(*_sides(s), s.trained, how) for s in batch]
+            if batch.sequences:
+                found = np.concatenate([w[s.trained] for s, w in zip(batch, weights, strict=True)])
+                metrics["correction/weight"] = float(found.mean())
+                metrics["correction/cut"] = float(((found == how.high) | (found == 0)).mean())
+            weighed = [(s.advantages * w).astype(np.float32) for s, w in zip(batch, weights, strict=True)]
+            batch = replace(batch, sequences=[replace(s, advantages=a) for s, a in zip(batch, weighed, strict=True)])
+    if config.old_logprobs == "engine":
+        batch = replace(batch, sequences=[replace(s, old_logprobs=s.behaviour_logprobs) for s in batch])
+    return batch, metrics
+
+
+def without(batch: TrainBatch, stays: Sequence[Mask], config: AlgorithmConfig) -> TrainBatch:
+    """``batch`` as if the trained tokens outside ``stays`` (a mask ``[T]`` per sequence) had never been sampled.
+
+    Their weights become 0, the others' what they would be then: ``token_mean`` divides by the tokens left in the whole
+    batch, ``sequence_mean`` by those left in the trajectory. Sequences without a token are dropped; the number of
+    trajectories stays, also where one lost all its tokens.
+    """
+    gone = [s.trained & ~m for s, m in zip(batch, stays, strict=True)]
+    taken, tokens = sum(int(m.sum()) for m in gone), batch.denominators["tokens"]
+    before, lost = Counter[int](), Counter[int]()
+    for sequence, out in zip(batch, gone, strict=True):
+        before[sequence.trajectory] += int(sequence.trained.sum())
+        lost[sequence.trajectory] += int(out.sum())
+    left = []
+    for sequence, out in zip(batch, gone, strict=True):
+        if not (sequence.trained & ~out).any():
+            continue
+        scale = 1.0
+        if config.aggregation == "token_mean":
+            scale = tokens / (tokens - taken)
+        elif config.aggregation == "sequence_mean":
+            own = before[sequence.trajectory]
+            scale = own / (own - lost[sequence.trajectory])
+        weights = np.where(out, np.float32(0), sequence.weights * np.float32(scale))
+        left.append(replace(sequence, weights=weights))
+    return replace(batch, sequences=left, denominators=batch.denominators | {"tokens": tokens - taken})
+
+
+def _in_band(sequence: TrainSequence, band: RatioBand, version: int) -> Mask:
+    old, behaviour = _sides(sequence)
+    advantages = sequence.advantages.astype(np.float64)
+    return sequence.trained & in_band(old - behaviour, advantages, _age(sequence, version), band)
+
+
+def _mismatch_by_age(batch: TrainBatch, version: int) -> dict[str, float]:
+    """The engine's mismatch by itself for tokens of the version that is trained, where only numerics differ, and for
+    older ones, where the weights do too."""
+    old, behaviour = (np.concatenate([_sides(s)[side][s.trained] for s in batch]) for side in (0, 1))
+    age = np.concatenate([_age(s, version)[s.trained] for s in batch])
+    found: dict[str, float] = {}
+    for name, chosen in (("fresh", age <= 0), ("stale", age > 0)):
+        values = mismatch_metrics(old[chosen], behaviour[chosen])
+        found |= {f"mismatch_{name}/{key}": value for key, value in values.items()}
+    return found
+
+
+def _sides(sequence: TrainSequence) -> tuple[Floats, Floats]:
+    """The trainer's and the engine's log-probabilities."""
+    return sequence.old_logprobs.astype(np.float64), sequence.behaviour_logprobs.astype(np.float64)
+
+
+def _age(sequence: TrainSequence, version: int) -> Floats:
+    assert sequence.version is not None, "sampled sequences know the versions that sampled them"
+    return version - sequence.version.astype(np.float64)

@@ -16,11 +16,15 @@ What a token answers for is a choice (``discount``):
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import numpy.typing as npt
 
 from mua.algorithms.advantage import Floats
-from mua.algorithms.correction import MAX_LOG_RATIO
+from mua.algorithms.objectives import MAX_LOG_RATIO
+from mua.config.schema import DistillationConfig
+from mua.types import TrainBatch
 
 
 def reverse_kl(policy: Floats, teacher: Floats, trained: npt.NDArray[np.bool_]) -> Floats:
@@ -48,3 +52,26 @@ def distillation_advantages(
         ahead = own[place] + discount * ahead
         advantages[place] = -ahead
     return advantages
+
+
+def distilled(batch: TrainBatch, how: DistillationConfig) -> tuple[TrainBatch, dict[str, float]]:
+    """``batch`` with the distance to the teacher in its advantages; the policy's side is the old log-probabilities.
+
+    Returns:
+        the batch, and over trained tokens estimates k1 and k3 of KL(policy || teacher) and the largest difference.
+    """
+    sequences, divergences = [], []
+    for sequence in batch:
+        assert sequence.teacher_logprobs is not None, "rollouts of a distilled policy are scored by its teacher"
+        policy, teacher = sequence.old_logprobs.astype(np.float64), sequence.teacher_logprobs.astype(np.float64)
+        divergences.append(reverse_kl(policy, teacher, sequence.trained)[sequence.trained])
+        own = distillation_advantages(policy, teacher, sequence.trained, discount=how.discount)
+        rewarded = 0.0 if how.only else sequence.advantages.astype(np.float64)
+        sequences.append(replace(sequence, advantages=(rewarded + how.coefficient * own).astype(np.float32)))
+    found = np.concatenate(divergences)
+    metrics = {
+        "distillation/reverse_kl": float(found.mean()),
+        "distillation/reverse_kl_k3": float((np.exp(-found) - 1 + found).mean()),
+        "distillation/difference_max": float(np.abs(found).max()),
+    }
+    return replace(batch, sequences=sequences), metrics

@@ -2,31 +2,32 @@
 
 Filters see scored trajectories only; whatever they take out is in no group statistics either, so that it cannot shift
 the baseline of those that stay. They run in the order of ``algorithm.filters``.
+
+Shaping reads which turns of a conversation were malformed, and which repeat what was done or said before. A turn is an
+assistant message. Messages are those of :class:`mua.types.Trajectory`.
 """
 
 from __future__ import annotations
 
+import json
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
+from scipy.stats import rankdata
 
-from mua.algorithms.credit import Floats
-from mua.algorithms.faults import malformed_turns, repeated_turns
+from mua.algorithms.advantage import Floats
 from mua.config.schema import (
     AlgorithmConfig,
     BalanceFilter,
     GroupFilter,
     MinimumTurnsFilter,
-    OverlongFilter,
     RangeFilter,
     ShapingConfig,
 )
-from mua.types import Group, Outcome, Trajectory
-
-_OVERLONG = frozenset({Outcome.LENGTH, Outcome.MAX_TURNS})
+from mua.types import Group, Json, Outcome, Trajectory
 
 
 def filtered(groups: Sequence[Group], config: AlgorithmConfig) -> tuple[list[Group], dict[str, float]]:
@@ -37,49 +38,40 @@ def filtered(groups: Sequence[Group], config: AlgorithmConfig) -> tuple[list[Gro
     kept = [replace(group, trajectories=group.scored) for group in groups if group.scored]
     before, taken = sum(len(group.trajectories) for group in kept), Counter[str]()
     for chosen in config.filters:
-        passed = [_passed(group, chosen) for group in kept]
-        taken[chosen.kind] += sum(len(g.trajectories) - len(p) for g, p in zip(kept, passed, strict=True))
-        kept = [replace(g, trajectories=p) for g, p in zip(kept, passed, strict=True) if p]
+        passed = [replace(group, trajectories=_passed(group, chosen)) for group in kept]
+        taken[chosen.kind] += sum(len(g.trajectories) - len(p.trajectories) for g, p in zip(kept, passed, strict=True))
+        kept = [group for group in passed if group.trajectories]
     shares = {f"filters/{kind}": count / before for kind, count in taken.items()} if before else {}
     return kept, shares | ({"filters/groups_kept": len(kept) / len(groups)} if groups and config.filters else {})
 
 
 def _passed(group: Group, chosen: GroupFilter) -> list[Trajectory]:
+    members, draw = group.trajectories, random.Random(group.ordinal)
+
+    def at_most(count: int, among: list[Trajectory]) -> list[Trajectory]:
+        return among if len(among) <= count else draw.sample(among, count)
+
     if isinstance(chosen, RangeFilter):
-        return _in_range(group.trajectories, chosen)
-    if isinstance(chosen, BalanceFilter):
-        return _balanced(group, chosen)
+        rewards = [t.reward for t in members]
+        spread = max(rewards) - min(rewards)
+        return members if spread > 0 and spread >= chosen.minimum else []
+    right, wrong = [t for t in members if t.success], [t for t in members if not t.success]
     if isinstance(chosen, MinimumTurnsFilter):
-        return [t for t in group.trajectories if not t.success or len(t.turn_rewards) >= chosen.turns]
-    return _without_overlong(group, chosen)
+        dropped = [t for t in right if len(t.turn_rewards) < chosen.turns]
+    elif isinstance(chosen, BalanceFilter):
+        # At most so many more of either kind than there are of the rarer one (AgentRL: one wrong, two right).
+        rarer = min(len(right), len(wrong))
+        kept = at_most(rarer + chosen.extra_right, right) + at_most(rarer + chosen.extra_wrong, wrong)
+        dropped = _without(members, kept)
+    else:
+        overlong = [t for t in wrong if t.outcome in (Outcome.LENGTH, Outcome.MAX_TURNS)]
+        dropped = _without(overlong, at_most(chosen.keep, overlong))
+    return _without(members, dropped)
 
 
-def _in_range(members: list[Trajectory], chosen: RangeFilter) -> list[Trajectory]:
-    rewards = [t.reward for t in members]
-    spread = max(rewards) - min(rewards)
-    return members if spread > 0 and spread >= chosen.minimum else []
-
-
-def _balanced(group: Group, chosen: BalanceFilter) -> list[Trajectory]:
-    """At most so many more of either kind than there are of the rarer one (AgentRL: one wrong, two right)."""
-    right = [t for t in group.trajectories if t.success]
-    wrong = [t for t in group.trajectories if not t.success]
-    rarer = min(len(right), len(wrong))
-    draw = random.Random(group.ordinal)
-    kept = {id(t) for t in _at_most(right, rarer + chosen.extra_right, draw)}
-    kept |= {id(t) for t in _at_most(wrong, rarer + chosen.extra_wrong, draw)}
-    return [t for t in group.trajectories if id(t) in kept]
-
-
-def _at_most(members: list[Trajectory], count: int, draw: random.Random) -> list[Trajectory]:
-    return members if len(members) <= count else draw.sample(members, count)
-
-
-def _without_overlong(group: Group, chosen: OverlongFilter) -> list[Trajectory]:
-    overlong = [t for t in group.trajectories if t.outcome in _OVERLONG and not t.success]
-    reserved = {id(t) for t in _at_most(overlong, chosen.keep, random.Random(group.ordinal))}
-    dropped = {id(t) for t in overlong} - reserved
-    return [t for t in group.trajectories if id(t) not in dropped]
+def _without(members: list[Trajectory], dropped: list[Trajectory]) -> list[Trajectory]:
+    gone = {id(t) for t in dropped}  # trajectories hold arrays, which know no equality
+    return [t for t in members if id(t) not in gone]
 
 
 def penalised(trajectory: Trajectory, shaping: ShapingConfig) -> Trajectory:
@@ -106,37 +98,84 @@ def capped(advantages: Floats, trajectory: Trajectory, shaping: ShapingConfig) -
 
 
 def shaped(scores: Floats, members: Sequence[Trajectory], shaping: ShapingConfig) -> Floats:
-    """The scores of one group after shaping, ``[n]``; what the advantages are computed from."""
+    """The scores of one group after shaping, ``[n]``; what the advantages are computed from.
+
+    ``turn_efficiency`` (AgentRL's efficient rewarding) adds ranks by turns in [-1, 1] with mean 0: successes earn more
+    the fewer turns they took, failures the more; each kind is ranked by itself, ties share their mean rank.
+    ``overlong_tokens`` (DAPO's soft punishment, arXiv 2503.14476) takes a penalty that rises from 0 to 1 over the last
+    ``overlong_buffer`` tokens.
+    """
     result = scores.astype(np.float64)
     if shaping.turn_efficiency:
-        result = result + shaping.turn_efficiency * _efficiency(members)
+        bonus = np.zeros(len(members))
+        for success, sign in ((True, -1.0), (False, 1.0)):
+            places = [i for i, t in enumerate(members) if t.success is success]
+            if len(places) > 1:
+                ranks = rankdata([len(members[i].turn_rewards) for i in places]) - 1
+                bonus[places] = sign * (2 * ranks / (len(places) - 1) - 1)
+        result = result + shaping.turn_efficiency * bonus
     if shaping.overlong_tokens:
-        result = result - np.array([_overlong_penalty(t.sampled_tokens, shaping) for t in members])
+        sampled = np.array([t.sampled_tokens for t in members])
+        over, buffer = sampled - (shaping.overlong_tokens - shaping.overlong_buffer), shaping.overlong_buffer
+        result = result - (np.clip(over / buffer, 0.0, 1.0) if buffer else (over > 0).astype(np.float64))
     return result
 
 
-def _efficiency(members: Sequence[Trajectory]) -> Floats:
-    """Ranks by turns in [-1, 1] with mean 0: successes earn more the fewer turns they took, failures the more.
+def malformed_turns(messages: Sequence[Json]) -> list[bool]:
+    """For every turn: it holds something that is no acceptable tool call, or nothing at all.
 
-    AgentRL's efficient rewarding; each kind is ranked by itself, ties share their mean rank.
+    Not acceptable is what cannot be read, names no tool or breaks its schema (``tool_call_errors``). A turn that was
+    cut by a budget is not malformed.
     """
-    bonus = np.zeros(len(members))
-    for success, sign in ((True, -1.0), (False, 1.0)):
-        places = [i for i, t in enumerate(members) if t.success is success]
-        if len(places) > 1:
-            turns = np.array([len(members[i].turn_rewards) for i in places], dtype=np.float64)
-            bonus[places] = sign * _centred_ranks(turns)
-    return bonus
+    return [
+        bool(turn.get("tool_call_errors"))
+        or not ((turn.get("content") or "").strip() or turn.get("tool_calls") or turn.get("truncated"))
+        for turn in messages
+        if turn["role"] == "assistant"
+    ]
 
 
-def _centred_ranks(values: Floats) -> Floats:
-    """Mean-tied ranks scaled to [-1, 1]."""
-    ranks = np.array([(values < v).sum() + ((values == v).sum() - 1) / 2 for v in values])
-    scaled: Floats = 2 * ranks / (len(values) - 1) - 1
-    return scaled
+def repeated_turns(messages: Sequence[Json]) -> list[bool]:
+    """For every turn: one of its tool calls was made before, with the same arguments; or, without a call, its text was.
+
+    Arguments are compared as JSON values, texts without regard to white space. That the world changed in between does
+    not excuse a call: whether to look again is for the policy to find out.
+    """
+    seen: set[str] = set()
+    repeated = []
+    for turn in messages:
+        if turn["role"] == "assistant":
+            actions = list(_actions(turn))
+            repeated.append(any(action in seen for action in actions) or len(set(actions)) < len(actions))
+            seen.update(actions)
+    return repeated
 
 
-def _overlong_penalty(tokens: int, shaping: ShapingConfig) -> float:
-    """DAPO's soft punishment (arXiv 2503.14476): rises from 0 to 1 over the last ``overlong_buffer`` tokens."""
-    over = tokens - (shaping.overlong_tokens - shaping.overlong_buffer)
-    return float(np.clip(over / shaping.overlong_buffer, 0.0, 1.0)) if shaping.overlong_buffer else float(over > 0)
+def _actions(turn: Json) -> Iterator[str]:
+    """What a turn did, in a form that is equal where the deed is."""
+    for call in turn.get("tool_calls") or ():
+        arguments = json.loads(call["function"]["arguments"])
+        yield json.dumps(["call", call["function"]["name"], arguments], sort_keys=True)
+    if not turn.get("tool_calls") and (words := (turn.get("content") or "").split()):
+        yield json.dumps(["text", *words])
+
+
+def shuffled(groups: Sequence[Group], version: int) -> list[Group]:
+    """The groups with the rewards of all scored trajectories of the step dealt anew among them.
+
+    A control for every claim that rewards taught something: the same run, its rewards dealt at random. Their
+    distribution stays, what they say of a trajectory goes. A dealt reward is an outcome reward: it stands in the last
+    turn. The same for the same groups and ``version``.
+    """
+    rewards = [(t.reward, t.success) for group in groups for t in group.scored]
+    random.Random(f"shuffled/{version}").shuffle(rewards)
+    left = iter(rewards)
+
+    def dealt(trajectory: Trajectory) -> Trajectory:
+        if not trajectory.scored:
+            return trajectory
+        reward, success = next(left)
+        turns = [0.0] * (len(trajectory.turn_rewards) - 1) + [reward]
+        return replace(trajectory, reward=reward, success=success, turn_rewards=turns)
+
+    return [replace(group, trajectories=[dealt(t) for t in group.trajectories]) for group in groups]

@@ -14,19 +14,19 @@ token, else 0; ``g_n`` the discount of the state after token ``n``: ``gamma`` wh
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import TypeAlias
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from mua.algorithms.adjust import kl_to_reference
 from mua.algorithms.advantage import Floats, whitened
+from mua.algorithms.objectives import kl_to_reference
 from mua.config.schema import AlgorithmConfig
-from mua.types import TrainBatch, TrainSequence
+from mua.types import Float32Array, TrainBatch, TrainSequence
 
 Integers: TypeAlias = npt.NDArray[np.int32]
 
@@ -90,91 +90,68 @@ def with_gae(batches: Sequence[TrainBatch], config: AlgorithmConfig) -> tuple[li
     trained = [s for batch in estimated for s in batch]
     if not any(s.trained.any() for s in trained):
         return estimated, {}
-    flat = [np.concatenate([part(s)[s.trained] for s in trained]) for part in (_advantages, _values, _returns)]
-    advantages, values, returns = (array.astype(np.float64) for array in flat)
+    advantages, values, returns = (
+        np.concatenate([_known(getattr(s, name), name)[s.trained] for s in trained]).astype(np.float64)
+        for name in ("advantages", "values", "returns")
+    )
     metrics = {"critic/value_old": float(values.mean()), "critic/advantage_std": float(advantages.std())}
     if (variance := float(returns.var())) > 0:
         metrics["critic/explained_variance"] = 1.0 - float((returns - values).var()) / variance
     if config.gae_whiten:
         advantages = whitened(advantages, np.ones(len(advantages), dtype=np.int64))
     spread = iter(np.split(advantages * config.advantage_scale, np.cumsum([s.trained.sum() for s in trained])))
-    return [replace(b, sequences=[_on_trained(s, next(spread)) for s in b]) for b in estimated], metrics
+    whole = [[replace(s, advantages=_on_trained(s, next(spread))) for s in batch] for batch in estimated]
+    return [replace(b, sequences=sequences) for b, sequences in zip(estimated, whole, strict=True)], metrics
 
 
-@dataclass(frozen=True, slots=True)
-class ValueTerms:
-    """What the critic's loss gives for each token."""
-
-    loss: Tensor
-    """``[N]``, with gradient."""
-    clipped: Tensor
-    """``[N]`` bool: no gradient because the value has left its old one far enough."""
-
-
-def clipped_value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip: float | None) -> ValueTerms:
+def clipped_value_loss(
+    values: Tensor, old_values: Tensor, returns: Tensor, clip: float | None
+) -> tuple[Tensor, Tensor]:
     """``max((V - R)^2, (clip(V, V_old - clip, V_old + clip) - R)^2) / 2``, ``[N]``.
 
     The value is held to its old one as PPO's policy is (arXiv 1707.06347; this form is that of the authors' PPO2,
     described in arXiv 2005.12729, section 3). None for ``clip`` gives the plain squared error.
+
+    Returns:
+        the loss of each token, with gradient, and whether it has none because the value has left its old one far
+        enough, both ``[N]``.
     """
     plain = (values - returns).square()
     if clip is None:
-        return ValueTerms(plain / 2, torch.zeros_like(plain, dtype=torch.bool))
+        return plain / 2, torch.zeros_like(plain, dtype=torch.bool)
     near = old_values + (values - old_values).clamp(-clip, clip)
     held = (near - returns).square()
-    return ValueTerms(torch.maximum(plain, held) / 2, held > plain)
+    return torch.maximum(plain, held) / 2, held > plain
 
 
 def _estimated(batch: TrainBatch, config: AlgorithmConfig) -> TrainBatch:
     """Advantages, not yet whitened, and returns."""
     sequences: list[TrainSequence] = []
-    for trajectory, segments in itertools.groupby(batch, key=lambda s: s.trajectory):
-        sequences += _of_trajectory(list(segments), batch.turn_rewards[trajectory], config)
+    for trajectory, members in itertools.groupby(batch, key=lambda s: s.trajectory):
+        segments = list(members)
+        turns = np.concatenate([_known(s.turns, "turn")[s.trained] for s in segments])
+        values = np.concatenate([_known(s.values, "critic's value")[s.trained] for s in segments]).astype(np.float64)
+        rewards = rewards_of_tokens(batch.turn_rewards[trajectory], turns)
+        if config.kl_coefficient and config.kl_in == "reward":
+            divergences = [kl_to_reference(s, config.kl_estimator)[s.trained] for s in segments]
+            rewards -= config.kl_coefficient * np.concatenate(divergences)
+        advantages = gae(rewards, values, discounts_of_tokens(turns, config.discount), config.gae_lambda)
+        start = 0
+        for segment in segments:
+            own = slice(start, start := start + int(segment.trained.sum()))
+            returns = _on_trained(segment, advantages[own] + values[own])
+            sequences.append(replace(segment, advantages=_on_trained(segment, advantages[own]), returns=returns))
     return replace(batch, sequences=sequences)
 
 
-def _of_trajectory(
-    segments: Sequence[TrainSequence], turn_rewards: Floats, config: AlgorithmConfig
-) -> Iterator[TrainSequence]:
-    turns = np.concatenate([_turns(s)[s.trained] for s in segments])
-    values = np.concatenate([_values(s)[s.trained] for s in segments]).astype(np.float64)
-    rewards = rewards_of_tokens(turn_rewards, turns)
-    if config.kl_coefficient and config.kl_in == "reward":
-        divergences = [kl_to_reference(s, config.kl_estimator)[s.trained] for s in segments]
-        rewards -= config.kl_coefficient * np.concatenate(divergences)
-    advantages = gae(rewards, values, discounts_of_tokens(turns, config.discount), config.gae_lambda)
-    bounds = np.cumsum([s.trained.sum() for s in segments])
-    for segment, own, target in zip(
-        segments, np.split(advantages, bounds), np.split(advantages + values, bounds), strict=False
-    ):
-        returns = np.zeros(len(segment), dtype=np.float32)
-        returns[segment.trained] = target
-        yield replace(_on_trained(segment, own), returns=returns)
+def _on_trained(sequence: TrainSequence, values: Floats) -> Float32Array:
+    """``values`` on its trained tokens, 0 elsewhere, ``[T]``."""
+    placed = np.zeros(len(sequence), dtype=np.float32)
+    placed[sequence.trained] = values
+    return placed
 
 
-def _on_trained(sequence: TrainSequence, values: Floats) -> TrainSequence:
-    """With these advantages on its trained tokens."""
-    advantages = np.zeros(len(sequence), dtype=np.float32)
-    advantages[sequence.trained] = values
-    return replace(sequence, advantages=advantages)
-
-
-def _turns(sequence: TrainSequence) -> Integers:
-    if sequence.turns is None:
-        raise ValueError("GAE needs the turn of every token")
-    return sequence.turns
-
-
-def _values(sequence: TrainSequence) -> npt.NDArray[np.float32]:
-    if sequence.values is None:
-        raise ValueError("GAE needs the critic's value of every token")
-    return sequence.values
-
-
-def _advantages(sequence: TrainSequence) -> npt.NDArray[np.float32]:
-    return sequence.advantages
-
-
-def _returns(sequence: TrainSequence) -> npt.NDArray[np.float32]:
-    assert sequence.returns is not None
-    return sequence.returns
+def _known(array: npt.NDArray[Any] | None, what: str) -> npt.NDArray[Any]:
+    if array is None:
+        raise ValueError(f"GAE needs the {what} of every token")
+    return array

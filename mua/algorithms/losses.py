@@ -1,4 +1,8 @@
-"""Per-token losses over flat tensors, and the one place where their metrics become means.
+"""What a loss is to the training backend, the losses, and the one place where their metrics become means.
+
+A loss is called once per micro-batch, on this rank's trained tokens only, as flat float32 tensors of shape ``[N]``
+(``N`` may be 0). Everything it returns can be added up (or maximised) over micro-batches and ranks in any order,
+because the global denominators are already inside ``weights``.
 
 Naming of ``LossTerms.sums``: keys under ``loss/`` are already weighted, so their sum over the batch is the
 value; ``tokens`` is the plain token count; every other key is a plain sum over tokens, a mean once divided by
@@ -7,19 +11,83 @@ value; ``tokens`` is the plain token count; every other key is a plain sum over 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Literal, Self
+from typing import Literal, Protocol, Self
 
 import torch
 from torch import Tensor
 
 from mua.algorithms.gae import clipped_value_loss
-from mua.algorithms.loss_protocol import LossTerms, TokenTensors
-from mua.algorithms.objectives import OBJECTIVES, Bounds, PerToken, bounded, kl_estimate, sequence_log_ratio
+from mua.algorithms.objectives import OBJECTIVES, Bounds, bounded, kl_estimate, sequence_log_ratio
 from mua.config.schema import AlgorithmConfig
 
-_WEIGHTED = "loss/"
+
+@dataclass(frozen=True, slots=True)
+class TokenTensors:
+    """What the batch knows about each trained token. All ``[N]``, float32, without gradient."""
+
+    weights: Tensor
+    """Loss weight with the global denominator divided in (:class:`mua.types.TrainSequence`)."""
+    advantages: Tensor
+    behaviour_logprobs: Tensor
+    """Log-probability under the policy that sampled, as the engine reported it."""
+    old_logprobs: Tensor
+    """What the clipped ratio is taken against."""
+    reference_logprobs: Tensor | None = None
+    """Under the frozen reference policy; None when no reference is kept."""
+    old_values: Tensor | None = None
+    """The critic's values before this batch's first step; None without a critic."""
+    returns: Tensor | None = None
+    """What the critic's values are trained towards; None without a critic."""
+    sequence: Tensor | None = None
+    """int64 ``[N]``: which sequence of the micro-batch each token belongs to, from 0."""
+    sequences: int = 0
+    """Sequences of the micro-batch. A sequence lies in one micro-batch, but may be spread over several ranks."""
+    add_up: Callable[[Tensor], Tensor] = lambda sums: sums
+    """Adds a tensor with one value per sequence over the ranks that share the sequences, without gradient."""
+
+    def mean_of_sequence(self, values: Tensor) -> Tensor:
+        """For each token the mean of ``values`` (``[N]``) over its whole sequence, without gradient."""
+        assert self.sequence is not None, "the training backend says which sequence a token belongs to"
+        sums = values.new_zeros(2, self.sequences)
+        sums[0].index_add_(0, self.sequence, values.detach())
+        sums[1].index_add_(0, self.sequence, torch.ones_like(values))
+        total, count = self.add_up(sums)
+        return (total / count.clamp(min=1))[self.sequence]
+
+
+@dataclass(frozen=True, slots=True)
+class LossTerms:
+    """What one micro-batch contributes."""
+
+    loss: Tensor
+    """Scalar with gradient: the weighted *sum* over the tokens given."""
+    sums: dict[str, Tensor]
+    """Detached scalars, added over micro-batches and ranks. Holds the plain count ``tokens``."""
+    maxima: dict[str, Tensor]
+    """Detached scalars, maximised over micro-batches and ranks."""
+
+
+class LossFunction(Protocol):
+    """Turns log-probabilities of the trained tokens into a loss."""
+
+    def __call__(self, logprobs: Tensor, entropy: Tensor, tokens: TokenTensors) -> LossTerms:
+        """Compute the terms of one micro-batch.
+
+        ``logprobs`` (``[N]``, float32, with gradient) are of ``logits / temperature`` under the current policy;
+        ``entropy`` (``[N]``, nats) is that of the whole next-token distribution.
+        """
+
+
+class ValueLossFunction(Protocol):
+    """Turns the critic's values of the trained tokens into a loss."""
+
+    def __call__(self, values: Tensor, tokens: TokenTensors) -> LossTerms:
+        """Compute the terms of one micro-batch.
+
+        ``values`` (``[N]``, float32, with gradient) are of what comes before each trained token.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,25 +121,36 @@ class PolicyLoss:
             config.clip_high,
             config.kl_coefficient if config.kl_in == "loss" else 0.0,
             config.old_logprobs,
-            on_policy=config.on_policy,
-            objective=config.loss,
-            dual_clip=config.dual_clip,
-            kl_estimator=config.kl_estimator,
-            entropy_coefficient=config.entropy_coefficient,
+            config.on_policy,
+            config.loss,
+            config.dual_clip,
+            config.kl_estimator,
+            config.entropy_coefficient,
         )
 
     def __call__(self, logprobs: Tensor, entropy: Tensor, tokens: TokenTensors) -> LossTerms:
-        """See :class:`mua.algorithms.loss_protocol.LossFunction`. Raises ``ValueError`` without a reference."""
+        """See :class:`LossFunction`. Raises ``ValueError`` without a reference."""
+        current = logprobs.detach()
         if self.on_policy:
-            tokens = replace(tokens, old_logprobs=logprobs.detach())
-        log_ratio = self._log_ratio(logprobs, tokens)
+            tokens = replace(tokens, old_logprobs=current)
+        log_ratio = logprobs - tokens.old_logprobs
+        if self.objective == "gspo":
+            log_ratio = sequence_log_ratio(logprobs, log_ratio, tokens.mean_of_sequence(log_ratio))
         bounds = Bounds(self.clip_low, self.clip_high, self.dual_clip)
         policy = OBJECTIVES[self.objective](logprobs, log_ratio, tokens.advantages, bounds)
         loss = (tokens.weights * policy.loss).sum()
         ratio = bounded(log_ratio.detach()).exp()
-        sums = _policy_sums(policy, ratio, tokens.advantages) | {"loss/policy": loss.detach()}
+        sums = {
+            "loss/policy": loss.detach(),
+            "actor/ratio": ratio.sum(),
+            "actor/clip_fraction_low": policy.at_low.sum().float(),
+            "actor/clip_fraction_high": policy.at_high.sum().float(),
+            "actor/advantage_abs": tokens.advantages.abs().sum(),
+        }
         if self.kl_coefficient > 0:
-            divergence = kl_estimate(self.kl_estimator, logprobs - _reference(tokens))
+            if tokens.reference_logprobs is None:
+                raise ValueError("algorithm.kl_coefficient is above 0 but the batch has no reference log-probabilities")
+            divergence = kl_estimate(self.kl_estimator, logprobs - tokens.reference_logprobs)
             kl_loss = self.kl_coefficient * (tokens.weights * divergence).sum()
             sums |= {"loss/kl": kl_loss.detach(), "actor/reference_kl": divergence.detach().sum()}
             loss = loss + kl_loss
@@ -79,28 +158,23 @@ class PolicyLoss:
             bonus = self.entropy_coefficient * (tokens.weights * entropy).sum()
             sums["loss/entropy"] = -bonus.detach()
             loss = loss - bonus
-        mismatch, maxima = self._mismatch(logprobs.detach(), tokens)
-        sums |= _common_sums(loss, logprobs, entropy) | _old_kl(logprobs.detach(), tokens) | mismatch
-        return LossTerms(loss, sums, maxima | {"actor/ratio_max": _maximum(ratio)})
-
-    def _log_ratio(self, logprobs: Tensor, tokens: TokenTensors) -> Tensor:
-        log_ratio = logprobs - tokens.old_logprobs
-        if self.objective != "gspo":
-            return log_ratio
-        return sequence_log_ratio(logprobs, log_ratio, tokens.mean_of_sequence(log_ratio))
-
-    def _mismatch(self, logprobs: Tensor, tokens: TokenTensors) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """How far the engine's log-probabilities are from the trainer's, for the same ids."""
-        trainer = logprobs if self.old_logprobs == "engine" else tokens.old_logprobs
-        difference = trainer - tokens.behaviour_logprobs
-        sums = {
+        # How far the engine's log-probabilities are from the trainer's, for the same ids.
+        difference = (current if self.old_logprobs == "engine" else tokens.old_logprobs) - tokens.behaviour_logprobs
+        # KL(old || current) on tokens sampled (nearly) from old.
+        drift = current - tokens.old_logprobs
+        sums |= _common_sums(loss, logprobs, entropy) | {
+            "actor/ppo_kl": -drift.sum(),
+            "actor/ppo_kl_k3": kl_estimate("k3", -drift).sum(),
             "mismatch/logprob_difference": difference.abs().sum(),
             "mismatch/kl": -difference.sum(),
             "mismatch/kl_k3": kl_estimate("k3", -difference).sum(),
             "mismatch/ratio": bounded(difference).exp().sum(),
             "mismatch/probability_error": bounded(difference.abs()).exp().sum(),
         }
-        return sums, {"mismatch/logprob_difference_max": _maximum(difference.abs())}
+        # All are at least 0, so that 0 for no tokens leaves every maximum over micro-batches as it is.
+        maxima = {"mismatch/logprob_difference_max": difference.abs(), "actor/ratio_max": ratio}
+        nothing = logprobs.new_zeros(())
+        return LossTerms(loss, sums, {name: v.max() if v.numel() else nothing for name, v in maxima.items()})
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +182,7 @@ class CrossEntropyLoss:
     """Negative log-likelihood of the trained tokens: ``-sum(weight * logprob)``."""
 
     def __call__(self, logprobs: Tensor, entropy: Tensor, tokens: TokenTensors) -> LossTerms:
-        """See :class:`mua.algorithms.loss_protocol.LossFunction`; advantages and old values are not read."""
+        """See :class:`LossFunction`; advantages and old values are not read."""
         loss = -(tokens.weights * logprobs).sum()
         return LossTerms(loss, _common_sums(loss, logprobs, entropy), {})
 
@@ -120,19 +194,28 @@ class ValueLoss:
     clip: float | None
 
     def __call__(self, values: Tensor, tokens: TokenTensors) -> LossTerms:
-        """See :class:`mua.algorithms.loss_protocol.ValueLossFunction`. Raises ``ValueError`` without returns."""
+        """See :class:`ValueLossFunction`. Raises ``ValueError`` without returns."""
         if tokens.old_values is None or tokens.returns is None:
             raise ValueError("the critic needs a batch with values and returns, see mua.algorithms.gae.with_gae")
-        terms = clipped_value_loss(values, tokens.old_values, tokens.returns, self.clip)
-        loss = (tokens.weights * terms.loss).sum()
+        losses, clipped = clipped_value_loss(values, tokens.old_values, tokens.returns, self.clip)
+        loss = (tokens.weights * losses).sum()
         sums = {
             "tokens": torch.tensor(float(values.numel()), device=values.device),
             "loss/value": loss.detach(),
             "critic/value": values.detach().sum(),
             "critic/return": tokens.returns.sum(),
-            "critic/clip_fraction": terms.clipped.sum().float(),
+            "critic/clip_fraction": clipped.sum().float(),
         }
         return LossTerms(loss, sums, {})
+
+
+def _common_sums(loss: Tensor, logprobs: Tensor, entropy: Tensor) -> dict[str, Tensor]:
+    return {
+        "tokens": torch.tensor(float(logprobs.numel()), device=logprobs.device),
+        "loss/total": loss.detach(),
+        "actor/entropy": entropy.detach().sum(),
+        "actor/logprob": logprobs.detach().sum(),
+    }
 
 
 def finish_metrics(sums: Mapping[str, Tensor | float], maxima: Mapping[str, Tensor | float]) -> dict[str, float]:
@@ -146,43 +229,8 @@ def finish_metrics(sums: Mapping[str, Tensor | float], maxima: Mapping[str, Tens
     tokens = float(sums["tokens"])
     finished = {"tokens": tokens}
     for name, value in sums.items():
-        if name.startswith(_WEIGHTED):
+        if name.startswith("loss/"):
             finished[name] = float(value)
         elif name != "tokens" and tokens > 0:
             finished[name] = float(value) / tokens
     return finished | ({name: float(value) for name, value in maxima.items()} if tokens > 0 else {})
-
-
-def _common_sums(loss: Tensor, logprobs: Tensor, entropy: Tensor) -> dict[str, Tensor]:
-    return {
-        "tokens": torch.tensor(float(logprobs.numel()), device=logprobs.device),
-        "loss/total": loss.detach(),
-        "actor/entropy": entropy.detach().sum(),
-        "actor/logprob": logprobs.detach().sum(),
-    }
-
-
-def _policy_sums(policy: PerToken, ratio: Tensor, advantages: Tensor) -> dict[str, Tensor]:
-    return {
-        "actor/ratio": ratio.sum(),
-        "actor/clip_fraction_low": policy.at_low.sum().float(),
-        "actor/clip_fraction_high": policy.at_high.sum().float(),
-        "actor/advantage_abs": advantages.abs().sum(),
-    }
-
-
-def _old_kl(logprobs: Tensor, tokens: TokenTensors) -> dict[str, Tensor]:
-    """KL(old || current) on tokens sampled (nearly) from old: estimators k1 and k3."""
-    log_ratio = logprobs - tokens.old_logprobs
-    return {"actor/ppo_kl": -log_ratio.sum(), "actor/ppo_kl_k3": kl_estimate("k3", -log_ratio).sum()}
-
-
-def _maximum(values: Tensor) -> Tensor:
-    """The largest of non-negative values; 0 of none, which leaves every maximum over micro-batches as it is."""
-    return values.max() if values.numel() else values.new_zeros(())
-
-
-def _reference(tokens: TokenTensors) -> Tensor:
-    if tokens.reference_logprobs is None:
-        raise ValueError("algorithm.kl_coefficient is above 0 but the batch has no reference log-probabilities")
-    return tokens.reference_logprobs

@@ -14,10 +14,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from mua.algorithms.correction import MAX_LOG_RATIO
+from mua.types import TrainSequence
+
+MAX_LOG_RATIO = 20.0
+"""Log-ratios are clamped to +-20 before ``exp``: float32 overflows at 88, and an infinite ratio times a zero
+advantage is NaN. Beyond e^20 a ratio carries no gradient, as in verl."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +75,7 @@ def cispo(logprobs: Tensor, log_ratio: Tensor, advantages: Tensor, bounds: Bound
     MiniMax-M1 (arXiv 2506.13585), which leaves the lower bound open: ``bounds.low`` of 1 or more does that.
     """
     weight = bounded(log_ratio).exp().detach().clamp(max(0.0, 1 - bounds.low), 1 + bounds.high)
-    nothing = torch.zeros_like(advantages, dtype=torch.bool)
-    return PerToken(-weight * advantages * logprobs, nothing, nothing)
+    return _never_bounded(-weight * advantages * logprobs)
 
 
 def minirl(logprobs: Tensor, log_ratio: Tensor, advantages: Tensor, bounds: Bounds) -> PerToken:
@@ -95,14 +100,17 @@ def sapo(logprobs: Tensor, log_ratio: Tensor, advantages: Tensor, bounds: Bounds
     """
     ratio = bounded(log_ratio).exp()
     tau = torch.full_like(advantages, bounds.low).masked_fill(advantages > 0, bounds.high)
-    nothing = torch.zeros_like(advantages, dtype=torch.bool)
-    return PerToken(-(4 / tau) * torch.sigmoid(tau * (ratio - 1)) * advantages, nothing, nothing)
+    return _never_bounded(-(4 / tau) * torch.sigmoid(tau * (ratio - 1)) * advantages)
 
 
 def reinforce(logprobs: Tensor, log_ratio: Tensor, advantages: Tensor, bounds: Bounds) -> PerToken:
     """``-A log p`` (Williams 1992); no ratio, no bound: only for batches that get one step."""
-    nothing = torch.zeros_like(advantages, dtype=torch.bool)
-    return PerToken(-advantages * logprobs, nothing, nothing)
+    return _never_bounded(-advantages * logprobs)
+
+
+def _never_bounded(loss: Tensor) -> PerToken:
+    nothing = torch.zeros_like(loss, dtype=torch.bool)
+    return PerToken(loss, nothing, nothing)
 
 
 OBJECTIVES: dict[str, Objective] = {
@@ -142,6 +150,13 @@ def kl_estimate(name: str, log_ratio: Tensor) -> Tensor:
     if name == "k1":
         return x
     return x.square() / 2 if name == "k2" else (-x).exp() - 1 + x
+
+
+def kl_to_reference(sequence: TrainSequence, estimator: str) -> npt.NDArray[np.float64]:
+    """Each token's estimate of KL(old policy || reference), ``[T]``."""
+    assert sequence.reference_logprobs is not None, "a KL coefficient keeps a reference"
+    difference = torch.from_numpy((sequence.old_logprobs - sequence.reference_logprobs).astype(np.float64))
+    return np.asarray(kl_estimate(estimator, difference).numpy())
 
 
 def bounded(log_ratio: Tensor) -> Tensor:

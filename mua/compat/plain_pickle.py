@@ -68,7 +68,7 @@ class PlainUnpickler(pickle._Unpickler):
         super().__init__(io.BytesIO(data))
         self._names = names
         if storage is not None:
-            self.persistent_load = storage  # type: ignore[method-assign]
+            self.persistent_load = storage  # type: ignore[method-assign, assignment]
 
     def read_value(self) -> Any:
         """What the pickle holds: plain values, lists, tuples and dictionaries, and what stands for names.

@@ -178,7 +178,7 @@ class AlgorithmConfig(Section):
     advantage_scale: PositiveFloat = 1.0
     """Factor on every advantage."""
     credit: Literal["equal", "reward_to_go", "exponential", "signed"] = "equal"
-    """How a trajectory's advantage is spread over its turns; ``mua/algorithms/credit.py`` has the formulas."""
+    """How a trajectory's advantage is spread over its turns; ``mua/algorithms/advantage.py`` has the formulas."""
     credit_k: PositiveFloat = 2.0
     """k of ``credit: exponential``."""
     credit_form: Literal["robust", "userrl"] = "robust"

@@ -147,7 +147,7 @@ class MegatronConfig(Section):
     expert_tensor_parallel: Positive | None = None
     """Ranks one expert's matrices are split over; None: as tensor_parallel."""
     data_parallel: Positive = 1
-    """Replicas of the model, each with its own rows."""
+    """Replicas of the model, each with its own micro-batches."""
     first_stage_layers: Positive | None = None
     """Layers of the first pipeline stage, where the layers do not divide evenly; None: as the others."""
     last_stage_layers: Positive | None = None
@@ -157,11 +157,12 @@ class MegatronConfig(Section):
     max_tokens_per_microbatch: Positive = 32768
     """Token budget of one packed micro-batch; padding for context parallelism is not counted."""
     merge_prefixes: bool = False
-    """Compute what several trajectories begin with once: rows become trees of their common prefixes. Loss and gradients
-    stay the same; balancing losses of experts count a shared token once."""
+    """Compute what several trajectories begin with once: micro-batches become trees of their common prefixes. Loss and
+    gradients stay the same; balancing losses of experts count a shared token once."""
     balance: Literal["flops", "tokens"] = "flops"
-    """What is levelled over rows and data-parallel ranks: estimated operations, attention's square of the length
-    included, or tokens alone. The loss does not depend on it; balancing losses of experts, made row by row, do."""
+    """What is balanced over micro-batches and data-parallel ranks: estimated operations, attention's square of the
+    length included, or tokens alone. The loss does not depend on it; balancing losses of experts, made for each
+    micro-batch, do."""
     moe_aux_loss: NonNegativeFloat = 0.0
     """Coefficient of the experts' load-balancing loss, averaged over the batch's tokens; 0 switches it off."""
     routing_replay: Literal["off", "check", "replay"] = "off"
@@ -186,7 +187,7 @@ class ClusterConfig(Section):
     """The machines ``mua plan`` plans for, with the engines on the trainer's GPUs; nothing else reads this section."""
 
     gpu: Literal["A100-80", "H100", "H200", "B200"] = "H200"
-    """Type of GPU; ``mua/plan/gpus.py`` has the table of memory, bandwidth and speed."""
+    """Type of GPU; ``mua/plan/compute.py`` has the table of memory, bandwidth and speed."""
     gpus_per_node: Positive | None = None
     """GPUs of one machine; None: as many as the layout needs, divided by ``nodes``."""
     nodes: Positive = 1

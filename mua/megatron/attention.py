@@ -1,21 +1,26 @@
-"""Core attention over packed micro-batches."""
+"""Core attention over packed micro-batches: block-sparse in one kernel on CUDA, tile by tile elsewhere."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 
 import torch
+import torch.distributed as dist
+import torch.nn.functional as F
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from mua.compat import torch_flash_cpu
-from mua.megatron import context, flex
 from mua.megatron.modules import PackedMicrobatch
-from mua.megatron.pieces import Layout, Piece, pieces
+from mua.megatron.tiles import NodePlaces, Tile, tiles, visible_until, zigzag
+
+BLOCK = 128
+"""Queries and keys of a block: FlexAttention's own, which its kernels' tiles divide."""
 
 
 class PackedAttention(MegatronModule):
@@ -23,11 +28,11 @@ class PackedAttention(MegatronModule):
 
     What several sequences begin with (:mod:`mua.megatron.trees`) is computed once, nothing is computed across
     boundaries, no score matrix is kept and no key copied: on CUDA in one block-sparse kernel
-    (:mod:`mua.megatron.flex`), elsewhere in a few calls of fused attention (:func:`attend_piecewise`). It takes
+    (:func:`attend_block_sparse`), elsewhere in a few calls of fused attention (:func:`attend_tiles`). It takes
     the place of Megatron's ``DotProductAttention``, which refuses packed micro-batches and materialises all scores.
 
-    Under context parallelism (:mod:`mua.megatron.context`) every rank gathers the keys and values of the whole row,
-    which with grouped query attention are small, and attends from its own queries.
+    Under context parallelism (:mod:`mua.megatron.tiles`) every rank gathers the keys and values of the whole
+    micro-batch, which with grouped query attention are small, and attends from its own queries.
     """
 
     def __init__(
@@ -55,7 +60,7 @@ class PackedAttention(MegatronModule):
         attention_bias: Tensor | None = None,
         packed_seq_params: PackedMicrobatch | None = None,
     ) -> Tensor:
-        """Attends within each sequence of the row.
+        """Attends within each sequence of the micro-batch.
 
         Args:
             query: ``[tokens, 1, heads, head dim]``, this rank's tokens; key and value may have fewer heads (grouped
@@ -69,15 +74,17 @@ class PackedAttention(MegatronModule):
         queries, keys, values = query[:, 0], key[:, 0], value[:, 0]
         size, rank = self.group.size(), self.group.rank()
         if size > 1:
-            both = context.gather(torch.cat([keys, values], dim=-1), self.group)[packed_seq_params.order]
+            both = gather(torch.cat([keys, values], dim=-1), self.group)[packed_seq_params.order]
             keys, values = both.split([key.shape[-1], value.shape[-1]], dim=-1)
-        layout = _layout(packed_seq_params.lengths, packed_seq_params.used, packed_seq_params.parents)
+        nodes = _node_places(packed_seq_params.lengths, packed_seq_params.used, packed_seq_params.parents)
         if query.is_cuda:
-            mask = flex.block_mask(layout, size, rank, query.device)
-            attended = flex.attend(queries, keys, values, mask, self.scale)
+            mask = block_mask(nodes, size, rank, query.device)
+            attended = attend_block_sparse(queries, keys, values, mask, self.scale)
         else:
-            queries, keys, values = (_full_precision(tensor) for tensor in (queries, keys, values))
-            attended = attend_piecewise(queries, keys, values, _pieces(layout, size, rank), self.scale)
+            # In float32: softmaxes of tiles are joined, and their gradients added up, in the precision of the tensors.
+            if query.dtype == torch.bfloat16:
+                queries, keys, values = queries.float(), keys.float(), values.float()
+            attended = attend_tiles(queries, keys, values, _tiles(nodes, size, rank), self.scale)
         return attended.reshape(*query.shape[:2], -1).to(query.dtype)
 
     def sharded_state_dict(self, *_: Any, **__: Any) -> dict[str, Any]:
@@ -85,60 +92,74 @@ class PackedAttention(MegatronModule):
         return {}
 
 
-# One a row, for all layers; pipelines have several rows under way.
-_layout = lru_cache(maxsize=32)(Layout.of)
+# One per micro-batch, for all layers; pipelines have several micro-batches under way.
+_node_places = lru_cache(maxsize=32)(NodePlaces.of)
+_tiles = lru_cache(maxsize=32)(tiles)
 
 
-@lru_cache(maxsize=32)
-def _pieces(layout: Layout, size: int, rank: int) -> tuple[Piece, ...]:
-    return pieces(layout, size, rank)
+def gather(part: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """Concatenates every rank's ``[n, ...]`` to ``[size * n, ...]``; the gradient is summed back over the ranks."""
+    whole: Tensor = _Gather.apply(part, group)
+    return whole
 
 
-def _full_precision(tensor: Tensor) -> Tensor:
-    """In float32: softmaxes of pieces are joined, and their gradients added up, in the precision of the tensors."""
-    return tensor.float() if tensor.dtype == torch.bfloat16 else tensor
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, part: Tensor, group: dist.ProcessGroup) -> Tensor:
+        ctx.group = group
+        whole = part.new_empty((group.size() * part.shape[0], *part.shape[1:]))
+        dist.all_gather_into_tensor(whole, part.contiguous(), group=group)
+        return whole
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        (whole,) = gradients
+        part = whole.new_empty((whole.shape[0] // ctx.group.size(), *whole.shape[1:]))
+        dist.reduce_scatter_tensor(part, whole.contiguous(), group=ctx.group)
+        return part, None
 
 
-def attend_piecewise(query: Tensor, key: Tensor, value: Tensor, taken: Sequence[Piece], scale: float) -> Tensor:
+def attend_tiles(query: Tensor, key: Tensor, value: Tensor, taken: Sequence[Tile], scale: float) -> Tensor:
     """Attention of the pairs in ``taken``, put together by log-sum-exp; what the CPU computes.
 
     Softmax over several sets of keys is the mean of the softmaxes over each, weighted by their normalizers. That is how
     FlashAttention goes through blocks (Dao et al., 2022), and how Hydragen (Juravsky et al., 2024) and FlashInfer's
     cascade attention (Ye et al., 2024) let many sequences attend to one shared prefix: all their queries in one
     product, no key copied. Here it is trained through as well: given output and normalizer of the whole, the gradients
-    of each piece are those of ordinary fused attention, and they add up, as in Ring Attention (Liu et al., 2023).
+    of each tile are those of ordinary fused attention, and they add up, as in Ring Attention (Liu et al., 2023).
 
     Args:
         query: float32 or float64 ``[queries, heads, head dim]``.
         key: ``[keys, groups, head dim]``, and so ``value``; each group serves ``heads / groups`` neighbouring heads.
-        taken: as of :func:`mua.megatron.pieces.pieces`; the causal ones hold every query once and come first.
+        taken: as of :func:`mua.megatron.tiles.tiles`; the causal ones hold every query once and come first.
         scale: factor on the scores.
 
     Returns:
         ``[queries, heads, head dim]``
     """
-    result: Tensor = _Piecewise.apply(query, key, value, taken, scale)
+    result: Tensor = _Tiled.apply(query, key, value, taken, scale)
     return result
 
 
-class _Piecewise(torch.autograd.Function):
+class _Tiled(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, taken: Sequence[Piece], scale: float) -> Tensor:
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, taken: Sequence[Tile], scale: float) -> Tensor:
         output = query.new_empty(query.shape)
         queries, outputs = (_grouped(tensor, key.shape[1]) for tensor in (query, output))
         normalizers = query.new_empty(queries.shape[:3])
-        for piece in taken:
-            at = piece.queries
-            keys, values = (_expanded(tensor[piece.keys], queries.shape[1]) for tensor in (key, value))
+        for tile in taken:
+            at = tile.queries
+            keys, values = (_expanded(tensor[tile.keys], queries.shape[1]) for tensor in (key, value))
             part, normalizer = torch_flash_cpu.flash_attention(
-                queries[:, :, at], keys, values, causal=piece.causal, scale=scale
+                queries[:, :, at], keys, values, causal=tile.causal, scale=scale
             )
-            if piece.causal:
+            if tile.causal:
                 outputs[:, :, at], normalizers[:, :, at] = part, normalizer
             else:
-                _join(outputs[:, :, at], normalizers[:, :, at], part, normalizer)
+                outputs[:, :, at].lerp_(part, torch.sigmoid(normalizer - normalizers[:, :, at])[..., None])
+                torch.logaddexp(normalizers[:, :, at], normalizer, out=normalizers[:, :, at])
         ctx.save_for_backward(query, key, value, output, normalizers)
-        ctx.pieces, ctx.scale = taken, scale
+        ctx.tiles, ctx.scale = taken, scale
         return output
 
     @staticmethod
@@ -149,24 +170,24 @@ class _Piecewise(torch.autograd.Function):
         gradient, queries, outputs, by_queries = (
             _grouped(tensor, groups) for tensor in (gradients[0].contiguous(), query, output, by_query)
         )
-        for piece in ctx.pieces:
-            at = piece.queries
-            keys, values = (_expanded(tensor[piece.keys], queries.shape[1]) for tensor in (key, value))
+        for tile in ctx.tiles:
+            at = tile.queries
+            keys, values = (_expanded(tensor[tile.keys], queries.shape[1]) for tensor in (key, value))
             parts = torch_flash_cpu.flash_attention_gradients(
                 gradient[:, :, at], queries[:, :, at], keys, values, outputs[:, :, at], normalizers[:, :, at],
-                causal=piece.causal, scale=ctx.scale,
+                causal=tile.causal, scale=ctx.scale,
             )  # fmt: skip
-            if piece.causal:
+            if tile.causal:
                 by_queries[:, :, at] = parts[0]
             else:
                 by_queries[:, :, at] += parts[0]
-            by_key[piece.keys] += parts[1].sum(1).transpose(0, 1)
-            by_value[piece.keys] += parts[2].sum(1).transpose(0, 1)
+            by_key[tile.keys] += parts[1].sum(1).transpose(0, 1)
+            by_value[tile.keys] += parts[2].sum(1).transpose(0, 1)
         return by_query, by_key, by_value, None, None
 
 
 def _grouped(tensor: Tensor, groups: int) -> Tensor:
-    """``[tokens, heads, head dim]`` as ``[groups, heads a group, tokens, head dim]``, a view."""
+    """``[tokens, heads, head dim]`` as ``[groups, heads per group, tokens, head dim]``, a view."""
     return tensor.view(len(tensor), groups, -1, tensor.shape[-1]).permute(1, 2, 0, 3)
 
 
@@ -175,7 +196,76 @@ def _expanded(tensor: Tensor, heads: int) -> Tensor:
     return tensor.transpose(0, 1)[:, None].expand(-1, heads, -1, -1)
 
 
-def _join(output: Tensor, normalizer: Tensor, part: Tensor, part_normalizer: Tensor) -> None:
-    """Puts attention to further keys into ``output`` and ``normalizer``, in place."""
-    output.lerp_(part, torch.sigmoid(part_normalizer - normalizer)[..., None])
-    torch.logaddexp(normalizer, part_normalizer, out=normalizer)
+def attend_block_sparse(query: Tensor, key: Tensor, value: Tensor, mask: BlockMask, scale: float) -> Tensor:
+    """Attention of the visible pairs in one kernel; what CUDA computes.
+
+    torch's FlexAttention (Dong et al., 2024) skips blocks of the score matrix that no query of the block sees, computes
+    those that all see without a mask, and asks for single pairs in the rest.
+
+    Args:
+        query: ``[queries, heads, head dim]``.
+        key: ``[keys, groups, head dim]``, and so ``value``; each group serves ``heads / groups`` neighbouring heads.
+        mask: of :func:`block_mask`.
+        scale: factor on the scores.
+
+    Returns:
+        ``[queries, heads, head dim]``
+    """
+    by_head = (tensor.transpose(0, 1)[None] for tensor in (query, key, value))
+    kernel = _compiled() if query.is_cuda else flex_attention
+    output = kernel(*by_head, block_mask=mask, scale=scale, enable_gqa=query.shape[1] != key.shape[1])
+    return output[0].transpose(0, 1)
+
+
+@cache
+def _compiled() -> Any:
+    """Uncompiled, the function forms all scores. ``fullgraph`` makes an error of a quiet return to that."""
+    return torch.compile(flex_attention, dynamic=True, fullgraph=True)
+
+
+@lru_cache(maxsize=32)
+def block_mask(nodes: NodePlaces, size: int, rank: int, device: torch.device) -> BlockMask:
+    """Which pairs of a rank's queries and the micro-batch's keys are visible.
+
+    Which block is skipped, masked or whole follows from the ends of subtrees, least and greatest of a block, so that no
+    mask of the micro-batch is ever formed. A block that is cut off by its end is never a whole one.
+
+    Args:
+        size: context-parallel ranks, of which ``rank`` holds two chunks of every node, as
+            :func:`mua.megatron.tiles.zigzag` says.
+    """
+    until = torch.from_numpy(visible_until(nodes)).to(device)
+    lengths = [stop - start for start, stop in zip(nodes.starts, nodes.stops, strict=True)]
+    places = torch.from_numpy(zigzag(lengths, size, rank)).to(device)
+
+    def visible(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        place = places[query]
+        return (key <= place) & (place < until[key])
+
+    (first, last), (soonest, latest) = _extremes(places), _extremes(until)
+    start = torch.arange(len(soonest), device=device) * BLOCK
+    some = (start <= last[:, None]) & (first.clamp(min=0)[:, None] < latest)
+    whole = (start + BLOCK - 1 <= first[:, None]) & (last[:, None] < soonest)
+    return BlockMask.from_kv_blocks(
+        *_listed(some & ~whole),
+        *_listed(whole),
+        BLOCK_SIZE=BLOCK,
+        mask_mod=visible,
+        seq_lengths=(len(places), len(until)),
+    )
+
+
+def _extremes(values: Tensor) -> tuple[Tensor, Tensor]:
+    """Least and greatest of each block; a block that is cut off has -1 in the rest."""
+    blocks = F.pad(values, (0, -len(values) % BLOCK), value=-1).view(-1, BLOCK)
+    return blocks.amin(1), blocks.amax(1)
+
+
+def _listed(blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """Of each block of queries how many blocks of keys there are, and a list that begins with them.
+
+    Returns:
+        int32 ``[1, 1, query blocks]`` and ``[1, 1, query blocks, key blocks]``.
+    """
+    order = torch.argsort(blocks.int(), dim=1, descending=True, stable=True)
+    return blocks.sum(1, dtype=torch.int32)[None, None], order.int()[None, None]

@@ -1,8 +1,8 @@
 """Log-probabilities and entropy under a vocabulary-parallel output layer: the one function for every policy.
 
-The output layer belongs to it, so that the logits of a row, by far its largest tensor, never exist: ::
+The output layer belongs to it, so that the logits of a micro-batch, by far its largest tensor, never exist: ::
 
-    hidden [T, H] ──► rows of one chunk ──► logits [n, V / tp] ──► maximum, normalizer, entropy, chosen logit
+    hidden [T, H] ──► those of one chunk ──► logits [n, V / tp] ──► maximum, normalizer, entropy, chosen logit
                        (n V / tp <= CHUNK_ELEMENTS)    └─ freed ─┘   two numbers a token are kept
 
 The backward pass forms the logits of each chunk again. Only tokens that are scored have logits at all.
@@ -30,7 +30,7 @@ def log_probabilities(
     ids: Tensor,
     temperature: float,
     *,
-    rows: Tensor,
+    predictors: Tensor,
     vocab_size: int,
     group: dist.ProcessGroup,
 ) -> tuple[Tensor, Tensor]:
@@ -45,8 +45,8 @@ def log_probabilities(
         weight: ``[V / tp, H]``, this rank's shard of the output layer, shards in rank order; of ``hidden``'s dtype.
         ids: int64 ``[N]``, each in ``[0, vocab_size)``.
         temperature: above 0.
-        rows: int64 ``[N]``: the row of ``hidden`` that predicts each id; one may predict several, as where a prefix
-            tree branches. Other rows get gradient 0.
+        predictors: int64 ``[N]``: the position of ``hidden`` that predicts each id; one may predict several, as where a
+            prefix tree branches. Others get gradient 0.
         vocab_size: columns from there on, counted over all shards, are padding and have probability 0.
         group: tensor-parallel process group.
 
@@ -58,7 +58,9 @@ def log_probabilities(
     """
     if not temperature > 0:
         raise ValueError(f"temperature must be above 0, not {temperature}")
-    result: tuple[Tensor, Tensor] = _LogProbabilities.apply(hidden, weight, ids, temperature, rows, vocab_size, group)
+    result: tuple[Tensor, Tensor] = _LogProbabilities.apply(
+        hidden, weight, ids, temperature, predictors, vocab_size, group
+    )
     return result
 
 
@@ -76,7 +78,7 @@ class _LogProbabilities(torch.autograd.Function):
         weight: Tensor,
         ids: Tensor,
         temperature: float,
-        rows: Tensor,
+        predictors: Tensor,
         vocab_size: int,
         group: dist.ProcessGroup,
     ) -> tuple[Tensor, Tensor]:
@@ -84,9 +86,9 @@ class _LogProbabilities(torch.autograd.Function):
         valid = min(max(vocab_size - first, 0), len(weight))
         held = (ids >= first) & (ids < first + valid)
         columns = (ids - first).clamp(0, max(valid - 1, 0))
-        maximum, statistics = _shard_statistics(hidden, weight[:valid], rows, columns, held, temperature)
+        maximum, statistics = _shard_statistics(hidden, weight[:valid], predictors, columns, held, temperature)
         normalizer, chosen, entropy = _joined(maximum, statistics, group)
-        ctx.save_for_backward(hidden, weight, rows, columns, held, normalizer, entropy)
+        ctx.save_for_backward(hidden, weight, predictors, columns, held, normalizer, entropy)
         ctx.temperature, ctx.valid = temperature, valid
         ctx.set_materialize_grads(False)
         return chosen - normalizer, entropy
@@ -95,7 +97,7 @@ class _LogProbabilities(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         """d log p(i) / dz_j = [i = j] - p_j;  d entropy / dz_j = -p_j (log p_j + entropy)."""
         by_logprob, by_entropy = gradients
-        hidden, weight, rows, columns, held, normalizer, entropy = ctx.saved_tensors
+        hidden, weight, predictors, columns, held, normalizer, entropy = ctx.saved_tensors
         by_logprob = torch.zeros_like(normalizer) if by_logprob is None else by_logprob
         by_hidden = torch.zeros_like(hidden)
         # The chunks' parts are added up in full precision, as one product over all tokens would have done.
@@ -103,7 +105,7 @@ class _LogProbabilities(torch.autograd.Function):
         matrix = weight[: ctx.valid]
 
         def add(part: slice) -> None:
-            states = hidden[rows[part]]
+            states = hidden[predictors[part]]
             log_p = _scaled_logits(states, matrix, ctx.temperature).sub_(normalizer[part, None])
             slope = log_p.exp()
             drift = by_logprob[part, None]
@@ -112,10 +114,10 @@ class _LogProbabilities(torch.autograd.Function):
             slope.mul_(drift).neg_()
             slope.scatter_add_(1, columns[part, None], (by_logprob[part] * held[part])[:, None])
             by_logits = slope.div_(ctx.temperature).to(hidden.dtype)
-            by_hidden.index_add_(0, rows[part], by_logits @ matrix)
+            by_hidden.index_add_(0, predictors[part], by_logits @ matrix)
             _add_product(by_weight[: ctx.valid], by_logits.T, states)
 
-        for part in _parts(len(rows), ctx.valid):
+        for part in _parts(len(predictors), ctx.valid):
             add(part)  # a function of its own, so that nothing of a chunk outlives it
         return by_hidden, by_weight.to(weight.dtype), None, None, None, None, None
 
@@ -126,8 +128,8 @@ def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
         total.addmm_(left, right)
         return
     size = max(1, CHUNK_ELEMENTS // right.shape[1])
-    for rows, factors in zip(total.split(size), left.split(size), strict=True):
-        rows += factors @ right
+    for part, factors in zip(total.split(size), left.split(size), strict=True):
+        part += factors @ right
 
 
 def _parts(tokens: int, columns: int) -> Iterator[slice]:
@@ -146,14 +148,14 @@ def _scaled_logits(states: Tensor, weight: Tensor, temperature: float) -> Tensor
 
 
 def _shard_statistics(
-    hidden: Tensor, weight: Tensor, rows: Tensor, columns: Tensor, held: Tensor, temperature: float
+    hidden: Tensor, weight: Tensor, predictors: Tensor, columns: Tensor, held: Tensor, temperature: float
 ) -> tuple[Tensor, Tensor]:
     """This shard's maximum ``[N]``, and S, U and the chosen logit (0 where another shard holds it), ``[3, N]``."""
     dtype = torch.promote_types(hidden.dtype, torch.float32)
-    maximum = torch.full((len(rows),), _LOWEST, dtype=dtype, device=hidden.device)
-    statistics = torch.zeros((3, len(rows)), dtype=dtype, device=hidden.device)
-    for part in _parts(len(rows), len(weight)):
-        z = _scaled_logits(hidden[rows[part]], weight, temperature)
+    maximum = torch.full((len(predictors),), _LOWEST, dtype=dtype, device=hidden.device)
+    statistics = torch.zeros((3, len(predictors)), dtype=dtype, device=hidden.device)
+    for part in _parts(len(predictors), len(weight)):
+        z = _scaled_logits(hidden[predictors[part]], weight, temperature)
         statistics[2, part] = torch.where(held[part], z.gather(1, columns[part, None])[:, 0], 0.0)
         maximum[part], statistics[0, part], statistics[1, part] = _softmax_sums(z)
         del z  # before the next one is made
@@ -161,7 +163,7 @@ def _shard_statistics(
 
 
 def _softmax_sums(z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """m, S and U of every row of ``z``, which is lost."""
+    """m, S and U of every token of ``z``, which is lost."""
     maximum = z.amax(1)
     weights = z.sub_(maximum[:, None]).exp()
     return maximum, weights.sum(1), weights.mul_(z).sum(1)

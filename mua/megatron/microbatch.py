@@ -4,27 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
 from torch import Tensor
 
-from mua.algorithms.loss_protocol import TokenTensors
-from mua.megatron.context import IndexArray, row_order, zigzag
+from mua.algorithms.losses import TokenTensors
 from mua.megatron.modules import PackedMicrobatch
-from mua.megatron.packing import Alignment, Plan
+from mua.megatron.packing import Alignment, PackingPlan
 from mua.megatron.parallel import device
+from mua.megatron.tiles import IndexArray, gathered_order, zigzag
 from mua.megatron.trees import Forest, separate
-from mua.types import BoolArray, Int32Array, TrainSequence, UInt8Array
+from mua.types import TrainSequence
 
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """This rank's ``T`` positions of a row, of which ``N`` predict a token that is scored.
+    """This rank's ``T`` positions of a packed micro-batch, of which ``N`` predict a token that is scored.
 
     Under context parallelism a token and the position that predicts it may lie on different ranks: a scored token
     belongs to the rank of its predictor, so that every one belongs to exactly one rank.
@@ -32,75 +32,68 @@ class MicroBatch:
 
     ids: Tensor
     """int64 ``[1, T]``; padding is token 0, behind each sequence or a sequence of its own."""
-    row: PackedMicrobatch
+    packing: PackedMicrobatch
+    """How they are divided."""
     predictors: Tensor
     """int64 ``[N]``: positions whose output predicts a scored token; one may predict several, where a tree branches."""
     targets: Tensor
     """int64 ``[N]``: ids of the scored tokens."""
     scored: Tensor
-    """int64 ``[N]``: each scored token's index in the row's sequences laid end to end, without padding."""
+    """int64 ``[N]``: each scored token's index in the sequences laid end to end, without padding."""
     tokens: TokenTensors | None
     """What the loss reads about the scored tokens; None when only log-probabilities are asked for."""
 
 
-def training_micro_batch(
-    sequences: Sequence[TrainSequence], alignment: Alignment, plan: Plan | None = None, forest: Forest | None = None
-) -> MicroBatch:
-    """Scores the trained tokens, those whose weight is not 0; no sequence may train its first token.
-
-    The row is one of ``plan``, or the whole batch without one; no sequences at all make a row of padding. ``forest``
-    says which tokens the sequences share; without one they lie side by side.
-    """
-    masks = [sequence.trained for sequence in sequences]
-    return _micro_batch(sequences, alignment, plan, masks, forest, with_tokens=True)
-
-
-def scoring_micro_batch(
-    sequences: Sequence[TrainSequence], alignment: Alignment, plan: Plan | None = None, forest: Forest | None = None
-) -> MicroBatch:
-    """Scores every token but the first of each sequence; otherwise as :func:`training_micro_batch`."""
-    masks = [np.arange(len(sequence)) > 0 for sequence in sequences]
-    return _micro_batch(sequences, alignment, plan, masks, forest, with_tokens=False)
-
-
-def _micro_batch(
+def micro_batch(
     sequences: Sequence[TrainSequence],
     alignment: Alignment,
-    plan: Plan | None,
-    masks: Sequence[BoolArray],
-    forest: Forest | None,
-    with_tokens: bool,
+    plan: PackingPlan | None = None,
+    forest: Forest | None = None,
+    *,
+    scoring: bool = False,
 ) -> MicroBatch:
+    """Scores the trained tokens, those whose weight is not 0, or every token but the first of each sequence.
+
+    Args:
+        sequences: of the micro-batch, none of which may train its first token; none make a micro-batch of padding.
+        plan: of the batch that it belongs to; None: it is the whole batch.
+        forest: which tokens the sequences share; without one they lie side by side.
+        scoring: every token but first ones is scored, and only log-probabilities are asked for.
+    """
     forest = forest or separate([len(sequence) for sequence in sequences])
     lengths = [len(node) for node in forest.nodes]
     padded = alignment.padded(lengths, plan.least if plan else 0)
     size, rank = parallel_state.get_context_parallel_world_size(), parallel_state.get_context_parallel_rank()
     own = zigzag(padded, size, rank)
-    source = _sources(lengths, padded)[own]
+    # Of each position its index in the nodes laid end to end, or -1 for padding.
+    source, first, start = np.full(sum(padded), -1, dtype=np.int64), 0, 0
+    for length, room in zip(lengths, padded, strict=False):  # ``padded`` may end with padding alone
+        source[start : start + length] = np.arange(first, first + length)
+        first, start = first + length, start + room
+    source = source[own]
     ids = _laid_out([sequence.ids for sequence in sequences], forest).astype(np.int64)
-    scored, predictors = _scored(masks, forest, source)
+    scored, predictors = _scored(sequences, forest, source, scoring)
     experts, routed = _experts(sequences, forest, source)
     depths = [node.start for node in forest.nodes] + [0] * (len(padded) - len(lengths))
     positions = np.concatenate([start + np.arange(room) for start, room in zip(depths, padded, strict=True)])
-    row = PackedMicrobatch(
-        lengths=tuple(padded),
-        used=tuple(lengths),
-        parents=tuple(node.parent for node in forest.nodes),
-        positions=_placed(positions[own]),
-        order=_placed(row_order(padded, size)) if size > 1 else None,
-        real=_placed(source >= 0),
-        experts=experts,
-        routed=routed,
-        batch_tokens=max(plan.tokens if plan else forest.tokens, 1),
-    )
     whole = np.concatenate([*(sequence.ids for sequence in sequences), np.zeros(0, dtype=np.int32)]).astype(np.int64)
     return MicroBatch(
         ids=_placed(np.where(source >= 0, np.append(ids, 0)[source], 0))[None],
-        row=row,
+        packing=PackedMicrobatch(
+            lengths=tuple(padded),
+            used=tuple(lengths),
+            parents=tuple(node.parent for node in forest.nodes),
+            positions=_placed(positions[own]),
+            order=_placed(gathered_order(padded, size)) if size > 1 else None,
+            real=_placed(source >= 0),
+            experts=experts,
+            routed=routed,
+            batch_tokens=max(plan.tokens if plan else forest.tokens, 1),
+        ),
         predictors=_placed(predictors),
         targets=_placed(whole[scored]),
         scored=_placed(scored),
-        tokens=_token_tensors(sequences, scored) if with_tokens else None,
+        tokens=None if scoring else _token_tensors(sequences, scored),
     )
 
 
@@ -110,7 +103,9 @@ def _laid_out(arrays: Sequence[Any], forest: Forest) -> Any:
     return np.concatenate(parts) if parts else np.zeros(0, dtype=np.int32)
 
 
-def _scored(masks: Sequence[BoolArray], forest: Forest, source: IndexArray) -> tuple[IndexArray, IndexArray]:
+def _scored(
+    sequences: Sequence[TrainSequence], forest: Forest, source: IndexArray, scoring: bool
+) -> tuple[IndexArray, IndexArray]:
     """The scored tokens that this rank's positions predict, and those positions, each ``[N]``.
 
     A token is its index in the sequences laid end to end. Where a tree branches, one position predicts several.
@@ -122,19 +117,10 @@ def _scored(masks: Sequence[BoolArray], forest: Forest, source: IndexArray) -> t
     held = np.full(first[-1] + 1, -1, dtype=np.int64)
     held[source] = np.arange(len(source))
     held[-1] = -1  # padding's source is -1
+    masks = [np.arange(len(sequence)) > 0 if scoring else sequence.trained for sequence in sequences]
     scored = np.flatnonzero(np.concatenate([np.zeros(0, dtype=np.bool_), *masks]))  # no mask holds a first token
     predictors = held[places[scored - 1]]
     return scored[predictors >= 0], predictors[predictors >= 0]
-
-
-def _sources(lengths: Sequence[int], padded: Sequence[int]) -> IndexArray:
-    """Of each position of the row its index in the nodes laid end to end, or -1 for padding."""
-    sources = np.full(sum(padded), -1, dtype=np.int64)
-    first = start = 0
-    for length, room in zip(lengths, padded, strict=False):  # ``padded`` may end with padding alone
-        sources[start : start + length] = np.arange(first, first + length)
-        first, start = first + length, start + room
-    return sources
 
 
 def _experts(
@@ -148,41 +134,38 @@ def _experts(
     ends = np.cumsum([len(node) for node in forest.nodes]) - 1
     unknown = [end for node, end in zip(forest.nodes, ends, strict=True) if node.stop == len(sequences[node.sequence])]
     kind: Any = np.uint8 if whole.dtype == np.uint8 else np.int32  # torch computes with no uint16
-    experts: UInt8Array | Int32Array = whole[source].astype(kind)
-    return _placed(experts), _placed((source >= 0) & ~np.isin(source, unknown))
+    return _placed(whole[source].astype(kind)), _placed((source >= 0) & ~np.isin(source, unknown))
 
 
-def _placed(values: IndexArray | BoolArray | UInt8Array | Int32Array) -> Tensor:
+def _placed(values: npt.NDArray[Any]) -> Tensor:
     return torch.from_numpy(values).to(device())
 
 
 def _token_tensors(sequences: Sequence[TrainSequence], scored: IndexArray) -> TokenTensors:
     group, lengths = parallel_state.get_context_parallel_group(), [len(sequence) for sequence in sequences]
-    owner = np.repeat(np.arange(len(sequences)), lengths)[scored]
 
-    def gathered(name: str) -> Tensor:
-        whole = np.concatenate([*(getattr(sequence, name) for sequence in sequences), np.zeros(0, dtype=np.float32)])
-        return torch.from_numpy(whole[scored].astype(np.float32)).to(device())
+    def gathered(name: str) -> Any:
+        """None where a sequence does not know it."""
+        arrays = [getattr(sequence, name) for sequence in sequences]
+        if any(array is None for array in arrays):
+            return None
+        return _placed(np.concatenate([*arrays, np.zeros(0, dtype=np.float32)])[scored].astype(np.float32))
 
-    def where_known(name: str) -> Tensor | None:
-        return gathered(name) if all(getattr(sequence, name) is not None for sequence in sequences) else None
+    def add_up(sums: Tensor) -> Tensor:
+        """The sums over the ranks of ``group``, all of which come here for the same micro-batch."""
+        if group.size() > 1:
+            dist.all_reduce(sums, group=group)
+        return sums
 
     return TokenTensors(
         weights=gathered("weights"),
         advantages=gathered("advantages"),
         behaviour_logprobs=gathered("behaviour_logprobs"),
         old_logprobs=gathered("old_logprobs"),
-        reference_logprobs=where_known("reference_logprobs"),
-        old_values=where_known("values"),
-        returns=where_known("returns"),
-        sequence=_placed(owner),
+        reference_logprobs=gathered("reference_logprobs"),
+        old_values=gathered("values"),
+        returns=gathered("returns"),
+        sequence=_placed(np.repeat(np.arange(len(sequences)), lengths)[scored]),
         sequences=len(sequences),
-        add_up=partial(_added_over, group),
+        add_up=add_up,
     )
-
-
-def _added_over(group: dist.ProcessGroup, sums: Tensor) -> Tensor:
-    """The sums over the ranks of ``group``, all of which come here for the same row."""
-    if group.size() > 1:
-        dist.all_reduce(sums, group=group)
-    return sums

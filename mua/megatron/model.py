@@ -22,16 +22,12 @@ from megatron_bridge.plan import gpt_model_kwargs, transformer_config_kwargs
 from megatron_bridge.safetensors_io import SafetensorsFolder
 from mua.config.schema import MegatronConfig, ModelConfig
 from mua.errors import ModelError, MuaError, one_line
+from mua.megatron.architecture import Architecture
 from mua.megatron.attention import PackedAttention
 from mua.megatron.layouts import check_divisible, check_layout
 from mua.megatron.modules import PositionedRotary, RMSNorm, ValueHead
 from mua.megatron.moe import PackedRouter, prepare_experts
 from mua.megatron.parallel import device, virtual_stages
-
-VOCABULARY_MULTIPLE = 128
-"""The embedding is padded to a multiple of this, whatever the layout, so that checkpoints fit every layout."""
-
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 # Fusions that need Transformer Engine, Apex or CUDA kernels; off on every device so that CPU and GPU run one model.
 _NO_FUSIONS: dict[str, Any] = {
@@ -52,11 +48,11 @@ _RECOMPUTE: dict[str, dict[str, Any]] = {
 }
 
 
-def transformer_config(
+def _transformer_config(
     architecture: Mapping[str, Any], model: ModelConfig, megatron: MegatronConfig
 ) -> TransformerConfig:
     """Megatron's configuration: ``architecture`` (``megatron_bridge.transformer_config_kwargs``) plus layout."""
-    dtype = _DTYPES[model.dtype]
+    dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[model.dtype]
     return TransformerConfig(
         **_NO_FUSIONS,
         **_RECOMPUTE[megatron.recompute],
@@ -75,10 +71,10 @@ def transformer_config(
         use_cpu_initialization=False,
         attention_dropout=0.0,
         hidden_dropout=0.0,
-        # Rows differ in length, so stages announce their shapes. Interleaved they cannot: two stages, each the other's
-        # next and previous, would mix shapes up or wait for each other for ever. There all rows have one length.
+        # Micro-batches differ in length, so stages announce their shapes. Interleaved they cannot: two stages, each the
+        # other's next and previous, would mix shapes up or wait for each other for ever. There all have one length.
         variable_seq_lengths=virtual_stages(megatron) is None,
-        moe_token_dispatcher_type="alltoall",  # the only one that goes with rows that differ, dense models included
+        moe_token_dispatcher_type="alltoall",  # the only one for lengths that differ, dense models included
         # A policy that corrects its routing is trained with the correction it came with.
         moe_router_bias_update_rate=0.0,
         # The loss is a sum whose weights hold the global denominators: no averaging anywhere.
@@ -111,11 +107,6 @@ def layer_spec(config: TransformerConfig, sparse: bool = False) -> ModuleSpec:
     return spec
 
 
-def padded_vocabulary(vocab_size: int) -> int:
-    """Rows of the embedding for a vocabulary of ``vocab_size`` tokens."""
-    return -(-vocab_size // VOCABULARY_MULTIPLE) * VOCABULARY_MULTIPLE
-
-
 def load_chunks(model: ModelConfig, megatron: MegatronConfig, *, critic: bool = False) -> list[GPTModel]:
     """:func:`build_chunks` of the model folder, with its weights; a critic keeps its own output layer.
 
@@ -144,24 +135,24 @@ def build_chunks(
     """Builds this rank's model chunks, randomly initialised, on :func:`mua.megatron.parallel.device`.
 
     Call :func:`mua.megatron.parallel.initialize` first. There is one chunk, or one a virtual pipeline stage. The
-    vocabulary is padded to a multiple of :data:`VOCABULARY_MULTIPLE`.
+    vocabulary is padded to a multiple of :data:`mua.megatron.architecture.VOCABULARY_MULTIPLE`.
 
     Args:
         hf_config: the model's config.json.
-        model: gives the dtype and the longest sequence.
+        model: gives the dtype.
         megatron: gives the layout.
         critic: with a :class:`mua.megatron.modules.ValueHead` in place of the output layer, which is then not tied.
     """
-    architecture = transformer_config_kwargs(hf_config)
-    gpt = gpt_model_kwargs(hf_config)
-    if critic:
-        gpt = gpt | {"share_embeddings_and_output_weights": False}
+    architecture = Architecture.from_hf(hf_config)
     check_divisible(architecture, megatron)
-    check_layout(megatron, moe=bool(architecture.get("num_moe_experts")))
-    config = transformer_config(architecture, model, megatron)
+    check_layout(megatron, moe=architecture.experts > 0)
+    config = _transformer_config(transformer_config_kwargs(hf_config), model, megatron)
+    gpt = dict(gpt_model_kwargs(hf_config))
+    if critic:
+        gpt["share_embeddings_and_output_weights"] = False
     virtual = virtual_stages(megatron)
     stages = [None] if virtual is None else list(range(virtual))
-    chunks = [_build_chunk(config, dict(gpt), model.max_length, stage) for stage in stages]
+    chunks = [_build_chunk(config, architecture, dict(gpt), stage) for stage in stages]
     prepare_experts(chunks, megatron.moe_aux_loss, megatron.moe_z_loss)
     for chunk in chunks if critic else ():
         if chunk.post_process:
@@ -169,29 +160,23 @@ def build_chunks(
     return chunks
 
 
-def _build_chunk(config: TransformerConfig, gpt: dict[str, Any], max_length: int, vp_stage: int | None) -> GPTModel:
-    block = TransformerBlockSubmodules(layer_specs=_layer_specs(config, vp_stage), layer_norm=RMSNorm)
-    vocabulary = padded_vocabulary(gpt.pop("vocab_size"))
+def _build_chunk(
+    config: TransformerConfig, architecture: Architecture, gpt: dict[str, Any], vp_stage: int | None
+) -> GPTModel:
+    first = get_transformer_layer_offset(config, vp_stage=vp_stage)
+    layers = range(first, first + get_num_layers_to_build(config, vp_stage=vp_stage))
+    specs = [layer_spec(config, architecture.sparse[layer]) for layer in layers]
     frequencies = torch.tensor(gpt.pop("inverse_frequencies"), dtype=torch.float32)
     where: dict[str, Any] = {"ignore_virtual": vp_stage is None, "vp_stage": vp_stage}
     settings: dict[str, Any] = {
-        "max_sequence_length": max_length,
+        **gpt,
+        "vocab_size": architecture.padded_vocabulary,
         "parallel_output": True,
-        "position_embedding_type": "rope",
         "pre_process": parallel_state.is_pipeline_first_stage(**where),
         "post_process": parallel_state.is_pipeline_last_stage(**where),
         "vp_stage": vp_stage,
     }
-    chunk = GPTModel(config, block, vocabulary, **(settings | gpt))
+    block = TransformerBlockSubmodules(layer_specs=specs, layer_norm=RMSNorm)
+    chunk = GPTModel(config, block, **settings)
     chunk.rotary_pos_emb = PositionedRotary(frequencies)
     return chunk.to(device())
-
-
-def _layer_specs(config: TransformerConfig, vp_stage: int | None) -> list[ModuleSpec]:
-    """One for each layer of a chunk; ``moe_layer_freq`` says of all layers of the model which have experts."""
-    first = get_transformer_layer_offset(config, vp_stage=vp_stage)
-    layers = range(first, first + get_num_layers_to_build(config, vp_stage=vp_stage))
-    if config.num_moe_experts is None:
-        return [layer_spec(config)] * len(layers)
-    assert isinstance(config.moe_layer_freq, list), "megatron_bridge gives one entry a layer"
-    return [layer_spec(config, bool(config.moe_layer_freq[layer])) for layer in layers]

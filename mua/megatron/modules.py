@@ -22,28 +22,28 @@ from mua.megatron.parallel import device
 class PackedMicrobatch(PackedSeqParams):
     """How one packed micro-batch is divided; travels through Megatron-Core as its ``packed_seq_params``.
 
-    The row keeps Megatron's ``[tokens, batch 1, ...]`` form rather than its ``thd`` form: positions are explicit, so
+    It keeps Megatron's ``[tokens, batch 1, ...]`` form rather than its ``thd`` form: positions are explicit, so
     nothing but the core attention needs to know the boundaries.
     """
 
     qkv_format: str = "sbhd"
     lengths: tuple[int, ...] = ()
-    """Positions of each node in the row, padding included, in order; they add up to the row. A node is a sequence, or
-    what several sequences share (:mod:`mua.megatron.trees`)."""
+    """Positions of each node, padding included, in order; they add up to the micro-batch. A node is a sequence, or what
+    several sequences share (:mod:`mua.megatron.trees`)."""
     used: tuple[int, ...] = ()
-    """Tokens of each node; padding at the row's end has none."""
+    """Tokens of each node; padding at the end has none."""
     parents: tuple[int, ...] = ()
     """For each node the one it continues, which comes before it; -1 for none."""
     positions: Tensor | None = None
     """int64 ``[tokens]``: depth of each of this rank's tokens, its index in every sequence that holds it."""
     order: Tensor | None = None
-    """int64 ``[row]``: :func:`mua.megatron.context.row_order`; None without context parallelism."""
+    """int64 ``[all tokens]``: :func:`mua.megatron.tiles.gathered_order`; None without context parallelism."""
     real: Tensor | None = None
     """bool ``[tokens]``: which of this rank's tokens are no padding."""
     experts: Tensor | None = None
     """uint8 or int32 ``[tokens, layers * top k]``: experts the engine chose; None where it recorded none."""
     routed: Tensor | None = None
-    """bool ``[tokens]``: which rows of ``experts`` are known; neither padding's nor a sequence's last."""
+    """bool ``[tokens]``: of which tokens ``experts`` are known; neither padding's nor a sequence's last."""
     batch_tokens: int = 1
     """Tokens of the whole batch, padding not counted."""
 
@@ -69,7 +69,7 @@ class RMSNorm(torch.nn.Module):
 
 
 class PositionedRotary(torch.nn.Module):
-    """Rotary embedding from explicit positions, in place of Megatron's, which counts from the start of the row.
+    """Rotary embedding from explicit positions, in place of Megatron's, which counts from the start of the micro-batch.
 
     ``GPTModel`` calls ``get_rotary_seq_len`` and hands the answer to ``forward``; here the answer is the positions
     themselves.
@@ -98,7 +98,7 @@ class PositionedRotary(torch.nn.Module):
 
 
 class DeferredOutput(ColumnParallelLinear):
-    """Megatron's output layer, which leaves its product to :mod:`mua.megatron.logprobs`: no logits of a row exist.
+    """Megatron's output layer, which leaves its product to :mod:`mua.megatron.logprobs`: its logits never exist.
 
     It holds the weight of the layer it replaces, under the same name, for checkpoints, bridge and optimizer.
     """

@@ -28,14 +28,14 @@ class PackedRouter(TopKRouter):
     Takes the place of Megatron's own balancing losses, which it weighs by a rank's count of tokens, for a division by
     the batch's that comes with its loss. Here the loss holds its denominators, and nothing is divided.
 
-    Load-balancing loss (Fedus et al., 2022, section 2.2), of one row and layer, with T tokens, E experts, k of them
-    chosen a token, f the share of choices and P the mean probability of each expert::
+    Load-balancing loss (Fedus et al., 2022, section 2.2), of one micro-batch and layer, with T tokens, E experts, k of
+    them chosen per token, f the share of choices and P the mean probability of each expert::
 
         E * sum_i f_i P_i        1 where the load is even
 
-    It is averaged over the batch's rows, weighted by their tokens. Z-loss (Zoph et al., 2022, equation 5): the batch's
-    mean of the squared log-normalizer of the router's logits. Both are summed over layers and multiplied by their
-    coefficients, ``aux_loss`` and ``z_loss``.
+    It is averaged over the batch's micro-batches, weighted by their tokens. Z-loss (Zoph et al., 2022, equation 5): the
+    batch's mean of the squared log-normalizer of the router's logits. Both are summed over layers and multiplied by
+    their coefficients, ``aux_loss`` and ``z_loss``.
     """
 
     aux_loss = 0.0
@@ -43,7 +43,7 @@ class PackedRouter(TopKRouter):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.row: PackedMicrobatch | None = None
+        self.packing: PackedMicrobatch | None = None
         self.load = torch.zeros(self.num_experts, dtype=torch.float64, device=device())
         """Choices of this rank's tokens by expert, since they were last collected."""
         self.losses = torch.zeros(2, dtype=torch.float64, device=device())
@@ -56,31 +56,31 @@ class PackedRouter(TopKRouter):
             probabilities and whether an expert is chosen, both ``[tokens, experts]``
         """
         probabilities, chosen = super().routing(logits)
-        # Under recomputation the first pass has no gradients, so that every row counts once.
-        if self.row is None or not torch.is_grad_enabled():
+        # Under recomputation the first pass has no gradients, so that every micro-batch counts once.
+        if self.packing is None or not torch.is_grad_enabled():
             return probabilities, chosen
-        real = self._real_tokens(self.row)
+        real = self._real_tokens(self.packing)
         self.load += (chosen & real[:, None]).sum(0)
         flat = logits.view(-1, self.num_experts)
         if self.aux_loss:
-            probabilities = self._attached(probabilities, _AUX, self._balance(flat, real, self.row), self.aux_loss)
+            probabilities = self._attached(probabilities, _AUX, self._balance(flat, real, self.packing), self.aux_loss)
         if self.z_loss:
             squares = flat.logsumexp(-1).square()[real].sum()
-            probabilities = self._attached(probabilities, _Z, squares / self.row.batch_tokens, self.z_loss)
+            probabilities = self._attached(probabilities, _Z, squares / self.packing.batch_tokens, self.z_loss)
         return probabilities, chosen
 
-    def _real_tokens(self, row: PackedMicrobatch) -> Tensor:
-        """Which of the tokens routed here are no padding, bool ``[tokens]``: sequence parallelism divides the row."""
-        assert row.real is not None
-        return row.real.chunk(self.tp_group.size())[self.tp_group.rank()]
+    def _real_tokens(self, packing: PackedMicrobatch) -> Tensor:
+        """Which of the tokens routed here are no padding, bool ``[tokens]``: sequence parallelism divides them."""
+        assert packing.real is not None
+        return packing.real.chunk(self.tp_group.size())[self.tp_group.rank()]
 
-    def _balance(self, logits: Tensor, real: Tensor, row: PackedMicrobatch) -> Tensor:
-        """This rank's part of the load-balancing loss; its choices are counted over the whole row."""
+    def _balance(self, logits: Tensor, real: Tensor, packing: PackedMicrobatch) -> Tensor:
+        """This rank's part of the load-balancing loss; its choices are counted over the whole micro-batch."""
         chosen, scores = compute_routing_scores_for_aux_loss(logits, self.topk, self.score_function, padding_mask=~real)
         counts = chosen.sum(0).to(scores.dtype)
         dist.all_reduce(counts, group=self.tp_cp_group)
-        row_choices = counts.sum().clamp(min=1.0)
-        return self.num_experts * (counts / row_choices * scores.sum(0)).sum() / row.batch_tokens
+        choices = counts.sum().clamp(min=1.0)
+        return self.num_experts * (counts / choices * scores.sum(0)).sum() / packing.batch_tokens
 
     def _attached(self, probabilities: Tensor, index: int, loss: Tensor, coefficient: float) -> Tensor:
         self.losses[index] += loss.detach()
@@ -89,7 +89,7 @@ class PackedRouter(TopKRouter):
 
 
 def prepare_experts(chunks: Sequence[GPTModel], aux_loss: float, z_loss: float) -> None:
-    """Marks experts, gives routers their coefficients and lets them see each row; before data-parallel wrapping.
+    """Marks experts, gives routers their coefficients and shows them each micro-batch; before data-parallel wrapping.
 
     An expert's gradients are summed over the ranks that hold the same expert, not over all data-parallel ranks.
     Megatron says so (``allreduce = False``) only under expert parallelism; with expert-tensor parallelism unlike tensor
@@ -100,7 +100,7 @@ def prepare_experts(chunks: Sequence[GPTModel], aux_loss: float, z_loss: float) 
             parameter.allreduce = False
         router = layer.mlp.router
         router.aux_loss, router.z_loss = aux_loss, z_loss
-        layer.register_forward_pre_hook(_show_row, with_kwargs=True)
+        layer.register_forward_pre_hook(_show_packing, with_kwargs=True)
 
 
 def collect_metrics(chunks: Sequence[GPTModel], aux_loss: float, z_loss: float) -> dict[str, float]:
@@ -149,6 +149,6 @@ def layers_with_experts(chunks: Sequence[GPTModel]) -> Iterator[Any]:
         yield from (layer for layer in chunk.decoder.layers if hasattr(layer.mlp, "router"))
 
 
-def _show_row(layer: Any, _arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-    """A layer is called with its row also when its activations are recomputed."""
-    layer.mlp.router.row = keywords.get("packed_seq_params")
+def _show_packing(layer: Any, _arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+    """A layer is called with its micro-batch also when its activations are recomputed."""
+    layer.mlp.router.packing = keywords.get("packed_seq_params")

@@ -7,23 +7,36 @@ sequences ──► packed micro-batches ──► Megatron's schedule ──►
 from __future__ import annotations
 
 import itertools
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
+from megatron.core.distributed import finalize_model_grads
 from megatron.core.models.gpt.gpt_model import GPTModel
+from megatron.core.pipeline_parallel import get_forward_backward_func
+from torch import Tensor
 
-from mua.algorithms.losses import finish_metrics
+from mua.algorithms.losses import LossFunction, LossTerms, ValueLossFunction, finish_metrics
 from mua.config.schema import MegatronConfig, OptimizerConfig
-from mua.megatron import forward, moe, parallel
-from mua.megatron.microbatch import MicroBatch, scoring_micro_batch, training_micro_batch
+from mua.megatron import moe, parallel
+from mua.megatron.architecture import Architecture, Workload
+from mua.megatron.logprobs import log_probabilities
+from mua.megatron.microbatch import MicroBatch, micro_batch
+from mua.megatron.modules import output_weight
 from mua.megatron.optimizer import Optimizer, wrap_data_parallel
-from mua.megatron.packing import Alignment, Packed, Row, check_first_tokens, check_ids, pack
-from mua.megatron.workload import Workload
+from mua.megatron.packing import Alignment, check_first_tokens, check_ids, pack
 from mua.types import Float32Array, TrainSequence
+
+Terms: TypeAlias = Callable[[MicroBatch, Any, Tensor], LossTerms]
+"""Of a micro-batch, the model chunk and its output ``[1, tokens, ...]``: what it adds to the loss of the batch."""
+Read: TypeAlias = Callable[[MicroBatch, Any, Tensor], Tensor]
+"""Of the same: one number for each scored token, float32 ``[N]``."""
 
 
 class Network:
@@ -49,9 +62,9 @@ class Network:
         self._prefix = prefix
         self.vocab_size: int = chunks[0].hf_config["vocab_size"]
         """Tokens of the true vocabulary."""
-        self._workload = Workload.from_hf(chunks[0].hf_config)
+        self._workload = Workload.of(Architecture.from_hf(chunks[0].hf_config))
         for chunk in chunks:
-            chunk.config.finalize_model_grads_func = forward.sum_gradients
+            chunk.config.finalize_model_grads_func = _sum_gradients
         self.chunks = chunks
         self.wrapped = wrap_data_parallel(chunks, megatron.distributed_optimizer)
         section = prefix.replace("/", ".") + "optimizer"
@@ -65,7 +78,7 @@ class Network:
         """Of this rank's chunks, in a fixed order."""
         return (parameter for chunk in self.chunks for parameter in chunk.parameters())
 
-    def train(self, sequences: Sequence[TrainSequence], terms: forward.Terms) -> dict[str, float]:
+    def train(self, sequences: Sequence[TrainSequence], terms: Terms) -> dict[str, float]:
         """One optimizer step on the whole batch: gradients are plain sums of those of ``terms``.
 
         A step whose gradient norm is not finite changes nothing and is counted.
@@ -73,87 +86,191 @@ class Network:
         Returns:
             metrics, the same on every rank: those of ``terms`` (:func:`mua.algorithms.losses.finish_metrics`); of a
             policy ``loss`` and ``entropy`` (mean over trained tokens, nats); and, under the prefix, ``grad_norm``,
-            ``learning_rate``, ``rows``, ``padding_share``, ``merged_share`` (of tokens, that were not computed because
-            another sequence begins with them), ``skipped``, ``forward_backward_seconds``, ``optimizer_seconds``, how
-            evenly ranks and micro-batches are loaded (:class:`mua.megatron.workload.Spread`), and of the experts' load
+            ``learning_rate``, ``microbatches``, ``padding_share``, ``merged_share`` (of tokens, that were not computed
+            because another sequence begins with them), ``skipped``, ``forward_backward_seconds``,
+            ``optimizer_seconds``, how evenly ranks and micro-batches are loaded
+            (:class:`mua.megatron.packing.LoadBalance`), and of the experts' load
             (:func:`mua.megatron.moe.collect_metrics`), whose losses are no part of ``loss``.
 
         Raises:
-            MuaError: a sequence is longer than a row, trains its first token, or holds a token the model lacks.
+            MuaError: a sequence is longer than a micro-batch, trains its first token, or holds a token the model lacks.
         """
+
+        def step(batch: MicroBatch, model: Any, output: Tensor) -> tuple[Tensor, Tensor, LossTerms]:
+            """Megatron's loss triple: loss, a token count (unused), and what is collected."""
+            found = terms(batch, model, output)
+            collected = LossTerms(found.loss.detach(), found.sums, found.maxima)
+            return found.loss, torch.zeros((), dtype=torch.int, device=output.device), collected
+
         check_first_tokens(sequences)
-        packed = self._packed(sequences)
+        check_ids(sequences, self.vocab_size)
+        packed = pack([sequence.ids for sequence in sequences], self._config, self._workload)
         start = time.perf_counter()
-        batches = self._micro_batches(training_micro_batch, packed, sequences)
+        batches = [
+            micro_batch([sequences[i] for i in planned.sequences], self._alignment, packed.plan, planned.forest)
+            for planned in packed.microbatches[parallel_state.get_data_parallel_rank()]
+        ]
         for chunk in self.wrapped:
             chunk.zero_grad_buffer()
         self.optimizer.zero_grad()
-        sums, maxima = forward.train(self.wrapped, batches, terms, packed.plan.least)
+        sums, maxima = _reduced(self._scheduled(batches, step, packed.plan.least, forward_only=False))
         between = time.perf_counter()
-        step = self.optimizer.step()
-        self.skipped_steps += not step.applied
+        done = self.optimizer.step()
+        self.skipped_steps += not done.applied
         policy = {}
         if "_loss" in sums:
             policy = {"loss": sums.pop("_loss"), "entropy": sums.pop("_entropy") / max(sums["tokens"], 1.0)}
         own = {
-            "grad_norm": step.grad_norm,
-            "learning_rate": step.learning_rate,
-            "rows": float(packed.plan.row_count),
+            "grad_norm": done.grad_norm,
+            "learning_rate": done.learning_rate,
+            "microbatches": float(packed.plan.count),
             "padding_share": packed.plan.padding_share,
             "merged_share": packed.merged_share,
-            "skipped": float(not step.applied),
+            "skipped": float(not done.applied),
             "forward_backward_seconds": between - start,
             "optimizer_seconds": time.perf_counter() - between,
-            **packed.spread.metrics(),
+            **packed.balance.metrics(),
             **moe.collect_metrics(self.chunks, self._config.moe_aux_loss, self._config.moe_z_loss),
         }
-        own = {self._prefix + name: value for name, value in own.items()}
-        return finish_metrics(sums, maxima) | policy | own
+        return finish_metrics(sums, maxima) | policy | {self._prefix + name: value for name, value in own.items()}
 
-    def score(self, sequences: Sequence[TrainSequence], read: forward.Read) -> list[Float32Array]:
+    @torch.no_grad()
+    def score(self, sequences: Sequence[TrainSequence], read: Read) -> list[Float32Array]:
         """What ``read`` finds for every token but a sequence's first.
 
         Returns:
             per sequence, in the order given, float32 ``[T]``; entry 0 is 0.0.
 
         Raises:
-            MuaError: a sequence is longer than a row or holds a token the model lacks.
+            MuaError: a sequence is longer than a micro-batch or holds a token the model lacks.
         """
-        packed = self._packed(sequences)
-        batches = self._micro_batches(scoring_micro_batch, packed, sequences)
-        scores = forward.score(self.wrapped, batches, read, packed.plan.least)
+
+        def step(batch: MicroBatch, model: Any, output: Tensor, non_loss_data: bool) -> Tensor:
+            return read(batch, model, output)
+
+        check_ids(sequences, self.vocab_size)
+        packed = pack([sequence.ids for sequence in sequences], self._config, self._workload)
+        own = packed.microbatches[parallel_state.get_data_parallel_rank()]
+        batches = [
+            micro_batch([sequences[i] for i in p.sequences], self._alignment, packed.plan, p.forest, scoring=True)
+            for p in own
+        ]
+        scores = self._scheduled(batches, step, packed.plan.least, forward_only=True)
         bounds = np.concatenate([[0], np.cumsum([len(sequence) for sequence in sequences])]).astype(np.int64)
         flat = torch.zeros(int(bounds[-1]), dtype=torch.float32, device=parallel.device())
         if parallel.reports_results():
-            for row, batch, values in zip(_own(packed), batches, scores, strict=True):
-                places = np.concatenate([np.arange(bounds[i], bounds[i + 1]) for i in row.sequences] or [bounds[:0]])
+            for planned, batch, values in zip(own, batches, scores, strict=True):
+                places = np.concatenate(
+                    [np.arange(bounds[i], bounds[i + 1]) for i in planned.sequences] or [bounds[:0]]
+                )
                 flat[torch.from_numpy(places).to(flat.device)[batch.scored]] = values
         dist.all_reduce(flat)
         whole: Float32Array = flat.cpu().numpy()
         return [whole[start:end].copy() for start, end in itertools.pairwise(bounds)]
 
-    def _packed(self, sequences: Sequence[TrainSequence]) -> Packed:
-        check_ids(sequences, self.vocab_size)
-        interleaved = parallel.virtual_stages(self._config) is not None
-        return pack(
-            [sequence.ids for sequence in sequences],
-            self._config,
-            self._alignment,
-            workload=self._workload,
-            # Megatron's interleaved schedule passes them on in groups of this many, and cannot announce their lengths.
-            multiple=self._config.pipeline_parallel if interleaved else 1,
-            equal=interleaved,
+    def _scheduled(
+        self, batches: Sequence[MicroBatch], step: Callable[..., Any], length: int, *, forward_only: bool
+    ) -> list[Any]:
+        """What ``step`` finds on the last stage, by Megatron's schedule: no pipelining, 1F1B, or interleaved, as the
+        layout asks. Gradients are left, summed over all ranks, in the chunks' buffers.
+
+        Args:
+            length: positions of every micro-batch under the interleaved schedule; otherwise they may differ, and it is
+                unused.
+        """
+
+        def forward_step(left: Iterator[MicroBatch], model: Any) -> tuple[Tensor, Any]:
+            batch = next(left)
+            assert batch.packing.positions is not None
+            output = model(batch.ids, batch.packing.positions[None], None, packed_seq_params=batch.packing)
+            return output, partial(step, batch, model)
+
+        iterators = [iter(batches) for _ in self.wrapped]
+        single = len(self.wrapped) == 1
+        results: list[Any] = get_forward_backward_func()(
+            forward_step_func=forward_step,
+            data_iterator=iterators[0] if single else iterators,
+            model=self.wrapped[0] if single else self.wrapped,
+            num_microbatches=len(batches),
+            seq_length=length,
+            micro_batch_size=1,
+            forward_only=forward_only,
+            collect_non_loss_data=forward_only,
         )
-
-    def _micro_batches(
-        self, make: Callable[..., MicroBatch], packed: Packed, sequences: Sequence[TrainSequence]
-    ) -> list[MicroBatch]:
-        """Those of this data-parallel rank, as ``make`` makes them."""
-        return [
-            make([sequences[i] for i in row.sequences], self._alignment, packed.plan, row.forest)
-            for row in _own(packed)
-        ]
+        return results
 
 
-def _own(packed: Packed) -> Sequence[Row]:
-    return packed.rows[parallel_state.get_data_parallel_rank()]
+def _sum_gradients(chunks: list[Any], num_tokens: Tensor | None = None, **groups: Any) -> None:
+    """Megatron's ``finalize_model_grads`` without its division by a token count: the weights hold the denominators."""
+    finalize_model_grads(chunks, None, **groups)
+
+
+def policy_terms(loss: LossFunction, temperature: float, vocab_size: int) -> Terms:
+    """The loss of a policy. Its sums also hold ``tokens``, ``_loss`` and ``_entropy``: the number of trained tokens,
+    the total loss, the summed entropy."""
+
+    def terms(batch: MicroBatch, model: Any, hidden: Tensor) -> LossTerms:
+        assert batch.tokens is not None
+        logprobs, entropy = _token_logprobs(batch, model, hidden, temperature, vocab_size)
+        found = loss(logprobs, entropy, batch.tokens)
+        own = {
+            "_loss": found.loss.detach(),
+            "_entropy": entropy.detach().sum(),
+            "tokens": torch.tensor(float(len(logprobs)), device=hidden.device),
+        }
+        return LossTerms(found.loss, found.sums | own, found.maxima)
+
+    return terms
+
+
+def read_logprobs(temperature: float, vocab_size: int) -> Read:
+    """Log-probabilities of the scored tokens."""
+    return lambda batch, model, hidden: _token_logprobs(batch, model, hidden, temperature, vocab_size)[0]
+
+
+def value_terms(loss: ValueLossFunction) -> Terms:
+    """The loss of a critic."""
+
+    def terms(batch: MicroBatch, model: Any, values: Tensor) -> LossTerms:
+        assert batch.tokens is not None
+        return loss(read_values(batch, model, values), batch.tokens)
+
+    return terms
+
+
+def read_values(batch: MicroBatch, model: Any, values: Tensor) -> Tensor:
+    """A critic's value of what comes before each scored token, off the position that would predict the token."""
+    return values[0, :, 0][batch.predictors]
+
+
+def _token_logprobs(
+    batch: MicroBatch, model: Any, hidden: Tensor, temperature: float, vocab_size: int
+) -> tuple[Tensor, Tensor]:
+    return log_probabilities(
+        hidden[0],
+        output_weight(model.module),
+        batch.targets,
+        temperature,
+        predictors=batch.predictors,
+        vocab_size=vocab_size,
+        group=parallel_state.get_tensor_model_parallel_group(),
+    )
+
+
+def _reduced(results: list[LossTerms]) -> tuple[dict[str, float], dict[str, float]]:
+    """Sums added up and maxima over micro-batches, then over ranks, in float64; the same on every rank."""
+    names = [(sorted(results[0].sums), sorted(results[0].maxima))] if results else [([], [])]
+    if parallel_state.get_pipeline_model_parallel_world_size() > 1:  # only the last stage has seen them
+        last = parallel_state.get_pipeline_model_parallel_last_rank()
+        dist.broadcast_object_list(names, src=last, group=parallel_state.get_pipeline_model_parallel_group())
+    ((of_sums, of_maxima),) = names
+    sums = torch.zeros(len(of_sums), dtype=torch.float64, device=parallel.device())
+    maxima = torch.full((len(of_maxima),), -math.inf, dtype=torch.float64, device=parallel.device())
+    if parallel.reports_results():
+        for found in results:
+            sums += torch.stack([found.sums[name].double() for name in of_sums])
+            if of_maxima:
+                maxima = torch.maximum(maxima, torch.stack([found.maxima[name].double() for name in of_maxima]))
+    dist.all_reduce(sums)
+    dist.all_reduce(maxima, op=dist.ReduceOp.MAX)
+    return dict(zip(of_sums, sums.tolist(), strict=True)), dict(zip(of_maxima, maxima.tolist(), strict=True))

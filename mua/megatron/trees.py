@@ -1,4 +1,4 @@
-"""Prefix trees: tokens that several sequences begin with are laid into a row, and computed, once.
+"""Prefix trees: tokens that several sequences begin with are laid out, and computed, once.
 
 Trajectories of one task share system prompt, tools and first turns; segments of one trajectory share what precedes a
 rewritten context. ::

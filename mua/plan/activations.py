@@ -1,4 +1,4 @@
-"""An estimate of what a trainer rank keeps between a row's forward and backward pass.
+"""An estimate of what a trainer rank keeps between a micro-batch's forward and backward pass.
 
 It counts the tensors that autograd saves in this package's own layers (after Korthikanti et al., "Reducing Activation
 Recomputation in Large Transformer Models", 2022, with their list of saved tensors redone for RMSNorm, gated MLPs,
@@ -13,23 +13,22 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from mua.config.schema import ExperimentConfig, MegatronConfig
+from mua.megatron.architecture import Architecture
 from mua.megatron.logprobs import CHUNK_ELEMENTS
-from mua.megatron.model import padded_vocabulary
-from mua.plan.architecture import Architecture
 
 _FLOAT = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Activations:
-    """Bytes of one rank for rows of the full token budget."""
+    """Bytes of one rank for micro-batches of the full token budget."""
 
     kept: int
-    """Saved for the backward pass, over all rows under way in the pipeline."""
+    """Saved for the backward pass, over all micro-batches under way in the pipeline."""
     working: int
     """One layer computed anew, where layers are recomputed; else 0."""
     output: int
-    """The output layer and the loss of one row in its backward pass, on the last stage."""
+    """The output layer and the loss of one micro-batch in its backward pass, on the last stage."""
     scoring: int
     """The same where only log-probabilities are asked for."""
     layer: int
@@ -48,7 +47,7 @@ class LayerSizes:
     element: int
     """Bytes of an activation: 2 or 4."""
     tokens: float
-    """Of a full row on this rank: split over context-parallel ranks."""
+    """Of a full micro-batch on this rank: split over context-parallel ranks."""
     tp: int
     etp: int
 
@@ -105,7 +104,7 @@ class LayerSizes:
         return self.stream * (self.norm / self.element + 1)
 
     def layer(self, sparse: bool, recompute: str) -> float:
-        """What one layer keeps of one row."""
+        """What one layer keeps of one micro-batch."""
         if recompute == "full":
             return self.stream
         kept = self.attention() + self._norm_and_output()
@@ -121,7 +120,7 @@ class LayerSizes:
     def output(self) -> float:
         """Besides, while gradients are computed: those of a chunk in the model's type, of what was gathered, and of the
         weight, added up in full precision from parts in the model's type."""
-        weight = padded_vocabulary(self.architecture.vocabulary) / self.tp * self.architecture.hidden
+        weight = self.architecture.padded_vocabulary / self.tp * self.architecture.hidden
         low = 0 if self.element == _FLOAT else self.element
         by_hidden = self.element * self.architecture.hidden * self.tokens
         return self.scoring() + low * self._chunk + by_hidden + (_FLOAT + low) * weight
@@ -132,29 +131,34 @@ class LayerSizes:
 
     @property
     def _chunk(self) -> float:
-        """Logits that exist at once on this rank, if every token of the row is scored."""
-        return min(CHUNK_ELEMENTS, padded_vocabulary(self.architecture.vocabulary) / self.tp * self.tokens)
+        """Logits that exist at once on this rank, if every token of the micro-batch is scored."""
+        return min(CHUNK_ELEMENTS, self.architecture.padded_vocabulary / self.tp * self.tokens)
 
 
-def rows_under_way(layout: MegatronConfig, stage: int, rows: int) -> float:
-    """Rows of whole stages whose activations a stage holds at once (Narayanan et al., 2021).
+def microbatches_under_way(layout: MegatronConfig, stage: int, microbatches: int) -> float:
+    """Micro-batches of whole stages whose activations a stage holds at once (Narayanan et al., 2021).
 
     1F1B: as many as stages are left, itself included. Interleaved: Megatron's warm-up of chunks, plus one, in chunks.
     """
     stages, chunks = layout.pipeline_parallel, layout.virtual_pipeline or 1
     if chunks == 1:
-        return min(stages - stage, rows)
+        return min(stages - stage, microbatches)
     warm_up = 2 * (stages - stage - 1) + (chunks - 1) * stages
-    return min(warm_up + 1, rows * chunks) / chunks
+    return min(warm_up + 1, microbatches * chunks) / chunks
 
 
 def activations(
-    architecture: Architecture, config: ExperimentConfig, stage: int, layers: Iterable[int], rows: int, recompute: str
+    architecture: Architecture,
+    config: ExperimentConfig,
+    stage: int,
+    layers: Iterable[int],
+    microbatches: int,
+    recompute: str,
 ) -> Activations:
-    """The estimate for a rank of ``stage`` that holds ``layers`` and gets ``rows`` full rows a step."""
+    """The estimate for a rank of ``stage`` that holds ``layers`` and gets ``microbatches`` full ones per step."""
     sizes, layout = LayerSizes.of(architecture, config), config.megatron
     kinds = [architecture.sparse[layer] for layer in layers]
-    kept = sum(sizes.layer(sparse, recompute) for sparse in kinds) * rows_under_way(layout, stage, rows)
+    kept = sum(sizes.layer(sparse, recompute) for sparse in kinds) * microbatches_under_way(layout, stage, microbatches)
     whole = [sizes.layer(sparse, "none") - sizes.layer(sparse, recompute) for sparse in kinds]
     last = stage == layout.pipeline_parallel - 1
     return Activations(

@@ -1,16 +1,38 @@
-"""Tokens, operations and times of one step; what is assumed comes from the configuration's ``cluster`` section."""
+"""The GPUs a plan can be made for; tokens, operations and times of one step on them.
+
+What is assumed comes from the configuration's ``cluster`` section.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from math import ceil
 
-from mua.config.schema import AlgorithmConfig, ExperimentConfig
-from mua.megatron.workload import Workload
-from mua.plan.architecture import Architecture
-from mua.plan.engine import EngineBytes, engine_weights, servers
-from mua.plan.gpus import GPUS
+from mua.config.schema import ExperimentConfig
+from mua.megatron.architecture import Architecture, Workload
+from mua.plan.gpu_memory import EngineBytes, engine_element, engine_weights, scoring_passes, servers
 from mua.plan.layout import gpus, gpus_per_node
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One GPU, from its vendor's datasheet. A gigabyte is 10^9 bytes, as there; drivers report a little more."""
+
+    memory: int
+    """Bytes."""
+    bandwidth: float
+    """Bytes per second between memory and processor."""
+    flops: float
+    """Dense bfloat16 operations per second of the tensor cores, without sparsity."""
+    source: str
+
+
+GPUS: dict[str, Gpu] = {
+    "A100-80": Gpu(80 * 10**9, 2.039e12, 312e12, "NVIDIA A100 80GB SXM datasheet"),
+    "H100": Gpu(80 * 10**9, 3.35e12, 989e12, "NVIDIA H100 SXM datasheet (1,979 with sparsity)"),
+    "H200": Gpu(141 * 10**9, 4.8e12, 989e12, "NVIDIA H200 SXM datasheet (1,979 with sparsity)"),
+    "B200": Gpu(192 * 10**9, 8.0e12, 2250e12, "NVIDIA Blackwell datasheet (4,500 with sparsity)"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,12 +43,12 @@ class Compute:
     tokens: int
     """Of all episodes."""
     sampled_tokens: int
-    rows: int
+    microbatches: int
     """Packed micro-batches one data-parallel rank computes for one optimizer step."""
     bubble: float
     """Share of the training time in which a pipeline stage waits."""
     train_flops: float
-    """Forward and backward pass of every row, recomputation not counted."""
+    """Forward and backward pass of every micro-batch, recomputation not counted."""
     recomputed_flops: float
     """What recomputation adds; no part of model FLOPs."""
     score_flops: float
@@ -46,20 +68,20 @@ class Compute:
 def forward_flops(architecture: Architecture, tokens: float, length: float) -> float:
     """Operations of one forward pass over ``tokens`` in sequences of ``length``.
 
-    The counts of :class:`mua.megatron.workload.Workload`; a token attends to half of its sequence on average. A
+    The counts of :class:`mua.megatron.architecture.Workload`; a token attends to half of its sequence on average. A
     backward pass takes twice as many.
     """
     work = Workload.of(architecture)
     return tokens * (work.per_token + work.per_pair * length / 2)
 
 
-def rows_per_rank(config: ExperimentConfig) -> int:
+def microbatches_per_rank(config: ExperimentConfig) -> int:
     """Packed micro-batches of one data-parallel rank in one optimizer step, with episodes of the expected length."""
     layout, algorithm = config.megatron, config.algorithm
     episodes = algorithm.groups_per_step * algorithm.group_size // algorithm.minibatches
-    in_row = max(1, layout.max_tokens_per_microbatch // episode_tokens(config))
+    in_one = max(1, layout.max_tokens_per_microbatch // episode_tokens(config))
     multiple = layout.data_parallel * (layout.pipeline_parallel if layout.virtual_pipeline else 1)
-    return ceil(ceil(episodes / in_row) / multiple) * multiple // layout.data_parallel
+    return ceil(ceil(episodes / in_one) / multiple) * multiple // layout.data_parallel
 
 
 def episode_tokens(config: ExperimentConfig) -> int:
@@ -70,12 +92,7 @@ def episode_tokens(config: ExperimentConfig) -> int:
 def bubble(config: ExperimentConfig) -> float:
     """Share of time a stage idles: (p - 1) / (v m + p - 1), v = 1 for 1F1B (Narayanan et al., 2021, section 2.2)."""
     stages, chunks = config.megatron.pipeline_parallel, config.megatron.virtual_pipeline or 1
-    return (stages - 1) / (chunks * rows_per_rank(config) + stages - 1)
-
-
-def scoring_passes(algorithm: AlgorithmConfig) -> int:
-    """Forward passes besides training's own: the old policy's where it is recomputed, the reference's, the critic's."""
-    return int(algorithm.recomputes) + int(algorithm.kl_coefficient > 0) + int(algorithm.advantage == "gae")
+    return (stages - 1) / (chunks * microbatches_per_rank(config) + stages - 1)
 
 
 def compute(architecture: Architecture, config: ExperimentConfig, engine: EngineBytes) -> Compute:
@@ -89,14 +106,18 @@ def compute(architecture: Architecture, config: ExperimentConfig, engine: Engine
     peak = gpus(config) * GPUS[cluster.gpu].flops
     busy = peak * cluster.train_mfu * (1 - bubble(config))
     sampled = int(tokens * cluster.sampled_share)
+    recomputed = float(config.megatron.recompute == "full")
+    if config.megatron.recompute == "selective":
+        mlps = architecture.sparse.count(False) * architecture.mlp_weights(False, active=True)
+        recomputed = 2 * mlps / forward_flops(architecture, 1, length)
     return Compute(
         episodes=episodes,
         tokens=tokens,
         sampled_tokens=sampled,
-        rows=rows_per_rank(config),
+        microbatches=microbatches_per_rank(config),
         bubble=bubble(config),
         train_flops=train,
-        recomputed_flops=_recomputed(architecture, config) * trained,
+        recomputed_flops=recomputed * trained,
         score_flops=score,
         rollout_flops=forward,
         train_seconds=train / busy,
@@ -104,14 +125,6 @@ def compute(architecture: Architecture, config: ExperimentConfig, engine: Engine
         rollout_seconds=forward / (peak * cluster.rollout_mfu),
         decode_floor_seconds=_decode_floor(architecture, config, engine, sampled, length),
     )
-
-
-def _recomputed(architecture: Architecture, config: ExperimentConfig) -> float:
-    """Forward passes that recomputation adds to one forward and backward pass."""
-    if config.megatron.recompute == "selective":
-        mlp = sum(architecture.mlp_weights(False, active=True) for sparse in architecture.sparse if not sparse)
-        return 2 * mlp / forward_flops(architecture, 1, episode_tokens(config))
-    return float(config.megatron.recompute == "full")
 
 
 def running(config: ExperimentConfig, engine: EngineBytes) -> int:
@@ -124,21 +137,15 @@ def running(config: ExperimentConfig, engine: EngineBytes) -> int:
 def _decode_floor(
     architecture: Architecture, config: ExperimentConfig, engine: EngineBytes, sampled: int, length: int
 ) -> float:
-    together = running(config, engine)
+    """Of weights each token of the episodes that run together reads all; of experts those that are chosen, taken as
+    chosen at random."""
+    a, together, read = architecture, running(config, engine), float(engine_weights(architecture, config))
+    if a.experts:
+        chosen = 1 - (1 - a.top_k / a.experts) ** together
+        share = a.expert_parameters / a.parameters
+        read *= 1 - share + share * chosen
     iterations = sampled / servers(config) / together
-    read = _weights_read(architecture, config, together) + together * engine.token * length / 2
-    return iterations * read / GPUS[config.cluster.gpu].bandwidth
-
-
-def _weights_read(architecture: Architecture, config: ExperimentConfig, together: int) -> float:
-    """Bytes of weights one GPU reads for a token of each of ``together`` episodes; of experts those that are chosen,
-    taken as chosen at random."""
-    a, weights = architecture, engine_weights(architecture, config)
-    if not a.experts:
-        return float(weights)
-    chosen = 1 - (1 - a.top_k / a.experts) ** together
-    share = a.expert_parameters / a.parameters
-    return weights * (1 - share + share * chosen)
+    return iterations * (read + together * engine.token * length / 2) / GPUS[config.cluster.gpu].bandwidth
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +165,7 @@ class Sync:
 def sync(architecture: Architecture, config: ExperimentConfig) -> Sync:
     """Bytes and time of one weight synchronisation into engines on the trainer's own GPUs."""
     cluster, layout = config.cluster, config.megatron
-    element = 2 if (config.engine.dtype or config.model.dtype) == "bfloat16" else 4
+    element = engine_element(config)
     dense, experts = _present(config)
     absent = element * (
         (1 - dense) * (architecture.parameters - architecture.expert_parameters)

@@ -1,14 +1,6 @@
 """The learner over all trainer ranks: the policy and, where they are asked for, a critic and a frozen reference.
 
-The way of a batch::
-
-    rank 0, a training loop                        every other rank
-    Learner.train_step(batch, loss) ── announced ─► follow(): the same call           mua.trainer.calls
-      Network.train(sequences, terms)                                                  mua.megatron.network
-        pack()             every data-parallel rank's micro-batches, planned by all    mua.megatron.packing
-        forward.train()    this rank's, through Megatron's schedule: gradients         mua.megatron.forward
-        Optimizer.step()                                                               mua.megatron.optimizer
-      metrics, the same on every rank
+The way of a batch is drawn at the top of :mod:`mua.algorithms.batch`.
 """
 
 from __future__ import annotations
@@ -30,17 +22,17 @@ from megatron_bridge.collective import gathered
 from megatron_bridge.plain_files import BridgeError
 from megatron_bridge.plan import ModelPlan, plan_model
 from megatron_bridge.save import save_hf
-from mua.algorithms.loss_protocol import LossFunction, ValueLossFunction
+from mua.algorithms.losses import LossFunction, ValueLossFunction
 from mua.config.schema import ExperimentConfig
 from mua.engine.host import EngineHost, Hosts, find_nodes
 from mua.engine.source import TrainerSource, WeightSource
 from mua.errors import ModelError, RankLost
-from mua.megatron import checkpoint, forward, parallel
+from mua.megatron import checkpoint, parallel
 from mua.megatron.model import load_chunks
 from mua.megatron.modules import defer_logits
-from mua.megatron.network import Network
+from mua.megatron.network import Network, policy_terms, read_logprobs, read_values, value_terms
 from mua.megatron.offload import Offloaded, offload
-from mua.megatron.replay import RoutingReplay
+from mua.megatron.routing_replay import RoutingReplay
 from mua.trainer.calls import Calls, Together, announced, lost_rank, naming_lost_ranks
 from mua.trainer.rank_processes import end_ranks
 from mua.types import Float32Array, Json, TrainBatch, TrainSequence
@@ -185,7 +177,7 @@ class Learner(Together):
         self._prepare_step()
         if self._replay is not None:
             self._replay.check(batch.sequences)
-        terms = forward.policy_terms(loss, batch.temperature, self.policy.vocab_size)
+        terms = policy_terms(loss, batch.temperature, self.policy.vocab_size)
         metrics = self.policy.train(batch.sequences, terms)
         return metrics | ({} if self._replay is None else self._replay.metrics())
 
@@ -202,7 +194,7 @@ class Learner(Together):
             ValueError: there is no critic, or the batch has no values and returns.
         """
         self._prepare_step()
-        metrics = self.critic.train(_routed_freely(batch.sequences), forward.value_terms(loss))
+        metrics = self.critic.train(_routed_freely(batch.sequences), value_terms(loss))
         del metrics["tokens"]  # the policy's step counts them
         return metrics
 
@@ -218,7 +210,7 @@ class Learner(Together):
             ValueError: there is no critic.
         """
         self._onload()
-        return self.critic.score(_routed_freely(sequences), forward.read_values)
+        return self.critic.score(_routed_freely(sequences), read_values)
 
     @announced
     def log_probabilities(
@@ -236,7 +228,7 @@ class Learner(Together):
             ValueError: ``reference`` without ``with_reference``, or a temperature not above 0.
         """
         self._onload()
-        read = forward.read_logprobs(temperature, self.policy.vocab_size)
+        read = read_logprobs(temperature, self.policy.vocab_size)
         if reference:
             with self._reference_in_place():
                 return self.policy.score(_routed_freely(sequences), read)

@@ -17,13 +17,11 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 
-from mua.algorithms.adjust import adjusted
-from mua.algorithms.batch import make_batches, split_minibatches
-from mua.algorithms.filters import filtered
+from mua.algorithms.batch import adjusted, make_batches, split_minibatches
+from mua.algorithms.filters import filtered, shuffled
 from mua.algorithms.gae import with_gae
 from mua.algorithms.losses import PolicyLoss, ValueLoss
-from mua.algorithms.metrics import rollout_metrics
-from mua.algorithms.shuffle import shuffled
+from mua.algorithms.rollout_metrics import rollout_metrics
 from mua.config.schema import ExperimentConfig
 from mua.environment.protocol import Split
 from mua.errors import EngineError, MuaError, Preempted, RunStopped

@@ -26,7 +26,7 @@ from megatron_bridge.plain_files import BridgeError
 from mua.config.schema import ModelConfig
 from mua.errors import MuaError
 from mua.megatron import checkpoint_manifest, offline
-from mua.plan.architecture import architecture_of
+from mua.megatron.architecture import architecture_of
 from tests.fuzz._mutate import damage_bytes, damage_json, mutated_bytes, mutated_json, outcome, scratch
 from tests.megatron_support import write_model
 

@@ -19,8 +19,7 @@ import pytest
 import torch
 
 from mua.megatron import (
-    context,
-    forward,
+    attention,
     layouts,
     logprobs,
     microbatch,
@@ -30,6 +29,7 @@ from mua.megatron import (
     network,
     optimizer,
     parallel,
+    tiles,
 )
 from tests import layout_support
 from tests.distributed import run_on_workers
@@ -79,7 +79,7 @@ def routers_not_summed(patch: Patch) -> None:
 
 def tied_embeddings_not_summed(patch: Patch) -> None:
     """The first stage's and the last one's copies of one weight."""
-    finishing = sys.modules[forward.finalize_model_grads.__module__]  # type: ignore[attr-defined]
+    finishing = sys.modules[network.finalize_model_grads.__module__]  # type: ignore[attr-defined]
     patch.setattr(finishing, "_allreduce_word_embedding_grads", lambda *_, **__: None)
 
 
@@ -97,7 +97,7 @@ def keys_not_summed(patch: Patch) -> None:
     def backward(ctx: Any, whole: torch.Tensor) -> tuple[torch.Tensor, None]:
         return whole.chunk(ctx.group.size())[ctx.group.rank()].contiguous(), None
 
-    patch.setattr(context._Gather, "backward", staticmethod(backward))
+    patch.setattr(attention._Gather, "backward", staticmethod(backward))
 
 
 def sequences_split_in_halves(patch: Patch) -> None:
@@ -109,17 +109,18 @@ def sequences_split_in_halves(patch: Patch) -> None:
         return np.concatenate([np.zeros(0, dtype=np.int64), *parts])
 
     patch.setattr(microbatch, "zigzag", halves)
-    patch.setattr(context, "zigzag", halves)
+    patch.setattr(tiles, "zigzag", halves)
 
 
 def positions_counted_by_rank(patch: Patch) -> None:
-    """As if a rank's part of a row were a whole one."""
+    """As if a rank's part of a micro-batch were a whole one."""
 
     def counted(make: Any, *args: Any, **kwargs: Any) -> Any:
         batch = make(*args, **kwargs)
-        return replace(batch, row=replace(batch.row, positions=torch.arange(len(batch.row.positions))))
+        packing = replace(batch.packing, positions=torch.arange(len(batch.packing.positions)))
+        return replace(batch, packing=packing)
 
-    around(patch, microbatch, "_micro_batch", counted)
+    around(patch, network, "micro_batch", counted)
 
 
 def averaged_over_data_parallel_ranks(patch: Patch) -> None:
@@ -135,20 +136,20 @@ def averaged_over_data_parallel_ranks(patch: Patch) -> None:
     around(patch, network, "wrap_data_parallel", averaged)
 
 
-def every_rank_has_the_first_rows(patch: Patch) -> None:
+def every_rank_has_the_first_micro_batches(patch: Patch) -> None:
     def repeated(pack: Any, *args: Any) -> Any:
         packed = pack(*args)
-        return replace(packed, rows=(packed.rows[0],) * len(packed.rows))
+        return replace(packed, microbatches=packed.microbatches[:1] * len(packed.microbatches))
 
-    around(patch, network.Network, "_packed", repeated)
+    around(patch, network, "pack", repeated)
 
 
 def losses_by_own_tokens(patch: Patch) -> None:
     """Balancing losses are divided by a rank's share of the batch's tokens."""
     around(
-        patch, network, "training_micro_batch",
-        lambda make, sequences, alignment, plan, forest: make(
-            sequences, alignment, replace(plan, tokens=plan.tokens // len(plan.rows)), forest
+        patch, network, "micro_batch",
+        lambda make, sequences, alignment, plan, forest, **scoring: make(
+            sequences, alignment, replace(plan, tokens=plan.tokens // len(plan.microbatches)), forest, **scoring
         ),
     )  # fmt: skip
 
@@ -166,7 +167,7 @@ def norm_counts_copies(patch: Patch) -> None:
 def padding_in_the_vocabulary(patch: Patch) -> None:
     """Rows that pad the embedding take part in the softmax."""
     original = logprobs.log_probabilities
-    patch.setattr(forward, "log_probabilities", lambda *args, **kwargs: original(*args, **kwargs | {"vocab_size": 128}))
+    patch.setattr(network, "log_probabilities", lambda *args, **kwargs: original(*args, **kwargs | {"vocab_size": 128}))
 
 
 def experts_summed_over_all_ranks(patch: Patch) -> None:
@@ -193,7 +194,7 @@ def experts_averaged(patch: Patch) -> None:
 
 
 def load_counted_on_own_part(patch: Patch) -> None:
-    """The balancing loss of a row takes choices of a part of it."""
+    """The balancing loss of a micro-batch takes choices of a part of it."""
 
     def own(balance: Any, router: Any, *args: Any) -> Any:
         whole, router.tp_cp_group = router.tp_cp_group, parallel.parallel_state.get_pipeline_model_parallel_group()  # type: ignore[attr-defined]
@@ -207,7 +208,7 @@ def load_counted_on_own_part(patch: Patch) -> None:
 
 def padding_routed(patch: Patch) -> None:
     """Padding counts as load and enters the balancing losses."""
-    patch.setattr(moe.PackedRouter, "_real_tokens", lambda _, row: torch.ones_like(row.real))
+    patch.setattr(moe.PackedRouter, "_real_tokens", lambda _, packing: torch.ones_like(packing.real))
 
 
 def _layers_from(patch: Patch, first: dict[tuple[int, int | None], int]) -> None:
@@ -244,7 +245,7 @@ FAULTS = {
         Fault("dense", "CP2", "logprobs", sequences_split_in_halves),
         Fault("dense", "CP2", "logprobs", positions_counted_by_rank),
         Fault("dense", "DP2", "norm", averaged_over_data_parallel_ranks),
-        Fault("dense", "DP2", "loss", every_rank_has_the_first_rows),
+        Fault("dense", "DP2", "loss", every_rank_has_the_first_micro_batches),
         Fault("dense", "DP2", "distributed_weights", shards_not_gathered),
         Fault("moe", "TP2 ETP1", "gradient", routers_not_summed),
         Fault("moe", "DP2 EP2", "gradient", experts_summed_over_all_ranks),

@@ -17,10 +17,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mua.algorithms.adjust import adjusted
-from mua.algorithms.batch import make_batch
-from mua.algorithms.loss_protocol import TokenTensors
-from mua.algorithms.losses import PolicyLoss
+from mua.algorithms.batch import adjusted, make_batch
+from mua.algorithms.losses import PolicyLoss, TokenTensors
 from mua.config.schema import AlgorithmConfig
 from mua.types import Group, Outcome, Provenance, Segment, TrainBatch, TrainSequence, Trajectory
 

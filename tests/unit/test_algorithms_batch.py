@@ -16,11 +16,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mua.algorithms.advantage import leave_one_out
+from mua.algorithms.advantage import leave_one_out, trajectory_score, turn_credits
 from mua.algorithms.batch import make_batch, make_batches, sft_batch, split_minibatches
-from mua.algorithms.credit import trajectory_score, turn_credits
-from mua.algorithms.loss_protocol import TokenTensors
-from mua.algorithms.losses import PolicyLoss
+from mua.algorithms.losses import PolicyLoss, TokenTensors
 from mua.config.schema import AlgorithmConfig
 from mua.types import Group, Outcome, Provenance, Segment, TrainBatch, Trajectory
 

@@ -18,9 +18,11 @@ from mua.algorithms.advantage import (
     leave_one_out,
     pass_at_k_advantages,
     sign_clamped,
+    spread,
+    trajectory_score,
+    turn_credits,
     whitened,
 )
-from mua.algorithms.credit import spread, trajectory_score, turn_credits
 
 REWARDS = st.lists(st.integers(-8, 8).map(lambda k: k / 8), min_size=1, max_size=8)
 POSITIVE = st.lists(st.integers(0, 8).map(lambda k: k / 8), min_size=1, max_size=8)

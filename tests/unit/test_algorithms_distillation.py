@@ -17,11 +17,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mua.algorithms.adjust import adjusted
-from mua.algorithms.batch import make_batch, usable
+from mua.algorithms.batch import adjusted, make_batch, usable
 from mua.algorithms.distillation import distillation_advantages, reverse_kl
-from mua.algorithms.loss_protocol import TokenTensors
-from mua.algorithms.losses import PolicyLoss
+from mua.algorithms.losses import PolicyLoss, TokenTensors
 from mua.config.schema import AlgorithmConfig, DistillationConfig
 from mua.types import Group, Outcome, Provenance, Segment, TrainBatch, Trajectory
 

@@ -14,8 +14,7 @@ import torch
 
 from mua.algorithms.batch import make_batch
 from mua.algorithms.gae import clipped_value_loss, discounts_of_tokens, gae, rewards_of_tokens, with_gae
-from mua.algorithms.loss_protocol import TokenTensors
-from mua.algorithms.losses import ValueLoss, finish_metrics
+from mua.algorithms.losses import TokenTensors, ValueLoss, finish_metrics
 from mua.config.schema import AlgorithmConfig
 from mua.types import Group, Outcome, Provenance, Segment, TrainBatch, TrainSequence, Trajectory
 
@@ -237,15 +236,15 @@ def test_value_loss_and_its_gradient(clip: float | None) -> None:
     random = np.random.default_rng(0)
     old, target = random.normal(size=200), random.normal(size=200)
     value = torch.tensor(old + random.normal(size=200) * 0.3, requires_grad=True)
-    terms = clipped_value_loss(value, torch.tensor(old), torch.tensor(target), clip)
-    terms.loss.sum().backward()
+    loss, clipped = clipped_value_loss(value, torch.tensor(old), torch.tensor(target), clip)
+    loss.sum().backward()
     h = 1e-6
     for i, v in enumerate(value.tolist()):
-        assert terms.loss[i].item() == pytest.approx(value_loss(v, old[i], target[i], clip), abs=1e-12)
+        assert loss[i].item() == pytest.approx(value_loss(v, old[i], target[i], clip), abs=1e-12)
         slope = (value_loss(v + h, old[i], target[i], clip) - value_loss(v - h, old[i], target[i], clip)) / (2 * h)
         assert value.grad[i].item() == pytest.approx(slope, abs=1e-5)
-        assert terms.clipped[i].item() == (slope == 0)
-    assert bool(terms.clipped.any()) == (clip is not None)
+        assert clipped[i].item() == (slope == 0)
+    assert bool(clipped.any()) == (clip is not None)
 
 
 def test_the_loss_of_a_batch_weighs_its_tokens() -> None:

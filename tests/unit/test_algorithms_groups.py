@@ -17,10 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mua.algorithms.batch import make_batch, usable
-from mua.algorithms.faults import malformed_turns, repeated_turns
-from mua.algorithms.filters import filtered
-from mua.algorithms.loss_protocol import TokenTensors
-from mua.algorithms.losses import PolicyLoss
+from mua.algorithms.filters import filtered, malformed_turns, repeated_turns
+from mua.algorithms.losses import PolicyLoss, TokenTensors
 from mua.config.schema import AlgorithmConfig, ExperimentConfig
 from mua.rollout.scheduler import Position, RolloutBatch
 from mua.rollout.service import refill_metrics

@@ -14,8 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mua.algorithms.loss_protocol import LossTerms, TokenTensors
-from mua.algorithms.losses import CrossEntropyLoss, PolicyLoss, finish_metrics
+from mua.algorithms.losses import CrossEntropyLoss, LossTerms, PolicyLoss, TokenTensors, finish_metrics
 from mua.algorithms.objectives import OBJECTIVES, Bounds
 from mua.config.schema import AlgorithmConfig
 

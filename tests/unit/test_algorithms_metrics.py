@@ -10,7 +10,7 @@ import math
 import numpy as np
 import pytest
 
-from mua.algorithms.metrics import rollout_metrics
+from mua.algorithms.rollout_metrics import rollout_metrics
 from mua.types import Group, Outcome, Provenance, Segment, Trajectory
 
 S, U, T, M, A = (Provenance.SYSTEM, Provenance.USER, Provenance.TOOL, Provenance.TEMPLATE, Provenance.SAMPLED)

@@ -14,7 +14,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mua.algorithms.correction import Band, Correction, correction_weights, in_band, mismatch_metrics
+from mua.algorithms.correction import Correction, RatioBand, correction_weights, in_band, mismatch_metrics
 from mua.algorithms.objectives import (
     OBJECTIVES,
     Bounds,
@@ -200,12 +200,12 @@ def test_no_correction_weighs_nothing():
 )
 def test_agentrls_bands(age: float, decay: float, cap: float, bounds: tuple[float, float]):
     """Its numbers, and a token that is newer than it should be is no wider than a fresh one."""
-    lower, upper = Band(0.2, 0.3, cap, decay).bounds(np.array([float(age)]))
+    lower, upper = RatioBand(0.2, 0.3, cap, decay).bounds(np.array([float(age)]))
     assert (lower[0], upper[0]) == pytest.approx(bounds, abs=5e-4)
 
 
 def test_a_token_leaves_the_band_only_on_the_side_its_advantage_pulls_to():
-    band = Band(0.2, 0.3, 4.0, 0.1)
+    band = RatioBand(0.2, 0.3, 4.0, 0.1)
     cases = [
         # ratio, advantage, age, stays
         (2.19, 1.0, 0, True), (2.21, 1.0, 0, False), (6.0, -1.0, 0, True), (0.21, -1.0, 0, True),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from mua.algorithms.shuffle import shuffled
+from mua.algorithms.filters import shuffled
 from mua.types import Group, Outcome, Trajectory
 
 

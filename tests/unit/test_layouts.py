@@ -5,23 +5,20 @@ That the accepted ones are right is shown in ``tests/parity/test_megatron_layout
 
 from __future__ import annotations
 
-from typing import Any
+import json
+from pathlib import Path
 
 import pytest
 
 from mua.config.schema import MegatronConfig
 from mua.errors import ConfigError, MuaError
 from mua.megatron import layouts
+from mua.megatron.architecture import Architecture
 from mua.megatron.layouts import check_divisible, check_layout, name_of, pattern, sizes
 
-MODEL: dict[str, Any] = {
-    "num_layers": 94,
-    "num_attention_heads": 64,
-    "num_query_groups": 4,
-    "ffn_hidden_size": 12288,
-    "num_moe_experts": 128,
-    "moe_ffn_hidden_size": 1536,
-}
+MODEL = Architecture.from_hf(
+    json.loads((Path(__file__).parents[2] / "configs/models/Qwen3-235B-A22B/config.json").read_text())
+)
 
 
 def config(name: str) -> MegatronConfig:
@@ -76,13 +73,19 @@ def test_replicated_and_spread_experts_are_different_patterns() -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("TP3", r"megatron\.tensor_parallel 3 does not divide the 64 attention heads; 2 does"),
-        ("TP2 DP2 EP3", r"megatron\.expert_parallel 3 does not divide the 128 experts; 2 does"),
+        ("TP3", r"megatron\.tensor_parallel 3 does not divide the model's 64 attention heads; 2 does"),
+        ("TP2 DP2 EP3", r"megatron\.expert_parallel 3 does not divide the model's 128 experts; 2 does"),
         ("DP2 EP4", r"expert_parallel x expert_tensor_parallel 4 does not divide the 2 ranks of"),
-        ("PP4", r"pipeline_parallel 4 x virtual_pipeline 1: the model's 94 layers do not divide.*multiple of 4"),
-        ("PP8 FIRST11 LAST12", r"first_stage_layers 11, last_stage_layers 12: the model's 94 layers"),
-        ("PP4 VPP2 FIRST23 LAST23", r"each of them a multiple of 2"),
-        ("PP2 FIRST94", r"94 layers do not divide"),
+        ("PP4", r"pipeline_parallel 4 does not divide the model's 94 layers; possible: first_stage_layers 23, last"),
+        ("PP8 FIRST11 LAST12", r"94 layers but for the 23 of first_stage_layers 11 and last_stage_layers 12;"),
+        (
+            "PP4 VPP2 FIRST23 LAST23",
+            r"the 23 layers of a stage; .* multiples of 2 and leave a multiple of 4",
+        ),
+        (
+            "PP2 FIRST94",
+            r"the model's 94 layers but for the 94 of .*; set first_stage_layers and last",
+        ),
     ],
 )
 def test_models_that_do_not_divide_are_refused(name: str, message: str) -> None:

@@ -1,4 +1,4 @@
-"""Attention over rows of prefix trees: what is seen, that pieces and blocks are just that, output and gradients.
+"""Attention over prefix trees: what is seen, that tiles and blocks are just that, output and gradients.
 
 Each against the definition, which knows of paths alone: brute force over all pairs, and a masked softmax in float64.
 FlexAttention runs forward on the CPU, interpreted and (slow) compiled with dynamic shapes; its backward pass and CUDA
@@ -20,25 +20,24 @@ from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.nn.attention.flex_attention import flex_attention
 
-from mua.megatron import flex
-from mua.megatron.attention import attend_piecewise
-from mua.megatron.context import zigzag
-from mua.megatron.pieces import Layout, pieces, visible_until
+from mua.megatron import attention
+from mua.megatron.attention import attend_tiles
+from mua.megatron.tiles import NodePlaces, tiles, visible_until, zigzag
 from mua.megatron.trees import joined, merged
 from mua.types import BoolArray
 
 SEQUENCES = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=12), min_size=1, max_size=9)
 
 
-def layout_of(groups: list[list[list[int]]], multiple: int = 1, rest: int = 0) -> Layout:
+def layout_of(groups: list[list[list[int]]], multiple: int = 1, rest: int = 0) -> NodePlaces:
     """Groups of sequences as trees side by side, nodes padded to ``multiple``, ``rest`` positions of padding behind."""
     forest = joined([merged([np.array(ids, dtype=np.int32) for ids in group]) for group in groups])
     used = tuple(len(node) for node in forest.nodes)
     padded = (*(-(-length // multiple) * multiple for length in used), *([rest] if rest else []))
-    return Layout.of(padded, used, tuple(node.parent for node in forest.nodes))
+    return NodePlaces.of(padded, used, tuple(node.parent for node in forest.nodes))
 
 
-def seen(layout: Layout) -> BoolArray:
+def seen(layout: NodePlaces) -> BoolArray:
     """By definition: earlier in the same node, or a token of an ancestor; ``[row, row]``."""
     found = np.zeros((layout.stops[-1],) * 2, dtype=np.bool_)
     for node, (start, stop) in enumerate(zip(layout.starts, layout.stops, strict=True)):
@@ -59,7 +58,7 @@ def test_a_token_is_seen_until_its_subtree_ends(groups, size: int, tail: bool) -
 
 
 @given(st.lists(SEQUENCES, min_size=1, max_size=3), st.integers(1, 3), st.booleans())
-def test_pieces_hold_every_visible_pair_once(groups, size: int, tail: bool) -> None:
+def test_tiles_hold_every_visible_pair_once(groups, size: int, tail: bool) -> None:
     multiple = 1 if size == 1 else 2 * size
     layout = layout_of(groups, multiple, multiple * tail)
     lengths = [stop - start for start, stop in zip(layout.starts, layout.stops, strict=True)]
@@ -67,46 +66,46 @@ def test_pieces_hold_every_visible_pair_once(groups, size: int, tail: bool) -> N
         mine = zigzag(lengths, size, rank)
         held = np.zeros((len(mine), layout.stops[-1]), dtype=np.int64)
         triangles = np.zeros(len(mine), dtype=np.int64)
-        for piece in pieces(layout, size, rank):
-            shape = held[piece.queries, piece.keys].shape
+        for tile in tiles(layout, size, rank):
+            shape = held[tile.queries, tile.keys].shape
             assert 0 not in shape
-            held[piece.queries, piece.keys] += np.tri(*shape, dtype=np.int64) if piece.causal else 1
-            triangles[piece.queries] += piece.causal
+            held[tile.queries, tile.keys] += np.tri(*shape, dtype=np.int64) if tile.causal else 1
+            triangles[tile.queries] += tile.causal
         np.testing.assert_array_equal(held, seen(layout)[mine])
         assert set(triangles) == {1}
 
 
-def test_a_token_is_in_few_pieces_however_deep_the_tree() -> None:
+def test_a_token_is_in_few_tiles_however_deep_the_tree() -> None:
     """A conversation whose every reply is a sample too, as where templates drop reasoning from what follows."""
     turns = [[10 * turn] * 5 for turn in range(30)]
     layout = layout_of([[[*itertools.chain(*turns[:count]), -count, count] for count in range(1, 31)]])
-    found = pieces(layout)
+    found = tiles(layout)
     parts = np.zeros(layout.stops[-1], dtype=np.int64)
-    for piece in found:
-        parts[piece.queries] += 1
+    for tile in found:
+        parts[tile.queries] += 1
     assert len(found) == 30 + 29
     assert parts.max() == 2
 
 
 def test_a_group_is_one_triangle_a_member_and_one_rectangle() -> None:
     prompt = [0] * 50
-    found = pieces(layout_of([[[*prompt, answer, *[1] * 9] for answer in range(1, 9)]]))
-    assert sum(piece.causal for piece in found) == 8
-    (rectangle,) = (piece for piece in found if not piece.causal)
+    found = tiles(layout_of([[[*prompt, answer, *[1] * 9] for answer in range(1, 9)]]))
+    assert sum(tile.causal for tile in found) == 8
+    (rectangle,) = (tile for tile in found if not tile.causal)
     assert (rectangle.queries, rectangle.keys) == (slice(60, 130), slice(0, 50))
 
 
 def test_turns_that_go_on_are_one_triangle() -> None:
     conversation = list(range(40))
-    assert len(pieces(layout_of([[conversation[:end] for end in range(4, 41, 4)]]))) == 1
+    assert len(tiles(layout_of([[conversation[:end] for end in range(4, 41, 4)]]))) == 1
 
 
 def test_nodes_out_of_order_are_refused() -> None:
     with pytest.raises(ValueError, match="node 3 does not follow its parent in pre-order"):
-        Layout.of((2, 2, 2, 2), (2, 2, 2, 2), (-1, 0, -1, 1))
+        NodePlaces.of((2, 2, 2, 2), (2, 2, 2, 2), (-1, 0, -1, 1))
 
 
-def tensors(layout: Layout, queries: int, heads: int = 4, groups: int = 2, width: int = 16) -> list[Tensor]:
+def tensors(layout: NodePlaces, queries: int, heads: int = 4, groups: int = 2, width: int = 16) -> list[Tensor]:
     torch.manual_seed(0)
     keys = layout.stops[-1]
     return [
@@ -122,7 +121,7 @@ def reference(query: Tensor, key: Tensor, value: Tensor, mask: BoolArray, scale:
     return torch.einsum("hqk,khd->qhd", weights, value)
 
 
-def large_layout(size: int = 1) -> Layout:
+def large_layout(size: int = 1) -> NodePlaces:
     """Two trees and a sequence alone, of some hundred tokens, that branch several times."""
     random = np.random.default_rng(0)
 
@@ -142,7 +141,7 @@ def test_output_and_gradients_are_those_of_a_masked_softmax(size: int, rank: int
     direction = torch.randn(given_[0].shape, dtype=torch.float64)
     found, expected = [], []
     for output, results in (
-        (attend_piecewise(*given_, pieces(layout, size, rank), 0.3), found),
+        (attend_tiles(*given_, tiles(layout, size, rank), 0.3), found),
         (reference(*given_, seen(layout)[mine], 0.3), expected),
     ):
         results += [output, *torch.autograd.grad((output * direction).sum(), given_)]
@@ -154,7 +153,7 @@ def test_scores_of_any_size_are_joined() -> None:
     layout = layout_of([[[0] * 20 + [1] * 5, [0] * 20 + [2] * 5]])
     query, key, value = tensors(layout, layout.stops[-1])
     key[:20] *= 300.0  # some queries see all but nothing in the prefix, others nothing but it
-    output = attend_piecewise(query, key, value, pieces(layout), 1.0)
+    output = attend_tiles(query, key, value, tiles(layout), 1.0)
     torch.testing.assert_close(output, reference(query, key, value, seen(layout), 1.0), rtol=1e-10, atol=1e-10)
 
 
@@ -169,19 +168,19 @@ def test_blocks_leave_nothing_out_and_those_of_all_pairs_need_no_mask(size: int,
         while parents[path[-1]] >= 0:
             path.append(parents[path[-1]])
         parents.append(int(random.choice([*path, -1])))
-    layout = Layout.of(padded, tuple(lengths), tuple(parents))
+    layout = NodePlaces.of(padded, tuple(lengths), tuple(parents))
     for rank in range(size):
-        mask = flex.block_mask(layout, size, rank, torch.device("cpu"))
+        mask = attention.block_mask(layout, size, rank, torch.device("cpu"))
         pairs = seen(layout)[zigzag(padded, size, rank)]
         np.testing.assert_array_equal(by_blocks(mask, pairs.shape), pairs)
 
 
-def by_blocks(mask: flex.BlockMask, shape: tuple[int, int]) -> BoolArray:
+def by_blocks(mask: attention.BlockMask, shape: tuple[int, int]) -> BoolArray:
     """The pairs that a kernel computes which believes the lists of blocks."""
-    rows, columns = (-(-count // flex.BLOCK) for count in shape)
+    rows, columns = (-(-count // attention.BLOCK) for count in shape)
     query, key = (torch.arange(count) for count in shape)
     single = mask.mask_mod(torch.tensor(0), torch.tensor(0), query[:, None], key[None]).numpy()
-    found = np.zeros((rows * flex.BLOCK, columns * flex.BLOCK), dtype=np.bool_)
+    found = np.zeros((rows * attention.BLOCK, columns * attention.BLOCK), dtype=np.bool_)
     cut = np.zeros_like(found)
     cut[: shape[0], : shape[1]] = single
     for counts, indices, whole in (
@@ -191,7 +190,10 @@ def by_blocks(mask: flex.BlockMask, shape: tuple[int, int]) -> BoolArray:
         for row, number in itertools.product(range(rows), range(columns)):
             if number < counts[0, 0, row]:
                 column = int(indices[0, 0, row, number])
-                at = np.s_[row * flex.BLOCK : (row + 1) * flex.BLOCK, column * flex.BLOCK : (column + 1) * flex.BLOCK]
+                at = np.s_[
+                    row * attention.BLOCK : (row + 1) * attention.BLOCK,
+                    column * attention.BLOCK : (column + 1) * attention.BLOCK,
+                ]
                 found[at] = True if whole else cut[at]
     return found[: shape[0], : shape[1]]
 
@@ -201,8 +203,10 @@ def test_flex_attention_is_the_same(size: int, rank: int) -> None:
     layout = large_layout(size)
     mine = zigzag([b - a for a, b in zip(layout.starts, layout.stops, strict=True)], size, rank)
     query, key, value = tensors(layout, len(mine))
-    output = flex.attend(query, key, value, flex.block_mask(layout, size, rank, torch.device("cpu")), 0.3)
-    torch.testing.assert_close(output, attend_piecewise(query, key, value, pieces(layout, size, rank), 0.3))
+    output = attention.attend_block_sparse(
+        query, key, value, attention.block_mask(layout, size, rank, torch.device("cpu")), 0.3
+    )
+    torch.testing.assert_close(output, attend_tiles(query, key, value, tiles(layout, size, rank), 0.3))
 
 
 @pytest.mark.slow
@@ -212,9 +216,9 @@ def test_compiled_flex_attention_is_the_same() -> None:
     layout = large_layout()
     query, key, value = (tensor.float() for tensor in tensors(layout, layout.stops[-1]))
     by_head = (tensor.transpose(0, 1)[None].contiguous() for tensor in (query, key, value))
-    mask = flex.block_mask(layout, 1, 0, torch.device("cpu"))
+    mask = attention.block_mask(layout, 1, 0, torch.device("cpu"))
     output = torch.compile(flex_attention, dynamic=True)(*by_head, block_mask=mask, scale=0.3, enable_gqa=True)
-    expected = attend_piecewise(query, key, value, pieces(layout), 0.3)
+    expected = attend_tiles(query, key, value, tiles(layout), 0.3)
     torch.testing.assert_close(output[0].transpose(0, 1), expected, rtol=1e-4, atol=1e-5)
 
 
@@ -226,7 +230,7 @@ def test_rows_of_all_lengths_are_traced_once() -> None:
     for prompt, answers in itertools.product((777, 515, 150), (3, 4, 5, 6)):
         layout = layout_of([[[0] * prompt + [1 + answer] * 40 for answer in range(answers)]])
         by_head = (tensor.transpose(0, 1)[None] for tensor in tensors(layout, layout.stops[-1]))
-        mask = flex.block_mask(layout, 1, 0, torch.device("cpu"))
+        mask = attention.block_mask(layout, 1, 0, torch.device("cpu"))
         traced(*by_head, block_mask=mask, scale=0.3, enable_gqa=True)
     assert counter.frame_count == 1
 

@@ -14,8 +14,7 @@ import pytest
 import torch
 import transformers
 
-from mua.algorithms.loss_protocol import LossTerms, TokenTensors
-from mua.algorithms.losses import CrossEntropyLoss
+from mua.algorithms.losses import CrossEntropyLoss, LossTerms, TokenTensors
 from mua.config.schema import OptimizerConfig
 from mua.errors import ConfigError, ModelError, MuaError
 from mua.types import TrainBatch

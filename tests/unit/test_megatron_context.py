@@ -1,4 +1,4 @@
-"""How rows are divided for context parallelism: every position and every scored token on exactly one rank.
+"""How micro-batches are divided for context parallelism: every position and every scored token on exactly one rank.
 
 That training on the parts gives what training on the whole gives is shown in ``tests/parity/test_megatron_layouts.py``.
 """
@@ -13,35 +13,37 @@ from hypothesis import strategies as st
 
 from mua.config.schema import MegatronConfig
 from mua.megatron import microbatch
-from mua.megatron.context import row_order, zigzag
-from mua.megatron.microbatch import MicroBatch, scoring_micro_batch, training_micro_batch
-from mua.megatron.packing import Alignment, plan_rows
+from mua.megatron.microbatch import MicroBatch, micro_batch
+from mua.megatron.packing import Alignment, plan_microbatches
+from mua.megatron.tiles import gathered_order, zigzag
 from mua.types import TrainSequence
 from tests.megatron_support import make_batch
 
 sizes = st.sampled_from([1, 2, 3, 4])
-rows = st.lists(st.integers(1, 40), max_size=8)
+many_lengths = st.lists(st.integers(1, 40), max_size=8)
 
 
 def on_rank(rank: int, size: int, sequences: list[TrainSequence], alignment: Alignment, scoring: bool) -> MicroBatch:
     with mock.patch.object(microbatch, "parallel_state") as state:
         state.get_context_parallel_world_size.return_value = size
         state.get_context_parallel_rank.return_value = rank
-        return (scoring_micro_batch if scoring else training_micro_batch)(sequences, alignment)
+        return micro_batch(sequences, alignment, scoring=scoring)
 
 
 @given(chunks=st.lists(st.integers(1, 9), max_size=6), size=sizes)
-def test_ranks_hold_a_row_once_and_alike_and_gathering_restores_its_order(chunks: list[int], size: int) -> None:
+def test_ranks_hold_every_position_once_and_alike_and_gathering_restores_its_order(
+    chunks: list[int], size: int
+) -> None:
     lengths = [chunk * 2 * size for chunk in chunks]
     parts = [zigzag(lengths, size, rank) for rank in range(size)]
     assert {len(part) for part in parts} == {sum(lengths) // size}
-    assert np.array_equal(np.concatenate(parts)[row_order(lengths, size)], np.arange(sum(lengths)))
+    assert np.array_equal(np.concatenate(parts)[gathered_order(lengths, size)], np.arange(sum(lengths)))
     work = [sum(int(position) for position in part) for part in parts]  # positions before it, which a token attends to
     if len(lengths) == 1:
         assert max(work) - min(work) == 0
 
 
-@given(lengths=rows, size=sizes, tensor=sizes, scoring=st.booleans())
+@given(lengths=many_lengths, size=sizes, tensor=sizes, scoring=st.booleans())
 def test_every_scored_token_belongs_to_the_one_rank_that_predicts_it(
     lengths: list[int], size: int, tensor: int, scoring: bool
 ) -> None:
@@ -55,33 +57,33 @@ def test_every_scored_token_belongs_to_the_one_rank_that_predicts_it(
         batch = on_rank(rank, size, sequences, alignment, scoring)
         scored, predictors = batch.scored.numpy(), batch.predictors.numpy()
         assert batch.ids.shape[1] % tensor == 0
-        assert batch.row.positions is not None
+        assert batch.packing.positions is not None
         assert np.array_equal(batch.targets.numpy(), flat[scored])
         assert np.array_equal(batch.ids.numpy()[0, predictors], flat[scored - 1])
-        assert np.array_equal(batch.row.positions.numpy()[predictors], places[scored] - 1)
+        assert np.array_equal(batch.packing.positions.numpy()[predictors], places[scored] - 1)
         if batch.tokens is not None:
             assert np.array_equal(batch.tokens.weights.numpy(), weights[scored])
         found += scored.tolist()
     assert sorted(found) == np.flatnonzero(places > 0 if scoring else weights != 0).tolist()
 
 
-@given(lengths=rows, size=sizes, tensor=sizes)
-def test_padding_is_not_real_and_rows_of_a_plan_can_be_of_one_length(
-    lengths: list[int], size: int, tensor: int
-) -> None:
+@given(lengths=many_lengths, size=sizes, tensor=sizes)
+def test_padding_is_not_real_and_all_of_a_plan_can_be_of_one_length(lengths: list[int], size: int, tensor: int) -> None:
     sequences = make_batch(lengths).sequences
     alignment = Alignment.of(MegatronConfig(context_parallel=size, tensor_parallel=tensor))
-    plan = plan_rows(lengths, 64, 2, alignment, multiple=2, equal=True)
-    assert {len(rank) for rank in plan.rows} <= {2, 4, 6, 8, 10}
+    plan = plan_microbatches(lengths, 64, 2, alignment, multiple=2, equal=True)
+    assert {len(own) for own in plan.microbatches} <= {2, 4, 6, 8, 10}
     padded = [
-        sum(alignment.padded([lengths[index] for index in row], plan.least)) for rank in plan.rows for row in rank
+        sum(alignment.padded([lengths[index] for index in taken], plan.least))
+        for own in plan.microbatches
+        for taken in own
     ]
     assert set(padded) == {plan.least}
     assert sum(padded) == plan.padded_tokens
     real = 0
     for rank in range(size):
-        row = on_rank(rank, size, sequences, alignment, scoring=True).row
-        assert row.real is not None
-        real += int(row.real.sum())
-        assert row.batch_tokens == max(sum(lengths), 1)
+        packing = on_rank(rank, size, sequences, alignment, scoring=True).packing
+        assert packing.real is not None
+        real += int(packing.real.sum())
+        assert packing.batch_tokens == max(sum(lengths), 1)
     assert real == sum(lengths)

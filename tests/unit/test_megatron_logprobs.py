@@ -1,10 +1,10 @@
 """Log-probabilities and entropy against their closed form in float64, on one process and under tensor parallelism.
 
 Covers values, gradients of both outputs with respect to hidden states and weight, temperature, selected and repeated
-rows, padded vocabulary, chunks, no rows, bfloat16; that the gradient under tensor parallelism is neither scaled nor
-partial, behind Megatron's own sequence-parallel gather; and that no logits of a row exist, neither in the function nor
-in a training step. Does not cover the model around it (tests/parity/test_megatron_layouts.py) nor what is gained
-(tools/bench/logprobs.py).
+predictors, padded vocabulary, chunks, no predictors, bfloat16; that the gradient under tensor parallelism is neither
+scaled nor partial, behind Megatron's own sequence-parallel gather; and that no logits of a micro-batch exist, neither
+in the function nor in a training step. Does not cover the model around it (tests/parity/test_megatron_layouts.py) nor
+what is gained (tools/bench/logprobs.py).
 """
 
 from __future__ import annotations
@@ -43,35 +43,39 @@ def chunks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def inputs() -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Hidden states, a weight with garbage in the padding, ids, rows, and weights of both outputs ``[2, n]``."""
+    """Hidden states, a weight with garbage in the padding, ids, predictors, and weights of both outputs ``[2, n]``."""
     generator = torch.Generator().manual_seed(0)
     hidden = torch.randn(ROWS, HIDDEN, generator=generator, dtype=torch.float64)
     weight = torch.randn(COLUMNS, HIDDEN, generator=generator, dtype=torch.float64) * 1.5
     weight[VALID:] = 50
-    rows = torch.tensor([9, 0, 3, 4, 10, 3, 7])
+    predictors = torch.tensor([9, 0, 3, 4, 10, 3, 7])
     ids = torch.tensor([0, 20, 15, 16, 3, 2, 12])
-    return hidden, weight, ids, rows, torch.randn(2, len(rows), generator=generator, dtype=torch.float64)
+    return hidden, weight, ids, predictors, torch.randn(2, len(predictors), generator=generator, dtype=torch.float64)
 
 
-def closed_form(hidden: Tensor, weight: Tensor, ids: Tensor, rows: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    log_p = ((hidden @ weight[:VALID].T)[rows] / temperature).log_softmax(-1)
+def closed_form(
+    hidden: Tensor, weight: Tensor, ids: Tensor, predictors: Tensor, temperature: float
+) -> tuple[Tensor, Tensor]:
+    log_p = ((hidden @ weight[:VALID].T)[predictors] / temperature).log_softmax(-1)
     return log_p.gather(1, ids[:, None])[:, 0], -(log_p.exp() * log_p).sum(-1)
 
 
 def expected(temperature: float) -> list[Tensor]:
     """Values, and the gradients of their weighted sum: ``[ROWS, HIDDEN]`` and ``[COLUMNS, HIDDEN]``."""
-    hidden, weight, ids, rows, shares = inputs()
+    hidden, weight, ids, predictors, shares = inputs()
     leaves = (hidden.requires_grad_(), weight.requires_grad_())
-    values, entropy = closed_form(hidden, weight, ids, rows, temperature)
+    values, entropy = closed_form(hidden, weight, ids, predictors, temperature)
     return [values.detach(), entropy.detach(), *torch.autograd.grad(shares[0] @ values + shares[1] @ entropy, leaves)]
 
 
 @pytest.mark.usefixtures("chunks")
 @pytest.mark.parametrize("temperature", [0.3, 1.0, 2.5])
 def test_values_and_gradients_are_the_closed_form(group: dist.ProcessGroup, temperature: float) -> None:
-    hidden, weight, ids, rows, shares = inputs()
+    hidden, weight, ids, predictors, shares = inputs()
     leaves = (hidden.requires_grad_(), weight.requires_grad_())
-    values, entropy = log_probabilities(hidden, weight, ids, temperature, rows=rows, vocab_size=VALID, group=group)
+    values, entropy = log_probabilities(
+        hidden, weight, ids, temperature, predictors=predictors, vocab_size=VALID, group=group
+    )
     found = torch.autograd.grad(shares[0] @ values + shares[1] @ entropy, leaves)
     for own, reference in zip((values, entropy, *found), expected(temperature), strict=True):
         torch.testing.assert_close(own, reference, rtol=1e-10, atol=1e-12)
@@ -79,10 +83,10 @@ def test_values_and_gradients_are_the_closed_form(group: dist.ProcessGroup, temp
 
 @pytest.mark.parametrize("output", [0, 1])
 def test_each_output_alone_has_its_gradient(group: dist.ProcessGroup, output: int) -> None:
-    hidden, weight, ids, rows, _ = inputs()
+    hidden, weight, ids, predictors, _ = inputs()
 
     def one(states: Tensor, matrix: Tensor) -> Tensor:
-        return log_probabilities(states, matrix, ids, 0.7, rows=rows, vocab_size=VALID, group=group)[output]
+        return log_probabilities(states, matrix, ids, 0.7, predictors=predictors, vocab_size=VALID, group=group)[output]
 
     assert torch.autograd.gradcheck(one, (hidden.requires_grad_(), weight.requires_grad_()))
 
@@ -91,7 +95,7 @@ def test_no_rows_give_an_empty_result_and_no_gradient(group: dist.ProcessGroup) 
     hidden, weight, *_ = inputs()
     leaves = (hidden.requires_grad_(), weight.requires_grad_())
     none = torch.zeros(0, dtype=torch.int64)
-    values, entropy = log_probabilities(hidden, weight, none, 1.0, rows=none, vocab_size=VALID, group=group)
+    values, entropy = log_probabilities(hidden, weight, none, 1.0, predictors=none, vocab_size=VALID, group=group)
     assert values.shape == entropy.shape == (0,)
     for leaf, gradient in zip(leaves, torch.autograd.grad(values.sum() + entropy.sum(), leaves), strict=True):
         assert torch.equal(gradient, torch.zeros_like(leaf))
@@ -102,13 +106,13 @@ def test_bfloat16_is_reduced_in_float32_and_added_up_in_it(
 ) -> None:
     monkeypatch.setattr(logprobs, "CHUNK_ELEMENTS", VALID)  # a chunk a token: added up in bfloat16 it would drift
     hidden, weight, *_ = inputs()
-    rows = torch.arange(ROWS).repeat(40)
-    ids = torch.arange(len(rows)) % VALID
+    predictors = torch.arange(ROWS).repeat(40)
+    ids = torch.arange(len(predictors)) % VALID
     low = (hidden.bfloat16().requires_grad_(), weight.bfloat16().requires_grad_())
     exact = tuple(tensor.detach().double().requires_grad_() for tensor in low)
-    values, entropy = log_probabilities(*low, ids, 1.0, rows=rows, vocab_size=VALID, group=group)
+    values, entropy = log_probabilities(*low, ids, 1.0, predictors=predictors, vocab_size=VALID, group=group)
     assert values.dtype == entropy.dtype == torch.float32
-    reference = closed_form(*exact, ids, rows, 1.0)
+    reference = closed_form(*exact, ids, predictors, 1.0)
     torch.testing.assert_close(values.detach().double(), reference[0], rtol=2e-2, atol=5e-2)  # bfloat16 logits
     own, wanted = torch.autograd.grad(values.sum(), low), torch.autograd.grad(reference[0].sum(), exact)
     assert own[1].dtype == torch.bfloat16
@@ -117,18 +121,18 @@ def test_bfloat16_is_reduced_in_float32_and_added_up_in_it(
 
 
 def test_inputs_are_left_as_they_are(group: dist.ProcessGroup) -> None:
-    hidden, weight, ids, rows, _ = inputs()
+    hidden, weight, ids, predictors, _ = inputs()
     before = hidden.clone(), weight.clone()
-    log_probabilities(hidden, weight, ids, 1.0, rows=rows, vocab_size=VALID, group=group)
+    log_probabilities(hidden, weight, ids, 1.0, predictors=predictors, vocab_size=VALID, group=group)
     assert torch.equal(hidden, before[0])
     assert torch.equal(weight, before[1])
 
 
 @pytest.mark.parametrize("temperature", [0.0, -1.0, float("nan")])
 def test_temperature_must_be_positive(group: dist.ProcessGroup, temperature: float) -> None:
-    hidden, weight, ids, rows, _ = inputs()
+    hidden, weight, ids, predictors, _ = inputs()
     with pytest.raises(ValueError, match="temperature must be above 0"):
-        log_probabilities(hidden, weight, ids, temperature, rows=rows, vocab_size=VALID, group=group)
+        log_probabilities(hidden, weight, ids, temperature, predictors=predictors, vocab_size=VALID, group=group)
 
 
 def shard_results() -> list[np.ndarray]:
@@ -138,11 +142,13 @@ def shard_results() -> list[np.ndarray]:
     """
     from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region
 
-    hidden, weight, ids, rows, shares = inputs()
+    hidden, weight, ids, predictors, shares = inputs()
     world, rank = dist.get_world_size(), dist.get_rank()
     own, shard = (tensor.chunk(world)[rank].clone().requires_grad_() for tensor in (hidden, weight))
     gathered = gather_from_sequence_parallel_region(own, group=dist.group.WORLD)
-    values, entropy = log_probabilities(gathered, shard, ids, 0.3, rows=rows, vocab_size=VALID, group=dist.group.WORLD)
+    values, entropy = log_probabilities(
+        gathered, shard, ids, 0.3, predictors=predictors, vocab_size=VALID, group=dist.group.WORLD
+    )
     found = torch.autograd.grad(shares[0] @ values + shares[1] @ entropy, (own, shard))
     return [tensor.detach().numpy() for tensor in (values, entropy, *found)]
 
@@ -184,9 +190,11 @@ def test_no_logits_of_all_tokens_exist(group: dist.ProcessGroup, monkeypatch: py
         torch.randn(tokens, hidden, requires_grad=True),
         torch.randn(vocabulary, hidden, requires_grad=True),
     )
-    ids, rows = torch.randint(vocabulary, (tokens,)), torch.arange(tokens)
+    ids, predictors = torch.randint(vocabulary, (tokens,)), torch.arange(tokens)
     with Largest(vocabulary) as seen:
-        values, entropy = log_probabilities(states, weight, ids, 1.0, rows=rows, vocab_size=vocabulary, group=group)
+        values, entropy = log_probabilities(
+            states, weight, ids, 1.0, predictors=predictors, vocab_size=vocabulary, group=group
+        )
         (values.sum() + entropy.sum()).backward()
     assert seen.tokens == in_chunk
     with Largest(vocabulary) as seen:
@@ -203,6 +211,6 @@ def test_a_training_step_forms_no_logits_of_a_row(tmp_path: Path, monkeypatch: p
         with Largest(101) as valid, Largest(padded) as whole:
             built.log_probabilities(batch.sequences, 1.0)
             metrics = built.train_step(batch, PolicyLoss(0.2, 0.2, 0.0, entropy_coefficient=0.1))
-    assert metrics["rows"] == 1
+    assert metrics["microbatches"] == 1
     assert valid.tokens == in_chunk
     assert whole.tokens <= in_chunk

@@ -15,8 +15,7 @@ import torch.nn.functional as F
 import transformers
 from torch import Tensor
 
-from mua.algorithms.loss_protocol import LossTerms, TokenTensors
-from mua.algorithms.losses import CrossEntropyLoss
+from mua.algorithms.losses import CrossEntropyLoss, LossTerms, TokenTensors
 from tests.megatron_support import OPTIMIZER, backend, gradients, make_batch, write_model
 
 EXPERTS, CHOSEN, LAYERS = 8, 2, 2

@@ -1,7 +1,7 @@
 """Planning of packed micro-batches: capacity, balance and its bounds, determinism, alignment, estimated work, what is
 refused.
 
-Does not cover that rows train alike whatever the plan (tests/parity/test_megatron_layouts.py), nor real lengths
+Does not cover that they train alike whatever the plan (tests/parity/test_megatron_layouts.py), nor real lengths
 (tests/unit/test_bench_packing.py).
 """
 
@@ -20,14 +20,14 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from mua.config.schema import MegatronConfig
 from mua.errors import MuaError
-from mua.megatron.packing import Alignment, Packed, check_first_tokens, pack, plan_rows
-from mua.megatron.workload import Spread, Workload
+from mua.megatron.architecture import Architecture, Workload
+from mua.megatron.packing import Alignment, LoadBalance, Packed, check_first_tokens, pack, plan_microbatches
 from mua.types import TrainSequence
 from tests.planned_support import EXPERTS, SHAPE
 
 lengths = st.lists(st.integers(1, 50), max_size=60)
 WORK = Workload(per_token=100, per_pair=7)
-"""Attention as dear as the weights from 28 tokens on."""
+"""Attention as expensive as the weights from 28 tokens on."""
 
 
 def costs_of(lengths: list[int]) -> list[int]:
@@ -35,9 +35,9 @@ def costs_of(lengths: list[int]) -> list[int]:
 
 
 def spent_by(lengths: list[int], costs: list[int], capacity: int, ranks: int, **settings: Any) -> np.ndarray:
-    """The work of every row, ``[ranks, rows]``."""
-    plan = plan_rows(lengths, capacity, ranks, costs=costs, **settings)
-    return np.array([[sum(costs[index] for index in row) for row in rank] for rank in plan.rows])
+    """The work of every micro-batch, ``[ranks, micro-batches]``."""
+    plan = plan_microbatches(lengths, capacity, ranks, costs=costs, **settings)
+    return np.array([[sum(costs[index] for index in taken) for taken in rank] for rank in plan.microbatches])
 
 
 @pytest.mark.parametrize("by_costs", [False, True])
@@ -52,44 +52,46 @@ def test_every_sequence_is_packed_once_within_capacity(
     by_costs: bool, lengths: list[int], ranks: int, alignment: int, capacity: int, multiple: int
 ) -> None:
     costs = costs_of(lengths) if by_costs else None
-    plan = plan_rows(lengths, capacity, ranks, Alignment(1, alignment), multiple=multiple, costs=costs)
-    packed = [index for rank in plan.rows for row in rank for index in row]
+    plan = plan_microbatches(lengths, capacity, ranks, Alignment(1, alignment), multiple=multiple, costs=costs)
+    packed = [index for rank in plan.microbatches for taken in rank for index in taken]
     assert sorted(packed) == list(range(len(lengths)))
-    assert len(plan.rows) == ranks
-    assert {len(rank) for rank in plan.rows} == {plan.row_count // ranks}
-    assert plan.row_count % (ranks * multiple) == 0
-    sizes = [sum(lengths[index] for index in row) for rank in plan.rows for row in rank]
+    assert len(plan.microbatches) == ranks
+    assert {len(rank) for rank in plan.microbatches} == {plan.count // ranks}
+    assert plan.count % (ranks * multiple) == 0
+    sizes = [sum(lengths[index] for index in taken) for rank in plan.microbatches for taken in rank]
     assert max(sizes) <= capacity
     aligned = [max(alignment, -(-size // alignment) * alignment) for size in sizes]
     assert plan.padded_tokens == sum(aligned)
     assert plan.tokens == sum(lengths)
     assert plan.padding_share == pytest.approx(1 - sum(lengths) / sum(aligned))
-    assert plan == plan_rows(list(lengths), capacity, ranks, Alignment(1, alignment), multiple=multiple, costs=costs)
+    assert plan == plan_microbatches(
+        list(lengths), capacity, ranks, Alignment(1, alignment), multiple=multiple, costs=costs
+    )
 
 
 @given(lengths=st.lists(st.integers(1, 50), min_size=1, max_size=60), ranks=st.integers(1, 4))
-def test_number_of_rows_is_near_the_fewest_possible(lengths: list[int], ranks: int) -> None:
+def test_number_of_micro_batches_is_near_the_fewest_possible(lengths: list[int], ranks: int) -> None:
     # First-fit-decreasing needs at most 11/9 of the optimum plus 6/9 (Dosa, 2007); ranks round up.
     fewest = -(-sum(lengths) // 64)
     largest = 11 / 9 * max(fewest, sum(length > 32 for length in lengths)) * 2 + 1 + ranks
-    assert plan_rows(lengths, 64, ranks).row_count <= largest
+    assert plan_microbatches(lengths, 64, ranks).count <= largest
 
 
 @settings(deadline=None)
 @given(lengths=st.lists(st.integers(1, 50), min_size=1, max_size=7), rows=st.integers(1, 3))
-def test_rows_are_within_grahams_bound_of_the_best(lengths: list[int], rows: int) -> None:
-    """Longest processing time first makes the dearest row at most 4/3 - 1/(3 m) of the best's (Graham, 1969)."""
+def test_micro_batches_are_within_grahams_bound_of_the_best(lengths: list[int], rows: int) -> None:
+    """Longest processing time first: the most expensive is at most 4/3 - 1/(3 m) of the best's (Graham, 1969)."""
     costs = costs_of(lengths)
-    dearest = spent_by(lengths, costs, 1000, rows).max()
+    most_expensive = spent_by(lengths, costs, 1000, rows).max()
     best = min(
-        max(sum(c for c, place in zip(costs, places, strict=True) if place == row) for row in range(rows))
+        max(sum(c for c, place in zip(costs, places, strict=True) if place == taken) for taken in range(rows))
         for places in itertools.product(range(rows), repeat=len(costs))
     )
-    assert dearest <= (4 / 3 - 1 / (3 * rows)) * best
+    assert most_expensive <= (4 / 3 - 1 / (3 * rows)) * best
 
 
 @given(lengths=lengths, ranks=st.integers(1, 5), capacity=st.integers(50, 120))
-def test_rows_that_run_together_are_as_even_as_their_order_allows(
+def test_micro_batches_that_run_together_are_as_even_as_their_order_allows(
     lengths: list[int], ranks: int, capacity: int
 ) -> None:
     spent = spent_by(lengths, costs_of(lengths), capacity, ranks, lockstep=True)
@@ -102,16 +104,16 @@ def test_rows_that_run_together_are_as_even_as_their_order_allows(
 @given(lengths=st.lists(st.integers(1, 50), min_size=1, max_size=60), ranks=st.integers(1, 4))
 def test_no_exchange_of_two_sequences_would_help(lockstep: bool, lengths: list[int], ranks: int) -> None:
     costs, capacity = costs_of(lengths), 64
-    plan = plan_rows(lengths, capacity, ranks, costs=costs, lockstep=lockstep)
+    plan = plan_microbatches(lengths, capacity, ranks, costs=costs, lockstep=lockstep)
     spent = spent_by(lengths, costs, capacity, ranks, lockstep=lockstep)
-    if lockstep:  # between the dearest and the cheapest row
-        rows, totals = [row for rank in plan.rows for row in rank], spent.ravel()
+    if lockstep:  # between the most expensive and the cheapest micro-batch
+        rows, totals = [taken for rank in plan.microbatches for taken in rank], spent.ravel()
         pairs = [(rows[totals.argmax()], rows[totals.argmin()])]
-    else:  # between rows of the dearest and the cheapest rank that run together
+    else:  # between micro-batches of the most expensive and the cheapest rank that run together
         totals = spent.sum(1)
-        pairs = list(zip(plan.rows[totals.argmax()], plan.rows[totals.argmin()], strict=True))
+        pairs = list(zip(plan.microbatches[totals.argmax()], plan.microbatches[totals.argmin()], strict=True))
     for high, low in pairs:
-        full_high, full_low = (sum(lengths[i] for i in row) for row in (high, low))
+        full_high, full_low = (sum(lengths[i] for i in taken) for taken in (high, low))
         for away in high:
             for cost, length in [(0, 0), *((costs[i], lengths[i]) for i in low)]:
                 moved, grown = costs[away] - cost, lengths[away] - length
@@ -126,8 +128,8 @@ def test_balance_by_work_evens_out_what_tokens_leave_uneven() -> None:
     costs = [work.operations([(0, length)]) for length in drawn]
 
     def uneven(by: list[int] | None, *, lockstep: bool) -> tuple[float, float]:
-        plan = plan_rows(drawn, 32768, 4, costs=by, lockstep=lockstep)
-        spent = np.array([[sum(costs[index] for index in row) for row in rank] for rank in plan.rows])
+        plan = plan_microbatches(drawn, 32768, 4, costs=by, lockstep=lockstep)
+        spent = np.array([[sum(costs[index] for index in taken) for taken in rank] for rank in plan.microbatches])
         return spent.sum(1).max() / spent.sum() * 4, spent.max(0).sum() / spent.sum() * 4
 
     assert uneven(None, lockstep=False)[0] > 1.03
@@ -136,20 +138,20 @@ def test_balance_by_work_evens_out_what_tokens_leave_uneven() -> None:
     assert uneven(costs, lockstep=True)[1] < 1.02
 
 
-def test_few_sequences_are_spread_over_ranks_instead_of_packed_into_one_row() -> None:
-    plan = plan_rows([10, 10, 10, 10], 100, 2)
-    assert [len(row) for rank in plan.rows for row in rank] == [2, 2]
+def test_few_sequences_are_spread_over_ranks_instead_of_packed_into_one_micro_batch() -> None:
+    plan = plan_microbatches([10, 10, 10, 10], 100, 2)
+    assert [len(taken) for rank in plan.microbatches for taken in rank] == [2, 2]
 
 
-def test_ranks_without_sequences_get_empty_rows() -> None:
-    plan = plan_rows([7], 100, 3)
-    assert sorted(len(row) for rank in plan.rows for row in rank) == [0, 0, 1]
-    assert plan_rows([], 100, 2).row_count == 2
+def test_ranks_without_sequences_get_empty_micro_batches() -> None:
+    plan = plan_microbatches([7], 100, 3)
+    assert sorted(len(taken) for rank in plan.microbatches for taken in rank) == [0, 0, 1]
+    assert plan_microbatches([], 100, 2).count == 2
 
 
 def test_too_long_a_sequence_names_the_key() -> None:
     with pytest.raises(MuaError, match=r"sequence 1 has 101 tokens.*megatron\.max_tokens_per_microbatch 100"):
-        plan_rows([5, 101], 100, 1)
+        plan_microbatches([5, 101], 100, 1)
 
 
 @pytest.mark.parametrize("model", ["dense", "experts"])
@@ -160,7 +162,7 @@ def test_estimated_work_is_what_a_forward_pass_multiplies(model: str) -> None:
     policy = transformers.AutoModelForCausalLM.from_config(
         config, attn_implementation="eager", experts_implementation="eager"
     )
-    tokens, work = 60, Workload.from_hf(shape)
+    tokens, work = 60, Workload.of(Architecture.from_hf(shape))
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         policy(torch.zeros(1, tokens, dtype=torch.int64))
     assert counter.get_total_flops() == pytest.approx(tokens * work.per_token + tokens**2 * work.per_pair, rel=2e-3)
@@ -170,11 +172,11 @@ def test_estimated_work_is_what_a_forward_pass_multiplies(model: str) -> None:
 def packed(sequences: list[list[int]], **settings: Any) -> Packed:
     config = MegatronConfig(**{"max_tokens_per_microbatch": 64, **settings})
     ids = [np.array(sequence, dtype=np.int32) for sequence in sequences]
-    return pack(ids, config, Alignment.of(config), workload=WORK)
+    return pack(ids, config, WORK)
 
 
 def work_of(found: Packed, rank: int) -> int:
-    spans = [(node.start, len(node)) for row in found.rows[rank] for node in row.forest.nodes]
+    spans = [(node.start, len(node)) for taken in found.microbatches[rank] for node in taken.forest.nodes]
     return WORK.operations(spans)
 
 
@@ -183,7 +185,7 @@ def test_a_trees_work_counts_shared_tokens_once_and_every_token_all_it_attends_t
     found = packed(sequences, merge_prefixes=True)
     prefixes = {tuple(s[:end]) for s in sequences for end in range(1, len(s) + 1)}  # one a token of the tree
     expected = sum(WORK.per_token + len(prefix) * WORK.per_pair for prefix in prefixes)
-    assert work_of(found, 0) >= expected  # runs too short to be shared, or in another row, are computed again
+    assert work_of(found, 0) >= expected  # runs too short to be shared, or in another micro-batch, are computed again
     if found.plan.tokens == len(prefixes):
         assert work_of(found, 0) == expected
 
@@ -196,31 +198,31 @@ def test_common_prefixes_are_balanced_by_what_they_save() -> None:
     found = packed(alike + apart, merge_prefixes=True, data_parallel=2)
     # 64 tokens in one tree cost little more than 63 in three sequences, though they are 144 without merging.
     assert found.merged_share == pytest.approx(80 / 207)
-    assert found.spread.imbalance_flops == pytest.approx(
+    assert found.balance.imbalance_flops == pytest.approx(
         max(work_of(found, r) for r in (0, 1)) / (sum(work_of(found, r) for r in (0, 1)) / 2)
     )
 
 
-def test_spread_by_hand() -> None:
+def test_load_balance_by_hand() -> None:
     tokens, flops = [[30, 10], [20, 20]], [[900, 100], [300, 300]]
-    spread = Spread.of(tokens, flops, useful=1200, lockstep=False)
-    assert spread.metrics() == pytest.approx(
+    balance = LoadBalance.of(tokens, flops, useful=1200, lockstep=False)
+    assert balance.metrics() == pytest.approx(
         {
             "imbalance_tokens": 1.0,
             "imbalance_flops": 1000 / 800,
-            "row_imbalance_tokens": (30 + 20) / 40,
-            "row_imbalance_flops": (900 + 300) / 800,
+            "microbatch_imbalance_tokens": (30 + 20) / 40,
+            "microbatch_imbalance_flops": (900 + 300) / 800,
             "utilisation": 1200 / (2 * 1000),
         }
     )
-    assert Spread.of(tokens, flops, useful=1200, lockstep=True).utilisation == pytest.approx(1200 / (2 * 1200))
+    assert LoadBalance.of(tokens, flops, useful=1200, lockstep=True).utilisation == pytest.approx(1200 / (2 * 1200))
 
 
 def test_padding_is_work_and_no_use() -> None:
     found = packed([[1] * 5, [2] * 6], context_parallel=2)  # padded to 8 each
     assert found.plan.padded_tokens == 16
     useful = WORK.operations([(0, 5), (0, 6)])
-    assert found.spread.utilisation == pytest.approx(useful / WORK.operations([(0, 8), (0, 8)]))
+    assert found.balance.utilisation == pytest.approx(useful / WORK.operations([(0, 8), (0, 8)]))
 
 
 @pytest.mark.parametrize("size", [0, 3])

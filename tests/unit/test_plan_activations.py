@@ -14,11 +14,11 @@ import torch
 
 from mua.config.schema import EnvironmentConfig, ExperimentConfig, MegatronConfig, ModelConfig, TrainerConfig
 from mua.megatron import parallel
-from mua.megatron.microbatch import training_micro_batch
+from mua.megatron.architecture import Architecture
+from mua.megatron.microbatch import micro_batch
 from mua.megatron.model import build_chunks
 from mua.megatron.packing import Alignment
-from mua.plan.activations import LayerSizes, activations, rows_under_way
-from mua.plan.architecture import Architecture
+from mua.plan.activations import LayerSizes, activations, microbatches_under_way
 from tests.megatron_support import make_batch
 from tests.planned_support import EXPERTS, SHAPE
 
@@ -44,11 +44,11 @@ def config_of(**megatron: Any) -> ExperimentConfig:
 
 
 def saved_bytes(hf_config: dict[str, Any], config: ExperimentConfig) -> int:
-    """Bytes a forward pass over one full row keeps for its backward pass, up to the logits."""
+    """Bytes a forward pass over one full micro-batch keeps for its backward pass, up to the logits."""
     started = parallel.initialize(config.megatron, seed=1)
     try:
         (chunk,) = build_chunks(hf_config, config.model, config.megatron)
-        batch = training_micro_batch(make_batch((TOKENS // 2,) * 2).sequences, Alignment())
+        batch = micro_batch(make_batch((TOKENS // 2,) * 2).sequences, Alignment())
         own = {p.untyped_storage()._cdata for p in chunk.parameters()}
         kept: dict[int, torch.UntypedStorage] = {}
 
@@ -59,7 +59,7 @@ def saved_bytes(hf_config: dict[str, Any], config: ExperimentConfig) -> int:
             return tensor
 
         with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-            chunk(batch.ids, batch.row.positions[None], None, packed_seq_params=batch.row)  # type: ignore[index]
+            chunk(batch.ids, batch.packing.positions[None], None, packed_seq_params=batch.packing)  # type: ignore[index]
         return sum(storage.nbytes() for storage in kept.values())
     finally:
         parallel.shutdown(started)
@@ -75,13 +75,13 @@ def test_estimate_is_near_what_autograd_saves(model: str, recompute: str) -> Non
     assert estimate.kept + head == pytest.approx(saved_bytes(MODELS[model], config), rel=0.05)
 
 
-def test_rows_under_way() -> None:
+def test_microbatches_under_way() -> None:
     pipeline = MegatronConfig(pipeline_parallel=4)
-    assert [rows_under_way(pipeline, stage, 8) for stage in range(4)] == [4, 3, 2, 1]
-    assert rows_under_way(pipeline, 0, 2) == 2
+    assert [microbatches_under_way(pipeline, stage, 8) for stage in range(4)] == [4, 3, 2, 1]
+    assert microbatches_under_way(pipeline, 0, 2) == 2
     interleaved = MegatronConfig(pipeline_parallel=4, virtual_pipeline=2)
-    assert [rows_under_way(interleaved, stage, 8) for stage in range(4)] == [5.5, 4.5, 3.5, 2.5]
-    assert rows_under_way(interleaved, 0, 4) == 4
+    assert [microbatches_under_way(interleaved, stage, 8) for stage in range(4)] == [5.5, 4.5, 3.5, 2.5]
+    assert microbatches_under_way(interleaved, 0, 4) == 4
 
 
 def test_parallelism_divides_activations() -> None:

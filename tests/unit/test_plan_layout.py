@@ -15,11 +15,11 @@ import yaml
 from mua.config.load import load_config
 from mua.config.schema import ExperimentConfig
 from mua.errors import ConfigError, MuaError
+from mua.megatron.architecture import architecture_of
 from mua.megatron.layouts import check_layout
 from mua.plan import layout
-from mua.plan.architecture import architecture_of
 from mua.plan.layout import check_possible
-from mua.plan.report import make_plan
+from mua.plan.planner import make_plan
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 DENSE, MOE, LARGE = "qwen3-32b-4x8-h200", "qwen3-30b-a3b-2x8", "qwen3-235b-a22b-16x8"
@@ -53,7 +53,7 @@ def architecture_folder(name: str) -> str:
         (LARGE, ["first_stage_layers=null", "last_stage_layers=null"],
          "pipeline_parallel 8 does not divide the model's 94 layers; possible: first_stage_layers 11, "
          "last_stage_layers 11 (and 12 in each other)"),
-        (LARGE, ["last_stage_layers=10"], "94 layers but for the 21 of first_stage_layers and last_stage_layers"),
+        (LARGE, ["last_stage_layers=10"], "94 layers but for the 21 of first_stage_layers 11 and last_stage_layers 10"),
     ],
 )  # fmt: skip
 def test_impossible_layouts_are_refused(name: str, overrides: list[str], message: str) -> None:

@@ -16,10 +16,10 @@ from typer.testing import CliRunner
 from mua.cli import app
 from mua.config.load import load_config
 from mua.config.schema import ExperimentConfig
-from mua.plan.architecture import Architecture, architecture_of
-from mua.plan.compute import forward_flops, rows_per_rank
-from mua.plan.engine import engine_bytes, engine_weights
-from mua.plan.report import Plan, make_plan
+from mua.megatron.architecture import Architecture, architecture_of
+from mua.plan.compute import forward_flops, microbatches_per_rank
+from mua.plan.gpu_memory import engine_bytes, engine_weights
+from mua.plan.planner import Plan, make_plan
 from tests.planned_support import MODELS, SHAPE
 from workbench.plan_tables import as_text
 from workbench.shrink import shrunk
@@ -187,8 +187,8 @@ def test_key_value_heads_are_copied_where_there_are_more_gpus() -> None:
     assert tokens == [2 * 94 * 128 * 2 * heads for heads in (4, 2, 1, 1)]
 
 
-def test_rows() -> None:
+def test_microbatches_of_a_step() -> None:
     half = recipe("qwen3-8b-1x8", "cluster.episode_tokens=16384")
-    assert rows_per_rank(recipe("qwen3-8b-1x8")) == 128  # one of 256 episodes a row, two replicas
-    assert rows_per_rank(half) == 64
-    assert rows_per_rank(recipe("qwen3-8b-1x8", "algorithm.minibatches=4")) == 32
+    assert microbatches_per_rank(recipe("qwen3-8b-1x8")) == 128  # one of 256 episodes each, two replicas
+    assert microbatches_per_rank(half) == 64
+    assert microbatches_per_rank(recipe("qwen3-8b-1x8", "algorithm.minibatches=4")) == 32

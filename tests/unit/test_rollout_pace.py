@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from environments.help_desk.tasks import generate
-from mua.algorithms.metrics import rollout_metrics
+from mua.algorithms.rollout_metrics import rollout_metrics
 from mua.endpoint.services import Services
 from mua.engine.sampler import TurnCut
 from mua.environment.protocol import Task

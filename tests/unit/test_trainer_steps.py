@@ -17,8 +17,7 @@ import numpy as np
 import pytest
 import torch
 
-from mua.algorithms.loss_protocol import LossFunction, TokenTensors
-from mua.algorithms.losses import finish_metrics
+from mua.algorithms.losses import LossFunction, TokenTensors, finish_metrics
 from mua.config.schema import ExperimentConfig
 from mua.engine.sync import SyncReport
 from mua.errors import EngineError

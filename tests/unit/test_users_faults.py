@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from environments.help_desk.tasks import generate
-from mua.algorithms.metrics import rollout_metrics
+from mua.algorithms.rollout_metrics import rollout_metrics
 from mua.config.schema import LlmConfig, UserConfig
 from mua.endpoint.services import ChatClient, Services
 from mua.environment.protocol import Task, ToolResult

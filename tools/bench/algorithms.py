@@ -31,11 +31,9 @@ import torch
 import typer
 from torch import Tensor
 
-from mua.algorithms.adjust import adjusted
-from mua.algorithms.batch import make_batch
+from mua.algorithms.batch import adjusted, make_batch
 from mua.algorithms.gae import clipped_value_loss, gae
-from mua.algorithms.loss_protocol import TokenTensors
-from mua.algorithms.losses import PolicyLoss
+from mua.algorithms.losses import PolicyLoss, TokenTensors
 from mua.algorithms.objectives import kl_estimate
 from mua.config.schema import AlgorithmConfig
 from mua.types import Group, Outcome, Provenance, Segment, TrainBatch, Trajectory
@@ -388,7 +386,7 @@ def _value_loss(of: Callable[..., Tensor], given: Samples) -> Tensor:
 
 
 def _our_value_loss(values: Tensor, returns: Tensor, old: Tensor, mask: Tensor) -> Tensor:
-    return (clipped_value_loss(values, old, returns, 0.2).loss * mask).sum() / mask.sum()
+    return (clipped_value_loss(values, old, returns, 0.2)[0] * mask).sum() / mask.sum()
 
 
 class _Alone:

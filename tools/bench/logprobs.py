@@ -89,9 +89,11 @@ def _chunked(states: Any, weight: Any, ids: Any) -> Any:
 
     from mua.megatron.logprobs import log_probabilities
 
-    rows = torch.arange(len(ids), device=ids.device)
+    predictors = torch.arange(len(ids), device=ids.device)
     world: Any = dist.group.WORLD
-    values, entropy = log_probabilities(states, weight, ids, 1.0, rows=rows, vocab_size=len(weight), group=world)
+    values, entropy = log_probabilities(
+        states, weight, ids, 1.0, predictors=predictors, vocab_size=len(weight), group=world
+    )
     return values + 0.01 * entropy
 
 

@@ -4,9 +4,9 @@
 
 Every task of a batch is played ``--members`` times by the domain's scripted expert, each time a little looser, against
 its scripted user, and turned into token ids with a tokenizer trained on such conversations. Each batch, a mixture of
-all, and one of drawn lengths is laid into rows for several layouts, once in the order of arrival (next-fit, rows to
+all, and one of drawn lengths is laid into micro-batches for several layouts, once in the order of arrival (next-fit, to
 ranks in turn) and once each with ``megatron.balance`` by tokens and by operations. Nothing is trained: what is printed
-follows from the plan (mua/megatron/workload.py).
+follows from the plan (mua/megatron/packing.py).
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ WAYS = ("arrival", "tokens", "flops")
 class Found:
     """One batch in one layout, laid out one way."""
 
-    rows: int
+    microbatches: int
     padding: float
     """Share of computed positions."""
     ranks: float
     """Operations of the busiest rank over the mean."""
     together: float
-    """Operations of the dearest of rows that run at the same time over their mean."""
+    """Operations of the most expensive of micro-batches that run at the same time over their mean."""
     utilisation: float
 
 
@@ -82,7 +82,7 @@ def report(title: str, ids: Sequence[Int32Array], capacity: int) -> None:
     lengths = np.array([len(sequence) for sequence in ids])
     print(
         f"\n## {title}\n\n{len(ids)} conversations of {lengths.min():,} to {lengths.max():,} tokens "
-        f"(mean {lengths.mean():,.0f}), rows of {capacity:,}\n"
+        f"(mean {lengths.mean():,.0f}), micro-batches of {capacity:,}\n"
     )
     print_table(ids, capacity)
 
@@ -126,56 +126,52 @@ def encoded(
 
 def print_table(ids: Sequence[Int32Array], capacity: int) -> None:
     """A line a layout; of each figure those of arrival order, of balance by tokens, and by operations."""
-    print(kit.head("layout", "rows", "padding", "busiest rank", "rows at the same time", "utilisation"))
+    print(kit.head("layout", "micro-batches", "padding", "busiest rank", "at the same time", "utilisation"))
     for name in LAYOUTS:
         found = [measured(name, ids, capacity, way) for way in WAYS]
-        rows = " / ".join(f"{one.rows}" for one in found)
+        counts = " / ".join(f"{one.microbatches}" for one in found)
         padding, used = (" / ".join(f"{getattr(one, key):.2%}" for one in found) for key in ("padding", "utilisation"))
         ranks, together = (" / ".join(f"{getattr(one, key):.3f}" for one in found) for key in ("ranks", "together"))
-        print(kit.row(name, rows, padding, ranks, together, used), flush=True)
+        print(kit.row(name, counts, padding, ranks, together, used), flush=True)
 
 
 def measured(name: str, ids: Sequence[Int32Array], capacity: int, way: str) -> Found:
     """One of :data:`LAYOUTS`, laid out one of :data:`WAYS`."""
     from megatron_bridge.hf_config import read_hf_config
-    from mua.megatron.packing import Alignment, Row, pack, spread
+    from mua.megatron.architecture import Architecture, Workload
+    from mua.megatron.packing import Alignment, PlannedMicrobatch, load_balance, pack
     from mua.megatron.trees import separate
-    from mua.megatron.workload import Workload
 
     kind, sizes = LAYOUTS[name]
     interleaved = "virtual_pipeline" in sizes
     config = MegatronConfig.model_validate({"max_tokens_per_microbatch": capacity, "balance": "tokens", **sizes})
     alignment, multiple = Alignment.of(config), config.pipeline_parallel if interleaved else 1
-    workload = Workload.from_hf(read_hf_config(kit.ROOT / ARCHITECTURES[kind]))
+    workload = Workload.of(Architecture.from_hf(read_hf_config(kit.ROOT / ARCHITECTURES[kind])))
     if way != "arrival":
-        config = config.model_copy(update={"balance": way})
-        packed = pack(ids, config, alignment, workload=workload, multiple=multiple, equal=interleaved)
-        load = packed.spread
+        packed = pack(ids, config.model_copy(update={"balance": way}), workload)
+        load, plan = packed.balance, packed.plan
         return Found(
-            packed.plan.row_count, packed.plan.padding_share, load.imbalance_flops, load.row_imbalance_flops,
-            load.utilisation,
-        )  # fmt: skip
+            plan.count, plan.padding_share, load.imbalance_flops, load.microbatch_imbalance_flops, load.utilisation
+        )
     lengths = [len(sequence) for sequence in ids]
-    rows = next_fit(lengths, capacity, config.data_parallel * multiple)
-    padded = [sum(alignment.padded([lengths[index] for index in row])) for row in rows]
+    filled = next_fit(lengths, capacity, config.data_parallel * multiple)
+    padded = [sum(alignment.padded([lengths[index] for index in taken])) for taken in filled]
     least = max(padded) if interleaved else 0
-    dealt = [
-        [Row(tuple(row), separate([lengths[i] for i in row])) for row in rows[rank :: config.data_parallel]]
-        for rank in range(config.data_parallel)
-    ]
-    load = spread(dealt, config, alignment, workload, least)
+    planned = [PlannedMicrobatch(tuple(taken), separate([lengths[i] for i in taken])) for taken in filled]
+    dealt = [planned[rank :: config.data_parallel] for rank in range(config.data_parallel)]
+    load = load_balance(dealt, config, workload, least)
     padding = 1 - sum(lengths) / sum(max(size, least) for size in padded)
-    return Found(len(rows), padding, load.imbalance_flops, load.row_imbalance_flops, load.utilisation)
+    return Found(len(filled), padding, load.imbalance_flops, load.microbatch_imbalance_flops, load.utilisation)
 
 
 def next_fit(lengths: Sequence[int], capacity: int, multiple: int) -> list[list[int]]:
-    """Rows filled in the order of arrival, a new one where a sequence does not fit; a multiple of ``multiple``."""
-    rows: list[list[int]] = [[]]
+    """Filled in the order of arrival, a new one where a sequence does not fit; a multiple of ``multiple``."""
+    filled: list[list[int]] = [[]]
     for index, length in enumerate(lengths):
-        if sum(lengths[i] for i in rows[-1]) + length > capacity:
-            rows.append([])
-        rows[-1].append(index)
-    return rows + [[] for _ in range(-len(rows) % multiple)]
+        if sum(lengths[i] for i in filled[-1]) + length > capacity:
+            filled.append([])
+        filled[-1].append(index)
+    return filled + [[] for _ in range(-len(filled) % multiple)]
 
 
 if __name__ == "__main__":

@@ -8,10 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from mua.algorithms.advantage import group_relative_advantages
-from mua.types import Group, Int32Array, Outcome, Provenance, Trajectory
-
-_PER_TOOL = ("tool_calls/", "tool_errors/")
-_OF_USERS = ("user_faults/", "user_flags/")
+from mua.types import Group, Outcome, Provenance, Trajectory
 
 
 def rollout_metrics(
@@ -26,29 +23,35 @@ def rollout_metrics(
     """
     everyone = [t for group in groups for t in group.trajectories]
     scored = [t for group in groups for t in group.scored]
-    metrics = _outcomes(everyone) | _users(everyone) if everyone else {}
+    metrics: dict[str, float] = {}
+    if everyone:
+        counts, attempts = Counter(t.outcome for t in everyone), [t.attempts for t in everyone]
+        metrics = {f"outcome/{kind}": counts[kind] / len(everyone) for kind in Outcome} | {
+            "trajectories/count": float(len(everyone)),
+            "trajectories/unscored": sum(not t.scored for t in everyone) / len(everyone),
+            "attempts/mean": float(np.mean(attempts)),
+            "attempts/max": float(max(attempts)),
+        }
+        # Faults of users by kind, of attempts that were retried too, and flags.
+        metrics |= _totals(everyone, ("user_faults/", "user_flags/"))
     if scored:
-        metrics |= _rewards(scored) | _shapes(scored) | _tools(scored) | _by_domain(groups)
-        metrics |= _group_shares([g for g in groups if g.scored], divide_by_std) | _version_lag(scored, version)
+        # A trajectory that never called a tool counts as 0.
+        tools = _totals(scored, ("tool_calls/", "tool_errors/"))
+        metrics |= _rewards(scored) | _shapes(scored) | {name: count / len(scored) for name, count in tools.items()}
+        metrics |= _by_domain(groups) | _group_shares([g for g in groups if g.scored], divide_by_std)
+        versions = [s.version[s.loss_mask] for t in scored for s in t.segments]
+        sampled = np.concatenate(versions or [np.zeros(0, np.int32)])
+        if len(sampled):
+            lag = (sampled.max() if version is None else version) - sampled
+            metrics |= {"version_lag/mean": float(lag.mean()), "version_lag/max": float(lag.max())}
     return metrics
 
 
-def _outcomes(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    counts = Counter(t.outcome for t in trajectories)
-    attempts = [t.attempts for t in trajectories]
-    return {f"outcome/{kind}": counts[kind] / len(trajectories) for kind in Outcome} | {
-        "trajectories/count": float(len(trajectories)),
-        "trajectories/unscored": sum(not t.scored for t in trajectories) / len(trajectories),
-        "attempts/mean": float(np.mean(attempts)),
-        "attempts/max": float(max(attempts)),
-    }
-
-
-def _users(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """Faults of users by kind, of attempts that were retried too, and flags; kinds that did not occur are left out."""
+def _totals(trajectories: Sequence[Trajectory], kinds: tuple[str, ...]) -> dict[str, float]:
+    """Metrics of trajectories of these kinds, added up; those that did not occur are left out."""
     totals: Counter[str] = Counter()
     for trajectory in trajectories:
-        totals.update({k: v for k, v in trajectory.metrics.items() if k.startswith(_OF_USERS)})
+        totals.update({k: v for k, v in trajectory.metrics.items() if k.startswith(kinds)})
     return {name: float(totals[name]) for name in sorted(totals)}
 
 
@@ -88,7 +91,9 @@ def _shapes(scored: Sequence[Trajectory]) -> dict[str, float]:
     turns = [len(t.turn_rewards) for t in scored]
     segments = [len(t.segments) for t in scored]
     lengths = [len(s) for t in scored for s in t.segments]
-    provenance = sum((_provenance_counts(t) for t in scored), np.zeros(len(Provenance), dtype=np.int64))
+    provenance = np.zeros(len(Provenance), dtype=np.int64)
+    for segment in (s for t in scored for s in t.segments):
+        provenance += np.bincount(segment.provenance, minlength=len(Provenance))
     return {f"tokens/{kind.name.lower()}": float(provenance[kind]) / len(scored) for kind in Provenance} | {
         "tokens/segment_max": float(max(lengths, default=0)),
         "turns/mean": float(np.mean(turns)),
@@ -97,21 +102,6 @@ def _shapes(scored: Sequence[Trajectory]) -> dict[str, float]:
         "segments/mean": float(np.mean(segments)),
         "segments/max": float(max(segments)),
     }
-
-
-def _provenance_counts(trajectory: Trajectory) -> np.ndarray:
-    counts = np.zeros(len(Provenance), dtype=np.int64)
-    for segment in trajectory.segments:
-        counts += np.bincount(segment.provenance, minlength=len(Provenance))
-    return counts
-
-
-def _tools(scored: Sequence[Trajectory]) -> dict[str, float]:
-    """Calls and errors by tool, mean per trajectory; a trajectory that never called it counts as 0."""
-    totals: Counter[str] = Counter()
-    for trajectory in scored:
-        totals.update({k: v for k, v in trajectory.metrics.items() if k.startswith(_PER_TOOL)})
-    return {name: totals[name] / len(scored) for name in sorted(totals)}
 
 
 def _group_shares(groups: Sequence[Group], divide_by_std: bool) -> dict[str, float]:
@@ -125,12 +115,3 @@ def _group_shares(groups: Sequence[Group], divide_by_std: bool) -> dict[str, flo
         "groups/all_wrong": float(np.mean([not any(t.success for t in g.scored) for g in groups])),
         "advantage/abs_mean": float(np.abs(advantages).mean()),
     }
-
-
-def _version_lag(scored: Sequence[Trajectory], version: int | None) -> dict[str, float]:
-    versions: list[Int32Array] = [s.version[s.loss_mask] for t in scored for s in t.segments]
-    sampled = np.concatenate(versions) if versions else np.zeros(0, dtype=np.int32)
-    if not len(sampled):
-        return {}
-    lag = (sampled.max() if version is None else version) - sampled
-    return {"version_lag/mean": float(lag.mean()), "version_lag/max": float(lag.max())}

@@ -1,11 +1,10 @@
-"""The numbers of a model that the formulas of a plan read, from its config.json alone."""
+"""The numbers of a model that checks of layouts, packing and plans read, from its config.json alone."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any, Self
 
 from megatron_bridge.hf_config import read_hf_config
@@ -13,6 +12,9 @@ from megatron_bridge.plain_files import BridgeError
 from megatron_bridge.plan import gpt_model_kwargs, transformer_config_kwargs
 from mua.config.schema import ModelConfig
 from mua.errors import ModelError
+
+VOCABULARY_MULTIPLE = 128
+"""The embedding is padded to a multiple of this, whatever the layout, so that checkpoints fit every layout."""
 
 
 @dataclass(frozen=True)
@@ -61,9 +63,14 @@ class Architecture:
             sparse=tuple(map(bool, fields["moe_layer_freq"])) if experts else (False,) * fields["num_layers"],
             experts=experts,
             top_k=fields.get("moe_router_topk") or 0,
-            expert_ffn=fields.get("moe_ffn_hidden_size") or 0,
+            expert_ffn=fields.get("moe_ffn_hidden_size") or (fields["ffn_hidden_size"] if experts else 0),
             shared_ffn=fields.get("moe_shared_expert_intermediate_size") or 0,
         )
+
+    @property
+    def padded_vocabulary(self) -> int:
+        """Rows of the embedding."""
+        return -(-self.vocabulary // VOCABULARY_MULTIPLE) * VOCABULARY_MULTIPLE
 
     @property
     def attention_weights(self) -> int:
@@ -113,16 +120,41 @@ def architecture_of(model: ModelConfig) -> Architecture:
     if not (folder / "config.json").is_file():
         if model.hf_config is None:
             raise ModelError(f"model.path: {folder} has no config.json; give model.hf_config one to plan with")
-        folder = _folder_of(model.hf_config)
+        folder = model.hf_config.parent if model.hf_config.name == "config.json" else model.hf_config
+        if not (folder / "config.json").is_file():
+            raise ModelError(f"model.hf_config: {folder / 'config.json'} does not exist")
     try:
         return Architecture.from_hf(read_hf_config(folder))
     except BridgeError as error:
         raise ModelError(f"model: {error}") from error
 
 
-def _folder_of(path: Path) -> Path:
-    if path.name == "config.json":
-        path = path.parent
-    if not (path / "config.json").is_file():
-        raise ModelError(f"model.hf_config: {path / 'config.json'} does not exist")
-    return path
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Operations of one forward pass; a backward pass takes twice as many of each kind."""
+
+    per_token: int
+    """Two for every weight that a token is multiplied with: of a mixture of experts those that it is sent to, and the
+    output layer, but no embedding."""
+    per_pair: int
+    """Of a token and one that it attends to, itself included: two products over all query heads and layers."""
+
+    @classmethod
+    def of(cls, architecture: Architecture) -> Self:
+        """2 a weight and token, 4 x heads x head dim a pair and layer: the matrix products as Narayanan et al.,
+        "Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM" (2021, appendix) and Chowdhery
+        et al., "PaLM" (2022, appendix B) count them, but of attention only the pairs below the diagonal.
+
+        Norms, rotary embedding and softmax are no matrix products and left out.
+        """
+        a = architecture
+        return cls(2 * a.active_weights, 4 * a.layers * a.heads * a.head_dim)
+
+    def operations(self, spans: Iterable[tuple[int, int]]) -> int:
+        """Of runs of tokens, each ``(start, length)``: its depth in its sequences, whose earlier tokens it attends to,
+        and its tokens. A sequence by itself starts at 0; what a prefix tree shares is one run, so that its tokens count
+        once, while everything that continues it pays for attending to it."""
+        return sum(
+            length * self.per_token + (length * start + length * (length + 1) // 2) * self.per_pair
+            for start, length in spans
+        )

@@ -8,7 +8,8 @@ experts are the engine's, their weights come from the trainer's own router, whic
     engine ── experts [T, layers * top k] ──► Segment ──► TrainSequence ──► PackedMicrobatch ──► each layer's router
 
 Megatron's router asks the object in ``router.router_replay`` for its top k; that is the one place where a choice is
-replaced. Which row it routes a :class:`mua.megatron.moe.PackedRouter` knows, also when activations are recomputed.
+replaced. Which micro-batch it routes a :class:`mua.megatron.moe.PackedRouter` knows, also when activations are
+recomputed.
 """
 
 from __future__ import annotations
@@ -22,7 +23,6 @@ from megatron.core.models.gpt.gpt_model import GPTModel
 from torch import Tensor
 
 from mua.errors import ConfigError, MuaError
-from mua.megatron.modules import PackedMicrobatch
 from mua.megatron.moe import PackedRouter, layers_with_experts
 from mua.megatron.parallel import device
 from mua.types import TrainSequence
@@ -34,7 +34,7 @@ class ReplayedRouting:
     """Stands in for ``megatron.core.transformer.moe.router_replay.RouterReplay`` at one layer's router.
 
     Megatron's own keeps one queue of choices for all micro-batches, which must be refilled in the order of the
-    pipeline's schedule; this one reads them off the row that is being routed, whatever the schedule.
+    pipeline's schedule; this one reads them off the micro-batch that is being routed, whatever the schedule.
     """
 
     def __init__(self, mode: Mode, layer: int, router: PackedRouter) -> None:
@@ -56,28 +56,20 @@ class ReplayedRouting:
         """Megatron's question: the top k ``scores``, ``[tokens, experts]``, as values and indices ``[tokens, k]``."""
         assert default_compute_topk is not None
         values, own = default_compute_topk(scores, topk, num_groups=num_groups, group_topk=group_topk)
-        row = self._router.row
-        if row is None or row.experts is None:
+        packing = self._router.packing
+        if packing is None or packing.experts is None:
             return values, own
-        known, given = self._choices(row, topk)
-        self._compare(own[known], given[known])
+        assert packing.routed is not None
+        group = self._router.tp_group  # sequence parallelism divides the micro-batch
+        known, whole = (part.chunk(group.size())[group.rank()] for part in (packing.routed, packing.experts))
+        given = whole[:, self.layer * topk : (self.layer + 1) * topk].long()
+        same = (given[known][:, :, None] == own[known][:, None, :]).any(-1)
+        self.agreement[0] += same.sum()
+        self.agreement[1] += same.numel()
         if self.mode == "check":
             return values, own
         chosen = torch.where(known[:, None], given, own)
         return scores.gather(1, chosen), chosen
-
-    def _choices(self, row: PackedMicrobatch, topk: int) -> tuple[Tensor, Tensor]:
-        """Which of this rank's tokens have a recorded choice, bool ``[tokens]``, and the choices, ``[tokens, k]``."""
-        assert row.experts is not None
-        assert row.routed is not None
-        group = self._router.tp_group  # sequence parallelism divides the row
-        known, experts = (whole.chunk(group.size())[group.rank()] for whole in (row.routed, row.experts))
-        return known, experts[:, self.layer * topk : (self.layer + 1) * topk].long()
-
-    def _compare(self, own: Tensor, given: Tensor) -> None:
-        same = (given[:, :, None] == own[:, None, :]).any(-1)
-        self.agreement[0] += same.sum()
-        self.agreement[1] += same.numel()
 
 
 class RoutingReplay:

@@ -7,21 +7,27 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from mua.config.schema import ExperimentConfig
+from mua.megatron.architecture import Architecture, architecture_of
 from mua.megatron.layouts import check_layout
 from mua.plan.activations import Activations, activations
-from mua.plan.architecture import Architecture, architecture_of
-from mua.plan.compute import Compute, Sync, compute, rows_per_rank, running, sync
-from mua.plan.engine import EngineBytes, engine_bytes, servers
-from mua.plan.gpus import GPUS, Gpu
+from mua.plan.compute import GPUS, Compute, Gpu, Sync, compute, microbatches_per_rank, running, sync
+from mua.plan.gpu_memory import (
+    EngineBytes,
+    Phase,
+    RankBytes,
+    engine_bytes,
+    phases,
+    rank_bytes,
+    servers,
+    trainer_at_start,
+)
 from mua.plan.layout import check_possible, gpus
-from mua.plan.phases import Phase, phases, trainer_at_start
-from mua.plan.ranks import RankBytes, first_ranks, rank_bytes
 
 RECOMPUTE = ("none", "selective", "full")
 
 
 @dataclass(frozen=True)
-class Stage:
+class StagePlan:
     """One rank and its estimates."""
 
     rank: RankBytes
@@ -37,7 +43,7 @@ class Plan:
     architecture: Architecture
     gpu: Gpu
     gpus: int
-    stages: list[Stage]
+    stages: list[StagePlan]
     """The first rank of every pipeline stage, or every rank."""
     engine: EngineBytes
     """A GPU of the fullest rank."""
@@ -118,12 +124,17 @@ def make_plan(
     architecture = architecture_of(config.model) if hf_config is None else Architecture.from_hf(hf_config)
     check_possible(architecture, config)
     check_layout(config.megatron, moe=architecture.experts > 0)
-    ranks = range(config.megatron.world_size) if every_rank else first_ranks(config.megatron)
+    world = config.megatron.world_size
+    # The first rank of a stage stands for the others. They hold the same, but that with the distributed optimizer the
+    # last shards of a buffer can be some padding smaller.
+    ranks = range(0, world, 1 if every_rank else world // config.megatron.pipeline_parallel)
     stages = _stages(architecture, config, ranks)
     gpu = GPUS[config.cluster.gpu]
     free = gpu.memory - int(config.cluster.reserve_gigabytes * 1e9)
     fullest = max(trainer_at_start(stage.rank, config) for stage in stages)
     engine = engine_bytes(architecture, config, max(0, free - fullest))
+    recompute = config.megatron.recompute
+    of_ranks = [phases(stage.rank, stage.activations[recompute], engine, config) for stage in stages]
     return Plan(
         config=config,
         architecture=architecture,
@@ -134,29 +145,26 @@ def make_plan(
         servers=servers(config),
         rollouts_per_server=engine.tokens // config.rollout.max_tokens,
         running=running(config, engine),
-        phases=_peaks(stages, engine, config),
+        phases=[max(same, key=lambda phase: phase.total) for same in zip(*of_ranks, strict=True)],
         compute=compute(architecture, config, engine),
         sync=sync(architecture, config),
     )
 
 
-def _stages(architecture: Architecture, config: ExperimentConfig, ranks: Iterable[int]) -> list[Stage]:
+def _stages(architecture: Architecture, config: ExperimentConfig, ranks: Iterable[int]) -> list[StagePlan]:
     """Every rank of ``ranks``; of stages between the ends with the same kinds of layers only one is built."""
-    layers, rows = _layers_by_stage(architecture, config), rows_per_rank(config)
-    last, per_stage = (
-        config.megatron.pipeline_parallel - 1,
-        config.megatron.world_size // config.megatron.pipeline_parallel,
-    )
+    layers, microbatches = _layers_by_stage(architecture, config), microbatches_per_rank(config)
+    last = config.megatron.pipeline_parallel - 1
     known: dict[tuple[object, ...], RankBytes] = {}
     found = []
     for rank in ranks:
-        stage = rank // per_stage
-        kinds = tuple(architecture.sparse[layer] for layer in layers[stage])
-        key = (rank % per_stage, stage == 0, stage == last, kinds)
+        stage, place = divmod(rank, config.megatron.world_size // config.megatron.pipeline_parallel)
+        own = layers[stage]
+        key = (place, stage == 0, stage == last, *(architecture.sparse[layer] for layer in own))
         if key not in known:
             known[key] = rank_bytes(architecture, config, rank)
-        estimates = {name: activations(architecture, config, stage, layers[stage], rows, name) for name in RECOMPUTE}
-        found.append(Stage(replace(known[key], rank=rank, stage=stage), estimates))
+        estimates = {name: activations(architecture, config, stage, own, microbatches, name) for name in RECOMPUTE}
+        found.append(StagePlan(replace(known[key], rank=rank, stage=stage), estimates))
     return found
 
 
@@ -176,12 +184,6 @@ def _layers_by_stage(architecture: Architecture, config: ExperimentConfig) -> li
             numbers[stage] += range(layer, layer + count // chunks)
             layer += count // chunks
     return numbers
-
-
-def _peaks(stages: list[Stage], engine: EngineBytes, config: ExperimentConfig) -> list[Phase]:
-    """Each phase of the rank where it needs most."""
-    of_ranks = [phases(stage.rank, stage.activations[config.megatron.recompute], engine, config) for stage in stages]
-    return [max(same, key=lambda phase: phase.total) for same in zip(*of_ranks, strict=True)]
 
 
 def _gb(count: float) -> str:
