@@ -14,7 +14,6 @@ CORE = [
     "bm25s>=0.3",
     "httpx>=0.28",
     "jinja2>=3.1",
-    "jsonschema>=4.23",
     "jsonschema-rs>=0.40",
     "matplotlib>=3.10",
     "numpy>=2.0",

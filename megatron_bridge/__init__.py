@@ -7,8 +7,8 @@ One declarative table a model family (``megatron_bridge/families``) gives both d
     frequencies = torch.tensor(gpt.pop("inverse_frequencies"))  # for the model's rotary_pos_emb.inv_freq
     TransformerConfig(**architecture, ...), GPTModel(..., **gpt)
     load_hf(chunks, folder)                                                                # convert.py
-    for name, tensor in export_hf(chunks): ...
     save_hf(chunks, out, source=folder)                                                    # save.py
+    Resharder(plan_model(chunks), feeders, limit).assemble(index)  # a bucket of tensors    # reshard.py
     verify_hf_folder(out)                                                                  # hf_folder.py
 
 No module of this package imports Megatron-Core, and this one imports nothing.

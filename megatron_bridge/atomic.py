@@ -33,27 +33,33 @@ def replace_text(path: Path, text: str, *, mode: int = 0o666) -> None:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-    with _replacing(path) as new, os.fdopen(os.open(new, flags, mode), "w", encoding="utf-8") as file:
+    with replacing(path) as new, os.fdopen(os.open(new, flags, mode), "w", encoding="utf-8") as file:
         file.write(text)
 
 
 def replace_link(link: Path, target: str) -> None:
     """Have ``link`` be a symbolic link to ``target``, otherwise as :func:`replace_text`."""
-    with _replacing(link) as new:
+    with replacing(link) as new:
         new.symlink_to(target)
 
 
 @contextmanager
-def _replacing(path: Path) -> Iterator[Path]:
-    """A hidden name beside ``path`` for what takes its place once the block is done."""
+def replacing(path: Path) -> Iterator[Path]:
+    """A hidden name beside ``path`` for the file, link or folder that takes its place once the block is done.
+
+    Several processes may do so at once. Raises ``OSError`` with the name of ``path``, also where a folder that is not
+    empty has the name already.
+    """
     new = path.with_name(f".{path.name}.{uuid4().hex}.new")
     try:
         yield new
         new.replace(path)
     except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from None
+    finally:
+        shutil.rmtree(new, ignore_errors=True)
         with suppress(OSError):
             new.unlink(missing_ok=True)
-        raise OSError(error.errno, error.strerror, str(path)) from None
 
 
 def refuse_overlap(out: Path, *sources: Path) -> None:
@@ -73,7 +79,7 @@ def hidden_folder(out: Path) -> Path:
 def staged_folder(
     out: Path, *, job: str | None = None, foreign: Callable[[Path], str | None] | None = None
 ) -> Iterator[Path]:
-    """The hidden folder of ``out``, locked; :func:`publish` gives it its name, or it is gone afterwards.
+    """The hidden folder of ``out``, locked; :func:`publish_folder` gives it its name, or it is gone afterwards.
 
     Args:
         job: what is being done, from what: a folder that an interrupted run of the same job left is continued, and
@@ -83,14 +89,21 @@ def staged_folder(
     Raises:
         BridgeError: for errors of files, in one line; ``out`` is something else; another process is writing it.
     """
-    folder, held = hidden_folder(out), -1
+    folder, old, held = hidden_folder(out), _old(out), -1
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        _recover(out)
+        if old.exists() and out.exists():  # a replacement was killed after its two renames, or between them
+            shutil.rmtree(old)
+        elif old.exists():
+            os.rename(old, out)
         _refuse_foreign(out, foreign or _no_model)
         held = _lock(folder, out)
         if job is None or not same_job(folder / CHECKSUMS, job):
-            _empty(folder)
+            for path in folder.iterdir():
+                if path.is_dir():
+                    shutil.rmtree(path)
+                elif path.name != _LOCK:
+                    path.unlink()
         yield folder
     except OSError as error:
         raise write_error(out, error, resumable=job is not None) from error
@@ -107,7 +120,7 @@ def write_error(out: Path, error: OSError, *, resumable: bool = False) -> Bridge
     return BridgeError(f"cannot write {out}: {error.strerror or error}; {end}")
 
 
-def publish(folder: Path, out: Path, *, sync: bool = True) -> None:
+def publish_folder(folder: Path, out: Path, *, sync: bool = True) -> None:
     """Give the finished hidden folder its name; an older ``out`` goes. Flushed to the disk unless ``sync`` is false."""
     (folder / _LOCK).unlink(missing_ok=True)
     for path in [*folder.rglob("*"), folder] if sync else ():
@@ -164,27 +177,8 @@ def _lock(folder: Path, out: Path) -> int:
     return descriptor
 
 
-def _empty(folder: Path) -> None:
-    for path in folder.iterdir():
-        if path.is_dir():
-            shutil.rmtree(path)
-        elif path.name != _LOCK:
-            path.unlink()
-
-
 def _old(out: Path) -> Path:
     return out.parent / f".{out.name}.old"
-
-
-def _recover(out: Path) -> None:
-    """Undo a replacement that was killed between its two renames, or finish removing the old folder."""
-    old = _old(out)
-    if not old.exists():
-        return
-    if out.exists():
-        shutil.rmtree(old)
-    else:
-        os.rename(old, out)
 
 
 def _refuse_foreign(out: Path, foreign: Callable[[Path], str | None]) -> None:

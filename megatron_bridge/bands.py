@@ -6,6 +6,7 @@ Cut into bands, whole rows of it are complete in the order of the file, so that 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -58,21 +59,12 @@ def bands(
         active = [piece for piece in active if piece.row + piece.rows > row]
         while waiting and waiting[-1].row <= row:
             active.append(waiting.pop())
-        _check_row(name, active, row, cols)
+        active.sort(key=lambda piece: piece.col)
+        ends = [0, *itertools.accumulate(piece.cols for piece in active)]
+        faults = [end for end, col in zip(ends, (*(piece.col for piece in active), cols), strict=True) if end != col]
+        if faults:
+            raise BridgeError(f"{name}: column {faults[0]} of row {row} is not in one place, but in none or in several")
         end = min(piece.row + piece.rows for piece in active)
         end = min(end, waiting[-1].row if waiting else end, row + max_rows)
         yield RowBand(row, end - row, tuple(piece.cut(row, end - row) for piece in active))
         row = end
-
-
-def _check_row(name: str, active: list[BandPart[Origin]], row: int, cols: int) -> None:
-    active.sort(key=lambda piece: piece.col)
-    col = 0
-    for piece in active:
-        if piece.col != col:
-            break
-        col += piece.cols
-    else:
-        if col == cols:
-            return
-    raise BridgeError(f"{name}: column {col} of row {row} is not in one place, but in none or in several")

@@ -59,11 +59,6 @@ class Packing:
         """Rows of source ``index`` in whole."""
         return self.group_rows[index] * self.groups
 
-    @property
-    def filled_rows(self) -> int:
-        """Rows that come from a source; the rest, up to ``rows``, is padding."""
-        return sum(self.group_rows) * self.groups
-
     def shard_shape(self, tp: int) -> tuple[int, int]:
         """``(rows, cols)`` of one of ``tp`` shards."""
         if self.split is Split.ROWS:

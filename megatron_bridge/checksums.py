@@ -30,31 +30,20 @@ class Sidecar:
     """The sidecar at ``path`` of the job ``job``, opened for appending; entries of another job are dropped."""
 
     def __init__(self, path: Path, job: str) -> None:
-        self.entries: dict[str, dict[str, Any]] = _entries(path) if same_job(path, job) else {}
+        entries = _lines(path)[1:] if same_job(path, job) else []
+        self.entries = {line["name"]: line for line in entries if "name" in line and ALGORITHM in line}
         """By name of tensor, what an interrupted run of the same job recorded."""
         lines = [_line({"algorithm": ALGORITHM, "job": job}), *map(_line, self.entries.values())]
         path.write_text("".join(lines), encoding="utf-8")
-        self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND)
-
-    @property
-    def recorded(self) -> dict[str, str]:
-        """Checksums by name of tensor that an interrupted run of the same job left."""
-        return {name: entry[ALGORITHM] for name, entry in self.entries.items()}
+        self._file = path.open("a", buffering=1, encoding="utf-8")  # a line at a time
 
     def add(self, name: str, digest: str, **place: str | int) -> None:
         """Record that the bytes of tensor ``name`` are in place, and which place, where that does not follow."""
-        os.write(self._descriptor, _line({"name": name, ALGORITHM: digest, **place}).encode())
+        self._file.write(_line({"name": name, ALGORITHM: digest, **place}))
 
     def close(self) -> None:
         """Close the file."""
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
-
-
-def read_checksums(path: Path) -> dict[str, str]:
-    """Checksums by name of tensor; a last line that was cut short is left out."""
-    return {name: entry[ALGORITHM] for name, entry in _entries(path).items()}
+        self._file.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +79,8 @@ def read_sealed(folder: Path) -> Recorded:
     """
     path = folder / NAME
     try:
-        data = _read(path)
+        with open(open_regular(path), "rb") as file:
+            data = file.read()
         lines = read_json_lines(data)
     except FileNotFoundError:
         raise BridgeError(f"{folder} has no {NAME} to compare with") from None
@@ -101,19 +91,18 @@ def read_sealed(folder: Path) -> Recorded:
         raise BridgeError(
             f"{path} is not as it was written; copy the folder again, or remove that file to do without checksums"
         )
-    return Recorded(_recorded(lines, "name"), _recorded(lines, "file"), _recorded(lines, "header"))
-
-
-def _recorded(lines: list[dict[str, Any]], kind: str) -> dict[str, str]:
-    return {line[kind]: str(line.get(ALGORITHM)) for line in lines if isinstance(line.get(kind), str)}
+    return Recorded(*(
+        {line[kind]: str(line.get(ALGORITHM)) for line in lines if isinstance(line.get(kind), str)}
+        for kind in ("name", "file", "header")
+    ))  # fmt: skip
 
 
 class HashingStream(io.RawIOBase):
     """Writes to a place in an open file and sums up what is written."""
 
-    def __init__(self, descriptor: int, position: int = 0) -> None:
+    def __init__(self, descriptor: int, position: int = 0, *, hashing: bool = True) -> None:
         self._descriptor = descriptor
-        self._hasher = Hasher()
+        self._hasher = Hasher() if hashing else None
         self.position = position
         """Where the next byte goes."""
 
@@ -125,16 +114,17 @@ class HashingStream(io.RawIOBase):
 
     def write(self, data: Any) -> int:
         view = memoryview(data).cast("B")
-        for start in range(0, len(view), 1 << 20):
+        for start in range(0, len(view), 1 << 20):  # so that what is hashed is written from the processor's cache
             part = view[start : start + (1 << 20)]
-            self._hasher.update(part)
+            if self._hasher is not None:
+                self._hasher.update(part)
             write_all(self._descriptor, part, self.position)
             self.position += len(part)
         return len(view)
 
     def hexdigest(self) -> str:
-        """Checksum of everything written so far."""
-        return str(self._hasher.hexdigest())
+        """Checksum of everything written so far; nothing without ``hashing``."""
+        return "" if self._hasher is None else self._hasher.hexdigest()
 
 
 def write_all(descriptor: int, data: memoryview, offset: int) -> None:
@@ -164,19 +154,10 @@ def digest_of(descriptor: int, offset: int, size: int) -> str | None:
     return hasher.hexdigest()
 
 
-def _read(path: Path) -> bytes:
-    with open(open_regular(path), "rb") as file:
-        return file.read()
-
-
 def same_job(path: Path, job: str) -> bool:
     """Whether ``path`` is a sidecar of ``job``."""
     lines = _lines(path)
     return bool(lines) and lines[0] == {"algorithm": ALGORITHM, "job": job}
-
-
-def _entries(path: Path) -> dict[str, dict[str, Any]]:
-    return {line["name"]: line for line in _lines(path)[1:] if "name" in line and ALGORITHM in line}
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:

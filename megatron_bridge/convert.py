@@ -1,13 +1,12 @@
-"""Load a Hugging Face folder into a distributed model, and export it again: one plan, read both ways."""
+"""Load a Hugging Face folder into a distributed model; what of a folder fits a model, and what does not."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor, distributed
 
 from megatron_bridge.checksums import NAME as CHECKSUMS
 from megatron_bridge.collective import together
@@ -50,28 +49,11 @@ def load_hf(chunks: Sequence[GPTModel], folder: Path, *, backbone: bool = False)
             verify_hf_folder(folder, plan.group.rank(), plan.group.size())
         for parameter in plan.parameters:
             if parameter.name in plan.local:
-                _fill(plan, parameter, checkpoint)
-
-
-def export_hf(chunks: Sequence[GPTModel]) -> Iterator[tuple[str, Tensor]]:
-    """Yield every Hugging Face tensor in whole, on every rank of ``ModelPlan.group``, in a fixed order.
-
-    Collective: all ranks of the group must iterate to the end. Data- and context-parallel replicas are independent
-    of each other, except for models whose experts are spread over them, where the group is the whole job. Tensors are
-    detached, contiguous, in the parameter's dtype and on its device; one may share memory with the parameter, so use
-    it before the next optimizer step and do not write to it. Beyond the tensors of one Megatron parameter, only one
-    shard of it is held.
-
-    The model must come from ``load_hf`` or have been given ``attach_hf_config``.
-    """
-    plan = plan_model(chunks)
-    for parameter in plan.parameters:
-        if not parameter.tied_copy:
-            yield from _gather(plan, parameter)
+                _load_parameter(plan, parameter, checkpoint)
 
 
 def hf_tensors(chunks: Sequence[GPTModel]) -> list[TensorSpec]:
-    """Names, shapes and dtypes of what ``export_hf`` yields, in its order; collective like it."""
+    """Names, shapes and dtypes of the Hugging Face tensors of a model, in the order of export; collective at first."""
     return plan_model(chunks).tensors()
 
 
@@ -90,8 +72,12 @@ def check_coverage(
         raise BridgeError(f"{checkpoint.folder} lacks {_listed(missing)}, which the model needs")
     unused = [name for name in checkpoint.names if name not in wanted]
     if (tied or backbone) and _LM_HEAD in unused:
-        if not backbone:
-            _check_tied_copy(checkpoint)
+        # Some published checkpoints store the tied output layer as well; it may be dropped only if it is equal.
+        if not backbone and not checkpoint.equal(_LM_HEAD, _EMBED_TOKENS):
+            raise BridgeError(
+                f"{checkpoint.folder}: config.json ties the embeddings, but {_LM_HEAD} differs from {_EMBED_TOKENS}; "
+                "set tie_word_embeddings to false"
+            )
         unused.remove(_LM_HEAD)
     unused = [name for name in unused if not family.is_extra(name, hf_config)]
     if unused:
@@ -126,23 +112,10 @@ def check_sizes(hf_config: HfConfig, checkpoint: SafetensorsFolder) -> None:
             )
     if not any(name.startswith(f"model.layers.{layers - 1}.") for name in checkpoint.names):
         raise BridgeError(f"{checkpoint.folder} lacks layer {layers - 1}, config.json says num_hidden_layers={layers}")
-    _check_experts(hf_config, checkpoint)
-
-
-def _check_experts(hf_config: HfConfig, checkpoint: SafetensorsFolder) -> None:
     key = next((key for key in _EXPERT_KEYS if hf_config.get(key)), None)
     if key is not None and not any(f".mlp.experts.{hf_config[key] - 1}." in name for name in checkpoint.names):
         raise BridgeError(
             f"{checkpoint.folder} lacks expert {hf_config[key] - 1}, config.json says {key}={hf_config[key]}"
-        )
-
-
-def _check_tied_copy(checkpoint: SafetensorsFolder) -> None:
-    """Some published checkpoints store the tied output layer as well; it may be dropped only if it is equal."""
-    if not checkpoint.equal(_LM_HEAD, _EMBED_TOKENS):
-        raise BridgeError(
-            f"{checkpoint.folder}: config.json ties the embeddings, but {_LM_HEAD} differs from {_EMBED_TOKENS}; "
-            f"set tie_word_embeddings to false"
         )
 
 
@@ -151,7 +124,7 @@ def _listed(names: list[str]) -> str:
     return ", ".join(names[:3]) + more
 
 
-def _fill(plan: ModelPlan, parameter: PlannedParameter, checkpoint: SafetensorsFolder) -> None:
+def _load_parameter(plan: ModelPlan, parameter: PlannedParameter, checkpoint: SafetensorsFolder) -> None:
     shard = as_matrix(plan.local[parameter.name].detach())
     filled = 0
     for block in parameter.packing.shard_blocks(len(parameter.owners), plan.shard[parameter.name]):
@@ -159,33 +132,3 @@ def _fill(plan: ModelPlan, parameter: PlannedParameter, checkpoint: SafetensorsF
         checkpoint.read(block.source, block.source_row, block.source_col, target)
         filled = block.shard_row + block.rows
     shard[filled:].zero_()
-
-
-def _gather(plan: ModelPlan, parameter: PlannedParameter) -> Iterator[tuple[str, Tensor]]:
-    shards = len(parameter.owners)
-    specs = parameter.sources()
-    if shards == 1 and len(specs) == 1:
-        yield specs[0].name, _shard(plan, parameter, 0)[: specs[0].shape[0]]
-        return
-    whole = {spec.name: torch.empty(spec.shape, dtype=spec.dtype, device=plan.device) for spec in specs}
-    for index in range(shards):
-        shard = as_matrix(_shard(plan, parameter, index))
-        for block in parameter.packing.shard_blocks(shards, index):
-            target = as_matrix(whole[block.source])[block.source_row : block.source_row + block.rows]
-            target = target[:, block.source_col : block.source_col + block.cols]
-            target.copy_(shard[block.shard_row : block.shard_row + block.rows])
-    del shard
-    for spec in specs:
-        yield spec.name, whole.pop(spec.name)
-
-
-def _shard(plan: ModelPlan, parameter: PlannedParameter, index: int) -> Tensor:
-    """Shard ``index`` of a parameter, on every rank of the plan's group."""
-    owner = parameter.owners[index]
-    if owner == distributed.get_rank():
-        shard = plan.local[parameter.name].detach()
-    else:
-        shard = torch.empty(parameter.shape, dtype=parameter.dtype, device=plan.device)
-    if plan.group.size() > 1:
-        distributed.broadcast(shard, src=owner, group=plan.group)
-    return shard

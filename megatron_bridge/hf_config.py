@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -64,46 +64,31 @@ def read_hf_config(folder: Path) -> dict[str, Any]:
         raise BridgeError(f"{path} cannot be read as JSON: {error}") from error
     if not isinstance(config, dict):
         raise BridgeError(f"{path} is not a JSON object")
-    for name, key, value in _values(config):
-        wanted = None if value is None else _wanted(key, value)
-        if wanted is not None:
-            raise BridgeError(f"{path}: {name}={shown(value)} is not {wanted}")
+    sections = [(f"{key}.", config[key]) for key in _SECTIONS if isinstance(config.get(key), dict)]
+    for prefix, section in [("", config), *sections]:
+        for key, value in section.items():
+            if value is not None and key in _KINDS and not _KINDS[key][1](value):
+                raise BridgeError(f"{path}: {prefix}{key}={shown(value)} is not {_KINDS[key][0]}")
     return config
 
 
-def _values(config: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
-    """Name for messages, key and value of everything in config.json, and in the sections of it that are used."""
-    for key, value in config.items():
-        yield key, key, value
-        if key in _SECTIONS and isinstance(value, dict):
-            yield from ((f"{key}.{inner}", inner, each) for inner, each in value.items())
+def _whole(least: int, most: int) -> tuple[str, Callable[[Any], bool]]:
+    return f"a whole number from {least} to {most}", lambda value: type(value) is int and least <= value <= most
 
 
-def _wanted(key: str, value: Any) -> str | None:
-    """What ``value`` should be and is not; None for what may stay as it is."""
-    checks = (
-        (key in _COUNTS, f"a whole number from 1 to {_COUNTS.get(key)}", _is_whole(value, 1, _COUNTS.get(key, 0))),
-        (key in _NATURALS, "a whole number from 0 to 65536", _is_whole(value, 0, 1 << 16)),
-        (key in _NUMBERS, "a finite number above 0", _is_number(value)),
-        (key in _FLAGS, "true or false", isinstance(value, bool)),
-        (key in _TEXTS, "a short text", is_name(value)),
-        (key in _SECTIONS, "a JSON object", isinstance(value, dict)),
-        (key == "layer_types", "a list of short texts", isinstance(value, list) and all(map(is_name, value))),
-        (key == "mlp_only_layers", "a list of whole numbers", _are_whole(value)),
-    )
-    return next((wanted for concerned, wanted, fits in checks if concerned and not fits), None)
-
-
-def _is_whole(value: Any, least: int, most: int) -> bool:
-    return type(value) is int and least <= value <= most
-
-
-def _is_number(value: Any) -> bool:
-    return type(value) in (int, float) and 0 < value < 1e300
-
-
-def _are_whole(value: Any) -> bool:
-    return isinstance(value, list) and all(type(item) is int for item in value)
+_KINDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    **{key: _whole(1, most) for key, most in _COUNTS.items()},
+    **{key: _whole(0, 1 << 16) for key in _NATURALS},
+    **{key: ("a finite number above 0", lambda n: type(n) in (int, float) and 0 < n < 1e300) for key in _NUMBERS},
+    **{key: ("true or false", lambda value: isinstance(value, bool)) for key in _FLAGS},
+    **dict.fromkeys(_TEXTS, ("a short text", is_name)),
+    **{key: ("a JSON object", lambda value: isinstance(value, dict)) for key in _SECTIONS},
+    "layer_types": ("a list of short texts", lambda value: isinstance(value, list) and all(map(is_name, value))),
+    "mlp_only_layers": (
+        "a list of whole numbers", lambda value: isinstance(value, list) and all(type(item) is int for item in value)
+    ),
+}  # fmt: skip
+"""What the values of a key are, in words and as a test."""
 
 
 def need(config: Mapping[str, Any], key: str) -> Any:

@@ -10,50 +10,20 @@ import json
 import re
 import shutil
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
-from megatron_bridge.atomic import publish, staged_folder
 from megatron_bridge.checksums import NAME as CHECKSUMS
 from megatron_bridge.checksums import Sidecar, digest_of, digest_of_file, read_sealed, seal
 from megatron_bridge.plain_files import BridgeError, open_regular
 from megatron_bridge.plan import TensorSpec
 from megatron_bridge.safetensors_io import SafetensorsFolder
-from megatron_bridge.safetensors_writer import SafetensorsWriter
 
 DEFAULT_SHARD_BYTES = 5 << 30
 _WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".gguf", ".onnx", ".index.json")
 _DTYPE_KEY = re.compile(r'("(?:torch_)?dtype"\s*:\s*")[^"]*(")')
-
-
-def write_hf_folder(
-    tensors: Iterable[tuple[str, Tensor]],
-    specs: Sequence[TensorSpec],
-    out: Path,
-    *,
-    source: Path,
-    max_shard_bytes: int = DEFAULT_SHARD_BYTES,
-) -> None:
-    """Write ``tensors``, announced by ``specs``, and the other files of ``source`` as the folder ``out``.
-
-    An existing model folder ``out`` is replaced; any other non-empty folder is refused. ``dtype`` or
-    ``torch_dtype`` in config.json is set to what was written where it differs; every other byte is kept. On any
-    error nothing is left behind and the old ``out`` is untouched.
-    """
-    with staged_folder(out) as folder:
-        copy_other_files(source, folder, main_dtype(specs))
-        writer = SafetensorsWriter(folder, specs, max_shard_bytes)
-        try:
-            for name, tensor in tensors:
-                writer.write(name, tensor)
-            writer.finish()
-        finally:
-            writer.close()
-        write_checksums(folder, writer.digests, writer.layout.header_sizes())
-        publish(folder, out)
 
 
 def verify_hf_folder(folder: Path, part: int = 0, parts: int = 1) -> int:
@@ -124,10 +94,15 @@ def copy_other_files(source: Path, folder: Path, dtype: torch.dtype | None) -> N
         except OSError as error:
             raise BridgeError(f"{path} cannot be read: {error.strerror}") from error
         with open(descriptor, "rb") as read, (folder / path.name).open("wb") as written:
-            if path.name == "config.json" and dtype is not None:
-                written.write(_with_dtype(read.read(), str(dtype).removeprefix("torch.")))
-            else:
+            if path.name != "config.json" or dtype is None:
                 shutil.copyfileobj(read, written, 1 << 20)
+                continue
+            name = str(dtype).removeprefix("torch.")
+            text = _DTYPE_KEY.sub(rf"\g<1>{name}\g<2>", read.read().decode())
+            for key, found in json.loads(text).items():
+                if key in ("dtype", "torch_dtype") and found not in (None, name):
+                    raise BridgeError(f"config.json: {key}={found!r} cannot be set to {name!r}")
+            written.write(text.encode())
 
 
 def write_checksums(folder: Path, digests: dict[str, str], headers: dict[str, int]) -> None:
@@ -137,13 +112,3 @@ def write_checksums(folder: Path, digests: dict[str, str], headers: dict[str, in
         sidecar.add(name, digest)
     sidecar.close()
     seal(folder, headers)
-
-
-def _with_dtype(config: bytes, dtype: str) -> bytes:
-    """The same bytes, but for the value of ``dtype`` or ``torch_dtype``."""
-    text = _DTYPE_KEY.sub(rf"\g<1>{dtype}\g<2>", config.decode())
-    parsed = json.loads(text)
-    for key in ("dtype", "torch_dtype"):
-        if parsed.get(key) not in (None, dtype):
-            raise BridgeError(f"config.json: {key}={parsed[key]!r} cannot be set to {dtype!r}")
-    return text.encode()

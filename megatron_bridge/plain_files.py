@@ -99,3 +99,8 @@ def is_name(value: Any) -> TypeGuard[str]:
 def label(value: Any) -> str:
     """A name from a file for a message: as it is, if it can be printed."""
     return value if is_name(value) else shown(value)
+
+
+def is_count(value: Any) -> bool:
+    """Whether it can be a number of elements or bytes."""
+    return type(value) is int and 0 <= value < 1 << 62

@@ -133,7 +133,7 @@ def attach_hf_config(chunks: Sequence[GPTModel], hf_config: HfConfig, *, backbon
     With ``backbone`` they stand for all of it but the output layer: what their own ``output_layer`` holds is in no
     Hugging Face tensor, and the embedding is tied to nothing.
 
-    Needed before ``export_hf`` of a model that was never loaded from a Hugging Face folder (random weights, or a
+    Needed before a model is exported that was never loaded from a Hugging Face folder (random weights, or a
     resumed Megatron checkpoint). Raises BridgeError where the built model differs from ``hf_config``.
     """
     expected, models = transformer_config_kwargs(hf_config), _unwrap(chunks)
@@ -141,10 +141,13 @@ def attach_hf_config(chunks: Sequence[GPTModel], hf_config: HfConfig, *, backbon
         _PLANS.pop(models[0], None)
     for chunk in models:
         for key, value in expected.items():
-            _compare(key, getattr(chunk.config, key), value)
+            _require_equal(key, getattr(chunk.config, key), value)
         tied = _tied(hf_config) and not backbone
-        _compare("share_embeddings_and_output_weights", chunk.share_embeddings_and_output_weights, tied)
-        _compare_rotary(chunk, inverse_frequencies(hf_config, expected["kv_channels"]))
+        _require_equal("share_embeddings_and_output_weights", chunk.share_embeddings_and_output_weights, tied)
+        built = getattr(getattr(chunk, "rotary_pos_emb", None), "inv_freq", None)
+        frequencies = inverse_frequencies(hf_config, expected["kv_channels"])
+        if built is not None and not built.is_meta and not torch.equal(built.cpu(), frequencies):
+            raise BridgeError("the model's rotary_pos_emb.inv_freq are not those of config.json; see gpt_model_kwargs")
         chunk.hf_config, chunk.hf_backbone = dict(hf_config), backbone
 
 
@@ -161,7 +164,8 @@ def plan_model(chunks: Sequence[GPTModel]) -> ModelPlan:
     models = _unwrap(chunks)
     _keep_router_bias_precise(models)
     if models[0] not in _PLANS:
-        _PLANS[models[0]] = _build_plan(models)
+        table = _Table(models)
+        _PLANS[models[0]] = table.plan(_gather_manifest(table))
     return _PLANS[models[0]]
 
 
@@ -184,16 +188,13 @@ _Entry = tuple[str, tuple[int, ...], torch.dtype, tuple[int, ...]]
 """Name, shard shape, dtype and owners."""
 
 
-def _build_plan(models: list[Any]) -> ModelPlan:
-    table = _Table(models)
-    return table.plan(_gather_manifest(table))
-
-
 class _Table:
     """What is known of a model without communication."""
 
     def __init__(self, models: list[Any]) -> None:
-        self.hf_config = _attached_config(models)
+        if getattr(models[0], "hf_config", None) is None:
+            raise BridgeError("the model has no Hugging Face configuration; call attach_hf_config(chunks, hf_config)")
+        self.hf_config: HfConfig = models[0].hf_config
         self.family = family_of(self.hf_config)
         config, groups = models[0].config, models[0].pg_collection
         self.tp, self.expert_tp, expert = groups.tp, groups.tp, None
@@ -220,23 +221,23 @@ class _Table:
 
     def plan(self, entries: list[_Entry]) -> ModelPlan:
         tied = _tied(self.hf_config)
-        parameters = [self._planned(*entry, tied) for entry in entries]
-        _refuse_duplicates(parameters)
+        parameters, seen = [], dict[str, str]()
+        for name, shape, dtype, owners in entries:
+            tied_copy = tied and name == _OUTPUT
+            matrix_shape = (shape[0], torch.Size(shape[1:]).numel())
+            sizes = replace(self.sizes, tp=len(owners))
+            packing = self.family.packing(_EMBEDDING if tied_copy else name, matrix_shape, sizes)
+            if packing.split is Split.REPLICATED:
+                owners = (min(owner for owner in owners if owner >= 0),)
+            if min(owners) < 0:
+                raise BridgeError(f"no rank holds shard {owners.index(-1)} of {len(owners)} of {name}")
+            for source in () if tied_copy else packing.sources:
+                if source in seen:
+                    raise BridgeError(f"{source} is mapped twice: to {seen[source]} and to {name}")
+                seen[source] = name
+            parameters.append(PlannedParameter(name, shape, dtype, owners, packing, tied_copy))
         shard = {p.name: self.shard(p.name) if len(p.owners) > 1 else 0 for p in parameters if p.name in self.local}
         return ModelPlan(parameters, self.local, shard, self.group, tied, self.hf_config)
-
-    def _planned(
-        self, name: str, shape: tuple[int, ...], dtype: torch.dtype, owners: tuple[int, ...], tied: bool
-    ) -> PlannedParameter:
-        tied_copy = tied and name == _OUTPUT
-        matrix_shape = (shape[0], torch.Size(shape[1:]).numel())
-        sizes = replace(self.sizes, tp=len(owners))
-        packing = self.family.packing(_EMBEDDING if tied_copy else name, matrix_shape, sizes)
-        if packing.split is Split.REPLICATED:
-            owners = (min(owner for owner in owners if owner >= 0),)
-        if min(owners) < 0:
-            raise BridgeError(f"no rank holds shard {owners.index(-1)} of {len(owners)} of {name}")
-        return PlannedParameter(name, shape, dtype, owners, packing, tied_copy)
 
 
 def as_matrix(tensor: Tensor) -> Tensor:
@@ -254,47 +255,31 @@ def _unwrap(chunks: Sequence[Any]) -> list[Any]:
     return models
 
 
-def _attached_config(models: list[Any]) -> HfConfig:
-    config = getattr(models[0], "hf_config", None)
-    if config is None:
-        raise BridgeError("the model has no Hugging Face configuration; call attach_hf_config(chunks, hf_config)")
-    return config
-
-
 def _tied(hf_config: HfConfig) -> bool:
     return bool(hf_config.get("tie_word_embeddings", False))
 
 
-def _compare(key: str, built: Any, expected: Any) -> None:
+def _require_equal(key: str, built: Any, expected: Any) -> None:
     if built != expected:
         raise BridgeError(f"the model was built with {key}={built!r}, but config.json means {expected!r}")
 
 
-def _compare_rotary(chunk: Any, expected: Tensor) -> None:
-    rotary = getattr(chunk, "rotary_pos_emb", None)
-    built = getattr(rotary, "inv_freq", None)
-    if built is not None and not built.is_meta and not torch.equal(built.cpu(), expected):
-        raise BridgeError("the model's rotary_pos_emb.inv_freq are not those of config.json; see gpt_model_kwargs")
-
-
 def _global_tensors(models: list[Any], first_expert: int) -> Iterator[tuple[str, Tensor]]:
-    """Parameters and persistent buffers of this rank under their global names."""
+    """Parameters and persistent buffers of this rank under their global names.
+
+    ``layer_number`` counts from 1 over all stages; expert numbers are local to an expert-parallel rank.
+    """
     for model in models:
         foreign = _OUTPUT_LAYER if getattr(model, "hf_backbone", False) else ()
         kept = model.state_dict(keep_vars=True)
         for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-            if name in kept and not name.startswith(foreign):
-                yield _global_name(model, name, first_expert), tensor
-
-
-def _global_name(model: Any, name: str, first_expert: int) -> str:
-    """``layer_number`` counts from 1 over all stages; expert numbers are local to an expert-parallel rank."""
-    match = _LAYER.match(name)
-    if match is None:
-        return name
-    number = model.decoder.layers[int(match[1])].layer_number - 1
-    tail = EXPERT.sub(lambda found: found[1] + str(first_expert + int(found[2])), name[match.end() :])
-    return f"decoder.layers.{number}.{tail}"
+            if name not in kept or name.startswith(foreign):
+                continue
+            if match := _LAYER.match(name):
+                number = model.decoder.layers[int(match[1])].layer_number - 1
+                tail = EXPERT.sub(lambda found: found[1] + str(first_expert + int(found[2])), name[match.end() :])
+                name = f"decoder.layers.{number}.{tail}"
+            yield name, tensor
 
 
 def _keep_router_bias_precise(models: list[Any]) -> None:
@@ -329,12 +314,3 @@ def _position(name: str) -> int:
     if match:
         return int(match[1])
     return -1 if name == _EMBEDDING else 1 << 30
-
-
-def _refuse_duplicates(planned: list[PlannedParameter]) -> None:
-    seen: dict[str, str] = {}
-    for parameter in planned:
-        for source in () if parameter.tied_copy else parameter.packing.sources:
-            if source in seen:
-                raise BridgeError(f"{source} is mapped twice: to {seen[source]} and to {parameter.name}")
-            seen[source] = parameter.name

@@ -234,8 +234,15 @@ class Resharder:
             work.wait()
         for (_, source), pieces in incoming.items():
             assert flat is not None
-            _unpack(pieces, received[source], flat)
-        self._count(flat, sent, received)
+            start = 0
+            for piece in pieces:
+                piece.in_bucket(flat).copy_(piece.in_message(received[source], start))
+                start += piece.nbytes
+        buffers = {message.data_ptr(): message.nbytes for message in (*sent.values(), *received.values())}
+        alive = sum(buffers.values()) + (0 if flat is None else flat.nbytes)
+        self.traffic.sent += sum(message.nbytes for message in sent.values())
+        self.traffic.received += sum(message.nbytes for message in received.values())
+        self.traffic.peak = max(self.traffic.peak, alive)
         return flat
 
     def _pack(self, outgoing: dict[_Route, list[_ShardSlice]]) -> dict[int, Tensor]:
@@ -259,13 +266,6 @@ class Resharder:
 
     def _fresh(self, nbytes: int) -> Tensor:
         return torch.empty(nbytes, dtype=torch.uint8, device=self._plan.device)
-
-    def _count(self, flat: Tensor | None, sent: dict[int, Tensor], received: dict[int, Tensor]) -> None:
-        buffers = {message.data_ptr(): message.nbytes for message in (*sent.values(), *received.values())}
-        alive = sum(buffers.values()) + (0 if flat is None else flat.nbytes)
-        self.traffic.sent += sum(message.nbytes for message in sent.values())
-        self.traffic.received += sum(message.nbytes for message in received.values())
-        self.traffic.peak = max(self.traffic.peak, alive)
 
 
 class _Holders:
@@ -293,10 +293,3 @@ class _Holders:
 
 def _size(pieces: list[_ShardSlice]) -> int:
     return sum(piece.nbytes for piece in pieces)
-
-
-def _unpack(pieces: list[_ShardSlice], message: Tensor, flat: Tensor) -> None:
-    start = 0
-    for piece in pieces:
-        piece.in_bucket(flat).copy_(piece.in_message(message, start))
-        start += piece.nbytes

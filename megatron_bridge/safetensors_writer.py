@@ -18,13 +18,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from megatron_bridge.checksums import Hasher, Sidecar, digest_of, write_all
+from megatron_bridge.checksums import ALGORITHM, HashingStream, Sidecar, digest_of, write_all
 from megatron_bridge.plain_files import BridgeError
 from megatron_bridge.plan import TensorSpec
 from megatron_bridge.safetensors_io import DTYPES, INDEX, SINGLE
 
-_STEP_BYTES = 1 << 20
-"""What is hashed and then written at once, so that the second finds it in the processor's cache."""
 _DEVICE_STEP_BYTES = 8 << 20
 _DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
@@ -46,30 +44,24 @@ class SafetensorsLayout:
 
     def __init__(self, specs: Sequence[TensorSpec], max_shard_bytes: int) -> None:
         shards = _shard_specs(specs, max_shard_bytes)
-        self.files = {_file_name(number, len(shards)): shard for number, shard in enumerate(shards)}
-        self.headers = {name: _encode_header(shard) for name, shard in self.files.items()}
+        names = [SINGLE] if len(shards) == 1 else [
+            f"model-{number + 1:05d}-of-{len(shards):05d}.safetensors" for number in range(len(shards))
+        ]  # fmt: skip
+        self.headers: dict[str, bytes] = {}
+        self.sizes: dict[str, int] = {}
+        """Bytes of each file."""
         self.places: dict[str, TensorPlace] = {}
-        for name, shard in self.files.items():
+        for name, shard in zip(names, shards, strict=True):
+            self.headers[name] = _encode_header(shard)
             offset = len(self.headers[name])
             for spec in shard:
                 self.places[spec.name] = TensorPlace(name, offset, spec)
                 offset += spec.nbytes
-
-    def size(self, file: str) -> int:
-        """Bytes of one file."""
-        return len(self.headers[file]) + sum(spec.nbytes for spec in self.files[file])
+            self.sizes[name] = offset
 
     def header_sizes(self) -> dict[str, int]:
         """Bytes before the first tensor, by file."""
         return {name: len(header) for name, header in self.headers.items()}
-
-    def index(self) -> bytes | None:
-        """Content of the index, which only several files have."""
-        if len(self.files) == 1:
-            return None
-        weight_map = {spec.name: name for name, specs in self.files.items() for spec in specs}
-        total = sum(spec.nbytes for specs in self.files.values() for spec in specs)
-        return (json.dumps({"metadata": {"total_size": total}, "weight_map": weight_map}, indent=2) + "\n").encode()
 
 
 class SafetensorsWriter:
@@ -103,12 +95,20 @@ class SafetensorsWriter:
         self._missing = dict.fromkeys(self.layout.places if only is None else only)
         self._descriptors: dict[str, int] = {}
         try:
-            for file in self.layout.files:
+            for file in self.layout.sizes:
                 self._open(folder / file, create)
-            if create:
-                _write_index(folder / INDEX, self.layout.index())
-            for name, digest in (sidecar.recorded if sidecar else {}).items():
-                self._verify(name, digest)
+            if create and len(self.layout.sizes) > 1:
+                total = sum(spec.nbytes for spec in specs)
+                weight_map = {name: place.file for name, place in self.layout.places.items()}
+                index = json.dumps({"metadata": {"total_size": total}, "weight_map": weight_map}, indent=2)
+                (folder / INDEX).write_text(index + "\n", encoding="utf-8")
+            elif create:
+                (folder / INDEX).unlink(missing_ok=True)
+            for name, entry in (sidecar.entries if sidecar else {}).items():
+                place, digest = self.layout.places.get(name), entry[ALGORITHM]
+                if place and digest_of(self._descriptors[place.file], place.offset, place.spec.nbytes) == digest:
+                    self._missing.pop(name, None)
+                    self.digests[name] = digest
         except BaseException:
             self.close()
             raise
@@ -128,20 +128,10 @@ class SafetensorsWriter:
         """Count the tensor of ``sink`` as written."""
         name, digest = sink.place.spec.name, sink.digest()
         del self._missing[name]
-        if digest is not None:
+        if digest:
             self.digests[name] = digest
-        if digest is not None and self._sidecar is not None:
-            self._sidecar.add(name, digest)
-
-    def write(self, name: str, tensor: Tensor) -> None:
-        """Write one tensor in whole; it must be as announced."""
-        sink = self.sink(name)
-        spec = sink.place.spec
-        if (tuple(tensor.shape), tensor.dtype) != (spec.shape, spec.dtype):
-            found = f"{tensor.dtype} {list(tensor.shape)}"
-            raise BridgeError(f"{name} came as {found}, announced as {spec.dtype} {list(spec.shape)}")
-        sink.write(tensor)
-        self.complete(sink)
+            if self._sidecar is not None:
+                self._sidecar.add(name, digest)
 
     def finish(self, *, sync: bool = True) -> None:
         """Flush to the disk (unless ``sync`` is false) and close; a tensor that never came is an error."""
@@ -157,7 +147,7 @@ class SafetensorsWriter:
             os.close(self._descriptors.popitem()[1])
 
     def _open(self, path: Path, create: bool) -> None:
-        header, size = self.layout.headers[path.name], self.layout.size(path.name)
+        header, size = self.layout.headers[path.name], self.layout.sizes[path.name]
         descriptor = os.open(path, os.O_RDWR | (os.O_CREAT if create else 0), 0o644)
         self._descriptors[path.name] = descriptor
         if os.pread(descriptor, len(header), 0) == header and os.fstat(descriptor).st_size == size:
@@ -169,52 +159,30 @@ class SafetensorsWriter:
         os.ftruncate(descriptor, size)
         write_all(descriptor, memoryview(header), 0)
 
-    def _verify(self, name: str, digest: str) -> None:
-        place = self.layout.places.get(name)
-        if place is not None and digest_of(self._descriptors[place.file], place.offset, place.spec.nbytes) == digest:
-            self._missing.pop(name, None)
-            self.digests[name] = digest
-
 
 class TensorSink:
     """Takes the bytes of one tensor in order and puts them into their place."""
 
     def __init__(self, descriptor: int, place: TensorPlace, hashing: bool) -> None:
         self.place = place
-        self._descriptor = descriptor
-        self._written = 0
-        self._hasher = Hasher() if hashing else None
+        self._stream = HashingStream(descriptor, place.offset, hashing=hashing)
 
     def write(self, tensor: Tensor) -> None:
         """Append ``tensor``, of the announced dtype; on another device or not contiguous, it goes through a buffer."""
         tensor = tensor.detach()
         if tensor.device.type == "cpu" and tensor.is_contiguous():
-            self._append(tensor.reshape(-1).view(torch.uint8).numpy().data)
+            self._stream.write(tensor.reshape(-1).view(torch.uint8).numpy().data)
             return
         rows = tensor.reshape(tensor.shape[0], -1) if tensor.dim() else tensor.reshape(1, 1)
-        step = max(1, _DEVICE_STEP_BYTES // max(1, rows.shape[1] * rows.itemsize))
-        for start in range(0, rows.shape[0], step):
-            part = rows[start : start + step].cpu().contiguous()
-            self._append(part.reshape(-1).view(torch.uint8).numpy().data)
+        for part in rows.split(max(1, _DEVICE_STEP_BYTES // max(1, rows.shape[1] * rows.itemsize))):
+            self._stream.write(part.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
 
-    def digest(self) -> str | None:
-        """Checksum of the whole tensor, all of whose bytes must have come; None without checksums."""
-        if self._written != self.place.spec.nbytes:
-            spec = self.place.spec
-            raise BridgeError(f"{spec.name}: {self._written} bytes came, announced were {spec.nbytes}")
-        return None if self._hasher is None else self._hasher.hexdigest()
-
-    def _append(self, data: memoryview) -> None:
-        position = self.place.offset + self._written
-        if self._hasher is None:
-            write_all(self._descriptor, data, position)
-            self._written += len(data)
-            return
-        for start in range(0, len(data), _STEP_BYTES):
-            part = data[start : start + _STEP_BYTES]
-            self._hasher.update(part)
-            write_all(self._descriptor, part, position + start)
-        self._written += len(data)
+    def digest(self) -> str:
+        """Checksum of the whole tensor, all of whose bytes must have come; nothing without checksums."""
+        spec, written = self.place.spec, self._stream.position - self.place.offset
+        if written != spec.nbytes:
+            raise BridgeError(f"{spec.name}: {written} bytes came, announced were {spec.nbytes}")
+        return self._stream.hexdigest()
 
 
 def _shard_specs(specs: Sequence[TensorSpec], max_bytes: int) -> list[list[TensorSpec]]:
@@ -227,10 +195,6 @@ def _shard_specs(specs: Sequence[TensorSpec], max_bytes: int) -> list[list[Tenso
         shards[-1].append(spec)
         used += spec.nbytes
     return shards
-
-
-def _file_name(number: int, count: int) -> str:
-    return SINGLE if count == 1 else f"model-{number + 1:05d}-of-{count:05d}.safetensors"
 
 
 def _encode_header(specs: Sequence[TensorSpec]) -> bytes:
@@ -247,10 +211,3 @@ def _encode_header(specs: Sequence[TensorSpec]) -> bytes:
     encoded = json.dumps(header, separators=(",", ":")).encode()
     encoded += b" " * (-len(encoded) % 8)
     return struct.pack("<Q", len(encoded)) + encoded
-
-
-def _write_index(path: Path, content: bytes | None) -> None:
-    if content is None:
-        path.unlink(missing_ok=True)
-        return
-    path.write_bytes(content)

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, distributed
 
-from megatron_bridge.atomic import hidden_folder, publish, staged_folder, write_error
+from megatron_bridge.atomic import hidden_folder, publish_folder, staged_folder, write_error
 from megatron_bridge.bands import BandPart, RowBand, bands
 from megatron_bridge.collective import gathered, raise_together
 from megatron_bridge.hf_folder import (
@@ -73,7 +73,10 @@ def save_hf(
 def _save(plan: ModelPlan, out: Path, source: Path, max_shard_bytes: int, sync: bool, checksums: bool) -> None:
     specs, leads, errors = plan.tensors(), distributed.get_rank() == 0, _Errors(plan.group, out)
     folder = hidden_folder(out)
-    own = [spec.name for _, parameter in _written_by(plan, distributed.get_rank()) for spec in parameter.sources()]
+    exported = [p for p in plan.parameters if not p.tied_copy]
+    writers = [parameter.owners[turn % len(parameter.owners)] for turn, parameter in enumerate(exported)]
+    own = [spec.name for parameter, rank in zip(exported, writers, strict=True) if rank == distributed.get_rank()
+           for spec in parameter.sources()]  # fmt: skip
     with ExitStack() as stack:
         writer: SafetensorsWriter | None = None
         for turn in (True, False):  # rank 0 makes the files, then the others open them
@@ -88,22 +91,20 @@ def _save(plan: ModelPlan, out: Path, source: Path, max_shard_bytes: int, sync: 
                     stack.callback(writer.close)
             errors.agree()
         assert writer is not None
-        _write(plan, writer, errors)
+        for parameter, rank in zip(exported, writers, strict=True):
+            if distributed.get_rank() in parameter.owners:
+                _write_tensors(_Assembly(plan, parameter, rank), writer, errors)
         with errors.kept():
             writer.finish(sync=sync)
         errors.agree()
-        digests = gathered(writer.digests, plan.group)
+        digests = {name: digest for found in gathered(writer.digests, plan.group) for name, digest in found.items()}
         with errors.kept():
             if leads:
                 if checksums:
-                    found = {spec.name: digest for spec in specs for digest in _found(digests, spec)}
-                    write_checksums(folder, found, writer.layout.header_sizes())
-                publish(folder, out, sync=sync)
+                    ordered = {spec.name: digests[spec.name] for spec in specs if spec.name in digests}
+                    write_checksums(folder, ordered, writer.layout.header_sizes())
+                publish_folder(folder, out, sync=sync)
         errors.agree()
-
-
-def _found(digests: list[dict[str, str]], spec: TensorSpec) -> list[str]:
-    return [found[spec.name] for found in digests if spec.name in found]
 
 
 class _Errors:
@@ -126,38 +127,19 @@ class _Errors:
         raise_together(self.error, self._group, naming=True)
 
 
-def _written_by(plan: ModelPlan, rank: int) -> Iterator[tuple[int, PlannedParameter]]:
-    return ((i, p) for i, p in _exported(plan) if _writer(i, p) == rank)
-
-
-def _exported(plan: ModelPlan) -> Iterator[tuple[int, PlannedParameter]]:
-    return ((i, p) for i, p in enumerate(plan.parameters) if not p.tied_copy)
-
-
-def _writer(index: int, parameter: PlannedParameter) -> int:
-    return parameter.owners[index % len(parameter.owners)]
-
-
 @torch.no_grad()
-def _write(plan: ModelPlan, writer: SafetensorsWriter, errors: _Errors) -> None:
-    rank = distributed.get_rank()
-    for index, parameter in _exported(plan):
-        if rank in parameter.owners:
-            assembly = _Assembly(plan, parameter, _writer(index, parameter))
-            for spec in parameter.sources():
-                _write_tensor(assembly, spec, writer, errors)
-
-
-def _write_tensor(assembly: _Assembly, spec: TensorSpec, writer: SafetensorsWriter, errors: _Errors) -> None:
-    """The tensor from all its owners. After an error the exchange goes on without writing: others wait for it."""
-    sink = writer.sink(spec.name) if assembly.writes else None
-    for rows in assembly.rows(spec):
-        if sink is not None and rows is not None and errors.error is None:
+def _write_tensors(assembly: _Assembly, writer: SafetensorsWriter, errors: _Errors) -> None:
+    """The tensors of a parameter from all its owners. After an error the exchange goes on without writing: others wait
+    for it."""
+    for spec in assembly.parameter.sources():
+        sink = writer.sink(spec.name) if assembly.writes else None
+        for rows in assembly.rows(spec):
+            if sink is not None and rows is not None and errors.error is None:
+                with errors.kept():
+                    sink.write(rows)
+        if sink is not None and errors.error is None:
             with errors.kept():
-                sink.write(rows)
-    if sink is not None and errors.error is None:
-        with errors.kept():
-            writer.complete(sink)
+                writer.complete(sink)
 
 
 class _Assembly:
@@ -165,7 +147,7 @@ class _Assembly:
 
     def __init__(self, plan: ModelPlan, parameter: PlannedParameter, writer: int) -> None:
         self.writes = distributed.get_rank() == writer
-        self._plan, self._parameter, self._writer = plan, parameter, writer
+        self.parameter, self._plan, self._writer = parameter, plan, writer
         self._shard = as_matrix(plan.local[parameter.name].detach())
         self._pieces: dict[str, list[BandPart[int]]] = {}
         for index, owner in enumerate(parameter.owners):
@@ -176,10 +158,10 @@ class _Assembly:
     def rows(self, spec: TensorSpec) -> Iterator[Tensor | None]:
         """On the writer the tensor's rows, a band at a time; the other owners send theirs and get None."""
         pieces = self._pieces[spec.name]
-        if len(self._parameter.owners) == 1:
+        if len(self.parameter.owners) == 1:
             yield from (self._local(piece) for piece in sorted(pieces, key=lambda piece: piece.row))
             return
-        cols = self._parameter.packing.cols
+        cols = self.parameter.packing.cols
         max_rows = max(1, BAND_BYTES // (cols * spec.dtype.itemsize))
         for band in bands(spec.name, pieces, spec.shape[0], cols, max_rows):
             yield self._band(band)
@@ -188,11 +170,12 @@ class _Assembly:
         if not self.writes:
             for piece in band.pieces:
                 if piece.origin == distributed.get_rank():
-                    self._send(piece)
+                    values = self._local(piece).contiguous().view(torch.uint8)
+                    distributed.send(values, dst=self._writer, group=self._plan.group)
             return None
         if len(band.pieces) == 1:
             return self._piece(band.pieces[0])
-        whole = self._empty(band.rows, self._parameter.packing.cols)
+        whole = self._empty(band.rows, self.parameter.packing.cols)
         for piece in band.pieces:
             whole[:, piece.col : piece.col + piece.cols].copy_(self._piece(piece))
         return whole
@@ -204,13 +187,9 @@ class _Assembly:
         distributed.recv(received.view(torch.uint8), src=piece.origin, group=self._plan.group)
         return received
 
-    def _send(self, piece: BandPart[int]) -> None:
-        values = self._local(piece).contiguous().view(torch.uint8)
-        distributed.send(values, dst=self._writer, group=self._plan.group)
-
     def _local(self, piece: BandPart[int]) -> Tensor:
         row, col = piece.origin_row, piece.origin_col
         return self._shard[row : row + piece.rows, col : col + piece.cols]
 
     def _empty(self, rows: int, cols: int) -> Tensor:
-        return torch.empty(rows, cols, dtype=self._parameter.dtype, device=self._plan.device)
+        return torch.empty(rows, cols, dtype=self.parameter.dtype, device=self._plan.device)

@@ -15,7 +15,7 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated, Literal, ParamSpec, TypeVar
+from typing import Annotated, Any, Literal, ParamSpec, TypeVar
 
 import typer
 
@@ -29,10 +29,19 @@ from mua.trainer.preempt import Preemption
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
-ConfigFile = Annotated[Path, typer.Argument(metavar="CONFIG", help="configuration file (YAML)", show_default=False)]
+
+def argument(metavar: str, help: str) -> Any:
+    return typer.Argument(metavar=metavar, help=help, show_default=False)
+
+
+def option(flag: str, help: str) -> Any:
+    return typer.Option(flag, help=help)
+
+
+ConfigFile = Annotated[Path, argument("CONFIG", "configuration file (YAML)")]
 Overrides = Annotated[
     list[str] | None,
-    typer.Argument(metavar="KEY=VALUE", help="overrides, such as trainer.steps=10", show_default=False),
+    argument("KEY=VALUE", "overrides, such as trainer.steps=10"),
 ]
 
 app = typer.Typer(
@@ -56,7 +65,7 @@ app.add_typer(doctor_app, name="doctor")
 app.add_typer(env_app, name="env")
 app.add_typer(launch_app, name="launch")
 
-Force = Annotated[bool, typer.Option("--force", help="replace the target whatever it holds")]
+Force = Annotated[bool, option("--force", "replace the target whatever it holds")]
 STATUS_FILE = "MUA_STATUS_FILE"
 """Names a file that rank 0 leaves its exit status in, because torchrun turns every status but 0 into 1."""
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM)
@@ -104,6 +113,11 @@ def verb(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]
     return run
 
 
+def command(group: typer.Typer, name: str | None = None) -> Callable[[Callable[Parameters, Result]], object]:
+    """Make a function a :func:`verb` of ``group``, by its own name unless another is given."""
+    return lambda function: group.command(name)(verb(function))
+
+
 @contextlib.contextmanager
 def _run(
     path: Path, overrides: list[str] | None, record: str, check: Callable[[ExperimentConfig], None] = lambda _: None
@@ -115,35 +129,31 @@ def _run(
     config = load_config(path, overrides or ())
     check(config)
     with output_of(config):
-        yield _prepared(config, record)
+        if config.model.shrink:
+            from workbench.shrink import prepare_shrunk
 
-
-def _prepared(config: ExperimentConfig, record: str) -> ExperimentConfig:
-    if config.model.shrink:
-        from workbench.shrink import prepare_shrunk
-
-        return prepare_shrunk(config, record)
-    prepare_output(config, record)
-    return config
+            config = prepare_shrunk(config, record)
+        else:
+            prepare_output(config, record)
+        yield config
 
 
 @app.callback(invoke_without_command=True)
-def _options(version: Annotated[bool, typer.Option("--version", help="Print the version and leave.")] = False) -> None:
+def _options(version: Annotated[bool, option("--version", "Print the version and leave.")] = False) -> None:
     if version:
         print(f"mua {mua.__version__}")
         raise typer.Exit
 
 
-@app.command()
-@verb
-def train(config: ConfigFile, overrides: Overrides = None) -> None:
+@command(app, "train")
+def train_command(config: ConfigFile, overrides: Overrides = None) -> None:
     """Train a policy by reinforcement learning."""
 
     def leaves_test_alone(loaded: ExperimentConfig) -> None:
-        judged = loaded.trainer.evaluate_first or loaded.trainer.evaluate_every > 0
-        if judged and loaded.evaluation.split == "test" and not loaded.evaluation.test_in_training:
+        evaluates = loaded.trainer.evaluate_first or loaded.trainer.evaluate_every > 0
+        if evaluates and loaded.evaluation.split == "test" and not loaded.evaluation.test_in_training:
             raise ConfigError(
-                f"{config}: evaluation.split: training would judge itself on the test split, and what it is tuned, "
+                f"{config}: evaluation.split: training would evaluate itself on the test split, and what it is tuned, "
                 "stopped or chosen by is no test any more; set evaluation.split to validation, and "
                 "evaluation.report_split to test for numbers before the first step and after the last "
                 "(evaluation.test_in_training: true allows it all the same)"
@@ -155,8 +165,7 @@ def train(config: ConfigFile, overrides: Overrides = None) -> None:
         mua.trainer.rl.train(loaded, preemption)
 
 
-@app.command()
-@verb
+@command(app)
 def sft(config: ConfigFile, overrides: Overrides = None) -> None:
     """Fine-tune a policy on recorded conversations."""
 
@@ -170,18 +179,17 @@ def sft(config: ConfigFile, overrides: Overrides = None) -> None:
         mua.trainer.sft.fine_tune(loaded, preemption)
 
 
-@app.command("eval")
-@verb
-def evaluate(
+@command(app, "eval")
+def evaluate_command(
     config: ConfigFile,
     overrides: Overrides = None,
     matrix: Annotated[
-        Path | None, typer.Option("--matrix", help="file with policies and populations of users, all to be judged")
+        Path | None, option("--matrix", "file with policies and populations of users, all to be evaluated")
     ] = None,
 ) -> None:
-    """Judge a policy on held-out tasks; run again, it continues where it stopped."""
+    """Evaluate a policy on held-out tasks; run again, it continues where it stopped."""
     if matrix is not None:
-        from mua.config.matrix import load_cells
+        from workbench.matrix_config import load_cells
 
         base, cells = load_cells(config, overrides or [], matrix)
         with output_of(base):
@@ -195,12 +203,11 @@ def evaluate(
         mua.evaluation.evaluator.evaluate(loaded)
 
 
-@app.command()
-@verb
+@command(app)
 def compare(
-    first: Annotated[Path, typer.Argument(metavar="RUN_A", help="output folder of mua eval", show_default=False)],
-    second: Annotated[Path, typer.Argument(metavar="RUN_B", help="output folder of mua eval", show_default=False)],
-    out: Annotated[Path | None, typer.Option("--out", help="folder to write into; by default RUN_B")] = None,
+    first: Annotated[Path, argument("RUN_A", "output folder of mua eval")],
+    second: Annotated[Path, argument("RUN_B", "output folder of mua eval")],
+    out: Annotated[Path | None, option("--out", "folder to write into; by default RUN_B")] = None,
 ) -> None:
     """Compare two evaluations on the tasks they share: difference, interval, paired test."""
     import workbench.compare
@@ -208,8 +215,7 @@ def compare(
     workbench.compare.compare(first, second, out or (second if second.is_dir() else second.parent))
 
 
-@app.command()
-@verb
+@command(app)
 def rollout(config: ConfigFile, overrides: Overrides = None) -> None:
     """Run episodes without training and print one as a conversation."""
     with _run(config, overrides, "config-rollout.yaml") as loaded:
@@ -218,53 +224,46 @@ def rollout(config: ConfigFile, overrides: Overrides = None) -> None:
         workbench.rollout.show_rollout(loaded)
 
 
-@convert_app.command("megatron-to-hf")
-@verb
+@command(convert_app, "megatron-to-hf")
 def convert_megatron_to_hf(
-    checkpoint: Annotated[Path, typer.Argument(metavar="CHECKPOINT", help="checkpoint folder", show_default=False)],
-    hf_out: Annotated[Path, typer.Argument(metavar="HF_OUT", help="folder to write", show_default=False)],
+    checkpoint: Annotated[Path, argument("CHECKPOINT", "checkpoint folder")],
+    hf_out: Annotated[Path, argument("HF_OUT", "folder to write")],
     source: Annotated[
         Path | None,
-        typer.Option("--source", help="folder with config.json and tokenizer; by default the run's model.path"),
+        option("--source", "folder with config.json and tokenizer; by default the run's model.path"),
     ] = None,
     config: Annotated[
         Path | None,
-        typer.Option("--config", help="the run's configuration; by default config.yaml in or above the checkpoint"),
+        option("--config", "the run's configuration; by default config.yaml in or above the checkpoint"),
     ] = None,
-    shard_gib: Annotated[float, typer.Option("--shard-gib", help="size of one weight file, at most")] = 5.0,
+    shard_gib: Annotated[float, option("--shard-gib", "size of one weight file, at most")] = 5.0,
     force: Force = False,
 ) -> None:
     """Write a checkpoint of any layout as a Hugging Face folder; run again, it continues where it stopped."""
     import mua.megatron.conversion
 
-    mua.megatron.conversion.megatron_to_hf(checkpoint, hf_out, source, config, int(shard_gib * 2**30), force)
+    mua.megatron.conversion.convert_to_hf(checkpoint, hf_out, source, config, int(shard_gib * 2**30), force)
 
 
-@convert_app.command("hf-to-megatron")
-@verb
+@command(convert_app, "hf-to-megatron")
 def convert_hf_to_megatron(
-    hf_folder: Annotated[Path, typer.Argument(metavar="HF_FOLDER", help="model folder", show_default=False)],
-    checkpoint_out: Annotated[
-        Path, typer.Argument(metavar="CHECKPOINT_OUT", help="checkpoint folder to write", show_default=False)
-    ],
+    hf_folder: Annotated[Path, argument("HF_FOLDER", "model folder")],
+    checkpoint_out: Annotated[Path, argument("CHECKPOINT_OUT", "checkpoint folder to write")],
     dtype: Annotated[
-        Literal["float32", "bfloat16"] | None, typer.Option("--dtype", help="by default that of the model folder")
+        Literal["float32", "bfloat16"] | None, option("--dtype", "by default that of the model folder")
     ] = None,
     force: Force = False,
-    allow_nan: Annotated[
-        bool, typer.Option("--allow-nan", help="take weights that are no finite numbers, too")
-    ] = False,
+    allow_nan: Annotated[bool, option("--allow-nan", "take weights that are no finite numbers, too")] = False,
 ) -> None:
     """Write a Hugging Face folder as a checkpoint for any layout; run again, it continues where it stopped."""
     import mua.megatron.conversion
 
-    mua.megatron.conversion.hf_to_megatron(hf_folder, checkpoint_out, dtype, force, allow_nan)
+    mua.megatron.conversion.convert_to_megatron(hf_folder, checkpoint_out, dtype, force, allow_nan)
 
 
-@convert_app.command("verify")
-@verb
+@command(convert_app, "verify")
 def convert_verify(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="model or checkpoint folder", show_default=False)],
+    folder: Annotated[Path, argument("FOLDER", "model or checkpoint folder")],
 ) -> None:
     """Compare every byte of a folder's weights with the checksums they were written with."""
     import mua.megatron.conversion
@@ -272,13 +271,12 @@ def convert_verify(
     mua.megatron.conversion.verify(folder)
 
 
-@app.command()
-@verb
+@command(app)
 def plan(
     config: ConfigFile,
     overrides: Overrides = None,
-    as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of tables")] = False,
-    every_rank: Annotated[bool, typer.Option("--every-rank", help="not only the first rank of each stage")] = False,
+    as_json: Annotated[bool, option("--json", "print JSON instead of tables")] = False,
+    every_rank: Annotated[bool, option("--every-rank", "not only the first rank of each stage")] = False,
 ) -> None:
     """Say what a configuration needs of its cluster, without starting anything; status 1 if it does not fit."""
     loaded = load_config(config, overrides or ())
@@ -300,19 +298,16 @@ def plan(
         raise typer.Exit(1)
 
 
-@app.command()
-@verb
-def serve(
-    model: Annotated[Path, typer.Argument(metavar="MODEL", help="Hugging Face folder", show_default=False)],
-    address_file: Annotated[
-        Path, typer.Argument(metavar="ADDRESS_FILE", help="written when the server answers", show_default=False)
-    ],
-    host: Annotated[str, typer.Option("--host", help="address that others reach this machine by")] = "127.0.0.1",
+@command(app, "serve")
+def serve_command(
+    model: Annotated[Path, argument("MODEL", "Hugging Face folder")],
+    address_file: Annotated[Path, argument("ADDRESS_FILE", "written when the server answers")],
+    host: Annotated[str, option("--host", "address that others reach this machine by")] = "127.0.0.1",
     port: Annotated[int, typer.Option("--port")] = 30000,
-    name: Annotated[str | None, typer.Option("--name", help="model name in requests; by default the folder's")] = None,
-    tensor_parallel: Annotated[int, typer.Option("--tensor-parallel", help="GPUs of the server")] = 1,
+    name: Annotated[str | None, option("--name", "model name in requests; by default the folder's")] = None,
+    tensor_parallel: Annotated[int, option("--tensor-parallel", "GPUs of the server")] = 1,
     extra: Annotated[
-        list[str] | None, typer.Option("--extra", help="further argument of sglang.launch_server; several times")
+        list[str] | None, option("--extra", "further argument of sglang.launch_server; several times")
     ] = None,
 ) -> None:
     """Serve a model with OpenAI's chat interface, for simulated users and judges."""
@@ -322,21 +317,20 @@ def serve(
     serve(Service(model, address_file, host, port, named, tensor_parallel, extra=extra or ()))
 
 
-@launch_app.command("slurm")
-@verb
+@command(launch_app, "slurm")
 def launch_slurm(
     config: ConfigFile,
     overrides: Overrides = None,
-    nodes: Annotated[int | None, typer.Option("--nodes", help="nodes of the job")] = None,
-    gpus_per_node: Annotated[int | None, typer.Option("--gpus-per-node", help="GPUs of one node")] = None,
-    cpus_per_task: Annotated[int | None, typer.Option("--cpus-per-task", help="cores of one node's part")] = None,
+    nodes: Annotated[int | None, option("--nodes", "nodes of the job")] = None,
+    gpus_per_node: Annotated[int | None, option("--gpus-per-node", "GPUs of one node")] = None,
+    cpus_per_task: Annotated[int | None, option("--cpus-per-task", "cores of one node's part")] = None,
     partition: Annotated[str | None, typer.Option("--partition")] = None,
     account: Annotated[str | None, typer.Option("--account")] = None,
     qos: Annotated[str | None, typer.Option("--qos")] = None,
-    time: Annotated[str | None, typer.Option("--time", help="time limit, such as 24:00:00")] = None,
-    container: Annotated[str | None, typer.Option("--container", help="image for pyxis")] = None,
-    fine_tune: Annotated[bool, typer.Option("--sft", help="run mua sft instead of mua train")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="print the script, submit nothing")] = False,
+    time: Annotated[str | None, option("--time", "time limit, such as 24:00:00")] = None,
+    container: Annotated[str | None, option("--container", "image for pyxis")] = None,
+    fine_tune: Annotated[bool, option("--sft", "run mua sft instead of mua train")] = False,
+    dry_run: Annotated[bool, option("--dry-run", "print the script, submit nothing")] = False,
 ) -> None:
     """Submit a training run to Slurm. The options come before the configuration's section slurm."""
     import mua.launch.slurm as slurm
@@ -352,9 +346,8 @@ def launch_slurm(
         print(slurm.submission_note(job, slurm.submit(job, text)))
 
 
-@env_app.command("list")
-@verb
-def env_list(as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of a table")] = False) -> None:
+@command(env_app, "list")
+def env_list(as_json: Annotated[bool, option("--json", "print JSON instead of a table")] = False) -> None:
     """Show every registered domain and gym: tasks by split, tools, where it runs."""
     import workbench.domains as listing
 
@@ -362,11 +355,10 @@ def env_list(as_json: Annotated[bool, typer.Option("--json", help="print JSON in
     print(json.dumps([entry.as_json() for entry in found], indent=2) if as_json else listing.table(found))
 
 
-@env_app.command("new")
-@verb
+@command(env_app, "new")
 def env_new(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="such as book_shop", show_default=False)],
-    gym: Annotated[bool, typer.Option("--gym", help="a game with the tool interact")] = False,
+    name: Annotated[str, argument("NAME", "such as book_shop")],
+    gym: Annotated[bool, option("--gym", "a game with the tool interact")] = False,
     into: Annotated[
         Path | None, typer.Option("--into", metavar="FOLDER", help="a project; by default the current folder's")
     ] = None,
@@ -381,15 +373,14 @@ def env_new(
         print("pip install -e . in that project registers it, once; mua env list then shows it", file=sys.stderr)
 
 
-@env_app.command("play")
-@verb
+@command(env_app, "play")
 def env_play(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="domain, see mua env list", show_default=False)],
-    task: Annotated[str | None, typer.Option("--task", help="id of a task; by default --seed picks one")] = None,
+    name: Annotated[str, argument("NAME", "domain, see mua env list")],
+    task: Annotated[str | None, option("--task", "id of a task; by default --seed picks one")] = None,
     split: Annotated[Literal["train", "validation", "test"], typer.Option("--split")] = "test",
-    seed: Annotated[int, typer.Option("--seed", help="picks the task and the user's wording")] = 0,
-    role: Annotated[Literal["agent", "user"], typer.Option("--as", help="whom you play")] = "agent",
-    data: Annotated[Path | None, typer.Option("--data", help="folder with official data (environment.data)")] = None,
+    seed: Annotated[int, option("--seed", "picks the task and the user's wording")] = 0,
+    role: Annotated[Literal["agent", "user"], option("--as", "whom you play")] = "agent",
+    data: Annotated[Path | None, option("--data", "folder with official data (environment.data)")] = None,
 ) -> None:
     """Be the agent, or the user, of one task in the terminal; ends with the verdict and the difference."""
     import workbench.play
@@ -398,13 +389,10 @@ def env_play(
     workbench.play.play(EnvironmentConfig(name=name, data=data), task, split, seed, role)
 
 
-@env_app.command("replay")
-@verb
+@command(env_app, "replay")
 def env_replay(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="domain that loads official data", show_default=False)],
-    recorded: Annotated[
-        list[Path], typer.Argument(metavar="RECORDED...", help="recordings (.jsonl or .jsonl.gz)", show_default=False)
-    ],
+    name: Annotated[str, argument("NAME", "domain that loads official data")],
+    recorded: Annotated[list[Path], argument("RECORDED...", "recordings (.jsonl or .jsonl.gz)")],
     data: Annotated[Path, typer.Option("--data", help="folder with the official data", show_default=False)],
 ) -> None:
     """Run recorded calls of the official tools through ours; exit status 1 if anything disagrees."""
@@ -417,10 +405,9 @@ def env_replay(
         raise typer.Exit(1)
 
 
-@app.command()
-@verb
+@command(app)
 def algorithms(
-    as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of a table")] = False,
+    as_json: Annotated[bool, option("--json", "print JSON instead of a table")] = False,
 ) -> None:
     """List what the section algorithm of a configuration can choose from."""
     from workbench.algorithms import LISTING
@@ -434,15 +421,13 @@ def algorithms(
             print(f"  {name:<20} {line}")
 
 
-@config_app.command("show")
-@verb
+@command(config_app, "show")
 def config_show(config: ConfigFile, overrides: Overrides = None) -> None:
     """Print a configuration with everything it extends and every default, secrets masked."""
     print(dump_config(load_config(config, overrides or ())), end="")
 
 
-@config_app.command("docs")
-@verb
+@command(config_app, "docs")
 def config_docs() -> None:
     """Print docs/configuration.md, generated from the schema."""
     from mua.config.docs import configuration_page
@@ -460,14 +445,11 @@ def doctor(context: typer.Context) -> None:
         mua.launch.preflight.preflight(None)
 
 
-@doctor_app.command("preflight")
-@verb
+@command(doctor_app, "preflight")
 def doctor_preflight(
     config: ConfigFile,
     overrides: Overrides = None,
-    capture: Annotated[
-        Path | None, typer.Option("--capture", help="folder for a record of what each node runs with")
-    ] = None,
+    capture: Annotated[Path | None, option("--capture", "folder for a record of what each node runs with")] = None,
 ) -> None:
     """Find before a run what would make it fail; under torchrun on all of its ranks."""
     loaded = load_config(config, overrides or ())
@@ -476,8 +458,7 @@ def doctor_preflight(
     mua.launch.preflight.preflight(loaded, capture)
 
 
-@doctor_app.command("sync")
-@verb
+@command(doctor_app, "sync")
 def doctor_sync(config: ConfigFile, overrides: Overrides = None) -> None:
     """Compare every tensor of the trainer with the engine's after a weight sync."""
     with _run(config, overrides, "config-doctor.yaml") as loaded:

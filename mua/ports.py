@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import socket
+from contextlib import suppress
 from pathlib import Path
 
 LOOPBACK = "127.0.0.1"
@@ -21,27 +22,15 @@ def free_port(host: str = LOOPBACK) -> int:
     Taken from below the ranges that SGLang draws from and that the system takes for outgoing connections and
     ``bind(0)``: a server needs seconds from here to its own bind, in which gloo, NCCL and HTTP clients open any number.
     """
-    highest = min(_lowest_ephemeral(), _OF_SGLANG) - _ABOVE
-    if highest > _LOWEST:
-        for port in random.SystemRandom().sample(range(_LOWEST, highest), min(_TRIES, highest - _LOWEST)):
-            if _is_free(host, port):
-                return port
+    try:
+        lowest_ephemeral = int(_EPHEMERAL.read_text().split()[0])
+    except (OSError, ValueError, IndexError):
+        lowest_ephemeral = 32_768
+    room = range(_LOWEST, min(lowest_ephemeral, _OF_SGLANG) - _ABOVE)
+    for port in random.SystemRandom().sample(room, min(_TRIES, len(room))):
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind((host, port))
+            return port
     with socket.socket() as probe:
         probe.bind((host, 0))
         return int(probe.getsockname()[1])
-
-
-def _lowest_ephemeral() -> int:
-    try:
-        return int(_EPHEMERAL.read_text().split()[0])
-    except (OSError, ValueError, IndexError):
-        return 32_768
-
-
-def _is_free(host: str, port: int) -> bool:
-    with socket.socket() as probe:
-        try:
-            probe.bind((host, port))
-        except OSError:
-            return False
-        return True

@@ -7,8 +7,8 @@ a token and the position that predicts it happens in one place, inside the train
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from enum import IntEnum, StrEnum
 from typing import Any, Literal, TypeAlias
 
@@ -242,3 +242,8 @@ class TrainBatch:
 
     def __iter__(self) -> Iterator[TrainSequence]:
         return iter(self.sequences)
+
+    def with_advantages(self, advantages: Iterable[npt.NDArray[Any]]) -> TrainBatch:
+        """With these advantages of its sequences, in order, made float32."""
+        pairs = zip(self.sequences, advantages, strict=True)
+        return replace(self, sequences=[replace(s, advantages=a.astype(np.float32)) for s, a in pairs])

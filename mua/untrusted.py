@@ -60,7 +60,10 @@ def read_json(text: str | bytes, *, strict: bool = True, depth: int = MAX_DEPTH)
         JsonError: nothing else, whatever the text.
     """
     if not isinstance(text, str):
-        text = _decoded(text)
+        try:
+            text = text.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise JsonError(f"not UTF-8 text (byte {error.start})") from None
     value, end = read_json_at(text, skip_space(text, 0), strict=strict, depth=depth)
     if (end := skip_space(text, end)) < len(text):
         raise JsonError("text follows the JSON value", text, end)
@@ -166,13 +169,6 @@ def read_file(path: Path) -> bytes:
     """What is in a regular file; see :func:`open_file`."""
     with open_file(path) as file:
         return file.read()
-
-
-def _decoded(data: bytes) -> str:
-    try:
-        return data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise JsonError(f"not UTF-8 text (byte {error.start})") from None
 
 
 def _refuse_surrogates(value: Any, text: str, at: int, end: int) -> None:

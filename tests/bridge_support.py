@@ -41,40 +41,15 @@ EXAMPLES: dict[str, HfConfig] = {
 """Every example of every family in the registry."""
 
 DENSE_LAYOUTS = (
-    "single",
-    "TP2",
-    "TP4",
-    "PP2",
-    "PP2 VPP2",
-    "PP4",
-    "PP2 FIRST1",
-    "CP2",
-    "DP2",
-    "TP2 PP2",
-    "TP2 PP2 VPP2",
-    "TP2 CP2",
-    "TP2 DP2",
-    "TP4 PP2",
-    "TP2 PP4",
-    "TP2 PP2 DP2",
-)
+    "single", "TP2", "TP4", "PP2", "PP2 VPP2", "PP4", "PP2 FIRST1", "CP2", "DP2", "TP2 PP2", "TP2 PP2 VPP2", "TP2 CP2",
+    "TP2 DP2", "TP4 PP2", "TP2 PP4", "TP2 PP2 DP2",
+)  # fmt: skip
 """Layouts for every model; experts are divided like the other layers."""
 EXPERT_LAYOUTS = (
-    "TP2 ETP1",
-    "DP2 EP2",
-    "DP2 ETP2",
-    "TP2 EP2 ETP1",
-    "CP2 EP2",
-    "DP4 EP4",
-    "DP4 EP2",
-    "PP2 DP2 EP2",
-    "PP2 VPP2 DP2 EP2",
-    "TP2 DP2 EP2 ETP2",
-    "TP2 PP2 EP2 ETP1",
-    "TP2 PP2 DP2 EP2 ETP2",
-    "TP2 PP2 DP2 EP4 ETP1",
+    "TP2 ETP1", "DP2 EP2", "DP2 ETP2", "TP2 EP2 ETP1", "CP2 EP2", "DP4 EP4", "DP4 EP2", "PP2 DP2 EP2",
+    "PP2 VPP2 DP2 EP2", "TP2 DP2 EP2 ETP2", "TP2 PP2 EP2 ETP1", "TP2 PP2 DP2 EP2 ETP2", "TP2 PP2 DP2 EP4 ETP1",
     "DP8 EP8",
-)
+)  # fmt: skip
 """Layouts for models with experts, which lie in the other dimensions in their own way."""
 LAYOUTS = DENSE_LAYOUTS + EXPERT_LAYOUTS
 
@@ -84,13 +59,9 @@ def layout(name: str) -> MegatronConfig:
     return MegatronConfig(**layouts.sizes(name))
 
 
-def has_experts(config: HfConfig) -> bool:
-    return "num_moe_experts" in transformer_config_kwargs(config)
-
-
 def layouts_of(config: HfConfig) -> tuple[str, ...]:
     """The layouts that a model with this configuration is run in."""
-    return LAYOUTS if has_experts(config) else DENSE_LAYOUTS
+    return LAYOUTS if "num_moe_experts" in transformer_config_kwargs(config) else DENSE_LAYOUTS
 
 
 def write_hf_model(config: HfConfig, folder: Path, dtype: torch.dtype = torch.float32) -> transformers.PreTrainedModel:

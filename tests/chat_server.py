@@ -14,6 +14,9 @@ from typing import Any
 
 from aiohttp import web
 
+from mua.config.schema import LlmConfig
+from mua.endpoint.services import ChatClient, Role
+
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -84,6 +87,16 @@ async def serving(*script: Handler, path: str = "/v1/chat/completions") -> Async
         yield server
     finally:
         await runner.cleanup()
+
+
+@asynccontextmanager
+async def client_of(config: LlmConfig, role: Role = "user") -> AsyncIterator[ChatClient]:
+    """A client of the endpoints of ``config``, which is closed in the end."""
+    client = ChatClient(config, role)
+    try:
+        yield client
+    finally:
+        await client.close()
 
 
 @contextmanager

@@ -114,6 +114,15 @@ def finish(process: Command, cwd: Path, seconds: float = SECONDS) -> tuple[int, 
     return status, (cwd / "stdout").read_text(), (cwd / "stderr").read_text()
 
 
+def killed(*arguments: str | Path, cwd: Path, when: Callable[[], object]) -> None:
+    """Run a command until ``when`` sees something, and kill it."""
+    with running(*arguments, cwd=cwd) as process:
+        until(when, process, "the moment of the kill")
+        kill_group(process)
+        assert finish(process, cwd)[0] != 0
+    assert_nothing_left(cwd)
+
+
 def ended(process: Command, cwd: Path, status: int, seconds: float = SECONDS) -> list[str]:
     """Wait for a command that must end with ``status``, without a traceback or a process left; its error lines."""
     found, _, err = finish(process, cwd, seconds)

@@ -32,8 +32,10 @@ Request = tuple[tuple[Any, ...], socket.socket]
 class ForkedCommand:
     """What is used of a ``subprocess.Popen``, for a process that is a child of another."""
 
-    def __init__(self, pid: int, answers: socket.socket) -> None:
-        self.pid = pid
+    def __init__(self, answers: socket.socket) -> None:
+        answers.settimeout(START_SECONDS)
+        self.pid: int = receive(answers)
+        answers.settimeout(None)
         self.returncode: int | None = None
         self._answers = answers
 
@@ -78,15 +80,17 @@ class Forker:
         """``mua arguments`` in ``cwd``, its output in the files ``stdout`` and ``stderr`` there."""
         with self._lock:
             if self._process is None:
-                self._launch(environment)
+                self._requests, theirs = socket.socketpair()
+                self._process = subprocess.Popen(
+                    [sys.executable, "-m", "tests.forked_commands", str(theirs.fileno())],
+                    env=environment, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, start_new_session=True,
+                )  # fmt: skip
+                theirs.close()
             assert self._requests is not None
             ours, theirs = socket.socketpair()
             send(self._requests, (arguments, str(cwd), environment), [theirs.fileno()])
             theirs.close()
-        ours.settimeout(START_SECONDS)
-        pid = receive(ours)
-        ours.settimeout(None)
-        return ForkedCommand(pid, ours)
+        return ForkedCommand(ours)
 
     def stop(self) -> None:
         """Ends the process that forks; commands that still run are none of its business."""
@@ -95,14 +99,6 @@ class Forker:
             self._process.kill()
             self._process.wait()
             self._process = None
-
-    def _launch(self, environment: dict[str, str]) -> None:
-        self._requests, theirs = socket.socketpair()
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.forked_commands", str(theirs.fileno())],
-            env=environment, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, start_new_session=True,
-        )  # fmt: skip
-        theirs.close()
 
 
 FORKER = Forker()

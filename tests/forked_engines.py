@@ -27,7 +27,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
-from tests.forked_commands import START_SECONDS, ForkedCommand, Request, receive, receive_with, run, send, serve, settle
+from tests.forked_commands import ForkedCommand, Request, receive_with, run, send, serve, settle
 
 ADDRESS = "MUA_TEST_ENGINES"
 """The variable that names the socket where commands ask for engines."""
@@ -110,10 +110,7 @@ def ask(address: str, command: list[str], log: BinaryIO, environment: Mapping[st
     answers = socket.socket(socket.AF_UNIX)
     answers.connect(address)
     send(answers, (command, os.getcwd(), dict(environment)), [log.fileno()])
-    answers.settimeout(START_SECONDS)
-    pid = receive(answers)
-    answers.settimeout(None)
-    return ForkedCommand(pid, answers)
+    return ForkedCommand(answers)
 
 
 # ---- in the process that forks

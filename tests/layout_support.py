@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import pickle
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -31,50 +31,41 @@ TEMPERATURE = 0.8
 LOSS = PolicyLoss(clip_low=0.2, clip_high=0.3, kl_coefficient=0.0)
 ADAM = OPTIMIZER.model_copy(update={"epsilon": 1e-8})
 LENGTHS = (17, 5, 40, 2, 23, 31, 8, 12, 29, 33, 9)
-"""They fill four rows of 64, so that up to four data-parallel ranks have the rows of a single process."""
+"""They fill four micro-batches of 64, so that up to four data-parallel ranks have those of a single process."""
 KINDS: dict[str, dict[str, Any]] = {"dense": {}, "moe": {"experts": 8}}
+
+
+def held_to(bound: float) -> Any:
+    return field(metadata={"bound": bound})
 
 
 @dataclass(frozen=True, slots=True)
 class Differences:
     """The largest over all ranks, tensors and steps; each with the bound it is held to."""
 
-    loss: float
+    loss: float = held_to(1e-5)
     """Absolute, of the step of the first run."""
-    gradient: float
+    gradient: float = held_to(1e-5)
     """Relative to the largest gradient, first run."""
-    norm: float
+    norm: float = held_to(1e-5)
     """Gradient norm, relative, first step of both runs."""
-    weights: float
+    weights: float = held_to(3e-3)
     """Absolute, after the step of the first run, at a learning rate of 1e-2."""
-    logprobs: float
+    logprobs: float = held_to(2e-5)
     """Absolute, before the first step."""
-    distributed_loss: float
+    distributed_loss: float = held_to(1e-5)
     """As ``loss``, over the steps of the second run: distributed optimizer and, for experts, balancing losses."""
-    distributed_weights: float
+    distributed_weights: float = held_to(3e-3)
     """As ``weights``, after the last of them."""
-    alone: float
+    alone: float = held_to(1e-4)
     """Loss of the step on a single sequence, absolute. It comes last, when weights have drifted apart."""
-    load: float
+    load: float = held_to(1e-5)
     """Of the experts' load and balancing losses, relative, first step of the second run; 0 without experts."""
 
     def refused(self) -> dict[str, float]:
         """Those beyond their bound; a difference that is no number is beyond every bound."""
-        found = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {name: value for name, value in found.items() if not value <= BOUNDS[name]}
-
-
-BOUNDS = {
-    "loss": 1e-5,
-    "gradient": 1e-5,
-    "norm": 1e-5,
-    "weights": 3e-3,
-    "logprobs": 2e-5,
-    "distributed_loss": 1e-5,
-    "distributed_weights": 3e-3,
-    "alone": 1e-4,
-    "load": 1e-5,
-}
+        found = ((one.name, getattr(self, one.name), one.metadata["bound"]) for one in fields(self))
+        return {name: value for name, value, bound in found if not value <= bound}
 
 
 def layers_of(name: str) -> int:
@@ -165,8 +156,8 @@ def _plain(folder: str, sizes: dict[str, Any]) -> dict[str, Any]:
 
 
 def _second(folder: str, sizes: dict[str, Any]) -> dict[str, Any]:
-    # The balancing loss is made row by row. By tokens all layouts have the same rows; by operations, interleaved
-    # pipelines, whose rows are padded to one length, have others.
+    # The balancing loss is made for each micro-batch. By tokens all layouts have the same ones; by operations,
+    # interleaved pipelines, where all are padded to one length, have others.
     losses = {"moe_aux_loss": 0.3, "moe_z_loss": 0.1, "balance": "tokens"}
     sizes = sizes | losses if Path(folder).name.startswith("moe") else sizes
     with backend(Path(folder), distributed_optimizer=True, optimizer=ADAM, **sizes) as built:

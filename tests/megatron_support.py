@@ -12,11 +12,11 @@ import numpy as np
 import torch
 import transformers
 
-from megatron_bridge.convert import export_hf
 from mua.config.schema import CriticConfig, EngineConfig, ExperimentConfig, MegatronConfig, ModelConfig, OptimizerConfig
 from mua.trainer.learner import Learner
 from mua.types import Float32Array, TrainBatch, TrainSequence
 from tests.distributed import share_a_device
+from tests.exported_tensors import export_hf
 
 VOCAB = 101  # no multiple of anything: the embedding is padded, and not evenly over the shards
 LENGTHS = (17, 5, 40, 2, 23, 31, 8, 12, 29)

@@ -42,6 +42,13 @@ class Jobs:
         assert done.returncode == status, done.stdout + done.stderr
         return done.stdout + done.stderr
 
+    def launch(self, folder: Path, *arguments: str | Path) -> tuple[str, Path]:
+        """``mua launch slurm arguments`` from ``folder``; the job's number and its log."""
+        said = self.mua("launch", "slurm", *arguments, cwd=folder)
+        number = re.search(r"^job +(\d+)$", said, re.MULTILINE)
+        assert number, said
+        return number[1], folder / "out" / "slurm" / f"{number[1]}.log"
+
     def sbatch(self, script: str, *arguments: str | Path, cwd: Path, options: tuple[str, ...] = ()) -> str:
         """Submit ``slurm/script`` by hand, from ``cwd``; the job's number."""
         env = self.environment | {"MUA_ROOT": str(ROOT), "VENV": str(Path(sys.prefix))}

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -73,42 +74,29 @@ class GroupedRowLinear(_GroupedLinear):
         super().__init__(num_gemms, input_size // pg_collection.expt_tp.size(), output_size, **settings)
 
 
-class _Provider:
-    """Megatron's ``BackendSpecProvider`` with the modules above."""
+def _grouped_mlp(grouped: bool) -> Callable[..., TEGroupedMLP]:
+    assert grouped
+    modules = GroupedMLPSubmodules(linear_fc1=GroupedColumnLinear, linear_fc2=GroupedRowLinear)
+    return partial(TEGroupedMLP, submodules=modules)
 
-    def linear(self) -> type:
-        return ColumnParallelLinear
 
-    def column_parallel_linear(self) -> type:
-        return ColumnParallelLinear
-
-    def row_parallel_linear(self) -> type:
-        return RowParallelLinear
-
-    def fuse_layernorm_and_linear(self) -> bool:
-        return True
-
-    def column_parallel_layer_norm_linear(self) -> type:
-        return NormColumnLinear
-
-    def layer_norm(self, rms_norm: bool = False, for_qk: bool = False, has_residual: bool = False) -> type:
-        return RMSNorm
-
-    def core_attention(self) -> type:
-        return PackedAttention
-
-    def grouped_mlp_modules(self, grouped: bool) -> Callable[..., TEGroupedMLP]:
-        assert grouped
-        modules = GroupedMLPSubmodules(linear_fc1=GroupedColumnLinear, linear_fc2=GroupedRowLinear)
-        return partial(TEGroupedMLP, submodules=modules)
-
-    def activation_func(self) -> None:
-        return None
+_PROVIDER = SimpleNamespace(
+    linear=lambda: ColumnParallelLinear,
+    column_parallel_linear=lambda: ColumnParallelLinear,
+    row_parallel_linear=lambda: RowParallelLinear,
+    fuse_layernorm_and_linear=lambda: True,
+    column_parallel_layer_norm_linear=lambda: NormColumnLinear,
+    layer_norm=lambda *_, **__: RMSNorm,
+    core_attention=lambda: PackedAttention,
+    grouped_mlp_modules=_grouped_mlp,
+    activation_func=lambda: None,
+)
+"""Megatron's ``BackendSpecProvider`` with the modules above."""
 
 
 def layer_spec(config: TransformerConfig, sparse: bool = False) -> ModuleSpec:
     """In place of :func:`mua.megatron.model.layer_spec`."""
-    with mock.patch.object(gpt_layer_specs, "TESpecProvider", _Provider, create=True):
+    with mock.patch.object(gpt_layer_specs, "TESpecProvider", create=True, return_value=_PROVIDER):
         return gpt_layer_specs.get_gpt_layer_with_transformer_engine_spec(
             num_experts=config.num_moe_experts if sparse else None,
             moe_grouped_gemm=True,

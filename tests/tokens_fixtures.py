@@ -12,6 +12,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 
 from mua.tokens import ChatFamily, load_family
+from mua.tokens.codec import content
 from mua.types import FinishReason, Generation, Int32Array, Provenance, Segment
 from workbench.tokenizer import train_tokenizer
 
@@ -47,6 +48,11 @@ def model_folder(family: str) -> Path:
 def chat_family(name: str, thinking: bool) -> ChatFamily:
     """The chat family of :func:`model_folder`."""
     return load_family(model_folder(name), thinking=thinking)
+
+
+def plain_ids(family: ChatFamily, text: str) -> Int32Array:
+    """Ids of text that somebody wrote: control tokens spelt out in it stay text."""
+    return family.codec.encode([content(text, Provenance.USER)])[0]
 
 
 def generation(ids: Sequence[int] | Int32Array, finish: FinishReason = "stop", *, version: int = 3) -> Generation:

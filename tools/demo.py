@@ -131,13 +131,8 @@ def build(folder: Path, seed: int) -> None:
 def evaluated(policy: Path, output: Path, seed: int, overrides: Sequence[str]) -> Json:
     """Success of a policy on the test split, by ``mua eval``."""
     say(f"seed {seed}: {policy} on the test split")
-    test = [
-        f"model.path={policy}",
-        f"output={output}",
-        "evaluation.split=test",
-        "evaluation.tasks=null",
-        f"seed={seed}",
-    ]
+    where = [f"model.path={policy}", f"output={output}", f"seed={seed}"]
+    test = [*where, "evaluation.split=test", "evaluation.tasks=null"]
     mua("eval", CONFIG, *test, *(item for item in overrides if item.startswith("evaluation.")))
     found: Json = json.loads((output / "evaluation.json").read_text())
     return found
@@ -269,9 +264,10 @@ def report(results: Sequence[Result], picture: Path) -> None:
 def table_of(result: Result) -> Table:
     """Success by kind on the test split, with 95 % intervals: before, after, and the others."""
     others = list(result.controls_by_kind)
-    table = Table("kind of wish", "tasks", "after SFT", "after RL", *others, title=_title(result))
+    title = f"seed {result.seed}: success on the test split, {result.steps} steps, {result.seconds:.0f} s"
+    table = Table("kind of wish", "tasks", "after SFT", "after RL", *others, title=title)
     for name, kind in result.kinds.items():
-        cells = [_cell(kind[stage], kind[f"{stage}_interval"]) for stage in ("before", "after")]
+        cells = ["{:.3f} ({:.3f} to {:.3f})".format(kind[of], *kind[f"{of}_interval"]) for of in ("before", "after")]
         label = f"{name}{'' if kind['granted'] else ' (to be refused)'}"
         table.add_row(
             label, str(kind["tasks"]), *cells, *(f"{result.controls_by_kind[o].get(name, 0):.3f}" for o in others)
@@ -285,14 +281,6 @@ def table_of(result: Result) -> Table:
         ]
         table.add_row(label, "", *means, *(f"{value:.3f}" for value in theirs))
     return table
-
-
-def _title(result: Result) -> str:
-    return f"seed {result.seed}: success on the test split, {result.steps} steps, {result.seconds:.0f} s"
-
-
-def _cell(mean: float, bounds: Sequence[float]) -> str:
-    return f"{mean:.3f} ({bounds[0]:.3f} to {bounds[1]:.3f})"
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ CHECKED = (*CORE, "environments", "workbench", "tools")
 OF_OTHER_PROCESSES = ("mua/compat/sglang_cpu/shim/", "mua/compat/sglang_keys/plugin/")
 """Plugins of SGLang's servers, whose names SGLang prescribes."""
 FLOORS = (
-    ("mua", "mua.errors", "mua.masking", "mua.ports", "mua.types", "mua.untrusted", "megatron_bridge"),
+    ("mua", "mua.errors", "mua.masking", "mua.ports", "mua.seeds", "mua.types", "mua.untrusted", "megatron_bridge"),
     ("mua.compat", "mua.config"),
     ("mua.observe",),
     ("mua.algorithms", "mua.endpoint", "mua.engine"),
@@ -52,7 +52,7 @@ SIDEWAYS = {
     ("environments", "workbench"): "a domain brings its canned policies, which the workbench plays",
     ("workbench", "environments"): "the workbench writes new domains with the kit of domains",
 }
-KEPT_FROM = {"environments": ("mua.engine", "mua.launch", "mua.megatron", "mua.plan", "mua.rollout", "mua.trainer")}
+KEPT_FROM = {"environments": ("mua.engine", "mua.launch", "mua.megatron", "mua.plan", "mua.trainer")}
 """What a room does not import although it lies below."""
 TWICE: dict[str, str] = {}
 """Class and module names that may occur twice in the core, with the reason."""

@@ -27,7 +27,7 @@ import tempfile
 import time
 import tomllib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -268,7 +268,9 @@ def run(
     """What the named tests say without a fault (those of one file together), and of every mutant."""
     from mua.observe.progress import Progress
 
-    by_file = _by_file(mutants)
+    by_file: dict[str, set[str]] = {}
+    for test in (test for mutant in mutants for test in mutant.tests):
+        by_file.setdefault(test.partition("::")[0], set()).add(test)
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder, ExitStack() as stack:
         copies: queue.SimpleQueue[Copy] = queue.SimpleQueue()
         for job in range(max(1, min(jobs, len(mutants)))):
@@ -300,14 +302,6 @@ def run(
                     found[-1].append(finding)
                     shown.advance(note=f"{sum(f.verdict != 'killed' for f in found[-1])} not as they should be")
     return found[0], found[1]
-
-
-def _by_file(mutants: Iterable[Mutant]) -> dict[str, set[str]]:
-    """The named tests of each test file."""
-    found: dict[str, set[str]] = {}
-    for test in (test for mutant in mutants for test in mutant.tests):
-        found.setdefault(test.partition("::")[0], set()).add(test)
-    return found
 
 
 def show(mutants: Sequence[Mutant], unharmed: Sequence[Finding], judged: Sequence[Finding], seconds: float) -> bool:

@@ -34,8 +34,6 @@ from tools.make_conversations import conversations
 from tools.tiny import build_policy, mua, say, write_conversations
 
 ROOT = Path("runs/studies")
-_T_95 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365}
-"""Student's t for a two-sided interval of 95 % by the number of seeds."""
 
 
 class Demonstrations(Section):
@@ -226,7 +224,7 @@ def report(study: Study, seeds: Sequence[int]) -> None:
     found = {n: [load_result(folder_of(study, s, n) / "evaluation") for s in seeds] for n in study.stages}
     domains = sorted(found[next(iter(found))][0]["domains"])
     rows = [
-        [name, str(seed), interval_text(result["success"]), _reward(result),
+        [name, str(seed), interval_text(result["success"]), f"{_rewards(result):.3f}",
          *(interval_text(result["domains"][domain]["success"]) for domain in domains)]
         for name, results in found.items()
         for seed, result in zip(seeds, results, strict=True)
@@ -264,12 +262,14 @@ def report(study: Study, seeds: Sequence[int]) -> None:
 
 def over_seeds(values: Sequence[float]) -> str:
     """Mean with Student's interval of 95 % over seeds; of one seed the value alone, of none nothing."""
+    from scipy.stats import t
+
     if not values:
         return ""
     mean = fmean(values)
     if len(values) < 2:
         return f"{mean:.3f}"
-    half = _T_95[len(values)] * stdev(values) / math.sqrt(len(values))
+    half = t.ppf(0.975, len(values) - 1) * stdev(values) / math.sqrt(len(values))
     return f"{mean:.3f} ({mean - half:.3f} to {mean + half:.3f})"
 
 
@@ -280,20 +280,13 @@ def _training_rewards(study: Study, seeds: Sequence[int], name: str) -> list[flo
     """
     if study.stages[name].kind != "rl":
         return []
-    curves = [_curve(folder_of(study, seed, name) / "run" / METRICS_FILE) for seed in seeds]
+    runs = [read_metrics(folder_of(study, seed, name) / "run" / METRICS_FILE) for seed in seeds]
+    curves = [[line["reward/mean"] for line in run if "reward/mean" in line] for run in runs]
     return [fmean(curve[len(curve) // 2 :]) for curve in curves]
-
-
-def _curve(path: Path) -> list[float]:
-    return [line["reward/mean"] for line in read_metrics(path) if "reward/mean" in line]
 
 
 def _rewards(result: Json) -> float:
     return fmean(task["reward"] for task in result["per_task"] if task["episodes"])
-
-
-def _reward(result: Json) -> str:
-    return f"{_rewards(result):.3f}"
 
 
 def _kept(result: Json) -> Json:

@@ -31,7 +31,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from environments.kit.language.features import in_question, read
-from environments.kit.language.lexicon import Lexicon
 from environments.kit.language.model import ACTS, MANIFEST
 from environments.kit.language.network import FILE, LONGEST, Floats, packed, pieces, unpacked
 from environments.kit.language.rules import Rules
@@ -66,13 +65,12 @@ def examples(lines: Sequence[Line]) -> list[Example]:
     """Messages read with their domain's words; empty ones left out."""
     words = lexicons()
     rules = {domain: Rules(lexicon) for domain, lexicon in words.items()}
-    made = [_example(words[line.domain], rules[line.domain], line) for line in lines]
+    made = []
+    for line in lines:
+        lexicon = words[line.domain]
+        found = read(lexicon, rules[line.domain], sentences(line.say), line.wish)
+        made.append(Example(line, tokens(lexicon, found, line.wish), in_question(lexicon, found)))
     return [one for one in made if one.message.words]
-
-
-def _example(lexicon: Lexicon, rules: Rules, line: Line) -> Example:
-    found = read(lexicon, rules, sentences(line.say), line.wish)
-    return Example(line, tokens(lexicon, found, line.wish), in_question(lexicon, found))
 
 
 class Varied:
@@ -174,12 +172,10 @@ class Names:
                 places = set(one.message.mentions.get(name, ()))
                 named[row, col, [i for i, (_, at) in enumerate(flat) if at in places]] = 1
         wishes = torch.tensor([self.rows["wishes"].get(one.line.wish, 0) for one in messages])
-        acts = torch.tensor([[float(_does(one.line, act)) for act in ACTS] for one in messages])
+        acts = torch.tensor(
+            [[float(act in {a.split(":")[0] for a in one.line.acts}) for act in ACTS] for one in messages]
+        )
         return Batch(ids, empty, torch.tensor(marks), torch.tensor(starts), wishes, facts, named, acts, asked, known)
-
-
-def _does(line: Line, act: str) -> bool:
-    return any(one.split(":")[0] == act for one in line.acts)
 
 
 class Layer(nn.Module):

@@ -24,12 +24,11 @@ _NAME = re.compile(r"[a-z][a-z0-9_]*(/[a-z][a-z0-9_]*)?")
 _DOMAIN = Template('''\
 """The seats of a theatre: an agent looks seats up and books one. Change it, part by part, into your own domain."""
 
-from environments.kit.database import DatabaseEnvironment, ServiceDesk, ToolError
-from environments.kit.functions import tool_of
+from environments.kit.database import DatabaseEnvironment, ServiceDesk, ToolError, tool_of
 from environments.kit.overlay import Base, Overlay
+from environments.kit.scripted import ScriptedUser
 from mua.environment.protocol import Isolation, Move, PromptStyle, Split, Task
 from mua.types import Json
-from environments.kit.scripted import ScriptedUser
 
 ROWS: dict[Split, str] = {"train": "A", "validation": "B", "test": "C"}
 SEATS = Base({"seats": {f"{row}{number}": {"holder": None} for row in ROWS.values() for number in range(1, 41)}})

@@ -11,12 +11,11 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from megatron_bridge.atomic import replacing
 from mua.config.schema import ExperimentConfig
 from mua.errors import ModelError
 from mua.megatron.architecture import architecture_of
@@ -121,14 +120,13 @@ def write_shrunk(config: ExperimentConfig, architecture: Mapping[str, Any]) -> N
     if folder.is_dir():
         return
     folder.parent.mkdir(parents=True, exist_ok=True)
-    new = folder.with_name(f".{folder.name}.{id(folder):x}.new")
     try:
-        _write_tokenizer(new, config)
-        _write_weights(new, architecture, config.seed)
-        with suppress(OSError):  # another process was faster, with the same bytes
-            new.rename(folder)
-    finally:
-        shutil.rmtree(new, ignore_errors=True)
+        with replacing(folder) as new:
+            _write_tokenizer(new, config)
+            _write_weights(new, architecture, config.seed)
+    except OSError:
+        if not folder.is_dir():  # else another process was faster, with the same bytes
+            raise
 
 
 def _write_tokenizer(folder: Path, config: ExperimentConfig) -> None:

@@ -7,7 +7,7 @@ from itertools import chain
 from pathlib import Path
 
 from mua.errors import ModelError
-from mua.tokens.chat_family import family_class
+from mua.tokens.family_loading import family_class
 
 _SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"  # English clitics

@@ -6,9 +6,9 @@ import dataclasses
 from collections.abc import Sequence
 
 from environments._tau.desk import OfficialDesk
+from environments.kit.conduct import unsaid
 from environments.kit.database import DatabaseEnvironment, Telling, verdict
 from environments.kit.overlay import Difference
-from environments.kit.statements import unsaid
 from mua.environment.protocol import Evaluation, Task, ToolResult, Transcript
 from mua.types import Json, ToolSchema
 from mua.users.judge import Judge

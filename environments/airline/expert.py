@@ -28,7 +28,7 @@ from environments.airline.rules import (
     used,
 )
 from environments.airline.tools import EXTRA_BAG, INSURANCE
-from environments.kit.language.agreement import agrees
+from environments.kit.conduct import agrees
 from mua.environment.protocol import Move, Task
 from mua.types import Json
 

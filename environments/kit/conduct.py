@@ -32,10 +32,39 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
-from environments.kit.language.agreement import agrees
 from environments.kit.language.claims import Claim, ClaimReader, Moment, Review
+from environments.kit.language.text import sentences
 from mua.environment.protocol import ToolResult, Transcript
 from mua.types import Json
+
+Statement: TypeAlias = Sequence[str | Sequence[str]]
+"""A fact that a user has to be told, as groups of alternatives: all groups must occur in one and the same message, of
+each group any alternative. ``["327.50"]`` is a statement of one group; ``["#W123", ["cannot", "unable"]]`` asks for the
+order and a refusal together. Comparison is tau-bench's: lower case, commas removed, substrings."""
+
+CANNOT = ("cannot", "can not", "can't", "unable", "not able", "not possible", "not allowed", "not eligible")
+"""Ways to refuse, for statements that need one."""
+_YES = re.compile(
+    r"\b(?:yes|yeah|yep|yup|sure|okay|correct"
+    r"|right(?! (?:after|before|at|now|away|here|there|in|on)\b)|absolutely|definitely|certainly|of course"
+    r"|please do|please proceed"
+    r"|go ahead|go on|carry on|do (?:it|that)|proceed|(?:sounds|looks) (?:good|great|fine|right)|that works"
+    r"|that is (?:right|fine|correct|good|okay|what i want)|(?:i )?(?:agree|confirm|accept|approve)"
+    r"|(?:i am )?(?:fine|happy|okay) with (?:that|it)|by all means|perfect|exactly|fine|great|affirmative|indeed"
+    r"|works for me|make it so)\b"
+)
+_BUT = re.compile(
+    r"\b(?:no|nope|not|never|wait|stop|hold on|instead|rather than|but|hang on|unless|before (?:that|you)|correction)\b"
+)
+_TAKEN_BACK = re.compile(
+    r"\b(?:wait|stop|hold on|hang on|slow down|changed my mind|cancel that|scratch that|not yet|not so fast"
+    r"|do not (?:do|go|proceed)"
+    r"|(?:that|it|this) (?:is|was) (?:wrong|not right)|i (?:am not sure|hesitate)|one more thing first)\b"
+    r"|^(?:oh |well |sorry |,|\s)*(?:no|nope)\b"
+)
+_FINE = re.compile(
+    r"\b(?:no (?:problem|worries|objections?|need|thanks|hurry|rush)|do not worry|why not|if not|not at all|actually)\b"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,15 +101,11 @@ def events(transcript: Transcript) -> Iterator[Event]:
         if message["role"] == "user" and message["content"]:
             yield Heard(message["content"])
         elif message["role"] == "assistant":
-            yield from _of_agent(message)
-
-
-def _of_agent(message: Json) -> Iterator[Event]:
-    for call in message.get("tool_calls") or ():
-        arguments = call["function"]["arguments"]
-        yield Called(call["function"]["name"], json.loads(arguments) if isinstance(arguments, str) else arguments)
-    if not any(message.get(key) for key in ("tool_calls", "tool_call_errors", "truncated")):
-        yield Said(message["content"] or "")
+            for call in message.get("tool_calls") or ():
+                name, given = call["function"]["name"], call["function"]["arguments"]
+                yield Called(name, json.loads(given) if isinstance(given, str) else given)
+            if not any(message.get(key) for key in ("tool_calls", "tool_call_errors", "truncated")):
+                yield Said(message["content"] or "")
 
 
 class Replay(Protocol):
@@ -137,7 +162,15 @@ class Rules:
         """Whether what ``demand`` wants has happened; ``arguments`` are those of the call that it comes before."""
         if "any" in demand:
             return any(self.met(one, past, arguments) for one in demand["any"])
-        return _met(demand, past, arguments)
+        if "yes" in demand:
+            return past.agreed([arguments.get(key) for key in demand["yes"]], demand.get("says", ""))
+        wanted = {**{key: arguments.get(key) for key in demand.get("same", ())}, **demand.get("arguments", {})}
+        return any(
+            call.name == demand["call"]
+            and all(call.arguments.get(key) == value for key, value in wanted.items())
+            and all(past.has_heard(call.arguments.get(key)) for key in demand.get("heard", ()))
+            for call in past.calls
+        )
 
     def unfounded(self, review: Review, past: Past) -> list[str]:
         """What was told before it might be, of the claims of one message; nothing unless a domain says so."""
@@ -213,18 +246,6 @@ def _fact_line(fact: Json) -> str:
     return f"{fact['thing']}: {fact['role']} {'not ' if fact.get('denied') else ''}{fact['value']}"
 
 
-def _met(demand: Json, past: Past, arguments: Json) -> bool:
-    if "yes" in demand:
-        return past.agreed([arguments.get(key) for key in demand["yes"]], demand.get("says", ""))
-    wanted = {**{key: arguments.get(key) for key in demand.get("same", ())}, **demand.get("arguments", {})}
-    return any(
-        call.name == demand["call"]
-        and all(call.arguments.get(key) == value for key, value in wanted.items())
-        and all(past.has_heard(call.arguments.get(key)) for key in demand.get("heard", ()))
-        for call in past.calls
-    )
-
-
 def _named(demand: Json) -> str:
     if "name" in demand:
         return str(demand["name"])
@@ -239,3 +260,27 @@ def _named(demand: Json) -> str:
 def _holds(text: str, value: object) -> bool:
     wanted = re.escape(str(value).lower().lstrip("#"))
     return re.search(rf"(?<!\w){wanted}(?!\w)", text.lower()) is not None
+
+
+def agrees(text: str) -> bool:
+    """Whether somebody agrees: "Yes, please." does, "Yes, but wait" and "Not yet" do not.
+
+    A sentence of ``text`` says yes and takes nothing of it back, and no other one does."""
+    said = [_FINE.sub(" ", sentence.text) for sentence in sentences(text)]
+    if any(_TAKEN_BACK.search(sentence) for sentence in said):
+        return False
+    return any(_YES.search(sentence) and not _BUT.search(sentence) for sentence in said)
+
+
+def unsaid(statements: Sequence[Statement], told: Sequence[str]) -> list[Statement]:
+    """The statements that occur in no message of ``told``."""
+
+    def plain(text: str) -> str:
+        return text.lower().replace(",", "").replace("’", "'")
+
+    def says(message: str, statement: Statement) -> bool:
+        groups = ([group] if isinstance(group, str) else group for group in statement)
+        return all(any(plain(alternative) in message for alternative in group) for group in groups)
+
+    messages = [plain(text) for text in told]
+    return [statement for statement in statements if not any(says(message, statement) for message in messages)]

@@ -6,7 +6,7 @@ A domain brings tables (:class:`~environments.kit.overlay.Base`), tools, and tas
     gold calls, ``{"name", "arguments"}``, replayed through the same tools; with ``"requestor": "user"`` through the
     user's tools. A gold call that fails stays without effect, as it does for the policy.
 ``statements``
-    what the user must be told, as texts (:mod:`environments.kit.statements`).
+    what the user must be told, as texts (:data:`environments.kit.conduct.Statement`).
 ``facts``
     what the user must be told, as facts that a true statement tells (:func:`environments.kit.conduct.untold`).
 ``demands``
@@ -21,20 +21,22 @@ A desk with a :class:`Code` judges what was said and done on the way as well: ``
 
 from __future__ import annotations
 
+import inspect
 import json
+import typing
 from collections import ChainMap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from environments.kit.conduct import Called, Conduct, Past, Rules, conduct, untold
+from environments.kit.conduct import Called, Conduct, Past, Rules, conduct, unsaid, untold
 from environments.kit.language.claims import ClaimReader, Moment
 from environments.kit.overlay import Base, Changes, Difference, Overlay, difference, digest_of
-from environments.kit.statements import unsaid
 from mua.environment.protocol import Evaluation, Task, ToolResult, Transcript
 from mua.environment.schema import argument_checker, fitted
 from mua.types import Json, ToolSchema
 
+_TYPES: dict[Any, str] = {str: "string", int: "integer", float: "number", bool: "boolean"}
 RewardForm = Literal["all_or_nothing", "partial"]
 
 
@@ -74,6 +76,34 @@ class Code:
     """Whether the reward depends on it; if not, the details of a verdict tell it and nothing else changes."""
 
 
+def tool_of(function: Callable[..., Any], *, terminal: bool = False) -> Tool:
+    """A tool that runs ``function(database, **arguments)``: schema by its signature, description by its docstring.
+
+    Arguments are annotated ``str``, ``int``, ``float``, ``bool`` or a ``list`` of one of them, and optional where they
+    have a default; whatever else is needed is written as a :class:`ToolSchema` by hand. Raises TypeError for another
+    annotation or a missing docstring.
+    """
+    if not function.__doc__:
+        raise TypeError(f"{function.__name__} needs a docstring: it is what the policy reads")
+
+    def schema(name: str, hint: Any) -> Json:
+        if typing.get_origin(hint) is list:
+            return {"type": "array", "items": schema(name, *typing.get_args(hint))}
+        if hint not in _TYPES:
+            raise TypeError(f"{function.__name__}: argument {name!r} is {hint}; write its schema by hand")
+        return {"type": _TYPES[hint]}
+
+    hints = typing.get_type_hints(function)
+    arguments = list(inspect.signature(function).parameters.values())[1:]
+    parameters: Json = {
+        "type": "object",
+        "properties": {one.name: schema(one.name, hints.get(one.name)) for one in arguments},
+        "required": [one.name for one in arguments if one.default is one.empty],
+        "additionalProperties": False,
+    }
+    return Tool(ToolSchema(function.__name__, inspect.cleandoc(function.__doc__), parameters), function, terminal)
+
+
 class ServiceDesk:
     """What all episodes of one domain share: the base, the tools, the gold states found so far."""
 
@@ -93,8 +123,7 @@ class ServiceDesk:
         self.user_tools = {tool.schema.name: tool for tool in user_tools}
         self.schemas = tuple(tool.schema for tool in tools)
         self.user_schemas = tuple(tool.schema for tool in user_tools)
-        checked = [*tools, *user_tools]
-        self._checkers = {tool.schema.name: argument_checker(tool.schema) for tool in checked}
+        self._checkers = {tool.schema.name: argument_checker(tool.schema) for tool in (*tools, *user_tools)}
         self._gold: dict[str, Gold] = {}
 
     def base_of(self, task: Task) -> Base:
@@ -170,37 +199,26 @@ class DatabaseEnvironment:
 
     def evaluate(self, transcript: Transcript) -> Evaluation:
         """Compare the final state with gold; with a code, go through the episode again. See :func:`verdict`."""
-        data = self._the_task.data
-        found = self._conduct(transcript)
-        binding = found is not None and self._desk.code is not None and self._desk.code.binding
-        facts = data.get("facts", ()) if binding else ()
-        missing = [list(statement) for statement in unsaid(data.get("statements", ()), transcript.told_user())]
-        told = Telling(
-            len(data.get("statements", ())) + len(facts),
-            [*missing, *(untold(facts, found.claims.true) if found else ())],
-        )
+        task, desk, code = self._the_task, self._desk, self._desk.code
+        data, found = task.data, None
+        binding = code is not None and code.binding
+        if code is not None:
+            again = Again(desk, code, task, self._base)
+            rules, demands = (code.rules, data.get("demands", ())) if binding else (Rules({}), ())
+            found = conduct(transcript, again, code.claims, rules, demands)
+        statements, facts = data.get("statements", ()), data.get("facts", ()) if binding else ()
+        missing: list[Any] = [list(statement) for statement in unsaid(statements, transcript.told_user())]
+        missing += untold(facts, found.claims.true) if found else []
+        told = Telling(len(statements) + len(facts), missing)
         broken = [call for call in self._done if _forbidden(call, data.get("forbidden", ()))]
-        return verdict(self._desk.reward, self._difference(), told, broken, found, binding=binding)
+        return verdict(desk.reward, self._difference(), told, broken, found, binding=binding)
 
     def _difference(self) -> Difference:
+        """From gold; domains may add to it."""
         gold, changes = self._desk.gold(self._the_task), self.state.changes()
         if self._desk.reward == "all_or_nothing" and digest_of(changes) == gold.digest:
             return Difference(right=1)
         return difference(self._base, changes, gold.changes)
-
-    def _conduct(self, transcript: Transcript) -> Conduct | None:
-        """How the agent got here; None without a code."""
-        code = self._desk.code
-        if code is None:
-            return None
-        again = Again(self._desk, code, self._the_task, self._base)
-        return conduct(
-            transcript,
-            again,
-            code.claims,
-            code.rules if code.binding else Rules({}),
-            self._the_task.data.get("demands", ()) if code.binding else (),
-        )
 
     def equals_gold(self) -> bool:
         """Whether the database is now what the gold actions make of it."""
@@ -241,12 +259,10 @@ class Again:
         self._state = Overlay(base)
 
     def call(self, called: Called) -> ToolResult:
-        return self._desk.call(self._state, called.name, self._fitted(called), user=called.by_user)
-
-    def _fitted(self, called: Called) -> Any:
-        """Arguments as the tool took them when it was called."""
         tool = (self._desk.user_tools if called.by_user else self._desk.tools).get(called.name)
-        return called.arguments if tool is None else fitted(tool.schema, called.arguments)
+        # As the tool took them when it was called.
+        arguments = called.arguments if tool is None else fitted(tool.schema, called.arguments)
+        return self._desk.call(self._state, called.name, arguments, user=called.by_user)
 
     def moment(self, past: Past) -> Moment:
         return self._code.moment(self._task, self._base, self._state, past)

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -82,26 +82,16 @@ class Part:
 
     def known(self) -> dict[str, list[str]]:
         """Every value by its fact: as it is, as it is before a change of mind, as a careless person tells it first."""
-        values: dict[str, list[str]] = {}
-        for name, value in self._values():
-            values.setdefault(name, []).append(value)
-        return {name: list(dict.fromkeys(texts)) for name, texts in values.items()}
+        tables = [self.facts, *(table for wish in self.wishes for table in (wish.facts, wish.before, wish.values))]
+        values: dict[str, dict[str, None]] = {}
+        for name, told in (item for table in tables for item in table.items()):
+            for value in filter(None, (told.value, told.wrong) if isinstance(told, Fact) else (told,)):
+                values.setdefault(name, {})[value] = None
+        return {name: list(texts) for name, texts in values.items()}
 
     def wanted(self) -> list[dict[str, list[str]]]:
         """A mapping for each wish: its verb in words, and the values that tell it."""
         return [{"verb": [wish.verb.replace("_", " ")], **_texts(wish)} for wish in self.wishes]
-
-    def _values(self) -> Iterator[tuple[str, str]]:
-        yield from _told(self.facts)
-        for wish in self.wishes:
-            yield from _told(wish.facts)
-            yield from _told(wish.before)
-            yield from ((name, value) for name, value in wish.values.items() if value)
-
-
-def _told(facts: Mapping[str, Fact]) -> Iterator[tuple[str, str]]:
-    for name, fact in facts.items():
-        yield from ((name, value) for value in (fact.value, fact.wrong) if value)
 
 
 def _texts(wish: Wish) -> dict[str, list[str]]:
@@ -162,13 +152,17 @@ class ScriptedUser:
         if asked and not (acts.proposes and set(asked) <= set(self._told)):
             return UserReply(self._answer(asked))
         if self._wrong:
-            return UserReply(self._put_right())
+            fact, known = self._wrong.popitem()
+            mistake = self._voice.say("mistake")
+            right = self._voice.say(known.rule or f"tell_{fact}", value=known.value)
+            return UserReply(self._utter(mistake, right))
         if acts.proposes:
             return UserReply(self._agree(wish))
         if acts.refuses and wish.gives_way and not self._gave_way:
             self._gave_way = True
             return UserReply(self._utter(self._voice.say(wish.gives_way)))
-        if self._settles(acts, wish):
+        settled = {"done": acts.done, "refuses": acts.refuses, "informs": acts.informs}
+        if any(so and act not in wish.goes_on for act, so in settled.items()):
             return self._after(acts)
         return self._no_further(acts)
 
@@ -210,10 +204,6 @@ class ScriptedUser:
         self._told.append(fact)
         return self._voice.say(known.rule or f"tell_{fact}", value=value)
 
-    def _put_right(self) -> str:
-        fact, known = self._wrong.popitem()
-        return self._utter(self._voice.say("mistake"), self._voice.say(known.rule or f"tell_{fact}", value=known.value))
-
     def _agree(self, wish: Wish) -> str:
         if wish.change_of_mind and not self._changed:
             self._changed = True
@@ -236,10 +226,6 @@ class ScriptedUser:
             return False
         self._put_off.add(fact)
         return True
-
-    def _settles(self, acts: Acts, wish: Wish) -> bool:
-        settled = {"done": acts.done, "refuses": acts.refuses, "informs": acts.informs}
-        return any(so and act not in wish.goes_on for act, so in settled.items())
 
     def _after(self, acts: Acts) -> UserReply:
         if acts.refuses and self._persona.insists and not self._insisted:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias, TypeVar
 
-from environments.kit.language.agreement import agrees
+from environments.kit.conduct import agrees
 from environments.retail.reading import (
     Item,
     Order,

@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, TypeAlias
 
-from environments.kit.language.agreement import agrees
+from environments.kit.conduct import agrees
 from environments.telecom.identity import dates
 from environments.telecom.recipes import CHEAPEST_ROAMING
 from environments.telecom.world import APN, PLANS

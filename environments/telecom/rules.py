@@ -12,8 +12,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
-from environments.kit.conduct import Called, Past, Rules
-from environments.kit.language.agreement import agrees
+from environments.kit.conduct import Called, Past, Rules, agrees
 from environments.kit.language.claims import Claim, Review
 from environments.telecom.identity import dates, identified, owner
 from environments.telecom.phone_tools import SWITCHES

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from functools import partial
 
 from megatron_bridge.families.decoder import DENSE_DECODER, TINY
 from megatron_bridge.family import Family, HfConfig
@@ -12,10 +12,6 @@ from megatron_bridge.hf_config import check_decoder, decoder_transformer, refuse
 def _check(config: HfConfig) -> None:
     check_decoder(config)
     refuse_unless(config, attention_bias=False, mlp_bias=False, pretraining_tp=1)
-
-
-def _transformer(config: HfConfig) -> dict[str, Any]:
-    return decoder_transformer(config, qkv_bias=False, qk_norm=False)
 
 
 _LLAMA3_ROPE = {
@@ -31,7 +27,7 @@ _SCALED = TINY | {"model_type": "llama", "head_dim": 8, "rope_parameters": _LLAM
 LLAMA = Family(
     model_type="llama",
     about="Llama 3.x: rotary scaling llama3 with its constants from config.json",
-    transformer=_transformer,
+    transformer=partial(decoder_transformer, qkv_bias=False, qk_norm=False),
     check=_check,
     parameters=DENSE_DECODER,
     examples={"scaled": _SCALED, "tied": _SCALED | {"tie_word_embeddings": True}},

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from functools import partial
 
 from megatron_bridge.families.decoder import DENSE_DECODER, QK_NORM, TINY
 from megatron_bridge.family import Family, HfConfig
@@ -15,16 +15,12 @@ def _check(config: HfConfig) -> None:
     refuse_unless(config, attention_bias=False)
 
 
-def _transformer(config: HfConfig) -> dict[str, Any]:
-    return decoder_transformer(config, qkv_bias=False, qk_norm=True)
-
-
 _UNTIED = TINY | {"model_type": "qwen3"}
 
 QWEN3 = Family(
     model_type="qwen3",
     about="Qwen3, dense: norms on queries and keys",
-    transformer=_transformer,
+    transformer=partial(decoder_transformer, qkv_bias=False, qk_norm=True),
     check=_check,
     parameters=DENSE_DECODER | QK_NORM,
     examples={"untied": _UNTIED, "tied": _UNTIED | {"tie_word_embeddings": True, "num_key_value_heads": 1}},

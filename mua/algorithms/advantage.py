@@ -41,7 +41,8 @@ def group_relative_advantages(rewards: Sequence[float], *, divide_by_std: bool, 
     Raises ``ValueError`` on a reward that is not finite.
     """
     values = _finite(rewards)
-    if _flat(values):
+    # Decided on the rewards themselves: rounding of the mean would leave 1e-17 / epsilon behind.
+    if len(values) < 2 or values.max() == values.min():
         return np.zeros_like(values)
     centred: Floats = values - values.mean()
     if divide_by_std:
@@ -51,11 +52,8 @@ def group_relative_advantages(rewards: Sequence[float], *, divide_by_std: bool, 
 
 def leave_one_out(rewards: Sequence[float]) -> Floats:
     """RLOO (arXiv 2402.14740): ``r_i - mean of the others = n / (n - 1) (r_i - mean)``, ``[n]``."""
-    values = _finite(rewards)
-    if _flat(values):
-        return np.zeros_like(values)
-    scaled: Floats = (values - values.mean()) * (len(values) / (len(values) - 1))
-    return scaled
+    n = len(rewards)
+    return group_relative_advantages(rewards, divide_by_std=False) * (n / max(1, n - 1))
 
 
 def pass_at_k_advantages(rewards: Sequence[float], k: int) -> Floats:
@@ -132,11 +130,6 @@ def _finite(rewards: Sequence[float]) -> Floats:
     if not np.isfinite(values).all():
         raise ValueError(f"rewards of a group must be finite, got {list(rewards)}")
     return values
-
-
-def _flat(values: Floats) -> bool:
-    """Decided on the rewards themselves: rounding of the mean would leave 1e-17 / epsilon behind."""
-    return len(values) < 2 or bool(values.max() == values.min())
 
 
 def trajectory_score(rewards: Sequence[float], name: ScoreName, *, gamma: float = 1.0) -> float:

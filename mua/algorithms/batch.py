@@ -195,8 +195,7 @@ def adjusted(batch: TrainBatch, config: AlgorithmConfig, version: int) -> tuple[
     metrics: dict[str, float] = {}
     if config.kl_in == "reward" and config.kl_coefficient != 0 and config.advantage != "gae":  # GAE has taken it
         penalties = [config.kl_coefficient * kl_to_reference(s, config.kl_estimator) * s.trained for s in batch]
-        lowered = [(s.advantages - penalty).astype(np.float32) for s, penalty in zip(batch, penalties, strict=True)]
-        batch = replace(batch, sequences=[replace(s, advantages=a) for s, a in zip(batch, lowered, strict=True)])
+        batch = batch.with_advantages([s.advantages - penalty for s, penalty in zip(batch, penalties, strict=True)])
     if config.distillation is not None:
         batch, metrics = distilled(batch, config.distillation)
     if not config.recomputes:

@@ -149,8 +149,7 @@ def corrected(batch: TrainBatch, config: AlgorithmConfig, version: int) -> tuple
                 found = np.concatenate([w[s.trained] for s, w in zip(batch, weights, strict=True)])
                 metrics["correction/weight"] = float(found.mean())
                 metrics["correction/cut"] = float(((found == how.high) | (found == 0)).mean())
-            weighed = [(s.advantages * w).astype(np.float32) for s, w in zip(batch, weights, strict=True)]
-            batch = replace(batch, sequences=[replace(s, advantages=a) for s, a in zip(batch, weighed, strict=True)])
+            batch = batch.with_advantages([s.advantages * w for s, w in zip(batch, weights, strict=True)])
     if config.old_logprobs == "engine":
         batch = replace(batch, sequences=[replace(s, old_logprobs=s.behaviour_logprobs) for s in batch])
     return batch, metrics

@@ -16,8 +16,6 @@ What a token answers for is a choice (``discount``):
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import numpy.typing as npt
 
@@ -60,18 +58,18 @@ def distilled(batch: TrainBatch, how: DistillationConfig) -> tuple[TrainBatch, d
     Returns:
         the batch, and over trained tokens estimates k1 and k3 of KL(policy || teacher) and the largest difference.
     """
-    sequences, divergences = [], []
+    advantages, divergences = [], []
     for sequence in batch:
         assert sequence.teacher_logprobs is not None, "rollouts of a distilled policy are scored by its teacher"
         policy, teacher = sequence.old_logprobs.astype(np.float64), sequence.teacher_logprobs.astype(np.float64)
         divergences.append(reverse_kl(policy, teacher, sequence.trained)[sequence.trained])
         own = distillation_advantages(policy, teacher, sequence.trained, discount=how.discount)
         rewarded = 0.0 if how.only else sequence.advantages.astype(np.float64)
-        sequences.append(replace(sequence, advantages=(rewarded + how.coefficient * own).astype(np.float32)))
+        advantages.append(rewarded + how.coefficient * own)
     found = np.concatenate(divergences)
     metrics = {
         "distillation/reverse_kl": float(found.mean()),
         "distillation/reverse_kl_k3": float((np.exp(-found) - 1 + found).mean()),
         "distillation/difference_max": float(np.abs(found).max()),
     }
-    return replace(batch, sequences=sequences), metrics
+    return batch.with_advantages(advantages), metrics

@@ -100,8 +100,7 @@ def with_gae(batches: Sequence[TrainBatch], config: AlgorithmConfig) -> tuple[li
     if config.gae_whiten:
         advantages = whitened(advantages, np.ones(len(advantages), dtype=np.int64))
     spread = iter(np.split(advantages * config.advantage_scale, np.cumsum([s.trained.sum() for s in trained])))
-    whole = [[replace(s, advantages=_on_trained(s, next(spread))) for s in batch] for batch in estimated]
-    return [replace(b, sequences=sequences) for b, sequences in zip(estimated, whole, strict=True)], metrics
+    return [batch.with_advantages([_on_trained(s, next(spread)) for s in batch]) for batch in estimated], metrics
 
 
 def clipped_value_loss(

@@ -173,13 +173,16 @@ def read_random_states(path: Path) -> dict[str, Any]:
 
 def _check_object(name: str, value: Any) -> None:
     """Transformer Engine unpickles the extra state of a module by itself; only empty ones are let through."""
-    if _EXTRA_STATE in name and not _is_empty(value):
+    if _EXTRA_STATE in name and not _is_empty(value, set()):
         raise PickleError(f"{label(name)} has a state of its own, which is not supported")
 
 
-def _is_empty(value: Any) -> bool:
+def _is_empty(value: Any, seen: set[int]) -> bool:
+    """Whether nothing but empty values is in ``value``; what stands in several places is looked at once."""
     if isinstance(value, list | tuple | dict):
-        return all(_is_empty(each) for each in (value.values() if isinstance(value, dict) else value))
+        new = id(value) not in seen
+        seen.add(id(value))
+        return not new or all(_is_empty(e, seen) for e in (value.values() if isinstance(value, dict) else value))
     if isinstance(value, torch.Tensor):
         return value.numel() == 0
     return value is None or (isinstance(value, io.BytesIO) and not value.getbuffer().nbytes)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import time
 import types
-from collections.abc import Iterator
 from typing import Any, TypeVar
 
 import torch
@@ -17,20 +16,20 @@ import torch
 T = TypeVar("T")
 
 
+def _nothing(*_: Any, **__: Any) -> None:
+    """The device is one, does what it is told at once, and keeps no cache: there is nothing to do or to wait for."""
+
+
 class CudaEvent:
     """``torch.cuda.Event`` for a device that finishes every call before it returns."""
+
+    wait = synchronize = _nothing
 
     def __init__(self, *_: Any, **__: Any) -> None:
         self._time = 0.0
 
     def record(self, *_: Any) -> None:
         self._time = time.perf_counter()
-
-    def wait(self, *_: Any) -> None:
-        """Nothing is ever pending."""
-
-    def synchronize(self) -> None:
-        """Nothing is ever pending."""
 
     def query(self) -> bool:
         return True
@@ -43,22 +42,15 @@ class CudaEvent:
 class CudaStream:
     """``torch.cuda.Stream`` for a device with a single, synchronous queue."""
 
+    wait_stream = wait_event = synchronize = _nothing
+
     def __init__(self, *_: Any, **__: Any) -> None:
         """Takes and ignores what ``torch.cuda.Stream`` takes."""
-
-    def wait_stream(self, stream: CudaStream) -> None:
-        """Nothing is ever pending."""
-
-    def wait_event(self, event: CudaEvent) -> None:
-        """Nothing is ever pending."""
 
     def record_event(self, event: CudaEvent | None = None) -> CudaEvent:
         event = event or CudaEvent()
         event.record()
         return event
-
-    def synchronize(self) -> None:
-        """Nothing is ever pending."""
 
     def query(self) -> bool:
         return True
@@ -73,10 +65,26 @@ class CudaStandIn(types.ModuleType):
 
     def __init__(self) -> None:
         super().__init__("mua.compat.cuda_stand_in.cuda")
-        self.Event, self.Stream = CudaEvent, CudaStream
-        self._stream = CudaStream()
-        self.nvtx = types.SimpleNamespace(
-            range=lambda *_: contextlib.nullcontext(), range_push=lambda *_: None, range_pop=lambda *_: None
+        stream = CudaStream()
+        vars(self).update(
+            Event=CudaEvent,
+            Stream=CudaStream,
+            nvtx=types.SimpleNamespace(
+                range=lambda *_: contextlib.nullcontext(), range_push=_nothing, range_pop=_nothing
+            ),
+            set_device=_nothing,
+            synchronize=_nothing,
+            empty_cache=_nothing,
+            device_count=lambda: 1,
+            is_available=lambda: False,
+            current_stream=lambda *_: stream,
+            default_stream=lambda *_: stream,
+            stream=lambda _: contextlib.nullcontext(),
+            manual_seed=torch.manual_seed,
+            get_rng_state=lambda *_, **__: torch.get_rng_state(),
+            set_rng_state=lambda state, *_, **__: torch.set_rng_state(state),
+            max_memory_allocated=lambda *_: 0,
+            memory_allocated=lambda *_: 0,
         )
 
     def __getattr__(self, name: str) -> Any:
@@ -84,46 +92,6 @@ class CudaStandIn(types.ModuleType):
 
     def current_device(self) -> torch.device:
         return torch.device("cpu")
-
-    def device_count(self) -> int:
-        return 1
-
-    def set_device(self, *_: Any) -> None:
-        """There is one device."""
-
-    def is_available(self) -> bool:
-        return False
-
-    def synchronize(self, *_: Any) -> None:
-        """Nothing is ever pending."""
-
-    def empty_cache(self) -> None:
-        """The CPU allocator keeps no cache."""
-
-    def current_stream(self, *_: Any) -> CudaStream:
-        return self._stream
-
-    def default_stream(self, *_: Any) -> CudaStream:
-        return self._stream
-
-    @contextlib.contextmanager
-    def stream(self, _: CudaStream) -> Iterator[None]:
-        yield
-
-    def manual_seed(self, seed: int) -> None:
-        torch.manual_seed(seed)
-
-    def get_rng_state(self, *_: Any, **__: Any) -> torch.Tensor:
-        return torch.get_rng_state()
-
-    def set_rng_state(self, state: torch.Tensor, *_: Any) -> None:
-        torch.set_rng_state(state)
-
-    def max_memory_allocated(self, *_: Any) -> int:
-        return 0
-
-    def memory_allocated(self, *_: Any) -> int:
-        return 0
 
 
 def cuda_type_name(tensor: Any) -> Any:

@@ -47,37 +47,30 @@ class GroupStepAdam(torch.optim.Optimizer):
         """One update of every parameter that has a gradient."""
         for group in self.param_groups:
             parameters = [p for p in group["params"] if p.grad is not None]
-            if parameters:
-                group["step"] = group.get("step", 0) + 1
-                self._update(group, parameters)
-
-    def _update(self, group: dict[str, Any], parameters: list[torch.Tensor]) -> None:
-        states = [self._moments(p) for p in parameters]
-        self._kernel(
-            parameters,
-            [p.grad for p in parameters if p.grad is not None],
-            [state["exp_avg"] for state in states],
-            [state["exp_avg_sq"] for state in states],
-            [],
-            [torch.tensor(float(group["step"] - 1), device=p.device) for p in parameters],
-            fused=True,
-            foreach=False,
-            capturable=False,
-            differentiable=False,
-            amsgrad=False,
-            beta1=group["betas"][0],
-            beta2=group["betas"][1],
-            lr=group["lr"],
-            weight_decay=group["weight_decay"],
-            eps=group["eps"],
-            maximize=False,
-        )
-
-    def _moments(self, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
-        state: dict[str, torch.Tensor] = self.state[parameter]
-        if "exp_avg" not in state:
-            state.update(exp_avg=torch.zeros_like(parameter), exp_avg_sq=torch.zeros_like(parameter))
-        return state
+            if not parameters:
+                continue
+            group["step"] = group.get("step", 0) + 1
+            states = [self.state[parameter] for parameter in parameters]
+            for parameter, state in zip(parameters, states, strict=True):
+                if "exp_avg" not in state:
+                    state.update(exp_avg=torch.zeros_like(parameter), exp_avg_sq=torch.zeros_like(parameter))
+            self._kernel(
+                parameters,
+                [p.grad for p in parameters],
+                [state["exp_avg"] for state in states],
+                [state["exp_avg_sq"] for state in states],
+                [],
+                [torch.tensor(float(group["step"] - 1), device=p.device) for p in parameters],
+                fused=True,
+                foreach=False,
+                capturable=False,
+                differentiable=False,
+                amsgrad=False,
+                maximize=False,
+                beta1=group["betas"][0],
+                beta2=group["betas"][1],
+                **{key: group[key] for key in ("lr", "weight_decay", "eps")},
+            )
 
 
 def repair_optimizer(module: Any, without_cuda: bool) -> None:

@@ -23,22 +23,12 @@ import torch
 def repair(module: Any, without_cuda: bool) -> None:
     """Applies both repairs to the imported ``megatron.core.tensor_parallel.random``."""
     if without_cuda:
-        module._get_cuda_rng_state = _get_state
-        module._set_cuda_rng_state = _set_state
-        logging.getLogger(module.__name__).addFilter(_not_the_fork_warning)
+        module._get_cuda_rng_state = lambda *_, **__: torch.get_rng_state()
+        module._set_cuda_rng_state = lambda new_state, *_, **__: torch.set_rng_state(new_state)
+        logging.getLogger(module.__name__).addFilter(
+            lambda record: "CPU RNG state changed within GPU RNG context" not in str(record.msg)
+        )
     if not hasattr(module, "FP8GlobalStateManager"):
         module.FP8GlobalStateManager = types.SimpleNamespace(is_fp8_enabled=lambda: False, get_fp8_recipe=lambda: None)
         module.activation_recompute_forward = lambda *_, **__: contextlib.nullcontext()
         module.fp8_autocast = lambda *_, **__: contextlib.nullcontext()
-
-
-def _get_state(device: Any = "cpu", clone: bool = False, graph_safe: bool = False) -> torch.Tensor:
-    return torch.get_rng_state()
-
-
-def _set_state(new_state: torch.Tensor, device: Any = -1, graph_safe: bool = False) -> None:
-    torch.set_rng_state(new_state)
-
-
-def _not_the_fork_warning(record: logging.LogRecord) -> bool:
-    return "CPU RNG state changed within GPU RNG context" not in str(record.msg)

@@ -21,32 +21,25 @@ def repair(module: Any, without_cuda: bool) -> None:
     even_gather, even_scatter = module._gather_along_first_dim, module._reduce_scatter_along_first_dim
 
     def gather(input_: Tensor, group: Any, output_split_sizes: Any = None, use_global_buffer: bool = False) -> Any:
+        """Concatenates ``[sizes[r], ...]`` of every rank to ``[sum(sizes), ...]``."""
         if output_split_sizes is None or group.size() == 1:
             return even_gather(input_, group, output_split_sizes, use_global_buffer)
-        return _gather(input_, group, [int(size) for size in output_split_sizes])
+        sizes = [int(size) for size in output_split_sizes]
+        whole = input_.new_empty((max(sizes) * len(sizes), *input_.shape[1:]))
+        dist.all_gather_into_tensor(whole, _padded(input_, max(sizes)), group=group)
+        return torch.cat([part[:size] for part, size in zip(whole.chunk(len(sizes)), sizes, strict=True)])
 
     def scatter(input_: Tensor, group: Any, input_split_sizes: Any = None, use_global_buffer: bool = False) -> Any:
+        """Sums ``[sum(sizes), ...]`` over ranks and returns this rank's ``[sizes[rank], ...]``."""
         if input_split_sizes is None or group.size() == 1:
             return even_scatter(input_, group, input_split_sizes, use_global_buffer)
-        return _reduce_scatter(input_, group, [int(size) for size in input_split_sizes])
+        sizes = [int(size) for size in input_split_sizes]
+        local = input_.new_empty((max(sizes), *input_.shape[1:]))
+        padded = torch.cat([_padded(part, max(sizes)) for part in input_.split(sizes)])
+        dist.reduce_scatter_tensor(local, padded, group=group)
+        return local[: sizes[group.rank()]].contiguous()
 
     module._gather_along_first_dim, module._reduce_scatter_along_first_dim = gather, scatter
-
-
-def _gather(local: Tensor, group: dist.ProcessGroup, sizes: list[int]) -> Tensor:
-    """Concatenates ``[sizes[r], ...]`` of every rank to ``[sum(sizes), ...]``."""
-    longest = max(sizes)
-    whole = local.new_empty((longest * len(sizes), *local.shape[1:]))
-    dist.all_gather_into_tensor(whole, _padded(local, longest), group=group)
-    return torch.cat([part[:size] for part, size in zip(whole.chunk(len(sizes)), sizes, strict=True)])
-
-
-def _reduce_scatter(whole: Tensor, group: dist.ProcessGroup, sizes: list[int]) -> Tensor:
-    """Sums ``[sum(sizes), ...]`` over ranks and returns this rank's ``[sizes[rank], ...]``."""
-    longest = max(sizes)
-    local = whole.new_empty((longest, *whole.shape[1:]))
-    dist.reduce_scatter_tensor(local, torch.cat([_padded(part, longest) for part in whole.split(sizes)]), group=group)
-    return local[: sizes[group.rank()]].contiguous()
 
 
 def _padded(rows: Tensor, length: int) -> Tensor:

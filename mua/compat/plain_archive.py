@@ -21,8 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from megatron_bridge.plain_files import label, open_regular
-from mua.compat.plain_pickle import DTYPES, PickleError, PlainUnpickler, is_count, shape_of, size_of
+from megatron_bridge.plain_files import is_count, label, open_regular
+from mua.compat.plain_pickle import DTYPES, PickleError, PlainUnpickler, shape_of, size_of
 
 _STORAGES = {
     "DoubleStorage": torch.float64,

@@ -20,7 +20,7 @@ from typing import Any, ClassVar, cast
 
 import torch
 
-from megatron_bridge.plain_files import label
+from megatron_bridge.plain_files import is_count, label
 
 _KEYS: frozenset[type] = frozenset({str, int, bool, float, bytes, type(None)})
 """What may be a key of a dictionary, beside a record. Tuples may not: a deeply nested one overflows C's stack."""
@@ -140,8 +140,3 @@ def size_of(*arguments: Any) -> torch.Size:
     """What stands for ``torch.Size``."""
     (numbers,) = arguments
     return torch.Size(shape_of(numbers))
-
-
-def is_count(value: Any) -> bool:
-    """Whether it can be a number of elements or bytes."""
-    return type(value) is int and 0 <= value < 1 << 62

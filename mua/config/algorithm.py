@@ -270,36 +270,22 @@ class AlgorithmConfig(Section):
         return self.correction != "none"
 
     @model_validator(mode="after")
-    def _reinforce_has_no_ratio(self) -> Self:
+    def _combination_works(self) -> Self:
         if self.loss == "reinforce" and self.epochs * self.minibatches > 1 and not self.uncorrected:
             raise ValueError(
                 "loss reinforce takes no account of how far earlier optimizer steps on the same batch have moved the "
                 "policy: set epochs and minibatches to 1, or choose a loss with a ratio (grpo, gspo, cispo, minirl, "
                 "sapo), or say uncorrected: true"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _cap_has_advantages(self) -> Self:
         if self.shaping.cap_faulty_turns and self.advantage == "gae":
             raise ValueError(
                 "shaping.cap_faulty_turns caps the advantages of whole turns, which advantage gae has none of: use "
                 "shaping.malformed_turn and shaping.repeated_turn, which its critic sees"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _a_teacher_reaches_every_token(self) -> Self:
-        if self.distillation is None:
-            return self
-        if self.skip_zero_advantage:
+        if self.distillation is not None and self.skip_zero_advantage:
             raise ValueError("distillation needs skip_zero_advantage false: the teacher trains every trajectory")
-        if self.distillation.only and self.advantage == "gae":
+        if self.distillation is not None and self.distillation.only and self.advantage == "gae":
             raise ValueError("distillation.only leaves nothing for a critic to learn: set advantage to none")
-        return self
-
-    @model_validator(mode="after")
-    def _correction_has_two_sides(self) -> Self:
         if self.correction == "band" and (self.loss == "sapo" or self.correction_level != "token"):
             raise ValueError(
                 "correction band is token by token and takes its width from clip_low and clip_high, which loss sapo "

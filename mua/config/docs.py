@@ -103,15 +103,10 @@ def _type(annotation: Any, metadata: list[Any] | tuple[Any, ...] = ()) -> str:
     if arguments:
         return " or ".join(_type(branch) for branch in arguments)
     name = _NAMES.get(annotation, annotation.__name__.lower())
-    return " ".join([name, ", ".join(_bounds(metadata))]).strip()
-
-
-def _bounds(metadata: list[Any] | tuple[Any, ...]) -> Iterator[str]:
-    for item in metadata:
-        parts = [item, *getattr(item, "metadata", [])]  # a nested Field keeps its bounds in .metadata
-        for bound in parts:
-            if sign := _SIGNS.get(type(bound)):
-                yield f"{sign} {getattr(bound, type(bound).__name__.lower())}"
+    # A nested Field keeps its bounds in .metadata.
+    parts = [part for item in metadata for part in (item, *getattr(item, "metadata", []))]
+    bounds = [f"{_SIGNS[type(p)]} {getattr(p, type(p).__name__.lower())}" for p in parts if type(p) in _SIGNS]
+    return f"{name} {', '.join(bounds)}".strip()
 
 
 def _cell(text: str) -> str:

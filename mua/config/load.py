@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar, overload
 
@@ -147,20 +147,19 @@ def _fill(value: Any, key: KeyPath, tree: Tree, problems: list[str]) -> Any:
     if not isinstance(value, str):
         return value
     at = f"{tree.place(key)}: {'.'.join(key)}"
-    filled = _VARIABLE.sub(lambda match: _variable(match, at, os.environ, problems), value)
+
+    def variable(match: re.Match[str]) -> str:
+        name, default = match.groups()
+        found: str | None = os.environ.get(name, default) if name else None
+        if name is None:
+            problems.append(f"{at}: '${{' starts a variable; write ${{NAME}} or ${{NAME:-default}}")
+        elif found is None:
+            problems.append(
+                f"{at}: the environment variable {name} is not set; export it or write ${{{name}:-default}}"
+            )
+        return found or ""
+
+    filled = _VARIABLE.sub(variable, value)
     if fault := unusable_text(filled):  # a variable may hold bytes that are no UTF-8
         problems.append(f"{at}: {fault}")
     return filled
-
-
-def _variable(match: re.Match[str], at: str, environment: Mapping[str, str], problems: list[str]) -> str:
-    name, default = match.groups()
-    if name is None:
-        problems.append(f"{at}: '${{' starts a variable; write ${{NAME}} or ${{NAME:-default}}")
-        return ""
-    if name in environment:
-        return environment[name]
-    if default is None:
-        problems.append(f"{at}: the environment variable {name} is not set; export it or write ${{{name}:-default}}")
-        return ""
-    return str(default)

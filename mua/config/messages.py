@@ -60,8 +60,11 @@ def _key(detail: ErrorDetails, data: Any) -> KeyPath:
 
 def _line(key: KeyPath, details: list[ErrorDetails], tree: Tree, schema: type[Section]) -> str:
     detail = details[0]
-    if detail["type"] == "value_error":
-        return _combination(key, detail, tree)
+    if detail["type"] == "value_error":  # a rule over several keys: placed at the first one that was written somewhere
+        message = detail["msg"].removeprefix("Value error, ")
+        named = (tuple(name.split(".")) for name in _DOTTED.findall(message))
+        place = next((tree.places[name] for name in named if name in tree.places), tree.place(key))
+        return f"{place}: {'.'.join(key)}: {message}" if key else f"{place}: {message}"
     at = f"{tree.place(key)}: {'.'.join(key)}"
     if detail["type"] == "extra_forbidden":
         return f"{at}: unknown key; {_nearest_key(key, schema)}"
@@ -69,14 +72,6 @@ def _line(key: KeyPath, details: list[ErrorDetails], tree: Tree, schema: type[Se
         return f"{at}: required, but not set"
     expected = " or ".join(dict.fromkeys(_expected(d) for d in details))
     return f"{at}: expected {expected}, got {_given(key, detail, schema)}{_nearest_value(detail)}"
-
-
-def _combination(key: KeyPath, detail: ErrorDetails, tree: Tree) -> str:
-    """A rule over several keys: placed at the first key it names that was written somewhere."""
-    message = detail["msg"].removeprefix("Value error, ")
-    named = (tuple(name.split(".")) for name in _DOTTED.findall(message))
-    place = next((tree.places[name] for name in named if name in tree.places), tree.place(key))
-    return f"{place}: {'.'.join(key)}: {message}" if key else f"{place}: {message}"
 
 
 def _expected(detail: ErrorDetails) -> str:
@@ -91,13 +86,12 @@ def _given(key: KeyPath, detail: ErrorDetails, schema: type[Section]) -> str:
     if value is None or isinstance(value, bool):
         return {None: "nothing (null)", True: "true", False: "false"}[value]
     kind = _KINDS.get(type(value), type(value).__name__)
+    secret = SecretStr in alternatives(dict(fields_of(key[:-1], schema)).get(key[-1]) if key else None)
     # A section given as one value may be a secret that slipped out by wrong indentation: only its kind is named.
-    hidden = detail["type"] == "model_type" or isinstance(value, dict | list) or _secret(key, schema)
-    return kind if hidden else f"{_shortened(mask_credentials(repr(value)))} ({kind})"
-
-
-def _shortened(text: str) -> str:
-    return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}..."
+    hidden = detail["type"] == "model_type" or isinstance(value, dict | list) or secret
+    shown = mask_credentials(repr(value))
+    shortened = shown if len(shown) <= _LONGEST_VALUE else f"{shown[:_LONGEST_VALUE]}..."
+    return kind if hidden else f"{shortened} ({kind})"
 
 
 def _nearest_value(detail: ErrorDetails) -> str:
@@ -119,8 +113,3 @@ def _nearest_key(key: KeyPath, schema: type[Section]) -> str:
     if last:
         return "did you mean " + " or ".join(path for path, name in everywhere.items() if name == last[0]) + "?"
     return f"this section has {', '.join(siblings)}"
-
-
-def _secret(key: KeyPath, schema: type[Section]) -> bool:
-    annotation = dict(fields_of(key[:-1], schema)).get(key[-1]) if key else None
-    return SecretStr in alternatives(annotation)

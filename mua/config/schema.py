@@ -312,7 +312,7 @@ class SftConfig(Section):
 
 
 class PolicyEndpointConfig(EndpointConfig):
-    """The policy that ``mua eval`` judges, where it is no checkpoint of ours; needs native tool calls."""
+    """The policy that ``mua eval`` evaluates, where it is no checkpoint of ours; needs native tool calls."""
 
     request_seconds: PositiveFloat = 300.0
     """Deadline of one request; ``rollout.generate_seconds`` bounds a turn, retries included."""
@@ -331,7 +331,7 @@ class PolicyEndpointConfig(EndpointConfig):
 
 
 class PolicyConfig(Section):
-    """Whom ``mua eval`` judges."""
+    """The policy that ``mua eval`` evaluates."""
 
     kind: Literal["engine", "endpoint"] = "engine"
     """``engine``: the checkpoint ``model.path``, served here; ``endpoint``: whatever answers at ``endpoint``, in which
@@ -347,21 +347,21 @@ class PolicyConfig(Section):
 
 
 class EvaluationConfig(Section):
-    """How a policy is judged."""
+    """How a policy is evaluated."""
 
     policy: PolicyConfig = PolicyConfig()
     """Of ``mua eval``; in training it is always the policy being trained."""
     domains: list[str] = []
-    """Domains and gyms that ``mua eval`` goes over; empty: those of ``environment``. Training judges them besides its
-    own: those it does not train on are held out, with metrics of their own."""
+    """Domains and gyms that ``mua eval`` goes over; empty: those of ``environment``. Training evaluates them besides
+    its own: those it does not train on are held out, with metrics of their own."""
     options: dict[str, str | int | float | bool] = {}
     """Settings of those of ``domains`` that are not in ``environment``, with their owner: ``{turtle.max_words: 5}``."""
     split: Literal["train", "validation", "test"] = "validation"
-    """Which tasks; the splits are disjoint. Training judges itself on ``validation``: it refuses ``test`` here unless
-    ``test_in_training`` is set."""
+    """Which tasks; the splits are disjoint. Training evaluates itself on ``validation``: it refuses ``test`` here
+    unless ``test_in_training`` is set."""
     test_in_training: bool = False
     """Let training evaluate on the test split as it goes. What is tuned, stopped or chosen by such numbers is no longer
-    judged by them; for numbers of a report there is ``report_split``."""
+    evaluated by them; for numbers of a report there is ``report_split``."""
     report_split: Literal["train", "validation", "test"] | None = None
     """Tasks that training plays for the report alone: before its first step, and after its last with the policy that
     ``trainer.export`` chooses. Nothing is decided by them; the numbers stand in ``<output>/report.json``."""
@@ -483,7 +483,7 @@ class ExperimentConfig(Section):
     @model_validator(mode="before")
     @classmethod
     def _nothing_of_ours_at_an_endpoint(cls, data: Any) -> Any:
-        """Who judges a policy behind an endpoint has no model folder and trains nothing."""
+        """Who evaluates a policy behind an endpoint has no model folder and trains nothing."""
         here = data
         for key in ("evaluation", "policy", "kind"):
             here = here.get(key) if isinstance(here, dict) else None

@@ -130,7 +130,9 @@ def parse(text: str, source: str) -> Tree:
     """The mapping that ``text`` holds. ``source`` names it in messages. Raises :class:`ConfigError`."""
     loader, root = _compose(text, source)
     if not isinstance(root, yaml.MappingNode):
-        raise ConfigError(f"{source}: expected sections and keys (a YAML mapping), got {_kind(root)}")
+        kinds: dict[type, str] = {yaml.SequenceNode: "a list", yaml.ScalarNode: "a single value"}
+        got = kinds.get(type(root), "nothing (the file is empty)")
+        raise ConfigError(f"{source}: expected sections and keys (a YAML mapping), got {got}")
     tree = Tree({}, {(): SourceLocation(source, 1)})
     tree.data = _NodeReader(loader, tree, source).value(root, (), frozenset())
     return tree
@@ -172,11 +174,6 @@ def _compose(text: str, source: str) -> tuple[_Loader, yaml.Node | None]:
         raise ConfigError(f"{at}: not valid YAML: a number in an escape or directive is out of range") from None
 
 
-def _kind(node: yaml.Node | None) -> str:
-    names: dict[type, str] = {yaml.SequenceNode: "a list", yaml.ScalarNode: "a single value"}
-    return names.get(type(node), "nothing (the file is empty)")
-
-
 @dataclass(slots=True)
 class _NodeReader:
     """Nodes of one text into plain data."""
@@ -195,11 +192,14 @@ class _NodeReader:
         if isinstance(node, yaml.SequenceNode):
             return [self.value(item, (*key, str(i)), above) for i, item in enumerate(node.value)]
         try:
-            return self._text(self.loader.construct_object(node), node, key)
+            value = self.loader.construct_object(node)
         except OverflowError:
             raise self._error(node, key, "an integer of more than 64 bits") from None
         except (yaml.MarkedYAMLError, ValueError, LookupError):  # an explicit tag on another text, such as !!int x
             raise self._error(node, key, "the value does not fit its YAML tag") from None
+        if isinstance(value, str) and (fault := unusable_text(value)):
+            raise self._error(node, key, fault)
+        return value
 
     def _check(self, node: yaml.Node, key: KeyPath, above: frozenset[int]) -> None:
         if id(node) in above:
@@ -227,11 +227,6 @@ class _NodeReader:
             seen[name] = self.loader.line_of(name_node.start_mark)
             self.tree.places[(*key, name)] = self._place(name_node)
             yield name, value
-
-    def _text(self, value: Any, node: yaml.Node, key: KeyPath) -> Any:
-        if isinstance(value, str) and (fault := unusable_text(value)):
-            raise self._error(node, key, fault)
-        return value
 
     def _place(self, node: yaml.Node) -> SourceLocation:
         return (

@@ -161,7 +161,13 @@ def read_completion(body: bytes, request: ChatRequest) -> Completion | Trouble:
         choice = answer["choices"][0]
         message = choice["message"]
         content = message.get("content")
-        calls = tuple(_call(one, place) for place, one in enumerate(message.get("tool_calls") or ()))
+        calls = []
+        for place, listed in enumerate(message.get("tool_calls") or ()):
+            function = listed["function"]
+            arguments = function.get("arguments") or "{}"
+            arguments = arguments if isinstance(arguments, str) else json.dumps(arguments)
+            name, number = str(function["name"] or ""), str(listed.get("id") or f"call_{place}")
+            calls.append(FunctionCall(number, name, arguments))
     except JsonError as error:
         return unreadable(f"no JSON ({error})")
     except (KeyError, IndexError, TypeError, AttributeError):
@@ -182,7 +188,9 @@ def read_completion(body: bytes, request: ChatRequest) -> Completion | Trouble:
     if unpaired_surrogate("".join(written)) is not None:
         reason = "unusable reply: it holds an unpaired surrogate"
         return Trouble("rejected", reason, "try another {here}.model", UserFaultKind.BROKEN_TEXT)
-    return Completion(text, calls, _usage(answer.get("usage")), choice.get("finish_reason") == "length", reasoning)
+    return Completion(
+        text, tuple(calls), _usage(answer.get("usage")), choice.get("finish_reason") == "length", reasoning
+    )
 
 
 def _wrongly_called(text: str, calls: Sequence[FunctionCall], request: ChatRequest) -> Trouble | None:
@@ -206,17 +214,10 @@ def _reasoning_apart(message: Json, text: str) -> tuple[str, str | None]:
     return (text[thought.end() :], thought[1].strip("\n")) if thought else (text, None)
 
 
-def _call(listed: Any, place: int) -> FunctionCall:
-    function = listed["function"]
-    arguments = function.get("arguments") or "{}"
-    text = arguments if isinstance(arguments, str) else json.dumps(arguments)
-    return FunctionCall(str(listed.get("id") or f"call_{place}"), str(function["name"] or ""), text)
-
-
 def _usage(told: Any) -> dict[str, int]:
     usage = told if isinstance(told, dict) else {}
-    prompt, completion = (usage.get(f"{side}_tokens_details") for side in ("prompt", "completion"))
     counts = {name: usage.get(name) for name in ("prompt_tokens", "completion_tokens")}
-    for details, name in ((prompt, "cached_tokens"), (completion, "reasoning_tokens")):
+    for side, name in (("prompt", "cached_tokens"), ("completion", "reasoning_tokens")):
+        details = usage.get(f"{side}_tokens_details")
         counts[name] = details.get(name) if isinstance(details, dict) else None
     return {name: count for name, count in counts.items() if isinstance(count, int) and count >= 0}

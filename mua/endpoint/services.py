@@ -21,7 +21,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from time import monotonic
-from typing import Literal, Self, TypeAlias, TypedDict, Unpack
+from typing import Literal, Self, TypeAlias
 
 from mua.config.schema import JudgeConfig, LlmConfig, PolicyEndpointConfig, UserConfig
 from mua.endpoint.cache import ResponseCache
@@ -56,19 +56,6 @@ class ContextFull(EngineError):
     """The conversation no longer fits the policy's context."""
 
 
-class Asking(TypedDict, total=False):
-    """What a user or judge may ask for besides an answer."""
-
-    temperature: float | None
-    tools: Sequence[Json]
-    """OpenAI schemas."""
-    tool_choice: str | None
-    response_format: Json | None
-    """The JSON Schema of an answer in JSON, passed on as far as the endpoint takes it: the caller still checks."""
-    accept: Accept
-    """What it finds unusable is asked for again."""
-
-
 class ChatClient:
     """Chat completions for one role. Belongs to one event loop; holds connections until it is closed."""
 
@@ -86,28 +73,28 @@ class ChatClient:
     def __repr__(self) -> str:
         return f"ChatClient({mask_credentials(self._config.base_url)}, model {self._config.model})"
 
-    async def complete(self, messages: Sequence[Message], *, seed: int, **asking: Unpack[Asking]) -> str:
-        """The text of :meth:`chat`, reasoning blocks removed, never empty."""
-        return (await self.chat(messages, seed=seed, **asking)).text
+    async def chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        seed: int,
+        temperature: float | None = None,
+        tools: Sequence[Json] = (),
+        tool_choice: str | None = None,
+        response_format: Json | None = None,
+        accept: Accept = lambda reply: None,
+    ) -> Completion:
+        """The reply to ``messages`` under the settings of a user or judge: text, or calls of the offered ``tools``.
 
-    async def chat(self, messages: Sequence[Message], *, seed: int, **asking: Unpack[Asking]) -> Completion:
-        """The reply to ``messages`` under the role's own settings: text, or calls of the offered tools.
-
-        ``seed`` makes sampling repeatable where the endpoint heeds it; every retry has one of its own. Raises as
-        :meth:`ask`.
+        ``seed`` makes sampling repeatable where the endpoint respects it; every retry has one of its own.
+        ``response_format`` is the JSON Schema of an answer in JSON, passed on as far as the endpoint takes it: the
+        caller still checks. What ``accept`` finds unusable is asked for again. Raises as :meth:`ask`.
         """
-        config, temperature = self._config, asking.get("temperature")
+        config, plain = self._config, [dict(message) for message in messages]
         assert isinstance(config, LlmConfig), "a policy's requests say all of it themselves: ask"
-        request = ChatRequest(
-            [dict(message) for message in messages],
-            seed,
-            config.temperature if temperature is None else temperature,
-            config.max_tokens,
-            asking.get("tools", ()),
-            asking.get("tool_choice"),
-            asking.get("response_format"),
-        )
-        return await self.ask(request, config.total_seconds, asking.get("accept", lambda reply: None))
+        temperature = config.temperature if temperature is None else temperature
+        request = ChatRequest(plain, seed, temperature, config.max_tokens, tools, tool_choice, response_format)
+        return await self.ask(request, config.total_seconds, accept)
 
     async def ask(self, request: ChatRequest, seconds: float, accept: Accept = lambda reply: None) -> Completion:
         """The reply to ``request``.
@@ -117,12 +104,9 @@ class ChatClient:
         :class:`ContextFull`, :class:`mua.errors.DeadlineExceeded`, :class:`mua.errors.ConfigError` for what no retry
         helps, or :class:`mua.errors.EngineError`.
         """
+        config = self._config
         # Everything that the reply depends on.
-        asked = {
-            "url": mask_credentials(self._config.base_url),
-            "model": self._config.model,
-            "extra": self._config.extra,
-        }
+        asked: Json = {"url": mask_credentials(config.base_url), "model": config.model, "extra": config.extra}
         if self._cache is not None:
             asked |= asdict(request)
             cached = await self._cache.get(asked)
@@ -187,9 +171,19 @@ class ChatClient:
         return None
 
     def _fault(self, way: _Way, late: float | None) -> MuaError:
-        """``late``: the seconds that have passed in vain."""
+        """What happened at each endpoint, and what fixes it; ``late``: the seconds that have passed in vain."""
         asked = {place: way.met(place) for place in way.last or (0,)}
-        text = "; ".join(self._story(way, place, late) for place in asked)
+        stories = []
+        for place, met in asked.items():
+            member = self._members[place]
+            reason = member.clean(met.reason)
+            if late is not None:
+                reason = f"nothing usable within {late:g} s; last: {reason}"
+            tries = f" after {way.tries[place]} requests" if met.retry or late is not None else ""
+            here = f"{self._section}.fallbacks.{place - 1}" if place else self._section
+            fix = met.fix.replace("{here}", here).replace("{role}", self._section)
+            stories.append(f"{self._role} endpoint {member!r}: {reason}{tries}; {fix}")
+        text = "; ".join(stories)
         passing = any(met.passing for met in asked.values())
         last = list(asked.values())[-1]
         if self._role == "user":
@@ -204,17 +198,6 @@ class ChatClient:
         if last.status in (401, 403, 404):
             return ConfigError(text)
         return EngineError(text, passing=last.kind != "unreadable")
-
-    def _story(self, way: _Way, place: int, late: float | None) -> str:
-        """What happened at one endpoint, and what fixes it."""
-        member, met = self._members[place], way.met(place)
-        reason = member.clean(met.reason)
-        if late is not None:
-            reason = f"nothing usable within {late:g} s; last: {reason}"
-        tries = f" after {way.tries[place]} requests" if met.retry or late is not None else ""
-        here = f"{self._section}.fallbacks.{place - 1}" if place else self._section
-        fix = met.fix.replace("{here}", here).replace("{role}", self._section)
-        return f"{self._role} endpoint {member!r}: {reason}{tries}; {fix}"
 
 
 class _Way:

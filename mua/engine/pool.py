@@ -274,8 +274,10 @@ class EnginePool:
 
     def _changed(self) -> None:
         """Tell everyone who waits for admission that the gate or an engine's state changed."""
-        awaits = any(engine.state is EngineState.AWAITING for engine in self._engines)
-        (self.awaiting_weights.set if awaits else self.awaiting_weights.clear)()
+        if any(engine.state is EngineState.AWAITING for engine in self._engines):
+            self.awaiting_weights.set()
+        else:
+            self.awaiting_weights.clear()
         self._admit_again.set()
         self._admit_again.clear()
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from megatron_bridge.atomic import replace_text
 from mua.environment.protocol import Task
 from mua.errors import MuaError
 from mua.types import Json
@@ -48,4 +49,4 @@ def check(manifest: Path, made: Mapping[str, str], command: str) -> None:
 
 def write(manifest: Path, entries: Mapping[Any, Json]) -> None:
     """Pin ``entries``, each with its ``sha256``."""
-    manifest.write_text(json.dumps(entries, indent=2) + "\n", encoding="utf-8")
+    replace_text(manifest, json.dumps(entries, indent=2) + "\n")

@@ -18,7 +18,6 @@ import json
 import os
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 from typing import NamedTuple, Self
 
 from mua.errors import MuaError
@@ -39,12 +38,13 @@ class Key(NamedTuple):
     sample: int
 
 
-class EpisodeStore:
+class EpisodeStore(LineFile):
     """The episodes of one policy under one setting. Use as a context manager; one process at a time."""
 
     def __init__(self, path: Path, *, policy: str, setting: str) -> None:
         """``policy`` and ``setting`` are digests. Reads what is there; raises :class:`MuaError` for a broken line."""
-        self._path = path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        super().__init__(path)
         self._policy = policy
         self._setting = setting
         self._found: dict[Key, Trajectory] = {}
@@ -52,16 +52,14 @@ class EpisodeStore:
         """What users and judges of all runs came to: sums, but of times the last run's."""
 
     def __enter__(self) -> Self:
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = LineFile(self._path)
         try:
             try:
-                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(self, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
                 raise MuaError(
-                    f"{self._path}: another mua eval writes here; wait for it, or give this one another output"
+                    f"{self.path}: another mua eval writes here; wait for it, or give this one another output"
                 ) from None
-            with self._path.open("rb+") as lines:
+            with self.path.open("rb+") as lines:
                 for number, line in enumerate(lines, start=1):
                     if not line.endswith(b"\n"):
                         if not _is_record(line):  # what a killed run left
@@ -71,14 +69,9 @@ class EpisodeStore:
                         lines.write(b"\n")
                     self._read(number, line)
         except BaseException:
-            self._file.close()
+            self.close()
             raise
         return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._file.close()
 
     def __contains__(self, key: Key) -> bool:
         """Whether ``key`` has a scored result."""
@@ -93,14 +86,14 @@ class EpisodeStore:
         """Keep a result; it is with the operating system when this returns. Raises :class:`mua.errors.DiskError`."""
         plain = replace(trajectory, segments=[replace(segment, experts=None) for segment in trajectory.segments])
         record = {**key._asdict(), "policy": self._policy, "setting": self._setting}
-        self._file.write(f'{json.dumps(record)[:-1]}, "trajectory": {encode_trajectory(plain)}}}')
+        self.write(f'{json.dumps(record)[:-1]}, "trajectory": {encode_trajectory(plain)}}}')
         self._keep(key, plain)
 
     def add_roles(self, roles: dict[str, float]) -> None:
         """Keep what users and judges of this run came to."""
         if roles:
             record = {"roles": roles, "policy": self._policy, "setting": self._setting}
-            self._file.write(json.dumps(record))
+            self.write(json.dumps(record))
             self._keep_roles(roles)
 
     def _read(self, number: int, line: bytes) -> None:
@@ -122,7 +115,7 @@ class EpisodeStore:
             self._keep(key, trajectory_from_record(record["trajectory"]))
         except (ValueError, KeyError, TypeError) as error:
             reason = describe_record_error(error)
-            raise MuaError(f"{self._path}:{number}: not an episode ({reason}); remove the line or the file") from None
+            raise MuaError(f"{self.path}:{number}: not an episode ({reason}); remove the line or the file") from None
 
     def _keep(self, key: Key, trajectory: Trajectory) -> None:
         if trajectory.scored or key not in self:

@@ -36,29 +36,14 @@ class PackedAttention(MegatronModule):
     """
 
     def __init__(
-        self,
-        config: TransformerConfig,
-        layer_number: int,
-        attn_mask_type: Any,
-        attention_type: str,
-        attention_dropout: float | None = None,
-        softmax_scale: float | None = None,
-        cp_comm_type: str | None = None,
-        pg_collection: Any = None,
+        self, config: TransformerConfig, softmax_scale: float | None = None, pg_collection: Any = None, **_: Any
     ) -> None:
         super().__init__(config=config)
         self.scale = softmax_scale or 1.0 / math.sqrt(config.kv_channels)
         self.group = pg_collection.cp
 
     def forward(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attention_mask: Tensor | None,
-        attn_mask_type: Any = None,
-        attention_bias: Tensor | None = None,
-        packed_seq_params: PackedMicrobatch | None = None,
+        self, query: Tensor, key: Tensor, value: Tensor, *_: Any, packed_seq_params: PackedMicrobatch, **__: Any
     ) -> Tensor:
         """Attends within each sequence of the micro-batch.
 
@@ -70,7 +55,6 @@ class PackedAttention(MegatronModule):
         Returns:
             ``[tokens, 1, heads * head dim]``
         """
-        assert packed_seq_params is not None, "PositionedRotary has checked this"
         queries, keys, values = query[:, 0], key[:, 0], value[:, 0]
         size, rank = self.group.size(), self.group.rank()
         if size > 1:

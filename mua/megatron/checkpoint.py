@@ -39,7 +39,7 @@ from megatron.core.distributed import DistributedDataParallel
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.storage import WriteResult
 
-from megatron_bridge.atomic import hidden_folder, publish, replace_link
+from megatron_bridge.atomic import hidden_folder, publish_folder, replace_link
 from megatron_bridge.collective import gathered, together
 from megatron_bridge.convert import hf_tensors
 from mua.compat.checkpoint_reading import check_pickles, forget_index, read_random_states
@@ -91,7 +91,8 @@ def prune_checkpoints(
     """
     partial = None if writing is None else hidden_folder(writing)
     left = [path for path in root.glob(".step_*") if path != partial]
-    for folder in _checkpoints(root)[: -keep or None]:
+    whole = sorted(folder for folder in root.glob("step_*") if (folder / checkpoint_manifest.NAME).is_file())
+    for folder in whole[: -keep or None]:
         if folder in spare:
             continue
         hidden = folder.with_name(f".{folder.name}.removed")  # so that no half-removed folder has a checkpoint's name
@@ -199,14 +200,21 @@ class PendingSave:
         """
         with _cleaned_up(self._partial):
             with _together(self.folder):
-                self._join()
+                if self._thread is not None:
+                    self._thread.join(WRITE_SECONDS)
+                if self._thread is not None and self._thread.is_alive():
+                    raise ModelError(
+                        f"checkpoint {self.folder}: rank {dist.get_rank()} has not written its part in time"
+                    )
+                if self._error is not None:
+                    raise self._error
             with _together(self.folder):
                 finish(self._request, self._results)
             digests = {name: digest for part in gathered(self._digests) for name, digest in part.items()}
             with _together(self.folder):
                 if dist.get_rank() == 0:
                     checkpoint_manifest.write_manifest(self._partial, self._content, digests)
-                    publish(self._partial, self.folder)
+                    publish_folder(self._partial, self.folder)
 
     def _write(self, buckets: Sequence[Bucket]) -> None:
         """This rank's files. An error is kept for :meth:`finish`: it may have come in a thread."""
@@ -215,14 +223,6 @@ class PendingSave:
                 self._results[number], self._digests[bucket[1]] = write_bucket(bucket)
         except BaseException as error:
             self._error = error
-
-    def _join(self) -> None:
-        if self._thread is not None:
-            self._thread.join(WRITE_SECONDS)
-            if self._thread.is_alive():
-                raise ModelError(f"checkpoint {self.folder}: rank {dist.get_rank()} has not written its part in time")
-        if self._error is not None:
-            raise self._error
 
 
 @contextmanager
@@ -253,7 +253,10 @@ def load(folder: Path, networks: Mapping[str, Network], config: MegatronConfig) 
     with _together(folder, doing="loaded"):
         content = _check(folder, description, config)
     with _together(folder, doing="loaded"):
-        state = _state(folder, networks)
+        counts = [count for name in networks for count in _counts(name)]
+        state = checkpoint_manifest.read_state(folder, counts)
+        if not isinstance(state.get("extra"), dict):
+            raise DamagedCheckpoint(f"checkpoint {folder} is damaged: {checkpoint_manifest.STATE} has no 'extra'")
     with _together(folder, doing="loaded"):
         if content.get("weights_only"):
             _restore_weights(folder, networks[POLICY])
@@ -261,20 +264,16 @@ def load(folder: Path, networks: Mapping[str, Network], config: MegatronConfig) 
             _restore(folder, networks, state)
     with _together(folder, doing="loaded"):
         if not content.get("weights_only") and content["layout"] == _layout(config):
-            _restore_random_state(folder)
+            random = read_random_states(folder / f"rng_{dist.get_rank():05d}.pt")
+            torch.set_rng_state(random["cpu"])
+            if random["cuda"] is not None:
+                torch.cuda.set_rng_state(random["cuda"])
+            tensor_parallel.get_cuda_rng_tracker().set_states(random["tracker"])
     forget_index()
     for name, network in networks.items():
         network.skipped_steps = state[_counts(name)[1]]
     extra: Json = state["extra"]
     return extra
-
-
-def _state(folder: Path, networks: Mapping[str, Network]) -> Json:
-    """The state that was saved, with the counts of ``networks``."""
-    state = checkpoint_manifest.read_state(folder, [count for name in networks for count in _counts(name)])
-    if not isinstance(state.get("extra"), dict):
-        raise DamagedCheckpoint(f"checkpoint {folder} is damaged: {checkpoint_manifest.STATE} has no 'extra'")
-    return state
 
 
 def _restore(folder: Path, networks: Mapping[str, Network], state: Json) -> None:
@@ -288,7 +287,10 @@ def _restore(folder: Path, networks: Mapping[str, Network], state: Json) -> None
 
 def _restore_weights(folder: Path, policy: Network) -> None:
     """Weights alone; the optimizer starts from them. Modules' extra states (of FP8) are not part of such a folder."""
-    models = {name: _without_objects(state) for name, state in _sharded_models(policy.wrapped, _sharding()).items()}
+    models = {
+        model: {name: entry for name, entry in state.items() if not isinstance(entry, ShardedObject)}
+        for model, state in _sharded_models(policy.wrapped, _sharding()).items()
+    }
     loaded = dist_checkpointing.load(models, str(folder))
     for index, chunk in enumerate(policy.wrapped):
         left = chunk.module.load_state_dict(loaded[_chunk_name(policy.wrapped, index)], strict=False)
@@ -296,14 +298,6 @@ def _restore_weights(folder: Path, policy: Network) -> None:
         if names:
             raise ModelError(f"checkpoint {folder} is of another model: it does not fit {names[0]}")
     policy.optimizer.megatron.reload_model_params()
-
-
-def _without_objects(state: dict[str, Any]) -> dict[str, Any]:
-    return {name: entry for name, entry in state.items() if not isinstance(entry, ShardedObject)}
-
-
-def _checkpoints(root: Path) -> list[Path]:
-    return sorted(folder for folder in root.glob("step_*") if (folder / checkpoint_manifest.NAME).is_file())
 
 
 @contextmanager
@@ -343,7 +337,12 @@ def _plan(partial: Path, networks: Mapping[str, Network], state: str) -> AsyncRe
     request = dist_checkpointing.save(
         sharded, str(partial), content_metadata=content, async_sharded_save=True, async_strategy="mcore"
     )
-    torch.save(_random_state(), partial / f"rng_{dist.get_rank():05d}.pt")
+    random = {
+        "cpu": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state() if torch.cuda.is_available() else None,
+        "tracker": tensor_parallel.get_cuda_rng_tracker().get_states(),
+    }
+    torch.save(random, partial / f"rng_{dist.get_rank():05d}.pt")
     if dist.get_rank() == 0:
         (partial / checkpoint_manifest.STATE).write_text(state)
     return request
@@ -366,7 +365,14 @@ def _check(folder: Path, description: Json, config: MegatronConfig) -> Json:
     content = checkpoint_manifest.read_manifest(folder)
     checkpoint_manifest.check_files(folder, content, dist.get_rank(), dist.get_world_size())
     check_pickles(folder, dist.get_rank(), dist.get_world_size())
-    _check_shapes(folder, content["tensors"], description["tensors"])
+    saved, needed = content["tensors"], description["tensors"]
+    for name in sorted(saved.keys() | needed.keys()):
+        there, here = saved.get(name, "missing"), needed.get(name, "missing")
+        if there != here:
+            raise ModelError(
+                f"checkpoint {folder} is of another model: {name} is {there} in the checkpoint and {here} in "
+                "model.path; resume with the model it was trained from"
+            )
     for name in sorted({*description["networks"]} - {*content.get("networks", [POLICY])}):
         raise ModelError(
             f"checkpoint {folder} holds no {name}, which the configuration asks for; to begin one from these weights, "
@@ -379,17 +385,6 @@ def _check(folder: Path, description: Json, config: MegatronConfig) -> Json:
         if content[key] != value:
             raise ModelError(f"checkpoint {folder} was saved with {key} {content[key]}, configured is {value}")
     return content
-
-
-def _check_shapes(folder: Path, saved: dict[str, list[int]], needed: dict[str, list[int]]) -> None:
-    for name in sorted(saved.keys() | needed.keys()):
-        if saved.get(name) != needed.get(name):
-            there = saved.get(name, "missing")
-            here = needed.get(name, "missing")
-            raise ModelError(
-                f"checkpoint {folder} is of another model: {name} is {there} in the checkpoint and {here} in "
-                "model.path; resume with the model it was trained from"
-            )
 
 
 def _counts(name: str) -> tuple[str, str]:
@@ -431,19 +426,3 @@ def _sharded_models(chunks: Sequence[DistributedDataParallel], metadata: dict[st
         _chunk_name(chunks, index): chunk.module.sharded_state_dict(metadata=metadata)
         for index, chunk in enumerate(chunks)
     }
-
-
-def _random_state() -> dict[str, Any]:
-    return {
-        "cpu": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state() if torch.cuda.is_available() else None,
-        "tracker": tensor_parallel.get_cuda_rng_tracker().get_states(),
-    }
-
-
-def _restore_random_state(folder: Path) -> None:
-    state = read_random_states(folder / f"rng_{dist.get_rank():05d}.pt")
-    torch.set_rng_state(state["cpu"])
-    if state["cuda"] is not None:
-        torch.cuda.set_rng_state(state["cuda"])
-    tensor_parallel.get_cuda_rng_tracker().set_states(state["tracker"])

@@ -11,10 +11,12 @@ import json
 from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, Field, ValidationError
 
 from megatron_bridge.checksums import ALGORITHM, Hasher, digest_of_file
-from megatron_bridge.plain_files import is_name, label, read_json_file, shown
+from megatron_bridge.plain_files import is_count, is_name, label, read_json_file, shown
 from mua.errors import DamagedCheckpoint, ModelError
 from mua.types import Json
 
@@ -22,7 +24,6 @@ NAME, STATE, HF_FILES = "manifest.json", "state.json", "hf"
 FORMAT = 3
 """Format 2 was that of Megatron-Core 0.16, which kept other states of the optimizer under other names."""
 _SUM = "checksum"
-_DTYPES = ("torch.float32", "torch.bfloat16", "torch.float16", "torch.float64")
 
 
 def read_manifest(folder: Path) -> Json:
@@ -46,9 +47,15 @@ def read_manifest(folder: Path) -> Json:
     intact = content.get(_SUM) == _checksum(content)
     if content.get("format") != FORMAT and (intact or _SUM not in content):
         raise ModelError(_other_format(folder, content))
-    fault = _fault(content) if intact else "it has other bytes than were written"
-    if fault is not None:
-        raise DamagedCheckpoint(f"checkpoint {folder} is damaged: {NAME}: {fault}")
+    if not intact:
+        raise DamagedCheckpoint(f"checkpoint {folder} is damaged: {NAME}: it has other bytes than were written")
+    try:
+        (_TrainingManifest if content.get("weights_only", False) is False else _WeightsManifest).model_validate(content)
+    except ValidationError as error:
+        key = error.errors()[0]["loc"][0]
+        raise DamagedCheckpoint(
+            f"checkpoint {folder} is damaged: {NAME}: {key} is missing or of the wrong kind"
+        ) from None
     return content
 
 
@@ -66,61 +73,43 @@ def _other_format(folder: Path, content: Json) -> str:
     )
 
 
-def _fault(content: Json) -> str | None:
-    """What keeps ``content`` from being a manifest."""
-    weights_only = content.get("weights_only", False)
-    needed = {"tensors": _is_shapes, "dtype": _DTYPES.__contains__, "files": _is_files, "weights_only": _is_bool}
-    if weights_only is False:
-        needed |= {"distributed_optimizer": _is_bool, "layout": _is_counts, "networks": _is_names}
-    found = {"weights_only": weights_only, **content}
-    wrong = next((key for key, fits in needed.items() if not _fits(fits, found.get(key))), None)
-    return None if wrong is None else f"{wrong} is missing or of the wrong kind"
-
-
-def _fits(test: Any, value: Any) -> bool:
-    try:
-        return bool(test(value))
-    except TypeError:  # not hashable
-        return False
-
-
-def _is_bool(value: Any) -> bool:
-    return isinstance(value, bool)
-
-
-def _is_count(value: Any) -> bool:
-    return type(value) is int and 0 <= value < 1 << 62
-
-
-def _is_counts(value: Any) -> bool:
-    return isinstance(value, dict) and all(map(_is_count, value.values()))
-
-
-def _is_names(value: Any) -> bool:
-    return isinstance(value, list) and all(map(is_name, value))
-
-
-def _is_shapes(value: Any) -> bool:
-    if not isinstance(value, dict) or not all(map(is_name, value)):
-        return False
-    return all(isinstance(shape, list) and len(shape) < 9 and all(map(_is_count, shape)) for shape in value.values())
-
-
-def _is_files(value: Any) -> bool:
-    if not isinstance(value, dict):
-        return False
-    return all(
-        _is_inside(name)
-        and isinstance(entry, dict)
-        and _is_count(entry.get("bytes"))
-        and isinstance(entry.get(ALGORITHM), str)
-        for name, entry in value.items()
-    )
-
-
-def _is_inside(name: str) -> bool:
+def _inside(name: str) -> str:
     path = PurePosixPath(name)
-    return bool(path.parts) and not path.is_absolute() and ".." not in path.parts and "\0" not in name
+    if not path.parts or path.is_absolute() or ".." in path.parts or "\0" in name:
+        raise ValueError("no file of this folder")
+    return name
+
+
+def _printable(name: str) -> str:
+    if not is_name(name):
+        raise ValueError("no name")
+    return name
+
+
+_Count = Annotated[int, Field(ge=0, lt=1 << 62)]
+_Name = Annotated[str, AfterValidator(_printable)]
+
+
+class _FileEntry(BaseModel, strict=True):
+    bytes: _Count
+    xxh3_64: str
+
+
+class _WeightsManifest(BaseModel, strict=True):
+    """What every manifest says."""
+
+    tensors: dict[_Name, Annotated[list[_Count], Field(max_length=8)]]
+    dtype: Literal["torch.float32", "torch.bfloat16", "torch.float16", "torch.float64"]
+    files: dict[Annotated[str, AfterValidator(_inside)], _FileEntry]
+    weights_only: bool = False
+
+
+class _TrainingManifest(_WeightsManifest, strict=True):
+    """What that of a checkpoint with optimizer state says too."""
+
+    distributed_optimizer: bool
+    layout: dict[str, _Count]
+    networks: list[_Name]
 
 
 def _checksum(content: Json) -> str:
@@ -218,7 +207,7 @@ def read_state(folder: Path, counts: list[str]) -> Json:
     except (OSError, ValueError) as error:
         raise DamagedCheckpoint(f"checkpoint {folder} is damaged: {STATE} cannot be read ({error})") from error
     for name in counts:
-        if not isinstance(state, dict) or not _is_count(state.get(name)):
+        if not isinstance(state, dict) or not is_count(state.get(name)):
             raise DamagedCheckpoint(f"checkpoint {folder} is damaged: {STATE} has no number under {name!r}")
     result: Json = state
     return result

@@ -18,7 +18,7 @@ from mua.observe.progress import Progress
 _MIB = 1 << 20
 
 
-def megatron_to_hf(
+def convert_to_hf(
     checkpoint: Path,
     out: Path,
     source: Path | None = None,
@@ -34,8 +34,10 @@ def megatron_to_hf(
         shard_bytes: of one weight file, at most.
         force: replace ``out`` whatever it holds.
     """
-    files = source or source_files(checkpoint, config)
-    with Progress(True) as progress, progress.stage(f"{out.name} (MiB)", total=_mebibytes(checkpoint)) as stage:
+    files, content = source or source_files(checkpoint, config), checkpoint_manifest.read_manifest(checkpoint)
+    itemsize = 2 if content["dtype"] in ("torch.bfloat16", "torch.float16") else 4
+    total = sum(math.prod(shape) for shape in content["tensors"].values()) * itemsize // _MIB
+    with Progress(True) as progress, progress.stage(f"{out.name} (MiB)", total=total) as stage:
         counter = _Mebibytes(stage.advance)
         offline.megatron_to_hf(
             checkpoint, out, source=files, max_shard_bytes=shard_bytes, force=force, on_bytes=counter.add
@@ -43,7 +45,9 @@ def megatron_to_hf(
     print(f"{out}: written from {checkpoint}")
 
 
-def hf_to_megatron(source: Path, out: Path, dtype: str | None, force: bool = False, allow_nan: bool = False) -> None:
+def convert_to_megatron(
+    source: Path, out: Path, dtype: str | None, force: bool = False, allow_nan: bool = False
+) -> None:
     """Write the Hugging Face folder ``source`` as a checkpoint that runs of any layout can start from."""
     with SafetensorsFolder(source) as weights:
         total = sum(weights.entry(name).nbytes for name in weights.names) // _MIB
@@ -72,12 +76,6 @@ def source_files(checkpoint: Path, config: Path | None = None) -> Path:
     if config is None and own.is_dir():
         return own
     return load_config(config or find_config(checkpoint)).model.path
-
-
-def _mebibytes(checkpoint: Path) -> int:
-    content = checkpoint_manifest.read_manifest(checkpoint)
-    itemsize = 2 if content["dtype"] in ("torch.bfloat16", "torch.float16") else 4
-    return sum(math.prod(shape) for shape in content["tensors"].values()) * itemsize // _MIB
 
 
 class _Mebibytes:

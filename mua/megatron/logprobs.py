@@ -115,21 +115,16 @@ class _LogProbabilities(torch.autograd.Function):
             slope.scatter_add_(1, columns[part, None], (by_logprob[part] * held[part])[:, None])
             by_logits = slope.div_(ctx.temperature).to(hidden.dtype)
             by_hidden.index_add_(0, predictors[part], by_logits @ matrix)
-            _add_product(by_weight[: ctx.valid], by_logits.T, states)
+            if by_weight.dtype == states.dtype:
+                by_weight[: ctx.valid].addmm_(by_logits.T, states)
+            else:  # part by part of what has to be made in the other type first
+                size = max(1, CHUNK_ELEMENTS // states.shape[1])
+                for total, factors in zip(by_weight[: ctx.valid].split(size), by_logits.T.split(size), strict=True):
+                    total += factors @ states
 
         for part in _parts(len(predictors), ctx.valid):
             add(part)  # a function of its own, so that nothing of a chunk outlives it
         return by_hidden, by_weight.to(weight.dtype), None, None, None, None, None
-
-
-def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """Adds ``left @ right``; where ``total`` is of another type, part by part of what has to be made first."""
-    if total.dtype == left.dtype:
-        total.addmm_(left, right)
-        return
-    size = max(1, CHUNK_ELEMENTS // right.shape[1])
-    for part, factors in zip(total.split(size), left.split(size), strict=True):
-        part += factors @ right
 
 
 def _parts(tokens: int, columns: int) -> Iterator[slice]:
@@ -157,16 +152,11 @@ def _shard_statistics(
     for part in _parts(len(predictors), len(weight)):
         z = _scaled_logits(hidden[predictors[part]], weight, temperature)
         statistics[2, part] = torch.where(held[part], z.gather(1, columns[part, None])[:, 0], 0.0)
-        maximum[part], statistics[0, part], statistics[1, part] = _softmax_sums(z)
-        del z  # before the next one is made
+        maximum[part] = z.amax(1)
+        weights = z.sub_(maximum[part, None]).exp()
+        statistics[0, part], statistics[1, part] = weights.sum(1), weights.mul_(z).sum(1)
+        del z, weights  # before the next ones are made
     return maximum, statistics
-
-
-def _softmax_sums(z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """m, S and U of every token of ``z``, which is lost."""
-    maximum = z.amax(1)
-    weights = z.sub_(maximum[:, None]).exp()
-    return maximum, weights.sum(1), weights.mul_(z).sum(1)
 
 
 def _joined(maximum: Tensor, statistics: Tensor, group: dist.ProcessGroup) -> tuple[Tensor, Tensor, Tensor]:

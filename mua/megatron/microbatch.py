@@ -157,14 +157,10 @@ def _token_tensors(sequences: Sequence[TrainSequence], scored: IndexArray) -> To
             dist.all_reduce(sums, group=group)
         return sums
 
+    same = ("weights", "advantages", "behaviour_logprobs", "old_logprobs", "reference_logprobs", "returns")
     return TokenTensors(
-        weights=gathered("weights"),
-        advantages=gathered("advantages"),
-        behaviour_logprobs=gathered("behaviour_logprobs"),
-        old_logprobs=gathered("old_logprobs"),
-        reference_logprobs=gathered("reference_logprobs"),
+        **{name: gathered(name) for name in same},
         old_values=gathered("values"),
-        returns=gathered("returns"),
         sequence=_placed(np.repeat(np.arange(len(sequences)), lengths)[scored]),
         sequences=len(sequences),
         add_up=add_up,

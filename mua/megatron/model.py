@@ -30,15 +30,10 @@ from mua.megatron.moe import PackedRouter, prepare_experts
 from mua.megatron.parallel import device, virtual_stages
 
 # Fusions that need Transformer Engine, Apex or CUDA kernels; off on every device so that CPU and GPU run one model.
-_NO_FUSIONS: dict[str, Any] = {
-    "bias_activation_fusion": False,
-    "bias_dropout_fusion": False,
-    "masked_softmax_fusion": False,
-    "gradient_accumulation_fusion": False,
-    "persist_layer_norm": False,
-    "apply_rope_fusion": False,
-    "cross_entropy_loss_fusion": False,
-}
+_FUSIONS = (
+    "bias_activation_fusion", "bias_dropout_fusion", "masked_softmax_fusion", "gradient_accumulation_fusion",
+    "persist_layer_norm", "apply_rope_fusion", "cross_entropy_loss_fusion",
+)  # fmt: skip
 
 _RECOMPUTE: dict[str, dict[str, Any]] = {
     "none": {},
@@ -54,7 +49,7 @@ def _transformer_config(
     """Megatron's configuration: ``architecture`` (``megatron_bridge.transformer_config_kwargs``) plus layout."""
     dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[model.dtype]
     return TransformerConfig(
-        **_NO_FUSIONS,
+        **dict.fromkeys(_FUSIONS, False),
         **_RECOMPUTE[megatron.recompute],
         tensor_model_parallel_size=megatron.tensor_parallel,
         pipeline_model_parallel_size=megatron.pipeline_parallel,

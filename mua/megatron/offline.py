@@ -13,10 +13,11 @@ interruption, is told by the checksums in the sidecar and not written again.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +27,8 @@ from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTenso
 from torch import Tensor
 
 from megatron_bridge import checksums as sidecars
-from megatron_bridge.atomic import publish, refuse_overlap, replaceable, staged_folder
+from megatron_bridge.atomic import publish_folder, refuse_overlap, replaceable, staged_folder
 from megatron_bridge.bands import BandPart, bands
-from megatron_bridge.blocks import BlockCopy
 from megatron_bridge.checksums import Sidecar
 from megatron_bridge.convert import check_coverage, check_sizes
 from megatron_bridge.hf_config import need, read_hf_config
@@ -60,24 +60,8 @@ OnBytes = Callable[[int], None]
 _DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 
 
-@dataclass(frozen=True, slots=True)
-class _RowRange:
-    """Rows of a parameter, as a matrix, that lie together in a global tensor."""
-
-    first_row: int
-    region: Region
-    global_shape: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class _Mapping:
-    """Every parameter of a model of one rank, and where its rows lie in the checkpoint's global tensors."""
-
-    parameters: Sequence[PlannedParameter]
-    parts: Mapping[str, Sequence[_RowRange]]
-
-    def specs(self) -> list[TensorSpec]:
-        return [spec for parameter in self.parameters for spec in parameter.sources()]
+_Mapping = Sequence[tuple[PlannedParameter, Sequence[Region]]]
+"""Every parameter of a model of one rank, and where its rows lie in the checkpoint's global tensors."""
 
 
 def megatron_to_hf(
@@ -87,7 +71,7 @@ def megatron_to_hf(
     source: Path,
     max_shard_bytes: int = DEFAULT_SHARD_BYTES,
     force: bool = False,
-    on_bytes: OnBytes | None = None,
+    on_bytes: OnBytes = lambda _: None,
 ) -> None:
     """Write the weights of a checkpoint of any layout as the Hugging Face folder ``out``.
 
@@ -109,19 +93,17 @@ def megatron_to_hf(
     job = _export_job(checkpoint, max_shard_bytes)
     allowed = replaceable(foreign_files, force=force)
     with closing(TorchDistReader(checkpoint)) as reader, staged_folder(out, job=job, foreign=allowed) as folder:
-        specs = [replace(spec, dtype=_stored_dtype(reader, mapping, p)) for p in mapping.parameters
-                 for spec in p.sources()]  # fmt: skip
+        specs = [replace(spec, dtype=reader.dtype(regions[0].key))
+                 for parameter, regions in mapping for spec in parameter.sources()]  # fmt: skip
         copy_other_files(source, folder, main_dtype(specs))
-        sidecar = Sidecar(folder / sidecars.NAME, job)
-        writer = SafetensorsWriter(folder, specs, max_shard_bytes, sidecar=sidecar)
-        try:
-            _write_tensors(reader, mapping, writer, {spec.name: spec for spec in specs}, on_bytes or (lambda _: None))
+        with (
+            closing(Sidecar(folder / sidecars.NAME, job)) as sidecar,
+            closing(SafetensorsWriter(folder, specs, max_shard_bytes, sidecar=sidecar)) as writer,
+        ):
+            _write_tensors(reader, mapping, writer, {spec.name: spec for spec in specs}, on_bytes)
             writer.finish()
-        finally:
-            writer.close()
-            sidecar.close()
         sidecars.seal(folder, writer.layout.header_sizes())
-        publish(folder, out)
+        publish_folder(folder, out)
 
 
 def is_converted(checkpoint: Path, out: Path, *, max_shard_bytes: int = DEFAULT_SHARD_BYTES) -> bool:
@@ -145,7 +127,7 @@ def hf_to_megatron(
     dtype: str | None = None,
     force: bool = False,
     allow_nan: bool = False,
-    on_bytes: OnBytes | None = None,
+    on_bytes: OnBytes = lambda _: None,
 ) -> None:
     """Write a Hugging Face folder as a checkpoint without optimizer state that loads under any layout.
 
@@ -167,25 +149,30 @@ def hf_to_megatron(
         verify_hf_folder(source)
     with SafetensorsFolder(source, finite=not allow_nan) as weights:
         check_sizes(config, weights)
-        mapping = _mapping(config, dtype or _dtype_of(weights))
-        check_coverage(mapping.specs(), weights, config)
-        chunks = [(parameter, chunk, rows) for parameter in mapping.parameters
-                  for chunk, rows in _chunks(parameter, mapping.parts[parameter.name])]  # fmt: skip
-        job = _job("hf-to-megatron", _listing(source), str(dtype).encode())
+        if dtype is None:
+            found = main_dtype([TensorSpec(n, weights.entry(n).shape, weights.entry(n).dtype) for n in weights.names])
+            if found not in _DTYPES:
+                raise ModelError(f"{source} is of {found}; choose a dtype of {' or '.join(_DTYPES.values())}")
+        mapping = _mapping(config, dtype or _DTYPES[found])
+        specs = [spec for parameter, _ in mapping for spec in parameter.sources()]
+        check_coverage(specs, weights, config)
+        chunks = [(parameter, chunk, rows) for parameter, regions in mapping
+                  for chunk, rows in _chunks(parameter, regions)]  # fmt: skip
+        files = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in source.iterdir()
+                 if path.is_file()]  # fmt: skip
+        job = _job("hf-to-megatron", json.dumps(sorted(files)).encode(), str(dtype).encode())
         allowed = replaceable(checkpoint_manifest.foreign_checkpoint_files, force=force)
         with staged_folder(out, job=job, foreign=allowed) as folder:
             (folder / checkpoint_manifest.HF_FILES).mkdir(exist_ok=True)
             copy_other_files(source, folder / checkpoint_manifest.HF_FILES, None)
-            sidecar = Sidecar(folder / sidecars.NAME, job)
-            writer = TorchDistWriter(folder, sidecar)
-            try:
-                _write_chunks(weights, chunks, writer, on_bytes or (lambda _: None))
+            with (
+                closing(Sidecar(folder / sidecars.NAME, job)) as sidecar,
+                closing(TorchDistWriter(folder, sidecar)) as writer,
+            ):
+                _write_chunks(weights, chunks, writer, on_bytes)
                 writer.finish([chunk for _, chunk, _ in chunks])
-            finally:
-                writer.close()
-                sidecar.close()
-            _describe(folder, mapping, source)
-            publish(folder, out)
+            _describe(folder, specs, source)
+            publish_folder(folder, out)
 
 
 def _mapping(hf_config: Mapping[str, Any], dtype: str) -> _Mapping:
@@ -202,29 +189,28 @@ def _mapping(hf_config: Mapping[str, Any], dtype: str) -> _Mapping:
         attach_hf_config(chunks, hf_config)
         plan = plan_rank(chunks)
         state = chunks[0].sharded_state_dict()
-        parameters = [parameter for parameter in plan.parameters if not parameter.tied_copy]
-        parts = {p.name: list(_parts(p.name, plan.local[p.name], state)) for p in parameters}
-    return _Mapping(parameters, parts)
+        return [(p, _regions(p.name, plan.local[p.name], state)) for p in plan.parameters if not p.tied_copy]
 
 
-def _parts(name: str, local: Tensor, state: Mapping[str, Any]) -> Iterator[_RowRange]:
+def _regions(name: str, local: Tensor, state: Mapping[str, Any]) -> list[Region]:
     """Where Megatron puts the rows of one parameter; a packed one it divides, such as gate and up, gives several."""
     if name not in state:
         raise BridgeError(f"Megatron's checkpoint has no place for parameter {name}")
-    matrix = as_matrix(local.detach())
+    cols, regions = as_matrix(local.detach()).shape[1], []
     for tensor in _flat(state[name]):
-        leading = len(tensor.global_shape) - local.dim()
-        place = tuple(tensor.global_offset)
+        leading, place = len(tensor.global_shape) - local.dim(), (*tensor.global_offset, 0)
         region = Region(
+            first_row=(tensor.data.storage_offset() - local.storage_offset()) // cols,
             key=tensor.key,
+            global_shape=tuple(tensor.global_shape),
             prefix=place[:leading],
             row=place[leading],
-            col=place[leading + 1] if local.dim() > 1 else 0,
+            col=place[leading + 1],
             rows=tensor.data.shape[0],
-            cols=matrix.shape[1],
+            cols=cols,
         )
-        first_row = (tensor.data.storage_offset() - local.storage_offset()) // matrix.shape[1]
-        yield _RowRange(first_row, region, tuple(tensor.global_shape))
+        regions.append(region)
+    return regions
 
 
 def _flat(entry: Any) -> Iterator[ShardedTensor]:
@@ -237,10 +223,6 @@ def _flat(entry: Any) -> Iterator[ShardedTensor]:
             yield from _flat(part)
 
 
-def _stored_dtype(reader: TorchDistReader, mapping: _Mapping, parameter: PlannedParameter) -> torch.dtype:
-    return reader.dtype(mapping.parts[parameter.name][0].region.key)
-
-
 def _write_tensors(
     reader: TorchDistReader,
     mapping: _Mapping,
@@ -248,8 +230,8 @@ def _write_tensors(
     specs: Mapping[str, TensorSpec],
     on_bytes: OnBytes,
 ) -> None:
-    for parameter in mapping.parameters:
-        pieces = _pieces(reader, parameter, mapping.parts[parameter.name])
+    for parameter, regions in mapping:
+        pieces = _pieces(reader, parameter, regions)
         for name in parameter.packing.sources:
             if not writer.has(name):
                 sink, cols = writer.sink(name), parameter.packing.cols
@@ -261,65 +243,52 @@ def _write_tensors(
 
 
 def _pieces(
-    reader: TorchDistReader, parameter: PlannedParameter, parts: Sequence[_RowRange]
+    reader: TorchDistReader, parameter: PlannedParameter, regions: Sequence[Region]
 ) -> dict[str, list[BandPart[StoredMatrix]]]:
-    """For every Hugging Face tensor of a parameter the stored rectangles that it consists of."""
+    """For every Hugging Face tensor of a parameter the stored rectangles that it consists of.
+
+    ``shift`` leads from the parameter's rows to the global tensor's.
+    """
     pieces: dict[str, list[BandPart[StoredMatrix]]] = {source: [] for source in parameter.packing.sources}
-    stored = [(part, reader.stored(part.region)) for part in parts]
-    for block in parameter.packing.shard_blocks(1, 0):
-        for part, matrices in stored:
-            for matrix in matrices:
-                piece = _intersection(block, part, matrix)
-                if piece is not None:
-                    pieces[block.source].append(piece)
+    stored = [(region, region.row - region.first_row, m) for region in regions for m in reader.stored(region)]
+    for block, (region, shift, matrix) in itertools.product(parameter.packing.shard_blocks(1, 0), stored):
+        low = max(block.shard_row + shift, region.row, matrix.row)
+        high = min(block.shard_row + block.rows + shift, region.row + region.rows, matrix.row + matrix.rows)
+        if low < high:
+            piece = BandPart(
+                origin=matrix,
+                origin_row=low - matrix.row,
+                origin_col=0,
+                row=block.source_row + low - shift - block.shard_row,
+                col=matrix.col - region.col,
+                rows=high - low,
+                cols=matrix.cols,
+            )
+            pieces[block.source].append(piece)
     return pieces
-
-
-def _intersection(block: BlockCopy, part: _RowRange, matrix: StoredMatrix) -> BandPart[StoredMatrix] | None:
-    """What one stored matrix holds of one block. ``shift`` leads from the parameter's rows to the global tensor's."""
-    shift = part.region.row - part.first_row
-    low = max(block.shard_row + shift, part.region.row, matrix.row)
-    high = min(block.shard_row + block.rows + shift, part.region.row + part.region.rows, matrix.row + matrix.rows)
-    if low >= high:
-        return None
-    return BandPart(
-        origin=matrix,
-        origin_row=low - matrix.row,
-        origin_col=0,
-        row=block.source_row + low - shift - block.shard_row,
-        col=matrix.col - part.region.col,
-        rows=high - low,
-        cols=matrix.cols,
-    )
 
 
 def _rows(
     reader: TorchDistReader, pieces: Sequence[BandPart[StoredMatrix]], rows: int, cols: int, dtype: torch.dtype
 ) -> Tensor:
     whole = torch.empty(rows, cols, dtype=dtype)
-    if len(pieces) == 1:
-        reader.read(pieces[0].origin, pieces[0].origin_row, whole)
-        return whole
     for piece in pieces:
-        part = torch.empty(rows, piece.cols, dtype=dtype)
+        part = whole if len(pieces) == 1 else torch.empty(rows, piece.cols, dtype=dtype)
         reader.read(piece.origin, piece.origin_row, part)
-        whole[:, piece.col : piece.col + piece.cols].copy_(part)
+        if part is not whole:
+            whole[:, piece.col : piece.col + piece.cols].copy_(part)
     return whole
 
 
-def _chunks(parameter: PlannedParameter, parts: Sequence[_RowRange]) -> Iterator[tuple[ChunkSpec, int]]:
+def _chunks(parameter: PlannedParameter, regions: Sequence[Region]) -> Iterator[tuple[ChunkSpec, int]]:
     """The chunks to write for one parameter, no larger than the buffer, and the parameter's row each begins with."""
-    for part in parts:
-        region = part.region
-        dims = len(part.global_shape) - len(region.prefix)
+    for region in regions:
+        dims = len(region.global_shape) - len(region.prefix)
         step = max(1, BUFFER_BYTES // (region.cols * parameter.dtype.itemsize))
         for start in range(0, region.rows, step):
-            rows = min(step, region.rows - start)
-            offsets = (region.row + start, region.col)[:dims]
-            sizes = (rows, region.cols)[:dims]
-            ones = (1,) * len(region.prefix)
-            chunk = ChunkSpec(region.key, part.global_shape, region.prefix + offsets, ones + sizes, parameter.dtype)
-            yield chunk, part.first_row + start
+            offsets = (*region.prefix, *(region.row + start, region.col)[:dims])
+            sizes = (1,) * len(region.prefix) + (min(step, region.rows - start), region.cols)[:dims]
+            yield ChunkSpec(region.key, region.global_shape, offsets, sizes, parameter.dtype), region.first_row + start
 
 
 def _write_chunks(
@@ -342,31 +311,18 @@ def _write_chunks(
         on_bytes(chunk.nbytes)
 
 
-def _describe(folder: Path, mapping: _Mapping, source: Path) -> None:
+def _describe(folder: Path, specs: Sequence[TensorSpec], source: Path) -> None:
     """What makes the folder a checkpoint: upstream's two small files, the state of a run not begun, the manifest."""
     save_config(CheckpointingConfig("torch_dist", 1), str(folder))
     torch.save({}, folder / "common.pt")
     (folder / checkpoint_manifest.STATE).write_text(json.dumps({"steps": 0, "skipped_steps": 0, "extra": {"step": 0}}))
     content = {
-        "tensors": {spec.name: list(spec.shape) for spec in mapping.specs()},
-        "dtype": str(main_dtype(mapping.specs())),
+        "tensors": {spec.name: list(spec.shape) for spec in specs},
+        "dtype": str(main_dtype(specs)),
         "weights_only": True,
         "source": str(source.resolve()),
     }
     checkpoint_manifest.write_manifest(folder, content)
-
-
-def _dtype_of(weights: SafetensorsFolder) -> str:
-    found = main_dtype([TensorSpec(n, weights.entry(n).shape, weights.entry(n).dtype) for n in weights.names])
-    if found not in _DTYPES:
-        raise ModelError(f"{weights.folder} is of {found}; choose a dtype of {' or '.join(_DTYPES.values())}")
-    return _DTYPES[found]
-
-
-def _listing(source: Path) -> bytes:
-    """What changes when a file of ``source`` is replaced."""
-    files = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in source.iterdir() if path.is_file()]
-    return json.dumps(sorted(files)).encode()
 
 
 def _export_job(checkpoint: Path, max_shard_bytes: int) -> str:

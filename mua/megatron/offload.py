@@ -10,24 +10,14 @@ it proves that nothing is lost and frees nothing. On a GPU it has not been run.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterable
 
 import torch
-from megatron.core.distributed import DistributedDataParallel
 from torch import Tensor
 
 from mua.megatron import parallel
 from mua.megatron.network import Network
 from mua.megatron.optimizer import Optimizer
-
-
-@dataclass(frozen=True, slots=True)
-class _Kept:
-    storage: torch.UntypedStorage
-    copy: Tensor
-    """uint8 ``[n]`` in host memory."""
 
 
 class Offloaded:
@@ -43,13 +33,15 @@ class Offloaded:
         self._scratch = [
             (storage, storage.nbytes()) for storage in _storages(scratch) if storage.data_ptr() not in kept_storages
         ]
-        self._kept = [_Kept(storage, _to_host(storage)) for storage in kept_storages.values()]
-        self.nbytes = sum(nbytes for _, nbytes in self._scratch) + sum(kept.copy.nbytes for kept in self._kept)
+        self._kept: list[tuple[torch.UntypedStorage, Tensor]] = []
+        """Each with its contents, uint8 ``[n]`` in host memory."""
+        for storage in kept_storages.values():
+            copy = torch.empty(storage.nbytes(), dtype=torch.uint8, pin_memory=torch.cuda.is_available())
+            self._kept.append((storage, copy.copy_(_bytes_of(storage))))
+        self.nbytes = sum(nbytes for _, nbytes in self._scratch) + sum(copy.nbytes for _, copy in self._kept)
         """Bytes of the device that are free now."""
-        for storage, _ in self._scratch:
+        for storage, _ in (*self._scratch, *self._kept):
             storage.resize_(0)
-        for entry in self._kept:
-            entry.storage.resize_(0)
         if torch.cuda.is_available():
             torch.cuda.empty_cache()  # the engines are other processes: what torch keeps cached they cannot use
 
@@ -58,9 +50,9 @@ class Offloaded:
         for storage, nbytes in self._scratch:
             storage.resize_(nbytes)
             _bytes_of(storage).zero_()
-        for entry in self._kept:
-            entry.storage.resize_(entry.copy.nbytes)
-            _bytes_of(entry.storage).copy_(entry.copy, non_blocking=True)
+        for storage, copy in self._kept:
+            storage.resize_(copy.nbytes)
+            _bytes_of(storage).copy_(copy, non_blocking=True)
         if torch.cuda.is_available():
             torch.cuda.synchronize()  # the host copies are about to go
         self._kept, self._scratch = [], []
@@ -74,13 +66,9 @@ def offload(networks: Iterable[Network], reference: list[Tensor] | None) -> Offl
     kept, scratch = list(reference or []), []
     for network in networks:
         kept += [*(parameter.data for parameter in network.parameters()), *_optimizer_tensors(network.optimizer)]
-        scratch += [buffer.grad_data for chunk in network.wrapped for buffer in _buffers(chunk)]
+        for chunk in network.wrapped:
+            scratch += [buffer.grad_data for buffer in (*chunk.buffers, *chunk.expert_parallel_buffers)]
     return Offloaded(kept, scratch)
-
-
-def _buffers(chunk: DistributedDataParallel) -> Iterator[Any]:
-    yield from chunk.buffers
-    yield from chunk.expert_parallel_buffers
 
 
 def _optimizer_tensors(optimizer: Optimizer) -> list[Tensor]:
@@ -105,9 +93,3 @@ def _storages(tensors: Iterable[Tensor]) -> list[torch.UntypedStorage]:
 
 def _bytes_of(storage: torch.UntypedStorage) -> Tensor:
     return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
-
-
-def _to_host(storage: torch.UntypedStorage) -> Tensor:
-    copy = torch.empty(storage.nbytes(), dtype=torch.uint8, pin_memory=torch.cuda.is_available())
-    copy.copy_(_bytes_of(storage))
-    return copy

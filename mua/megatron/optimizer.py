@@ -69,8 +69,16 @@ class Optimizer:
         *,
         section: str = "optimizer",
     ) -> None:
-        _check(config, total_steps, section)
-        dtype = chunks[0].config.params_dtype
+        if config.min_learning_rate > config.learning_rate:
+            raise ConfigError(
+                f"{section}.min_learning_rate {config.min_learning_rate} is above {section}.learning_rate "
+                f"{config.learning_rate}"
+            )
+        if config.schedule != "constant" and config.warmup_steps >= total_steps:
+            raise ConfigError(
+                f"{section}.warmup_steps {config.warmup_steps} leaves none of the run's {total_steps} steps to decay "
+                f"in; lower it or set {section}.schedule to constant"
+            )
         self.megatron: ChainedOptimizer = get_megatron_optimizer(
             MegatronOptimizerConfig(
                 optimizer="adam",
@@ -83,11 +91,23 @@ class Optimizer:
                 clip_grad=config.clip_grad,
                 use_distributed_optimizer=distributed_optimizer,
                 bf16=chunks[0].config.bf16,
-                params_dtype=dtype,
+                params_dtype=chunks[0].config.params_dtype,
             ),
             chunks,
         )
-        self.scheduler = _scheduler(self.megatron, config, total_steps)
+        self.scheduler = OptimizerParamScheduler(
+            self.megatron,
+            init_lr=0.0,
+            max_lr=config.learning_rate,
+            min_lr=config.min_learning_rate,
+            lr_warmup_steps=config.warmup_steps,
+            lr_decay_steps=max(total_steps, config.warmup_steps + 1),
+            lr_decay_style=config.schedule,
+            start_wd=config.weight_decay,
+            end_wd=config.weight_decay,
+            wd_incr_steps=total_steps,
+            wd_incr_style="constant",
+        )
         self._clip = config.clip_grad
 
     def zero_grad(self) -> None:
@@ -148,32 +168,3 @@ def _saved_groups(state: dict[Any, Any]) -> Iterator[dict[str, Any]]:
             yield from value
         elif isinstance(value, dict):
             yield from _saved_groups(value)
-
-
-def _check(config: OptimizerConfig, total_steps: int, section: str) -> None:
-    if config.min_learning_rate > config.learning_rate:
-        raise ConfigError(
-            f"{section}.min_learning_rate {config.min_learning_rate} is above {section}.learning_rate "
-            f"{config.learning_rate}"
-        )
-    if config.schedule != "constant" and config.warmup_steps >= total_steps:
-        raise ConfigError(
-            f"{section}.warmup_steps {config.warmup_steps} leaves none of the run's {total_steps} steps to decay in; "
-            f"lower it or set {section}.schedule to constant"
-        )
-
-
-def _scheduler(optimizer: ChainedOptimizer, config: OptimizerConfig, total_steps: int) -> OptimizerParamScheduler:
-    return OptimizerParamScheduler(
-        optimizer,
-        init_lr=0.0,
-        max_lr=config.learning_rate,
-        min_lr=config.min_learning_rate,
-        lr_warmup_steps=config.warmup_steps,
-        lr_decay_steps=max(total_steps, config.warmup_steps + 1),
-        lr_decay_style=config.schedule,
-        start_wd=config.weight_decay,
-        end_wd=config.weight_decay,
-        wd_incr_steps=total_steps,
-        wd_incr_style="constant",
-    )

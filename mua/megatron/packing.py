@@ -279,7 +279,8 @@ def plan_microbatches(
                 f"sequence {index} has {length} tokens, more than megatron.max_tokens_per_microbatch "
                 f"{max_tokens_per_microbatch}; raise the key or lower rollout.max_tokens"
             )
-    items = _Items.of(lengths, lengths if equal or costs is None else costs, max_tokens_per_microbatch)
+    balanced = lengths if equal or costs is None else costs
+    items = _Items(np.array([*balanced, 0]), np.array([*lengths, 0]), max_tokens_per_microbatch)
     dealt = _dealt(costs or lengths, _balanced_bins(items, ranks * multiple, equal=equal), ranks)
     if costs is not None and not equal and not lockstep:
         _balance_ranks(dealt, items)
@@ -297,17 +298,15 @@ _Bin = list[int]
 class _Items:
     """What is to be laid into bins. The arrays end with nothing: a sequence without tokens and cost."""
 
-    costs: Sequence[int]
     cost: npt.NDArray[np.int64]
     size: npt.NDArray[np.int64]
     capacity: int
 
-    @classmethod
-    def of(cls, lengths: Sequence[int], costs: Sequence[int], capacity: int) -> Self:
-        return cls(costs, np.array([*costs, 0], dtype=np.int64), np.array([*lengths, 0], dtype=np.int64), capacity)
+    def __len__(self) -> int:
+        return len(self.cost) - 1
 
     def spent(self, taken: _Bin) -> int:
-        return sum(self.costs[index] for index in taken)
+        return int(self.cost[taken].sum())
 
     def exchange(self, high: _Bin, low: _Bin, gap: int) -> tuple[int, int, int] | None:
         """Which sequences to exchange between two bins with room for it, to bring what is ``gap`` apart closest
@@ -317,7 +316,7 @@ class _Items:
             how far apart they are left, what the more expensive one gives, and what it takes: a sequence, or their
             number for nothing.
         """
-        given, taken = np.array(high, dtype=np.int64), np.array([*low, len(self.costs)])
+        given, taken = np.array(high, dtype=np.int64), np.array([*low, len(self)])
         moved, grown = (values[given][:, None] - values[taken][None] for values in (self.cost, self.size))
         room_low, room_high = (self.capacity - self.size[one].sum() for one in (taken, given))
         fits = (grown <= room_low) & (-grown <= room_high) & (moved > 0)
@@ -331,7 +330,7 @@ class _Items:
         """Makes an exchange."""
         high.remove(given)
         low.append(given)
-        if taken != len(self.costs):
+        if taken != len(self):
             low.remove(taken)
             high.append(taken)
 
@@ -372,7 +371,7 @@ def _longest_first(items: _Items, count: int) -> list[_Bin] | None:
     """Most expensive first into the cheapest bin with room, or None where a sequence finds none."""
     bins: list[_Bin] = [[] for _ in range(count)]
     spent, free = np.zeros(count), np.full(count, items.capacity)
-    for index in _descending(items.costs):
+    for index in _descending(items.cost[:-1].tolist()):
         place = int(np.where(free >= items.size[index], spent, np.inf).argmin())
         if free[place] < items.size[index]:
             return None
@@ -388,9 +387,8 @@ def _balance(bins: list[_Bin], items: _Items) -> None:
     The other is the cheapest bin that this brings closer to it. No bin gets more expensive than the most expensive was.
     At most one exchange per sequence is made, and :data:`LOOKS` per sequence are considered.
     """
-    count = len(items.costs)
-    spent, looks, made = [items.spent(taken) for taken in bins], LOOKS * count, 0
-    while looks > 0 and made < count:
+    spent, looks, made = [items.spent(taken) for taken in bins], LOOKS * len(items), 0
+    while looks > 0 and made < len(items):
         high = spent.index(max(spent))
         for low in sorted(range(len(bins)), key=spent.__getitem__)[:looks]:
             looks -= 1
@@ -407,7 +405,7 @@ def _balance(bins: list[_Bin], items: _Items) -> None:
 
 def _balance_ranks(dealt: list[list[_Bin]], items: _Items) -> None:
     """The same between the most expensive and the cheapest rank, whose bins of one deal exchange sequences."""
-    for _ in items.costs:
+    for _ in range(len(items)):
         spent = [sum(items.spent(taken) for taken in own) for own in dealt]
         high, low = (dealt[spent.index(bound)] for bound in (max(spent), min(spent)))
         gap = max(spent) - min(spent)

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -68,7 +69,13 @@ def initialize(config: MegatronConfig, seed: int) -> bool:
         torch.set_num_threads(config.threads)
     started = not dist.is_initialized()
     if started:
-        _start_process_group()
+        alone: dict[str, Any] = {}
+        if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
+            alone = {"store": dist.HashStore(), "rank": 0, "world_size": 1}  # type: ignore[attr-defined]
+        if torch.cuda.is_available():
+            torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+        backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+        dist.init_process_group(backend, timeout=timedelta(seconds=COLLECTIVE_SECONDS), **alone)
     if (running := dist.get_world_size()) != config.world_size:
         shutdown(started)
         raise ConfigError(
@@ -97,18 +104,6 @@ def start_groups(config: MegatronConfig, seed: int) -> None:
 def virtual_stages(config: MegatronConfig) -> int | None:
     """Model chunks a rank, or None for a pipeline that is not interleaved, as Megatron wants it said."""
     return None if config.virtual_pipeline == 1 else config.virtual_pipeline
-
-
-def _start_process_group() -> None:
-    timeout = timedelta(seconds=COLLECTIVE_SECONDS)
-    if torch.cuda.is_available():
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
-    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
-        dist.init_process_group(backend, timeout=timeout)
-    else:
-        store = dist.HashStore()  # type: ignore[attr-defined]
-        dist.init_process_group(backend, timeout=timeout, store=store, rank=0, world_size=1)
 
 
 def shutdown(started: bool) -> None:
@@ -146,12 +141,8 @@ def meta_rank(megatron: MegatronConfig, rank: int) -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(torch.random.fork_rng(devices=[]))
         stack.enter_context(models_on(meta))
-        stack.callback(_end)
+        stack.callback(megatron_random.initialize_rng_tracker, force_reset=True)
+        stack.callback(shutdown, started=True)
         stack.enter_context(fake_rank(rank, megatron.world_size, meta))
         initialize(megatron.model_copy(update={"threads": None}), seed=0)
         yield
-
-
-def _end() -> None:
-    shutdown(started=True)
-    megatron_random.initialize_rng_tracker(force_reset=True)

@@ -42,12 +42,15 @@ _FILE_BYTES = 5 << 30
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """A matrix inside a global tensor: rows and columns of its last dimensions at ``prefix`` of the others.
+    """Rows of a parameter, as a matrix, in a global tensor: rows and columns of its last dimensions at ``prefix``.
 
     One-dimensional parameters are matrices of one column.
     """
 
+    first_row: int
+    """Of the parameter."""
     key: str
+    global_shape: tuple[int, ...]
     prefix: tuple[int, ...]
     row: int
     col: int

@@ -15,7 +15,7 @@ with the weight and the advantage of its own sequence: the loss is that of the s
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -85,9 +85,10 @@ def merged(ids: Sequence[Int32Array], least: int = 1) -> Forest:
     runs: list[tuple[int, int, int, tuple[int, ...]]] = [(0, len(order), 0, ())] if ids else []
     while runs:
         low, high, depth, path = runs.pop()
-        parts = list(_parts(shared, low, high, depth + least))
-        if len(parts) > 1:
-            runs += [(start, stop, depth, path) for start, stop in reversed(parts)]
+        # Runs within it that share at least ``least`` tokens more.
+        cuts = [low, *(place for place in range(low + 1, high) if shared[place] < depth + least), high]
+        if len(cuts) > 2:
+            runs += [(start, stop, depth, path) for start, stop in reversed(list(itertools.pairwise(cuts)))]
             continue
         longest = order[high - 1]
         end = min([len(ids[order[low]]), *shared[low + 1 : high]])
@@ -132,42 +133,29 @@ def groups(ids: Sequence[Int32Array], capacity: int, least: int = 1) -> list[lis
     Raises:
         MuaError: a sequence is longer than that.
     """
+    for index, sequence in enumerate(ids):
+        if len(sequence) > capacity:
+            raise MuaError(
+                f"sequence {index} has {len(sequence)} tokens, more than megatron.max_tokens_per_microbatch "
+                f"{capacity}; raise the key or lower rollout.max_tokens"
+            )
     order = sorted(range(len(ids)), key=lambda index: ids[index].tobytes())
     found: list[list[int]] = []
     while order:
-        taken = _fitting(ids, order, capacity, least)
+        # As many as are at most ``capacity`` tokens when merged, by what neighbours share.
+        taken = size = 0
+        for before, index in zip([None, *order], order, strict=False):
+            common = 0 if before is None else _shared(ids[before], ids[index])
+            size += len(ids[index]) - (common if common >= least else 0)
+            if size > capacity:
+                break
+            taken += 1
         # Short runs that are not shared in the end make a tree larger than the count of shared tokens says.
         while merged([ids[index] for index in order[:taken]], least).tokens > capacity:
             taken -= 1
         found.append(order[:taken])
         order = order[taken:]
     return found
-
-
-def _fitting(ids: Sequence[Int32Array], order: Sequence[int], capacity: int, least: int) -> int:
-    """How many of ``order`` are at most ``capacity`` tokens when merged, by what neighbours share."""
-    size = 0
-    for place, index in enumerate(order):
-        if len(ids[index]) > capacity:
-            raise MuaError(
-                f"sequence {index} has {len(ids[index])} tokens, more than megatron.max_tokens_per_microbatch "
-                f"{capacity}; raise the key or lower rollout.max_tokens"
-            )
-        common = _shared(ids[order[place - 1]], ids[index]) if place else 0
-        size += len(ids[index]) - (common if common >= least else 0)
-        if size > capacity:
-            return place
-    return len(order)
-
-
-def _parts(shared: Sequence[int], low: int, high: int, needed: int) -> Iterator[tuple[int, int]]:
-    """Runs of neighbours that share at least ``needed`` tokens."""
-    start = low
-    for place in range(low + 1, high):
-        if shared[place] < needed:
-            yield start, place
-            start = place
-    yield start, high
 
 
 def _shared(one: Int32Array, other: Int32Array) -> int:

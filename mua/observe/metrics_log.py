@@ -11,7 +11,6 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import psutil
@@ -42,13 +41,12 @@ class MetricsWriter:
         drop_from(path, resume_step)
         self._file = LineFile(path)
         self._folder = output / TENSORBOARD_FOLDER
-        with naming(self._folder):
-            self._board = _board(self._folder, resume_step) if tensorboard else None
+        self._board: Any = None
+        if tensorboard:
+            from torch.utils.tensorboard import SummaryWriter  # loads torch, which only runs that train have
 
-    @property
-    def path(self) -> Path:
-        """The file of lines."""
-        return self._file.path
+            with naming(self._folder):
+                self._board = SummaryWriter(str(self._folder), purge_step=resume_step, flush_secs=30)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Record ``metrics`` at ``step``; flushed, so that a crash afterwards loses nothing.
@@ -76,9 +74,7 @@ class MetricsWriter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -111,12 +107,6 @@ def drop_from(path: Path, step: int | None) -> None:
         return
     kept = [line for line in read_metrics(path) if step is None or line["step"] < step]
     replace_text(path, "".join(json.dumps(line) + "\n" for line in kept))
-
-
-def _board(folder: Path, resume_step: int | None) -> Any:
-    from torch.utils.tensorboard import SummaryWriter  # loads torch, which only runs that train have
-
-    return SummaryWriter(str(folder), purge_step=resume_step, flush_secs=30)
 
 
 class StageTimer:

@@ -77,16 +77,12 @@ def _acquire(file: BinaryIO, path: Path) -> None:
                 raise ConfigError(_in_use(file, path)) from None
             time.sleep(_POLL_S)
         else:
-            _sign(file)
+            since = datetime.now().astimezone().isoformat(timespec="seconds")
+            holder = {"host": socket.gethostname(), "pid": os.getpid(), "since": since, "command": sys.argv[1:2]}
+            file.truncate(0)
+            file.write(json.dumps(holder).encode() + b"\n")
+            file.flush()
             return
-
-
-def _sign(file: BinaryIO) -> None:
-    since = datetime.now().astimezone().isoformat(timespec="seconds")
-    holder = {"host": socket.gethostname(), "pid": os.getpid(), "since": since, "command": sys.argv[1:2]}
-    file.truncate(0)
-    file.write(json.dumps(holder).encode() + b"\n")
-    file.flush()
 
 
 def _in_use(file: BinaryIO, path: Path) -> str:

@@ -17,7 +17,6 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import TracebackType
 from typing import Self, TextIO
 
 from rich.console import Console
@@ -29,22 +28,29 @@ PLAIN_INTERVAL_S = 30.0
 
 
 class ProgressStage:
-    """One stage that is under way. Made by :meth:`Progress.stage`."""
+    """One stage that is under way: a bar, lines in ``stream``, or silent. Made by :meth:`Progress.stage`."""
 
-    def __init__(self, name: str, total: int | None, depth: int) -> None:
+    def __init__(self, name: str, total: int | None, depth: int, bars: Bars | None, stream: TextIO | None) -> None:
         self.name = name
         self.total = total
         self.depth = depth
         self.done = 0
         self.note = ""
-        self.started = time.monotonic()
+        self.started = self._said = time.monotonic()
+        self._bars = bars
+        self._stream = stream
+        self._bar = bars.add_task("  " * depth + name, total=total, note="") if bars is not None else TaskID(0)
 
     def advance(self, count: int = 1, note: str | None = None) -> None:
         """``count`` more are done; ``note`` is shown until another comes."""
         self.done += count
         if note is not None:
             self.note = note
-        self._show()
+        if self._bars is not None:
+            self._bars.update(self._bar, completed=self.done, note=self.note)
+        elif time.monotonic() - self._said >= PLAIN_INTERVAL_S:
+            self._said = time.monotonic()
+            self._print()
 
     def line(self) -> str:
         """The stage in one plain line: name, count, seconds so far and left, note."""
@@ -54,43 +60,17 @@ class ProgressStage:
             parts.append(f"about {elapsed / self.done * (self.total - self.done):.0f} s left")
         return "  " * self.depth + ", ".join(parts) + (f": {self.note}" if self.note else "")
 
-    def _show(self) -> None:
-        """Bring the display up to date. Silent here."""
-
     def _end(self) -> None:
-        """The stage is over. Silent here."""
-
-
-class _PlainStage(ProgressStage):
-    def __init__(self, name: str, total: int | None, depth: int, stream: TextIO) -> None:
-        super().__init__(name, total, depth)
-        self._stream = stream
-        self._said = self.started
-
-    def _show(self) -> None:
-        if time.monotonic() - self._said >= PLAIN_INTERVAL_S:
-            self._said = time.monotonic()
-            print(self.line(), file=self._stream, flush=True)
-
-    def _end(self) -> None:
-        print(self.line(), file=self._stream, flush=True)
-
-
-class _BarStage(ProgressStage):
-    def __init__(self, name: str, total: int | None, depth: int, bars: Bars) -> None:
-        super().__init__(name, total, depth)
-        self._bars = bars
-        self._task: TaskID = bars.add_task("  " * depth + name, total=total, note="")
-
-    def _show(self) -> None:
-        self._bars.update(self._task, completed=self.done, note=self.note)
-
-    def _end(self) -> None:
-        # Inner stages come and go with every step; only the outermost leave their bar on the screen.
-        if self.depth:
-            self._bars.remove_task(self._task)
+        if self._bars is None:
+            self._print()
+        elif self.depth:  # inner stages come and go with every step; only the outermost leave their bar on the screen
+            self._bars.remove_task(self._bar)
         else:
-            self._bars.stop_task(self._task)
+            self._bars.stop_task(self._bar)
+
+    def _print(self) -> None:
+        if self._stream is not None:
+            print(self.line(), file=self._stream, flush=True)
 
 
 class Progress:
@@ -101,28 +81,32 @@ class Progress:
     """
 
     def __init__(self, enabled: bool = True, stream: TextIO | None = None) -> None:
-        self._stream = stream or sys.stderr
-        self._enabled = enabled
+        stream = stream or sys.stderr
+        self._stream = stream if enabled else None
         self._depth = 0
-        self._bars = _bars(self._stream) if enabled and self._stream.isatty() else None
+        self._bars: Bars | None = None
+        if enabled and stream.isatty():
+            columns = (
+                TextColumn("{task.description}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TimeElapsedColumn(),
+                TimeRemainingColumn(),
+                TextColumn("{task.fields[note]}"),
+            )
+            self._bars = Bars(*columns, console=Console(file=stream), refresh_per_second=4)
+            self._bars.start()
 
     @contextmanager
     def stage(self, name: str, total: int | None = None) -> Iterator[ProgressStage]:
         """Show a stage for the length of the block. ``total`` None: how much there is to do is not known."""
-        stage = self._new(name, total)
+        stage = ProgressStage(name, total, self._depth, self._bars, self._stream)
         self._depth += 1
         try:
             yield stage
         finally:
             self._depth -= 1
             stage._end()
-
-    def _new(self, name: str, total: int | None) -> ProgressStage:
-        if not self._enabled:
-            return ProgressStage(name, total, self._depth)
-        if self._bars is None:
-            return _PlainStage(name, total, self._depth, self._stream)
-        return _BarStage(name, total, self._depth, self._bars)
 
     def close(self) -> None:
         if self._bars is not None:
@@ -131,21 +115,5 @@ class Progress:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _bars(stream: TextIO) -> Bars:
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[note]}"),
-    )
-    bars = Bars(*columns, console=Console(file=stream), refresh_per_second=4)
-    bars.start()
-    return bars

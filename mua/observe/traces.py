@@ -35,6 +35,7 @@ log = logging.getLogger(__name__)
 
 FORMAT = 1
 _ARRAYS = {"ids": "<i4", "provenance": "u1", "logprobs": "<f4", "version": "<i4", "turn": "<i4"}
+_OPTIONAL_ARRAYS = {"teacher_logprobs": "<f4"}
 
 
 class TraceError(MuaError):
@@ -81,10 +82,10 @@ def read_traces(path: Path) -> Iterator[Trajectory]:
     :class:`TraceError`. A last line that is whole but for its newline is read.
     """
     for file in sorted(path.glob("step_*.jsonl")) if path.is_dir() else [path]:
-        yield from _read_file(file)
+        yield from _trajectories(file)
 
 
-def _read_file(path: Path) -> Iterator[Trajectory]:
+def _trajectories(path: Path) -> Iterator[Trajectory]:
     with open_file(path) as file:
         for number, line in enumerate(file, start=1):
             try:
@@ -133,7 +134,8 @@ def trajectory_from_record(record: Any, experts: Path | None = None) -> Trajecto
         if name in fields:
             _require(fields[name], kind, name)
     for name, kind in _MEMBERS.items():
-        for member in _members(fields.get(name, ())):
+        holder = fields.get(name, ())
+        for member in holder.values() if isinstance(holder, dict) else holder:
             _require(member, kind, f"a member of {name}")
     fields["outcome"] = Outcome(fields["outcome"])
     fields["segments"] = [_decode_segment(segment, experts) for segment in fields["segments"]]
@@ -151,10 +153,6 @@ _MEMBERS: dict[str, type | tuple[type, ...]] = {
 }  # fmt: skip
 
 
-def _members(holder: Any) -> Iterable[Any]:
-    return holder.values() if isinstance(holder, dict) else holder
-
-
 def _require(value: Any, kind: type | tuple[type, ...], name: str) -> None:
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is int):
         raise TypeError(f"{name} cannot be a {type(value).__name__}")
@@ -163,9 +161,10 @@ def _require(value: Any, kind: type | tuple[type, ...], name: str) -> None:
 
 
 def _encode_segment(segment: Segment, experts: BinaryIO | None) -> Json:
-    record: Json = {name: _encode_array(getattr(segment, name), kind) for name, kind in _ARRAYS.items()}
-    if segment.teacher_logprobs is not None:
-        record["teacher_logprobs"] = _encode_array(segment.teacher_logprobs, "<f4")
+    record: Json = {}
+    for name, kind in (_ARRAYS | _OPTIONAL_ARRAYS).items():
+        if (array := getattr(segment, name)) is not None:
+            record[name] = base64.b64encode(np.ascontiguousarray(array, dtype=kind).tobytes()).decode()
     if segment.experts is not None:
         if experts is None:
             raise ValueError("expert choices need a file of their own")
@@ -176,11 +175,10 @@ def _encode_segment(segment: Segment, experts: BinaryIO | None) -> Json:
 
 
 def _decode_segment(record: Json, experts: Path | None) -> Segment:
-    arrays: dict[str, Any] = {name: _decode_array(record[name], kind) for name, kind in _ARRAYS.items()}
+    present = _ARRAYS | {name: kind for name, kind in _OPTIONAL_ARRAYS.items() if name in record}
+    arrays: dict[str, Any] = {name: _decode_array(record[name], kind) for name, kind in present.items()}
     if arrays["provenance"].max(initial=0) > max(Provenance):
         raise ValueError("a token has a provenance that there is not")
-    if "teacher_logprobs" in record:
-        arrays["teacher_logprobs"] = _decode_array(record["teacher_logprobs"], "<f4")
     if "experts" in record:
         arrays["experts"] = _read_experts(record["experts"], experts, len(arrays["ids"]))
     return Segment(**arrays)
@@ -202,10 +200,6 @@ def _read_experts(place: Json, path: Path | None, tokens: int) -> ExpertArray:
         stored: Any = np.frombuffer(file.read(end - offset), dtype=kind)
     experts: ExpertArray = stored.reshape(rows, columns).astype(kind.newbyteorder("="))
     return experts
-
-
-def _encode_array(array: npt.NDArray[Any], kind: str) -> str:
-    return base64.b64encode(np.ascontiguousarray(array, dtype=kind).tobytes()).decode()
 
 
 def _decode_array(text: str, kind: str) -> npt.NDArray[Any]:

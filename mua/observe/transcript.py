@@ -33,21 +33,19 @@ def render_trajectory(trajectory: Trajectory, decode: Callable[[list[int]], str]
     ``decode`` turns ids into text and must keep special tokens. Legible without colour: what carries loss stands in
     ⟦ ⟧. A character whose bytes are split between two origins shows as the replacement character.
     """
-    parts: list[RenderableType] = [_header(trajectory)]
+    facts = Table.grid(padding=(0, 2))
+    for name, value in _facts(trajectory):
+        facts.add_row(Text(name, style="dim"), Text(_shown(value)))
+    colour = "green" if trajectory.success else "yellow"
+    if not trajectory.scored or trajectory.outcome is Outcome.MALFORMED:
+        colour = "red"
+    title = Text(_shown(f"task {trajectory.task_id}"))
+    parts: list[RenderableType] = [Panel(facts, title=title, border_style=colour, expand=False)]
     for number, segment in enumerate(trajectory.segments, start=1):
         if len(trajectory.segments) > 1:
             parts.append(Rule(f"segment {number} of {len(trajectory.segments)}", style="dim"))
         parts.append(_segment(segment, decode))
     return Group(*parts, Text(LEGEND, style="dim"))
-
-
-def _header(trajectory: Trajectory) -> Panel:
-    facts = Table.grid(padding=(0, 2))
-    for name, value in _facts(trajectory):
-        facts.add_row(Text(name, style="dim"), Text(_shown(value)))
-    return Panel(
-        facts, title=Text(_shown(f"task {trajectory.task_id}")), border_style=_colour(trajectory), expand=False
-    )
 
 
 def _facts(trajectory: Trajectory) -> Iterator[tuple[str, str]]:
@@ -64,33 +62,23 @@ def _facts(trajectory: Trajectory) -> Iterator[tuple[str, str]]:
         yield "error", trajectory.error
 
 
-def _colour(trajectory: Trajectory) -> str:
-    if not trajectory.scored or trajectory.outcome is Outcome.MALFORMED:
-        return "red"
-    return "green" if trajectory.success else "yellow"
-
-
 def _segment(segment: Segment, decode: Callable[[list[int]], str]) -> Table:
+    """One row for each stretch of equal provenance and turn."""
     table = Table.grid(padding=(0, 1))
     table.add_column(justify="right", no_wrap=True)
     table.add_column()
-    for start, end in _runs(segment):
+    changes = (np.diff(segment.provenance) != 0) | (np.diff(segment.turn) != 0)
+    bounds = [0, *(np.flatnonzero(changes) + 1).tolist(), len(segment)]
+    for start, end in itertools.pairwise(bounds) if len(segment) else ():
         provenance = Provenance(int(segment.provenance[start]))
         label, colour = _LABELS[provenance]
         turn = f"{int(segment.turn[start])} "
         text = _shown(decode(segment.ids[start:end].tolist()))
-        table.add_row(Text(turn + label, style=colour), _body(provenance, text))
+        table.add_row(Text(turn + label, style=colour), _marked(provenance, text))
     return table
 
 
-def _runs(segment: Segment) -> Iterator[tuple[int, int]]:
-    """Half-open stretches of equal provenance and turn."""
-    changes = (np.diff(segment.provenance) != 0) | (np.diff(segment.turn) != 0)
-    bounds = [0, *(np.flatnonzero(changes) + 1).tolist(), len(segment)]
-    return itertools.pairwise(bounds) if len(segment) else iter(())
-
-
-def _body(provenance: Provenance, text: str) -> Text:
+def _marked(provenance: Provenance, text: str) -> Text:
     if provenance is Provenance.SAMPLED:
         text = text[:-1] + "⏎" if text.endswith("\n") else text
         return Text.assemble("⟦", (text, "green underline"), "⟧")

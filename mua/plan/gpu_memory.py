@@ -80,28 +80,25 @@ def measure(chunks: Sequence[Any], wrapped: Sequence[Any], optimizer: Optimizer)
         wrapped: the same, wrapped by :func:`mua.megatron.optimizer.wrap_data_parallel`.
     """
     seen: set[StorageWeakRef] = set()
+
+    def fresh(tensors: Iterable[Any]) -> int:
+        """Bytes of the storages behind ``tensors`` that are not seen yet."""
+        storages = {StorageWeakRef(s): s for s in (t.untyped_storage() for t in tensors if isinstance(t, Tensor))}
+        new = storages.keys() - seen
+        seen.update(new)
+        return sum(storages[key].nbytes() for key in new)
+
     model = [*itertools.chain.from_iterable((*chunk.parameters(), *chunk.buffers()) for chunk in chunks)]
     buffers = [b.grad_data for chunk in wrapped for b in (*chunk.buffers, *chunk.expert_parallel_buffers)]
     parts = optimizer.megatron.chained_optimizers
     updated = [p for part in parts for group in part.optimizer.param_groups for p in group["params"]]
     moments = [t for part in parts for state in part.optimizer.state.values() for t in state.values()]
     return ObjectBytes(
-        parameters=_storage_bytes(model, seen),
-        gradients=_storage_bytes(buffers, seen),
-        main_weights=_storage_bytes(updated, seen),
-        moments=_storage_bytes([t for t in moments if isinstance(t, Tensor)], seen),
+        parameters=fresh(model),
+        gradients=fresh(buffers),
+        main_weights=fresh(updated),
+        moments=fresh(moments),
     )
-
-
-def _storage_bytes(tensors: Iterable[Tensor], seen: set[StorageWeakRef]) -> int:
-    """Bytes of the storages behind ``tensors`` that are not in ``seen`` yet; adds them."""
-    total = 0
-    for tensor in tensors:
-        storage = tensor.untyped_storage()
-        if (key := StorageWeakRef(storage)) not in seen:
-            seen.add(key)
-            total += storage.nbytes()
-    return total
 
 
 def rank_bytes(architecture: Architecture, config: ExperimentConfig, rank: int) -> RankBytes:

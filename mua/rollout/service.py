@@ -33,7 +33,7 @@ from mua.rollout.runner import EpisodeRunner, Placed, evaluation_places
 from mua.rollout.scheduler import GroupScheduler, Position, RolloutBatch, StepDemand
 from mua.rollout.stream import TaskStream
 from mua.rollout.teacher import Teacher
-from mua.tokens.chat_family import load_family
+from mua.tokens.family_loading import load_family
 from mua.types import Group, Json, Trajectory
 
 if TYPE_CHECKING:
@@ -215,7 +215,7 @@ class RolloutService:
     # ---- evaluation
 
     def evaluation_tasks(self, split: Split) -> list[Task]:
-        """What training is judged on: tasks of ``split``, of its own domains first, then of those held out."""
+        """What training is evaluated on: tasks of ``split``, of its own domains first, then of those held out."""
         selections = [self.selection, *filter(None, [self.held_out])]
         return [task for one in selections for task in one.sampled_tasks(split, self._config.evaluation.tasks)]
 

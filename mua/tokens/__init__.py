@@ -3,9 +3,10 @@
 Importing this package loads neither transformers nor tokenizers.
 """
 
-from mua.tokens.chat_family import ChatFamily, load_family
+from mua.tokens.chat_family import ChatFamily
 from mua.tokens.codec import ConversationError
 from mua.tokens.conversation import Conversation
+from mua.tokens.family_loading import load_family
 from mua.tokens.parsing import AssistantTurn, ErrorKind, ToolCall, ToolCallError
 
 __all__ = [

@@ -2,7 +2,7 @@
 
 A family says how each kind of message is rendered, as a list of :class:`mua.tokens.codec.TextSpan`. Another family
 joins with one module that subclasses :class:`ChatFamily` (see ``qwen.py``; a family that writes its tool calls
-otherwise brings its own ``parse_text``) and one line in ``_FAMILIES``. What it must obey:
+otherwise brings its own ``parse_text``) and one line in ``family_loading.py``. What it must obey:
 
 * a message starts with a control token and is followed by one, so that it can be encoded alone;
 * the end-of-turn token closes the assistant's turn, ``turn_separator`` is what the template adds behind it;
@@ -12,7 +12,6 @@ otherwise brings its own ``parse_text``) and one line in ``_FAMILIES``. What it 
 
 from __future__ import annotations
 
-import json
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,7 +22,7 @@ import numpy as np
 from mua.errors import ModelError
 from mua.tokens.codec import Codec, TextSpan, fixed, plain_text
 from mua.tokens.parsing import AssistantTurn
-from mua.types import Int32Array, Json, Provenance, ToolSchema
+from mua.types import Int32Array, Json, ToolSchema
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -62,10 +61,6 @@ class ChatFamily(ABC):
         """Tokens that end a sampled turn, the end-of-turn token first."""
         return self.codec.control[self.end_of_turn], self.codec.control[self.end_of_text]
 
-    @property
-    def vocabulary_size(self) -> int:
-        return self.codec.vocabulary_size
-
     def ended(self, ids: Int32Array) -> bool:
         """Whether sampled ``ids`` end with a stop token."""
         return len(ids) > 0 and int(ids[-1]) in self._end_ids
@@ -73,10 +68,6 @@ class ChatFamily(ABC):
     def decode(self, ids: Sequence[int] | Int32Array) -> str:
         """Text of ``ids``, control tokens spelt out."""
         return self.codec.decode(ids)
-
-    def encode_text(self, text: str) -> Int32Array:
-        """Ids of plain text, ``[T]``. Control tokens spelt out in it do not become control tokens."""
-        return self.codec.encode([TextSpan(text, Provenance.USER, fixed=False)])[0]
 
     def parse(self, ids: Sequence[int] | Int32Array, *, turn: int = 0) -> AssistantTurn:
         """Read the sampled ids of one assistant turn; without a stop token at the end it is ``truncated``."""
@@ -143,118 +134,6 @@ class ChatFamily(ABC):
     @abstractmethod
     def opening_of(cls, tokenizer: PreTrainedTokenizerBase, *, thinking: bool, folder: Path) -> str:
         """``opening`` for this tokenizer's template. Raises ModelError if it does not know the mode."""
-
-
-def family_class(name: str) -> type[ChatFamily]:
-    """The family registered as ``name`` (``qwen2.5``, ``qwen3``)."""
-    families = _families()
-    if name not in families:
-        raise ModelError(f"unknown chat family {name!r}; known: {', '.join(families)}")
-    return families[name]
-
-
-def load_family(folder: Path, *, thinking: bool) -> ChatFamily:
-    """The chat family of a Hugging Face model folder, bound to its tokenizer.
-
-    Loads local files only and checks that the folder's own chat template renders a conversation with tools
-    exactly as the family does.
-
-    Raises:
-        ModelError: a file is missing or broken, the model type has no family, a control token is missing, the
-            template has no such thinking mode, or it renders otherwise than the family.
-    """
-    folder = Path(folder)
-    cls = _class_of(folder)
-    tokenizer = _load_tokenizer(folder)
-    codec = Codec(tokenizer.backend_tokenizer, folder)
-    if missing := [token for token in cls.control_tokens if token not in codec.control]:
-        raise ModelError(
-            f"{folder / 'tokenizer.json'}: no added token {', '.join(missing)}, which the family {cls.name} needs; "
-            "use the tokenizer of an instruction-tuned checkpoint, or build one with workbench/tokenizer.py"
-        )
-    if not tokenizer.chat_template:
-        raise ModelError(
-            f"{folder}: the tokenizer has no chat template; copy that of the instruction-tuned checkpoint, or "
-            f"mua/tokens/templates/{cls.template}, to {folder / 'chat_template.jinja'}"
-        )
-    family = cls(codec, thinking=thinking, opening=cls.opening_of(tokenizer, thinking=thinking, folder=folder))
-    _check_template(family, tokenizer, folder)
-    return family
-
-
-def _families() -> dict[str, type[ChatFamily]]:
-    from mua.tokens.qwen import Qwen3, Qwen25
-
-    return {cls.name: cls for cls in (Qwen25, Qwen3)}
-
-
-_MODEL_TYPES = {"qwen2": "qwen2.5", "qwen3": "qwen3", "qwen3_moe": "qwen3"}
-
-
-def _class_of(folder: Path) -> type[ChatFamily]:
-    path = folder / "config.json"
-    try:
-        model_type = json.loads(path.read_text(encoding="utf-8")).get("model_type")
-    except (OSError, ValueError, AttributeError) as error:
-        raise ModelError(
-            f"{path}: cannot read the model's configuration ({error}); model.path must be a model folder"
-        ) from error
-    if model_type not in _MODEL_TYPES:
-        raise ModelError(f"{path}: no chat family for model_type {model_type!r}; known: {', '.join(_MODEL_TYPES)}")
-    return family_class(_MODEL_TYPES[model_type])
-
-
-def _load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
-    from transformers import AutoTokenizer
-
-    try:
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    except Exception as error:  # transformers raises a dozen kinds for a broken folder
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise ModelError(f"{folder}: cannot load the tokenizer ({reason}); tokenizer.json must be there") from error
-    if not tokenizer.is_fast:
-        raise ModelError(f"{folder}: only fast tokenizers (tokenizer.json) give the offsets provenance is read from")
-    return tokenizer
-
-
-_PROBE_TOOL = ToolSchema("look_up", "Probe: è <b>", {"type": "object", "properties": {"key": {"type": "string"}}})
-
-
-def _probe_call(arguments: Json) -> Json:
-    return {"id": "probe", "type": "function", "function": {"name": "look_up", "arguments": arguments}}
-
-
-_PROBE: list[Json] = [
-    {"role": "system", "content": "Probe.\n"},
-    {"role": "user", "content": "First"},
-    {"role": "assistant", "content": "Text", "tool_calls": [_probe_call({"key": "è"}), _probe_call({})]},
-    {"role": "tool", "content": "one"},
-    {"role": "tool", "content": '{"two": 2}'},
-    {"role": "assistant", "content": "", "reasoning_content": "Why", "tool_calls": [_probe_call({"key": 1})]},
-    {"role": "tool", "content": "three"},
-    {"role": "assistant", "content": "Answer"},
-    {"role": "user", "content": "Second"},
-    {"role": "assistant", "content": "Last", "reasoning_content": "Because", "tool_calls": [_probe_call({})]},
-    {"role": "tool", "content": "four"},
-]
-
-
-def _check_template(family: ChatFamily, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    """Compare the folder's template with the family's rendering; what differs would be trained wrongly."""
-    unseen = () if family.thinking else ("reasoning_content",)
-    probe = [{key: value for key, value in message.items() if key not in unseen} for message in _PROBE]
-    for tools, messages in (([_PROBE_TOOL], probe), ([], probe), ([], probe[1:9]), ([_PROBE_TOOL], probe[1:2])):
-        theirs = apply_template(tokenizer, messages, tools, enable_thinking=family.thinking)
-        ours = family.render(messages, tools, generate=True)
-        if theirs != ours:
-            at = next(
-                (i for i, (a, b) in enumerate(zip(theirs, ours, strict=False)) if a != b), min(len(theirs), len(ours))
-            )
-            raise ModelError(
-                f"{folder}: its chat template is not that of the family {family.name}: it writes "
-                f"{theirs[max(0, at - 30) : at + 30]!r} where the family writes {ours[max(0, at - 30) : at + 30]!r}; "
-                f"use the official template or mua/tokens/templates/{family.template}"
-            )
 
 
 def apply_template(

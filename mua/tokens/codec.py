@@ -24,6 +24,7 @@ import numpy as np
 
 from mua.errors import ModelError, MuaError
 from mua.types import Int32Array, Provenance, UInt8Array
+from mua.untrusted import unpaired_surrogate
 
 if TYPE_CHECKING:
     from tokenizers import Encoding, Tokenizer
@@ -96,9 +97,6 @@ class Codec:
         self._split = re.compile("(" + "|".join(map(re.escape, longest_first)) + ")")
         self._parts = lru_cache(maxsize=1024)(self._split_fixed)
         self._remembered = lru_cache(maxsize=1024)(self._encoded)
-        self._check_twin(source)
-
-    def _check_twin(self, source: Path | str) -> None:
         control_ids = set(self.control.values())
         for text in self.control:
             if control_ids.intersection(self._plain.encode(text, add_special_tokens=False).ids):
@@ -149,13 +147,11 @@ class Codec:
     def _encoded(self, run: tuple[TextSpan, ...]) -> tuple[array[int], bytes]:
         """Ids and provenance of what stands between two control tokens: a function of ``run`` alone."""
         text = plain_text(run)
-        try:
-            text.encode("utf-8")
-        except UnicodeEncodeError as error:
+        if (at := unpaired_surrogate(text)) is not None:
             raise ConversationError(
-                f"text holds an unpaired surrogate at character {error.start} near "
-                f"{text[max(0, error.start - 20) : error.start]!r}; decode it properly before it becomes a message"
-            ) from error
+                f"text holds an unpaired surrogate at character {at} near "
+                f"{text[max(0, at - 20) : at]!r}; decode it properly before it becomes a message"
+            )
         encoding = self._plain.encode(text, add_special_tokens=False)
         return array("i", encoding.ids), _owners(run, encoding)
 
@@ -175,12 +171,8 @@ def _owners(run: Sequence[TextSpan], encoding: Encoding) -> bytes:
     ends = list(accumulate(len(span.text) for span in run))
     owners = bytearray()
     for start, stop in encoding.offsets:
-        first = bisect_right(ends, start)
-        straddles = stop > ends[first]
-        owner = _owner(run[first : bisect_right(ends, stop - 1) + 1]) if straddles else run[first]
+        spans = run[bisect_right(ends, start) : bisect_right(ends, max(start, stop - 1)) + 1]
+        # Of a token that spans several, content owns it before the template does.
+        owner = next((span for span in spans if not span.fixed), spans[0])
         owners.append(owner.provenance)
     return bytes(owners)
-
-
-def _owner(spans: Sequence[TextSpan]) -> TextSpan:
-    return next((span for span in spans if not span.fixed), spans[0])

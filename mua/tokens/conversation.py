@@ -11,9 +11,11 @@ ends and a new segment starts from the rewritten history, so that the next reque
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, Self
+from itertools import takewhile
+from typing import Any, Literal, Self
 
 import numpy as np
+import numpy.typing as npt
 
 from mua.errors import EngineError
 from mua.tokens.chat_family import ChatFamily
@@ -36,19 +38,15 @@ NO_VERSION = -1
 """Version of tokens no policy sampled."""
 _ROOM = 256
 """Tokens that a new stream has room for."""
+_COLUMNS = ("ids", "provenance", "turn", "logprobs", "version")
+_TOKEN = np.dtype(list(zip(_COLUMNS, ("i4", "u1", "i4", "f4", "i4"), strict=True)))
 
 
 class _TokenStream:
-    """Growing arrays of one segment."""
-
-    __slots__ = ("_ids", "_provenance", "_logprobs", "_version", "_turn", "experts", "length")
+    """The tokens of one segment, in an array that grows."""
 
     def __init__(self) -> None:
-        self._ids = np.empty(_ROOM, np.int32)
-        self._provenance = np.empty(_ROOM, np.uint8)
-        self._logprobs = np.empty(_ROOM, np.float32)
-        self._version = np.empty(_ROOM, np.int32)
-        self._turn = np.empty(_ROOM, np.int32)
+        self._tokens = np.empty(_ROOM, _TOKEN)
         self.experts: list[ExpertArray] = []
         self.length = 0
 
@@ -61,51 +59,29 @@ class _TokenStream:
         version: Int32Array | int = NO_VERSION,
     ) -> None:
         """Append ``ids``; what is one number is so for all of them."""
-        new = slice(self.length, self.length + len(ids))
-        if new.stop > len(self._ids):
-            self._grow(new.stop)
-        self._ids[new] = ids
-        self._provenance[new] = provenance
-        self._logprobs[new] = logprobs
-        self._version[new] = version
-        self._turn[new] = turn
-        self.length = new.stop
+        end = self.length + len(ids)
+        if end > len(self._tokens):  # as many again, so that growing costs a constant time per token
+            self._tokens = np.resize(self._tokens, 2 * end)
+        for name, column in zip(_COLUMNS, (ids, provenance, turn, logprobs, version), strict=True):
+            self._tokens[name][self.length : end] = column
+        self.length = end
 
-    def ids(self) -> Int32Array:
-        """All so far, ``[T]``."""
-        return self._ids[: self.length].copy()
-
-    @property
-    def sampled(self) -> bool:
-        """Whether the policy sampled any of it."""
-        return bool((self._provenance[: self.length] == Provenance.SAMPLED).any())
+    def column(self, name: str) -> npt.NDArray[Any]:
+        """One field of all tokens so far, ``[T]``."""
+        return self._tokens[name][: self.length].copy()
 
     @property
     def routed(self) -> int:
         """Tokens whose experts are known; they come first."""
-        return sum(len(rows) for rows in self.experts)
+        return sum(map(len, self.experts))
 
     def segment(self) -> Segment:
-        n = self.length
-        return Segment(
-            ids=self.ids(),
-            provenance=self._provenance[:n].copy(),
-            logprobs=self._logprobs[:n].copy(),
-            version=self._version[:n].copy(),
-            turn=self._turn[:n].copy(),
-            experts=self._all_experts(),
-        )
-
-    def _grow(self, length: int) -> None:
-        """Make room for ``length`` tokens and as many again, so that growing costs a constant time a token."""
-        for column in ("_ids", "_provenance", "_logprobs", "_version", "_turn"):
-            setattr(self, column, np.resize(getattr(self, column), 2 * length))
-
-    def _all_experts(self) -> ExpertArray | None:
-        if not self.experts:
-            return None
-        unrouted = np.zeros((self.length - self.routed, self.experts[0].shape[1]), np.uint8)
-        return np.concatenate([*self.experts, unrouted])
+        """All so far; tokens whose experts are not known have 0."""
+        experts = None
+        if self.experts:
+            unrouted = np.zeros((self.length - self.routed, self.experts[0].shape[1]), np.uint8)
+            experts = np.concatenate([*self.experts, unrouted])
+        return Segment(**{name: self.column(name) for name in _COLUMNS}, experts=experts)
 
 
 class Conversation:
@@ -181,9 +157,11 @@ class Conversation:
             raise ConversationError("every assistant message has weight 0: nothing carries loss")
         if train_on == "last":
             trained = trained[-1:]
-        index = head + 1
-        while index < len(demonstration):
-            index = conversation._demonstrate(demonstration, index, trained=index in trained)
+        for index in range(head + 1, len(demonstration)):
+            try:
+                conversation._demonstrate(demonstration, index, trained=index in trained)
+            except (ConversationError, RuntimeError) as error:
+                raise ConversationError(f"messages[{index}]: {error}") from error
         return conversation
 
     @property
@@ -208,7 +186,7 @@ class Conversation:
                 raise RuntimeError("the assistant's turn is over: add a user message or tool results first")
             self._append(self.family.generation_prompt())
             self._prompted = True
-        return self._streams[-1].ids()
+        return self._streams[-1].column("ids")
 
     def add_sampled(self, generation: Generation) -> AssistantTurn:
         """Append what the engine sampled for :meth:`prompt_ids`, exactly as it came, and read it.
@@ -260,8 +238,8 @@ class Conversation:
 
     def segments(self) -> list[Segment]:
         """The token streams in order; those without a sampled token are left out unless there is no other."""
-        sampled = [stream.segment() for stream in self._streams if stream.sampled]
-        return sampled or [self._streams[-1].segment()]
+        segments = [stream.segment() for stream in self._streams]
+        return [segment for segment in segments if segment.loss_mask.any()] or segments[-1:]
 
     def _append(self, spans: Sequence[TextSpan]) -> None:
         self._streams[-1].extend(*self.family.codec.encode(spans), self._turns)
@@ -302,30 +280,20 @@ class Conversation:
                 f"{self.family.stop_token_ids}; request them as stop_token_ids and keep them in the output"
             )
 
-    def _demonstrate(self, messages: Sequence[Json], index: int, *, trained: bool) -> int:
-        """Add message ``index`` (tool messages: the whole run); the index of the next one."""
+    def _demonstrate(self, messages: Sequence[Json], index: int, *, trained: bool) -> None:
+        """Add message ``index``; the first of several tool messages stands for all of them."""
         message = messages[index]
-        try:
-            if message["role"] == "assistant":
-                self._add_demonstrated(message, trained=trained)
-            elif message["role"] == "user":
-                self.add_user(message["content"])
-            else:
-                end = index
-                while end < len(messages) and messages[end]["role"] == "tool":
-                    end += 1
-                self.add_tool_results([result["content"] for result in messages[index:end]])
-                return end
-        except (ConversationError, RuntimeError) as error:
-            raise ConversationError(f"messages[{index}]: {error}") from error
-        return index + 1
-
-    def _add_demonstrated(self, message: Json, *, trained: bool) -> None:
-        self.prompt_ids()
-        ids, provenance = self.family.codec.encode(self.family.demonstration(message))
-        _check_demonstration(message, self.family.parse(ids))
-        self._streams[-1].extend(ids, provenance if trained else Provenance.TEMPLATE, self._turns)
-        self._close_turn(message, ids)
+        if message["role"] == "assistant":
+            self.prompt_ids()
+            ids, provenance = self.family.codec.encode(self.family.demonstration(message))
+            _check_demonstration(message, self.family.parse(ids))
+            self._streams[-1].extend(ids, provenance if trained else Provenance.TEMPLATE, self._turns)
+            self._close_turn(message, ids)
+        elif message["role"] == "user":
+            self.add_user(message["content"])
+        elif messages[index - 1]["role"] != "tool":
+            results = takewhile(lambda result: result["role"] == "tool", messages[index:])
+            self.add_tool_results([result["content"] for result in results])
 
 
 def _check_demonstration(message: Json, turn: AssistantTurn) -> None:

@@ -127,7 +127,6 @@ def parse_turn(
 
 
 def _split_reasoning(text: str, opened: bool) -> tuple[str | None, str, list[ToolCallError]]:
-    errors: list[ToolCallError] = []
     thoughts, rest = None, text
     if opened or text.lstrip().startswith(THINK_OPEN):
         start = 0 if opened else text.index(THINK_OPEN) + len(THINK_OPEN)
@@ -136,96 +135,69 @@ def _split_reasoning(text: str, opened: bool) -> tuple[str | None, str, list[Too
             message = f"the reasoning was not closed with {THINK_CLOSE}; close it, then answer or call a tool"
             return text[start:].strip("\n"), "", [ToolCallError(ErrorKind.UNCLOSED_REASONING, message, text)]
         thoughts, rest = text[start:end].strip("\n"), text[end + len(THINK_CLOSE) :].lstrip("\n")
-    if THINK_OPEN in rest or THINK_CLOSE in rest:
-        outside = _split_calls(rest, 0)[0]
-        for tag in (THINK_OPEN, THINK_CLOSE):
-            if tag in outside:
-                message = f"{tag} may stand only in one block, at the beginning of the turn"
-                errors.append(ToolCallError(ErrorKind.STRAY_REASONING_TAG, message, rest))
-    return thoughts, rest, errors
-
-
-class _Tags:
-    """Where the tags of calls stand in a text, found once."""
-
-    def __init__(self, text: str) -> None:
-        self._end = len(text)
-        self._opens = [found.start() for found in re.finditer(CALL_OPEN, text)]
-        self._closes = [found.start() for found in re.finditer(CALL_CLOSE, text)]
-
-    def opening(self, at: int) -> int:
-        """The first opening tag from ``at`` on; the text's end where there is none."""
-        return self._first(self._opens, at)
-
-    def closing(self, at: int) -> int:
-        """The same of closing tags."""
-        return self._first(self._closes, at)
-
-    def _first(self, places: list[int], at: int) -> int:
-        found = bisect_left(places, at)
-        return places[found] if found < len(places) else self._end
+    stray = [tag for tag in (THINK_OPEN, THINK_CLOSE) if tag in rest]
+    outside = _split_calls(rest, 0)[0] if stray else ""
+    message = "{} may stand only in one block, at the beginning of the turn"
+    kind = ErrorKind.STRAY_REASONING_TAG
+    return thoughts, rest, [ToolCallError(kind, message.format(tag), rest) for tag in stray if tag in outside]
 
 
 def _split_calls(text: str, turn: int) -> tuple[str, list[ToolCall], list[ToolCallError]]:
+    """Text outside calls, the calls, and what is wrong."""
+    opens, closes = (
+        [*(found.start() for found in re.finditer(tag, text)), len(text)] for tag in (CALL_OPEN, CALL_CLOSE)
+    )
     calls: list[ToolCall] = []
-    tags = _Tags(text)
-    start = tags.opening(0)
+    leftovers: list[str] = []
+    start = opens[0]
     lead = text[:start]
     errors = _unopened(lead)
-    leftovers: list[str] = []
     while start < len(text):
-        found, end = _read_call(text, start, tags, f"call_{turn}_{len(calls)}")
+        following = _first(opens, start + 1)
+        found, end = _read_call(text, start, _first(closes, start), following, f"call_{turn}_{len(calls)}")
         if isinstance(found, ToolCall):
             calls.append(found)
         else:
             errors.append(found)
             leftovers.append(text[start:end])
-        start = tags.opening(end)
-        gap = text[end:start]
-        if gap.strip():
-            leftovers.append(gap.strip())
-            errors.extend(_unopened(gap) or [_stray(gap.strip())])
+        start = _first(opens, end)
+        if gap := text[end:start].strip():
+            leftovers.append(gap)
+            message = "text after a tool call; write text before the first call, and only calls after it"
+            errors += _unopened(text[end:start]) or [ToolCallError(ErrorKind.STRAY_TEXT, message, gap)]
     if calls or leftovers:
         lead = lead.removesuffix("\n")
     return "\n".join([lead, *leftovers] if lead else leftovers), calls, errors
 
 
+def _first(places: list[int], at: int) -> int:
+    """The first of ascending ``places`` from ``at`` on; the last of them is the text's end."""
+    return places[bisect_left(places, at)]
+
+
 def _unopened(text: str) -> list[ToolCallError]:
-    if CALL_CLOSE not in text:
-        return []
     message = f"{CALL_CLOSE} without {CALL_OPEN} before it; write the call between the two tags"
-    return [ToolCallError(ErrorKind.UNOPENED_CALL, message, text)]
+    return [ToolCallError(ErrorKind.UNOPENED_CALL, message, text)] if CALL_CLOSE in text else []
 
 
-def _stray(text: str) -> ToolCallError:
-    message = "text after a tool call; write text before the first call, and only calls after it"
-    return ToolCallError(ErrorKind.STRAY_TEXT, message, text)
+def _read_call(text: str, start: int, close: int, following: int, call_id: str) -> tuple[ToolCall | ToolCallError, int]:
+    """The call whose opening tag is at ``start``, and the index just behind it.
 
-
-def _read_call(text: str, start: int, tags: _Tags, call_id: str) -> tuple[ToolCall | ToolCallError, int]:
-    """The call whose opening tag is at ``start``, and the index just behind it."""
+    A broken one reaches to the next closing tag, at ``close``, or to the next opening tag or the end, at ``following``.
+    """
     at = skip_space(text, start + len(CALL_OPEN))
+    reach = _REACH.match(text, at)
+    assert reach is not None, "the pattern matches nothing too"
     try:
-        value, length = read_json_at(_reach(text, at), 0)
+        value, length = read_json_at(reach.group(), 0)
     except JsonError as error:
-        return _broken(text, start, tags, f"the tool call is not valid JSON: {error.reason}")
-    end = skip_space(text, at + length)
-    if not text.startswith(CALL_CLOSE, end):
-        return _broken(text, start, tags, f"other text stands between the JSON object and {CALL_CLOSE}")
-    end += len(CALL_CLOSE)
-    return _check_call(value, call_id, text[start:end]), end
-
-
-def _reach(text: str, at: int) -> str:
-    """The part of ``text`` from ``at`` on that a JSON value which begins there can be in."""
-    found = _REACH.match(text, at)
-    assert found is not None, "the pattern matches nothing too"
-    return found.group()
-
-
-def _broken(text: str, start: int, tags: _Tags, message: str) -> tuple[ToolCallError, int]:
-    """An error for the call at ``start``, which reaches to its closing tag, the next opening tag or the end."""
-    close, following = tags.closing(start), tags.opening(start + len(CALL_OPEN))
+        message = f"the tool call is not valid JSON: {error.reason}"
+    else:
+        end = skip_space(text, at + length)
+        if text.startswith(CALL_CLOSE, end):
+            end += len(CALL_CLOSE)
+            return _check_call(value, call_id, text[start:end]), end
+        message = f"other text stands between the JSON object and {CALL_CLOSE}"
     if close < following:
         end = close + len(CALL_CLOSE)
         return ToolCallError(ErrorKind.BAD_JSON, message, text[start:end]), end

@@ -11,8 +11,8 @@ Where Qwen3's official template rewrites history:
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
-from itertools import groupby
+from collections.abc import Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -56,57 +56,39 @@ class _Qwen(ChatFamily):
     def tool_results(self, results: Sequence[str]) -> list[TextSpan]:
         spans = [fixed("<|im_start|>user")]
         for result in results:
-            spans += [
-                fixed("\n<tool_response>\n"),
-                content(result, Provenance.TOOL),
-                fixed("\n</tool_response>"),
-            ]
+            spans += [fixed("\n<tool_response>\n"), content(result, Provenance.TOOL), fixed("\n</tool_response>")]
         return [*spans, fixed("<|im_end|>\n")]
 
     def generation_prompt(self) -> list[TextSpan]:
         return [fixed(_HEADER + self.opening)]
 
     def demonstration(self, message: Json) -> list[TextSpan]:
-        who = Provenance.SAMPLED
-        return [
-            *self._demonstrated_thoughts(message),
-            *_body(message, who, after_block=self.thinking),
-            fixed(self.end_of_turn, who),
-        ]
-
-    def _demonstrated_thoughts(self, message: Json) -> list[TextSpan]:
-        thoughts = message.get("reasoning_content")
+        who, thoughts = Provenance.SAMPLED, message.get("reasoning_content")
         if thoughts and not self.thinking:
             raise ConversationError(
                 f"an assistant message holds reasoning_content, but the policy ({self.name}) does not think; "
                 "remove it or set model.thinking: true on a model that can"
             )
-        if not self.thinking:
-            return []
-        return _think_block(thoughts or "", Provenance.SAMPLED, opened=self.opening == _OPEN_BLOCK)
+        block = _think_block(thoughts or "", who, opened=self.opening == _OPEN_BLOCK) if self.thinking else []
+        return [*block, *_body(message, who, after_block=self.thinking), fixed(self.end_of_turn, who)]
 
     def history(self, messages: Sequence[Json], tools: Sequence[ToolSchema]) -> list[TextSpan]:
         has_system = bool(messages) and messages[0]["role"] == "system"
         spans = self.system(messages[0]["content"] if has_system else None, tools)
         thinking = self._turns_with_think_block(messages)
-        numbered = enumerate(messages)
-        for role, run in groupby(numbered, key=lambda item: str(item[1]["role"])):
-            spans += self._history_run(role, list(run), thinking)
-        return spans
-
-    def _history_run(self, role: str, run: list[tuple[int, Json]], thinking: set[int]) -> Iterator[TextSpan]:
-        if role == "tool":
-            yield from self.tool_results([message["content"] for _, message in run])
-        elif role == "user":
-            for _, message in run:
-                yield from self.user(message["content"])
-        elif role == "assistant":
-            for index, message in run:
-                yield fixed(_HEADER)
+        for index, message in enumerate(messages):
+            if message["role"] == "user":
+                spans += self.user(message["content"])
+            elif message["role"] == "assistant":
+                spans.append(fixed(_HEADER))
                 if index in thinking:
-                    yield from _think_block(message.get("reasoning_content") or "", Provenance.TEMPLATE)
-                yield from _body(message, Provenance.TEMPLATE, after_block=index in thinking)
-                yield fixed(self.end_of_turn + self.turn_separator)
+                    spans += _think_block(message.get("reasoning_content") or "", Provenance.TEMPLATE)
+                spans += _body(message, Provenance.TEMPLATE, after_block=index in thinking)
+                spans.append(fixed(self.end_of_turn + self.turn_separator))
+            elif message["role"] == "tool" and (index == 0 or messages[index - 1]["role"] != "tool"):
+                run = takewhile(lambda result: result["role"] == "tool", messages[index:])
+                spans += self.tool_results([result["content"] for result in run])
+        return spans
 
     def _turns_with_think_block(self, messages: Sequence[Json]) -> set[int]:
         return set()
@@ -142,13 +124,7 @@ class Qwen3(_Qwen):
     """Qwen3, hybrid, instruct-only and thinking-only alike; which one is read from the generation prompt."""
 
     name = "qwen3"
-    control_tokens = (
-        *Qwen25.control_tokens,
-        "<tool_response>",
-        "</tool_response>",
-        THINK_OPEN,
-        THINK_CLOSE,
-    )
+    control_tokens = (*Qwen25.control_tokens, "<tool_response>", "</tool_response>", THINK_OPEN, THINK_CLOSE)
     template = "qwen3.jinja"
 
     def system(self, system: str | None, tools: Sequence[ToolSchema]) -> list[TextSpan]:
@@ -177,7 +153,9 @@ class Qwen3(_Qwen):
 
     @classmethod
     def opening_of(cls, tokenizer: PreTrainedTokenizerBase, *, thinking: bool, folder: Path) -> str:
-        opening, other = (_opening(tokenizer, enable_thinking=mode) for mode in (thinking, not thinking))
+        messages = [{"role": "user", "content": ""}]
+        rendered = (apply_template(tokenizer, messages, [], enable_thinking=mode) for mode in (thinking, not thinking))
+        opening, other = (text.rpartition(_HEADER)[2] for text in rendered)
         if thinking and (opening == _OPEN_BLOCK or (opening == "" and other == _EMPTY_BLOCK)):
             return opening
         if not thinking and opening in ("", _EMPTY_BLOCK):
@@ -186,11 +164,6 @@ class Qwen3(_Qwen):
             f"{folder}: with model.thinking: {str(thinking).lower()} its chat template opens the assistant's turn with "
             f"{opening!r}, so the model has no such mode; set model.thinking: {str(not thinking).lower()}"
         )
-
-
-def _opening(tokenizer: PreTrainedTokenizerBase, *, enable_thinking: bool) -> str:
-    text = apply_template(tokenizer, [{"role": "user", "content": ""}], [], enable_thinking=enable_thinking)
-    return text.rpartition(_HEADER)[2]
 
 
 def _last_query(messages: Sequence[Json]) -> int:
@@ -222,8 +195,7 @@ def _body(message: Json, who: Provenance, *, after_block: bool = False) -> list[
     for index, call in enumerate(message.get("tool_calls") or []):
         function = call["function"]
         arguments = function["arguments"]
-        if isinstance(arguments, str):
-            arguments = json.loads(arguments)
+        arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
         spans += [
             fixed(f"\n{CALL_OPEN}\n" if said or index else f"{CALL_OPEN}\n", who),
             content(f'{{"name": "{function["name"]}", "arguments": {dump_json(arguments)}}}', who),

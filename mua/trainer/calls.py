@@ -6,7 +6,7 @@
     works alone (rollouts, evaluation):     follow(), in meet(): waits as long as there are signs of life,
       a thread gives a sign of life ─────►    RankLost after so many silent seconds
     an announced() method ───────────────►  the same method with the same arguments, entered by all
-    close() ─────────────────────────────►  follow() returns
+    release() ───────────────────────────►  follow() returns
 
 So a wait lasts as long as what it waits for, whatever the deadlines of a rollout add up to, and ends soon after rank 0
 did. Whatever rank 0 itself waits for has a deadline of its own.
@@ -79,6 +79,25 @@ class Calls:
             dist.broadcast_object_list(box, src=0, group=self._group)
         return box[0]
 
+    def follow(self, collective: Any) -> None:
+        """On every rank but 0: make the calls that rank 0 announces, of methods of ``collective``, until it releases.
+
+        Raises :class:`RankLost` when it ends or falls silent before.
+        """
+        with naming_lost_ranks():
+            while (call := self.announce(None)) != _STOP:
+                name, arguments, named = call
+                method = getattr(type(collective), name)
+                getattr(method, "__wrapped__", method)(collective, *arguments, **named)
+
+    def release(self) -> None:
+        """On rank 0: let the others return from :meth:`follow`. No more signs of life."""
+        try:
+            if self._leading:
+                self.announce(_STOP)
+        finally:
+            self.close()
+
     def close(self) -> None:
         """No more signs of life. Safe to call twice."""
         self._closed.set()
@@ -127,49 +146,19 @@ class Calls:
                 return
 
 
-class Together:
-    """An object that every rank has one of. Rank 0 calls its :func:`announced` methods, the others :meth:`follow`.
-
-    Without ``calls`` nothing is announced: there is one process, or all ranks make the same calls by themselves.
-    """
-
-    calls: Calls | None = None
-
-    def announce(self, name: str, *arguments: Any, **named: Any) -> None:
-        """On rank 0: have the others call the method ``name``."""
-        if self.calls is not None:
-            self.calls.announce((name, arguments, named))
-
-    def follow(self) -> None:
-        """On every other rank: do what rank 0 does until it stops.
-
-        Raises :class:`RankLost` when it ends or falls silent before.
-        """
-        assert self.calls is not None, "there are other ranks"
-        with naming_lost_ranks():
-            while (call := self.calls.announce(None)) != _STOP:
-                name, arguments, named = call
-                method = getattr(type(self), name)
-                getattr(method, "__wrapped__", method)(self, *arguments, **named)
-
-    def release(self) -> None:
-        """On rank 0: let the others return from :meth:`follow`. No more signs of life."""
-        if self.calls is not None:
-            try:
-                if dist.get_rank() == 0:
-                    self.calls.announce(_STOP)
-            finally:
-                self.calls.close()
-
-
 def announced(
     method: Callable[Concatenate[Any, Arguments], Result],
 ) -> Callable[Concatenate[Any, Arguments], Result]:
-    """A collective method of :class:`Together`: called on rank 0, it is called on all ranks with the same arguments."""
+    """A collective method: called on rank 0, it is called on all ranks with the same arguments.
+
+    Its object has ``calls``, or None there: then nothing is announced, for there is one process, or all ranks make the
+    same calls by themselves.
+    """
 
     @wraps(method)
     def call(self: Any, /, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
-        self.announce(method.__name__, *args, **kwargs)
+        if self.calls is not None:
+            self.calls.announce((method.__name__, args, kwargs))
         return method(self, *args, **kwargs)
 
     return call

@@ -14,7 +14,7 @@ import re
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from mua.config.schema import ExperimentConfig
 from mua.errors import ConfigError
@@ -55,12 +55,20 @@ def hold_out(conversations: Conversations, share: float, seed: int) -> tuple[Con
     Which part a conversation falls into is drawn by what it says, so that copies of one conversation, common in
     collected data, never stand on both sides. The validation part is the first to reach ``share`` of all.
     """
-    digests = [_digest(segments, seed) for segments in conversations]
+
+    def digest(segments: Sequence[Segment]) -> bytes:
+        found = hashlib.sha256(str(seed).encode())
+        for segment in segments:
+            found.update(segment.ids.tobytes())
+            found.update(segment.provenance.tobytes())
+        return found.digest()
+
+    digests = [digest(segments) for segments in conversations]
     chosen = set(sorted(digests)[: math.ceil(share * len(conversations))])
-    return (
-        [c for c, digest in zip(conversations, digests, strict=True) if digest not in chosen],
-        [c for c, digest in zip(conversations, digests, strict=True) if digest in chosen],
-    )
+    parts: tuple[Conversations, Conversations] = ([], [])
+    for conversation, drawn in zip(conversations, digests, strict=True):
+        parts[drawn in chosen].append(conversation)
+    return parts
 
 
 def load_conversations(
@@ -72,10 +80,16 @@ def load_conversations(
     ``model.max_length`` unless ``sft.overlong`` leaves it out.
     """
     assert config.sft is not None
-    text, limit = _text(path, key), config.model.max_length
+    try:
+        text = read_file(path).decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
+    except OSError as error:
+        raise ConfigError(f"{key}: cannot read {path}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{key}: {path} is not UTF-8 text (byte {error.start + 1})") from None
+    limit = config.model.max_length
     conversations, skipped = [], 0
     for number, record in _records(path, text):
-        segments = _segments(f"{path}:{number}", record, family, config)
+        segments = _segments(f"{path}:{number}", record, family, config.sft.train_on)
         if (longest := max(len(s) for s in segments)) <= limit:
             conversations.append(segments)
         elif config.sft.overlong == "skip":
@@ -103,86 +117,71 @@ def batch_members(pool: Sequence[int], size: int, step: int, seed: int) -> list[
     return chosen
 
 
-def _text(path: Path, key: str) -> str:
-    try:
-        return read_file(path).decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
-    except OSError as error:
-        raise ConfigError(f"{key}: cannot read {path}: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{key}: {path} is not UTF-8 text (byte {error.start + 1})") from None
-
-
 def _records(path: Path, text: str) -> Iterator[tuple[int, Any]]:
     """Every record with the line it begins on."""
-    if not text.strip():
-        return
-    try:
-        yield from _array(text) if text.lstrip().startswith("[") else _lines(text)
-    except _Unreadable as error:
-        raise ConfigError(f"{path}:{error.line}: not a conversation: {error}") from None
+    if text.lstrip().startswith("["):
+        yield from _array(path, text)
+    elif text.strip():
+        # Only line feeds end a record: str.splitlines would also cut at U+2028, which JSON strings may hold as it is.
+        for number, line in enumerate(text.removesuffix("\n").split("\n"), 1):
+            try:
+                yield number, read_json(line)
+            except JsonError as error:
+                fix = "write one JSON object a line, or one array of them"
+                raise ConfigError(f"{path}:{number}: not a conversation: {error}; {fix}") from None
 
 
-class _Unreadable(Exception):
-    """What is wrong with the JSON of a file, and on which line."""
-
-    def __init__(self, line: int, reason: str) -> None:
-        super().__init__(reason)
-        self.line = line
-
-
-def _lines(text: str) -> Iterator[tuple[int, Any]]:
-    # Only line feeds end a record: str.splitlines would also cut at U+2028, which JSON strings may hold as it is.
-    for number, line in enumerate(text.removesuffix("\n").split("\n"), 1):
-        try:
-            yield number, read_json(line)
-        except JsonError as error:
-            mend = "write one JSON object a line, or one array of them"
-            raise _Unreadable(number, f"{error}; {mend}") from None
-
-
-def _array(text: str) -> Iterator[tuple[int, Any]]:
+def _array(path: Path, text: str) -> Iterator[tuple[int, Any]]:
     """The elements of a JSON array one by one, so that a fault has its line."""
     feeds = [found.start() for found in re.finditer("\n", text)]
+
+    def fault(line: int, reason: str) -> ConfigError:
+        return ConfigError(f"{path}:{line}: not a conversation: {reason}")
+
     at = skip_space(text, text.index("[") + 1)
     while text[at : at + 1] != "]":
         number = bisect_left(feeds, at) + 1
         try:
             value, end = read_json_at(text, at)
         except JsonError as error:
-            raise _Unreadable(error.line, f"{error.reason} (column {error.column}) in the file's array") from None
+            raise fault(error.line, f"{error.reason} (column {error.column}) in the file's array") from None
         yield number, value
         at = skip_space(text, end)
         if text[at : at + 1] == ",":
             at = skip_space(text, at + 1)
         elif text[at : at + 1] != "]":
-            raise _Unreadable(bisect_left(feeds, at) + 1, 'the file\'s array wants "," or "]" here')
+            raise fault(bisect_left(feeds, at) + 1, 'the file\'s array wants "," or "]" here')
     if text[at + 1 :].strip():
-        number = bisect_left(feeds, at) + 1
-        raise _Unreadable(number, "text follows the end of the file's array; put all records into it")
+        raise fault(bisect_left(feeds, at) + 1, "text follows the end of the file's array; put all records into it")
 
 
-def _segments(where: str, record: Any, family: ChatFamily, config: ExperimentConfig) -> list[Segment]:
+def _segments(where: str, record: Any, family: ChatFamily, train_on: Literal["all", "last"]) -> list[Segment]:
+    """The token streams of one record. Raises :class:`ConfigError` with ``where`` for what is no conversation."""
     try:
-        return _conversation(record, family, config).segments()
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, ConversationError) as error:
-        raise ConfigError(f"{where}: not a conversation: {printable(_reason(error))}") from None
-
-
-def _conversation(record: Any, family: ChatFamily, config: ExperimentConfig) -> Conversation:
-    assert config.sft is not None
-    if not isinstance(record, dict):
-        raise ConversationError(f"a record is an object, not {type(record).__name__}")
-    tools = _tools(_listed(record, "tools"))
-    if "messages" in record:
-        messages = _listed(record, "messages")
-    elif "conversations" in record:
-        messages = openai_messages(record)
-    else:
-        raise ConversationError(
-            'neither "messages" (OpenAI form) nor "conversations" (ShareGPT form); '
-            f"the keys are {', '.join(map(str, record)) or 'none'}"
-        )
-    return Conversation.from_messages(family, messages, tools, train_on=config.sft.train_on)
+        if not isinstance(record, dict):
+            raise ConversationError(f"a record is an object, not {type(record).__name__}")
+        tools: list[ToolSchema] = []
+        for tool in _listed(record, "tools"):  # wrapped as OpenAI does or not; MUA-RL's data wraps them all at once
+            inner = tool.get("function", tool)
+            for f in inner if isinstance(inner, list) else [inner]:
+                tools.append(ToolSchema(f["name"], f.get("description", ""), f.get("parameters", {})))
+        if "messages" in record:
+            messages = _listed(record, "messages")
+        elif "conversations" in record:
+            messages = openai_messages(record)
+        else:
+            raise ConversationError(
+                'neither "messages" (OpenAI form) nor "conversations" (ShareGPT form); '
+                f"the keys are {', '.join(map(str, record)) or 'none'}"
+            )
+        return Conversation.from_messages(family, messages, tools, train_on=train_on).segments()
+    except ConversationError as error:
+        reason = str(error)
+    except KeyError as error:
+        reason = f"the key {error} is missing"
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+        reason = f"not in OpenAI form ({type(error).__name__}: {error})"
+    raise ConfigError(f"{where}: not a conversation: {printable(reason)}")
 
 
 def _listed(record: Json, key: str) -> list[Json]:
@@ -196,28 +195,3 @@ def _listed(record: Json, key: str) -> list[Json]:
     if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
         raise ConversationError(f'"{key}" must be an array of objects')
     return value
-
-
-def _tools(tools: list[Json]) -> list[ToolSchema]:
-    """Schemas, wrapped as OpenAI does or not; MUA-RL's data wraps them all at once."""
-    functions: list[Json] = []
-    for tool in tools:
-        inner = tool.get("function", tool)
-        functions += inner if isinstance(inner, list) else [inner]
-    return [ToolSchema(f["name"], f.get("description", ""), f.get("parameters", {})) for f in functions]
-
-
-def _reason(error: Exception) -> str:
-    if isinstance(error, ConversationError):
-        return str(error)
-    if isinstance(error, KeyError):
-        return f"the key {error} is missing"
-    return f"not in OpenAI form ({type(error).__name__}: {error})"
-
-
-def _digest(segments: Sequence[Segment], seed: int) -> bytes:
-    found = hashlib.sha256(str(seed).encode())
-    for segment in segments:
-        found.update(segment.ids.tobytes())
-        found.update(segment.provenance.tobytes())
-    return found.digest()

@@ -12,11 +12,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import torch.distributed as dist
-from torch import Tensor
 
 from megatron_bridge.collective import gathered
 from megatron_bridge.plain_files import BridgeError
@@ -33,7 +31,7 @@ from mua.megatron.modules import defer_logits
 from mua.megatron.network import Network, policy_terms, read_logprobs, read_values, value_terms
 from mua.megatron.offload import Offloaded, offload
 from mua.megatron.routing_replay import RoutingReplay
-from mua.trainer.calls import Calls, Together, announced, lost_rank, naming_lost_ranks
+from mua.trainer.calls import Calls, announced, lost_rank, naming_lost_ranks
 from mua.trainer.rank_processes import end_ranks
 from mua.types import Float32Array, Json, TrainBatch, TrainSequence
 
@@ -43,7 +41,7 @@ CLOSE_SECONDS = 60.0
 log = logging.getLogger(__name__)
 
 
-class Learner(Together):
+class Learner:
     """What trains. On rank 0 use as a context manager; on the others call :meth:`follow`.
 
     Args:
@@ -69,6 +67,7 @@ class Learner(Together):
         driven: bool = True,
     ) -> None:
         self._config = config
+        self.calls: Calls | None = None
         self._pending: checkpoint.PendingSave | None = None
         self._closing: dist.ProcessGroup | None = None
         self._offloaded: Offloaded | None = None
@@ -90,7 +89,7 @@ class Learner(Together):
             config.engine,
             self._nodes,
             self._group,
-            announce=lambda targets: self.announce("_follow_buckets", targets),
+            announce=lambda nodes: None if self.calls is None else self.calls.announce(("_follow", (nodes,), {})),
             meet=lambda: None if self.calls is None else self.calls.meet(),
         )
 
@@ -117,9 +116,7 @@ class Learner(Together):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         lost = None if error is None else lost_rank(error)
         if self.calls is None or (lost is None and not isinstance(error, KeyboardInterrupt | RankLost)):
             # An error that all ranks met has ended the others by now; it is the one to be seen.
@@ -134,8 +131,10 @@ class Learner(Together):
             raise lost from error
 
     def follow(self) -> None:
+        """On every rank but 0: do what rank 0 does until it stops; see :meth:`mua.trainer.calls.Calls.follow`."""
+        assert self.calls is not None, "there are other ranks"
         try:
-            super().follow()
+            self.calls.follow(self)
         finally:
             if self._host is not None:
                 self._host.close()
@@ -148,7 +147,8 @@ class Learner(Together):
         within a minute; otherwise it is given up, with a line in the log.
         """
         try:
-            self.release()
+            if self.calls is not None:
+                self.calls.release()
         finally:
             self._close()
 
@@ -274,15 +274,6 @@ class Learner(Together):
             self._finish_save()
 
     @announced
-    def finish_save(self) -> None:
-        """Wait for the checkpoint that is being written in the background, if there is one.
-
-        Raises:
-            ModelError: it could not be written; nothing of it is left.
-        """
-        self._finish_save()
-
-    @announced
     def load(self, folder: Path) -> Json:
         """Restore a checkpoint of any layout; the ``extra_state`` it was saved with.
 
@@ -306,16 +297,6 @@ class Learner(Together):
         except BridgeError as error:
             raise ModelError(str(error)) from error
 
-    @announced
-    def offload(self) -> None:
-        """Give the device memory of weights, gradients and optimizer back; what needs them moves them back."""
-        self._offload()
-
-    @announced
-    def onload(self) -> None:
-        """Take the memory that :meth:`offload` gave back; does nothing where it did not."""
-        self._onload()
-
     def weights(self) -> WeightSource:
         """The current weights for :meth:`mua.engine.pool.EnginePool.update_weights`, resharded by all ranks."""
         return self._source
@@ -331,8 +312,8 @@ class Learner(Together):
         urls = gathered(None if self._host is None else self._host.url, self._group)
         return Hosts(key, tuple(str(urls[leader]) for leader in self._nodes.leaders[1:]))
 
-    def _follow_buckets(self, targets: Sequence[int]) -> None:
-        self._source.follow(targets)
+    def _follow(self, nodes: Sequence[int]) -> None:
+        self._source.follow(nodes)
 
     @contextmanager
     def _model_in_place(self) -> Iterator[ModelPlan]:
@@ -350,16 +331,15 @@ class Learner(Together):
         """The policy's parameters point at the frozen reference inside."""
         if self._reference is None:
             raise ValueError("no reference is kept: build Learner(..., with_reference=True)")
-        policy = [parameter.data for parameter in self.policy.parameters()]
-        self._point_to(self._reference)
+        parameters = [*self.policy.parameters()]
+        policy = [parameter.data for parameter in parameters]
         try:
+            for parameter, tensor in zip(parameters, self._reference, strict=True):
+                parameter.data = tensor
             yield
         finally:
-            self._point_to(policy)
-
-    def _point_to(self, tensors: Sequence[Tensor]) -> None:
-        for parameter, tensor in zip(self.policy.parameters(), tensors, strict=True):
-            parameter.data = tensor
+            for parameter, tensor in zip(parameters, policy, strict=True):
+                parameter.data = tensor
 
     def _prepare_step(self) -> None:
         """Weights are on the device, and a checkpoint gets its name once every rank has written its part."""
@@ -367,19 +347,34 @@ class Learner(Together):
         if self._pending is not None and self._pending.done():
             self._finish_save()
 
+    # What other collective methods do too has a private name there; called by its public one it is announced.
+
     def _finish_save(self) -> None:
+        """Wait for the checkpoint that is being written in the background, if there is one.
+
+        Raises:
+            ModelError: it could not be written; nothing of it is left.
+        """
         if self._pending is not None:
             pending, self._pending = self._pending, None
             pending.finish()
 
+    finish_save = announced(_finish_save)
+
     def _offload(self) -> None:
+        """Give the device memory of weights, gradients and optimizer back; what needs them moves them back."""
         if self._offloaded is None:
             self._offloaded = offload(self.networks.values(), self._reference)
 
+    offload = announced(_offload)
+
     def _onload(self) -> None:
+        """Take the memory that :meth:`offload` gave back; does nothing where it did not."""
         if self._offloaded is not None:
             self._offloaded.restore()
             self._offloaded = None
+
+    onload = announced(_onload)
 
 
 def _routed_freely(sequences: Sequence[TrainSequence]) -> list[TrainSequence]:

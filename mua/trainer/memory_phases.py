@@ -20,9 +20,6 @@ from mua.observe.metrics_log import process_memory
 from mua.rollout.service import RolloutService
 from mua.trainer.learner import Learner
 
-_WEIGHTS = "weights"
-_CACHE = "kv_cache"
-
 
 class Phases:
     """Moves memory between trainer and engines, and notes what is in use before and after each phase."""
@@ -39,7 +36,7 @@ class Phases:
         """A block that trains. The engines answer nothing until the :meth:`sync` that follows."""
         self._note("rollout_end")
         if self._release:
-            self._rollouts.release_memory([_CACHE, _WEIGHTS])
+            self._rollouts.release_memory(["kv_cache", "weights"])
         self._onload()
         self._note("train_begin")
         yield
@@ -50,7 +47,7 @@ class Phases:
         if self._offload and not self._rollouts.engines_up:
             self._learner.offload()  # an engine that starts takes what is free
         if self._rollouts.released:
-            self._rollouts.resume_memory([_WEIGHTS])
+            self._rollouts.resume_memory(["weights"])
         self._rollouts.wait_for_engines()
         self._onload()
         self._note("sync_begin")
@@ -63,7 +60,7 @@ class Phases:
     def saving(self) -> Iterator[None]:
         """A block that writes a checkpoint between a :meth:`sync` and the rollouts after it."""
         if self._offload and self._release:
-            self._rollouts.release_memory([_CACHE])
+            self._rollouts.release_memory(["kv_cache"])
         self._onload()
         yield
         self._note("save_end")
@@ -78,7 +75,7 @@ class Phases:
         if self._offload:
             self._learner.offload()
         if self._rollouts.released:
-            self._rollouts.resume_memory([_CACHE])
+            self._rollouts.resume_memory(["kv_cache"])
         self._note("rollout_begin")
 
     def _onload(self) -> None:

@@ -20,7 +20,6 @@ import os
 import signal
 import threading
 import time
-from types import FrameType, TracebackType
 from typing import Self
 
 from mua.errors import Preempted
@@ -55,12 +54,11 @@ class Preemption:
         self._thread = threading.Thread(target=self._listen, name="preemption", daemon=True)
         self._thread.start()
         self._previous_fd = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
-        self._previous = {number: signal.signal(number, _noted) for number in SIGNALS}
+        # Python's side of the handler has nothing to do: the pipe has told the listener already.
+        self._previous = {number: signal.signal(number, lambda *_: None) for number in SIGNALS}
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for number, handler in self._previous.items():
             signal.signal(number, handler)
         signal.set_wakeup_fd(self._previous_fd)
@@ -81,7 +79,3 @@ class Preemption:
             elif time.monotonic() - first > SAME_SIGNAL_SECONDS:
                 os.write(2, f"mua: {name} again: ending at once\n".encode())
                 os._exit(128 + byte[0])
-
-
-def _noted(number: int, frame: FrameType | None) -> None:
-    """Python's side of the handler: the pipe has told the listener already."""

@@ -16,7 +16,7 @@ from mua.errors import ConfigError, RankLost
 from mua.ports import LOOPBACK
 
 if TYPE_CHECKING:
-    from torch._C._distributed_c10d import TCPStore
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 _PR_SET_PDEATHSIG = 1
 _ENDING_SECONDS = 5.0
@@ -44,7 +44,15 @@ def ensure_processes(config: MegatronConfig) -> None:
                 f"but {given} were started; change megatron.data_parallel or the launcher"
             )
     elif needed > 1:
-        os.environ |= _variables(needed)
+        # As torchrun does, this process serves the store at which they meet: a port that was only chosen could be taken
+        # in the seconds before the ranks are there.
+        from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+        global _meeting_point
+        _meeting_point = TCPStore(LOOPBACK, 0, is_master=True, wait_for_workers=False)
+        size, port = str(needed), str(_meeting_point.port)
+        os.environ |= {"MASTER_ADDR": LOOPBACK, "MASTER_PORT": port, "TORCHELASTIC_USE_AGENT_STORE": "True"}
+        os.environ |= {"WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "RANK": "0", "LOCAL_RANK": "0"}
         for rank in range(1, needed):
             _start_rank(rank)
         threading.Thread(target=_leave_when_a_rank_is_lost, name="ranks", daemon=True).start()
@@ -83,21 +91,6 @@ def end_ranks() -> None:
         process.kill()
     while _started:
         _started.pop().wait()
-
-
-def _variables(world_size: int) -> dict[str, str]:
-    """What torchrun tells the first of ``world_size`` processes on one machine.
-
-    As torchrun does, this process serves the store at which they meet: a port that was only chosen could be taken in
-    the seconds before the ranks are there.
-    """
-    from torch._C._distributed_c10d import TCPStore
-
-    global _meeting_point
-    _meeting_point = TCPStore(LOOPBACK, 0, is_master=True, wait_for_workers=False)
-    size, port = str(world_size), str(_meeting_point.port)
-    served = {"MASTER_ADDR": LOOPBACK, "MASTER_PORT": port, "TORCHELASTIC_USE_AGENT_STORE": "True"}
-    return {"WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "RANK": "0", "LOCAL_RANK": "0"} | served
 
 
 def _leave_when_a_rank_is_lost() -> None:

@@ -7,7 +7,6 @@ import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from megatron_bridge.atomic import replace_text
@@ -23,7 +22,7 @@ from mua.megatron.checkpoint import (
     point_to,
     prune_checkpoints,
 )
-from mua.observe.metrics_log import MetricsWriter, StageTimer, memory_metrics
+from mua.observe.metrics_log import METRICS_FILE, MetricsWriter, StageTimer, memory_metrics
 from mua.observe.progress import Progress
 from mua.rollout.scored import Lost
 from mua.trainer.learner import Learner
@@ -59,7 +58,12 @@ class Run:
         self.learned = True
         """Whether any step of the run could learn, so that there is something to save."""
         self.report = Report(config)
-        self._check_best()
+        if self._best_folder is not None and not self._best_folder.is_dir():
+            log.warning(
+                "%s was the best checkpoint and is gone; the best of what follows takes its place", self._best_folder
+            )
+            self.best = None
+        self._point_to_best()
         self._unsaved: int | None = None
         self._unsaved_metrics: Mapping[str, float] | None = None
         self._skipped = 0
@@ -73,9 +77,7 @@ class Run:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self.progress.close()
         self._metrics.close()
         if error is None:
@@ -191,7 +193,7 @@ class Run:
             raise RunStopped(
                 f"trainer.max_skipped_steps: the gradient norm of the last {self._skipped} steps with an update, to "
                 f"step {step}, was not finite, so they changed nothing; look at loss, grad_norm and the ratios in "
-                f"{self._metrics.path}, and at the data and the weights of model.path; then lower "
+                f"{self._config.output / METRICS_FILE}, and at the data and the weights of model.path; then lower "
                 "optimizer.learning_rate, or begin again from an earlier checkpoint"
             )
 
@@ -210,15 +212,6 @@ class Run:
     @property
     def _best_folder(self) -> Path | None:
         return None if self.best is None else checkpoint_folder(self.checkpoints, self.best["step"])
-
-    def _check_best(self) -> None:
-        """Of a run that continues: its best checkpoint is there, or is no longer spoken of."""
-        if self._best_folder is not None and not self._best_folder.is_dir():
-            log.warning(
-                "%s was the best checkpoint and is gone; the best of what follows takes its place", self._best_folder
-            )
-            self.best = None
-        self._point_to_best()
 
     def _point_to_best(self) -> None:
         """Have ``checkpoints/best`` be the best checkpoint as soon as it is whole. What the run knows decides, not the
@@ -261,7 +254,14 @@ class Report:
         self._path = config.output / REPORT_FILE
         self._split = config.evaluation.report_split
         self._export = config.trainer.export
-        self._parts = {name: part for name, part in _read(self._path).items() if name in ("first", "final")}
+        fix = "remove it, and the report lacks the first policy"
+        try:
+            found = read_json(read_file(self._path)) if self._path.exists() else {}
+        except (JsonError, OSError) as error:
+            raise MuaError(f"{self._path}: cannot be read ({error}); {fix}") from None
+        if not isinstance(found, dict) or not all(isinstance(found.get(name, {}), dict) for name in ("first", "final")):
+            raise MuaError(f"{self._path}: not a report of a run; {fix}")
+        self._parts = {name: found[name] for name in ("first", "final") if name in found}
 
     def first(self, metrics: Mapping[str, float]) -> None:
         """What the policy of step 0 reached; a report that was there is of an earlier run."""
@@ -273,23 +273,9 @@ class Report:
         self._parts["final"] = {"step": step, "export": self._export, **metrics}
         self._write()
         for name, part in self._parts.items():
-            print(f"report on {self._split}, {name} policy (step {part['step']}): success {self._success(part)}")
-
-    def _success(self, part: Json) -> str:
-        mean, low, high = (part.get(f"evaluation/{self._split}_success{end}") for end in ("", "_low", "_high"))
-        return "unknown" if mean is None or low is None or high is None else f"{mean:.3f} ({low:.3f} to {high:.3f})"
+            found = [part.get(f"evaluation/{self._split}_success{end}") for end in ("", "_low", "_high")]
+            success = "unknown" if None in found else "{:.3f} ({:.3f} to {:.3f})".format(*found)
+            print(f"report on {self._split}, {name} policy (step {part['step']}): success {success}")
 
     def _write(self) -> None:
         replace_text(self._path, json.dumps({"split": self._split, **self._parts}, indent=2) + "\n")
-
-
-def _read(path: Path) -> Json:
-    if not path.exists():
-        return {}
-    try:
-        found = read_json(read_file(path))
-    except (JsonError, OSError) as error:
-        raise MuaError(f"{path}: cannot be read ({error}); remove it, and the report lacks the first policy") from None
-    if not isinstance(found, dict) or not all(isinstance(found.get(name, {}), dict) for name in ("first", "final")):
-        raise MuaError(f"{path}: not a report of a run; remove it, and the report lacks the first policy")
-    return found

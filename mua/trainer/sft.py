@@ -14,7 +14,7 @@ from mua.algorithms.batch import sft_batch
 from mua.algorithms.losses import CrossEntropyLoss
 from mua.config.schema import ExperimentConfig
 from mua.errors import Preempted
-from mua.tokens.chat_family import load_family
+from mua.tokens.family_loading import load_family
 from mua.trainer.conversations import Conversations, batch_members, load_sets
 from mua.trainer.learner import Learner
 from mua.trainer.preempt import Preemption
@@ -53,7 +53,8 @@ def loop(
     assert config.sft is not None
     if run.unlogged is not None:
         run.log(run.step - 1, run.unlogged | _validate(config, learner, run, held_out, preemption))
-    by_length, shown = _by_length(conversations), dict[str, float]()
+    tokens = [sum(len(segment) for segment in segments) for segments in conversations]
+    by_length, shown = sorted(range(len(tokens)), key=tokens.__getitem__), dict[str, float]()
     with run.progress.stage("fine-tune", total=config.trainer.steps - run.step) as progress:
         for step in range(run.step, config.trainer.steps):
             preemption.check()
@@ -102,10 +103,6 @@ def _validate(
     assert config.sft is not None
     with run.timer.stage("validate"):
         return validation_metrics(learner, held_out, config.sft.batch_size, preemption)
-
-
-def _by_length(conversations: Conversations) -> list[int]:
-    return sorted(range(len(conversations)), key=lambda i: sum(len(segment) for segment in conversations[i]))
 
 
 def _batch(config: ExperimentConfig, conversations: Conversations, by_length: Sequence[int], step: int) -> TrainBatch:

@@ -41,24 +41,18 @@ def openai_messages(record: Json) -> list[Json]:
         messages.append({"role": "system", "content": system})
     for index, entry in enumerate(entries):
         try:
-            for message in _read(entry):
-                _append(messages, message)
+            who, value = entry.get("from"), entry.get("value")
+            reader = _READERS.get(who) if isinstance(who, str) else None
+            if reader is None:
+                raise ConversationError(f'"from" is {who!r}; it must be one of {", ".join(_READERS)}')
+            if not isinstance(value, str):
+                raise ConversationError(f'"value" must be a string, not {type(value).__name__}')
+            weight = {"weight": entry["weight"]} if "weight" in entry else {}
+            for message in reader(value):
+                _append(messages, message | weight)
         except ConversationError as error:
             raise ConversationError(f"conversations[{index}]: {error}") from None
     return messages
-
-
-def _read(entry: Json) -> list[Json]:
-    who, value = entry.get("from"), entry.get("value")
-    reader = _READERS.get(who) if isinstance(who, str) else None
-    if reader is None:
-        raise ConversationError(f'"from" is {who!r}; it must be one of {", ".join(_READERS)}')
-    if not isinstance(value, str):
-        raise ConversationError(f'"value" must be a string, not {type(value).__name__}')
-    read = reader(value)
-    if "weight" in entry:
-        return [message | {"weight": entry["weight"]} for message in read]
-    return read
 
 
 def _append(messages: list[Json], message: Json) -> None:

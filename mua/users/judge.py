@@ -99,7 +99,11 @@ class Judge:
             try:
                 verdict = _read(text, schema, form)
             except ValueError as error:
-                fault = _one_line(error)
+                fault = " ".join(str(error).split())
+                if isinstance(error, ValidationError):
+                    first = error.errors(include_url=False)[0]
+                    fault = f"{'.'.join(map(str, first['loc'])) or 'the object'}: {first['msg']}"
+                fault = fault[:_LONGEST_FAULT]
                 wrong = f"This cannot be read as a verdict: {fault}."
                 ask = f"{wrong} Answer again with one JSON object that follows the schema."
                 messages += [{"role": "assistant", "content": text}, {"role": "user", "content": ask}]
@@ -133,21 +137,20 @@ class Judge:
         return float(verdict.model_dump()["score"])
 
     async def _answer(self, messages: list[Message], form: Json, seed: int) -> str:
+        def accept(reply: Completion) -> Refusal | None:
+            """What is too long for a verdict is asked for again, and neither parsed nor quoted back to the model."""
+            if len(reply.text) <= MAX_VERDICT:
+                return None
+            reason = f"the judge writes {len(reply.text)} characters, and {MAX_VERDICT} are the most that are read"
+            return Refusal(UserFaultKind.TOO_LONG, reason)
+
         fault: UserFault
         try:
-            return await self._endpoint.complete(messages, seed=seed, response_format=form, accept=_readable)
+            return (await self._endpoint.chat(messages, seed=seed, response_format=form, accept=accept)).text
         except UserFault as error:
             fault = error
         # Raised outside the handler: what the judge cannot do is no fault of the user's in any chain.
         raise JudgeFault(str(fault), passing=fault.passing)
-
-
-def _readable(reply: Completion) -> Refusal | None:
-    """What is too long for a verdict is asked for again, and neither parsed nor quoted back to the model."""
-    if len(reply.text) <= MAX_VERDICT:
-        return None
-    reason = f"the judge writes {len(reply.text)} characters, and {MAX_VERDICT} are the most that are read"
-    return Refusal(UserFaultKind.TOO_LONG, reason)
 
 
 def single_object(text: str) -> str:
@@ -177,13 +180,6 @@ def _read(text: str, schema: type[BaseModel] | Json, form: Json) -> BaseModel | 
     except jsonschema_rs.ValidationError as error:
         raise ValueError(error.message) from None
     return value
-
-
-def _one_line(error: ValueError) -> str:
-    if isinstance(error, ValidationError):
-        first = error.errors(include_url=False)[0]
-        return f"{'.'.join(map(str, first['loc'])) or 'the object'}: {first['msg']}"[:_LONGEST_FAULT]
-    return " ".join(str(error).split())[:_LONGEST_FAULT]
 
 
 def _strict(schema: Any) -> Any:

@@ -81,18 +81,16 @@ class ReplayedUser:
 
 def user_turns(messages: Sequence[Mapping[str, Any]]) -> list[RecordedTurn]:
     """What the user said and did, in order."""
-    return [
-        RecordedTurn(_text(message["content"]), tuple(_action(action) for action in message.get("actions", ())))
-        for message in messages
-        if message["role"] == "user"
-    ]
-
-
-def _action(recorded: Mapping[str, Any]) -> Json:
-    name, arguments = recorded["name"], recorded["arguments"]
-    if not isinstance(arguments, dict):
-        raise TypeError("the arguments of an action are an object")
-    return {"name": _text(name), "arguments": arguments}
+    turns = []
+    for message in messages:
+        if message["role"] == "user":
+            actions = [
+                {"name": _text(one["name"]), "arguments": one["arguments"]} for one in message.get("actions", ())
+            ]
+            if not all(isinstance(action["arguments"], dict) for action in actions):
+                raise TypeError("the arguments of an action are an object")
+            turns.append(RecordedTurn(_text(message["content"]), tuple(actions)))
+    return turns
 
 
 def _text(value: Any) -> str:

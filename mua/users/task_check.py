@@ -249,21 +249,17 @@ class TaskCheck:
             for place, token in enumerate(tokens):
                 if self._knowledge.knows_word(token) or not self._is_name(token, place, tokens):
                     continue
+                plain, previous = plain_word(token), tokens[place - 1] if place else ""
                 before = sentence[: found[place].start()][-_BEFORE:]
-                if not self._is_beside(token, before, tokens[place - 1] if place else ""):
-                    yield Value("name", token, plain_word(token))
+                # No matter of this domain: small talk, or the region of a place that is known.
+                of_place = plain in wordings()["regions"] and previous[:1].isupper()
+                beside = (of_place and self._knowledge.knows_word(previous)) or wording("beside").search(before)
+                if plain in self._words or not beside:
+                    yield Value("name", token, plain)
         for named in (found for pattern in (_OWN_NAME, _NAMED) for found in pattern.finditer(text)):
             for word in filter(None, named.groups()):
                 if not is_word(word) and not self._knowledge.knows_word(word):
                     yield Value("name", word, plain_word(word))
-
-    def _is_beside(self, token: str, before: str, previous: str) -> bool:
-        """Whether a name is no matter of this domain: small talk, or the region of a place that is known."""
-        plain = plain_word(token)
-        if plain in self._words:
-            return False
-        of_place = plain in wordings()["regions"] and previous[:1].isupper() and self._knowledge.knows_word(previous)
-        return of_place or wording("beside").search(before) is not None
 
     def _is_name(self, token: str, place: int, tokens: Sequence[str]) -> bool:
         plain = plain_word(token)

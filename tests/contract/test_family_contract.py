@@ -29,12 +29,13 @@ from bridge_support import (
     stored_tensors,
     write_hf_model,
 )
+from exported_tensors import export_hf
 from families_table import TABLE, table_cells
 from safetensors.torch import load_file, save_file
 from te_stand_in import transformer_engine_names
 from torch import distributed
 
-from megatron_bridge.convert import export_hf, load_hf
+from megatron_bridge.convert import load_hf
 from megatron_bridge.families import FAMILIES
 from megatron_bridge.family import Family, HfConfig
 from megatron_bridge.hf_config import read_hf_config

@@ -6,6 +6,7 @@ Not covered: that the pins install (`make setup` does it, .ci/run from nothing) 
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import shutil
@@ -188,3 +189,30 @@ def test_ci_runs_what_the_readme_says_and_is_executable() -> None:
     assert ci.stat().st_mode & 0o111
     text = ci.read_text(encoding="utf-8")
     assert all(f"make {target}" in text for target in ("setup", "lint", "test", "test-slow"))
+
+
+def private_names_of_upstream(tree: ast.AST, own: set[str]) -> list[str]:
+    """Private names that a module imports or asks of an object, but those in ``own``."""
+    asked = [node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute) and node.attr not in own]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] not in ("mua", "megatron_bridge"):
+            asked += [*(node.module or "").split("."), *(alias.name for alias in node.names)]
+        elif isinstance(node, ast.Import):
+            asked += [part for alias in node.names for part in alias.name.split(".")]
+    return [name for name in asked if name.startswith("_") and not name.startswith("__")]
+
+
+def test_only_compat_knows_private_names_of_other_packages() -> None:
+    paths = [path for room in ("mua", "megatron_bridge") for path in sorted((ROOT / room).rglob("*.py"))]
+    trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in paths}
+    own = {"_replace", "_asdict", "_fields", "_exit"}  # public all the same: of named tuples, and of os
+    outside = {path: tree for path, tree in trees.items() if ROOT / "mua/compat" not in path.parents}
+    for node in (node for tree in outside.values() for node in ast.walk(tree)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            own.add(node.name)
+        elif isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store):
+            own.add(node.id if isinstance(node, ast.Name) else node.attr)
+    found = {str(path.relative_to(ROOT)): private_names_of_upstream(tree, own) for path, tree in outside.items()}
+    assert {path: names for path, names in found.items() if names} == {}
+    example = ast.parse("import torch._C\nfrom torch import _x\ntorch.y._z")
+    assert private_names_of_upstream(example, own) == ["_z", "_C", "_x"]

@@ -20,7 +20,7 @@ from mua.engine.server import free_port
 from mua.engine.sglang_client import EngineClient
 from mua.observe.traces import read_traces
 from mua.rollout.teacher import Teacher
-from mua.tokens.chat_family import load_family
+from mua.tokens.family_loading import load_family
 from mua.types import Group, Outcome, Provenance, Segment, Trajectory
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]

@@ -13,7 +13,7 @@ from threading import Event
 from typing import Any
 
 import pytest
-from e2e_support import finish, kill_group, mua, running, until, whole_lines
+from e2e_support import killed, mua, whole_lines
 
 from tests.chat_fixtures import ChatServer, chat_server, held_back
 from tests.clerks import clerk, idler
@@ -28,10 +28,7 @@ def lines(folder: Path) -> list[dict[str, Any]]:
 
 
 def test_a_killed_evaluation_continues(recipe: Path, tmp_path: Path) -> None:
-    with running("eval", recipe, *BOTH, "rollout.concurrency=1", cwd=tmp_path) as process:
-        until(lambda: len(lines(tmp_path)) >= 3, process, "three episodes")
-        kill_group(process)
-        assert finish(process, tmp_path)[0] != 0
+    killed("eval", recipe, *BOTH, "rollout.concurrency=1", cwd=tmp_path, when=lambda: len(lines(tmp_path)) >= 3)
     kept = lines(tmp_path)
     assert 3 <= len(kept) < 20
     assert not (tmp_path / "out" / "evaluation.json").exists()
@@ -74,22 +71,14 @@ async def evaluated(server: ChatServer, folder: Path, model: str) -> dict[str, A
     dead = Event()
     server.reply = held_back(server.reply, lambda: len(lines(folder)) >= 2 and not dead.is_set())
 
-    def killed() -> int:
-        with running("eval", "eval.yaml", cwd=folder) as process:
-            until(lambda: len(lines(folder)) >= 2, process, "two episodes")
-            kill_group(process)
-            dead.set()
-            return finish(process, folder)[0]
-
-    assert await asyncio.to_thread(killed) != 0
+    await asyncio.to_thread(killed, "eval", "eval.yaml", cwd=folder, when=lambda: len(lines(folder)) >= 2)
+    dead.set()
     kept = lines(folder)
     assert 2 <= len(kept) < 12
     await asyncio.to_thread(mua, "eval", "eval.yaml", cwd=folder)
     assert lines(folder)[: len(kept)] == kept
-    written = [path for path in folder.rglob("*") if path.is_file()]
-    assert not [
-        path for path in written if b"sk-this-must-not-appear" in path.read_bytes() and path.name != "eval.yaml"
-    ]
+    for path in (path for path in folder.rglob("*") if path.is_file() and path.name != "eval.yaml"):
+        assert b"sk-this-must-not-appear" not in path.read_bytes(), path
     result: dict[str, Any] = json.loads((folder / "out" / "evaluation.json").read_text())
     return result
 

@@ -11,7 +11,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from e2e_support import DETERMINISTIC, GROUPS, SIZE, assert_nothing_left, kill_group, metrics_of, mua, running, until
+from e2e_support import DETERMINISTIC, GROUPS, SIZE, killed, metrics_of, mua
 
 from mua.observe.traces import read_traces
 
@@ -65,20 +65,17 @@ def test_steps_are_refilled_and_a_killed_run_continues_with_the_same_tasks(recip
         assert line["version_lag/max"] == 0
         assert line["curriculum/known"] == min(1.0, next_ordinal / 5)
 
-    with running("train", recipe, "rollout.concurrency=1", *REFILL, cwd=cut) as process:
-        until(lambda: (cut / "out" / "checkpoints" / "step_00000002").is_dir(), process, "two steps")
-        kill_group(process)
+    two_steps = cut / "out" / "checkpoints" / "step_00000002"
+    killed("train", recipe, "rollout.concurrency=1", *REFILL, cwd=cut, when=two_steps.is_dir)
     assert len(metrics_of(cut / "out")) < STEPS
-    assert_nothing_left(cut)
     mua("train", recipe, *REFILL, cwd=cut)
     assert told(cut / "out") == told(whole / "out")
     weights = Path("out") / "hf" / "model.safetensors"
     assert (cut / weights).read_bytes() == (whole / weights).read_bytes()
     names = ("filters/", "curriculum/", "tokens")
     for ours, theirs in zip(metrics_of(cut / "out"), lines, strict=True):
-        assert {k: v for k, v in ours.items() if k.startswith(names)} == {
-            k: v for k, v in theirs.items() if k.startswith(names)
-        }
+        ours, theirs = ({k: v for k, v in line.items() if k.startswith(names)} for line in (ours, theirs))
+        assert ours == theirs
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,7 @@ from bridge_support import (
     stored_tensors,
     write_hf_model,
 )
+from exported_tensors import export_hf
 from families_table import TABLE, families_page
 from megatron.core import parallel_state
 from safetensors.torch import load_file, save_file
@@ -37,7 +38,7 @@ from te_stand_in import transformer_engine_names
 from torch import Tensor
 from torch import distributed as dist
 
-from megatron_bridge.convert import export_hf, load_hf
+from megatron_bridge.convert import load_hf
 from megatron_bridge.plain_files import BridgeError
 from megatron_bridge.save import save_hf
 from tests.distributed import run_on_workers

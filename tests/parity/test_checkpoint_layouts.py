@@ -9,7 +9,6 @@ and four gloo processes. Single-process behaviour is in ``tests/unit/test_megatr
 from __future__ import annotations
 
 import errno
-import math
 import os
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from safetensors.torch import load_file
 
 from megatron_bridge.hf_folder import verify_hf_folder
 from mua.algorithms.losses import CrossEntropyLoss
+from mua.config.schema import MegatronConfig
 from mua.errors import ModelError
 from mua.megatron import offline
 from mua.megatron.checkpoint import checkpoint_folder, latest_checkpoint
@@ -30,35 +30,30 @@ from tests.megatron_support import backend, exported, make_batch, write_model
 
 STEPS = 3
 LAYERS, EXPERTS = 4, 4
+EP2 = {"data_parallel": 2, "expert_parallel": 2}
 DENSE: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"tensor_parallel": 2, "pipeline_parallel": 2}, {"tensor_parallel": 4}),
     ({"pipeline_parallel": 2, "virtual_pipeline": 2}, {}),
     ({"data_parallel": 2}, {"tensor_parallel": 2, "pipeline_parallel": 2}),
 ]
 MOE: list[tuple[dict[str, Any], dict[str, Any]]] = [
-    ({"data_parallel": 2, "expert_parallel": 2}, {"data_parallel": 2}),
-    (
-        {"tensor_parallel": 2, "expert_parallel": 2, "expert_tensor_parallel": 1},
-        {"data_parallel": 2, "expert_parallel": 2},
-    ),
-    ({"data_parallel": 2, "expert_parallel": 2}, {}),
+    (EP2, {"data_parallel": 2}),
+    ({"tensor_parallel": 2, "expert_parallel": 2, "expert_tensor_parallel": 1}, EP2),
+    (EP2, {}),
 ]
-
-
-def named(layout: dict[str, Any]) -> str:
-    return " ".join(f"{name}{size}" for name, size in layout.items()) or "single"
 
 
 ALWAYS = (DENSE[0], MOE[1])
 """The others are slow tests."""
 
 
-def case(experts: int, pair: tuple[dict[str, Any], dict[str, Any]]) -> Any:
-    marks = [] if pair in ALWAYS else [pytest.mark.slow]
-    return pytest.param(experts, *pair, marks=marks, id=f"{experts} experts {named(pair[0])}->{named(pair[1])}")
+def case(experts: int, saved: dict[str, Any], loaded: dict[str, Any]) -> Any:
+    names = [" ".join(f"{name}{size}" for name, size in layout.items()) or "single" for layout in (saved, loaded)]
+    marks = [] if (saved, loaded) in ALWAYS else [pytest.mark.slow]
+    return pytest.param(experts, saved, loaded, marks=marks, id=f"{experts} experts {'->'.join(names)}")
 
 
-CASES = [case(0, pair) for pair in DENSE] + [case(EXPERTS, pair) for pair in MOE]
+CASES = [case(experts, *pair) for experts, pairs in ((0, DENSE), (EXPERTS, MOE)) for pair in pairs]
 
 
 @pytest.fixture(scope="module")
@@ -76,10 +71,6 @@ def straight(models: dict[int, Path]) -> dict[int, tuple[list[float], dict[str, 
         experts: run_on_workers(1, train, str(folder), None, None, 0, STEPS, {})[0]
         for experts, folder in models.items()
     }
-
-
-def world_of(layout: dict[str, Any]) -> int:
-    return math.prod(layout.get(name, 1) for name in ("tensor_parallel", "pipeline_parallel", "data_parallel"))
 
 
 def train(
@@ -112,10 +103,10 @@ def test_training_goes_on_under_another_layout(
     loaded: dict[str, Any],
 ) -> None:
     model, (losses, final), checkpoint = str(models[experts]), straight[experts], checkpoint_folder(tmp_path, 1)
-    first = run_on_workers(world_of(saved), train, model, None, str(checkpoint), 0, 1, saved)
+    first = run_on_workers(MegatronConfig(**saved).world_size, train, model, None, str(checkpoint), 0, 1, saved)
     assert latest_checkpoint(tmp_path) == checkpoint
     check_folders(checkpoint, tmp_path, models[experts], first[0][1])
-    rest = run_on_workers(world_of(loaded), train, model, str(checkpoint), None, 1, STEPS, loaded)
+    rest = run_on_workers(MegatronConfig(**loaded).world_size, train, model, str(checkpoint), None, 1, STEPS, loaded)
     assert np.allclose(first[0][0] + rest[0][0], losses, rtol=0, atol=1e-5)
     assert rest[0][1].keys() == final.keys()
     for name, values in rest[0][1].items():
@@ -174,18 +165,15 @@ def fail_on_rank_1(model: str, root: str) -> list[str]:
     def full(*_: Any) -> Any:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    messages = []
     with backend(Path(model), tensor_parallel=2) as built, pytest.MonkeyPatch.context() as patched:
         if dist.get_rank() == 1:
             patched.setattr("megatron_bridge.safetensors_writer.os.pwrite", full)
-        with pytest.raises(ModelError) as error:
+        with pytest.raises(ModelError) as folder:
             built.save_hf(Path(root) / "hf")
-        messages.append(str(error.value))
         built.save(checkpoint_folder(Path(root), 1), {}, background=True)
-        with pytest.raises(ModelError) as error:
+        with pytest.raises(ModelError) as checkpoint:
             built.finish_save()
-        messages.append(str(error.value))
-    return messages
+    return [str(folder.value), str(checkpoint.value)]
 
 
 def test_damage_that_one_rank_meets_is_told_by_all(models: dict[int, Path], tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from safetensors.numpy import load_file
 
 from mua.algorithms.losses import PolicyLoss
 from mua.megatron import layouts
-from mua.megatron.packing import plan_rows
+from mua.megatron.packing import plan_microbatches
 from mua.types import Float32Array, TrainBatch
 from tests import layout_support
 from tests.distributed import run_distributed, run_on_workers
@@ -33,9 +33,9 @@ STEPS = 2
 TEMPERATURE = 0.8
 LOSS = PolicyLoss(clip_low=0.2, clip_high=0.3, kl_coefficient=0.0)
 ROWS: dict[str, dict[str, Any]] = {
-    "rows of 64": {},
-    "rows of 40, by tokens": {"max_tokens_per_microbatch": 40, "balance": "tokens"},
-    "one row": {"max_tokens_per_microbatch": 512},
+    "micro-batches of 64": {},
+    "micro-batches of 40, by tokens": {"max_tokens_per_microbatch": 40, "balance": "tokens"},
+    "one micro-batch": {"max_tokens_per_microbatch": 512},
 }
 BATCHES: dict[str, tuple[int, ...]] = {"full": LENGTHS, "one sequence": (9,)}
 MODELS = {"dense": {"layers": 4}, "moe": {"layers": 2, "experts": 8}}
@@ -95,13 +95,13 @@ def test_recomputation_changes_nothing_under_a_layout(kind: str, name: str, mode
     assert not found.refused(), found
 
 
-def test_the_rows_of_the_grid_do_not_depend_on_the_layout() -> None:
-    # A balancing loss is a property of rows; the grid compares it, so all layouts must cut the same ones.
+def test_the_micro_batches_of_the_grid_do_not_depend_on_the_layout() -> None:
+    # A balancing loss is a property of micro-batches; the grid compares it, so all layouts must cut the same ones.
     plans = [
-        plan_rows(layout_support.LENGTHS, 64, ranks, multiple=multiple)
+        plan_microbatches(layout_support.LENGTHS, 64, ranks, multiple=multiple)
         for ranks, multiple in ((1, 1), (2, 1), (4, 1), (1, 2), (2, 2), (1, 4))
     ]
-    assert len({frozenset(row for rank in plan.rows for row in rank) for plan in plans}) == 1
+    assert len({frozenset(taken for own in plan.microbatches for taken in own) for plan in plans}) == 1
 
 
 def hf_train(model: transformers.PreTrainedModel, batch: TrainBatch) -> dict[str, Any]:
@@ -201,7 +201,7 @@ def expected(folder: Path) -> dict[str, dict[str, Any]]:
 
 @pytest.fixture(scope="module", params=ROWS)
 def trained(request: pytest.FixtureRequest, folder: Path) -> Results:
-    """The results of a single process with rows of one size."""
+    """The results of a single process with micro-batches of one size."""
     return run_on_workers(1, megatron_train, str(folder), ROWS[request.param])
 
 

@@ -106,7 +106,7 @@ def any_turn(draw: st.DrawFn, family: ChatFamily) -> Turn:
     kind = draw(st.sampled_from(["written", "cut", "random"]))
     if kind == "random":
         stops = set(family.stop_token_ids)
-        vocabulary = st.integers(0, family.vocabulary_size + 3).filter(lambda token: token not in stops)
+        vocabulary = st.integers(0, family.codec.vocabulary_size + 3).filter(lambda token: token not in stops)
         ids = draw(st.lists(vocabulary, max_size=12))
     else:
         message = {"role": "assistant", "content": draw(ANY.filter(lambda text: "</think>" not in text))}

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import re
 import threading
 from pathlib import Path
 
@@ -23,18 +22,11 @@ from tools.slurm_cluster import wait_until
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(1800)]
 
 STEPS = 6
+ONE_NODE = ("--nodes=1", "--gpus-per-node=1")
 ONE_RANK = [
     "megatron.tensor_parallel=1", "megatron.data_parallel=1", "slurm.preflight=false", f"trainer.steps={STEPS}",
     "trainer.save_every=1",
 ]  # fmt: skip
-
-
-def _submit(jobs: Jobs, recipe: Path, folder: Path, *overrides: str) -> tuple[str, Path]:
-    """A job of one node and one rank; its number and its log."""
-    said = jobs.mua("launch", "slurm", "--nodes=1", "--gpus-per-node=1", recipe, *ONE_RANK, *overrides, cwd=folder)
-    number = re.search(r"^job +(\d+)$", said, re.MULTILINE)
-    assert number, said
-    return number[1], folder / "out" / "slurm" / f"{number[1]}.log"
 
 
 def _comes_back_and_finishes(jobs: Jobs, job: str, log: Path, folder: Path) -> None:
@@ -53,7 +45,7 @@ def _comes_back_and_finishes(jobs: Jobs, job: str, log: Path, folder: Path) -> N
 
 
 def test_an_engine_whose_restarts_are_used_up(jobs: Jobs, recipe: Path, tmp_path: Path) -> None:
-    job, log = _submit(jobs, recipe, tmp_path, "engine.max_restarts=0", "rollout.max_retries=0")
+    job, log = jobs.launch(tmp_path, *ONE_NODE, recipe, *ONE_RANK, "engine.max_restarts=0", "rollout.max_retries=0")
     jobs.until(job, lambda: len(metrics_of(tmp_path / "out")) >= 2, "two steps", log)
     _kill_engine(tmp_path)
     _comes_back_and_finishes(jobs, job, log, tmp_path)
@@ -75,7 +67,9 @@ def test_a_user_server_that_moved_is_found_by_the_next_attempt(jobs: Jobs, recip
     user = _User(answers=16)
     with answering(user) as first, answering(_User(answers=1_000_000)) as second:
         _publish(address, first)
-        job, log = _submit(jobs, config, tmp_path, f"slurm.user_address={address}", "rollout.max_retries=0")
+        job, log = jobs.launch(
+            tmp_path, *ONE_NODE, config, *ONE_RANK, f"slurm.user_address={address}", "rollout.max_retries=0"
+        )
         assert wait_until(user.gone.is_set, SECONDS)
         _publish(address, second)
         _comes_back_and_finishes(jobs, job, log, tmp_path)

@@ -7,7 +7,6 @@ nodes, the engine. Not covered: GPUs, containers, hosts of their own (both nodes
 from __future__ import annotations
 
 import contextlib
-import re
 from pathlib import Path
 
 import psutil
@@ -23,17 +22,9 @@ MANY = 80
 RANKS = [f"rank-{rank:05d}.log" for rank in range(4)]
 
 
-def _submit(jobs: Jobs, recipe: Path, folder: Path, *overrides: str) -> tuple[str, Path]:
-    """Submit a job on two nodes; its number and its log."""
-    said = jobs.mua("launch", "slurm", recipe, *overrides, "--nodes", "2", cwd=folder)
-    number = re.search(r"^job +(\d+)$", said, re.MULTILINE)
-    assert number, said
-    return number[1], folder / "out" / "slurm" / f"{number[1]}.log"
-
-
 def test_a_run_told_to_leave_saves_is_requeued_and_finishes(jobs: Jobs, recipe: Path, tmp_path: Path) -> None:
     output = tmp_path / "out"
-    job, log = _submit(jobs, recipe, tmp_path)
+    job, log = jobs.launch(tmp_path, recipe, "--nodes=2")
     jobs.until(job, lambda: len(metrics_of(output)) >= 2, "two steps", log)
 
     jobs.cluster.call("scancel", "--signal=USR1", "--batch", job)  # what --signal=B:USR1@300 makes Slurm send
@@ -65,7 +56,7 @@ def test_a_dead_rank_and_a_dead_node_are_survived(jobs: Jobs, recipe: Path, tmp_
     output = tmp_path / "out"
     two = ["megatron.tensor_parallel=1", "slurm.gpus_per_node=0", "slurm.preflight=false"]
     often = [f"trainer.steps={MANY}", "trainer.save_every=2"]
-    job, log = _submit(jobs, recipe, tmp_path, "--sft", *two, *often)
+    job, log = jobs.launch(tmp_path, recipe, "--sft", *two, *often, "--nodes=2")
     jobs.until(job, lambda: (output / "checkpoints" / "step_00000002").is_dir(), "a checkpoint", log)
     _kill_rank(job, 1)
     jobs.until(job, jobs.state(job, "PENDING"), "the requeue", log)

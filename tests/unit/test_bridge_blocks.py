@@ -66,7 +66,7 @@ def assert_exact_cover(packing: Packing, tp: int) -> list[np.ndarray]:
     found = np.concatenate([shard.ravel() for shard in distinct])
     expected = np.concatenate([source.ravel() for source in sources.values()])
     assert np.array_equal(np.sort(found[found != 0]), expected)
-    assert (found == 0).sum() == (packing.rows - packing.filled_rows) * packing.cols
+    assert (found == 0).sum() == (packing.rows - sum(packing.group_rows) * packing.groups) * packing.cols
     return shards
 
 

@@ -13,10 +13,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from exported_tensors import export_hf
 from safetensors.torch import load_file, save_file
 from torch import distributed, nn
 
-from megatron_bridge.convert import export_hf, hf_tensors, load_hf
+from megatron_bridge.convert import hf_tensors, load_hf
 from megatron_bridge.hf_config import read_hf_config
 from megatron_bridge.plain_files import BridgeError
 from megatron_bridge.plan import attach_hf_config, gpt_model_kwargs, transformer_config_kwargs
@@ -177,49 +178,55 @@ def change_weights(folder: Path, change) -> None:
     save_file(tensors, folder / "model.safetensors")
 
 
-def test_a_missing_tensor_is_named(tmp_path):
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lambda tensors: tensors.pop("model.layers.1.mlp.up_proj.weight"),
+            r"lacks model\.layers\.1\.mlp\.up_proj\.weight, which the model needs",
+        ),
+        (
+            lambda tensors: tensors.update({"model.layers.1.extra": torch.ones(1)}),
+            r"has model\.layers\.1\.extra, which no parameter of the model takes",
+        ),
+        (
+            lambda tensors: tensors.update({"model.norm.weight": torch.ones(HIDDEN + 1)}),
+            r"model\.norm\.weight has shape \[9\], the model needs \[8\]",
+        ),
+    ],
+    ids=["missing", "unused", "of another shape"],
+)
+def test_a_tensor_that_does_not_fit_is_named(tmp_path, change, message):
     write_model(tmp_path)
-    change_weights(tmp_path, lambda tensors: tensors.pop("model.layers.1.mlp.up_proj.weight"))
-    with pytest.raises(BridgeError, match=r"lacks model\.layers\.1\.mlp\.up_proj\.weight, which the model needs"):
+    change_weights(tmp_path, change)
+    with pytest.raises(BridgeError, match=message):
         load_hf([skeleton(read_hf_config(tmp_path))], tmp_path)
 
 
-def test_an_unused_tensor_is_named(tmp_path):
-    write_model(tmp_path)
-    change_weights(tmp_path, lambda tensors: tensors.update({"model.layers.1.extra": torch.ones(1)}))
-    with pytest.raises(BridgeError, match=r"has model\.layers\.1\.extra, which no parameter of the model takes"):
-        load_hf([skeleton(read_hf_config(tmp_path))], tmp_path)
-
-
-def test_a_parameter_the_model_lacks_makes_its_tensor_unused(tmp_path):
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lambda layers: delattr(layers[0].self_attention, "q_layernorm"),
+            r"has model\.layers\.0\.self_attn\.q_norm\.weight, which no parameter",
+        ),
+        (
+            lambda layers: plant(layers[1], "mlp.router.weight", (4, HIDDEN), torch.float32),
+            r"decoder\.layers\.1\.mlp\.router\.weight is not in the table",
+        ),
+        (
+            lambda layers: plant(layers[0], FUSED["first"], (HIDDEN,), torch.float32),
+            r"model\.layers\.0\.input_layernorm\.weight is mapped twice",
+        ),
+    ],
+    ids=["missing", "unmapped", "mapped twice"],
+)
+def test_a_parameter_that_does_not_fit_is_named(tmp_path, change, message):
     write_model(tmp_path)
     model = skeleton(read_hf_config(tmp_path))
-    del model.decoder.layers[0].self_attention.q_layernorm
-    with pytest.raises(BridgeError, match=r"has model\.layers\.0\.self_attn\.q_norm\.weight, which no parameter"):
+    change(model.decoder.layers)
+    with pytest.raises(BridgeError, match=message):
         load_hf([model], tmp_path)
-
-
-def test_an_unmapped_parameter_is_named(tmp_path):
-    write_model(tmp_path)
-    model = skeleton(read_hf_config(tmp_path))
-    plant(model.decoder.layers[1], "mlp.router.weight", (4, HIDDEN), torch.float32)
-    with pytest.raises(BridgeError, match=r"decoder\.layers\.1\.mlp\.router\.weight is not in the table"):
-        load_hf([model], tmp_path)
-
-
-def test_one_tensor_for_two_parameters_is_refused(tmp_path):
-    write_model(tmp_path)
-    model = skeleton(read_hf_config(tmp_path), LOCAL)
-    plant(model.decoder.layers[0], FUSED["first"], (HIDDEN,), torch.float32)
-    with pytest.raises(BridgeError, match=r"model\.layers\.0\.input_layernorm\.weight is mapped twice"):
-        load_hf([model], tmp_path)
-
-
-def test_a_tensor_of_another_shape_is_named_with_both(tmp_path):
-    write_model(tmp_path)
-    change_weights(tmp_path, lambda tensors: tensors.update({"model.norm.weight": torch.ones(HIDDEN + 1)}))
-    with pytest.raises(BridgeError, match=r"model\.norm\.weight has shape \[9\], the model needs \[8\]"):
-        load_hf([skeleton(read_hf_config(tmp_path))], tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -244,7 +251,7 @@ def test_a_stored_copy_of_a_tied_output_layer_must_be_equal(tmp_path):
         load_hf([model], tmp_path)
 
 
-def test_export_without_a_configuration_tells_the_mend():
+def test_export_without_a_configuration_tells_the_fix():
     model = skeleton(hf_config())
     with pytest.raises(BridgeError, match=r"call attach_hf_config"):
         next(export_hf([model]))

@@ -24,8 +24,7 @@ from typer.testing import CliRunner, Result
 
 import environments
 import workbench.domains as listing
-from environments.kit.database import DatabaseEnvironment, ServiceDesk, Tool
-from environments.kit.functions import tool_of
+from environments.kit.database import DatabaseEnvironment, ServiceDesk, Tool, tool_of
 from mua.cli import app
 from mua.environment import registry
 from mua.environment.registry import domain_names, get_domain

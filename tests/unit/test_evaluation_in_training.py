@@ -105,7 +105,7 @@ def gives_up() -> ScriptedPool:
     )
 
 
-def test_one_round_judges_training_domains_and_those_held_out(tmp_path: Path) -> None:
+def test_one_round_evaluates_training_domains_and_those_held_out(tmp_path: Path) -> None:
     model = {"path": str(model_folder("qwen3"))}
     base = config(
         {"mix": {"help_desk": 1.0, "gyms/function": 1.0}, "prompt": "short"},

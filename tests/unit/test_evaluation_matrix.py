@@ -17,7 +17,6 @@ from aiohttp import web
 from typer.testing import CliRunner
 
 from mua.cli import app
-from mua.config.matrix import load_cells
 from mua.errors import ConfigError, RunStopped
 from mua.evaluation import evaluator
 from mua.observe.traces import read_traces
@@ -30,6 +29,7 @@ from tests.rollout_fixtures import ScriptedPool
 from tests.tokens_fixtures import chat_family, model_folder
 from workbench.compare import load_result
 from workbench.matrix import evaluate_matrix
+from workbench.matrix_config import load_cells
 
 TASKS, SAMPLES = 4, 2
 

@@ -122,11 +122,11 @@ async def test_the_simulated_user_is_asked_with_them_and_no_fault_tells_them() -
         url = _with_credentials(server.url)
         user = ChatClient(LlmConfig(base_url=url, model="m", max_retries=0))
         try:
-            assert await user.complete([{"role": "user", "content": "hi"}], seed=1) == "hello"
+            assert (await user.chat([{"role": "user", "content": "hi"}], seed=1)).text == "hello"
             assert server.queries == [{"api_key": KEY}]
             assert server.headers[0]["Authorization"] == BASIC
             with pytest.raises(UserFault) as fault:
-                await user.complete([{"role": "user", "content": "hi"}], seed=1)
+                await user.chat([{"role": "user", "content": "hi"}], seed=1)
             _hides(str(fault.value))
             assert fault.value.passing
         finally:

@@ -133,7 +133,7 @@ def test_a_killed_conversion_continues_without_writing_again_what_is_right(
 ) -> None:
     offline.hf_to_megatron(model, tmp_path / "meg")
 
-    def convert(out: str, on_bytes: Callable[[int], None] | None = None) -> None:
+    def convert(out: str, on_bytes: Callable[[int], None] = lambda _: None) -> None:
         if direction == "hf-to-megatron":
             offline.hf_to_megatron(model, tmp_path / out, on_bytes=on_bytes)
         else:

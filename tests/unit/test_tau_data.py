@@ -27,6 +27,7 @@ from environments.retail import DOMAIN
 from environments.retail.shop import shop
 from environments.retail.tools import TOOLS
 from mua.cli import app
+from mua.endpoint.chat import Completion
 from mua.endpoint.services import Services
 from mua.environment.protocol import Evaluation, Task, Transcript
 from mua.errors import ConfigError, JudgeFault
@@ -368,9 +369,9 @@ class FakeEndpoint:
         self.answers = list(answers)
         self.asked: list[Any] = []
 
-    async def complete(self, messages: Any, *, seed: int, response_format: Any = None, accept: Any = None) -> str:
+    async def chat(self, messages: Any, *, seed: int, response_format: Any = None, accept: Any = None) -> Completion:
         self.asked.append(messages)
-        return self.answers.pop(0)
+        return Completion(self.answers.pop(0))
 
     def count(self, name: str) -> None:
         pass

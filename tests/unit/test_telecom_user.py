@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from environments.kit.language.agreement import agrees
+from environments.kit.conduct import agrees
 from environments.kit.scripted import reader_of
 from environments.telecom.faults import SOLVED
 from environments.telecom.hands import MOST, requests

@@ -14,7 +14,7 @@ from mua.environment.protocol import Transcript
 from mua.errors import EngineError
 from mua.tokens import ChatFamily, Conversation, ConversationError
 from mua.types import Provenance, ToolSchema
-from tests.tokens_fixtures import chat_family, generation, runs
+from tests.tokens_fixtures import chat_family, generation, plain_ids, runs
 
 TOOL = ToolSchema("look_up", "Finds è", {"type": "object", "properties": {"key": {"type": "string"}}})
 TOOLS_TEXT = (
@@ -256,7 +256,7 @@ def test_thinking_model_that_did_not_think_goes_on_in_its_segment() -> None:
     family = chat_family("qwen3", True)
     talk = Conversation.begin(family, system=None, tools=[], user="hi")
     prompt = talk.prompt_ids()
-    spoken = [*family.encode_text("yes"), family.stop_token_ids[0]]
+    spoken = [*plain_ids(family, "yes"), family.stop_token_ids[0]]
     talk.add_sampled(generation(spoken))
     talk.add_user("and?")
     assert talk.prompt_ids()[: len(prompt) + len(spoken)].tolist() == [*prompt, *spoken]
@@ -368,7 +368,7 @@ def test_only_whole_plain_turns_count_as_told_to_the_user() -> None:
     talk = Conversation.begin(family, system=None, tools=[], user="hi")
     for text in ("The code is 7. <tool_call>{", "Fine."):
         talk.prompt_ids()
-        talk.add_sampled(generation([*family.encode_text(text), family.stop_token_ids[0]]))
+        talk.add_sampled(generation([*plain_ids(family, text), family.stop_token_ids[0]]))
         talk.add_tool_results(["error"])
     assert Transcript(talk.messages).told_user() == ["Fine."]
 
@@ -401,7 +401,7 @@ def test_ids_beyond_the_vocabulary_are_kept_though_they_have_no_text() -> None:
     family = chat_family("qwen3", False)
     talk = Conversation.begin(family, system=None, tools=[], user="hi")
     talk.prompt_ids()
-    ids = [*family.encode_text("a"), family.vocabulary_size + 7, family.stop_token_ids[0]]
+    ids = [*plain_ids(family, "a"), family.codec.vocabulary_size + 7, family.stop_token_ids[0]]
     assert talk.add_sampled(generation(ids)).content == "a"
     (segment,) = talk.segments()
     assert segment.ids[segment.provenance == Provenance.SAMPLED].tolist() == ids

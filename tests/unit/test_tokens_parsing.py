@@ -199,14 +199,14 @@ def test_the_work_is_linear_in_the_turn(units: list[str], reasoning: bool) -> No
         handed.append(len(part))
         return read_json_at(part, at)
 
-    class Tags(parsing._Tags):
-        def __init__(self, part: str) -> None:
-            searched.append(len(part))
-            super().__init__(part)
+    def split(part: str, turn: int) -> object:
+        searched.append(len(part))
+        return split_calls(part, turn)
 
+    split_calls = parsing._split_calls
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(parsing, "read_json_at", read)
-        patch.setattr(parsing, "_Tags", Tags)
+        patch.setattr(parsing, "_split_calls", split)
         parse_turn(text, reasoning=reasoning)
     passes = len(searched)
     assert passes <= 2

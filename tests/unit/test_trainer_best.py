@@ -118,7 +118,7 @@ def test_the_best_stays_beside_the_newest(tmp_path: Path) -> None:
     assert (state["step"], state["weights"], state["best"]) == (4, 4, {"step": 4, "success": 0.7})
 
 
-def test_a_policy_that_was_judged_best_is_saved_though_no_checkpoint_was_due(tmp_path: Path) -> None:
+def test_a_policy_that_was_evaluated_best_is_saved_though_no_checkpoint_was_due(tmp_path: Path) -> None:
     train(config(tmp_path, save_every=0), Judged(peaked), Counted())
     assert names(tmp_path) == ["best", "step_00000004", "step_00000008"]
 
@@ -215,7 +215,7 @@ def test_a_run_that_continues_keeps_the_report_of_its_first_policy(tmp_path: Pat
         train(config(tmp_path, "test"), engines, Counted())
 
 
-def test_training_does_not_judge_itself_on_test_unless_it_is_told_to(tmp_path: Path) -> None:
+def test_training_does_not_evaluate_itself_on_test_unless_it_is_told_to(tmp_path: Path) -> None:
     path = tmp_path / "x.yaml"
     path.write_text(
         f"name: x\noutput: {tmp_path}/out\nmodel: {{path: {tmp_path}/none}}\nenvironment: {{name: help_desk}}\n"
@@ -223,7 +223,7 @@ def test_training_does_not_judge_itself_on_test_unless_it_is_told_to(tmp_path: P
     )
     refused = CliRunner().invoke(app, ["train", str(path)])
     assert refused.exit_code == 2
-    assert "evaluation.split: training would judge itself on the test split" in refused.output
+    assert "evaluation.split: training would evaluate itself on the test split" in refused.output
     assert "evaluation.report_split to test" in refused.output
     assert not (tmp_path / "out").exists()
     for more in (["evaluation.test_in_training=true"], ["trainer.evaluate_first=false"], ["evaluation.split=train"]):

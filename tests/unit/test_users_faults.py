@@ -17,7 +17,7 @@ import pytest
 from environments.help_desk.tasks import generate
 from mua.algorithms.rollout_metrics import rollout_metrics
 from mua.config.schema import LlmConfig, UserConfig
-from mua.endpoint.services import ChatClient, Services
+from mua.endpoint.services import Services
 from mua.environment.protocol import Task, ToolResult
 from mua.errors import ConfigError, JudgeFault, UserFault, UserFaultKind
 from mua.rollout.runner import EpisodeRunner
@@ -27,7 +27,7 @@ from mua.users.interface import User, UserReply
 from mua.users.judge import Judge
 from mua.users.llm import LlmUser
 from mua.users.personas import load_prompt
-from tests.chat_server import raw, says, serving
+from tests.chat_server import Server, client_of, raw, says, serving
 from tests.rollout_fixtures import FixedUser, ScriptedSampler, TestDesk, call, experiment, lines, only
 from tests.tokens_fixtures import chat_family
 
@@ -55,6 +55,10 @@ async def rolled_out(domain: TestDesk, **rollout: Any) -> Trajectory:
     await runner.close()
     assert domain.alive == 0
     return trajectory
+
+
+def settings(server: Server) -> LlmConfig:
+    return LlmConfig(base_url=server.url, model="m", max_retries=0)
 
 
 def user_that_says(text: Any) -> Callable[[Task, int], User]:
@@ -156,22 +160,18 @@ async def test_a_reward_that_is_no_number_is_the_environments_fault(reward: Any)
     ],
 )
 async def test_what_an_endpoint_answers_is_bounded_and_named(body: str, kind: UserFaultKind) -> None:
-    async with serving(raw(body)) as server:
-        pool = ChatClient(LlmConfig(base_url=server.url, model="m", max_retries=0))
+    async with serving(raw(body)) as server, client_of(settings(server)) as pool:
         with pytest.raises(UserFault) as caught:
             await LlmUser(pool, "You are Ada.", 1).open()
         assert caught.value.kind is kind
         assert pool.metrics()[f"refused/{kind}"] == 1
-        await pool.close()
 
 
 @pytest.mark.parametrize("text", ["x" * 100_000, '{"points": NaN, "reason": "r"}', '{"points": 1e999, "reason": "r"}'])
 async def test_a_judges_answer_that_is_too_long_or_no_number_is_its_fault(text: str) -> None:
-    async with serving(says(text)) as server:
-        pool = ChatClient(LlmConfig(base_url=server.url, model="m", max_retries=0), "judge")
+    async with serving(says(text)) as server, client_of(settings(server), "judge") as pool:
         with pytest.raises(JudgeFault):
             await Judge(pool).score("How good?", seed=1)
-        await pool.close()
 
 
 # ---- kinds and prompts from outside
@@ -226,10 +226,8 @@ def test_options_belong_to_a_factory() -> None:
 async def test_the_prompt_may_come_from_a_file(tmp_path: Path) -> None:
     path = tmp_path / "prompt.txt"
     path.write_text("Play. $persona $manner $tool_rules For $$5 end with $stop")
-    async with serving(says("Hello.")) as server:
-        pool = ChatClient(LlmConfig(base_url=server.url, model="m"))
+    async with serving(says("Hello.")) as server, client_of(settings(server)) as pool:
         await LlmUser(pool, "You are Ada.", 1, prompt=load_prompt(path)).open()
-        await pool.close()
     assert server.received[0]["messages"][0]["content"] == "Play. You are Ada.   For $5 end with ###STOP###"
 
 

@@ -16,13 +16,13 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from environments.help_desk.tasks import generate
 from mua.config.schema import LlmConfig
-from mua.endpoint.services import ChatClient, Services
+from mua.endpoint.services import Services
 from mua.errors import JudgeFault
 from mua.rollout import runner as runner_module
 from mua.rollout.runner import EpisodeRunner
 from mua.types import Outcome, Trajectory
 from mua.users.judge import Judge, single_object
-from tests.chat_server import Handler, Server, completion, fails, says, serving
+from tests.chat_server import Handler, Server, client_of, completion, fails, says, serving
 from tests.judged_desk import JudgedDesk
 from tests.rollout_fixtures import FixedUser, ScriptedSampler, call, experiment, lines, only
 from tests.tokens_fixtures import chat_family
@@ -41,11 +41,8 @@ GOOD = {"reason": "because", "grade": "good", "points": 7}
 @asynccontextmanager
 async def judging(server: Server, **settings: Any) -> AsyncIterator[Judge]:
     settings = {"max_retries": 0, "temperature": 0.0} | settings
-    endpoint = ChatClient(LlmConfig(base_url=server.url, model="m", **settings), "judge")
-    try:
+    async with client_of(LlmConfig(base_url=server.url, model="m", **settings), "judge") as endpoint:
         yield Judge(endpoint)
-    finally:
-        await endpoint.close()
 
 
 def writes(value: object) -> Handler:
@@ -189,10 +186,9 @@ async def test_an_endpoint_that_fails_is_the_judges_fault_even_if_the_users() ->
     async with serving(fails(401)) as server, judging(server) as judge:
         with pytest.raises(JudgeFault, match=r"judge endpoint .*check judge\.llm\.api_key"):
             await judge.holds("?", seed=1)
-        users = ChatClient(LlmConfig(base_url=server.url, model="m", max_retries=0))
-        with pytest.raises(JudgeFault, match="HTTP 401") as caught:
-            await Judge(users).holds("?", seed=1)
-        await users.close()
+        async with client_of(LlmConfig(base_url=server.url, model="m", max_retries=0)) as users:
+            with pytest.raises(JudgeFault, match="HTTP 401") as caught:
+                await Judge(users).holds("?", seed=1)
     assert caught.value.__context__ is None
 
 

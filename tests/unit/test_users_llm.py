@@ -12,9 +12,10 @@ import json
 import logging
 import traceback
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
+from typing import Any
 
 import pytest
 from pydantic import SecretStr
@@ -31,6 +32,7 @@ from tests.chat_server import (
     Clock,
     Handler,
     Server,
+    client_of,
     dribbles,
     drops,
     fails,
@@ -56,19 +58,17 @@ def short_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(services_module, "FIRST_BACKOFF_SECONDS", 0.01)
 
 
-@asynccontextmanager
-async def open_endpoint(url: str, **settings) -> AsyncIterator[ChatClient]:
-    config = LlmConfig(base_url=url, model="simulator", api_key=SecretStr(KEY), **settings)
-    endpoint = ChatClient(config)
-    try:
-        yield endpoint
-    finally:
-        await endpoint.close()
+def open_endpoint(url: str, **settings: Any) -> AbstractAsyncContextManager[ChatClient]:
+    return client_of(LlmConfig(base_url=url, model="simulator", api_key=SecretStr(KEY), **settings))
 
 
 async def ask(url: str, **settings) -> str:
     async with open_endpoint(url, **settings) as endpoint:
-        return await endpoint.complete([{"role": "user", "content": "hi"}], seed=1)
+        return await say(endpoint)
+
+
+async def say(endpoint: ChatClient, text: str = "hi", seed: int = 1) -> str:
+    return (await endpoint.chat([{"role": "user", "content": text}], seed=seed)).text
 
 
 RETRIED = {
@@ -113,15 +113,15 @@ async def test_lasting_trouble_ends_in_one_fault_after_the_retries(server: Serve
 
 
 @pytest.mark.parametrize(
-    ("status", "mend"),
+    ("status", "fix"),
     [(400, "user.llm.model"), (401, "user.llm.api_key"), (403, "user.llm.api_key"), (404, "user.llm.base_url")],
 )
-async def test_a_refusal_is_not_retried_and_says_the_mend(server: Server, status: int, mend: str):
+async def test_a_refusal_is_not_retried_and_says_the_fix(server: Server, status: int, fix: str):
     server.script = [fails(status)]
     with pytest.raises(UserFault) as caught:
         await ask(server.url)
     assert len(server.received) == 1
-    for part in (server.url, str(status), "not today", mend):
+    for part in (server.url, str(status), "not today", fix):
         assert part in str(caught.value)
 
 
@@ -206,7 +206,7 @@ async def test_the_loop_is_never_blocked(server: Server, waits_for: str):
 async def test_requests_in_flight_are_bounded(server: Server):
     server.script = [together(3, says("ok"))]
     async with open_endpoint(server.url, concurrency=3) as endpoint:
-        asked = [endpoint.complete([{"role": "user", "content": "hi"}], seed=i) for i in range(12)]
+        asked = [say(endpoint, "hi", i) for i in range(12)]
         assert await asyncio.gather(*asked) == ["ok"] * 12
     assert server.most_in_flight == 3
 
@@ -214,10 +214,10 @@ async def test_requests_in_flight_are_bounded(server: Server):
 async def test_a_backing_off_request_holds_no_slot(server: Server):
     server.script = [fails(429, {"Retry-After": "30"}), says("ok")]
     async with open_endpoint(server.url, concurrency=1) as endpoint:
-        waiting = asyncio.create_task(endpoint.complete([{"role": "user", "content": "a"}], seed=1))
+        waiting = asyncio.create_task(say(endpoint, "a", 1))
         while not server.received:
             await asyncio.sleep(0.01)
-        assert await endpoint.complete([{"role": "user", "content": "b"}], seed=2) == "ok"
+        assert await say(endpoint, "b", 2) == "ok"
         assert not waiting.done()
         waiting.cancel()
 
@@ -225,13 +225,13 @@ async def test_a_backing_off_request_holds_no_slot(server: Server):
 async def test_cancelling_frees_the_slot(server: Server):
     server.script = [never, says("ok")]
     async with open_endpoint(server.url, concurrency=1) as endpoint:
-        stuck = asyncio.create_task(endpoint.complete([{"role": "user", "content": "a"}], seed=1))
+        stuck = asyncio.create_task(say(endpoint, "a", 1))
         while not server.received:
             await asyncio.sleep(0.01)
         stuck.cancel()
         with pytest.raises(asyncio.CancelledError):
             await stuck
-        assert await endpoint.complete([{"role": "user", "content": "b"}], seed=2) == "ok"
+        assert await say(endpoint, "b", 2) == "ok"
 
 
 async def test_the_key_is_sent_and_shown_nowhere(server: Server, caplog: pytest.LogCaptureFixture):

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -29,7 +29,7 @@ from mua.endpoint import services as services_module
 from mua.endpoint.services import ChatClient, Services
 from mua.errors import ConfigError, JudgeFault, UserFault
 from mua.launch.slurm import secrets_in
-from tests.chat_server import Clock, Server, drops, fails, never, raw, says, serving, together
+from tests.chat_server import Clock, Server, client_of, drops, fails, never, raw, says, serving, together
 
 HELLO = [{"role": "user", "content": "hi"}]
 KEYS = ("sk-first-0123456789", "sk-second-0123456789")
@@ -49,23 +49,19 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-@asynccontextmanager
-async def pool(*servers: Server | str, fallback: dict | None = None, **settings: Any) -> AsyncIterator[ChatClient]:
+def pool(
+    *servers: Server | str, fallback: dict | None = None, **settings: Any
+) -> AbstractAsyncContextManager[ChatClient]:
     """A pool over ``servers``, in order; ``fallback`` holds settings of those after the first."""
     first, *rest = [server if isinstance(server, str) else server.url for server in servers]
     others = [
         EndpointConfig(base_url=url, model="second", api_key=SecretStr(KEYS[1]), **(fallback or {})) for url in rest
     ]
-    config = LlmConfig(base_url=first, model="first", api_key=SecretStr(KEYS[0]), fallbacks=others, **settings)
-    endpoint = ChatClient(config)
-    try:
-        yield endpoint
-    finally:
-        await endpoint.close()
+    return client_of(LlmConfig(base_url=first, model="first", api_key=SecretStr(KEYS[0]), fallbacks=others, **settings))
 
 
 async def ask(endpoint: ChatClient, seed: int = 1) -> str:
-    return await endpoint.complete(HELLO, seed=seed)
+    return (await endpoint.chat(HELLO, seed=seed)).text
 
 
 @pytest.mark.parametrize("step", [fails(503), fails(429, {"Retry-After": "60"}), fails(401), fails(404), drops])
@@ -88,7 +84,7 @@ async def test_the_first_that_can_be_asked_is_asked() -> None:
     assert not two.received
 
 
-async def test_when_all_fail_each_is_named_with_its_mend_and_no_key() -> None:
+async def test_when_all_fail_each_is_named_with_its_fix_and_no_key() -> None:
     first, second = [json.dumps({"error": {"message": f"bad key {key}"}}) for key in KEYS]
     async with (
         serving(fails(401, body=first)) as one,
@@ -104,7 +100,7 @@ async def test_when_all_fail_each_is_named_with_its_mend_and_no_key() -> None:
     assert (len(one.received), len(two.received)) == (1, 2)
 
 
-async def test_a_fallbacks_mend_names_its_place() -> None:
+async def test_a_fallbacks_fix_names_its_place() -> None:
     async with serving(fails(500)) as one, serving(fails(401)) as two, pool(one, two, max_retries=0) as endpoint:
         with pytest.raises(UserFault, match=r"check user\.llm\.fallbacks\.0\.api_key"):
             await ask(endpoint)
@@ -283,7 +279,7 @@ async def test_the_same_request_is_answered_from_disk(tmp_path: Path) -> None:
     async with serving(says("one"), says("two"), says("three"), says("four")) as one:
         async with pool(one, cache=file) as endpoint:
             assert [await ask(endpoint, seed) for seed in (1, 1, 2)] == ["one", "one", "two"]
-            assert await endpoint.complete(HELLO, seed=1, temperature=0.3) == "three"
+            assert (await endpoint.chat(HELLO, seed=1, temperature=0.3)).text == "three"
             metrics = endpoint.metrics()
         async with pool(one, cache=file) as endpoint:  # another process, later
             assert await ask(endpoint) == "one"

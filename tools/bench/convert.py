@@ -238,8 +238,10 @@ def parameters(config: dict[str, Any]) -> nn.Module:
 def write_source(folder: Path, config: dict[str, Any]) -> int:
     """A random model folder; bytes of its weights."""
     from megatron_bridge.convert import hf_tensors
-    from megatron_bridge.hf_folder import write_hf_folder
     from megatron_bridge.plan import attach_hf_config
+
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+    from tests.exported_tensors import write_hf_folder
 
     seed = folder.with_name("seed")
     seed.mkdir()

@@ -15,7 +15,6 @@ recall on planted faults says that the check does what it was made for, and the 
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import random
@@ -35,11 +34,11 @@ from mua.users.interface import STOP_SIGNAL, ToolUser, User, UserReply, UserTool
 from mua.users.personas import DEFAULT_PROMPT
 from mua.users.task_check import SPLITS, ReplyCheck, TaskCheck, Vocabulary
 from mua.users.utterance_check import LeakCheck, with_signal, without_label
+from tools import kit
 from workbench.demonstrate import moves_of, played
 
-ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "benchmarks" / "user_check.md"
-_DATA = ROOT / "tests" / "data" / "users"
+PAGE = kit.ROOT / "docs" / "benchmarks" / "user_check.md"
+_DATA = kit.ROOT / "tests" / "data" / "users"
 REPLIES = _DATA / "llm_replies.jsonl"
 LOOKED_AT, APART = _DATA / "llm_replies_domains.jsonl", _DATA / "llm_replies_apart.jsonl"
 DOMAINS = ("retail", "airline", "telecom", "help_desk")
@@ -176,17 +175,9 @@ def plant(kind: UserFaultKind, scene: Scene, text: str) -> str:
     return _PLANTS[kind](scene, text)
 
 
-def _no_text(scene: Scene, text: str) -> str:
-    return scene.rng.choice(("", "   ", "\n\n\t", "User:"))
-
-
 def _broken(scene: Scene, text: str) -> str:
     place = scene.rng.randrange(len(text) + 1)
     return text[:place] + scene.rng.choice(("\ud800", "\udfff", "\x00", "\x1b[2J")) + text[place:]
-
-
-def _long(scene: Scene, text: str) -> str:
-    return f"{text} " * (scene.rng.choice((20_000, 200_000)) // (len(text) + 1) + 1)
 
 
 def _as_agent(scene: Scene, text: str) -> str:
@@ -315,27 +306,21 @@ def _changed(scene: Scene, text: str) -> str:
     return scene.rng.choice([*free, *retreats])
 
 
-def _early(scene: Scene, text: str) -> str:
-    wordings = (
-        STOP_SIGNAL,
-        f"Thanks, bye. {STOP_SIGNAL}",
-        "### STOP ###",
-        "Great, that is all. ###stop###",
-        f"{STOP_SIGNAL} ",
-    )
-    return scene.rng.choice(wordings)
+_ENDS = (
+    *(STOP_SIGNAL, f"Thanks, bye. {STOP_SIGNAL}", "### STOP ###", "Great, that is all. ###stop###", f"{STOP_SIGNAL} "),
+)
 
 
 _PLANTS: Mapping[UserFaultKind, Callable[[Scene, str], str]] = {
-    K.NO_TEXT: _no_text,
+    K.NO_TEXT: lambda scene, text: scene.rng.choice(("", "   ", "\n\n\t", "User:")),
     K.BROKEN_TEXT: _broken,
-    K.TOO_LONG: _long,
+    K.TOO_LONG: lambda scene, text: f"{text} " * (scene.rng.choice((20_000, 200_000)) // (len(text) + 1) + 1),
     K.SPEAKS_AS_AGENT: _as_agent,
     K.TOOL_CALL_IN_TEXT: _call,
     K.LEAKS_INSTRUCTION: _leak,
     K.INVENTS_FACTS: _invented,
     K.CHANGES_WISH: _changed,
-    K.ENDS_TOO_EARLY: _early,
+    K.ENDS_TOO_EARLY: lambda scene, text: scene.rng.choice(_ENDS),
 }
 
 
@@ -497,33 +482,24 @@ def measure_replies(path: Path = REPLIES, only: str = "") -> Result:
 
 def table(results: Mapping[str, Result]) -> list[str]:
     """Markdown: recall by kind, a column each result; precision below."""
-    head = ["kind", *results]
-    lines = [f"| {' | '.join(head)} |", f"| {' | '.join(['---'] * len(head))} |"]
+    lines = [kit.head("kind", *results)]
     for kind in (kind for kind in KINDS if any(r.kinds[kind].planted for r in results.values())):
-        cells = [_share(r.kinds[kind].found, r.kinds[kind].planted, r.kinds[kind].named) for r in results.values()]
-        lines.append(f"| `{kind}` | {' | '.join(cells)} |")
-    wrong = [f"{sum(r.refused.values())} of {r.replies}" for r in results.values()]
-    lines.append(f"| good replies refused | {' | '.join(wrong)} |")
-    exact = [_precision(r) for r in results.values()]
-    lines.append(f"| precision | {' | '.join(exact)} |")
-    return lines
+        lines.append(kit.row(f"`{kind}`", *(_share(r.kinds[kind]) for r in results.values())))
+    refused = [(r, r.refused.total(), sum(counts.found for counts in r.kinds.values())) for r in results.values()]
+    lines.append(kit.row("good replies refused", *(f"{wrong} of {r.replies}" for r, wrong, _ in refused)))
+    exact = (f"{found / (found + wrong):.3f}" if found + wrong else "-" for _, wrong, found in refused)
+    return [*lines, kit.row("precision", *exact)]
 
 
-def _share(found: int, planted: int, named: int) -> str:
-    if not planted:
+def _share(of: Counts) -> str:
+    if not of.planted:
         return "-"
-    other = f", {found - named} under another name" if named < found else ""
-    return f"{found} of {planted}{other}"
-
-
-def _precision(result: Result) -> str:
-    found = sum(counts.found for counts in result.kinds.values())
-    wrong = sum(result.refused.values())
-    return f"{found / (found + wrong):.3f}" if found + wrong else "-"
+    other = f", {of.found - of.named} under another name" if of.named < of.found else ""
+    return f"{of.found} of {of.planted}{other}"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = kit.parser(__doc__)
     parser.add_argument("--tasks", type=int, default=60, help="of each domain and run")
     parser.add_argument("--runs", nargs="+", default=["test:1", "train:2", "validation:3"], metavar="SPLIT:SEED")
     parser.add_argument("--show", action="store_true", help="print what is missed and wrongly refused, write nothing")

@@ -19,7 +19,9 @@ _SAME = ("loss", "grad_norm", "tokens", "reward/mean", "entropy", "learning_rate
 
 def faults_of(output: Path, undisturbed: Path, *, bits: bool, staleness: int) -> list[str]:
     """What is wrong with a finished run, in words; ``undisturbed`` is the output of the same run without faults."""
-    found = [*_stream(output, undisturbed), *_steps(output, staleness), *_state(output), *_remains(output)]
+    found = [*_stream(output, undisturbed), *_steps(output, staleness), *_state(output)]
+    half_written = [*(output / "checkpoints").glob(".*"), *output.glob("**/*.new")]
+    found += [f"{path} is left behind" for path in half_written]
     return found + list(_different(output, undisturbed)) if bits else found
 
 
@@ -74,12 +76,6 @@ def _state(output: Path) -> Iterator[str]:
     counted = (state["extra"]["step"], state["extra"]["position"]["next"], state["steps"])
     if counted != (expected := (STEPS, STEPS * GROUPS, STEPS * UPDATES)):
         yield f"{folder} counts {counted} steps, tasks and optimizer steps, not {expected}"
-
-
-def _remains(output: Path) -> Iterator[str]:
-    """Nothing half-written."""
-    for path in [*(output / "checkpoints").glob(".*"), *output.glob("**/*.new")]:
-        yield f"{path} is left behind"
 
 
 def _different(output: Path, undisturbed: Path) -> Iterator[str]:

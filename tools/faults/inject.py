@@ -11,10 +11,11 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
+from typing import TypeVar
 
 import psutil
 
@@ -25,7 +26,10 @@ from tools.faults.watch import command_of, family, members, newest_step
 _PORT = re.compile(r"--port[ =](\d+)")
 _CLOCK = Path(__file__).with_name("clock") / "sitecustomize.py"
 _START_SECONDS = 30.0
-Effect = Iterator[str | None]
+_FOR_GOOD = 1e6
+Effect = Generator[str | None, None, None]
+Later = Callable[[float, Callable[[], None]], None]
+Found = TypeVar("Found")
 
 
 class User:
@@ -95,9 +99,9 @@ class Scene:
     clock: Clock
     user: User | None
     trainer: subprocess.Popen[bytes]
-    later: Callable[[float, Callable[[], None]], None]
+    later: Later
     """Has something done so many seconds from now, or when the attempt has ended, whichever comes first."""
-    whenever: Callable[[float, Callable[[], None]], None]
+    whenever: Later
     """The same, but whether the attempt has ended or not."""
     held: list[socket.socket] = field(default_factory=list)
     """Ports that somebody else has."""
@@ -121,52 +125,50 @@ def _stop_trainer(fault: Fault, scene: Scene, random: Random) -> Effect:
     yield f"for {seconds:.1f} s, then {'kill -9' if ends else 'SIGCONT'}"
 
 
-def _kill_rank(fault: Fault, scene: Scene, random: Random) -> Effect:
-    while not (found := members(scene.trainer.pid, "mua.cli")):
+def _found(look: Callable[[], Found | None]) -> Generator[None, None, Found]:
+    """Waits until there is a victim."""
+    while not (found := look()):
         yield None
-    _kill(found[0].pid)
+    return found
+
+
+def _kill_rank(fault: Fault, scene: Scene, random: Random) -> Effect:
+    ranks = yield from _found(lambda: members(scene.trainer.pid, "mua.cli"))
+    _kill(ranks[0].pid)
     yield ""
 
 
 def _stop_rank(fault: Fault, scene: Scene, random: Random) -> Effect:
-    while not (found := members(scene.trainer.pid, "mua.cli")):
-        yield None
-    yield _stopped_for(found[0].pid, random.uniform(0.5, 12.0), scene)
+    ranks = yield from _found(lambda: members(scene.trainer.pid, "mua.cli"))
+    yield _stopped_for(ranks[0].pid, random.uniform(0.5, 12.0), scene.later)
 
 
 def _kill_engine(fault: Fault, scene: Scene, random: Random) -> Effect:
-    while (found := _of_engine(scene, random)) is None:
-        yield None
-    name = _named(found)
-    _kill(found.pid)
+    process = yield from _found(lambda: _of_engine(scene, random))
+    name = _named(process)
+    _kill(process.pid)
     yield name
 
 
 def _stop_engine(fault: Fault, scene: Scene, random: Random) -> Effect:
-    while (found := _of_engine(scene, random)) is None:
-        yield None
-    name, pid = _named(found), found.pid
+    process = yield from _found(lambda: _of_engine(scene, random))
+    name, pid = _named(process), process.pid
     if name == "guardian":
-        yield f"{name}, {_stopped_for(pid, random.uniform(0.5, 4.0), scene)}"
-    _signal(pid, signal.SIGSTOP)
-    scene.later(1e6, lambda: _signal(pid, signal.SIGCONT))
+        yield f"{name}, {_stopped_for(pid, random.uniform(0.5, 4.0), scene.later)}"
+    _stopped_for(pid, _FOR_GOOD, scene.later)
     yield f"{name}, for good"
 
 
 def _kill_worker(fault: Fault, scene: Scene, random: Random) -> Effect:
-    while not (found := members(scene.trainer.pid, "mua.environment.worker")):
-        yield None
-    _kill(random.choice(found).pid)
-    yield f"one of {len(found)}"
+    workers = yield from _found(lambda: members(scene.trainer.pid, "mua.environment.worker"))
+    _kill(random.choice(workers).pid)
+    yield f"one of {len(workers)}"
 
 
 def _stop_worker(fault: Fault, scene: Scene, random: Random) -> Effect:
-    while not (found := members(scene.trainer.pid, "mua.environment.worker")):
-        yield None
-    pid = random.choice(found).pid
-    _signal(pid, signal.SIGSTOP)
-    scene.later(1e6, lambda: _signal(pid, signal.SIGCONT))
-    yield f"one of {len(found)}, for good"
+    workers = yield from _found(lambda: members(scene.trainer.pid, "mua.environment.worker"))
+    _stopped_for(random.choice(workers).pid, _FOR_GOOD, scene.later)
+    yield f"one of {len(workers)}, for good"
 
 
 def _kill_user(fault: Fault, scene: Scene, random: Random) -> Effect:
@@ -180,13 +182,10 @@ def _kill_user(fault: Fault, scene: Scene, random: Random) -> Effect:
 
 
 def _stop_user(fault: Fault, scene: Scene, random: Random) -> Effect:
-    assert scene.user is not None, "a mode with a user endpoint"
-    while (pid := scene.user.pid) is None:
-        yield None
-    seconds = random.uniform(0.5, 12.0)
-    _signal(pid, signal.SIGSTOP)
-    scene.whenever(seconds, lambda: _signal(pid, signal.SIGCONT))
-    yield f"for {seconds:.1f} s"
+    user = scene.user
+    assert user is not None, "a mode with a user endpoint"
+    pid = yield from _found(lambda: user.pid)
+    yield _stopped_for(pid, random.uniform(0.5, 12.0), scene.whenever)
 
 
 def _fill_disk(fault: Fault, scene: Scene, random: Random) -> Effect:
@@ -202,8 +201,7 @@ def _fill_disk(fault: Fault, scene: Scene, random: Random) -> Effect:
 def _truncate(fault: Fault, scene: Scene, random: Random) -> Effect:
     """The trainer is killed as well: a checkpoint is read when an attempt begins."""
     checkpoints = scene.output / "checkpoints"
-    while not (step := newest_step(checkpoints)):
-        yield None
+    step = yield from _found(lambda: newest_step(checkpoints))
     _kill(scene.trainer.pid)
     scene.trainer.wait()
     files = sorted(file for file in (checkpoints / f"step_{step:08d}").iterdir() if file.stat().st_size)
@@ -267,9 +265,9 @@ def _kill(pid: int) -> None:
     _signal(pid, signal.SIGKILL)
 
 
-def _stopped_for(pid: int, seconds: float, scene: Scene) -> str:
+def _stopped_for(pid: int, seconds: float, later: Later) -> str:
     _signal(pid, signal.SIGSTOP)
-    scene.later(seconds, lambda: _signal(pid, signal.SIGCONT))
+    later(seconds, lambda: _signal(pid, signal.SIGCONT))
     return f"for {seconds:.1f} s"
 
 

@@ -20,7 +20,6 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from time import monotonic
 
@@ -130,7 +129,11 @@ class Supervisor:
                 if self.attempts > 2 * len(self.struck) + 3:
                     raise RunFailed(f"{self.attempts} attempts for {len(self.struck)} faults")
             self._count_lost()
-            self._await_nothing_left()
+            deadline = monotonic() + LEFT_SECONDS
+            while left := left_in(self.folder):
+                if monotonic() > deadline:
+                    raise RunFailed(f"still running: {[' '.join(process.cmdline())[:120] for process in left]}")
+                time.sleep(0.1)
         finally:
             self._end()
 
@@ -173,7 +176,7 @@ class Supervisor:
             while (status := trainer.poll()) is None:
                 watch.look()
                 now = monotonic()
-                self._do_later(partial(_is_over, now))
+                self._do_later(lambda at, _: at <= monotonic())
                 self._strike(scene, watch.place)
                 if now - watch.place.at > SILENT_SECONDS:
                     raise RunFailed(f"no progress for {SILENT_SECONDS:g} s in {watch.place}")
@@ -268,20 +271,9 @@ class Supervisor:
 
     # ---- the end
 
-    def _await_nothing_left(self) -> None:
-        deadline = monotonic() + LEFT_SECONDS
-        while left := left_in(self.folder):
-            if monotonic() > deadline:
-                raise RunFailed(f"still running: {[' '.join(process.cmdline())[:120] for process in left]}")
-            time.sleep(0.1)
-
     def _end(self) -> None:
         if self._user is not None:
             self._user.stop()
         for process in left_in(self.folder):
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
-
-
-def _is_over(now: float, at: float, _: bool) -> bool:
-    return at <= now

@@ -106,7 +106,7 @@ async def _read(
     messages = [{"role": "system", "content": system}, {"role": "user", "content": text}]
     reason = ""
     for attempt in range(ATTEMPTS):
-        reply = await chat.complete(messages, seed=seed + 7919 * attempt)
+        reply = (await chat.chat(messages, seed=seed + 7919 * attempt)).text
         try:
             return read(reply)
         except ValueError as error:

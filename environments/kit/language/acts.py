@@ -103,9 +103,11 @@ class Reader:
 
     def _read(self, message: str, wish: str) -> Acts:
         """What ``message`` does to somebody with this wish."""
-        found = read(self._words, self._rules, self._repaired(message), wish)
-        if not found or not self._english(found):
-            return Acts()
+        repaired = tuple(Sentence(self._model.repaired(one.text), one.question) for one in sentences(message))
+        found = read(self._words, self._rules, repaired, wish)
+        words = [word for one in repaired for word in one.text.split() if word.isalpha()]
+        if not found or sum(word in self._model.known for word in words) < 0.4 * len(words):
+            return Acts()  # too few of its words are known for it to be English
         every = self._chances(found, wish)
         chances = {act: every.pop(f"{_ACT}{act}") for act in ACTS}
         asking = 1 - (1 - chances.pop("ask")) * (1 - chances.pop("instruct"))
@@ -118,14 +120,6 @@ class Reader:
             **{FLAGS[act]: True for act in acts},
         )
 
-    def _repaired(self, message: str) -> tuple[Sentence, ...]:
-        return tuple(Sentence(self._model.repaired(one.text), one.question) for one in sentences(message))
-
-    def _english(self, found: Sequence[Read]) -> bool:
-        """Whether at least some of the words are known."""
-        words = [word for one in found for word in one.place.sentence.text.split() if word.isalpha()]
-        return not words or sum(word in self._model.known for word in words) >= 0.4 * len(words)
-
     def _chances(self, found: Sequence[Read], wish: str) -> dict[str, float]:
         """The chance of each act, under a name of its own, and of each fact's being asked for (none if surely nothing
         is). The network, which takes four times as long, is asked where the linear model is not sure of everything."""
@@ -134,7 +128,9 @@ class Reader:
         if all(map(_sure, acts)) and not any(linear[f"{_ACT}{act}"] > SURE for act in ("ask", "instruct")):
             return linear
         names = in_question(self._words, found)
-        linear |= {name: self._fact(found, wish, name) for name in names}
+        for name in names:
+            asked = [fact_features(self._words, one, wish, name) for one in found]
+            linear[name] = float(self._model.facts.chance(asked)[0])
         odds = {} if all(map(_sure, linear.values())) else self._odds(found, wish, names)
         return {name: _both(chance, odds.get(name)) for name, chance in linear.items()}
 
@@ -156,9 +152,6 @@ class Reader:
             name = max(chances, key=lambda one: chances[one])
             asked = {name} if chances[name] > FACT_AT_LEAST else set()
         return asked
-
-    def _fact(self, found: Sequence[Read], wish: str, name: str) -> float:
-        return float(self._model.facts.chance([fact_features(self._words, one, wish, name) for one in found])[0])
 
     def _confirmed(self, found: Sequence[Read]) -> str:
         for one in found:

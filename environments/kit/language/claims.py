@@ -102,13 +102,13 @@ class _Frame:
     role: str
     kinds: tuple[str, ...]
     values: tuple[tuple[str, re.Pattern[str]], ...]
-    slot: str
-    each: str
+    unless: re.Pattern[str]
     phrases: tuple[str, ...]
     moods: tuple[str, ...]
-    unless: re.Pattern[str]
-    inside: bool
-    adjective: bool
+    slot: str = ""
+    each: str = ""
+    inside: bool = False
+    adjective: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,13 +227,10 @@ class ClaimReader:
             frame["role"],
             tuple(frame["of"]),
             values,
-            frame.get("slot", ""),
-            frame.get("each", ""),
-            tuple(frame.get("phrases", ())),
-            tuple(frame.get("moods", ("is",))),
-            expression(frame.get("unless", ()), self._lists),
-            frame.get("inside", False),
-            frame.get("adjective", False),
+            unless=expression(frame.get("unless", ()), self._lists),
+            phrases=tuple(frame.get("phrases", ())),
+            moods=tuple(frame.get("moods", ("is",))),
+            **{name: frame[name] for name in ("slot", "each", "inside", "adjective") if name in frame},
         )
 
 
@@ -264,7 +261,8 @@ def _judged(frame: _Frame, stated: _Stated, places: _Places, moment: Moment) -> 
         return _of_all(frame, stated, places, moment, quantified, kind)
     here = [one for one in places.own if one.kind in frame.kinds and not (stated.named and _within(one, stated))]
     if here:
-        described = _described(here, stated, places.clause) if frame.adjective else []
+        after = [one for one in here if 0 < one.start - stated.end <= _CLOSE][: int(frame.adjective)]
+        described = [one.thing for one in after if "," not in places.clause[stated.end : one.start]]
         return _verdict(frame, stated, described or _nearest(here, stated, places.clause), moment)
     others = [one for one in frame.kinds if re.search(rf"\b(?:your|the) other {one}\b", places.clause)]
     if others:
@@ -275,12 +273,6 @@ def _judged(frame: _Frame, stated: _Stated, places: _Places, moment: Moment) -> 
     if around:
         return _verdict(frame, stated, [around[0].thing], moment)
     return _of_focus(frame, stated, places, moment, frame.kinds)
-
-
-def _described(here: Sequence[_Mention], stated: _Stated, clause: str) -> list[Thing]:
-    """The thing that follows an adjective closely, in the same part of a list."""
-    after = [one for one in here if 0 < one.start - stated.end <= _CLOSE]
-    return [one.thing for one in after[:1] if "," not in clause[stated.end : one.start]]
 
 
 _CLOSE = 20
@@ -316,17 +308,13 @@ _JOINED = frozenset(
 
 def _verdict(frame: _Frame, stated: _Stated, things: Sequence[Thing], moment: Moment) -> Review:
     """Of things that are named: each has to have the value, or none if it is denied; there is no other thing."""
-    true: list[Claim] = []
-    false: list[Claim] = []
+    found = Review()
     for thing in things:
-        claim = Claim(thing, frame.role, stated.value, stated.denied)
         if thing not in moment.sheets:
-            false += [claim] if thing != AGENT else []
+            found |= _one_claim(thing, frame, stated, False) if thing != AGENT else Review()
         elif frame.role in moment.sheets[thing]:
-            (true if (stated.value in moment.sheets[thing][frame.role]) != stated.denied else false).append(claim)
-    if true or false:
-        return Review(tuple(true), tuple(false))
-    return Review(unread=(f"{frame.role} {stated.value}",))
+            found |= _one_claim(thing, frame, stated, bool(_having([thing], frame, stated, moment)))
+    return found if found != Review() else Review(unread=(f"{frame.role} {stated.value}",))
 
 
 def _of_focus(frame: _Frame, stated: _Stated, places: _Places, moment: Moment, kinds: Sequence[str]) -> Review:
@@ -334,10 +322,9 @@ def _of_focus(frame: _Frame, stated: _Stated, places: _Places, moment: Moment, k
     known = [thing for thing in _known(frame, places, moment) if thing.partition(" ")[0] in kinds]
     if not known:
         return Review(unread=(f"{frame.role} {stated.value}",))
-    right = [thing for thing in known if (stated.value in moment.sheets[thing][frame.role]) != stated.denied]
+    right = _having(known, frame, stated, moment)
     so = known[0] in right if stated.denied else bool(right)
-    claim = Claim(right[0] if so else known[0], frame.role, stated.value, stated.denied)
-    return Review(true=(claim,)) if so else Review(false=(claim,))
+    return _one_claim(right[0] if so else known[0], frame, stated, so)
 
 
 _NOT_THEIRS = "not yours"
@@ -350,9 +337,8 @@ def _of_another(frame: _Frame, stated: _Stated, places: _Places, moment: Moment,
     others = [one for one in moment.sheets if one.partition(" ")[0] in kinds and one not in known]
     others = [one for one in others if _NOT_THEIRS not in moment.sheets[one].get("account", ())]
     said = [one for one in others if frame.role in moment.sheets[one]]
-    so = [one for one in said if (stated.value in moment.sheets[one][frame.role]) != stated.denied]
-    claim = Claim([*so, *said, f"other {kinds[0]}"][0], frame.role, stated.value, stated.denied)
-    return Review(true=(claim,)) if so else Review(false=(claim,))
+    so = _having(said, frame, stated, moment)
+    return _one_claim([*so, *said, f"other {kinds[0]}"][0], frame, stated, bool(so))
 
 
 def _of_all(frame: _Frame, stated: _Stated, places: _Places, moment: Moment, quantifier: str, kind: str) -> Review:
@@ -360,10 +346,18 @@ def _of_all(frame: _Frame, stated: _Stated, places: _Places, moment: Moment, qua
     known = [thing for thing in _known(frame, places, moment) if thing.partition(" ")[0] == kind]
     if not known:
         return Review(unread=(f"{frame.role} {stated.value}",))
-    having = [thing for thing in known if (stated.value in moment.sheets[thing][frame.role]) != stated.denied]
-    so = len(having) == len(known) if quantifier != "both" else len(having) > 1
-    claim = Claim(known[0], frame.role, stated.value, stated.denied)
-    return Review(true=(claim,)) if so else Review(false=(claim,))
+    having = _having(known, frame, stated, moment)
+    return _one_claim(known[0], frame, stated, len(having) == len(known) if quantifier != "both" else len(having) > 1)
+
+
+def _having(things: Sequence[Thing], frame: _Frame, stated: _Stated, moment: Moment) -> list[Thing]:
+    """Those of which the statement is so; the role stands in their sheets."""
+    return [thing for thing in things if (stated.value in moment.sheets[thing][frame.role]) != stated.denied]
+
+
+def _one_claim(thing: Thing, frame: _Frame, stated: _Stated, so: bool) -> Review:
+    claim = (Claim(thing, frame.role, stated.value, stated.denied),)
+    return Review(true=claim) if so else Review(false=claim)
 
 
 def _known(frame: _Frame, places: _Places, moment: Moment) -> list[Thing]:
@@ -416,19 +410,17 @@ def money(text: str) -> float:
 
 def _number(text: str) -> float:
     digits = re.sub(r"[^\d.]", "", text).strip(".")
-    return float(digits) if digits else float(_in_words(re.split(r"[ -]", text.strip())))
-
-
-def _in_words(words: Sequence[str]) -> int:
+    if digits:
+        return float(digits)
     total = part = 0
-    for word in words:
+    for word in re.split(r"[ -]", text.strip()):
         if word == "hundred":
             part = max(part, 1) * 100
         elif word == "thousand":
             total, part = total + max(part, 1) * 1000, 0
         else:
             part += _NUMBERS.get(word, 0)
-    return total + part
+    return float(total + part)
 
 
 def _amounts(text: str, moment: Moment) -> Review:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from environments.kit.language.lexicon import Lexicon, Mention, Named, valueless
+from environments.kit.language.lexicon import Lexicon, Mention, valueless
 from environments.kit.language.rules import Rules
 from environments.kit.language.text import Sentence
 
@@ -29,18 +29,18 @@ class Place:
     def sentence(self) -> Sentence:
         return self.sentences[self.at]
 
-    def neighbour(self, step: int) -> Sentence | None:
-        where = self.at + step
-        return self.sentences[where] if 0 <= where < len(self.sentences) else None
+    def neighbours(self) -> Iterator[tuple[str, Sentence]]:
+        """The sentences ``before`` and ``after`` it, where there are any."""
+        for where, name in ((self.at - 1, "before"), (self.at + 1, "after")):
+            if 0 <= where < len(self.sentences):
+                yield name, self.sentences[where]
 
     def marks(self) -> Iterator[str]:
         """Where the sentence stands and what surrounds it."""
         last = len(self.sentences) - 1
         yield f"p {'only' if last == 0 else {0: 'first', last: 'last'}.get(self.at, 'mid')}"
-        for step, name in ((-1, "before"), (1, "after")):
-            other = self.neighbour(step)
-            if other is not None:
-                yield f"{name} {'?' if other.question else '.'}"
+        for name, other in self.neighbours():
+            yield f"{name} {'?' if other.question else '.'}"
 
 
 def stem(word: str) -> str:
@@ -139,11 +139,16 @@ def fact_features(lexicon: Lexicon, one: Read, wish: str, name: str) -> set[str]
     if mentions:
         masked = lexicon.masked(text, wish, one.mentions, name).split()
         found.update(_moody(masked, one.moods, "T", ask, 3))
-        found.update(_around(masked))
+        for at in (at for at, word in enumerate(masked) if word == "THIS"):
+            before, after = masked[max(0, at - _WINDOW) : at], masked[at + 1 : at + 1 + _WINDOW]
+            found.update(f"a-{len(before) - i} {w}" for i, w in enumerate(before))
+            found.update(f"a+{i} {w}" for i, w in enumerate(after))
+            found.update(f"A- {w}" for w in masked[:at])
+            found.update(f"A+ {w}" for w in masked[at + 1 :])
     else:
         found |= one.elsewhere
     found.update(f"l {name} {gram}" for gram in one.stemmed)
-    found.update(_context(one.place, words))
+    found.update(f"c {name}" for name, other in one.place.neighbours() if words.named.search(other.text))
     found.update(f"x {mark}" for mark in one.company)
     if name not in lexicon.tools:
         return found
@@ -161,20 +166,3 @@ def in_question(lexicon: Lexicon, found: Sequence[Read]) -> list[str]:
     """Names that a message may ask for: all facts, and the tools whose thing it mentions."""
     mentioned = {mention.name for one in found for mention in one.mentions}
     return [*lexicon.facts, *(name for name in lexicon.tools if name in mentioned)]
-
-
-def _around(masked: Sequence[str]) -> Iterator[str]:
-    for at, word in enumerate(masked):
-        if word == "THIS":
-            before, after = masked[max(0, at - _WINDOW) : at], masked[at + 1 : at + 1 + _WINDOW]
-            yield from (f"a-{len(before) - i} {w}" for i, w in enumerate(before))
-            yield from (f"a+{i} {w}" for i, w in enumerate(after))
-            yield from (f"A- {w}" for w in masked[:at])
-            yield from (f"A+ {w}" for w in masked[at + 1 :])
-
-
-def _context(place: Place, words: Named) -> Iterator[str]:
-    for step, name in ((-1, "before"), (1, "after")):
-        other = place.neighbour(step)
-        if other is not None and words.named.search(other.text):
-            yield f"c {name}"

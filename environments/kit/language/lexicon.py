@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 
 from environments.kit.language.patterns import expression, load
@@ -127,7 +127,7 @@ def valueless(text: str) -> str:
     return _VALUE.sub(lambda found: "MONEY" if _MONEY.search(found[0]) else "VALUE", text)
 
 
-@lru_cache(maxsize=1)
+@cache
 def _general() -> Json:
     return load(_GENERAL)
 

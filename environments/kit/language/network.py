@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
@@ -32,6 +33,8 @@ PIECES = 6
 """Pieces of a word that are read."""
 _SPECIAL = {VALUE: "x", MONEY: "$", QUESTION: "?", END: "."}
 _UNKNOWN = "[UNK]"
+_PART = re.compile(r"[^\W_]+|[\W_]", re.DOTALL)
+"""Runs of letters and digits, and each other mark by itself."""
 _HEAD = 32
 """Width of an attention head of the encoder."""
 _POOLS = 4
@@ -49,7 +52,7 @@ def pieces(word: str, known: Mapping[str, int]) -> list[int]:
     """A word as the longest known beginnings of what is left of it (WordPiece); one unknown piece if there are none."""
     word = _SPECIAL.get(word, word)
     found: list[int] = []
-    for part in _parts(word):
+    for part in _PART.findall(word):
         start, mine = 0, []
         while start < len(part):
             head = "##" if start else ""
@@ -61,21 +64,6 @@ def pieces(word: str, known: Mapping[str, int]) -> list[int]:
             start = end
         found += mine
     return found[:PIECES] or [known[_UNKNOWN]]
-
-
-def _parts(word: str) -> Iterator[str]:
-    """Runs of letters and digits, and each other mark by itself."""
-    run = ""
-    for letter in word:
-        if letter.isalnum():
-            run += letter
-            continue
-        if run:
-            yield run
-        yield letter
-        run = ""
-    if run:
-        yield run
 
 
 class Network:

@@ -72,11 +72,10 @@ class Rules:
         return {f"ask:{name}" for name, fact in facts if self._asks(fact, part)}
 
     def _asks(self, fact: Named, text: str) -> bool:
-        return bool(fact.idioms.search(text)) or self._names(fact.named, text) or self._words.which(fact, text)
-
-    def _names(self, named: re.Pattern[str], text: str) -> bool:
-        """Whether the fact is named, and not at once followed by its value ("order number K7")."""
-        return any(not self._words.value.match(text[found.end() :].lstrip(" :#")) for found in named.finditer(text))
+        """Whether the fact is asked for, or named and not at once followed by its value ("order number K7")."""
+        rests = (text[found.end() :].lstrip(" :#") for found in fact.named.finditer(text))
+        named = any(not self._words.value.match(rest) for rest in rests)
+        return named or bool(fact.idioms.search(text)) or self._words.which(fact, text)
 
     def _wants_yes(self, text: str, asking: bool) -> bool:
         if self._has("no_request", text):
@@ -89,18 +88,14 @@ class Rules:
     # Statements.
 
     def _said(self, text: str, wish: str) -> Iterator[str]:
-        if self._refused(text, wish):
+        plain = self._words.moods["not_refusal"].sub(" ", text)
+        if self._has("refusal", plain) or self._words.of_wish(self._words.against, plain, wish):
             yield "refuse"
         else:
             yield from ("done",) if self._completed(text, wish) else ()
             yield from ("inform",) if self._words.of_wish(self._words.answers, text, wish) else ()
         if self._has("transfer", text):
             yield "transfer"
-
-    def _refused(self, text: str, wish: str) -> bool:
-        plain = self._words.moods["not_refusal"].sub(" ", text)
-        refusal = self._words.moods["refusal"].search(plain)
-        return refusal is not None or self._words.of_wish(self._words.against, plain, wish)
 
     def _completed(self, text: str, wish: str) -> bool:
         done = self._words.done.get(wish)

@@ -44,9 +44,12 @@ def tokens(lexicon: Lexicon, found: Sequence[Read], wish: str) -> Tokens:
     for one in found:
         if len(words) > LONGEST:
             break
-        spans, start = _spans(one.place.sentence.text), len(words)
-        words += [_plain(word) for _, _, word in spans] + [QUESTION if one.ask == "?" else END]
-        marks += [*_marked(lexicon, one, wish, spans), sorted(_of_sentence(lexicon, one, wish))]
+        spans = [(hit.start(), hit.end(), hit[0]) for hit in _WORD.finditer(one.place.sentence.text)]
+        start = len(words)
+        words += [_value_in(word) or word for _, _, word in spans] + [QUESTION if one.ask == "?" else END]
+        said = {f"r {mark.split(':')[0]}" for mark in one.marks}
+        whole = {f"g {mood}{one.ask}" for mood in one.moods} | said | set(wish_marks(lexicon, one, wish))
+        marks += [*_marked(lexicon, one, wish, spans), sorted(whole)]
         for mention in one.mentions:
             places = {start + at for at, (a, b, _) in enumerate(spans) if mention.start < b and mention.end > a}
             mentions.setdefault(mention.name, set()).update(places)
@@ -56,13 +59,10 @@ def tokens(lexicon: Lexicon, found: Sequence[Read], wish: str) -> Tokens:
     return Tokens(words, marks, {name: sorted(places) for name, places in mentions.items()})
 
 
-def _spans(text: str) -> list[tuple[int, int, str]]:
-    return [(hit.start(), hit.end(), hit[0]) for hit in _WORD.finditer(text)]
-
-
-def _plain(word: str) -> str:
+def _value_in(word: str) -> str:
+    """The token that stands for a word that is a value; empty for another."""
     plain = valueless(word)
-    return word if plain == word else MONEY if "MONEY" in plain else VALUE
+    return "" if plain == word else MONEY if "MONEY" in plain else VALUE
 
 
 def _marked(lexicon: Lexicon, one: Read, wish: str, spans: Sequence[tuple[int, int, str]]) -> Iterator[list[str]]:
@@ -79,11 +79,5 @@ def _marked(lexicon: Lexicon, one: Read, wish: str, spans: Sequence[tuple[int, i
     ]
     parts += [(m.start, m.end, "TOPIC" if m.name in lexicon.tools else "FACT") for m in one.mentions]
     for start, end, word in spans:
-        plain = valueless(word)
-        own = set() if plain == word else {"MONEY" if "MONEY" in plain else "VALUE"}
+        own = {_value_in(word).strip("[]").upper()} - {""}
         yield sorted(own | {mark for a, b, mark in parts if a < end and b > start})
-
-
-def _of_sentence(lexicon: Lexicon, one: Read, wish: str) -> set[str]:
-    said = {f"r {mark.split(':')[0]}" for mark in one.marks}
-    return {f"g {mood}{one.ask}" for mood in one.moods} | said | set(wish_marks(lexicon, one, wish))

@@ -14,14 +14,18 @@ from environments.help_desk.tools import HelpDesk
 from mua.environment.protocol import Environment, Evaluation, Split, Task, Transcript
 
 
+def vowels(transcript: Transcript) -> float:
+    """Their share of what the agent wrote."""
+    text = "".join(m["content"] or "" for m in transcript.messages if m["role"] == "assistant").lower()
+    return sum(letter in "aeiou" for letter in text) / max(1, len(text))
+
+
 class GradedDesk(HelpDesk):
     """A help desk that judges in smaller steps."""
 
     def evaluate(self, transcript: Transcript) -> Evaluation:
         verdict = super().evaluate(transcript)
-        text = "".join(m["content"] or "" for m in transcript.messages if m["role"] == "assistant").lower()
-        vowels = sum(letter in "aeiou" for letter in text) / max(1, len(text))
-        return replace(verdict, reward=verdict.reward + vowels)
+        return replace(verdict, reward=verdict.reward + vowels(transcript))
 
 
 class GradedDeskDomain(HelpDeskDomain):

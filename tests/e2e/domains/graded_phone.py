@@ -10,6 +10,8 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 
+from graded_desk import vowels
+
 from environments.kit.database import DatabaseEnvironment
 from environments.telecom import TelecomDomain
 from mua.config.schema import EnvironmentConfig
@@ -47,8 +49,7 @@ class GradedPhone:
 
     def evaluate(self, transcript: Transcript) -> Evaluation:
         verdict = self._inner.evaluate(transcript)
-        text = "".join(m["content"] or "" for m in transcript.messages if m["role"] == "assistant").lower()
-        return replace(verdict, reward=verdict.reward + sum(letter in "aeiou" for letter in text) / max(1, len(text)))
+        return replace(verdict, reward=verdict.reward + vowels(transcript))
 
     def close(self) -> None:
         self._inner.close()
@@ -70,12 +71,8 @@ class GradedPhoneDomain(TelecomDomain):
 
 
 SENTENCES = [
-    "My phone has no service.",
-    "It says no service.",
-    "Yes, I did that.",
-    "No, I am at home.",
-    "I see no bars.",
-]
+    "My phone has no service.", "It says no service.", "Yes, I did that.", "No, I am at home.", "I see no bars.",
+]  # fmt: skip
 SAYS = {
     "type": "object", "properties": {"say": {"enum": SENTENCES}}, "required": ["say"], "additionalProperties": False,
 }  # fmt: skip
@@ -89,7 +86,8 @@ class GuidedUser(LlmUser):
         self._history.append({"role": "user", "content": text})
         seed, offered = self._seed + 1000 * len(self._history), [schema.openai() for schema in self._tools.schemas()]
         await self._act(await self._endpoint.chat(self._history, seed=seed, tools=offered, tool_choice="required"))
-        said = json.loads(await self._endpoint.complete(self._history, seed=seed, response_format=SAYS))["say"]
+        reply = await self._endpoint.chat(self._history, seed=seed, response_format=SAYS)
+        said = json.loads(reply.text)["say"]
         self._history.append({"role": "assistant", "content": said})
         return UserReply(said)
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from graded_desk import vowels
+
 from environments.help_desk import HelpDeskDomain
 from environments.help_desk.tools import HelpDesk
 from mua.config.schema import EnvironmentConfig
@@ -28,8 +30,8 @@ class JudgedHelp(HelpDesk):
         verdict = await self._judge.verdict(
             "Was the customer helped?", FORM, seed=len(text), material={"the agent": text}
         )
-        vowels = sum(letter in "aeiou" for letter in text.lower()) / max(1, len(text))
-        return Evaluation(float(verdict["helped"]) + vowels, bool(verdict["helped"]), {"judged": verdict["helped"]})
+        reward = float(verdict["helped"]) + vowels(transcript)
+        return Evaluation(reward, bool(verdict["helped"]), {"judged": verdict["helped"]})
 
 
 class JudgedHelpDomain(HelpDeskDomain):

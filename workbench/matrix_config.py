@@ -1,4 +1,4 @@
-"""The file of ``mua eval --matrix``: several policies, each judged with several populations of users."""
+"""The file of ``mua eval --matrix``: several policies, each evaluated with several populations of users."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from pydantic import field_validator
+from pydantic import ValidationInfo, field_validator
 
 from mua.config.load import load_config
 from mua.config.schema import ExperimentConfig
@@ -15,8 +15,7 @@ from mua.config.section import Section
 from mua.errors import ConfigError
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,63}")
-_OF_POLICIES = ("model", "engine", "evaluation.policy")
-_OF_USERS = ("user",)
+_SECTIONS = {"policies": ("model", "engine", "evaluation.policy"), "users": ("user",)}
 
 Changes = dict[str, Any]
 """Keys of the configuration, with dots or nested, and their values."""
@@ -43,19 +42,17 @@ class MatrixConfig(Section):
                 )
         return value
 
-    @field_validator("policies")
+    @field_validator("policies", "users")
     @classmethod
-    def _policies_change_policies(cls, value: dict[str, str | Changes]) -> dict[str, str | Changes]:
+    def _only_own_sections_differ(cls, value: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
+        sections = _SECTIONS[str(info.field_name)]
         for name, changes in value.items():
-            if not isinstance(changes, str):
-                _only(name, changes, _OF_POLICIES)
-        return value
-
-    @field_validator("users")
-    @classmethod
-    def _users_change_users(cls, value: dict[str, Changes]) -> dict[str, Changes]:
-        for name, changes in value.items():
-            _only(name, changes, _OF_USERS)
+            for key in [] if isinstance(changes, str) else _leaves(changes):
+                if not any(key == section or key.startswith(f"{section}.") for section in sections):
+                    raise ValueError(
+                        f"{name}: {key[:100]!a} cannot differ within a matrix, only keys of {', '.join(sections)}; all "
+                        "cells share the rest, so write it into the configuration"
+                    )
         return value
 
 
@@ -71,23 +68,14 @@ def load_cells(
     for policy, of_policy in chosen.policies.items():
         own = {"model.path": of_policy} if isinstance(of_policy, str) else of_policy
         for users, of_users in chosen.users.items():
-            changes = [*overrides, *_overrides({**own, **of_users}), f"output={base.output / policy / users}"]
+            differing = [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in {**own, **of_users}.items()]
+            changes = [*overrides, *differing, f"output={base.output / policy / users}"]
             try:
                 cells.setdefault(policy, {})[users] = load_config(config, changes)
             except ConfigError as error:
                 where = f"{matrix}: policies.{policy} with users.{users}: "
                 raise ConfigError("\n".join(where + line for line in str(error).splitlines())) from None
     return base, cells
-
-
-def _only(name: str, changes: Changes, sections: tuple[str, ...]) -> None:
-    """Raises ``ValueError`` for a key that lies in none of ``sections``."""
-    for key in _leaves(changes):
-        if not any(key == section or key.startswith(f"{section}.") for section in sections):
-            raise ValueError(
-                f"{name}: {key[:100]!a} cannot differ within a matrix, only keys of {', '.join(sections)}; all cells "
-                "share the rest, so write it into the configuration"
-            )
 
 
 def _leaves(changes: Changes, prefix: str = "") -> list[str]:
@@ -97,8 +85,3 @@ def _leaves(changes: Changes, prefix: str = "") -> list[str]:
         key = f"{prefix}{name}"
         found += _leaves(value, f"{key}.") if isinstance(value, dict) and value else [key]
     return found
-
-
-def _overrides(changes: Changes) -> list[str]:
-    """As on the command line; JSON is YAML."""
-    return [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in changes.items()]
