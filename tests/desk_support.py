@@ -12,9 +12,10 @@ from environments.kit.database import DatabaseEnvironment
 from mua.environment.domain import Domain, Expert, Peopled
 from mua.environment.protocol import Environment, Evaluation, Move, Split, Task, Transcript, UserMove
 from mua.environment.registry import get_domain
-from mua.types import Json
-from workbench.demonstrate import Demonstration, demonstrate
-from workbench.demonstrate import played as played_with
+from mua.environment.user import User
+from mua.rollout.episode import EpisodeResult
+from mua.types import Json, ToolSchema
+from workbench.demonstrate import demonstrate, play
 
 SPLITS: tuple[Split, ...] = get_args(Split)
 domain_of = lru_cache(maxsize=8)(get_domain)
@@ -30,6 +31,35 @@ def opened(task: Task, domain: Domain | None = None, seed: int = 0) -> Any:
     environment = (domain or domain_of(task.domain)).environment()
     environment.reset(task, seed)
     return environment
+
+
+class Opened:
+    """An environment that was reset, as a domain of its own; closing is left to whoever opened it."""
+
+    name = "opened"
+
+    def __init__(self, opened: Any) -> None:
+        self._opened = opened
+        self.tools, self.call, self.evaluate = opened.tools, opened.call, opened.evaluate
+        self.user_call = getattr(opened, "user_call", None)
+
+    def environment(self) -> Opened:
+        return self
+
+    def user_tools(self) -> Sequence[ToolSchema]:
+        return self._opened.user_tools() if self.user_call else ()
+
+    def reset(self, task: Task, seed: int) -> None:
+        return None
+
+    def close(self) -> None:
+        return None
+
+
+async def played_with(environment: Environment, user: User, moves: Generator[Move, str, None]) -> EpisodeResult:
+    """Any moves with any user, on an environment that has been reset."""
+    task = Task("opened", "opened", "test", {})
+    return await play(Opened(environment), task, 0, lambda opening, tools: moves, user)  # type: ignore[arg-type]
 
 
 def judged(environment: DatabaseEnvironment, *texts: str) -> Evaluation:
@@ -60,7 +90,7 @@ def conversation(task: Task, turns: Sequence[Turn], domain: Domain | None = None
     return environment.evaluate(Transcript(messages))
 
 
-def played(domain: Domain, task: Task, seed: int = 0, loose: float = 0.0) -> Demonstration:
+def played(domain: Domain, task: Task, seed: int = 0, loose: float = 0.0) -> EpisodeResult:
     return asyncio.run(demonstrate(domain, task, seed, loose))
 
 
@@ -70,12 +100,12 @@ def with_persona(
     seed: int = 0,
     moves: Generator[Move, str, None] | None = None,
     domain: Domain | None = None,
-) -> Demonstration:
+) -> EpisodeResult:
     """The expert, or other moves, with a person of this kind."""
     return asyncio.run(_with_persona(task, persona, seed, moves, domain))[1]
 
 
-def at_its_end(task: Task) -> tuple[Environment, Demonstration]:
+def at_its_end(task: Task) -> tuple[Environment, EpisodeResult]:
     """What the expert and a plain person leave behind."""
     return asyncio.run(_with_persona(task, "plain"))
 
@@ -86,7 +116,7 @@ async def _with_persona(
     seed: int = 0,
     moves: Generator[Move, str, None] | None = None,
     domain: Domain | None = None,
-) -> tuple[Environment, Demonstration]:
+) -> tuple[Environment, EpisodeResult]:
     domain = domain or domain_of(task.domain)
     assert isinstance(domain, Peopled)
     assert isinstance(domain, Expert)
@@ -95,7 +125,7 @@ async def _with_persona(
     return environment, await played_with(environment, person, moves or domain.expert(task, seed))
 
 
-def spoken(demonstration: Demonstration) -> Sequence[str]:
+def spoken(demonstration: EpisodeResult) -> Sequence[str]:
     """What the person said, in turn."""
     return [message["content"] for message in demonstration.messages if message["role"] == "user"]
 

@@ -25,10 +25,10 @@ from mua.engine.sampler import SamplingParams
 from mua.environment.domain import Domain
 from mua.environment.protocol import Environment, Evaluation, Isolation, Task, ToolResult, Transcript
 from mua.environment.selection import Selection
+from mua.environment.user import User, UserReply
 from mua.tokens import ChatFamily
 from mua.tokens.codec import fixed
 from mua.types import Generation, Int32Array, Json, Provenance
-from mua.users.interface import User, UserReply
 
 VERSION = 5
 Script = Callable[[str, int], str]
@@ -106,7 +106,7 @@ def call(name: str, /, **arguments: Any) -> str:
 
 
 class FixedUser:
-    """Says given utterances and remembers what it was told. Implements :class:`mua.users.interface.User`."""
+    """Says given utterances and remembers what it was told. Implements :class:`mua.environment.user.User`."""
 
     def __init__(self, *replies: str | Exception, opening: str = "Help me.") -> None:
         self._opening = opening

@@ -55,7 +55,7 @@ def judged(
 
 
 class Phone:
-    """The user's side of an environment. Implements :class:`mua.users.interface.UserTools`."""
+    """The user's side of an environment. Implements :class:`mua.environment.user.UserTools`."""
 
     def __init__(self, environment: DatabaseEnvironment) -> None:
         self._environment = environment

@@ -32,11 +32,12 @@ from mua.config.schema import ExperimentConfig
 from mua.environment.protocol import Task
 from mua.environment.selection import Selection
 from mua.observe.progress import Progress
+from mua.rollout.episode import EpisodeResult
 from mua.rollout.stream import TaskStream
 from mua.types import Json
 from tools import kit
 from workbench.collect import Wanted, collect, shown_tools
-from workbench.demonstrate import Demonstration, demonstrate
+from workbench.demonstrate import demonstrate
 
 
 def main() -> None:
@@ -121,7 +122,7 @@ def records(
             yield {"messages": _with_prompt(selection, task, played)} | ({"tools": tools} if tools else {})
 
 
-def _with_prompt(selection: Selection, task: Task, played: Demonstration) -> list[Json]:
+def _with_prompt(selection: Selection, task: Task, played: EpisodeResult) -> list[Json]:
     return [{"role": "system", "content": selection.system_prompt(task)}, *played.messages]
 
 

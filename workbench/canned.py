@@ -16,12 +16,14 @@ import random
 import re
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 from mua.environment.domain import Domain, scripted_user
 from mua.environment.protocol import Move, Task
 from mua.types import Json, ToolSchema
-from workbench.demonstrate import Demonstration, played_by, value_of
+
+if TYPE_CHECKING:
+    from mua.rollout.episode import EpisodeResult
 
 CEILING = 0.05
 """Success of a canned policy on the test split; also what is added to a chance that is known."""
@@ -70,20 +72,15 @@ class Attacked(Protocol):
 
 async def play_canned(
     domain: Domain, task: Task, seed: int, canned: Canned, personas: Sequence[str] = ()
-) -> Demonstration:
+) -> EpisodeResult:
     """One episode of ``canned`` with the scripted user, of ``personas`` if any; the same for the same arguments."""
-    environment, user = domain.environment(), scripted_user(domain, task, seed, personas)
-    training = domain.tasks("train")
+    from workbench.demonstrate import play  # domains import this module, and workers need no interpreter of episodes
 
-    def agent(opening: str, tools: Sequence[ToolSchema]) -> Generator[Move, str, None]:
-        return canned.play(Glance(opening, tools, training, random.Random(f"canned/{task.id}/{seed}")))
+    def player(opening: str, tools: Sequence[ToolSchema]) -> Generator[Move, str, None]:
+        rng = random.Random(f"canned/{task.id}/{seed}")
+        return canned.play(Glance(opening, tools, domain.tasks("train"), rng))
 
-    try:
-        await value_of(environment.reset(task, seed))
-        return await played_by(environment, user, agent)
-    finally:
-        await user.close()
-        await value_of(environment.close())
+    return await play(domain, task, seed, player, scripted_user(domain, task, seed, personas))
 
 
 # Policies that need to know nothing of a domain.

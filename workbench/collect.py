@@ -32,7 +32,7 @@ from mua.evaluation.identity import json_digest, policy_digest, policy_of, setti
 from mua.evaluation.store import EpisodeStore
 from mua.rollout.runner import Placed
 from mua.rollout.scored import require_scored
-from mua.rollout.seeds import derived_seed
+from mua.seeds import derived_seed
 from mua.types import Json, ToolSchema, Trajectory
 from workbench.curate import Candidate, balanced, best_of_each_task, record, refusal
 

@@ -1,94 +1,156 @@
-"""A domain's own agent, played by rules, against its scripted user: demonstrations, and proof that tasks are solvable.
+"""Episodes whose agent is no policy: an expert by rules, gold moves, canned ones, a person's.
 
-The environment and the user are those of a rollout; only the policy is replaced, by :class:`Expert` moves or, where a
-domain has no expert, by its gold moves.
+They are episodes like any other (:class:`mua.rollout.episode.Episode`): the environment in an instance of the manager,
+the domain's user, schema checks and the verdict. Budgets are out of reach, and environments run on the event loop,
+because they are played by the thousand.
 """
 
 from __future__ import annotations
 
-import inspect
 import json
-from collections.abc import Awaitable, Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass
-from typing import TypeAlias, TypeVar
+from collections.abc import Callable, Generator, Iterator, Sequence
+from typing import TypeAlias
 
-from mua.environment.domain import Domain, Expert, scripted_user
-from mua.environment.protocol import (
-    Environment,
-    Evaluation,
-    Move,
-    Task,
-    ToolResult,
-    Transcript,
-    UserControlled,
-    UserMove,
-)
-from mua.environment.schema import fitted
-from mua.types import Json, ToolSchema
-from mua.users.interface import ToolUser, User, UserReply
+from mua.config.schema import EnvironmentConfig, RolloutConfig
+from mua.environment.domain import Domain, moves_of, scripted_user, unanswered
+from mua.environment.manager import EnvironmentManager, InstanceUserTools
+from mua.environment.protocol import Move, Task, UserMove
+from mua.environment.user import User, UserReply
+from mua.rollout.agent import EpisodeSetting
+from mua.rollout.episode import Episode, EpisodeResult
+from mua.tokens.parsing import AssistantTurn, ToolCall
+from mua.types import Json, Segment, ToolSchema
 
-T = TypeVar("T")
-Agent: TypeAlias = Callable[[str, Sequence[ToolSchema]], Generator[Move, str, None]]
+Moves: TypeAlias = Generator[Move, str, None]
+"""Yields a move and is sent what came back: the tool's result, or the user's words."""
+Player: TypeAlias = Callable[[str, Sequence[ToolSchema]], Moves]
 """Given the user's first words and the tools, the moves."""
 
-
-@dataclass(frozen=True, slots=True)
-class Demonstration:
-    """One conversation and what it was worth."""
-
-    messages: list[Json]
-    """OpenAI form, without a system prompt."""
-    evaluation: Evaluation
-    reward: float
-    """Rewards of all calls and the evaluation's, as a rollout sums them."""
-    ended: bool
-    """Whether the user or a terminal tool ended it, rather than the moves running out."""
+_UNBOUNDED = 10**9
+_SETTING = EpisodeSetting(
+    RolloutConfig(
+        max_turns=_UNBOUNDED, max_tool_calls=_UNBOUNDED, max_malformed=_UNBOUNDED, user_seconds=float(_UNBOUNDED)
+    ),
+    temperature=1.0,
+    system_prompt=lambda task: "",
+    show_tools=True,
+    deterministic=True,
+)
 
 
-def moves_of(domain: Domain, task: Task, seed: int, loose: float = 0.0) -> Generator[Move, str, None]:
-    """The expert's moves; the gold ones, whatever is answered, where the domain has no expert."""
-    if isinstance(domain, Expert):
-        yield from domain.expert(task, seed, loose)
-    else:
-        yield from _unanswered(domain.gold(task))
+class ScriptedAgent:
+    """Makes a player's moves. Implements :class:`mua.rollout.agent.Agent`.
+
+    Its messages hold no system prompt, and calls have no id: each is answered before anything else is said.
+    """
+
+    def __init__(self, player: Player, user_tools: InstanceUserTools, *, hears: bool = True) -> None:
+        """``user_tools`` make the moves that are the user's; ``hears``: whether there is a user with words to keep."""
+        self.messages: list[Json] = []
+        self.turns = 0
+        self._player = player
+        self._user_tools = user_tools
+        self._hears = hears
+        self._moves: Moves | None = None
+        self._answer: str | None = None
+
+    def begin(self, system: str, tools: Sequence[ToolSchema], user: str) -> None:
+        self.add_user(user)
+        self._moves, self._answer = self._player(user, tools), None
+
+    async def turn(self) -> AssistantTurn | None:
+        """The next move; None where there is none left."""
+        assert self._moves is not None, "begin comes first"
+        try:
+            move = self._moves.send(self._answer)  # type: ignore[arg-type]
+            while isinstance(move, UserMove):
+                result = await self._user_tools.call(*move)
+                if not self._hears:
+                    self.messages.append({"role": "user", "content": "", "actions": self._user_tools.taken()})
+                move = self._moves.send(result.text)
+        except StopIteration:
+            return None
+        self.turns += 1
+        if isinstance(move, str):
+            self.messages.append({"role": "assistant", "content": move})
+            return AssistantTurn(move)
+        name, arguments = move
+        call = {"type": "function", "function": {"name": name, "arguments": json.dumps(arguments)}}
+        self.messages.append({"role": "assistant", "content": "", "tool_calls": [call]})
+        return AssistantTurn("", tool_calls=[ToolCall("", name, arguments)])
+
+    def add_tool_results(self, results: Sequence[str]) -> None:
+        (self._answer,) = results
+        self.messages.append({"role": "tool", "content": self._answer})
+
+    def add_user(self, text: str) -> None:
+        self._answer = text
+        if self._hears:
+            self.messages.append({"role": "user", "content": text})
+
+    def add_tools(self, tools: Sequence[ToolSchema]) -> None:
+        """Nothing: moves are made without schemas, and the message describes them."""
+
+    def segments(self) -> list[Segment]:
+        return []
+
+    def counts(self) -> dict[str, float]:
+        return {}
+
+    def close(self) -> None:
+        """Let the player's generator end."""
+        if self._moves is not None:
+            self._moves.close()
+
+
+class _NobodyThere:
+    """A user that answers nothing; what it says is kept by nobody."""
+
+    async def open(self) -> UserReply:
+        return UserReply("(nobody answers)")
+
+    async def reply(self, agent_text: str) -> UserReply:
+        return UserReply("(nobody answers)")
+
+    async def close(self) -> None:
+        return None
+
+
+async def play(domain: Domain, task: Task, seed: int, player: Player, user: User | None = None) -> EpisodeResult:
+    """One episode of any player with any user, or with nobody who answers; the same for the same arguments.
+
+    The user is closed. Raises as :meth:`mua.rollout.episode.Episode.run` does, and what the player raises.
+    """
+    manager = EnvironmentManager(domain, EnvironmentConfig(name=domain.name, isolation="inline"))
+    other: User = user or _NobodyThere()
+    try:
+        async with manager.instance(task, seed) as environment:
+            agent = ScriptedAgent(player, environment.user_tools, hears=user is not None)
+            try:
+                return await Episode(_SETTING, environment, other, agent, guarded=False).run()
+            finally:
+                agent.close()
+    finally:
+        await other.close()
+        await manager.close()
 
 
 async def demonstrate(
     domain: Domain, task: Task, seed: int, loose: float = 0.0, personas: Sequence[str] = ()
-) -> Demonstration:
-    """Play ``task`` to its end with a user of ``personas``, or of all; the same for the same arguments."""
-    environment, user = domain.environment(), scripted_user(domain, task, seed, personas)
-    try:
-        await value_of(environment.reset(task, seed))
-        return await _Play(environment, user).run(moves_of(domain, task, seed, loose))
-    finally:
-        await user.close()
-        await value_of(environment.close())
+) -> EpisodeResult:
+    """Have the domain's expert play ``task``, or its gold moves where it has none, with a user of ``personas``."""
+    user = scripted_user(domain, task, seed, personas)
+    return await play(domain, task, seed, lambda opening, tools: moves_of(domain, task, seed, loose), user)
 
 
-async def replay_gold(domain: Domain, task: Task) -> Demonstration:
-    """The gold moves on a fresh environment, nobody answering."""
-    environment = domain.environment()
-    try:
-        await value_of(environment.reset(task, 0))
-        return await _Play(environment, None).run(_unanswered(domain.gold(task)))
-    finally:
-        await value_of(environment.close())
+async def replay_gold(domain: Domain, task: Task) -> EpisodeResult:
+    """The gold moves, nobody answering."""
+    return await replay(domain, task, domain.gold(task))
 
 
-async def played(environment: Environment, user: User, moves: Generator[Move, str, None]) -> Demonstration:
-    """Any agent's moves with any user, on an environment that has been reset; the caller closes both."""
-    return await _Play(environment, user).run(moves)
-
-
-async def played_by(environment: Environment, user: User, agent: Agent) -> Demonstration:
-    """As :func:`played`, by an agent that begins once it has heard the user's first words."""
-    play = _Play(environment, user)
-
-    def moves() -> Generator[Move, str, None]:
-        yield from agent(play.messages[0]["content"], environment.tools())
-
-    return await play.run(moves())
+async def replay(domain: Domain, task: Task, moves: Sequence[Move]) -> EpisodeResult:
+    """These moves whatever comes back, nobody answering."""
+    return await play(domain, task, 0, lambda opening, tools: unanswered(moves))
 
 
 def spoken_text(conversations: Sequence[Sequence[Json]]) -> Iterator[str]:
@@ -99,101 +161,3 @@ def spoken_text(conversations: Sequence[Sequence[Json]]) -> Iterator[str]:
                 function = call["function"]
                 yield json.dumps({"name": function["name"], "arguments": json.loads(function["arguments"])})
             yield message["content"]
-
-
-class _Play:
-    """One conversation under way."""
-
-    def __init__(self, environment: Environment, user: User | None) -> None:
-        self._environment = environment
-        self._user = user
-        self.messages: list[Json] = []
-        self._reward = 0.0
-        self._ended = False
-        self._acted: list[Json] = []
-
-    async def run(self, moves: Generator[Move, str, None]) -> Demonstration:
-        await self._open()
-        answer: str | None = None
-        while not self._ended:
-            try:
-                move = next(moves) if answer is None else moves.send(answer)
-            except StopIteration:
-                break
-            answer = await self._made(move)
-        moves.close()
-        evaluation: Evaluation = await value_of(self._environment.evaluate(Transcript(self.messages)))
-        return Demonstration(self.messages, evaluation, self._reward + evaluation.reward, self._ended)
-
-    async def _made(self, move: Move) -> str:
-        """Make one move; what came back."""
-        if isinstance(move, str):
-            return await self._say(move)
-        if isinstance(move, UserMove):
-            return await self._act(move)
-        return await self._call(*move)
-
-    async def _act(self, move: UserMove) -> str:
-        """The user's own call, among gold moves: what stands in the conversation of a user that says nothing."""
-        text = (await self.call(*move)).text
-        if self._user is None:
-            self._hear(UserReply(""))
-        return text
-
-    async def _open(self) -> None:
-        if self._user is None:
-            return
-        if isinstance(self._user, ToolUser) and self.schemas():
-            self._user.take_tools(self)
-        self._hear(await self._user.open())
-
-    async def _say(self, text: str) -> str:
-        self.messages.append({"role": "assistant", "content": text})
-        if self._user is None:
-            return ""
-        return self._hear(await self._user.reply(text))
-
-    def _hear(self, reply: UserReply) -> str:
-        message: Json = {"role": "user", "content": reply.text}
-        if self._acted:
-            message["actions"], self._acted = self._acted, []
-        self.messages.append(message)
-        self._ended |= reply.stop
-        return reply.text
-
-    async def _call(self, name: str, arguments: Json) -> str:
-        schemas = {schema.name: schema for schema in self._environment.tools()}
-        given = fitted(schemas[name], arguments) if name in schemas else arguments
-        result: ToolResult = await value_of(self._environment.call(name, given))
-        self._reward += result.reward
-        self._ended |= result.terminal
-        function = {"name": name, "arguments": json.dumps(arguments)}
-        call = {"type": "function", "function": function}
-        self.messages += [
-            {"role": "assistant", "content": "", "tool_calls": [call]},
-            {"role": "tool", "content": result.text},
-        ]
-        return result.text
-
-    # The user's tools, as mua.users.interface.UserTools.
-
-    def schemas(self) -> Sequence[ToolSchema]:
-        environment = self._environment
-        return environment.user_tools() if isinstance(environment, UserControlled) else ()
-
-    async def call(self, name: str, arguments: Json) -> ToolResult:
-        assert isinstance(self._environment, UserControlled)
-        schemas = {schema.name: schema for schema in self._environment.user_tools()}
-        given = fitted(schemas[name], arguments) if name in schemas else arguments
-        result = await value_of(self._environment.user_call(name, given))
-        self._acted.append({"name": name, "arguments": arguments, "answer": result.text})
-        return result
-
-
-def _unanswered(moves: Sequence[Move]) -> Generator[Move, str, None]:
-    for move in moves:  # noqa: UP028 - a sequence cannot be sent what came back, as `yield from` would do
-        yield move
-
-
-async def value_of(given: T | Awaitable[T]) -> T:
-    return await given if inspect.isawaitable(given) else given  # type: ignore[return-value]

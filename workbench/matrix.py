@@ -30,8 +30,7 @@ from mua.evaluation.presentation import interval_text, markdown_table
 from mua.evaluation.summary import interval_of
 from mua.masking import masked_tree
 from mua.observe.output import prepare_output
-from mua.rollout.heap import long_lived_heap
-from mua.rollout.runner import Placed
+from mua.rollout.runner import Placed, without_gc_pauses
 from mua.rollout.service import RolloutService
 from mua.types import Json
 from workbench.compare import difference, difference_text, paired
@@ -120,7 +119,7 @@ class _Row(ExitStack):
             self._rollouts = self.enter_context(RolloutService(config))
         else:
             self._rollouts.meet_users(config)
-        with long_lived_heap():
+        with without_gc_pauses():
             self._rollouts.each(episodes, temperature=config.evaluation.temperature, on_trajectory=on_trajectory)
         return roles_of(self._rollouts.metrics())
 

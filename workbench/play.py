@@ -10,19 +10,20 @@ import asyncio
 import difflib
 import json
 import sys
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from typing import Literal, TextIO
 
 from mua.config.schema import EnvironmentConfig
-from mua.environment.domain import Domain
-from mua.environment.life import Life
+from mua.environment.domain import Domain, moves_of
 from mua.environment.protocol import Move, Split, Task, UserMove
 from mua.environment.selection import Selection
+from mua.environment.user import STOP_SIGNAL, ToolUser, User, UserReply, UserTools
 from mua.errors import ConfigError
+from mua.rollout.episode import EpisodeResult
 from mua.types import Json, ToolSchema
 from mua.untrusted import JsonError, read_json
-from mua.users.interface import STOP_SIGNAL, ToolUser, User, UserReply, UserTools
-from workbench.demonstrate import Demonstration, moves_of, played, value_of
+from workbench import demonstrate
+from workbench.demonstrate import Moves
 
 Role = Literal["agent", "user"]
 HELP = """\
@@ -33,12 +34,11 @@ HELP = """\
   /quit                   end here"""
 
 
-def play(config: EnvironmentConfig, task: str | None, split: Split, seed: int, role: Role) -> Demonstration:
+def play(config: EnvironmentConfig, task: str | None, split: Split, seed: int, role: Role) -> EpisodeResult:
     """Play one task on standard input and output. Raises :class:`mua.errors.ConfigError` for what there is not."""
     selection = Selection.from_config(config)
-    domain = selection.domains[config.name]
-    chosen = pick(domain, task, split, seed)
-    return asyncio.run(_Table(selection, domain, chosen, seed, Terminal(sys.stdin, sys.stdout)).play(role))
+    chosen = pick(selection.domains[config.name], task, split, seed)
+    return asyncio.run(_played(selection, chosen, seed, role, Terminal(sys.stdin, sys.stdout)))
 
 
 def pick(domain: Domain, task: str | None, split: Split, seed: int) -> Task:
@@ -118,83 +118,52 @@ class Terminal:
         return word, arguments
 
 
-class _Table:
-    """One task with a person at it."""
+async def _played(selection: Selection, task: Task, seed: int, role: Role, terminal: Terminal) -> EpisodeResult:
+    domain = selection.domain(task)
 
-    def __init__(self, selection: Selection, domain: Domain, task: Task, seed: int, terminal: Terminal) -> None:
-        self._selection = selection
-        self._domain = domain
-        self._task = task
-        self._seed = seed
-        self._terminal = terminal
-
-    async def play(self, role: Role) -> Demonstration:
-        life = Life(self._domain, self._selection.config.reset_seconds)
-        environment = self._domain.environment()
-        user: User = self._person() if role == "user" else self._heard()
-        try:
-            await life.start()
-            await value_of(environment.reset(self._task, self._seed))
-            moves = self._agent(environment.tools()) if role == "agent" else self._scripted()
-            self._open(role)
-            found = await played(environment, user, moves)
-        finally:
-            await user.close()
-            await value_of(environment.close())
-            await life.stop()
-        self._close(found)
-        return found
-
-    def _person(self) -> User:
-        return PersonUser(self._terminal)
-
-    def _heard(self) -> User:
-        return _HeardUser(self._domain.scripted_user(self._task, self._seed), self._terminal)
-
-    def _open(self, role: Role) -> None:
-        facts = [str(self._task.data[key]) for key in ("kind", "difficulty") if key in self._task.data]
-        self._terminal.line(f"task {self._task.id} ({', '.join([self._task.split, *facts])}), seed {self._seed}")
-        if role == "agent":
-            self._terminal.title("You are the agent (/help tells what to type)")
-            self._terminal.line(self._selection.system_prompt(self._task).strip())
-        else:
-            self._terminal.title("You are the user; say what you want first (/help tells what to type)")
-            self._terminal.line(self._domain.persona(self._task).strip())
-        self._terminal.title("conversation")
-
-    def _agent(self, tools: Sequence[ToolSchema]) -> Generator[Move, str, None]:
-        while (move := self._terminal.move("agent", tools)) is not None:
+    def person(opening: str, tools: Sequence[ToolSchema]) -> Moves:
+        while (move := terminal.move("agent", tools)) is not None:
             answer = yield move
             if not isinstance(move, str):
-                self._terminal.show("tool", answer)
+                terminal.show("tool", answer)
 
-    def _scripted(self) -> Generator[Move, str, None]:
-        moves = moves_of(self._domain, self._task, self._seed)
+    def scripted(opening: str, tools: Sequence[ToolSchema]) -> Moves:
+        moves = moves_of(domain, task, seed)
         answer: str | None = None
         while True:
             try:
                 move = next(moves) if answer is None else moves.send(answer)
             except StopIteration:
-                return self._terminal.line("(the agent has nothing left to do)")
+                return terminal.line("(the agent has nothing left to do)")
             except Exception as error:
-                return self._terminal.line(f"(the agent by rules does not know how to go on: {error!r})")
+                return terminal.line(f"(the agent by rules does not know how to go on: {error!r})")
             if not isinstance(move, str):
                 who = "you do" if isinstance(move, UserMove) else "agent calls"
-                self._terminal.show(who, f"{move[0]} {json.dumps(move[1])}")
+                terminal.show(who, f"{move[0]} {json.dumps(move[1])}")
             answer = yield move
             if not isinstance(move, str):
-                self._terminal.show("tool", answer)
+                terminal.show("tool", answer)
 
-    def _close(self, found: Demonstration) -> None:
-        self._terminal.title("verdict")
-        success = "success" if found.evaluation.success else "no success"
-        self._terminal.line(f"reward {round(found.reward, 4):g}, {success}")
-        for line in differences(found.evaluation.details):
-            self._terminal.line(f"  {line}")
+    facts = [str(task.data[key]) for key in ("kind", "difficulty") if key in task.data]
+    terminal.line(f"task {task.id} ({', '.join([task.split, *facts])}), seed {seed}")
+    if role == "agent":
+        terminal.title("You are the agent (/help tells what to type)")
+        terminal.line(selection.system_prompt(task).strip())
+    else:
+        terminal.title("You are the user; say what you want first (/help tells what to type)")
+        terminal.line(domain.persona(task).strip())
+    terminal.title("conversation")
+    user = PersonUser(terminal) if role == "user" else _HeardUser(domain.scripted_user(task, seed), terminal)
+    found = await demonstrate.play(domain, task, seed, person if role == "agent" else scripted, user)
+    terminal.title("verdict")
+    terminal.line(f"reward {round(found.reward, 4):g}, {'success' if found.evaluation.success else 'no success'}")
+    for line in differences(found.evaluation.details):
+        terminal.line(f"  {line}")
+    return found
 
 
 class PersonUser:
-    """A person as the user. Implements :class:`mua.users.interface.User` and ``ToolUser``."""
+    """A person as the user. Implements :class:`mua.environment.user.User` and ``ToolUser``."""
 
     def __init__(self, terminal: Terminal) -> None:
         self._terminal = terminal

@@ -155,8 +155,8 @@ from __future__ import annotations
 import pytest
 
 from $module import DOMAIN
-from workbench.demonstrate import replay_gold
 from mua.environment.protocol import Split
+from workbench.demonstrate import replay_gold
 
 
 @pytest.mark.parametrize("split", ["train", "validation", "test"])

@@ -23,9 +23,9 @@ from mua.environment.protocol import (
     Transcript,
     UserMove,
 )
+from mua.environment.user import User
 from mua.errors import ConfigError
 from mua.types import Json
-from mua.users.interface import User
 from mua.users.judge import Judge
 
 ToolsOf = Callable[[Form], Sequence[Tool]]

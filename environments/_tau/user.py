@@ -29,8 +29,8 @@ from environments.kit.language.acts import Acts, Reader
 from environments.kit.language.lexicon import Lexicon
 from environments.kit.language.patterns import load
 from environments.kit.language.text import sentences
+from mua.environment.user import STOP_SIGNAL, UserReply
 from mua.types import Json
-from mua.users.interface import STOP_SIGNAL, UserReply
 
 _HERE = Path(__file__).parent
 PATIENCE = 10
@@ -65,7 +65,7 @@ def _lexicon_of(domain: str) -> Lexicon:
 
 
 class InstructedUser:
-    """Follows one instruction. Implements :class:`mua.users.interface.User`; never raises."""
+    """Follows one instruction. Implements :class:`mua.environment.user.User`; never raises."""
 
     def __init__(self, instruction: str, domain: str, seed: int = 0) -> None:
         self._rng = random.Random(f"{instruction}/{seed}")

@@ -18,8 +18,8 @@ from environments.acebench.data import CATEGORIES, LANGUAGES, Package, load, mil
 from environments.acebench.episode import AceEnvironment
 from mua.environment.domain import Domain
 from mua.environment.protocol import Environment, Isolation, Move, PromptStyle, Split, Task
+from mua.environment.user import STOP_SIGNAL, User, UserReply
 from mua.errors import ConfigError
-from mua.users.interface import STOP_SIGNAL, User, UserReply
 
 if TYPE_CHECKING:
     from mua.config.schema import EnvironmentConfig
@@ -39,7 +39,7 @@ _PATIENCE = 4
 
 
 class OneRequest:
-    """Says everything at once, then waits for the end. A :class:`mua.users.interface.User`."""
+    """Says everything at once, then waits for the end. A :class:`mua.environment.user.User`."""
 
     def __init__(self, request: str, answers: int) -> None:
         self._request = request

@@ -15,7 +15,7 @@ from typing import Any
 from environments.acebench.data import SAVED, Package, milestones, tools_of
 from environments.kit.overlay import copied
 from mua.environment.protocol import Evaluation, Task, ToolResult, Transcript
-from mua.environment.schema import Checker, argument_checker
+from mua.environment.tool_arguments import Checker, argument_checker
 from mua.types import Json, ToolSchema
 
 

@@ -23,9 +23,9 @@ from environments.agentbench_db.own import FOLDER
 from environments.agentbench_db.records import NAME, load
 from mua.environment.domain import Domain
 from mua.environment.protocol import Environment, Isolation, Move, PromptStyle, Split, Task
+from mua.environment.user import STOP_SIGNAL, User, UserReply
 from mua.errors import ConfigError
 from mua.types import Json
-from mua.users.interface import STOP_SIGNAL, User, UserReply
 from workbench.canned import Canned
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ PATIENCE = 3
 
 
 class TaskGiver:
-    """States the task; a :class:`mua.users.interface.User`."""
+    """States the task; a :class:`mua.environment.user.User`."""
 
     def __init__(self, opening: str) -> None:
         self._opening, self._left = opening, PATIENCE

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from environments.agentbench_db.sandbox import Sandbox, SqlError
 from environments.agentbench_db.scoring import agrees, cleaned, joined, table_digest
 from mua.environment.protocol import Evaluation, Task, ToolResult, Transcript
-from mua.environment.schema import argument_checker
+from mua.environment.tool_arguments import argument_checker
 from mua.types import Json, ToolSchema
 
 LONGEST_ANSWER = 800

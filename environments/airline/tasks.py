@@ -20,9 +20,8 @@ from environments.airline.errands import Caller, Errand, Unfit
 from environments.airline.errands_flights import FLIGHTS
 from environments.airline.errands_small import SMALL
 from environments.airline.world import world
-from mua.environment import manifest
-from mua.environment.manifest import digest
 from mua.environment.protocol import Split, Task
+from mua.environment.task_manifest import check_manifest, pin_manifest, tasks_digest
 from mua.errors import MuaError
 from mua.types import Json
 
@@ -177,7 +176,7 @@ def make_split(split: Split) -> tuple[Task, ...]:
 def load_split(split: Split) -> tuple[Task, ...]:
     """The tasks of a split, checked against the manifest; MuaError where they differ from the pinned ones."""
     tasks = make_split(split)
-    manifest.check(MANIFEST, {split: digest(tasks)}, "python -m environments.airline.tasks")
+    check_manifest(MANIFEST, {split: tasks_digest(tasks)}, "python -m environments.airline.tasks")
     return tasks
 
 
@@ -186,8 +185,8 @@ def write_manifest() -> None:
     entries: dict[str, Json] = {"database": {"sha256": world().digest()}}
     for split in SIZES:
         tasks = make_split(split)
-        entries[split] = {"tasks": len(tasks), "sha256": digest(tasks)}
-    manifest.write(MANIFEST, entries)
+        entries[split] = {"tasks": len(tasks), "sha256": tasks_digest(tasks)}
+    pin_manifest(MANIFEST, entries)
 
 
 if __name__ == "__main__":

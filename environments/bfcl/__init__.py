@@ -18,9 +18,9 @@ from environments.bfcl.data import CATEGORIES, Package, gold_move, load, schemas
 from environments.bfcl.episode import BfclEnvironment
 from mua.environment.domain import Domain
 from mua.environment.protocol import Environment, Isolation, Move, PromptStyle, Split, Task
+from mua.environment.user import STOP_SIGNAL, User, UserReply
 from mua.errors import ConfigError
 from mua.types import ToolSchema
-from mua.users.interface import STOP_SIGNAL, User, UserReply
 
 if TYPE_CHECKING:
     from mua.config.schema import EnvironmentConfig
@@ -39,7 +39,7 @@ _THANKS = f"That was all. {STOP_SIGNAL}"
 
 
 class FixedTurns:
-    """Says the task's questions one after the other, whatever is answered. A :class:`mua.users.interface.User`."""
+    """Says the task's questions one after the other, whatever is answered. A :class:`mua.environment.user.User`."""
 
     def __init__(self, questions: Sequence[str], later: dict[int, list[ToolSchema]]) -> None:
         self._turns = iter([self._turn(text, later.get(number, [])) for number, text in enumerate(questions)])

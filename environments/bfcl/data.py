@@ -15,7 +15,7 @@ from pathlib import Path
 
 from environments._packages import import_classes, json_lines, json_schema, read_call
 from mua.environment.protocol import Task
-from mua.environment.schema import validate_arguments
+from mua.environment.tool_arguments import validate_arguments
 from mua.errors import ConfigError
 from mua.types import Json, ToolSchema
 

@@ -21,7 +21,7 @@ from environments._packages import read_call
 from environments.bfcl.data import LONG_CONTEXT, STATELESS, Package, schemas, withheld
 from environments.kit.overlay import copied
 from mua.environment.protocol import Evaluation, Task, ToolResult, Transcript
-from mua.environment.schema import argument_checker
+from mua.environment.tool_arguments import argument_checker
 from mua.types import Json, ToolSchema
 
 STEPS = 20

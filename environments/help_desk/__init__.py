@@ -12,8 +12,8 @@ from environments.help_desk.tasks import load_split
 from environments.help_desk.tools import HelpDesk
 from environments.help_desk.user import customer, part_of
 from mua.environment.protocol import Environment, Move, Task
+from mua.environment.user import STOP_SIGNAL
 from mua.types import Json
-from mua.users.interface import STOP_SIGNAL
 
 _WISHES = {
     "track": "You want to know where your order is now.",

@@ -6,13 +6,11 @@ import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import cycle, islice
 
-from environments.help_desk.expert import Expert
+from environments.help_desk import DOMAIN
 from environments.help_desk.tasks import FIRST_SEED, MIXTURE, generate
-from environments.help_desk.tools import HelpDesk
-from environments.help_desk.user import customer
 from mua.environment.protocol import Task
 from mua.types import Json
-from workbench.demonstrate import played
+from workbench.demonstrate import demonstrate
 
 _FIRST_SEED = FIRST_SEED["train"] + 100_000
 """Demonstrations use shops of their own, which no split contains."""
@@ -57,8 +55,5 @@ def _rule(task: Task) -> tuple[str, str]:
 
 
 def _conversation(task: Task, index: int, system: str, personas: Sequence[str]) -> list[Json]:
-    desk = HelpDesk()
-    desk.reset(task, index)
-    shown = asyncio.run(played(desk, customer(task, index, personas), Expert(task, index).moves()))
-    desk.close()
+    shown = asyncio.run(demonstrate(DOMAIN, task, index, personas=personas))
     return [{"role": "system", "content": system}, *shown.messages]

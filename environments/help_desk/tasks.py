@@ -17,9 +17,8 @@ from typing import Any, TypeAlias
 from environments.help_desk.database import World
 from environments.help_desk.verdict import facts_of
 from environments.help_desk.words import CITIES, FIRST_ORDER, LAST_ORDER, NAMES, PRODUCTS, STATUSES
-from mua.environment import manifest
-from mua.environment.manifest import digest
 from mua.environment.protocol import Split, Task
+from mua.environment.task_manifest import check_manifest, pin_manifest, tasks_digest
 from mua.types import Json
 
 MANIFEST = Path(__file__).with_name("manifest.json")
@@ -188,7 +187,7 @@ def load_split(split: Split) -> tuple[Task, ...]:
     Raises :class:`MuaError` when the generator no longer makes the tasks that the manifest pins.
     """
     tasks = tuple(_generate_split(split))
-    manifest.check(MANIFEST, {split: digest(tasks)}, "python -m environments.help_desk.tasks")
+    check_manifest(MANIFEST, {split: tasks_digest(tasks)}, "python -m environments.help_desk.tasks")
     return tasks
 
 
@@ -197,8 +196,8 @@ def write_manifest() -> None:
     entries: dict[str, Json] = {}
     for split in SIZES:
         tasks = tuple(_generate_split(split))
-        entries[split] = {"first_seed": FIRST_SEED[split], "tasks": len(tasks), "sha256": digest(tasks)}
-    manifest.write(MANIFEST, entries)
+        entries[split] = {"first_seed": FIRST_SEED[split], "tasks": len(tasks), "sha256": tasks_digest(tasks)}
+    pin_manifest(MANIFEST, entries)
 
 
 if __name__ == "__main__":

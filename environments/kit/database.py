@@ -33,7 +33,7 @@ from environments.kit.conduct import Called, Conduct, Past, Rules, conduct, unsa
 from environments.kit.language.claims import ClaimReader, Moment
 from environments.kit.overlay import Base, Changes, Difference, Overlay, difference, digest_of
 from mua.environment.protocol import Evaluation, Task, ToolResult, Transcript
-from mua.environment.schema import argument_checker, fitted
+from mua.environment.tool_arguments import argument_checker, fitted
 from mua.types import Json, ToolSchema
 
 _TYPES: dict[Any, str] = {str: "string", int: "integer", float: "number", bool: "boolean"}

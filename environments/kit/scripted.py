@@ -26,7 +26,7 @@ from pathlib import Path
 from environments.kit.language.acts import Acts, Reader
 from environments.kit.language.patterns import load
 from environments.kit.language.voice import Grammar, Voice, load_grammar
-from mua.users.interface import STOP_SIGNAL, UserReply
+from mua.environment.user import STOP_SIGNAL, UserReply
 from mua.users.personas import PERSONAS, Persona
 
 PLAIN_WISH = "wish"
@@ -102,7 +102,7 @@ def _texts(wish: Wish) -> dict[str, list[str]]:
 
 
 class ScriptedUser:
-    """Plays one task's user. Implements :class:`mua.users.interface.User`; never raises."""
+    """Plays one task's user. Implements :class:`mua.environment.user.User`; never raises."""
 
     def __init__(
         self,

@@ -23,9 +23,8 @@ from environments.retail.shop import shop
 from environments.retail.tools import TOOLS
 from environments.retail.verdict import IDENTIFIED
 from environments.retail.wishes import EASY, MEDIUM, PARTS, Made, Maker, Scene, granted_beside
-from mua.environment import manifest
-from mua.environment.manifest import digest
 from mua.environment.protocol import Split, Task
+from mua.environment.task_manifest import check_manifest, pin_manifest, tasks_digest
 from mua.errors import MuaError
 from mua.types import Json
 
@@ -171,8 +170,8 @@ def load_split(split: Split) -> tuple[Task, ...]:
     Raises :class:`mua.errors.MuaError` when the generator no longer makes what the manifest pins.
     """
     tasks = tuple(generate(split))
-    made = {"database": shop().digest(), split: digest(tasks)}
-    manifest.check(MANIFEST, made, "python -m environments.retail.tasks")
+    made = {"database": shop().digest(), split: tasks_digest(tasks)}
+    check_manifest(MANIFEST, made, "python -m environments.retail.tasks")
     return tasks
 
 
@@ -181,8 +180,8 @@ def write_manifest() -> None:
     entries: dict[str, Json] = {"database": {"sha256": shop().digest()}}
     for split in SIZES:
         tasks = tuple(generate(split))
-        entries[split] = {"tasks": len(tasks), "sha256": digest(tasks)}
-    manifest.write(MANIFEST, entries)
+        entries[split] = {"tasks": len(tasks), "sha256": tasks_digest(tasks)}
+    pin_manifest(MANIFEST, entries)
 
 
 if __name__ == "__main__":

@@ -11,9 +11,8 @@ from pathlib import Path
 
 from environments.telecom.recipes import data_of
 from environments.telecom.world import base
-from mua.environment import manifest
-from mua.environment.manifest import digest
 from mua.environment.protocol import Split, Task
+from mua.environment.task_manifest import check_manifest, pin_manifest, tasks_digest
 from mua.types import Json
 
 MANIFEST = Path(__file__).with_name("manifest.json")
@@ -39,8 +38,8 @@ def load_split(split: Split) -> tuple[Task, ...]:
     Raises :class:`MuaError` when the generator no longer makes the tasks that the manifest pins.
     """
     tasks = tuple(_generate_split(split))
-    made = {"world": base().digest(), split: digest(tasks)}
-    manifest.check(MANIFEST, made, "python -m environments.telecom.tasks")
+    made = {"world": base().digest(), split: tasks_digest(tasks)}
+    check_manifest(MANIFEST, made, "python -m environments.telecom.tasks")
     return tasks
 
 
@@ -49,8 +48,8 @@ def write_manifest() -> None:
     entries: dict[str, Json] = {"world": {"sha256": base().digest()}}
     for split in SIZES:
         tasks = tuple(_generate_split(split))
-        entries[split] = {"first_seed": FIRST_SEED[split], "tasks": len(tasks), "sha256": digest(tasks)}
-    manifest.write(MANIFEST, entries)
+        entries[split] = {"first_seed": FIRST_SEED[split], "tasks": len(tasks), "sha256": tasks_digest(tasks)}
+    pin_manifest(MANIFEST, entries)
 
 
 if __name__ == "__main__":

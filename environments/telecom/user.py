@@ -22,8 +22,8 @@ from environments.kit.scripted import Fact, Part, ScriptedUser, Wish, grammar_of
 from environments.telecom.hands import MOST, Request, requests, wonders
 from environments.telecom.world import PLANS
 from mua.environment.protocol import Task
+from mua.environment.user import UserReply, UserTools
 from mua.types import Json
-from mua.users.interface import UserReply, UserTools
 from mua.users.personas import persona_of
 
 TEST = {
@@ -53,7 +53,7 @@ def part_of(task: Task) -> Part:
 
 
 class PhoneUser(ScriptedUser):
-    """Plays one task's customer. Implements :class:`mua.users.interface.ToolUser` too."""
+    """Plays one task's customer. Implements :class:`mua.environment.user.ToolUser` too."""
 
     def __init__(self, task: Task, seed: int, personas: Sequence[str] = ()) -> None:
         key = f"{task.id}/{seed}"

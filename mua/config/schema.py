@@ -77,7 +77,7 @@ class RolloutConfig(Section):
     """Malformed or unknown tool calls answered with an error observation before the episode ends as malformed."""
     generate_seconds: PositiveFloat = 600.0
     """Deadline of one assistant turn. A turn that the policy wrote on and on until then ends as ``length``; one that
-    the engine was too slow for is unscored (``mua/rollout/pace.py`` has the rule)."""
+    the engine was too slow for is unscored (``mua/rollout/agent.py`` has the rule)."""
     user_seconds: PositiveFloat = 600.0
     """Deadline of one utterance of the user, as the episode sees it."""
     episode_seconds: PositiveFloat = 3600.0

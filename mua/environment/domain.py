@@ -10,7 +10,7 @@ from mua.environment.protocol import Environment, Move, PromptStyle, Split, Task
 if TYPE_CHECKING:
     from mua.config.schema import EnvironmentConfig
     from mua.endpoint.services import Services
-    from mua.users.interface import User
+    from mua.environment.user import User
 
 
 class Domain(Protocol):
@@ -128,3 +128,14 @@ def scripted_user(domain: Domain, task: Task, seed: int, personas: Sequence[str]
     if isinstance(domain, Peopled):
         return domain.scripted_user(task, seed, personas)
     return domain.scripted_user(task, seed)
+
+
+def moves_of(domain: Domain, task: Task, seed: int, loose: float = 0.0) -> Generator[Move, str, None]:
+    """The expert's moves; the gold ones, whatever is answered, where the domain has no expert."""
+    return domain.expert(task, seed, loose) if isinstance(domain, Expert) else unanswered(domain.gold(task))
+
+
+def unanswered(moves: Sequence[Move]) -> Generator[Move, str, None]:
+    """``moves``, whatever is answered."""
+    for move in moves:  # noqa: UP028 - a sequence cannot be sent what came back, as `yield from` would do
+        yield move

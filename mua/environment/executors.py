@@ -1,10 +1,10 @@
-"""The three places an environment can run in, behind one interface: the event loop, a thread, a worker process.
+"""The three ways to run an environment, behind one interface: on the event loop, in a thread, in a worker process.
 
 ::
 
-    EnvironmentInstance ── Request ──► Place.run ──┬─ inline    on the loop: work of microseconds that cannot hang
-                                                 ├─ thread    a hang costs the thread
-                                                 └─ process   a hang or crash costs the worker (processes.py)
+    EnvironmentInstance ── Request ──► EnvironmentHandle.run ──┬─ inline    on the loop: work of microseconds
+                                                               ├─ thread    a hang costs the thread
+                                                               └─ process   a hang or crash costs the worker
 
 What an environment raises comes back as a value, never as an exception: a future refuses StopIteration, SystemExit
 must not end anything, and a CancelledError out of a tool is no cancellation of the episode. Coroutine methods run on
@@ -21,18 +21,18 @@ from typing import Any, Protocol
 
 from mua.environment.domain import Domain
 from mua.environment.protocol import Environment, Task
-from mua.environment.requests import Request, checked
-from mua.environment.threads import BlockingPool, HungCall, Job, Outcome
+from mua.environment.requests import Request, checked_answer
+from mua.environment.threads import BlockingCall, BlockingPool, CallOutcome, HungCall
 
 
 class LostEnvironment(Exception):
     """The environment is gone, with the process that it ran in; the text says how that ended."""
 
 
-class Place(Protocol):
+class EnvironmentHandle(Protocol):
     """One environment where it runs. Requests come one at a time, the first of them a reset, which builds it."""
 
-    async def run(self, request: Request, seconds: float) -> Outcome:
+    async def run(self, request: Request, seconds: float) -> CallOutcome:
         """What the environment answered or raised.
 
         Raises :class:`HungCall`, whose text says what became of the call, after ``seconds`` of execution, and
@@ -57,11 +57,11 @@ class Executor(Protocol):
     def hung(self) -> int:
         """Calls that hang past their deadline and still hold something."""
 
-    def place(self, task: Task) -> Place:
-        """Room for one environment; nothing is built yet."""
+    def handle(self, task: Task) -> EnvironmentHandle:
+        """A handle on one environment; nothing is built yet."""
 
     async def close(self) -> None:
-        """Give back threads or processes. Every place has been closed before."""
+        """Give back threads or processes. Every handle has been closed before."""
 
 
 class InlineExecutor:
@@ -73,8 +73,8 @@ class InlineExecutor:
     def __init__(self, domain: Domain) -> None:
         self._domain = domain
 
-    def place(self, task: Task) -> Place:
-        return _InlinePlace(self._domain)
+    def handle(self, task: Task) -> EnvironmentHandle:
+        return _InlineHandle(self._domain)
 
     async def close(self) -> None:
         return None
@@ -93,21 +93,21 @@ class ThreadExecutor:
     def hung(self) -> int:
         return self._pool.abandoned
 
-    def place(self, task: Task) -> Place:
-        return _ThreadPlace(self._domain, self._pool)
+    def handle(self, task: Task) -> EnvironmentHandle:
+        return _ThreadHandle(self._domain, self._pool)
 
     async def close(self) -> None:
         self._pool.close()
 
 
-class _InlinePlace:
+class _InlineHandle:
     __slots__ = ("_domain", "_environment")
 
     def __init__(self, domain: Domain) -> None:
         self._domain = domain
         self._environment: Environment | None = None
 
-    async def run(self, request: Request, seconds: float) -> Outcome:
+    async def run(self, request: Request, seconds: float) -> CallOutcome:
         try:
             if self._environment is None:
                 self._environment = self._domain.environment()
@@ -129,24 +129,24 @@ class _InlinePlace:
         return await _awaited(closing, seconds)
 
 
-class _ThreadPlace:
+class _ThreadHandle:
     closes_at_once = False
 
     def __init__(self, domain: Domain, pool: BlockingPool) -> None:
         self._holder = _Holder(domain, asyncio.get_running_loop())
         self._pool = pool
-        self._job: Job | None = None
+        self._call: BlockingCall | None = None
 
-    async def run(self, request: Request, seconds: float) -> Outcome:
+    async def run(self, request: Request, seconds: float) -> CallOutcome:
         holder = self._holder
-        self._job = await self._pool.start(seconds, lambda: request.perform(holder.get()))
-        answer, error = await self._pool.wait(self._job)
+        self._call = await self._pool.start(seconds, lambda: request.perform(holder.get()))
+        answer, error = await self._pool.wait(self._call)
         return (None, error) if error is not None else await _finished(request, answer, seconds)
 
     async def close(self, seconds: float) -> BaseException | None:
-        if self._job is not None and not self._job.abandoned:
+        if self._call is not None and not self._call.abandoned:
             with suppress(HungCall):
-                await self._pool.wait(self._job)
+                await self._pool.wait(self._call)
         closing, error = await self._pool.wait(await self._pool.start(seconds, self._holder.close))
         return error if error is not None else await _awaited(closing, seconds)
 
@@ -167,13 +167,13 @@ async def _awaited(closing: Any, seconds: float) -> BaseException | None:
     return None
 
 
-async def _finished(request: Request, answer: Any, seconds: float) -> Outcome:
+async def _finished(request: Request, answer: Any, seconds: float) -> CallOutcome:
     """The answer, of the right type; what a coroutine method gives in the end, under its deadline."""
     try:
         if inspect.isawaitable(answer):
             async with asyncio.timeout(seconds) as deadline:
                 answer = await answer
-        return checked(request, answer), None
+        return checked_answer(request, answer), None
     except TimeoutError as late:
         if deadline.expired():
             raise HungCall("its coroutine is cancelled") from None

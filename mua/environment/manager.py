@@ -22,13 +22,13 @@ from typing import Any, Literal
 
 from mua.config.schema import EnvironmentConfig
 from mua.environment.domain import Domain
-from mua.environment.executors import Executor, InlineExecutor, LostEnvironment, Place, ThreadExecutor
-from mua.environment.life import Life
+from mua.environment.executors import EnvironmentHandle, Executor, InlineExecutor, LostEnvironment, ThreadExecutor
+from mua.environment.lifecycle import DomainLifecycle
 from mua.environment.protocol import Evaluation, Isolation, Task, ToolResult, Transcript
-from mua.environment.requests import Call, Judge, Request, Reset, WrongResult
-from mua.environment.schema import fitted
+from mua.environment.requests import CallRequest, EvaluateRequest, Request, ResetRequest, WrongResult
 from mua.environment.threads import HungCall
-from mua.environment.wire import described
+from mua.environment.tool_arguments import fitted
+from mua.environment.wire import error_text
 from mua.errors import ConfigError, EnvironmentFault, JudgeFault, MuaError, UserFault
 from mua.types import Json, ToolSchema
 
@@ -48,11 +48,11 @@ class TooManyHungCalls(MuaError):
 class EnvironmentInstance:
     """One environment, reset for one task, for one episode. Calls are queued, never overlapping."""
 
-    def __init__(self, domain_name: str, task: Task, config: EnvironmentConfig, place: Place) -> None:
+    def __init__(self, domain_name: str, task: Task, config: EnvironmentConfig, handle: EnvironmentHandle) -> None:
         self.task = task
         self._domain_name = domain_name
         self._config = config
-        self._place = place
+        self._handle = handle
         self._tools: tuple[ToolSchema, ...] = ()
         self._schemas: dict[str, ToolSchema] = {}
         self.user_tools = InstanceUserTools(self)
@@ -69,20 +69,20 @@ class EnvironmentInstance:
         Raises :class:`mua.errors.EnvironmentFault` when the tool raises, hangs, takes its process with it or gives
         anything but a :class:`ToolResult`. After a hang or a cancelled call the environment is unusable.
         """
-        return await self._run(Call(name, self._fitted(name, arguments, self._schemas)), "call_seconds")
+        return await self._run(CallRequest(name, self._fitted(name, arguments, self._schemas)), "call_seconds")
 
     async def user_call(self, name: str, arguments: Json) -> ToolResult:
         """Run one of the user's tools; raises like :meth:`call`."""
         fitted = self._fitted(name, arguments, {schema.name: schema for schema in self.user_tools.known})
-        return await self._run(Call(name, fitted, by_user=True), "call_seconds")
+        return await self._run(CallRequest(name, fitted, by_user=True), "call_seconds")
 
     async def evaluate(self, transcript: Transcript) -> Evaluation:
         """Judge the episode under ``environment.reset_seconds``; raises like :meth:`call`."""
-        return await self._run(Judge(transcript), "reset_seconds")
+        return await self._run(EvaluateRequest(transcript), "reset_seconds")
 
     async def reset(self, seed: int) -> None:
         """Build the environment and reset it; called once, by the manager, before the instance is handed out."""
-        self._tools, self.user_tools.known = await self._run(Reset(self.task, seed), "reset_seconds")
+        self._tools, self.user_tools.known = await self._run(ResetRequest(self.task, seed), "reset_seconds")
         self.know_tools(self._tools)
 
     def know_tools(self, schemas: Iterable[ToolSchema]) -> None:
@@ -92,13 +92,13 @@ class EnvironmentInstance:
     @property
     def closes_at_once(self) -> bool:
         """Whether :meth:`close` never waits, so that no cancellation can come between."""
-        return self._place.closes_at_once
+        return self._handle.closes_at_once
 
     async def close(self) -> str | None:
         """Close, once the call under way has ended or run out of time. Gives what went wrong, if anything did."""
         self._unusable = "its instance has ended"
         try:
-            error = await self._place.close(self._config.reset_seconds)
+            error = await self._handle.close(self._config.reset_seconds)
         except HungCall as hung:
             return self._hung("close()", "reset_seconds", hung)
         return None if error is None else self._raised("close()", error)
@@ -108,7 +108,7 @@ class EnvironmentInstance:
             if self._unusable is not None:
                 raise EnvironmentFault(f"{self._named(request.name)} cannot run: {self._unusable}")
             try:
-                answer, error = await self._place.run(request, getattr(self._config, limit))
+                answer, error = await self._handle.run(request, getattr(self._config, limit))
             except HungCall as hung:
                 self._unusable = f"{request.name} hangs"
                 raise EnvironmentFault(self._hung(request.name, limit, hung)) from None
@@ -125,14 +125,14 @@ class EnvironmentInstance:
         raise EnvironmentFault(self._raised(request.name, error), passing=getattr(error, "passing", None)) from error
 
     def _fitted(self, name: str, arguments: Json, schemas: Mapping[str, ToolSchema]) -> Json:
-        """The arguments as the environment is given them; see :func:`mua.environment.schema.fitted`."""
+        """The arguments as the environment is given them; see :func:`mua.environment.tool_arguments.fitted`."""
         return fitted(schemas[name], arguments) if name in schemas else arguments
 
     def _named(self, what: str) -> str:
         return f"environment {self._domain_name!r}, task {self.task.id!r}: {what}"
 
     def _raised(self, what: str, error: BaseException) -> str:
-        said = str(error) if isinstance(error, WrongResult) else f"raised {described(error)}"
+        said = str(error) if isinstance(error, WrongResult) else f"raised {error_text(error)}"
         return f"{self._named(what)} {said}"
 
     def _hung(self, what: str, limit: _Limit, hung: HungCall) -> str:
@@ -141,7 +141,7 @@ class EnvironmentInstance:
 
 
 class InstanceUserTools:
-    """The user's side of an instance; implements :class:`mua.users.interface.UserTools`."""
+    """The user's side of an instance; implements :class:`mua.environment.user.UserTools`."""
 
     def __init__(self, instance: EnvironmentInstance) -> None:
         self.known: tuple[ToolSchema, ...] = ()
@@ -191,7 +191,7 @@ class EnvironmentManager:
         self._slots = asyncio.Semaphore(config.max_instances)
         self._alive = 0
         self._closing: set[asyncio.Task[str | None]] = set()
-        self._life = Life(domain, config.reset_seconds) if self._executor.runs_here else None
+        self._lifecycle = DomainLifecycle(domain, config.reset_seconds) if self._executor.runs_here else None
 
     @property
     def instances(self) -> int:
@@ -212,8 +212,8 @@ class EnvironmentManager:
         :class:`TooManyHungCalls` when ``MAX_LEAKED_THREADS`` calls hang already. The first instance starts the domain
         (:class:`mua.environment.domain.Owner`).
         """
-        if self._life is not None:
-            await self._life.start()
+        if self._lifecycle is not None:
+            await self._lifecycle.start()
         await self._slots.acquire()
         try:
             self._refuse_if_too_many_hang(task)
@@ -221,7 +221,7 @@ class EnvironmentManager:
             self._slots.release()
             raise
         self._alive += 1
-        instance = EnvironmentInstance(self._domain.name, task, self._config, self._executor.place(task))
+        instance = EnvironmentInstance(self._domain.name, task, self._config, self._executor.handle(task))
         try:
             await instance.reset(seed)
             yield instance
@@ -238,8 +238,8 @@ class EnvironmentManager:
         go."""
         if self._closing:
             await asyncio.wait(self._closing)
-        if self._life is not None:
-            await self._life.stop()
+        if self._lifecycle is not None:
+            await self._lifecycle.stop()
         await self._executor.close()
 
     async def _give_back(self, instance: EnvironmentInstance) -> str | None:

@@ -3,7 +3,7 @@
 ::
 
     run (event loop)                                       worker k of ``environment.workers``
-    place ── chooses the worker with fewest instances ──►     instances 3, 7, 12: one environment each
+    handle ── chooses the worker with fewest instances ──►    instances 3, 7, 12: one environment each
     run(request) ── waits its turn ── JSON line ──────►    main thread performs it
                  ◄───────────────────── JSON line ───
        ├─ no line before the deadline: the process group is killed ── HungCall
@@ -30,10 +30,10 @@ from contextlib import suppress
 
 from mua.config.schema import EnvironmentConfig
 from mua.environment.domain import Domain
-from mua.environment.executors import LostEnvironment, Place
+from mua.environment.executors import EnvironmentHandle, LostEnvironment
 from mua.environment.protocol import Task
 from mua.environment.requests import Request
-from mua.environment.threads import HungCall, Outcome
+from mua.environment.threads import CallOutcome, HungCall
 from mua.environment.wire import packed, read_error, read_outcome, request_json
 from mua.errors import ConfigError, EnvironmentFault, MuaError
 from mua.types import Json
@@ -67,10 +67,10 @@ class ProcessExecutor:
                 "auto"
             )
         hello = packed({"domain": domain.name, "config": config.model_dump_json()})
-        self._slots = [_Slot(domain.name, hello) for _ in range(config.workers)]
+        self._slots = [_WorkerSlot(domain.name, hello) for _ in range(config.workers)]
 
-    def place(self, task: Task) -> Place:
-        return _WorkerPlace(self._slots, task)
+    def handle(self, task: Task) -> EnvironmentHandle:
+        return _WorkerHandle(self._slots, task)
 
     async def close(self) -> None:
         await asyncio.gather(*(slot.close() for slot in self._slots))
@@ -81,18 +81,18 @@ class ProcessExecutor:
         return [slot.worker.pid for slot in self._slots if slot.worker is not None and slot.worker.lost is None]
 
 
-class _WorkerPlace:
+class _WorkerHandle:
     closes_at_once = False
     _numbers = itertools.count()
 
-    def __init__(self, slots: list[_Slot], task: Task) -> None:
+    def __init__(self, slots: list[_WorkerSlot], task: Task) -> None:
         self._slots = slots
         self._task = task
         self._number = next(self._numbers)
-        self._slot: _Slot | None = None
+        self._slot: _WorkerSlot | None = None
         self._worker: WorkerProcess | None = None
 
-    async def run(self, request: Request, seconds: float) -> Outcome:
+    async def run(self, request: Request, seconds: float) -> CallOutcome:
         if self._worker is None:
             self._slot = min(self._slots, key=lambda slot: slot.instances)
             self._slot.instances += 1
@@ -122,7 +122,7 @@ class _WorkerPlace:
         return f"{what} of task {self._task.id!r}"
 
 
-class _Slot:
+class _WorkerSlot:
     """One of the pool's workers, and the one that replaces it."""
 
     def __init__(self, name: str, hello: bytes) -> None:

@@ -79,9 +79,9 @@ class Environment(Protocol):
     Methods are plain blocking code; the manager runs them where the domain's ``isolation`` says, under a deadline. An
     environment that waits for others (a language model, a service) makes ``reset``, ``call``, ``user_call``,
     ``evaluate`` or ``close`` coroutine functions instead, which run on the event loop; ``tools`` and ``user_tools``
-    answer at once. Arguments come as :func:`mua.environment.schema.fitted` leaves them: 2.0 is 2 where the schema says
-    integer. A reward that is no finite number is refused. An exception from any method is an infrastructure fault
-    (``environment_error``; :class:`mua.errors.JudgeFault`: ``judge_error``, :class:`mua.errors.UserFault`:
+    answer at once. Arguments come as :func:`mua.environment.tool_arguments.fitted` leaves them: 2.0 is 2 where the
+    schema says integer. A reward that is no finite number is refused. An exception from any method is an infrastructure
+    fault (``environment_error``; :class:`mua.errors.JudgeFault`: ``judge_error``, :class:`mua.errors.UserFault`:
     ``user_error``): the episode is retried, not scored.
     """
 

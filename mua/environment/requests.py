@@ -33,7 +33,7 @@ class ToolLists(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Reset:
+class ResetRequest:
     """Reset for one task; answered by :class:`ToolLists`."""
 
     task: Task
@@ -53,7 +53,7 @@ class Reset:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class CallRequest:
     """One tool call, of the agent or of the user; answered by a :class:`ToolResult`."""
 
     tool: str
@@ -72,7 +72,7 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
-class Judge:
+class EvaluateRequest:
     """The verdict; answered by an :class:`Evaluation`."""
 
     transcript: Transcript
@@ -85,12 +85,12 @@ class Judge:
         return environment.evaluate(self.transcript)
 
 
-Request: TypeAlias = Reset | Call | Judge
+Request: TypeAlias = ResetRequest | CallRequest | EvaluateRequest
 """``perform`` runs it on an environment and gives its answer, or an awaitable of it."""
-_ANSWERS: dict[type, type] = {Reset: ToolLists, Call: ToolResult, Judge: Evaluation}
+_ANSWERS: dict[type, type] = {ResetRequest: ToolLists, CallRequest: ToolResult, EvaluateRequest: Evaluation}
 
 
-def checked(request: Request, answer: Any) -> Any:
+def checked_answer(request: Request, answer: Any) -> Any:
     """``answer``, if it is what ``request`` is answered by, its reward as a float.
 
     Raises :class:`WrongResult` for another type, a reward that is no finite number, a text that is none.
@@ -110,7 +110,7 @@ def _checked_result(result: ToolResult) -> ToolResult:
     return result if reward is result.reward else replace(result, reward=reward)
 
 
-def told(tool: str, text: str) -> str:
+def checked_text(tool: str, text: str) -> str:
     """``text``, if a conversation can hold it. Raises :class:`EnvironmentFault` that names the tool if not."""
     if len(text) > MAX_TOOL_TEXT:
         raise EnvironmentFault(

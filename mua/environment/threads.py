@@ -21,10 +21,10 @@ from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import Any, TypeAlias
 
-Outcome: TypeAlias = tuple[Any, BaseException | None]
+CallOutcome: TypeAlias = tuple[Any, BaseException | None]
 """What a call returned, or what it raised. Exceptions travel as values: a future refuses StopIteration, SystemExit
 must not kill the thread, and a CancelledError out of a tool is no cancellation of the episode."""
-_Inbox: TypeAlias = "SimpleQueue[tuple[Callable[[], Any], Callable[[Outcome], None]] | None]"
+_Inbox: TypeAlias = "SimpleQueue[tuple[Callable[[], Any], Callable[[CallOutcome], None]] | None]"
 
 
 class HungCall(Exception):
@@ -32,13 +32,13 @@ class HungCall(Exception):
 
 
 @dataclass(slots=True, eq=False)
-class Job:
+class BlockingCall:
     """One call under way in a worker thread."""
 
     deadline: float
     """Event-loop time at which the call counts as hung."""
     inbox: _Inbox
-    outcome: asyncio.Future[Outcome]
+    outcome: asyncio.Future[CallOutcome]
     abandoned: bool = field(default=False)
 
 
@@ -51,7 +51,7 @@ class BlockingPool:
         self._free = asyncio.Semaphore(threads)
         self._idle: list[_Inbox] = []
 
-    async def start(self, seconds: float, function: Callable[[], Any]) -> Job:
+    async def start(self, seconds: float, function: Callable[[], Any]) -> BlockingCall:
         """Start ``function`` as soon as a thread is free; its ``seconds`` count from then.
 
         The wait for a thread is bounded by the deadlines of the calls that hold one.
@@ -59,42 +59,42 @@ class BlockingPool:
         await self._free.acquire()
         inbox = self._idle.pop() if self._idle else _new_worker()
         loop = asyncio.get_running_loop()
-        job = Job(loop.time() + seconds, inbox, loop.create_future())
-        inbox.put((function, lambda outcome: _deliver(loop, self._finished, job, outcome)))
-        return job
+        call = BlockingCall(loop.time() + seconds, inbox, loop.create_future())
+        inbox.put((function, lambda outcome: _deliver(loop, self._finished, call, outcome)))
+        return call
 
-    async def wait(self, job: Job) -> Outcome:
-        """The job's outcome. Raises :class:`HungCall` at its deadline and abandons the thread.
+    async def wait(self, call: BlockingCall) -> CallOutcome:
+        """The call's outcome. Raises :class:`HungCall` at its deadline and abandons the thread.
 
-        Cancelling the wait leaves the job running; it can be waited for again.
+        Cancelling the wait leaves the call running; it can be waited for again.
         """
-        remaining = max(0.0, job.deadline - asyncio.get_running_loop().time())
-        await asyncio.wait((job.outcome,), timeout=remaining)
-        if not job.outcome.done():
-            self._abandon(job)
+        remaining = max(0.0, call.deadline - asyncio.get_running_loop().time())
+        await asyncio.wait((call.outcome,), timeout=remaining)
+        if not call.outcome.done():
+            self._abandon(call)
             raise HungCall(f"its thread is abandoned ({self.abandoned} hang now)")
-        return job.outcome.result()
+        return call.outcome.result()
 
     def close(self) -> None:
         """Let idle threads exit. Threads that hang stay behind as daemons."""
         while self._idle:
             self._idle.pop().put(None)
 
-    def _abandon(self, job: Job) -> None:
-        if not job.abandoned:
-            job.abandoned = True
+    def _abandon(self, call: BlockingCall) -> None:
+        if not call.abandoned:
+            call.abandoned = True
             self.abandoned += 1
             self._free.release()
 
-    def _finished(self, job: Job, outcome: Outcome) -> None:
+    def _finished(self, call: BlockingCall, outcome: CallOutcome) -> None:
         """Runs on the event loop when a call has returned, in time or not."""
-        if job.abandoned:
+        if call.abandoned:
             self.abandoned -= 1
-            job.inbox.put(None)
+            call.inbox.put(None)
             return
-        self._idle.append(job.inbox)
+        self._idle.append(call.inbox)
         self._free.release()
-        job.outcome.set_result(outcome)
+        call.outcome.set_result(outcome)
 
 
 def _new_worker() -> _Inbox:
@@ -106,7 +106,7 @@ def _new_worker() -> _Inbox:
 def _work(inbox: _Inbox) -> None:
     while (item := inbox.get()) is not None:
         function, deliver = item
-        outcome: Outcome
+        outcome: CallOutcome
         try:
             outcome = (function(), None)
         except BaseException as error:
@@ -116,9 +116,11 @@ def _work(inbox: _Inbox) -> None:
         del item, function, deliver, outcome
 
 
-def _deliver(loop: asyncio.AbstractEventLoop, finished: Callable[..., None], job: Job, outcome: Outcome) -> None:
+def _deliver(
+    loop: asyncio.AbstractEventLoop, finished: Callable[..., None], call: BlockingCall, outcome: CallOutcome
+) -> None:
     try:
-        loop.call_soon_threadsafe(finished, job, outcome)
+        loop.call_soon_threadsafe(finished, call, outcome)
     except RuntimeError:
         # The loop is closed, so nobody waits any more: let the thread end.
-        job.inbox.put(None)
+        call.inbox.put(None)

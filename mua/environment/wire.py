@@ -16,8 +16,8 @@ from functools import lru_cache
 from typing import Any
 
 from mua.environment.protocol import Evaluation, Task, ToolResult, Transcript
-from mua.environment.requests import Call, Judge, Request, Reset, ToolLists, WrongResult
-from mua.environment.threads import Outcome
+from mua.environment.requests import CallRequest, EvaluateRequest, Request, ResetRequest, ToolLists, WrongResult
+from mua.environment.threads import CallOutcome
 from mua.errors import ConfigError, JudgeFault, UserFault, UserFaultKind
 from mua.types import Json, ToolSchema
 
@@ -29,7 +29,7 @@ class RemoteError(Exception):
     """What an environment raised in a worker: the type's name and the text."""
 
 
-def described(error: BaseException) -> str:
+def error_text(error: BaseException) -> str:
     """``KeyError: 'x'``, wherever it was raised."""
     return str(error) if isinstance(error, RemoteError) else f"{type(error).__name__}: {error}"
 
@@ -41,26 +41,26 @@ def packed(message: Json) -> bytes:
 
 def request_json(request: Request) -> Json:
     """The fields of a request; :func:`read_request` is its inverse."""
-    if isinstance(request, Reset):
+    if isinstance(request, ResetRequest):
         task = request.task
         fields = {"id": task.id, "domain": task.domain, "split": task.split, "data": task.data}
         return {"do": "reset", "task": fields, "seed": request.seed}
-    if isinstance(request, Call):
+    if isinstance(request, CallRequest):
         return {"do": "call", "tool": request.tool, "arguments": request.arguments, "by_user": request.by_user}
-    return {"do": "judge", "messages": list(request.transcript.messages)}
+    return {"do": "evaluate", "messages": list(request.transcript.messages)}
 
 
 def read_request(message: Json) -> Request:
     """The request of a line that is one."""
     if message["do"] == "reset":
-        return Reset(Task(**message["task"]), message["seed"])
+        return ResetRequest(Task(**message["task"]), message["seed"])
     if message["do"] == "call":
-        return Call(message["tool"], message["arguments"], message["by_user"])
-    return Judge(Transcript(message["messages"]))
+        return CallRequest(message["tool"], message["arguments"], message["by_user"])
+    return EvaluateRequest(Transcript(message["messages"]))
 
 
 def answer_json(answer: Any) -> Json:
-    """An answer of the right type (:func:`mua.environment.requests.checked`), as JSON."""
+    """An answer of the right type (:func:`mua.environment.requests.checked_answer`), as JSON."""
     if isinstance(answer, ToolLists):
         # As texts: equal ones, which is nearly all, are then read and kept once for all instances.
         return {"agent": _schemas_text(answer.agent), "user": _schemas_text(answer.user)}
@@ -86,14 +86,14 @@ def read_error(message: Json) -> Exception | None:
     return kept(message["text"]) if kept else RemoteError(f"{message['raised']}: {message['text']}")
 
 
-def read_outcome(request: Request, message: Json) -> Outcome:
+def read_outcome(request: Request, message: Json) -> CallOutcome:
     """The outcome of a request, from its answer's line."""
     if (error := read_error(message)) is not None:
         return None, error
     answer = message["answer"]
-    if isinstance(request, Reset):
+    if isinstance(request, ResetRequest):
         return ToolLists(_schemas(answer["agent"]), _schemas(answer["user"])), None
-    return ToolResult(**answer) if isinstance(request, Call) else Evaluation(**answer), None
+    return ToolResult(**answer) if isinstance(request, CallRequest) else Evaluation(**answer), None
 
 
 def _schemas_text(schemas: tuple[ToolSchema, ...]) -> str:

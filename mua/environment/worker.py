@@ -32,10 +32,10 @@ from typing import Any, TypeAlias
 
 from mua.config.schema import EnvironmentConfig
 from mua.environment.domain import Configurable, Domain
-from mua.environment.life import Life
+from mua.environment.lifecycle import DomainLifecycle
 from mua.environment.protocol import Environment
 from mua.environment.registry import get_domain
-from mua.environment.requests import checked
+from mua.environment.requests import checked_answer
 from mua.environment.wire import answer_json, error_json, packed, read_request
 from mua.types import Json
 
@@ -51,13 +51,13 @@ class Worker:
     def __init__(self, domain: Domain, seconds: float = 60.0) -> None:
         """``seconds`` are the deadline of the domain's own start and stop."""
         self._domain = domain
-        self._life = Life(domain, seconds)
+        self._lifecycle = DomainLifecycle(domain, seconds)
         self._environments: dict[int, Environment] = {}
 
     def start(self) -> None:
         """Start what the domain owns."""
-        if self._life.owns:
-            self._loop.run_until_complete(self._life.start())
+        if self._lifecycle.owns:
+            self._loop.run_until_complete(self._lifecycle.start())
 
     def answer(self, message: Json) -> bytes:
         """Do what a line asks, and the line that answers it. Never raises."""
@@ -71,9 +71,9 @@ class Worker:
         for instance in list(self._environments):
             with suppress(BaseException):
                 self._close(instance)
-        if self._life.owns:
+        if self._lifecycle.owns:
             with suppress(BaseException):
-                self._loop.run_until_complete(self._life.stop())
+                self._loop.run_until_complete(self._lifecycle.stop())
 
     def _do(self, message: Json) -> Any:
         if message["do"] == "close":
@@ -82,7 +82,7 @@ class Worker:
         answer = request.perform(self._environment(message["instance"]))
         if inspect.isawaitable(answer):
             answer = self._loop.run_until_complete(_awaited(answer))
-        return answer_json(checked(request, answer))
+        return answer_json(checked_answer(request, answer))
 
     @cached_property
     def _loop(self) -> asyncio.AbstractEventLoop:

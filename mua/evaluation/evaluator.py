@@ -31,8 +31,7 @@ from mua.evaluation.summary import TaskResult, summarize, training_metrics
 from mua.observe.progress import Progress
 from mua.observe.traces import TraceWriter
 from mua.rollout.agent import ChatPolicy
-from mua.rollout.heap import long_lived_heap
-from mua.rollout.runner import EpisodeRunner, Placed, evaluation_places
+from mua.rollout.runner import EpisodeRunner, Placed, evaluation_places, without_gc_pauses
 from mua.rollout.scored import require_scored
 from mua.rollout.service import RolloutService
 from mua.types import Json, Trajectory
@@ -63,7 +62,7 @@ def play_on_engine(
             raise _TimeIsUp
 
     try:
-        with RolloutService(config, interrupt) as rollouts, long_lived_heap():
+        with RolloutService(config, interrupt) as rollouts, without_gc_pauses():
             with suppress(_TimeIsUp):
                 rollouts.each(episodes, temperature=config.evaluation.temperature, on_trajectory=on_trajectory)
             return roles_of(rollouts.metrics())
@@ -97,7 +96,7 @@ def play_at_endpoint(
             await services.close()
             await client.close()
 
-    with long_lived_heap():
+    with without_gc_pauses():
         return asyncio.run(play())
 
 

@@ -1,4 +1,4 @@
-"""One episode: the policy, its tools and its user, as a state machine.
+"""One episode: an agent, its tools and its user, as a state machine.
 
                  ┌──────────────────────────── results or errors appended ◄──┐
                  ▼                                                           │
@@ -8,8 +8,10 @@
                  │                      │
                  └───── user's reply ◄──┘      a budget is used up ──► END
 
-The last action is always executed: a budget ends the episode when the policy would have to generate again.
-Faults of the infrastructure leave as exceptions; everything the policy did ends as a scored outcome.
+The agent is whoever plays (:class:`mua.rollout.agent.Agent`): the policy in training and evaluation, rules, moves that
+were written down or a person at the terminal in :mod:`workbench.demonstrate`. The last action is always executed: a
+budget ends the episode when the agent would have to act again. Faults of the infrastructure leave as exceptions;
+everything the agent did ends as a scored outcome.
 """
 
 from __future__ import annotations
@@ -17,33 +19,26 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import Counter, defaultdict
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 from time import perf_counter
-from typing import TYPE_CHECKING
 
-from mua.config.schema import RolloutConfig
-from mua.environment.protocol import Transcript
-from mua.environment.requests import told
-from mua.environment.schema import validate_arguments
+from mua.environment.manager import EnvironmentInstance
+from mua.environment.protocol import Evaluation, Transcript
+from mua.environment.requests import checked_text
+from mua.environment.tool_arguments import validate_arguments
+from mua.environment.user import STOP_SIGNAL, ToolUser, User, UserReply
 from mua.errors import DeadlineExceeded, EnvironmentFault, MuaError, UserFault, UserFaultKind, one_line
+from mua.rollout.agent import Agent, EpisodeSetting
 from mua.tokens.codec import ConversationError
+from mua.tokens.parsing import AssistantTurn, ToolCall
 from mua.types import Json, Outcome, Segment, ToolSchema
-from mua.users.interface import STOP_SIGNAL, UserReply
 from mua.users.utterance_check import formless, unusable, with_signal
 
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator
 
-    from mua.environment.manager import EnvironmentInstance
-    from mua.environment.protocol import Evaluation, Task
-    from mua.rollout.agent import Policy
-    from mua.tokens.parsing import AssistantTurn, ToolCall
-    from mua.users.interface import User
-
-
-class State(Enum):
+class EpisodeState(Enum):
     """Where an episode is."""
 
     GENERATE = auto()
@@ -58,38 +53,33 @@ class EpisodeResult:
 
     outcome: Outcome
     segments: list[Segment]
-    """None of a policy that is known by its text alone."""
+    """None of an agent that is known by its text alone."""
     messages: list[Json]
     turn_rewards: list[float]
     evaluation: Evaluation
     metrics: dict[str, float]
 
+    @property
+    def reward(self) -> float:
+        """Rewards of all calls and the evaluation's."""
+        return sum(self.turn_rewards)
 
-@dataclass(frozen=True, slots=True)
-class EpisodeSetting:
-    """What all episodes of a run share."""
-
-    policy: Policy
-    budgets: RolloutConfig
-    temperature: float
-    system_prompt: Callable[[Task], str]
-    show_tools: bool
-    """Whether the tools' schemas stand in the system prompt."""
-    deterministic: bool
-    """Whether every request to the engine carries a seed of its own."""
+    @property
+    def ended(self) -> bool:
+        """Whether the user or a terminal tool ended it, rather than a budget or the agent."""
+        return self.outcome in (Outcome.USER_STOP, Outcome.TERMINAL_TOOL)
 
 
 class Episode:
-    """Runs once. ``session`` names the engine session; ``seed`` feeds the sampling seeds of its turns."""
+    """Runs once."""
 
     def __init__(
         self,
         setting: EpisodeSetting,
         environment: EnvironmentInstance,
         user: User,
+        agent: Agent,
         *,
-        session: str,
-        seed: int,
         guarded: bool = True,
     ) -> None:
         """``guarded``: whether the user's words must be a user's in content too, and not a data set's."""
@@ -98,9 +88,9 @@ class Episode:
         self._environment = environment
         self._user = user
         self._guarded = guarded
-        self._agent = setting.policy.agent(setting, session=session, seed=seed)
+        self._agent = agent
         self._tools: dict[str, ToolSchema] = {schema.name: schema for schema in environment.tools()}
-        self._turn: AssistantTurn | None = None
+        self._turn = AssistantTurn("")
         self._outcome: Outcome | None = None
         self._turn_rewards: list[float] = []
         self._malformed = 0
@@ -108,37 +98,40 @@ class Episode:
         self._seconds: defaultdict[str, float] = defaultdict(float)
 
     async def run(self) -> EpisodeResult:
-        """Play the episode and have it judged.
+        """Play the episode and have it evaluated.
 
         Raises :class:`mua.errors.EngineError`, :class:`mua.errors.UserFault`,
         :class:`mua.errors.EnvironmentFault` or :class:`mua.errors.DeadlineExceeded` when something other than
-        the policy failed.
+        the agent failed.
         """
-        state = await self._start()
-        while state is not State.END:
-            if state is State.GENERATE:
+        await self._start()
+        state = EpisodeState.GENERATE
+        while state is not EpisodeState.END:
+            if state is EpisodeState.GENERATE:
                 state = await self._generate()
-            elif state is State.TOOLS:
+            elif state is EpisodeState.TOOLS:
                 state = await self._call_tools()
             else:
                 state = await self._ask_user()
         return await self._finish()
 
-    async def _start(self) -> State:
-        opening = await self._hear(self._user.open)
+    async def _start(self) -> None:
+        task = self._environment.task
+        opening = await self._hear(self._open)
         if opening.stop:
             raise UserFault("the user ended the conversation before it began", UserFaultKind.ENDS_TOO_EARLY)
-        system = self._setting.system_prompt(self._environment.task)
         try:
-            self._agent.begin(system, list(self._tools.values()), opening.text)
+            self._agent.begin(self._setting.system_prompt(task), list(self._tools.values()), opening.text)
         except ConversationError as error:
-            raise EnvironmentFault(
-                f"task {self._environment.task.id!r} cannot be told to the policy: {error}"
-            ) from None
+            raise EnvironmentFault(f"task {task.id!r} cannot be told to the policy: {error}") from None
         self._note_user(opening)
-        return State.GENERATE
 
-    async def _generate(self) -> State:
+    async def _open(self) -> UserReply:
+        if self._environment.user_tools.schemas() and isinstance(self._user, ToolUser):
+            self._user.take_tools(self._environment.user_tools)
+        return await self._user.open()
+
+    async def _generate(self) -> EpisodeState:
         if self._agent.turns >= self._budgets.max_turns:
             return self._end(Outcome.MAX_TURNS)
         if self._counts["tool_calls"] >= self._budgets.max_tool_calls:
@@ -152,23 +145,22 @@ class Episode:
         if turn.truncated:
             return self._end(Outcome.LENGTH)
         if turn.tool_calls or turn.errors:
-            return State.TOOLS
-        return State.USER if turn.content.strip() else self._end(Outcome.MALFORMED)
+            return EpisodeState.TOOLS
+        return EpisodeState.USER if turn.content.strip() else self._end(Outcome.MALFORMED)
 
-    async def _call_tools(self) -> State:
-        assert self._turn is not None
+    async def _call_tools(self) -> EpisodeState:
         results = [await self._call(call) for call in self._turn.tool_calls]
         results += [f"error: {error.message}" for error in self._turn.errors]
         self._malformed += len(self._turn.errors)
         self._agent.add_tool_results(results)
         if self._outcome is not None:
-            return State.END
+            return EpisodeState.END
         if self._malformed > self._budgets.max_malformed:
             return self._end(Outcome.MALFORMED)
-        return State.GENERATE
+        return EpisodeState.GENERATE
 
     async def _call(self, call: ToolCall) -> str:
-        """Run one call; the text the policy gets to see."""
+        """Run one call; the text the agent gets to see."""
         if self._outcome is not None:
             return "error: not called, the conversation has ended"
         schema = self._tools.get(call.name)
@@ -182,39 +174,41 @@ class Episode:
         self._counts[f"tool_calls/{call.name}"] += 1
         with self._clock("tools"):
             result = await self._environment.call(call.name, call.arguments)
-        text = told(call.name, result.text)
+        text = checked_text(call.name, result.text)
         self._counts[f"tool_errors/{call.name}"] += result.error
         self._turn_rewards[-1] += result.reward
         if result.terminal:
             self._end(Outcome.TERMINAL_TOOL)
         return text
 
-    async def _ask_user(self) -> State:
-        assert self._turn is not None
-        content = self._turn.content
-        reply = await self._hear(lambda: self._user.reply(content))
+    async def _ask_user(self) -> EpisodeState:
+        reply = await self._hear(lambda: self._user.reply(self._turn.content))
         self._agent.add_user(reply.text)
         if reply.tools:
             self._tools |= {schema.name: schema for schema in reply.tools}
             self._environment.know_tools(reply.tools)
             self._agent.add_tools(reply.tools)
         self._note_user(reply)
-        return self._end(Outcome.USER_STOP) if reply.stop else State.GENERATE
+        return self._end(Outcome.USER_STOP) if reply.stop else EpisodeState.GENERATE
 
     async def _hear(self, speak: Callable[[], Awaitable[UserReply]]) -> UserReply:
         """What the user says, if that can be a user's words.
 
-        Raises :class:`mua.errors.UserFault` for whatever goes wrong with the user; the faults of an environment whose
-        tools it used, and mistakes of the configuration, stay what they are.
+        Raises :class:`mua.errors.UserFault` for whatever goes wrong with the user, :class:`DeadlineExceeded` when it
+        takes too long; the faults of an environment whose tools it used, and mistakes of the configuration, stay what
+        they are.
         """
-        with self._deadline("user", self._budgets.user_seconds) as limit:
-            try:
-                async with limit:
+        seconds = self._budgets.user_seconds
+        try:
+            with self._clock("user"):
+                async with asyncio.timeout(seconds):
                     reply = await speak()
-            except (MuaError, TimeoutError):
-                raise
-            except Exception as error:
-                raise UserFault(f"the user raised {one_line(error)}", UserFaultKind.CRASHED) from error
+        except TimeoutError:
+            raise DeadlineExceeded(f"rollout.user_seconds: the user took longer than {seconds:g} s") from None
+        except MuaError:
+            raise
+        except Exception as error:
+            raise UserFault(f"the user raised {one_line(error)}", UserFaultKind.CRASHED) from error
         if not isinstance(reply, UserReply):
             raise UserFault(f"the user gave {type(reply).__name__} instead of UserReply", UserFaultKind.CRASHED)
         refusal = formless(reply.text) or (unusable(reply.text) if self._guarded and not reply.tools else None)
@@ -237,9 +231,9 @@ class Episode:
             self._agent.messages[-1]["actions"] = actions
             self._counts["user_actions"] += len(actions)
 
-    def _end(self, outcome: Outcome) -> State:
+    def _end(self, outcome: Outcome) -> EpisodeState:
         self._outcome = self._outcome or outcome
-        return State.END
+        return EpisodeState.END
 
     async def _finish(self) -> EpisodeResult:
         assert self._outcome is not None
@@ -264,12 +258,3 @@ class Episode:
             yield
         finally:
             self._seconds[stage] += perf_counter() - start
-
-    @contextmanager
-    def _deadline(self, stage: str, seconds: float) -> Iterator[asyncio.Timeout]:
-        """A clocked wait that fails under its own name."""
-        with self._clock(stage):
-            try:
-                yield asyncio.timeout(seconds)
-            except TimeoutError:
-                raise DeadlineExceeded(f"rollout.{stage}_seconds: the {stage} took longer than {seconds:g} s") from None

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import random
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from typing import NamedTuple
 
 from mua.config.schema import ExperimentConfig
 from mua.endpoint.services import Services
 from mua.engine.sampler import Sampler
-from mua.environment.manager import EnvironmentInstance, EnvironmentManager
+from mua.environment.manager import EnvironmentManager
 from mua.environment.protocol import Task
 from mua.environment.selection import Selection
+from mua.environment.user import User
 from mua.errors import (
     DeadlineExceeded,
     EngineError,
@@ -27,13 +29,12 @@ from mua.errors import (
     UserFaultKind,
     one_line,
 )
-from mua.rollout.agent import Policy, TokenPolicy
-from mua.rollout.episode import Episode, EpisodeResult, EpisodeSetting
-from mua.rollout.seeds import derived_seed
+from mua.rollout.agent import EpisodeSetting, Policy, TokenPolicy
+from mua.rollout.episode import Episode, EpisodeResult
+from mua.seeds import derived_seed
 from mua.tokens.chat_family import ChatFamily
 from mua.types import Group, Outcome, Trajectory
 from mua.users.factory import UserFactory
-from mua.users.interface import ToolUser, User
 
 log = logging.getLogger(__name__)
 
@@ -95,8 +96,8 @@ class EpisodeRunner:
         self._users = UserFactory(config.user, selection, services)
         self._slots = asyncio.Semaphore(config.rollout.concurrency)
         self._starts = asyncio.Lock()
+        self._policy = policy
         self._setting = EpisodeSetting(
-            policy=policy,
             budgets=config.rollout,
             temperature=config.rollout.temperature,
             system_prompt=selection.system_prompt,
@@ -140,35 +141,49 @@ class EpisodeRunner:
         """One trajectory, unscored when every attempt met an infrastructure fault."""
         setting = replace(self._setting, temperature=temperature)
         faults: Counter[str] = Counter()
+        """Those of the users, by kind."""
         async with self._slots:
-            await self._begin()
+            async with self._starts:
+                # One episode begins in a turn of the event loop: when hundreds are started at once, the first of them
+                # send their requests while the others are still being prepared.
+                await asyncio.sleep(0)
             for attempt in range(self._config.rollout.max_retries + 1):
                 # A fault must leave no trace in a deterministic run; elsewhere another seed may avoid the next one.
                 again = 0 if self._config.trainer.deterministic else attempt
                 seed = derived_seed(self._config.seed, ordinal, sample, again)
-                session = f"{ordinal}/{sample}/{attempt}"
                 try:
-                    result = await self._attempt(setting, task, session, seed)
+                    result = await self._attempt(setting, task, f"{ordinal}/{sample}/{attempt}", seed)
                 except tuple(_FAULTS) as fault:
                     log.warning("task %s, attempt %d: %s", task.id, attempt + 1, fault)
-                    outcome, last, passing = _outcome(fault), str(fault), fault.passing
+                    last = fault
                     if isinstance(fault, UserFault):
                         faults[f"user_faults/{fault.kind}"] += 1
                     if attempt < self._config.rollout.max_retries:
-                        await asyncio.sleep(_pause(attempt))
+                        # Jittered, so that retries do not arrive together.
+                        longest = min(_FIRST_PAUSE_S * 2**attempt, _LONGEST_PAUSE_S)
+                        await asyncio.sleep(longest * random.uniform(0.5, 1.0))
                 else:
-                    return _scored(task, ordinal, sample, attempt + 1, result, faults)
+                    return Trajectory(
+                        task_id=task.id,
+                        ordinal=ordinal,
+                        sample=sample,
+                        segments=result.segments,
+                        turn_rewards=result.turn_rewards,
+                        reward=result.reward,
+                        success=result.evaluation.success,
+                        outcome=result.outcome,
+                        messages=result.messages,
+                        metrics=result.metrics | {name: float(count) for name, count in faults.items()},
+                        details=result.evaluation.details,
+                        attempts=attempt + 1,
+                        domain=task.domain,
+                    )
+        outcome = next(outcome for kind, outcome in _FAULTS.items() if isinstance(last, kind))
         return Trajectory(
             task.id, ordinal, sample, [], [], 0.0, False, outcome,
-            attempts=self._config.rollout.max_retries + 1, error=last, domain=task.domain,
-            passing=passing, metrics={name: float(count) for name, count in faults.items()},
+            attempts=self._config.rollout.max_retries + 1, error=str(last), domain=task.domain,
+            passing=last.passing, metrics={name: float(count) for name, count in faults.items()},
         )  # fmt: skip
-
-    async def _begin(self) -> None:
-        """One episode begins in a turn of the event loop: when hundreds are started at once, the first of them send
-        their requests while the others are still being prepared."""
-        async with self._starts:
-            await asyncio.sleep(0)
 
     async def _attempt(self, setting: EpisodeSetting, task: Task, session: str, seed: int) -> EpisodeResult:
         limit = setting.budgets.episode_seconds
@@ -176,21 +191,21 @@ class EpisodeRunner:
             async with (
                 asyncio.timeout(limit) as deadline,
                 self._environments[task.domain].instance(task, seed) as environment,
-                self._user(task, seed, environment) as user,
+                self._user(task, seed) as user,
             ):
+                agent = self._policy.agent(setting, session=session, seed=seed)
                 guarded = not self._users.recites_data(task)
-                return await Episode(setting, environment, user, session=session, seed=seed, guarded=guarded).run()
+                return await Episode(setting, environment, user, agent, guarded=guarded).run()
         except TimeoutError:
             if not deadline.expired():
                 raise
             raise DeadlineExceeded(f"rollout.episode_seconds: the episode took longer than {limit:g} s") from None
 
     @asynccontextmanager
-    async def _user(self, task: Task, seed: int, environment: EnvironmentInstance) -> AsyncIterator[User]:
+    async def _user(self, task: Task, seed: int) -> AsyncIterator[User]:
+        """The user; what goes wrong when it is closed costs no episode that has ended."""
         try:
             user = self._users.make(task, seed)
-            if environment.user_tools.schemas() and isinstance(user, ToolUser):
-                user.take_tools(environment.user_tools)
         except MuaError:
             raise
         except Exception as error:
@@ -198,43 +213,23 @@ class EpisodeRunner:
         try:
             yield user
         finally:
-            await _closed(user, self._config.rollout.user_seconds)
+            try:
+                async with asyncio.timeout(self._config.rollout.user_seconds):
+                    await user.close()
+            except Exception as error:
+                log.warning("a user did not close: %s", one_line(error))
 
 
-async def _closed(user: User, seconds: float) -> None:
-    """Close ``user``; what goes wrong there costs no episode that has ended."""
+@contextmanager
+def without_gc_pauses() -> Iterator[None]:
+    """What is alive on entering is not looked through again by the garbage collector before the end.
+
+    A full collection walks over every object that the libraries, the model and the tasks have made, while no episode
+    of the event loop goes on: some 0.1 s for the half a million objects of a small run.
+    """
+    gc.collect()
+    gc.freeze()
     try:
-        async with asyncio.timeout(seconds):
-            await user.close()
-    except Exception as error:
-        log.warning("a user did not close: %s", one_line(error))
-
-
-def _outcome(fault: Exception) -> Outcome:
-    return next(outcome for kind, outcome in _FAULTS.items() if isinstance(fault, kind))
-
-
-def _pause(attempt: int) -> float:
-    """Seconds before the next attempt: exponential, jittered, so that retries do not arrive together."""
-    return min(_FIRST_PAUSE_S * 2**attempt, _LONGEST_PAUSE_S) * random.uniform(0.5, 1.0)
-
-
-def _scored(
-    task: Task, ordinal: int, sample: int, attempts: int, result: EpisodeResult, faults: Mapping[str, int]
-) -> Trajectory:
-    """``faults`` are those of the users of earlier attempts, by kind."""
-    return Trajectory(
-        task_id=task.id,
-        ordinal=ordinal,
-        sample=sample,
-        segments=result.segments,
-        turn_rewards=result.turn_rewards,
-        reward=sum(result.turn_rewards),
-        success=result.evaluation.success,
-        outcome=result.outcome,
-        messages=result.messages,
-        metrics=result.metrics | {name: float(count) for name, count in faults.items()},
-        details=result.evaluation.details,
-        attempts=attempts,
-        domain=task.domain,
-    )
+        yield
+    finally:
+        gc.unfreeze()

@@ -1,4 +1,4 @@
-"""What to do when episodes could not be scored: count them, name the commonest reason, and what mends it."""
+"""What to do when episodes could not be scored: count them, name the commonest reason, and what fixes it."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from mua.errors import RunStopped
 from mua.types import Outcome, Trajectory
 
-_MENDS = {
+_FIXES = {
     Outcome.USER_ERROR: "check whoever plays the user: of user.llm that base_url, model and api_key are right and that "
     "it answers within request_seconds",
     Outcome.JUDGE_ERROR: "check that judge.llm answers (base_url, model, api_key, request_seconds) with verdicts that "
     "can be read",
-    Outcome.ENVIRONMENT_ERROR: "mend the environment (mua env play shows one task), or raise environment.call_seconds "
+    Outcome.ENVIRONMENT_ERROR: "fix the environment (mua env play shows one task), or raise environment.call_seconds "
     "or .reset_seconds if it is slow",
     Outcome.ENGINE_ERROR: "look at the engine's log in the folder logs of the output, or, of a policy at an endpoint, "
     "check evaluation.policy.endpoint",
@@ -24,7 +24,7 @@ _MENDS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Lost:
+class UnscoredEpisodes:
     """Episodes of which some could not be scored."""
 
     total: int
@@ -37,9 +37,9 @@ class Lost:
     """Whether it may pass by itself."""
 
     @property
-    def mend(self) -> str:
+    def fix(self) -> str:
         """What a person does about the commonest fault."""
-        return _MENDS[self.outcome]
+        return _FIXES[self.outcome]
 
     def note(self) -> str:
         """A few words for a line of progress."""
@@ -55,19 +55,19 @@ class Lost:
         )
 
 
-def lost(trajectories: Sequence[Trajectory]) -> Lost | None:
+def unscored_among(trajectories: Sequence[Trajectory]) -> UnscoredEpisodes | None:
     """What kept some of ``trajectories`` from being scored; None where all are."""
     unscored = [t for t in trajectories if not t.scored]
     if not unscored:
         return None
     ((outcome, passing), _) = Counter((t.outcome, t.passing) for t in unscored).most_common(1)[0]
     last = next(t for t in reversed(unscored) if (t.outcome, t.passing) == (outcome, passing))
-    return Lost(len(trajectories), len(unscored), outcome, last.error, passing)
+    return UnscoredEpisodes(len(trajectories), len(unscored), outcome, last.error, passing)
 
 
-def too_few_scored(trajectories: Sequence[Trajectory], share: float = 0.0) -> Lost | None:
-    """:func:`lost`, where fewer than ``share`` of ``trajectories``, or none at all, could be scored; else None."""
-    found = lost(trajectories)
+def too_few_scored(trajectories: Sequence[Trajectory], share: float = 0.0) -> UnscoredEpisodes | None:
+    """:func:`unscored_among`, where fewer than ``share`` of ``trajectories``, or none, could be scored; else None."""
+    found = unscored_among(trajectories)
     if found is None or found.total - found.unscored >= max(1, share * found.total):
         return None
     return found
@@ -76,8 +76,8 @@ def too_few_scored(trajectories: Sequence[Trajectory], share: float = 0.0) -> Lo
 def require_scored(trajectories: Sequence[Trajectory]) -> Sequence[Trajectory]:
     """``trajectories``, of which at least one could be scored.
 
-    Raises :class:`RunStopped`, with the commonest fault and what mends it, where none could; it is passing if that is.
+    Raises :class:`RunStopped`, with the commonest fault and what fixes it, where none could; it is passing if that is.
     """
     if (found := too_few_scored(trajectories)) is not None:
-        raise RunStopped(f"{found.reason()}; {found.mend}", passing=found.passing)
+        raise RunStopped(f"{found.reason()}; {found.fix}", passing=found.passing)
     return trajectories

@@ -8,9 +8,8 @@ from collections.abc import Sequence
 from mua.config.schema import CurriculumConfig
 from mua.environment.protocol import Task
 from mua.errors import ConfigError
-from mua.rollout.curriculum import CurriculumOrder, curriculum_order
-from mua.rollout.epochs import Epochs
-from mua.rollout.seeds import derived_seed
+from mua.rollout.curriculum import CurriculumOrder, Epochs, curriculum_order
+from mua.seeds import derived_seed
 from mua.types import Group, Json
 
 

@@ -18,7 +18,7 @@ from typing import Any, Literal, TypeAlias
 
 from mua.config.schema import ExperimentConfig
 from mua.errors import ConfigError
-from mua.rollout.seeds import derived_seed
+from mua.seeds import derived_seed
 from mua.tokens.chat_family import ChatFamily
 from mua.tokens.codec import ConversationError
 from mua.tokens.conversation import Conversation

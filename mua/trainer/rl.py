@@ -27,9 +27,9 @@ from mua.environment.protocol import Split
 from mua.errors import EngineError, MuaError, Preempted, RunStopped
 from mua.evaluation.evaluator import evaluate_in_training
 from mua.observe.traces import TraceWriter
-from mua.rollout.heap import long_lived_heap
+from mua.rollout.runner import without_gc_pauses
 from mua.rollout.scheduler import RolloutBatch
-from mua.rollout.scored import Lost, lost, too_few_scored
+from mua.rollout.scored import UnscoredEpisodes, too_few_scored, unscored_among
 from mua.rollout.service import RolloutService
 from mua.trainer.learner import Learner
 from mua.trainer.memory_phases import Phases
@@ -71,7 +71,7 @@ def train(config: ExperimentConfig, preemption: Preemption | None = None) -> Non
 
         hosts = learner.engine_hosts()
         with run.saved_on_leaving(), RolloutService(config, interrupt, hosts=hosts, teacher=True) as rollouts:
-            with long_lived_heap():
+            with without_gc_pauses():
                 Training(config, learner, run, rollouts, preemption).loop()
             learner.save_hf(config.output / "hf")
 
@@ -153,7 +153,7 @@ class Training:
         self._rollouts.schedule(run.step, run.position)
         return {f"initial_{name}": value for name, value in found.items()}
 
-    def _roll_out(self, step: int) -> tuple[RolloutBatch, Lost | None]:
+    def _roll_out(self, step: int) -> tuple[RolloutBatch, UnscoredEpisodes | None]:
         """The episodes of ``step``, and what was wrong where too few could be scored to train on them.
 
         Traces of a step that stops the run are written, to be looked into.
@@ -221,10 +221,10 @@ class Training:
         self._run.report.final(step, self._evaluate(step, split))
 
 
-def progress_note(metrics: Mapping[str, float], groups: Sequence[Group], few: Lost | None) -> str:
+def progress_note(metrics: Mapping[str, float], groups: Sequence[Group], few: UnscoredEpisodes | None) -> str:
     """What the line of progress says of a step. Without a scored episode there is no reward, and none is shown."""
     words = [f"{name} {metrics[key]:.3f}" for name, key in _SHOWN.items() if key in metrics]
-    if (failed := lost([t for group in groups for t in group.trajectories])) is not None:
+    if (failed := unscored_among([t for group in groups for t in group.trajectories])) is not None:
         words.append(failed.note() + (", trained on nothing" if few is not None else ""))
     return ", ".join(words)
 

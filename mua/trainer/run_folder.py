@@ -24,7 +24,7 @@ from mua.megatron.checkpoint import (
 )
 from mua.observe.metrics_log import METRICS_FILE, MetricsWriter, StageTimer, memory_metrics
 from mua.observe.progress import Progress
-from mua.rollout.scored import Lost
+from mua.rollout.scored import UnscoredEpisodes
 from mua.trainer.learner import Learner
 from mua.types import Json
 from mua.untrusted import JsonError, read_file, read_json
@@ -90,7 +90,7 @@ class Run:
             self._unsaved = step if self.learned else None
             self._count_skipped(step, metrics)
 
-    def scored(self, step: int, few: Lost | None) -> None:
+    def scored(self, step: int, few: UnscoredEpisodes | None) -> None:
         """``step`` has its episodes; ``few`` where too few of them could be scored, so that it trains on nothing.
 
         Raises :class:`RunStopped`, passing if the commonest fault is, after too many such steps in a row, and where the
@@ -105,9 +105,9 @@ class Run:
         patient = few.passing and not trainer.deterministic
         if row >= (min(trainer.max_unscored_steps, trainer.steps) if patient else 1):
             many = f" ({row} such steps in a row, trainer.max_unscored_steps)" if row > 1 else ""
-            raise RunStopped(f"step {step}: {reason}{many}; {few.mend}", passing=few.passing)
+            raise RunStopped(f"step {step}: {reason}{many}; {few.fix}", passing=few.passing)
         self._unscored = row
-        log.warning("step %d trains on nothing: %s; %s", step, reason, few.mend)
+        log.warning("step %d trains on nothing: %s; %s", step, reason, few.fix)
 
     def evaluated(self, step: int, metrics: Mapping[str, float]) -> bool:
         """``metrics`` hold an evaluation after ``step``; whether no policy of the run was better before."""

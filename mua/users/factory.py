@@ -1,7 +1,7 @@
 """Users by configuration: one factory a run, one user an episode.
 
 A kind of user of your own is a callable that ``user.kind: package.module:name`` names. It gets a :class:`Placement` and
-gives a :class:`mua.users.interface.User`.
+gives a :class:`mua.environment.user.User`.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from mua.endpoint.services import ChatClient, Services
 from mua.environment.domain import Domain, scripted_user
 from mua.environment.protocol import Task
 from mua.environment.selection import Selection
+from mua.environment.user import User
 from mua.errors import ConfigError
-from mua.users.interface import User
 from mua.users.llm import LlmUser
 from mua.users.personas import load_prompt, personas_named, style_of
 from mua.users.recorded import ReplayedUser, load_recordings
@@ -79,7 +79,7 @@ class UserFactory:
             if not isinstance(user, User):
                 raise ConfigError(
                     f"user.kind: {config.kind} gave {type(user).__name__}, which is no user; it needs open, reply "
-                    "and close (mua.users.interface.User)"
+                    "and close (mua.environment.user.User)"
                 )
             return user
         if self._endpoint is not None:

@@ -21,12 +21,12 @@ from typing import Literal, TypeAlias
 
 from mua.endpoint.chat import Completion, FunctionCall
 from mua.endpoint.services import ChatClient
-from mua.environment.requests import told
-from mua.environment.schema import validate_arguments
+from mua.environment.requests import checked_text
+from mua.environment.tool_arguments import validate_arguments
+from mua.environment.user import STOP_SIGNAL, UserReply, UserTools
 from mua.errors import Refusal, UserFaultKind
 from mua.types import Json
 from mua.untrusted import JsonError, read_json
-from mua.users.interface import STOP_SIGNAL, UserReply, UserTools
 from mua.users.personas import DEFAULT_PROMPT, SILENCE, Prompt, Style
 from mua.users.task_check import ReplyCheck, TaskCheck
 from mua.users.utterance_check import LeakCheck, with_signal, without_label
@@ -36,7 +36,7 @@ _PLAIN = Style()
 
 
 class LlmUser:
-    """One simulated user of one episode; a :class:`mua.users.interface.User` and ``ToolUser``.
+    """One simulated user of one episode; a :class:`mua.environment.user.User` and ``ToolUser``.
 
     ``seed`` goes into every request, so that the members of a group hear different first utterances where the
     endpoint samples; ``style`` makes them differ where it does not. The endpoint is shared and stays open when the
@@ -153,7 +153,7 @@ class LlmUser:
         if fault := validate_arguments(schema, arguments):
             return f"error: {fault}"
         result = await self._tools.call(call.name, arguments)
-        return told(call.name, result.text)
+        return checked_text(call.name, result.text)
 
 
 def _words_of(reply: Completion) -> str:

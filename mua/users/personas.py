@@ -17,9 +17,9 @@ from string import Template
 
 import yaml
 
+from mua.environment.user import STOP_SIGNAL
 from mua.errors import ConfigError
 from mua.untrusted import read_file
-from mua.users.interface import STOP_SIGNAL
 
 _PROMPTS = yaml.safe_load(Path(__file__).with_name("prompts.yaml").read_text(encoding="utf-8"))
 GREETINGS: Sequence[str] = _PROMPTS["greetings"]

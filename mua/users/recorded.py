@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from mua.environment.user import STOP_SIGNAL, UserReply, UserTools
 from mua.errors import ConfigError, UserFault, UserFaultKind
 from mua.types import Json, Trajectory
 from mua.untrusted import MAX_FILE_DEPTH, JsonError, open_file, read_json
-from mua.users.interface import STOP_SIGNAL, UserReply, UserTools
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ class RecordedTurn:
 
 
 class ReplayedUser:
-    """Plays back ``turns`` in order; a :class:`mua.users.interface.User` and ``ToolUser``."""
+    """Plays back ``turns`` in order; a :class:`mua.environment.user.User` and ``ToolUser``."""
 
     def __init__(self, task_id: str, turns: Sequence[RecordedTurn | str]) -> None:
         """A text alone is a turn in which nothing was done."""

@@ -11,9 +11,9 @@ import re
 from collections.abc import Sequence
 from functools import lru_cache
 
+from mua.environment.user import STOP_SIGNAL
 from mua.errors import Refusal, UserFaultKind
 from mua.untrusted import MAX_UTTERANCE, JsonError, broken_at, read_json_at
-from mua.users.interface import STOP_SIGNAL
 from mua.users.stated_facts import wording
 
 _MARKUP = re.compile(

@@ -21,9 +21,10 @@ import pytest
 
 from mua.environment.domain import Domain
 from mua.environment.registry import domain_names, get_domain
-from mua.environment.sampling import stratified
+from mua.environment.selection import stratified
+from mua.rollout.episode import EpisodeResult
 from workbench.canned import CEILING, SHARE_OF_EXPERT, Attacked, Canned, play_canned
-from workbench.demonstrate import Demonstration, demonstrate
+from workbench.demonstrate import demonstrate
 
 ROOT = Path(__file__).parents[2]
 OURS = [name for name in domain_names() if not getattr(get_domain(name), "needs_data", False)]
@@ -33,18 +34,18 @@ MOST = [pytest.param(100, marks=pytest.mark.slow), 5]
 
 
 @lru_cache(maxsize=64)
-def of_expert(name: str, most: int) -> list[Demonstration]:
+def of_expert(name: str, most: int) -> list[EpisodeResult]:
     domain = get_domain(name)
     return asyncio.run(one_by_one(demonstrate(domain, task, 0) for task in stratified(domain.tasks("test"), most)))
 
 
-def of_canned(domain: Domain, canned: Canned, most: int) -> list[Demonstration]:
+def of_canned(domain: Domain, canned: Canned, most: int) -> list[EpisodeResult]:
     return asyncio.run(
         one_by_one(play_canned(domain, task, 0, canned) for task in stratified(domain.tasks("test"), most))
     )
 
 
-async def one_by_one(episodes: Iterator[Awaitable[Demonstration]]) -> list[Demonstration]:
+async def one_by_one(episodes: Iterator[Awaitable[EpisodeResult]]) -> list[EpisodeResult]:
     """All on one loop: making one costs more than most episodes."""
     return [await episode for episode in episodes]
 

@@ -23,8 +23,8 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Any, TypeAlias, get_args
 
+import jsonschema_rs
 import pytest
-from jsonschema import Draft202012Validator
 
 from environments.kit.database import DatabaseEnvironment
 from environments.kit.overlay import digest_of
@@ -44,9 +44,9 @@ from mua.environment.protocol import (
     UserMove,
 )
 from mua.environment.registry import domain_names, get_domain
+from mua.environment.user import STOP_SIGNAL, User
 from mua.environment.worker import Worker, _domain
 from mua.types import ToolSchema
-from mua.users.interface import STOP_SIGNAL, User
 from workbench.demonstrate import replay_gold
 
 SPLITS: tuple[Split, ...] = get_args(Split)
@@ -227,7 +227,7 @@ def test_tools_are_valid_json_schema_objects(domain: Domain):
             assert tool.parameters["type"] == "object"
             if tool.parameters not in seen:
                 seen.append(tool.parameters)
-                Draft202012Validator.check_schema(tool.parameters)
+                jsonschema_rs.meta.validate(tool.parameters)
             assert json.loads(json.dumps(tool.openai()))["function"]["parameters"] == tool.parameters
 
 
@@ -262,7 +262,7 @@ async def test_bad_arguments_are_error_results_that_change_nothing(domain: Domai
         before = await value(environment.evaluate(IDLE[0]))
         for tool in environment.tools():
             good = draw(tool.parameters, pool_of(json.dumps(task.data)), random.Random(0))
-            fits = Draft202012Validator(tool.parameters).is_valid
+            fits = jsonschema_rs.Draft202012Validator(tool.parameters).is_valid
             for arguments in bad_arguments(tool, good):
                 if fits(arguments):
                     continue

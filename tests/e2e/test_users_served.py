@@ -24,11 +24,11 @@ from environments.help_desk.tasks import generate
 from mua.config.schema import JudgeConfig, LlmConfig
 from mua.endpoint.services import ChatClient, Services
 from mua.environment.protocol import ToolResult
+from mua.environment.user import UserReply
 from mua.errors import JudgeFault, UserFault, UserFaultKind
 from mua.launch import checks
 from mua.rollout.runner import EpisodeRunner
 from mua.types import Json, Outcome, ToolSchema, Trajectory
-from mua.users.interface import UserReply
 from mua.users.judge import Judge
 from mua.users.llm import LlmUser
 from mua.users.personas import style_of
@@ -144,7 +144,7 @@ async def test_verdicts_are_held_to_their_schema_by_the_server(served: Served) -
 
 
 class Phone:
-    """The user's tools; implements :class:`mua.users.interface.UserTools`."""
+    """The user's tools; implements :class:`mua.environment.user.UserTools`."""
 
     def schemas(self) -> Sequence[ToolSchema]:
         mode = {"type": "object", "properties": {"on": {"type": "boolean"}}, "required": ["on"]}

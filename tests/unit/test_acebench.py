@@ -10,8 +10,8 @@ import os
 import sys
 from pathlib import Path
 
+import jsonschema_rs
 import pytest
-from jsonschema import Draft202012Validator
 
 from environments.acebench import DOMAIN, AceDomain
 from environments.acebench.data import CATEGORIES, milestones
@@ -99,7 +99,7 @@ def test_the_comparison_of_states() -> None:
 def test_tools_and_refusals(domain: AceDomain) -> None:
     environment = begun(domain, "multi_turn_0")
     send = next(tool for tool in environment.tools() if tool.name == "send_message")
-    Draft202012Validator.check_schema(send.parameters)
+    jsonschema_rs.meta.validate(send.parameters)
     assert send.parameters["properties"] == {"text": {"type": "string"}, "urgent": {"type": "boolean"}, "note": {}}
     for name, arguments in (
         ("_load_scenario", {"scenario": {}}), ("__init__", {}), ("nothing", {}), ("send_message", {}),

@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import jsonschema_rs
 import pytest
-from jsonschema import Draft202012Validator
 
 from environments._packages import read_call
 from environments.bfcl import DOMAIN, BfclDomain
@@ -28,8 +28,8 @@ from mua.environment.domain import Domain
 from mua.environment.manager import EnvironmentManager
 from mua.environment.protocol import Task, Transcript
 from mua.errors import ConfigError
-from mua.rollout.agent import ChatPolicy
-from mua.rollout.episode import Episode, EpisodeResult, EpisodeSetting
+from mua.rollout.agent import ChatPolicy, EpisodeSetting
+from mua.rollout.episode import Episode, EpisodeResult
 from mua.types import Json, Outcome
 from tests.chat_fixtures import ChatServer, calls, chat_server, in_order, says
 from tests.desk_support import judged, opened
@@ -67,7 +67,8 @@ async def test_gold_earns_one_and_silence_nothing(domain: BfclDomain) -> None:
     tasks = domain.tasks("test")
     assert [t.data["kind"] for t in tasks] == ["base", "base", "miss_func", "long_context"]
     for one in tasks:
-        assert (await replay_gold(domain, one)).reward == 1.0, one.id
+        if one.data["kind"] != "miss_func":  # whose tool comes with the user's message
+            assert (await replay_gold(domain, one)).reward == 1.0, one.id
         played = await demonstrate(domain, one, 0)
         assert (played.reward, played.ended) == (1.0, True)
         assert judged(opened(one, domain), *["Hello."] * 3).reward == 0.0
@@ -83,7 +84,7 @@ def test_tools_reach_the_model_whole_as_json_schema(domain: BfclDomain, environm
     tools = {tool.name: tool for tool in environment.tools()}
     assert set(tools) == {"open_ticket", "count", "close_all", "add"}
     for tool in tools.values():
-        Draft202012Validator.check_schema(tool.parameters)
+        jsonschema_rs.meta.validate(tool.parameters)
         assert tool.parameters["type"] == "object"
     assert tools["open_ticket"].parameters["properties"]["urgent"] == {"type": "boolean", "default": False}
     assert tools["add"].parameters["properties"]["a"] == {"type": "number"}
@@ -161,12 +162,13 @@ async def played(domain: BfclDomain, name: str, *replies: Json) -> tuple[Episode
     async with chat_server(in_order(*replies)) as server:
         client = ChatClient(PolicyEndpointConfig(base_url=server.base_url, model="m"), "policy")
         setting = EpisodeSetting(
-            policy=ChatPolicy(client), budgets=RolloutConfig(), temperature=0.0, show_tools=True,
+            budgets=RolloutConfig(), temperature=0.0, show_tools=True,
             system_prompt=lambda task: domain.system_prompt("full"), deterministic=False,
         )  # fmt: skip
         async with manager.instance(chosen, 0) as environment:
             user = domain.scripted_user(chosen, 0)
-            result = await Episode(setting, environment, user, session="s", seed=1).run()
+            agent = ChatPolicy(client).agent(setting, session="s", seed=1)
+            result = await Episode(setting, environment, user, agent).run()
         await client.close()
     await manager.close()
     return result, server
@@ -230,7 +232,7 @@ async def test_every_official_task_is_solved_by_its_gold(official: BfclDomain) -
     tasks = official.tasks("test")
     assert len(tasks) == 200 * len(CATEGORIES)
     for one in tasks:
-        assert (await replay_gold(official, one)).reward == 1.0, one.id
+        assert (await demonstrate(official, one, 0)).reward == 1.0, one.id
 
 
 @needs_package

@@ -66,7 +66,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def written(folder: Path) -> dict[str, str]:
     files = [path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts]
-    return {str(path.relative_to(folder)): path.read_text() for path in files}
+    return {str(path.relative_to(folder)): path.read_text(errors="surrogateescape") for path in files}
 
 
 # ---- list

@@ -13,11 +13,11 @@ import pytest
 
 from mua.config.schema import EnvironmentConfig
 from mua.environment.domain import Domain
-from mua.environment.life import DomainNotStarted
+from mua.environment.lifecycle import DomainNotStarted
 from mua.environment.manager import EnvironmentManager
 from mua.environment.protocol import Evaluation, Move, Task, ToolResult, Transcript, UserMove
 from mua.environment.registry import get_domain
-from mua.environment.schema import fitted
+from mua.environment.tool_arguments import fitted
 from mua.errors import EnvironmentFault
 from mua.types import Json, ToolSchema
 from workbench.demonstrate import replay_gold

@@ -23,7 +23,7 @@ from mua.config.schema import EnvironmentConfig
 from mua.environment import manager as manager_module
 from mua.environment.manager import EnvironmentManager, TooManyHungCalls
 from mua.environment.protocol import Evaluation, Task, ToolResult, Transcript
-from mua.environment.threads import BlockingPool, Job
+from mua.environment.threads import BlockingCall, BlockingPool
 from mua.errors import EnvironmentFault
 from mua.types import ToolSchema
 from tests.instance_support import hurry
@@ -137,7 +137,7 @@ def jobs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     handed: list[str] = []
     start = BlockingPool.start
 
-    async def noted(pool: BlockingPool, seconds: float, function: Callable[[], object]) -> Job:
+    async def noted(pool: BlockingPool, seconds: float, function: Callable[[], object]) -> BlockingCall:
         handed.append(function.__qualname__)
         return await start(pool, seconds, function)
 

@@ -199,7 +199,7 @@ async def test_a_cancelled_call_ends_before_its_environment_is_closed(tmp_path: 
     manager, marker = manager_of(), tmp_path / "done"
     async with manager.instance(TASK, 4) as instance:
         call = asyncio.create_task(instance.call("work_until", {"marker": str(marker)}))
-        while not instance._place._worker._exchanges:  # type: ignore[attr-defined]
+        while not instance._handle._worker._exchanges:  # type: ignore[attr-defined]
             await asyncio.sleep(0)
         call.cancel()
         with pytest.raises(asyncio.CancelledError):

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import environments
 from mua.environment import registry
 from mua.environment.registry import domain_names, get_domain
-from mua.environment.schema import validate_arguments
+from mua.environment.tool_arguments import validate_arguments
 from mua.errors import ConfigError
 from mua.types import ToolSchema
 

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from mua.config.schema import EnvironmentConfig
 from mua.environment.protocol import Task
-from mua.environment.sampling import apportioned, stratified
-from mua.environment.selection import Selection
+from mua.environment.selection import Selection, apportioned, stratified
 
 
 def tasks(**sizes: int) -> list[Task]:

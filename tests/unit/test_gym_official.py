@@ -28,8 +28,8 @@ from mua.config.schema import EnvironmentConfig, EvaluationConfig, LlmConfig
 from mua.endpoint.services import ChatClient, Services
 from mua.environment.protocol import Task
 from mua.environment.registry import get_domain
-from mua.environment.schema import argument_checker
 from mua.environment.selection import Selection, environment_of
+from mua.environment.tool_arguments import argument_checker
 from mua.errors import ConfigError, MuaError
 from mua.types import Json
 from tests import tables

@@ -20,9 +20,9 @@ from mua.endpoint.services import ChatClient, Services
 from mua.environment.protocol import Move, Task, UserMove
 from mua.environment.registry import get_domain
 from mua.environment.selection import Selection
+from mua.environment.user import STOP_SIGNAL
 from mua.errors import UserFault
 from mua.types import Json
-from mua.users.interface import STOP_SIGNAL
 from tests.gyms_support import judged, modelled, opened, played, say
 from tests.tables import refused
 from tests.tau_support import official

@@ -24,11 +24,12 @@ from environments.help_desk.tools import HelpDesk, gold_snapshot
 from environments.help_desk.user import customer
 from environments.kit.scripted import ScriptedUser
 from mua.environment.protocol import Move, Task, Transcript
+from mua.environment.user import STOP_SIGNAL
+from mua.rollout.episode import EpisodeResult
 from mua.types import Json
-from mua.users.interface import STOP_SIGNAL
 from mua.users.personas import DEFAULT, PERSONAS
 from tests.desk_support import SPLITS, all_tasks, in_turn, with_persona
-from workbench.demonstrate import Demonstration, demonstrate
+from workbench.demonstrate import demonstrate
 
 ALL = all_tasks("help_desk")
 SAMPLE = ALL[::45]
@@ -36,7 +37,7 @@ SOME = {kind: next(task for task in load_split("test") if task.data["kind"] == k
 WRITES = {"cancel": "cancel_order", "redirect": "change_destination", "return": "return_items"}
 
 
-def agent(task: Task, moves: Sequence[Move], *, asked: Sequence[str] = ("What is your name?",)) -> Demonstration:
+def agent(task: Task, moves: Sequence[Move], *, asked: Sequence[str] = ("What is your name?",)) -> EpisodeResult:
     """These moves with the scripted customer, after it was asked for its number, and its name if need be."""
     return with_persona(task, "brief", moves=in_turn(["What is the order number?", *asked, *moves]))
 

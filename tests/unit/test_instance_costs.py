@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from mua.environment import schema as schema_module
-from mua.environment.schema import validate_arguments
+from mua.environment import tool_arguments
+from mua.environment.tool_arguments import validate_arguments
 from mua.types import ToolSchema
 from tests.counting import operations
 from tools.bench.environment_instances import Meter, Subject, made_subject, many_instances, measure_live, opened, play
@@ -79,7 +79,7 @@ def test_checking_arguments_writes_a_schema_down_once(monkeypatch: pytest.Monkey
     def refuse(*_: object) -> str:
         raise AssertionError("written down again")
 
-    monkeypatch.setattr(schema_module, "json", SimpleNamespace(dumps=refuse))
+    monkeypatch.setattr(tool_arguments, "json", SimpleNamespace(dumps=refuse))
     assert validate_arguments(number, {"n": 2}) is None
     assert "'2' is not of type 'integer'" in (validate_arguments(number, {"n": "2"}) or "")
     assert validate_arguments(text, {"n": "2"}) is None

@@ -20,11 +20,11 @@ from mua.config.schema import EnvironmentConfig, PolicyEndpointConfig, RolloutCo
 from mua.endpoint import connection as connection_module
 from mua.endpoint.services import ChatClient
 from mua.environment.manager import EnvironmentManager
+from mua.environment.user import User
 from mua.errors import ConfigError, DeadlineExceeded, EngineError
-from mua.rollout.agent import ChatPolicy
-from mua.rollout.episode import Episode, EpisodeResult, EpisodeSetting
+from mua.rollout.agent import ChatPolicy, EpisodeSetting
+from mua.rollout.episode import Episode, EpisodeResult
 from mua.types import Json, Outcome
-from mua.users.interface import User
 from tests.chat_fixtures import ChatServer, Reply, calls, chat_server, completion, in_order, says
 from tests.chat_server import Clock
 from tests.rollout_fixtures import FixedUser, TestDesk
@@ -48,7 +48,6 @@ async def play(
         config = PolicyEndpointConfig.model_validate(told)
         client = ChatClient(config, "policy")
         setting = EpisodeSetting(
-            policy=ChatPolicy(client, config.send_reasoning),
             budgets=RolloutConfig.model_validate(budgets),
             temperature=temperature,
             system_prompt=lambda task: domain.system_prompt("short"),
@@ -58,7 +57,8 @@ async def play(
         try:
             async with manager.instance(CANCEL, 0) as environment:
                 user = user or domain.scripted_user(CANCEL, 0)
-                result = await Episode(setting, environment, user, session="s", seed=7).run()
+                agent = ChatPolicy(client, config.send_reasoning).agent(setting, session="s", seed=7)
+                result = await Episode(setting, environment, user, agent).run()
         finally:
             await client.close()
             await manager.close()

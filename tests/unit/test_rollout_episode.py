@@ -19,12 +19,12 @@ from mua.algorithms.filters import malformed_turns, repeated_turns
 from mua.config.schema import EnvironmentConfig, RolloutConfig
 from mua.environment.manager import EnvironmentManager
 from mua.environment.protocol import Task, ToolResult
+from mua.environment.user import User
 from mua.errors import DeadlineExceeded
-from mua.rollout.agent import TokenPolicy
-from mua.rollout.episode import Episode, EpisodeResult, EpisodeSetting
+from mua.rollout.agent import EpisodeSetting, TokenPolicy
+from mua.rollout.episode import Episode, EpisodeResult
 from mua.tokens import ChatFamily
 from mua.types import Json, Outcome
-from mua.users.interface import User
 from tests.rollout_fixtures import VERSION, FixedUser, ScriptedSampler, TestDesk, call, lines, sampled_ids
 from tests.tokens_fixtures import chat_family
 
@@ -50,7 +50,6 @@ async def play(
     domain = domain or TestDesk()
     sampler = ScriptedSampler(family, lines(*texts))
     shared = EpisodeSetting(
-        policy=TokenPolicy(family, sampler),
         budgets=RolloutConfig.model_validate(budgets),
         temperature=1.0,
         system_prompt=lambda task: domain.system_prompt("short"),
@@ -61,8 +60,9 @@ async def play(
     try:
         async with manager.instance(task, 0) as environment:
             user = user or domain.scripted_user(task, 0)
-            episode = Episode(replace(shared, **(setting or {})), environment, user, session="s", seed=7)
-            result = await episode.run()
+            changed = replace(shared, **(setting or {}))
+            agent = TokenPolicy(family, sampler).agent(changed, session="s", seed=7)
+            result = await Episode(changed, environment, user, agent).run()
     finally:
         await manager.close()
         assert manager.instances == domain.alive == 0

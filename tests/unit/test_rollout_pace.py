@@ -20,8 +20,7 @@ from mua.engine.sampler import TurnCut
 from mua.environment.protocol import Task
 from mua.errors import DeadlineExceeded
 from mua.rollout import runner as runner_module
-from mua.rollout.agent import TokenPolicy
-from mua.rollout.pace import ENOUGH, REMEMBERED, Pace
+from mua.rollout.agent import ENOUGH, REMEMBERED, Pace, TokenPolicy
 from mua.rollout.runner import EpisodeRunner
 from mua.types import Generation, Group, Outcome, Trajectory
 from tests.rollout_fixtures import VERSION, ScriptedSampler, TestDesk, experiment, only

@@ -29,7 +29,7 @@ from mua.errors import ConfigError, DeadlineExceeded, EngineError, UserFault
 from mua.observe.traces import TraceWriter
 from mua.rollout import runner as runner_module
 from mua.rollout.runner import EpisodeRunner
-from mua.rollout.seeds import derived_seed
+from mua.seeds import derived_seed
 from mua.types import Group, Json, Outcome, Trajectory
 from tests.rollout_fixtures import FixedUser, Script, ScriptedSampler, TestDesk, call, experiment, lines, only
 from tests.tokens_fixtures import chat_family
@@ -332,11 +332,24 @@ async def test_a_fault_of_the_program_is_neither_retried_nor_hidden() -> None:
     assert list(readable(caught.value)) == []
 
 
-def test_pauses_grow_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_pauses_grow_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner_module, "_FIRST_PAUSE_S", 0.5)
-    for attempt in range(12):
+    slept: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+
+    def script(session: str, turn: int) -> str:
+        raise EngineError("gone")
+
+    bench = Bench(script, rollout={"max_retries": 12})
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+    await bench.group()
+    pauses = [seconds for seconds in slept if seconds]
+    for attempt, seconds in enumerate(pauses):
         longest = min(0.5 * 2**attempt, 30.0)
-        assert longest / 2 <= runner_module._pause(attempt) <= longest
+        assert longest / 2 <= seconds <= longest
+    assert len(pauses) == 12
 
 
 class Mumbling(FixedUser):

@@ -34,11 +34,11 @@ class Log:
     started: list[tuple[int, int]] = field(default_factory=list)
     """(ordinal, version in the engines when the group started)"""
     most_held: int = 0
-    harvests: list[RolloutBatch] = field(default_factory=list)
+    batches: list[RolloutBatch] = field(default_factory=list)
 
     @property
     def taken(self) -> list[int]:
-        return [group.ordinal for rollout_batch in self.harvests for group in rollout_batch.groups]
+        return [group.ordinal for batch in self.batches for group in batch.groups]
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ async def train(demand: StepDemand, world: World, *, first: int = 0, position: P
     scheduler.start()
     for step in range(first, demand.steps):
         rollout_batch = await scheduler.take()
-        log.harvests.append(rollout_batch)
+        log.batches.append(rollout_batch)
         log.most_held = max(log.most_held, scheduler.in_flight + len(rollout_batch.usable))
         await turns(world.training[step % len(world.training)])
         version += 1
@@ -80,7 +80,7 @@ async def train(demand: StepDemand, world: World, *, first: int = 0, position: P
 
 def steps_of(log: Log, first: int) -> dict[int, int]:
     """The step that took each ordinal."""
-    return {g.ordinal: first + i for i, rollout_batch in enumerate(log.harvests) for g in rollout_batch.groups}
+    return {g.ordinal: first + i for i, rollout_batch in enumerate(log.batches) for g in rollout_batch.groups}
 
 
 def last_start(log: Log) -> dict[int, int]:
@@ -101,11 +101,11 @@ def test_no_group_is_staler_than_allowed_and_none_is_lost(
     stream = list(range(first * per_step, demand.steps * per_step))
     assert log.taken == stream
     assert [ordinal for ordinal, _ in log.started] == stream
-    assert all(len(rollout_batch.usable) == per_step for rollout_batch in log.harvests)
+    assert all(len(rollout_batch.usable) == per_step for rollout_batch in log.batches)
     assert all(version >= ordinal // per_step - staleness for ordinal, version in log.started)
     assert all(version <= ordinal // per_step for ordinal, version in log.started)
     assert log.most_held == min((staleness + 1) * per_step, len(stream))  # all that is allowed is used
-    assert log.harvests[-1].position == Position(demand.steps * per_step)
+    assert log.batches[-1].position == Position(demand.steps * per_step)
 
 
 @settings(max_examples=70)
@@ -117,7 +117,7 @@ def test_refilled_steps_are_full_or_at_their_bound_and_never_stale(
     log = asyncio.run(train(demand, world))
     assert log.taken == list(range(len(log.taken)))  # the stream, without a gap
     assert Counter(ordinal for ordinal, _ in log.started) == Counter(log.taken)
-    for rollout_batch in log.harvests:
+    for rollout_batch in log.batches:
         assert rollout_batch.usable == [group for group in rollout_batch.groups if world.usable(group)]
         full, at_bound = len(rollout_batch.usable) == per_step, len(rollout_batch.groups) == per_step + extra
         assert full or at_bound
@@ -136,14 +136,14 @@ def test_a_synchronous_run_takes_the_same_groups_however_long_they_take_and_wher
     demand = StepDemand(per_step, steps, extra=extra)
     whole = asyncio.run(train(demand, world))
     other = asyncio.run(train(demand, World(rolling, [0], world.useless)))
-    assert [h.groups for h in other.harvests] == [h.groups for h in whole.harvests]
+    assert [batch.groups for batch in other.batches] == [batch.groups for batch in whole.batches]
     assert other.started == whole.started
     done = data.draw(st.integers(1, steps - 1))
-    saved = json.loads(json.dumps(whole.harvests[done - 1].position.to_json()))
+    saved = json.loads(json.dumps(whole.batches[done - 1].position.to_json()))
     rest = asyncio.run(
         train(demand, World(rolling, [0], world.useless), first=done, position=Position.from_json(saved))
     )
-    assert [h.groups for h in rest.harvests] == [h.groups for h in whole.harvests[done:]]
+    assert [batch.groups for batch in rest.batches] == [batch.groups for batch in whole.batches[done:]]
     assert whole.started[-len(rest.started) :] == rest.started
 
 
@@ -159,23 +159,23 @@ def test_oversampling_wastes_no_task_and_trains_nothing_stale(
     first = 0
     if data.draw(st.booleans(), "resume"):
         first = data.draw(st.integers(1, steps - 1), "at")
-        kept = log.harvests[:first]
+        kept = log.batches[:first]
         log = asyncio.run(train(demand, world, first=first, position=kept[-1].position))
-        log.harvests = kept + log.harvests
+        log.batches = kept + log.batches
     step_of, start_of = steps_of(log, 0), last_start(log)
     assert len(step_of) == len(log.taken)  # no group is trained twice
     for ordinal, step in step_of.items():
         if step >= first:
             assert step - staleness <= start_of[ordinal] <= step
     taken = set[int]()
-    for rollout_batch in log.harvests:
+    for rollout_batch in log.batches:
         taken |= {group.ordinal for group in rollout_batch.groups}
         position = rollout_batch.position
         assert taken | position.waiting.keys() == set(range(position.next))
         assert not taken & position.waiting.keys()
         assert len(rollout_batch.usable) == per_step or len(rollout_batch.groups) == demand.most
         assert len(rollout_batch.groups) <= demand.most
-    assert all(a.position.next <= b.position.next for a, b in pairwise(log.harvests))
+    assert all(a.position.next <= b.position.next for a, b in pairwise(log.batches))
 
 
 @settings(max_examples=70)
@@ -185,7 +185,7 @@ def test_a_group_is_cancelled_no_more_often_than_allowed(
 ) -> None:
     oversample = data.draw(st.integers(1, per_step))
     log = asyncio.run(train(StepDemand(per_step, steps, oversample=oversample, most_cancellations=patience), world))
-    for rollout_batch in log.harvests[:-1]:  # the last step leaves behind what it does not need
+    for rollout_batch in log.batches[:-1]:  # the last step leaves behind what it does not need
         assert all(cancelled <= patience for cancelled in rollout_batch.position.waiting.values())
 
 

@@ -25,10 +25,10 @@ from mua.config.schema import EnvironmentConfig
 from mua.environment.protocol import Move, Task, ToolResult, UserMove
 from mua.environment.selection import Selection
 from mua.errors import ConfigError
-from tests.desk_support import SPLITS, judged, opened
+from tests.desk_support import SPLITS, judged, opened, played_with
 from tests.tables import cases_of, changed, refused, table
 from tests.tau_support import SMALL, official_tau2, over, tasks_of
-from workbench.demonstrate import demonstrate, played, replay_gold
+from workbench.demonstrate import demonstrate, replay_gold
 
 cases, TABLE = cases_of("tau2_data"), table("tau2_data")
 
@@ -315,7 +315,7 @@ def test_the_user_does_what_is_named_and_asks_which():
         for _ in range(6):
             yield "That is done. Is there anything else?"
 
-    found = asyncio.run(played(opened(task, domain), domain.scripted_user(task, 0), moves()))
+    found = asyncio.run(played_with(opened(task, domain), domain.scripted_user(task, 0), moves()))
     assert (found.reward, found.ended) == (1.0, True)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import gzip
+import inspect
 import json
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,7 @@ from tests.counting import operations
 from tests.desk_support import SPLITS, judged, opened
 from tests.tables import cases_of, changed, refused, table
 from tests.tau_support import official, over, tasks_of
-from workbench.demonstrate import replay_gold, value_of
+from workbench.demonstrate import replay_gold
 from workbench.recordings import replay_files
 
 cases = cases_of("tau_data")
@@ -320,7 +321,8 @@ def evaluated(domain: OfficialDomain, task: Task, *texts: str, gold: bool = True
         environment.call(action["name"], action["arguments"])
 
     async def verdict() -> Evaluation:
-        return await value_of(environment.evaluate(said(*texts)))
+        verdict = environment.evaluate(said(*texts))
+        return await verdict if inspect.isawaitable(verdict) else verdict
 
     return asyncio.run(verdict())
 

@@ -21,7 +21,7 @@ from environments._tau.speech import first_person, spoken, tidied
 from environments._tau.tau2 import task_of_tau2
 from environments._tau.typed import veiled
 from environments._tau.user import PATIENCE, InstructedUser, shortened
-from mua.users.interface import UserReply
+from mua.environment.user import UserReply
 from tests.tables import cases_of, table
 
 cases = cases_of("tau_users")

@@ -27,11 +27,12 @@ from environments.telecom.world import CUSTOMERS, PLANS, base
 from mua.config.schema import EnvironmentConfig
 from mua.environment.protocol import Evaluation, Move, Task, UserMove
 from mua.environment.selection import Selection
+from mua.rollout.episode import EpisodeResult
 from mua.users.personas import PERSONAS
-from tests.desk_support import SPLITS, Turn, conversation, reworded
+from tests.desk_support import SPLITS, Turn, conversation, played_with, reworded
 from tests.tables import cases_of, table
 from tests.telecom_support import ALL, KINDS, agent, do, first, judged, opened, user, with_fault
-from workbench.demonstrate import Demonstration, demonstrate, played
+from workbench.demonstrate import demonstrate
 
 cases = cases_of("telecom")
 TABLE = table("telecom")
@@ -382,10 +383,10 @@ def test_the_expert_solves_the_test_split_whoever_asks(persona: str):
         assert sum(message["role"] == "assistant" for message in played.messages) <= 45, task.id
 
 
-def conversed(task: Task, persona: str, agent: Callable[[Moves], Moves] = lambda moves: moves) -> Demonstration:
+def conversed(task: Task, persona: str, agent: Callable[[Moves], Moves] = lambda moves: moves) -> EpisodeResult:
     environment = opened(task)
     user = DOMAIN.scripted_user(task, 0, [persona])
-    return asyncio.run(played(environment, user, agent(DOMAIN.expert(task, 0))))
+    return asyncio.run(played_with(environment, user, agent(DOMAIN.expert(task, 0))))
 
 
 REWORDINGS = {

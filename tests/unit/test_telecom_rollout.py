@@ -12,19 +12,16 @@ from environments.telecom import DOMAIN
 from environments.telecom.tasks import load_split
 from environments.telecom.world import base
 from mua.endpoint.services import Services
-from mua.environment.protocol import (
-    Task,
-    UserMove,
-)
+from mua.environment.protocol import Task, UserMove
+from mua.environment.user import STOP_SIGNAL
 from mua.observe.traces import TraceWriter
 from mua.rollout.runner import EpisodeRunner
 from mua.types import Json, Outcome, Trajectory
-from mua.users.interface import STOP_SIGNAL
 from tests.chat_fixtures import calls, chat_server, in_order, says
+from tests.desk_support import played_with
 from tests.rollout_fixtures import ScriptedSampler, call, experiment, lines, only
 from tests.telecom_support import first, opened, with_fault
 from tests.tokens_fixtures import chat_family
-from workbench.demonstrate import played
 
 # ---- rollouts
 
@@ -35,7 +32,7 @@ async def recorded(task: Task) -> list[str]:
     """The expert's side of a conversation with somebody brief, as a policy writes it."""
     said = []
     user = DOMAIN.scripted_user(task, 0, ["brief"])
-    for message in (await played(opened(task), user, DOMAIN.expert(task, 0))).messages:
+    for message in (await played_with(opened(task), user, DOMAIN.expert(task, 0))).messages:
         if message["role"] == "assistant":
             calls = [made["function"] for made in message.get("tool_calls", [])]
             written = "".join(call(made["name"], **json.loads(made["arguments"])) for made in calls)

@@ -18,8 +18,8 @@ from environments.kit.scripted import reader_of
 from environments.telecom.faults import SOLVED
 from environments.telecom.hands import MOST, requests
 from environments.telecom.user import HERE, customer
-from mua.environment.schema import validate_arguments
-from mua.users.interface import STOP_SIGNAL
+from mua.environment.tool_arguments import validate_arguments
+from mua.environment.user import STOP_SIGNAL
 from mua.users.personas import DEFAULT, PERSONAS
 from tests.tables import cases_of, table
 from tests.telecom_support import ALL, Phone, do, first, opened, person, with_fault

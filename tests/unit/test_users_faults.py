@@ -19,11 +19,11 @@ from mua.algorithms.rollout_metrics import rollout_metrics
 from mua.config.schema import LlmConfig, UserConfig
 from mua.endpoint.services import Services
 from mua.environment.protocol import Task, ToolResult
+from mua.environment.user import User, UserReply
 from mua.errors import ConfigError, JudgeFault, UserFault, UserFaultKind
 from mua.rollout.runner import EpisodeRunner
 from mua.types import Group, Outcome, Trajectory
 from mua.users.factory import Placement, UserFactory
-from mua.users.interface import User, UserReply
 from mua.users.judge import Judge
 from mua.users.llm import LlmUser
 from mua.users.personas import load_prompt

@@ -24,8 +24,8 @@ from mua.config.schema import LlmConfig
 from mua.endpoint import services as services_module
 from mua.endpoint.connection import retry_after_seconds
 from mua.endpoint.services import ChatClient
+from mua.environment.user import STOP_SIGNAL, User
 from mua.errors import UserFault
-from mua.users.interface import STOP_SIGNAL, User
 from mua.users.llm import LlmUser
 from mua.users.personas import DEFAULT_PROMPT, GREETING, SILENCE
 from tests.chat_server import (

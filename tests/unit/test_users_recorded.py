@@ -11,10 +11,10 @@ from pydantic import SecretStr
 from mua.config.schema import LlmConfig, UserConfig
 from mua.endpoint.services import Services
 from mua.environment.protocol import Task, ToolResult
+from mua.environment.user import STOP_SIGNAL, ToolUser, User
 from mua.errors import ConfigError, UserFault
 from mua.types import Json, Outcome, ToolSchema, Trajectory
 from mua.users.factory import UserFactory
-from mua.users.interface import STOP_SIGNAL, ToolUser, User
 from mua.users.llm import LlmUser
 from mua.users.recorded import RecordedTurn, ReplayedUser, load_recordings, user_turns
 from tests.rollout_fixtures import only
@@ -74,7 +74,7 @@ def write(path: Path, *lines: object) -> Path:
 
 
 class Phone:
-    """Tools of a user; remembers what was called. Implements :class:`mua.users.interface.UserTools`."""
+    """Tools of a user; remembers what was called. Implements :class:`mua.environment.user.UserTools`."""
 
     def __init__(self) -> None:
         self.called: list[tuple[str, Json]] = []

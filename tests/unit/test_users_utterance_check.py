@@ -16,11 +16,11 @@ from environments.help_desk.tasks import generate
 from mua.config.schema import LlmConfig, UserConfig
 from mua.endpoint.services import ChatClient, Services
 from mua.environment.protocol import ToolResult
+from mua.environment.user import STOP_SIGNAL, ToolUser
 from mua.errors import UserFault, UserFaultKind
 from mua.rollout.runner import EpisodeRunner
 from mua.types import Json, Outcome, ToolSchema
 from mua.users.factory import UserFactory
-from mua.users.interface import STOP_SIGNAL, ToolUser
 from mua.users.llm import LlmUser
 from mua.users.personas import DEFAULT_PROMPT, GREETING, GREETINGS, MANNERS, Style, style_of
 from mua.users.utterance_check import LeakCheck, unusable, without_label
@@ -217,7 +217,7 @@ async def test_the_factory_gives_every_rollout_its_style() -> None:
 
 
 class Phone:
-    """The user's tools; implements :class:`mua.users.interface.UserTools`."""
+    """The user's tools; implements :class:`mua.environment.user.UserTools`."""
 
     def __init__(self) -> None:
         self.called: list[tuple[str, Json]] = []

@@ -13,9 +13,10 @@ from statistics import fmean
 from mua.environment.domain import Domain
 from mua.environment.registry import domain_names, get_domain
 from mua.evaluation.presentation import markdown_table
+from mua.rollout.episode import EpisodeResult
 from tools import kit
 from workbench.canned import CEILING, SHARE_OF_EXPERT, Attacked, Canned, play_canned
-from workbench.demonstrate import Demonstration, demonstrate
+from workbench.demonstrate import demonstrate
 
 PAGE = Path("docs/benchmarks/canned.md")
 HEAD = """\
@@ -71,7 +72,7 @@ def _row(domain: Domain, policy: str, canned: Canned, expert: float, gym: bool) 
     return [f"{policy}{f' ({canned.reason})' if canned.reason else ''}", f"{earned:.3f}", f"{ceiling:.3f}"]
 
 
-async def _earned(episodes: Iterable[Awaitable[Demonstration]], gym: bool) -> float:
+async def _earned(episodes: Iterable[Awaitable[EpisodeResult]], gym: bool) -> float:
     found = [await episode for episode in episodes]
     return fmean(one.reward if gym else one.evaluation.success for one in found)
 

@@ -42,8 +42,8 @@ from mua.environment.domain import Domain
 from mua.environment.manager import EnvironmentManager
 from mua.environment.protocol import Evaluation, Isolation, Move, PromptStyle, Split, Task, Transcript
 from mua.environment.registry import get_domain
+from mua.environment.user import User
 from mua.types import Json, ToolSchema
-from mua.users.interface import User
 from tools import kit
 
 WAYS = ("json", "deepcopy", "overlay", "manager")

@@ -35,12 +35,11 @@ from mua.environment.domain import Domain
 from mua.environment.protocol import Move, Task
 from mua.environment.registry import get_domain
 from mua.environment.selection import Selection
-from mua.rollout.heap import long_lived_heap
-from mua.rollout.runner import EpisodeRunner, Placed
+from mua.environment.user import STOP_SIGNAL
+from mua.rollout.runner import EpisodeRunner, Placed, without_gc_pauses
 from mua.tokens import ChatFamily, load_family
 from mua.tokens.codec import fixed
 from mua.types import Generation, Int32Array, Outcome, Provenance, Trajectory
-from mua.users.interface import STOP_SIGNAL
 from tools import kit
 from workbench.tokenizer import train_tokenizer
 
@@ -200,7 +199,7 @@ def main() -> None:
         family = load_family(Path(folder), thinking=False)
         config = experiment(url, options.domain, Path(folder), options.episodes)
         alone = [asyncio.run(measure(config, family, domain, [task])) for task in [tasks[0], *tasks[:ALONE]]][1:]
-        with long_lived_heap():
+        with without_gc_pauses():
             together = asyncio.run(measure(config, family, domain, tasks))
     slowest = max(one.seconds for one in alone)
     report(options.episodes, slowest, together)

@@ -20,22 +20,23 @@ import json
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
-from mua.environment.domain import Domain
+from mua.environment.domain import Domain, moves_of
 from mua.environment.protocol import Split, Task, ToolResult
 from mua.environment.registry import get_domain
-from mua.errors import Refusal, UserFaultKind
+from mua.environment.user import STOP_SIGNAL, ToolUser, User, UserReply, UserTools
+from mua.errors import MuaError, Refusal, UserFaultKind
 from mua.types import Json, ToolSchema
-from mua.users.interface import STOP_SIGNAL, ToolUser, User, UserReply, UserTools
 from mua.users.personas import DEFAULT_PROMPT
 from mua.users.task_check import SPLITS, ReplyCheck, TaskCheck, Vocabulary
 from mua.users.utterance_check import LeakCheck, with_signal, without_label
 from tools import kit
-from workbench.demonstrate import moves_of, played
+from workbench.demonstrate import play
 
 PAGE = kit.ROOT / "docs" / "benchmarks" / "user_check.md"
 _DATA = kit.ROOT / "tests" / "data" / "users"
@@ -51,7 +52,7 @@ LEAK_WORDS = 12
 _VOCABULARIES: dict[str, Vocabulary] = {}
 
 
-class _Found(Exception):
+class _Found(MuaError):
     """The planted reply has been judged; the rest of the dialogue is of no interest."""
 
 
@@ -364,15 +365,8 @@ class Result:
 
 async def watch(domain: Domain, task: Task, seed: int, user: Watched) -> None:
     """Play one dialogue of the domain's expert (its gold moves where it has none) with ``user``."""
-    environment = domain.environment()
-    try:
-        environment.reset(task, seed)
-        await played(environment, user, moves_of(domain, task, seed))
-    except _Found:
-        pass
-    finally:
-        await user.close()
-        environment.close()
+    with suppress(_Found):
+        await play(domain, task, seed, lambda opening, tools: moves_of(domain, task, seed), user)
 
 
 def talker(domain: Domain, task: Task, seed: int) -> User:

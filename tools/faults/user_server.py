@@ -11,7 +11,7 @@ from random import Random
 
 from aiohttp import web
 
-from mua.users.interface import STOP_SIGNAL
+from mua.environment.user import STOP_SIGNAL
 
 _SENTENCES = (
     "Hello, I have a question about my order.",

@@ -11,7 +11,7 @@ from typing import ClassVar
 from environments.gyms._shared.settings import Choice, Setting
 from environments.gyms._shared.shaping import FLAT, checked, shaped
 from mua.environment.protocol import Evaluation, Move, Task, ToolResult, Transcript
-from mua.environment.schema import Checker, argument_checker
+from mua.environment.tool_arguments import Checker, argument_checker
 from mua.types import Json, ToolSchema
 
 LONGEST_CONTENT = 2000
@@ -100,7 +100,7 @@ class GymEnvironment:
         check: Checker | None = None,
     ) -> None:
         """``decisive`` is the choice without whose budget the task can no longer be solved; ``check`` a prepared
-        :func:`mua.environment.schema.argument_checker` of ``schema``."""
+        :func:`mua.environment.tool_arguments.argument_checker` of ``schema``."""
         self._make = make
         self._setting = setting
         self._schema = schema

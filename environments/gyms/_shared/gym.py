@@ -18,10 +18,10 @@ from environments.gyms._shared.user import OpeningUser
 from mua.config.schema import EnvironmentConfig
 from mua.endpoint.services import Services
 from mua.environment.protocol import Environment, Isolation, Move, PromptStyle, Split, Task
-from mua.environment.schema import argument_checker
+from mua.environment.tool_arguments import argument_checker
+from mua.environment.user import User
 from mua.errors import ConfigError
 from mua.types import Json
-from mua.users.interface import User
 
 
 class Gym(ABC):

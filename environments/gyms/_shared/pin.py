@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import get_args
 
 from environments.gyms._shared.gym import Gym
-from mua.environment import manifest
-from mua.environment.manifest import digest
 from mua.environment.protocol import Split
+from mua.environment.task_manifest import pin_manifest, tasks_digest
 
 SPLITS: tuple[Split, ...] = get_args(Split)
 
@@ -19,8 +18,8 @@ SPLITS: tuple[Split, ...] = get_args(Split)
 def pin(gym: Gym) -> None:
     """Write the manifest of what ``gym`` makes now."""
     made = {split: tuple(gym.generate(split)) for split in SPLITS}
-    entries = {split: {"tasks": len(tasks), "sha256": digest(tasks)} for split, tasks in made.items()}
-    manifest.write(gym.folder() / "manifest.json", entries)
+    entries = {split: {"tasks": len(tasks), "sha256": tasks_digest(tasks)} for split, tasks in made.items()}
+    pin_manifest(gym.folder() / "manifest.json", entries)
 
 
 def main(names: Sequence[str]) -> None:

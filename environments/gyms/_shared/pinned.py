@@ -11,9 +11,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TypeVar
 
-from mua.environment import manifest
-from mua.environment.manifest import digest
 from mua.environment.protocol import Split, Task
+from mua.environment.task_manifest import check_manifest, tasks_digest
 from mua.errors import MuaError
 
 T = TypeVar("T")
@@ -27,7 +26,7 @@ def load_pinned(folder: Path, split: Split, generate: Callable[[Split], Iterable
     Raises :class:`MuaError` when the tasks are not the pinned ones.
     """
     tasks = tuple(generate(split))
-    manifest.check(folder / "manifest.json", {split: digest(tasks)}, f"{_COMMAND} {folder.name}")
+    check_manifest(folder / "manifest.json", {split: tasks_digest(tasks)}, f"{_COMMAND} {folder.name}")
     return tasks
 
 

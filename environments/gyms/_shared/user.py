@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from mua.users.interface import STOP_SIGNAL, UserReply
+from mua.environment.user import STOP_SIGNAL, UserReply
 
 PATIENCE = 2
 """Plain texts that are answered with a nudge; the next one ends the episode."""
@@ -18,7 +18,7 @@ GIVING_UP = ("Let us stop here.", "This leads nowhere, bye.", "I have to go now.
 
 
 class OpeningUser:
-    """Implements :class:`mua.users.interface.User`; never raises. The other side of the game sits in the tool."""
+    """Implements :class:`mua.environment.user.User`; never raises. The other side of the game sits in the tool."""
 
     def __init__(self, seed: str, openings: Sequence[str]) -> None:
         """``seed`` is any text; it picks one of ``openings`` and the wording of the nudges."""

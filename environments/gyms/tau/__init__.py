@@ -15,11 +15,12 @@ UserRL's records (:mod:`environments.gyms.tau.records`), these are the tasks ove
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Coroutine, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, ClassVar, Self
 
 from environments.gyms._shared import Choice, Game, Gym, Setting, act
 from environments.gyms._shared.settings import Option, Role, setting_of
@@ -29,14 +30,16 @@ from environments.gyms.tau.records import OverRecords, checked_folder, databases
 from environments.gyms.tau.user import CustomerUser, NeutralUser
 from mua.config.schema import EnvironmentConfig
 from mua.endpoint.services import ChatClient, Services
-from mua.environment.domain import Configurable, Domain, Expert, PerTaskPrompt
+from mua.environment.domain import Configurable, Domain, Expert, PerTaskPrompt, moves_of
 from mua.environment.protocol import Environment, Move, PromptStyle, Split, Task, UserMove
 from mua.environment.registry import get_domain
+from mua.environment.user import User
 from mua.errors import ConfigError, MuaError
 from mua.types import Json
-from mua.users.interface import User
 from workbench.canned import Canned
-from workbench.demonstrate import Demonstration, demonstrate, moves_of
+
+if TYPE_CHECKING:
+    from mua.rollout.episode import EpisodeResult
 
 NAME = "gyms/tau"
 DOMAINS = "retail,airline"
@@ -150,7 +153,7 @@ class TauGym(Gym):
         """
         domain, inner = self._inner_of(task)
         if isinstance(domain, Expert):
-            return [*_moves_made(_at_once(demonstrate(domain, inner, 0)).messages), act("finish")]
+            return [*_moves_made(_conversation_of(domain, inner)), act("finish")]
         moves = [*domain.gold(inner)]
         if any(isinstance(move, UserMove) for move in moves):
             raise MuaError(f"{task.id}: the user of {domain.name} has to act with tools of its own; ask the expert")
@@ -190,13 +193,20 @@ def _moves_made(messages: Sequence[Json]) -> Iterator[Move]:
             yield act("action", message["content"])
 
 
-def _at_once(played: Coroutine[Any, Any, Demonstration]) -> Demonstration:
-    """The end of a conversation between rules, which waits for nobody."""
+def _conversation_of(domain: Domain, task: Task) -> list[Json]:
+    """The expert's, with the domain's user: both are rules, so that it waits for nobody, in a loop or without one."""
+    from workbench.demonstrate import demonstrate  # an episode, which only gold moves need
+
+    played = demonstrate(domain, task, 0)
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(played).messages
     try:
         played.send(None)
     except StopIteration as end:
-        found: Demonstration = end.value
-        return found
+        found: EpisodeResult = end.value
+        return found.messages
     played.close()
     raise MuaError("gyms/tau: the gold of a customer that is not played by rules cannot be known; ask for its expert")
 

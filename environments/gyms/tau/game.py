@@ -16,9 +16,9 @@ from environments.gyms._shared import Choice, Game, GymEnvironment, Reply, Setti
 from mua.endpoint.services import ChatClient
 from mua.environment.domain import Domain
 from mua.environment.protocol import Evaluation, Task, ToolResult, Transcript, UserControlled
+from mua.environment.user import STOP_SIGNAL, ToolUser, User, UserReply
 from mua.types import Json, ToolSchema
 from mua.untrusted import JsonError, read_json
-from mua.users.interface import STOP_SIGNAL, ToolUser, User, UserReply
 from mua.users.llm import LlmUser
 from mua.users.personas import style_of
 
@@ -140,7 +140,7 @@ class TauEnvironment(GymEnvironment):
 
 
 class _UsersTools:
-    """The inner user's own tools; implements :class:`mua.users.interface.UserTools`."""
+    """The inner user's own tools; implements :class:`mua.environment.user.UserTools`."""
 
     def __init__(self, environment: UserControlled) -> None:
         self._environment = environment

@@ -15,8 +15,8 @@ from environments.gyms._shared.official import Dealt, has_records, load_records,
 from environments.gyms._shared.records import TauRecord
 from mua.config.schema import EnvironmentConfig
 from mua.environment.protocol import Environment, Isolation, Move, PromptStyle, Split, Task, Transcript
+from mua.environment.user import User
 from mua.errors import ConfigError
-from mua.users.interface import User
 
 if TYPE_CHECKING:
     from environments._tau import OfficialDomain

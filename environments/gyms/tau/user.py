@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from environments.gyms._shared import OpeningUser
-from mua.users.interface import User, UserReply
+from mua.environment.user import User, UserReply
 
 NeutralUser = OpeningUser
 """Opens without the customer's words, where they cannot be known twice."""

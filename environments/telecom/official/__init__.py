@@ -34,10 +34,10 @@ from environments.telecom.official.user import DirectedUser
 from mua.config.schema import EnvironmentConfig
 from mua.endpoint.services import Services
 from mua.environment.protocol import Split, Task
+from mua.environment.user import User
 from mua.errors import ConfigError
 from mua.types import Json
 from mua.untrusted import MAX_FILE_DEPTH, deeper
-from mua.users.interface import User
 
 POLICIES = {"manual": "tech_support_manual.md", "workflow": "tech_support_workflow.md"}
 """Values of the option ``policy``, and the file that goes with the main policy."""

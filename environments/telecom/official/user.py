@@ -15,8 +15,8 @@ import re
 from collections.abc import Iterator, Sequence
 
 from environments._tau.user import InstructedUser
+from mua.environment.user import UserReply, UserTools
 from mua.types import Json, ToolSchema
-from mua.users.interface import UserReply, UserTools
 
 KNOWN: dict[str, Sequence[str]] = {
     "app_name": ("messaging", "browser"),
@@ -28,7 +28,7 @@ MOST_CALLS = 10
 
 
 class DirectedUser(InstructedUser):
-    """A :class:`InstructedUser` with tools. Implements :class:`mua.users.interface.ToolUser`."""
+    """A :class:`InstructedUser` with tools. Implements :class:`mua.environment.user.ToolUser`."""
 
     def __init__(self, instruction: str, domain: str, seed: int = 0) -> None:
         super().__init__(instruction, domain, seed)

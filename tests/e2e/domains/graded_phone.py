@@ -18,9 +18,9 @@ from mua.config.schema import EnvironmentConfig
 from mua.endpoint.services import Services
 from mua.environment.domain import Domain
 from mua.environment.protocol import Environment, Evaluation, Split, Task, ToolResult, Transcript, UserControlled
+from mua.environment.user import UserReply
 from mua.types import Json, ToolSchema
 from mua.users.factory import Placement
-from mua.users.interface import UserReply
 from mua.users.llm import LlmUser
 
 

@@ -4,25 +4,19 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from typing import Any, TypeAlias
 from urllib.parse import unquote
 
 import jsonschema_rs
-from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
-from jsonschema.exceptions import ValidationError, best_match  # type: ignore[import-untyped]
-from referencing import Registry
 
 from mua.types import Json, ToolSchema
 
 Checker: TypeAlias = Callable[[Any], str | None]
 """None for arguments that fit, else one line that says what does not."""
 _LONGEST = 300
-"""Characters of one message: jsonschema quotes the whole offending value."""
-_NO_REMOTE: Registry[Any] = Registry()
-"""Resolves nothing but references inside the schema; the default would fetch ``$ref`` URLs over the network."""
-
+"""Characters of one message: a sentence quotes the whole offending value."""
 
 _MOST = 4096
 _by_identity: dict[int, tuple[Any, str, Checker]] = {}
@@ -34,7 +28,7 @@ def validate_arguments(schema: ToolSchema, arguments: Any) -> str | None:
     """None if ``arguments`` fit ``schema.parameters`` (JSON Schema 2020-12), else one line that says what does not.
 
     ``arguments`` is what the policy wrote, so anything JSON can hold. A schema that is itself wrong is the
-    domain's fault and raises (exceptions of ``jsonschema`` and ``jsonschema_rs``).
+    domain's fault and raises (exceptions of ``jsonschema_rs``).
     """
     known = _by_identity.get(id(schema.parameters))
     if known is None or known[0] is not schema.parameters or known[1] != schema.name:
@@ -143,23 +137,19 @@ def _referred(reference: str, root: Any) -> Any:
 
 def argument_checker(schema: ToolSchema) -> Checker:
     """:func:`validate_arguments` of one schema, prepared: about a microsecond a call that fits."""
-    # The Rust library is some two hundred times as fast and decides; the Python one finds the words.
-    slow = Draft202012Validator(schema.parameters, registry=_NO_REMOTE)
-    try:
-        fits = jsonschema_rs.Draft202012Validator(schema.parameters, retriever=_no_remote).is_valid
-    except ValueError:
-        fits = slow.is_valid  # a wrong schema: the exception of the Python library says more
+    validator = jsonschema_rs.Draft202012Validator(schema.parameters, retriever=_no_remote)
 
     def check(arguments: Any) -> str | None:
         if not isinstance(arguments, dict):
             return f"arguments of {schema.name} must be a JSON object, not {_json_type(arguments)}"
-        try:
-            if fits(arguments):
-                return None
-        except (ValueError, OverflowError):
-            pass  # NaN and integers of more than 64 bits, which Python's JSON reads and Rust's does not
-        error = best_match(slow.iter_errors(arguments))
-        return None if error is None else f"invalid arguments for {schema.name}: {_one_line(error)}"
+        if validator.is_valid(arguments):
+            return None
+        fault = _most_telling(list(validator.iter_errors(arguments)), schema.parameters, arguments)
+        where = "".join(map(_step, fault.instance_path)).removeprefix(".")
+        sentence = " ".join(_sentence(fault, schema.parameters, arguments).split())
+        if len(sentence) > _LONGEST:
+            sentence = f"{sentence[: _LONGEST // 2]} ... {sentence[-_LONGEST // 2 :]}"
+        return f"invalid arguments for {schema.name}: {f'{where}: ' if where else ''}{sentence}"
 
     return check
 
@@ -170,15 +160,101 @@ def _checker(name: str, parameters: str) -> Checker:
 
 
 def _no_remote(uri: str) -> Any:
-    raise ValueError(f"{uri}: tool schemas may only refer to themselves")
+    raise ValueError(f"Unresolvable: {uri}; tool schemas may only refer to themselves")
 
 
-def _one_line(error: ValidationError) -> str:
-    path = error.json_path.removeprefix("$").removeprefix(".")
-    message = " ".join(error.message.split())
-    if len(message) > _LONGEST:
-        message = f"{message[: _LONGEST // 2]} ... {message[-_LONGEST // 2 :]}"
-    return f"{path}: {message}" if path else message
+def _most_telling(
+    faults: list[jsonschema_rs.ValidationError], root: Json, arguments: Json
+) -> jsonschema_rs.ValidationError:
+    """The fault to tell: the shallowest; below alternatives the deepest, if one of them is deeper than the others."""
+
+    def relevance(fault: jsonschema_rs.ValidationError) -> tuple[int, list[str | int], bool, bool]:
+        schema, path = _at(root, fault.schema_path[:-1]), fault.instance_path
+        kinds = schema.get("type") if isinstance(schema, dict) else None
+        fits = kinds is not None and jsonschema_rs.is_valid({"type": kinds}, _at(arguments, path))
+        return -len(path), path, fault.kind.name not in ("anyOf", "oneOf"), not fits
+
+    def order(fault: jsonschema_rs.ValidationError) -> list[int]:
+        """Where the schema says it: the library has an order of its own."""
+        steps, place, part = fault.schema_path, list[int](), root
+        for step in steps:
+            place.append(list(part).index(step) if isinstance(part, dict) and step in part else 0)
+            part = _at(part, [step])
+        return place
+
+    best = max(sorted(faults, key=order), key=relevance)
+    while inner := [fault for branch in best.kind.as_dict().get("context", ()) for fault in branch]:
+        first, *others = sorted(sorted(inner, key=order), key=relevance)[:2]
+        if others and relevance(others[0]) == relevance(first):
+            break
+        best = first
+    return best
+
+
+_SENTENCES = {
+    "minimum": "{0!r} is less than the minimum of {1!r}",
+    "maximum": "{0!r} is greater than the maximum of {1!r}",
+    "exclusiveMinimum": "{0!r} is less than or equal to the minimum of {1!r}",
+    "exclusiveMaximum": "{0!r} is greater than or equal to the maximum of {1!r}",
+    "multipleOf": "{0!r} is not a multiple of {1!r}",
+    "minItems": "{0!r} is too short",
+    "maxItems": "{0!r} is too long",
+    "minLength": "{0!r} is too short",
+    "maxLength": "{0!r} is too long",
+    "minProperties": "{0!r} does not have enough properties",
+    "maxProperties": "{0!r} has too many properties",
+    "pattern": "{0!r} does not match {1!r}",
+    "uniqueItems": "{0!r} has non-unique elements",
+    "enum": "{0!r} is not one of {1!r}",
+    "const": "{1!r} was expected",
+    "not": "{0!r} should not be valid under {1!r}",
+    "anyOf": "{0!r} is not valid under any of the given schemas",
+    "oneOf": "{0!r} is not valid under any of the given schemas",
+    "contains": "{0!r} does not contain items matching the given schema",
+}
+"""What a policy is told, by keyword, of the value and what the schema says: the words of the Python library
+``jsonschema``, which policies have read much of. Of other keywords the Rust library's own sentence is told."""
+
+
+def _sentence(fault: jsonschema_rs.ValidationError, root: Json, arguments: Json) -> str:
+    keyword = str(fault.schema_path[-1])
+    value, said = _at(arguments, fault.instance_path), _at(root, fault.schema_path)
+    if keyword == "type":
+        return f"{value!r} is not of type {', '.join(map(repr, said if isinstance(said, list) else [said]))}"
+    if keyword == "required":
+        return f"{fault.kind.as_dict()['property']!r} is a required property"
+    if keyword == "additionalProperties":
+        beside = _at(root, fault.schema_path[:-1])
+        patterns, named = beside.get("patternProperties", {}), beside.get("properties", {})
+        extra = sorted(key for key in value if key not in named and not any(re.search(one, key) for one in patterns))
+        listed, one = ", ".join(map(repr, extra)), len(extra) == 1
+        if "patternProperties" in beside:
+            known = ", ".join(map(repr, sorted(patterns)))
+            return f"{listed} {'does' if one else 'do'} not match any of the regexes: {known}"
+        return f"Additional properties are not allowed ({listed} {'was' if one else 'were'} unexpected)"
+    if said == 1 and keyword in ("minItems", "minLength", "minProperties"):
+        return f"{value!r} should be non-empty"
+    if said == 0 and keyword in ("maxItems", "maxLength", "maxProperties"):
+        return f"{value!r} is expected to be empty"
+    usual = fault.kind.name == keyword in _SENTENCES and any(fault.kind.as_dict().get("context", [True]))
+    return _SENTENCES[keyword].format(value, said) if usual else fault.message
+
+
+def _at(value: Any, path: Sequence[str | int]) -> Any:
+    """What stands at ``path`` in ``value``; None where there is nothing."""
+    for step in path:
+        try:
+            value = value[step]
+        except (KeyError, IndexError, TypeError):
+            return None
+    return value
+
+
+def _step(step: str | int) -> str:
+    """A step of a path as JSONPath writes it."""
+    if isinstance(step, int):
+        return f"[{step}]"
+    return f".{step}" if re.match(r"[a-zA-Z][a-zA-Z0-9_]*$", step) else f"[{step!r}]"
 
 
 def _json_type(value: Any) -> str:

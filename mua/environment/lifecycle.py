@@ -22,7 +22,7 @@ class DomainNotStarted(MuaError):
     passing = True
 
 
-class Life:
+class DomainLifecycle:
     """The life of one domain in one run. Belongs to one event loop; does nothing for a domain that owns nothing."""
 
     def __init__(self, domain: Domain, seconds: float) -> None:

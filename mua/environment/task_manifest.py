@@ -18,13 +18,13 @@ from mua.types import Json
 from mua.untrusted import read_file, read_json
 
 
-def digest(tasks: Sequence[Task]) -> str:
+def tasks_digest(tasks: Sequence[Task]) -> str:
     """sha256 over the tasks' ids and data."""
     text = json.dumps([[task.id, task.data] for task in tasks], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def check(manifest: Path, made: Mapping[str, str], command: str) -> None:
+def check_manifest(manifest: Path, made: Mapping[str, str], command: str) -> None:
     """Compare digests by name (a split, the database) with the pinned ones.
 
     Args:
@@ -47,6 +47,6 @@ def check(manifest: Path, made: Mapping[str, str], command: str) -> None:
             )
 
 
-def write(manifest: Path, entries: Mapping[Any, Json]) -> None:
+def pin_manifest(manifest: Path, entries: Mapping[Any, Json]) -> None:
     """Pin ``entries``, each with its ``sha256``."""
     replace_text(manifest, json.dumps(entries, indent=2) + "\n")
