@@ -8,9 +8,9 @@ the tools do (test_airline_tools.py, test_retail.py), telecom (test_tau2_data.py
 from __future__ import annotations
 
 import asyncio
-import inspect
 import copy
 import gzip
+import inspect
 import json
 from pathlib import Path
 from typing import Any
