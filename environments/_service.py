@@ -1,17 +1,43 @@
-"""What the service domains that bring their own tasks, customers, agent and attacks have in common."""
+"""What service domains have in common: schemas, short answers, and all of a domain that is its files' functions."""
 
 from __future__ import annotations
 
+import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
+from environments.kit.database import Tool
+from environments.kit.overlay import Overlay
 from environments.kit.scripted import Part, ScriptedUser
 from mua.environment.protocol import Environment, Isolation, Move, PromptStyle, Split, Task
 from mua.environment.user import User
+from mua.types import Json, ToolSchema
 from workbench.canned import Canned
+
+
+def schema(name: str, description: str, /, **properties: Json) -> ToolSchema:
+    """A tool all of whose arguments are required."""
+    parameters = {
+        "type": "object",
+        "properties": properties,
+        "required": list(properties),
+        "additionalProperties": False,
+    }
+    return ToolSchema(name, description, parameters)
+
+
+def shortened(tool: Tool, short: Callable[[Any], Any] | None) -> Tool:
+    """The tool with its answer put through ``short``, if there is one."""
+    if short is None:
+        return tool
+
+    def run(database: Overlay, **arguments: Any) -> Any:
+        return short(tool.run(database, **arguments))
+
+    return dataclasses.replace(tool, run=run)
 
 
 class Agent(Protocol):

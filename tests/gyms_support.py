@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
+import yaml
 from pydantic import SecretStr
 
 from environments.gyms._shared import Gym, GymEnvironment, act
@@ -47,6 +48,32 @@ async def say(environment: GymEnvironment, *texts: str) -> list[ToolResult]:
 
 async def judged(environment: GymEnvironment) -> Evaluation:
     return await environment.evaluate(Transcript([]))
+
+
+def scripts(gym: str) -> pytest.MarkDecorator:
+    """The conversations of a gym in tests/data/gyms/scripts.yaml, whose form its head tells."""
+    found = yaml.safe_load((DATA / "scripts.yaml").read_text(encoding="utf-8"))[gym]
+    return pytest.mark.parametrize("script", found.values(), ids=found)
+
+
+async def followed(environment: GymEnvironment, script: Json) -> None:
+    """Every move brings what the script says, and so does the verdict in the end."""
+    for turn in script["moves"]:
+        (choice, content), *told = turn.items()
+        expected = {"reward": 0.0, "terminal": False, "error": False} | dict(told)
+        result = await environment.call(*act(choice, content))
+        assert result.reward == pytest.approx(expected.pop("reward")), turn
+        assert (result.terminal, result.error) == (expected.pop("terminal"), expected.pop("error")), turn
+        assert result.text == expected.pop("text", result.text), turn
+        assert expected.pop("says", "") in result.text, turn
+        assert expected.pop("says_not", "\0") not in result.text, turn
+        assert not expected, "what a move may be expected to bring"
+    verdict, wanted = await judged(environment), dict(script.get("verdict", {}))
+    details = wanted.pop("details", {})
+    assert {key: getattr(verdict, key) for key in wanted} == wanted
+    assert {key: verdict.details[key] for key in details} == {
+        key: pytest.approx(value) if isinstance(value, float) else value for key, value in details.items()
+    }
 
 
 def labelled(name: str) -> list[Json]:

@@ -62,8 +62,9 @@ def changed(value: Any, changes: dict[str, Any]) -> Any:
 
 
 def _step(inside: Any, step: str) -> Any:
-    first = next(iter(inside)) if isinstance(inside, dict) else 0
-    return first if step == "*" else int(step) if isinstance(inside, list) else step
+    if step == "*":
+        return next(iter(inside)) if isinstance(inside, dict) else 0
+    return int(step) if isinstance(inside, list) else step
 
 
 def refused(message: str, call: Callable[..., Any], *arguments: Any, **options: Any) -> None:

@@ -59,10 +59,10 @@ class AirlineTools:
         self._dialect = dialect
 
     def get_user_details(self, database: Overlay, user_id: str) -> Json:
-        return _user(database, user_id)
+        return _record(database, "users", user_id)
 
     def get_reservation_details(self, database: Overlay, reservation_id: str) -> Json:
-        return _reservation(database, reservation_id)
+        return _record(database, "reservations", reservation_id)
 
     def list_all_airports(self, database: Overlay) -> Json:
         return dict(self._dialect.airports)
@@ -90,7 +90,7 @@ class AirlineTools:
     ) -> Json:
         """Checks all before it writes. On tau-bench's data a certificate named twice passes the checks and is missing
         when it is to be spent the second time: the call fails with the parts before it spent, as in tau-bench."""
-        user = _user(database, user_id)
+        user = _record(database, "users", user_id)
         reservation_id = self._new_reservation(database)
         booked, passengers = self._rows(flights, _FLIGHT), self._rows(passengers, _PASSENGER)
         payment_methods, price = self._rows(payment_methods, _PART), 0
@@ -134,7 +134,7 @@ class AirlineTools:
         return reservation
 
     def send_certificate(self, database: Overlay, user_id: str, amount: float) -> str:
-        user = _user(database, user_id)
+        user = _record(database, "users", user_id)
         if self._dialect.careful and amount <= 0:
             raise ToolError("a certificate must be worth something")
         amount = _whole(amount) if self._dialect.careful else amount
@@ -195,7 +195,7 @@ class AirlineTools:
         return [{field: row[field] for field in fields} for row in given]
 
     def _changeable(self, database: Overlay, reservation_id: str) -> Json:
-        reservation = _reservation(database, reservation_id)
+        reservation = _record(database, "reservations", reservation_id)
         if self._dialect.careful and reservation.get("status") == "cancelled":
             raise ToolError(f"reservation {reservation_id} is cancelled")
         return reservation
@@ -210,7 +210,7 @@ class AirlineTools:
 
     def _settle(self, database: Overlay, reservation: Json, payment_id: str, price: Any) -> None:
         """Charge ``price``, or return it where it is below zero, and note it in the reservation unless it is zero."""
-        method = _user(database, reservation["user_id"])["payment_methods"].get(payment_id)
+        method = _record(database, "users", reservation["user_id"])["payment_methods"].get(payment_id)
         if method is None:
             raise ToolError(f"payment method {payment_id} not found in the profile of {reservation['user_id']}")
         if method["source"] == "certificate":
@@ -227,7 +227,7 @@ class AirlineTools:
         """Take amounts off gift cards, and certificates as a whole; credit cards bear anything."""
         for part in parts:
             payment_id = part["payment_id"]
-            methods = _user(database, user_id)["payment_methods"]
+            methods = _record(database, "users", user_id)["payment_methods"]
             if methods[payment_id]["source"] == "gift_card":
                 database.edit("users", user_id)["payment_methods"][payment_id]["amount"] -= part["amount"]
             elif methods[payment_id]["source"] == "certificate":
@@ -235,28 +235,14 @@ class AirlineTools:
 
 
 def get_flight_status(database: Overlay, flight_number: str, date: str) -> str:
-    return str(_day(_flight(database, flight_number), date)["status"])
+    return str(_day(_record(database, "flights", flight_number), date)["status"])
 
 
-def _user(database: Overlay, user_id: str) -> Json:
-    user = database.get("users", user_id)
-    if user is None:
-        raise ToolError(f"user {user_id} not found")
-    return user
-
-
-def _reservation(database: Overlay, reservation_id: str) -> Json:
-    reservation = database.get("reservations", reservation_id)
-    if reservation is None:
-        raise ToolError(f"reservation {reservation_id} not found")
-    return reservation
-
-
-def _flight(database: Overlay, flight_number: str) -> Json:
-    flight = database.get("flights", flight_number)
-    if flight is None:
-        raise ToolError(f"flight {flight_number} not found")
-    return flight
+def _record(database: Overlay, table: str, key: str) -> Json:
+    record = database.get(table, key)
+    if record is None:
+        raise ToolError(f"{table[:-1]} {key} not found")
+    return record
 
 
 def _day(flight: Json, date: str) -> Json:
@@ -269,7 +255,7 @@ def _day(flight: Json, date: str) -> Json:
 def _priced(database: Overlay, flight: Json, cabin: str, count: int) -> Any:
     """Complete ``flight`` in place from the table and return its price; refuses one that cannot be booked."""
     number, date = flight["flight_number"], flight["date"]
-    found = _flight(database, number)
+    found = _record(database, "flights", number)
     day = _day(found, date)
     if day["status"] != "available":
         raise ToolError(f"flight {number} cannot be booked on {date}: it is {day['status']}")

@@ -18,12 +18,11 @@ Texts and errors stay as they are. :mod:`environments.airline.reading` reads bot
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+from environments._service import shortened
 from environments.kit.database import Tool
-from environments.kit.overlay import Overlay
 from mua.types import Json
 
 
@@ -95,11 +94,4 @@ _SHORT: dict[str, Callable[[Any], Any]] = {
 
 def compact(tool: Tool) -> Tool:
     """The tool with its short answer."""
-    short = _SHORT.get(tool.schema.name)
-    if short is None:
-        return tool
-
-    def run(database: Overlay, **arguments: Any) -> Any:
-        return short(tool.run(database, **arguments))
-
-    return dataclasses.replace(tool, run=run)
+    return shortened(tool, _SHORT.get(tool.schema.name))

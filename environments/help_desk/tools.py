@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from environments._service import schema
 from environments.help_desk.database import Database, Snapshot, World
 from environments.help_desk.verdict import judged
 from environments.help_desk.words import CITIES
@@ -20,34 +21,23 @@ from mua.types import Json, ToolSchema
 _ORDER: Json = {"type": "string", "description": "order number, such as 4821"}
 _ITEM: Json = {"type": "string", "description": "product name of the item, such as Lamp"}
 
-
-def _schema(name: str, description: str, /, **properties: Json) -> ToolSchema:
-    parameters = {
-        "type": "object",
-        "properties": properties,
-        "required": list(properties),
-        "additionalProperties": False,
-    }
-    return ToolSchema(name, description, parameters)
-
-
 SCHEMAS: tuple[ToolSchema, ...] = (
-    _schema("get_order", "Look an order up: its status, its place, its items.", order=_ORDER),
-    _schema(
+    schema("get_order", "Look an order up: its status, its place, its items.", order=_ORDER),
+    schema(
         "check_owner",
         "Check that an order is on the account of the customer with this name.",
         order=_ORDER,
         name={"type": "string", "description": "first name"},
     ),
-    _schema("get_item", "Look an item up: its price, and whether it is final sale.", order=_ORDER, item=_ITEM),
-    _schema("cancel_order", "Cancel an order.", order=_ORDER),
-    _schema(
+    schema("get_item", "Look an item up: its price, and whether it is final sale.", order=_ORDER, item=_ITEM),
+    schema("cancel_order", "Cancel an order.", order=_ORDER),
+    schema(
         "return_items",
         "Take items of one order back.",
         order=_ORDER,
         items={"type": "array", "items": _ITEM, "minItems": 1, "description": "the items to return"},
     ),
-    _schema(
+    schema(
         "change_destination",
         "Send an order somewhere else.",
         order=_ORDER,
@@ -58,7 +48,7 @@ SCHEMAS: tuple[ToolSchema, ...] = (
             "additionalProperties": False,
         },
     ),
-    _schema(
+    schema(
         "transfer_to_human",
         "Hand the customer over to a colleague. Ends the conversation.",
         reason={"type": "string", "description": "why"},

@@ -17,12 +17,10 @@ User ids, the list of products, results of ``calculate`` and errors stay as they
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
-from typing import Any
 
+from environments._service import shortened
 from environments.kit.database import Tool
-from environments.kit.overlay import Overlay
 from environments.retail.wishes import place
 from mua.types import Json
 
@@ -83,11 +81,4 @@ _SHORT: dict[str, Callable[[Json], Json]] = {
 
 def compact(tool: Tool) -> Tool:
     """The tool with its short answer."""
-    short = _SHORT.get(tool.schema.name)
-    if short is None:
-        return tool
-
-    def run(database: Overlay, **arguments: Any) -> Json:
-        return short(tool.run(database, **arguments))
-
-    return dataclasses.replace(tool, run=run)
+    return shortened(tool, _SHORT.get(tool.schema.name))

@@ -10,27 +10,17 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+from environments._service import schema
 from environments.kit.database import Tool, ToolError
 from environments.kit.overlay import Overlay
 from environments.telecom.signals import View
 from environments.telecom.world import PLANS, lines_by_number
-from mua.types import Json, ToolSchema
+from mua.types import Json
 
 TRANSFER_REASONS = ("fraud", "contract ended", "billing dispute", "technical fault", "other")
 _CUSTOMER: Json = {"type": "string", "description": "customer id, such as C10042"}
 _LINE: Json = {"type": "string", "description": "line id, such as L20084"}
 _ON: Json = {"type": "boolean", "description": "true for on, false for off"}
-
-
-def schema(name: str, description: str, /, **properties: Json) -> ToolSchema:
-    """A tool all of whose arguments are required."""
-    parameters = {
-        "type": "object",
-        "properties": properties,
-        "required": list(properties),
-        "additionalProperties": False,
-    }
-    return ToolSchema(name, description, parameters)
 
 
 def _found(database: Overlay, table: str, key: str, what: str) -> Json:
@@ -205,10 +195,12 @@ TOOLS: tuple[Tool, ...] = (
         _find_by_name,
     ),
     Tool(
-        schema("get_customer", "A customer: name, date of birth, lines, bills.", customer_id=_CUSTOMER), _get_customer
+        schema("get_customer", "A customer: name, date of birth, lines, bills.", customer_id=_CUSTOMER),
+        _get_customer,
     ),
     Tool(
-        schema("get_line", "A line: status, suspension, plan, contract end, roaming, bars.", line_id=_LINE), _get_line
+        schema("get_line", "A line: status, suspension, plan, contract end, roaming, bars.", line_id=_LINE),
+        _get_line,
     ),
     Tool(schema("get_data_usage", "Data included, added, used and left this month.", line_id=_LINE), _get_data_usage),
     Tool(schema("get_device", "The device registered for a line.", line_id=_LINE), _get_device),

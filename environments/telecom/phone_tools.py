@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from environments._service import schema
 from environments.kit.database import Tool, ToolError
 from environments.kit.overlay import Overlay
-from environments.telecom.carrier_tools import schema
 from environments.telecom.signals import GOOD_MBPS, View
 from environments.telecom.world import APN, PHONE, healthy_phone
 from mua.types import Json

@@ -229,11 +229,7 @@ class _NodeReader:
             yield name, value
 
     def _place(self, node: yaml.Node) -> SourceLocation:
-        return (
-            SourceLocation(self.source, self.loader.line_of(node.start_mark))
-            if self.in_file
-            else SourceLocation(self.source)
-        )
+        return SourceLocation(self.source, self.loader.line_of(node.start_mark) if self.in_file else None)
 
     def _beyond(self, key: KeyPath, what: str) -> ConfigError:
         """An error of the whole value of a first key: a node inside may stand at an alias's other end."""

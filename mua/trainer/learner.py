@@ -171,8 +171,8 @@ class Learner:
             the engine's expert choices that this policy made too.
 
         Raises:
-            MuaError: a sequence is longer than a row, trains its first token, holds a token the model lacks, or lacks
-                the expert choices that are to be replayed.
+            MuaError: a sequence is longer than a packed micro-batch, trains its first token, holds a token the model
+                lacks, or lacks the expert choices that are to be replayed.
         """
         self._prepare_step()
         if self._replay is not None:
@@ -206,7 +206,7 @@ class Learner:
             per sequence, in the order given, float32 ``[T]``; entry 0 is 0.0, as nothing comes before it.
 
         Raises:
-            MuaError: a sequence is longer than a row or holds a token the model lacks.
+            MuaError: a sequence is longer than a packed micro-batch or holds a token the model lacks.
             ValueError: there is no critic.
         """
         self._onload()
@@ -224,7 +224,7 @@ class Learner:
             per sequence, in the order given, float32 ``[T]``; entry 0 is 0.0, as nothing predicts it.
 
         Raises:
-            MuaError: a sequence is longer than a row or holds a token the model lacks.
+            MuaError: a sequence is longer than a packed micro-batch or holds a token the model lacks.
             ValueError: ``reference`` without ``with_reference``, or a temperature not above 0.
         """
         self._onload()

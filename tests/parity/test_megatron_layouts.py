@@ -101,7 +101,7 @@ def test_the_micro_batches_of_the_grid_do_not_depend_on_the_layout() -> None:
         plan_microbatches(layout_support.LENGTHS, 64, ranks, multiple=multiple)
         for ranks, multiple in ((1, 1), (2, 1), (4, 1), (1, 2), (2, 2), (1, 4))
     ]
-    assert len({frozenset(taken for own in plan.microbatches for taken in own) for plan in plans}) == 1
+    assert len({frozenset(taken for rank in plan.microbatches for taken in rank) for plan in plans}) == 1
 
 
 def hf_train(model: transformers.PreTrainedModel, batch: TrainBatch) -> dict[str, Any]:

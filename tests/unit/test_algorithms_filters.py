@@ -1,6 +1,7 @@
-"""Filters and shaping: what is taken out, what stays of the statistics, and that shaping reaches the gradient.
+"""Filters and shaping: what is taken out, what stays of the statistics, what shaping gives.
 
-Does not cover the loop that calls them, or filling up what was taken out: groups are not replaced.
+Does not cover the loop that calls them, or filling up what was taken out: groups are not replaced; nor that shaping
+reaches the gradient (test_algorithms_groups.py).
 """
 
 from __future__ import annotations
@@ -104,12 +105,3 @@ def test_turn_efficiency_prefers_short_successes_and_long_failures_and_sums_to_n
 def test_overlong_answers_lose_step_by_step(tokens: int, lost: float):
     shaping = ShapingConfig(overlong_tokens=100, overlong_buffer=40)
     assert shaped(np.ones(1), [member(1.0, tokens=tokens)], shaping).tolist() == pytest.approx([1 - lost])
-
-
-def test_shaping_reaches_the_gradient():
-    """Two equal successes have no advantage; with turn efficiency the shorter one has."""
-    members = [member(1.0, turns=2), member(1.0, turns=6)]
-    plain = make_batch([group(*members)], AlgorithmConfig(), 1.0)
-    assert not any(s.advantages.any() for s in plain)
-    config = AlgorithmConfig(advantage="rloo", shaping=ShapingConfig(turn_efficiency=0.1))
-    np.testing.assert_allclose([s.advantages[0] for s in make_batch([group(*members)], config, 1.0)], [0.2, -0.2])

@@ -12,7 +12,7 @@ import pytest
 
 from mua.config import load_config
 from mua.errors import ConfigError
-from mua.observe.output import find_config, prepare_output
+from mua.observe.output import CONFIG_FILE, find_config, prepare_output
 
 BASE = """\
 name: base
@@ -287,6 +287,20 @@ def test_an_output_that_cannot_be_written_is_refused(folder: Path, output: str) 
     config = load_config(Path("base.yaml"), [f"output={output}"])
     with pytest.raises(ConfigError, match=rf"^output: cannot write into {output}: \w+"):
         prepare_output(config)
+
+
+def test_ranks_that_write_at_the_same_moment_do_not_meet(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config, replace = load_config(Path("base.yaml"), ["output=out"]), Path.replace
+
+    def while_another_rank_does_the_same(self: Path, target: Path) -> Path:
+        monkeypatch.setattr(Path, "replace", replace)
+        monkeypatch.setenv("RANK", "1")
+        prepare_output(config)
+        return replace(self, target)
+
+    monkeypatch.setattr(Path, "replace", while_another_rank_does_the_same)
+    prepare_output(config)
+    assert [path.name for path in Path("out").iterdir()] == [CONFIG_FILE]
 
 
 def test_the_output_holds_the_configuration_and_a_checkpoint_finds_it(folder: Path) -> None:

@@ -14,7 +14,8 @@ from environments.gyms._shared import act
 from environments.gyms.function import DOMAIN
 from environments.gyms.function.rules import SHAPES, SIZES, at, fingerprint, operators, plain_values, shape, text, value
 from mua.environment.protocol import Task
-from tests.gyms_support import SPLITS, all_tasks, judged, opened, played
+from mua.types import Json
+from tests.gyms_support import SPLITS, all_tasks, followed, judged, opened, played, scripts
 from tests.tables import cases_of
 
 cases = cases_of("gym_function")
@@ -57,12 +58,9 @@ def test_rules_are_evaluated_as_trees():
         at(["exec", 1, 1], [0, 0, 0, 0])
 
 
-async def test_points_are_tried_and_the_test_numbers_shown():
-    environment = opened(DOMAIN, REST)
-    moves = [act("search", "test"), act("action", "1, 2, 9 and 2"), act("action", "a=8 b=2 c=3 d=50.0")]
-    results = await played(environment, *moves)
-    assert [r.text for r in results] == ["61 72 83 94", "5", "-49"]
-    assert not any(r.reward or r.error or r.terminal for r in results)
+@scripts("function")
+async def test_conversations(script: Json):
+    await followed(opened(DOMAIN, REST), script)
 
 
 @cases
@@ -77,12 +75,6 @@ async def test_short_cuts_and_nonsense_are_refused_for_free(choice: str, content
 async def test_answers_are_exact(content: str, right: bool):
     (result,) = await played(opened(DOMAIN, REST), act("answer", f"It is {content}."))
     assert (result.reward, result.terminal) == (float(right), right)
-
-
-async def test_after_three_wrong_answers_it_is_over():
-    results = await played(opened(DOMAIN, REST), *[act("answer", str(i)) for i in range(2, 6)])
-    assert [r.terminal for r in results] == [False] * 2 + [True, False]
-    assert results[-1].error
 
 
 async def test_finish_does_not_tell_the_value():

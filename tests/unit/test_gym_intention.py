@@ -10,15 +10,26 @@ import json
 
 import pytest
 
-from environments.gyms._shared import Setting, act
-from environments.gyms.intention import DOMAIN, IMPATIENT, IntentionGym, worth
+from environments.gyms._shared import Setting
+from environments.gyms.intention import DOMAIN, IntentionGym, worth
 from environments.gyms.intention.oracle import TOO_BROAD, covered_by_rule
 from environments.gyms.intention.schemas import SIZES, Kind, kinds
 from mua.environment.protocol import Task
 from mua.errors import JudgeFault
 from mua.types import Json
 from tests.chat_server import says
-from tests.gyms_support import SPLITS, all_tasks, judged, labelled, opened, played, real_oracle, say, served
+from tests.gyms_support import (
+    SPLITS,
+    all_tasks,
+    followed,
+    judged,
+    labelled,
+    opened,
+    real_oracle,
+    say,
+    scripts,
+    served,
+)
 
 LABELLED = labelled("intention")
 
@@ -78,20 +89,9 @@ def test_worth_of_a_question(importances: list[int], reward: float):
     assert worth(importances) == pytest.approx(reward)
 
 
-async def test_a_detail_pays_once_and_a_double_question_pays_less():
-    environment = opened(DOMAIN, TRIP)
-    moves = [
-        act("action", "Where do you want to go?"),
-        act("action", "Where do you want to go?"),
-        act("action", "When is it, and what is your budget?"),
-        act("action", "Anything else?"),
-        act("action", "I will see to it."),
-    ]
-    results = await played(environment, *moves)
-    assert [r.reward for r in results] == [1.0, 0.0, 0.8, 0.0, 0.0]
-    verdict = await judged(environment)
-    assert set(verdict.details["covered"]) == {"place", "date", "budget"}
-    assert not verdict.success
+@scripts("intention")
+async def test_conversations(script: Json):
+    await followed(opened(DOMAIN, task_of(kinds()[script["task"]])), script)
 
 
 async def test_asking_for_everything_at_once_earns_nothing_and_is_told_so():
@@ -106,15 +106,6 @@ async def test_words_strung_together_are_no_question():
     results = await say(opened(DOMAIN, task), *texts)
     assert [r.reward for r in results] == [0.0, 0.0, 1.0]
     assert all(r.text in TOO_BROAD for r in results[:2])
-
-
-async def test_after_three_questions_that_bring_nothing_new_the_person_leaves():
-    moves = ["Which colour?", "Where do you want to go?", "Where do you want to go?", "What else?", "What budget?"]
-    results = await say(opened(DOMAIN, TRIP), *moves)
-    assert [r.reward for r in results] == [0.0, 1.0, 0.0, 0.0, 0.0]
-    assert [r.terminal for r in results] == [False, False, False, True, False]
-    assert results[3].text.endswith(IMPATIENT)
-    assert results[4].error
 
 
 async def test_what_the_request_says_is_not_missing():

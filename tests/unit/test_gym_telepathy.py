@@ -12,15 +12,28 @@ from collections import Counter
 import pytest
 
 from environments.gyms._shared import act
-from environments.gyms._shared.guessing import NO_QUESTION
 from environments.gyms._shared.questions import is_yes_no
 from environments.gyms.telepathy import A_GUESS, DOMAIN, NOT_THE_NAME
 from environments.gyms.telepathy.oracle import answer, asked_for, is_named
 from environments.gyms.telepathy.table import ALIKE, SIZES, UNSEEN, Entity, attributes, by_name, entities, truth
 from mua.environment.protocol import Task
 from mua.errors import JudgeFault, UserFault
+from mua.types import Json
 from tests.chat_server import fails, says
-from tests.gyms_support import SPLITS, all_tasks, judged, labelled, opened, played, real_oracle, say, sentences, served
+from tests.gyms_support import (
+    SPLITS,
+    all_tasks,
+    followed,
+    judged,
+    labelled,
+    opened,
+    played,
+    real_oracle,
+    say,
+    scripts,
+    sentences,
+    served,
+)
 from tests.tables import cases_of
 
 cases = cases_of("gym_telepathy")
@@ -112,18 +125,9 @@ def test_no_more_things_are_alike_than_there_are_answers():
     assert max(alike.values()) <= ALIKE == DOMAIN.setting.whole("max_answers")
 
 
-async def test_a_right_name_pays_once_a_wrong_one_nothing():
-    environment = opened(DOMAIN, task_of("bicycle"))
-    moves = [act("action", "Is it a vehicle?"), act("answer", "car"), act("answer", "bike"), act("answer", "bike")]
-    results = await played(environment, *moves)
-    assert [r.reward for r in results] == [0.0, 0.0, 1.0, 0.0]
-    assert [r.terminal for r in results] == [False, False, True, False]
-    assert (await judged(environment)).success
-
-
-async def test_other_texts_than_yes_no_questions_are_turned_down():
-    results = await say(opened(DOMAIN, task_of("dog")), "What is it?", "dog")
-    assert [r.text for r in results] == [NO_QUESTION] * 2
+@scripts("telepathy")
+async def test_conversations(script: Json):
+    await followed(opened(DOMAIN, task_of(script["task"])), script)
 
 
 def test_openings_tell_as_much_as_the_difficulty_says():

@@ -31,9 +31,10 @@ from mua.environment.protocol import Move, Split, Task, ToolResult
 from mua.environment.registry import domain_names, get_domain
 from mua.environment.task_manifest import tasks_digest
 from mua.errors import EnvironmentFault, JudgeFault, MuaError, UserFault
+from mua.types import Json
 from tests.chat_server import Handler, drops, fails, says, serving
+from tests.gyms_support import followed, opened, played, scripts
 from tests.gyms_support import judged as verdict
-from tests.gyms_support import opened, played
 from tests.tables import cases_of, refused, table
 
 cases = cases_of("gyms_base")
@@ -103,16 +104,22 @@ def test_a_gym_is_a_configurable_domain_whose_user_sits_in_the_tool():
     assert schema.parameters["required"] == ["choice", "content"]
 
 
-async def test_calls_pay_and_the_end_adds_nothing():
+@scripts("numbers")
+async def test_conversations(script: Json):
+    """A task of a gym of UserRL's has a penalty as there."""
+    task = Task("t", script.get("task", "gyms/numbers"), "test", TASK.data)
+    await followed(opened(configured(**script.get("with", {})), task), script)
+
+
+def test_userrls_flat_gyms_are_these():
+    assert {"gyms/intention", "gyms/persuade", "gyms/travel"} == FLAT
+
+
+async def test_a_reset_begins_anew():
     environment = opened(GYM, TASK)
-    results = await played(environment, act("action", "3"), act("action", "9"), act("answer", "7"))
-    assert [r.text for r in results] == ["higher", "lower", "Yes."]
-    assert [r.reward for r in results] == [0.1, 0.1, 1.0]
-    assert [r.terminal for r in results] == [False, False, True]
-    evaluation = await verdict(environment)
-    assert (evaluation.reward, evaluation.success) == (0.0, True)
-    expected = {"reward": 1.2, "used": {"action": 2, "answer": 1}, "over": True, "number": 7}
-    assert evaluation.details == expected
+    await one(environment, "finish")
+    environment.reset(TASK, 0)
+    assert (await one(environment, "answer", "7")).reward == 1.0
 
 
 async def test_what_is_refused_costs_and_changes_nothing():
@@ -132,41 +139,10 @@ async def test_what_is_refused_costs_and_changes_nothing():
     assert await verdict(environment) == before
 
 
-async def test_a_used_up_budget_refuses_and_that_of_the_decisive_choice_ends():
-    environment = opened(GYM, TASK)
-    results = await played(environment, *[act("action", "3")] * 4)
-    assert [r.error for r in results] == [False, False, False, True]
-    assert "no action left" in results[-1].text
-    wrong = await played(environment, act("answer", "1"), act("answer", "2"), act("answer", "7"))
-    assert [r.terminal for r in wrong] == [False, True, False]
-    assert [r.error for r in wrong] == [False, False, True]
-    assert "over" in wrong[1].text
-    assert not (await verdict(environment)).success
-
-
 async def test_no_budget_is_no_limit():
     environment = opened(configured(options={"max_actions": 0}), TASK)
     results = await played(environment, *[act("action", "3")] * 50)
     assert not any(r.error for r in results)
-
-
-async def test_finish_ends_without_pay_and_nothing_follows():
-    environment = opened(GYM, TASK)
-    end = await one(environment, "finish", "ignored")
-    assert (end.terminal, end.reward, end.error) == (True, 0.0, False)
-    assert "7" not in end.text
-    after = await one(environment, "answer", "7")
-    assert (after.error, after.reward) == (True, 0.0)
-    environment.reset(TASK, 0)
-    assert (await one(environment, "answer", "7")).reward == 1.0
-
-
-async def test_the_reward_is_shown_only_where_configured():
-    plain, shown = opened(GYM, TASK), opened(configured(show_reward=True), TASK)
-    for choice, content, reward in (("action", "3", "0.1"), ("answer", "1", "0"), ("answer", "7", "1")):
-        one_text, other = (await one(plain, choice, content)).text, (await one(shown, choice, content)).text
-        assert "Reward" not in one_text
-        assert other == f"{one_text}\nReward: {reward}"
 
 
 @pytest.mark.parametrize("reward", [-1.0, math.nan, math.inf, -math.inf, "1", None])
@@ -200,31 +176,6 @@ async def test_a_number_of_a_judge_that_is_not_finite_is_its_fault(number: str):
 @cases
 def test_the_shaped_reward(base: float, step: int, flat: bool, options: dict, paid: float):
     assert shaped(base, step, flat, options) == pytest.approx(paid)
-
-
-async def test_a_step_penalty_grows_with_the_calls_that_were_made_and_spares_the_end():
-    environment = opened(configured(options={"step_penalty": 0.2, "reward_scale": 0.5}, show_reward=True), TASK)
-    moves = [act("action", "3"), act("action", "?"), act("action", "9"), act("answer", "1"), act("finish")]
-    results = await played(environment, *moves)
-    assert [round(r.reward, 9) for r in results] == [-0.15, 0.0, -0.35, -0.6, 0.0]
-    assert results[0].text.endswith("Reward: -0.15")
-    assert (await verdict(environment)).details["reward"] == pytest.approx(-1.1)
-
-
-async def test_the_penalty_of_userrls_flat_gyms_does_not_grow():
-    task = Task("t", "gyms/persuade", "test", TASK.data)
-    assert {"gyms/intention", "gyms/persuade", "gyms/travel"} == FLAT
-    environment = opened(configured(options={"step_penalty": 0.2}), task)
-    results = await played(environment, act("action", "3"), act("answer", "1"), act("action", "9"))
-    assert [round(r.reward, 9) for r in results] == [-0.1, -0.2, -0.1]
-
-
-async def test_normalised_rewards_lie_between_0_and_1():
-    environment = opened(
-        configured(options={"reward_scale": 3.0, "normalize_rewards": True, "step_penalty": 1.0}), TASK
-    )
-    results = await played(environment, act("action", "3"), act("answer", "7"))
-    assert [r.reward for r in results] == [0.0, 1.0]
 
 
 def test_every_gym_takes_the_options_of_shaping_and_has_them_off():

@@ -14,7 +14,8 @@ import resource
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
@@ -58,7 +59,7 @@ def config(recipe: Path) -> ExperimentConfig:
 
 
 class _Models(http.server.BaseHTTPRequestHandler):
-    answer: ClassVar[Json] = {"data": [{"id": "qwen"}, {"id": "judge"}]}
+    answer: ClassVar[Json] = {}
 
     def do_GET(self) -> None:
         allowed = self.headers["Authorization"] == "Bearer good"
@@ -78,48 +79,44 @@ def address() -> Iterator[str]:
         server.shutdown()
 
 
-@pytest.mark.parametrize(
-    ("model", "key", "state", "text"),
-    [
-        ("qwen", "good", "ok", "serves qwen"),
-        ("gpt", "good", "failure", "set user.llm.model to: qwen, judge"),
-        ("qwen", "bad", "failure", "answers 401; check user.llm.api_key"),
-    ],
-)
-def test_the_users_endpoint(address: str, model: str, key: str, state: str, text: str) -> None:
-    check = checks.endpoint(LlmConfig(base_url=address, model=model, api_key=SecretStr(key)))
-    assert check.state == state
-    assert text in check.line()
+def _user(base: str, key: str = "none", model: str = "m") -> Check:
+    return checks.endpoint(LlmConfig(base_url=base, model=model, api_key=SecretStr(key)))
+
+
+def _teacher(base: str, key: str = "none") -> Check:
+    return checks.teacher(DistillationConfig(base_url=base.removesuffix("/v1"), api_key=SecretStr(key)))
+
+
+MODELS, SGLANG = {"data": [{"id": "qwen"}, {"id": "judge"}]}, {"model_path": "/models/large"}
 
 
 @pytest.mark.parametrize(
-    ("answer", "key", "state", "text"),
+    ("check", "answer", "state", "text"),
     [
-        ({"model_path": "/models/large"}, "good", "ok", "serves /models/large"),
-        ({"model_path": "/models/large"}, "bad", "failure", "answers 401; check algorithm.distillation.api_key"),
-        ({"data": []}, "good", "failure", "must be SGLang's own address, without /v1"),
+        (partial(_user, key="good", model="qwen"), MODELS, "ok", "serves qwen"),
+        (partial(_user, key="good", model="gpt"), MODELS, "failure", "set user.llm.model to: qwen, judge"),
+        (partial(_user, key="bad", model="qwen"), MODELS, "failure", "answers 401; check user.llm.api_key"),
+        (partial(_teacher, key="good"), SGLANG, "ok", "serves /models/large"),
+        (partial(_teacher, key="bad"), SGLANG, "failure", "answers 401; check algorithm.distillation.api_key"),
+        (partial(_teacher, key="good"), {"data": []}, "failure", "must be SGLang's own address, without /v1"),
     ],
 )
-def test_the_teacher(
-    address: str, monkeypatch: pytest.MonkeyPatch, answer: Json, key: str, state: str, text: str
+def test_a_server_that_answers(
+    address: str, monkeypatch: pytest.MonkeyPatch, check: Callable[[str], Check], answer: Json, state: str, text: str
 ) -> None:
     monkeypatch.setattr(_Models, "answer", answer)
-    base = address.removesuffix("/v1")
-    check = checks.teacher(DistillationConfig(base_url=base, api_key=SecretStr(key)))
-    assert check.state == state
-    assert text in check.line()
+    found = check(address)
+    assert found.state == state
+    assert text in found.line()
 
 
-def test_a_teacher_that_is_not_there() -> None:
-    check = checks.teacher(DistillationConfig(base_url="http://127.0.0.1:9"))
-    assert (check.state, "algorithm.distillation.base_url" in check.fix) == ("failure", True)
-
-
-def test_an_endpoint_that_is_not_there() -> None:
-    check = checks.endpoint(LlmConfig(base_url="http://me:secret@127.0.0.1:9/v1", model="m"))
-    assert check.state == "failure"
-    assert "user.llm.base_url" in check.fix
-    assert "secret" not in check.line()
+@pytest.mark.parametrize(
+    ("check", "login", "section"), [(_user, "me:secret@", "user.llm"), (_teacher, "", "algorithm.distillation")]
+)
+def test_a_server_that_is_not_there(check: Callable[[str], Check], login: str, section: str) -> None:
+    found = check(f"http://{login}127.0.0.1:9/v1")
+    assert (found.state, f"{section}.base_url" in found.fix) == ("failure", True)
+    assert "secret" not in found.line()
 
 
 def test_the_disk_must_hold_a_checkpoint(config: ExperimentConfig, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,10 +12,7 @@ from environments.telecom import DOMAIN
 from environments.telecom.tasks import load_split
 from environments.telecom.world import base
 from mua.endpoint.services import Services
-from mua.environment.protocol import (
-    Task,
-    UserMove,
-)
+from mua.environment.protocol import Task, UserMove
 from mua.environment.user import STOP_SIGNAL
 from mua.observe.traces import TraceWriter
 from mua.rollout.runner import EpisodeRunner

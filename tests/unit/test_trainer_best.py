@@ -23,16 +23,14 @@ from mua.megatron.checkpoint import best_checkpoint
 from mua.observe.metrics_log import read_metrics
 from mua.observe.traces import read_traces
 from mua.rollout.scheduler import Position, RolloutBatch
-from mua.trainer.preempt import Preemption
-from mua.trainer.rl import Training
 from mua.trainer.run_folder import Run
 from mua.types import Group, Outcome, Trajectory
-from tests.unit.test_trainer_bounds import ALL, StandIn, rollouts
+from tests.unit.test_trainer_bounds import ALL, StandIn, experiment, rollouts, train
 
 TASKS = 10
 
 
-class Judged:
+class Evaluated:
     """Engines whose policy succeeds in so many of ten tasks as ``script`` says of the weights in them."""
 
     def __init__(self, script: Callable[[int, str], int]) -> None:
@@ -81,14 +79,7 @@ class Counted(StandIn):
 
 
 def config(output: Path, report: str | None = None, **trainer: Any) -> ExperimentConfig:
-    chosen = {"steps": 8, "save_every": 1, "keep": 1, "evaluate_every": 2} | trainer
-    return ExperimentConfig.model_validate(
-        {
-            "name": "run", "output": output, "model": {"path": "model"}, "environment": {"name": "help_desk"},
-            "trainer": chosen, "algorithm": {"group_size": 4, "groups_per_step": 1},
-            "evaluation": {"report_split": report}, "observe": {"tensorboard": False, "progress": False},
-        }
-    )  # fmt: skip
+    return experiment(output, report=report, **{"save_every": 1, "keep": 1, "evaluate_every": 2} | trainer)
 
 
 PEAK = {2: 3, 4: 7, 6: 7, 8: 5}
@@ -99,9 +90,15 @@ def peaked(weights: int, split: str) -> int:
     return PEAK.get(weights, 1) + (split == "test")
 
 
-def train(chosen: ExperimentConfig, engines: Judged, policy: Counted) -> Counted:
-    with Run(chosen, policy) as run, run.saved_on_leaving():  # type: ignore[arg-type]
-        Training(chosen, policy, run, engines.service, Preemption()).loop()  # type: ignore[arg-type]
+def continued(chosen: ExperimentConfig, dies_at: int | None = None, engines: Evaluated | None = None) -> Counted:
+    """The policy of a run, or of a part of one that is killed in the middle of an update."""
+    policy = Counted()
+    if dies_at is None:
+        train(chosen, policy, (engines or Evaluated(peaked)).service)
+        return policy
+    policy.dies_at = dies_at
+    with pytest.raises(KeyboardInterrupt):
+        train(chosen, policy, Evaluated(peaked).service)
     return policy
 
 
@@ -110,7 +107,7 @@ def names(output: Path) -> list[str]:
 
 
 def test_the_best_stays_beside_the_newest(tmp_path: Path) -> None:
-    policy = train(config(tmp_path), Judged(peaked), Counted())
+    policy = continued(config(tmp_path))
     assert policy.updates == 8  # the last is what the run hands over unless it is told otherwise
     assert names(tmp_path) == ["best", "step_00000004", "step_00000008"]
     assert best_checkpoint(tmp_path / "checkpoints") == tmp_path / "checkpoints" / "step_00000004"
@@ -119,27 +116,21 @@ def test_the_best_stays_beside_the_newest(tmp_path: Path) -> None:
 
 
 def test_a_policy_that_was_evaluated_best_is_saved_though_no_checkpoint_was_due(tmp_path: Path) -> None:
-    train(config(tmp_path, save_every=0), Judged(peaked), Counted())
+    continued(config(tmp_path, save_every=0))
     assert names(tmp_path) == ["best", "step_00000004", "step_00000008"]
 
 
 @pytest.mark.parametrize("dies_at", [3, 5, 6, 8])
 def test_a_killed_run_finds_its_best_again(tmp_path: Path, dies_at: int) -> None:
-    killed = Counted()
-    killed.dies_at = dies_at
-    with pytest.raises(KeyboardInterrupt):
-        train(config(tmp_path), Judged(peaked), killed)
-    policy = train(config(tmp_path, export="best"), Judged(peaked), Counted())
+    continued(config(tmp_path), dies_at)
+    policy = continued(config(tmp_path, export="best"))
     assert policy.updates == 4
     assert names(tmp_path) == ["best", "step_00000004", "step_00000008"]
 
 
 @pytest.mark.parametrize("moment", ["saved, link not yet set", "link of a step that the run forgot"])
 def test_the_state_decides_and_not_the_link(tmp_path: Path, moment: str) -> None:
-    killed = Counted()
-    killed.dies_at = 5
-    with pytest.raises(KeyboardInterrupt):
-        train(config(tmp_path), Judged(peaked), killed)
+    continued(config(tmp_path), 5)
     link = tmp_path / "checkpoints" / "best"
     link.unlink()
     if moment.startswith("link"):
@@ -151,7 +142,7 @@ def test_the_state_decides_and_not_the_link(tmp_path: Path, moment: str) -> None
 def test_a_best_checkpoint_that_was_removed_is_spoken_of_no_more(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    train(config(tmp_path), Judged(peaked), Counted())
+    continued(config(tmp_path))
     (tmp_path / "checkpoints" / "step_00000004").rename(tmp_path / "elsewhere")
     with Run(config(tmp_path), Counted()) as run:  # type: ignore[arg-type]
         assert run.best is None
@@ -160,7 +151,7 @@ def test_a_best_checkpoint_that_was_removed_is_spoken_of_no_more(
 
 
 def test_an_evaluation_that_a_new_start_makes_up_for_may_be_the_best(tmp_path: Path) -> None:
-    engines, done = Judged(peaked), []
+    engines, done = Evaluated(peaked), []
 
     def fails(tasks: Sequence[Task], **_: Any) -> list[Trajectory]:
         done.append(engines.updates)
@@ -170,9 +161,9 @@ def test_an_evaluation_that_a_new_start_makes_up_for_may_be_the_best(tmp_path: P
 
     engines.service.evaluate.side_effect = fails
     with pytest.raises(EngineError):
-        train(config(tmp_path), engines, Counted())
+        continued(config(tmp_path), engines=engines)
     assert names(tmp_path) == ["best", "step_00000002", "step_00000004"]
-    train(config(tmp_path), Judged(peaked), Counted())
+    continued(config(tmp_path))
     assert names(tmp_path) == ["best", "step_00000004", "step_00000008"]
     lines = {
         line["step"]: line.get("evaluation/validation_success") for line in read_metrics(tmp_path / "metrics.jsonl")
@@ -184,8 +175,8 @@ def test_an_evaluation_that_a_new_start_makes_up_for_may_be_the_best(tmp_path: P
 def test_the_report_is_of_the_first_policy_and_of_the_one_handed_over(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], export: str, step: int, success: float
 ) -> None:
-    engines = Judged(peaked)
-    policy = train(config(tmp_path, "test", export=export), engines, Counted())
+    engines = Evaluated(peaked)
+    policy = continued(config(tmp_path, "test", export=export), engines=engines)
     assert policy.updates == step
     validation = [("validation", weights) for weights in (2, 4, 6, 8)]
     assert engines.played == [("test", 0), *validation, ("test", step)]
@@ -201,18 +192,15 @@ def test_the_report_is_of_the_first_policy_and_of_the_one_handed_over(
 
 
 def test_a_run_that_continues_keeps_the_report_of_its_first_policy(tmp_path: Path) -> None:
-    killed = Counted()
-    killed.dies_at = 5
-    with pytest.raises(KeyboardInterrupt):
-        train(config(tmp_path, "test"), Judged(peaked), killed)
-    engines = Judged(peaked)
-    train(config(tmp_path, "test"), engines, Counted())
+    continued(config(tmp_path, "test"), 5)
+    engines = Evaluated(peaked)
+    continued(config(tmp_path, "test"), engines=engines)
     assert [weights for split, weights in engines.played if split == "test"] == [8]
     report = json.loads((tmp_path / "report.json").read_text())
     assert (report["first"]["evaluation/test_success"], report["final"]["evaluation/test_success"]) == (0.2, 0.6)
     (tmp_path / "report.json").write_text("[]")
     with pytest.raises(MuaError, match="not a report of a run; remove it"):
-        train(config(tmp_path, "test"), engines, Counted())
+        continued(config(tmp_path, "test"), engines=engines)
 
 
 def test_training_does_not_evaluate_itself_on_test_unless_it_is_told_to(tmp_path: Path) -> None:

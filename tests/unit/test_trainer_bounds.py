@@ -72,11 +72,13 @@ class StandIn:
         return state
 
 
-def experiment(output: Path, engine: dict[str, Any] | None = None, **trainer: Any) -> ExperimentConfig:
+def experiment(
+    output: Path, engine: dict[str, Any] | None = None, report: str | None = None, **trainer: Any
+) -> ExperimentConfig:
     return ExperimentConfig(
         name="run", output=output, model={"path": "model"}, environment={"name": "help_desk"},
         trainer={"steps": STEPS, "save_every": 0, **trainer}, algorithm={"group_size": SIZE, "groups_per_step": 1},
-        observe={"tensorboard": False, "progress": False}, engine=engine or {},
+        evaluation={"report_split": report}, observe={"tensorboard": False, "progress": False}, engine=engine or {},
     )  # fmt: skip
 
 
@@ -175,17 +177,15 @@ def test_steps_in_a_row_are_counted_over_a_new_start(tmp_path: Path) -> None:
         train(config, StandIn(), rollouts(NONE))
 
 
-def test_a_fault_that_does_not_pass_is_not_tried_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_a_fault_that_does_not_pass_is_not_tried_again_nor_any_of_a_deterministic_run(
+    tmp_path: Path, deterministic: bool
+) -> None:
     refused = [episode(sample, Outcome.USER_ERROR, passing=False) for sample in range(SIZE)]
+    config = experiment(tmp_path, {"deterministic": deterministic}, deterministic=deterministic, max_unscored_steps=5)
     with pytest.raises(RunStopped, match="step 1: not one of 4") as error:
-        train(experiment(tmp_path, max_unscored_steps=5), StandIn(), rollouts(ALL, refused))
-    assert exit_status(error.value) == 2
-
-
-def test_a_fault_leaves_no_trace_in_a_deterministic_run(tmp_path: Path) -> None:
-    config = experiment(tmp_path, deterministic=True, max_unscored_steps=4, engine={"deterministic": True})
-    with pytest.raises(RunStopped, match="step 1: not one of 4"):
-        train(config, StandIn(), rollouts(ALL, NONE))
+        train(config, StandIn(), rollouts(ALL, NONE if deterministic else refused))
+    assert exit_status(error.value) == (75 if deterministic else 2)
     assert saved(tmp_path) == {"step_00000001": 1}
 
 

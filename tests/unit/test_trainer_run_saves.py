@@ -14,6 +14,7 @@ import pytest
 
 from mua.config.schema import ExperimentConfig
 from mua.trainer.run_folder import Run
+from tests.unit.test_trainer_bounds import experiment
 
 
 class StandIn:
@@ -41,14 +42,7 @@ class StandIn:
 
 @pytest.fixture
 def config(tmp_path: Path) -> ExperimentConfig:
-    return ExperimentConfig(
-        name="run",
-        output=tmp_path,
-        model={"path": "model"},
-        environment={"name": "help_desk"},
-        trainer={"steps": 4, "keep": 1, "async_save": True},
-        observe={"tensorboard": False, "progress": False},
-    )
+    return experiment(tmp_path, steps=4, save_every=10, keep=1, async_save=True)
 
 
 def test_an_older_checkpoint_stays_until_the_newer_one_is_whole(config: ExperimentConfig) -> None:

@@ -6,12 +6,11 @@ They are two roles, so that nobody rates the effect of an argument on itself, an
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
+from environments.gyms._shared import Setting
 from environments.gyms._shared.oracles import asked, labelled, spoken
-
-if TYPE_CHECKING:
-    from environments.gyms.persuade.game import Debate
+from mua.environment.protocol import Task
 
 _JUDGE = """Somebody argues with a person who holds an opinion. What would change this person's mind, the weightiest
 first:
@@ -38,7 +37,22 @@ after it. Answer as that person would, in one or two sentences that fit the stan
 the person's mind, but never list it. Write nothing but the person's words."""
 
 
-async def judged_stance(game: Debate, text: str, levels: Sequence[str]) -> str:
+class Holder(Protocol):
+    """What is used of a debate."""
+
+    setting: Setting
+    task: Task
+    history: list[tuple[str, str]]
+
+    @property
+    def stance(self) -> str: ...
+    @property
+    def concerns(self) -> Sequence[str]: ...
+    @property
+    def request_seed(self) -> int: ...
+
+
+async def judged_stance(game: Holder, text: str, levels: Sequence[str]) -> str:
     """The stance after ``text``, one of ``levels``; raises :class:`mua.errors.JudgeFault`."""
     concerns = "\n".join(f"- {one}" for one in game.concerns)
     form = _JUDGE if concerns else _JUDGE_OF_ANY
@@ -52,13 +66,13 @@ async def judged_stance(game: Debate, text: str, levels: Sequence[str]) -> str:
     return await labelled(game.setting.judge, question, levels, material, game.request_seed)
 
 
-async def answered(game: Debate, text: str) -> str:
+async def answered(game: Holder, text: str) -> str:
     """What the person says to ``text``, at the stance that the judge has found."""
     question = f"{_situation(game)}\n\nLatest message: {text}"
     return await asked(game.setting.user, _PERSON, question, spoken, game.request_seed)
 
 
-def _situation(game: Debate) -> str:
+def _situation(game: Holder) -> str:
     data = game.task.data
     minded = ["What would change the person's mind:\n" + "\n".join(f"- {one}" for one in game.concerns)]
     return "\n\n".join(
@@ -72,5 +86,5 @@ def _situation(game: Debate) -> str:
     )
 
 
-def _conversation(game: Debate) -> str:
+def _conversation(game: Holder) -> str:
     return "\n".join(f"Message: {said}\nPerson: {answer}" for said, answer in game.history) or "(none yet)"

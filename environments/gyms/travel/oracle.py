@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
+from environments.gyms._shared import Setting
 from environments.gyms._shared.oracles import asked, labelled, spoken
 from environments.gyms.travel.asking import Asked, Kind
+from environments.gyms.travel.catalog import Aspect
 from environments.gyms.travel.wording import facts, wish
+from mua.environment.protocol import Task
 from mua.types import Json
-
-if TYPE_CHECKING:
-    from environments.gyms.travel.game import TravelGame
 
 _KINDS: Mapping[str, Kind] = {"chat": "chat", "miss": "miss", "vague": "vague"}
 _JUDGE = """A booking agent writes to a traveller who has some wishes in mind:
@@ -37,7 +37,19 @@ _CHAT = """You are a traveller who talks with a booking agent. Answer the agent'
 Tell nothing but the facts of the trip, and no wish of any kind."""
 
 
-async def classified(game: TravelGame, text: str, pending: Mapping[str, Sequence[str]]) -> Asked:
+class Traveller(Protocol):
+    """What is used of a game."""
+
+    setting: Setting
+    task: Task
+
+    @property
+    def asks_seed(self) -> int: ...
+    def aspect(self, name: str) -> Aspect: ...
+    def preference(self, aspect: str, attribute: str) -> Json: ...
+
+
+async def classified(game: Traveller, text: str, pending: Mapping[str, Sequence[str]]) -> Asked:
     """The judge's reading of the agent's ``text``; see :func:`environments.gyms.travel.asking.classify`."""
     wishes = {
         f"wish {number}": (aspect, attribute)
@@ -52,7 +64,7 @@ async def classified(game: TravelGame, text: str, pending: Mapping[str, Sequence
     return Asked("hit", *wishes[label]) if label in wishes else Asked(_KINDS[label])
 
 
-async def searched(game: TravelGame, text: str, facts: Mapping[str, str]) -> str | None:
+async def searched(game: Traveller, text: str, facts: Mapping[str, str]) -> str | None:
     """The part of the trip that the query ``text`` covers; ``facts`` are those of each part."""
     question = _SEARCH.format(parts="\n".join(f"- {name}: {told}" for name, told in facts.items()), none=_NO_PART)
     labels = [*facts, _NO_PART]
@@ -60,7 +72,7 @@ async def searched(game: TravelGame, text: str, facts: Mapping[str, str]) -> str
     return None if said == _NO_PART else said
 
 
-async def hinted(game: TravelGame, preference: Json, aspect: str, text: str) -> str:
+async def hinted(game: Traveller, preference: Json, aspect: str, text: str) -> str:
     """The wish in the traveller's own words; a reply that states it is asked for again."""
 
     def unstated(reply: str) -> str:
@@ -76,12 +88,12 @@ async def hinted(game: TravelGame, preference: Json, aspect: str, text: str) -> 
     return await asked(game.setting.user, _HINT, wanted, unstated, game.asks_seed)
 
 
-async def small_talk(game: TravelGame, text: str) -> str:
+async def small_talk(game: Traveller, text: str) -> str:
     """A reply that tells no wish: the model does not know any."""
     question = f"The trip: {facts(game.task)}\nThe agent's message:\n{text}"
     return await asked(game.setting.user, _CHAT, question, spoken, game.asks_seed)
 
 
-def _line(game: TravelGame, aspect: str, attribute: str) -> str:
+def _line(game: Traveller, aspect: str, attribute: str) -> str:
     preference = game.preference(aspect, attribute)
     return f"for the {game.aspect(aspect).noun}, the traveller {wish(preference, game.aspect(aspect))}"
