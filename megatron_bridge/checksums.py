@@ -114,8 +114,9 @@ class HashingStream(io.RawIOBase):
 
     def write(self, data: Any) -> int:
         view = memoryview(data).cast("B")
-        for start in range(0, len(view), 1 << 20):  # so that what is hashed is written from the processor's cache
-            part = view[start : start + (1 << 20)]
+        step = max(1, len(view)) if self._hasher is None else 1 << 20  # what is hashed is still in the cache
+        for start in range(0, len(view), step):
+            part = view[start : start + step]
             if self._hasher is not None:
                 self._hasher.update(part)
             write_all(self._descriptor, part, self.position)

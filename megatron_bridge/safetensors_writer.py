@@ -2,7 +2,7 @@
 
 Since every size follows from the shapes, each tensor's file and offset are known before one value is. A writer needs
 no tensor in whole: a :class:`TensorSink` takes its bytes as they come and sums them up on the way. The library's
-``save_file`` wants all tensors of a file at once: six times the CPU time and a file in memory (docs/benchmarks/cpu.md).
+``save_file`` wants all tensors of a file at once: four times the CPU time, a file in memory (docs/benchmarks/cpu.md).
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
     engine sync   EnginePool.update_weights      closes the gate, empties the engines (pool.py)
                   └─► push                       asks for a bucket while the one before it is loaded (sync.py)
                           │ the handles over HTTP, or one broadcast (broadcast.py)
-    engine        EngineClient.control ─► SGLang loads the bucket (client.py)
+    engine        EngineClient.control ─► SGLang loads the bucket (sglang_client.py)
 
 In the first room rank 0 leads:
 
