@@ -82,7 +82,12 @@ def read_json_at(text: str, at: int, *, strict: bool = True, depth: int = MAX_DE
         reason = "an integer has too many digits" if "integer string" in str(error) else str(error)
         raise JsonError(reason, text, at) from None
     if strict:
-        _refuse_surrogates(value, text, at, end)
+        raw = unpaired_surrogate(text[at:end])
+        escaped = _SURROGATE_ESCAPE.search(text, at, end)
+        if raw is not None:
+            raise JsonError("unpaired surrogate in a string", text, at + raw)
+        if escaped and unpaired_surrogate(json.dumps(value, ensure_ascii=False)) is not None:
+            raise JsonError("unpaired surrogate in a string", text, escaped.start())
     return value, end
 
 
@@ -169,15 +174,6 @@ def read_file(path: Path) -> bytes:
     """What is in a regular file; see :func:`open_file`."""
     with open_file(path) as file:
         return file.read()
-
-
-def _refuse_surrogates(value: Any, text: str, at: int, end: int) -> None:
-    raw = unpaired_surrogate(text[at:end])
-    escaped = _SURROGATE_ESCAPE.search(text, at, end)
-    if raw is None and (escaped is None or unpaired_surrogate(json.dumps(value, ensure_ascii=False)) is None):
-        return
-    place = at + raw if raw is not None else escaped.start() if escaped else at
-    raise JsonError("unpaired surrogate in a string", text, place)
 
 
 def _refuse_constant(name: str) -> NoReturn:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal, get_args, get_origin
@@ -60,20 +61,16 @@ def _section(path: str, schema: type[Section]) -> Iterator[str]:
     yield f"## `{path}`\n" if path else "## Top level\n"
     yield _cell(schema.__doc__ or "") + "\n"
     yield "| key | type | default | |\n| --- | --- | --- | --- |"
+    inside: list[str] = []
     for name, field in schema.model_fields.items():
-        yield _row(f"{path}.{name}".lstrip("."), field)
-    yield ""
-    for name, field in schema.model_fields.items():
-        if inner := section_of(field.annotation):
-            yield from _section(f"{path}.{name}".lstrip("."), inner)
-
-
-def _row(key: str, field: FieldInfo) -> str:
-    inner = section_of(field.annotation)
-    listed = "list of " if get_origin(field.annotation) is list else ""
-    kind = f"{listed}[section](#{key.replace('.', '')})" if inner else _type(field.annotation, field.metadata)
-    text = field.description or (_cell(inner.__doc__ or "") if inner else "")
-    return f"| `{key}` | {kind} | {_default(field)} | {_cell(text)} |"
+        key, inner, kind = f"{path}.{name}".lstrip("."), section_of(field.annotation), ""
+        if inner:
+            inside += _section(key, inner)
+            kind = ("list of " if get_origin(field.annotation) is list else "") + f"[section](#{key.replace('.', '')})"
+        kind = kind or _type(field.annotation, field.metadata)
+        text = _cell(field.description or (inner and inner.__doc__) or "")
+        yield f"| `{key}` | {kind} | {_default(field)} | {text} |"
+    yield from ("", *inside)
 
 
 def _default(field: FieldInfo) -> str:
@@ -83,10 +80,8 @@ def _default(field: FieldInfo) -> str:
     if isinstance(value, Section):
         return ""
     if isinstance(value, SecretStr):
-        return f"`{value.get_secret_value()}`"
-    if isinstance(value, bool) or value is None:
-        return {True: "`true`", False: "`false`", None: "`null`"}[value]
-    return f"`{value}`"
+        value = value.get_secret_value()
+    return f"`{json.dumps(value) if isinstance(value, bool) or value is None else value}`"
 
 
 def _type(annotation: Any, metadata: list[Any] | tuple[Any, ...] = ()) -> str:

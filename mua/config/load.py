@@ -73,7 +73,18 @@ def config_fingerprint(config: Section) -> str:
 
 def _read(path: Path, parents: tuple[Path, ...], files: list[Path]) -> Tree:
     """``files`` grows by every file that is read."""
-    text = _text(path, parents)
+    asker = f" (named by extends in {parents[-1].name})" if parents else ""
+    try:
+        with open_file(path) as file:
+            data = file.read(MAX_BYTES + 1)
+        if len(data) > MAX_BYTES:
+            raise ConfigError(f"{path}: is larger than {MAX_BYTES} bytes{asker}: no configuration file")
+        text = data.decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read{asker}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise ConfigError(f"{path}:{line}: not UTF-8 text (byte {error.start})") from None
     real = path.resolve()
     if real in parents:
         chain = " -> ".join(p.name for p in (*parents[parents.index(real) :], real))
@@ -87,23 +98,6 @@ def _read(path: Path, parents: tuple[Path, ...], files: list[Path]) -> Tree:
         tree.merge(_read(base, (*parents, real), files))
     tree.merge(child)
     return tree
-
-
-def _text(path: Path, parents: tuple[Path, ...]) -> str:
-    asker = f" (named by extends in {parents[-1].name})" if parents else ""
-    try:
-        with open_file(path) as file:
-            data = file.read(MAX_BYTES + 1)
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read{asker}: {error.strerror}") from None
-    if len(data) > MAX_BYTES:
-        raise ConfigError(f"{path}: is larger than {MAX_BYTES} bytes{asker}: no configuration file")
-    try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise ConfigError(f"{path}:{line}: not UTF-8 text (byte {error.start})") from None
-    return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def _bases(path: Path, tree: Tree) -> list[Path]:

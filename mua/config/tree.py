@@ -185,7 +185,15 @@ class _NodeReader:
 
     def value(self, node: yaml.Node, key: KeyPath, above: frozenset[int]) -> Any:
         """The data of ``node``, which stands at ``key`` inside the nodes ``above``."""
-        self._check(node, key, above)
+        if id(node) in above:
+            raise self._error(node, key, "this alias contains itself")
+        if len(key) > MAX_DEPTH:
+            raise self._beyond(key, f"nested more than {MAX_DEPTH} deep, aliases included")
+        if node.tag not in _TAGS[type(node)]:
+            raise self._error(node, key, f"the YAML tag {printable(node.tag)} is not supported here")
+        self.loader.left -= 1
+        if self.loader.left < 0:
+            raise self._beyond(key, f"more than {MAX_VALUES} values are read up to here; aliases multiply them")
         above |= {id(node)}
         if isinstance(node, yaml.MappingNode):
             return {name: self.value(value, (*key, name), above) for name, value in self._items(node, key)}
@@ -200,17 +208,6 @@ class _NodeReader:
         if isinstance(value, str) and (fault := unusable_text(value)):
             raise self._error(node, key, fault)
         return value
-
-    def _check(self, node: yaml.Node, key: KeyPath, above: frozenset[int]) -> None:
-        if id(node) in above:
-            raise self._error(node, key, "this alias contains itself")
-        if len(key) > MAX_DEPTH:
-            raise self._beyond(key, f"nested more than {MAX_DEPTH} deep, aliases included")
-        if node.tag not in _TAGS[type(node)]:
-            raise self._error(node, key, f"the YAML tag {printable(node.tag)} is not supported here")
-        self.loader.left -= 1
-        if self.loader.left < 0:
-            raise self._beyond(key, f"more than {MAX_VALUES} values are read up to here; aliases multiply them")
 
     def _items(self, node: yaml.MappingNode, key: KeyPath) -> Iterator[tuple[str, yaml.Node]]:
         seen: dict[str, int] = {}

@@ -79,7 +79,19 @@ class Broadcast:
             "group_name": self._name,
             "backend": self._backend,
         }
-        own = asyncio.get_running_loop().run_in_executor(thread, self._form, port, size, targets.seconds)
+
+        def form() -> None:
+            from mua.compat.torch_outside_group import outside_group
+
+            try:
+                self._group = outside_group(
+                    self._backend, self._address, port, world_size=size, name=self._name,
+                    timeout=timedelta(seconds=targets.seconds),
+                )  # fmt: skip
+            except RuntimeError as error:
+                raise EngineGone(f"engines did not join the process group of the weights: {error}") from error
+
+        own = asyncio.get_running_loop().run_in_executor(thread, form)
         theirs = [
             targets.take_part(
                 engine, "/init_weights_update_group", body | {"rank_offset": 1 + self.ranks * number}, targets.seconds
@@ -88,17 +100,6 @@ class Broadcast:
         ]
         await all_or_first_error([own, *theirs])
         self._members = members
-
-    def _form(self, port: int, size: int, seconds: float) -> None:
-        from mua.compat.torch_outside_group import outside_group
-
-        try:
-            self._group = outside_group(
-                self._backend, self._address, port, world_size=size, name=self._name,
-                timeout=timedelta(seconds=seconds),
-            )  # fmt: skip
-        except RuntimeError as error:
-            raise EngineGone(f"engines did not join the process group of the weights: {error}") from error
 
     async def leave(self) -> None:
         """Dissolve the group with those of its engines that are still the same."""

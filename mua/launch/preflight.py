@@ -205,7 +205,15 @@ def _shared_folder(folder: Path, names: Sequence[str]) -> Check:
         except OSError as error:
             trouble = f"cannot write into {folder}: {error.strerror}"
     dist.barrier()
-    unseen = _unseen(meeting, sorted(set(names)), box[0]) if first and not trouble else []
+    unseen, deadline = sorted(set(names)) if first and not trouble else [], time.monotonic() + FOLDER_SECONDS
+    while unseen:  # attribute caches of network file systems need some time
+        for node in tuple(unseen):
+            with suppress(OSError):
+                if (meeting / node).read_text(encoding="utf-8") == box[0]:
+                    unseen.remove(node)
+        if not unseen or time.monotonic() > deadline:
+            break
+        time.sleep(0.2)
     dist.barrier()
     if first:
         (meeting / node_name()).unlink(missing_ok=True)
@@ -218,17 +226,3 @@ def _shared_folder(folder: Path, names: Sequence[str]) -> Check:
         text = trouble or f"{node_name()} does not see what {', '.join(unseen)} wrote into {folder}"
         return Check("shared folder", "failure", text, fix)
     return Check("shared folder", "ok", f"{folder} is seen by all nodes" if first else "")
-
-
-def _unseen(meeting: Path, nodes: Sequence[str], text: str) -> list[str]:
-    """Nodes whose file does not appear here in time; attribute caches of network file systems need some."""
-    left = list(nodes)
-    deadline = time.monotonic() + FOLDER_SECONDS
-    while True:
-        for node in tuple(left):
-            with suppress(OSError):
-                if (meeting / node).read_text(encoding="utf-8") == text:
-                    left.remove(node)
-        if not left or time.monotonic() > deadline:
-            return left
-        time.sleep(0.2)

@@ -68,8 +68,21 @@ class Calls:
         self._count += 1
         if self._leading:
             self._store.set(_CALL, str(self._count))
-        else:
-            self._await()
+            return
+        # Where rank 0 holds the store and is stopped, a question to it never returns, so another thread asks.
+        heard: SimpleQueue[bool | RankLost] = SimpleQueue()
+        threading.Thread(target=self._listen, args=(heard, self._count), name="listener", daemon=True).start()
+        found: bool | RankLost = False
+        while not found:
+            try:
+                found = heard.get(timeout=self._silence)
+            except Empty:
+                raise RankLost(
+                    f"rank 0 gave no sign of life for {self._silence:g} s (trainer.silence_seconds); look at its log "
+                    "and its machine"
+                ) from None
+        if isinstance(found, RankLost):
+            raise found
 
     def announce(self, what: Any) -> Any:
         """``what`` of rank 0, on every rank. Raises :class:`RankLost` when a rank is gone."""
@@ -103,23 +116,6 @@ class Calls:
         self._closed.set()
         if self._leading:
             self._thread.join(_CLOSE_SECONDS)  # a store that does not answer would hold it
-
-    def _await(self) -> None:
-        # Where rank 0 holds the store and is stopped, a question to it never returns, so another thread asks.
-        heard: SimpleQueue[bool | RankLost] = SimpleQueue()
-        threading.Thread(target=self._listen, args=(heard, self._count), name="listener", daemon=True).start()
-        while True:
-            try:
-                found = heard.get(timeout=self._silence)
-            except Empty:
-                raise RankLost(
-                    f"rank 0 gave no sign of life for {self._silence:g} s (trainer.silence_seconds); look at its log "
-                    "and its machine"
-                ) from None
-            if isinstance(found, RankLost):
-                raise found
-            if found:
-                return
 
     def _listen(self, heard: SimpleQueue[bool | RankLost], count: int) -> None:
         """Tell every sign of life as False, and that rank 0 has come to its meeting ``count`` as True."""
