@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import os
 import re
 import stat
 from pathlib import Path
-from typing import Any, BinaryIO, NoReturn
+from typing import Any, BinaryIO
 
 MAX_DEPTH = 100
 """Arrays and objects inside one another. Python code that walks the value (copies, checks of schemas, templates) takes
@@ -176,15 +177,11 @@ def read_file(path: Path) -> bytes:
         return file.read()
 
 
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON value")
-
-
-def _finite(digits: str) -> float:
-    value = float(digits)
-    if value in (float("inf"), float("-inf")):
-        raise ValueError(f"{digits[:20]} is too large for a number")
-    return value
+def _finite(number: str) -> float:
+    if math.isfinite(value := float(number)):
+        return value
+    large = number[-1].isdigit()  # else one of NaN, Infinity and -Infinity
+    raise ValueError(f"{number[:20]} is too large for a number" if large else f"{number} is no JSON value")
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -197,4 +194,4 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 _LENIENT = json.JSONDecoder()
-_STRICT = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_finite, object_pairs_hook=_unique_keys)
+_STRICT = json.JSONDecoder(parse_constant=_finite, parse_float=_finite, object_pairs_hook=_unique_keys)

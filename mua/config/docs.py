@@ -9,7 +9,6 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic import SecretStr
-from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from mua.config.schema import ExperimentConfig, Section
@@ -68,20 +67,15 @@ def _section(path: str, schema: type[Section]) -> Iterator[str]:
             inside += _section(key, inner)
             kind = ("list of " if get_origin(field.annotation) is list else "") + f"[section](#{key.replace('.', '')})"
         kind = kind or _type(field.annotation, field.metadata)
+        default = field.get_default(call_default_factory=True)
+        if isinstance(default, SecretStr):
+            default = default.get_secret_value()
+        shown = f"`{json.dumps(default) if isinstance(default, bool) or default is None else default}`"
+        if default is PydanticUndefined or isinstance(default, Section):
+            shown = "" if isinstance(default, Section) else "**required**"
         text = _cell(field.description or (inner and inner.__doc__) or "")
-        yield f"| `{key}` | {kind} | {_default(field)} | {text} |"
+        yield f"| `{key}` | {kind} | {shown} | {text} |"
     yield from ("", *inside)
-
-
-def _default(field: FieldInfo) -> str:
-    value = field.get_default(call_default_factory=True)
-    if value is PydanticUndefined:
-        return "**required**"
-    if isinstance(value, Section):
-        return ""
-    if isinstance(value, SecretStr):
-        value = value.get_secret_value()
-    return f"`{json.dumps(value) if isinstance(value, bool) or value is None else value}`"
 
 
 def _type(annotation: Any, metadata: list[Any] | tuple[Any, ...] = ()) -> str:

@@ -50,7 +50,20 @@ def load_config(path: Path, overrides: Sequence[str] = (), schema: type[Section]
     """
     tree = _read(path, (), [])
     for override in overrides:
-        _apply(tree, override)
+        dotted, equals, value = override.partition("=")
+        key: KeyPath = tuple(dotted.strip().split("."))
+        if not equals or not all(key) or not dotted.isprintable() or max(map(len, key)) > MAX_NAME:
+            # The text itself is not repeated: it may be a secret whose key was forgotten.
+            named = ascii(dotted)[1:-1][:100] if equals else "an argument"
+            raise ConfigError(f"{COMMAND_LINE}: {named}: expected key.path=value")
+        here: Any = tree.data
+        for depth, name in enumerate(key[:-1], start=1):
+            here = here.get(name)
+            if here is None:
+                break
+            if not isinstance(here, dict):
+                raise ConfigError(f"{COMMAND_LINE}: {dotted}: {'.'.join(key[:depth])} is a single value, not a section")
+        tree.merge(parse_value(value, key, COMMAND_LINE))
     problems: list[str] = []
     tree.data = _fill(tree.data, (), tree, problems)
     if problems:
@@ -113,23 +126,6 @@ def _bases(path: Path, tree: Tree) -> list[Path]:
     if problems:
         raise ConfigError("\n".join(problems))
     return [path.parent / name for name in names]
-
-
-def _apply(tree: Tree, override: str) -> None:
-    dotted, equals, value = override.partition("=")
-    key: KeyPath = tuple(dotted.strip().split("."))
-    if not equals or not all(key) or not dotted.isprintable() or max(map(len, key)) > MAX_NAME:
-        # The text itself is not repeated: it may be a secret whose key was forgotten.
-        named = ascii(dotted)[1:-1][:100] if equals else "an argument"
-        raise ConfigError(f"{COMMAND_LINE}: {named}: expected key.path=value")
-    here: Any = tree.data
-    for depth, name in enumerate(key[:-1], start=1):
-        here = here.get(name)
-        if here is None:
-            break
-        if not isinstance(here, dict):
-            raise ConfigError(f"{COMMAND_LINE}: {dotted}: {'.'.join(key[:depth])} is a single value, not a section")
-    tree.merge(parse_value(value, key, COMMAND_LINE))
 
 
 def _fill(value: Any, key: KeyPath, tree: Tree, problems: list[str]) -> Any:

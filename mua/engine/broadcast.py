@@ -24,8 +24,6 @@ from mua.errors import EngineError
 from mua.ports import free_port
 
 if TYPE_CHECKING:
-    import torch
-
     from mua.engine.source import WeightBucket
 
 _log = logging.getLogger(__name__)
@@ -131,7 +129,23 @@ class Broadcast:
             "shapes": [list(spec.shape) for spec in specs],
             "group_name": self._name,
         }
-        transmission = asyncio.get_running_loop().run_in_executor(thread, self._transmit, bucket.flat, seconds)
+
+        def transmit() -> None:
+            """Blocks until all is sent, :meth:`cancel` is called or ``seconds`` are over."""
+            import torch.distributed as dist
+
+            deadline = time.monotonic() + seconds
+            try:
+                work: Any = dist.broadcast(bucket.flat, src=0, group=self._group, async_op=True)
+                while not work.is_completed():
+                    if self._cancelled.is_set() or time.monotonic() > deadline:
+                        raise EngineGone("the broadcast of the weights was given up: an engine did not take part")
+                    time.sleep(_POLL_SECONDS)
+                work.wait()
+            except RuntimeError as error:
+                raise EngineGone(f"the broadcast of the weights failed: {error}") from error
+
+        transmission = asyncio.get_running_loop().run_in_executor(thread, transmit)
         path = "/update_weights_from_distributed"
         try:
             receivers = [targets.take_part(engine, path, body, seconds) for engine in targets.engines]
@@ -139,24 +153,6 @@ class Broadcast:
         except BaseException:
             self.cancel()
             raise
-
-    def _transmit(self, flat: torch.Tensor, seconds: float) -> None:
-        """Blocks until ``flat`` is sent, :meth:`cancel` is called or ``seconds`` are over.
-
-        Raises :class:`EngineGone` when it was not sent.
-        """
-        import torch.distributed as dist
-
-        deadline = time.monotonic() + seconds
-        try:
-            work: Any = dist.broadcast(flat, src=0, group=self._group, async_op=True)
-            while not work.is_completed():
-                if self._cancelled.is_set() or time.monotonic() > deadline:
-                    raise EngineGone("the broadcast of the weights was given up: an engine did not take part")
-                time.sleep(_POLL_SECONDS)
-            work.wait()
-        except RuntimeError as error:
-            raise EngineGone(f"the broadcast of the weights failed: {error}") from error
 
     def cancel(self) -> None:
         """Give up what is under way; the next :meth:`join` forms a new group."""

@@ -57,7 +57,18 @@ class Calls:
         if self._leading:
             self._store.set(_CALL, "0")
             self._store.set(_SIGN, "0")
-            self._thread = threading.Thread(target=self._show_life, name="signs of life", daemon=True)
+
+            def show_life() -> None:
+                number = 0
+                while not self._closed.wait(self._silence / _SIGNS_PER_SILENCE):
+                    number += 1
+                    try:
+                        self._store.set(_SIGN, str(number))
+                    except RuntimeError as error:
+                        log.warning("no more signs of life for the other ranks: %s", _first_line(error))
+                        return
+
+            self._thread = threading.Thread(target=show_life, name="signs of life", daemon=True)
             self._thread.start()
 
     def meet(self) -> None:
@@ -130,16 +141,6 @@ class Calls:
             heard.put(True)
         except RuntimeError as error:
             heard.put(RankLost(f"rank 0 is gone ({_first_line(error)}); look at its log"))
-
-    def _show_life(self) -> None:
-        number = 0
-        while not self._closed.wait(self._silence / _SIGNS_PER_SILENCE):
-            number += 1
-            try:
-                self._store.set(_SIGN, str(number))
-            except RuntimeError as error:
-                log.warning("no more signs of life for the other ranks: %s", _first_line(error))
-                return
 
 
 def announced(
