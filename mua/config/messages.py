@@ -66,25 +66,23 @@ def _line(key: KeyPath, details: list[ErrorDetails], tree: Tree, schema: type[Se
         return f"{at}: required, but not set"
     texts = [_EXPECTED.get(d["type"], d["msg"].removeprefix("Input should be ")) for d in details]
     phrases = [f"a number {text}" if text.startswith(("greater", "less")) else text for text in texts]
-    line = f"{at}: expected {' or '.join(dict.fromkeys(phrases))}, got {_given(key, detail, schema)}"
+    value = detail["input"]
+    kind = _KINDS.get(type(value), type(value).__name__)
+    secret = SecretStr in alternatives(dict(fields_of(key[:-1], schema)).get(key[-1]) if key else None)
+    if value is None or isinstance(value, bool):
+        given = {None: "nothing (null)", True: "true", False: "false"}[value]
+    elif detail["type"] == "model_type" or isinstance(value, dict | list) or secret:
+        # A section given as one value may be a secret that slipped out by wrong indentation: only its kind is named.
+        given = kind
+    else:
+        shown = mask_credentials(repr(value))
+        given = f"{shown if len(shown) <= _LONGEST_VALUE else f'{shown[:_LONGEST_VALUE]}...'} ({kind})"
+    line = f"{at}: expected {' or '.join(dict.fromkeys(phrases))}, got {given}"
     if detail["type"] == "literal_error" and isinstance(detail["input"], str):
         choices = re.findall(r"'([^']*)'", detail["ctx"]["expected"])
         for close in difflib.get_close_matches(detail["input"], choices, n=1):
             line += f"; did you mean {close}?"
     return line
-
-
-def _given(key: KeyPath, detail: ErrorDetails, schema: type[Section]) -> str:
-    value = detail["input"]
-    if value is None or isinstance(value, bool):
-        return {None: "nothing (null)", True: "true", False: "false"}[value]
-    kind = _KINDS.get(type(value), type(value).__name__)
-    secret = SecretStr in alternatives(dict(fields_of(key[:-1], schema)).get(key[-1]) if key else None)
-    # A section given as one value may be a secret that slipped out by wrong indentation: only its kind is named.
-    hidden = detail["type"] == "model_type" or isinstance(value, dict | list) or secret
-    shown = mask_credentials(repr(value))
-    shortened = shown if len(shown) <= _LONGEST_VALUE else f"{shown[:_LONGEST_VALUE]}..."
-    return kind if hidden else f"{shortened} ({kind})"
 
 
 def _nearest_key(key: KeyPath, schema: type[Section]) -> str:

@@ -207,7 +207,19 @@ class RemoteServer:
         if "error" in answer:
             raise EngineError(f"machine {self._node}: {answer['error']}")
         self.url, self.running = answer["url"], True
-        self._watch = asyncio.create_task(self._observe(), name=f"observe {self.label}")
+
+        async def observe() -> None:
+            """Keep :attr:`running` true while the host says so, or has been silent for less than its patience."""
+            loop = asyncio.get_running_loop()
+            heard = loop.time()
+            while self.running:
+                await asyncio.sleep(_STATUS_SECONDS)
+                with contextlib.suppress(aiohttp.ClientError, TimeoutError):
+                    self.running = (await self._ask("GET", "/status", _PATIENCE_SECONDS / 3))["running"][self._place]
+                    heard = loop.time()
+                self.running = self.running and loop.time() - heard < _PATIENCE_SECONDS
+
+        self._watch = asyncio.create_task(observe(), name=f"observe {self.label}")
 
     async def stop(self) -> None:
         """End the server; a host that does not answer is logged, for its engines end with it."""
@@ -220,17 +232,6 @@ class RemoteServer:
             await self._ask("POST", f"/stop/{self._place}", self._config.stop_seconds + _PATIENCE_SECONDS)
         except (aiohttp.ClientError, TimeoutError) as error:
             _log.warning("%s: its host %s did not stop it: %r", self.label, self._host, error)
-
-    async def _observe(self) -> None:
-        """Keep :attr:`running` true while the host says so, or has been silent for less than its patience."""
-        loop = asyncio.get_running_loop()
-        heard = loop.time()
-        while self.running:
-            await asyncio.sleep(_STATUS_SECONDS)
-            with contextlib.suppress(aiohttp.ClientError, TimeoutError):
-                self.running = (await self._ask("GET", "/status", _PATIENCE_SECONDS / 3))["running"][self._place]
-                heard = loop.time()
-            self.running = self.running and loop.time() - heard < _PATIENCE_SECONDS
 
     async def _ask(self, method: str, path: str, seconds: float, body: Any = None) -> Any:
         key, timeout = {"Authorization": f"Bearer {self.api_key}"}, aiohttp.ClientTimeout(total=seconds)
