@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 from mua.environment.domain import Domain, scripted_user
 from mua.environment.protocol import Move, Task
+from mua.seeds import named_random
 from mua.types import Json, ToolSchema
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ async def play_canned(
     from workbench.demonstrate import play  # domains import this module, and workers need no interpreter of episodes
 
     def player(opening: str, tools: Sequence[ToolSchema]) -> Generator[Move, str, None]:
-        rng = random.Random(f"canned/{task.id}/{seed}")
+        rng = named_random("canned", task.id, seed)
         return canned.play(Glance(opening, tools, domain.tasks("train"), rng))
 
     return await play(domain, task, seed, player, scripted_user(domain, task, seed, personas))

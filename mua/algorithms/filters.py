@@ -27,6 +27,7 @@ from mua.config.schema import (
     RangeFilter,
     ShapingConfig,
 )
+from mua.seeds import named_random
 from mua.types import Group, Json, Outcome, Trajectory
 
 
@@ -168,7 +169,7 @@ def shuffled(groups: Sequence[Group], version: int) -> list[Group]:
     turn. The same for the same groups and ``version``.
     """
     rewards = [(t.reward, t.success) for group in groups for t in group.scored]
-    random.Random(f"shuffled/{version}").shuffle(rewards)
+    named_random("shuffled", version).shuffle(rewards)
     left = iter(rewards)
 
     def dealt(trajectory: Trajectory) -> Trajectory:

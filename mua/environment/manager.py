@@ -215,11 +215,13 @@ class EnvironmentManager:
         if self._lifecycle is not None:
             await self._lifecycle.start()
         await self._slots.acquire()
-        try:
-            self._refuse_if_too_many_hang(task)
-        except TooManyHungCalls:
+        if self.leaked_threads >= MAX_LEAKED_THREADS:
             self._slots.release()
-            raise
+            raise TooManyHungCalls(
+                f"environment {self._domain.name!r}: {self.leaked_threads} calls hang in abandoned threads, so task "
+                f"{task.id!r} is not started. Give the tools deadlines of their own, or raise "
+                "environment.call_seconds and reset_seconds if they are only slow"
+            )
         self._alive += 1
         instance = EnvironmentInstance(self._domain.name, task, self._config, self._executor.handle(task))
         try:
@@ -256,11 +258,3 @@ class EnvironmentManager:
         finally:
             self._alive -= 1
             self._slots.release()
-
-    def _refuse_if_too_many_hang(self, task: Task) -> None:
-        if self.leaked_threads >= MAX_LEAKED_THREADS:
-            raise TooManyHungCalls(
-                f"environment {self._domain.name!r}: {self.leaked_threads} calls hang in abandoned threads, so task "
-                f"{task.id!r} is not started. Give the tools deadlines of their own, or raise "
-                "environment.call_seconds and reset_seconds if they are only slow"
-            )

@@ -9,7 +9,7 @@ import difflib
 import importlib
 import pkgutil
 from collections.abc import Iterator
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import entry_points
 from pathlib import Path
 
 from mua.environment.domain import Domain
@@ -35,7 +35,11 @@ def get_domain(name: str) -> Domain:
     """
     modules = _modules()
     if name not in modules:
-        raise ConfigError(_unknown(name, sorted(modules)))
+        nearest = difflib.get_close_matches(name, sorted(modules), n=1, cutoff=0.5)
+        hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
+        raise ConfigError(
+            f"environment.name: unknown environment {name!r}; known: {', '.join(sorted(modules)) or 'none'}{hint}"
+        )
     path = modules[name]
     try:
         module = importlib.import_module(path)
@@ -58,7 +62,12 @@ def _modules() -> dict[str, str]:
         members = _packages([folder / group for folder in folders])
         modules |= {f"{group}/{name}": f"{_PACKAGE}.{group}.{name}" for name in members}
     for point in entry_points(group=ENTRY_POINT_GROUP):
-        _add(modules, point)
+        taken = modules.setdefault(point.name, point.value)
+        if taken != point.value:
+            raise ConfigError(
+                f"two domains are called {point.name!r}: {taken} and {point.value} (entry point of group "
+                f"{ENTRY_POINT_GROUP}); rename one or uninstall its package"
+            )
     return modules
 
 
@@ -69,18 +78,3 @@ def _packages(folders: list[Path]) -> Iterator[str]:
 
 def _is_group(folder: Path) -> bool:
     return folder.is_dir() and not folder.name.startswith(("_", ".")) and not (folder / "__init__.py").exists()
-
-
-def _add(modules: dict[str, str], point: EntryPoint) -> None:
-    taken = modules.setdefault(point.name, point.value)
-    if taken != point.value:
-        raise ConfigError(
-            f"two domains are called {point.name!r}: {taken} and {point.value} (entry point of group "
-            f"{ENTRY_POINT_GROUP}); rename one or uninstall its package"
-        )
-
-
-def _unknown(name: str, known: list[str]) -> str:
-    nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
-    return f"environment.name: unknown environment {name!r}; known: {', '.join(known) or 'none'}{hint}"

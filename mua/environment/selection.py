@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Self
 
@@ -183,7 +183,8 @@ def stratified(tasks: Sequence[Task], count: int | None) -> list[Task]:
     chosen: set[str] = set()
     for kind, places in _shares(tasks, "kind", count):
         for alike, seats in _shares(kind, "difficulty", places):
-            chosen.update(task.id for task in sorted(alike, key=_draw)[:seats])
+            drawn = sorted(alike, key=lambda t: hashlib.sha256(f"sample\0{t.domain}\0{t.id}".encode()).hexdigest())
+            chosen.update(task.id for task in drawn[:seats])
     return [task for task in tasks if task.id in chosen]
 
 
@@ -202,17 +203,8 @@ def apportioned(sizes: Mapping[str, int], places: int) -> dict[str, int]:
 
 def _shares(tasks: Sequence[Task], label: str, places: int) -> list[tuple[list[Task], int]]:
     """The tasks of each value of ``label``, with their part of ``places``."""
-    parts = _split(tasks, lambda task: str(task.data.get(label, "-")))
-    given = apportioned({name: len(part) for name, part in parts.items()}, places)
-    return [(part, given[name]) for name, part in parts.items()]
-
-
-def _split(tasks: Sequence[Task], key: Callable[[Task], str]) -> dict[str, list[Task]]:
     parts: defaultdict[str, list[Task]] = defaultdict(list)
     for task in tasks:
-        parts[key(task)].append(task)
-    return dict(parts)
-
-
-def _draw(task: Task) -> str:
-    return hashlib.sha256(f"sample\0{task.domain}\0{task.id}".encode()).hexdigest()
+        parts[str(task.data.get(label, "-"))].append(task)
+    given = apportioned({name: len(part) for name, part in parts.items()}, places)
+    return [(part, given[name]) for name, part in parts.items()]

@@ -5,6 +5,17 @@
     update_weights(…)  ──── runs on  ─────►   EnginePool.update_weights
     release()          ───────────────────►   new groups start
 
+The way of a task, from the domain that holds it to the group that is trained::
+
+    Selection.shared_tasks                    the domains' tasks and shares
+      └─► TaskStream.task(ordinal)            which task stands at a position        stream.py, curriculum.py
+            └─► GroupScheduler                a slot for the position's group        scheduler.py
+                  └─► EpisodeRunner.group     ``group_size`` episodes, retries       runner.py
+                        └─► EnvironmentManager.instance + UserFactory.make + Policy.agent
+                              └─► Episode.run agent, tools and user take turns       episode.py, agent.py
+                                    └─► EpisodeResult ─► Trajectory ─► Group (─► Teacher.scored)
+                                          └─► take() ─► RolloutBatch ─► trainer
+
 While the trainer waits for groups or for an evaluation, it pushes the current weights into any engine that was
 restarted, because only the trainer has them. When an engine has used up its restarts, that wait ends in its error.
 """
@@ -306,7 +317,8 @@ class RolloutService:
         def look() -> None:
             self._interrupt()
             self._require_engines()
-            self._fill_restarted_engines()
+            if self._weights is not None and self._pool.awaiting_weights.is_set():
+                self._call(self._pool.update_weights(self._weights, self._version, only_awaiting=True))
 
         result = self._call(work, look)
         self._require_engines()
@@ -335,20 +347,12 @@ class RolloutService:
                     interrupt()
                     if monotonic() - reported > _WATCHDOG_S:
                         reported = monotonic()
-                        log.warning("waiting for %s for %.0f s: %s", what, reported - started, self._state())
+                        groups = self._scheduler.in_flight if self._scheduler is not None else 0
+                        state = f"{groups} groups in flight, {self._pool.describe()}"
+                        log.warning("waiting for %s for %.0f s: %s", what, reported - started, state)
         except BaseException:
             future.cancel()
             raise
-
-    def _state(self) -> str:
-        """What is under way, in one line."""
-        groups = self._scheduler.in_flight if self._scheduler is not None else 0
-        return f"{groups} groups in flight, {self._pool.describe()}"
-
-    def _fill_restarted_engines(self) -> None:
-        if self._weights is None or not self._pool.awaiting_weights.is_set():
-            return
-        self._call(self._pool.update_weights(self._weights, self._version, only_awaiting=True))
 
 
 def _name(place: Placed) -> tuple[str, str, int]:

@@ -9,7 +9,6 @@ drawn by the seed of the rollout, so that the rollouts of one task meet users wh
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ import yaml
 
 from mua.environment.user import STOP_SIGNAL
 from mua.errors import ConfigError
+from mua.seeds import named_random
 from mua.untrusted import read_file
 
 _PROMPTS = yaml.safe_load(Path(__file__).with_name("prompts.yaml").read_text(encoding="utf-8"))
@@ -85,7 +85,7 @@ def personas_named(names: Sequence[str]) -> tuple[Persona, ...]:
 def persona_of(seed: str, population: Sequence[str] = ()) -> Persona:
     """The person that ``seed`` (a task and a number) meets."""
     people = personas_named(population or DEFAULT)
-    return random.Random(f"persona/{seed}").choice(people)
+    return named_random("persona", seed).choice(people)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ class Style:
 
 def style_of(seed: int, *, manners: bool = True, temperatures: Sequence[float] = ()) -> Style:
     """The style that ``seed`` picks; ``temperatures`` are the lowest and the highest one, or none."""
-    rng = random.Random(f"style/{seed}")
+    rng = named_random("style", seed)
     manner, greeting = rng.choice(MANNERS), rng.choice(GREETINGS)
     temperature = round(rng.uniform(*temperatures), 3) if temperatures else None
     return Style(manner, greeting, temperature) if manners else Style(temperature=temperature)
