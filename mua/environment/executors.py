@@ -199,7 +199,16 @@ class _Holder:
     def get(self) -> Environment:
         """The environment, built on first use. Runs in a worker thread; calls of one instance never overlap."""
         if self._environment is None:
-            self._keep(self._domain.environment())
+            built = self._domain.environment()
+            with self._lock:
+                ended = self._ended
+                if not ended:
+                    self._environment = built
+            if ended and inspect.iscoroutine(closing := built.close()):
+                try:
+                    asyncio.run_coroutine_threadsafe(closing, self._loop)
+                except RuntimeError:
+                    closing.close()  # the run has gone, and its loop with it
         environment = self._environment
         if environment is None:
             raise RuntimeError("the instance ended while its environment was being built")
@@ -210,15 +219,3 @@ class _Holder:
         with self._lock:
             environment, self._environment, self._ended = self._environment, None, True
         return None if environment is None else environment.close()
-
-    def _keep(self, environment: Environment) -> None:
-        with self._lock:
-            if not self._ended:
-                self._environment = environment
-                return
-        closing = environment.close()
-        if inspect.iscoroutine(closing):
-            try:
-                asyncio.run_coroutine_threadsafe(closing, self._loop)
-            except RuntimeError:
-                closing.close()  # the run has gone, and its loop with it
