@@ -111,7 +111,18 @@ def main() -> None:
     threading.Thread(target=_read, args=(wire, inbox), daemon=True).start()
     # An OSError says that the run has gone.
     with suppress(OSError), open(os.devnull, "wb") as nothing:
-        worker = _started(wire, inbox.get())
+        worker: Worker | None = None
+        if (hello := inbox.get()) is not None:
+            try:
+                message = json.loads(hello)
+                config = EnvironmentConfig.model_validate_json(message["config"])
+                worker = Worker(_domain(message["domain"], config), config.reset_seconds)
+                worker.start()
+            except BaseException as error:
+                worker = None
+                wire.sendall(packed(error_json(error)))
+            else:
+                wire.sendall(packed({"answer": "ready"}))
         while worker is not None and (line := inbox.get()) is not None:
             message = json.loads(line)
             seconds = min(message["seconds"], _LONGEST_S) + GRACE_S
@@ -122,21 +133,6 @@ def main() -> None:
         if worker is not None:
             worker.close()
     _end()
-
-
-def _started(wire: socket.socket, hello: bytes | None) -> Worker | None:
-    if hello is None:
-        return None
-    try:
-        message = json.loads(hello)
-        config = EnvironmentConfig.model_validate_json(message["config"])
-        worker = Worker(_domain(message["domain"], config), config.reset_seconds)
-        worker.start()
-    except BaseException as error:
-        wire.sendall(packed(error_json(error)))
-        return None
-    wire.sendall(packed({"answer": "ready"}))
-    return worker
 
 
 def _domain(name: str, config: EnvironmentConfig) -> Domain:

@@ -111,7 +111,19 @@ def encode_trajectory(trajectory: Trajectory, experts: BinaryIO | None = None) -
     for field in dataclasses.fields(trajectory):
         record[field.name] = getattr(trajectory, field.name)
     record["outcome"] = trajectory.outcome.value
-    record["segments"] = [_encode_segment(segment, experts) for segment in trajectory.segments]
+    record["segments"] = []
+    for segment in trajectory.segments:
+        written: Json = {}
+        for name, kind in (_ARRAYS | _OPTIONAL_ARRAYS).items():
+            if (array := getattr(segment, name)) is not None:
+                written[name] = base64.b64encode(np.ascontiguousarray(array, dtype=kind).tobytes()).decode()
+        if segment.experts is not None:
+            if experts is None:
+                raise ValueError("expert choices need a file of their own")
+            kind = f"<u{segment.experts.itemsize}"
+            written["experts"] = {"offset": experts.tell(), "shape": list(segment.experts.shape), "type": kind}
+            experts.write(np.ascontiguousarray(segment.experts, dtype=kind).tobytes())
+        record["segments"].append(written)
     return json.dumps(record, separators=(",", ":"), default=_plain)
 
 
@@ -154,20 +166,6 @@ def _require(value: Any, kind: type | tuple[type, ...], name: str) -> None:
         raise TypeError(f"{name} cannot be a {type(value).__name__}")
     if isinstance(value, int) and not is_number(value):
         raise ValueError(f"{name} is too large")
-
-
-def _encode_segment(segment: Segment, experts: BinaryIO | None) -> Json:
-    record: Json = {}
-    for name, kind in (_ARRAYS | _OPTIONAL_ARRAYS).items():
-        if (array := getattr(segment, name)) is not None:
-            record[name] = base64.b64encode(np.ascontiguousarray(array, dtype=kind).tobytes()).decode()
-    if segment.experts is not None:
-        if experts is None:
-            raise ValueError("expert choices need a file of their own")
-        kind = f"<u{segment.experts.itemsize}"
-        record["experts"] = {"offset": experts.tell(), "shape": list(segment.experts.shape), "type": kind}
-        experts.write(np.ascontiguousarray(segment.experts, dtype=kind).tobytes())
-    return record
 
 
 def _decode_segment(record: Json, experts: Path | None) -> Segment:

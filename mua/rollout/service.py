@@ -28,7 +28,6 @@ import logging
 import threading
 from collections.abc import Callable, Coroutine, Sequence
 from time import monotonic
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from mua.algorithms.batch import enough_scored, usable
@@ -115,9 +114,7 @@ class RolloutService:
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
