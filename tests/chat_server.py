@@ -99,6 +99,16 @@ async def client_of(config: LlmConfig, role: Role = "user") -> AsyncIterator[Cha
         await client.close()
 
 
+@asynccontextmanager
+async def asked(*script: Handler, role: Role = "user", **settings: Any) -> AsyncIterator[tuple[Server, ChatClient]]:
+    """A running server with this script, and a client of it with these settings."""
+    async with (
+        serving(*script) as server,
+        client_of(LlmConfig(base_url=server.url, model="m", **settings), role) as client,
+    ):
+        yield server, client
+
+
 @contextmanager
 def nobody() -> Iterator[str]:
     """``host:port`` where nobody listens; the port is held, so that nobody begins to."""

@@ -16,7 +16,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
-from scipy.stats import rankdata
 
 from mua.algorithms.advantage import Floats
 from mua.config.schema import (
@@ -108,6 +107,8 @@ def shaped(scores: Floats, members: Sequence[Trajectory], shaping: ShapingConfig
     """
     result = scores.astype(np.float64)
     if shaping.turn_efficiency:
+        from scipy.stats import rankdata  # seconds of imports, which only those pay who need it
+
         bonus = np.zeros(len(members))
         for success, sign in ((True, -1.0), (False, 1.0)):
             places = [i for i, t in enumerate(members) if t.success is success]

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import logging
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +26,8 @@ from mua.observe.files import LineFile
 from mua.observe.traces import describe_record_error, encode_trajectory, trajectory_from_record
 from mua.types import Trajectory
 from mua.untrusted import MAX_FILE_DEPTH, JsonError, is_number, read_json
+
+log = logging.getLogger(__name__)
 
 FILE = "episodes.jsonl"
 
@@ -48,6 +51,8 @@ class EpisodeStore(LineFile):
         self._policy = policy
         self._setting = setting
         self._found: dict[Key, Trajectory] = {}
+        self.strange = 0
+        """Lines of another policy or setting, which are left alone and count nowhere."""
         self.roles: dict[str, float] = {}
         """What users and judges of all runs came to: sums, but of times the last run's."""
 
@@ -68,6 +73,8 @@ class EpisodeStore(LineFile):
                             break
                         lines.write(b"\n")
                     self._read(number, line)
+            if self.strange:
+                log.warning("%s: %d lines of another policy or setting count nowhere", self.path, self.strange)
         except BaseException:
             self.close()
             raise
@@ -102,7 +109,8 @@ class EpisodeStore(LineFile):
             if not isinstance(record, dict):
                 raise TypeError(f"a record cannot be a {type(record).__name__}")
             if (record["policy"], record["setting"]) != (self._policy, self._setting):
-                return  # another policy's or setting's line is left alone
+                self.strange += 1
+                return
             if "roles" in record:
                 roles = record["roles"]
                 if not isinstance(roles, dict) or not all(map(is_number, roles.values())):

@@ -56,13 +56,16 @@ def test_what_is_added_is_there_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("other", [{"policy": "q"}, {"setting": "t"}])
-def test_another_policy_or_setting_sees_nothing_of_it(tmp_path: Path, other: dict[str, str]) -> None:
+def test_another_policy_or_setting_sees_nothing_of_it(
+    tmp_path: Path, other: dict[str, str], caplog: pytest.LogCaptureFixture
+) -> None:
     path = tmp_path / "episodes.jsonl"
     with store(path) as first:
         first.add(KEY, trajectory())
         first.add_roles({"user_llm/requests": 3.0})
     with store(path, **other) as changed:
-        assert (KEY in changed, changed.roles) == (False, {})
+        assert (KEY in changed, changed.strange, changed.roles) == (False, 2, {})
+        assert f"{path}: 2 lines of another policy or setting count nowhere" in caplog.text
         changed.add(KEY, trajectory(reward=0.5))
     with store(path) as again:
         assert again.get(KEY).reward == 1.0  # type: ignore[union-attr]

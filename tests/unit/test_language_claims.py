@@ -7,6 +7,11 @@ domains).
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from environments.kit.language.claims import ClaimReader, Moment, money
@@ -92,3 +97,47 @@ def test_a_denial_reaches_over_a_few_words_and_not_over_but():
 @cases
 def test_sums_are_read_in_figures_and_words(text: str, sum_: float):
     assert money(text) == pytest.approx(sum_)
+
+
+READS_ALL = """
+from pathlib import Path
+from environments.kit.language.claims import ClaimReader, Moment
+from environments.kit.language.features import act_features, read
+from environments.kit.language.lexicon import Lexicon
+from environments.kit.language.model import learnt
+from environments.kit.language.rules import Rules
+from environments.kit.language.text import sentences
+from environments.kit.language.patterns import load
+from tools.bench import claims as bench
+
+kinds = ["apple", "berry", "cherry", "damson", "elder"]
+words = {"frames": [{"role": "colour", "of": kinds, "values": {"red": ["red"]}}]}
+sheets = {f"{kind} royal": {"colour": frozenset({"red"})} for kind in kinds}
+shared = Moment(sheets, (), {kind: ("Royal",) for kind in reversed(kinds)})
+print(ClaimReader(words).review("The royal is red.", shared).true)
+lexicon = Lexicon(load(Path("environments/help_desk/words.yaml")))
+for name in bench.sets():
+    for row in bench.judged(name):
+        said = sentences(row.say)
+        features = [act_features(lexicon, one, "cancel") for one in read(lexicon, Rules(lexicon), said, "cancel")]
+        print(name, row, learnt().acts.chance(features).tobytes().hex())
+"""
+
+
+def test_what_is_read_does_not_depend_on_the_hash_seed():
+    """Kinds that share a word stand in the order of the domain's file, and weights are summed in one order."""
+
+    def printed(seed: str) -> str:
+        return subprocess.run(
+            [sys.executable, "-c", READS_ALL],
+            cwd=Path(__file__).parents[2],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+
+    one, other = printed("1"), printed("2")
+    assert one.startswith("(Claim(thing='elder royal'")
+    assert one.count("\n") > 1000
+    assert one == other

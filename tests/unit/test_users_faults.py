@@ -16,7 +16,7 @@ import pytest
 
 from environments.help_desk.tasks import generate
 from mua.algorithms.rollout_metrics import rollout_metrics
-from mua.config.schema import LlmConfig, UserConfig
+from mua.config.schema import UserConfig
 from mua.endpoint.services import Services
 from mua.environment.protocol import Task, ToolResult
 from mua.environment.user import User, UserReply
@@ -27,7 +27,7 @@ from mua.users.factory import Placement, UserFactory
 from mua.users.judge import Judge
 from mua.users.llm import LlmUser
 from mua.users.personas import load_prompt
-from tests.chat_server import Server, client_of, raw, says, serving
+from tests.chat_server import asked, raw, says
 from tests.rollout_fixtures import FixedUser, ScriptedSampler, TestDesk, call, experiment, lines, only
 from tests.tokens_fixtures import chat_family
 
@@ -57,12 +57,14 @@ async def rolled_out(domain: TestDesk, **rollout: Any) -> Trajectory:
     return trajectory
 
 
-def settings(server: Server) -> LlmConfig:
-    return LlmConfig(base_url=server.url, model="m", max_retries=0)
-
-
 def user_that_says(text: Any) -> Callable[[Task, int], User]:
     return lambda task, seed: FixedUser(text, "bye")
+
+
+def desk_of(user: Callable[[Task, int], User]) -> TestDesk:
+    domain = TestDesk()
+    domain.user = user
+    return domain
 
 
 FAULTS: list[tuple[Callable[[Task, int], User], UserFaultKind]] = [
@@ -89,8 +91,7 @@ FAULTS: list[tuple[Callable[[Task, int], User], UserFaultKind]] = [
 async def test_a_fault_has_a_kind_is_tried_again_and_never_scored(
     make: Callable[[Task, int], User], kind: UserFaultKind
 ) -> None:
-    domain = TestDesk()
-    domain.user = make
+    domain = desk_of(make)
     trajectory = await rolled_out(domain)
     assert (trajectory.outcome, trajectory.scored, trajectory.attempts) == (Outcome.USER_ERROR, False, 2)
     assert trajectory.metrics == {f"user_faults/{kind}": 2}
@@ -115,16 +116,14 @@ async def test_a_fault_that_a_second_user_does_not_make_is_counted_and_forgotten
 
 
 async def test_the_signal_to_stop_ends_an_episode_however_it_is_written() -> None:
-    domain = TestDesk()
-    domain.user = user_that_says("Thanks. ### STOP ###")
+    domain = desk_of(user_that_says("Thanks. ### STOP ###"))
     trajectory = await rolled_out(domain)
     assert (trajectory.outcome, trajectory.messages[-1]["content"]) == (Outcome.USER_STOP, "Thanks. ###STOP###")
 
 
 @pytest.mark.parametrize("text", ["x" * 5_000_001, "a \ud800 b", None, 3])
 async def test_a_tools_answer_that_is_no_text_is_the_environments_fault(text: Any) -> None:
-    domain = TestDesk()
-    domain.user = user_that_says("I am Ada.")
+    domain = desk_of(user_that_says("I am Ada."))
     domain.on_call = lambda number, result: ToolResult(text)
     trajectory = await rolled_out(domain)
     assert (trajectory.outcome, trajectory.attempts) == (Outcome.ENVIRONMENT_ERROR, 2)
@@ -133,8 +132,7 @@ async def test_a_tools_answer_that_is_no_text_is_the_environments_fault(text: An
 
 @pytest.mark.parametrize("reward", [float("nan"), float("inf"), -float("inf"), 1e300, "1", None, 1j, 10**400])
 async def test_a_reward_that_is_no_number_is_the_environments_fault(reward: Any) -> None:
-    domain = TestDesk()
-    domain.user = user_that_says("I am Ada.")
+    domain = desk_of(user_that_says("I am Ada."))
     domain.on_call = lambda number, result: ToolResult("ok", reward=reward)
     trajectory = await rolled_out(domain)
     assert (trajectory.outcome, trajectory.scored) == (Outcome.ENVIRONMENT_ERROR, False)
@@ -160,7 +158,7 @@ async def test_a_reward_that_is_no_number_is_the_environments_fault(reward: Any)
     ],
 )
 async def test_what_an_endpoint_answers_is_bounded_and_named(body: str, kind: UserFaultKind) -> None:
-    async with serving(raw(body)) as server, client_of(settings(server)) as pool:
+    async with asked(raw(body), max_retries=0) as (_, pool):
         with pytest.raises(UserFault) as caught:
             await LlmUser(pool, "You are Ada.", 1).open()
         assert caught.value.kind is kind
@@ -169,7 +167,7 @@ async def test_what_an_endpoint_answers_is_bounded_and_named(body: str, kind: Us
 
 @pytest.mark.parametrize("text", ["x" * 100_000, '{"points": NaN, "reason": "r"}', '{"points": 1e999, "reason": "r"}'])
 async def test_a_judges_answer_that_is_too_long_or_no_number_is_its_fault(text: str) -> None:
-    async with serving(says(text)) as server, client_of(settings(server), "judge") as pool:
+    async with asked(says(text), max_retries=0, role="judge") as (_, pool):
         with pytest.raises(JudgeFault):
             await Judge(pool).score("How good?", seed=1)
 
@@ -226,7 +224,7 @@ def test_options_belong_to_a_factory() -> None:
 async def test_the_prompt_may_come_from_a_file(tmp_path: Path) -> None:
     path = tmp_path / "prompt.txt"
     path.write_text("Play. $persona $manner $tool_rules For $$5 end with $stop")
-    async with serving(says("Hello.")) as server, client_of(settings(server)) as pool:
+    async with asked(says("Hello."), max_retries=0) as (server, pool):
         await LlmUser(pool, "You are Ada.", 1, prompt=load_prompt(path)).open()
     assert server.received[0]["messages"][0]["content"] == "Play. You are Ada.   For $5 end with ###STOP###"
 

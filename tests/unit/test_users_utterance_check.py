@@ -6,8 +6,7 @@ Not covered: whether a real model keeps to its manner; domains with user tools (
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -19,12 +18,12 @@ from mua.environment.protocol import ToolResult
 from mua.environment.user import STOP_SIGNAL, ToolUser
 from mua.errors import UserFault, UserFaultKind
 from mua.rollout.runner import EpisodeRunner
-from mua.types import Json, Outcome, ToolSchema
+from mua.types import Json, Outcome, ToolSchema, Trajectory
 from mua.users.factory import UserFactory
 from mua.users.llm import LlmUser
 from mua.users.personas import DEFAULT_PROMPT, GREETING, GREETINGS, MANNERS, Style, style_of
 from mua.users.utterance_check import LeakCheck, unusable, without_label
-from tests.chat_server import Server, acts, says, serving
+from tests.chat_server import Handler, acts, asked, says, serving
 from tests.rollout_fixtures import ScriptedSampler, TestDesk, call, experiment, lines, only
 from tests.tokens_fixtures import chat_family
 
@@ -32,16 +31,8 @@ PERSONA = (
     "You are Ada Brown. Your parcel 4711 was due on Monday and has not come; you want it sent to your office instead, "
     "but only if that costs nothing, and you will not say where you live unless you are asked for it twice."
 )
+TASK = generate("train", 77, "cancel")
 QUOTE = "I want it sent to your office instead, but only if that costs nothing, and you will not say where"
-
-
-@asynccontextmanager
-async def endpoint(server: Server, **settings: Any) -> AsyncIterator[ChatClient]:
-    pool = ChatClient(LlmConfig(base_url=server.url, model="m", **settings))
-    try:
-        yield pool
-    finally:
-        await pool.close()
 
 
 # ---- what a user must not say
@@ -89,26 +80,27 @@ def test_the_speakers_name_is_taken_off() -> None:
 
 
 async def test_a_user_that_speaks_as_the_agent_is_asked_again() -> None:
-    async with (
-        serving(says("Agent: how may I help?"), says("User: my lamp is broken")) as server,
-        endpoint(server) as pool,
-    ):
+    async with asked(says("Agent: how may I help?"), says("User: my lamp is broken")) as (server, pool):
         assert (await LlmUser(pool, PERSONA, 1).open()).text == "my lamp is broken"
         metrics = pool.metrics()
     assert (metrics["errors/rejected"], metrics["retries"]) == (1, 1)
     assert server.received[0]["seed"] != server.received[1]["seed"]
 
 
-@pytest.mark.parametrize("text", ["Assistant: done.", "<tool_call>", "Customer:", ""])
-async def test_a_user_that_never_speaks_for_itself_is_a_fault(text: str) -> None:
-    async with serving(says(text)) as server, endpoint(server, max_retries=2) as pool:
-        with pytest.raises(UserFault, match=r"unusable reply: .*after 3 requests"):
-            await LlmUser(pool, PERSONA, 1).open()
-
-
-async def test_calls_of_tools_that_nobody_offered_are_a_fault() -> None:
-    async with serving(acts(("cancel_order", {}))) as server, endpoint(server, max_retries=1) as pool:
-        with pytest.raises(UserFault, match="none was offered"):
+@pytest.mark.parametrize(
+    ("step", "said"),
+    [
+        *(
+            (says(text), r"unusable reply: .*after 3 requests")
+            for text in ("Assistant: done.", "<tool_call>", "Customer:", "")
+        ),
+        (acts(("cancel_order", {})), "none was offered"),
+    ],
+    ids=["agent", "markup", "label", "nothing", "call"],
+)
+async def test_a_user_that_never_speaks_for_itself_is_a_fault(step: Handler, said: str) -> None:
+    async with asked(step, max_retries=2) as (_, pool):
+        with pytest.raises(UserFault, match=said):
             await LlmUser(pool, PERSONA, 1).open()
 
 
@@ -125,7 +117,7 @@ def test_a_leak_is_a_long_run_of_words_whatever_case_and_punctuation() -> None:
 
 
 async def test_a_leak_gets_a_second_chance() -> None:
-    async with serving(says(QUOTE), says("Where is my parcel?")) as server, endpoint(server) as pool:
+    async with asked(says(QUOTE), says("Where is my parcel?")) as (server, pool):
         reply = await LlmUser(pool, PERSONA, 1).open()
         metrics = pool.metrics()
     assert (reply.text, reply.leak) == ("Where is my parcel?", False)
@@ -133,26 +125,29 @@ async def test_a_leak_gets_a_second_chance() -> None:
     assert len({request["seed"] for request in server.received}) == 2
 
 
-@pytest.mark.parametrize("check", ["flag", "off", "refuse"])
-async def test_a_lasting_leak_is_refused_marked_or_let_pass(check: str) -> None:
-    task = generate("train", 77, "cancel")
-    domain = TestDesk()
-    domain.persona = lambda task: PERSONA  # type: ignore[method-assign, assignment]
-    order = task.data["known"]["order"]
-    sampler = ScriptedSampler(
-        chat_family("qwen3", False), lines("Who are you?", call("cancel_order", order=order), "Done.")
-    )
-    after = [says(QUOTE)] * (2 if check == "refuse" else 1)
-    async with serving(says("Hello."), *after, says(f"Bye {STOP_SIGNAL}")) as server:
-        user: dict[str, Any] = {"kind": "llm", "check": check, "leak_words": 12 if check != "off" else 0}
-        user["llm"] = {"base_url": server.url, "model": "m", "max_retries": 1}
-        config = experiment(user=user, rollout={"max_retries": 0})
-        services = Services.from_config(config.user, None)
-        runner = EpisodeRunner(config, only(domain), chat_family("qwen3", False), sampler, services)
-        trajectory = await runner.trajectory(task, 0, 0, temperature=1.0)
+async def episode(
+    domain: TestDesk, script: list[Handler], words: Sequence[str], **user: Any
+) -> tuple[Trajectory, Json]:
+    """One episode of a policy that says ``words``, and what the endpoint's metrics are then."""
+    async with serving(*script) as server:
+        llm = {"base_url": server.url, "model": "m", "max_retries": 1}
+        config = experiment(user={"kind": "llm", "llm": llm, **user}, rollout={"max_retries": 0})
+        services, family = Services.from_config(config.user, None), chat_family("qwen3", False)
+        runner = EpisodeRunner(config, only(domain), family, ScriptedSampler(family, lines(*words)), services)
+        trajectory = await runner.trajectory(TASK, 0, 0, temperature=1.0)
         metrics = services.metrics()
         await runner.close()
         await services.close()
+    return trajectory, metrics
+
+
+@pytest.mark.parametrize("check", ["flag", "off", "refuse"])
+async def test_a_lasting_leak_is_refused_marked_or_let_pass(check: str) -> None:
+    domain = TestDesk()
+    domain.persona = lambda task: PERSONA  # type: ignore[method-assign, assignment]
+    script = [says("Hello."), *[says(QUOTE)] * (2 if check == "refuse" else 1), says(f"Bye {STOP_SIGNAL}")]
+    words = ("Who are you?", call("cancel_order", order=TASK.data["known"]["order"]), "Done.")
+    trajectory, metrics = await episode(domain, script, words, check=check, leak_words=12 if check != "off" else 0)
     if check == "refuse":
         assert (trajectory.outcome, trajectory.scored) == (Outcome.USER_ERROR, False)
         assert trajectory.metrics == {"user_faults/leaks_instruction": 1}
@@ -166,15 +161,7 @@ async def test_a_lasting_leak_is_refused_marked_or_let_pass(check: str) -> None:
 
 
 async def test_an_episode_whose_user_only_babbles_ends_unscored() -> None:
-    sampler = ScriptedSampler(chat_family("qwen3", False), lines("Hello?"))
-    async with serving(says("Agent: I am the agent")) as server:
-        user = {"kind": "llm", "llm": {"base_url": server.url, "model": "m", "max_retries": 1}}
-        config = experiment(user=user, rollout={"max_retries": 0})
-        services = Services.from_config(config.user, None)
-        runner = EpisodeRunner(config, only(TestDesk()), chat_family("qwen3", False), sampler, services)
-        trajectory = await runner.trajectory(generate("train", 77, "cancel"), 0, 0, temperature=1.0)
-        await runner.close()
-        await services.close()
+    trajectory, _ = await episode(TestDesk(), [says("Agent: I am the agent")], ["Hello?"])
     assert (trajectory.outcome, trajectory.scored) == (Outcome.USER_ERROR, False)
     assert "speaks as the agent" in (trajectory.error or "")
 
@@ -194,17 +181,17 @@ def test_styles_repeat_by_seed_and_differ_between_seeds() -> None:
 
 def test_without_manners_everybody_is_alike() -> None:
     assert {style_of(seed, manners=False) for seed in range(20)} == {Style()}
+    assert Style().greeting == GREETING == GREETINGS[0]
 
 
 async def test_the_factory_gives_every_rollout_its_style() -> None:
-    task = generate("train", 77, "cancel")
     async with serving(says("hello")) as server:
         llm = LlmConfig(base_url=server.url, model="m")
         config = UserConfig(kind="llm", llm=llm, temperatures=[0.2, 0.9])
         services = Services.from_config(config, None)
         factory = UserFactory(config, only(TestDesk()), services)
         for seed in (1, 2, 3, 1):
-            await factory.make(task, seed).open()
+            await factory.make(TASK, seed).open()
         await services.close()
     *others, last = server.received
     assert last == others[0]
@@ -231,7 +218,7 @@ class Phone:
         return ToolResult("airplane mode is off")
 
 
-async def phone_user(pool: ChatClient, phone: Phone, **settings: Any) -> LlmUser:
+def phone_user(pool: ChatClient, phone: Phone, **settings: Any) -> LlmUser:
     user = LlmUser(pool, PERSONA, 1, **settings)
     assert isinstance(user, ToolUser)
     user.take_tools(phone)
@@ -241,8 +228,8 @@ async def phone_user(pool: ChatClient, phone: Phone, **settings: Any) -> LlmUser
 async def test_the_user_acts_and_then_speaks() -> None:
     steps = [says("No signal."), acts(("airplane_mode", {"on": False})), says("I did. Nothing changed.")]
     phone = Phone()
-    async with serving(*steps) as server, endpoint(server) as pool:
-        user = await phone_user(pool, phone)
+    async with asked(*steps) as (server, pool):
+        user = phone_user(pool, phone)
         await user.open()
         reply = await user.reply("Please switch airplane mode off.")
     assert reply.text == "I did. Nothing changed."
@@ -267,8 +254,8 @@ async def test_the_user_acts_and_then_speaks() -> None:
 )
 async def test_wrong_calls_are_answered_with_what_is_wrong(name: str, arguments: object, said: str) -> None:
     phone = Phone()
-    async with serving(acts((name, arguments)), says("It does not work.")) as server, endpoint(server) as pool:
-        assert (await (await phone_user(pool, phone)).open()).text == "It does not work."
+    async with asked(acts((name, arguments)), says("It does not work.")) as (server, pool):
+        assert (await phone_user(pool, phone).open()).text == "It does not work."
     acted, answered = server.received[1]["messages"][-2:]
     assert said in answered["content"]
     assert isinstance(json.loads(acted["tool_calls"][0]["function"]["arguments"]), dict)
@@ -278,23 +265,19 @@ async def test_wrong_calls_are_answered_with_what_is_wrong(name: str, arguments:
 async def test_a_user_that_acts_on_and_on_must_speak_at_last() -> None:
     phone = Phone()
     busy = acts(("airplane_mode", {"on": True}))
-    async with serving(busy, busy, says("Done.")) as server, endpoint(server) as pool:
-        assert (await (await phone_user(pool, phone, tool_rounds=2)).open()).text == "Done."
+    async with asked(busy, busy, says("Done.")) as (server, pool):
+        assert (await phone_user(pool, phone, tool_rounds=2).open()).text == "Done."
     assert [request["tool_choice"] for request in server.received] == ["auto", "auto", "none"]
     assert len(phone.called) == 2
 
 
 async def test_a_user_that_never_speaks_is_a_fault() -> None:
     phone = Phone()
-    async with serving(acts(("airplane_mode", {"on": True}))) as server, endpoint(server, max_retries=1) as pool:
+    async with asked(acts(("airplane_mode", {"on": True})), max_retries=1) as (server, pool):
         with pytest.raises(UserFault, match="acts on and on"):
-            await (await phone_user(pool, phone, tool_rounds=3)).open()
+            await phone_user(pool, phone, tool_rounds=3).open()
     assert len(phone.called) == 3
     assert len(server.received) == 5
-
-
-def test_the_greeting_is_the_same_for_nobody_in_particular() -> None:
-    assert Style().greeting == GREETING == GREETINGS[0]
 
 
 @pytest.mark.parametrize(

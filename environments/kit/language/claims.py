@@ -149,7 +149,7 @@ class ClaimReader:
         self._things = {kind: re.compile(pattern) for kind, pattern in words.get("things", {}).items()}
         own_deeds = [frame for frame in shared["frames"] if words.get("deeds", True)]
         self._frames = [self._frame(frame) for frame in [*words["frames"], *own_deeds]]
-        self._kinds = {kind for frame in self._frames for kind in frame.kinds}
+        self._kinds = list(dict.fromkeys(kind for frame in self._frames for kind in frame.kinds))  # the file's order
         self._patterns = {**_TYPED, **words.get("slots", {})}
         self._slots: dict[tuple[str, tuple[str, ...]], re.Pattern[str]] = {}
         self._names = expression(words.get("names", ()), self._lists)
@@ -217,7 +217,7 @@ class ClaimReader:
         found = []
         for kind, pattern in self._things.items():
             found += [_Mention(f"{kind} {match[1]}", match.start(), match.end()) for match in pattern.finditer(text)]
-        for kind in moment.vocabularies.keys() & self._kinds:
+        for kind in self._kinds:  # the sort below keeps their order where kinds share a word
             found += [_Mention(f"{kind} {word}", start, end) for word, start, end in self._words(kind, text, moment)]
         return sorted(found, key=lambda one: one.start)
 

@@ -46,7 +46,7 @@ class Weights:
         """[classes]: the chance that at least one sentence, given by its features, belongs to a class."""
         none = np.ones(self.values.shape[1], dtype=np.float32)
         for features in sentences:
-            rows = [self.rows[name] for name in features if name in self.rows]
+            rows = sorted(self.rows[name] for name in features if name in self.rows)  # a sum depends on its order
             none *= 1 / (1 + np.exp(np.clip(self.values[rows].sum(axis=0), -30, 30)))
         return 1 - none
 
