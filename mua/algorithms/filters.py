@@ -26,7 +26,7 @@ from mua.config.schema import (
     RangeFilter,
     ShapingConfig,
 )
-from mua.seeds import named_random
+from mua.seeds import derived_seed, named_random
 from mua.types import Group, Json, Outcome, Trajectory
 
 
@@ -46,7 +46,7 @@ def filtered(groups: Sequence[Group], config: AlgorithmConfig) -> tuple[list[Gro
 
 
 def _passed(group: Group, chosen: GroupFilter) -> list[Trajectory]:
-    members, draw = group.trajectories, random.Random(group.ordinal)
+    members, draw = group.trajectories, random.Random(derived_seed("filter", group.ordinal))
 
     def at_most(count: int, among: list[Trajectory]) -> list[Trajectory]:
         return among if len(among) <= count else draw.sample(among, count)

@@ -38,6 +38,7 @@ from mua.errors import (
     UserFaultKind,
 )
 from mua.masking import mask_credentials
+from mua.seeds import derived_seed
 from mua.types import Json
 
 log = logging.getLogger(__name__)
@@ -155,7 +156,8 @@ class ChatClient:
             self._accounts.count("failovers", float(place != at))
             at = place
             # A policy's retry is the same request again: it follows faults of the endpoint, not of what it wrote.
-            seed = way.request.seed + (0 if way.request.verbatim else way.tried)
+            again = way.tried and not way.request.verbatim
+            seed = derived_seed(way.request.seed, way.tried) if again else way.request.seed
             outcome = await self._members[place].ask(replace(way.request, seed=seed), way.deadline)
             if isinstance(outcome, Completion):
                 if (refusal := accept(outcome)) is None:

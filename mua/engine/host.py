@@ -203,7 +203,7 @@ class RemoteServer:
             answer = await self._ask("POST", f"/start/{self._place}", seconds, asked)
         except (aiohttp.ClientError, TimeoutError) as error:
             host = f"its host {self._host} on machine {self._node}"
-            raise EngineError(f"{self.label}: {host} did not start it: {error!r}") from error
+            raise EngineError(f"{self.label}: {host} did not start it: {one_line(error)}") from error
         if "error" in answer:
             raise EngineError(f"machine {self._node}: {answer['error']}")
         self.url, self.running = answer["url"], True
@@ -231,7 +231,7 @@ class RemoteServer:
         try:
             await self._ask("POST", f"/stop/{self._place}", self._config.stop_seconds + _PATIENCE_SECONDS)
         except (aiohttp.ClientError, TimeoutError) as error:
-            _log.warning("%s: its host %s did not stop it: %r", self.label, self._host, error)
+            _log.warning("%s: its host %s did not stop it: %s", self.label, self._host, one_line(error))
 
     async def _ask(self, method: str, path: str, seconds: float, body: Any = None) -> Any:
         key, timeout = {"Authorization": f"Bearer {self.api_key}"}, aiohttp.ClientTimeout(total=seconds)

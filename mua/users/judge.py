@@ -21,6 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from mua.endpoint.chat import Completion, Message
 from mua.endpoint.services import ChatClient
 from mua.errors import JudgeFault, Refusal, UserFault, UserFaultKind
+from mua.seeds import derived_seed
 from mua.types import Json
 from mua.untrusted import MAX_VERDICT, JsonError, read_json, read_json_at
 
@@ -95,7 +96,7 @@ class Judge:
             {"role": "user", "content": "\n\n".join([*marked, question])},
         ]
         for attempt in range(self._attempts):
-            text = await self._answer(messages, form, seed + 1000 * attempt)
+            text = await self._answer(messages, form, derived_seed(seed, attempt))
             try:
                 verdict = _read(text, schema, form)
             except ValueError as error:

@@ -25,6 +25,7 @@ from mua.environment.requests import checked_text
 from mua.environment.tool_arguments import validate_arguments
 from mua.environment.user import STOP_SIGNAL, UserReply, UserTools
 from mua.errors import Refusal, UserFaultKind
+from mua.seeds import derived_seed
 from mua.types import Json
 from mua.untrusted import JsonError, read_json
 from mua.users.personas import DEFAULT_PROMPT, SILENCE, Prompt, Style
@@ -123,10 +124,9 @@ class LlmUser:
             return refusal or (self._check.content(text, acted=acted) if self._mode == "refuse" else None)
 
         schemas = [schema.openai() for schema in self._tools.schemas()] if self._tools else []
-        # Requests of one user differ by 1000, so that their retries (seed + attempt) never coincide.
         return await self._endpoint.chat(
             self._history,
-            seed=self._seed + 1000 * len(self._history),
+            seed=derived_seed(self._seed, len(self._history)),
             temperature=self._style.temperature,
             tools=schemas,
             tool_choice="none" if schemas and speak else None,

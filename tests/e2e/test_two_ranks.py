@@ -25,7 +25,7 @@ def test_two_ranks_train_like_one(recipe: Path, trained: Path, tmp_path: Path) -
     lines = metrics_of(tmp_path / "out")
     assert [line["step"] for line in lines] == list(range(STEPS))
     for line, single in zip(lines, metrics_of(trained), strict=False):
-        assert line["rows"] >= 2
+        assert line["microbatches"] >= 2
         assert {name: line[name] for name in SAME} == pytest.approx(
             {name: single[name] for name in SAME}, rel=1e-4, abs=1e-6
         )

@@ -12,9 +12,13 @@ from pathlib import Path
 import aiohttp
 import psutil
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 from engine_fixtures import cpu_engine_config
 from key_support import answers_without, routes
 
+from mua.config.schema import EngineConfig
+from mua.engine.host import Hosts, RemoteServer
 from mua.engine.pool import EnginePool
 from mua.engine.server import SglangServer, engine_server
 from mua.errors import EngineError
@@ -98,3 +102,23 @@ async def test_a_key_is_not_passed_through(engine_pool: EnginePool, name: str) -
         engine_server(
             cpu_engine_config(extra={name: "x"}), dtype="float32", context_length=64, seed=0, index=9, log_folder=folder
         )
+
+
+async def test_a_host_that_refuses_does_not_bring_the_key_into_errors_and_logs(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """aiohttp's error of a refused request holds the headers that were sent, in its repr."""
+
+    async def refuse(request: web.Request) -> web.Response:
+        raise web.HTTPUnauthorized
+
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", refuse)
+    async with TestServer(app) as host:
+        hosts = Hosts("a-secret-key", (str(host.make_url("")).rstrip("/"),))
+        server = RemoteServer(EngineConfig(), hosts, 1, 0, tmp_path)
+        with pytest.raises(EngineError, match="did not start it: ClientResponseError: 401") as refused:
+            await server.start(tmp_path)
+        await server.stop()
+    assert "did not stop it: ClientResponseError: 401" in caplog.text
+    assert "a-secret-key" not in str(refused.value) + caplog.text

@@ -21,6 +21,7 @@ from mua.errors import JudgeFault
 from mua.rollout import runner as runner_module
 from mua.rollout.runner import EpisodeRunner
 from mua.types import Outcome
+from mua.seeds import derived_seed
 from mua.users.judge import Judge, single_object
 from tests.chat_server import Handler, Server, asked, client_of, completion, fails, says
 from tests.judged_desk import JudgedDesk
@@ -61,7 +62,7 @@ async def test_a_verdict_is_typed_and_asked_for_under_its_schema() -> None:
     assert form["json_schema"]["schema"]["required"] == ["reason", "grade", "points"]
     assert form["json_schema"]["schema"]["additionalProperties"] is False
     assert "essay:\n<<<\nIt was a dark night.\n>>>" in request["messages"][1]["content"]
-    assert (request["seed"], request["temperature"]) == (5, 0.0)
+    assert (request["seed"], request["temperature"]) == (derived_seed(5, 0), 0.0)
 
 
 @pytest.mark.parametrize(
