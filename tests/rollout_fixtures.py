@@ -26,7 +26,7 @@ from mua.environment.domain import Domain
 from mua.environment.protocol import Environment, Evaluation, Isolation, Task, ToolResult, Transcript
 from mua.environment.selection import Selection
 from mua.environment.user import User, UserReply
-from mua.tokens import ChatFamily
+from mua.tokens.chat_family import ChatFamily
 from mua.tokens.codec import fixed
 from mua.types import Generation, Int32Array, Json, Provenance
 

@@ -114,7 +114,7 @@ class _InlineHandle:
             answer = request.perform(self._environment)
         except Exception as error:
             return None, error
-        return await _finished(request, answer, seconds)
+        return await _finished(answer, seconds, request)
 
     @property
     def closes_at_once(self) -> bool:
@@ -126,7 +126,7 @@ class _InlineHandle:
             closing = None if environment is None else environment.close()
         except Exception as error:
             return error
-        return await _awaited(closing, seconds)
+        return (await _finished(closing, seconds))[1]
 
 
 class _ThreadHandle:
@@ -141,39 +141,26 @@ class _ThreadHandle:
         holder = self._holder
         self._call = await self._pool.start(seconds, lambda: request.perform(holder.get()))
         answer, error = await self._pool.wait(self._call)
-        return (None, error) if error is not None else await _finished(request, answer, seconds)
+        return (None, error) if error is not None else await _finished(answer, seconds, request)
 
     async def close(self, seconds: float) -> BaseException | None:
         if self._call is not None and not self._call.abandoned:
             with suppress(HungCall):
                 await self._pool.wait(self._call)
         closing, error = await self._pool.wait(await self._pool.start(seconds, self._holder.close))
-        return error if error is not None else await _awaited(closing, seconds)
+        return error if error is not None else (await _finished(closing, seconds))[1]
 
 
-async def _awaited(closing: Any, seconds: float) -> BaseException | None:
-    """What came of a ``close`` that is a coroutine function, under its deadline; raises :class:`HungCall`."""
-    if not inspect.isawaitable(closing):
-        return None
-    try:
-        async with asyncio.timeout(seconds) as deadline:
-            await closing
-    except TimeoutError as late:
-        if deadline.expired():
-            raise HungCall("its coroutine is cancelled") from None
-        return late
-    except Exception as raised:
-        return raised
-    return None
+async def _finished(answer: Any, seconds: float, request: Request | None = None) -> CallOutcome:
+    """The answer, or what a coroutine method gives in the end, under its deadline; of the type that ``request`` has.
 
-
-async def _finished(request: Request, answer: Any, seconds: float) -> CallOutcome:
-    """The answer, of the right type; what a coroutine method gives in the end, under its deadline."""
+    Raises :class:`HungCall`.
+    """
     try:
         if inspect.isawaitable(answer):
             async with asyncio.timeout(seconds) as deadline:
                 answer = await answer
-        return checked_answer(request, answer), None
+        return answer if request is None else checked_answer(request, answer), None
     except TimeoutError as late:
         if deadline.expired():
             raise HungCall("its coroutine is cancelled") from None
@@ -199,7 +186,16 @@ class _Holder:
     def get(self) -> Environment:
         """The environment, built on first use. Runs in a worker thread; calls of one instance never overlap."""
         if self._environment is None:
-            self._keep(self._domain.environment())
+            built = self._domain.environment()
+            with self._lock:
+                ended = self._ended
+                if not ended:
+                    self._environment = built
+            if ended and inspect.iscoroutine(closing := built.close()):
+                try:
+                    asyncio.run_coroutine_threadsafe(closing, self._loop)
+                except RuntimeError:
+                    closing.close()  # the run has gone, and its loop with it
         environment = self._environment
         if environment is None:
             raise RuntimeError("the instance ended while its environment was being built")
@@ -210,15 +206,3 @@ class _Holder:
         with self._lock:
             environment, self._environment, self._ended = self._environment, None, True
         return None if environment is None else environment.close()
-
-    def _keep(self, environment: Environment) -> None:
-        with self._lock:
-            if not self._ended:
-                self._environment = environment
-                return
-        closing = environment.close()
-        if inspect.iscoroutine(closing):
-            try:
-                asyncio.run_coroutine_threadsafe(closing, self._loop)
-            except RuntimeError:
-                closing.close()  # the run has gone, and its loop with it

@@ -47,7 +47,8 @@ class DomainLifecycle:
         if self._starting is None:
             work = self._within(self._owner.start(), "start")
             self._starting = asyncio.create_task(work, name=f"start domain {self._name}")
-            self._starting.add_done_callback(_seen)
+            # An exception that nobody is left to wait for is no surprise.
+            self._starting.add_done_callback(lambda task: task.cancelled() or task.exception())
         await asyncio.shield(self._starting)
 
     async def stop(self) -> None:
@@ -75,9 +76,3 @@ class DomainLifecycle:
             raise DomainNotStarted(late) from None
         except Exception as error:
             raise DomainNotStarted(f"{named} raised {one_line(error)}") from error
-
-
-def _seen(task: asyncio.Task[None]) -> None:
-    """An exception that nobody was left to wait for is no surprise."""
-    if not task.cancelled():
-        task.exception()

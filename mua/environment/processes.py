@@ -75,11 +75,6 @@ class ProcessExecutor:
     async def close(self) -> None:
         await asyncio.gather(*(slot.close() for slot in self._slots))
 
-    @property
-    def pids(self) -> list[int]:
-        """Of the workers alive now."""
-        return [slot.worker.pid for slot in self._slots if slot.worker is not None and slot.worker.lost is None]
-
 
 class _WorkerHandle:
     closes_at_once = False
@@ -187,7 +182,16 @@ class WorkerProcess:
         Raises :class:`mua.errors.ConfigError` for what the domain refuses, else :class:`EnvironmentFault`.
         """
         ours, theirs = socket.socketpair()
-        process = _spawned(theirs)
+        kept = {name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ}
+        path = os.pathsep.join(os.path.abspath(folder) for folder in sys.path)
+        with theirs:  # the worker's standard input; what it prints goes to our standard error
+            process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "mua.environment.worker"],
+                stdin=theirs.fileno(),
+                stdout=2,
+                env=kept | {"PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"},
+                start_new_session=True,
+            )
         reader, writer = await asyncio.open_connection(sock=ours, limit=_LONGEST_LINE)
         worker = cls(process, reader, writer)
         try:
@@ -214,7 +218,9 @@ class WorkerProcess:
         """
         exchange = asyncio.create_task(self._exchange(what, line, seconds))
         self._exchanges.add(exchange)
-        exchange.add_done_callback(self._exchanged)
+        exchange.add_done_callback(self._exchanges.discard)
+        # What it raises is seen by whoever waits, unless that is cancelled.
+        exchange.add_done_callback(lambda done: done.cancelled() or done.exception())
         return await asyncio.shield(exchange)
 
     async def close(self) -> None:
@@ -231,23 +237,24 @@ class WorkerProcess:
         async with self._turn:
             if self.lost is not None:
                 raise LostEnvironment(self.lost)
+            answer = b""
             try:
                 async with asyncio.timeout(seconds):
-                    answer = await self._sent(line)
+                    with suppress(ConnectionError, ValueError):  # ValueError: a longer line than the limit
+                        self._writer.write(line)
+                        await self._writer.drain()
+                        answer = await self._reader.readline()
             except TimeoutError:
                 await self._gone(f"its worker process was killed, because {what} hung there")
                 raise HungCall("its worker process is killed") from None
         if answer.endswith(b"\n"):
             return json.loads(answer)
         await self._gone(f"its worker process ended during {what}")
-        raise LostEnvironment(f"{self.lost} ({_ended_by(self._process.returncode)})")
-
-    async def _sent(self, line: bytes) -> bytes:
-        with suppress(ConnectionError, ValueError):  # ValueError: a longer line than the limit
-            self._writer.write(line)
-            await self._writer.drain()
-            return await self._reader.readline()
-        return b""
+        status = self._process.returncode
+        ended = f"exit status {status}" if status >= 0 else f"signal {-status}"
+        with suppress(ValueError):  # a signal without a name
+            ended = signal.Signals(-status).name
+        raise LostEnvironment(f"{self.lost} ({ended})")
 
     async def _gone(self, why: str) -> None:
         self.lost = why
@@ -264,35 +271,3 @@ class WorkerProcess:
     async def _reaped(self) -> None:
         while self._process.poll() is None:
             await asyncio.sleep(0.005)
-
-    def _exchanged(self, exchange: asyncio.Task[Json]) -> None:
-        self._exchanges.discard(exchange)
-        if not exchange.cancelled():
-            exchange.exception()  # seen by whoever waited, unless that was cancelled
-
-
-def _spawned(theirs: socket.socket) -> subprocess.Popen[bytes]:
-    """The process, with the socket as its standard input; what it prints goes to our standard error."""
-    with theirs:
-        return subprocess.Popen(
-            [sys.executable, "-P", "-m", "mua.environment.worker"],
-            stdin=theirs.fileno(),
-            stdout=2,
-            env=_clean_variables(),
-            start_new_session=True,
-        )
-
-
-def _clean_variables() -> dict[str, str]:
-    kept = {name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ}
-    path = os.pathsep.join(os.path.abspath(folder) for folder in sys.path)
-    return kept | {"PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-
-
-def _ended_by(status: int) -> str:
-    if status >= 0:
-        return f"exit status {status}"
-    try:
-        return signal.Signals(-status).name
-    except ValueError:
-        return f"signal {-status}"

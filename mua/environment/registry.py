@@ -58,7 +58,8 @@ def _modules() -> dict[str, str]:
     own = importlib.import_module(_PACKAGE)
     folders = [Path(folder) for folder in own.__path__]
     modules = {name: f"{_PACKAGE}.{name}" for name in _packages(folders)}
-    for group in {inner.name for folder in folders for inner in folder.iterdir() if _is_group(inner)}:
+    inner = [one for folder in folders for one in folder.iterdir() if one.is_dir() and one.name[0] not in "_."]
+    for group in {one.name for one in inner if not (one / "__init__.py").exists()}:
         members = _packages([folder / group for folder in folders])
         modules |= {f"{group}/{name}": f"{_PACKAGE}.{group}.{name}" for name in members}
     for point in entry_points(group=ENTRY_POINT_GROUP):
@@ -74,7 +75,3 @@ def _modules() -> dict[str, str]:
 def _packages(folders: list[Path]) -> Iterator[str]:
     found = pkgutil.iter_modules([str(folder) for folder in folders])
     return (info.name for info in found if info.ispkg and info.name != _KIT and not info.name.startswith("_"))
-
-
-def _is_group(folder: Path) -> bool:
-    return folder.is_dir() and not folder.name.startswith(("_", ".")) and not (folder / "__init__.py").exists()

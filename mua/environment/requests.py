@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Awaitable
 from dataclasses import dataclass, replace
 from numbers import Real
 from typing import Any, NamedTuple, TypeAlias
@@ -45,11 +44,14 @@ class ResetRequest:
 
     def perform(self, environment: Environment) -> Any:
         done = environment.reset(self.task, self.seed)
-        return self._after(done, environment) if inspect.isawaitable(done) else _tools_of(environment)
+        if not inspect.isawaitable(done):
+            return _tools_of(environment)
 
-    async def _after(self, done: Awaitable[None], environment: Environment) -> ToolLists:
-        await done
-        return _tools_of(environment)
+        async def after() -> ToolLists:
+            await done
+            return _tools_of(environment)
+
+        return after()
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,16 +100,24 @@ def checked_answer(request: Request, answer: Any) -> Any:
     expected = _ANSWERS[type(request)]
     if not isinstance(answer, expected):
         raise WrongResult(f"gave {type(answer).__name__} instead of {expected.__name__}")
+    if isinstance(answer, ToolLists):
+        return answer
     if isinstance(answer, ToolResult):
-        return _checked_result(answer)
-    return _checked_verdict(answer) if isinstance(answer, Evaluation) else answer
-
-
-def _checked_result(result: ToolResult) -> ToolResult:
-    if not isinstance(result.text, str):
-        raise WrongResult(f"gave a result whose text is {type(result.text).__name__}, not text")
-    reward = _checked_reward(result.reward)
-    return result if reward is result.reward else replace(result, reward=reward)
+        if not isinstance(answer.text, str):
+            raise WrongResult(f"gave a result whose text is {type(answer.text).__name__}, not text")
+        reward = _checked_reward(answer.reward)
+        return answer if reward is answer.reward else replace(answer, reward=reward)
+    assert isinstance(answer, Evaluation)
+    if not isinstance(answer.details, dict):
+        raise WrongResult(f"gave details that are {type(answer.details).__name__}, not an object")
+    if deeper(answer.details, DEEPEST_DETAILS):
+        raise WrongResult(f"gave details that are nested more than {DEEPEST_DETAILS} deep, which no trace can hold")
+    if answer.success not in (0, 1):
+        raise WrongResult(f"gave the success {answer.success!r}, which is neither true nor false")
+    reward = _checked_reward(answer.reward)
+    if reward is answer.reward and isinstance(answer.success, bool):
+        return answer
+    return replace(answer, reward=reward, success=bool(answer.success))
 
 
 def checked_text(tool: str, text: str) -> str:
@@ -120,19 +130,6 @@ def checked_text(tool: str, text: str) -> str:
     if (at := unpaired_surrogate(text)) is not None:
         raise EnvironmentFault(f"tool {tool!r} answered with an unpaired surrogate at character {at}, no text")
     return text
-
-
-def _checked_verdict(verdict: Evaluation) -> Evaluation:
-    if not isinstance(verdict.details, dict):
-        raise WrongResult(f"gave details that are {type(verdict.details).__name__}, not an object")
-    if deeper(verdict.details, DEEPEST_DETAILS):
-        raise WrongResult(f"gave details that are nested more than {DEEPEST_DETAILS} deep, which no trace can hold")
-    if verdict.success not in (0, 1):
-        raise WrongResult(f"gave the success {verdict.success!r}, which is neither true nor false")
-    reward = _checked_reward(verdict.reward)
-    if reward is verdict.reward and isinstance(verdict.success, bool):
-        return verdict
-    return replace(verdict, reward=reward, success=bool(verdict.success))
 
 
 def _checked_reward(reward: Any) -> float:

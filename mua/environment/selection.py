@@ -28,7 +28,19 @@ class Selection:
     @classmethod
     def from_config(cls, config: EnvironmentConfig, services: Services | None = None) -> Self:
         """The domains that ``config`` names; raises :class:`mua.errors.ConfigError` for what cannot be had."""
-        return cls({name: _configured(name, config, services or Services()) for name in config.shares}, config)
+        domains: dict[str, Domain] = {}
+        defaults = {key: EnvironmentConfig.model_fields[key].default for key in ("oracle", "reward", "show_reward")}
+        for name in config.shares:
+            domain = domains[name] = get_domain(name)
+            own = _share_of(domain, config) if config.mix else config
+            if isinstance(domain, Configurable):
+                domains[name] = domain.configured(own, services or Services())
+                continue
+            asked = [key for key in ("data", "options") if getattr(own, key)]
+            asked += [key for key, default in defaults.items() if getattr(own, key) != default]
+            if asked:
+                raise ConfigError(f"environment.{asked[0]}: domain {name!r} has nothing to set there; leave it out")
+        return cls(domains, config)
 
     @classmethod
     def held_out(cls, config: ExperimentConfig, services: Services) -> Self | None:
@@ -64,7 +76,12 @@ class Selection:
 
     def shared_tasks(self, split: Split) -> list[tuple[float, Sequence[Task]]]:
         """Each domain's share and tasks."""
-        return [(share, self._chosen(name, split)) for name, share in self.config.shares.items()]
+        found: list[tuple[float, Sequence[Task]]] = []
+        wanted = self.config.difficulties
+        for name, share in self.config.shares.items():
+            tasks = self.domains[name].tasks(split)
+            found.append((share, [t for t in tasks if t.data.get("difficulty") in wanted] if wanted else tasks))
+        return found
 
     def domain(self, task: Task) -> Domain:
         """The domain that ``task`` belongs to."""
@@ -80,10 +97,6 @@ class Selection:
             known = self._prompts[task.domain, style] = domain.system_prompt(style)
         return known
 
-    def _chosen(self, name: str, split: Split) -> Sequence[Task]:
-        tasks, wanted = self.domains[name].tasks(split), self.config.difficulties
-        return [task for task in tasks if task.data.get("difficulty") in wanted] if wanted else tasks
-
 
 def environment_of(
     names: Sequence[str], environment: EnvironmentConfig, evaluation: EvaluationConfig
@@ -96,7 +109,8 @@ def environment_of(
     if len(set(names)) < len(names):
         raise ConfigError("evaluation.domains: a domain stands there twice; name each once")
     own = environment.shares
-    inherited = environment.options if environment.mix else _with_owner(environment)
+    owned = "" if environment.mix else f"{_short(environment.name)}."  # a mix names the owner of each option
+    inherited = {owned + key: value for key, value in environment.options.items()}
     gone = _forms(set(own) - set(names))
     options = {key: value for key, value in inherited.items() if key.rpartition(".")[0] not in gone}
     new = _forms(set(evaluation.domains) - set(own))
@@ -112,32 +126,32 @@ def environment_of(
     return EnvironmentConfig.model_validate(told)
 
 
-def _with_owner(environment: EnvironmentConfig) -> dict[str, str | int | float | bool]:
-    """The options of a single domain as a mix writes them."""
-    return {f"{_short(environment.name)}.{key}": value for key, value in environment.options.items()}
-
-
 def _forms(names: Iterable[str]) -> dict[str, str]:
     """Each domain by the names an option may call it."""
     return {form: name for name in names for form in (name, _short(name))}
 
 
-def _configured(name: str, config: EnvironmentConfig, services: Services) -> Domain:
-    domain = get_domain(name)
-    config = _share_of(domain, config) if config.mix else config
-    if isinstance(domain, Configurable):
-        return domain.configured(config, services)
-    asked = [key for key in ("data", "options") if getattr(config, key)]
-    defaults = EnvironmentConfig(name=name)
-    asked += [key for key in ("oracle", "reward", "show_reward") if getattr(config, key) != getattr(defaults, key)]
-    if asked:
-        raise ConfigError(f"environment.{asked[0]}: domain {name!r} has nothing to set there; leave it out")
-    return domain
-
-
 def _share_of(domain: Domain, config: EnvironmentConfig) -> EnvironmentConfig:
-    """What a mix says to one of its domains: its own options, and no setting that only others understand."""
-    changed: dict[str, object] = {"options": _own_options(domain.name, config)}
+    """What a mix says to one of its domains: its own options, and no setting that only others understand.
+
+    In a mix an option is written with its owner, ``{turtle.max_words: 5}``.
+    """
+    own: dict[str, object] = {}
+    owners = _forms(config.shares)
+    for key, value in config.options.items():
+        owner, dot, option = key.rpartition(".")
+        if not dot:
+            raise ConfigError(
+                f"environment.options.{key}: say whose option it is in a mix, such as {_short(domain.name)}.{key}"
+            )
+        if owner not in owners:
+            raise ConfigError(
+                f"environment.options.{key}: no chosen environment is called {owner!r}; "
+                f"there are {', '.join(sorted(map(_short, config.shares)))}"
+            )
+        if owners[owner] == domain.name:
+            own[option] = value
+    changed: dict[str, object] = {"options": own}
     if config.data is not None and (folder := config.data / _short(domain.name)).is_dir():
         changed["data"] = folder
     if not getattr(domain, "user_in_tools", False):
@@ -145,26 +159,6 @@ def _share_of(domain: Domain, config: EnvironmentConfig) -> EnvironmentConfig:
     if not isinstance(domain, Configurable):
         changed |= {"data": None, "reward": "all_or_nothing"}
     return config.model_copy(update=changed)
-
-
-def _own_options(name: str, config: EnvironmentConfig) -> dict[str, str | int | float | bool]:
-    """In a mix an option is written with its owner, ``{turtle.max_words: 5}``."""
-    owners = _forms(config.shares)
-    own = {}
-    for key, value in config.options.items():
-        owner, dot, option = key.rpartition(".")
-        if not dot:
-            raise ConfigError(
-                f"environment.options.{key}: say whose option it is in a mix, such as {_short(name)}.{key}"
-            )
-        if owner not in owners:
-            raise ConfigError(
-                f"environment.options.{key}: no chosen environment is called {owner!r}; "
-                f"there are {', '.join(sorted(map(_short, config.shares)))}"
-            )
-        if owners[owner] == name:
-            own[option] = value
-    return own
 
 
 def _short(name: str) -> str:

@@ -57,10 +57,21 @@ class BlockingPool:
         The wait for a thread is bounded by the deadlines of the calls that hold one.
         """
         await self._free.acquire()
-        inbox = self._idle.pop() if self._idle else _new_worker()
+        if self._idle:
+            inbox = self._idle.pop()
+        else:
+            inbox = SimpleQueue()
+            threading.Thread(target=_work, args=(inbox,), name="mua-environment", daemon=True).start()
         loop = asyncio.get_running_loop()
         call = BlockingCall(loop.time() + seconds, inbox, loop.create_future())
-        inbox.put((function, lambda outcome: _deliver(loop, self._finished, call, outcome)))
+
+        def deliver(outcome: CallOutcome) -> None:
+            try:
+                loop.call_soon_threadsafe(self._finished, call, outcome)
+            except RuntimeError:
+                call.inbox.put(None)  # the loop is closed, so nobody waits any more: let the thread end
+
+        inbox.put((function, deliver))
         return call
 
     async def wait(self, call: BlockingCall) -> CallOutcome:
@@ -71,7 +82,10 @@ class BlockingPool:
         remaining = max(0.0, call.deadline - asyncio.get_running_loop().time())
         await asyncio.wait((call.outcome,), timeout=remaining)
         if not call.outcome.done():
-            self._abandon(call)
+            if not call.abandoned:
+                call.abandoned = True
+                self.abandoned += 1
+                self._free.release()
             raise HungCall(f"its thread is abandoned ({self.abandoned} hang now)")
         return call.outcome.result()
 
@@ -79,12 +93,6 @@ class BlockingPool:
         """Let idle threads exit. Threads that hang stay behind as daemons."""
         while self._idle:
             self._idle.pop().put(None)
-
-    def _abandon(self, call: BlockingCall) -> None:
-        if not call.abandoned:
-            call.abandoned = True
-            self.abandoned += 1
-            self._free.release()
 
     def _finished(self, call: BlockingCall, outcome: CallOutcome) -> None:
         """Runs on the event loop when a call has returned, in time or not."""
@@ -95,12 +103,6 @@ class BlockingPool:
         self._idle.append(call.inbox)
         self._free.release()
         call.outcome.set_result(outcome)
-
-
-def _new_worker() -> _Inbox:
-    inbox: _Inbox = SimpleQueue()
-    threading.Thread(target=_work, args=(inbox,), name="mua-environment", daemon=True).start()
-    return inbox
 
 
 def _work(inbox: _Inbox) -> None:
@@ -114,13 +116,3 @@ def _work(inbox: _Inbox) -> None:
         deliver(outcome)
         # An idle thread must not keep the last environment alive.
         del item, function, deliver, outcome
-
-
-def _deliver(
-    loop: asyncio.AbstractEventLoop, finished: Callable[..., None], call: BlockingCall, outcome: CallOutcome
-) -> None:
-    try:
-        loop.call_soon_threadsafe(finished, call, outcome)
-    except RuntimeError:
-        # The loop is closed, so nobody waits any more: let the thread end.
-        call.inbox.put(None)

@@ -63,13 +63,20 @@ def _has_whole_float(value: Any) -> bool:
 def _fit(schema: Any, value: Any, root: Any) -> Any:
     """``value`` as ``schema``, a part of ``root``, wants its numbers. It is no deeper than JSON that was read."""
     if isinstance(value, float):
-        whole = value.is_integer() and abs(value) <= 2**53
-        return int(value) if whole and _wants_integer(schema, root) else value
+        if not value.is_integer() or abs(value) > 2**53:
+            return value
+        kinds: set[str] = set()
+        for part in _parts(schema, root):
+            said = part.get("type", ())
+            kinds |= {said} if isinstance(said, str) else set(said)
+            known = [*part.get("enum", ()), *([part["const"]] if "const" in part else [])]
+            kinds |= {"integer" if type(one) is int else "number" for one in known if type(one) in (int, float)}
+        return int(value) if "integer" in kinds and "number" not in kinds else value
     parts = list(_parts(schema, root))
     if isinstance(value, dict):
-        return {key: _fit_all(_of_property(parts, key), item, root) for key, item in value.items()}
+        return {key: _fit_all(_schemas_at(parts, key), item, root) for key, item in value.items()}
     if isinstance(value, list):
-        return [_fit_all(_of_item(parts, place), item, root) for place, item in enumerate(value)]
+        return [_fit_all(_schemas_at(parts, place), item, root) for place, item in enumerate(value)]
     return value
 
 
@@ -92,46 +99,27 @@ def _parts(schema: Any, root: Any) -> Iterator[Json]:
         seen.add(id(part))
         yield part
         if isinstance(part.get("$ref"), str):
-            waiting.append(_referred(part["$ref"], root))
+            reference, found = part["$ref"], root  # one that leads out of ``root`` finds None
+            steps = reference.removeprefix("#/").split("/") if reference.startswith("#/") else ("",)
+            for step in () if reference == "#" else steps:
+                step = unquote(step).replace("~1", "/").replace("~0", "~")
+                found = found.get(step) if isinstance(found, dict) else None
+            waiting.append(found)
         waiting += [inner for key in ("anyOf", "oneOf", "allOf") for inner in part.get(key, ())]
         waiting += [part.get(key) for key in ("if", "then", "else")]
 
 
-def _wants_integer(schema: Any, root: Any) -> bool:
-    kinds: set[str] = set()
-    for part in _parts(schema, root):
-        said = part.get("type", ())
-        kinds |= {said} if isinstance(said, str) else set(said)
-        known = [*part.get("enum", ()), *([part["const"]] if "const" in part else [])]
-        kinds |= {"integer" for one in known if type(one) is int} | {"number" for one in known if type(one) is float}
-    return "integer" in kinds and "number" not in kinds
-
-
-def _of_property(parts: list[Json], key: str) -> list[Any]:
+def _schemas_at(parts: list[Json], key: str | int) -> list[Any]:
+    """What ``parts`` say of the property, or the item, at ``key``."""
     found = []
     for part in parts:
+        if isinstance(key, int):
+            first = part.get("prefixItems", [])
+            found += [first[key]] if key < len(first) else [part["items"]] if "items" in part else []
+            continue
         own = [part["properties"][key]] if key in part.get("properties", {}) else []
         own += [inner for pattern, inner in part.get("patternProperties", {}).items() if re.search(pattern, key)]
         found += own or ([part["additionalProperties"]] if "additionalProperties" in part else [])
-    return found
-
-
-def _of_item(parts: list[Json], place: int) -> list[Any]:
-    found = []
-    for part in parts:
-        first = part.get("prefixItems", [])
-        found += [first[place]] if place < len(first) else [part["items"]] if "items" in part else []
-    return found
-
-
-def _referred(reference: str, root: Any) -> Any:
-    """What a reference inside ``root`` names; None for any other."""
-    if reference == "#":
-        return root
-    found = root
-    for step in reference.removeprefix("#/").split("/") if reference.startswith("#/") else ("",):
-        step = unquote(step).replace("~1", "/").replace("~0", "~")
-        found = found.get(step) if isinstance(found, dict) else None
     return found
 
 
@@ -141,11 +129,16 @@ def argument_checker(schema: ToolSchema) -> Checker:
 
     def check(arguments: Any) -> str | None:
         if not isinstance(arguments, dict):
-            return f"arguments of {schema.name} must be a JSON object, not {_json_type(arguments)}"
+            names = {list: "an array", str: "a string", bool: "a boolean", int: "a number", float: "a number"}
+            found = "null" if arguments is None else names.get(type(arguments), type(arguments).__name__)
+            return f"arguments of {schema.name} must be a JSON object, not {found}"
         if validator.is_valid(arguments):
             return None
         fault = _most_telling(list(validator.iter_errors(arguments)), schema.parameters, arguments)
-        where = "".join(map(_step, fault.instance_path)).removeprefix(".")
+        where = "".join(  # as JSONPath writes it
+            f".{step}" if re.match(r"[a-zA-Z][a-zA-Z0-9_]*$", str(step)) else f"[{step!r}]"
+            for step in fault.instance_path
+        ).removeprefix(".")
         sentence = " ".join(_sentence(fault, schema.parameters, arguments).split())
         if len(sentence) > _LONGEST:
             sentence = f"{sentence[: _LONGEST // 2]} ... {sentence[-_LONGEST // 2 :]}"
@@ -248,15 +241,3 @@ def _at(value: Any, path: Sequence[str | int]) -> Any:
         except (KeyError, IndexError, TypeError):
             return None
     return value
-
-
-def _step(step: str | int) -> str:
-    """A step of a path as JSONPath writes it."""
-    if isinstance(step, int):
-        return f"[{step}]"
-    return f".{step}" if re.match(r"[a-zA-Z][a-zA-Z0-9_]*$", step) else f"[{step!r}]"
-
-
-def _json_type(value: Any) -> str:
-    names = {list: "an array", str: "a string", bool: "a boolean", int: "a number", float: "a number"}
-    return "null" if value is None else names.get(type(value), type(value).__name__)

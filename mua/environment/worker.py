@@ -62,7 +62,17 @@ class Worker:
     def answer(self, message: Json) -> bytes:
         """Do what a line asks, and the line that answers it. Never raises."""
         try:
-            return packed({"answer": self._do(message)})
+            instance = message["instance"]
+            if message["do"] == "close":
+                self._close(instance)
+                return packed({"answer": None})
+            request = read_request(message)
+            if instance not in self._environments:
+                self._environments[instance] = self._domain.environment()
+            answer = request.perform(self._environments[instance])
+            if inspect.isawaitable(answer):
+                answer = self._loop.run_until_complete(_awaited(answer))
+            return packed({"answer": answer_json(checked_answer(request, answer))})
         except BaseException as error:
             return packed(error_json(error))
 
@@ -75,23 +85,9 @@ class Worker:
             with suppress(BaseException):
                 self._loop.run_until_complete(self._lifecycle.stop())
 
-    def _do(self, message: Json) -> Any:
-        if message["do"] == "close":
-            return self._close(message["instance"])
-        request = read_request(message)
-        answer = request.perform(self._environment(message["instance"]))
-        if inspect.isawaitable(answer):
-            answer = self._loop.run_until_complete(_awaited(answer))
-        return answer_json(checked_answer(request, answer))
-
     @cached_property
     def _loop(self) -> asyncio.AbstractEventLoop:
         return asyncio.new_event_loop()
-
-    def _environment(self, instance: int) -> Environment:
-        if instance not in self._environments:
-            self._environments[instance] = self._domain.environment()
-        return self._environments[instance]
 
     def _close(self, instance: int) -> None:
         environment = self._environments.pop(instance, None)
@@ -109,31 +105,34 @@ def main() -> None:
     for asked in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(asked, signal.SIG_IGN)  # Ctrl-C and a cluster's notice to leave are the run's to handle
     wire = socket.socket(fileno=os.dup(0))
-    with open(os.devnull, "rb") as nothing:
-        os.dup2(nothing.fileno(), 0)
+    with open(os.devnull, "rb") as empty:
+        os.dup2(empty.fileno(), 0)
     inbox: _Inbox = SimpleQueue()
     threading.Thread(target=_read, args=(wire, inbox), daemon=True).start()
-    with suppress(OSError):  # the run has gone
-        worker = _started(wire, inbox.get())
+    # An OSError says that the run has gone.
+    with suppress(OSError), open(os.devnull, "wb") as nothing:
+        worker: Worker | None = None
+        if (hello := inbox.get()) is not None:
+            try:
+                message = json.loads(hello)
+                config = EnvironmentConfig.model_validate_json(message["config"])
+                worker = Worker(_domain(message["domain"], config), config.reset_seconds)
+                worker.start()
+            except BaseException as error:
+                worker = None
+                wire.sendall(packed(error_json(error)))
+            else:
+                wire.sendall(packed({"answer": "ready"}))
+        while worker is not None and (line := inbox.get()) is not None:
+            message = json.loads(line)
+            seconds = min(message["seconds"], _LONGEST_S) + GRACE_S
+            faulthandler.dump_traceback_later(seconds, exit=True, file=nothing)
+            answer = worker.answer(message)
+            faulthandler.cancel_dump_traceback_later()
+            wire.sendall(answer)
         if worker is not None:
-            _serve(worker, wire, inbox)
             worker.close()
     _end()
-
-
-def _started(wire: socket.socket, hello: bytes | None) -> Worker | None:
-    if hello is None:
-        return None
-    try:
-        message = json.loads(hello)
-        config = EnvironmentConfig.model_validate_json(message["config"])
-        worker = Worker(_domain(message["domain"], config), config.reset_seconds)
-        worker.start()
-    except BaseException as error:
-        wire.sendall(packed(error_json(error)))
-        return None
-    wire.sendall(packed({"answer": "ready"}))
-    return worker
 
 
 def _domain(name: str, config: EnvironmentConfig) -> Domain:
@@ -143,17 +142,6 @@ def _domain(name: str, config: EnvironmentConfig) -> Domain:
     from mua.endpoint.services import Services  # brings clients of endpoints, which take long to import
 
     return domain.configured(config, Services())
-
-
-def _serve(worker: Worker, wire: socket.socket, inbox: _Inbox) -> None:
-    with open(os.devnull, "wb") as nothing:
-        while (line := inbox.get()) is not None:
-            message = json.loads(line)
-            seconds = min(message["seconds"], _LONGEST_S) + GRACE_S
-            faulthandler.dump_traceback_later(seconds, exit=True, file=nothing)
-            answer = worker.answer(message)
-            faulthandler.cancel_dump_traceback_later()
-            wire.sendall(answer)
 
 
 def _read(wire: socket.socket, inbox: _Inbox) -> None:

@@ -85,20 +85,21 @@ def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
     """
     with open_file(path) as file:
         for number, line in enumerate(file, start=1):
-            if line.endswith(b"\n"):
-                yield _metrics(line, f"{path}:{number}")
-
-
-def _metrics(line: bytes, where: str) -> dict[str, Any]:
-    try:
-        found = read_json(line, strict=False)
-    except JsonError as error:
-        raise MuaError(f"{where}: not a line of metrics: {error}; remove it") from None
-    if not isinstance(found, dict) or type(found.get("step")) is not int:
-        raise MuaError(f"{where}: not a line of metrics: no step; remove it")
-    if not all(value is None or is_number(value) for value in found.values()):
-        raise MuaError(f"{where}: not a line of metrics: a value is no number; remove it")
-    return found
+            if not line.endswith(b"\n"):
+                continue
+            wrong = None
+            try:
+                found = read_json(line, strict=False)
+            except JsonError as error:
+                wrong = str(error)
+            else:
+                if not isinstance(found, dict) or type(found.get("step")) is not int:
+                    wrong = "no step"
+                elif not all(value is None or is_number(value) for value in found.values()):
+                    wrong = "a value is no number"
+            if wrong is not None:
+                raise MuaError(f"{path}:{number}: not a line of metrics: {wrong}; remove it")
+            yield found
 
 
 def drop_from(path: Path, step: int | None) -> None:

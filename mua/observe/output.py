@@ -69,32 +69,26 @@ def _acquire(file: BinaryIO, path: Path) -> None:
     while True:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
         except OSError as error:
             if error.errno in _UNSUPPORTED:
                 log.warning("%s: this file system has no locks: make sure that one run at a time writes here", path)
                 return
-            if time.monotonic() >= deadline:
-                raise ConfigError(_in_use(file, path)) from None
-            time.sleep(_POLL_S)
-        else:
-            since = datetime.now().astimezone().isoformat(timespec="seconds")
-            holder = {"host": socket.gethostname(), "pid": os.getpid(), "since": since, "command": sys.argv[1:2]}
-            file.truncate(0)
-            file.write(json.dumps(holder).encode() + b"\n")
-            file.flush()
-            return
-
-
-def _in_use(file: BinaryIO, path: Path) -> str:
-    file.seek(0)
-    try:
-        holder = json.loads(file.read())
-        who = (
-            f"mua {' '.join(holder['command'])} (process {holder['pid']} on {holder['host']}, since {holder['since']})"
-        )
-    except (ValueError, KeyError, TypeError):  # it has the lock and has not signed yet
-        who = "another run, which began this moment,"
-    return f"output: {who} writes into {path.parent}; wait for it, end it, or choose another output"
+            if time.monotonic() < deadline:
+                time.sleep(_POLL_S)
+                continue
+        file.seek(0)
+        try:
+            by = json.loads(file.read())
+            who = f"mua {' '.join(by['command'])} (process {by['pid']} on {by['host']}, since {by['since']})"
+        except (ValueError, KeyError, TypeError):  # it has the lock and has not signed yet
+            who = "another run, which began this moment,"
+        raise ConfigError(f"output: {who} writes into {path.parent}; wait for it, end it, or choose another output")
+    since = datetime.now().astimezone().isoformat(timespec="seconds")
+    holder = {"host": socket.gethostname(), "pid": os.getpid(), "since": since, "command": sys.argv[1:2]}
+    file.truncate(0)
+    file.write(json.dumps(holder).encode() + b"\n")
+    file.flush()
 
 
 @contextmanager

@@ -60,7 +60,8 @@ class ProgressStage:
             parts.append(f"about {elapsed / self.done * (self.total - self.done):.0f} s left")
         return "  " * self.depth + ", ".join(parts) + (f": {self.note}" if self.note else "")
 
-    def _end(self) -> None:
+    def end(self) -> None:
+        """Say the last of it."""
         if self._bars is None:
             self._print()
         elif self.depth:  # inner stages come and go with every step; only the outermost leave their bar on the screen
@@ -106,7 +107,7 @@ class Progress:
             yield stage
         finally:
             self._depth -= 1
-            stage._end()
+            stage.end()
 
     def close(self) -> None:
         if self._bars is not None:

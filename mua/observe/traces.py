@@ -24,11 +24,10 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
-import numpy.typing as npt
 
 from mua.errors import MuaError
 from mua.observe.files import LineFile, naming
-from mua.types import ExpertArray, Json, Outcome, Provenance, Segment, Trajectory
+from mua.types import Json, Outcome, Provenance, Segment, Trajectory
 from mua.untrusted import MAX_FILE_DEPTH, is_number, open_file, printable, read_json
 
 log = logging.getLogger(__name__)
@@ -81,23 +80,20 @@ def read_traces(path: Path) -> Iterator[Trajectory]:
     An unfinished last line, left by a killed run, is skipped with a logged warning; any other broken line raises
     :class:`TraceError`. A last line that is whole but for its newline is read.
     """
-    for file in sorted(path.glob("step_*.jsonl")) if path.is_dir() else [path]:
-        yield from _trajectories(file)
-
-
-def _trajectories(path: Path) -> Iterator[Trajectory]:
-    with open_file(path) as file:
-        for number, line in enumerate(file, start=1):
-            try:
-                trajectory = decode_trajectory(line, experts_file(path))
-            except OSError as error:
-                raise TraceError(f"{path}:{number}: its expert choices are missing: {error.filename}") from error
-            except (ValueError, KeyError, TypeError) as error:
-                if not line.endswith(b"\n"):
-                    log.warning("%s:%d: the last line is unfinished (the writer was killed); skipped", path, number)
-                    return
-                raise TraceError(f"{path}:{number}: not a trajectory: {describe_record_error(error)}") from error
-            yield trajectory
+    for one in sorted(path.glob("step_*.jsonl")) if path.is_dir() else [path]:
+        with open_file(one) as file:
+            for number, line in enumerate(file, start=1):
+                try:
+                    trajectory = decode_trajectory(line, experts_file(one))
+                except OSError as error:
+                    raise TraceError(f"{one}:{number}: its expert choices are missing: {error.filename}") from error
+                except (ValueError, KeyError, TypeError) as error:
+                    if line.endswith(b"\n"):
+                        what = describe_record_error(error)
+                        raise TraceError(f"{one}:{number}: not a trajectory: {what}") from error
+                    log.warning("%s:%d: the last line is unfinished (the writer was killed); skipped", one, number)
+                    break
+                yield trajectory
 
 
 def describe_record_error(error: Exception) -> str:
@@ -115,7 +111,19 @@ def encode_trajectory(trajectory: Trajectory, experts: BinaryIO | None = None) -
     for field in dataclasses.fields(trajectory):
         record[field.name] = getattr(trajectory, field.name)
     record["outcome"] = trajectory.outcome.value
-    record["segments"] = [_encode_segment(segment, experts) for segment in trajectory.segments]
+    record["segments"] = []
+    for segment in trajectory.segments:
+        written: Json = {}
+        for name, kind in (_ARRAYS | _OPTIONAL_ARRAYS).items():
+            if (array := getattr(segment, name)) is not None:
+                written[name] = base64.b64encode(np.ascontiguousarray(array, dtype=kind).tobytes()).decode()
+        if segment.experts is not None:
+            if experts is None:
+                raise ValueError("expert choices need a file of their own")
+            kind = f"<u{segment.experts.itemsize}"
+            written["experts"] = {"offset": experts.tell(), "shape": list(segment.experts.shape), "type": kind}
+            experts.write(np.ascontiguousarray(segment.experts, dtype=kind).tobytes())
+        record["segments"].append(written)
     return json.dumps(record, separators=(",", ":"), default=_plain)
 
 
@@ -160,52 +168,33 @@ def _require(value: Any, kind: type | tuple[type, ...], name: str) -> None:
         raise ValueError(f"{name} is too large")
 
 
-def _encode_segment(segment: Segment, experts: BinaryIO | None) -> Json:
-    record: Json = {}
-    for name, kind in (_ARRAYS | _OPTIONAL_ARRAYS).items():
-        if (array := getattr(segment, name)) is not None:
-            record[name] = base64.b64encode(np.ascontiguousarray(array, dtype=kind).tobytes()).decode()
-    if segment.experts is not None:
-        if experts is None:
-            raise ValueError("expert choices need a file of their own")
-        kind = f"<u{segment.experts.itemsize}"
-        record["experts"] = {"offset": experts.tell(), "shape": list(segment.experts.shape), "type": kind}
-        experts.write(np.ascontiguousarray(segment.experts, dtype=kind).tobytes())
-    return record
-
-
 def _decode_segment(record: Json, experts: Path | None) -> Segment:
     present = _ARRAYS | {name: kind for name, kind in _OPTIONAL_ARRAYS.items() if name in record}
-    arrays: dict[str, Any] = {name: _decode_array(record[name], kind) for name, kind in present.items()}
+    arrays: dict[str, Any] = {}
+    for name, kind in present.items():
+        _require(record[name], str, "an array")
+        stored = np.frombuffer(base64.b64decode(record[name], validate=True), dtype=kind)
+        arrays[name] = stored.astype(stored.dtype.newbyteorder("="))  # writable, in the machine's byte order
     if arrays["provenance"].max(initial=0) > max(Provenance):
         raise ValueError("a token has a provenance that there is not")
-    if "experts" in record:
-        arrays["experts"] = _read_experts(record["experts"], experts, len(arrays["ids"]))
-    return Segment(**arrays)
-
-
-def _read_experts(place: Json, path: Path | None, tokens: int) -> ExpertArray:
+    if "experts" not in record:
+        return Segment(**arrays)
+    place = record["experts"]
     _require(place, dict, "experts")
-    if path is None or place["type"] not in ("<u1", "<u2"):
+    if experts is None or place["type"] not in ("<u1", "<u2"):
         raise ValueError("expert choices lie in a file of their own, one or two bytes each")
     rows, columns = place["shape"]
-    offset, kind = place["offset"], np.dtype(place["type"])
+    offset, dtype = place["offset"], np.dtype(place["type"])
     for value in (rows, columns, offset):
         _require(value, int, "a place of expert choices")
-    with open_file(path) as file:
-        end = offset + rows * columns * kind.itemsize
-        if rows != tokens or columns < 0 or not 0 <= offset <= end <= os.fstat(file.fileno()).st_size:
+    with open_file(experts) as file:
+        end = offset + rows * columns * dtype.itemsize
+        tokens, size = len(arrays["ids"]), os.fstat(file.fileno()).st_size
+        if rows != tokens or columns < 0 or not 0 <= offset <= end <= size:
             raise ValueError("the place of the expert choices is not in their file")
         file.seek(offset)
-        stored: Any = np.frombuffer(file.read(end - offset), dtype=kind)
-    experts: ExpertArray = stored.reshape(rows, columns).astype(kind.newbyteorder("="))
-    return experts
-
-
-def _decode_array(text: str, kind: str) -> npt.NDArray[Any]:
-    _require(text, str, "an array")
-    stored = np.frombuffer(base64.b64decode(text, validate=True), dtype=kind)
-    return stored.astype(stored.dtype.newbyteorder("="))  # a writable copy in the machine's byte order
+        chosen: Any = np.frombuffer(file.read(end - offset), dtype=dtype).reshape(rows, columns)
+    return Segment(**arrays, experts=chosen.astype(dtype.newbyteorder("=")))
 
 
 def _plain(value: object) -> object:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 from rich.console import Group, RenderableType
@@ -33,8 +33,18 @@ def render_trajectory(trajectory: Trajectory, decode: Callable[[list[int]], str]
     ``decode`` turns ids into text and must keep special tokens. Legible without colour: what carries loss stands in
     ⟦ ⟧. A character whose bytes are split between two origins shows as the replacement character.
     """
+    verdict = "success" if trajectory.success else "no success"
+    by_turn = ", ".join(f"{reward:g}" for reward in trajectory.turn_rewards) or "none"
+    tokens = sum(map(len, trajectory.segments))
+    listed = {
+        "outcome": f"{trajectory.outcome.value}, {verdict}{'' if trajectory.scored else ', not scored'}",
+        "reward": f"{trajectory.reward:g} (by turn: {by_turn})",
+        "turns": f"{len(trajectory.turn_rewards)}, {tokens} tokens, {trajectory.sampled_tokens} of them sampled",
+        "sample": f"{trajectory.sample} of group {trajectory.ordinal}, attempt {trajectory.attempts}",
+    }
+    error = [("error", trajectory.error)] if trajectory.error else []
     facts = Table.grid(padding=(0, 2))
-    for name, value in _facts(trajectory):
+    for name, value in [*listed.items(), *((n, str(v)) for n, v in trajectory.details.items()), *error]:
         facts.add_row(Text(name, style="dim"), Text(_shown(value)))
     colour = "green" if trajectory.success else "yellow"
     if not trajectory.scored or trajectory.outcome is Outcome.MALFORMED:
@@ -46,20 +56,6 @@ def render_trajectory(trajectory: Trajectory, decode: Callable[[list[int]], str]
             parts.append(Rule(f"segment {number} of {len(trajectory.segments)}", style="dim"))
         parts.append(_segment(segment, decode))
     return Group(*parts, Text(LEGEND, style="dim"))
-
-
-def _facts(trajectory: Trajectory) -> Iterator[tuple[str, str]]:
-    verdict = "success" if trajectory.success else "no success"
-    scored = "" if trajectory.scored else ", not scored"
-    yield "outcome", f"{trajectory.outcome.value}, {verdict}{scored}"
-    yield "reward", f"{trajectory.reward:g} (by turn: {', '.join(f'{r:g}' for r in trajectory.turn_rewards) or 'none'})"
-    tokens = sum(map(len, trajectory.segments))
-    yield "turns", f"{len(trajectory.turn_rewards)}, {tokens} tokens, {trajectory.sampled_tokens} of them sampled"
-    yield "sample", f"{trajectory.sample} of group {trajectory.ordinal}, attempt {trajectory.attempts}"
-    for name, value in trajectory.details.items():
-        yield name, str(value)
-    if trajectory.error:
-        yield "error", trajectory.error
 
 
 def _segment(segment: Segment, decode: Callable[[list[int]], str]) -> Table:
@@ -74,17 +70,14 @@ def _segment(segment: Segment, decode: Callable[[list[int]], str]) -> Table:
         label, colour = _LABELS[provenance]
         turn = f"{int(segment.turn[start])} "
         text = _shown(decode(segment.ids[start:end].tolist()))
-        table.add_row(Text(turn + label, style=colour), _marked(provenance, text))
+        marked = Text(text.strip("\n"))
+        if provenance is Provenance.SAMPLED:
+            text = text[:-1] + "⏎" if text.endswith("\n") else text
+            marked = Text.assemble("⟦", (text, "green underline"), "⟧")
+        elif provenance is Provenance.TEMPLATE:
+            marked = Text(text.replace("\n", "⏎"), style="dim")
+        table.add_row(Text(turn + label, style=colour), marked)
     return table
-
-
-def _marked(provenance: Provenance, text: str) -> Text:
-    if provenance is Provenance.SAMPLED:
-        text = text[:-1] + "⏎" if text.endswith("\n") else text
-        return Text.assemble("⟦", (text, "green underline"), "⟧")
-    if provenance is Provenance.TEMPLATE:
-        return Text(text.replace("\n", "⏎"), style="dim")
-    return Text(text.strip("\n"))
 
 
 def _shown(text: str) -> str:

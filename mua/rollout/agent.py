@@ -27,7 +27,7 @@ from mua.seeds import derived_seed
 from mua.tokens.chat_family import ChatFamily
 from mua.tokens.conversation import Conversation
 from mua.tokens.parsing import AssistantTurn, ErrorKind, ToolCall, ToolCallError
-from mua.types import Generation, Json, Segment, ToolSchema
+from mua.types import Json, Segment, ToolSchema
 from mua.untrusted import JsonError, read_json
 
 log = logging.getLogger(__name__)
@@ -183,11 +183,33 @@ class TokenAgent:
         self._conversation = Conversation.begin(self._policy.family, system=system, tools=shown, user=user)
 
     async def turn(self) -> AssistantTurn | None:
-        budgets, prompt = self._setting.budgets, self._talk.prompt_ids()
+        setting, policy, budgets = self._setting, self._policy, self._setting.budgets
+        prompt, greedy = self._talk.prompt_ids(), setting.temperature == 0
         room = min(budgets.max_turn_tokens, budgets.max_tokens - len(prompt))
         if room < 1:
             return None
-        generation = await self._generate(prompt.tolist(), room)
+        ids, started = prompt.tolist(), perf_counter()
+        sampling = SamplingParams(
+            temperature=setting.temperature,
+            max_new_tokens=room,
+            stop_token_ids=policy.family.stop_token_ids,
+            top_p=1.0 if greedy else setting.budgets.top_p,
+            top_k=-1 if greedy else setting.budgets.top_k,
+            seed=derived_seed(self._seed, self._talk.turns) if setting.deterministic else None,
+            experts_from=self._talk.routed if policy.record_experts else None,
+        )
+        try:
+            generation = await policy.sampler.generate(
+                ids, sampling, session=self._session, deadline_s=budgets.generate_seconds
+            )
+        except TurnCut as cut:
+            if not policy.pace.ran_on(len(cut.partial.ids), room):
+                raise
+            _count(self._counts, {"cut_by_time": 1})
+            generation = replace(cut.partial, finish="length")  # the policy's doing: it ends as at its room of tokens
+        if generation.finish == "stop":
+            policy.pace.ended(len(generation.ids), perf_counter() - started)
+            policy.pace.warn_if_too_slow(budgets.max_turn_tokens, budgets.generate_seconds)
         _count(self._counts, {"prompt_tokens": len(prompt), "cached_tokens": generation.cached_tokens})
         return self._talk.add_sampled(generation)
 
@@ -210,35 +232,6 @@ class TokenAgent:
     def _talk(self) -> Conversation:
         assert self._conversation is not None, "begin comes first"
         return self._conversation
-
-    async def _generate(self, prompt: list[int], room: int) -> Generation:
-        """The engine's turn; one that ran out of time by the policy's doing ends as at its ``room`` of tokens."""
-        budgets, pace, started = self._setting.budgets, self._policy.pace, perf_counter()
-        try:
-            generation = await self._policy.sampler.generate(
-                prompt, self._sampling(room), session=self._session, deadline_s=budgets.generate_seconds
-            )
-        except TurnCut as cut:
-            if not pace.ran_on(len(cut.partial.ids), room):
-                raise
-            _count(self._counts, {"cut_by_time": 1})
-            return replace(cut.partial, finish="length")
-        if generation.finish == "stop":
-            pace.ended(len(generation.ids), perf_counter() - started)
-            pace.warn_if_too_slow(budgets.max_turn_tokens, budgets.generate_seconds)
-        return generation
-
-    def _sampling(self, room: int) -> SamplingParams:
-        setting, greedy = self._setting, self._setting.temperature == 0
-        return SamplingParams(
-            temperature=setting.temperature,
-            max_new_tokens=room,
-            stop_token_ids=self._policy.family.stop_token_ids,
-            top_p=1.0 if greedy else setting.budgets.top_p,
-            top_k=-1 if greedy else setting.budgets.top_k,
-            seed=derived_seed(self._seed, self._talk.turns) if setting.deterministic else None,
-            experts_from=self._talk.routed if self._policy.record_experts else None,
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,9 +290,23 @@ class ChatAgent:
             list(self._wire), seed, temperature, room, list(self._tools), sampling=sampling, verbatim=True
         )
         try:
-            return self._keep(await self._policy.client.ask(request, budgets.generate_seconds))
+            reply = await self._policy.client.ask(request, budgets.generate_seconds)
         except ContextFull:
             return None
+        turn, calls = turn_of(reply, self.turns, self._used)
+        self._owed = [call["id"] for call in calls]
+        self._used.update(self._owed)
+        self.turns += 1
+        self._context = sum(reply.usage.get(f"{side}_tokens", 0) for side in ("prompt", "completion"))
+        _count(self._counts, reply.usage | ({"policy_cost": reply.cost} if reply.cost else {}))
+        self.messages.append(turn.message())
+        sent_back: Json = {"role": "assistant", "content": reply.text or (None if calls else "")}
+        if calls:
+            sent_back["tool_calls"] = calls
+        if self._policy.send_reasoning and reply.reasoning:
+            sent_back["reasoning_content"] = reply.reasoning
+        self._wire.append(sent_back)
+        return turn
 
     def add_tool_results(self, results: Sequence[str]) -> None:
         if len(results) != len(self._owed):
@@ -323,26 +330,6 @@ class ChatAgent:
     def _add(self, message: Json) -> None:
         self.messages.append(message)
         self._wire.append(dict(message))
-
-    def _keep(self, reply: Completion) -> AssistantTurn:
-        turn, calls = turn_of(reply, self.turns, self._used)
-        self._owed = [call["id"] for call in calls]
-        self._used.update(self._owed)
-        self.turns += 1
-        self._context = sum(reply.usage.get(f"{side}_tokens", 0) for side in ("prompt", "completion"))
-        _count(self._counts, reply.usage | ({"policy_cost": reply.cost} if reply.cost else {}))
-        self.messages.append(turn.message())
-        self._wire.append(self._sent_back(reply, calls))
-        return turn
-
-    def _sent_back(self, reply: Completion, calls: list[Json]) -> Json:
-        """The reply as it goes back to the endpoint, with the ``calls`` of :func:`turn_of`."""
-        message: Json = {"role": "assistant", "content": reply.text or (None if calls else "")}
-        if calls:
-            message["tool_calls"] = calls
-        if self._policy.send_reasoning and reply.reasoning:
-            message["reasoning_content"] = reply.reasoning
-        return message
 
 
 def turn_of(reply: Completion, number: int, used: Collection[str]) -> tuple[AssistantTurn, list[Json]]:

@@ -116,8 +116,14 @@ class Episode:
         return await self._finish()
 
     async def _start(self) -> None:
-        task = self._environment.task
-        opening = await self._hear(self._open)
+        task, user, user_tools = self._environment.task, self._user, self._environment.user_tools
+
+        async def open_with_tools() -> UserReply:
+            if user_tools.schemas() and isinstance(user, ToolUser):
+                user.take_tools(user_tools)
+            return await user.open()
+
+        opening = await self._hear(open_with_tools)
         if opening.stop:
             raise UserFault("the user ended the conversation before it began", UserFaultKind.ENDS_TOO_EARLY)
         try:
@@ -126,15 +132,9 @@ class Episode:
             raise EnvironmentFault(f"task {task.id!r} cannot be told to the policy: {error}") from None
         self._note_user(opening)
 
-    async def _open(self) -> UserReply:
-        if self._environment.user_tools.schemas() and isinstance(self._user, ToolUser):
-            self._user.take_tools(self._environment.user_tools)
-        return await self._user.open()
-
     async def _generate(self) -> EpisodeState:
-        if self._agent.turns >= self._budgets.max_turns:
-            return self._end(Outcome.MAX_TURNS)
-        if self._counts["tool_calls"] >= self._budgets.max_tool_calls:
+        budgets = self._budgets
+        if self._agent.turns >= self._budgets.max_turns or self._counts["tool_calls"] >= budgets.max_tool_calls:
             return self._end(Outcome.MAX_TURNS)
         with self._clock("generate"):
             turn = await self._agent.turn()

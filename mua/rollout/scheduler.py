@@ -128,9 +128,13 @@ class GroupScheduler:
         self._stopped = False
 
     def start(self) -> None:
-        """Fill the free slots."""
-        while len(self._flights) < self._room():
-            ordinal, cancelled = self._next_ordinal()
+        """Fill the free slots; what was cancelled starts before anything new."""
+        steps = 0 if self._stopped else min(self._demand.staleness + 1, self._demand.steps - self._step)
+        room = steps * self._demand.groups + self._demand.oversample - self._held if steps > 0 else 0
+        while len(self._flights) < room:
+            ordinal = min(self._waiting, default=self._next)
+            cancelled = self._waiting.pop(ordinal, 0)
+            self._next = max(self._next, ordinal + 1)
             task = asyncio.create_task(self._roll_out(ordinal), name=f"group {ordinal}")
             self._flights[ordinal] = _Flight(task, self._step, cancelled)
 
@@ -138,14 +142,22 @@ class GroupScheduler:
         """The groups of the next step, once enough of them have finished."""
         demand, taken, usable = self._demand, list[Group](), list[Group]()
         while self._flights and len(usable) < demand.groups and len(taken) < demand.most:
-            group = await self._finished(demand.groups - len(usable))
+            patience, places = demand.most_cancellations, demand.groups - len(usable)
+            owed = [o for o, flight in self._flights.items() if self._overdue(flight) and flight.cancelled >= patience]
+            candidates = owed if len(owed) >= places else list(self._flights)
+            if demand.in_order:
+                candidates = [min(self._flights)]
+            await asyncio.wait([self._flights[o].task for o in candidates], return_when=asyncio.FIRST_COMPLETED)
+            ordinal = min(o for o in candidates if self._flights[o].task.done())
+            group = self._flights.pop(ordinal).task.result()
             taken.append(group)
             if self._usable(group):
                 usable.append(group)
             self._held = len(usable) + max(0, len(taken) - len(usable) - demand.extra)
             self.start()
-        cancelled = await self._cancel_overdue()
-        return RolloutBatch(_sorted(taken), _sorted(usable), cancelled, self.position)
+        overdue = [ordinal for ordinal, flight in self._flights.items() if self._overdue(flight)]
+        await self._cancel(overdue)
+        return RolloutBatch(_sorted(taken), _sorted(usable), len(overdue), self.position)
 
     def release(self) -> None:
         """The weights trained on the groups taken last are in the engines: start new groups in their slots."""
@@ -169,41 +181,9 @@ class GroupScheduler:
         self._stopped = True
         await self._cancel(list(self._flights))
 
-    def _room(self) -> int:
-        """Groups that may be in flight now."""
-        steps = 0 if self._stopped else min(self._demand.staleness + 1, self._demand.steps - self._step)
-        return steps * self._demand.groups + self._demand.oversample - self._held if steps > 0 else 0
-
-    def _next_ordinal(self) -> tuple[int, int]:
-        """The ordinal to start next, and how often it was cancelled before."""
-        if self._waiting:
-            ordinal = min(self._waiting)
-            return ordinal, self._waiting.pop(ordinal)
-        self._next += 1
-        return self._next - 1, 0
-
-    async def _finished(self, places: int) -> Group:
-        """The group that the step takes next, as soon as there is one; the step has so many ``places`` left."""
-        candidates = self._candidates(places)
-        await asyncio.wait([self._flights[o].task for o in candidates], return_when=asyncio.FIRST_COMPLETED)
-        ordinal = min(o for o in candidates if self._flights[o].task.done())
-        return self._flights.pop(ordinal).task.result()
-
-    def _candidates(self, places: int) -> list[int]:
-        if self._demand.in_order:
-            return [min(self._flights)]
-        patience = self._demand.most_cancellations
-        owed = [o for o, flight in self._flights.items() if self._overdue(flight) and flight.cancelled >= patience]
-        return owed if len(owed) >= places else list(self._flights)
-
     def _overdue(self, flight: _Flight) -> bool:
         """Whether the current step is the last that may train the group."""
         return flight.step + self._demand.staleness <= self._step or self._step + 1 >= self._demand.steps
-
-    async def _cancel_overdue(self) -> int:
-        overdue = [ordinal for ordinal, flight in self._flights.items() if self._overdue(flight)]
-        await self._cancel(overdue)
-        return len(overdue)
 
     async def _cancel(self, ordinals: list[int]) -> None:
         """End these groups, finished ones included, and wait until they are gone; their ordinals wait to be started."""

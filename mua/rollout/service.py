@@ -28,7 +28,6 @@ import logging
 import threading
 from collections.abc import Callable, Coroutine, Sequence
 from time import monotonic
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from mua.algorithms.batch import enough_scored, usable
@@ -115,16 +114,21 @@ class RolloutService:
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
         """Stop episodes and engines. Safe to call twice."""
         if self._loop.is_closed():
             return
-        self._call(self._stop())
+        if self._scheduler is not None:
+            self._call(self._scheduler.stop())
+        if self._runner is not None:
+            self._call(self._runner.close())
+        if self._teacher is not None:
+            self._call(self._teacher.close())
+        self._call(self._services.close())
+        self._call(self._pool.stop())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
@@ -255,7 +259,11 @@ class RolloutService:
     def meet_users(self, config: ExperimentConfig) -> None:
         """From now on episodes are with the users of ``config``, which is the same but for them; none may be under
         way."""
-        self._call(self._meet_users(config))
+        self._call(self._episodes.close())
+        self._call(self._services.close())
+        self._config, self._services = config, Services.from_config(config.user, config.judge)
+        self.selection = Selection.from_config(config.environment, self._services)
+        self._call(self._start_runner())
 
     def metrics(self) -> dict[str, float]:
         """The counters of engines, teacher, users' and judges' endpoints since the last call; what the last step had to
@@ -290,26 +298,9 @@ class RolloutService:
         group = await episodes
         return group if self._teacher is None else await self._teacher.scored(group)
 
-    async def _meet_users(self, config: ExperimentConfig) -> None:
-        await self._episodes.close()
-        await self._services.close()
-        self._config, self._services = config, Services.from_config(config.user, config.judge)
-        self.selection = Selection.from_config(config.environment, self._services)
-        await self._start_runner()
-
     async def _start_runner(self) -> None:
         every = self.selection if self.held_out is None else self.selection.beside(self.held_out)
         self._runner = EpisodeRunner(self._config, every, self.family, self._pool, self._services)
-
-    async def _stop(self) -> None:
-        if self._scheduler is not None:
-            await self._scheduler.stop()
-        if self._runner is not None:
-            await self._runner.close()
-        if self._teacher is not None:
-            await self._teacher.close()
-        await self._services.close()
-        await self._pool.stop()
 
     def _attend(self, work: Coroutine[Any, Any, Result]) -> Result:
         """Wait for ``work`` that needs engines: fill the restarted ones meanwhile, and leave when they are given up."""

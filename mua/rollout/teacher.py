@@ -103,7 +103,15 @@ class Teacher:
         sampled = np.flatnonzero(segment.loss_mask)
         start, end = int(sampled[0]) - 1, int(sampled[-1]) + 1
         ids = segment.ids[:end]
-        self._check(ids, start)
+        if start < 0:
+            raise EngineError("a segment begins with a sampled token, of which no server tells the log-probability")
+        if (largest := int(ids.max())) >= self._codec.vocabulary_size:
+            raise EngineError(
+                f"the policy sampled id {largest}, a padding row of its embedding: its tokenizer has "
+                f"{self._codec.vocabulary_size} ids, and the teacher need not have more. Begin with a policy that was "
+                "trained (mua sft)",
+                passing=False,
+            )
         body = {
             "input_ids": ids,
             "sampling_params": {"max_new_tokens": 0, "temperature": 1.0},
@@ -116,17 +124,6 @@ class Teacher:
         last = self._codec.vocabulary_size - 1
         logprobs[start + 1 : end] = parse_logprobs(answer, ids[start:], self._client.label, last=last)
         return replace(segment, teacher_logprobs=np.where(segment.loss_mask, logprobs, np.float32(0)))
-
-    def _check(self, ids: Int32Array, start: int) -> None:
-        if start < 0:
-            raise EngineError("a segment begins with a sampled token, of which no server tells the log-probability")
-        if (largest := int(ids.max())) >= self._codec.vocabulary_size:
-            raise EngineError(
-                f"the policy sampled id {largest}, a padding row of its embedding: its tokenizer has "
-                f"{self._codec.vocabulary_size} ids, and the teacher need not have more. Begin with a policy that was "
-                "trained (mua sft)",
-                passing=False,
-            )
 
     async def _ask(self, path: str, body: Json) -> Any:
         """POST with a deadline, again after faults. Raises :class:`EngineError` when it refuses or tries run out."""

@@ -27,7 +27,7 @@ from mua.types import Int32Array, Provenance, UInt8Array
 from mua.untrusted import unpaired_surrogate
 
 if TYPE_CHECKING:
-    from tokenizers import Encoding, Tokenizer
+    from tokenizers import Tokenizer
 
 REMEMBERED_CHARACTERS = 1000
 """Texts from this length on are encoded once and remembered: instructions and tool schemas, with which every episode of
@@ -153,7 +153,16 @@ class Codec:
                 f"{text[max(0, at - 20) : at]!r}; decode it properly before it becomes a message"
             )
         encoding = self._plain.encode(text, add_special_tokens=False)
-        return array("i", encoding.ids), _owners(run, encoding)
+        if len(run) == 1:
+            return array("i", encoding.ids), bytes([run[0].provenance]) * len(encoding.ids)
+        ends = list(accumulate(len(span.text) for span in run))
+        owners = bytearray()
+        for start, stop in encoding.offsets:  # whose a token is, its characters say
+            spans = run[bisect_right(ends, start) : bisect_right(ends, max(start, stop - 1)) + 1]
+            # Of a token that spans several, content owns it before the template does.
+            owner = next((span for span in spans if not span.fixed), spans[0])
+            owners.append(owner.provenance)
+        return array("i", encoding.ids), bytes(owners)
 
     def decode(self, ids: Iterable[int] | Int32Array) -> str:
         """The text of ``ids``, control tokens spelt out; bytes that are no UTF-8 become U+FFFD.
@@ -162,17 +171,3 @@ class Codec:
         """
         listed = ids.tolist() if isinstance(ids, np.ndarray) else list(map(int, ids))
         return str(self._backend.decode(listed, skip_special_tokens=False))
-
-
-def _owners(run: Sequence[TextSpan], encoding: Encoding) -> bytes:
-    """Whose each token of the run's text is, by the characters that it stands for."""
-    if len(run) == 1:
-        return bytes([run[0].provenance]) * len(encoding.ids)
-    ends = list(accumulate(len(span.text) for span in run))
-    owners = bytearray()
-    for start, stop in encoding.offsets:
-        spans = run[bisect_right(ends, start) : bisect_right(ends, max(start, stop - 1)) + 1]
-        # Of a token that spans several, content owns it before the template does.
-        owner = next((span for span in spans if not span.fixed), spans[0])
-        owners.append(owner.provenance)
-    return bytes(owners)

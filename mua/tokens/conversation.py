@@ -20,7 +20,7 @@ import numpy.typing as npt
 from mua.errors import EngineError
 from mua.tokens.chat_family import ChatFamily
 from mua.tokens.codec import ConversationError, TextSpan
-from mua.tokens.parsing import AssistantTurn, dump_json
+from mua.tokens.parsing import AssistantTurn, ToolCall
 from mua.types import (
     ExpertArray,
     Float32Array,
@@ -198,7 +198,24 @@ class Conversation:
                 token (the end of a turn would then never be trained).
         """
         self._require(prompted=True)
-        self._check_generation(generation)
+        n = len(generation.ids)
+        if generation.finish == "abort":
+            raise EngineError("the engine aborted the turn; an aborted generation cannot become a message")
+        if len(generation.logprobs) != n or len(generation.versions) != n:
+            raise EngineError(
+                f"the engine returned {n} ids, {len(generation.logprobs)} log-probabilities and "
+                f"{len(generation.versions)} versions for one turn"
+            )
+        missing = self.length + n - 1 - self.routed
+        if generation.experts is not None and len(generation.experts) != missing:
+            raise EngineError(
+                f"the engine returned the experts of {len(generation.experts)} tokens, {missing} have none yet"
+            )
+        if generation.finish == "stop" and not self.family.ended(generation.ids):
+            raise EngineError(
+                f"the engine stopped without a stop token of the family {self.family.name} "
+                f"{self.family.stop_token_ids}; request them as stop_token_ids and keep them in the output"
+            )
         turn = self.family.parse(generation.ids, turn=self._turns)
         stream = self._streams[-1]
         stream.extend(generation.ids, Provenance.SAMPLED, self._turns, generation.logprobs, generation.versions)
@@ -260,33 +277,22 @@ class Conversation:
                 "call prompt_ids before add_sampled" if prompted else "the assistant's turn is open: add_sampled first"
             )
 
-    def _check_generation(self, generation: Generation) -> None:
-        n = len(generation.ids)
-        if generation.finish == "abort":
-            raise EngineError("the engine aborted the turn; an aborted generation cannot become a message")
-        if len(generation.logprobs) != n or len(generation.versions) != n:
-            raise EngineError(
-                f"the engine returned {n} ids, {len(generation.logprobs)} log-probabilities and "
-                f"{len(generation.versions)} versions for one turn"
-            )
-        missing = self.length + n - 1 - self.routed
-        if generation.experts is not None and len(generation.experts) != missing:
-            raise EngineError(
-                f"the engine returned the experts of {len(generation.experts)} tokens, {missing} have none yet"
-            )
-        if generation.finish == "stop" and not self.family.ended(generation.ids):
-            raise EngineError(
-                f"the engine stopped without a stop token of the family {self.family.name} "
-                f"{self.family.stop_token_ids}; request them as stop_token_ids and keep them in the output"
-            )
-
     def _demonstrate(self, messages: Sequence[Json], index: int, *, trained: bool) -> None:
         """Add message ``index``; the first of several tool messages stands for all of them."""
         message = messages[index]
         if message["role"] == "assistant":
             self.prompt_ids()
             ids, provenance = self.family.codec.encode(self.family.demonstration(message))
-            _check_demonstration(message, self.family.parse(ids))
+            # Calls or reasoning written into the text would be trained as plain characters, never as control tokens.
+            turn, calls = self.family.parse(ids), len(message.get("tool_calls", []))
+            thoughts = message.get("reasoning_content", "").strip("\n")
+            if turn.errors or len(turn.tool_calls) != calls or bool(turn.reasoning) != bool(thoughts):
+                counted = f"{len(turn.tool_calls)} tool calls instead of {calls}"
+                raise ConversationError(
+                    "this assistant message does not read back as itself "
+                    f"({turn.errors[0].message if turn.errors else counted}); calls belong into tool_calls, reasoning "
+                    "into reasoning_content, and a malformed turn is no demonstration"
+                )
             self._streams[-1].extend(ids, provenance if trained else Provenance.TEMPLATE, self._turns)
             self._close_turn(message, ids)
         elif message["role"] == "user":
@@ -294,17 +300,6 @@ class Conversation:
         elif messages[index - 1]["role"] != "tool":
             results = takewhile(lambda result: result["role"] == "tool", messages[index:])
             self.add_tool_results([result["content"] for result in results])
-
-
-def _check_demonstration(message: Json, turn: AssistantTurn) -> None:
-    """Calls or reasoning written into the text would be trained as plain characters, never as control tokens."""
-    calls, thoughts = len(message.get("tool_calls", [])), message.get("reasoning_content", "").strip("\n")
-    if turn.errors or len(turn.tool_calls) != calls or bool(turn.reasoning) != bool(thoughts):
-        found = turn.errors[0].message if turn.errors else f"{len(turn.tool_calls)} tool calls instead of {calls}"
-        raise ConversationError(
-            f"this assistant message does not read back as itself ({found}); calls belong into tool_calls, reasoning "
-            "into reasoning_content, and a malformed turn is no demonstration"
-        )
 
 
 def _checked(message: Json, index: int) -> Json:
@@ -322,10 +317,18 @@ def _checked(message: Json, index: int) -> Json:
         checked.pop("weight", None)
         if message.get("reasoning_content") is None:
             checked.pop("reasoning_content", None)
-        if calls := message.get("tool_calls"):
-            checked["tool_calls"] = [
-                _checked_call(call, f"{where}.tool_calls[{i}]", f"call_{index}_{i}") for i, call in enumerate(calls)
-            ]
+        for i, call in enumerate(message.get("tool_calls") or ()):
+            function, here = call.get("function", call), f"{where}.tool_calls[{i}]"
+            name, arguments = function.get("name"), function.get("arguments")
+            if isinstance(arguments, str):
+                try:
+                    arguments = read_json(arguments)
+                except JsonError as error:
+                    raise ConversationError(f"{here}: arguments are not valid JSON ({error})") from error
+            if not isinstance(name, str) or not isinstance(arguments, dict):
+                raise ConversationError(f"{here}: a call needs a name (a string) and arguments (an object)")
+            written = ToolCall(call.get("id") or f"call_{index}_{i}", name, arguments)
+            checked.setdefault("tool_calls", []).append(written.openai())
     return checked
 
 
@@ -337,20 +340,3 @@ def _carries_loss(message: Json, index: int) -> bool:
     if isinstance(weight, bool) or weight not in (0, 1):
         raise ConversationError(f"messages[{index}]: weight is {weight!r}; it must be 0 (no loss) or 1")
     return bool(weight)
-
-
-def _checked_call(call: Json, where: str, default_id: str) -> Json:
-    function = call.get("function", call)
-    name, arguments = function.get("name"), function.get("arguments")
-    if isinstance(arguments, str):
-        try:
-            arguments = read_json(arguments)
-        except JsonError as error:
-            raise ConversationError(f"{where}: arguments are not valid JSON ({error})") from error
-    if not isinstance(name, str) or not isinstance(arguments, dict):
-        raise ConversationError(f"{where}: a call needs a name (a string) and arguments (an object)")
-    return {
-        "id": call.get("id") or default_id,
-        "type": "function",
-        "function": {"name": name, "arguments": dump_json(arguments)},
-    }

@@ -37,7 +37,16 @@ def load_family(folder: Path, *, thinking: bool) -> ChatFamily:
             template has no such thinking mode, or it renders otherwise than the family.
     """
     folder = Path(folder)
-    cls = _class_of(folder)
+    path = folder / "config.json"
+    try:
+        model_type = json.loads(path.read_text(encoding="utf-8")).get("model_type")
+    except (OSError, ValueError, AttributeError) as error:
+        raise ModelError(
+            f"{path}: cannot read the model's configuration ({error}); model.path must be a model folder"
+        ) from error
+    if model_type not in _MODEL_TYPES:
+        raise ModelError(f"{path}: no chat family for model_type {model_type!r}; known: {', '.join(_MODEL_TYPES)}")
+    cls = family_class(_MODEL_TYPES[model_type])
     tokenizer = _load_tokenizer(folder)
     codec = Codec(tokenizer.backend_tokenizer, folder)
     if missing := [token for token in cls.control_tokens if token not in codec.control]:
@@ -53,19 +62,6 @@ def load_family(folder: Path, *, thinking: bool) -> ChatFamily:
     family = cls(codec, thinking=thinking, opening=cls.opening_of(tokenizer, thinking=thinking, folder=folder))
     _check_template(family, tokenizer, folder)
     return family
-
-
-def _class_of(folder: Path) -> type[ChatFamily]:
-    path = folder / "config.json"
-    try:
-        model_type = json.loads(path.read_text(encoding="utf-8")).get("model_type")
-    except (OSError, ValueError, AttributeError) as error:
-        raise ModelError(
-            f"{path}: cannot read the model's configuration ({error}); model.path must be a model folder"
-        ) from error
-    if model_type not in _MODEL_TYPES:
-        raise ModelError(f"{path}: no chat family for model_type {model_type!r}; known: {', '.join(_MODEL_TYPES)}")
-    return family_class(_MODEL_TYPES[model_type])
 
 
 def _load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:

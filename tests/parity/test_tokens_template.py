@@ -30,8 +30,8 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from mua.tokens import ChatFamily, Conversation
-from mua.tokens.chat_family import apply_template
+from mua.tokens.chat_family import ChatFamily, apply_template
+from mua.tokens.conversation import Conversation
 from mua.types import Generation, Json, Provenance, ToolSchema
 from tests.tokens_fixtures import chat_family, model_folder
 from tests.tokens_fixtures import generation as generated

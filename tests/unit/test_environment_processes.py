@@ -69,7 +69,7 @@ def manager_of(domain: object = fragile_domain.DOMAIN, **settings) -> Environmen
 def workers_of(manager: EnvironmentManager) -> list[int]:
     executor = manager._executor
     assert isinstance(executor, ProcessExecutor)
-    return executor.pids
+    return [slot.worker.pid for slot in executor._slots if slot.worker is not None and slot.worker.lost is None]
 
 
 def until(condition: Callable[[], bool], seconds: float = 30) -> None:

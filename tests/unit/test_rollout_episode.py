@@ -23,7 +23,7 @@ from mua.environment.user import User
 from mua.errors import DeadlineExceeded
 from mua.rollout.agent import EpisodeSetting, TokenPolicy
 from mua.rollout.episode import Episode, EpisodeResult
-from mua.tokens import ChatFamily
+from mua.tokens.chat_family import ChatFamily
 from mua.types import Json, Outcome
 from tests.rollout_fixtures import VERSION, FixedUser, ScriptedSampler, TestDesk, call, lines, sampled_ids
 from tests.tokens_fixtures import chat_family

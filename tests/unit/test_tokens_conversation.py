@@ -12,7 +12,9 @@ import pytest
 
 from mua.environment.protocol import Transcript
 from mua.errors import EngineError
-from mua.tokens import ChatFamily, Conversation, ConversationError
+from mua.tokens.chat_family import ChatFamily
+from mua.tokens.codec import ConversationError
+from mua.tokens.conversation import Conversation
 from mua.types import Provenance, ToolSchema
 from tests.tokens_fixtures import chat_family, generation, plain_ids, runs
 

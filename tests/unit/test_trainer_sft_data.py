@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from mua.config.schema import ExperimentConfig
 from mua.errors import ConfigError
-from mua.tokens import ChatFamily
+from mua.tokens.chat_family import ChatFamily
 from mua.trainer.conversations import batch_members, hold_out, load_conversations, load_sets
 from mua.trainer.sharegpt import openai_messages
 from mua.types import Segment

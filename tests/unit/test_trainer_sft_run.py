@@ -22,7 +22,7 @@ from mua.config.schema import ExperimentConfig
 from mua.errors import Preempted, RunStopped
 from mua.megatron.checkpoint import latest_checkpoint
 from mua.observe.metrics_log import read_metrics
-from mua.tokens import load_family
+from mua.tokens.family_loading import load_family
 from mua.trainer.conversations import Conversations, load_sets
 from mua.trainer.preempt import Preemption
 from mua.trainer.sft import fine_tune, validation_metrics

@@ -37,8 +37,9 @@ from mua.environment.registry import get_domain
 from mua.environment.selection import Selection
 from mua.environment.user import STOP_SIGNAL
 from mua.rollout.runner import EpisodeRunner, Placed, without_gc_pauses
-from mua.tokens import ChatFamily, load_family
+from mua.tokens.chat_family import ChatFamily
 from mua.tokens.codec import fixed
+from mua.tokens.family_loading import load_family
 from mua.types import Generation, Int32Array, Outcome, Provenance, Trajectory
 from tools import kit
 from workbench.tokenizer import train_tokenizer
