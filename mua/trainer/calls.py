@@ -80,9 +80,25 @@ class Calls:
         if self._leading:
             self._store.set(_CALL, str(self._count))
             return
-        # Where rank 0 holds the store and is stopped, a question to it never returns, so another thread asks.
         heard: SimpleQueue[bool | RankLost] = SimpleQueue()
-        threading.Thread(target=self._listen, args=(heard, self._count), name="listener", daemon=True).start()
+        count = self._count
+
+        def listen() -> None:
+            """Tell every sign of life as False, and that rank 0 has come to its meeting ``count`` as True."""
+            started, sign = time.monotonic(), b""
+            try:
+                while int(self._store.get(_CALL)) < count:
+                    if (latest := self._store.get(_SIGN)) != sign:
+                        sign = latest
+                        heard.put(False)
+                    # A short wait is noticed at once, and a long one costs the store few questions.
+                    time.sleep(min(_LONGEST_PAUSE_S, _SHORTEST_PAUSE_S + (time.monotonic() - started) / 20))
+                heard.put(True)
+            except RuntimeError as error:
+                heard.put(RankLost(f"rank 0 is gone ({_first_line(error)}); look at its log"))
+
+        # Where rank 0 holds the store and is stopped, a question to it never returns, so another thread asks.
+        threading.Thread(target=listen, name="listener", daemon=True).start()
         found: bool | RankLost = False
         while not found:
             try:
@@ -127,20 +143,6 @@ class Calls:
         self._closed.set()
         if self._leading:
             self._thread.join(_CLOSE_SECONDS)  # a store that does not answer would hold it
-
-    def _listen(self, heard: SimpleQueue[bool | RankLost], count: int) -> None:
-        """Tell every sign of life as False, and that rank 0 has come to its meeting ``count`` as True."""
-        started, sign = time.monotonic(), b""
-        try:
-            while int(self._store.get(_CALL)) < count:
-                if (latest := self._store.get(_SIGN)) != sign:
-                    sign = latest
-                    heard.put(False)
-                # A short wait is noticed at once, and a long one costs the store few questions.
-                time.sleep(min(_LONGEST_PAUSE_S, _SHORTEST_PAUSE_S + (time.monotonic() - started) / 20))
-            heard.put(True)
-        except RuntimeError as error:
-            heard.put(RankLost(f"rank 0 is gone ({_first_line(error)}); look at its log"))
 
 
 def announced(
