@@ -96,7 +96,7 @@ def staged_folder(
             shutil.rmtree(old)
         elif old.exists():
             os.rename(old, out)
-        _refuse_foreign(out, foreign or _no_model)
+        _refuse_foreign(out, foreign)
         held = _lock(folder, out)
         if job is None or not same_job(folder / CHECKSUMS, job):
             for path in folder.iterdir():
@@ -181,16 +181,15 @@ def _old(out: Path) -> Path:
     return out.parent / f".{out.name}.old"
 
 
-def _refuse_foreign(out: Path, foreign: Callable[[Path], str | None]) -> None:
+def _refuse_foreign(out: Path, foreign: Callable[[Path], str | None] | None) -> None:
     if out.exists() and not out.is_dir():
         raise BridgeError(f"{out} is a file; give a folder")
     if out.is_dir() and any(out.iterdir()):
         place = out.resolve()
         if place in (Path.home(), *Path.cwd().parents, Path.cwd()) or place.is_mount():
             raise BridgeError(f"{out} is never replaced; give a folder of its own")
-        if (reason := foreign(out)) is not None:
+        reason = foreign(out) if foreign else None
+        if foreign is None and not (out / "config.json").exists():
+            reason = f"{out} is not empty and no model folder; give another folder"
+        if reason is not None:
             raise BridgeError(reason)
-
-
-def _no_model(out: Path) -> str | None:
-    return None if (out / "config.json").exists() else f"{out} is not empty and no model folder; give another folder"

@@ -12,7 +12,6 @@ about torch: a one-dimensional tensor of n elements counts as n rows of one colu
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import Enum
 
@@ -73,40 +72,33 @@ class Packing:
         first_row = rank * rows if self.split is Split.ROWS else 0
         first_col = rank * cols if self.split is Split.COLUMNS else 0
         blocks = []
-        for source, start, source_start, count in self._stack():
-            low, high = max(start, first_row), min(start + count, first_row + rows)
-            if low < high:
-                source_row = source_start + low - start
-                blocks.append(BlockCopy(source, source_row, first_col, low - first_row, 0, high - low, cols))
-        return merge_blocks(blocks)
-
-    def _stack(self) -> Iterator[tuple[str, int, int, int]]:
-        """Yield ``(source, row in the stack, row in the source, rows)`` from top to bottom."""
-        row = 0
+        start = 0  # a source's first row in the stack
         for group in range(self.groups):
             for source, count in zip(self.sources, self.group_rows, strict=True):
-                yield source, row, group * count, count
-                row += count
+                low, high = max(start, first_row), min(start + count, first_row + rows)
+                if low < high:
+                    source_row = group * count + low - start
+                    blocks.append(BlockCopy(source, source_row, first_col, low - first_row, 0, high - low, cols))
+                start += count
+        return merge_blocks(blocks)
 
 
 def merge_blocks(blocks: list[BlockCopy]) -> list[BlockCopy]:
     """Join copies that continue each other both in the source and in the shard."""
     merged: list[BlockCopy] = []
     for block in blocks:
-        if merged and _continues(merged[-1], block):
-            merged[-1] = replace(merged[-1], rows=merged[-1].rows + block.rows)
+        last = merged[-1] if merged else None
+        if (
+            last is not None
+            and last.source == block.source
+            and last.source_row + last.rows == block.source_row
+            and last.shard_row + last.rows == block.shard_row
+            and (last.source_col, last.shard_col, last.cols) == (block.source_col, block.shard_col, block.cols)
+        ):
+            merged[-1] = replace(last, rows=last.rows + block.rows)
         else:
             merged.append(block)
     return merged
-
-
-def _continues(last: BlockCopy, block: BlockCopy) -> bool:
-    return (
-        last.source == block.source
-        and last.source_row + last.rows == block.source_row
-        and last.shard_row + last.rows == block.shard_row
-        and (last.source_col, last.shard_col, last.cols) == (block.source_col, block.shard_col, block.cols)
-    )
 
 
 def _divide(size: int, tp: int, packing: Packing, axis: str) -> int:

@@ -15,7 +15,7 @@ from megatron_bridge.family import HfConfig
 from megatron_bridge.hf_config import head_size, need, read_hf_config
 from megatron_bridge.hf_folder import verify_hf_folder
 from megatron_bridge.plain_files import BridgeError
-from megatron_bridge.plan import ModelPlan, PlannedParameter, TensorSpec, as_matrix, attach_hf_config, plan_model
+from megatron_bridge.plan import TensorSpec, as_matrix, attach_hf_config, plan_model
 from megatron_bridge.safetensors_io import SafetensorsFolder
 
 if TYPE_CHECKING:
@@ -49,7 +49,12 @@ def load_hf(chunks: Sequence[GPTModel], folder: Path, *, backbone: bool = False)
             verify_hf_folder(folder, plan.group.rank(), plan.group.size())
         for parameter in plan.parameters:
             if parameter.name in plan.local:
-                _load_parameter(plan, parameter, checkpoint)
+                shard, filled = as_matrix(plan.local[parameter.name].detach()), 0
+                for block in parameter.packing.shard_blocks(len(parameter.owners), plan.shard[parameter.name]):
+                    filled = block.shard_row + block.rows
+                    target = shard[block.shard_row : filled]
+                    checkpoint.read(block.source, block.source_row, block.source_col, target)
+                shard[filled:].zero_()
 
 
 def hf_tensors(chunks: Sequence[GPTModel]) -> list[TensorSpec]:
@@ -122,13 +127,3 @@ def check_sizes(hf_config: HfConfig, checkpoint: SafetensorsFolder) -> None:
 def _listed(names: list[str]) -> str:
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return ", ".join(names[:3]) + more
-
-
-def _load_parameter(plan: ModelPlan, parameter: PlannedParameter, checkpoint: SafetensorsFolder) -> None:
-    shard = as_matrix(plan.local[parameter.name].detach())
-    filled = 0
-    for block in parameter.packing.shard_blocks(len(parameter.owners), plan.shard[parameter.name]):
-        target = shard[block.shard_row : block.shard_row + block.rows]
-        checkpoint.read(block.source, block.source_row, block.source_col, target)
-        filled = block.shard_row + block.rows
-    shard[filled:].zero_()

@@ -149,8 +149,13 @@ def _rope(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return config.get("rope_parameters") or config.get("rope_scaling") or {}
 
 
-def check_decoder(config: Mapping[str, Any], *, partial_rotary: bool = False) -> None:
-    """Refuse what no family here can express: windows, quantized weights, other activations, other rotary scalings."""
+def check_decoder(
+    config: Mapping[str, Any], *, partial_rotary: bool = False, needed: Collection[str] = (), **expected: Any
+) -> None:
+    """Refuse what no family here can express: windows, quantized weights, other activations, other rotary scalings.
+
+    Besides what one of them cannot: a config without the ``needed`` keys, or with other values than ``expected``.
+    """
     refuse_unless(config, hidden_act="silu", use_sliding_window=False)
     if not partial_rotary and (fraction := rotary_fraction(config)) != 1:
         raise BridgeError(f"config.json: partial_rotary_factor={fraction} is not supported by this family")
@@ -163,6 +168,9 @@ def check_decoder(config: Mapping[str, Any], *, partial_rotary: bool = False) ->
     heads, groups = need(config, "num_attention_heads"), need(config, "num_key_value_heads")
     if heads % groups:
         raise BridgeError(f"config.json: num_attention_heads={heads} is no multiple of num_key_value_heads={groups}")
+    for key in needed:
+        need(config, key)
+    refuse_unless(config, **expected)
 
 
 def head_size(config: Mapping[str, Any]) -> int:

@@ -162,7 +162,11 @@ def plan_model(chunks: Sequence[GPTModel]) -> ModelPlan:
             the same tensor, or a shard is on no rank.
     """
     models = _unwrap(chunks)
-    _keep_router_bias_precise(models)
+    for module in (module for model in models for module in model.modules()):
+        bias = getattr(module, "expert_bias", None)
+        # Undoes a cast of the routers' biases to the parameters' dtype, as Megatron's router does before it computes.
+        if isinstance(bias, Tensor) and bias.dtype != torch.float32:
+            bias.data = bias.data.float()
     if models[0] not in _PLANS:
         table = _Table(models)
         _PLANS[models[0]] = table.plan(_gather_manifest(table))
@@ -280,15 +284,6 @@ def _global_tensors(models: list[Any], first_expert: int) -> Iterator[tuple[str,
                 tail = EXPERT.sub(lambda found: found[1] + str(first_expert + int(found[2])), name[match.end() :])
                 name = f"decoder.layers.{number}.{tail}"
             yield name, tensor
-
-
-def _keep_router_bias_precise(models: list[Any]) -> None:
-    """Undo a cast of the routers' biases to the parameters' dtype, as Megatron's router does before it computes."""
-    for model in models:
-        for module in model.modules():
-            bias = getattr(module, "expert_bias", None)
-            if isinstance(bias, Tensor) and bias.dtype != torch.float32:
-                bias.data = bias.data.float()
 
 
 def _gather_manifest(table: _Table) -> list[_Entry]:

@@ -14,7 +14,6 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import torch
@@ -84,9 +83,7 @@ class SafetensorsFolder:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -117,13 +114,6 @@ class SafetensorsFolder:
         Raises:
             BridgeError: the file is shorter than its header says, or a value is no finite number.
         """
-        self._copy(name, row, col, target)
-        if self._finite and target.numel() and not all(map(math.isfinite, torch.aminmax(target))):
-            raise BridgeError(
-                f"{self._entries[name].path}: {name} has values that are no finite numbers; get the file again"
-            )
-
-    def _copy(self, name: str, row: int, col: int, target: Tensor) -> None:
         entry = self._entries[name]
         width = torch.Size(entry.shape[1:]).numel()
         skipped = entry.row_bytes - target.shape[1] * entry.dtype.itemsize
@@ -140,6 +130,8 @@ class SafetensorsFolder:
                 part = target[start : start + step]
                 rows = self._rows(entry, row + start, part.shape[0], width)
                 part.copy_(rows[:, col : col + part.shape[1]])
+        if self._finite and target.numel() and not all(map(math.isfinite, torch.aminmax(target))):
+            raise BridgeError(f"{entry.path}: {name} has values that are no finite numbers; get the file again")
 
     def equal(self, first: str, second: str) -> bool:
         """Whether two tensors have the same shape, dtype and bytes."""

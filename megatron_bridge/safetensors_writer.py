@@ -43,7 +43,14 @@ class SafetensorsLayout:
     """
 
     def __init__(self, specs: Sequence[TensorSpec], max_shard_bytes: int) -> None:
-        shards = _shard_specs(specs, max_shard_bytes)
+        shards: list[list[TensorSpec]] = [[]]
+        used = 0
+        for spec in specs:
+            if shards[-1] and used + spec.nbytes > max_shard_bytes:
+                shards.append([])
+                used = 0
+            shards[-1].append(spec)
+            used += spec.nbytes
         names = [SINGLE] if len(shards) == 1 else [
             f"model-{number + 1:05d}-of-{len(shards):05d}.safetensors" for number in range(len(shards))
         ]  # fmt: skip
@@ -52,12 +59,22 @@ class SafetensorsLayout:
         """Bytes of each file."""
         self.places: dict[str, TensorPlace] = {}
         for name, shard in zip(names, shards, strict=True):
-            self.headers[name] = _encode_header(shard)
-            offset = len(self.headers[name])
+            header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+            end = 0
             for spec in shard:
-                self.places[spec.name] = TensorPlace(name, offset, spec)
-                offset += spec.nbytes
-            self.sizes[name] = offset
+                start, end = end, end + spec.nbytes
+                header[spec.name] = {
+                    "dtype": _DTYPE_NAMES[spec.dtype],
+                    "shape": list(spec.shape),
+                    "data_offsets": [start, end],
+                }
+            encoded = json.dumps(header, separators=(",", ":")).encode()
+            encoded += b" " * (-len(encoded) % 8)
+            self.headers[name] = struct.pack("<Q", len(encoded)) + encoded
+            first = len(self.headers[name])
+            self.sizes[name] = first + end
+            for spec in shard:
+                self.places[spec.name] = TensorPlace(name, first + header[spec.name]["data_offsets"][0], spec)
 
     def header_sizes(self) -> dict[str, int]:
         """Bytes before the first tensor, by file."""
@@ -183,31 +200,3 @@ class TensorSink:
         if written != spec.nbytes:
             raise BridgeError(f"{spec.name}: {written} bytes came, announced were {spec.nbytes}")
         return self._stream.hexdigest()
-
-
-def _shard_specs(specs: Sequence[TensorSpec], max_bytes: int) -> list[list[TensorSpec]]:
-    shards: list[list[TensorSpec]] = [[]]
-    used = 0
-    for spec in specs:
-        if shards[-1] and used + spec.nbytes > max_bytes:
-            shards.append([])
-            used = 0
-        shards[-1].append(spec)
-        used += spec.nbytes
-    return shards
-
-
-def _encode_header(specs: Sequence[TensorSpec]) -> bytes:
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    offset = 0
-    for spec in specs:
-        end = offset + spec.nbytes
-        header[spec.name] = {
-            "dtype": _DTYPE_NAMES[spec.dtype],
-            "shape": list(spec.shape),
-            "data_offsets": [offset, end],
-        }
-        offset = end
-    encoded = json.dumps(header, separators=(",", ":")).encode()
-    encoded += b" " * (-len(encoded) % 8)
-    return struct.pack("<Q", len(encoded)) + encoded

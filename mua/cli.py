@@ -72,7 +72,7 @@ _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, err
 
 
 def readable(error: BaseException) -> Iterator[str]:
-    """The lines that tell a person what to mend; none for a fault of the program.
+    """The lines that tell a person what to fix; none for a fault of the program.
 
     Readable are the project's own errors, errors of the operating system that name a file or say that a disk is full
     or closed to us, and groups (of concurrent tasks) that hold nothing else.

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import os
 import re
 import stat
 from pathlib import Path
-from typing import Any, BinaryIO, NoReturn
+from typing import Any, BinaryIO
 
 MAX_DEPTH = 100
 """Arrays and objects inside one another. Python code that walks the value (copies, checks of schemas, templates) takes
@@ -82,7 +83,12 @@ def read_json_at(text: str, at: int, *, strict: bool = True, depth: int = MAX_DE
         reason = "an integer has too many digits" if "integer string" in str(error) else str(error)
         raise JsonError(reason, text, at) from None
     if strict:
-        _refuse_surrogates(value, text, at, end)
+        raw = unpaired_surrogate(text[at:end])
+        escaped = _SURROGATE_ESCAPE.search(text, at, end)
+        if raw is not None:
+            raise JsonError("unpaired surrogate in a string", text, at + raw)
+        if escaped and unpaired_surrogate(json.dumps(value, ensure_ascii=False)) is not None:
+            raise JsonError("unpaired surrogate in a string", text, escaped.start())
     return value, end
 
 
@@ -171,24 +177,11 @@ def read_file(path: Path) -> bytes:
         return file.read()
 
 
-def _refuse_surrogates(value: Any, text: str, at: int, end: int) -> None:
-    raw = unpaired_surrogate(text[at:end])
-    escaped = _SURROGATE_ESCAPE.search(text, at, end)
-    if raw is None and (escaped is None or unpaired_surrogate(json.dumps(value, ensure_ascii=False)) is None):
-        return
-    place = at + raw if raw is not None else escaped.start() if escaped else at
-    raise JsonError("unpaired surrogate in a string", text, place)
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON value")
-
-
-def _finite(digits: str) -> float:
-    value = float(digits)
-    if value in (float("inf"), float("-inf")):
-        raise ValueError(f"{digits[:20]} is too large for a number")
-    return value
+def _finite(number: str) -> float:
+    if math.isfinite(value := float(number)):
+        return value
+    large = number[-1].isdigit()  # else one of NaN, Infinity and -Infinity
+    raise ValueError(f"{number[:20]} is too large for a number" if large else f"{number} is no JSON value")
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -201,4 +194,4 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 _LENIENT = json.JSONDecoder()
-_STRICT = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_finite, object_pairs_hook=_unique_keys)
+_STRICT = json.JSONDecoder(parse_constant=_finite, parse_float=_finite, object_pairs_hook=_unique_keys)

@@ -6,7 +6,6 @@ optional. The layers for multi-token prediction at the end of published checkpoi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from megatron_bridge.families.decoder import (
@@ -49,11 +48,6 @@ def _transformer(config: HfConfig) -> dict[str, Any]:
     )
 
 
-def _extras(config: HfConfig) -> Sequence[str]:
-    first = need(config, "num_hidden_layers")
-    return [rf"model\.layers\.{first + i}\..*" for i in range(config.get("num_nextn_predict_layers") or 0)]
-
-
 _EXAMPLE = TINY | {
     "model_type": "glm4_moe",
     "rope_parameters": {"rope_type": "default", "rope_theta": 5e4, "partial_rotary_factor": 0.5},
@@ -82,5 +76,8 @@ GLM4_MOE = Family(
         "groups": _EXAMPLE
         | {"attention_bias": False, "use_qk_norm": True, "n_group": 4, "topk_group": 2, "num_experts_per_tok": 4},
     },
-    extras=_extras,
+    extras=lambda config: [
+        rf"model\.layers\.{need(config, 'num_hidden_layers') + i}\..*"
+        for i in range(config.get("num_nextn_predict_layers") or 0)
+    ],
 )

@@ -5,14 +5,8 @@ from __future__ import annotations
 from functools import partial
 
 from megatron_bridge.families.decoder import DENSE_DECODER, TINY
-from megatron_bridge.family import Family, HfConfig
-from megatron_bridge.hf_config import check_decoder, decoder_transformer, refuse_unless
-
-
-def _check(config: HfConfig) -> None:
-    check_decoder(config)
-    refuse_unless(config, attention_bias=False, mlp_bias=False, pretraining_tp=1)
-
+from megatron_bridge.family import Family
+from megatron_bridge.hf_config import check_decoder, decoder_transformer
 
 _LLAMA3_ROPE = {
     "rope_type": "llama3",
@@ -28,7 +22,7 @@ LLAMA = Family(
     model_type="llama",
     about="Llama 3.x: rotary scaling llama3 with its constants from config.json",
     transformer=partial(decoder_transformer, qkv_bias=False, qk_norm=False),
-    check=_check,
+    check=partial(check_decoder, attention_bias=False, mlp_bias=False, pretraining_tp=1),
     parameters=DENSE_DECODER,
     examples={"scaled": _SCALED, "tied": _SCALED | {"tie_word_embeddings": True}},
     # Checkpoints of early transformers versions stored what follows from the configuration.

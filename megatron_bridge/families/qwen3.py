@@ -5,15 +5,8 @@ from __future__ import annotations
 from functools import partial
 
 from megatron_bridge.families.decoder import DENSE_DECODER, QK_NORM, TINY
-from megatron_bridge.family import Family, HfConfig
-from megatron_bridge.hf_config import check_decoder, decoder_transformer, need, refuse_unless
-
-
-def _check(config: HfConfig) -> None:
-    check_decoder(config)
-    need(config, "head_dim")
-    refuse_unless(config, attention_bias=False)
-
+from megatron_bridge.family import Family
+from megatron_bridge.hf_config import check_decoder, decoder_transformer
 
 _UNTIED = TINY | {"model_type": "qwen3"}
 
@@ -21,7 +14,7 @@ QWEN3 = Family(
     model_type="qwen3",
     about="Qwen3, dense: norms on queries and keys",
     transformer=partial(decoder_transformer, qkv_bias=False, qk_norm=True),
-    check=_check,
+    check=partial(check_decoder, needed=["head_dim"], attention_bias=False),
     parameters=DENSE_DECODER | QK_NORM,
     examples={"untied": _UNTIED, "tied": _UNTIED | {"tie_word_embeddings": True, "num_key_value_heads": 1}},
 )

@@ -6,25 +6,20 @@ from typing import Any
 
 from megatron_bridge.families.decoder import DENSE_DECODER, EXPERTS, QK_NORM, TINY
 from megatron_bridge.family import Family, HfConfig
-from megatron_bridge.hf_config import check_decoder, decoder_transformer, experts_transformer, need, refuse_unless
+from megatron_bridge.hf_config import check_decoder, decoder_transformer, experts_transformer, need
 from megatron_bridge.plain_files import BridgeError
 
 
 def _check(config: HfConfig) -> None:
-    check_decoder(config)
-    need(config, "head_dim")
-    refuse_unless(config, attention_bias=False)
+    check_decoder(config, needed=["head_dim"], attention_bias=False)
     if need(config, "norm_topk_prob") and need(config, "num_experts_per_tok") == 1:
         raise BridgeError("config.json: norm_topk_prob with num_experts_per_tok=1 gives a router without a gradient")
 
 
-def _sparse(layer: int, config: HfConfig) -> bool:
-    every = config.get("decoder_sparse_step") or 1
-    return (layer + 1) % every == 0 and layer not in (config.get("mlp_only_layers") or ())
-
-
 def _transformer(config: HfConfig) -> dict[str, Any]:
-    sparse = [layer for layer in range(need(config, "num_hidden_layers")) if _sparse(layer, config)]
+    every, dense = config.get("decoder_sparse_step") or 1, config.get("mlp_only_layers") or ()
+    layers = range(need(config, "num_hidden_layers"))
+    sparse = [layer for layer in layers if (layer + 1) % every == 0 and layer not in dense]
     experts = config.get("num_experts") or need(config, "num_local_experts")
     return (
         decoder_transformer(config, qkv_bias=False, qk_norm=True)

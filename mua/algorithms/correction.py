@@ -139,7 +139,10 @@ def corrected(batch: TrainBatch, config: AlgorithmConfig, version: int) -> tuple
         stays = [s.trained for s in batch]
         if config.correction == "band":
             band = RatioBand(config.clip_low, config.clip_high, config.correction_cap, config.correction_decay)
-            stays = [_in_band(s, band, version) for s in batch]
+            stays = [
+                s.trained & in_band(np.subtract(*_sides(s)), s.advantages.astype(np.float64), _age(s, version), band)
+                for s in batch
+            ]
         metrics["correction/removed"] = 1 - sum(m.sum() for m in stays) / max(1, sum(s.trained.sum() for s in batch))
         batch = without(batch, stays, config)
         if config.old_logprobs != "engine":
@@ -181,12 +184,6 @@ def without(batch: TrainBatch, stays: Sequence[Mask], config: AlgorithmConfig) -
         weights = np.where(out, np.float32(0), sequence.weights * np.float32(scale))
         left.append(replace(sequence, weights=weights))
     return replace(batch, sequences=left, denominators=batch.denominators | {"tokens": tokens - taken})
-
-
-def _in_band(sequence: TrainSequence, band: RatioBand, version: int) -> Mask:
-    old, behaviour = _sides(sequence)
-    advantages = sequence.advantages.astype(np.float64)
-    return sequence.trained & in_band(old - behaviour, advantages, _age(sequence, version), band)
 
 
 def _mismatch_by_age(batch: TrainBatch, version: int) -> dict[str, float]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import random
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -147,19 +147,14 @@ def repeated_turns(messages: Sequence[Json]) -> list[bool]:
     repeated = []
     for turn in messages:
         if turn["role"] == "assistant":
-            actions = list(_actions(turn))
+            # What the turn did, in a form that is equal where the deed is.
+            calls = [call["function"] for call in turn.get("tool_calls") or ()]
+            actions = [json.dumps(["call", f["name"], json.loads(f["arguments"])], sort_keys=True) for f in calls]
+            if not calls and (words := (turn.get("content") or "").split()):
+                actions = [json.dumps(["text", *words])]
             repeated.append(any(action in seen for action in actions) or len(set(actions)) < len(actions))
             seen.update(actions)
     return repeated
-
-
-def _actions(turn: Json) -> Iterator[str]:
-    """What a turn did, in a form that is equal where the deed is."""
-    for call in turn.get("tool_calls") or ():
-        arguments = json.loads(call["function"]["arguments"])
-        yield json.dumps(["call", call["function"]["name"], arguments], sort_keys=True)
-    if not turn.get("tool_calls") and (words := (turn.get("content") or "").split()):
-        yield json.dumps(["text", *words])
 
 
 def shuffled(groups: Sequence[Group], version: int) -> list[Group]:

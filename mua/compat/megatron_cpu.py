@@ -77,7 +77,7 @@ class _Rewrite(ast.NodeTransformer):
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         function = node.func
-        if isinstance(function, ast.Attribute) and function.attr == "cuda" and not _is_torch(function.value):
+        if isinstance(function, ast.Attribute) and function.attr == "cuda" and ast.unparse(function.value) != "torch":
             return self._call(_STAY, function.value, node)
         if isinstance(function, ast.Attribute) and function.attr == "type" and not node.args and not node.keywords:
             return self._call(_TYPE, function.value, node)
@@ -97,10 +97,6 @@ class _Rewrite(ast.NodeTransformer):
     def _call(self, name: str, argument: ast.expr, at: ast.Call) -> ast.AST:
         call = ast.Call(ast.Name(name, ast.Load()), [self.visit(argument)], [])
         return ast.copy_location(call, at)
-
-
-def _is_torch(node: ast.expr) -> bool:
-    return isinstance(node, ast.Name) and node.id == "torch"
 
 
 class _RepairLoader(importlib.machinery.SourceFileLoader):

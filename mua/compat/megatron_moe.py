@@ -16,8 +16,6 @@ import torch
 def repair(module: Any, without_cuda: bool) -> None:
     """Gives the imported ``megatron.core.transformer.moe.moe_utils`` a conversion that takes host tensors too."""
     if without_cuda:
-        module.maybe_move_tensor_to_cpu = _as_host_data
-
-
-def _as_host_data(tensor: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:
-    return tensor.numpy() if as_numpy and torch.is_tensor(tensor) else tensor
+        module.maybe_move_tensor_to_cpu = lambda tensor, as_numpy=False, record_stream=False: (
+            tensor.numpy() if as_numpy and torch.is_tensor(tensor) else tensor
+        )

@@ -101,10 +101,18 @@ class Archive:
     """
 
     def __init__(self, descriptor: int, offset: int, length: int) -> None:
-        self._descriptor, self._offset, self._length = descriptor, offset, length
+        self._descriptor, self._offset = descriptor, offset
+        self._records: dict[str, tuple[int, int]] = {}
+        """Where in the file the bytes of each lie, and how many they are."""
         try:
             with zipfile.ZipFile(io.BufferedReader(FilePart(descriptor, offset, length), 1 << 12)) as archive:
-                self._records = {entry.filename.partition("/")[2]: self._record(entry) for entry in archive.infolist()}
+                for entry in archive.infolist():
+                    signature, *lengths = _LOCAL_HEADER.unpack(self._pread(entry.header_offset, _LOCAL_HEADER.size))
+                    start = entry.header_offset + _LOCAL_HEADER.size + sum(lengths)
+                    plain = entry.compress_type == zipfile.ZIP_STORED and entry.compress_size == entry.file_size
+                    if signature != b"PK\3\4" or not plain or start + entry.file_size > length:
+                        raise PickleError(f"its record {label(entry.filename)} is damaged")
+                    self._records[entry.filename.partition("/")[2]] = offset + start, entry.file_size
         except PickleError:
             raise
         except Exception as error:  # zipfile tells damage by some ten kinds of errors
@@ -130,16 +138,6 @@ class Archive:
     def _unpickled(self, tensor: Callable[..., Any]) -> Any:
         names = {**_NAMES, ("torch._utils", "_rebuild_tensor_v2"): tensor}
         return PlainUnpickler(self._bytes("data.pkl"), names, self._storage).read_value()
-
-    def _record(self, entry: zipfile.ZipInfo) -> tuple[int, int]:
-        """Where in the file the bytes of one record lie, and how many they are."""
-        header = self._pread(entry.header_offset, _LOCAL_HEADER.size)
-        signature, name, extra = _LOCAL_HEADER.unpack(header)
-        start = entry.header_offset + _LOCAL_HEADER.size + name + extra
-        plain = entry.compress_type == zipfile.ZIP_STORED and entry.compress_size == entry.file_size
-        if signature != b"PK\3\4" or not plain or start + entry.file_size > self._length:
-            raise PickleError(f"its record {label(entry.filename)} is damaged")
-        return self._offset + start, entry.file_size
 
     def _bytes(self, name: str) -> bytes:
         if name not in self._records:

@@ -57,9 +57,13 @@ def parse_index(data: bytes, sizes: Callable[[str], int]) -> Metadata:
             larger than the bytes it is said to lie in, a file outside the folder, a chunk that is nowhere).
     """
     fields = _fields(PlainUnpickler(data, NAMES).read_value(), "Metadata")
-    places = {
-        _key(index): _place(place, sizes) for index, place in _dictionary(fields.get("storage_data"), Record).items()
-    }
+    places: dict[MetadataIndex, StorageInfo] = {}
+    for index, place in _dictionary(fields.get("storage_data"), Record).items():
+        key = _fields(index, "MetadataIndex")
+        if type(key.get("fqn")) is not str:
+            raise PickleError("it has an entry without a name")
+        offset = key.get("offset")
+        places[MetadataIndex(key["fqn"], None if offset is None else _size(offset))] = _place(place, sizes)
     entries = {
         name: _entry(name, entry, places) for name, entry in _dictionary(fields.get("state_dict_metadata"), str).items()
     }
@@ -84,14 +88,6 @@ def _size(value: Any) -> torch.Size:
     if type(value) is not torch.Size:
         raise PickleError("it has something else where a shape should be")
     return value
-
-
-def _key(record: Any) -> MetadataIndex:
-    fields = _fields(record, "MetadataIndex")
-    if type(fields.get("fqn")) is not str:
-        raise PickleError("it has an entry without a name")
-    offset = fields.get("offset")
-    return MetadataIndex(fields["fqn"], None if offset is None else _size(offset))
 
 
 def _place(record: Any, sizes: Callable[[str], int]) -> StorageInfo:
@@ -124,18 +120,16 @@ def _entry(
     dtype = properties.state[0] if properties.state else None  # the only property that loading looks at
     if type(dtype) is not torch.dtype or type(chunks) is not list:
         raise PickleError(f"{label(name)} has no dtype, or no list of chunks")
-    found = [_chunk(name, size, chunk) for chunk in chunks]
+    found = []
+    for chunk in chunks:
+        fields = _fields(chunk, "ChunkStorageMetadata")
+        offsets, sizes = _size(fields.get("offsets")), _size(fields.get("sizes"))
+        ends = zip(offsets, sizes, size, strict=False)
+        if not len(offsets) == len(sizes) == len(size) or any(first + count > end for first, count, end in ends):
+            raise PickleError(f"{label(name)} has a chunk outside its shape {list(size)}")
+        found.append(ChunkStorageMetadata(offsets, sizes))
     for chunk in found:
         place = places.get(MetadataIndex(name, chunk.offsets))
         if place is None or math.prod(chunk.sizes) * dtype.itemsize > place.length:
             raise PickleError(f"it does not say where the chunk of {label(name)} at {list(chunk.offsets)} lies")
     return TensorStorageMetadata(TensorProperties(dtype=dtype), size, found)
-
-
-def _chunk(name: str, size: torch.Size, record: Any) -> ChunkStorageMetadata:
-    fields = _fields(record, "ChunkStorageMetadata")
-    offsets, sizes = _size(fields.get("offsets")), _size(fields.get("sizes"))
-    ends = zip(offsets, sizes, size, strict=False)
-    if not len(offsets) == len(sizes) == len(size) or any(first + count > end for first, count, end in ends):
-        raise PickleError(f"{label(name)} has a chunk outside its shape {list(size)}")
-    return ChunkStorageMetadata(offsets, sizes)

@@ -55,7 +55,7 @@ class ShapingConfig(Section):
     """What is added to a trajectory's score before advantages are computed."""
 
     turn_efficiency: NonNegativeFloat = 0.0
-    """Largest bonus or malus for turns: the success with the fewest turns of its group gets it, the one with the most
+    """Largest bonus or penalty for turns: the success with the fewest turns of its group gets it, the one with the most
     loses it; failures the other way round (AgentRL: 0.1)."""
     overlong_tokens: NonNegative = 0
     """Sampled tokens at which a trajectory has lost 1; 0 switches the penalty off (DAPO)."""

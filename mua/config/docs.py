@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic import SecretStr
-from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from mua.config.schema import ExperimentConfig, Section
@@ -60,33 +60,22 @@ def _section(path: str, schema: type[Section]) -> Iterator[str]:
     yield f"## `{path}`\n" if path else "## Top level\n"
     yield _cell(schema.__doc__ or "") + "\n"
     yield "| key | type | default | |\n| --- | --- | --- | --- |"
+    inside: list[str] = []
     for name, field in schema.model_fields.items():
-        yield _row(f"{path}.{name}".lstrip("."), field)
-    yield ""
-    for name, field in schema.model_fields.items():
-        if inner := section_of(field.annotation):
-            yield from _section(f"{path}.{name}".lstrip("."), inner)
-
-
-def _row(key: str, field: FieldInfo) -> str:
-    inner = section_of(field.annotation)
-    listed = "list of " if get_origin(field.annotation) is list else ""
-    kind = f"{listed}[section](#{key.replace('.', '')})" if inner else _type(field.annotation, field.metadata)
-    text = field.description or (_cell(inner.__doc__ or "") if inner else "")
-    return f"| `{key}` | {kind} | {_default(field)} | {_cell(text)} |"
-
-
-def _default(field: FieldInfo) -> str:
-    value = field.get_default(call_default_factory=True)
-    if value is PydanticUndefined:
-        return "**required**"
-    if isinstance(value, Section):
-        return ""
-    if isinstance(value, SecretStr):
-        return f"`{value.get_secret_value()}`"
-    if isinstance(value, bool) or value is None:
-        return {True: "`true`", False: "`false`", None: "`null`"}[value]
-    return f"`{value}`"
+        key, inner, kind = f"{path}.{name}".lstrip("."), section_of(field.annotation), ""
+        if inner:
+            inside += _section(key, inner)
+            kind = ("list of " if get_origin(field.annotation) is list else "") + f"[section](#{key.replace('.', '')})"
+        kind = kind or _type(field.annotation, field.metadata)
+        default = field.get_default(call_default_factory=True)
+        if isinstance(default, SecretStr):
+            default = default.get_secret_value()
+        shown = f"`{json.dumps(default) if isinstance(default, bool) or default is None else default}`"
+        if default is PydanticUndefined or isinstance(default, Section):
+            shown = "" if isinstance(default, Section) else "**required**"
+        text = _cell(field.description or (inner and inner.__doc__) or "")
+        yield f"| `{key}` | {kind} | {shown} | {text} |"
+    yield from ("", *inside)
 
 
 def _type(annotation: Any, metadata: list[Any] | tuple[Any, ...] = ()) -> str:

@@ -50,7 +50,20 @@ def load_config(path: Path, overrides: Sequence[str] = (), schema: type[Section]
     """
     tree = _read(path, (), [])
     for override in overrides:
-        _apply(tree, override)
+        dotted, equals, value = override.partition("=")
+        key: KeyPath = tuple(dotted.strip().split("."))
+        if not equals or not all(key) or not dotted.isprintable() or max(map(len, key)) > MAX_NAME:
+            # The text itself is not repeated: it may be a secret whose key was forgotten.
+            named = ascii(dotted)[1:-1][:100] if equals else "an argument"
+            raise ConfigError(f"{COMMAND_LINE}: {named}: expected key.path=value")
+        here: Any = tree.data
+        for depth, name in enumerate(key[:-1], start=1):
+            here = here.get(name)
+            if here is None:
+                break
+            if not isinstance(here, dict):
+                raise ConfigError(f"{COMMAND_LINE}: {dotted}: {'.'.join(key[:depth])} is a single value, not a section")
+        tree.merge(parse_value(value, key, COMMAND_LINE))
     problems: list[str] = []
     tree.data = _fill(tree.data, (), tree, problems)
     if problems:
@@ -73,7 +86,18 @@ def config_fingerprint(config: Section) -> str:
 
 def _read(path: Path, parents: tuple[Path, ...], files: list[Path]) -> Tree:
     """``files`` grows by every file that is read."""
-    text = _text(path, parents)
+    asker = f" (named by extends in {parents[-1].name})" if parents else ""
+    try:
+        with open_file(path) as file:
+            data = file.read(MAX_BYTES + 1)
+        if len(data) > MAX_BYTES:
+            raise ConfigError(f"{path}: is larger than {MAX_BYTES} bytes{asker}: no configuration file")
+        text = data.decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read{asker}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise ConfigError(f"{path}:{line}: not UTF-8 text (byte {error.start})") from None
     real = path.resolve()
     if real in parents:
         chain = " -> ".join(p.name for p in (*parents[parents.index(real) :], real))
@@ -89,23 +113,6 @@ def _read(path: Path, parents: tuple[Path, ...], files: list[Path]) -> Tree:
     return tree
 
 
-def _text(path: Path, parents: tuple[Path, ...]) -> str:
-    asker = f" (named by extends in {parents[-1].name})" if parents else ""
-    try:
-        with open_file(path) as file:
-            data = file.read(MAX_BYTES + 1)
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read{asker}: {error.strerror}") from None
-    if len(data) > MAX_BYTES:
-        raise ConfigError(f"{path}: is larger than {MAX_BYTES} bytes{asker}: no configuration file")
-    try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise ConfigError(f"{path}:{line}: not UTF-8 text (byte {error.start})") from None
-    return text.replace("\r\n", "\n").replace("\r", "\n")
-
-
 def _bases(path: Path, tree: Tree) -> list[Path]:
     """Take ``extends`` out of the tree and give the files it names."""
     at = tree.place(("extends",))
@@ -119,23 +126,6 @@ def _bases(path: Path, tree: Tree) -> list[Path]:
     if problems:
         raise ConfigError("\n".join(problems))
     return [path.parent / name for name in names]
-
-
-def _apply(tree: Tree, override: str) -> None:
-    dotted, equals, value = override.partition("=")
-    key: KeyPath = tuple(dotted.strip().split("."))
-    if not equals or not all(key) or not dotted.isprintable() or max(map(len, key)) > MAX_NAME:
-        # The text itself is not repeated: it may be a secret whose key was forgotten.
-        named = ascii(dotted)[1:-1][:100] if equals else "an argument"
-        raise ConfigError(f"{COMMAND_LINE}: {named}: expected key.path=value")
-    here: Any = tree.data
-    for depth, name in enumerate(key[:-1], start=1):
-        here = here.get(name)
-        if here is None:
-            break
-        if not isinstance(here, dict):
-            raise ConfigError(f"{COMMAND_LINE}: {dotted}: {'.'.join(key[:depth])} is a single value, not a section")
-    tree.merge(parse_value(value, key, COMMAND_LINE))
 
 
 def _fill(value: Any, key: KeyPath, tree: Tree, problems: list[str]) -> Any:

@@ -37,25 +37,19 @@ def describe_errors(error: ValidationError, tree: Tree, schema: type[Section]) -
     """One line for each key that is wrong, in the order of the schema."""
     branches: Branches = {}
     for detail in error.errors():
-        key = _key(detail, tree.data)
-        branches.setdefault(key, []).append(detail)
+        data: Any = tree.data
+        key: list[str] = []
+        # pydantic appends the name of a union's branch to the location; those are cut off.
+        for part in map(str, detail["loc"]):
+            if part == "[key]" or not (isinstance(data, dict) or (isinstance(data, list) and part.isdigit())):
+                break
+            key.append(part)
+            data = data[int(part)] if isinstance(data, list) else data.get(part)
+        branches.setdefault(tuple(key), []).append(detail)
     lines = [_line(key, details, tree, schema) for key, details in list(branches.items())[:MAX_LINES]]
     if (more := len(branches) - MAX_LINES) > 0:
         lines.append(f"{tree.place(())}: and {more} more keys are wrong")
     return lines
-
-
-def _key(detail: ErrorDetails, data: Any) -> KeyPath:
-    """The key in the file. pydantic appends the name of a union's branch to the location; those are cut off."""
-    key: list[str] = []
-    for part in map(str, detail["loc"]):
-        if not isinstance(data, dict | list) or (part == "[key]"):
-            break
-        if isinstance(data, list) and not part.isdigit():
-            break
-        key.append(part)
-        data = data[int(part)] if isinstance(data, list) else data.get(part)
-    return tuple(key)
 
 
 def _line(key: KeyPath, details: list[ErrorDetails], tree: Tree, schema: type[Section]) -> str:
@@ -70,36 +64,25 @@ def _line(key: KeyPath, details: list[ErrorDetails], tree: Tree, schema: type[Se
         return f"{at}: unknown key; {_nearest_key(key, schema)}"
     if detail["type"] == "missing":
         return f"{at}: required, but not set"
-    expected = " or ".join(dict.fromkeys(_expected(d) for d in details))
-    return f"{at}: expected {expected}, got {_given(key, detail, schema)}{_nearest_value(detail)}"
-
-
-def _expected(detail: ErrorDetails) -> str:
-    if detail["type"] in _EXPECTED:
-        return _EXPECTED[detail["type"]]
-    text = detail["msg"].removeprefix("Input should be ")
-    return f"a number {text}" if text.startswith(("greater", "less")) else text
-
-
-def _given(key: KeyPath, detail: ErrorDetails, schema: type[Section]) -> str:
+    texts = [_EXPECTED.get(d["type"], d["msg"].removeprefix("Input should be ")) for d in details]
+    phrases = [f"a number {text}" if text.startswith(("greater", "less")) else text for text in texts]
     value = detail["input"]
-    if value is None or isinstance(value, bool):
-        return {None: "nothing (null)", True: "true", False: "false"}[value]
     kind = _KINDS.get(type(value), type(value).__name__)
     secret = SecretStr in alternatives(dict(fields_of(key[:-1], schema)).get(key[-1]) if key else None)
-    # A section given as one value may be a secret that slipped out by wrong indentation: only its kind is named.
-    hidden = detail["type"] == "model_type" or isinstance(value, dict | list) or secret
-    shown = mask_credentials(repr(value))
-    shortened = shown if len(shown) <= _LONGEST_VALUE else f"{shown[:_LONGEST_VALUE]}..."
-    return kind if hidden else f"{shortened} ({kind})"
-
-
-def _nearest_value(detail: ErrorDetails) -> str:
-    if detail["type"] != "literal_error" or not isinstance(detail["input"], str):
-        return ""
-    choices = re.findall(r"'([^']*)'", detail["ctx"]["expected"])
-    close = difflib.get_close_matches(detail["input"], choices, n=1)
-    return f"; did you mean {close[0]}?" if close else ""
+    if value is None or isinstance(value, bool):
+        given = {None: "nothing (null)", True: "true", False: "false"}[value]
+    elif detail["type"] == "model_type" or isinstance(value, dict | list) or secret:
+        # A section given as one value may be a secret that slipped out by wrong indentation: only its kind is named.
+        given = kind
+    else:
+        shown = mask_credentials(repr(value))
+        given = f"{shown if len(shown) <= _LONGEST_VALUE else f'{shown[:_LONGEST_VALUE]}...'} ({kind})"
+    line = f"{at}: expected {' or '.join(dict.fromkeys(phrases))}, got {given}"
+    if detail["type"] == "literal_error" and isinstance(detail["input"], str):
+        choices = re.findall(r"'([^']*)'", detail["ctx"]["expected"])
+        for close in difflib.get_close_matches(detail["input"], choices, n=1):
+            line += f"; did you mean {close}?"
+    return line
 
 
 def _nearest_key(key: KeyPath, schema: type[Section]) -> str:

@@ -282,7 +282,7 @@ class TrainerConfig(Section):
     ``deterministic``, where a fault must not change what is learned."""
     max_skipped_steps: Positive = 5
     """Steps in a row that changed nothing, because their gradient norm was not finite, after which the run ends. One
-    may be an accident of a batch; more are weights, data or a learning rate that time does not mend."""
+    may be an accident of a batch; more are weights, data or a learning rate that time does not fix."""
     silence_seconds: PositiveFloat = 120.0
     """With several ranks: how long those that wait for rank 0 bear its silence. It gives ten signs of life in that
     time, however long a rollout takes."""
@@ -540,7 +540,7 @@ class ExperimentConfig(Section):
         return self
 
     @model_validator(mode="after")
-    def _stale_samples_are_corrected(self) -> Self:
+    def _can_learn(self) -> Self:
         algorithm = self.algorithm
         if self.trainer.max_staleness and not algorithm.sees_sampler and not algorithm.uncorrected:
             raise ValueError(
@@ -551,17 +551,8 @@ class ExperimentConfig(Section):
                 "engine (with a loss other than reinforce), or trainer.max_staleness to 0; algorithm.uncorrected: true "
                 "trains without a correction"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _the_best_can_be_known(self) -> Self:
         if self.trainer.export == "best" and not self.trainer.evaluate_every:
             raise ValueError("trainer.export best needs trainer.evaluate_every above 0: evaluations say which is best")
-        return self
-
-    @model_validator(mode="after")
-    def _critic_can_learn(self) -> Self:
-        algorithm, critic = self.algorithm, self.critic
         if algorithm.advantage != "gae":
             return self
         needed = {"score": "sum", "credit": "equal", "sign_clamp": None, "skip_zero_advantage": False}
@@ -572,9 +563,9 @@ class ExperimentConfig(Section):
                     "algorithm.advantage gae, which gives each token its advantage by the rewards of its own and later "
                     "turns and has its critic learn from every trajectory"
                 )
-        if critic.warmup_steps >= self.trainer.steps:
+        if self.critic.warmup_steps >= self.trainer.steps:
             raise ValueError(
-                f"critic.warmup_steps {critic.warmup_steps} leaves the policy none of the trainer.steps "
+                f"critic.warmup_steps {self.critic.warmup_steps} leaves the policy none of the trainer.steps "
                 f"{self.trainer.steps}"
             )
         return self

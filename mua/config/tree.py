@@ -185,10 +185,33 @@ class _NodeReader:
 
     def value(self, node: yaml.Node, key: KeyPath, above: frozenset[int]) -> Any:
         """The data of ``node``, which stands at ``key`` inside the nodes ``above``."""
-        self._check(node, key, above)
+        if id(node) in above:
+            raise self._error(node, key, "this alias contains itself")
+        if len(key) > MAX_DEPTH:
+            raise self._beyond(key, f"nested more than {MAX_DEPTH} deep, aliases included")
+        if node.tag not in _TAGS[type(node)]:
+            raise self._error(node, key, f"the YAML tag {printable(node.tag)} is not supported here")
+        self.loader.left -= 1
+        if self.loader.left < 0:
+            raise self._beyond(key, f"more than {MAX_VALUES} values are read up to here; aliases multiply them")
         above |= {id(node)}
         if isinstance(node, yaml.MappingNode):
-            return {name: self.value(value, (*key, name), above) for name, value in self._items(node, key)}
+            data: dict[str, Any] = {}
+            lines: dict[str, int] = {}
+            for name_node, inner in node.value:
+                if not isinstance(name_node, yaml.ScalarNode):
+                    raise self._error(name_node, key, "a key must be a plain name, not a list or mapping")
+                name = name_node.value
+                if not name or not name.isprintable() or len(name) > MAX_NAME:
+                    raise self._error(name_node, key, f"a key must be a plain name, not {name[:40]!a}")
+                if name == "<<":
+                    raise self._error(name_node, (*key, name), "merge keys are not supported; use extends")
+                if name in lines:
+                    raise self._error(name_node, (*key, name), f"set twice; the first is in line {lines[name]}")
+                lines[name] = self.loader.line_of(name_node.start_mark)
+                self.tree.places[(*key, name)] = self._place(name_node)
+                data[name] = self.value(inner, (*key, name), above)
+            return data
         if isinstance(node, yaml.SequenceNode):
             return [self.value(item, (*key, str(i)), above) for i, item in enumerate(node.value)]
         try:
@@ -200,33 +223,6 @@ class _NodeReader:
         if isinstance(value, str) and (fault := unusable_text(value)):
             raise self._error(node, key, fault)
         return value
-
-    def _check(self, node: yaml.Node, key: KeyPath, above: frozenset[int]) -> None:
-        if id(node) in above:
-            raise self._error(node, key, "this alias contains itself")
-        if len(key) > MAX_DEPTH:
-            raise self._beyond(key, f"nested more than {MAX_DEPTH} deep, aliases included")
-        if node.tag not in _TAGS[type(node)]:
-            raise self._error(node, key, f"the YAML tag {printable(node.tag)} is not supported here")
-        self.loader.left -= 1
-        if self.loader.left < 0:
-            raise self._beyond(key, f"more than {MAX_VALUES} values are read up to here; aliases multiply them")
-
-    def _items(self, node: yaml.MappingNode, key: KeyPath) -> Iterator[tuple[str, yaml.Node]]:
-        seen: dict[str, int] = {}
-        for name_node, value in node.value:
-            if not isinstance(name_node, yaml.ScalarNode):
-                raise self._error(name_node, key, "a key must be a plain name, not a list or mapping")
-            name = name_node.value
-            if not name or not name.isprintable() or len(name) > MAX_NAME:
-                raise self._error(name_node, key, f"a key must be a plain name, not {name[:40]!a}")
-            if name == "<<":
-                raise self._error(name_node, (*key, name), "merge keys are not supported; use extends")
-            if name in seen:
-                raise self._error(name_node, (*key, name), f"set twice; the first is in line {seen[name]}")
-            seen[name] = self.loader.line_of(name_node.start_mark)
-            self.tree.places[(*key, name)] = self._place(name_node)
-            yield name, value
 
     def _place(self, node: yaml.Node) -> SourceLocation:
         return SourceLocation(self.source, self.loader.line_of(node.start_mark) if self.in_file else None)

@@ -24,8 +24,6 @@ from mua.errors import EngineError
 from mua.ports import free_port
 
 if TYPE_CHECKING:
-    import torch
-
     from mua.engine.source import WeightBucket
 
 _log = logging.getLogger(__name__)
@@ -79,7 +77,19 @@ class Broadcast:
             "group_name": self._name,
             "backend": self._backend,
         }
-        own = asyncio.get_running_loop().run_in_executor(thread, self._form, port, size, targets.seconds)
+
+        def form() -> None:
+            from mua.compat.torch_outside_group import outside_group
+
+            try:
+                self._group = outside_group(
+                    self._backend, self._address, port, world_size=size, name=self._name,
+                    timeout=timedelta(seconds=targets.seconds),
+                )  # fmt: skip
+            except RuntimeError as error:
+                raise EngineGone(f"engines did not join the process group of the weights: {error}") from error
+
+        own = asyncio.get_running_loop().run_in_executor(thread, form)
         theirs = [
             targets.take_part(
                 engine, "/init_weights_update_group", body | {"rank_offset": 1 + self.ranks * number}, targets.seconds
@@ -88,17 +98,6 @@ class Broadcast:
         ]
         await all_or_first_error([own, *theirs])
         self._members = members
-
-    def _form(self, port: int, size: int, seconds: float) -> None:
-        from mua.compat.torch_outside_group import outside_group
-
-        try:
-            self._group = outside_group(
-                self._backend, self._address, port, world_size=size, name=self._name,
-                timeout=timedelta(seconds=seconds),
-            )  # fmt: skip
-        except RuntimeError as error:
-            raise EngineGone(f"engines did not join the process group of the weights: {error}") from error
 
     async def leave(self) -> None:
         """Dissolve the group with those of its engines that are still the same."""
@@ -130,7 +129,23 @@ class Broadcast:
             "shapes": [list(spec.shape) for spec in specs],
             "group_name": self._name,
         }
-        transmission = asyncio.get_running_loop().run_in_executor(thread, self._transmit, bucket.flat, seconds)
+
+        def transmit() -> None:
+            """Blocks until all is sent, :meth:`cancel` is called or ``seconds`` are over."""
+            import torch.distributed as dist
+
+            deadline = time.monotonic() + seconds
+            try:
+                work: Any = dist.broadcast(bucket.flat, src=0, group=self._group, async_op=True)
+                while not work.is_completed():
+                    if self._cancelled.is_set() or time.monotonic() > deadline:
+                        raise EngineGone("the broadcast of the weights was given up: an engine did not take part")
+                    time.sleep(_POLL_SECONDS)
+                work.wait()
+            except RuntimeError as error:
+                raise EngineGone(f"the broadcast of the weights failed: {error}") from error
+
+        transmission = asyncio.get_running_loop().run_in_executor(thread, transmit)
         path = "/update_weights_from_distributed"
         try:
             receivers = [targets.take_part(engine, path, body, seconds) for engine in targets.engines]
@@ -138,24 +153,6 @@ class Broadcast:
         except BaseException:
             self.cancel()
             raise
-
-    def _transmit(self, flat: torch.Tensor, seconds: float) -> None:
-        """Blocks until ``flat`` is sent, :meth:`cancel` is called or ``seconds`` are over.
-
-        Raises :class:`EngineGone` when it was not sent.
-        """
-        import torch.distributed as dist
-
-        deadline = time.monotonic() + seconds
-        try:
-            work: Any = dist.broadcast(flat, src=0, group=self._group, async_op=True)
-            while not work.is_completed():
-                if self._cancelled.is_set() or time.monotonic() > deadline:
-                    raise EngineGone("the broadcast of the weights was given up: an engine did not take part")
-                time.sleep(_POLL_SECONDS)
-            work.wait()
-        except RuntimeError as error:
-            raise EngineGone(f"the broadcast of the weights failed: {error}") from error
 
     def cancel(self) -> None:
         """Give up what is under way; the next :meth:`join` forms a new group."""

@@ -74,21 +74,6 @@ def _shared_memory() -> set[str]:
     return {path for path in paths if path.startswith(_SHARED_MEMORY)}
 
 
-def _kill_descendants() -> None:
-    """Kill every process below this one; resource trackers get a moment to finish by themselves."""
-    patience = time.monotonic() + _TRACKER_SECONDS
-    while left := _descendants():
-        for pid in left:
-            is_tracker = "multiprocessing.resource_tracker" in _read(f"/proc/{pid}/cmdline")
-            if time.monotonic() > patience or not is_tracker:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-        time.sleep(0.02)
-        with contextlib.suppress(ChildProcessError):
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
-
-
 def guard(parent: int, command: list[str]) -> int:
     """Run the server until it is time to end everything; its exit status."""
     received: set[int] = set()
@@ -114,7 +99,17 @@ def guard(parent: int, command: list[str]) -> int:
             shared_memory |= _shared_memory()  # what killed processes cannot remove; a crash gives no notice
     shared_memory |= _shared_memory()
     code = server.poll()
-    _kill_descendants()
+    patience = time.monotonic() + _TRACKER_SECONDS
+    while left := _descendants():  # resource trackers get a moment to finish by themselves
+        for pid in left:
+            is_tracker = "multiprocessing.resource_tracker" in _read(f"/proc/{pid}/cmdline")
+            if time.monotonic() > patience or not is_tracker:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        time.sleep(0.02)
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
     for path in shared_memory:
         with contextlib.suppress(OSError):
             os.unlink(path)

@@ -114,21 +114,27 @@ class EngineHost:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="engine host", daemon=True)
         self._thread.start()
-        application = web.Application(middlewares=[self._authorised])
-        application.router.add_post("/start/{place}", self._start_one)
-        application.router.add_post("/stop/{place}", self._stop_one)
-        application.router.add_get("/status", self._status)
-        self._runner = web.AppRunner(application, access_log=None, handler_cancellation=True)
+        self._runner = web.AppRunner(self._application(), access_log=None, handler_cancellation=True)
         port = free_port(address)
-        self._wait(self._serve(address, port), _PATIENCE_SECONDS)
+
+        async def serve() -> None:
+            await self._runner.setup()
+            await web.TCPSite(self._runner, address, port).start()
+
+        self._wait(serve(), _PATIENCE_SECONDS)
         self.url = f"http://{address}:{port}"
 
     def close(self) -> None:
         """Stop the servers and the thread. Safe to call twice."""
         if self._loop.is_closed():
             return
+
+        async def stop() -> None:
+            await self._runner.cleanup()
+            await asyncio.gather(*(server.stop() for server in self._servers))
+
         longest = max(server.stop_seconds for server in self._servers)
-        self._wait(self._stop(), longest + _PATIENCE_SECONDS)
+        self._wait(stop(), longest + _PATIENCE_SECONDS)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
@@ -136,41 +142,43 @@ class EngineHost:
     def _wait(self, work: Coroutine[Any, Any, None], seconds: float) -> None:
         asyncio.run_coroutine_threadsafe(work, self._loop).result(seconds)
 
-    async def _serve(self, address: str, port: int) -> None:
-        await self._runner.setup()
-        await web.TCPSite(self._runner, address, port).start()
+    def _application(self) -> web.Application:
+        routes = web.RouteTableDef()
 
-    async def _stop(self) -> None:
-        await self._runner.cleanup()
-        await asyncio.gather(*(server.stop() for server in self._servers))
+        @web.middleware
+        async def authorised(request: web.Request, handler: Any) -> web.StreamResponse:
+            if request.headers.get("Authorization") != f"Bearer {self._key}":
+                raise web.HTTPUnauthorized
+            answer: web.StreamResponse = await handler(request)
+            return answer
 
-    @web.middleware
-    async def _authorised(self, request: web.Request, handler: Any) -> web.StreamResponse:
-        if request.headers.get("Authorization") != f"Bearer {self._key}":
-            raise web.HTTPUnauthorized
-        answer: web.StreamResponse = await handler(request)
-        return answer
+        def server_of(request: web.Request) -> SglangServer:
+            place = request.match_info["place"]
+            if not place.isdigit() or int(place) >= len(self._servers):
+                raise web.HTTPNotFound
+            return self._servers[int(place)]
 
-    def _server(self, request: web.Request) -> SglangServer:
-        place = request.match_info["place"]
-        if not place.isdigit() or int(place) >= len(self._servers):
-            raise web.HTTPNotFound
-        return self._servers[int(place)]
+        @routes.post("/start/{place}")
+        async def start(request: web.Request) -> web.Response:
+            server, asked = server_of(request), await request.json()
+            try:
+                await server.start(Path(asked["model_path"]))
+            except EngineError as error:
+                return web.json_response({"error": str(error)})
+            return web.json_response({"url": server.url})
 
-    async def _start_one(self, request: web.Request) -> web.Response:
-        server, asked = self._server(request), await request.json()
-        try:
-            await server.start(Path(asked["model_path"]))
-        except EngineError as error:
-            return web.json_response({"error": str(error)})
-        return web.json_response({"url": server.url})
+        @routes.post("/stop/{place}")
+        async def stop(request: web.Request) -> web.Response:
+            await server_of(request).stop()
+            return web.json_response({})
 
-    async def _stop_one(self, request: web.Request) -> web.Response:
-        await self._server(request).stop()
-        return web.json_response({})
+        @routes.get("/status")
+        async def status(request: web.Request) -> web.Response:
+            return web.json_response({"running": [server.running for server in self._servers]})
 
-    async def _status(self, request: web.Request) -> web.Response:
-        return web.json_response({"running": [server.running for server in self._servers]})
+        application = web.Application(middlewares=[authorised])
+        application.add_routes(routes)
+        return application
 
 
 class RemoteServer:
@@ -199,7 +207,19 @@ class RemoteServer:
         if "error" in answer:
             raise EngineError(f"machine {self._node}: {answer['error']}")
         self.url, self.running = answer["url"], True
-        self._watch = asyncio.create_task(self._observe(), name=f"observe {self.label}")
+
+        async def observe() -> None:
+            """Keep :attr:`running` true while the host says so, or has been silent for less than its patience."""
+            loop = asyncio.get_running_loop()
+            heard = loop.time()
+            while self.running:
+                await asyncio.sleep(_STATUS_SECONDS)
+                with contextlib.suppress(aiohttp.ClientError, TimeoutError):
+                    self.running = (await self._ask("GET", "/status", _PATIENCE_SECONDS / 3))["running"][self._place]
+                    heard = loop.time()
+                self.running = self.running and loop.time() - heard < _PATIENCE_SECONDS
+
+        self._watch = asyncio.create_task(observe(), name=f"observe {self.label}")
 
     async def stop(self) -> None:
         """End the server; a host that does not answer is logged, for its engines end with it."""
@@ -212,17 +232,6 @@ class RemoteServer:
             await self._ask("POST", f"/stop/{self._place}", self._config.stop_seconds + _PATIENCE_SECONDS)
         except (aiohttp.ClientError, TimeoutError) as error:
             _log.warning("%s: its host %s did not stop it: %r", self.label, self._host, error)
-
-    async def _observe(self) -> None:
-        """Keep :attr:`running` true while the host says so, or has been silent for less than its patience."""
-        loop = asyncio.get_running_loop()
-        heard = loop.time()
-        while self.running:
-            await asyncio.sleep(_STATUS_SECONDS)
-            with contextlib.suppress(aiohttp.ClientError, TimeoutError):
-                self.running = (await self._ask("GET", "/status", _PATIENCE_SECONDS / 3))["running"][self._place]
-                heard = loop.time()
-            self.running = self.running and loop.time() - heard < _PATIENCE_SECONDS
 
     async def _ask(self, method: str, path: str, seconds: float, body: Any = None) -> Any:
         key, timeout = {"Authorization": f"Bearer {self.api_key}"}, aiohttp.ClientTimeout(total=seconds)

@@ -224,13 +224,23 @@ class EnginePool:
             engine.slots.release()
 
     async def _admit(self, session: str) -> Engine:
-        """Wait for the gate, an engine in rotation and a slot of it; the caller gives the slot back."""
+        """Wait for the gate, an engine in rotation and a slot of it; the caller gives the slot back.
+
+        It is the session's engine while that serves, else the least loaded one.
+        """
         while True:
             self._check()
-            engine = None if self._gate_closed else self._route(session)
-            if engine is None:
+            serving = [engine for engine in self._engines if engine.state is EngineState.SERVING]
+            if self._gate_closed or not serving:
                 await self._admit_again.wait()
                 continue
+            engine = self._sessions.get(session)
+            if engine is None or engine not in serving:
+                engine = min(serving, key=lambda one: one.in_flight + one.queued)
+            self._sessions[session] = engine
+            self._sessions.move_to_end(session)
+            if len(self._sessions) > _MAX_SESSIONS:
+                self._sessions.popitem(last=False)
             engine.queued += 1
             try:
                 await engine.slots.acquire()
@@ -248,20 +258,6 @@ class EnginePool:
     def _check(self) -> None:
         if self._failure is not None:
             raise EngineError(str(self._failure)) from self._failure
-
-    def _route(self, session: str) -> Engine | None:
-        """The session's engine while it serves, else the least loaded one."""
-        engine = self._sessions.get(session)
-        if engine is None or engine.state is not EngineState.SERVING:
-            serving = [candidate for candidate in self._engines if candidate.state is EngineState.SERVING]
-            if not serving:
-                return None
-            engine = min(serving, key=lambda candidate: candidate.in_flight + candidate.queued)
-        self._sessions[session] = engine
-        self._sessions.move_to_end(session)
-        if len(self._sessions) > _MAX_SESSIONS:
-            self._sessions.popitem(last=False)
-        return engine
 
     def _abort(self, engine: Engine, rid: str) -> None:
         async def abort() -> None:
@@ -288,7 +284,14 @@ class EnginePool:
         failed = 0
         while self._failure is None:
             try:
-                await self._until_next_probe(engine, _SUSPICIOUS_SECONDS if failed else self.config.health_seconds)
+                until = monotonic() + (_SUSPICIOUS_SECONDS if failed else self.config.health_seconds)
+                # Sooner when the process ends or a request found the engine gone.
+                while engine.server.running and (left := until - monotonic()) > 0:
+                    with contextlib.suppress(TimeoutError):
+                        async with asyncio.timeout(min(left, 0.5)):
+                            await engine.suspect.wait()
+                        engine.suspect.clear()
+                        break
                 failed = 0 if engine.server.running and await self._probe(engine) else failed + 1
                 if not engine.server.running or failed >= _FAILED_PROBES:
                     _log.warning("%s is dead or stuck; restarting it", engine.label)
@@ -297,16 +300,6 @@ class EnginePool:
             except Exception as error:
                 _log.exception("the watch of %s failed", engine.label)
                 self._fail(f"{engine.label} is not watched any more: {error!r}; the log has the traceback")
-
-    async def _until_next_probe(self, engine: Engine, seconds: float) -> None:
-        """Sleep ``seconds``, less when the process ends or a request found the engine gone."""
-        deadline = monotonic() + seconds
-        while engine.server.running and (left := deadline - monotonic()) > 0:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(min(left, 0.5)):
-                    await engine.suspect.wait()
-                engine.suspect.clear()
-                return
 
     async def _probe(self, engine: Engine) -> bool:
         """Whether the engine answers.
@@ -435,6 +428,14 @@ class EnginePool:
         seconds = self.config.control_seconds
         targets = Targets(engines, seconds)
         self._updating = gate
+
+        async def flush(engine: Engine) -> None:
+            # No request of ours is in flight, or all are paused; what is left are aborted ones and a probe.
+            try:
+                await engine.client.flush(0 if engine in paused else seconds / 2, timeout=seconds)
+            except EngineError as error:
+                raise EngineGone(f"{engine.label} does not become idle: {error}") from error
+
         try:
             async with contextlib.AsyncExitStack() as stack:
                 for engine in engines:
@@ -442,7 +443,7 @@ class EnginePool:
                 paused = [engine for engine in engines if engine.in_flight]
                 call = {"mode": "retract"}
                 await targets.each(lambda e: e.client.call("/pause_generation", call, timeout=seconds), paused)
-                await targets.each(lambda engine: self._flush(engine, at_once=engine in paused))
+                await targets.each(flush)
                 yield targets
                 await targets.each(lambda e: e.client.call("/continue_generation", {}, timeout=seconds), paused)
         except BaseException:
@@ -455,14 +456,6 @@ class EnginePool:
         finally:
             self._updating = False
             self._changed()
-
-    async def _flush(self, engine: Engine, *, at_once: bool) -> None:
-        """No request of ours is in flight, or all are paused; what is left are aborted ones and a probe."""
-        seconds = self.config.control_seconds
-        try:
-            await engine.client.flush(0 if at_once else seconds / 2, timeout=seconds)
-        except EngineError as error:
-            raise EngineGone(f"{engine.label} does not become idle: {error}") from error
 
     async def _kill(self, engines: Iterable[Engine]) -> None:
         """Stop engines of no more use, even while this task is being cancelled; the watch restarts them."""

@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
@@ -168,8 +168,15 @@ class SglangServer:
     async def _until_ready(self, model_path: Path) -> None:
         for left in reversed(range(1 if self.fixed_port else _STARTS)):
             self._spawn(model_path)
-            if await self._becomes_ready():
-                return
+            async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5)) as session:
+                while self._process is not None and self.status is None:
+                    with suppress(aiohttp.ClientError, TimeoutError):
+                        async with session.get(f"{self.url}/ready") as response:
+                            if response.status == 200:
+                                # The shared memory that there is now must be removed, however soon it is killed.
+                                self._process.send_signal(signal.SIGUSR1)
+                                return
+                    await asyncio.sleep(0.1)
             said = b"" if self.log_file is None else self.log_file.read_bytes()[self._log_start :]
             killed = not 0 <= (self.status or 0) <= 128 or _KILLED.search(said) is not None
             lost_a_port = b"address already in use" in said.lower()  # its own or its process group's
@@ -229,21 +236,6 @@ class SglangServer:
         if has_cuda():
             return environment
         return sglang_cpu.cpu_environment(tensor_parallel=self.tensor_parallel, base=environment)
-
-    async def _becomes_ready(self) -> bool:
-        """Whether the server answers in the end; it may exit instead."""
-        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5)) as session:
-            while self._process is not None and self.status is None:
-                try:
-                    async with session.get(f"{self.url}/ready") as response:
-                        if response.status == 200:
-                            # The shared memory that there is now must be removed, however soon the server is killed.
-                            self._process.send_signal(signal.SIGUSR1)
-                            return True
-                except (aiohttp.ClientError, TimeoutError):
-                    pass
-                await asyncio.sleep(0.1)
-        return False
 
     def _evidence(self) -> str:
         return (

@@ -49,10 +49,29 @@ def preflight(config: ExperimentConfig | None, capture: Path | None = None) -> N
     world = int(os.environ.get("WORLD_SIZE", "1"))
     if config is not None and "WORLD_SIZE" in os.environ and world != config.megatron.world_size:
         raise MuaError(f"{world} ranks were started, but the section megatron makes {config.megatron.world_size}")
-    found = _own(config, capture) if int(os.environ.get("LOCAL_RANK", "0")) == 0 else []
+    local, rank = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
+    wanted: list[tuple[str, Callable[[], Check]]] = [
+        ("versions", lambda: checks.versions(torch.cuda.is_available())),
+        ("GPUs", lambda: checks.free_gpus(local)),
+        ("open files", lambda: checks.open_files(config)),
+        ("shared memory", lambda: checks.shared_memory(config)),
+    ]
+    if config is not None and rank == 0:  # what one place answers for all
+        wanted.append(("disk", lambda: checks.disk(config)))
+        if (distillation := config.algorithm.distillation) is not None:
+            wanted.append(("teacher", lambda: checks.teacher(distillation)))
+        for name, llm in config.language_models().items():
+            wanted.append(("endpoint", partial(checks.endpoint, llm, name)))
+            for place, other in enumerate(llm.fallbacks):
+                wanted.append(("endpoint", partial(checks.stand_in, other, f"{name}.fallbacks.{place}")))
+    if capture is not None:
+        text = "recorded in {0.parent}"
+        wanted.append(("environment", lambda: Check("environment", "ok", text.format(capture_environment(capture)))))
+    leads_node = int(os.environ.get("LOCAL_RANK", "0")) == 0
+    found = [(node_name(), guarded(name, check)) for name, check in wanted] if leads_node else []
     if world > 1:
         found = _checked_together(config, found)
-    if int(os.environ.get("RANK", "0")) == 0:
+    if rank == 0:
         print("\n".join(check_table(found)), flush=True)
     if failed := sum(check.state == "failure" for _, check in found):
         raise MuaError(f"preflight: {failed} failed")
@@ -74,29 +93,6 @@ def check_table(found: Sequence[tuple[str, Check]]) -> list[str]:
 
 
 Found = list[tuple[str, Check]]
-
-
-def _own(config: ExperimentConfig | None, capture: Path | None) -> Found:
-    """The checks this node makes alone; rank 0 makes those that one place answers for all."""
-    local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    wanted: list[tuple[str, Callable[[], Check]]] = [
-        ("versions", lambda: checks.versions(torch.cuda.is_available())),
-        ("GPUs", lambda: checks.free_gpus(local)),
-        ("open files", lambda: checks.open_files(config)),
-        ("shared memory", lambda: checks.shared_memory(config)),
-    ]
-    if config is not None and int(os.environ.get("RANK", "0")) == 0:
-        wanted.append(("disk", lambda: checks.disk(config)))
-        if (distillation := config.algorithm.distillation) is not None:
-            wanted.append(("teacher", lambda: checks.teacher(distillation)))
-        for name, llm in config.language_models().items():
-            wanted.append(("endpoint", partial(checks.endpoint, llm, name)))
-            for place, other in enumerate(llm.fallbacks):
-                wanted.append(("endpoint", partial(checks.stand_in, other, f"{name}.fallbacks.{place}")))
-    if capture is not None:
-        text = "recorded in {0.parent}"
-        wanted.append(("environment", lambda: Check("environment", "ok", text.format(capture_environment(capture)))))
-    return [(node_name(), guarded(name, check)) for name, check in wanted]
 
 
 def _checked_together(config: ExperimentConfig | None, found: Found) -> Found:
@@ -205,7 +201,15 @@ def _shared_folder(folder: Path, names: Sequence[str]) -> Check:
         except OSError as error:
             trouble = f"cannot write into {folder}: {error.strerror}"
     dist.barrier()
-    unseen = _unseen(meeting, sorted(set(names)), box[0]) if first and not trouble else []
+    unseen, deadline = sorted(set(names)) if first and not trouble else [], time.monotonic() + FOLDER_SECONDS
+    while unseen:  # attribute caches of network file systems need some time
+        for node in tuple(unseen):
+            with suppress(OSError):
+                if (meeting / node).read_text(encoding="utf-8") == box[0]:
+                    unseen.remove(node)
+        if not unseen or time.monotonic() > deadline:
+            break
+        time.sleep(0.2)
     dist.barrier()
     if first:
         (meeting / node_name()).unlink(missing_ok=True)
@@ -218,17 +222,3 @@ def _shared_folder(folder: Path, names: Sequence[str]) -> Check:
         text = trouble or f"{node_name()} does not see what {', '.join(unseen)} wrote into {folder}"
         return Check("shared folder", "failure", text, fix)
     return Check("shared folder", "ok", f"{folder} is seen by all nodes" if first else "")
-
-
-def _unseen(meeting: Path, nodes: Sequence[str], text: str) -> list[str]:
-    """Nodes whose file does not appear here in time; attribute caches of network file systems need some."""
-    left = list(nodes)
-    deadline = time.monotonic() + FOLDER_SECONDS
-    while True:
-        for node in tuple(left):
-            with suppress(OSError):
-                if (meeting / node).read_text(encoding="utf-8") == text:
-                    left.remove(node)
-        if not left or time.monotonic() > deadline:
-            return left
-        time.sleep(0.2)

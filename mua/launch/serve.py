@@ -84,7 +84,16 @@ async def _until_asked_to_leave(service: Service) -> None:
         api_key=service.api_key,
         admin_api_key=sglang_keys.new_key(),
     )
-    serving = asyncio.create_task(_serve(service, server))
+
+    async def until_it_ends() -> None:
+        await server.start(service.model)
+        publish_address(service)
+        print(f"serving {service.name} at {service.base_url}; address in {service.address_file}", flush=True)
+        while server.running:
+            await asyncio.sleep(POLL_SECONDS)
+        raise EngineError(f"the server ended with status {server.status}; its log stands above")
+
+    serving = asyncio.create_task(until_it_ends())
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, serving.cancel)
     try:
@@ -93,15 +102,6 @@ async def _until_asked_to_leave(service: Service) -> None:
     finally:
         withdraw_address(service)
         await server.stop()
-
-
-async def _serve(service: Service, server: SglangServer) -> None:
-    await server.start(service.model)
-    publish_address(service)
-    print(f"serving {service.name} at {service.base_url}; address in {service.address_file}", flush=True)
-    while server.running:
-        await asyncio.sleep(POLL_SECONDS)
-    raise EngineError(f"the server ended with status {server.status}; its log stands above")
 
 
 def cache_tokens(model: Path) -> int:

@@ -261,7 +261,12 @@ def load(folder: Path, networks: Mapping[str, Network], config: MegatronConfig) 
         if content.get("weights_only"):
             _restore_weights(folder, networks[POLICY])
         else:
-            _restore(folder, networks, state)
+            loaded = dist_checkpointing.load(_sharded(networks, loading=True), str(folder))
+            for name, network in networks.items():
+                own = loaded if name == POLICY else loaded[name]
+                for index, chunk in enumerate(network.wrapped):
+                    chunk.module.load_state_dict(own[_chunk_name(network.wrapped, index)], strict=True)
+                network.optimizer.load_state_dict(own["optimizer"], state[_counts(name)[0]])
     with _together(folder, doing="loaded"):
         if not content.get("weights_only") and content["layout"] == _layout(config):
             random = read_random_states(folder / f"rng_{dist.get_rank():05d}.pt")
@@ -274,15 +279,6 @@ def load(folder: Path, networks: Mapping[str, Network], config: MegatronConfig) 
         network.skipped_steps = state[_counts(name)[1]]
     extra: Json = state["extra"]
     return extra
-
-
-def _restore(folder: Path, networks: Mapping[str, Network], state: Json) -> None:
-    loaded = dist_checkpointing.load(_sharded(networks, loading=True), str(folder))
-    for name, network in networks.items():
-        own = loaded if name == POLICY else loaded[name]
-        for index, chunk in enumerate(network.wrapped):
-            chunk.module.load_state_dict(own[_chunk_name(network.wrapped, index)], strict=True)
-        network.optimizer.load_state_dict(own["optimizer"], state[_counts(name)[0]])
 
 
 def _restore_weights(folder: Path, policy: Network) -> None:

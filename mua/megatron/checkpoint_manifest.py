@@ -80,14 +80,8 @@ def _inside(name: str) -> str:
     return name
 
 
-def _printable(name: str) -> str:
-    if not is_name(name):
-        raise ValueError("no name")
-    return name
-
-
 _Count = Annotated[int, Field(ge=0, lt=1 << 62)]
-_Name = Annotated[str, AfterValidator(_printable)]
+_Name = Annotated[str, Field(pattern=r"\A[ -~]{1,500}\z")]  # as ``is_name`` says
 
 
 class _FileEntry(BaseModel, strict=True):

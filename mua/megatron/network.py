@@ -10,6 +10,7 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -63,8 +64,10 @@ class Network:
         self.vocab_size: int = chunks[0].hf_config["vocab_size"]
         """Tokens of the true vocabulary."""
         self._workload = Workload.of(Architecture.from_hf(chunks[0].hf_config))
-        for chunk in chunks:
-            chunk.config.finalize_model_grads_func = _sum_gradients
+        for chunk in chunks:  # without Megatron's division by a token count: the weights hold the denominators
+            chunk.config.finalize_model_grads_func = lambda chunks, num_tokens=None, **groups: finalize_model_grads(
+                chunks, None, **groups
+            )
         self.chunks = chunks
         self.wrapped = wrap_data_parallel(chunks, megatron.distributed_optimizer)
         section = prefix.replace("/", ".") + "optimizer"
@@ -112,7 +115,7 @@ class Network:
         ]
         for chunk in self.wrapped:
             chunk.zero_grad_buffer()
-        self.optimizer.zero_grad()
+        self.optimizer.megatron.zero_grad()
         sums, maxima = _reduced(self._scheduled(batches, step, packed.plan.least, forward_only=False))
         between = time.perf_counter()
         done = self.optimizer.step()
@@ -129,7 +132,7 @@ class Network:
             "skipped": float(not done.applied),
             "forward_backward_seconds": between - start,
             "optimizer_seconds": time.perf_counter() - between,
-            **packed.balance.metrics(),
+            **asdict(packed.balance),
             **moe.collect_metrics(self.chunks, self._config.moe_aux_loss, self._config.moe_z_loss),
         }
         return finish_metrics(sums, maxima) | policy | {self._prefix + name: value for name, value in own.items()}
@@ -198,11 +201,6 @@ class Network:
             collect_non_loss_data=forward_only,
         )
         return results
-
-
-def _sum_gradients(chunks: list[Any], num_tokens: Tensor | None = None, **groups: Any) -> None:
-    """Megatron's ``finalize_model_grads`` without its division by a token count: the weights hold the denominators."""
-    finalize_model_grads(chunks, None, **groups)
 
 
 def policy_terms(loss: LossFunction, temperature: float, vocab_size: int) -> Terms:

@@ -17,7 +17,6 @@ from torch import Tensor
 
 from mua.megatron import parallel
 from mua.megatron.network import Network
-from mua.megatron.optimizer import Optimizer
 
 
 class Offloaded:
@@ -65,23 +64,17 @@ def offload(networks: Iterable[Network], reference: list[Tensor] | None) -> Offl
     """
     kept, scratch = list(reference or []), []
     for network in networks:
-        kept += [*(parameter.data for parameter in network.parameters()), *_optimizer_tensors(network.optimizer)]
+        kept += [parameter.data for parameter in network.parameters()]
+        state: list[Tensor] = []  # main weights and moments of every part of the optimizer
+        for part in network.optimizer.megatron.chained_optimizers:
+            if (inner := part.optimizer) is not None:  # else this rank has nothing to optimize there
+                state += [parameter.data for group in inner.param_groups for parameter in group["params"]]
+                state += [value for of in inner.state.values() for value in of.values() if isinstance(value, Tensor)]
+        device = parallel.device().type
+        kept += [tensor for tensor in state if tensor.ndim > 0 and tensor.device.type == device]  # step counters stay
         for chunk in network.wrapped:
             scratch += [buffer.grad_data for buffer in (*chunk.buffers, *chunk.expert_parallel_buffers)]
     return Offloaded(kept, scratch)
-
-
-def _optimizer_tensors(optimizer: Optimizer) -> list[Tensor]:
-    """Main weights and moments of every part."""
-    tensors = []
-    for part in optimizer.megatron.chained_optimizers:
-        inner = part.optimizer
-        if inner is None:  # this rank has nothing to optimize there
-            continue
-        tensors += [parameter.data for group in inner.param_groups for parameter in group["params"]]
-        tensors += [value for state in inner.state.values() for value in state.values() if isinstance(value, Tensor)]
-    device = parallel.device().type
-    return [tensor for tensor in tensors if tensor.ndim > 0 and tensor.device.type == device]  # step counters stay
 
 
 def _storages(tensors: Iterable[Tensor]) -> list[torch.UntypedStorage]:

@@ -110,10 +110,6 @@ class Optimizer:
         )
         self._clip = config.clip_grad
 
-    def zero_grad(self) -> None:
-        """Forgets the gradients the optimizer itself holds; those of the buffers are the wrapped chunks'."""
-        self.megatron.zero_grad()
-
     def step(self) -> StepResult:
         """Clips and applies the gradients, unless their norm is infinite or no number, then moves the schedule on."""
         learning_rate = self.learning_rate

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Self
 
 import numpy as np
@@ -115,10 +115,6 @@ class LoadBalance:
         )
         utilisation = useful / float(work.sum()) / (together if lockstep else ranks)
         return cls(tokens_ranks, ranks, tokens_together, together, utilisation)
-
-    def metrics(self) -> dict[str, float]:
-        """By the names of the fields."""
-        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)

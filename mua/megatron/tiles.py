@@ -130,7 +130,14 @@ def tiles(nodes: NodePlaces, size: int = 1, rank: int = 0) -> tuple[Tile, ...]:
         size: context-parallel ranks, of which ``rank`` holds two chunks of every node, see :func:`zigzag`.
     """
     found: list[Tile] = []
-    for run in _runs(nodes, joining=size == 1):
+    count = len(nodes.starts)
+    # Runs: nodes one after the other of which each is the first child of the one before, without padding between them.
+    firsts = [
+        node
+        for node in range(count)
+        if size > 1 or nodes.parents[node] != node - 1 or node == 0 or nodes.filled[node - 1] != nodes.stops[node - 1]
+    ]
+    for run in itertools.starmap(range, itertools.pairwise([*firsts, count])):
         start, inner = nodes.starts[run[0]], nodes.stops[run[-1]]
         if size == 1:
             found.append(Tile(slice(start, inner), slice(start, inner), causal=True))
@@ -150,17 +157,3 @@ def tiles(nodes: NodePlaces, size: int = 1, rank: int = 0) -> tuple[Tile, ...]:
                 found.append(Tile(slice(inner // size, outer // size), keys, causal=False))
             inner = outer
     return tuple(sorted(found, key=lambda tile: not tile.causal))
-
-
-def _runs(nodes: NodePlaces, joining: bool) -> list[range]:
-    """Nodes one after the other of which each is the first child of the one before, without padding between them."""
-    count = len(nodes.starts)
-    firsts = [
-        node
-        for node in range(count)
-        if not joining
-        or nodes.parents[node] != node - 1
-        or node == 0
-        or nodes.filled[node - 1] != nodes.stops[node - 1]
-    ]
-    return [range(first, after) for first, after in itertools.pairwise([*firsts, count])]

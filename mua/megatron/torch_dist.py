@@ -93,12 +93,12 @@ class TorchDistReader:
 
     def stored(self, region: Region) -> list[StoredMatrix]:
         """The stored matrices that overlap ``region``."""
-        dims = len(region.prefix)
-        if (region.key, dims) not in self._stored:
-            self._stored[region.key, dims] = self._by_prefix(region.key, dims)
+        key = (region.key, len(region.prefix))
+        if key not in self._stored:
+            self._stored[key] = self._by_prefix(*key)
         return [
             matrix
-            for matrix in self._stored[region.key, dims].get(region.prefix, [])
+            for matrix in self._stored[key].get(region.prefix, ())
             if -matrix.rows < matrix.row - region.row < region.rows
             and -matrix.cols < matrix.col - region.col < region.cols
         ]

@@ -115,7 +115,8 @@ class LayerSizes:
     def scoring(self) -> float:
         """The final norm, its output, that of all tensor-parallel ranks, and a chunk of logits: in the model's type,
         then twice in full precision."""
-        return self._norm_and_output() + self._gathered + 2 * _FLOAT * self._chunk
+        gathered = self.element * self.architecture.hidden * self.tokens if self.tp > 1 else 0.0
+        return self._norm_and_output() + gathered + 2 * _FLOAT * self._chunk
 
     def output(self) -> float:
         """Besides, while gradients are computed: those of a chunk in the model's type, of what was gathered, and of the
@@ -124,10 +125,6 @@ class LayerSizes:
         low = 0 if self.element == _FLOAT else self.element
         by_hidden = self.element * self.architecture.hidden * self.tokens
         return self.scoring() + low * self._chunk + by_hidden + (_FLOAT + low) * weight
-
-    @property
-    def _gathered(self) -> float:
-        return self.element * self.architecture.hidden * self.tokens if self.tp > 1 else 0.0
 
     @property
     def _chunk(self) -> float:

@@ -166,7 +166,13 @@ def sync(architecture: Architecture, config: ExperimentConfig) -> Sync:
     """Bytes and time of one weight synchronisation into engines on the trainer's own GPUs."""
     cluster, layout = config.cluster, config.megatron
     element = engine_element(config)
-    dense, experts = _present(config)
+    tp, etp = layout.tensor_parallel, layout.expert_tensor_parallel or layout.tensor_parallel
+    stages, stage = layout.pipeline_parallel, layout.world_size // layout.pipeline_parallel
+    # Ranks are numbered tensor, context, expert, data, pipeline parallel, the first fastest; within a stage experts are
+    # numbered by expert-tensor rank first. The shares of dense and expert weights that the first node holds follow.
+    ranks, shards = range(gpus_per_node(config)), etp * layout.expert_parallel
+    dense = len({(rank // stage, rank % tp) for rank in ranks}) / (tp * stages)
+    experts = len({(rank // stage, rank % shards) for rank in ranks}) / (shards * stages)
     absent = element * (
         (1 - dense) * (architecture.parameters - architecture.expert_parameters)
         + (1 - experts) * architecture.expert_parameters
@@ -180,19 +186,3 @@ def sync(architecture: Architecture, config: ExperimentConfig) -> Sync:
         absent_bytes=int(absent),
         seconds=network + moved / (cluster.nvlink_gigabytes_per_second * 1e9),
     )
-
-
-def _present(config: ExperimentConfig) -> tuple[float, float]:
-    """The shares of the dense and of the expert weights that the ranks of the first node hold together.
-
-    Ranks are numbered tensor, context, expert, data, pipeline parallel, the first fastest; within a stage experts are
-    numbered by expert-tensor rank first.
-    """
-    layout = config.megatron
-    tp, etp = layout.tensor_parallel, layout.expert_tensor_parallel or layout.tensor_parallel
-    stage = layout.world_size // layout.pipeline_parallel
-    ranks = range(gpus_per_node(config))
-    dense = {(rank // stage, rank % tp) for rank in ranks}
-    expert = {(rank // stage, rank % (etp * layout.expert_parallel)) for rank in ranks}
-    shards, expert_shards = tp * layout.pipeline_parallel, etp * layout.expert_parallel * layout.pipeline_parallel
-    return len(dense) / shards, len(expert) / expert_shards

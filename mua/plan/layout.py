@@ -22,8 +22,7 @@ def check_possible(architecture: Architecture, config: ExperimentConfig) -> None
     """
     found = [
         *problems(architecture, config.megatron),
-        *_cluster_problems(config),
-        *_engine_problems(architecture, config),
+        *_cluster_problems(architecture, config),
     ]
     if not found:
         return
@@ -42,7 +41,8 @@ def gpus_per_node(config: ExperimentConfig) -> int:
     return config.cluster.gpus_per_node or max(1, config.megatron.world_size // config.cluster.nodes)
 
 
-def _cluster_problems(config: ExperimentConfig) -> Iterator[str]:
+def _cluster_problems(architecture: Architecture, config: ExperimentConfig) -> Iterator[str]:
+    """What keeps trainer and engines from the cluster's nodes, and engines from the model."""
     cluster, world, per_node = config.cluster, config.megatron.world_size, gpus_per_node(config)
     if cluster.gpus_per_node is None:
         if world % cluster.nodes:
@@ -57,11 +57,7 @@ def _cluster_problems(config: ExperimentConfig) -> Iterator[str]:
             f"megatron.tensor_parallel {config.megatron.tensor_parallel} spans nodes of {per_node} GPUs; "
             "its collectives run in every layer and need NVLink"
         )
-
-
-def _engine_problems(architecture: Architecture, config: ExperimentConfig) -> Iterator[str]:
-    engine, per_node = config.engine, gpus_per_node(config)
-    tp = engine.tensor_parallel
+    engine, tp = config.engine, config.engine.tensor_parallel
     yield from head_problems("engine.tensor_parallel", tp, architecture)
     widths = {architecture.ffn} if not all(architecture.sparse) else set()
     for width in widths | ({architecture.expert_ffn} if architecture.experts else set()):
@@ -79,23 +75,23 @@ def _nearest(architecture: Architecture, config: ExperimentConfig) -> str:
     One that tests have proven, if there is any.
     """
     asked = config.megatron
-    ranked = sorted(_candidates(architecture, config), key=lambda layout: _distance(asked, layout))
+
+    def sizes(of: MegatronConfig) -> list[int]:
+        experts = of.expert_tensor_parallel or of.tensor_parallel
+        return [*(getattr(of, name) for name in _SIZES), of.virtual_pipeline or 1, experts]
+
+    def distance(layout: MegatronConfig) -> tuple[float, list[int]]:
+        steps = sum(abs(math.log2(a / b)) for a, b in zip(sizes(asked), sizes(layout), strict=True))
+        ends = [(of.first_stage_layers, of.last_stage_layers) for of in (asked, layout)]
+        return steps + 0.5 * (ends[0] != ends[1]), sizes(layout)[: len(_SIZES)]
+
+    ranked = sorted(_candidates(architecture, config), key=distance)
     proven = (layout for layout in ranked if is_proven(layout, moe=architecture.experts > 0))
     best = next(proven, None) or next(iter(ranked), None)
     if best is None:
         return ""
     changed = {name: value for name, value in best.model_dump().items() if value != getattr(asked, name)}
     return "megatron: " + ", ".join(f"{name} {'null' if value is None else value}" for name, value in changed.items())
-
-
-def _distance(asked: MegatronConfig, layout: MegatronConfig) -> tuple[float, list[int]]:
-    def sizes(of: MegatronConfig) -> list[int]:
-        experts = of.expert_tensor_parallel or of.tensor_parallel
-        return [*(getattr(of, name) for name in _SIZES), of.virtual_pipeline or 1, experts]
-
-    steps = sum(abs(math.log2(a / b)) for a, b in zip(sizes(asked), sizes(layout), strict=True))
-    ends = [(of.first_stage_layers, of.last_stage_layers) for of in (asked, layout)]
-    return steps + 0.5 * (ends[0] != ends[1]), sizes(layout)[: len(_SIZES)]
 
 
 def _candidates(architecture: Architecture, config: ExperimentConfig) -> Iterator[MegatronConfig]:

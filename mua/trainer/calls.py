@@ -57,7 +57,18 @@ class Calls:
         if self._leading:
             self._store.set(_CALL, "0")
             self._store.set(_SIGN, "0")
-            self._thread = threading.Thread(target=self._show_life, name="signs of life", daemon=True)
+
+            def show_life() -> None:
+                number = 0
+                while not self._closed.wait(self._silence / _SIGNS_PER_SILENCE):
+                    number += 1
+                    try:
+                        self._store.set(_SIGN, str(number))
+                    except RuntimeError as error:
+                        log.warning("no more signs of life for the other ranks: %s", _first_line(error))
+                        return
+
+            self._thread = threading.Thread(target=show_life, name="signs of life", daemon=True)
             self._thread.start()
 
     def meet(self) -> None:
@@ -68,8 +79,21 @@ class Calls:
         self._count += 1
         if self._leading:
             self._store.set(_CALL, str(self._count))
-        else:
-            self._await()
+            return
+        # Where rank 0 holds the store and is stopped, a question to it never returns, so another thread asks.
+        heard: SimpleQueue[bool | RankLost] = SimpleQueue()
+        threading.Thread(target=self._listen, args=(heard, self._count), name="listener", daemon=True).start()
+        found: bool | RankLost = False
+        while not found:
+            try:
+                found = heard.get(timeout=self._silence)
+            except Empty:
+                raise RankLost(
+                    f"rank 0 gave no sign of life for {self._silence:g} s (trainer.silence_seconds); look at its log "
+                    "and its machine"
+                ) from None
+        if isinstance(found, RankLost):
+            raise found
 
     def announce(self, what: Any) -> Any:
         """``what`` of rank 0, on every rank. Raises :class:`RankLost` when a rank is gone."""
@@ -104,23 +128,6 @@ class Calls:
         if self._leading:
             self._thread.join(_CLOSE_SECONDS)  # a store that does not answer would hold it
 
-    def _await(self) -> None:
-        # Where rank 0 holds the store and is stopped, a question to it never returns, so another thread asks.
-        heard: SimpleQueue[bool | RankLost] = SimpleQueue()
-        threading.Thread(target=self._listen, args=(heard, self._count), name="listener", daemon=True).start()
-        while True:
-            try:
-                found = heard.get(timeout=self._silence)
-            except Empty:
-                raise RankLost(
-                    f"rank 0 gave no sign of life for {self._silence:g} s (trainer.silence_seconds); look at its log "
-                    "and its machine"
-                ) from None
-            if isinstance(found, RankLost):
-                raise found
-            if found:
-                return
-
     def _listen(self, heard: SimpleQueue[bool | RankLost], count: int) -> None:
         """Tell every sign of life as False, and that rank 0 has come to its meeting ``count`` as True."""
         started, sign = time.monotonic(), b""
@@ -134,16 +141,6 @@ class Calls:
             heard.put(True)
         except RuntimeError as error:
             heard.put(RankLost(f"rank 0 is gone ({_first_line(error)}); look at its log"))
-
-    def _show_life(self) -> None:
-        number = 0
-        while not self._closed.wait(self._silence / _SIGNS_PER_SILENCE):
-            number += 1
-            try:
-                self._store.set(_SIGN, str(number))
-            except RuntimeError as error:
-                log.warning("no more signs of life for the other ranks: %s", _first_line(error))
-                return
 
 
 def announced(

@@ -118,26 +118,22 @@ def batch_members(pool: Sequence[int], size: int, step: int, seed: int) -> list[
 
 
 def _records(path: Path, text: str) -> Iterator[tuple[int, Any]]:
-    """Every record with the line it begins on."""
-    if text.lstrip().startswith("["):
-        yield from _array(path, text)
-    elif text.strip():
+    """Every record with the line it begins on; the elements of an array one by one, so that a fault has its line."""
+
+    def fault(line: int, reason: str) -> ConfigError:
+        return ConfigError(f"{path}:{line}: not a conversation: {reason}")
+
+    if not text.strip():
+        return
+    if not text.lstrip().startswith("["):
         # Only line feeds end a record: str.splitlines would also cut at U+2028, which JSON strings may hold as it is.
         for number, line in enumerate(text.removesuffix("\n").split("\n"), 1):
             try:
                 yield number, read_json(line)
             except JsonError as error:
-                fix = "write one JSON object a line, or one array of them"
-                raise ConfigError(f"{path}:{number}: not a conversation: {error}; {fix}") from None
-
-
-def _array(path: Path, text: str) -> Iterator[tuple[int, Any]]:
-    """The elements of a JSON array one by one, so that a fault has its line."""
+                raise fault(number, f"{error}; write one JSON object a line, or one array of them") from None
+        return
     feeds = [found.start() for found in re.finditer("\n", text)]
-
-    def fault(line: int, reason: str) -> ConfigError:
-        return ConfigError(f"{path}:{line}: not a conversation: {reason}")
-
     at = skip_space(text, text.index("[") + 1)
     while text[at : at + 1] != "]":
         number = bisect_left(feeds, at) + 1

@@ -230,8 +230,17 @@ class Learner:
         self._onload()
         read = read_logprobs(temperature, self.policy.vocab_size)
         if reference:
-            with self._reference_in_place():
+            if self._reference is None:
+                raise ValueError("no reference is kept: build Learner(..., with_reference=True)")
+            parameters = [*self.policy.parameters()]
+            policy = [parameter.data for parameter in parameters]
+            try:
+                for parameter, tensor in zip(parameters, self._reference, strict=True):
+                    parameter.data = tensor
                 return self.policy.score(_routed_freely(sequences), read)
+            finally:
+                for parameter, tensor in zip(parameters, policy, strict=True):
+                    parameter.data = tensor
         if self._replay is not None:
             self._replay.check(sequences)
         return self.policy.score(sequences, read)
@@ -325,21 +334,6 @@ class Learner:
         finally:
             if away:
                 self._offload()
-
-    @contextmanager
-    def _reference_in_place(self) -> Iterator[None]:
-        """The policy's parameters point at the frozen reference inside."""
-        if self._reference is None:
-            raise ValueError("no reference is kept: build Learner(..., with_reference=True)")
-        parameters = [*self.policy.parameters()]
-        policy = [parameter.data for parameter in parameters]
-        try:
-            for parameter, tensor in zip(parameters, self._reference, strict=True):
-                parameter.data = tensor
-            yield
-        finally:
-            for parameter, tensor in zip(parameters, policy, strict=True):
-                parameter.data = tensor
 
     def _prepare_step(self) -> None:
         """Weights are on the device, and a checkpoint gets its name once every rank has written its part."""

@@ -55,7 +55,14 @@ def ensure_processes(config: MegatronConfig) -> None:
         os.environ |= {"WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "RANK": "0", "LOCAL_RANK": "0"}
         for rank in range(1, needed):
             _start_rank(rank)
-        threading.Thread(target=_leave_when_a_rank_is_lost, name="ranks", daemon=True).start()
+
+        def end_waits_when_a_rank_is_lost() -> None:  # those at the meeting point, which have no other end in time
+            global _meeting_point
+            while _started and not any(process.poll() for process in _started):
+                time.sleep(_LOOK_SECONDS)
+            _meeting_point = None
+
+        threading.Thread(target=end_waits_when_a_rank_is_lost, name="ranks", daemon=True).start()
 
 
 def leads() -> bool:
@@ -91,14 +98,6 @@ def end_ranks() -> None:
         process.kill()
     while _started:
         _started.pop().wait()
-
-
-def _leave_when_a_rank_is_lost() -> None:
-    """End the waits at the meeting point, which have no other end in time, when a rank is not going to come."""
-    global _meeting_point
-    while _started and not any(process.poll() for process in _started):
-        time.sleep(_LOOK_SECONDS)
-    _meeting_point = None
 
 
 def _start_rank(rank: int) -> None:

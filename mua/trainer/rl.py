@@ -111,7 +111,12 @@ class Training:
                     )
                 evaluates = config.trainer.evaluate_every > 0 and run.due(config.trainer.evaluate_every, step)
                 best, leaving = self._sync_and_evaluate(step, metrics, evaluates)
-                metrics |= self._rollout_metrics(step, rollout_batch) | rollouts.metrics() | self._phases.take()
+                if self._traces is not None:
+                    self._traces.write(step, (t for group in rollout_batch.groups for t in group.trajectories))
+                metrics |= rollout_metrics(
+                    rollout_batch.groups, divide_by_std=config.algorithm.divide_by_std, version=step
+                )
+                metrics |= rollouts.metrics() | self._phases.take()
                 before, started = started, time.perf_counter()
                 metrics |= {"speed/step_seconds": started - before} | first
                 for kind, tokens in (("sampled", metrics["engine/sampled_tokens"]), ("trained", metrics["tokens"])):
@@ -195,12 +200,6 @@ class Training:
         except (Preempted, EngineError, RunStopped) as error:
             return False, error
         return False, None
-
-    def _rollout_metrics(self, step: int, rollout_batch: RolloutBatch) -> dict[str, float]:
-        """Metrics of a step's episodes, which are left as traces."""
-        if self._traces is not None:
-            self._traces.write(step, (t for group in rollout_batch.groups for t in group.trajectories))
-        return rollout_metrics(rollout_batch.groups, divide_by_std=self._config.algorithm.divide_by_std, version=step)
 
     def _evaluate(self, step: int, split: Split | None = None) -> dict[str, float]:
         """Metrics of the policy after ``step`` steps on ``split``, by default that of the configuration."""

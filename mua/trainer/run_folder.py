@@ -84,11 +84,25 @@ class Run:
             self._finish_save()
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Record one step's metrics, with the seconds of its stages and the memory in use."""
+        """Record one step's metrics, with the seconds of its stages and the memory in use.
+
+        Raises :class:`RunStopped` after too many steps in a row of which every update was left out.
+        """
         self._metrics.log(step, {**metrics, **self.timer.take(), **memory_metrics()})
-        if step >= self.step:
-            self._unsaved = step if self.learned else None
-            self._count_skipped(step, metrics)
+        if step < self.step:
+            return
+        self._unsaved = step if self.learned else None
+        found = [metrics[name] for name in SKIPPED if name in metrics]
+        if not found:  # a step without any update, for want of anything to learn from, says nothing
+            return
+        self._skipped = self._skipped + 1 if max(found) == 1.0 else 0
+        if self._skipped >= self._config.trainer.max_skipped_steps:
+            raise RunStopped(
+                f"trainer.max_skipped_steps: the gradient norm of the last {self._skipped} steps with an update, to "
+                f"step {step}, was not finite, so they changed nothing; look at loss, grad_norm and the ratios in "
+                f"{self._config.output / METRICS_FILE}, and at the data and the weights of model.path; then lower "
+                "optimizer.learning_rate, or begin again from an earlier checkpoint"
+            )
 
     def scored(self, step: int, few: UnscoredEpisodes | None) -> None:
         """``step`` has its episodes; ``few`` where too few of them could be scored, so that it trains on nothing.
@@ -179,23 +193,6 @@ class Run:
             if (newest := latest_checkpoint(self.checkpoints)) is not None:
                 log.warning("leaving before the end; the same command continues from %s", newest)
             raise
-
-    def _count_skipped(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Raise :class:`RunStopped` after too many steps in a row of which every update was left out.
-
-        Steps without any update, for want of anything to learn from, say nothing.
-        """
-        found = [metrics[name] for name in SKIPPED if name in metrics]
-        if not found:
-            return
-        self._skipped = self._skipped + 1 if max(found) == 1.0 else 0
-        if self._skipped >= self._config.trainer.max_skipped_steps:
-            raise RunStopped(
-                f"trainer.max_skipped_steps: the gradient norm of the last {self._skipped} steps with an update, to "
-                f"step {step}, was not finite, so they changed nothing; look at loss, grad_norm and the ratios in "
-                f"{self._config.output / METRICS_FILE}, and at the data and the weights of model.path; then lower "
-                "optimizer.learning_rate, or begin again from an earlier checkpoint"
-            )
 
     def _finish_save(self) -> None:
         """Wait for a checkpoint that is being written in the background; only then may an older one go for it."""

@@ -6,7 +6,6 @@ What is read, and how, is in :mod:`mua.trainer.conversations`.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import numpy as np
 
@@ -20,7 +19,6 @@ from mua.trainer.learner import Learner
 from mua.trainer.preempt import Preemption
 from mua.trainer.rank_processes import ensure_processes, leads
 from mua.trainer.run_folder import Run
-from mua.types import TrainBatch
 
 
 def fine_tune(config: ExperimentConfig, preemption: Preemption | None = None) -> None:
@@ -58,8 +56,12 @@ def loop(
     with run.progress.stage("fine-tune", total=config.trainer.steps - run.step) as progress:
         for step in range(run.step, config.trainer.steps):
             preemption.check()
+            short = step < config.sft.short_first_steps
+            pool = by_length[: max(1, len(by_length) // 4)] if short else by_length
+            chosen = batch_members(pool, config.sft.batch_size, step, config.seed)
             with run.timer.stage("train"):
-                metrics = learner.train_step(_batch(config, conversations, by_length, step), CrossEntropyLoss())
+                batch = sft_batch([segment for i in chosen for segment in conversations[i]])
+                metrics = learner.train_step(batch, CrossEntropyLoss())
             if run.due(config.sft.validate_every, step):
                 try:
                     metrics |= _validate(config, learner, run, held_out, preemption)
@@ -103,11 +105,3 @@ def _validate(
     assert config.sft is not None
     with run.timer.stage("validate"):
         return validation_metrics(learner, held_out, config.sft.batch_size, preemption)
-
-
-def _batch(config: ExperimentConfig, conversations: Conversations, by_length: Sequence[int], step: int) -> TrainBatch:
-    """The conversations of one step; batches walk through a fresh permutation each epoch."""
-    assert config.sft is not None
-    pool = by_length[: max(1, len(by_length) // 4)] if step < config.sft.short_first_steps else by_length
-    chosen = batch_members(pool, config.sft.batch_size, step, config.seed)
-    return sft_batch([segment for i in chosen for segment in conversations[i]])

@@ -49,21 +49,19 @@ def openai_messages(record: Json) -> list[Json]:
                 raise ConversationError(f'"value" must be a string, not {type(value).__name__}')
             weight = {"weight": entry["weight"]} if "weight" in entry else {}
             for message in reader(value):
-                _append(messages, message | weight)
+                calls_only = "tool_calls" in message and not message["content"] and "reasoning_content" not in message
+                # The calls of a message without text belong to the agent's unfinished message before it.
+                if not (calls_only and messages and messages[-1]["role"] == "assistant"):
+                    messages.append(message | weight)
+                elif messages[-1].get("weight") != weight.get("weight"):
+                    raise ConversationError(
+                        "these calls and the text before them are one message; give both the same weight"
+                    )
+                else:
+                    messages[-1].setdefault("tool_calls", []).extend(message["tool_calls"])
         except ConversationError as error:
             raise ConversationError(f"conversations[{index}]: {error}") from None
     return messages
-
-
-def _append(messages: list[Json], message: Json) -> None:
-    """Add a message, or the calls of one to the agent's unfinished message before it."""
-    only_calls = "tool_calls" in message and not message["content"] and "reasoning_content" not in message
-    if only_calls and messages and messages[-1]["role"] == "assistant":
-        if messages[-1].get("weight") != message.get("weight"):
-            raise ConversationError("these calls and the text before them are one message; give both the same weight")
-        messages[-1].setdefault("tool_calls", []).extend(message["tool_calls"])
-    else:
-        messages.append(message)
 
 
 def _spoken(role: str) -> Callable[[str], list[Json]]:

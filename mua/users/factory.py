@@ -82,22 +82,12 @@ class UserFactory:
                     "and close (mua.environment.user.User)"
                 )
             return user
-        if self._endpoint is not None:
-            return self._played_by_model(self._endpoint, domain, task, seed)
-        return scripted_user(domain, task, seed, config.personas)
-
-    def recites_data(self, task: Task) -> bool:
-        """Whether the user of ``task`` says what a data set holds, code or calls perhaps: its words are no fault."""
-        domain = self._selection.domain(task)
-        scripted = self._config.kind == "scripted" or getattr(domain, "user_in_tools", False)
-        return scripted and (getattr(domain, "needs_data", False) or self._selection.config.data is not None)
-
-    def _played_by_model(self, endpoint: ChatClient, domain: Domain, task: Task, seed: int) -> LlmUser:
-        config = self._config
+        if self._endpoint is None:
+            return scripted_user(domain, task, seed, config.personas)
         if config.check != "off" and domain.name not in self._vocabularies:
             self._vocabularies[domain.name] = Vocabulary(domain)
         return LlmUser(
-            endpoint,
+            self._endpoint,
             domain.persona(task),
             seed,
             style_of(seed, manners=config.manners, temperatures=config.temperatures),
@@ -107,6 +97,12 @@ class UserFactory:
             facts=None if config.check == "off" else self._vocabularies[domain.name].of(task),
             prompt=self._prompt,
         )
+
+    def recites_data(self, task: Task) -> bool:
+        """Whether the user of ``task`` says what a data set holds, code or calls perhaps: its words are no fault."""
+        domain = self._selection.domain(task)
+        scripted = self._config.kind == "scripted" or getattr(domain, "user_in_tools", False)
+        return scripted and (getattr(domain, "needs_data", False) or self._selection.config.data is not None)
 
 
 def find_factory(path: str) -> MakeUser:

@@ -10,11 +10,11 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from mua.environment.user import STOP_SIGNAL, UserReply, UserTools
 from mua.errors import ConfigError, UserFault, UserFaultKind
-from mua.types import Json, Trajectory
+from mua.types import Json
 from mua.untrusted import MAX_FILE_DEPTH, JsonError, open_file, read_json
 
 log = logging.getLogger(__name__)
@@ -38,11 +38,6 @@ class ReplayedUser:
         self._turns = tuple(RecordedTurn(turn) if isinstance(turn, str) else turn for turn in turns)
         self._said = 0
         self._tools: UserTools | None = None
-
-    @classmethod
-    def from_trajectory(cls, trajectory: Trajectory) -> Self:
-        """The user turns of ``trajectory.messages``."""
-        return cls(trajectory.task_id, user_turns(trajectory.messages))
 
     def take_tools(self, tools: UserTools) -> None:
         """The tools of the new episode, on which recorded actions are made again."""

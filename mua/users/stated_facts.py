@@ -128,10 +128,6 @@ class Knowledge:
         word = plain_word(word)
         return word in self._words or word.rstrip("s") in self._words or f"{word}s" in self._words
 
-    def knows_words(self, phrase: str) -> bool:
-        """Whether all words of a name are known."""
-        return all(self.knows_word(word) for word in phrase.split())
-
 
 def values_in(text: str) -> Iterator[Value]:
     """The values of clear form that ``text`` states. Linear in it; overlapping forms are read once."""

@@ -241,7 +241,8 @@ class TaskCheck:
     def _invented_names(self, text: str) -> Iterator[Value]:
         folded = f" {' '.join(plain_word(token) for token in _TOKEN.findall(text))} "
         said = sorted(phrase for phrase in self._phrases if f" {phrase} " in folded)
-        yield from (Value("name", phrase, phrase) for phrase in said if not self._knowledge.knows_words(phrase))
+        new = (phrase for phrase in said if not all(map(self._knowledge.knows_word, phrase.split())))
+        yield from (Value("name", phrase, phrase) for phrase in new)
         for sentence in _SENTENCE.findall(EMAIL.sub(" ", text)):
             found = list(_TOKEN.finditer(sentence))
             tokens = [token.group() for token in found]

@@ -32,17 +32,10 @@ from tests.rollout_fixtures import ScriptedPool, call
 from tests.tokens_fixtures import chat_family, model_folder
 
 
-def config(environment: dict[str, Any], **evaluation: Any) -> ExperimentConfig:
-    return ExperimentConfig.model_validate(
-        {
-            "name": "x",
-            "output": "x",
-            "model": {"path": "x"},
-            "trainer": {"steps": 1, "evaluate_first": True},
-            "environment": environment,
-            "evaluation": evaluation,
-        }
-    )
+def config(environment: dict[str, Any], sections: dict[str, Any] | None = None, **evaluation: Any) -> ExperimentConfig:
+    plain = {"name": "x", "output": "x", "model": {"path": "x"}, "trainer": {"steps": 1, "evaluate_first": True}}
+    told = {"environment": environment, "evaluation": evaluation}
+    return ExperimentConfig.model_validate({**plain, **told, **(sections or {})})
 
 
 def held_out(environment: dict[str, Any], **evaluation: Any) -> Selection | None:
@@ -106,16 +99,14 @@ def gives_up() -> ScriptedPool:
 
 
 def test_one_round_evaluates_training_domains_and_those_held_out(tmp_path: Path) -> None:
-    model = {"path": str(model_folder("qwen3"))}
-    base = config(
+    loaded = config(
         {"mix": {"help_desk": 1.0, "gyms/function": 1.0}, "prompt": "short"},
+        {"output": tmp_path, "model": {"path": model_folder("qwen3")}},
         domains=["gyms/telepathy", "help_desk"],
         options={"telepathy.max_actions": 2},
         tasks=2,
         samples=3,
     )
-    told = {"output": str(tmp_path), "model": model, "trainer": {"steps": 1, "evaluate_first": True}}
-    loaded = ExperimentConfig.model_validate(base.model_dump() | told)
     rollouts = RolloutService(loaded)
     rollouts._pool = gives_up()  # type: ignore[assignment]
     assert [t.domain for t in rollouts.evaluation_tasks("validation")] == [
@@ -133,16 +124,12 @@ def test_one_round_evaluates_training_domains_and_those_held_out(tmp_path: Path)
 @pytest.mark.parametrize("split", ["validation", "test"])
 def test_an_evaluation_shares_nothing_with_training(tmp_path: Path, split: str) -> None:
     """Neither tasks nor seeds nor sessions nor the temperature; each sample of a task has seeds of its own."""
-    loaded = ExperimentConfig.model_validate(
-        {
-            "name": "x", "output": tmp_path, "model": {"path": model_folder("qwen3")},
-            "trainer": {"steps": 1, "evaluate_first": True},
-            "environment": {"name": "help_desk", "prompt": "short"},
-            "evaluation": {"split": split, "tasks": 4, "samples": 2, "temperature": 0.25},
-            "rollout": {"temperature": 0.75, "max_turns": 1}, "engine": {"deterministic": True},
-            "algorithm": {"groups_per_step": 4, "group_size": 2},
-        }
-    )  # fmt: skip
+    sections = {
+        "output": tmp_path, "model": {"path": model_folder("qwen3")}, "engine": {"deterministic": True},
+        "rollout": {"temperature": 0.75, "max_turns": 1}, "algorithm": {"groups_per_step": 4, "group_size": 2},
+    }  # fmt: skip
+    desk = {"name": "help_desk", "prompt": "short"}
+    loaded = config(desk, sections, split=split, tasks=4, samples=2, temperature=0.25)
     rollouts, pool = RolloutService(loaded), gives_up()
     rollouts._pool = pool  # type: ignore[assignment]
     assert {task.split for task in rollouts.evaluation_tasks(split)} == {split}
@@ -225,15 +212,12 @@ def test_training_and_mua_eval_play_the_same_episodes_and_give_the_same_numbers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, domains: list[str]
 ) -> None:
     """Also where ``mua eval`` goes over other domains besides, and in whatever order."""
-    loaded = ExperimentConfig.model_validate(
-        {
-            "name": "x", "output": tmp_path / "train", "model": {"path": model_folder("qwen3")},
-            "trainer": {"steps": 1, "evaluate_first": True},
-            "environment": {"name": "help_desk", "prompt": "short"}, "user": {"personas": ["brief"]},
-            "evaluation": {"tasks": 40, "samples": 2, "temperature": 0.25, "domains": domains, "level": 0.9},
-            "rollout": {"max_turns": 8}, "engine": {"deterministic": True}, "observe": {"progress": False},
-        }
-    )  # fmt: skip
+    sections = {
+        "output": tmp_path / "train", "model": {"path": model_folder("qwen3")}, "engine": {"deterministic": True},
+        "rollout": {"max_turns": 8}, "user": {"personas": ["brief"]}, "observe": {"progress": False},
+    }  # fmt: skip
+    desk = {"name": "help_desk", "prompt": "short"}
+    loaded = config(desk, sections, tasks=40, samples=2, temperature=0.25, domains=domains, level=0.9)
     made: list[ReadingPool] = []
 
     def pool(*_: Any, **__: Any) -> ReadingPool:

@@ -29,7 +29,7 @@ from mua.endpoint import services as services_module
 from mua.endpoint.services import ChatClient, Services
 from mua.errors import ConfigError, JudgeFault, UserFault
 from mua.launch.slurm import secrets_in
-from tests.chat_server import Clock, Server, client_of, drops, fails, never, raw, says, serving, together
+from tests.chat_server import Clock, Server, asked, client_of, drops, fails, never, raw, says, serving, together
 
 HELLO = [{"role": "user", "content": "hi"}]
 KEYS = ("sk-first-0123456789", "sk-second-0123456789")
@@ -132,10 +132,9 @@ def pause_until_broken(monkeypatch: pytest.MonkeyPatch, endpoint: ChatClient) ->
 
 
 async def test_without_another_endpoint_requests_wait_for_the_probe(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with (
-        serving(*[together(2, fails(500))] * 2, says("well again")) as one,
-        pool(one, breaker_faults=2, breaker_seconds=0.3, max_retries=3) as endpoint,
-    ):
+    async with asked(
+        *[together(2, fails(500))] * 2, says("well again"), breaker_faults=2, breaker_seconds=0.3, max_retries=3
+    ) as (one, endpoint):
         pause_until_broken(monkeypatch, endpoint)
         answers = await asyncio.gather(*[ask(endpoint, seed) for seed in (1, 2)])
         assert answers == ["well again"] * 2
@@ -145,10 +144,9 @@ async def test_without_another_endpoint_requests_wait_for_the_probe(monkeypatch:
 
 async def test_a_failed_probe_counts_for_all_that_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     """An endpoint that is gone for good costs a bounded number of requests, however many wait."""
-    async with (
-        serving(*[together(20, fails(500))] * 20, fails(500)) as one,
-        pool(one, breaker_faults=2, breaker_seconds=0.3, max_retries=3) as endpoint,
-    ):
+    async with asked(
+        *[together(20, fails(500))] * 20, fails(500), breaker_faults=2, breaker_seconds=0.3, max_retries=3
+    ) as (one, endpoint):
         pause_until_broken(monkeypatch, endpoint)
         ended = await asyncio.gather(*[ask(endpoint, seed) for seed in range(20)], return_exceptions=True)
     assert all(isinstance(end, UserFault) for end in ended)
@@ -157,10 +155,7 @@ async def test_a_failed_probe_counts_for_all_that_wait(monkeypatch: pytest.Monke
 
 
 async def test_what_a_model_says_wrongly_breaks_nothing() -> None:
-    async with (
-        serving(*[says("")] * 5, says("at last")) as one,
-        pool(one, breaker_faults=2, breaker_seconds=60.0) as endpoint,
-    ):
+    async with asked(*[says("")] * 5, says("at last"), breaker_faults=2, breaker_seconds=60.0) as (_, endpoint):
         assert await ask(endpoint) == "at last"
         assert endpoint.metrics()["errors/empty"] == 5
 
@@ -187,10 +182,8 @@ async def test_requests_a_minute_delay_where_there_is_nobody_else(monkeypatch: p
 async def test_tokens_a_minute_follow_what_the_endpoint_reports(monkeypatch: pytest.MonkeyPatch) -> None:
     """Estimated at 200 a request, reported as 10: ten requests fit into a window of 300."""
     monkeypatch.setattr(connection_module, "RateLimit", lambda limit: limits_module.RateLimit(limit, seconds=30.0))
-    async with (
-        serving(says("one", usage=(6, 4))) as one,
-        pool(one, tokens_per_minute=300, max_tokens=200, total_seconds=5.0) as endpoint,
-    ):
+    answer = says("one", usage=(6, 4))
+    async with asked(answer, tokens_per_minute=300, max_tokens=200, total_seconds=5.0) as (_, endpoint):
         for seed in range(10):
             await ask(endpoint, seed)
         slow = [asyncio.create_task(ask(endpoint, seed)) for seed in (20, 21)]
@@ -386,10 +379,15 @@ user:
 """
 
 
-def test_the_secrets_of_fallbacks_are_known_and_masked(tmp_path: Path) -> None:
+@pytest.fixture
+def recipe(tmp_path: Path) -> Path:
     file = tmp_path / "x.yaml"
     file.write_text(RECIPE)
-    config = load_config(file)
+    return file
+
+
+def test_the_secrets_of_fallbacks_are_known_and_masked(recipe: Path) -> None:
+    config = load_config(recipe)
     assert list(secrets_in(config.model_dump())) == [("user.llm.fallbacks.0.api_key", "sk-fallback-key")]
     assert "sk-fallback-key" not in str(config) + config.model_dump_json()
 
@@ -401,17 +399,14 @@ def test_the_secrets_of_fallbacks_are_known_and_masked(tmp_path: Path) -> None:
         ("api_kye: x", "user.llm.fallbacks.0.api_kye: unknown key; did you mean user.llm.fallbacks.0.api_key?"),
     ],
 )
-def test_mistakes_in_fallbacks_are_named_without_the_key(tmp_path: Path, wrong: str, said: str) -> None:
-    file = tmp_path / "x.yaml"
-    file.write_text(RECIPE.replace("api_key: sk-fallback-key", wrong))
+def test_mistakes_in_fallbacks_are_named_without_the_key(recipe: Path, wrong: str, said: str) -> None:
+    recipe.write_text(RECIPE.replace("api_key: sk-fallback-key", wrong))
     with pytest.raises(ConfigError) as caught:
-        load_config(file)
+        load_config(recipe)
     assert said in str(caught.value)
     assert "12345" not in str(caught.value)
 
 
-def test_temperatures_are_two_in_order(tmp_path: Path) -> None:
-    file = tmp_path / "x.yaml"
-    file.write_text(RECIPE)
+def test_temperatures_are_two_in_order(recipe: Path) -> None:
     with pytest.raises(ConfigError, match=r"user\.temperatures takes two numbers"):
-        load_config(file, ["user.temperatures=[1.0, 0.5]"])
+        load_config(recipe, ["user.temperatures=[1.0, 0.5]"])

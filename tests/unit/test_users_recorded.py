@@ -13,7 +13,7 @@ from mua.endpoint.services import Services
 from mua.environment.protocol import Task, ToolResult
 from mua.environment.user import STOP_SIGNAL, ToolUser, User
 from mua.errors import ConfigError, UserFault
-from mua.types import Json, Outcome, ToolSchema, Trajectory
+from mua.types import Json, ToolSchema
 from mua.users.factory import UserFactory
 from mua.users.llm import LlmUser
 from mua.users.recorded import RecordedTurn, ReplayedUser, load_recordings, user_turns
@@ -52,8 +52,7 @@ def task(identity: str) -> Task:
 
 
 async def test_user_turns_come_back_in_order_with_the_stop():
-    trajectory = Trajectory("t", 0, 0, [], [1.0], 1.0, True, Outcome.USER_STOP, messages=MESSAGES)
-    user = ReplayedUser.from_trajectory(trajectory)
+    user = ReplayedUser("t", user_turns(MESSAGES))
     assert isinstance(user, User)
     first, second = await user.open(), await user.reply("anything")
     assert (first.text, first.stop) == ("hi", False)
