@@ -189,14 +189,10 @@ class EnvironmentManager:
         self._config = config
         self._executor = executor_for(domain, config)
         self._slots = asyncio.Semaphore(config.max_instances)
-        self._alive = 0
+        self.instances = 0
+        """Environments alive now, those being closed included."""
         self._closing: set[asyncio.Task[str | None]] = set()
         self._lifecycle = DomainLifecycle(domain, config.reset_seconds) if self._executor.runs_here else None
-
-    @property
-    def instances(self) -> int:
-        """Environments alive now, those being closed included."""
-        return self._alive
 
     @property
     def leaked_threads(self) -> int:
@@ -222,7 +218,7 @@ class EnvironmentManager:
                 f"{task.id!r} is not started. Give the tools deadlines of their own, or raise "
                 "environment.call_seconds and reset_seconds if they are only slow"
             )
-        self._alive += 1
+        self.instances += 1
         instance = EnvironmentInstance(self._domain.name, task, self._config, self._executor.handle(task))
         try:
             await instance.reset(seed)
@@ -256,5 +252,5 @@ class EnvironmentManager:
         try:
             return await instance.close()
         finally:
-            self._alive -= 1
+            self.instances -= 1
             self._slots.release()

@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any, TypeAlias
 
@@ -39,7 +39,7 @@ class BlockingCall:
     """Event-loop time at which the call counts as hung."""
     inbox: _Inbox
     outcome: asyncio.Future[CallOutcome]
-    abandoned: bool = field(default=False)
+    abandoned: bool = False
 
 
 class BlockingPool:

@@ -95,7 +95,8 @@ class RolloutService:
         self._runner: EpisodeRunner | None = None
         self._scheduler: GroupScheduler | None = None
         self._stream: TaskStream | None = None
-        self._position: Json = {}
+        self.position: Json = {}
+        """Where the stream of tasks continues after the groups taken last; JSON-able."""
         self._of_step: dict[str, float] = {}
         self._weights: WeightSource | None = None
         self._version = 0
@@ -178,11 +179,6 @@ class RolloutService:
         """
         self._on_episode = on_episode or (lambda: None)
         return self._attend(self._take())
-
-    @property
-    def position(self) -> Json:
-        """Where the stream of tasks continues after the groups taken last; JSON-able."""
-        return self._position
 
     def release(self) -> None:
         """The weights trained on the groups taken last are in the engines: let new groups start."""
@@ -283,7 +279,7 @@ class RolloutService:
         assert self._stream is not None
         rollout_batch = await self._scheduler.take()
         self._stream.observe(rollout_batch.groups)
-        self._position = rollout_batch.position.to_json() | {"curriculum": self._stream.state()}
+        self.position = rollout_batch.position.to_json() | {"curriculum": self._stream.state()}
         chosen = refill_metrics(rollout_batch, self._config.algorithm) if self._config.algorithm.refill.on else {}
         self._of_step = chosen | self._stream.metrics()
         return rollout_batch
