@@ -27,7 +27,7 @@ from aiohttp import web
 
 from mua.config.schema import EngineConfig, ExperimentConfig
 from mua.engine.server import SglangServer, engine_server
-from mua.errors import ConfigError, EngineError
+from mua.errors import ConfigError, EngineError, one_line
 from mua.ports import LOOPBACK, free_port
 
 if TYPE_CHECKING:

@@ -20,8 +20,8 @@ from mua.endpoint.services import Services
 from mua.errors import JudgeFault
 from mua.rollout import runner as runner_module
 from mua.rollout.runner import EpisodeRunner
-from mua.types import Outcome
 from mua.seeds import derived_seed
+from mua.types import Outcome
 from mua.users.judge import Judge, single_object
 from tests.chat_server import Handler, Server, asked, client_of, completion, fails, says
 from tests.judged_desk import JudgedDesk
