@@ -75,7 +75,7 @@ class Study(Section):
 
     name: str
     config: str
-    """Configuration of reinforcement learning and of the judging."""
+    """Configuration of reinforcement learning and of the evaluation."""
     overrides: list[str] = Field(default=[], alias="with")
     """``key.path=value`` for both."""
     seeds: list[int] = Field(default=[1], min_length=1)
@@ -104,7 +104,7 @@ class Study(Section):
 def main() -> None:
     parser = kit.parser(__doc__)
     parser.add_argument("study", type=Path)
-    parser.add_argument("overrides", nargs="*", help="key.path=value, for reinforcement learning and judging")
+    parser.add_argument("overrides", nargs="*", help="key.path=value, for reinforcement learning and evaluation")
     parser.add_argument("--seeds", type=int, nargs="+", help="instead of the study's")
     arguments = parser.parse_intermixed_args()
     study = load_study(arguments.study)

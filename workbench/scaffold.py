@@ -255,7 +255,7 @@ def _registered(home: Home) -> Path:
     try:
         tomllib.loads(old)
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{path}: cannot be read: {error}; mend it first") from error
+        raise ConfigError(f"{path}: cannot be read: {error}; fix it first") from error
     lines = old.splitlines()
     if head in lines:
         lines.insert(lines.index(head) + 1, line)

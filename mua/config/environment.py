@@ -49,7 +49,7 @@ class EnvironmentConfig(Section):
     call_seconds: PositiveFloat = 30.0
     """Deadline of one tool call; a tool that hangs longer ends the episode as environment_error."""
     reset_seconds: PositiveFloat = 60.0
-    """Deadline of building, and of judging, one environment."""
+    """Deadline of building, and of evaluating, one environment."""
     max_instances: Positive = 256
     """Environments alive at once."""
 

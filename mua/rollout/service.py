@@ -76,8 +76,8 @@ class RolloutService:
         self._config = config
         self._services = Services.from_config(config.user, config.judge)
         self.selection = Selection.from_config(config.environment, self._services)
-        judged = config.evaluated_splits
-        self.held_out = Selection.held_out(config, self._services) if judged else None
+        evaluated = config.evaluated_splits
+        self.held_out = Selection.held_out(config, self._services) if evaluated else None
         """The domains of ``evaluation`` that training does not see."""
         self.family = load_family(config.model.path, thinking=config.model.thinking)
         self._loop = asyncio.new_event_loop()
