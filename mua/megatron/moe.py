@@ -59,9 +59,7 @@ class PackedRouter(TopKRouter):
         # Under recomputation the first pass has no gradients, so that every micro-batch counts once.
         if self.packing is None or not torch.is_grad_enabled():
             return probabilities, chosen
-        assert self.packing.real is not None
-        # Which of the tokens routed here are no padding, bool ``[tokens]``: sequence parallelism divides them.
-        real = self.packing.real.chunk(self.tp_group.size())[self.tp_group.rank()]
+        real = self._real_tokens(self.packing)
         self.load += (chosen & real[:, None]).sum(0)
         flat = logits.view(-1, self.num_experts)
         if self.aux_loss:
@@ -70,6 +68,11 @@ class PackedRouter(TopKRouter):
             squares = flat.logsumexp(-1).square()[real].sum()
             probabilities = self._attached(probabilities, _Z, squares / self.packing.batch_tokens, self.z_loss)
         return probabilities, chosen
+
+    def _real_tokens(self, packing: PackedMicrobatch) -> Tensor:
+        """Which of the tokens routed here are no padding, bool ``[tokens]``: sequence parallelism divides them."""
+        assert packing.real is not None
+        return packing.real.chunk(self.tp_group.size())[self.tp_group.rank()]
 
     def _balance(self, logits: Tensor, real: Tensor, packing: PackedMicrobatch) -> Tensor:
         """This rank's part of the load-balancing loss; its choices are counted over the whole micro-batch."""

@@ -46,7 +46,7 @@ def _drawn(rng: random.Random) -> bytes:
         message = {"role": "assistant", "content": text[:200_000]}
         return json.dumps({"choices": [{"message": message}]}).encode()
     if kind == 3:
-        arguments = rng.choice((*NASTY_TEXTS, drawn, mutated_json({"on": True, "n": [1]}, rng)))
+        arguments = rng.choice((*NASTY_TEXTS, mutated_json({"on": True, "n": [1]}, rng)))
         call = {"id": "c", "function": {"name": "restart", "arguments": arguments}}
         return json.dumps({"choices": [{"message": {"content": None, "tool_calls": [call]}}]}).encode()
     return mutated_json(_BODY, rng).encode("utf-8", "surrogatepass")

@@ -34,7 +34,11 @@ SIZES: dict[str, Any] = {
     "hidden": 64, "tied": False, "intermediate_size": 128, "head_dim": 16, "initializer_range": 0.15,
     "max_position_embeddings": CONTEXT, "bos_token_id": None, "eos_token_id": 1, "pad_token_id": 0,
 }  # fmt: skip
-KINDS = {"dense": SIZES, "moe": SIZES | {"experts": 4, "moe_intermediate_size": 32, "norm_topk_prob": False}}
+KINDS = {
+    "dense": SIZES,
+    # Its greedy answer holds token 1, at which an engine would stop and the answer of transformers does not.
+    "moe": SIZES | {"experts": 4, "moe_intermediate_size": 32, "norm_topk_prob": False, "eos_token_id": 2},
+}
 LAYOUTS = {
     "dense": (Layout(tp=2, dp=2), Layout(pp=2, dp=2), Layout(tp=2, pp=2)),
     "moe": (Layout(dp=4, ep=2), Layout(tp=2, dp=2, ep=2)),
