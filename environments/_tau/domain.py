@@ -72,7 +72,7 @@ def wanted_split(config: EnvironmentConfig) -> str | None:
 
 
 class OfficialDomain:
-    """Implements :class:`mua.environment.protocol.Domain` over one folder."""
+    """Implements :class:`mua.environment.domain.Domain` over one folder."""
 
     isolation: Isolation = "inline"
 
