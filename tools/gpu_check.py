@@ -8,9 +8,9 @@ is not installed is ``skipped`` and names it. Without CUDA the same checks run o
 script and nothing of a GPU.
 
 A check that hangs, crashes or takes too much memory is its own ``failed``; whatever it started is killed, and the next
-one runs. Each leaves a line of JSON on standard output and in ``FOLDER/results.jsonl``; at the end stand a table in
-Markdown (``FOLDER/gpu.md``, ready for docs/benchmarks/) and what the checks printed (``FOLDER/log.txt``). Run again with
-the same folder, it goes on with what is missing. The order is that of value, so that a budget cuts off the least.
+one runs. Each leaves a line of JSON on standard output and in ``FOLDER/results.jsonl``. At the end there are a table in
+Markdown (``FOLDER/gpu.md``, ready for docs/benchmarks/gpu.md) and what the checks printed (``FOLDER/log.txt``). Run
+again with the same folder, it goes on with what is missing. The order is that of value: a budget cuts off the least.
 
 Exit status: 0 all that ran is ok; 1 a check failed; 2 it could not be run; 3 nothing failed, but the budget ended
 before the last check.
@@ -82,11 +82,15 @@ class Usage(Exception):
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--list", action="store_true", help="print what is checked, and leave")
-    parser.add_argument("--only", nargs="+", metavar="NAME", help="these checks, also where the folder has their results")
+    parser.add_argument(
+        "--only", nargs="+", metavar="NAME", help="these checks, also where the folder has their results"
+    )
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="for results, table and log")
     parser.add_argument("--budget", type=float, metavar="SECONDS", help="for all of it; what does not fit is named")
     parser.add_argument("--retry", action="store_true", help="also run again what failed or was skipped")
-    parser.add_argument("--device", choices=["auto", "cpu"], default="auto", help="cpu: toy sizes though there is a GPU")
+    parser.add_argument(
+        "--device", choices=["auto", "cpu"], default="auto", help="cpu: toy sizes though there is a GPU"
+    )
     parser.add_argument("--host-memory", type=float, metavar="GB", help="what one check may take of the host's memory")
     arguments = parser.parse_args(argv)
     if arguments.list:
@@ -184,10 +188,12 @@ class Session:
     def _watched(self, check: Check, method: str, work: Path, seconds: float) -> str:
         """Start the process of a check and end it, with all that it started. How it ended, "" for as it should."""
         mark = secrets.token_hex(8)
-        context = multiprocessing.get_context(method)
+        context: Any = multiprocessing.get_context(method)
         if method == "forkserver":
             context.set_forkserver_preload(list(PRELOADED))
-        task = child.Task(check.module, check.function, str(work), mark, seconds, self.device, str(ROOT))
+        task = child.Task(
+            check.module, check.function, str(work), mark, seconds, self.device, str(ROOT), dict(os.environ)
+        )
         process = context.Process(target=child.enter, args=(task,), name=check.name)
         process.start()
         deadline, look, ended = time.monotonic() + seconds, 0.0, ""
@@ -219,7 +225,9 @@ class Session:
         try:
             said = json.loads(file.read_text(encoding="utf-8"))
             state, figures, message = said["state"], said["figures"], str(said["message"])
-            if state not in ("ok", "failed", "skipped") or not all(f.keys() == {"name", "value", "unit"} for f in figures):
+            if state not in ("ok", "failed", "skipped") or not all(
+                f.keys() == {"name", "value", "unit"} for f in figures
+            ):
                 raise ValueError("it has another form")
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             message = f"its process ended without a result that can be read ({type(error).__name__}: {error})"

@@ -25,7 +25,9 @@ def check(function: str, *, estimate: float = 1.0, deadline: float = 60.0, cuda_
     return Check(function, "proof", "tests.gpu_check_faults", function, estimate, deadline, cuda_only)
 
 
-def run(out: Path, *functions: str | Check, budget: float | None = None, memory: float | None = None, **how: Any) -> int:
+def run(
+    out: Path, *functions: str | Check, budget: float | None = None, memory: float | None = None, **how: Any
+) -> int:
     checks = [f if isinstance(f, Check) else check(f) for f in ("machine", *functions)]
     return Session(out, "cpu", budget, memory).run(checks, **how)
 
@@ -37,17 +39,20 @@ def results(out: Path) -> dict[str, dict[str, Any]]:
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(gpu_check, "PRELOADED", ())
-    monkeypatch.setattr(gpu_check, "END_SECONDS", 0.5)
+    monkeypatch.setattr(gpu_check, "END_SECONDS", 0.2)
     monkeypatch.setenv("FAULTS", str(tmp_path))
 
 
 def test_every_fault_is_its_own_and_the_next_check_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out"
-    faults = [check("hang", deadline=2.0), *"crash killed leaves garbage other_form no_memory missing missing_part".split()]
+    faults = [
+        check("hang", deadline=1.0),
+        *["crash", "killed", "leaves", "garbage", "other_form", "no_memory", "missing", "missing_part"],
+    ]
     assert run(out, *faults, "wrong", "fine") == 1
     found = results(out)
     said = {name: (record["state"], record.get("message", "")) for name, record in found.items()}
-    assert said["hang"] == ("failed", "did not end within 2 s")
+    assert said["hang"] == ("failed", "did not end within 1 s")
     assert said["crash"] == ("failed", "its process was killed by SIGSEGV")
     assert said["killed"] == ("failed", "its process was killed by SIGKILL (memory of the host?)")
     assert said["leaves"] == ("failed", "its process ended with status 7")
@@ -61,9 +66,8 @@ def test_every_fault_is_its_own_and_the_next_check_runs(tmp_path: Path, capsys: 
     assert said["fine"] == ("ok", "a | b")
     assert found["fine"]["figures"][0] == {"name": "speed", "value": 612.25, "unit": "TFLOP/s"}
     for pid in map(int, (tmp_path / "helpers").read_text().split()):
-        assert not psutil.pid_exists(pid)
-    assert "test_gpu_check" not in (log := (out / gpu_check.LOG).read_text(errors="replace"))
-    assert 'in hang' in log, "a check that hangs shows where"
+        assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    assert "in hang" in (out / gpu_check.LOG).read_text(errors="replace"), "a check that hangs shows where"
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("{")]
     assert [json.loads(line)["name"] for line in lines] == list(found)
 
@@ -85,7 +89,7 @@ def test_what_the_budget_leaves_out_is_named_and_run_next_time(tmp_path: Path) -
     assert left["message"].endswith("of the budget, it takes about 500 s")
     assert run(out, *plan[:2]) == 0
     assert results(out)["counts"]["message"] == "run 1"
-    assert run(out, plan[2], budget=3.0) == 3, "the budget ended it, not its own deadline"
+    assert run(out, plan[2], budget=1.0) == 3, "the budget ended it, not its own deadline"
     assert results(out)["hang"]["message"] == "not run: stopped where the budget ended"
 
 

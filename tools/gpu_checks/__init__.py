@@ -45,5 +45,7 @@ CHECKS: tuple[Check, ...] = (
     _check("train-30b-a3b", "speed and memory of a step, Qwen3-30B-A3B", "steps:qwen3_30b_a3b", 80, 400),
     _check("train-32b", "speed and memory of a step, Qwen3-32B", "steps:qwen3_32b", 80, 400),
     _check("experts", "grouped experts equal single ones, and are faster", "experts:grouped", 40, 240),
-    _check("attention-speed", "the kernel beside SDPA's flash kernel", "attention:speed", 40, 240, "nothing to compare"),
+    _check(
+        "attention-speed", "the kernel beside SDPA's flash kernel", "attention:speed", 40, 240, "nothing to compare"
+    ),
 )

@@ -83,11 +83,14 @@ def rows(place: Place) -> Found:
             core = Core(heads, groups, place.pick(128, 16), dtype, max(map(sum, odd)))
             for lengths in odd if groups == 1 else odd[2:3]:
                 worst = _compare(core, lengths)
-                name = f"{heads} heads on {groups}, rows {'+'.join(map(str, lengths))}, {str(dtype).removeprefix('torch.')}"
+                of_dtype = str(dtype).removeprefix("torch.")
+                name = f"{heads} heads on {groups}, rows {'+'.join(map(str, lengths))}, {of_dtype}"
                 all_rows = max(all_rows, *worst.values())
                 for what, error in worst.items():
-                    found.expect(error < TOLERANCE[dtype], f"{name}: {what} of a token is off by {error:.3g} of its norm")
-        found.add(f"{name.rpartition(', ')[2]}: worst token of all rows off by", all_rows, "of its norm")
+                    found.expect(
+                        error < TOLERANCE[dtype], f"{name}: {what} of a token is off by {error:.3g} of its norm"
+                    )
+        found.add(f"{str(dtype).removeprefix('torch.')}: worst token of all rows off by", all_rows, "of its norm")
     if (after := _graphs()) is not None and before is not None:
         found.add("graphs compiled", after - before)
     if place.cuda:
@@ -112,7 +115,9 @@ def _compare(core: Core, lengths: Sequence[int]) -> dict[str, float]:
         for name, ours, theirs in zip(("output", "dq", "dk", "dv"), own, expected, strict=True):
             part = ours[start : start + length].reshape(length, -1)
             if length == 1 and name in ("dq", "dk"):  # one token sees itself alone: its scores have no gradient
-                error = float(part.float().norm() / own[2 if name == "dq" else 1].float().norm(dim=-1).max().clamp(min=1))
+                error = float(
+                    part.float().norm() / own[2 if name == "dq" else 1].float().norm(dim=-1).max().clamp(min=1)
+                )
             else:
                 error = _difference(part, theirs)
             worst[name] = max(worst.get(name, 0.0), error)

@@ -34,6 +34,8 @@ class Task:
     seconds: float
     device: str
     root: str
+    variables: dict[str, str]
+    """The environment; a process that is forked from another one has that one's."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +88,8 @@ def enter(task: Task) -> None:
     os.dup2(output, 1)
     os.dup2(output, 2)
     sys.stdout, sys.stderr = (os.fdopen(number, "w", buffering=1, closefd=False) for number in (1, 2))
+    os.environ.clear()
+    os.environ |= task.variables
     os.environ |= {MARK: task.mark, "PYTHONPATH": _python_path(task.root), "HF_HUB_OFFLINE": "1", "COLUMNS": "200"}
     if task.device == "cpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""

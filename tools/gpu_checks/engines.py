@@ -74,7 +74,10 @@ async def _engine(place: Place) -> Found:
             found.add("pause of a sync", report.pause_seconds, "s")
             await pool.resume_memory(["kv_cache"])
             after = await _greedy(pool)
-            found.expect([g.ids.tolist() for g in after] == [g.ids.tolist() for g in before], "after resume and sync it samples other tokens")
+            found.expect(
+                [g.ids.tolist() for g in after] == [g.ids.tolist() for g in before],
+                "after resume and sync it samples other tokens",
+            )
             found.expect({g.version for g in after} == {1}, "tokens after the sync carry another version")
             different = await pool.verify_weights(built.weights())
             found.expect(not different, f"the engine's weights differ from the trainer's in {', '.join(different[:4])}")
@@ -101,7 +104,10 @@ async def _alike(pool: Any, built: Any, dtype: str, found: Found) -> None:
     ])  # fmt: skip
     found.add("engine and trainer differ by", float(off.mean()), "nats on average")
     found.add("at most", float(off.max()), "nats")
-    found.expect(float(off.mean()) < DIFFERENCE[dtype], f"log-probabilities of engine and trainer differ by {off.mean():.3g} nats")
+    found.expect(
+        float(off.mean()) < DIFFERENCE[dtype],
+        f"log-probabilities of engine and trainer differ by {off.mean():.3g} nats",
+    )
 
 
 async def _greedy(pool: Any) -> list[Generation]:
@@ -122,7 +128,9 @@ async def _released(pool: Any, built: Any, place: Place, found: Found) -> None:
     if place.cuda:
         freed = _free(place) - free
         found.add("released", freed / 2**30, "GiB")
-        found.expect(freed > 0.1 * torch.cuda.get_device_properties(0).total_memory, "the engine released hardly any memory")
+        found.expect(
+            freed > 0.1 * torch.cuda.get_device_properties(0).total_memory, "the engine released hardly any memory"
+        )
         taken = torch.full((freed // 2,), 7, dtype=torch.uint8, device="cuda")  # what a stray write would change
     await asyncio.sleep(PROBED_SECONDS[0] if place.cuda else PROBED_SECONDS[1])
     if place.cuda:
@@ -147,7 +155,9 @@ def doctor_sync(place: Place) -> Found:
     found = Found()
     said = _command("doctor", "sync", str(ROOT / "configs/demo.yaml"), *_overrides(place))
     line = next((line for line in said.splitlines() if line.startswith("sync: ")), "")
-    found.expect(line.endswith("every tensor in every engine equals the trainer's"), f"doctor sync says: {said[-300:]!r}")
+    found.expect(
+        line.endswith("every tensor in every engine equals the trainer's"), f"doctor sync says: {said[-300:]!r}"
+    )
     found.message = "; ".join([*filter(None, [found.message]), line])
     return found
 
@@ -159,7 +169,12 @@ def rl(place: Place) -> Found:
     found = Found()
     sizes = ["algorithm.groups_per_step=4", "algorithm.group_size=4"]
     if not place.cuda:
-        sizes = ["algorithm.groups_per_step=2", "algorithm.group_size=2", "rollout.max_turns=3", "rollout.max_turn_tokens=24"]
+        sizes = [
+            "algorithm.groups_per_step=2",
+            "algorithm.group_size=2",
+            "rollout.max_turns=3",
+            "rollout.max_turn_tokens=24",
+        ]
     steps = ["trainer.steps=2", "trainer.save_every=1", "trainer.evaluate_every=0", "trainer.export=last"]
     off = ["algorithm.skip_zero_advantage=false", "megatron.offload=true", "optimizer.warmup_steps=0"]
     _command("train", str(ROOT / "configs/demo.yaml"), *_overrides(place), *sizes, *steps, *off)

@@ -19,7 +19,7 @@ SECONDS = 60.0
 
 
 def ipc(place: Place) -> Found:
-    """The learner's weight source, bucket by bucket, opened by a process as SGLang opens it; every tensor's checksum."""
+    """The learner's weight source, bucket by bucket, opened as SGLang opens it; every tensor's checksum."""
     found = Found()
     if place.cuda and absent("sglang"):
         return _torch_alone(place, found)
@@ -34,7 +34,11 @@ def ipc(place: Place) -> Found:
                 answer = _ask(receiver, bucket.handles[0][0])
                 different = [name for name, value in expected.items() if answer["checksums"].get(name) != value]
                 found.expect(not different, f"other bytes arrived of {', '.join(different[:4])}")
-                sent, taken, tensors = sent + bucket.layout.payload_bytes, taken + answer["seconds"], tensors + len(expected)
+                sent, taken, tensors = (
+                    sent + bucket.layout.payload_bytes,
+                    taken + answer["seconds"],
+                    tensors + len(expected),
+                )
     finally:
         _end(receiver)
     found.add("tensors", tensors)

@@ -26,8 +26,12 @@ def machine(place: Place) -> Found:
     found = Found()
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES", "-") == ""
     if not place.cuda and not hidden and Path("/dev/nvidia0").exists():
-        reason = "CUDA" if torch.version.cuda is None else f"the driver, {_driver()}, or torch's CUDA {torch.version.cuda}"
-        found.expect(False, f"/dev/nvidia0 is there, but torch {torch.__version__} finds no device: a build without {reason}")
+        reason = (
+            "CUDA" if torch.version.cuda is None else f"the driver, {_driver()}, or torch's CUDA {torch.version.cuda}"
+        )
+        found.expect(
+            False, f"/dev/nvidia0 is there, but torch {torch.__version__} finds no device: a build without {reason}"
+        )
     about: dict[str, Any] = {"device": "cpu", "gpus": "none"}
     if place.cuda:
         about |= _gpus(torch)
@@ -35,7 +39,7 @@ def machine(place: Place) -> Found:
         allocator = os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "") + os.environ.get("PYTORCH_ALLOC_CONF", "")
         found.expect(
             "expandable_segments:True" not in allocator.replace(" ", ""),
-            "PYTORCH_CUDA_ALLOC_CONF sets expandable_segments, which torch_memory_saver and CUDA IPC handles do not bear; "
+            "PYTORCH_CUDA_ALLOC_CONF sets expandable_segments: neither torch_memory_saver nor CUDA IPC works with it; "
             "unset it",
         )
     about |= {"host": _host(), "python": platform.python_version(), "mua": _commit(), "versions": _versions()}
@@ -56,7 +60,9 @@ def _gpus(torch: Any) -> dict[str, Any]:
         "cuda": f"{torch.version.cuda}, cuDNN {torch.backends.cudnn.version()}, NCCL {_nccl(torch)}",
     }
     if count > 1:
-        without = f"none between {', '.join(f'{a} and {b}' for a, b in peers if a < b)}" if peers else "all reach each other"
+        without = (
+            f"none between {', '.join(f'{a} and {b}' for a, b in peers if a < b)}" if peers else "all reach each other"
+        )
         about["peers"] = f"{without}; links by nvidia-smi: {_links()}"
     return about
 

@@ -47,7 +47,9 @@ def _parity(place: Place, experts: int) -> Found:
         found.add(f"{dtype}: allowed", loses, "nats")
         found.add(f"{dtype}: gradients off by", of_gradients, "of their norm")
         found.add(f"{dtype}: allowed for gradients", loses_gradients)
-        found.expect(error <= loses, f"{dtype}: log-probabilities are off by {error:.3g} nats, {loses:.3g} are rounding")
+        found.expect(
+            error <= loses, f"{dtype}: log-probabilities are off by {error:.3g} nats, {loses:.3g} are rounding"
+        )
         found.expect(
             of_gradients <= loses_gradients,
             f"{dtype}: gradients are off by {of_gradients:.3g} of their norm, {loses_gradients:.3g} are rounding",
@@ -62,7 +64,9 @@ def _learner(place: Place, dtype: str, given: Sequence[TrainSequence]) -> tuple[
         return logprobs, exported(built, lambda parameter: parameter.main_grad)
 
 
-def _transformers(model: torch.nn.Module, given: Sequence[TrainSequence]) -> tuple[list[Float32Array], dict[str, Tensor]]:
+def _transformers(
+    model: torch.nn.Module, given: Sequence[TrainSequence]
+) -> tuple[list[Float32Array], dict[str, Tensor]]:
     """Of each sequence by itself, without padding."""
     model.zero_grad()
     found, device = [], next(model.parameters()).device

@@ -59,8 +59,8 @@ def sequences(lengths: Sequence[int], vocabulary: int = VOCABULARY, seed: int = 
         ids = drawn.integers(0, vocabulary, length).astype(np.int32)
         weights = (drawn.random(length) < 0.5).astype(np.float32) / total
         weights[0] = 0.0
-        other = [drawn.normal(size=length).astype(np.float32) for _ in range(3)]
-        found.append(TrainSequence(ids, weights, *other))
+        advantages, old = (drawn.normal(size=length).astype(np.float32) for _ in range(2))
+        found.append(TrainSequence(ids, weights, advantages, old, old))
     return found
 
 
@@ -105,7 +105,7 @@ def exported(built: Learner, values: Callable[[Any], Tensor] = lambda parameter:
             parameter.data = values(parameter).to(parameter.dtype)
         plan = plan_model(built.policy.chunks)
         resharder = Resharder(plan, distributed.get_process_group_ranks(plan.group), 1 << 28)
-        found = {}
+        found: dict[str, Tensor] = {}
         for index, layout in enumerate(resharder.buckets):
             flat = resharder.assemble(index)
             assert flat is not None

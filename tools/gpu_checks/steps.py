@@ -68,7 +68,11 @@ class Step:
 def share_of_rank(whole: Mapping[str, Any], recipe: ExperimentConfig, layers: int, place: Place) -> dict[str, Any]:
     """config.json of what one rank of ``recipe`` holds, as a policy of its own; at toy size on a CPU."""
     layout = recipe.megatron
-    tp, ep, etp = layout.tensor_parallel, layout.expert_parallel, layout.expert_tensor_parallel or layout.tensor_parallel
+    tp, ep, etp = (
+        layout.tensor_parallel,
+        layout.expert_parallel,
+        layout.expert_tensor_parallel or layout.tensor_parallel,
+    )
     divided = {"num_attention_heads": tp, "num_key_value_heads": tp, "intermediate_size": tp, "vocab_size": tp}
     divided |= {"num_experts": ep, "moe_intermediate_size": etp, "num_experts_per_tok": tp}
     share = dict(whole) | {key: max(1, math.ceil(whole[key] / by)) for key, by in divided.items() if key in whole}
@@ -87,7 +91,11 @@ def alone(recipe: str, recompute: str, place: Place) -> ExperimentConfig:
     overrides = [f"megatron.{name}_parallel=1" for name in layout] + ["megatron.expert_tensor_parallel=null"]
     overrides += ["cluster.nodes=1", "cluster.gpus_per_node=1", "engine.count=1", "engine.tensor_parallel=1"]
     overrides += [f"megatron.recompute={recompute}", f"megatron.max_tokens_per_microbatch={tokens}"]
-    overrides += ["algorithm.kl_coefficient=0", f"rollout.max_tokens={tokens}", f"model.dtype={place.pick('bfloat16', 'float32')}"]
+    overrides += [
+        "algorithm.kl_coefficient=0",
+        f"rollout.max_tokens={tokens}",
+        f"model.dtype={place.pick('bfloat16', 'float32')}",
+    ]
     overrides += [f"model.hf_config={ROOT / 'configs/models' / recipe_model(recipe) / 'config.json'}"]
     return load_config(ROOT / "configs" / f"{recipe}.yaml", overrides)
 
@@ -187,7 +195,9 @@ def _report(found: Found, name: str, step: Step, plan: StagePlan, peak: float | 
         found.add(f"recompute {name}: MFU", step.operations / step.seconds / peak)
     ratio = step.counted / plan.rank.bytes.total
     found.add(f"recompute {name}: weights, gradients, optimizer over plan", ratio)
-    found.expect(0.99 < ratio < 1.01, f"recompute {name}: what lives as long as the trainer is {ratio:.3f} of the plan's")
+    found.expect(
+        0.99 < ratio < 1.01, f"recompute {name}: what lives as long as the trainer is {ratio:.3f} of the plan's"
+    )
     if place.cuda:
         planned = plan.rank.bytes.total + plan.activations[name].total
         found.add(f"recompute {name}: memory at most", step.peak / 2**30, "GiB")
@@ -214,5 +224,3 @@ def _extrapolate(
         found.add("MFU with all layers of the rank", mfu)
         if full.experts == 0 and mfu < GOAL:
             found.message = "; ".join(filter(None, [found.message, f"below the goal of {GOAL:.0%} MFU"]))
-
-
