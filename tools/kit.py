@@ -84,7 +84,7 @@ def bare_learner(
     learning_rate: float = 1e-6,
     *,
     dtype: Any = "float32",
-    fp32_lm_head: bool = False,
+    fp32_lm_head: Any = False,
     **megatron: Any,
 ) -> Any:
     """A learner of the model in ``folder``, of which nothing else of a run is configured."""

@@ -224,8 +224,11 @@ class Network:
 
 
 def policy_terms(loss: LossFunction, temperature: float, vocab_size: int, fp32: bool = False) -> Terms:
-    """The loss of a policy, its logits in float32 with ``fp32``. Its sums also hold ``tokens``, ``_loss`` and ``_entropy``: the number of trained tokens,
-    the total loss, the summed entropy."""
+    """The loss of a policy, its logits in float32 with ``fp32``.
+
+    Its sums also hold ``tokens``, ``_loss`` and ``_entropy``: the number of trained tokens, the total loss, the summed
+    entropy.
+    """
 
     def terms(batch: MicroBatch, model: Any, hidden: Tensor) -> LossTerms:
         assert batch.tokens is not None

@@ -3,8 +3,10 @@
     python -m tools.bench.fp32_lm_head [--prompts 48]
 
 SGLang samples from a random Qwen3 (4 layers, hidden size 256, vocabulary 32,000), the trainer scores what it sampled:
-each output layer of the one against each of the other. Both run on the CPU, whose kernels round elsewhere than a GPU's.
-One JSON object; differences are of log-probabilities, in nats, over all sampled tokens.
+each output layer of the one against each of the other. Two policies: one as drawn, and one whose logits all have about
+20 in common, as a trained model's may; a softmax does not see that, but bfloat16 rounds the logits of it to eighths.
+Both run on the CPU, whose kernels round elsewhere than a GPU's. One JSON object; differences are of log-probabilities,
+in nats, over all sampled tokens.
 """
 
 from __future__ import annotations
@@ -31,16 +33,31 @@ def main() -> None:
     parser = kit.parser(__doc__)
     parser.add_argument("--prompts", type=int, default=48)
     options = parser.parse_args()
+    found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(temporary) / "model"
-        kit.random_qwen3(folder, 0, **SHAPE)
-        found = {}
-        for engine in (False, True):
-            sampled = asyncio.run(sample(folder, options.prompts, engine, Path(temporary)))
-            for trainer in (False, True):
-                name = f"engine {_name(engine)}, trainer {_name(trainer)}"
-                found[name] = apart(folder, sampled, trainer)
+        for policy, offset in (("as drawn", 0.0), ("with an offset", 30.0)):
+            folder = Path(temporary) / policy
+            write_policy(folder, offset)
+            for engine in (False, True):
+                sampled = asyncio.run(sample(folder, options.prompts, engine, Path(temporary)))
+                for trainer in (False, True):
+                    name = f"{policy}: engine {_name(engine)}, trainer {_name(trainer)}"
+                    found[name] = apart(folder, sampled, trainer)
     print(json.dumps({"machine": kit.machine(), "tokens": options.prompts * NEW_TOKENS, "apart": found}, indent=2))
+
+
+def write_policy(folder: Path, offset: float) -> None:
+    """A random model. With ``offset`` all embeddings have a direction in common, which the output layer adds to every
+    logit: as the hidden states have other parts too, somewhat less of it."""
+    import torch
+
+    model = kit.random_qwen3(folder, 0, **SHAPE)
+    with torch.no_grad():
+        direction = torch.nn.functional.normalize(torch.randn(SHAPE["hidden_size"]), dim=0)
+        size = model.model.embed_tokens.weight.norm(dim=1).mean() * 20
+        model.model.embed_tokens.weight += (size if offset else 0.0) * direction
+        model.lm_head.weight += offset / SHAPE["hidden_size"] ** 0.5 * direction
+    model.save_pretrained(folder)
 
 
 def _name(fp32: bool) -> str:
