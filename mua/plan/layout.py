@@ -78,7 +78,7 @@ def engine_gpus(config: ExperimentConfig) -> int:
 
 def _cluster_problems(architecture: Architecture, config: ExperimentConfig) -> Iterator[str]:
     """What keeps trainer and engines from the cluster's nodes, and engines from the model."""
-    world, per_node = config.megatron.world_size, gpus_per_node(config)
+    per_node = gpus_per_node(config)
     yield from _trainer_problems(config)
     if config.megatron.tensor_parallel > per_node:
         yield (
