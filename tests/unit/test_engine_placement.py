@@ -21,11 +21,9 @@ from mua.engine import joining, placement
 from mua.engine.host import Hosts, Joining
 from mua.engine.membership import ADDRESS_FILE, Address, facts_of
 from mua.engine.pool import EnginePool
-from mua.engine.sampler import SamplingParams
 from mua.engine.server import engine_server
 from mua.errors import ConfigError, EngineError, Preempted
 from tests.engine_fixtures import write_qwen3
-from tests.engine_stand_in import Source, StandInServer, stand_in_pool
 from tests.unit.test_plan_layout import DENSE, recipe
 
 SEPARATE = ["placement=separate", "algorithm.correction=truncate", "algorithm.old_logprobs=recompute"]
