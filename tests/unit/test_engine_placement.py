@@ -21,12 +21,9 @@ from mua.engine import joining, placement
 from mua.engine.host import Hosts, Joining
 from mua.engine.membership import ADDRESS_FILE, Address, facts_of
 from mua.engine.pool import EnginePool
-from mua.engine.sampler import SamplingParams
 from mua.engine.server import engine_server
 from mua.errors import ConfigError, EngineError, Preempted
 from tests.engine_fixtures import write_qwen3
-from tests.engine_stand_in import Source, StandInServer, stand_in_pool
-from tests.unit.test_plan_layout import DENSE, recipe
 
 SEPARATE = ["placement=separate", "algorithm.correction=truncate", "algorithm.old_logprobs=recompute"]
 
@@ -101,13 +98,6 @@ def test_a_run_is_reached_by_the_address_that_other_machines_know(
     monkeypatch.setenv("MASTER_ADDR", "node-7")
     assert placement.trainer_address(config_of(tmp_path, "engine.nodes=1")) == "node-7"
     assert placement.trainer_address(config_of(tmp_path, "engine.nodes=1", "engine.address=10.0.0.9")) == "10.0.0.9"
-
-
-# ---- the plan
-
-
-def separate(*overrides: str) -> ExperimentConfig:
-    return recipe(DENSE, "engine.memory_saver=false", "megatron.offload=false", "placement=separate", *overrides)
 
 
 # ---- joining
