@@ -24,7 +24,6 @@ from mua.engine.pool import EnginePool
 from mua.engine.server import engine_server
 from mua.errors import ConfigError, EngineError, Preempted
 from tests.engine_fixtures import write_qwen3
-from tests.unit.test_plan_layout import DENSE, recipe
 
 SEPARATE = ["placement=separate", "algorithm.correction=truncate", "algorithm.old_logprobs=recompute"]
 
@@ -99,13 +98,6 @@ def test_a_run_is_reached_by_the_address_that_other_machines_know(
     monkeypatch.setenv("MASTER_ADDR", "node-7")
     assert placement.trainer_address(config_of(tmp_path, "engine.nodes=1")) == "node-7"
     assert placement.trainer_address(config_of(tmp_path, "engine.nodes=1", "engine.address=10.0.0.9")) == "10.0.0.9"
-
-
-# ---- the plan
-
-
-def separate(*overrides: str) -> ExperimentConfig:
-    return recipe(DENSE, "engine.memory_saver=false", "megatron.offload=false", "placement=separate", *overrides)
 
 
 # ---- joining
