@@ -25,7 +25,7 @@ from mua.config.schema import ExperimentConfig
 from mua.engine.host import EngineHost, Hosts, find_nodes
 from mua.engine.source import TrainerSource, WeightSource
 from mua.errors import ModelError, RankLost
-from mua.megatron import checkpoint, parallel
+from mua.megatron import checkpoint, device_memory, parallel
 from mua.megatron.model import load_chunks
 from mua.megatron.modules import defer_logits
 from mua.megatron.network import Network, policy_terms, read_logprobs, read_values, value_terms
@@ -390,6 +390,11 @@ class Learner:
             self._offloaded = offload(self.networks.values(), self._reference)
 
     offload = announced(_offload)
+
+    @announced
+    def give_back(self) -> None:
+        """Leave to engines what torch caches of every rank's device."""
+        device_memory.give_back()
 
     def _onload(self) -> None:
         """Take the memory that :meth:`offload` gave back; does nothing where it did not."""

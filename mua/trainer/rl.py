@@ -23,6 +23,7 @@ from mua.algorithms.gae import with_gae
 from mua.algorithms.losses import PolicyLoss, ValueLoss
 from mua.algorithms.rollout_metrics import rollout_metrics
 from mua.config.schema import ExperimentConfig
+from mua.engine.allocator import refuse_expandable_segments
 from mua.environment.protocol import Split
 from mua.errors import EngineError, MuaError, Preempted, RunStopped
 from mua.evaluation.evaluator import evaluate_in_training
@@ -51,6 +52,7 @@ def train(config: ExperimentConfig, preemption: Preemption | None = None) -> Non
     call continues the run.
     """
     preemption = preemption or Preemption()
+    refuse_expandable_segments(config.engine)
     ensure_processes(config.megatron)
     algorithm = config.algorithm
     if leads() and config.trainer.max_staleness and not algorithm.sees_sampler:
@@ -64,6 +66,8 @@ def train(config: ExperimentConfig, preemption: Preemption | None = None) -> Non
     with learner, Run(config, learner) as run:
         if config.megatron.offload:
             learner.offload()  # engines take for their cache what is free when they start
+        else:
+            learner.give_back()
 
         def interrupt() -> None:
             preemption.check()
@@ -274,6 +278,7 @@ def check_sync(config: ExperimentConfig) -> None:
 
     Raises :class:`EngineError` naming the tensors that differ.
     """
+    refuse_expandable_segments(config.engine)
     ensure_processes(config.megatron)
     learner = Learner(config, total_steps=config.trainer.steps)
     if not leads():

@@ -189,6 +189,10 @@ async def test_the_only_engine_returns_for_the_update_without_the_memory_that_is
         await pool.release_memory(["kv_cache", "weights"])
         await pool._engines[0].stop()
         await pool.resume_memory(["weights"])
+        with pytest.raises(EngineGone, match="no engine is up"):
+            await pool.update_weights(source, 1)
+        assert server.lives == 1, "the trainer still has the memory"
+        await pool.until_up()
         await pool.update_weights(source, 1)
         assert server.lives == 2
         assert pool._engines[0].released == {"kv_cache"}
@@ -208,6 +212,7 @@ async def test_an_engine_that_fails_to_move_its_memory_is_replaced(
         server.on_request = at(path, fault)
         await pool.release_memory(["kv_cache", "weights"])
         await pool.resume_memory(["weights"])
+        await pool.until_up()
         await pool.update_weights(source, 1)
         await pool.resume_memory(["kv_cache"])
         assert server.lives >= 2

@@ -7,8 +7,6 @@ them. Not covered: NCCL, several machines.
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -55,39 +53,35 @@ def steps(built: Any) -> list[dict[str, Any]]:
 
 
 class Wire:
-    """Counts the bytes that torch is asked to send to one rank or to receive from one, and to tell everybody."""
+    """Stands for ``torch.distributed`` in a module, and counts the bytes that it asks torch to move."""
 
     def __init__(self) -> None:
-        self._log: list[tuple[str, Any, int]] = []
+        self.log: list[tuple[str, int]] = []
 
-    def bytes_of(self, group: Any, *names: str) -> list[int]:
-        """Of every call of these functions for ``group``."""
-        return [nbytes for name, of, nbytes in self._log if name in names and of is group]
-
-    @contextmanager
-    def watched(self) -> Iterator[None]:
-        """While messages are counted."""
+    def __getattr__(self, name: str) -> Any:
         import torch.distributed as dist
 
-        with ExitStack() as stack:
-            for name in ("isend", "send", "recv", "broadcast_object_list"):
-                stack.enter_context(mock.patch.object(dist, name, self._counted(name, getattr(dist, name))))
-            yield
+        call = getattr(dist, name)
+        if name not in ("isend", "send", "recv", "broadcast_object_list"):
+            return call
 
-    def _counted(self, name: str, call: Any) -> Any:
-        def counted(*args: Any, **named: Any) -> Any:
-            if args:
-                nbytes = len(pickle.dumps(args[0])) if isinstance(args[0], list) else args[0].nbytes
-                self._log.append((name, named.get("group"), nbytes))
-            return call(*args, **named)
+        def counted(what: Any, *args: Any, **named: Any) -> Any:
+            self.log.append((name, len(pickle.dumps(what)) if isinstance(what, list) else what.nbytes))
+            return call(what, *args, **named)
 
         return counted
+
+    def bytes_of(self, *names: str) -> list[int]:
+        """Of every call of these functions."""
+        return [nbytes for name, nbytes in self.log if name in names]
 
 
 def driven(folder: str, sizes: dict[str, Any]) -> dict[str, Any]:
     """What a rank finds, once with the whole batch on every rank and once driven by rank 0."""
     import torch.distributed as dist
 
+    from mua.megatron import shares
+    from mua.trainer import calls
     from mua.trainer.learner import Learner
 
     share_a_device()
@@ -99,7 +93,7 @@ def driven(folder: str, sizes: dict[str, Any]) -> dict[str, Any]:
     config = learner_config(model, megatron, OPTIMIZER).model_copy(update={"trainer": TrainerConfig(steps=1)})
     found: list[dict[str, Any]] = []
     wire = Wire()
-    with wire.watched():
+    with mock.patch.object(shares, "dist", wire), mock.patch.object(calls, "dist", wire):
         built = Learner(config, total_steps=10, with_reference=True)
         if dist.get_rank() == 0:
             with built:
@@ -110,9 +104,9 @@ def driven(folder: str, sizes: dict[str, Any]) -> dict[str, Any]:
         "metrics": found,
         "different": [name for pair in zip(found, expected, strict=False) for name in differing(*pair)],
         "same_weights": all(map(_equal, weights, built.policy.parameters())),
-        "sent": wire.bytes_of(built._group, "isend", "send"),
-        "received": wire.bytes_of(built._group, "recv"),
-        "told": wire.bytes_of(built._group, "broadcast_object_list"),
+        "sent": wire.bytes_of("isend", "send"),
+        "received": wire.bytes_of("recv"),
+        "told": wire.bytes_of("broadcast_object_list"),
         "counted": (built._shares.sent, built._shares.received),
         "held": sum(array.nbytes for array in built._shares._held.values()),
         "needed": [needed(built, seed, megatron) for seed in SEEDS],
