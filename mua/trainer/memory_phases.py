@@ -24,6 +24,7 @@ from mua.engine.sglang_client import EngineGone
 from mua.engine.sync import SyncReport
 from mua.megatron import device_memory
 from mua.observe.metrics_log import process_memory
+from mua.observe.timeline import Timeline, TrainerPhase
 from mua.rollout.service import RolloutService
 from mua.trainer.learner import Learner
 
@@ -33,20 +34,24 @@ log = logging.getLogger(__name__)
 class Phases:
     """Moves memory between trainer and engines, and notes what is in use before and after each phase."""
 
-    def __init__(self, config: ExperimentConfig, learner: Learner, rollouts: RolloutService) -> None:
+    def __init__(
+        self, config: ExperimentConfig, learner: Learner, rollouts: RolloutService, timeline: Timeline | None = None
+    ) -> None:
         self._offload = config.megatron.offload
         self._release = config.engine.memory_saver
         self._learner = learner
         self._rollouts = rollouts
+        self._timeline = timeline or Timeline()
         self._in_use: dict[str, float] = {}
 
     @contextmanager
     def training(self) -> Iterator[None]:
         """A block that trains. The engines answer nothing until the :meth:`sync` that follows."""
         self._note("rollout_end")
-        if self._release:
-            self._rollouts.release_memory(["kv_cache", "weights"])
-        self._onload()
+        with self._timeline.phase(TrainerPhase.MEMORY):
+            if self._release:
+                self._rollouts.release_memory(["kv_cache", "weights"])
+            self._onload()
         self._note("train_begin")
         yield
         self._note("train_end")
@@ -54,16 +59,21 @@ class Phases:
     def sync(self, version: int) -> SyncReport:
         """Give the engines the current weights as policy ``version``, and the memory to roll out."""
         while True:
-            self._make_room(for_starts=not self._rollouts.engines_up)
-            if self._rollouts.released:
-                self._rollouts.resume_memory(["weights"])
+            with self._timeline.phase(TrainerPhase.MEMORY):
+                self._make_room(for_starts=not self._rollouts.engines_up)
+                if self._rollouts.released:
+                    self._rollouts.resume_memory(["weights"])
             if not self._rollouts.engines_up:
-                self._make_room(for_starts=True)
-                self._rollouts.wait_for_engines()
-            self._onload()
+                with self._timeline.phase(TrainerPhase.MEMORY):
+                    self._make_room(for_starts=True)
+                with self._timeline.phase(TrainerPhase.SYNC):
+                    self._rollouts.wait_for_engines()
+            with self._timeline.phase(TrainerPhase.MEMORY):
+                self._onload()
             self._note("sync_begin")
             try:
-                report = self._rollouts.update_weights(self._learner.weights(), version)
+                with self._timeline.phase(TrainerPhase.SYNC):
+                    report = self._rollouts.update_weights(self._learner.weights(), version)
                 break
             except EngineGone as error:
                 log.warning("the weights of version %d reached no engine: %s; sending them again", version, error)
@@ -74,9 +84,10 @@ class Phases:
     @contextmanager
     def saving(self) -> Iterator[None]:
         """A block that writes a checkpoint between a :meth:`sync` and the rollouts after it."""
-        if self._offload and self._release:
-            self._rollouts.release_memory(["kv_cache"])
-        self._onload()
+        with self._timeline.phase(TrainerPhase.MEMORY):
+            if self._offload and self._release:
+                self._rollouts.release_memory(["kv_cache"])
+            self._onload()
         yield
         self._note("save_end")
         self._roll_out()
@@ -98,9 +109,10 @@ class Phases:
             self._learner.give_back()
 
     def _roll_out(self) -> None:
-        self._make_room(for_starts=True)
-        if self._rollouts.released:
-            self._rollouts.resume_memory(["kv_cache"])
+        with self._timeline.phase(TrainerPhase.MEMORY):
+            self._make_room(for_starts=True)
+            if self._rollouts.released:
+                self._rollouts.resume_memory(["kv_cache"])
         self._note("rollout_begin")
 
     def _onload(self) -> None:
