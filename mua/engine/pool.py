@@ -418,7 +418,7 @@ class EnginePool:
                         report = await self._push(targets, source, version)
                     break
                 except EngineGone as error:
-                    if self.released:
+                    if self.released and not only_awaiting:
                         raise  # an engine that starts needs the memory that the trainer has
                     _log.warning("the weights of version %d reached no engine: %s; sending them again", version, error)
             report.pause_seconds = monotonic() - targets.began

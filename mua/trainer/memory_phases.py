@@ -43,6 +43,7 @@ class Phases:
         self._rollouts = rollouts
         self._timeline = timeline or Timeline()
         self._in_use: dict[str, float] = {}
+        rollouts.making_room = self._beside_engines
 
     @contextmanager
     def training(self) -> Iterator[None]:
@@ -84,12 +85,21 @@ class Phases:
     @contextmanager
     def saving(self) -> Iterator[None]:
         """A block that writes a checkpoint between a :meth:`sync` and the rollouts after it."""
+        with self._beside_engines():
+            yield
+            self._note("save_end")
+
+    @contextmanager
+    def _beside_engines(self) -> Iterator[None]:
+        """A block that needs what the trainer has while engines roll out, or are about to: their caches make room.
+
+        A checkpoint, or a restarted engine that is given weights. Requests that run are retracted and go on afterwards.
+        """
         with self._timeline.phase(TrainerPhase.MEMORY):
             if self._offload and self._release:
                 self._rollouts.release_memory(["kv_cache"])
             self._onload()
         yield
-        self._note("save_end")
         self._roll_out()
 
     def take(self) -> dict[str, float]:

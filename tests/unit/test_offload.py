@@ -85,6 +85,7 @@ class Recorder:
         self.tags: set[str] = set()
         self.engines_up = 1
         self.lost_in_updates = 0
+        self.making_room: Any = None
 
     def wait_for_engines(self) -> None:
         if not self.engines_up:
@@ -140,11 +141,14 @@ def test_engines_and_trainer_take_turns() -> None:
     assert moved.sync(1) == "report"
     with moved.saving():
         recorder.calls.append("save")
+    with recorder.making_room():
+        recorder.calls.append("fill a restarted engine")
     assert recorder.calls == [
         "give back", "onload", "update 0", "offload",
         "release kv_cache weights", "onload", "train",
         "give back", "resume weights", "onload", "update 1", "offload", "resume kv_cache",
         "release kv_cache", "onload", "save", "offload", "resume kv_cache",
+        "release kv_cache", "onload", "fill a restarted engine", "offload", "resume kv_cache",
     ]  # fmt: skip
     in_use = moved.take()
     assert all(value > 0 for value in in_use.values())
