@@ -80,7 +80,7 @@ def driven(folder: str, sizes: dict[str, Any]) -> dict[str, Any]:
     """What a rank finds, once with the whole batch on every rank and once driven by rank 0."""
     import torch.distributed as dist
 
-    from mua.megatron import shares
+    from mua.megatron import device_memory, shares
     from mua.trainer import calls
     from mua.trainer.learner import Learner
 
@@ -92,12 +92,17 @@ def driven(folder: str, sizes: dict[str, Any]) -> dict[str, Any]:
     model, megatron = ModelConfig(path=Path(folder), dtype="float32", max_length=512), MegatronConfig(**settings)
     config = learner_config(model, megatron, OPTIMIZER).model_copy(update={"trainer": TrainerConfig(steps=1)})
     found: list[dict[str, Any]] = []
-    wire = Wire()
-    with mock.patch.object(shares, "dist", wire), mock.patch.object(calls, "dist", wire):
+    wire, device = Wire(), mock.Mock()
+    with (
+        mock.patch.object(shares, "dist", wire),
+        mock.patch.object(calls, "dist", wire),
+        mock.patch.object(device_memory, "torch_cuda", device),
+    ):
         built = Learner(config, total_steps=10, with_reference=True)
         if dist.get_rank() == 0:
             with built:
                 found = steps(built)
+                built.give_back()
         else:
             built.follow()
     return {
@@ -111,6 +116,7 @@ def driven(folder: str, sizes: dict[str, Any]) -> dict[str, Any]:
         "held": sum(array.nbytes for array in built._shares._held.values()),
         "needed": [needed(built, seed, megatron) for seed in SEEDS],
         "place": built._shares.place,
+        "emptied": device.empty_cache.call_count,
     }
 
 
@@ -166,6 +172,7 @@ def test_a_rank_gets_what_it_reads_once_and_computes_the_same(kind: str, layout:
     assert len(leader["metrics"]) == 3
     assert leader["different"] == []
     assert all(rank["same_weights"] for rank in ranks)
+    assert [rank["emptied"] for rank in ranks] == [1] * 4, "only some ranks give back what they cache"
     assert max(leader["told"]) < 1000, "a batch is told to everybody"
     for rank in others:
         sizes, messages = rank["received"][::2], rank["received"][1::2]
