@@ -28,7 +28,7 @@ def refuse_expandable_segments(config: EngineConfig, environment: Mapping[str, s
         ConfigError: names the variable, the keys that need it off, and the fix.
     """
     keys = ["engine.memory_saver: true"] * config.memory_saver
-    keys += ["engine.transport: colocated"] * (config.transport == "colocated")
+    keys += ["engine.transport: colocated"] * (config.transport != "broadcast")
     if not keys:
         return
     environment = os.environ if environment is None else environment
