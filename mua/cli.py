@@ -323,6 +323,7 @@ def launch_slurm(
     overrides: Overrides = None,
     nodes: Annotated[int | None, option("--nodes", "nodes of the job")] = None,
     gpus_per_node: Annotated[int | None, option("--gpus-per-node", "GPUs of one node")] = None,
+    exclusive: Annotated[bool | None, typer.Option(help="whole nodes, or cores of shared ones")] = None,
     cpus_per_task: Annotated[int | None, option("--cpus-per-task", "cores of one node's part")] = None,
     partition: Annotated[str | None, typer.Option("--partition")] = None,
     account: Annotated[str | None, typer.Option("--account")] = None,
@@ -335,8 +336,8 @@ def launch_slurm(
     """Submit a training run to Slurm. The options come before the configuration's section slurm."""
     import mua.launch.slurm as slurm
 
-    options = {"nodes": nodes, "gpus_per_node": gpus_per_node, "cpus_per_task": cpus_per_task, "time": time}
-    texts = {"partition": partition, "account": account, "qos": qos, "container_image": container}
+    options = {"nodes": nodes, "gpus_per_node": gpus_per_node, "cpus_per_task": cpus_per_task, "exclusive": exclusive}
+    texts = {"partition": partition, "account": account, "qos": qos, "time": time, "container_image": container}
     job = slurm.prepare(config, overrides or (), {**options, **texts}, "sft" if fine_tune else "train")
     text = slurm.render(job)
     if dry_run:

@@ -21,8 +21,9 @@ begin() {
   MUA_STATUS_FILE=$MUA_ATTEMPT/status
   MUA_HEAD=$(address_of "$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)")
   export MUA_ROOT VENV MUA_SETUP MUA_RANKS_PER_NODE MUA_ATTEMPT MUA_STATUS_FILE MUA_HEAD
-  # Since 22.05 srun takes this from its own variable only.
-  export SRUN_CPUS_PER_TASK=${SLURM_CPUS_PER_TASK:-${SRUN_CPUS_PER_TASK:-1}}
+  # A step that names a number of cores gets no more than that, and binds its one process to them: srun takes the
+  # number from these variables, which of them depends on its version. One that names none gets what the job has there.
+  unset SRUN_CPUS_PER_TASK SLURM_CPUS_PER_TASK SLURM_TRES_PER_TASK
   mkdir -p "$MUA_ATTEMPT" || { say "cannot write logs to $MUA_LOGS"; exit 2; }
   say "job $SLURM_JOB_ID, attempt $attempt, on $SLURM_JOB_NODELIST; logs in $MUA_ATTEMPT"
 }
@@ -62,12 +63,12 @@ run_step() {
   return "$ended"
 }
 
-# srun, one task on each node, in the container if there is one.
+# srun, one task on each node with all of the job's cores there, in the container if there is one.
 one_task_a_node() {
   local container=()
   [ -z "${MUA_CONTAINER_IMAGE:-}" ] || container+=(--container-image="$MUA_CONTAINER_IMAGE")
   [ -z "${MUA_CONTAINER_MOUNTS:-}" ] || container+=(--container-mounts="$MUA_CONTAINER_MOUNTS")
-  run_step srun --ntasks-per-node=1 --kill-on-bad-exit=1 "${container[@]}" "$@"
+  run_step srun --ntasks-per-node=1 --cpu-bind=none --kill-on-bad-exit=1 "${container[@]}" "$@"
 }
 
 # ranks NAME VERB ...: `mua VERB ...` on every rank of the job, logs in <attempt>/NAME/rank-<n>.log. Sets status.

@@ -3,8 +3,8 @@
 set -euo pipefail
 eval "$MUA_SETUP"
 export PATH="$VENV/bin:$PATH"
-cpus=${SRUN_CPUS_PER_TASK:-1}
-export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((cpus > MUA_RANKS_PER_NODE ? cpus / MUA_RANKS_PER_NODE : 1))}
+cores=$(env -u OMP_NUM_THREADS nproc)  # that this process may use
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((cores > MUA_RANKS_PER_NODE ? cores / MUA_RANKS_PER_NODE : 1))}
 # Slurm sends a signal to every process of a step. The ranks know what to do with this one; torchrun would die of it.
 trap '' USR1
 if [ "$SLURM_NNODES" = 1 ] && [ "$MUA_RANKS_PER_NODE" = 1 ]; then

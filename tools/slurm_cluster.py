@@ -5,8 +5,8 @@
     python -m tools.slurm_cluster install               # Debian's packages alone (as root)
 
 Everything lies in one temporary folder that SLURM_CONF points into; a Slurm that runs on the machine is not touched.
-The nodes share the machine's cores (each claims a few, whatever there are) and have two GPUs by name only, so that
-requests for GPUs are really scheduled. A job sees no device through them. The daemons share the cores with the jobs'
+Each node has all of the machine's cores, to which Slurm binds steps as a cluster does (``task/affinity``), and two GPUs
+by name only, so that requests for GPUs are really scheduled. A job sees no device through them. The daemons share the cores with the jobs'
 ranks, so a message and a batch script's start may take longer than Slurm's own 10 seconds.
 """
 
@@ -60,7 +60,7 @@ SlurmdSpoolDir={folder}/spool-%n
 SlurmctldPidFile={folder}/slurmctld.pid
 SlurmdPidFile={folder}/slurmd-%n.pid
 ProctrackType=proctrack/linuxproc
-TaskPlugin=task/none
+TaskPlugin=task/affinity
 MpiDefault=none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
@@ -136,8 +136,8 @@ class Cluster:
     """A controller and one slurmd a node. Use as a context manager; leaving it stops every job and removes all."""
 
     nodes: Sequence[str] = NODES
-    cpus: int = 4
-    """Cores that each node claims to have."""
+    cpus: int = field(default_factory=lambda: len(os.sched_getaffinity(0)))
+    """Cores of each node: those of the machine, since processes are bound to them."""
     folder: Path = field(init=False)
     """Configuration, state and logs of the daemons."""
     daemons: dict[str, subprocess.Popen[bytes]] = field(init=False, default_factory=dict)

@@ -404,8 +404,12 @@ class SlurmConfig(Section):
     """Nodes of the job; None: as many as the layout's ranks fill."""
     gpus_per_node: NonNegative = 8
     """GPUs of one node, one rank on each; 0 on a cluster without GPUs, where nodes share the ranks evenly."""
+    exclusive: bool = True
+    """Ask for whole nodes: all their cores and all their memory. False: for ``cpus_per_task`` cores and the cluster's
+    default of memory (``--mem`` in ``extra``), where a site does not grant whole nodes or a run needs less than one."""
     cpus_per_task: Positive | None = None
-    """Cores of one node's part of the job; None leaves it to the cluster."""
+    """Cores of one node's part of the job, shared by its ranks, engines and environments; None: 8 for each rank. Of
+    whole nodes, the least that a node must have."""
     partition: str | None = None
     """Partition; None: the cluster's default."""
     account: str | None = None

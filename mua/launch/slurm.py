@@ -33,6 +33,8 @@ PENDING_USER = {
 }
 """Stand in, while the configuration is checked, for what the job learns from ``slurm.user_address``."""
 SUBMIT_SECONDS = 120.0
+CORES_PER_RANK = 8
+"""Asked for where nodes are shared: a rank's threads, its share of an engine's processes and of the environments."""
 
 _HEAD = re.compile(r"(?<=# >>> head\n).*?(?=# <<< head\n)", re.DOTALL)
 _TIME = re.compile(r"(\d+-)?\d+(:\d+){0,2}|infinite|unlimited", re.IGNORECASE)
@@ -112,7 +114,9 @@ def submit(job: SlurmJob, text: str) -> str:
     job.script.write_text(text, encoding="utf-8")
     done = subprocess.run(submission(job), capture_output=True, text=True, timeout=SUBMIT_SECONDS, check=False)
     if done.returncode:
-        raise MuaError(f"sbatch refused the job: {done.stderr.strip() or f'exit status {done.returncode}'}")
+        why = done.stderr.strip() or f"exit status {done.returncode}"
+        shared = "; for a part of each node set slurm.exclusive: false" if re.search(r"exclusive|mem", why, re.I) else ""
+        raise MuaError(f"sbatch refused the job: {why}{shared}")
     return done.stdout.strip().partition(";")[0]
 
 
@@ -138,7 +142,7 @@ def submission_note(job: SlurmJob, number: str) -> str:
 
 def _head(job: SlurmJob) -> Iterator[str]:
     nodes, ranks = placement(job.config)
-    for option in _options(job, nodes):
+    for option in _options(job, nodes, ranks):
         yield f"#SBATCH {option}"
     slurm = job.config.slurm
     settings = {
@@ -161,7 +165,7 @@ def _head(job: SlurmJob) -> Iterator[str]:
     yield f"MUA_LOGS={shlex.quote(str(job.logs))}/$SLURM_JOB_ID"
 
 
-def _options(job: SlurmJob, nodes: int) -> Iterator[str]:
+def _options(job: SlurmJob, nodes: int, ranks: int) -> Iterator[str]:
     slurm = job.config.slurm
     if slurm.time and not _TIME.fullmatch(slurm.time):
         raise ConfigError(f"slurm.time: {slurm.time!r} is not a time of Slurm's, such as 24:00:00 or 2-00:00:00")
@@ -171,7 +175,7 @@ def _options(job: SlurmJob, nodes: int) -> Iterator[str]:
         "nodes": nodes,
         "ntasks-per-node": 1,
         "gpus-per-node": slurm.gpus_per_node,
-        "cpus-per-task": slurm.cpus_per_task,
+        "cpus-per-task": slurm.cpus_per_task or (None if slurm.exclusive else CORES_PER_RANK * ranks),
         **{name: _word(f"slurm.{name}", value) for name, value in words.items() if value},
         "time": slurm.time,
         "signal": f"B:USR1@{slurm.signal_minutes * 60}",
@@ -181,6 +185,10 @@ def _options(job: SlurmJob, nodes: int) -> Iterator[str]:
     }
     yield from (f"--{name}={value}" for name, value in options.items() if value)
     yield "--requeue" if slurm.requeue else "--no-requeue"
+    if slurm.exclusive:
+        yield "--exclusive"
+        if not any(option.startswith("--mem") for option in slurm.extra):
+            yield "--mem=0"  # all that a node has
     for option in slurm.extra:
         if not option.startswith("-") or "\n" in option:
             raise ConfigError(f"slurm.extra: {option!r} is not an option of sbatch, such as --constraint=h200")

@@ -29,7 +29,7 @@ def fine_tune(config: ExperimentConfig, preemption: Preemption | None = None) ->
     """
     preemption = preemption or Preemption()
     assert config.sft is not None, "the command line checks that the section is there"
-    ensure_processes(config.megatron)
+    ensure_processes(config)
     learner = Learner(config, total_steps=config.trainer.steps)
     if not leads():
         learner.follow()
