@@ -134,6 +134,9 @@ class EngineConfig(Section):
 class MegatronConfig(Section):
     """Parallel layout and memory of the trainer."""
 
+    implementation: Literal["auto", "transformer_engine", "local"] = "auto"
+    """Whose transformer layers: Transformer Engine's, Megatron's local ones, or (auto) the former where Transformer
+    Engine and a CUDA device are there."""
     tensor_parallel: Positive = 1
     """Ranks a layer's matrices are split over."""
     pipeline_parallel: Positive = 1

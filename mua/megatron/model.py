@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -28,59 +27,7 @@ from mua.megatron.layouts import check_divisible, check_layout
 from mua.megatron.modules import PositionedRotary, RMSNorm, ValueHead
 from mua.megatron.moe import PackedRouter, prepare_experts
 from mua.megatron.parallel import device, virtual_stages
-
-# Fusions that need Transformer Engine, Apex or CUDA kernels; off on every device so that CPU and GPU run one model.
-_FUSIONS = (
-    "bias_activation_fusion", "bias_dropout_fusion", "masked_softmax_fusion", "gradient_accumulation_fusion",
-    "persist_layer_norm", "apply_rope_fusion", "cross_entropy_loss_fusion",
-)  # fmt: skip
-
-_RECOMPUTE: dict[str, dict[str, Any]] = {
-    "none": {},
-    # The fused attention keeps no scores, so the MLP is what is worth recomputing.
-    "selective": {"recompute_granularity": "selective", "recompute_modules": ["mlp"]},
-    "full": {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1},
-}
-
-
-def _transformer_config(
-    architecture: Mapping[str, Any], model: ModelConfig, megatron: MegatronConfig
-) -> TransformerConfig:
-    """Megatron's configuration: ``architecture`` (``megatron_bridge.transformer_config_kwargs``) plus layout."""
-    dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[model.dtype]
-    return TransformerConfig(
-        **dict.fromkeys(_FUSIONS, False),
-        **_RECOMPUTE[megatron.recompute],
-        tensor_model_parallel_size=megatron.tensor_parallel,
-        pipeline_model_parallel_size=megatron.pipeline_parallel,
-        virtual_pipeline_model_parallel_size=virtual_stages(megatron),
-        num_layers_in_first_pipeline_stage=megatron.first_stage_layers,
-        num_layers_in_last_pipeline_stage=megatron.last_stage_layers,
-        context_parallel_size=megatron.context_parallel,
-        expert_model_parallel_size=megatron.expert_parallel,
-        expert_tensor_parallel_size=megatron.expert_tensor_parallel,
-        sequence_parallel=megatron.tensor_parallel > 1,
-        params_dtype=dtype,
-        pipeline_dtype=dtype,
-        bf16=dtype == torch.bfloat16,
-        use_cpu_initialization=False,
-        attention_dropout=0.0,
-        hidden_dropout=0.0,
-        # Micro-batches differ in length, so stages announce their shapes. Interleaved they cannot: two stages, each the
-        # other's next and previous, would mix shapes up or wait for each other for ever. There all have one length.
-        variable_seq_lengths=virtual_stages(megatron) is None,
-        moe_token_dispatcher_type="alltoall",  # the only one for lengths that differ, dense models included
-        # A policy that corrects its routing is trained with the correction it came with.
-        moe_router_bias_update_rate=0.0,
-        # The loss is a sum whose weights hold the global denominators: no averaging anywhere.
-        calculate_per_token_loss=True,
-        # Interleaved over two stages, both transfers of a batch join the same two ranks and would be mixed up.
-        batch_p2p_comm=virtual_stages(megatron) is None,
-        # On gloo an overlapped send may still be under way when its tensor's memory is freed.
-        overlap_p2p_comm=False,
-        deallocate_pipeline_outputs=True,
-        **architecture,
-    )
+from mua.megatron.settings import transformer_config
 
 
 def layer_spec(config: TransformerConfig, sparse: bool = False) -> ModuleSpec:
@@ -141,7 +88,7 @@ def build_chunks(
     architecture = Architecture.from_hf(hf_config)
     check_divisible(architecture, megatron)
     check_layout(megatron, moe=architecture.experts > 0)
-    config = _transformer_config(transformer_config_kwargs(hf_config), model, megatron)
+    config = transformer_config(transformer_config_kwargs(hf_config), model, megatron)
     gpt = dict(gpt_model_kwargs(hf_config))
     if critic:
         gpt["share_embeddings_and_output_weights"] = False
