@@ -27,6 +27,7 @@ import aiohttp
 from mua.compat import sglang_cpu, sglang_keys
 from mua.config.schema import EngineConfig
 from mua.cores import all_cores
+from mua.engine.variables import for_engine
 from mua.errors import EngineError
 from mua.ports import LOOPBACK, free_port
 
@@ -233,7 +234,8 @@ class SglangServer:
             "SGLANG_PYSPY_DUMP_BEFORE_CRASH": "0",  # it delays a crash by 5 s
             "SGLANG_TIMEOUT_KEEP_ALIVE": str(IDLE_CONNECTION_SECONDS),
         }
-        environment |= {name: value for name, value in os.environ.items() if not _OF_TRAINER.fullmatch(name)}
+        inherited = {name: value for name, value in os.environ.items() if not _OF_TRAINER.fullmatch(name)}
+        environment |= for_engine(inherited)
         environment = sglang_keys.with_plugin(environment)
         if has_cuda():
             return environment

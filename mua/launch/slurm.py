@@ -115,7 +115,9 @@ def submit(job: SlurmJob, text: str) -> str:
     done = subprocess.run(submission(job), capture_output=True, text=True, timeout=SUBMIT_SECONDS, check=False)
     if done.returncode:
         why = done.stderr.strip() or f"exit status {done.returncode}"
-        shared = "; for a part of each node set slurm.exclusive: false" if re.search(r"exclusive|mem", why, re.I) else ""
+        shared = (
+            "; for a part of each node set slurm.exclusive: false" if re.search(r"exclusive|mem", why, re.I) else ""
+        )
         raise MuaError(f"sbatch refused the job: {why}{shared}")
     return done.stdout.strip().partition(";")[0]
 

@@ -11,10 +11,10 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from mua.config.schema import ExperimentConfig
+from mua.config.schema import ExperimentConfig, MegatronConfig
 from mua.cores import bind_near
-from mua.engine.variables import set_variables
 from mua.errors import ConfigError, RankLost
+from mua.launch.cuda_variables import set_variables
 from mua.ports import LOOPBACK
 
 if TYPE_CHECKING:
@@ -30,16 +30,27 @@ _meeting_point: TCPStore | None = None
 """Where they find each other, served by this process."""
 
 
-def ensure_processes(config: ExperimentConfig) -> None:
-    """Return in a process of the right world, ready for its GPU; a lone process of a larger layout becomes rank 0 and starts the others.
+def become_rank(config: ExperimentConfig) -> None:
+    """:func:`ensure_processes`, and make this one ready for its GPU: variables, cores."""
+    set_variables(config)  # before CUDA starts; the ranks that this process starts have them too
+    ensure_processes(config.megatron)
+    import torch
+
+    rank = int(os.environ.get("LOCAL_RANK", "0"))
+    if torch.cuda.is_available() and rank < torch.cuda.device_count():
+        gpu = torch.cuda.get_device_properties(rank)
+        bind_near(f"{gpu.pci_domain_id:04x}:{gpu.pci_bus_id:02x}:{gpu.pci_device_id:02x}.0")
+
+
+def ensure_processes(config: MegatronConfig) -> None:
+    """Return in a process of the right world; a lone process of a larger layout becomes rank 0 and starts the others.
 
     They run the same command, end with this process, however it ends, and leave Ctrl-C to it. torchrun's own way, a
     supervisor above all ranks, would bury every error message under a traceback of its own and lose the exit status.
 
     Under torchrun (or srun with its variables) the world must fit the layout, or a :class:`ConfigError` says so.
     """
-    needed = config.megatron.world_size
-    set_variables(config)  # before CUDA starts, and for the ranks that this process starts
+    needed = config.world_size
     if "WORLD_SIZE" in os.environ:
         if (given := int(os.environ["WORLD_SIZE"])) != needed:
             raise ConfigError(
@@ -66,17 +77,6 @@ def ensure_processes(config: ExperimentConfig) -> None:
             _meeting_point = None
 
         threading.Thread(target=end_waits_when_a_rank_is_lost, name="ranks", daemon=True).start()
-    _stay_near_gpu()
-
-
-def _stay_near_gpu() -> None:
-    """Keep to the cores next to this rank's GPU; see :mod:`mua.cores`."""
-    import torch
-
-    rank = int(os.environ.get("LOCAL_RANK", "0"))
-    if torch.cuda.is_available() and rank < torch.cuda.device_count():
-        gpu = torch.cuda.get_device_properties(rank)
-        bind_near(f"{gpu.pci_domain_id:04x}:{gpu.pci_bus_id:02x}:{gpu.pci_device_id:02x}.0")
 
 
 def leads() -> bool:

@@ -34,7 +34,7 @@ from mua.rollout.service import RolloutService
 from mua.trainer.learner import Learner
 from mua.trainer.memory_phases import Phases
 from mua.trainer.preempt import Preemption
-from mua.trainer.rank_processes import check_ranks, ensure_processes, leads
+from mua.trainer.rank_processes import become_rank, check_ranks, leads
 from mua.trainer.run_folder import Run
 from mua.types import Group, TrainBatch
 
@@ -51,7 +51,7 @@ def train(config: ExperimentConfig, preemption: Preemption | None = None) -> Non
     call continues the run.
     """
     preemption = preemption or Preemption()
-    ensure_processes(config)
+    become_rank(config)
     algorithm = config.algorithm
     if leads() and config.trainer.max_staleness and not algorithm.sees_sampler:
         log.warning("algorithm.uncorrected: what older policies sampled is trained on as if it were the policy's own")
@@ -274,7 +274,7 @@ def check_sync(config: ExperimentConfig) -> None:
 
     Raises :class:`EngineError` naming the tensors that differ.
     """
-    ensure_processes(config)
+    become_rank(config)
     learner = Learner(config, total_steps=config.trainer.steps)
     if not leads():
         learner.follow()

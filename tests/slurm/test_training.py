@@ -7,6 +7,7 @@ nodes, the engine. Not covered: GPUs, containers, hosts of their own (both nodes
 from __future__ import annotations
 
 import contextlib
+import os
 from pathlib import Path
 
 import psutil
@@ -19,13 +20,25 @@ pytestmark = [pytest.mark.slurm, pytest.mark.timeout(1800)]
 STEPS = 12
 MANY = 80
 """Steps of a run that is hit twice: a tenth of a second each, so that it must not end before."""
+KINDS = {
+    "bin/mua train": "rank",
+    "sglang.launch_server": "engine",
+    "sglang::scheduler": "scheduler",
+    "mua.environment.worker": "environment",
+}
+"""Words of a command line, and what process it is."""
 RANKS = [f"rank-{rank:05d}.log" for rank in range(4)]
 
 
 def test_a_run_told_to_leave_saves_is_requeued_and_finishes(jobs: Jobs, recipe: Path, tmp_path: Path) -> None:
     output = tmp_path / "out"
-    job, log = jobs.launch(tmp_path, recipe, "--nodes=2")
+    job, log = jobs.launch(tmp_path, recipe, "--nodes=2", "environment.isolation=process")
     jobs.until(job, lambda: len(metrics_of(output)) >= 2, "two steps", log)
+    everything = os.sched_getaffinity(0)
+    assert _cores_by_kind(job) == dict.fromkeys(("rank", "engine", "scheduler", "environment"), [everything])
+    # Slurm does bind here: a step that names one core has one, which is what every step of a job once named.
+    one = jobs.cluster.call("srun", f"--jobid={job}", "--overlap", "--ntasks=1", "--nodes=1", "--cpus-per-task=1", "nproc")
+    assert one.split() == ["1"]
 
     jobs.cluster.call("scancel", "--signal=USR1", "--batch", job)  # what --signal=B:USR1@300 makes Slurm send
     jobs.until(job, jobs.state(job, "PENDING"), "the requeue", log)
@@ -72,6 +85,31 @@ def test_a_dead_rank_and_a_dead_node_are_survived(jobs: Jobs, recipe: Path, tmp_
     jobs.until(job, jobs.state(job, "COMPLETED"), "the end", log)
     assert [line["step"] for line in metrics_of(output)] == list(range(MANY))
     assert_nothing_left(tmp_path)
+
+
+def _cores_by_kind(job: str) -> dict[str, list[set[int]]]:
+    """The different sets of cores that the processes of each kind may use, of a job that trains."""
+    found: dict[str, list[set[int]]] = {}
+    for rank in _ranks(job):
+        for process in [rank, *rank.children(recursive=True)]:
+            with contextlib.suppress(psutil.Error):
+                command = " ".join(process.cmdline())
+                kind = next((kind for words, kind in KINDS.items() if words in command), None)
+                cores = set(process.cpu_affinity())
+                if kind is not None and cores not in found.setdefault(kind, []):
+                    found[kind].append(cores)
+    return found
+
+
+def _ranks(job: str) -> list[psutil.Process]:
+    """The processes of ``mua`` on every rank of a job."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            variables = process.environ()
+            if variables.get("SLURM_JOB_ID") == job and "RANK" in variables and "bin/mua" in " ".join(process.cmdline()):
+                found.append(process)
+    return found
 
 
 def _kill_rank(job: str, rank: int) -> None:
