@@ -5,10 +5,11 @@ set -uo pipefail
 leaving=      # Slurm said that the time is nearly over, or somebody wants the nodes
 cancelled=    # somebody cancelled the job, or the time is over
 step=         # process of the step that runs
+keepers=()    # processes that keep an engine node's step running, one for each
 finished=     # the job's last step ended well
 status=0      # of the last step, as rank 0 left it; "fault" when it left none
 trap 'leaving=1; say "asked to leave (SIGUSR1)"; forward USR1' USR1
-trap 'cancelled=1; forward TERM' TERM
+trap 'cancelled=1; forward TERM; end_engines' TERM
 
 say() { printf '%s mua: %s\n' "$(date '+%F %T')" "$*"; }
 
@@ -19,7 +20,9 @@ begin() {
   attempt=${SLURM_RESTART_COUNT:-0}
   MUA_ATTEMPT=$MUA_LOGS/attempt-$attempt
   MUA_STATUS_FILE=$MUA_ATTEMPT/status
-  MUA_HEAD=$(address_of "$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)")
+  mapfile -t nodes < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
+  trainer_nodes=("${nodes[@]:0:${#nodes[@]}-${MUA_ENGINE_NODES:-0}}")
+  MUA_HEAD=$(address_of "${nodes[0]}")
   export MUA_ROOT VENV MUA_SETUP MUA_RANKS_PER_NODE MUA_ATTEMPT MUA_STATUS_FILE MUA_HEAD
   # A step that names a number of cores gets no more than that, and binds its one process to them: srun takes the
   # number from these variables, which of them depends on its version. One that names none gets what the job has there.
@@ -63,12 +66,15 @@ run_step() {
   return "$ended"
 }
 
-# srun, one task on each node with all of the job's cores there, in the container if there is one.
+# one_task_a_node NODE,NODE ... srun's arguments: with all of the job's cores there, in the container if there is one.
 one_task_a_node() {
-  local container=()
+  local container=() list=$1 count
+  shift
+  count=$(tr ',' '\n' <<<"$list" | wc -l)
   [ -z "${MUA_CONTAINER_IMAGE:-}" ] || container+=(--container-image="$MUA_CONTAINER_IMAGE")
   [ -z "${MUA_CONTAINER_MOUNTS:-}" ] || container+=(--container-mounts="$MUA_CONTAINER_MOUNTS")
-  run_step srun --ntasks-per-node=1 --cpu-bind=none --kill-on-bad-exit=1 "${container[@]}" "$@"
+  run_step srun --nodes="$count" --ntasks="$count" --ntasks-per-node=1 --nodelist="$list" --cpu-bind=none \
+    "${container[@]}" "$@"
 }
 
 # ranks NAME VERB ...: `mua VERB ...` on every rank of the job, logs in <attempt>/NAME/rank-<n>.log. Sets status.
@@ -79,7 +85,8 @@ ranks() {
   MUA_PORT=$(free_port) || { status=fault; return; }
   mkdir -p "$MUA_RANK_LOGS"
   rm -f "$MUA_STATUS_FILE"
-  one_task_a_node --nodes="$SLURM_JOB_NUM_NODES" bash "$MUA_ROOT/slurm/node.sh" "$@" || ended=$?
+  one_task_a_node "$(joined "${trainer_nodes[@]}")" --kill-on-bad-exit=1 \
+    bash "$MUA_ROOT/slurm/node.sh" "$@" || ended=$?
   status=fault
   [ ! -s "$MUA_STATUS_FILE" ] || status=$(<"$MUA_STATUS_FILE")
   say "$name ended: rank 0 with $status, the step with $ended"
@@ -87,6 +94,49 @@ ranks() {
   if [ "$status" = fault ]; then
     tail -n 5 "$MUA_RANK_LOGS"/*.log 2>/dev/null || true
   fi
+}
+
+joined() { local IFS=,; echo "$*"; }
+
+# engines CONFIG ...: `mua engines CONFIG ...` on each engine node, beside the trainer. Not heard of further: a node whose
+# step ends before the run does gets a new one, and one that is lost takes its engines with it and nothing else.
+engines() {
+  local group=() node
+  mapfile -t engine_nodes < <(printf '%s\n' "${nodes[@]:${#trainer_nodes[@]}}")
+  if [ "${SLURM_HET_SIZE:-1}" -gt 1 ]; then
+    group=(--het-group=1)
+    mapfile -t engine_nodes < <(scontrol show hostnames "$SLURM_JOB_NODELIST_HET_GROUP_1")
+  fi
+  mkdir -p "$MUA_ATTEMPT/engines"
+  for node in "${engine_nodes[@]}"; do
+    [ -z "$node" ] || keep_engines "$node" "${group[@]}" bash "$MUA_ROOT/slurm/node.sh" engines "$@" &
+    keepers+=($!)
+  done
+}
+
+# One engine node, in a process of its own: its steps one after the other until the run has ended.
+keep_engines() {
+  local ended node=$1
+  shift
+  trap 'cancelled=1; forward TERM' TERM
+  trap '' USR1  # the trainer saves and leaves; then its engines are ended
+  export MUA_RANK_LOGS=$MUA_ATTEMPT/engines MUA_LOG_NAME=$node MUA_RANKS_PER_NODE=1
+  unset MUA_STATUS_FILE
+  while [ -z "$cancelled" ]; do
+    ended=0
+    one_task_a_node "$node" "$@" >>"$MUA_RANK_LOGS/srun-$node.log" 2>&1 || ended=$?
+    [ -z "$cancelled" ] || return
+    [ "$ended" != 0 ] || { say "engines of $node: the run has ended"; return; }
+    say "engines of $node ended with $ended"
+    scontrol show job "$SLURM_JOB_ID" >/dev/null 2>&1 || return
+    run_step sleep "${MUA_ENGINE_SECONDS:-20}"
+  done
+}
+
+end_engines() {
+  [ "${#keepers[@]}" = 0 ] || kill -s TERM "${keepers[@]}" 2>/dev/null
+  wait "${keepers[@]}" 2>/dev/null
+  keepers=()
 }
 
 # The simulated user's server, started by another job: wait for its address file and for something that listens there.
