@@ -10,7 +10,7 @@ for ``TORCH_NCCL_AVOID_RECORD_STREAMS``: torch 2.14 says that it is the default 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -111,6 +111,12 @@ def _fix(variable: Variable) -> str:
     return f"{told} ({variable.why})"
 
 
-def shown_variables(names: Sequence[str], environment: Mapping[str, str] = os.environ) -> str:
-    """Those of ``names`` that are set, for people."""
-    return ", ".join(f"{name}={environment[name]}" for name in names if name in environment) or "none set"
+def known_variables(environment: Mapping[str, str] = os.environ) -> Check:
+    """For a machine without a configuration: which of the table's variables are set."""
+    names = ("CUDA_DEVICE_MAX_CONNECTIONS", *OF_NCCL_GROUP, "NCCL_ALGO", *_ALLOCATOR, *_ATTENTION)
+    shown = ", ".join(f"{name}={environment[name]}" for name in names if name in environment) or "none set"
+    if any(expandable(environment.get(name, "")) for name in _ALLOCATOR):
+        return Check(
+            "variables", "warning", shown, "expandable segments can be neither shared with engines nor released"
+        )
+    return Check("variables", "ok", shown)

@@ -101,8 +101,8 @@ def parse_cuda(text: str) -> Capability | None:
 
 
 def visible(gpus: tuple[GpuFacts, ...], chosen: str | None) -> tuple[GpuFacts, ...]:
-    """Those that ``CUDA_VISIBLE_DEVICES`` leaves, in its order; all where it is None."""
-    if chosen is None:
+    """Those that ``CUDA_VISIBLE_DEVICES`` leaves, in its order; all where it is None or names instances of MIG."""
+    if chosen is None or chosen.startswith("MIG-"):
         return gpus
     names = [name.strip() for name in chosen.split(",") if name.strip()]
     return tuple(gpu for name in names for gpu in gpus if name == str(gpu.index) or gpu.uuid.startswith(name))

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mua.config.schema import ExperimentConfig, MegatronConfig
 from mua.cores import bind_near
@@ -38,7 +38,7 @@ def become_rank(config: ExperimentConfig) -> None:
 
     rank = int(os.environ.get("LOCAL_RANK", "0"))
     if torch.cuda.is_available() and rank < torch.cuda.device_count():
-        gpu = torch.cuda.get_device_properties(rank)
+        gpu: Any = torch.cuda.get_device_properties(rank)
         bind_near(f"{gpu.pci_domain_id:04x}:{gpu.pci_bus_id:02x}:{gpu.pci_device_id:02x}.0")
 
 
