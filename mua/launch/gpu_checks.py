@@ -16,10 +16,10 @@ import psutil
 from mua.config.schema import ExperimentConfig
 from mua.errors import ConfigError
 from mua.launch.checks import Check
-from mua.launch.gpus import Capability, NodeFacts
+from mua.launch.gpus import NodeFacts
 
 if TYPE_CHECKING:
-    from mua.megatron.settings import Capabilities
+    from mua.megatron.capabilities import Capabilities
     from mua.plan.planner import Plan
 
 _BUSY = 0.1
@@ -161,21 +161,24 @@ def memory_of_plan(plan: Plan, facts: NodeFacts, kind: str | None) -> Check:
 
 
 def layers(config: ExperimentConfig, machine: Capabilities | None) -> Check:
-    """Whose layers will run, and that what the configuration asks for is there; ``machine`` is None without a GPU."""
+    """Whose layers will run, and that this machine has every option of the section megatron: fp8, fusions, overlaps.
+
+    ``machine`` is None without a GPU.
+    """
     if machine is None:
         return Check("layers", "ok", "skipped: no GPU; Megatron's local layers")
-    from mua.megatron.settings import implementation_of
+    from mua.megatron.settings import Options
 
     try:
-        chosen = implementation_of(config.megatron, machine)
+        chosen = Options.of(config.megatron, machine, experts=False).implementation
     except ConfigError as error:
         return Check("layers", "failure", str(error))
-    if chosen == "local" and config.megatron.implementation == "auto":
+    if chosen == "transformer_engine":
+        return Check("layers", "ok", f"Transformer Engine {machine.transformer_engine}")
+    if config.megatron.implementation == "auto":
         fix = "install transformer-engine-torch (docs/installation.md), or say megatron.implementation: local"
         return Check("layers", "warning", "Megatron's local layers: Transformer Engine is not installed", fix)
-    return Check(
-        "layers", "ok", f"Transformer Engine {machine.transformer_engine}" if chosen != "local" else "local ones"
-    )
+    return Check("layers", "ok", "Megatron's local layers")
 
 
 def apex(kernel: bool | None = None, package: bool | None = None) -> Check:
@@ -191,21 +194,6 @@ def apex(kernel: bool | None = None, package: bool | None = None) -> Check:
         text = "the package apex is not NVIDIA's, or was built without --cuda_ext"
         return Check("Apex", "warning", text, f"pip uninstall apex, then build {_APEX} (docs/installation.md)")
     return Check("Apex", "ok", "none; Transformer Engine accumulates by itself where it is there")
-
-
-def fp8(recipe: str | None, capability: Capability | None) -> Check:
-    """The GPUs have the tensor cores that a recipe of Transformer Engine asks for.
-
-    Blockwise scaling needs 9.0, delayed and tensorwise 8.9, mxfp8 10.x: Transformer Engine's ``quantization.py``.
-    """
-    if recipe is None or capability is None:
-        return Check("fp8", "ok", "off" if recipe is None else f"{recipe}; skipped: no GPU")
-    least, below = {"blockwise": ((9, 0), None), "mxfp8": ((10, 0), (12, 0))}.get(recipe, ((8, 9), None))
-    text = f"{recipe} on compute capability {capability[0]}.{capability[1]}"
-    if capability < least or (below is not None and capability >= below):
-        bounds = f"{least[0]}.{least[1]} or more" + ("" if below is None else f", below {below[0]}.{below[1]}")
-        return Check("fp8", "failure", text, f"it needs {bounds}; train in bfloat16 on these GPUs")
-    return Check("fp8", "ok", text)
 
 
 def cores(given: int, ranks: int, gpus: bool, machine: int) -> Check:

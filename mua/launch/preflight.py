@@ -36,7 +36,7 @@ from mua.launch.gpus import NodeFacts, read_node, visible_capability
 from mua.launch.provenance import capture_environment, node_name
 
 if TYPE_CHECKING:
-    from mua.megatron.settings import Capabilities
+    from mua.megatron.capabilities import Capabilities
 
 RENDEZVOUS_SECONDS = 300.0
 """Ranks of a large job load their files at very different speed."""
@@ -108,7 +108,7 @@ def _machine(facts: NodeFacts) -> Capabilities | None:
     """What decides about the model's layers; None without a GPU, which spares the import of Megatron-Core."""
     if not facts.gpus:
         return None
-    from mua.megatron.settings import Capabilities
+    from mua.megatron.capabilities import Capabilities
 
     return Capabilities.here()
 

@@ -23,7 +23,7 @@ from mua.launch import cuda_variables, gpu_checks, gpus
 from mua.launch.checks import Check
 from mua.launch.cuda_variables import check_variables, set_variables
 from mua.launch.gpus import GpuFacts, GpuHolder, NodeFacts
-from mua.megatron.settings import Capabilities
+from mua.megatron.capabilities import Capabilities
 
 GPUS = """\
 0, GPU-11111111-aaaa, NVIDIA H100 80GB HBM3, 9.0, 81559, 4, 580.82.07, 00000000:18:00.0, Disabled, Enabled
@@ -119,9 +119,6 @@ def test_only_the_gpus_of_the_job_count() -> None:
         (lambda: gpu_checks.links(replace(node(2), links={})), "warning", "topo -m says nothing"),
         (lambda: gpu_checks.apex(kernel=True, package=True), "ok", "NVIDIA's"),
         (lambda: gpu_checks.apex(kernel=False, package=True), "warning", "pip uninstall apex"),
-        (lambda: gpu_checks.fp8("blockwise", (8, 0)), "failure", "blockwise on .* 8.0; it needs 9.0"),
-        (lambda: gpu_checks.fp8("mxfp8", (9, 0)), "failure", "it needs 10.0"),
-        (lambda: gpu_checks.fp8("delayed", (8, 9)), "ok", "delayed"),
         (lambda: gpu_checks.cores(1, 8, gpus=True, machine=192), "failure", "1 of the machine's 192 .*slurm.exclusive"),
         (lambda: gpu_checks.cores(16, 8, gpus=True, machine=192), "warning", "slurm.cpus_per_task"),
         (lambda: gpu_checks.cores(96, 8, gpus=True, machine=192), "ok", "96"),
@@ -174,6 +171,8 @@ def test_transformer_engine_of_a_wrong_version_is_named(config: Callable[..., Ex
     assert "is not installed" in gpu_checks.layers(config(), gpu).text
     old = gpu_checks.layers(config(), replace(gpu, transformer_engine="1.13.0"))
     assert (old.state, "1.13.0" in old.text) == ("failure", True)
+    ampere = replace(gpu, compute=(8, 0), transformer_engine="2.20.2")
+    assert "needs a GPU of compute capability 9.0" in gpu_checks.layers(config("megatron.fp8=hybrid"), ampere).text
     assert gpu_checks.layers(config(), None).state == "ok"
 
 
