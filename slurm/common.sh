@@ -128,9 +128,17 @@ keep_engines() {
     [ -z "$cancelled" ] || return
     [ "$ended" != 0 ] || { say "engines of $node: the run has ended"; return; }
     say "engines of $node ended with $ended"
-    scontrol show job "$SLURM_JOB_ID" >/dev/null 2>&1 || return
+    still_ours "$node" || { say "Slurm has taken $node from the job: its engines are gone, the run goes on"; return; }
     run_step sleep "${MUA_ENGINE_SECONDS:-20}"
   done
+}
+
+# Whether the job still has a node. One that Slurm finds dead is taken from a job that is not ended for it (--no-kill).
+still_ours() {
+  local job=$SLURM_JOB_ID list
+  [ "${SLURM_HET_SIZE:-1}" = 1 ] || job=$SLURM_JOB_ID_HET_GROUP_1
+  list=$(squeue --noheader --states=all --job "$job" --format=%N) || return 0  # nobody answers: look again later
+  scontrol show hostnames "$list" | grep -qxF "$1"
 }
 
 end_engines() {
@@ -207,7 +215,7 @@ requeue() {
     exit 75
   fi
   say "requeueing; the next attempt continues from the newest checkpoint"
-  scontrol requeue "$SLURM_JOB_ID" || { say "Slurm does not requeue this job; submit it again to continue"; exit 75; }
+  scontrol requeue "$SLURM_JOB_ID" || [ -n "$cancelled" ] || { say "Slurm does not requeue this job; submit it again to continue"; exit 75; }
   sleep 60 & wait $!  # Slurm ends this script
   exit 75
 }
