@@ -331,6 +331,7 @@ def launch_slurm(
     time: Annotated[str | None, option("--time", "time limit, such as 24:00:00")] = None,
     container: Annotated[str | None, option("--container", "image for pyxis")] = None,
     fine_tune: Annotated[bool, option("--sft", "run mua sft instead of mua train")] = False,
+    engines_only: Annotated[bool, option("--engines-only", "nodes that join the engines of a run")] = False,
     dry_run: Annotated[bool, option("--dry-run", "print the script, submit nothing")] = False,
 ) -> None:
     """Submit a training run to Slurm. The options come before the configuration's section slurm."""
@@ -338,7 +339,8 @@ def launch_slurm(
 
     options = {"nodes": nodes, "gpus_per_node": gpus_per_node, "cpus_per_task": cpus_per_task, "exclusive": exclusive}
     texts = {"partition": partition, "account": account, "qos": qos, "time": time, "container_image": container}
-    job = slurm.prepare(config, overrides or (), {**options, **texts}, "sft" if fine_tune else "train")
+    verb: slurm.Verb = "engines" if engines_only else "sft" if fine_tune else "train"
+    job = slurm.prepare(config, overrides or (), {**options, **texts}, verb)
     text = slurm.render(job)
     if dry_run:
         print(text, end="")

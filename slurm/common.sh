@@ -118,18 +118,40 @@ engines() {
 keep_engines() {
   local ended node=$1
   shift
-  trap 'cancelled=1; forward TERM' TERM
+  # srun passes on SIGUSR1, at which engines leave once their requests have ended; for SIGTERM it kills.
+  trap 'cancelled=1; forward USR1; (sleep 60; forward TERM) &' TERM
   trap '' USR1  # the trainer saves and leaves; then its engines are ended
   export MUA_RANK_LOGS=$MUA_ATTEMPT/engines MUA_LOG_NAME=$node MUA_RANKS_PER_NODE=1
   unset MUA_STATUS_FILE
   while [ -z "$cancelled" ]; do
     ended=0
     one_task_a_node "$node" "$@" >>"$MUA_RANK_LOGS/srun-$node.log" 2>&1 || ended=$?
-    [ -z "$cancelled" ] || return
-    [ "$ended" != 0 ] || { say "engines of $node: the run has ended"; return; }
+    [ -z "$cancelled" ] || return 75
+    case $ended in
+      0) say "engines of $node: the run has ended"; return ;;
+      2) say "engines of $node: stopped by something a person has to fix, see $MUA_RANK_LOGS/$node.log"; return 2 ;;
+    esac
     say "engines of $node ended with $ended"
-    still_ours "$node" || { say "Slurm has taken $node from the job: its engines are gone, the run goes on"; return; }
+    still_ours "$node" || { say "Slurm has taken $node from the job: its engines are gone, the run goes on"; return 75; }
     run_step sleep "${MUA_ENGINE_SECONDS:-20}"
+  done
+}
+
+# The end of engines that are a job of their own: the run's, a mistake, or what asked them to leave. Sets status.
+await_engines() {
+  local keeper ended
+  status=75
+  leaving=1
+  for keeper in "${keepers[@]}"; do
+    while true; do
+      ended=0
+      wait "$keeper" || ended=$?
+      kill -0 "$keeper" 2>/dev/null || break
+    done
+    case $ended in
+      0) finished=1 ;;
+      2) status=2 ;;
+    esac
   done
 }
 
