@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import psutil
 
 from mua.config.schema import ExperimentConfig
+from mua.engine.placement import check_trainer_machine, first_engine_gpu, trains_beside_engines
 from mua.errors import ConfigError
 from mua.launch.checks import Check
 from mua.launch.gpus import NodeFacts
@@ -106,19 +107,28 @@ def links(facts: NodeFacts) -> Check:
     return Check("links", "ok", f"NVLink between all {len(facts.gpus)} GPUs ({', '.join(sorted(set(known.values())))})")
 
 
-def engines(config: ExperimentConfig, on_node: int, key: str = "GPUs of a node") -> Check:
-    """The engines of one node have its GPUs: their tensor parallelism divides them, and there are enough."""
+def engines(config: ExperimentConfig, on_node: int, ranks: int) -> Check:
+    """The engines of a trainer's node have its GPUs: their tensor parallelism divides them, and there are enough."""
     tensor, count = config.engine.tensor_parallel, config.engine.count
-    text = f"{count} of tensor_parallel {tensor} on {on_node} {key}"
+    if not trains_beside_engines(config):
+        return Check(
+            "engines", "ok", f"on {config.engine.nodes} nodes of their own, which look at their GPUs themselves"
+        )
     if not on_node:
         return Check("engines", "ok", "skipped: no GPU")
-    if on_node % tensor:
-        fits = ", ".join(str(size) for size in range(1, on_node + 1) if on_node % size == 0)
+    try:
+        check_trainer_machine(config, ranks, on_node)
+    except ConfigError as error:
+        return Check("engines", "failure", str(error))
+    free = on_node - first_engine_gpu(config, ranks)
+    text = f"{count} of tensor_parallel {tensor} on {free} GPUs of a node"
+    if free % tensor:
+        fits = ", ".join(str(size) for size in range(1, free + 1) if free % size == 0)
         return Check("engines", "failure", text, f"an engine would span nodes: engine.tensor_parallel could be {fits}")
-    if count * tensor > on_node:
-        return Check("engines", "failure", text, f"engine.count can be {on_node // tensor} at most")
-    if count * tensor < on_node:
-        fix = f"{on_node - count * tensor} generate nothing; engine.count {on_node // tensor} uses all"
+    if count * tensor > free:
+        return Check("engines", "failure", text, f"engine.count can be {free // tensor} at most")
+    if count * tensor < free:
+        fix = f"{free - count * tensor} generate nothing; engine.count {free // tensor} uses all"
         return Check("engines", "warning", text, fix)
     return Check("engines", "ok", text)
 

@@ -99,7 +99,7 @@ def _gpu_checks(config: ExperimentConfig | None, local: int, rank: int) -> list[
     wanted += [
         ("variables", lambda: check_variables(config, capability)),
         ("layers", lambda: gpu_checks.layers(config, _machine(facts))),
-        ("engines", lambda: gpu_checks.engines(config, len(facts.gpus))),
+        ("engines", lambda: gpu_checks.engines(config, len(facts.gpus), local)),
     ]
     return [*wanted, ("memory", lambda: gpu_checks.memory(config, facts))] if rank == 0 else wanted
 

@@ -253,7 +253,7 @@ def engine_bytes(architecture: Architecture, config: ExperimentConfig, free: int
 
 def servers(config: ExperimentConfig) -> int:
     """SGLang servers of the whole cluster."""
-    return config.engine.count * config.cluster.nodes
+    return config.engine.count * engine_nodes(config)
 
 
 @dataclass(frozen=True, slots=True)

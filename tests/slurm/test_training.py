@@ -37,7 +37,9 @@ def test_a_run_told_to_leave_saves_is_requeued_and_finishes(jobs: Jobs, recipe: 
     everything = os.sched_getaffinity(0)
     assert _cores_by_kind(job) == dict.fromkeys(("rank", "engine", "scheduler", "environment"), [everything])
     # Slurm does bind here: a step that names one core has one, which is what every step of a job once named.
-    one = jobs.cluster.call("srun", f"--jobid={job}", "--overlap", "--ntasks=1", "--nodes=1", "--cpus-per-task=1", "nproc")
+    one = jobs.cluster.call(
+        "srun", f"--jobid={job}", "--overlap", "--ntasks=1", "--nodes=1", "--cpus-per-task=1", "nproc"
+    )
     assert one.split() == ["1"]
 
     jobs.cluster.call("scancel", "--signal=USR1", "--batch", job)  # what --signal=B:USR1@300 makes Slurm send
@@ -107,7 +109,11 @@ def _ranks(job: str) -> list[psutil.Process]:
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
             variables = process.environ()
-            if variables.get("SLURM_JOB_ID") == job and "RANK" in variables and "bin/mua" in " ".join(process.cmdline()):
+            if (
+                variables.get("SLURM_JOB_ID") == job
+                and "RANK" in variables
+                and "bin/mua" in " ".join(process.cmdline())
+            ):
                 found.append(process)
     return found
 

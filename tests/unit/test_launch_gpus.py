@@ -135,11 +135,14 @@ def test_verdicts_about_a_node(check: Callable[[], Check], state: str, words: st
 
 def test_engines_fit_the_gpus_of_a_node(config: Callable[..., ExperimentConfig]) -> None:
     def found(*overrides: str) -> Check:
-        return gpu_checks.engines(config(*overrides), 8)
+        return gpu_checks.engines(config(*overrides), 8, 4)
 
     assert found("engine.count=4", "engine.tensor_parallel=2").state == "ok"
     assert found("engine.count=2", "engine.tensor_parallel=2").fix.startswith("4 generate nothing")
     assert "engine.count can be 2 at most" in found("engine.count=4", "engine.tensor_parallel=4").fix
+    assert "4 are left for engines" in found("placement=separate", "engine.count=3", "engine.tensor_parallel=2").text
+    assert found("placement=separate", "engine.count=2", "engine.tensor_parallel=2").text.endswith("4 GPUs of a node")
+    assert "nodes of their own" in found("placement=separate", "engine.nodes=2", "engine.tensor_parallel=3").text
     odd = found("engine.tensor_parallel=3")
     assert (odd.state, odd.fix) == ("failure", "an engine would span nodes: engine.tensor_parallel could be 1, 2, 4, 8")
 
@@ -224,8 +227,9 @@ def test_a_rank_gets_what_it_needs_and_an_engine_does_not_inherit_it(
     assert for_engine(rank) == {"NCCL_CUMEM_ENABLE": "0", "NCCL_NVLS_ENABLE": "1", "HOME": "/x"}
     assert for_engine({"CUDA_DEVICE_MAX_CONNECTIONS": "1"}) == {"NCCL_CUMEM_ENABLE": "0", "NCCL_NVLS_ENABLE": "0"}
     monkeypatch.setattr(cuda_variables, "visible_capability", lambda: None)
-    set_variables(config("megatron.tensor_parallel=2"), (none := {}))
-    assert none == {}
+    untouched: dict[str, str] = {}
+    set_variables(config("megatron.tensor_parallel=2"), untouched)
+    assert untouched == {}
 
 
 def test_a_rank_stays_near_its_gpu_and_what_it_starts_does_not(tmp_path: Path) -> None:
