@@ -6,8 +6,8 @@
 
 Everything lies in one temporary folder that SLURM_CONF points into; a Slurm that runs on the machine is not touched.
 Each node has all of the machine's cores, to which Slurm binds steps as a cluster does (``task/affinity``), and two GPUs
-by name only, so that requests for GPUs are really scheduled. A job sees no device through them. The daemons share the cores with the jobs'
-ranks, so a message and a batch script's start may take longer than Slurm's own 10 seconds.
+by name only, so that requests for GPUs are really scheduled. A job sees no device through them. The daemons share the
+cores with the jobs' ranks, so a message and a batch script's start may take longer than Slurm's own 10 seconds.
 """
 
 from __future__ import annotations

@@ -103,7 +103,7 @@ def test_cores_are_asked_for_where_nodes_are_shared(recipe: Path) -> None:
     assert "--cpus-per-task=96" in _options(render(_job(recipe, exclusive=False, cpus_per_task=96)))
 
 
-SEPARATE = ["placement=separate", "trainer.max_staleness=1"]
+SEPARATE = ["placement=separate"]
 
 
 def test_engines_have_nodes_of_their_own(recipe: Path) -> None:
@@ -148,7 +148,7 @@ def test_further_nodes_join_a_run(recipe: Path) -> None:
     assert {"--nodes=3", "--partition=spot", "--job-name=a-name-with-spaces-engines"} <= set(_options(text))
     assert job.script.name == "engines.sbatch"
     subprocess.run(["bash", "-n"], input=text, text=True, check=True)
-    with pytest.raises(ConfigError, match="--engines-only: .* placement: separate"):
+    with pytest.raises(ConfigError, match=r"--engines-only: .* placement: separate"):
         render(_job(recipe, verb="engines"))
 
 
