@@ -101,31 +101,33 @@ joined() { local IFS=,; echo "$*"; }
 # engines CONFIG ...: `mua engines CONFIG ...` on each engine node, beside the trainer. Not heard of further: a node whose
 # step ends before the run does gets a new one, and one that is lost takes its engines with it and nothing else.
 engines() {
-  local group=() node
-  mapfile -t engine_nodes < <(printf '%s\n' "${nodes[@]:${#trainer_nodes[@]}}")
+  local engine_nodes=("${nodes[@]:${#trainer_nodes[@]}}") node
+  engine_group=()
   if [ "${SLURM_HET_SIZE:-1}" -gt 1 ]; then
-    group=(--het-group=1)
+    engine_group=(--het-group=1)
     mapfile -t engine_nodes < <(scontrol show hostnames "$SLURM_JOB_NODELIST_HET_GROUP_1")
   fi
   mkdir -p "$MUA_ATTEMPT/engines"
   for node in "${engine_nodes[@]}"; do
-    [ -z "$node" ] || keep_engines "$node" "${group[@]}" bash "$MUA_ROOT/slurm/node.sh" engines "$@" &
+    keep_engines "$node" "$@" &
     keepers+=($!)
   done
 }
 
-# One engine node, in a process of its own: its steps one after the other until the run has ended.
+# One engine node, in a process of its own: a look at it, then its steps one after the other until the run has ended.
 keep_engines() {
-  local ended node=$1
+  local ended=0 node=$1
   shift
   # srun passes on SIGUSR1, at which engines leave once their requests have ended; for SIGTERM it kills.
   trap 'cancelled=1; forward USR1; (sleep 60; forward TERM) &' TERM
   trap '' USR1  # the trainer saves and leaves; then its engines are ended
-  export MUA_RANK_LOGS=$MUA_ATTEMPT/engines MUA_LOG_NAME=$node MUA_RANKS_PER_NODE=1
+  export MUA_RANK_LOGS=$MUA_ATTEMPT/engines MUA_RANKS_PER_NODE=1
   unset MUA_STATUS_FILE
+  [ "$MUA_PREFLIGHT" = 0 ] || on_engine_node "$node-doctor" "$node" doctor || ended=$?
+  [ "$ended" != 2 ] || { say "engines of $node: $(grep ^failure "$MUA_RANK_LOGS/$node-doctor.log")"; return 2; }
   while [ -z "$cancelled" ]; do
     ended=0
-    one_task_a_node "$node" "$@" >>"$MUA_RANK_LOGS/srun-$node.log" 2>&1 || ended=$?
+    on_engine_node "$node" "$node" engines "$@" || ended=$?
     [ -z "$cancelled" ] || return 75
     case $ended in
       0) say "engines of $node: the run has ended"; return ;;
@@ -135,6 +137,12 @@ keep_engines() {
     still_ours "$node" || { say "Slurm has taken $node from the job: its engines are gone, the run goes on"; return 75; }
     run_step sleep "${MUA_ENGINE_SECONDS:-20}"
   done
+}
+
+# on_engine_node LOG NODE VERB ...: one step there.
+on_engine_node() {
+  export MUA_LOG_NAME=$1
+  one_task_a_node "$2" "${engine_group[@]}" bash "$MUA_ROOT/slurm/node.sh" "${@:3}" >>"$MUA_RANK_LOGS/srun-$2.log" 2>&1
 }
 
 # The end of engines that are a job of their own: the run's, a mistake, or what asked them to leave. Sets status.

@@ -31,6 +31,7 @@ from mua.megatron.optimizer import Optimizer, wrap_data_parallel
 from mua.megatron.parallel import meta_rank
 from mua.megatron.settings import Options
 from mua.plan.activations import Activations
+from mua.plan.layout import engine_nodes
 
 _VOCABULARY_PADDING = 64
 """SGLang pads the embedding to a multiple of this."""

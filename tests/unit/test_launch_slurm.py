@@ -62,8 +62,10 @@ def test_the_head_says_what_was_asked_for(recipe: Path, tmp_path: Path) -> None:
     assert f"MUA_LOGS='{tmp_path}/out put/slurm'/$SLURM_JOB_ID\n" in text
 
 
-def test_the_rest_is_the_script_of_the_folder_slurm(recipe: Path) -> None:
-    rendered, template = render(_job(recipe)), TEMPLATE.read_text()
+@pytest.mark.parametrize("verb", ["train", "engines"])
+def test_the_rest_is_the_script_of_the_folder_slurm(recipe: Path, verb: Verb) -> None:
+    job = _job(recipe, "placement=separate", verb=verb)
+    rendered, template = render(job), job.template.read_text()
     tail = template.partition("# <<< head\n")[2]
     assert len(tail.splitlines()) > 10
     assert rendered.endswith("# <<< head\n" + tail)
