@@ -64,7 +64,7 @@ def test_the_head_says_what_was_asked_for(recipe: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("verb", ["train", "engines"])
 def test_the_rest_is_the_script_of_the_folder_slurm(recipe: Path, verb: Verb) -> None:
-    job = _job(recipe, "placement=separate", verb=verb)
+    job = _job(recipe, "placement=separate", "engine.nodes=1", verb=verb)
     rendered, template = render(job), job.template.read_text()
     tail = template.partition("# <<< head\n")[2]
     assert len(tail.splitlines()) > 10
