@@ -143,7 +143,8 @@ class EnginePool:
         try:
             if self._membership is not None:
                 await self._membership.start()
-            await all_or_first_error([engine.start(self._model_path) for engine in own])
+            if own:
+                await all_or_first_error([engine.start(self._model_path) for engine in own])
             for engine in own:
                 engine.state = EngineState.SERVING
                 self._look_after(engine)

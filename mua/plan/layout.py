@@ -26,7 +26,7 @@ def check_possible(architecture: Architecture, config: ExperimentConfig) -> None
     ]
     if not found:
         return
-    if nearest := _nearest(architecture, config):
+    if trainer_gpus(config) > 0 and (nearest := _nearest(architecture, config)):
         found.append(f"the nearest possible layout of the trainer: {nearest}")
     raise ConfigError("\n".join(found))
 
@@ -78,8 +78,8 @@ def engine_gpus(config: ExperimentConfig) -> int:
 
 def _cluster_problems(architecture: Architecture, config: ExperimentConfig) -> Iterator[str]:
     """What keeps trainer and engines from the cluster's nodes, and engines from the model."""
-    world, per_node = config.megatron.world_size, gpus_per_node(config)
     yield from _trainer_problems(config)
+    per_node = trainer_gpus_per_node(config) if trainer_gpus(config) > 0 else gpus_per_node(config)
     if config.megatron.tensor_parallel > per_node:
         yield (
             f"megatron.tensor_parallel {config.megatron.tensor_parallel} spans nodes of {per_node} GPUs; "
@@ -163,7 +163,7 @@ def _candidates(architecture: Architecture, config: ExperimentConfig) -> Iterato
     """Every layout of the trainer's GPUs that divides the model."""
     count, asked = max(1, trainer_gpus(config)), config.megatron
     divisors = [size for size in range(1, count + 1) if count % size == 0]
-    tensor = [size for size in divisors if size <= gpus_per_node(config)]
+    tensor = [size for size in divisors if size <= trainer_gpus_per_node(config)]
     experts = [size for size in divisors if architecture.experts and architecture.experts % size == 0] or [1]
     for tp, pp, cp, ep in itertools.product(tensor, divisors, divisors, experts):
         if count % (tp * pp * cp) or cp > max(1, asked.context_parallel):
