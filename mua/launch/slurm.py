@@ -261,20 +261,18 @@ def _options(job: SlurmJob, nodes: JobNodes) -> Iterator[str]:
         yield from _component(slurm, nodes.trainers + (0 if nodes.apart else nodes.engines), nodes.ranks)
     else:
         yield from _engine_component(slurm, nodes.engines, job.config.engine.count)
-    if nodes.engines:
-        yield "--no-kill"  # a dead engine node does not end the job
     if nodes.apart:
         yield "hetjob"
         yield from _engine_component(slurm, nodes.engines, job.config.engine.count)
-        yield "--no-kill"
+    if nodes.engines:
+        yield "--no-kill"  # a dead engine node does not end the job
 
 
 def _engine_component(slurm: SlurmConfig, nodes: int, engines: int) -> Iterator[str]:
     """The options of nodes with engines alone: those of the trainer's nodes but for the keys ``engine_*``."""
-    own = {"partition": slurm.engine_partition, "gpus_per_node": slurm.engine_gpus_per_node}
+    own: dict[str, Any] = {"partition": slurm.engine_partition, "gpus_per_node": slurm.engine_gpus_per_node}
     changes = {name: value for name, value in own.items() if value is not None}
-    if slurm.engine_extra:
-        changes["extra"] = slurm.engine_extra
+    changes |= {"extra": slurm.engine_extra} if slurm.engine_extra else {}
     return _component(slurm.model_copy(update=changes), nodes, engines, "engine_")
 
 

@@ -132,6 +132,7 @@ def test_other_nodes_for_engines_are_a_component_of_their_own(recipe: Path) -> N
     trainer, _, engine = "\n".join(_options(text)).partition("hetjob")
     assert {"--nodes=4", "--gpus-per-node=8", "--partition=h200"} <= set(trainer.split())
     assert {"--nodes=2", "--gpus-per-node=4", "--partition=l40s", "--constraint=b"} <= set(engine.split())
+    assert ("--no-kill" in trainer, "--no-kill" in engine) == (False, True)
     assert "MUA_ENGINE_NODES=0\n" in text
     with pytest.raises(ConfigError, match=r"set engine.nodes to their number"):
         render(_job(recipe, "slurm.engine_partition=l40s"))
