@@ -36,7 +36,7 @@ from mua.rollout.service import RolloutService
 from mua.trainer.learner import Learner
 from mua.trainer.memory_phases import Phases
 from mua.trainer.preempt import Preemption
-from mua.trainer.rank_processes import check_ranks, ensure_processes, leads
+from mua.trainer.rank_processes import become_rank, check_ranks, leads
 from mua.trainer.run_folder import Run
 from mua.types import Group, TrainBatch
 
@@ -54,7 +54,7 @@ def train(config: ExperimentConfig, preemption: Preemption | None = None) -> Non
     """
     preemption = preemption or Preemption()
     refuse_expandable_segments(config.engine)
-    ensure_processes(config.megatron)
+    become_rank(config)
     check_trainer_machine(config, local_ranks(), visible_gpus())
     algorithm = config.algorithm
     if leads() and config.placement == "separate" and not config.trainer.max_staleness:
@@ -316,7 +316,7 @@ def check_sync(config: ExperimentConfig) -> None:
     Raises :class:`EngineError` naming the tensors that differ.
     """
     refuse_expandable_segments(config.engine)
-    ensure_processes(config.megatron)
+    become_rank(config)
     check_trainer_machine(config, local_ranks(), visible_gpus())
     learner = Learner(config, total_steps=config.trainer.steps)
     if not leads():
