@@ -99,6 +99,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     # Checks leave no destructor a chance, so that Python's tracker of semaphores would count what is long gone.
     os.environ.setdefault("PYTHONWARNINGS", "ignore:resource_tracker")
+    # The process that checks are forked from imports this checkout before it is told any path.
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     try:
         if arguments.out is None:
             raise Usage("--out FOLDER is needed, for results, table and log")
