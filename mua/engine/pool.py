@@ -77,13 +77,14 @@ class EnginePool:
         seed: int,
         log_folder: Path,
         hosts: Hosts | None = None,
+        fp32_lm_head: bool = False,
     ) -> None:
         self.config = config
         self.awaiting_weights = threading.Event()
         """Set while at least one restarted engine waits for :meth:`update_weights`."""
         make = partial(
             engine_server, config, dtype=dtype, context_length=context_length, seed=seed, log_folder=log_folder,
-            api_key=None if hosts is None else hosts.api_key,
+            api_key=None if hosts is None else hosts.api_key, fp32_lm_head=fp32_lm_head,
         )  # fmt: skip
         servers: list[tuple[Server, int]] = [(make(index=place), 0) for place in range(config.count)]
         if hosts is not None:

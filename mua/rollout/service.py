@@ -89,6 +89,7 @@ class RolloutService:
             seed=config.seed,
             log_folder=config.output / "logs",
             hosts=hosts,
+            fp32_lm_head=config.model.fp32_lm_head,
         )
         self._distillation = config.algorithm.distillation if teacher else None
         self._teacher: Teacher | None = None

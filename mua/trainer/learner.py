@@ -177,7 +177,7 @@ class Learner:
         self._prepare_step()
         if self._replay is not None:
             self._replay.check(batch.sequences)
-        terms = policy_terms(loss, batch.temperature, self.policy.vocab_size)
+        terms = policy_terms(loss, batch.temperature, self.policy.vocab_size, self._config.model.fp32_lm_head)
         metrics = self.policy.train(batch.sequences, terms)
         return metrics | ({} if self._replay is None else self._replay.metrics())
 
@@ -228,7 +228,7 @@ class Learner:
             ValueError: ``reference`` without ``with_reference``, or a temperature not above 0.
         """
         self._onload()
-        read = read_logprobs(temperature, self.policy.vocab_size)
+        read = read_logprobs(temperature, self.policy.vocab_size, self._config.model.fp32_lm_head)
         if reference:
             if self._reference is None:
                 raise ValueError("no reference is kept: build Learner(..., with_reference=True)")
