@@ -182,6 +182,7 @@ def manifest(folder: Path) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 def test_all_is_collected_and_can_be_installed_without_an_index(index: Index, tmp_path: Path, capsys) -> None:
     folder = tmp_path / "wheels"
     assert main([str(folder), "--for", "gpu"]) == 0
@@ -210,6 +211,7 @@ def test_all_is_collected_and_can_be_installed_without_an_index(index: Index, tm
     assert not any(name.startswith(("torch", "numpy", "sglang")) for name in index.asked)
 
 
+@pytest.mark.slow
 def test_a_file_that_is_not_what_the_index_says_is_refused(index: Index, tmp_path: Path, capsys) -> None:
     index.files["mcp"]["mcp-2.3.0-py3-none-any.whl"] = wheel("mcp", "2.3.0")[1][:-1] + b"!"
     assert main([str(tmp_path / "wheels"), "--for", "gpu"]) == 2
@@ -219,6 +221,7 @@ def test_a_file_that_is_not_what_the_index_says_is_refused(index: Index, tmp_pat
     assert not (tmp_path / "wheels" / wheelhouse.MANIFEST).exists()
 
 
+@pytest.mark.slow
 def test_a_limit_leaves_out_the_last_layers_and_says_what_is_lost(index: Index, tmp_path: Path, capsys) -> None:
     assert main([str(tmp_path), "--for", "gpu", "--dry-run", "--limit", "1.25MB"]) == 0
     said = capsys.readouterr().out.splitlines()
@@ -233,6 +236,7 @@ def test_a_limit_leaves_out_the_last_layers_and_says_what_is_lost(index: Index, 
     assert not any(name.endswith((".whl", ".gz")) for name in index.asked if name.startswith(("ruff", "sglang")))
 
 
+@pytest.mark.slow
 def test_what_a_machine_has_and_fits_stays_there(index: Index, tmp_path: Path, capsys) -> None:
     freeze = tmp_path / "freeze.txt"
     freeze.write_text("torch==2.11.0+cu130\nnumpy==2.5.2\nlocal @ file:///x\n# note\n-e git+https://x#egg=y\n")
