@@ -21,9 +21,10 @@ import torch
 
 from mua.algorithms.losses import PolicyLoss
 from mua.config.load import load_config
-from mua.config.schema import ExperimentConfig
+from mua.config.schema import ExperimentConfig, MegatronConfig
 from mua.megatron import parallel
 from mua.megatron.architecture import Architecture, Workload, architecture_of
+from mua.megatron.capabilities import capabilities, implementation_of
 from mua.megatron.model import build_chunks
 from mua.megatron.modules import defer_logits
 from mua.megatron.network import Network, policy_terms
@@ -92,6 +93,8 @@ def alone(recipe: str, recompute: str, place: Place) -> ExperimentConfig:
     tokens = place.pick(32768, 256)
     overrides = [f"megatron.{name}_parallel=1" for name in layout] + ["megatron.expert_tensor_parallel=null"]
     overrides += ["cluster.nodes=1", "cluster.gpus_per_node=1", "engine.count=1", "engine.tensor_parallel=1"]
+    # What is planned must be what is built: a plan is of a machine with Transformer Engine unless it is told otherwise.
+    overrides += [f"megatron.implementation={implementation_of(MegatronConfig(), capabilities())}"]
     overrides += [f"megatron.recompute={recompute}", f"megatron.max_tokens_per_microbatch={tokens}"]
     overrides += [
         "algorithm.kl_coefficient=0",
