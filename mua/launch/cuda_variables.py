@@ -66,6 +66,9 @@ def needed_variables(config: ExperimentConfig, capability: Capability | None) ->
     if engine.transport == "colocated" or engine.memory_saver or megatron.offload:
         why = "memory in expandable segments has no legacy CUDA IPC handle, and torch_memory_saver cannot release it"
         needed += [Variable(name, None, why, "failure", lambda value: not expandable(value)) for name in _ALLOCATOR]
+    if megatron.offload_activations:
+        why = "megatron.offload_activations: Transformer Engine 2.10 and later offloads weights along with them otherwise"
+        needed.append(Variable("NVTE_CPU_OFFLOAD_V1", "1", why, "failure"))
     why = "Megatron-Core chooses the attention kernel, and refuses another choice"
     needed += [Variable(name, None, why, "failure") for name in _ATTENTION]
     return needed
