@@ -31,7 +31,16 @@ from mua.megatron.settings import transformer_config
 
 
 def layer_spec(config: TransformerConfig, sparse: bool = False) -> ModuleSpec:
-    """Megatron's local transformer layer, with experts where ``sparse``, and this package's norm and attention."""
+    """A transformer layer of the implementation that ``config`` names, with experts where ``sparse``."""
+    if config.transformer_impl == "transformer_engine":
+        from mua.megatron import transformer_engine_spec  # its classes have Transformer Engine's for bases
+
+        return transformer_engine_spec.layer_spec(config, sparse)
+    return _local_layer_spec(config, sparse)
+
+
+def _local_layer_spec(config: TransformerConfig, sparse: bool) -> ModuleSpec:
+    """Megatron's local transformer layer with this package's norm and attention."""
     spec = get_gpt_layer_local_spec(
         num_experts=config.num_moe_experts if sparse else None,
         moe_grouped_gemm=config.moe_grouped_gemm,
@@ -118,7 +127,15 @@ def _build_chunk(
         "post_process": parallel_state.is_pipeline_last_stage(**where),
         "vp_stage": vp_stage,
     }
-    block = TransformerBlockSubmodules(layer_specs=specs, layer_norm=RMSNorm)
+    block = TransformerBlockSubmodules(layer_specs=specs, layer_norm=_final_norm(config))
     chunk = GPTModel(config, block, **settings)
     chunk.rotary_pos_emb = PositionedRotary(frequencies)
     return chunk.to(device())
+
+
+def _final_norm(config: TransformerConfig) -> Any:
+    if config.transformer_impl == "transformer_engine":
+        from mua.megatron import transformer_engine_spec
+
+        return transformer_engine_spec.FinalNorm
+    return RMSNorm

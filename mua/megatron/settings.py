@@ -132,6 +132,9 @@ _FUSIONS = (
     "persist_layer_norm", "apply_rope_fusion", "cross_entropy_loss_fusion",
 )  # fmt: skip
 
+_OF_TRANSFORMER_ENGINE = ("apply_rope_fusion", "moe_grouped_gemm", "moe_permute_fusion")
+"""Fusions that come with its layers and keep every promise: explicit positions, padding that does not count, replay."""
+
 _RECOMPUTE: dict[str, dict[str, Any]] = {
     "none": {},
     # The fused attention keeps no scores, so the MLP is what is worth recomputing.
@@ -155,8 +158,13 @@ def transformer_config(
     """
     dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[model.dtype]
     implementation = implementation_of(megatron, of or capabilities())
+    fusions = dict.fromkeys(_FUSIONS, False)
+    if implementation == "transformer_engine":
+        fusions |= dict.fromkeys(_OF_TRANSFORMER_ENGINE, True)
+        # Its kernel chooses by itself and would not ask for the engine's choices.
+        fusions["moe_router_fusion"] = megatron.routing_replay == "off"
     return TransformerConfig(
-        **dict.fromkeys(_FUSIONS, False),
+        **fusions,
         **_RECOMPUTE[megatron.recompute],
         transformer_impl=implementation,
         tensor_model_parallel_size=megatron.tensor_parallel,
