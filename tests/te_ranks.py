@@ -34,7 +34,7 @@ def run_with_transformer_engine(world: int, function: Callable[..., Any], *args:
     Raises:
         RanksFailed: as there.
     """
-    return _passer().call((world, pickle.dumps((function, args)), seconds), seconds)
+    return _passer().call((world, pickle.dumps((sys.path, pickle.dumps((function, args)))), seconds), seconds)
 
 
 class _Passer:
@@ -42,8 +42,8 @@ class _Passer:
 
     def __init__(self) -> None:
         ours, theirs = multiprocessing.Pipe()
-        paths = [str(STAND_IN), str(STAND_IN.parents[1]), str(STAND_IN.parent)]
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join([*paths, os.environ.get("PYTHONPATH", "")])}
+        paths = [STAND_IN, STAND_IN.parents[1], STAND_IN.parent, os.environ.get("PYTHONPATH", "")]
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, paths)).rstrip(os.pathsep)}
         command = [sys.executable, "-m", "tests.te_ranks", str(theirs.fileno())]
         self._process = subprocess.Popen(command, env=environment, pass_fds=[theirs.fileno()])
         theirs.close()
@@ -76,7 +76,9 @@ def called(payload: bytes) -> bytes:
     """On a rank: what is called as on a GPU."""
     from mua.megatron.settings import pretending
 
-    function, args = pickle.loads(payload)
+    paths, call = pickle.loads(payload)
+    sys.path += [path for path in paths if path not in sys.path]
+    function, args = pickle.loads(call)
     with pretending(gpu()):
         return pickle.dumps(function(*args))
 
