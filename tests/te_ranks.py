@@ -43,7 +43,10 @@ class _Passer:
     def __init__(self) -> None:
         ours, theirs = multiprocessing.Pipe()
         paths = [STAND_IN, STAND_IN.parents[1], STAND_IN.parent, os.environ.get("PYTHONPATH", "")]
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, paths)).rstrip(os.pathsep)}
+        # Megatron compiles small functions, SwiGLU among them; uncompiled they compute the same.
+        environment = os.environ | {
+            "PYTHONPATH": os.pathsep.join(map(str, paths)).rstrip(os.pathsep), "TORCH_COMPILE_DISABLE": "1",
+        }  # fmt: skip
         command = [sys.executable, "-m", "tests.te_ranks", str(theirs.fileno())]
         self._process = subprocess.Popen(command, env=environment, pass_fds=[theirs.fileno()])
         theirs.close()
@@ -74,7 +77,7 @@ _passer = cache(_Passer)
 
 def called(payload: bytes) -> bytes:
     """On a rank: what is called as on a GPU."""
-    from mua.megatron.settings import pretending
+    from mua.megatron.capabilities import pretending
 
     paths, call = pickle.loads(payload)
     sys.path += [path for path in paths if path not in sys.path]
@@ -86,7 +89,7 @@ def called(payload: bytes) -> bytes:
 def gpu() -> Any:
     """A Hopper GPU with the Transformer Engine that is on the import path."""
     import transformer_engine
-    from mua.megatron.settings import Capabilities
+    from mua.megatron.capabilities import Capabilities
 
     return Capabilities(
         cuda=True, compute=(9, 0), torch="2.14.1", transformer_engine=transformer_engine.__version__

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from mua.engine.sglang_client import EngineClient, EngineGone
 from mua.errors import EngineError
+from mua.observe.timeline import EngineClock
 
 _log = logging.getLogger(__name__)
 _LEAST_BYTES_PER_SECOND = 50e6
@@ -60,6 +61,7 @@ class Engine:
         self.stops = 0
         """Times it was stopped: tells one that is, or was, restarted from the one before."""
         self.slots = asyncio.Semaphore(slots)
+        self.clock = EngineClock(slots)
         self.control = asyncio.Lock()
         self.suspect = asyncio.Event()
         self.state = EngineState.STOPPED
