@@ -14,7 +14,7 @@ from megatron.core import parallel_state
 from torch import Tensor
 
 from mua.algorithms.losses import TokenTensors
-from mua.megatron.modules import PackedMicrobatch, by_length
+from mua.megatron.modules import PackedMicrobatch
 from mua.megatron.packing import Alignment, PackingPlan
 from mua.megatron.parallel import device
 from mua.megatron.tiles import IndexArray, gathered_order, zigzag
@@ -89,7 +89,6 @@ def micro_batch(
             experts=experts,
             routed=routed,
             batch_tokens=max(plan.tokens if plan else forest.tokens, 1),
-            by_length=None if any(node.parent >= 0 for node in forest.nodes) else by_length(padded),
         ),
         predictors=_placed(predictors),
         targets=_placed(whole[scored]),

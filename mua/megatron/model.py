@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from mua.config.schema import MegatronConfig, ModelConfig
 from mua.errors import ModelError, MuaError, one_line
 from mua.megatron.architecture import Architecture
 from mua.megatron.attention import PackedAttention
+from mua.megatron.grouped_experts import GroupedExperts
 from mua.megatron.layouts import check_divisible, check_layout
 from mua.megatron.modules import PositionedRotary, RMSNorm, ValueHead
 from mua.megatron.moe import PackedRouter, prepare_experts
@@ -54,7 +56,9 @@ def _local_layer_spec(config: TransformerConfig, sparse: bool) -> ModuleSpec:
     if config.qk_layernorm:
         attention.q_layernorm = attention.k_layernorm = RMSNorm
     if sparse:
-        layer.mlp.keywords["submodules"].router = PackedRouter
+        submodules = layer.mlp.keywords["submodules"]
+        submodules.router = PackedRouter
+        submodules.experts = partial(GroupedExperts, **submodules.experts.keywords)
     return spec
 
 

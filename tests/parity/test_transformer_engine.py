@@ -1,7 +1,7 @@
-"""Transformer Engine's layers, rehearsed on the CPU: Megatron-Core's own specification is built, trained, saved, resumed.
+"""Transformer Engine's layers, rehearsed on the CPU: Megatron's own specification is built, trained, saved, resumed.
 
-The modules are those of ``tests/te``, which has their names, arguments and arithmetic; what they are held to is a single
-process of local layers, itself held to transformers in test_megatron_layouts.py. Covers, over real gloo processes:
+The modules are those of ``tests/te``, which has their names, arguments and arithmetic; what they are held to is a
+single process of local layers, itself held to transformers in test_megatron_layouts.py. Covers, over real gloo ranks:
 log-probabilities, loss, gradients, weights under the distributed optimizer with Transformer Engine's Adam, experts'
 load, export of whole tensors by the plan that engines are fed from, checkpoints carried between the implementations and
 layouts, every family's names, prefix trees, replayed routing, refusals. That faults are found is shown in
@@ -51,9 +51,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(("kind", "name"), GRID)
-def test_a_layout_on_transformer_engine_is_a_single_process_of_local_layers(
-    kind: str, name: str, models: Path
-) -> None:
+def test_a_layout_on_transformer_engine_is_a_single_process_of_local_layers(kind: str, name: str, models: Path) -> None:
     found = rehearse(models, kind, name)
     assert not found.refused(), found
 
@@ -79,7 +77,7 @@ def modules_of(folder: str) -> list[str]:
             layer.mlp.experts.linear_fc1, layer.mlp.experts.linear_fc2, chunk.decoder.final_layernorm, inner,
         )  # fmt: skip
         config = chunk.config
-        assert config.apply_rope_fusion and config.moe_permute_fusion and config.moe_router_fusion
+        assert all((config.apply_rope_fusion, config.moe_permute_fusion, config.moe_router_fusion))
         return [type(part).__name__ for part in parts]
 
 
@@ -122,7 +120,9 @@ def test_a_machine_without_transformer_engine_converts_its_checkpoints(models: P
     path, checkpoint = layout_support.model_for(models, "moe", "single"), tmp_path / "step_00000001"
     (weights,) = run_with_transformer_engine(1, saved, str(path), str(checkpoint))
     offline.megatron_to_hf(checkpoint, tmp_path / "hf", source=path)
-    found = {name: tensor for file in (tmp_path / "hf").glob("*.safetensors") for name, tensor in load_file(file).items()}
+    found = {
+        name: tensor for file in (tmp_path / "hf").glob("*.safetensors") for name, tensor in load_file(file).items()
+    }
     assert found.keys() == weights.keys()
     assert all(torch.equal(found[name], torch.from_numpy(values)) for name, values in weights.items())
 
@@ -164,8 +164,8 @@ def test_every_line_of_a_familys_table_for_fused_layers_is_used(families: Any) -
         names = {name for example, found in families[1].items() if EXAMPLES[example]["model_type"] == model_type
                  for name in found}  # fmt: skip
         used = {pattern for pattern, rule in family.parameters.items() if any(family.rule(n)[0] is rule for n in names)}
-        fused = {pattern for pattern in family.parameters if re.search(r"layer_norm_weight|experts\.linear_fc\d\.weight",
-                                                                         pattern)}  # fmt: skip
+        of_fused = re.compile(r"layer_norm_weight|experts\.linear_fc\d\.weight")
+        fused = {pattern for pattern in family.parameters if of_fused.search(pattern)}
         assert fused <= used, model_type
 
 
@@ -236,7 +236,7 @@ def test_the_stand_in_refuses_what_transformer_engine_refuses() -> None:
 
 
 def test_a_failed_rank_is_told() -> None:
-    with pytest.raises(RanksFailed, match="no such folder|does not exist|model.path|No such file"):
+    with pytest.raises(RanksFailed, match="/nowhere"):
         run_with_transformer_engine(1, modules_of, "/nowhere")
 
 

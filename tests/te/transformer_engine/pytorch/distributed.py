@@ -149,7 +149,7 @@ def _publish(states: dict[str, Tensor]) -> None:
     _all_states = states
 
 
-class activation_recompute_forward(AbstractContextManager[None], ContextDecorator):  # noqa: N801
+class activation_recompute_forward(AbstractContextManager[None], ContextDecorator):
     """Only fp8 with delayed scaling needs to know of recomputation."""
 
     def __init__(self, activation_recompute: bool = False, recompute_phase: bool = False) -> None:

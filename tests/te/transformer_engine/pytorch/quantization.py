@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
 from transformer_engine.common.recipe import Float8BlockScaling, Recipe
 
 _BLOCK = 128
@@ -46,7 +47,7 @@ class FP8GlobalStateManager:
         cls.enabled, cls.recipe = False, None
 
 
-class autocast:  # noqa: N801
+class autocast:
     """Within it products are those of ``recipe``."""
 
     def __init__(

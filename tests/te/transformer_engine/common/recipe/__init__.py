@@ -86,5 +86,6 @@ class Float8BlockScaling(Recipe):
     backward_override: str | None = None
 
     def __post_init__(self) -> None:
-        assert self.x_block_scaling_dim in (1, 2) and self.w_block_scaling_dim in (1, 2)
+        assert self.x_block_scaling_dim in (1, 2)
+        assert self.w_block_scaling_dim in (1, 2)
         assert self.fp8_format != Format.E5M2, "Pure E5M2 training is not supported."

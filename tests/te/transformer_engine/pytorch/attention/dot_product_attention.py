@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
 from transformer_engine.pytorch.attention.rope import _places
 from transformer_engine.pytorch.distributed import Gather
 from transformer_engine.pytorch.module.base import TransformerEngineBaseModule
@@ -48,7 +49,8 @@ class DotProductAttention(TransformerEngineBaseModule):
         super().__init__(name)
         if attention_dropout or softcap or window_size is not None or softmax_type != "vanilla" or return_max_logit:
             raise NotImplementedError("the stand-in has neither dropout, softcap, windows, sinks nor maximal logits")
-        assert attention_type == "self" and attn_mask_type in _MASKS
+        assert attention_type == "self"
+        assert attn_mask_type in _MASKS
         self.qkv_format, self.attn_mask_type, self.layer_number = qkv_format, attn_mask_type, layer_number
         self.take_group(tp_group, tp_size)
         self.num_gqa_groups = num_attention_heads if num_gqa_groups is None else num_gqa_groups
@@ -109,13 +111,17 @@ class DotProductAttention(TransformerEngineBaseModule):
         thd_attention_policies: Any = None,
         thd_attention_policy_dispatch: str = "auto",
     ) -> Tensor:
-        assert query_layer is not None and key_layer is not None and value_layer is not None
+        assert query_layer is not None
+        assert key_layer is not None
+        assert value_layer is not None
         unsupported = (
             window_size, core_attention_bias, alibi_slopes, inference_params, score_mod, qkv_layer, kv_layer,
             thd_attention_policies,
         )  # fmt: skip
-        if any(value is not None for value in unsupported) or checkpoint_core_attention or core_attention_bias_type != (
-            "no_bias"
+        if (
+            any(value is not None for value in unsupported)
+            or checkpoint_core_attention
+            or core_attention_bias_type != ("no_bias")
         ):
             raise NotImplementedError("the stand-in attends causally within packed sequences and does nothing else")
         mask = (attn_mask_type or self.attn_mask_type).replace(",", "_")
@@ -134,7 +140,7 @@ class DotProductAttention(TransformerEngineBaseModule):
         if self.cp_group is None or self.cp_group.size() == 1:
             return _attended(query_layer, key_layer, value_layer, lengths, 1, 0, self.softmax_scale)
         size, rank = self.cp_group.size(), self.cp_group.rank()
-        assert cu_seqlens_q_padded is not None and cu_seqlens_kv_padded is not None, (
+        assert all(ends is not None for ends in (cu_seqlens_q_padded, cu_seqlens_kv_padded)), (
             "cu_seqlens_padded can not be None for context parallelism and qkv_format = 'thd'!"
         )
         assert all(length % (2 * size) == 0 for length in lengths), (
@@ -147,10 +153,8 @@ class DotProductAttention(TransformerEngineBaseModule):
     def _lengths(
         queries: Tensor | None, keys: Tensor | None, queries_padded: Tensor | None, keys_padded: Tensor | None
     ) -> list[int]:
-        assert queries is not None and keys is not None, (
-            "cu_seqlens_q and cu_seqlens_kv can not be None when qkv_format = thd!"
-        )
-        assert queries.shape == keys.shape and queries.dim() == 1, (
+        assert None not in (queries, keys), "cu_seqlens_q and cu_seqlens_kv can not be None when qkv_format = thd!"
+        assert queries.shape == keys.shape == (len(queries),), (
             "cu_seqlens_q and cu_seqlens_q must both have shape [batch_size + 1]!"
         )
         assert queries.dtype == keys.dtype == torch.int32, (

@@ -19,7 +19,7 @@ def apply_rotary_pos_emb(
 ) -> Tensor:
     """Angles ``freqs`` ``[s2, 1, 1, d2]``: row i belongs to position i, of the tensor or of each packed sequence."""
     assert tensor_format in ("sbhd", "bshd", "thd"), f"Unsupported tensor_format: {tensor_format}."
-    assert freqs.dim() == 4 and freqs.shape[1] == freqs.shape[2] == 1, "expected freqs tensor of shape [s, 1, 1, d]"
+    assert (freqs.dim(), *freqs.shape[1:3]) == (4, 1, 1), "expected freqs tensor of shape [s, 1, 1, d]"
     assert freqs.shape[-1] <= t.shape[-1], "expected the last dim of t to be no smaller than that of freqs"
     if start_positions is not None:
         raise NotImplementedError("the stand-in has no offsets of sequences")

@@ -9,8 +9,8 @@ from torch import Tensor
 
 
 def general_gemm(
-    A: Tensor,  # noqa: N803
-    B: Tensor,  # noqa: N803
+    A: Tensor,
+    B: Tensor,
     out_dtype: torch.dtype | None = None,
     quantization_params: Any = None,
     gelu: bool = False,

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
 from transformer_engine.pytorch import quantization
 from transformer_engine.pytorch.distributed import (
     Gather,

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
 from transformer_engine.pytorch.module.base import (
     PARALLEL_MODES,
     TransformerEngineBaseModule,
@@ -86,9 +87,7 @@ class LayerNormLinear(TransformerEngineBaseModule):
         super().reset_parameters(defer_init)
         if not defer_init:
             self.layer_norm_weight.sequence_parallel = self.sequence_parallel
-            self.mark_weights(
-                ["weight"], ["bias"] if self.use_bias else [], self.parallel_mode, self.sequence_parallel
-            )
+            self.mark_weights(["weight"], ["bias"] if self.use_bias else [], self.parallel_mode, self.sequence_parallel)
 
     def forward(
         self,
@@ -97,7 +96,7 @@ class LayerNormLinear(TransformerEngineBaseModule):
         fp8_output: bool | None = False,
         fp8_grad: bool | None = False,
     ) -> Any:
-        # The norm sees this rank's tokens only: its weight's gradient is a part of the whole under sequence parallelism.
+        # Under sequence parallelism the norm sees this rank's tokens: its weight's gradient is a part of the whole.
         own = normed(self.checked(inp), self.layer_norm_weight, self.eps, self.zero_centered_gamma)
         out = parallel_product(self, own, self.weight)
         if self.apply_bias:

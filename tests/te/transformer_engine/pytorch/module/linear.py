@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
 from transformer_engine.pytorch.module.base import (
     PARALLEL_MODES,
     TransformerEngineBaseModule,
@@ -76,9 +77,7 @@ class Linear(TransformerEngineBaseModule):
     def reset_parameters(self, defer_init: bool = False) -> None:
         super().reset_parameters(defer_init)
         if not defer_init:
-            self.mark_weights(
-                ["weight"], ["bias"] if self.use_bias else [], self.parallel_mode, self.sequence_parallel
-            )
+            self.mark_weights(["weight"], ["bias"] if self.use_bias else [], self.parallel_mode, self.sequence_parallel)
 
     def forward(
         self,

@@ -43,9 +43,7 @@ class FusedAdam(torch.optim.Optimizer):
         super().__init__(params, group)
         self.adam_w_mode, self.master_weights, self.capturable = int(adam_w_mode), master_weights, capturable
         self.use_decoupled_grad, self.name_to_dtype_map = use_decoupled_grad, kinds
-        self.store_param_remainders = (
-            store_param_remainders and master_weights and master_weight_dtype == torch.float32
-        )
+        self.store_param_remainders = store_param_remainders and master_weights and master_weight_dtype == torch.float32
 
     def _has_remainder(self, param: Tensor, name: str = "master_param") -> bool:
         return self.store_param_remainders and name == "master_param" and param.dtype == torch.bfloat16

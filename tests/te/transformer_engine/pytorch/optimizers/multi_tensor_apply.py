@@ -33,9 +33,7 @@ def multi_tensor_l2norm(
     return norms.norm()[None], norms if per_tensor else torch.empty(0)
 
 
-def multi_tensor_scale(
-    chunk_size: int, noop_flag: Tensor, tensor_lists: list[list[Tensor]], scale: float
-) -> None:
+def multi_tensor_scale(chunk_size: int, noop_flag: Tensor, tensor_lists: list[list[Tensor]], scale: float) -> None:
     if not isinstance(scale, float):
         raise TypeError(f"scale must be a float, not {type(scale).__name__}")
     for source, target in zip(*tensor_lists, strict=True):
