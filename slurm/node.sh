@@ -4,7 +4,9 @@ set -euo pipefail
 eval "$MUA_SETUP"
 export PATH="$VENV/bin:$PATH"
 cores=$(env -u OMP_NUM_THREADS nproc)  # that this process may use
-export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((cores > MUA_RANKS_PER_NODE ? cores / MUA_RANKS_PER_NODE : 1))}
+gpus=${SLURM_GPUS_ON_NODE:-0}
+shares=$((MUA_RANKS_PER_NODE > gpus ? MUA_RANKS_PER_NODE : gpus))  # one process for each GPU, a rank's or an engine's
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((cores > shares ? cores / shares : 1))}
 # Slurm sends a signal to every process of a step. The ranks know what to do with this one; torchrun would die of it.
 trap '' USR1
 if [ "$SLURM_STEP_NUM_NODES" = 1 ] && [ "$MUA_RANKS_PER_NODE" = 1 ]; then
