@@ -22,6 +22,7 @@ from mua.algorithms.gae import with_gae
 from mua.algorithms.losses import PolicyLoss, ValueLoss
 from mua.algorithms.rollout_metrics import rollout_metrics
 from mua.config.schema import ExperimentConfig
+from mua.engine.allocator import refuse_expandable_segments
 from mua.engine.placement import check_trainer_machine, local_ranks, visible_gpus
 from mua.environment.protocol import Split
 from mua.errors import EngineError, MuaError, Preempted, RunStopped
@@ -52,6 +53,7 @@ def train(config: ExperimentConfig, preemption: Preemption | None = None) -> Non
     call continues the run.
     """
     preemption = preemption or Preemption()
+    refuse_expandable_segments(config.engine)
     become_rank(config)
     check_trainer_machine(config, local_ranks(), visible_gpus())
     algorithm = config.algorithm
@@ -71,6 +73,8 @@ def train(config: ExperimentConfig, preemption: Preemption | None = None) -> Non
     with learner, Run(config, learner) as run:
         if config.megatron.offload:
             learner.offload()  # engines take for their cache what is free when they start
+        else:
+            learner.give_back()
 
         def interrupt() -> None:
             preemption.check()
@@ -311,6 +315,7 @@ def check_sync(config: ExperimentConfig) -> None:
 
     Raises :class:`EngineError` naming the tensors that differ.
     """
+    refuse_expandable_segments(config.engine)
     become_rank(config)
     check_trainer_machine(config, local_ranks(), visible_gpus())
     learner = Learner(config, total_steps=config.trainer.steps)
