@@ -203,7 +203,8 @@ def test_nodes_of_one_job_are_alike() -> None:
         (EXACT, (9, 0), {"CUBLAS_WORKSPACE_CONFIG": ":16:8"}, "ok", ":16:8"),
         ([], None, {"PYTORCH_ALLOC_CONF": "a:64, expandable_segments : True"}, "failure", "unset PYTORCH_ALLOC"),
         ([], (9, 0), {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:False"}, "ok", "none needed"),
-        ([], (9, 0), {"NVTE_FLASH_ATTN": "1"}, "failure", "Megatron-Core chooses the attention kernel"),
+        ([], (9, 0), {"NVTE_FLASH_ATTN": "0"}, "failure", "Megatron-Core chooses the attention kernel"),
+        ([], (9, 0), {"NVTE_FLASH_ATTN": "1"}, "ok", "none needed"),
         ([], None, {}, "ok", "skipped"),
     ],
 )  # fmt: skip
