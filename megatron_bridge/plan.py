@@ -34,11 +34,13 @@ _OUTPUT_LAYER = "output_layer."
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """A Hugging Face tensor, by name, without its values."""
+    """A tensor by name, without its values: Hugging Face's, or a band of rows of an engine's parameter."""
 
     name: str
     shape: tuple[int, ...]
     dtype: torch.dtype
+    row: int = 0
+    """Of a band, the first row in the whole."""
 
     @property
     def nbytes(self) -> int:

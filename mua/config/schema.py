@@ -96,6 +96,12 @@ class EngineConfig(Section):
     transport: Literal["colocated", "broadcast"] = "colocated"
     """How weights reach the engines. colocated: a rank of each node hands its engines memory they share (shared memory
     on CPU, CUDA IPC handles on GPU). broadcast: rank 0 and all engine ranks form a process group (gloo or NCCL)."""
+    feeders: Positive = 2
+    """Trainer ranks that broadcast weights, each its share through a process group with all engine ranks."""
+    load: Literal["auto", "slices", "tensors"] = "auto"
+    """What a colocated engine rank is handed. slices: its own part of every parameter. tensors: whole Hugging Face
+    tensors, of which it keeps its part, whatever the engine does with its weights. auto: slices where the policy's
+    family has a table of SGLang's parameters and engine.extra does not change their layout; the log says which."""
     tensor_parallel: Positive = 1
     """GPUs (on CPU: processes) of one server."""
     dtype: Literal["float32", "bfloat16"] | None = None

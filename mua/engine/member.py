@@ -7,8 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from enum import Enum
 from pathlib import Path
-from time import monotonic
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from mua.engine.sglang_client import EngineClient, EngineGone
 from mua.errors import EngineError
@@ -23,6 +22,13 @@ class EngineState(Enum):
     AWAITING = "awaiting weights"
     SERVING = "serving"
     STOPPED = "stopped"
+
+
+class EnginePlace(NamedTuple):
+    """Where an engine is: ``node`` numbers the machines of the run, ``place`` the engines of one machine."""
+
+    node: int
+    place: int
 
 
 class Server(Protocol):
@@ -52,15 +58,20 @@ class Server(Protocol):
 class Engine:
     """One server, its client and what the pool knows about it."""
 
-    def __init__(self, server: Server, slots: int, node: int = 0) -> None:
+    def __init__(self, server: Server, slots: int, node: int = 0, place: int = 0) -> None:
         self.server = server
         self.label = server.label
         self.node = node
         """Machine of the run it is on; 0 is this one."""
+        self.place = place
+        """Number among the engines of its machine."""
         self.stops = 0
         """Times it was stopped: tells one that is, or was, restarted from the one before."""
         self.slots = asyncio.Semaphore(slots)
         self.control = asyncio.Lock()
+        """Held by whoever changes what the engine holds."""
+        self.probing = asyncio.Lock()
+        """Held by a probe that generates, and by who must have none in the engine."""
         self.suspect = asyncio.Event()
         self.state = EngineState.STOPPED
         self.in_flight = 0
@@ -109,7 +120,6 @@ class Targets:
         self.engines = list(engines)
         self.seconds = seconds
         self.lost: dict[Engine, EngineGone] = {}
-        self.began = monotonic()
         self._stops = {engine: engine.stops for engine in engines}
 
     def same(self, engines: Iterable[Engine]) -> list[Engine]:

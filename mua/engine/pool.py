@@ -22,7 +22,6 @@ import asyncio
 import contextlib
 import itertools
 import logging
-import os
 import threading
 import uuid
 from collections import Counter, OrderedDict
@@ -33,15 +32,14 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from mua.config.schema import EngineConfig
-from mua.engine.broadcast import Broadcast, all_or_first_error
+from mua.engine.broadcast import Members, all_or_first_error
 from mua.engine.host import Hosts, RemoteServer
 from mua.engine.member import Engine, EngineState, Server, Targets
 from mua.engine.sampler import SamplingParams, TurnCut
-from mua.engine.server import engine_server, has_cuda
+from mua.engine.server import engine_server
 from mua.engine.sglang_client import EngineGone
-from mua.engine.sync import SyncReport, differing, push
+from mua.engine.sync import Shipment, SyncReport, differing
 from mua.errors import DeadlineExceeded, EngineError
-from mua.ports import LOOPBACK
 from mua.types import Generation
 
 if TYPE_CHECKING:
@@ -87,8 +85,11 @@ class EnginePool:
         if hosts is not None:
             nodes = itertools.product(range(1, len(hosts.urls) + 1), range(config.count))
             servers += [(RemoteServer(config, hosts, node, place, log_folder), node) for node, place in nodes]
-        self._engines = [Engine(server, config.max_running_requests, node) for server, node in servers]
-        self._broadcast: Broadcast | None = None
+        self._engines = [
+            Engine(server, config.max_running_requests, node, number % config.count)
+            for number, (server, node) in enumerate(servers)
+        ]
+        self._members = Members(config.tensor_parallel)
         self._model_path = Path()
         self.version = 0
         """Policy version of the last complete update; 0 is the model folder."""
@@ -132,8 +133,7 @@ class EnginePool:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await asyncio.gather(*(engine.stop() for engine in self._engines))
-        if self._broadcast is not None:
-            self._broadcast.drop()
+        self._members.forget()
         self._changed()
 
     async def __aenter__(self) -> EnginePool:
@@ -309,7 +309,7 @@ class EnginePool:
         """
         seconds = self.config.control_seconds / _FAILED_PROBES
         if not engine.control.locked():
-            async with engine.control:
+            async with engine.probing:
                 if engine.up and not engine.released:
                     return await engine.client.answers("/health_generate", seconds)
         return not engine.up or await engine.client.answers("/model_info", seconds)
@@ -374,14 +374,12 @@ class EnginePool:
                 raise EngineError(f"engines serve version {self.version}; cannot fill a restarted one with {version}")
             while True:
                 awaiting = [engine for engine in self._engines if engine.state is EngineState.AWAITING]
-                engines = awaiting if only_awaiting else await self.until_up()
+                targets = self._targets(awaiting if only_awaiting else await self.until_up())
                 try:
-                    async with self._quiet(engines, gate=not only_awaiting) as targets:
-                        report = await self._push(targets, source, version)
+                    report = await self._ship(targets, source, version, gate=not only_awaiting)
                     break
                 except EngineGone as error:
                     _log.warning("the weights of version %d reached no engine: %s; sending them again", version, error)
-            report.pause_seconds = monotonic() - targets.began
             self.version = version
             for engine in targets.engines:
                 engine.version = version
@@ -413,49 +411,83 @@ class EnginePool:
         finally:
             self._wanted -= 1
 
-    async def _push(self, targets: Targets, source: WeightSource, version: int) -> SyncReport:
-        if self.config.transport == "broadcast" and self._broadcast is None:
-            address = os.environ.get("MASTER_ADDR", LOOPBACK)
-            self._broadcast = Broadcast(address, ranks=self.config.tensor_parallel, cuda=has_cuda())
-        return await push(targets, source, version, self._broadcast)
+    def _members_or_none(self) -> Members | None:
+        return self._members if self.config.transport == "broadcast" else None
+
+    def _targets(self, engines: list[Engine]) -> Targets:
+        return Targets(engines, self.config.control_seconds)
+
+    async def _ship(self, targets: Targets, source: WeightSource, version: int, *, gate: bool) -> SyncReport:
+        """Load ``source`` into the targets. What can be done while they still generate is done before they pause."""
+        if not targets.engines:
+            return SyncReport(version=version)
+        engines = list(targets.engines)
+        try:
+            async with (
+                Shipment(targets, source, version, self._members_or_none()) as shipment,
+                contextlib.AsyncExitStack() as stack,
+            ):
+                report = shipment.report
+                for engine in targets.engines:
+                    await stack.enter_async_context(engine.control)
+                began = monotonic()
+                async with self._quiet(targets, gate=gate, report=report):
+                    await shipment.deliver()
+                report.pause_seconds = monotonic() - began
+        except BaseException:
+            await self._give_up(targets, engines)
+            raise
+        return report
+
+    async def _give_up(self, targets: Targets, engines: list[Engine]) -> None:
+        """Kill engines of which nobody knows what they hold; where one was lost, that is no fault of the others."""
+        for engine in targets.same(targets.engines) if targets.lost else []:
+            engine.spared = True
+        await self._kill(targets.same(engines))
 
     @contextlib.asynccontextmanager
-    async def _quiet(self, engines: list[Engine], *, gate: bool) -> AsyncIterator[Targets]:
-        """Nothing runs on the targets inside, and their prefix caches are empty. Those lost inside are killed.
+    async def _quiet(self, targets: Targets, *, gate: bool, report: SyncReport | None = None) -> AsyncIterator[None]:
+        """The targets are paused inside: what ran on them is retracted, and goes on afterwards.
 
-        When the block fails the weights of all are unknown: all are killed. The watch restarts what was killed.
+        Those lost inside are killed. When the block fails the weights of all are unknown: all are killed. The watch
+        restarts what was killed. The caller holds their ``control`` locks.
         """
-        seconds = self.config.control_seconds
-        targets = Targets(engines, seconds)
+        engines, timed = list(targets.engines), report or SyncReport()
+        call = lambda path, body: lambda e: e.client.call(path, body, timeout=targets.seconds)  # noqa: E731
         self._updating = gate
-
-        async def flush(engine: Engine) -> None:
-            # No request of ours is in flight, or all are paused; what is left are aborted ones and a probe.
-            try:
-                await engine.client.flush(0 if engine in paused else seconds / 2, timeout=seconds)
-            except EngineError as error:
-                raise EngineGone(f"{engine.label} does not become idle: {error}") from error
-
         try:
-            async with contextlib.AsyncExitStack() as stack:
-                for engine in engines:
-                    await stack.enter_async_context(engine.control)
-                paused = [engine for engine in engines if engine.in_flight]
-                call = {"mode": "retract"}
-                await targets.each(lambda e: e.client.call("/pause_generation", call, timeout=seconds), paused)
-                await targets.each(flush)
-                yield targets
-                await targets.each(lambda e: e.client.call("/continue_generation", {}, timeout=seconds), paused)
+            with timed.pausing("stop"):
+                await targets.each(call("/pause_generation", {"mode": "retract"}))
+            yield
+            with timed.pausing("resume"):
+                await targets.each(call("/continue_generation", {}))
         except BaseException:
-            for engine in targets.same(targets.engines) if targets.lost else []:
-                engine.spared = True
-            await self._kill(targets.same(engines))
+            await self._give_up(targets, engines)
             raise
         else:
             await self._kill(targets.same(targets.lost))
         finally:
             self._updating = False
             self._changed()
+
+    @contextlib.asynccontextmanager
+    async def _idle(self, engines: list[Engine]) -> AsyncIterator[Targets]:
+        """Paused as by :meth:`_quiet`, behind a closed gate; no probe is in the engines, and their caches are empty."""
+        targets = self._targets(engines)
+
+        async def flush(engine: Engine) -> None:
+            try:
+                await engine.client.flush(0, timeout=targets.seconds)
+            except EngineError as error:
+                raise EngineGone(f"{engine.label} does not become idle: {error}") from error
+
+        async with contextlib.AsyncExitStack() as stack:
+            for engine in engines:
+                await stack.enter_async_context(engine.control)
+                await stack.enter_async_context(engine.probing)
+            async with self._quiet(targets, gate=True):
+                await targets.each(flush)
+                yield targets
 
     async def _kill(self, engines: Iterable[Engine]) -> None:
         """Stop engines of no more use, even while this task is being cancelled; the watch restarts them."""
@@ -473,8 +505,17 @@ class EnginePool:
             serving = [engine for engine in self._engines if engine.state is EngineState.SERVING]
             if not serving:
                 raise EngineError("no engine serves; nothing to verify")
-            async with self._quiet(serving, gate=True) as targets:
-                names, complete = await differing(targets, lambda: self._push(targets, source, self.version))
+            targets = self._targets(serving)
+
+            async def load() -> SyncReport:
+                async with Shipment(targets, source, self.version, self._members_or_none()) as shipment:
+                    return await shipment.deliver()
+
+            async with contextlib.AsyncExitStack() as stack:
+                for engine in serving:
+                    await stack.enter_async_context(engine.control)
+                async with self._quiet(targets, gate=True):
+                    names, complete = await differing(targets, load)
             if not complete:
                 await self._kill(serving)
         return names
@@ -510,7 +551,7 @@ class EnginePool:
         async with self._update_lock:
             engines = [engine for engine in self._engines if engine.up and tags(engine)]
             try:
-                async with self._quiet(engines, gate=True) as targets:
+                async with self._idle(engines) as targets:
                     await targets.each(lambda engine: self._move_memory(engine, path, tags(engine)))
             except EngineGone as error:
                 _log.warning("no engine is left after %s: %s", path, error)

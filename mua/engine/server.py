@@ -25,6 +25,7 @@ from typing import BinaryIO
 import aiohttp
 
 from mua.compat import sglang_cpu, sglang_keys
+from mua.compat.sglang_shards import LOADER
 from mua.config.schema import EngineConfig
 from mua.errors import EngineError
 from mua.ports import LOOPBACK, free_port
@@ -44,7 +45,7 @@ _MANAGED = frozenset(
         "model_path", "host", "port", "device", "dtype", "tp_size", "tensor_parallel_size", "context_length",
         "mem_fraction_static", "max_total_tokens", "max_running_requests", "random_seed", "skip_tokenizer_init",
         "disable_radix_cache", "enable_deterministic_inference", "enable_memory_saver", "weight_version",
-        "enable_return_routed_experts", "config", "api_key", "admin_api_key",
+        "enable_return_routed_experts", "config", "api_key", "admin_api_key", "custom_weight_loader",
     }
 )  # fmt: skip
 
@@ -280,6 +281,7 @@ def engine_server(
         "enable-memory-saver": config.memory_saver,
         "enable-return-routed-experts": config.routed_experts,
         "weight-version": "0",
+        "custom-weight-loader": LOADER,
         "log-level-http": "warning",
     }
     if config.max_total_tokens is not None:

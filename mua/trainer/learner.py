@@ -23,6 +23,7 @@ from megatron_bridge.save import save_hf
 from mua.algorithms.losses import LossFunction, ValueLossFunction
 from mua.config.schema import ExperimentConfig
 from mua.engine.host import EngineHost, Hosts, find_nodes
+from mua.engine.member import EnginePlace
 from mua.engine.source import TrainerSource, WeightSource
 from mua.errors import ModelError, RankLost
 from mua.megatron import checkpoint, parallel
@@ -89,7 +90,7 @@ class Learner:
             config.engine,
             self._nodes,
             self._group,
-            announce=lambda nodes: None if self.calls is None else self.calls.announce(("_follow", (nodes,), {})),
+            announce=lambda *what: None if self.calls is None else self.calls.announce(("_follow", what, {})),
             meet=lambda: None if self.calls is None else self.calls.meet(),
         )
 
@@ -321,8 +322,8 @@ class Learner:
         urls = gathered(None if self._host is None else self._host.url, self._group)
         return Hosts(key, tuple(str(urls[leader]) for leader in self._nodes.leaders[1:]))
 
-    def _follow(self, nodes: Sequence[int]) -> None:
-        self._source.follow(nodes)
+    def _follow(self, engines: Sequence[EnginePlace], groups: int) -> None:
+        self._source.follow(engines, groups)
 
     @contextmanager
     def _model_in_place(self) -> Iterator[ModelPlan]:

@@ -128,17 +128,17 @@ def give_up_then_finish(folder: Path) -> dict[str, Any]:
     from mua.config.schema import EngineConfig
 
     announced: list[Any] = []
-    config = EngineConfig(transport="broadcast", bucket_bytes=LIMIT)
-    source = loaded_source(folder, Layout(pp=2), config, announced.append)
+    config = EngineConfig(bucket_bytes=LIMIT)
+    source = loaded_source(folder, Layout(pp=2), config, lambda engines, groups: announced.append(engines))
     if dist.get_rank() > 0:
-        source.follow([0])
-        source.follow([0])
+        source.follow([(0, 0)])
+        source.follow([(0, 0)])
         return {"passes": 2, "moved": source.moved}
-    buckets = source.buckets([0])
+    buckets = source.buckets([(0, 0)])
     given_up = [next(buckets), next(buckets)]
     buckets.close()
-    finished = sum(1 for _ in source.buckets([0]))
-    assert announced == [[0], [0]]
+    finished = sum(1 for bucket in source.buckets([(0, 0)]) if bucket is not None)
+    assert announced == [[(0, 0)], [(0, 0)]]
     return {"given_up_after": len(given_up), "finished": finished, "moved": source.moved, "needed": source.needed}
 
 
@@ -155,8 +155,8 @@ def send_until_an_engine_has_all(folder: Path, fault: str) -> dict[str, Any]:
     """Rank 0 updates a stand-in engine; the other rank follows whatever is announced, as the policy's ranks do."""
     from mua.config.schema import EngineConfig
 
-    def announce(targets: Any) -> None:
-        dist.broadcast_object_list([targets], src=0)
+    def announce(engines: Any, groups: int = 0) -> None:
+        dist.broadcast_object_list([engines], src=0)
 
     source = loaded_source(folder, Layout(pp=2), EngineConfig(bucket_bytes=LIMIT), announce)
     if dist.get_rank() == 0:
@@ -219,7 +219,7 @@ def reshard(folder: Path, layout: Layout) -> dict[str, Any]:
 
     chunks = build(folder, layout)
     load_hf(chunks, folder)
-    resharder = Resharder(plan_model(chunks), layout.feeders, LIMIT, node=dist.get_rank() // 2)
+    resharder = Resharder(plan_model(chunks), dict.fromkeys(layout.feeders, (0,)), LIMIT, node=dist.get_rank() // 2)
     expected = load_file(folder / "model.safetensors")
     wrong = []
     for factor in (1.0, 2.0):
@@ -228,9 +228,9 @@ def reshard(folder: Path, layout: Layout) -> dict[str, Any]:
         allocations = Allocations()
         for index, bucket in enumerate(resharder.buckets):
             with allocations:
-                flat = resharder.assemble(index)
+                flat = resharder.assemble(index).get(0)
             assert bucket.nbytes <= LIMIT or len(bucket.tensors) == 1
-            assert (flat is not None) == resharder.feeds
+            assert (flat is not None) == (dist.get_rank() in layout.feeders)
             for slot in bucket.tensors:
                 seen.add(slot.spec.name)
                 assert slot.start % 256 == 0
@@ -244,7 +244,7 @@ def reshard(folder: Path, layout: Layout) -> dict[str, Any]:
                     parameter.mul_(2)
     traffic, largest = resharder.traffic, max(bucket.nbytes for bucket in resharder.buckets)
     found = {name: getattr(traffic, name) for name in ("sent", "received", "needed")}
-    found |= {"wrong": wrong, "feeds": resharder.feeds, "largest_bucket": largest}
+    found |= {"wrong": wrong, "feeds": dist.get_rank() in layout.feeders, "largest_bucket": largest}
     return found | {"largest": allocations.largest, "live": allocations.live}
 
 
@@ -267,7 +267,7 @@ def build(folder: Path, layout: Layout) -> list[Any]:
     return build_chunks(config, model, megatron)
 
 
-def loaded_source(folder: Path, layout: Layout, config: Any, announce: Any = lambda _: None) -> Any:
+def loaded_source(folder: Path, layout: Layout, config: Any, announce: Any = lambda *_: None) -> Any:
     """The source of engines of one machine, with the weights in ``folder``; its ``chunks`` may be loaded again."""
     from contextlib import nullcontext
 
@@ -279,6 +279,8 @@ def loaded_source(folder: Path, layout: Layout, config: Any, announce: Any = lam
     chunks = build(folder, layout)
     load_hf(chunks, folder)
     model = lambda: nullcontext(plan_model(chunks))  # noqa: E731
-    source: Any = TrainerSource(model, config, Nodes(0, (0,)), dist.group.WORLD, announce)
+    source: Any = TrainerSource(
+        model, config, Nodes(0, (0,), (tuple(range(layout.world)),)), dist.group.WORLD, announce
+    )
     source.chunks = chunks
     return source
