@@ -43,7 +43,7 @@ class Holding:
             self.ranks = [{name: f"noise {next(_NOISE)}" for name in rank} for rank in self.ranks]
         return {"success": True, "ranks": [{"checksums": dict(rank)} for rank in self.ranks]}
 
-    async def flush(self, wait: float, *, timeout: float) -> None:
+    async def call(self, path: str, body: dict[str, Any], *, timeout: float) -> None:
         pass
 
     async def close(self) -> None:
