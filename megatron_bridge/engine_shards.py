@@ -15,7 +15,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 
@@ -86,7 +86,7 @@ def engine_parameters(
                 "megatron_bridge/families, or set engine.load: tensors"
             )
         name, place = templates[template]
-        layer, expert = (*numbers, *("-1",) * (2 - len(numbers)))
+        layer, expert = (*numbers, "-1", "-1")[:2]
         parameter = found.setdefault(name.format(layer), _Sources(table[name]))
         parameter.of_expert[int(expert)][place] = spec
     return [_parameter(name, sources, hf_config, ranks) for name, sources in found.items()]
@@ -106,7 +106,10 @@ def _parameter(name: str, sources: _Sources, hf_config: HfConfig, ranks: EngineR
             if len(specs) != len(sources.rule.sources):
                 raise BridgeError(f"{name} is fused of {len(sources.rule.sources)} tensors, of which one is missing")
             one, rows, cols = _matrix(sources.rule.split, specs, hf_config, rank % over, over)
-            of_rank += [replace(block, shard_row=block.shard_row + at) for block in one]
+            of_rank += [
+                BlockCopy(b.source, b.source_row, b.source_col, b.shard_row + at, b.shard_col, b.rows, b.cols)
+                for b in one
+            ]
             at += rows
         blocks.append(tuple(of_rank))
     return EngineParameter(name, at, cols, specs[0].dtype, tuple(blocks))

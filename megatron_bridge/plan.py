@@ -246,6 +246,11 @@ class _Table:
         return ModelPlan(parameters, self.local, shard, self.group, tied, self.hf_config)
 
 
+def in_order(parameters: Sequence[PlannedParameter]) -> list[PlannedParameter]:
+    """As a plan has them: the embedding, the layers by number, then the rest."""
+    return sorted(parameters, key=lambda parameter: _position(parameter.name))
+
+
 def as_matrix(tensor: Tensor) -> Tensor:
     """A two-dimensional view: ``[n]`` becomes ``[n, 1]``."""
     return tensor.view(tensor.shape[0], -1)

@@ -20,9 +20,10 @@ The tensors of a bucket come from all pipeline stages alike, so that the links o
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, distributed
@@ -154,7 +155,15 @@ def engine_slices(parameters: Iterable[EngineParameter], limit: int) -> Target:
                     low = max(block.shard_row, band.row)
                     high = min(block.shard_row + block.rows, band.row + band.shape[0])
                     source_row = block.source_row + low - block.shard_row
-                    part = replace(block, source_row=source_row, shard_row=low - band.row, rows=high - low)
+                    part = BlockCopy(
+                        block.source,
+                        source_row,
+                        block.source_col,
+                        low - band.row,
+                        block.shard_col,
+                        high - low,
+                        block.cols,
+                    )
                     variant[block.source].append((band, part))
     return Target(tuple(specs), tuple(variants), matrices)
 
@@ -223,19 +232,30 @@ class Holders:
     def __init__(self, ranks: Mapping[int, tuple[int, Mapping[str, int]]]) -> None:
         self.nodes = {rank: node for rank, (node, _) in ranks.items()}
         self._ranks: dict[tuple[str, int], list[int]] = defaultdict(list)
+        self._near: dict[tuple[tuple[int, ...], int], tuple[int, ...]] = {}
         for rank, (_, held) in ranks.items():
             for name, shard in held.items():
                 self._ranks[name, shard].append(rank)
 
-    def nearest(self, name: str, shard: int, feeder: int, turn: int) -> int:
-        """The feeder itself if it holds the shard, else one of its machine, else any; ``turn`` spreads the work."""
-        ranks = self._ranks.get((name, shard))
-        if not ranks:
+    def of(self, name: str, shard: int) -> tuple[int, ...]:
+        """The ranks that hold a shard. Raises :class:`BridgeError` when there is none."""
+        if not (ranks := self._ranks.get((name, shard))):
             raise BridgeError(f"no rank holds shard {shard} of {name}")
+        return tuple(ranks)
+
+    def choose(self, ranks: tuple[int, ...], feeder: int, turn: int) -> int:
+        """The feeder itself if it is among ``ranks``, else one of its machine, else any; ``turn`` spreads the work."""
         if feeder in ranks:
             return feeder
-        near = [rank for rank in ranks if self.nodes[rank] == self.nodes[feeder]] or ranks
-        return near[turn % len(near)]
+        key = ranks, self.nodes[feeder]
+        if key not in self._near:
+            self._near[key] = tuple(rank for rank in ranks if self.nodes[rank] == self.nodes[feeder]) or ranks
+        return self._near[key][turn % len(self._near[key])]
+
+    def period(self, ranks: tuple[int, ...]) -> int:
+        """After so many turns :meth:`choose` begins anew, whoever the feeder is."""
+        nodes = [self.nodes[rank] for rank in ranks]
+        return math.lcm(len(ranks), *(nodes.count(node) for node in set(nodes)))
 
 
 class Routes:
@@ -251,30 +271,43 @@ class Routes:
         self._target = target
         self._places = {slot.spec: (n, slot) for n, layout in enumerate(buckets) for slot in layout.tensors}
         self._pieces: dict[tuple[str, int, int], list[Piece]] = {}
+        self._last: tuple[str, int, list[BlockCopy]] = ("", 0, [])
 
     def plan(self, feeders: Mapping[int, Sequence[int]], holders: Holders, only: int | None = None) -> Iterator[Route]:
         """All routes to ``feeders`` (the variants each gets), or those that rank ``only`` takes part in."""
+        for number, parameter, shard in self.shards():
+            ranks = holders.of(parameter.name, shard)
+            for turn, (feeder, variants) in enumerate(feeders.items()):
+                source = holders.choose(ranks, feeder, number + turn)
+                if only is not None and only not in (feeder, source):
+                    continue
+                pieces = [piece for variant in variants for piece in self.pieces(parameter, shard, variant)]
+                if pieces:
+                    yield Route(feeder, source, pieces)
+
+    def shards(self) -> Iterator[tuple[int, PlannedParameter, int]]:
+        """Every shard of every parameter, and the parameter's turn."""
         for number, parameter in enumerate(self._parameters):
             for shard in range(len(parameter.owners)):
-                for turn, (feeder, variants) in enumerate(feeders.items()):
-                    source = holders.nearest(parameter.name, shard, feeder, number + turn)
-                    if only is not None and only not in (feeder, source):
-                        continue
-                    pieces = [piece for variant in variants for piece in self._of(parameter, shard, variant)]
-                    if pieces:
-                        yield Route(feeder, source, pieces)
+                yield number, parameter, shard
 
-    def _of(self, parameter: PlannedParameter, shard: int, variant: int) -> list[Piece]:
+    def pieces(self, parameter: PlannedParameter, shard: int, variant: int) -> list[Piece]:
         """Where the rectangles of one shard meet those of the target."""
         key = parameter.name, shard, variant
         if key not in self._pieces:
             self._pieces[key] = [
                 Piece(parameter, shard, met, variant, *self._places[spec])
-                for held in parameter.packing.shard_blocks(len(parameter.owners), shard)
+                for held in self._held(parameter, shard)
                 for spec, wanted in self._target.variants[variant].get(held.source, ())
                 if (met := _meeting(held, wanted)) is not None
             ]
         return self._pieces[key]
+
+    def _held(self, parameter: PlannedParameter, shard: int) -> list[BlockCopy]:
+        """The blocks of a shard; of the last one asked for they are known."""
+        if self._last[:2] != (parameter.name, shard):
+            self._last = parameter.name, shard, parameter.packing.shard_blocks(len(parameter.owners), shard)
+        return self._last[2]
 
 
 def _meeting(held: BlockCopy, wanted: BlockCopy) -> BlockCopy | None:
@@ -317,7 +350,7 @@ def bucket_layouts(
 
 def _by_turns(queues: list[list[TensorSpec]]) -> Iterator[TensorSpec]:
     """All of some lists, each in its order, such that of each the same share of bytes has come at any time."""
-    placed = []
+    placed: list[tuple[float, int, int, TensorSpec]] = []
     for number, queue in enumerate(queues):
         total, end = sum(spec.nbytes for spec in queue), 0
         for spec in queue:

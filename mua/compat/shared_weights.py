@@ -57,10 +57,12 @@ def slices_handle(
     layout: BucketLayout, matrices: Mapping[str, tuple[int, int]], flat: torch.Tensor, receipt: int
 ) -> str:
     """What :mod:`mua.compat.sglang_shards` takes, good for one receiver, whose receipt goes to byte ``receipt``."""
-    slots = [
-        (slot.spec.name, slot.spec.row, *slot.spec.shape, str(slot.spec.dtype).removeprefix("torch."), slot.start)
-        for slot in layout.tensors
-    ]
+    slots = []
+    for slot in layout.tensors:
+        rows, cols = slot.spec.shape
+        slots.append(
+            (slot.spec.name, slot.spec.row, rows, cols, str(slot.spec.dtype).removeprefix("torch."), slot.start)
+        )
     whole = {slot.spec.name: list(matrices[slot.spec.name]) for slot in layout.tensors}
     return _pickled([(table(slots, whole, receipt), flat)], flat.is_cuda)
 

@@ -201,8 +201,9 @@ class ClusterConfig(Section):
     """GPUs of one machine; None: as many as the layout needs, divided by ``nodes``."""
     nodes: Positive = 1
     """Machines."""
-    nvlink_gigabytes_per_second: PositiveFloat = 450.0
-    """Bandwidth of one GPU to others of its machine, one direction (NVLink 4: 450)."""
+    nvlink_gigabytes_per_second: NonNegativeFloat | None = 450.0
+    """Bandwidth of one GPU to others of its machine, one direction (NVLink 4: 450). None or 0: there is no NVLink, and
+    the plan is made with PCIe 5.0 x16 (55) and says so."""
     network_gigabytes_per_second: PositiveFloat = 50.0
     """Bandwidth of one GPU to other machines, one direction (one 400 Gb/s adapter a GPU: 50)."""
     reserve_gigabytes: NonNegativeFloat = 6.0

@@ -25,8 +25,6 @@ Two buckets exist at a time, one being loaded by the engines and one being put t
 
 from __future__ import annotations
 
-import logging
-import re
 from collections import defaultdict, deque
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager
@@ -37,31 +35,20 @@ import torch
 import torch.distributed as dist
 
 from megatron_bridge.collective import gathered
-from megatron_bridge.engine_shards import EngineRanks, engine_parameters
-from megatron_bridge.families import family_of
 from megatron_bridge.plan import ModelPlan
-from megatron_bridge.reshard import BucketLayout, Resharder, Target, engine_slices, whole_tensors
+from megatron_bridge.reshard import BucketLayout, Resharder
 from mua.compat.sglang_shards import LOADER, RECEIPT_BYTES, refusal
 from mua.compat.shared_weights import shared_buffer, shared_handle, slices_handle
 from mua.config.schema import EngineConfig
 from mua.engine.broadcast import Connect, FeederGroup
 from mua.engine.host import Nodes
 from mua.engine.member import EnginePlace
+from mua.engine.slices import broadcast_feeders, engine_target, loaded_together, share_out
 from mua.errors import ConfigError, EngineError
 
-_log = logging.getLogger(__name__)
 _Value = TypeVar("_Value")
 WHOLE_TENSORS = "flattened_bucket"
 """SGLang's ``load_format`` of whole Hugging Face tensors in one buffer."""
-_OTHER_LAYOUT = frozenset(
-    {
-        "quantization", "torchao_config", "load_format", "enable_dp_attention", "dp_size", "data_parallel_size",
-        "pp_size", "pipeline_parallel_size", "moe_a2a_backend", "moe_runner_backend", "enable_eplb",
-        "ep_num_redundant_experts", "enable_lora", "moe_dense_tp_size", "enable_dp_lm_head",
-    }
-)  # fmt: skip
-"""Arguments under which an engine keeps parameters otherwise than :mod:`megatron_bridge.engine_shards` says."""
-_EXPERT_RANKS = ("ep_size", "expert_parallel_size", "ep")
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +133,7 @@ class TrainerSource:
             if plan.device.type == "cuda":
                 torch.cuda.set_device(plan.device)  # a setting of the thread, and this may be a new one
             if self._way is None:
-                colocated = self._config.transport == "colocated"
+                colocated = self._config.transport != "broadcast"
                 self._way = (_Colocated if colocated else _Broadcast)(plan, self._config, self._nodes, self._gathered)
             way = self._way
             way.resharder.reset()
@@ -203,7 +190,7 @@ class _Colocated:
         """Of the last pass, on rank 0: what engines would not take, and why."""
         self._gather = gather
         self._tp = config.tensor_parallel
-        self._target, self._slices = _target(plan, config)
+        self._target, self._slices = engine_target(plan.parameters, plan.hf_config, config)
         self._rank = dist.get_rank()
         self._feeder: dict[tuple[EnginePlace, int], tuple[int, int]] = {}
         """Of every engine rank the trainer rank that feeds it, and the variant it gets."""
@@ -273,27 +260,6 @@ class _Colocated:
         self.refusals = []
 
 
-def _target(plan: ModelPlan, config: EngineConfig) -> tuple[Target, bool]:
-    """What engine ranks are handed, and whether it is slices. Raises :class:`ConfigError`."""
-    extra = {key.replace("-", "_"): value for key, value in config.extra.items()}
-    family = family_of(plan.hf_config)
-    reason = "engine.load says so" if config.load == "tensors" else ""
-    if family.engine is None:
-        reason = reason or f"the family {family.model_type!r} has no table of SGLang's parameters"
-    if others := sorted(_OTHER_LAYOUT & {key for key, value in extra.items() if value is not False}):
-        reason = reason or f"engine.extra.{others[0]} changes how the engine keeps its weights"
-    if reason:
-        if config.load == "slices":
-            raise ConfigError(f"engine.load: slices is not possible: {reason}; set it to auto or tensors")
-        _log.info("engines are handed whole tensors: %s", reason)
-        return whole_tensors(plan.tensors()), False
-    assert family.engine is not None
-    experts = next((int(extra[key]) for key in _EXPERT_RANKS if key in extra), 1)
-    ranks = EngineRanks(config.tensor_parallel, experts)
-    parameters = engine_parameters(family.engine, plan.tensors(), plan.hf_config, ranks)
-    return engine_slices(parameters, config.bucket_bytes), True
-
-
 class _Broadcast:
     """Some trainer ranks, spread evenly over stages and machines, broadcast whole tensors to all engine ranks."""
 
@@ -302,8 +268,7 @@ class _Broadcast:
         self._gather = gather
         self._config = config
         self._rank, world = dist.get_rank(), dist.get_world_size()
-        count = min(config.feeders, world)
-        self._feeders = [world * number // count for number in range(count)]
+        self._feeders = broadcast_feeders(config, world)
         self._own = FeederGroup(config.control_seconds, cuda=plan.device.type == "cuda")
         self._groups = 0
         self.resharder = Resharder(
@@ -315,16 +280,9 @@ class _Broadcast:
             together=loaded_together,
             by_turns=False,
         )
-        self._feeder_of = self._share_out([[]] if world == 1 else gathered(self.resharder.held))
-
-    def _share_out(self, held: Sequence[Sequence[int]]) -> list[int]:
-        """The feeder of every bucket: the one that holds the most of it, and of those the one with the least to do."""
-        duties, found = dict.fromkeys(self._feeders, 0), []
-        for index, layout in enumerate(self.resharder.buckets):
-            own = {rank: held[rank][index] if held[rank] else 0 for rank in self._feeders}
-            found.append(max(self._feeders, key=lambda rank: (own[rank], -duties[rank], -rank)))
-            duties[found[-1]] += layout.nbytes
-        return found
+        held = [self.resharder.held] if world == 1 else gathered(self.resharder.held)
+        sizes = [layout.nbytes for layout in self.resharder.buckets]
+        self._feeder_of = share_out({rank: held[rank] for rank in self._feeders}, sizes)
 
     def steps(self, plan: ModelPlan, engines: Sequence[EnginePlace], groups: int) -> WeightGenerator:
         """Groups with ``engines`` if there are none, every bucket, then None."""
@@ -386,14 +344,3 @@ class Buffers:
         else:
             self._pair.append(shared_buffer(self._largest if self._reuse else nbytes, self._device))
         return self._pair[-1]
-
-
-_ONE_CALL = re.compile(r"\.(q_a_proj|kv_a_proj_with_mqa)\.")
-
-
-def loaded_together(name: str) -> str:
-    """A key that tensors share which SGLang fuses within one call of its loader, and would lose apart.
-
-    Those are the two down projections of multi-head latent attention; of the others it takes one at a time.
-    """
-    return _ONE_CALL.sub(".fused_qkv_a_proj_with_mqa.", name)

@@ -41,6 +41,24 @@ def gpus_per_node(config: ExperimentConfig) -> int:
     return config.cluster.gpus_per_node or max(1, config.megatron.world_size // config.cluster.nodes)
 
 
+def layers_by_stage(architecture: Architecture, config: ExperimentConfig) -> list[list[int]]:
+    """Numbers of the layers of each pipeline stage; an interleaved stage has several runs of them."""
+    layout = config.megatron
+    stages, chunks = layout.pipeline_parallel, layout.virtual_pipeline or 1
+    sizes: list[int | None] = [None] * stages
+    sizes[0], sizes[-1] = layout.first_stage_layers or sizes[0], layout.last_stage_layers or sizes[-1]
+    open_stages = sizes.count(None)
+    rest = architecture.layers - sum(size or 0 for size in sizes)
+    counts = [size or rest // open_stages for size in sizes]
+    numbers: list[list[int]] = [[] for _ in range(stages)]
+    layer = 0
+    for _ in range(chunks):
+        for stage, count in enumerate(counts):
+            numbers[stage] += range(layer, layer + count // chunks)
+            layer += count // chunks
+    return numbers
+
+
 def _cluster_problems(architecture: Architecture, config: ExperimentConfig) -> Iterator[str]:
     """What keeps trainer and engines from the cluster's nodes, and engines from the model."""
     cluster, world, per_node = config.cluster, config.megatron.world_size, gpus_per_node(config)
@@ -62,7 +80,12 @@ def _cluster_problems(architecture: Architecture, config: ExperimentConfig) -> I
     widths = {architecture.ffn} if not all(architecture.sparse) else set()
     for width in widths | ({architecture.expert_ffn} if architecture.experts else set()):
         yield from undivided("engine.tensor_parallel", tp, "an MLP's width of {}", width)
-    if engine.count * tp > per_node:
+    if per_node % tp:
+        yield (
+            f"engine.tensor_parallel {tp}: the {per_node} GPUs of a node do not divide by it; the nearest possible: "
+            f"{max(size for size in range(1, min(tp, per_node) + 1) if per_node % size == 0)}"
+        )
+    elif engine.count * tp > per_node:
         yield (
             f"engine.count {engine.count} x engine.tensor_parallel {tp} needs {engine.count * tp} GPUs, and a node has "
             f"{per_node}; the nearest possible: engine.count {max(1, per_node // tp)}"

@@ -19,7 +19,8 @@ from megatron_bridge.reshard import lay_out
 from mua.engine import sync
 from mua.engine.member import EnginePlace, Targets
 from mua.engine.sglang_client import EngineGone
-from mua.engine.source import Buffers, WeightBucket, WeightGenerator, WeightSource, loaded_together
+from mua.engine.slices import loaded_together
+from mua.engine.source import Buffers, WeightBucket, WeightGenerator, WeightSource
 from mua.engine.sync import Shipment, SyncReport
 from mua.errors import EngineError
 
