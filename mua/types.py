@@ -98,6 +98,8 @@ class Generation:
     experts: ExpertArray | None = None
     """Experts of the tokens from ``SamplingParams.experts_from`` to the last but one sampled, ``[n, layers * top k]``;
     the last sampled token was not routed yet."""
+    waited: float = 0.0
+    """Seconds before an engine took the request."""
 
 
 @dataclass(frozen=True, slots=True)

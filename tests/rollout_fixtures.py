@@ -86,6 +86,12 @@ class ScriptedPool(ScriptedSampler):
     async def stop(self) -> None:
         pass
 
+    def restart_clocks(self) -> None:
+        pass
+
+    def awaited(self, awaited: bool) -> None:
+        pass
+
     def metrics(self) -> dict[str, float]:
         return {}
 

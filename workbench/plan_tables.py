@@ -36,6 +36,8 @@ def _parts(plan: Plan) -> Iterator[RenderableType]:
     yield _ranks(plan)
     yield _activations(plan)
     yield _phases(plan)
+    if plan.host:
+        yield Text(f"host memory of a node, pinned: {_gb(plan.host)} of {plan.config.cluster.host_gigabytes:g} GB\n")
     yield _facts("engine", _engine(plan))
     yield _facts("one step", _step(plan))
     yield _facts("one weight synchronisation", _sync(plan))
@@ -60,8 +62,24 @@ def _headline(plan: Plan) -> str:
     return (
         f"{config.name}: {model.parameters / 1e9:.2f} B parameters{active}, {config.model.dtype}, on {plan.gpus} x "
         f"{config.cluster.gpu} ({config.cluster.nodes} {nodes})\nparallel: {parallel}; "
-        f"{'distributed' if layout.distributed_optimizer else 'replicated'} optimizer; GB are 10^9 bytes"
+        f"{'distributed' if layout.distributed_optimizer else 'replicated'} optimizer; {_layers(plan)}; "
+        "GB are 10^9 bytes"
     )
+
+
+def _layers(plan: Plan) -> str:
+    """Whose layers, and what of the options costs or saves memory."""
+    layout, optimizer = plan.config.megatron, plan.config.optimizer
+    found = {"transformer_engine": "Transformer Engine's layers", "local": "local layers"}[plan.options.implementation]
+    named = {
+        "float8 products": layout.fp8,
+        "overlapped tensor-parallel communication": layout.tp_comm_overlap,
+        "CUDA graphs of MLPs": layout.cuda_graphs,
+        "precision-aware optimizer": optimizer.precision_aware,
+        f"{optimizer.cpu_offload_fraction:.0%} of the optimizer on the CPU": optimizer.cpu_offload_fraction,
+        f"{', '.join(layout.offload_activations)} in host memory": layout.offload_activations,
+    }
+    return ", ".join([found, *(name for name, there in named.items() if there)])
 
 
 def _table(title: str, *columns: str) -> Table:
@@ -96,7 +114,9 @@ def _activations(plan: Plan) -> Table:
     for name in RECOMPUTE:
         stage = max(plan.stages, key=lambda stage: stage.activations[name].total)
         kept = stage.activations[name]
-        mark = " (configured)" if name == plan.config.megatron.recompute else ""
+        layout = plan.config.megatron
+        of = f" of {', '.join(layout.recompute_modules)}" if name == "selective" else ""
+        mark = of + (" (configured)" if name == layout.recompute else "")
         table.add_row(name + mark, str(stage.rank.rank), *map(_gb, (kept.kept, kept.working, kept.output, kept.total)))
     return table
 
@@ -107,9 +127,9 @@ def _phases(plan: Plan) -> Table:
         "engine", "buckets", "together", f"of {_gb(plan.gpu.memory)}",
     )  # fmt: skip
     groups = (
-        ("weights", "gradients", "optimizer", "reference", "critic"),
-        ("activations", "output"),
-        ("engine weights", "KV cache"),
+        ("weights", "gradients", "optimizer", "reference", "critic", "user buffers"),
+        ("activations", "output", "CUDA graphs"),
+        ("engine weights", "KV cache", "engine working"),
         ("buckets",),
     )
     for phase in plan.phases:
@@ -138,6 +158,7 @@ def _engine(plan: Plan) -> list[tuple[str, str]]:
     return [
         ("servers", f"{plan.servers} of {tp} GPUs"),
         ("weights a GPU", f"{_gb(engine.weights)} GB"),
+        ("activations and graphs a GPU", f"{_gb(plan.phases[0].parts['engine working'])} GB, as SGLang reckons"),
         ("KV cache a GPU", f"{_gb(engine.cache)} GB, {engine.token:,} bytes a token"),
         ("KV cache a server", f"{engine.tokens:,} tokens"),
         (

@@ -111,6 +111,7 @@ class EngineHost:
                 log_folder=config.output / "logs",
                 host=address,
                 api_key=api_key,
+                fp32_lm_head=config.model.fp32_lm_head,
             )
             for place in range(config.engine.count)
         ]

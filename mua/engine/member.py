@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Protocol
 
 from mua.engine.sglang_client import EngineClient, EngineGone
 from mua.errors import EngineError
+from mua.observe.timeline import EngineClock
 
 _log = logging.getLogger(__name__)
 _LEAST_BYTES_PER_SECOND = 50e6
@@ -68,6 +69,7 @@ class Engine:
         self.stops = 0
         """Times it was stopped: tells one that is, or was, restarted from the one before."""
         self.slots = asyncio.Semaphore(slots)
+        self.clock = EngineClock(slots)
         self.control = asyncio.Lock()
         """Held by whoever changes what the engine holds."""
         self.probing = asyncio.Lock()

@@ -26,6 +26,7 @@ import threading
 import uuid
 from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from time import monotonic
@@ -40,6 +41,7 @@ from mua.engine.server import engine_server
 from mua.engine.sglang_client import EngineGone
 from mua.engine.sync import Shipment, SyncReport, differing
 from mua.errors import DeadlineExceeded, EngineError
+from mua.observe.timeline import EngineActivity, engine_metrics
 from mua.types import Generation
 
 if TYPE_CHECKING:
@@ -73,13 +75,14 @@ class EnginePool:
         seed: int,
         log_folder: Path,
         hosts: Hosts | None = None,
+        fp32_lm_head: bool = False,
     ) -> None:
         self.config = config
         self.awaiting_weights = threading.Event()
         """Set while at least one restarted engine waits for :meth:`update_weights`."""
         make = partial(
             engine_server, config, dtype=dtype, context_length=context_length, seed=seed, log_folder=log_folder,
-            api_key=None if hosts is None else hosts.api_key,
+            api_key=None if hosts is None else hosts.api_key, fp32_lm_head=fp32_lm_head,
         )  # fmt: skip
         servers: list[tuple[Server, int]] = [(make(index=place), 0) for place in range(config.count)]
         if hosts is not None:
@@ -102,6 +105,8 @@ class EnginePool:
         self.failure: EngineError | None = None
         """Why the pool has given up for good: an engine used up its restarts."""
         self._failure: EngineError | None = EngineError("the engine pool was not started")
+        self._awaited = False
+        """Whether the trainer waits for episodes."""
         self._wanted = 0
         """Updates that wait for an engine to come up."""
         self._watches: list[asyncio.Task[None]] = []
@@ -160,7 +165,32 @@ class EnginePool:
             "engine/queued": sum(engine.queued for engine in self._engines),
             "engine/serving": sum(engine.state is EngineState.SERVING for engine in self._engines),
             "engine/restarts": sum(engine.restarts for engine in self._engines),
-        }
+        } | engine_metrics([engine.clock for engine in self._engines])  # fmt: skip
+
+    def restart_clocks(self) -> None:
+        """The account of the engines' time begins now."""
+        engine_metrics([engine.clock for engine in self._engines])
+
+    def awaited(self, awaited: bool) -> None:
+        """Whether the trainer waits for episodes from now on; the account of engines without a request tells."""
+        self._awaited = awaited
+        self._account(*self._engines)
+
+    def _account(self, *engines: Engine) -> None:
+        """What ``engines`` do has changed, or may have."""
+        for engine in engines:
+            engine.clock.note(self._activity(engine), engine.in_flight)
+
+    def _activity(self, engine: Engine) -> EngineActivity:
+        if not engine.up or (engine.state is EngineState.AWAITING and not self._updating):
+            return EngineActivity.DOWN
+        if self._updating:
+            return EngineActivity.PAUSED
+        if self.released:
+            return EngineActivity.RELEASED
+        if engine.in_flight:
+            return EngineActivity.GENERATING
+        return EngineActivity.IDLE_AWAITED if self._awaited else EngineActivity.IDLE
 
     # ---- sampling
 
@@ -197,19 +227,21 @@ class EnginePool:
         self, prompt_ids: Sequence[int], params: SamplingParams, session: str, until: float
     ) -> Generation:
         """Raises ``TimeoutError`` or :class:`TurnCut` when the loop's time is past ``until``."""
+        began = monotonic()
         async with asyncio.timeout_at(until):
             engine = await self._admit(session)
+        waited = monotonic() - began
         rid = uuid.uuid4().hex
         request = asyncio.create_task(engine.client.generate(rid, prompt_ids, params))
         try:
             await asyncio.wait({request}, timeout=max(0.0, until - asyncio.get_running_loop().time()))
             if request.done():
-                return request.result()
+                return replace(request.result(), waited=waited)
             self._abort(engine, rid)
             await asyncio.wait({request}, timeout=_CUT_SECONDS)
             if not request.done() or request.exception() is not None:
                 raise TimeoutError  # the engine hangs, or the request still waited in its queue
-            if (found := request.result()).finish == "abort":
+            if (found := replace(request.result(), waited=waited)).finish == "abort":
                 raise TurnCut("", found)
             return found  # it ended meanwhile
         except EngineGone:
@@ -221,6 +253,7 @@ class EnginePool:
         finally:
             request.cancel()
             engine.in_flight -= 1
+            self._account(engine)
             engine.slots.release()
 
     async def _admit(self, session: str) -> Engine:
@@ -248,6 +281,7 @@ class EnginePool:
                 engine.queued -= 1
             if not self._gate_closed and engine.state is EngineState.SERVING and self._failure is None:
                 engine.in_flight += 1
+                self._account(engine)
                 return engine
             engine.slots.release()
 
@@ -274,6 +308,7 @@ class EnginePool:
             self.awaiting_weights.set()
         else:
             self.awaiting_weights.clear()
+        self._account(*self._engines)
         self._admit_again.set()
         self._admit_again.clear()
 
@@ -455,6 +490,7 @@ class EnginePool:
         engines, timed = list(targets.engines), report or SyncReport()
         call = lambda path, body: lambda e: e.client.call(path, body, timeout=targets.seconds)  # noqa: E731
         self._updating = gate
+        self._account(*self._engines)
         try:
             with timed.pausing("stop"):
                 await targets.each(call("/pause_generation", {"mode": "retract"}))

@@ -1,4 +1,4 @@
-"""Scalars of a run: TensorBoard for people, ``metrics.jsonl`` for programs; seconds by stage, memory in use."""
+"""Scalars of a run: TensorBoard for people, ``metrics.jsonl`` for programs; memory in use."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ import json
 import logging
 import math
 import sys
-import time
-from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
@@ -108,32 +106,6 @@ def drop_from(path: Path, step: int | None) -> None:
         return
     kept = [line for line in read_metrics(path) if step is None or line["step"] < step]
     replace_text(path, "".join(json.dumps(line) + "\n" for line in kept))
-
-
-class StageTimer:
-    """Wall-clock seconds of each stage since the last :meth:`take`.
-
-    A stage entered several times adds up. Stages may nest; each counts its whole time, inner stages included, so only
-    stages that do not nest sum to the step. Stages of concurrent tasks may overlap. One thread at a time.
-    """
-
-    def __init__(self) -> None:
-        self._seconds: defaultdict[str, float] = defaultdict(float)
-
-    @contextlib.contextmanager
-    def stage(self, name: str) -> Iterator[None]:
-        """Count the time of the block under ``name``, also when it raises."""
-        start = time.perf_counter()
-        try:
-            yield
-        finally:
-            self._seconds[name] += time.perf_counter() - start
-
-    def take(self, prefix: str = "seconds/") -> dict[str, float]:
-        """Seconds by ``prefix + stage`` and a fresh start."""
-        taken = {f"{prefix}{name}": seconds for name, seconds in self._seconds.items()}
-        self._seconds.clear()
-        return taken
 
 
 def memory_metrics() -> dict[str, float]:

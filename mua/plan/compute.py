@@ -24,14 +24,16 @@ class Gpu:
     """Bytes per second between memory and processor."""
     flops: float
     """Dense bfloat16 operations per second of the tensor cores, without sparsity."""
+    compute: tuple[int, int]
+    """Compute capability."""
     source: str
 
 
 GPUS: dict[str, Gpu] = {
-    "A100-80": Gpu(80 * 10**9, 2.039e12, 312e12, "NVIDIA A100 80GB SXM datasheet"),
-    "H100": Gpu(80 * 10**9, 3.35e12, 989e12, "NVIDIA H100 SXM datasheet (1,979 with sparsity)"),
-    "H200": Gpu(141 * 10**9, 4.8e12, 989e12, "NVIDIA H200 SXM datasheet (1,979 with sparsity)"),
-    "B200": Gpu(192 * 10**9, 8.0e12, 2250e12, "NVIDIA Blackwell datasheet (4,500 with sparsity)"),
+    "A100-80": Gpu(80 * 10**9, 2.039e12, 312e12, (8, 0), "NVIDIA A100 80GB SXM datasheet"),
+    "H100": Gpu(80 * 10**9, 3.35e12, 989e12, (9, 0), "NVIDIA H100 SXM datasheet (1,979 with sparsity)"),
+    "H200": Gpu(141 * 10**9, 4.8e12, 989e12, (9, 0), "NVIDIA H200 SXM datasheet (1,979 with sparsity)"),
+    "B200": Gpu(192 * 10**9, 8.0e12, 2250e12, (10, 0), "NVIDIA Blackwell datasheet (4,500 with sparsity)"),
 }
 
 
@@ -108,8 +110,12 @@ def compute(architecture: Architecture, config: ExperimentConfig, engine: Engine
     sampled = int(tokens * cluster.sampled_share)
     recomputed = float(config.megatron.recompute == "full")
     if config.megatron.recompute == "selective":
-        mlps = architecture.sparse.count(False) * architecture.mlp_weights(False, active=True)
-        recomputed = 2 * mlps / forward_flops(architecture, 1, length)
+        weights = sum(
+            architecture.mlp_weights(sparse, active=True)
+            for sparse in architecture.sparse
+            if ("moe" if sparse else "mlp") in config.megatron.recompute_modules
+        )
+        recomputed = 2 * weights / forward_flops(architecture, 1, length)
     return Compute(
         episodes=episodes,
         tokens=tokens,

@@ -211,6 +211,7 @@ class TokenAgent:
             policy.pace.ended(len(generation.ids), perf_counter() - started)
             policy.pace.warn_if_too_slow(budgets.max_turn_tokens, budgets.generate_seconds)
         _count(self._counts, {"prompt_tokens": len(prompt), "cached_tokens": generation.cached_tokens})
+        _count(self._counts, {"seconds/engine_slot": generation.waited})
         return self._talk.add_sampled(generation)
 
     def add_tool_results(self, results: Sequence[str]) -> None:

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
+from time import perf_counter
 from typing import NamedTuple
 
 from mua.config.schema import ExperimentConfig
@@ -142,7 +143,9 @@ class EpisodeRunner:
         setting = replace(self._setting, temperature=temperature)
         faults: Counter[str] = Counter()
         """Those of the users, by kind."""
+        wanted = perf_counter()
         async with self._slots:
+            began = perf_counter()
             async with self._starts:
                 # One episode begins in a turn of the event loop: when hundreds are started at once, the first of them
                 # send their requests while the others are still being prepared.
@@ -163,6 +166,7 @@ class EpisodeRunner:
                         longest = min(_FIRST_PAUSE_S * 2**attempt, _LONGEST_PAUSE_S)
                         await asyncio.sleep(longest * random.uniform(0.5, 1.0))
                 else:
+                    clock = {"seconds/queued": began - wanted, "seconds/episode": perf_counter() - began}
                     return Trajectory(
                         task_id=task.id,
                         ordinal=ordinal,
@@ -173,7 +177,7 @@ class EpisodeRunner:
                         success=result.evaluation.success,
                         outcome=result.outcome,
                         messages=result.messages,
-                        metrics=result.metrics | {name: float(count) for name, count in faults.items()},
+                        metrics=result.metrics | clock | {name: float(count) for name, count in faults.items()},
                         details=result.evaluation.details,
                         attempts=attempt + 1,
                         domain=task.domain,
@@ -186,7 +190,7 @@ class EpisodeRunner:
         )  # fmt: skip
 
     async def _attempt(self, setting: EpisodeSetting, task: Task, session: str, seed: int) -> EpisodeResult:
-        limit = setting.budgets.episode_seconds
+        limit, began = setting.budgets.episode_seconds, perf_counter()
         try:
             async with (
                 asyncio.timeout(limit) as deadline,
@@ -195,7 +199,10 @@ class EpisodeRunner:
             ):
                 agent = self._policy.agent(setting, session=session, seed=seed)
                 guarded = not self._users.recites_data(task)
-                return await Episode(setting, environment, user, agent, guarded=guarded).run()
+                started = perf_counter()
+                result = await Episode(setting, environment, user, agent, guarded=guarded).run()
+                result.metrics["seconds/start"] = started - began
+                return result
         except TimeoutError:
             if not deadline.expired():
                 raise

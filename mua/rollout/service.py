@@ -89,6 +89,7 @@ class RolloutService:
             seed=config.seed,
             log_folder=config.output / "logs",
             hosts=hosts,
+            fp32_lm_head=config.model.fp32_lm_head,
         )
         self._distillation = config.algorithm.distillation if teacher else None
         self._teacher: Teacher | None = None
@@ -170,6 +171,7 @@ class RolloutService:
             roll_out, demand, step=step, position=start,
             usable=lambda group: not refill.on or usable(group, algorithm),
         )  # fmt: skip
+        self._pool.restart_clocks()
         self._loop.call_soon_threadsafe(self._scheduler.start)
 
     def take(self, on_episode: Callable[[], None] | None = None) -> RolloutBatch:
@@ -307,7 +309,11 @@ class RolloutService:
             if self._weights is not None and self._pool.awaiting_weights.is_set():
                 self._call(self._pool.update_weights(self._weights, self._version, only_awaiting=True))
 
-        result = self._call(work, look)
+        self._loop.call_soon_threadsafe(self._pool.awaited, True)
+        try:
+            result = self._call(work, look)
+        finally:
+            self._loop.call_soon_threadsafe(self._pool.awaited, False)
         self._require_engines()
         return result
 

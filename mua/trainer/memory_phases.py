@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from mua.config.schema import ExperimentConfig
 from mua.engine.sync import SyncReport
 from mua.observe.metrics_log import process_memory
+from mua.observe.timeline import Timeline, TrainerPhase
 from mua.rollout.service import RolloutService
 from mua.trainer.learner import Learner
 
@@ -24,34 +25,42 @@ from mua.trainer.learner import Learner
 class Phases:
     """Moves memory between trainer and engines, and notes what is in use before and after each phase."""
 
-    def __init__(self, config: ExperimentConfig, learner: Learner, rollouts: RolloutService) -> None:
+    def __init__(
+        self, config: ExperimentConfig, learner: Learner, rollouts: RolloutService, timeline: Timeline | None = None
+    ) -> None:
         self._offload = config.megatron.offload
         self._release = config.engine.memory_saver
         self._learner = learner
         self._rollouts = rollouts
+        self._timeline = timeline or Timeline()
         self._ledger: dict[str, float] = {}
 
     @contextmanager
     def training(self) -> Iterator[None]:
         """A block that trains. The engines answer nothing until the :meth:`sync` that follows."""
         self._note("rollout_end")
-        if self._release:
-            self._rollouts.release_memory(["kv_cache", "weights"])
-        self._onload()
+        with self._timeline.phase(TrainerPhase.MEMORY):
+            if self._release:
+                self._rollouts.release_memory(["kv_cache", "weights"])
+            self._onload()
         self._note("train_begin")
         yield
         self._note("train_end")
 
     def sync(self, version: int) -> SyncReport:
         """Give the engines the current weights as policy ``version``, and the memory to roll out."""
-        if self._offload and not self._rollouts.engines_up:
-            self._learner.offload()  # an engine that starts takes what is free
-        if self._rollouts.released:
-            self._rollouts.resume_memory(["weights"])
-        self._rollouts.wait_for_engines()
-        self._onload()
+        with self._timeline.phase(TrainerPhase.MEMORY):
+            if self._offload and not self._rollouts.engines_up:
+                self._learner.offload()  # an engine that starts takes what is free
+            if self._rollouts.released:
+                self._rollouts.resume_memory(["weights"])
+        with self._timeline.phase(TrainerPhase.SYNC):
+            self._rollouts.wait_for_engines()
+        with self._timeline.phase(TrainerPhase.MEMORY):
+            self._onload()
         self._note("sync_begin")
-        report = self._rollouts.update_weights(self._learner.weights(), version)
+        with self._timeline.phase(TrainerPhase.SYNC):
+            report = self._rollouts.update_weights(self._learner.weights(), version)
         self._note("sync_end")
         self._roll_out()
         return report
@@ -59,9 +68,10 @@ class Phases:
     @contextmanager
     def saving(self) -> Iterator[None]:
         """A block that writes a checkpoint between a :meth:`sync` and the rollouts after it."""
-        if self._offload and self._release:
-            self._rollouts.release_memory(["kv_cache"])
-        self._onload()
+        with self._timeline.phase(TrainerPhase.MEMORY):
+            if self._offload and self._release:
+                self._rollouts.release_memory(["kv_cache"])
+            self._onload()
         yield
         self._note("save_end")
         self._roll_out()
@@ -72,10 +82,11 @@ class Phases:
         return ledger
 
     def _roll_out(self) -> None:
-        if self._offload:
-            self._learner.offload()
-        if self._rollouts.released:
-            self._rollouts.resume_memory(["kv_cache"])
+        with self._timeline.phase(TrainerPhase.MEMORY):
+            if self._offload:
+                self._learner.offload()
+            if self._rollouts.released:
+                self._rollouts.resume_memory(["kv_cache"])
         self._note("rollout_begin")
 
     def _onload(self) -> None:

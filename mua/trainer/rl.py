@@ -14,7 +14,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Mapping, Sequence
 
 from mua.algorithms.batch import adjusted, make_batches, split_minibatches
@@ -26,6 +25,7 @@ from mua.config.schema import ExperimentConfig
 from mua.environment.protocol import Split
 from mua.errors import EngineError, MuaError, Preempted, RunStopped
 from mua.evaluation.evaluator import evaluate_in_training
+from mua.observe.timeline import Timeline, TrainerPhase, episode_metrics, overlap_efficiency, trainer_metrics
 from mua.observe.traces import TraceWriter
 from mua.rollout.runner import without_gc_pauses
 from mua.rollout.scheduler import RolloutBatch
@@ -93,34 +93,24 @@ class Training:
     ) -> None:
         self._config, self._learner, self._run, self._rollouts = config, learner, run, rollouts
         self._preemption = preemption
-        self._phases = Phases(config, learner, rollouts)
+        self._phases = Phases(config, learner, rollouts, run.timeline)
         self._traces = TraceWriter(config.output / "traces") if config.observe.traces else None
 
     def loop(self) -> None:
         """The run from its next step to its end, or to the safe point after it was asked to leave."""
         config, run, rollouts = self._config, self._run, self._rollouts
         first = self._begin()
-        started = time.perf_counter()
         with run.progress.stage("train", total=config.trainer.steps - run.step) as progress:
             for step in range(run.step, config.trainer.steps):
                 self._preemption.check()
                 rollout_batch, few = self._roll_out(step)
-                with run.timer.stage("train"), self._phases.training():
-                    metrics = learn(
-                        config, self._learner, [] if few is not None else rollout_batch.usable, version=step
-                    )
+                with self._phases.training():
+                    usable = [] if few is not None else rollout_batch.usable
+                    metrics = learn(config, self._learner, usable, version=step, timeline=run.timeline)
                 evaluates = config.trainer.evaluate_every > 0 and run.due(config.trainer.evaluate_every, step)
                 best, leaving = self._sync_and_evaluate(step, metrics, evaluates)
-                if self._traces is not None:
-                    self._traces.write(step, (t for group in rollout_batch.groups for t in group.trajectories))
-                metrics |= rollout_metrics(
-                    rollout_batch.groups, divide_by_std=config.algorithm.divide_by_std, version=step
-                )
-                metrics |= rollouts.metrics() | self._phases.take()
-                before, started = started, time.perf_counter()
-                metrics |= {"speed/step_seconds": started - before} | first
-                for kind, tokens in (("sampled", metrics["engine/sampled_tokens"]), ("trained", metrics["tokens"])):
-                    metrics[f"speed/{kind}_tokens_per_second"] = tokens / (started - before)
+                metrics |= self._record(step, rollout_batch.groups) | first
+                metrics |= self._speed(metrics)
                 first, run.position = {}, rollouts.position
                 # A step counts as done once its checkpoint is there; what it leaves behind must be there before.
                 if leaving is not None and evaluates:
@@ -156,6 +146,7 @@ class Training:
             run.report.first(own)
             found |= own
         self._rollouts.schedule(run.step, run.position)
+        run.timeline.take()  # what went before the first step is no part of it
         return {f"initial_{name}": value for name, value in found.items()}
 
     def _roll_out(self, step: int) -> tuple[RolloutBatch, UnscoredEpisodes | None]:
@@ -165,9 +156,10 @@ class Training:
         """
         run, algorithm = self._run, self._config.algorithm
         expected = None if algorithm.refill.on else algorithm.groups_per_step * algorithm.group_size
-        with run.timer.stage("rollout"), run.progress.stage(f"episodes of step {step}", total=expected) as progress:
+        with run.progress.stage(f"episodes of step {step}", total=expected) as progress:
             try:
-                rollout_batch = self._rollouts.take(on_episode=progress.advance)
+                with run.timeline.phase(TrainerPhase.WAIT):
+                    rollout_batch = self._rollouts.take(on_episode=progress.advance)
             except MuaError:
                 self._preemption.check()  # the signal that asks to leave may have ended the engines before
                 raise
@@ -191,8 +183,7 @@ class Training:
         """
         try:
             if not self._preemption.requested:  # the same signal may have ended the engines
-                with self._run.timer.stage("sync"):
-                    metrics |= self._phases.sync(step + 1).metrics()
+                metrics |= self._phases.sync(step + 1).metrics()
             if evaluates:
                 self._preemption.check()
                 metrics |= self._evaluate(step + 1)
@@ -201,10 +192,30 @@ class Training:
             return False, error
         return False, None
 
+    def _record(self, step: int, groups: Sequence[Group]) -> dict[str, float]:
+        """Write the step's traces; metrics of its episodes and engines."""
+        with self._run.timeline.phase(TrainerPhase.RECORDS):
+            if self._traces is not None:
+                self._traces.write(step, (t for group in groups for t in group.trajectories))
+            of_episodes = rollout_metrics(groups, divide_by_std=self._config.algorithm.divide_by_std, version=step)
+            return of_episodes | episode_metrics(groups) | self._rollouts.metrics() | self._phases.take()
+
+    def _speed(self, metrics: Mapping[str, float]) -> dict[str, float]:
+        """Where the time since the last call went, and how many tokens were made and used in it."""
+        seconds = self._run.timeline.take()
+        step = sum(seconds.values())
+        generating = metrics.get("timeline/engine_generating_seconds", 0.0)
+        return trainer_metrics(seconds) | {
+            "timeline/overlap_efficiency": overlap_efficiency(seconds, generating),
+            "speed/step_seconds": step,
+            "speed/sampled_tokens_per_second": metrics["engine/sampled_tokens"] / step,
+            "speed/trained_tokens_per_second": metrics["tokens"] / step,
+        }
+
     def _evaluate(self, step: int, split: Split | None = None) -> dict[str, float]:
         """Metrics of the policy after ``step`` steps on ``split``, by default that of the configuration."""
         split = split or self._config.evaluation.split
-        with self._run.timer.stage("evaluate"):
+        with self._run.timeline.phase(TrainerPhase.EVALUATE):
             return evaluate_in_training(self._config, self._rollouts, self._run.progress, split, step)
 
     def _hand_over(self) -> None:
@@ -228,27 +239,46 @@ def progress_note(metrics: Mapping[str, float], groups: Sequence[Group], few: Un
     return ", ".join(words)
 
 
-def learn(config: ExperimentConfig, learner: Learner, groups: Sequence[Group], *, version: int) -> dict[str, float]:
+def learn(
+    config: ExperimentConfig,
+    learner: Learner,
+    groups: Sequence[Group],
+    *,
+    version: int,
+    timeline: Timeline | None = None,
+) -> dict[str, float]:
     """All optimizer steps on one batch of groups; their metrics, averaged over the steps.
 
-    ``version`` is the policy's before them.
+    ``version`` is the policy's before them. ``timeline`` gets the phases.
     """
+    timeline = timeline or Timeline()
+    with timeline.phase(TrainerPhase.BATCH):
+        return _learn(config, learner, groups, version, timeline)
+
+
+def _learn(
+    config: ExperimentConfig, learner: Learner, groups: Sequence[Group], version: int, timeline: Timeline
+) -> dict[str, float]:
     algorithm = config.algorithm
     if algorithm.shuffle_rewards:
         groups = shuffled(groups, version)
     groups, found = filtered(groups, algorithm)
     parts = split_minibatches(groups, min(algorithm.minibatches, len(groups))) if groups else []
     made = make_batches(parts, algorithm, config.rollout.temperature)
-    batches = [learner.with_logprobs(batch, old=algorithm.recomputes) for batch in made if batch.sequences]
+    with timeline.phase(TrainerPhase.LOGPROBS):
+        batches = [learner.with_logprobs(batch, old=algorithm.recomputes) for batch in made if batch.sequences]
+        if algorithm.advantage == "gae":
+            batches = [learner.with_values(batch) for batch in batches]
     if algorithm.advantage == "gae":
-        batches, of_values = with_gae([learner.with_values(batch) for batch in batches], algorithm)
+        batches, of_values = with_gae(batches, algorithm)
         found |= of_values
     done = [adjusted(batch, algorithm, version) for batch in batches]
     found |= _mean([metrics for _, metrics in done])
     batches = [batch for batch, _ in done if batch.sequences]
     if not batches:  # every group agreed with itself or was filtered out: nothing pulls the policy anywhere
         return {"tokens": 0.0} | found
-    steps = [_update(config, learner, batch, version) for _ in range(algorithm.epochs) for batch in batches]
+    with timeline.phase(TrainerPhase.OPTIMIZER):
+        steps = [_update(config, learner, batch, version) for _ in range(algorithm.epochs) for batch in batches]
     return _mean(steps) | found
 
 

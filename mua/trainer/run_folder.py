@@ -22,8 +22,9 @@ from mua.megatron.checkpoint import (
     point_to,
     prune_checkpoints,
 )
-from mua.observe.metrics_log import METRICS_FILE, MetricsWriter, StageTimer, memory_metrics
+from mua.observe.metrics_log import METRICS_FILE, MetricsWriter, memory_metrics
 from mua.observe.progress import Progress
+from mua.observe.timeline import Timeline, TrainerPhase
 from mua.rollout.scored import UnscoredEpisodes
 from mua.trainer.learner import Learner
 from mua.types import Json
@@ -68,7 +69,7 @@ class Run:
         self._unsaved_metrics: Mapping[str, float] | None = None
         self._skipped = 0
         """Steps in a row that changed nothing."""
-        self.timer = StageTimer()
+        self.timeline = Timeline()
         self.progress = Progress(config.observe.progress)
         self._metrics = MetricsWriter(
             config.output, config.observe.tensorboard, resume_step=self.step - (self.unlogged is not None)
@@ -84,11 +85,12 @@ class Run:
             self._finish_save()
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Record one step's metrics, with the seconds of its stages and the memory in use.
+        """Record one step's metrics, with the memory in use.
 
         Raises :class:`RunStopped` after too many steps in a row of which every update was left out.
         """
-        self._metrics.log(step, {**metrics, **self.timer.take(), **memory_metrics()})
+        with self.timeline.phase(TrainerPhase.RECORDS):
+            self._metrics.log(step, {**metrics, **memory_metrics()})
         if step < self.step:
             return
         self._unsaved = step if self.learned else None
@@ -162,7 +164,7 @@ class Run:
         """
         done = step + 1
         folder = checkpoint_folder(self.checkpoints, done)
-        with self.timer.stage("save"):
+        with self.timeline.phase(TrainerPhase.CHECKPOINT):
             optional = {
                 "unlogged": unlogged and dict(unlogged), "position": self.position, "best": self.best,
                 "unscored": self._unscored or None,

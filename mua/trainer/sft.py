@@ -13,6 +13,7 @@ from mua.algorithms.batch import sft_batch
 from mua.algorithms.losses import CrossEntropyLoss
 from mua.config.schema import ExperimentConfig
 from mua.errors import Preempted
+from mua.observe.timeline import trainer_metrics
 from mua.tokens.family_loading import load_family
 from mua.trainer.conversations import Conversations, batch_members, load_sets
 from mua.trainer.learner import Learner
@@ -59,7 +60,7 @@ def loop(
             short = step < config.sft.short_first_steps
             pool = by_length[: max(1, len(by_length) // 4)] if short else by_length
             chosen = batch_members(pool, config.sft.batch_size, step, config.seed)
-            with run.timer.stage("train"):
+            with run.timeline.phase("train"):
                 batch = sft_batch([segment for i in chosen for segment in conversations[i]])
                 metrics = learner.train_step(batch, CrossEntropyLoss())
             if run.due(config.sft.validate_every, step):
@@ -68,7 +69,7 @@ def loop(
                 except Preempted:
                     run.save(step, unlogged=metrics)
                     raise
-            run.log(step, metrics)
+            run.log(step, metrics | trainer_metrics(run.timeline.take(), ()))
             if run.due(config.trainer.save_every, step):
                 run.save(step)
             shown |= {name: metrics[name] for name in ("loss", "validation/loss") if name in metrics}
@@ -103,5 +104,5 @@ def _validate(
     config: ExperimentConfig, learner: Learner, run: Run, held_out: Conversations, preemption: Preemption
 ) -> dict[str, float]:
     assert config.sft is not None
-    with run.timer.stage("validate"):
+    with run.timeline.phase("validate"):
         return validation_metrics(learner, held_out, config.sft.batch_size, preemption)

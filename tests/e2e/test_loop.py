@@ -18,8 +18,10 @@ import torch
 from e2e_support import GROUPS, SIZE, STEPS, Workshop, metrics_of, mua
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from mua.observe.timeline import EngineActivity, TrainerPhase
 from mua.observe.traces import read_traces
 from mua.types import Outcome, Provenance
+from tools.timeline import EPISODE_PARTS
 
 pytestmark = pytest.mark.timeout(900)  # a busy machine; the fixtures' runs count too
 
@@ -27,7 +29,7 @@ FIELD_NAMES = {
     "step", "reward/mean", "reward/std", "success", "loss", "entropy", "actor/entropy", "actor/ppo_kl",
     "actor/clip_fraction_low", "actor/clip_fraction_high", "mismatch/logprob_difference", "mismatch/kl", "grad_norm",
     "learning_rate", "turns/mean", "tokens/sampled", "tokens/user", "tokens/tool", "tokens/template",
-    "advantage/abs_mean", "version_lag/max", "seconds/rollout", "seconds/train", "seconds/sync",
+    "advantage/abs_mean", "version_lag/max", "timeline/engine_slots_used", "timeline/overlap_efficiency",
     "engine/prefix_cache_hit_rate", "engine/restarts", "sync/bytes", "speed/sampled_tokens_per_second",
     "speed/trained_tokens_per_second", "memory/process_gib", "memory/children_gib",
 }  # fmt: skip
@@ -69,7 +71,12 @@ def test_training_writes_the_fields_metrics(tuned: Path, trained: Path) -> None:
         assert line["grad_norm"] > 0
         assert line["entropy"] > 0
         assert line["version_lag/max"] == 0
-        assert line["seconds/rollout"] + line["seconds/train"] + line["seconds/sync"] <= line["speed/step_seconds"]
+        phases = [line[f"timeline/{phase}_seconds"] for phase in TrainerPhase]
+        assert math.isclose(sum(phases), line["speed/step_seconds"])
+        assert math.isclose(sum(line[f"timeline/engine_{activity}"] for activity in EngineActivity), 1.0)
+        parts = [line[f"timeline/episode_{part}_seconds"] for part in EPISODE_PARTS]
+        assert math.isclose(sum(parts), line["timeline/episode_seconds"])
+        assert min(parts) >= 0
     assert any(0 < line["engine/prefix_cache_hit_rate"] < 1 for line in lines)
     assert list((trained / "tensorboard").glob("events.out.tfevents.*"))
     assert not same_weights(tensors(tuned / "hf"), tensors(trained / "hf"))

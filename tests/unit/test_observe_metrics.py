@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -18,7 +17,6 @@ from mua.observe.metrics_log import (
     METRICS_FILE,
     TENSORBOARD_FOLDER,
     MetricsWriter,
-    StageTimer,
     memory_metrics,
     read_metrics,
 )
@@ -83,19 +81,6 @@ def test_metrics_without_tensorboard_load_no_torch(tmp_path: Path) -> None:
         "print('torch' in sys.modules or 'matplotlib' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False\n"
-
-
-def test_stage_times_add_up_and_start_anew() -> None:
-    timer = StageTimer()
-    for _ in range(2):
-        with timer.stage("rollout"):
-            time.sleep(0.002)
-    with pytest.raises(ValueError, match="inside"), timer.stage("train"):
-        raise ValueError("inside")
-    taken = timer.take()
-    assert set(taken) == {"seconds/rollout", "seconds/train"}
-    assert taken["seconds/rollout"] >= 0.004
-    assert timer.take() == {}
 
 
 def test_memory_counts_this_process_and_its_children() -> None:

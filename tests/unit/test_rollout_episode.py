@@ -324,7 +324,9 @@ async def test_metrics_count_calls_errors_and_tokens() -> None:
         "cached_tokens": sum(n // 2 for n in prompts),
     }
     stages = {name for name in result.metrics if name.startswith("seconds/")}
-    assert stages == {"seconds/user", "seconds/generate", "seconds/tools", "seconds/evaluate"}
+    assert stages == {
+        "seconds/user", "seconds/generate", "seconds/engine_slot", "seconds/tools", "seconds/evaluate"
+    }  # fmt: skip
 
 
 async def test_what_the_sampler_is_asked() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from mua.algorithms.losses import LossFunction, TokenTensors, finish_metrics
 from mua.config.schema import ExperimentConfig
 from mua.engine.sync import SyncReport
 from mua.errors import EngineError
+from mua.observe.timeline import Timeline
 from mua.rollout.scheduler import Position, RolloutBatch
 from mua.trainer import rl
 from mua.trainer.preempt import Preemption
@@ -206,6 +208,34 @@ def test_a_step_is_rolled_out_trained_synchronised_and_only_then_the_next_may_st
     assert [line["mismatch/logprob_difference_max"] for line in lines] == pytest.approx([0.0] * 3, abs=1e-6)
     assert [line["sync/version"] for line in lines] == [1.0, 2.0, 3.0]
     assert torch.equal(engines.table.logits, table.logits.detach())
+
+
+def test_a_delay_of_the_trainer_is_booked_where_it_happens(tmp_path: Path) -> None:
+    """Time is a counter, and each part of a step lets its own number of seconds pass."""
+    now, events = [0.0], list[str]()
+
+    def slow(part: Callable[..., Any], seconds: float) -> Callable[..., Any]:
+        def slowed(*args: Any, **kwargs: Any) -> Any:
+            now[0] += seconds
+            return part(*args, **kwargs)
+
+        return slowed
+
+    config, table, engines = config_of(tmp_path, epochs=1, minibatches=1), Table(events), Engines(events)
+    for who, name, seconds in (
+        (engines, "take", 1.0), (table, "with_logprobs", 2.0), (table, "train_step", 4.0),
+        (engines, "update_weights", 8.0), (engines, "metrics", 16.0), (table, "save", 32.0),
+    ):  # fmt: skip
+        setattr(who, name, slow(getattr(who, name), seconds))
+    with Run(config, table) as run:  # type: ignore[arg-type]
+        run.timeline = Timeline(lambda: now[0])
+        rl.Training(config, table, run, engines, Preemption()).loop()  # type: ignore[arg-type]
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    names = ("wait", "logprobs", "optimizer", "sync", "records", "checkpoint", "batch", "memory", "evaluate", "rest")
+    booked = [[line[f"timeline/{name}_seconds"] for name in names] for line in lines]
+    # A step's checkpoint comes after its line, so that it is in the next one.
+    assert booked == [[1, 2, 4, 8, 16, saved, 0, 0, 0, 0] for saved in (0, 32, 32)]
+    assert [line["speed/step_seconds"] for line in lines] == [31, 63, 63]
 
 
 def test_a_batch_keeps_what_was_sampled(tmp_path: Path) -> None:

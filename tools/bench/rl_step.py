@@ -10,16 +10,15 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from environments.help_desk import DOMAIN
 from environments.help_desk.demonstrations import demonstrations
 from mua.observe.metrics_log import METRICS_FILE, read_metrics
-from tools import kit
+from tools import kit, timeline
 from tools.tiny import build_policy
-
-STAGES = ("rollout", "train", "sync", "save")
 
 
 def main() -> None:
@@ -40,19 +39,11 @@ def main() -> None:
 
 
 def print_table(steps: Sequence[Mapping[str, Any]], policy: Path) -> None:
-    """The means over ``steps``, as a Markdown table."""
-
-    def mean(name: str) -> float:
-        return sum(step.get(name) or 0.0 for step in steps) / len(steps)
-
-    whole = mean("speed/step_seconds")
-    print(f"\n{policy}, {len(steps)} steps, {kit.machine()}\n\n{kit.head('stage', 'seconds', 'share')}")
-    named = {stage: mean(f"seconds/{stage}") for stage in STAGES}
-    for stage, seconds in [*named.items(), ("rest", whole - sum(named.values()))]:
-        print(kit.row(stage, f"{seconds:.2f}", f"{seconds / whole:.0%}"))
-    print(f"{kit.row('step', f'{whole:.2f}', '100%')}\n")
+    """The means over ``steps``, as Markdown."""
+    print(f"\n{policy}, {len(steps)} steps, {kit.machine()}\n\n{timeline.tables(steps)}\n")
+    mean = partial(timeline.mean, steps)
     sampled = mean("engine/sampled_tokens")
-    print(f"sampled {sampled:.0f} tokens a step, {sampled / named['rollout']:.0f} a second of rollout")
+    print(f"sampled {sampled:.0f} tokens a step, {sampled / mean('timeline/wait_seconds'):.0f} a second of rollout")
     print(f"prefix-cache hit rate {mean('engine/prefix_cache_hit_rate'):.2f}")
     print(f"sync {mean('sync/bytes') / 1e6:.1f} MB in {mean('sync/seconds'):.2f} s")
 
