@@ -26,7 +26,7 @@ from mua.plan.gpu_memory import (
     trainer_at_start,
 )
 from mua.plan.layout import check_possible, gpus, gpus_per_node, layers_by_stage
-from mua.plan.sync import Sync, plan_sync
+from mua.plan.links import Sync, plan_sync
 
 RECOMPUTE = ("none", "selective", "full")
 

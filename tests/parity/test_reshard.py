@@ -186,6 +186,56 @@ async def _update_a_stand_in(source: Any, fault: str) -> dict[str, Any]:
     return {"lives": server.lives, "loaded": seen.count(2), "buckets": report.buckets}
 
 
+@pytest.mark.parametrize(
+    ("kind", "layout", "engine"),
+    [
+        ("dense", Layout(tp=2, pp=2), {"tensor_parallel": 2}),
+        ("moe", Layout(tp=2, dp=2, ep=2), {"count": 2}),
+        ("dense", Layout(tp=2, pp=2), {"transport": "broadcast", "feeders": 3}),
+    ],
+    ids=str,
+)
+def test_mua_plan_foresees_the_bytes_that_every_rank_receives(
+    dense: Path, moe: Path, kind: str, layout: Layout, engine: dict[str, Any]
+) -> None:
+    """Two machines of two ranks, planned without any of them and then run."""
+    from mua.config.schema import ExperimentConfig
+    from mua.megatron.architecture import architecture_of
+    from mua.plan.links import planned_links
+
+    folder = {"dense": dense, "moe": moe}[kind]
+    sizes = {"tensor_parallel": layout.tp, "pipeline_parallel": layout.pp, "data_parallel": layout.dp}
+    config = ExperimentConfig.model_validate({
+        "name": "links", "output": "out", "environment": {"name": "help_desk"}, "trainer": {"steps": 1},
+        "model": {"path": folder, "dtype": "float32", "max_length": 512},
+        "megatron": sizes | {"expert_parallel": layout.ep}, "cluster": {"nodes": 2, "gpus_per_node": 2},
+        "engine": {"bucket_bytes": LIMIT} | engine, "rollout": {"max_tokens": 256},
+    })  # fmt: skip
+    links = planned_links(architecture_of(config.model), config)
+    results = run_on_workers(layout.world, one_pass, folder, layout, config.engine)
+    whole = links.bytes.sum(axis=0)
+    engines = links.handed if config.engine.transport == "broadcast" else 0
+    assert [result["received"] for result in results] == (whole[1] + whole[3])[:-1].tolist()
+    assert sum(result["sent"] for result in results) == whole[0].sum() + whole[2].sum() - engines
+    assert results[0]["buckets"] == len(links.bytes) > 2
+    assert whole[2:, :-1].any(), "nothing crosses to the other machine"
+
+
+def one_pass(folder: Path, layout: Layout, config: Any) -> dict[str, Any]:
+    """A pass over all buckets for every engine of two machines; what each rank sent and received."""
+    from mua.engine.host import Nodes
+    from mua.engine.member import EnginePlace
+
+    places = [EnginePlace(node, place) for node in range(2) for place in range(config.count)]
+    source = loaded_source(folder, layout, config)
+    source._nodes = Nodes(dist.get_rank() // 2, (0, 2), ((0, 1), (2, 3)))
+    steps = source.buckets(places) if dist.get_rank() == 0 else source.follow(places)
+    for _ in steps or ():
+        pass
+    traffic = source._way.resharder.traffic
+    return {"sent": traffic.sent, "received": traffic.received, "buckets": len(source._way.resharder.buckets)}
+
+
 class Allocations(TorchDispatchMode):
     """The largest buffer that torch made inside, and the largest sum of those alive at once, in bytes."""
 

@@ -20,7 +20,7 @@ from megatron_bridge.blocks import Split
 from megatron_bridge.family import EXPERT
 from megatron_bridge.plan import PlannedParameter, attach_hf_config, in_order, plan_rank
 from megatron_bridge.reshard import ALIGNMENT, Holders, Routes, Target, bucket_layouts, whole_tensors
-from mua.config.schema import ExperimentConfig
+from mua.config.schema import ClusterConfig, ExperimentConfig
 from mua.engine.slices import broadcast_feeders, engine_target, loaded_together, share_out
 from mua.megatron.architecture import Architecture
 from mua.megatron.model import build_chunks
@@ -60,6 +60,11 @@ class Sync:
 
 def plan_sync(architecture: Architecture, config: ExperimentConfig) -> Sync:
     """Bytes and time of one synchronisation with the engines of ``config``."""
+    return planned_links(architecture, config).sum_up(config.cluster)
+
+
+def planned_links(architecture: Architecture, config: ExperimentConfig) -> Links:
+    """The bytes of one synchronisation on every link."""
     layout = trainer_layout(architecture, config)
     colocated = config.engine.transport != "broadcast"
     parameters, tp = layout.parameters, config.engine.tensor_parallel
@@ -81,11 +86,13 @@ def plan_sync(architecture: Architecture, config: ExperimentConfig) -> Sync:
         feeders = {rank: rank % per_node % tp if slices else 0 for rank in used}
     else:
         feeders = dict.fromkeys(broadcast_feeders(config.engine, layout.world), 0)
-    links = _Links(layout, target, Routes(parameters, target, buckets), len(buckets), feeders)
+    handed = sum(bucket.payload_bytes for bucket in buckets)
+    links = Links(layout, target, Routes(parameters, target, buckets), len(buckets), feeders)
+    links.model, links.handed = sum(spec.nbytes for spec in specs), handed
     links.fill(() if colocated else [bucket.nbytes for bucket in buckets])
     if not colocated:
         links.broadcast([bucket.payload_bytes for bucket in buckets])
-    return links.sum_up(config, sum(spec.nbytes for spec in specs), sum(b.payload_bytes for b in buckets))
+    return links
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,8 +183,12 @@ def _renumbered(parameter: PlannedParameter, by: int) -> PlannedParameter:
     return replace(parameter, name=name, packing=packing)
 
 
-class _Links:
-    """Bytes on every link, for every bucket: ``[buckets, links, ranks]``."""
+class Links:
+    """Bytes on every link: ``bytes`` is ``[buckets, 4, ranks + 1]``.
+
+    The four are out of and into a GPU, to and from others of its machine, then other machines. The last column is an
+    engine rank that has no trainer rank.
+    """
 
     def __init__(
         self, layout: TrainerLayout, target: Target, routes: Routes, buckets: int, feeders: Mapping[int, int]
@@ -188,6 +199,8 @@ class _Links:
         self._variants = len(target.variants)
         self.bytes = np.zeros((buckets, len(_LINKS), layout.world + 1))  # the last: of an engine rank elsewhere
         self._share: list[int] = []
+        self.model = self.handed = 0
+        """Bytes of the model, and of what one engine rank is handed."""
 
     def fill(self, share: Sequence[int] = ()) -> None:
         """The routes of every group to its feeders; buckets of the sizes ``share`` each to one of them alone."""
@@ -242,16 +255,16 @@ class _Links:
             self.bytes[bucket, 2, feeder] += sizes[bucket]
             self.bytes[bucket, 3, -1] += sizes[bucket]
 
-    def sum_up(self, config: ExperimentConfig, model: int, handed: int) -> Sync:
-        cluster = config.cluster
+    def sum_up(self, cluster: ClusterConfig) -> Sync:
+        """What the links of ``cluster`` need for it."""
         nvlink = cluster.nvlink_gigabytes_per_second
         near, far = (nvlink or PCIE_GIGABYTES_PER_SECOND) * 1e9, cluster.network_gigabytes_per_second * 1e9
         speeds = np.array([near, near, far, far])
         whole = self.bytes.sum(axis=0)
         seconds = (self.bytes / speeds[None, :, None]).max(axis=(1, 2)) if self.bytes.size else np.zeros(1)
         return Sync(
-            model_bytes=model,
-            gpu_bytes=handed,
+            model_bytes=self.model,
+            gpu_bytes=self.handed,
             buckets=len(self.bytes),
             fullest={name: int(whole[n].max()) for n, name in enumerate(_LINKS)},
             mean={name: int(whole[n, :-1].mean()) for n, name in enumerate(_LINKS)},
