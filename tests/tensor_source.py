@@ -9,6 +9,7 @@ import torch
 from megatron_bridge.plan import TensorSpec
 from megatron_bridge.reshard import ALIGNMENT, lay_out
 from mua.compat.shared_weights import shared_buffer, shared_handle
+from mua.config.schema import EngineConfig
 from mua.engine.broadcast import Connect, FeederGroup
 from mua.engine.member import EnginePlace
 from mua.engine.source import WeightBucket, WeightGenerator
@@ -28,7 +29,7 @@ class TensorSource:
         self.bucket_bytes = bucket_bytes
         self.alignment = alignment
         self.made = 0
-        self._group = FeederGroup(10.0, cuda=False)
+        self._group = FeederGroup(EngineConfig(control_seconds=10.0), cuda=False)
         self._groups = 0
 
     def buckets(self, engines: Sequence[EnginePlace], groups: int = 0) -> WeightGenerator:

@@ -13,16 +13,17 @@ import asyncio
 import contextlib
 import logging
 import os
-import socket
 import time
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
+from mua.config.schema import EngineConfig
 from mua.engine.member import Engine, Targets
+from mua.engine.placement import address_towards, trainer_address
 from mua.errors import EngineError
-from mua.ports import LOOPBACK, free_port
+from mua.ports import free_port
 
 _log = logging.getLogger(__name__)
 _POLL_SECONDS = 0.0005
@@ -56,8 +57,9 @@ class Connect:
 class FeederGroup:
     """A feeder's side of its process group. It never raises: the engines' answers say whether an update succeeded."""
 
-    def __init__(self, seconds: float, *, cuda: bool) -> None:
-        self._seconds = seconds
+    def __init__(self, config: EngineConfig, *, cuda: bool) -> None:
+        self._config = config
+        self._seconds = config.control_seconds
         self.backend = "nccl" if cuda else "gloo"
         self._address = ("", 0)
         self._group: Any = None
@@ -67,11 +69,9 @@ class FeederGroup:
     def listen(self) -> tuple[str, int]:
         """Leave the group there was; where engines are to look for the next one."""
         self._drop()
-        address = os.environ.get("MASTER_ADDR", LOOPBACK)
-        if int(os.environ.get("GROUP_RANK", "0")) > 0:  # the address by which rank 0's machine reaches this one
-            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-                probe.connect((address, int(os.environ.get("MASTER_PORT", "1"))))  # this sends nothing
-                address = str(probe.getsockname()[0])
+        address = trainer_address(self._config)
+        if int(os.environ.get("GROUP_RANK", "0")) > 0:  # not rank 0's machine
+            address = address_towards(address, int(os.environ.get("MASTER_PORT", "1")))
         self._address = address, free_port(address)
         return self._address
 

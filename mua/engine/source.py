@@ -269,7 +269,7 @@ class _Broadcast:
         self._config = config
         self._rank, world = dist.get_rank(), dist.get_world_size()
         self._feeders = broadcast_feeders(config, world)
-        self._own = FeederGroup(config.control_seconds, cuda=plan.device.type == "cuda")
+        self._own = FeederGroup(config, cuda=plan.device.type == "cuda")
         self._groups = 0
         self.resharder = Resharder(
             plan,

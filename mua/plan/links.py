@@ -25,7 +25,7 @@ from mua.engine.slices import broadcast_feeders, engine_target, loaded_together,
 from mua.megatron.architecture import Architecture
 from mua.megatron.model import build_chunks
 from mua.megatron.parallel import meta_rank
-from mua.plan.layout import gpus_per_node, layers_by_stage
+from mua.plan.layout import layers_by_stage, trainer_gpus_per_node
 
 PCIE_GIGABYTES_PER_SECOND = 55.0
 """One direction of PCIe 5.0 x16: 63 GB/s by its specification, less what its packets' headers take."""
@@ -81,7 +81,7 @@ def planned_links(architecture: Architecture, config: ExperimentConfig) -> Links
         by_turns=colocated,
     )
     if colocated:
-        per_node = gpus_per_node(config)
+        per_node = trainer_gpus_per_node(config)
         used = [rank for rank in range(layout.world) if rank % per_node < config.engine.count * tp]
         feeders = {rank: rank % per_node % tp if slices else 0 for rank in used}
     else:
@@ -141,7 +141,7 @@ def trainer_layout(architecture: Architecture, config: ExperimentConfig) -> Trai
     replicas: dict[int, list[int]] = defaultdict(list)
     for rank in range(world):
         replicas[0 if everyone else rank % stage // tp].append(rank)
-    nodes = [rank // gpus_per_node(config) for rank in range(world)]
+    nodes = [rank // trainer_gpus_per_node(config) for rank in range(world)]
     return TrainerLayout(in_order(found), world, nodes, list(replicas.values()), shards)
 
 

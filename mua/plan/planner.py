@@ -15,6 +15,7 @@ from mua.megatron.settings import Options
 from mua.plan.activations import Activations, activations
 from mua.plan.compute import GPUS, Compute, Gpu, compute, microbatches_per_rank, running
 from mua.plan.gpu_memory import (
+    OF_ENGINE,
     EngineBytes,
     Phase,
     RankBytes,
@@ -25,7 +26,7 @@ from mua.plan.gpu_memory import (
     servers,
     trainer_at_start,
 )
-from mua.plan.layout import check_possible, gpus, gpus_per_node, layers_by_stage
+from mua.plan.layout import check_possible, engine_gpus, gpus, layers_by_stage, trainer_gpus, trainer_gpus_per_node
 from mua.plan.links import Sync, plan_sync
 
 RECOMPUTE = ("none", "selective", "full")
@@ -78,8 +79,8 @@ class Plan:
     def faults(self) -> list[str]:
         """Why the plan does not work; empty if it does."""
         found = [
-            f"{phase.name} needs {_gb(phase.total + self.reserve)} GB on the GPU of rank {phase.rank}, of "
-            f"{_gb(self.gpu.memory)} GB"
+            f"{phase.name} needs {_gb(phase.total + self.reserve)} GB on the GPU of "
+            f"{'an engine' if phase.rank == OF_ENGINE else f'rank {phase.rank}'}, of {_gb(self.gpu.memory)} GB"
             for phase in self.phases
             if phase.total + self.reserve > self.gpu.memory
         ]
@@ -104,6 +105,9 @@ class Plan:
             "name": self.config.name,
             "gpu": {"name": self.config.cluster.gpu} | asdict(self.gpu),
             "gpus": self.gpus,
+            "placement": self.config.placement,
+            "trainer_gpus": trainer_gpus(self.config),
+            "engine_gpus": engine_gpus(self.config),
             "reserve_bytes": self.reserve,
             "layout": self.config.megatron.model_dump(mode="json"),
             "model": {"parameters": self.architecture.parameters, "active_weights": self.architecture.active_weights},
@@ -169,7 +173,7 @@ def make_plan(
         rollouts_per_server=engine.tokens // config.rollout.max_tokens,
         running=running(config, engine),
         options=options,
-        host=gpus_per_node(config) * max(host_bytes(rank, activations, config) for rank, activations in kept),
+        host=trainer_gpus_per_node(config) * max(host_bytes(rank, activations, config) for rank, activations in kept),
         phases=[max(same, key=lambda phase: phase.total) for same in zip(*of_ranks, strict=True)],
         compute=compute(architecture, config, engine),
     )
