@@ -176,8 +176,13 @@ class Targets:
     ) -> dict[Engine, Any]:
         """Run ``work`` on all that are left (of ``engines``) and wait for every one; what each of them gave.
 
+        An engine that was stopped since the beginning is left out: if it is back, it knows nothing of the operation.
         Raises the first refusal, and :class:`EngineGone` when no engine is left.
         """
+        for engine in [engine for engine in self.engines if engine not in self.same(self.engines)]:
+            self.lose(engine, EngineGone(f"{engine.label} was stopped in the middle of it"))
+        if self.lost and not self.engines:
+            raise next(reversed(self.lost.values()))
         asked = [engine for engine in self.engines if engines is None or engine in engines]
         results = dict(zip(asked, await asyncio.gather(*map(work, asked), return_exceptions=True), strict=True))
         gone = {engine: result for engine, result in results.items() if isinstance(result, EngineGone)}

@@ -57,9 +57,9 @@ async def test_an_update_waits_for_an_engine_that_died_before_it() -> None:
         await server.stop()
         report = await pool.update_weights(source, 2)
         assert (report.tensors, pool.version, states(pool)) == (4, 2, [EngineState.SERVING])
-        assert (server.lives, source.made) == (2, 3), (
-            "the first bucket is put together before engines are told to pause"
-        )
+        assert server.lives == 2
+        # Once more where the pause, and not the watch, finds it dead: the first bucket is put together before that.
+        assert source.made in (2, 3)
 
 
 @pytest.mark.parametrize(("fault", "changes"), FAULTS)
