@@ -16,8 +16,9 @@ asked of another.
 A restarted engine holds the weights of the model folder. Unless no update was ever made, it stays out of
 rotation until :meth:`EnginePool.update_weights` has reached it; ``awaiting_weights`` is set meanwhile.
 
-While memory is released the trainer uses it: engines are not asked to generate, and one that died is restarted only
-when the memory was resumed, or when a weight update waits for it.
+While memory is released the trainer uses it. Engines are asked for nothing that touches it, requests that were running
+stay paused, and one that died is restarted only when the memory was resumed, or when somebody who has made room waits
+for it (:meth:`EnginePool.until_up`). One that was starting when memory is to be released is awaited, for it takes all.
 """
 
 from __future__ import annotations
@@ -548,6 +549,7 @@ class EnginePool:
         When none is left, ``source`` is asked again as soon as an engine is up.
 
         Raises:
+            EngineGone: none is left, and memory is released: make room, wait :meth:`until_up`, and update again.
             EngineError: an engine refused, ``engine.max_restarts`` is used up, or no engine came up in the time that
                 all its restarts may take. The engines concerned are restarted and wait for the next update.
         """
@@ -557,11 +559,16 @@ class EnginePool:
                 raise EngineError(f"engines serve version {self.version}; cannot fill a restarted one with {version}")
             while True:
                 awaiting = [engine for engine in self._engines if engine.state is EngineState.AWAITING]
-                targets = self._targets(awaiting if only_awaiting else await self.until_up())
+                engines = awaiting if only_awaiting else self._up() if self.released else await self.until_up()
+                targets = self._targets(engines)
                 try:
+                    if not engines and not only_awaiting:
+                        raise EngineGone("no engine is up")
                     report = await self._ship(targets, source, version, gate=not only_awaiting)
                     break
                 except EngineGone as error:
+                    if self.released and not only_awaiting:
+                        raise  # an engine that starts needs the memory that the trainer has
                     _log.warning("the weights of version %d reached no engine: %s; sending them again", version, error)
             self.version = version
             for engine in targets.engines:
@@ -573,18 +580,21 @@ class EnginePool:
         report.seconds = monotonic() - started
         return report
 
+    def _up(self) -> list[Engine]:
+        return [engine for engine in self._engines if engine.up]
+
     async def until_up(self) -> list[Engine]:
-        """Wait for an engine that can take weights; all that can. See :meth:`update_weights` for what is raised."""
-        of_one = self.config.start_seconds + self.config.stop_seconds + _START_MARGIN_SECONDS
-        seconds = of_one * (self.config.max_restarts + 1)
+        """Wait for an engine that can take weights, and with memory released for all that are starting too; those that
+        can. See :meth:`update_weights` for what is raised."""
+        seconds = self._start_seconds * (self.config.max_restarts + 1)
         self._wanted += 1
         self._changed()
         try:
             async with asyncio.timeout(seconds):
                 while True:
                     self._check()
-                    if up := [engine for engine in self._engines if engine.up]:
-                        return up
+                    if self._up():
+                        break
                     await self._admit_again.wait()
         except TimeoutError:
             raise EngineError(
@@ -593,6 +603,27 @@ class EnginePool:
             ) from None
         finally:
             self._wanted -= 1
+        if self.released:
+            await self._until_started()
+        return self._up()
+
+    @property
+    def _start_seconds(self) -> float:
+        """The longest that one start takes, its failure included."""
+        return self.config.start_seconds + self.config.stop_seconds + _START_MARGIN_SECONDS
+
+    async def _until_started(self) -> None:
+        """Wait until no engine is starting: it takes its memory, and has it until it is up and has released it."""
+        try:
+            async with asyncio.timeout(self._start_seconds):
+                while any(engine.state is EngineState.STARTING for engine in self._engines):
+                    self._check()
+                    await self._admit_again.wait()
+        except TimeoutError:
+            raise EngineError(
+                f"an engine neither started nor failed to within {self._start_seconds:g} s, which is "
+                f"engine.start_seconds and engine.stop_seconds, and memory is to be released: {self.describe()}"
+            ) from None
 
     def _members_or_none(self) -> Members | None:
         return self._members if self.config.transport == "broadcast" else None
@@ -632,19 +663,28 @@ class EnginePool:
     async def _quiet(self, targets: Targets, *, gate: bool, report: SyncReport | None = None) -> AsyncIterator[None]:
         """The targets are paused inside: what ran on them is retracted, and goes on afterwards.
 
-        Those lost inside are killed. When the block fails the weights of all are unknown: all are killed. The watch
-        restarts what was killed. The caller holds their ``control`` locks.
+        An engine whose memory is released stays paused: requests that were running go on once all of it is there. Those
+        lost inside are killed. When the block fails the weights of all are unknown: all are killed. The watch restarts
+        what was killed. The caller holds their ``control`` locks.
         """
         engines, timed = list(targets.engines), report or SyncReport()
-        call = lambda path, body: lambda e: e.client.call(path, body, timeout=targets.seconds)  # noqa: E731
         self._updating = gate
         self._account(*self._engines)
+
+        async def pause(engine: Engine) -> None:
+            engine.paused = True
+            await engine.client.call("/pause_generation", {"mode": "retract"}, timeout=targets.seconds)
+
+        async def go_on(engine: Engine) -> None:
+            await engine.client.call("/continue_generation", {}, timeout=targets.seconds)
+            engine.paused = False
+
         try:
             with timed.pausing("stop"):
-                await targets.each(call("/pause_generation", {"mode": "retract"}))
+                await targets.each(pause, [engine for engine in engines if not engine.paused])
             yield
             with timed.pausing("resume"):
-                await targets.each(call("/continue_generation", {}))
+                await targets.each(go_on, [e for e in targets.engines if e.paused and not e.released])
         except BaseException:
             await self._give_up(targets, engines)
             raise
@@ -670,7 +710,7 @@ class EnginePool:
                 await stack.enter_async_context(engine.control)
                 await stack.enter_async_context(engine.probing)
             async with self._quiet(targets, gate=True):
-                await targets.each(flush)
+                await targets.each(flush, [engine for engine in engines if "kv_cache" not in engine.released])
                 yield targets
 
     async def _kill(self, engines: Iterable[Engine]) -> None:
@@ -714,11 +754,12 @@ class EnginePool:
     async def release_memory(self, tags: Sequence[str]) -> None:
         """Give back GPU memory: ``tags`` out of ``weights``, ``kv_cache``, ``cuda_graph``. Requests wait meanwhile.
 
-        An engine that fails to is killed, which frees its memory too.
+        An engine that fails to is killed, which frees its memory too. One that is starting is awaited.
         """
         if not self.config.memory_saver:
             raise EngineError("set engine.memory_saver: true to release engine memory between rollouts", passing=False)
         self._released = self._released | set(tags)
+        await self._until_started()
         await self._memory(_RELEASE, lambda engine: set(tags) - engine.released)
 
     async def resume_memory(self, tags: Sequence[str]) -> None:

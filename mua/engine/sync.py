@@ -196,12 +196,13 @@ class Shipment:
     async def _load(self, bucket: WeightBucket) -> None:
         """Have every engine load a bucket. The first one empties their prefix caches: nothing runs on them now."""
         first = self.report.buckets == 1
-        body: dict[str, Any] = {"load_format": bucket.load_format, "flush_cache": first}
-        body |= {"weight_version": str(self.report.version)}
+        common: dict[str, Any] = {"load_format": bucket.load_format, "weight_version": str(self.report.version)}
+        # A cache that is released is empty, and not there.
+        body = lambda e: common | {"flush_cache": first and "kv_cache" not in e.released}  # noqa: E731
         seconds, started = self._targets.loading_seconds(bucket.layout.payload_bytes), monotonic()
         if self._members is not None:
             specs = [slot.spec for slot in bucket.layout.tensors]
-            body |= {
+            common |= {
                 "names": [spec.name for spec in specs],
                 "dtypes": [str(spec.dtype).removeprefix("torch.") for spec in specs],
                 "shapes": [list(spec.shape) for spec in specs],
@@ -210,11 +211,11 @@ class Shipment:
             path = "/update_weights_from_distributed"
             # Whoever does not take part stops all: what the others got is unknown.
             await all_or_first_error(
-                [self._targets.take_part(engine, path, body, seconds) for engine in self._targets.engines]
+                [self._targets.take_part(engine, path, body(engine), seconds) for engine in self._targets.engines]
             )
         else:
             handles = dict(zip(self._engines, bucket.handles, strict=True))
-            of_engine = lambda engine: body | {"serialized_named_tensors": handles[engine]}  # noqa: E731
+            of_engine = lambda engine: body(engine) | {"serialized_named_tensors": handles[engine]}  # noqa: E731
             await self._targets.control("/update_weights_from_tensor", of_engine, seconds)
         self.report.loading.append((started, monotonic()))
 

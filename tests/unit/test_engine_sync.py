@@ -31,6 +31,7 @@ class StandIn:
     def __init__(self, fails_at: int | str | None = None, error: type[EngineError] = EngineError) -> None:
         self.label = "stand-in"
         self.node = self.place = 0
+        self.released: set[str] = set()
         self.stops = 0
         self.client = self
         self.calls: list[str] = []
