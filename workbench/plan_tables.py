@@ -200,15 +200,15 @@ def _together(plan: Plan) -> str:
 
 def _sync(plan: Plan) -> list[tuple[str, str]]:
     moved, cluster = plan.sync, plan.config.cluster
+    gpu, network = ((moved.fullest[f"{link}_out"], moved.fullest[f"{link}_in"]) for link in ("gpu", "network"))
+    rate = f"{moved.peer_gigabytes_per_second:g} GB/s {moved.peers} and {cluster.network_gigabytes_per_second:g} GB/s"
     return [
         ("the model once", f"{_gb(moved.model_bytes)} GB"),
-        ("needed by a GPU", f"{_gb(moved.gpu_bytes)} GB"),
-        ("from other nodes, to each node", f"{_gb(moved.absent_bytes)} GB"),
-        (
-            "time, at least",
-            f"{moved.seconds:.2f} s at {cluster.nvlink_gigabytes_per_second:g} GB/s NVLink and "
-            f"{cluster.network_gigabytes_per_second:g} GB/s network a GPU",
-        ),
+        ("handed to a GPU", f"{_gb(moved.gpu_bytes)} GB in {moved.buckets} buckets"),
+        (f"{moved.peers} of the busiest GPU", f"{_gb(gpu[0])} GB out, {_gb(gpu[1])} GB in"),
+        ("network of the busiest GPU", f"{_gb(network[0])} GB out, {_gb(network[1])} GB in"),
+        ("time, at least", f"{moved.seconds:.2f} s at {rate} network a GPU, bucket after bucket"),
+        ("", f"{moved.fullest_seconds:.2f} s of them on the busiest link"),
     ]
 
 

@@ -106,6 +106,12 @@ class EngineConfig(Section):
     """How weights reach the engines; None: as ``placement`` needs it. colocated: a rank of each node hands its engines
     memory they share (shared memory on CPU, CUDA IPC handles on GPU). broadcast: trainer ranks and all engine ranks
     form process groups (gloo or NCCL), which takes engines with GPUs of their own."""
+    feeders: Positive = 2
+    """Trainer ranks that broadcast weights, each its share through a process group with all engine ranks."""
+    load: Literal["auto", "slices", "tensors"] = "auto"
+    """What a colocated engine rank is handed. slices: its own part of every parameter. tensors: whole Hugging Face
+    tensors, of which it keeps its part, whatever the engine does with its weights. auto: slices where the policy's
+    family has a table of SGLang's parameters and engine.extra does not change their layout; the log says which."""
     tensor_parallel: Positive = 1
     """GPUs (on CPU: processes) of one server."""
     dtype: Literal["float32", "bfloat16"] | None = None
@@ -153,8 +159,9 @@ class ClusterConfig(Section):
     """GPUs of one machine; None: as many as the layout needs, divided by ``nodes``."""
     nodes: Positive = 1
     """Machines."""
-    nvlink_gigabytes_per_second: PositiveFloat = 450.0
-    """Bandwidth of one GPU to others of its machine, one direction (NVLink 4: 450)."""
+    nvlink_gigabytes_per_second: NonNegativeFloat | None = 450.0
+    """Bandwidth of one GPU to others of its machine, one direction (NVLink 4: 450). None or 0: there is no NVLink, and
+    the plan is made with PCIe 5.0 x16 (55) and says so."""
     network_gigabytes_per_second: PositiveFloat = 50.0
     """Bandwidth of one GPU to other machines, one direction (one 400 Gb/s adapter a GPU: 50)."""
     host_gigabytes: PositiveFloat = 2048.0

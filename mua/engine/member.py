@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from time import monotonic
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from mua.engine.host import RemoteServer
 from mua.engine.sglang_client import EngineClient, EngineGone
@@ -27,6 +27,13 @@ class EngineState(Enum):
     SERVING = "serving"
     LEAVING = "leaving"
     STOPPED = "stopped"
+
+
+class EnginePlace(NamedTuple):
+    """Where an engine is: ``node`` numbers the machines of the run, ``place`` the engines of one machine."""
+
+    node: int
+    place: int
 
 
 class Server(Protocol):
@@ -74,7 +81,9 @@ class Machine:
 class Engine:
     """One server, its client and what the pool knows about it."""
 
-    def __init__(self, server: Server, slots: int, node: int = 0, machine: Machine | None = None) -> None:
+    def __init__(
+        self, server: Server, slots: int, node: int = 0, machine: Machine | None = None, place: int = 0
+    ) -> None:
         self.server = server
         self.machine = machine
         """The engine node it came with, and may go with; None: it belongs to the run."""
@@ -83,11 +92,16 @@ class Engine:
         self.label = server.label
         self.node = node
         """Machine of the run it is on; 0 is this one."""
+        self.place = place
+        """Number among the engines of its machine."""
         self.stops = 0
         """Times it was stopped: tells one that is, or was, restarted from the one before."""
         self.slots = asyncio.Semaphore(slots)
         self.clock = EngineClock(slots)
         self.control = asyncio.Lock()
+        """Held by whoever changes what the engine holds."""
+        self.probing = asyncio.Lock()
+        """Held by a probe that generates, and by who must have none in the engine."""
         self.suspect = asyncio.Event()
         self.state = EngineState.STOPPED
         self.in_flight = 0
@@ -149,7 +163,6 @@ class Targets:
         self.engines = list(engines)
         self.seconds = seconds
         self.lost: dict[Engine, EngineGone] = {}
-        self.began = monotonic()
         self._stops = {engine: engine.stops for engine in engines}
 
     def same(self, engines: Iterable[Engine]) -> list[Engine]:
@@ -166,8 +179,13 @@ class Targets:
     ) -> dict[Engine, Any]:
         """Run ``work`` on all that are left (of ``engines``) and wait for every one; what each of them gave.
 
+        An engine that was stopped since the beginning is left out: if it is back, it knows nothing of the operation.
         Raises the first refusal, and :class:`EngineGone` when no engine is left.
         """
+        for engine in [engine for engine in self.engines if engine not in self.same(self.engines)]:
+            self.lose(engine, EngineGone(f"{engine.label} was stopped in the middle of it"))
+        if self.lost and not self.engines:
+            raise next(reversed(self.lost.values()))
         asked = [engine for engine in self.engines if engines is None or engine in engines]
         results = dict(zip(asked, await asyncio.gather(*map(work, asked), return_exceptions=True), strict=True))
         gone = {engine: result for engine, result in results.items() if isinstance(result, EngineGone)}
