@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from enum import Enum
 from pathlib import Path
 from time import monotonic
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from mua.engine.sglang_client import EngineClient, EngineGone
 from mua.errors import EngineError
@@ -102,6 +102,21 @@ class Engine:
             await self.server.stop()
             if client is not None:
                 await client.close()
+
+
+class Loaded(Protocol):
+    """What a request's engine is chosen by."""
+
+    in_flight: int
+    queued: int
+
+
+Chosen = TypeVar("Chosen", bound=Loaded)
+
+
+def least_loaded(engines: Iterable[Chosen]) -> Chosen:
+    """The engine for a session that has none."""
+    return min(engines, key=lambda engine: engine.in_flight + engine.queued)
 
 
 class Targets:

@@ -36,7 +36,7 @@ from typing import TYPE_CHECKING, Any
 from mua.config.schema import EngineConfig
 from mua.engine.broadcast import Broadcast, all_or_first_error
 from mua.engine.host import Hosts, RemoteServer
-from mua.engine.member import Engine, EngineState, Server, Targets
+from mua.engine.member import Engine, EngineState, Server, Targets, least_loaded
 from mua.engine.sampler import SamplingParams, TurnCut
 from mua.engine.server import engine_server, has_cuda
 from mua.engine.sglang_client import EngineGone
@@ -268,7 +268,7 @@ class EnginePool:
                 continue
             engine = self._sessions.get(session)
             if engine is None or engine not in serving:
-                engine = min(serving, key=lambda one: one.in_flight + one.queued)
+                engine = least_loaded(serving)
             self._sessions[session] = engine
             self._sessions.move_to_end(session)
             if len(self._sessions) > _MAX_SESSIONS:

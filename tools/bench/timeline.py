@@ -1,0 +1,230 @@
+"""Simulated against measured: one run calibrates the simulation, which predicts the others.
+
+    python -m tools.bench.timeline --policy FOLDER [--steps 12] [--out FOLDER]
+
+Every run is `mua train` with Megatron and SGLang on this machine, with the help desk whose tools and customers take
+their time (tools/bench/slow_desk.py), a policy that is trained at a learning rate of next to nothing (so that its
+episodes stay what they are), the trainer with rollout and environments on one core and the engine on another.
+
+The first run is synchronous. From it come the engine's seconds per iteration and per prefilled token (least squares over
+its requests), the episodes (turns with their tokens, seconds of tools and users; drawn anew), seconds of the trainer per
+token, of a weight update and of the rest of a step. Nothing of the other runs is used to predict them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+
+from mua.observe.metrics_log import METRICS_FILE, read_metrics
+from mua.observe.traces import read_traces
+from mua.plan.timeline import Setting, SimulatedEpisode, SimulatedTurn, mean_metrics, simulate
+from mua.rollout.scheduler import StepDemand
+from mua.types import Trajectory
+from tools import kit
+from tools.timeline import tables
+
+GROUPS, SIZE, SLOTS, CONCURRENCY = 8, 4, 16, 256
+OVERRIDES = (
+    "environment.name=slow_desk", f"algorithm.groups_per_step={GROUPS}", f"algorithm.group_size={SIZE}",
+    "algorithm.skip_zero_advantage=false", "algorithm.curriculum.kind=off", "algorithm.correction=truncate",
+    f"engine.max_running_requests={SLOTS}", f"rollout.concurrency={CONCURRENCY}", "megatron.threads=1",
+    "optimizer.learning_rate=1e-9", "optimizer.min_learning_rate=0", "optimizer.schedule=constant",
+    "trainer.evaluate_every=0", "trainer.evaluate_first=false", "trainer.save_every=0", "trainer.export=last",
+    "evaluation.report_split=null", "observe.tensorboard=false", "trainer.min_scored_share=0",
+)  # fmt: skip
+TRAINER_CORE, ENGINE_CORE = 1, 0
+REQUESTS = "requests.jsonl"
+SHOWN = {
+    "step, s": "speed/step_seconds",
+    "trainer waits, s": "timeline/wait_seconds",
+    "trainer trains, s": "timeline/optimizer_seconds",
+    "engine has requests": "timeline/engine_generating",
+    "slots used": "timeline/engine_slots_used",
+    "engine idle": "timeline/engine_idle_trainer_works",
+    "lag of tokens": "version_lag/mean",
+}
+
+
+def main() -> None:
+    parser = kit.parser(__doc__)
+    parser.add_argument("--policy", type=Path, default=Path("runs/demo/seed-1/sft/hf"))
+    parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--staleness", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--out", type=Path, help="folder for the runs; one that is there is not run again")
+    arguments = parser.parse_args()
+    if not arguments.policy.is_dir():
+        sys.exit(f"--policy: {arguments.policy} is not there; `make demo` makes one (its seed-1/sft/hf)")
+    with tempfile.TemporaryDirectory(prefix="mua-bench-") as scratch:
+        out = arguments.out or Path(scratch)
+        runs = {stale: run(out / f"staleness-{stale}", arguments, stale) for stale in arguments.staleness}
+        found = calibrate(runs[arguments.staleness[0]])
+        print(found.describe())
+        for stale, folder in runs.items():
+            measured = [line for line in read_metrics(folder / METRICS_FILE)]
+            demand = StepDemand(GROUPS, max(40, arguments.steps), stale)
+            predicted = mean_metrics(simulate(replace(found.setting, demand=demand)), skip=stale + 2)
+            print(
+                f"\nmax_staleness {stale}\n\n{compared(measured[stale + 1 :], predicted)}\n\n{tables(measured[stale + 1 :])}"
+            )
+
+
+def compared(measured: Sequence[dict[str, Any]], predicted: dict[str, float]) -> str:
+    """Means over the measured steps beside the predicted ones."""
+    rows = []
+    for name, metric in SHOWN.items():
+        real = fmean(line[metric] for line in measured)
+        error = f"{predicted[metric] / real - 1:+.0%}" if real > 0.02 else ""
+        rows.append((name, f"{real:.3f}", f"{predicted[metric]:.3f}", error))
+    return kit.table(("mean of the steps", "measured", "simulated", "error"), rows)
+
+
+def run(folder: Path, arguments: Any, staleness: int) -> Path:
+    """One run of `mua train`; its output folder."""
+    if (folder / "hf").is_dir():
+        return folder
+    register(folder.parent)
+    command = [sys.executable, "-m", "tools.bench.timeline_run", str(folder / REQUESTS), "train", "configs/demo.yaml"]
+    own = [f"model.path={arguments.policy}", f"output={folder}", f"trainer.steps={arguments.steps}"]
+    paths = os.pathsep.join([str(folder.parent), str(kit.ROOT)])
+    variables = os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
+    folder.mkdir(parents=True, exist_ok=True)
+    subprocess.run([*command, *OVERRIDES, *own, f"trainer.max_staleness={staleness}"], check=True, env=variables)
+    return folder
+
+
+def register(folder: Path) -> None:
+    """The domain as a third party's package, on a path of its own."""
+    info = folder / "slow_desk-0.1.dist-info"
+    info.mkdir(parents=True, exist_ok=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: slow-desk\nVersion: 0.1\n")
+    (info / "entry_points.txt").write_text("[mua.environments]\nslow_desk = tools.bench.slow_desk\n")
+
+
+@dataclass(frozen=True)
+class MeasuredEngine:
+    """Implements :class:`mua.plan.timeline.EngineSpeed`. Seconds."""
+
+    alone: float
+    """Of an iteration, whoever runs."""
+    each: float
+    """Of an iteration, for every running request."""
+    token: float
+    """Of prefill."""
+    request: float
+    """Of every request: HTTP, tokens to text, the scheduler's turn."""
+
+    def iteration(self, running: int, context: float) -> float:
+        return self.alone + self.each * running
+
+    def prefill(self, tokens: int) -> float:
+        return self.request + self.token * tokens
+
+
+@dataclass(frozen=True)
+class Calibration:
+    setting: Setting
+    error: float
+    """Of the requests' seconds by the fitted engine, root mean square over their mean."""
+
+    def describe(self) -> str:
+        engine, setting = self.setting.speed, self.setting
+        assert isinstance(engine, MeasuredEngine)
+        return (
+            f"engine: {1e3 * engine.alone:.2f} ms an iteration + {1e3 * engine.each:.3f} ms a request; prefill "
+            f"{1e3 * engine.token:.3f} ms a token + {1e3 * engine.request:.2f} ms a request (residual {self.error:.0%})\n"
+            f"trainer: {1e6 * setting.score_seconds:.0f} + {1e6 * setting.train_seconds:.0f} us a token, "
+            f"sync {setting.sync_seconds:.3f} s, batch {setting.batch_seconds:.3f} s, records {setting.record_seconds:.3f} s"
+        )
+
+
+def calibrate(folder: Path) -> Calibration:
+    """Everything that the simulation needs, from one run."""
+    lines = list(read_metrics(folder / METRICS_FILE))[1:]
+    episodes = [episode for t in read_traces(folder / "traces") if t.scored for episode in [episode_of(t)]]
+    speed, error = engine_of([json.loads(line) for line in (folder / REQUESTS).read_text().splitlines()])
+    tokens = fmean(sum_of(lines, "tokens_of_batch", folder))
+    mean = lambda *names: sum(fmean(line[f"timeline/{name}_seconds"] for line in lines) for name in names)  # noqa: E731
+
+    def draw(ordinal: int, sample: int) -> SimulatedEpisode:
+        return random.Random(1000 * ordinal + sample).choice(episodes)
+
+    setting = Setting(
+        StepDemand(GROUPS, 1), SIZE, draw, speed, engines=1, slots=SLOTS, concurrency=CONCURRENCY,
+        score_seconds=mean("logprobs") / tokens, train_seconds=mean("optimizer") / tokens, sync_seconds=mean("sync"),
+        batch_seconds=mean("batch", "memory"), record_seconds=mean("records", "checkpoint", "rest"),
+    )  # fmt: skip
+    return Calibration(setting, error)
+
+
+def sum_of(lines: Sequence[dict[str, Any]], name: str, folder: Path) -> list[float]:
+    """Tokens of each step's batch, prompts included."""
+    return [
+        float(
+            sum(len(s) for t in read_traces(folder / "traces" / f"step_{line['step']:06d}.jsonl") for s in t.segments)
+        )
+        for line in lines
+    ]
+
+
+def episode_of(trajectory: Trajectory) -> SimulatedEpisode:
+    """Its turns with their tokens; seconds of tools and users spread evenly over its turns."""
+    times = trajectory.metrics
+    turn = np.concatenate([s.turn for s in trajectory.segments])
+    mask = np.concatenate([s.loss_mask for s in trajectory.segments])
+    count = int(turn.max()) + 1
+    sampled = np.bincount(turn[mask], minlength=count)
+    # What comes after the sampled tokens of a turn is the prompt of the next one.
+    own = np.bincount(turn[~mask], minlength=count)
+    pause = (times.get("seconds/tools", 0.0) + times.get("seconds/user", 0.0)) / count
+    parts = sum(times.get(f"seconds/{name}", 0.0) for name in ("start", "generate", "tools", "user", "evaluate"))
+    turns = [SimulatedTurn(int(p), int(s), pause) for p, s in zip(own, sampled, strict=True) if s]
+    return SimulatedEpisode(turns, times["seconds/start"], times["seconds/episode"] - parts + times["seconds/evaluate"])
+
+
+def engine_of(requests: Sequence[dict[str, float]]) -> tuple[MeasuredEngine, float]:
+    """Seconds of an iteration and of prefill by least squares over requests; the residual.
+
+    A request of n tokens runs through n iterations, each of which takes alone + each * (requests that run then), and
+    waits for its own prefill and for that of all that begin while it runs.
+    """
+    begins = np.array([r["began"] + r["waited"] for r in requests])
+    ends = np.array([r["ended"] for r in requests])
+    sampled = np.array([r["sampled"] for r in requests])
+    uncached = np.array([r["prompt"] - r["cached"] for r in requests])
+    rows = []
+    for begin, end, tokens in zip(begins, ends, sampled, strict=True):
+        overlap = np.clip(np.minimum(ends, end) - np.maximum(begins, begin), 0, None)
+        running = overlap.sum() / (end - begin)
+        arriving = (begins >= begin) & (begins < end)
+        rows.append((tokens, tokens * running, uncached[arriving].sum(), arriving.sum()))
+    matrix, seconds = np.array(rows), ends - begins
+    found = nonnegative_least_squares(matrix, seconds)
+    error = float(np.sqrt(np.mean((matrix @ found - seconds) ** 2)) / seconds.mean())
+    return MeasuredEngine(*map(float, found)), error
+
+
+def nonnegative_least_squares(matrix: Any, values: Any) -> Any:
+    """The solution without negative parts: those that would be are left out, one after the other."""
+    kept = list(range(matrix.shape[1]))
+    while True:
+        found = np.zeros(matrix.shape[1])
+        found[kept] = np.linalg.lstsq(matrix[:, kept], values, rcond=None)[0]
+        if (found >= 0).all():
+            return found
+        kept.remove(int(found.argmin()))
+
+
+if __name__ == "__main__":
+    main()
