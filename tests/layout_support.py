@@ -32,6 +32,8 @@ LOSS = PolicyLoss(clip_low=0.2, clip_high=0.3, kl_coefficient=0.0)
 ADAM = OPTIMIZER.model_copy(update={"epsilon": 1e-8})
 LENGTHS = (17, 5, 40, 2, 23, 31, 8, 12, 29, 33, 9)
 """They fill four micro-batches of 64, so that up to four data-parallel ranks have those of a single process."""
+OVERLAP = {"overlap_grad_reduce": True, "overlap_param_gather": True, "ddp_bucket_size": 2000}
+"""Communication of data-parallel ranks in buckets of a few matrices, many of which are under way in a step."""
 KINDS: dict[str, dict[str, Any]] = {"dense": {}, "moe": {"experts": 8}}
 
 
@@ -149,7 +151,8 @@ def trained(folder: str, sizes: dict[str, Any]) -> dict[str, Any]:
 
 
 def _plain(folder: str, sizes: dict[str, Any]) -> dict[str, Any]:
-    with backend(Path(folder), distributed_optimizer=False, optimizer=ADAM, **sizes) as built:
+    sizes = sizes | {"distributed_optimizer": False, "overlap_param_gather": None}  # there is nothing to gather
+    with backend(Path(folder), optimizer=ADAM, **sizes) as built:
         logprobs = np.concatenate(built.log_probabilities(_batch(0).sequences, TEMPERATURE))
         metrics = [built.train_step(_batch(0), LOSS)]
         return _series(metrics) | {"logprobs": logprobs, "gradients": gradients(built), "weights": exported(built)}

@@ -129,6 +129,7 @@ def backend(folder: Path, **settings: Any) -> Iterator[Learner]:
 
 def exported(built: Learner) -> dict[str, Float32Array]:
     """The policy's tensors under their Hugging Face names."""
+    built.onload()  # what the last step left to be gathered
     return {name: tensor.float().numpy().copy() for name, tensor in export_hf(built.policy.chunks)}
 
 

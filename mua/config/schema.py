@@ -24,6 +24,7 @@ from mua.config.algorithm import (
     ShapingConfig,
 )
 from mua.config.environment import EndpointConfig, EnvironmentConfig, JudgeConfig, LlmConfig, UserConfig
+from mua.config.megatron import CriticOptimizerConfig, MegatronConfig, OptimizerConfig
 from mua.config.section import Fraction, NonNegative, NonNegativeFloat, Positive, PositiveFloat, Section
 
 __all__ = [
@@ -51,6 +52,8 @@ class ModelConfig(Section):
     """Longest context in tokens, prompt included, in training and generation."""
     hf_config: Annotated[Path, Field(strict=False)] | None = None
     """A config.json to plan with where ``path`` is not there, so that ``mua plan`` needs no download."""
+    fp32_lm_head: bool = False
+    """Compute the output layer's product in float32, from bfloat16 weights, in trainer and engines alike."""
     shrink: bool = False
     """Replace the policy by a tiny random one of the same family, and every budget by one a laptop can pay, but keep
     the parallel layout; what was replaced is printed. To try a recipe without its GPUs."""
@@ -131,61 +134,6 @@ class EngineConfig(Section):
     """Native SGLang server arguments, passed through (``schedule_policy: lpm``)."""
 
 
-class MegatronConfig(Section):
-    """Parallel layout and memory of the trainer."""
-
-    implementation: Literal["auto", "transformer_engine", "local"] = "auto"
-    """Whose transformer layers: Transformer Engine's, Megatron's local ones, or (auto) the former where Transformer
-    Engine and a CUDA device are there."""
-    tensor_parallel: Positive = 1
-    """Ranks a layer's matrices are split over."""
-    pipeline_parallel: Positive = 1
-    """Ranks the layers are split over."""
-    virtual_pipeline: Positive | None = None
-    """Model chunks of one pipeline rank (interleaved schedule); None: one."""
-    context_parallel: Positive = 1
-    """Ranks one sequence is split over."""
-    expert_parallel: Positive = 1
-    """Ranks the experts are spread over."""
-    expert_tensor_parallel: Positive | None = None
-    """Ranks one expert's matrices are split over; None: as tensor_parallel."""
-    data_parallel: Positive = 1
-    """Replicas of the model, each with its own micro-batches."""
-    first_stage_layers: Positive | None = None
-    """Layers of the first pipeline stage, where the layers do not divide evenly; None: as the others."""
-    last_stage_layers: Positive | None = None
-    """Layers of the last pipeline stage; None: as the others."""
-    distributed_optimizer: bool = True
-    """Split the optimizer's state over the data-parallel ranks."""
-    max_tokens_per_microbatch: Positive = 32768
-    """Token budget of one packed micro-batch; padding for context parallelism is not counted."""
-    merge_prefixes: bool = False
-    """Compute what several trajectories begin with once: micro-batches become trees of their common prefixes. Loss and
-    gradients stay the same; balancing losses of experts count a shared token once."""
-    balance: Literal["flops", "tokens"] = "flops"
-    """What is balanced over micro-batches and data-parallel ranks: estimated operations, attention's square of the
-    length included, or tokens alone. The loss does not depend on it; balancing losses of experts, made for each
-    micro-batch, do."""
-    moe_aux_loss: NonNegativeFloat = 0.0
-    """Coefficient of the experts' load-balancing loss, averaged over the batch's tokens; 0 switches it off."""
-    routing_replay: Literal["off", "check", "replay"] = "off"
-    """``replay`` sends each token to the experts the engine chose (needs engine.routed_experts); ``check`` only reports
-    how often the trainer chose the same."""
-    moe_z_loss: NonNegativeFloat = 0.0
-    """Coefficient of the mean squared log-normalizer of the router's logits; 0 switches it off."""
-    recompute: Literal["none", "selective", "full"] = "none"
-    """Activations computed again in the backward pass instead of kept: none, those of MLPs (not of experts), or all."""
-    offload: bool = False
-    """Move weights, gradients and optimizer state to pinned host memory while the engines roll out (GPU)."""
-    threads: Positive | None = None
-    """CPU threads of each trainer process; None leaves torch's default."""
-
-    @property
-    def world_size(self) -> int:
-        """Trainer processes this layout needs."""
-        return self.tensor_parallel * self.pipeline_parallel * self.context_parallel * self.data_parallel
-
-
 class ClusterConfig(Section):
     """The machines ``mua plan`` plans for, with the engines on the trainer's GPUs; nothing else reads this section."""
 
@@ -199,6 +147,8 @@ class ClusterConfig(Section):
     """Bandwidth of one GPU to others of its machine, one direction (NVLink 4: 450)."""
     network_gigabytes_per_second: PositiveFloat = 50.0
     """Bandwidth of one GPU to other machines, one direction (one 400 Gb/s adapter a GPU: 50)."""
+    host_gigabytes: PositiveFloat = 2048.0
+    """Memory of one machine; a plan refuses what is to wait there and does not fit."""
     reserve_gigabytes: NonNegativeFloat = 6.0
     """Memory of each GPU that no tensor uses: CUDA contexts of trainer and engine, NCCL's buffers, fragmentation."""
     train_mfu: Annotated[float, Field(gt=0, le=1)] = 0.35
@@ -210,36 +160,6 @@ class ClusterConfig(Section):
     """Expected tokens of one episode; None plans with the worst case, rollout.max_tokens."""
     sampled_share: Fraction = 0.25
     """Expected share of an episode's tokens that the policy samples; the rest is prompt, user and tools."""
-
-
-class OptimizerConfig(Section):
-    """AdamW and its schedule."""
-
-    learning_rate: NonNegativeFloat = 1e-6
-    """Peak learning rate, reached after the warm-up."""
-    min_learning_rate: NonNegativeFloat = 0.0
-    """Where the linear and cosine schedules end."""
-    schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """Course of the learning rate after the warm-up, over trainer.steps."""
-    warmup_steps: NonNegative = 0
-    """Optimizer steps of linear rise from 0."""
-    weight_decay: NonNegativeFloat = 0.01
-    """Decoupled weight decay."""
-    beta1: Fraction = 0.9
-    """Decay of the first moment."""
-    beta2: Fraction = 0.95
-    """Decay of the second moment."""
-    epsilon: PositiveFloat = 1e-8
-    """Added to the root of the second moment."""
-    clip_grad: NonNegativeFloat = 1.0
-    """Global gradient-norm bound; 0 switches clipping off."""
-
-
-class CriticOptimizerConfig(OptimizerConfig):
-    """AdamW and its schedule, for the critic."""
-
-    learning_rate: NonNegativeFloat = 1e-5
-    """Peak learning rate; a critic learns a new task, so it is larger than a policy's."""
 
 
 class CriticConfig(Section):
@@ -518,6 +438,7 @@ class ExperimentConfig(Section):
         if self.megatron.virtual_pipeline and self.megatron.pipeline_parallel == 1:
             raise ValueError("megatron.virtual_pipeline needs megatron.pipeline_parallel above 1")
         for name, optimizer in (("optimizer", self.optimizer), ("critic.optimizer", self.critic.optimizer)):
+            self._optimizer_fits(name, optimizer)
             if optimizer.min_learning_rate > optimizer.learning_rate:
                 raise ValueError(
                     f"{name}.min_learning_rate {optimizer.min_learning_rate} exceeds "
@@ -541,6 +462,24 @@ class ExperimentConfig(Section):
         if self.trainer.deterministic and self.user.asks_model:
             raise ValueError("trainer.deterministic needs a scripted or replayed user, not a language model")
         return self
+
+    def _optimizer_fits(self, name: str, optimizer: OptimizerConfig) -> None:
+        """Where its state lies and in which types, with the model and the distributed optimizer."""
+        key = "precision_aware" if optimizer.precision_aware else "cpu_offload_fraction"
+        if not (optimizer.precision_aware or optimizer.cpu_offload_fraction):
+            return
+        if not self.megatron.distributed_optimizer:
+            raise ValueError(f"{name}.{key} needs megatron.distributed_optimizer: true")
+        if self.model.dtype != "bfloat16":
+            raise ValueError(f"{name}.{key} needs model.dtype bfloat16: {self.model.dtype} weights are the main ones")
+        if optimizer.cpu_offload_fraction and self.megatron.fp8_param_gather:
+            raise ValueError(f"{name}.cpu_offload_fraction does not go with megatron.fp8_param_gather")
+        if (optimizer.main_grads_dtype == "float32") != self.megatron.grad_reduce_in_fp32:
+            raise ValueError(
+                f"{name}.main_grads_dtype {optimizer.main_grads_dtype} needs megatron.grad_reduce_in_fp32 "
+                f"{str(not self.megatron.grad_reduce_in_fp32).lower()}: a precision-aware optimizer takes gradients as "
+                "they were summed"
+            )
 
     @model_validator(mode="after")
     def _can_learn(self) -> Self:

@@ -69,11 +69,12 @@ class Network:
                 chunks, None, **groups
             )
         self.chunks = chunks
-        self.wrapped = wrap_data_parallel(chunks, megatron.distributed_optimizer)
+        self.wrapped = wrap_data_parallel(chunks, megatron)
         section = prefix.replace("/", ".") + "optimizer"
-        self.optimizer = Optimizer(
-            self.wrapped, optimizer, megatron.distributed_optimizer, total_steps, section=section
-        )
+        self.optimizer = Optimizer(self.wrapped, optimizer, megatron, total_steps, section=section)
+        self._gathers_late = self.wrapped[0].ddp_config.overlap_param_gather
+        self._whole = True
+        """Whether every rank has all weights of its chunks, not only its shard of the last step's."""
         self.skipped_steps = 0
         """Steps left out because the gradient norm was not finite."""
 
@@ -81,10 +82,21 @@ class Network:
         """Of this rank's chunks, in a fixed order."""
         return (parameter for chunk in self.chunks for parameter in chunk.parameters())
 
+    def gather_parameters(self) -> None:
+        """Make weights whole that the last step left to be gathered during the next one; collective.
+
+        Nothing but :meth:`train` may look at them before. It does nothing without ``megatron.overlap_param_gather``.
+        """
+        if not self._whole:
+            for chunk in self.wrapped:
+                chunk.disable_forward_pre_hook()
+            self._whole = True
+
     def train(self, sequences: Sequence[TrainSequence], terms: Terms) -> dict[str, float]:
         """One optimizer step on the whole batch: gradients are plain sums of those of ``terms``.
 
-        A step whose gradient norm is not finite changes nothing and is counted.
+        A step whose gradient norm is not finite changes nothing and is counted. With ``megatron.overlap_param_gather``
+        call :meth:`gather_parameters` before weights are read by anything but the next call.
 
         Returns:
             metrics, the same on every rank: those of ``terms`` (:func:`mua.algorithms.losses.finish_metrics`); of a
@@ -119,6 +131,7 @@ class Network:
         sums, maxima = _reduced(self._scheduled(batches, step, packed.plan.least, forward_only=False))
         between = time.perf_counter()
         done = self.optimizer.step()
+        self._leave_ungathered()
         self.skipped_steps += not done.applied
         policy = {}
         if "_loss" in sums:
@@ -136,6 +149,13 @@ class Network:
             **moe.collect_metrics(self.chunks, self._config.moe_aux_loss, self._config.moe_z_loss),
         }
         return finish_metrics(sums, maxima) | policy | {self._prefix + name: value for name, value in own.items()}
+
+    def _leave_ungathered(self) -> None:
+        """The next forward pass gathers weights module by module, a bucket ahead."""
+        if self._gathers_late and self._whole:
+            for chunk in self.wrapped:
+                chunk.enable_forward_pre_hook()
+            self._whole = False
 
     @torch.no_grad()
     def score(self, sequences: Sequence[TrainSequence], read: Read) -> list[Float32Array]:

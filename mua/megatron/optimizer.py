@@ -8,16 +8,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+from megatron.core.distributed import DistributedDataParallel
 from megatron.core.models.gpt.gpt_model import GPTModel
-from megatron.core.optimizer import OptimizerConfig as MegatronOptimizerConfig
 from megatron.core.optimizer import get_megatron_optimizer
 from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
 from megatron.core.optimizer.optimizer import ChainedOptimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
-from mua.config.schema import OptimizerConfig
+from mua.config.schema import MegatronConfig, OptimizerConfig
 from mua.errors import ConfigError
+from mua.megatron.settings import data_parallel_config, optimizer_config
 
 _RESTORED = frozenset({"params", "step"})
 _SCHEDULED = ("max_lr", "min_lr", "start_wd", "end_wd")
@@ -37,18 +37,24 @@ class StepResult:
     """The rate this step used (or would have used)."""
 
 
-def wrap_data_parallel(chunks: list[GPTModel], distributed_optimizer: bool) -> list[DistributedDataParallel]:
-    """Gradient buffers in float32, summed (never averaged) over data-parallel ranks."""
-    config = DistributedDataParallelConfig(
-        grad_reduce_in_fp32=True,
-        use_distributed_optimizer=distributed_optimizer,
-        overlap_grad_reduce=False,
-        average_in_collective=False,
-    )
-    return [
+def wrap_data_parallel(chunks: list[GPTModel], megatron: MegatronConfig) -> list[DistributedDataParallel]:
+    """Gradient buffers, summed (never averaged) over data-parallel ranks, while the backward pass goes on if so asked.
+
+    Where weights are gathered while a forward pass goes on, :class:`mua.megatron.network.Network` says when; until then
+    they are whole.
+    """
+    config = data_parallel_config(megatron)
+    wrapped = [
         DistributedDataParallel(chunk.config, config, chunk, disable_bucketing=index > 0)
         for index, chunk in enumerate(chunks)
     ]
+    if config.overlap_grad_reduce:
+        each = [chunk.no_sync for chunk in wrapped]
+        chunks[0].config.no_sync_func = each if len(each) > 1 else each[0]
+    if config.overlap_param_gather:
+        for chunk in wrapped:
+            chunk.disable_forward_pre_hook(param_sync=False)
+    return wrapped
 
 
 class Optimizer:
@@ -64,7 +70,7 @@ class Optimizer:
         self,
         chunks: list[DistributedDataParallel],
         config: OptimizerConfig,
-        distributed_optimizer: bool,
+        megatron: MegatronConfig,
         total_steps: int,
         *,
         section: str = "optimizer",
@@ -80,19 +86,7 @@ class Optimizer:
                 f"in; lower it or set {section}.schedule to constant"
             )
         self.megatron: ChainedOptimizer = get_megatron_optimizer(
-            MegatronOptimizerConfig(
-                optimizer="adam",
-                lr=config.learning_rate,
-                min_lr=config.min_learning_rate,
-                weight_decay=config.weight_decay,
-                adam_beta1=config.beta1,
-                adam_beta2=config.beta2,
-                adam_eps=config.epsilon,
-                clip_grad=config.clip_grad,
-                use_distributed_optimizer=distributed_optimizer,
-                bf16=chunks[0].config.bf16,
-                params_dtype=chunks[0].config.params_dtype,
-            ),
+            optimizer_config(config, chunks[0].config.params_dtype, megatron, section=section),
             chunks,
         )
         self.scheduler = OptimizerParamScheduler(

@@ -1,147 +1,133 @@
-"""What the configuration and the machine make of Megatron-Core's own settings, in one place.
+"""What configuration and machine make of Megatron-Core's own settings: all of them, in one place.
 
-:class:`Capabilities` says what a machine has; it is a value, so that a CPU can ask what a GPU would get::
+::
 
-    configuration + capabilities ──► implementation ──► TransformerConfig
+    configuration + Capabilities ──► Options ──► TransformerConfig, DistributedDataParallelConfig, OptimizerConfig
+
+The whole of the three for every recipe stands under ``tests/data/golden``; ``docs/megatron_options.md`` has what
+differs between Transformer Engine's layers and Megatron's local ones.
 """
 
 from __future__ import annotations
 
-import importlib.util
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import os
+from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib import metadata
-from typing import Any, Literal, Self, TypeAlias
+from typing import Any, Self
 
 import torch
+from megatron.core.distributed import DistributedDataParallelConfig
+from megatron.core.optimizer import OptimizerConfig as MegatronOptimizerConfig
 from megatron.core.transformer.transformer_config import TransformerConfig
-from packaging.version import InvalidVersion, Version
 
-from mua.config.schema import MegatronConfig, ModelConfig
+from mua.config.schema import MegatronConfig, ModelConfig, OptimizerConfig
 from mua.errors import ConfigError
+from mua.megatron.capabilities import (
+    HOPPER,
+    Capabilities,
+    Implementation,
+    apex_problem,
+    capabilities,
+    implementation_of,
+    pretending,
+)
 from mua.megatron.parallel import virtual_stages
 
-Implementation: TypeAlias = Literal["transformer_engine", "local"]
+__all__ = [
+    "Capabilities", "Implementation", "Options", "capabilities", "data_parallel_config", "implementation_of",
+    "optimizer_config", "pretending", "transformer_config",
+]  # fmt: skip
 
-TRANSFORMER_ENGINE = ("2.9.0", "3")
-"""Versions of Transformer Engine that go with Megatron-Core 0.19: the first or later, below the second. ``setup.py``
-asks for the same; the highest that Megatron-Core asks for in what is used here is 2.7 (``is_te_min_version``)."""
+_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+
+_OFF = (
+    # Attention is this package's own and keeps no scores; there is neither bias nor dropout to fuse.
+    "masked_softmax_fusion", "bias_dropout_fusion",
+    "persist_layer_norm",  # of Apex's norm, which no layer here has
+    # Log-probabilities and entropy come chunk by chunk from mua.megatron.logprobs, before any logits exist that
+    # Megatron's fused cross entropy could read; that one has no entropy, and casts gradients to bfloat16.
+    "cross_entropy_loss_fusion",
+)  # fmt: skip
+"""Fusions that nothing here could use."""
 
 
 @dataclass(frozen=True, slots=True)
-class Capabilities:
-    """What a machine has that decides which settings are possible."""
+class Options:
+    """The options of a trainer on one machine, nothing left open."""
 
-    cuda: bool
-    """Whether there is a CUDA device."""
-    compute: tuple[int, int] | None = None
-    """Compute capability of the device: (9, 0) is Hopper."""
-    torch: str = ""
-    """Version of torch."""
-    transformer_engine: str | None = None
-    """Version of Transformer Engine; None: it is not installed, or its part for torch is not."""
-    apex: bool = False
-    """Whether NVIDIA's Apex is there with its kernel for fused gradient accumulation."""
+    implementation: Implementation
+    rope_fusion: bool
+    swiglu_fusion: bool
+    moe_permute_fusion: bool
+    moe_router_fusion: bool
+    gradient_accumulation_fusion: bool
+    overlap_grad_reduce: bool
+    overlap_param_gather: bool
 
     @classmethod
-    def here(cls) -> Self:
-        """Of this process; the packages are looked for, not imported."""
-        cuda = torch.cuda.is_available()
+    def of(cls, megatron: MegatronConfig, machine: Capabilities, *, experts: bool = False) -> Self:
+        """What is None in ``megatron`` takes what ``machine`` has, for a model with or without ``experts``.
+
+        Raises:
+            ConfigError: an option that is asked for is impossible there: its key, what is missing, the fix.
+        """
+        implementation = implementation_of(megatron, machine)
+        engine = implementation == "transformer_engine"
+        _check_machine(megatron, machine, engine)
+        replicas = megatron.data_parallel * megatron.context_parallel > 1
+        overlap = _chosen(megatron.overlap_grad_reduce, machine.cuda and replicas)
         return cls(
-            cuda=cuda,
-            compute=torch.cuda.get_device_capability() if cuda else None,
-            torch=torch.__version__,
-            transformer_engine=_transformer_engine(),
-            apex=importlib.util.find_spec("fused_weight_gradient_mlp_cuda") is not None,
+            implementation=implementation,
+            rope_fusion=_chosen(megatron.rope_fusion, engine),
+            swiglu_fusion=_chosen(megatron.swiglu_fusion, machine.cuda),
+            moe_permute_fusion=experts and _chosen(megatron.moe_permute_fusion, engine),
+            moe_router_fusion=experts
+            and _chosen(megatron.moe_router_fusion, engine and megatron.routing_replay == "off"),
+            gradient_accumulation_fusion=_chosen(
+                megatron.gradient_accumulation_fusion, machine.cuda and machine.apex == "kernel"
+            ),
+            overlap_grad_reduce=overlap,
+            overlap_param_gather=_chosen(megatron.overlap_param_gather, overlap and machine.cuda)
+            and megatron.distributed_optimizer,
         )
 
 
-_pretended: Capabilities | None = None
+def _chosen(asked: bool | None, otherwise: bool) -> bool:
+    return otherwise if asked is None else asked
 
 
-def capabilities() -> Capabilities:
-    """Of this process, or what :func:`pretending` says."""
-    return Capabilities.here() if _pretended is None else _pretended
-
-
-@contextmanager
-def pretending(of: Capabilities) -> Iterator[None]:
-    """Within it, models are built as on a machine with these capabilities."""
-    global _pretended
-    before, _pretended = _pretended, of
-    try:
-        yield
-    finally:
-        _pretended = before
-
-
-def implementation_of(megatron: MegatronConfig, of: Capabilities) -> Implementation:
-    """Whose layers the model is built of.
-
-    Raises:
-        ConfigError: Transformer Engine is asked for and cannot be used: what is missing, and the fix.
-    """
-    if megatron.implementation == "local":
-        return "local"
-    problem = _transformer_engine_problem(of)
-    if problem is None:
-        return "transformer_engine"
-    if megatron.implementation == "auto" and (not of.cuda or of.transformer_engine is None):
-        return "local"
-    raise ConfigError(f"megatron.implementation {megatron.implementation}: {problem}")
-
-
-def _transformer_engine() -> str | None:
-    if importlib.util.find_spec("transformer_engine") is None:
-        return None
-    for package in ("transformer-engine", "transformer-engine-torch"):
-        try:
-            return metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
-    return None
-
-
-def _transformer_engine_problem(of: Capabilities) -> str | None:
-    """Why Transformer Engine cannot be used, with the fix; None if it can."""
-    least, below = TRANSFORMER_ENGINE
-    wanted = f"transformer-engine>={least},<{below}"
-    if of.transformer_engine is None:
-        return (
-            "Transformer Engine is not installed; install constraints/gpu-py312-cu.txt and "
-            "constraints/gpu-py312-cu-source.txt (docs/installation.md), or set it to auto or local"
+def _check_machine(megatron: MegatronConfig, machine: Capabilities, engine: bool) -> None:
+    """Refuses what is asked for and the machine has not."""
+    of_engine = (
+        "rope_fusion", "moe_permute_fusion", "moe_router_fusion", "tp_comm_overlap", "fp8", "offload_activations",
+    )  # fmt: skip
+    for key in of_engine:
+        if getattr(megatron, key) and not engine:
+            missing = "Transformer Engine" if machine.cuda else "CUDA device"
+            raise ConfigError(
+                f"megatron.{key} needs Transformer Engine's layers, and there is no {missing} here; leave {key} out"
+                + (" or install it (docs/installation.md)" if machine.cuda else "")
+            )
+    if megatron.gradient_accumulation_fusion and (problem := apex_problem(machine)):
+        raise ConfigError(f"megatron.gradient_accumulation_fusion: {problem}, or set it to null")
+    if megatron.cuda_graphs and not machine.cuda:
+        raise ConfigError("megatron.cuda_graphs needs a CUDA device and there is none; set it to false")
+    if megatron.fp8 and machine.compute is not None and machine.compute < HOPPER:
+        raise ConfigError(
+            f"megatron.fp8 {megatron.fp8} needs a GPU of compute capability {HOPPER[0]}.{HOPPER[1]} (Hopper) or later; "
+            f"this one has {machine.compute[0]}.{machine.compute[1]}. Leave it out"
         )
-    if not of.cuda:
-        return "Transformer Engine needs a CUDA device and there is none; set it to auto or local"
-    try:
-        found = Version(of.transformer_engine)
-    except InvalidVersion:
-        return f"the version {of.transformer_engine!r} of Transformer Engine cannot be read; install {wanted}"
-    if not Version(least) <= found < Version(below):
-        return (
-            f"Transformer Engine is {of.transformer_engine}, and Megatron-Core 0.19 needs {wanted}; install that "
-            "(constraints/gpu-py312-cu.txt has the version that is tried), or set megatron.implementation to local"
-        )
-    return None
 
-
-# Fusions that need Transformer Engine, Apex or CUDA kernels; off on every device so that CPU and GPU run one model.
-_FUSIONS = (
-    "bias_activation_fusion", "bias_dropout_fusion", "masked_softmax_fusion", "gradient_accumulation_fusion",
-    "persist_layer_norm", "apply_rope_fusion", "cross_entropy_loss_fusion",
-)  # fmt: skip
 
 _RECOMPUTE: dict[str, dict[str, Any]] = {
     "none": {},
-    # The fused attention keeps no scores, so the MLP is what is worth recomputing.
-    "selective": {"recompute_granularity": "selective", "recompute_modules": ["mlp"]},
+    "selective": {"recompute_granularity": "selective"},
     "full": {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1},
 }
 
 
 def transformer_config(
-    architecture: Mapping[str, Any], model: ModelConfig, megatron: MegatronConfig, of: Capabilities | None = None
+    architecture: Mapping[str, Any], model: ModelConfig, megatron: MegatronConfig, machine: Capabilities | None = None
 ) -> TransformerConfig:
     """Megatron's configuration: ``architecture`` (``megatron_bridge.transformer_config_kwargs``), layout and options.
 
@@ -151,14 +137,22 @@ def transformer_config(
         architecture: fields that the model folder decides.
         model: gives the dtype.
         megatron: gives layout and options.
-        of: the machine; None: :func:`capabilities`.
+        machine: None: :func:`mua.megatron.capabilities.capabilities`.
+
+    Raises:
+        ConfigError: an option is impossible on this machine or for this model.
     """
-    dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[model.dtype]
-    implementation = implementation_of(megatron, of or capabilities())
+    machine = machine or capabilities()
+    experts = bool(architecture.get("num_moe_experts"))
+    options = Options.of(megatron, machine, experts=experts)
+    dtype = _DTYPES[model.dtype]
+    if megatron.fp8 and dtype != torch.bfloat16:
+        raise ConfigError(f"megatron.fp8 needs model.dtype bfloat16; it is {model.dtype}")
     return TransformerConfig(
-        **dict.fromkeys(_FUSIONS, False),
-        **_RECOMPUTE[megatron.recompute],
-        transformer_impl=implementation,
+        **dict.fromkeys(_OFF, False),
+        **_kernels(options, megatron, experts),
+        **_memory(megatron, machine),
+        transformer_impl=options.implementation,
         tensor_model_parallel_size=megatron.tensor_parallel,
         pipeline_model_parallel_size=megatron.pipeline_parallel,
         virtual_pipeline_model_parallel_size=virtual_stages(megatron),
@@ -188,4 +182,109 @@ def transformer_config(
         overlap_p2p_comm=False,
         deallocate_pipeline_outputs=True,
         **architecture,
+    )
+
+
+def _kernels(options: Options, megatron: MegatronConfig, experts: bool) -> dict[str, Any]:
+    """Fields of fused kernels, communication inside products, float8."""
+    engine = options.implementation == "transformer_engine"
+    found: dict[str, Any] = {
+        "apply_rope_fusion": options.rope_fusion,
+        "bias_activation_fusion": options.swiglu_fusion,
+        "gradient_accumulation_fusion": options.gradient_accumulation_fusion,
+        "tp_comm_overlap": megatron.tp_comm_overlap,
+    }
+    if experts:
+        found |= {
+            "moe_grouped_gemm": engine,
+            "moe_permute_fusion": options.moe_permute_fusion,
+            "moe_router_fusion": options.moe_router_fusion,
+        }
+    if megatron.cuda_graphs:
+        found |= {"cuda_graph_impl": "local", "cuda_graph_modules": ["mlp"]}
+    if megatron.fp8:
+        found |= {"fp8": megatron.fp8, "fp8_recipe": "blockwise", "fp8_param": megatron.fp8_param_gather}
+    return found
+
+
+def _memory(megatron: MegatronConfig, machine: Capabilities) -> dict[str, Any]:
+    """Fields of recomputation and of activations that wait in host memory."""
+    found = dict(_RECOMPUTE[megatron.recompute])
+    if megatron.recomputed:
+        found["recompute_modules"] = list(megatron.recomputed)
+    if megatron.offload_activations:
+        if machine == Capabilities.here() and os.environ.get("NVTE_CPU_OFFLOAD_V1") != "1":
+            raise ConfigError(
+                "megatron.offload_activations needs the environment variable NVTE_CPU_OFFLOAD_V1=1, without which "
+                "Transformer Engine 2.10 and later offloads weights along with them; set it before the launch"
+            )
+        found |= {"fine_grained_activation_offloading": True, "offload_modules": list(megatron.offload_activations)}
+    return found
+
+
+def data_parallel_config(
+    megatron: MegatronConfig, machine: Capabilities | None = None
+) -> DistributedDataParallelConfig:
+    """Of Megatron's data-parallel wrapper: gradients are summed, never averaged."""
+    options = Options.of(megatron, machine or capabilities())
+    return DistributedDataParallelConfig(
+        grad_reduce_in_fp32=megatron.grad_reduce_in_fp32,
+        use_distributed_optimizer=megatron.distributed_optimizer,
+        overlap_grad_reduce=options.overlap_grad_reduce,
+        overlap_param_gather=options.overlap_param_gather,
+        bucket_size=megatron.ddp_bucket_size,
+        average_in_collective=False,
+        fp8_param_gather=megatron.fp8_param_gather,
+    )
+
+
+def optimizer_config(
+    optimizer: OptimizerConfig,
+    params_dtype: torch.dtype,
+    megatron: MegatronConfig,
+    machine: Capabilities | None = None,
+    *,
+    section: str = "optimizer",
+) -> MegatronOptimizerConfig:
+    """Of Megatron's optimizer.
+
+    Args:
+        optimizer: rates, and where and in which types the state lies.
+        params_dtype: of the model.
+        megatron: gives the options that it shares with the data-parallel wrapper.
+        machine: None: :func:`mua.megatron.capabilities.capabilities`.
+        section: of the configuration that ``optimizer`` is, for messages.
+
+    Raises:
+        ConfigError: Transformer Engine's Adam is asked for and not there.
+    """
+    machine = machine or capabilities()
+    options = Options.of(megatron, machine)
+    offloaded = optimizer.cpu_offload_fraction > 0
+    if optimizer.precision_aware and not offloaded and options.implementation == "local":
+        raise ConfigError(
+            f"{section}.precision_aware needs Transformer Engine's fused Adam, which is not here (docs/installation.md)"
+        )
+    return MegatronOptimizerConfig(
+        optimizer="adam",
+        lr=optimizer.learning_rate,
+        min_lr=optimizer.min_learning_rate,
+        weight_decay=optimizer.weight_decay,
+        adam_beta1=optimizer.beta1,
+        adam_beta2=optimizer.beta2,
+        adam_eps=optimizer.epsilon,
+        clip_grad=optimizer.clip_grad,
+        use_distributed_optimizer=megatron.distributed_optimizer,
+        overlap_param_gather=options.overlap_param_gather,
+        bf16=params_dtype == torch.bfloat16,
+        params_dtype=params_dtype,
+        fp8_recipe="blockwise" if megatron.fp8 else None,
+        # The hybrid optimizer takes gradients the way the precision-aware one does.
+        use_precision_aware_optimizer=optimizer.precision_aware or offloaded,
+        **{key: _DTYPES[value] for key, value in optimizer.state_dtypes.items()},
+        optimizer_cpu_offload=offloaded,
+        optimizer_offload_fraction=optimizer.cpu_offload_fraction,
+        overlap_cpu_optimizer_d2h_h2d=offloaded,
+        pin_cpu_grads=machine.cuda,
+        pin_cpu_params=machine.cuda,
     )

@@ -126,8 +126,8 @@ def rank_bytes(architecture: Architecture, config: ExperimentConfig, rank: int) 
 
 def _trained_bytes(chunks: list[Any], megatron: MegatronConfig, optimizer: OptimizerConfig) -> ObjectBytes:
     """Of the chunks with all that training them takes."""
-    wrapped = wrap_data_parallel(chunks, megatron.distributed_optimizer)
-    built = Optimizer(wrapped, optimizer, megatron.distributed_optimizer, total_steps=1 << 30)
+    wrapped = wrap_data_parallel(chunks, megatron)
+    built = Optimizer(wrapped, optimizer, megatron, total_steps=1 << 30)
     for part in built.megatron.chained_optimizers:
         part.init_state_fn(part.optimizer)
     return measure(chunks, wrapped, built)

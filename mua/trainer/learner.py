@@ -336,10 +336,18 @@ class Learner:
                 self._offload()
 
     def _prepare_step(self) -> None:
-        """Weights are on the device, and a checkpoint gets its name once every rank has written its part."""
-        self._onload()
+        """State is on the device, and a checkpoint gets its name once every rank has written its part.
+
+        Weights may be left for the step to gather.
+        """
+        self._restore()
         if self._pending is not None and self._pending.done():
             self._finish_save()
+
+    def _restore(self) -> None:
+        if self._offloaded is not None:
+            self._offloaded.restore()
+            self._offloaded = None
 
     # What other collective methods do too has a private name there; called by its public one it is announced.
 
@@ -363,10 +371,10 @@ class Learner:
     offload = announced(_offload)
 
     def _onload(self) -> None:
-        """Take the memory that :meth:`offload` gave back; does nothing where it did not."""
-        if self._offloaded is not None:
-            self._offloaded.restore()
-            self._offloaded = None
+        """Take the memory that :meth:`offload` gave back, and make weights whole; does nothing where they are."""
+        self._restore()
+        for network in self.networks.values():
+            network.gather_parameters()
 
     onload = announced(_onload)
 

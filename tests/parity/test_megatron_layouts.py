@@ -95,6 +95,20 @@ def test_recomputation_changes_nothing_under_a_layout(kind: str, name: str, mode
     assert not found.refused(), found
 
 
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        ("dense", "DP2"),
+        *(pytest.param("moe", name, marks=slow) for name in ("DP2 EP2", "TP2 PP2 DP2 EP4 ETP1")),
+        *(pytest.param("dense", name, marks=slow) for name in ("PP2 VPP2 DP2", "CP2 DP2")),
+    ],
+)
+def test_overlapped_communication_changes_nothing(kind: str, name: str, models: Path) -> None:
+    """The first step learns which gradients come, the others send each bucket as soon as its gradients are there."""
+    found = layout_support.measure(models, kind, name, **layout_support.OVERLAP)
+    assert not found.refused(), found
+
+
 def test_the_micro_batches_of_the_grid_do_not_depend_on_the_layout() -> None:
     # A balancing loss is a property of micro-batches; the grid compares it, so all layouts must cut the same ones.
     plans = [

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +48,8 @@ class Fault:
     found_by: str
     plant: Callable[[Patch], None]
     """Called in every rank before the model is built."""
+    settings: dict[str, Any] = field(default_factory=dict)
+    """Beside the layout."""
 
 
 def after(patch: Patch, owner: Any, name: str, change: Callable[..., None]) -> None:
@@ -126,14 +128,45 @@ def positions_counted_by_rank(patch: Patch) -> None:
 def averaged_over_data_parallel_ranks(patch: Patch) -> None:
     """Gradients are divided by the number of ranks, although the weights hold the batch's denominators."""
 
-    def averaged(wrap: Any, chunks: Any, distributed: bool) -> Any:
+    def averaged(wrap: Any, chunks: Any, megatron: Any) -> Any:
         chunks[0].config.calculate_per_token_loss = False
         try:
-            return wrap(chunks, distributed)
+            return wrap(chunks, megatron)
         finally:
             chunks[0].config.calculate_per_token_loss = True
 
     around(patch, network, "wrap_data_parallel", averaged)
+
+
+def weights_read_before_they_are_gathered(patch: Patch) -> None:
+    """Each rank sees the last step in its own shard only."""
+    patch.setattr(network.Network, "gather_parameters", lambda self: None)
+
+
+def gradients_sent_before_the_last_micro_batch(patch: Patch) -> None:
+    """What the later micro-batches add to a bucket that is summed already stays this rank's own."""
+
+    def wrapped(wrap: Any, chunks: Any, megatron: Any) -> Any:
+        found = wrap(chunks, megatron)
+        chunks[0].config.no_sync_func = None
+        for chunk in found:
+            for group in chunk.bucket_groups:
+                group.register_grad_ready = _sent_at_first(group)
+        return found
+
+    around(patch, network, "wrap_data_parallel", wrapped)
+
+
+def _sent_at_first(group: Any) -> Callable[..., None]:
+    """In place of a bucket group's ``register_grad_ready``: it sums when all gradients have come once."""
+
+    def register(parameter: Any, force_all_reduce: bool = False) -> None:
+        counts = group.per_param_grad_ready_counts
+        counts[parameter] = counts.get(parameter, 0) + 1
+        if not group.is_first_batch and len(counts) == len(group.params) and sum(counts.values()) == len(group.params):
+            group.start_grad_sync(force_all_reduce=force_all_reduce)
+
+    return register
 
 
 def every_rank_has_the_first_micro_batches(patch: Patch) -> None:
@@ -235,6 +268,10 @@ FAULTS = {
     fault.plant.__name__: fault
     for fault in (
         Fault("dense", "TP2", "gradient", norms_not_summed),
+        Fault("dense", "DP2", "distributed_weights", weights_read_before_they_are_gathered, layout_support.OVERLAP),
+        Fault(
+            "dense", "DP2", "distributed_weights", gradients_sent_before_the_last_micro_batch, layout_support.OVERLAP
+        ),
         Fault("dense", "TP2", "gradient", output_gradient_not_summed),
         Fault("dense", "TP2", "norm", norm_counts_copies),
         Fault("dense", "TP2", "logprobs", padding_in_the_vocabulary),
@@ -273,7 +310,8 @@ def faulty(folder: str, sizes: dict[str, Any], name: str) -> dict[str, float]:
 def test_a_planted_fault_is_found(name: str, models: Path) -> None:
     fault = FAULTS[name]
     path = layout_support.model_for(models, fault.kind, fault.layout)
-    ranks = run_on_workers(layout_support.world_of(fault.layout), faulty, str(path), layouts.sizes(fault.layout), name)
+    sizes, world = layouts.sizes(fault.layout) | fault.settings, layout_support.world_of(fault.layout)
+    ranks = run_on_workers(world, faulty, str(path), sizes, name)
     assert fault.found_by in layout_support.worst(ranks).refused()
 
 

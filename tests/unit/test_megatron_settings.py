@@ -10,7 +10,7 @@ import pytest
 from mua.config.schema import MegatronConfig
 from mua.errors import ConfigError
 from mua.megatron import settings
-from mua.megatron.settings import Capabilities, implementation_of
+from mua.megatron.capabilities import Capabilities, implementation_of
 
 GPU = Capabilities(cuda=True, compute=(9, 0), torch="2.14.1", transformer_engine="2.20.2")
 BARE_GPU = Capabilities(cuda=True, compute=(9, 0), torch="2.14.1")

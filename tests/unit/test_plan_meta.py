@@ -40,8 +40,8 @@ LAYOUT = MegatronConfig(tensor_parallel=4, pipeline_parallel=4, data_parallel=64
 def built(layout: MegatronConfig, rank: int) -> tuple[list[torch.nn.Parameter], Optimizer]:
     with meta_rank(layout, rank):
         chunks = build_chunks(ARCHITECTURE, ModelConfig(path=Path("nowhere")), layout)
-        wrapped = wrap_data_parallel(chunks, layout.distributed_optimizer)
-        optimizer = Optimizer(wrapped, OptimizerConfig(), layout.distributed_optimizer, 10)
+        wrapped = wrap_data_parallel(chunks, layout)
+        optimizer = Optimizer(wrapped, OptimizerConfig(), layout, 10)
         return [p for chunk in chunks for p in chunk.parameters()], optimizer
 
 

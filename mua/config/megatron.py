@@ -1,0 +1,245 @@
+"""The sections ``megatron`` and ``optimizer``: layout, options and memory of the trainer.
+
+Options are named as Megatron-Core names them. What does not go together is refused here where the configuration alone
+decides it, and in :mod:`mua.megatron.settings` where the machine does.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, Self, TypeAlias
+
+from pydantic import Field, model_validator
+
+from mua.config.section import Fraction, NonNegative, NonNegativeFloat, Positive, PositiveFloat, Section
+
+RecomputeModule: TypeAlias = Literal["core_attn", "layernorm", "mlp", "moe", "moe_act", "shared_experts"]
+OffloadModule: TypeAlias = Literal[
+    "attn_norm", "qkv_linear", "core_attn", "attn_proj", "mlp_norm", "expert_fc1", "moe_act"
+]
+
+
+class MegatronConfig(Section):
+    """Parallel layout, options and memory of the trainer. An option that is None takes what the machine has."""
+
+    implementation: Literal["auto", "transformer_engine", "local"] = "auto"
+    """Whose transformer layers: Transformer Engine's, Megatron's local ones, or (auto) the former where Transformer
+    Engine and a CUDA device are there."""
+    tensor_parallel: Positive = 1
+    """Ranks a layer's matrices are split over."""
+    pipeline_parallel: Positive = 1
+    """Ranks the layers are split over."""
+    virtual_pipeline: Positive | None = None
+    """Model chunks of one pipeline rank (interleaved schedule); None: one."""
+    context_parallel: Positive = 1
+    """Ranks one sequence is split over."""
+    expert_parallel: Positive = 1
+    """Ranks the experts are spread over."""
+    expert_tensor_parallel: Positive | None = None
+    """Ranks one expert's matrices are split over; None: as tensor_parallel."""
+    data_parallel: Positive = 1
+    """Replicas of the model, each with its own micro-batches."""
+    first_stage_layers: Positive | None = None
+    """Layers of the first pipeline stage, where the layers do not divide evenly; None: as the others."""
+    last_stage_layers: Positive | None = None
+    """Layers of the last pipeline stage; None: as the others."""
+    distributed_optimizer: bool = True
+    """Split the optimizer's state over the data-parallel ranks."""
+    max_tokens_per_microbatch: Positive = 32768
+    """Token budget of one packed micro-batch; padding for context parallelism is not counted."""
+    merge_prefixes: bool = False
+    """Compute what several trajectories begin with once: micro-batches become trees of their common prefixes. Loss and
+    gradients stay the same; balancing losses of experts count a shared token once."""
+    balance: Literal["flops", "tokens"] = "flops"
+    """What is balanced over micro-batches and data-parallel ranks: estimated operations, attention's square of the
+    length included, or tokens alone. The loss does not depend on it; balancing losses of experts, made for each
+    micro-batch, do."""
+    moe_aux_loss: NonNegativeFloat = 0.0
+    """Coefficient of the experts' load-balancing loss, averaged over the batch's tokens; 0 switches it off."""
+    routing_replay: Literal["off", "check", "replay"] = "off"
+    """``replay`` sends each token to the experts the engine chose (needs engine.routed_experts); ``check`` only reports
+    how often the trainer chose the same."""
+    moe_z_loss: NonNegativeFloat = 0.0
+    """Coefficient of the mean squared log-normalizer of the router's logits; 0 switches it off."""
+    recompute: Literal["none", "selective", "full"] = "none"
+    """Activations computed again in the backward pass instead of kept: none, those of recompute_modules, or all."""
+    recompute_modules: list[RecomputeModule] = Field(default=["mlp"])
+    """What ``recompute: selective`` computes again: ``mlp`` (of dense layers), ``moe`` (a whole layer of experts with
+    its exchange of tokens), ``moe_act`` (the experts' activation function; needs Transformer Engine), ``layernorm``,
+    ``shared_experts``, ``core_attn`` (worth little: no scores are kept)."""
+    offload_activations: list[OffloadModule] = Field(default=[])
+    """Inputs of these modules wait in pinned host memory for the backward pass (Megatron's
+    fine_grained_activation_offloading; needs Transformer Engine). It goes with pipelines and selective recompute."""
+    rope_fusion: bool | None = None
+    """Fused rotary embedding (apply_rope_fusion). None: with Transformer Engine."""
+    swiglu_fusion: bool | None = None
+    """Fused SwiGLU (bias_swiglu_fusion), which keeps its input only. None: on GPUs."""
+    moe_permute_fusion: bool | None = None
+    """Fused permutation of tokens around experts. None: with Transformer Engine."""
+    moe_router_fusion: bool | None = None
+    """Fused choice of experts, which cannot replay the engine's. None: with Transformer Engine and without
+    routing_replay."""
+    gradient_accumulation_fusion: bool | None = None
+    """Add weights' gradients up inside the product that makes them. None: where NVIDIA's Apex is installed with its
+    kernel, which Megatron's output layer asks for with either implementation."""
+    overlap_grad_reduce: bool | None = None
+    """Sum gradients over data-parallel ranks while the backward pass goes on. None: on GPUs."""
+    overlap_param_gather: bool | None = None
+    """Gather the distributed optimizer's weights while the next step's forward pass goes on; whatever else reads
+    weights waits for them. None: on GPUs, with overlap_grad_reduce."""
+    ddp_bucket_size: Positive | None = None
+    """Parameters of one bucket that is summed or gathered at once. None: Megatron's 40,000,000, or 1,000,000 for each
+    data-parallel rank if that is more. Without overlap_grad_reduce there is one bucket."""
+    grad_reduce_in_fp32: bool = True
+    """Keep and sum gradients in float32; else in the model's type."""
+    tp_comm_overlap: bool = False
+    """Overlap tensor-parallel communication with the products of Transformer Engine's linear layers. Its buffers have
+    one size, so that every micro-batch is padded to max_tokens_per_microbatch."""
+    cuda_graphs: bool = False
+    """Replay the MLPs of dense layers as CUDA graphs (cuda_graph_impl local, module mlp), every micro-batch padded to
+    max_tokens_per_microbatch. Attention and routers depend on a micro-batch's boundaries and stay outside."""
+    fp8: Literal["e4m3", "hybrid"] | None = None
+    """Products of linear layers in float8 with blockwise scales (Transformer Engine, Hopper or later; a bfloat16
+    model). e4m3 everywhere, or e5m2 for gradients (hybrid). Micro-batches are padded to multiples of 128 tokens."""
+    fp8_param_gather: bool = False
+    """Keep the weights of linear layers in float8, and gather them so; needs the distributed optimizer."""
+    offload: bool = False
+    """Move weights, gradients and optimizer state to pinned host memory while the engines roll out (GPU)."""
+    threads: Positive | None = None
+    """CPU threads of each trainer process; None leaves torch's default."""
+
+    @property
+    def world_size(self) -> int:
+        """Trainer processes this layout needs."""
+        return self.tensor_parallel * self.pipeline_parallel * self.context_parallel * self.data_parallel
+
+    @property
+    def one_length(self) -> bool:
+        """Whether all micro-batches are padded to the token budget."""
+        return self.tp_comm_overlap or self.cuda_graphs
+
+    @property
+    def token_multiple(self) -> int:
+        """What the tokens of one rank's part of a micro-batch are a multiple of: of a block of scales in float8."""
+        return 128 if self.fp8 else 1
+
+    @model_validator(mode="after")
+    def _options_go_together(self) -> Self:
+        """One line for the first pair that does not."""
+        needs_engine = {
+            "fp8": self.fp8, "tp_comm_overlap": self.tp_comm_overlap, "offload_activations": self.offload_activations,
+            "rope_fusion": self.rope_fusion, "moe_permute_fusion": self.moe_permute_fusion,
+            "moe_router_fusion": self.moe_router_fusion,
+        }  # fmt: skip
+        for key, value in needs_engine.items():
+            if value and self.implementation == "local":
+                raise ValueError(f"{key} needs Transformer Engine: set implementation to auto, or leave {key} out")
+        for problem in (self._of_precision(), self._of_overlap(), self._of_memory(), self._of_length()):
+            if problem:
+                raise ValueError(problem)
+        return self
+
+    def _of_precision(self) -> str | None:
+        if self.moe_router_fusion and self.routing_replay != "off":
+            return "moe_router_fusion does not go with routing_replay: the fused router takes nobody's choices"
+        if self.fp8_param_gather and not (self.fp8 and self.distributed_optimizer):
+            return "fp8_param_gather needs fp8 and distributed_optimizer: true"
+        return None
+
+    def _of_overlap(self) -> str | None:
+        if self.overlap_param_gather and not self.distributed_optimizer:
+            return "overlap_param_gather needs distributed_optimizer: true; without it nothing is gathered"
+        if self.overlap_param_gather and self.overlap_grad_reduce is False:
+            return "overlap_param_gather needs overlap_grad_reduce, whose buckets it gathers; set it to true or null"
+        return None
+
+    def _of_memory(self) -> str | None:
+        offloaded = set(self.offload_activations)
+        if self.recompute != "selective" and self.recompute_modules != ["mlp"]:
+            return f"recompute_modules needs recompute: selective; it is {self.recompute}"
+        if offloaded and self.recompute == "full":
+            return "offload_activations does not go with recompute: full, which keeps nothing that could wait elsewhere"
+        if "attn_proj" in offloaded and "core_attn" not in offloaded:
+            return "offload_activations attn_proj needs core_attn too: what the one takes in the other gave out"
+        inside = offloaded & {"expert_fc1", "moe_act"}
+        if inside and self.recompute == "selective" and "moe" in self.recompute_modules:
+            return f"offload_activations {sorted(inside)[0]} lies inside recompute_modules moe; leave one of them out"
+        return None
+
+    def _of_length(self) -> str | None:
+        if self.tp_comm_overlap and self.tensor_parallel == 1:
+            return "tp_comm_overlap needs tensor_parallel above 1"
+        key = "tp_comm_overlap" if self.tp_comm_overlap else "cuda_graphs"
+        if self.one_length and self.context_parallel > 1:
+            return (
+                f"{key} needs context_parallel 1: sequences are padded one by one there, so that micro-batches have no "
+                "common length"
+            )
+        if self.one_length and self.merge_prefixes:
+            return f"{key} does not go with merge_prefixes, whose micro-batches may exceed max_tokens_per_microbatch"
+        if self.cuda_graphs and (self.recompute == "full" or "mlp" in self.recomputed):
+            return "cuda_graphs replays MLPs; recompute them no more (recompute none, or recompute_modules without mlp)"
+        return None
+
+    @property
+    def recomputed(self) -> tuple[str, ...]:
+        """Modules of selective recomputation; none otherwise."""
+        return tuple(self.recompute_modules) if self.recompute == "selective" else ()
+
+
+class OptimizerConfig(Section):
+    """AdamW and its schedule."""
+
+    learning_rate: NonNegativeFloat = 1e-6
+    """Peak learning rate, reached after the warm-up."""
+    min_learning_rate: NonNegativeFloat = 0.0
+    """Where the linear and cosine schedules end."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """Course of the learning rate after the warm-up, over trainer.steps."""
+    warmup_steps: NonNegative = 0
+    """Optimizer steps of linear rise from 0."""
+    weight_decay: NonNegativeFloat = 0.01
+    """Decoupled weight decay."""
+    beta1: Fraction = 0.9
+    """Decay of the first moment."""
+    beta2: Fraction = 0.95
+    """Decay of the second moment."""
+    epsilon: PositiveFloat = 1e-8
+    """Added to the root of the second moment."""
+    clip_grad: NonNegativeFloat = 1.0
+    """Global gradient-norm bound; 0 switches clipping off."""
+    precision_aware: bool = False
+    """Let Transformer Engine's fused Adam keep its state in the types below (use_precision_aware_optimizer); with
+    float32 weights it keeps only what bfloat16 ones lack of them. Needs the distributed optimizer and bfloat16."""
+    main_params_dtype: Literal["float32", "float16"] = "float32"
+    """Type of the main weights of a precision-aware optimizer."""
+    main_grads_dtype: Literal["float32", "bfloat16"] = "float32"
+    """Type in which it takes gradients; bfloat16 needs megatron.grad_reduce_in_fp32 false."""
+    exp_avg_dtype: Literal["float32", "float16", "bfloat16"] = "float32"
+    """Type of its first moment."""
+    exp_avg_sq_dtype: Literal["float32", "float16", "bfloat16"] = "float32"
+    """Type of its second moment."""
+    cpu_offload_fraction: Fraction = 0.0
+    """Share of the weights whose main copies and moments stay in pinned host memory, where the CPU updates them
+    (Megatron's HybridDeviceOptimizer). Needs the distributed optimizer and a bfloat16 model."""
+
+    @property
+    def state_dtypes(self) -> dict[str, str]:
+        """Those that may be lower than float32, by key."""
+        keys = ("main_params_dtype", "main_grads_dtype", "exp_avg_dtype", "exp_avg_sq_dtype")
+        return {key: getattr(self, key) for key in keys}
+
+    @model_validator(mode="after")
+    def _state_is_possible(self) -> Self:
+        low = [key for key, value in self.state_dtypes.items() if value != "float32"]
+        if low and not self.precision_aware:
+            raise ValueError(f"{low[0]} {self.state_dtypes[low[0]]} needs precision_aware: true")
+        if low and self.cpu_offload_fraction:
+            raise ValueError(f"{low[0]} must be float32 with cpu_offload_fraction: its optimizer keeps float32 state")
+        return self
+
+
+class CriticOptimizerConfig(OptimizerConfig):
+    """AdamW and its schedule, for the critic."""
+
+    learning_rate: NonNegativeFloat = 1e-5
+    """Peak learning rate; a critic learns a new task, so it is larger than a policy's."""
