@@ -128,7 +128,7 @@ def make_plan(
     # The first rank of a stage stands for the others. They hold the same, but that with the distributed optimizer the
     # last shards of a buffer can be some padding smaller.
     ranks = range(0, world, 1 if every_rank else world // config.megatron.pipeline_parallel)
-    stages = _stages(architecture, config, ranks)
+    stages = stage_plans(architecture, config, ranks)
     gpu = GPUS[config.cluster.gpu]
     free = gpu.memory - int(config.cluster.reserve_gigabytes * 1e9)
     fullest = max(trainer_at_start(stage.rank, config) for stage in stages)
@@ -151,7 +151,7 @@ def make_plan(
     )
 
 
-def _stages(architecture: Architecture, config: ExperimentConfig, ranks: Iterable[int]) -> list[StagePlan]:
+def stage_plans(architecture: Architecture, config: ExperimentConfig, ranks: Iterable[int]) -> list[StagePlan]:
     """Every rank of ``ranks``; of stages between the ends with the same kinds of layers only one is built."""
     layers, microbatches = _layers_by_stage(architecture, config), microbatches_per_rank(config)
     last = config.megatron.pipeline_parallel - 1

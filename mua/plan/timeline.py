@@ -8,15 +8,16 @@ The event loop's time is simulated: :class:`SimulatedLoop` jumps to the next mom
 scheduler of groups is the one that training uses (:mod:`mua.rollout.scheduler`), the engine of a turn is chosen by the
 pool's own rule, and what comes out are the metrics of :mod:`mua.observe.timeline`, by the same clocks. Modelled are:
 
-* an engine: it holds at most :attr:`Setting.slots` requests and :attr:`Setting.cache_tokens` tokens; prefill goes before
-  decoding; an iteration gives every running request one token and takes a time that depends on how many run and on
-  their tokens. Tokens of a session that the same engine has seen under the same weights need no prefill;
+* an engine: it holds at most :attr:`Setting.slots` requests and :attr:`Setting.cache_tokens` tokens; prefill goes
+  before decoding; an iteration gives every running request one token and takes a time that depends on how many run and
+  on their tokens. Tokens of a session that the engine still has, under the same weights, need no prefill; the sessions
+  that were there longest ago give way to requests;
 * a weight update: no engine works, and afterwards every running request is prefilled anew, as after SGLang's
   ``pause_generation`` with ``retract`` and an emptied cache;
 * devices that trainer and engines share: engines are released while the trainer trains, or both work at
   :attr:`Setting.together` of their speed.
 
-Not modelled: the CPU time of rollout and environments, faults, evaluation, popular experts, KV caches that are evicted.
+Not modelled: the CPU time of rollout and environments, faults, evaluation, popular experts.
 """
 
 from __future__ import annotations
@@ -96,6 +97,8 @@ class SimulatedEpisode:
     """Seconds before the first turn."""
     end: float = 0.0
     """Seconds of scoring."""
+    shared: int = 0
+    """Tokens that the first prompts of all episodes begin with, which an engine prefills once after a weight update."""
 
     @property
     def tokens(self) -> int:
@@ -145,8 +148,8 @@ class Setting:
     released: bool = False
     """Whether engines stand still while the trainer trains: shared devices with ``engine.memory_saver``."""
     together: float = 1.0
-    """Speed of trainer and of engines while both work, of what each has alone: 1 on devices of their own, 0.5 where they
-    take turns on one device."""
+    """Speed of trainer and of engines while both work, of what each has alone: 1 on devices of their own, 0.5 where
+    they take turns on one device."""
     early: bool = True
     """Whether new groups start right after the weight update, rather than after records and checkpoint."""
 
@@ -220,8 +223,12 @@ class _Engine:
         self.in_flight = self.queued = 0
         self.slots = asyncio.Semaphore(setting.slots)
         self.clock = EngineClock(setting.slots, _now)
-        self.generation = 0
-        """Counts the times at which its cache was emptied."""
+        self._sessions: dict[_Session, int] = {}
+        """Tokens of those that no request of runs now; the first was there longest ago."""
+        self._kept = 0
+        """Their sum."""
+        self._primed = False
+        """Whether it has what all episodes begin with."""
         self.paused = self.released = False
         self._setting, self._shared = setting, shared
         self._waiting: deque[_Request] = deque()
@@ -250,16 +257,23 @@ class _Engine:
         self.in_flight -= 1
         self.slots.release()
 
-    async def generate(self, context: int, uncached: int, sampled: int) -> None:
-        request = _Request(context, uncached, sampled)
+    async def generate(self, session: _Session, context: int, sampled: int) -> None:
+        kept = self._sessions.pop(session, 0)
+        self._kept -= kept
+        cached = max(kept, session.shared if self._primed else 0)
+        self._primed = True
+        request = _Request(context, max(1, context - cached), sampled)
         self.advance()
         self._waiting.append(request)
         self.plan()
         await request.done.wait()
+        self._sessions[session] = context + sampled
+        self._kept += context + sampled
 
     def empty_cache(self) -> None:
         """What runs is prefilled anew, with what it had sampled."""
-        self.generation += 1
+        self._sessions.clear()
+        self._kept, self._primed = 0, False
         for _, _, request in self._running:
             left = max(0.0, request.until - self._level)
             request.uncached = round(request.context + request.sampled - left)
@@ -328,6 +342,8 @@ class _Engine:
                 return
             request = self._waiting.popleft()
             self._held += request.room
+            while room is not None and self._sessions and self._held + self._kept > room:
+                self._kept -= self._sessions.pop(next(iter(self._sessions)))
             request.prefill = self._setting.speed.prefill(request.uncached)
             self._prefills.append(request)
 
@@ -348,13 +364,12 @@ class _Engine:
             self._context = 0.0
 
 
-@dataclass(slots=True)
+@dataclass(eq=False, slots=True)
 class _Session:
-    """What an engine knows of one episode."""
+    """One episode at the engine that it was sent to first."""
 
+    shared: int
     engine: _Engine | None = None
-    generation: int = -1
-    tokens: int = 0
 
 
 class Simulation:
@@ -383,9 +398,8 @@ class Simulation:
             line = await self._step(scheduler, step)
             seconds = self._timeline.take()
             line |= engine_metrics([engine.clock for engine in self._engines]) | trainer_metrics(seconds)
-            line["timeline/overlap_efficiency"] = overlap_efficiency(
-                seconds, line["timeline/engine_generating_seconds"]
-            )
+            generating = line.get("timeline/engine_generating_seconds", 0.0)
+            line["timeline/overlap_efficiency"] = overlap_efficiency(seconds, generating)
             lines.append(line | {"step": step, "speed/step_seconds": sum(seconds.values())})
         await scheduler.stop()
         return lines
@@ -468,7 +482,8 @@ class Simulation:
     async def _play(self, ordinal: int, sample: int) -> Trajectory:
         wanted = _now()
         async with self._room:
-            episode, session, began = self._setting.episode(ordinal, sample), _Session(), _now()
+            episode, began = self._setting.episode(ordinal, sample), _now()
+            session = _Session(episode.shared)
             await asyncio.sleep(episode.start)
             context, generating, pauses = 0, 0.0, 0.0
             sampled: list[tuple[int, int]] = []
@@ -494,10 +509,8 @@ class Simulation:
         session.engine = engine
         async with engine.slot():
             engine.note(self._awaited)
-            cached = session.tokens if session.generation == engine.generation else 0
-            await engine.generate(context, max(1, context - cached), max(1, sampled))
+            await engine.generate(session, context, max(1, sampled))
         engine.note(self._awaited)
-        session.generation, session.tokens = engine.generation, context + sampled
 
 
 def simulate(setting: Setting) -> list[dict[str, float]]:
@@ -505,10 +518,23 @@ def simulate(setting: Setting) -> list[dict[str, float]]:
     return Simulation(setting).run()
 
 
-def mean_metrics(lines: Sequence[dict[str, float]], skip: int = 0) -> dict[str, float]:
-    """Of every metric the mean over the lines after the first ``skip``."""
-    kept = lines[skip:] or lines
-    return {name: fmean(line[name] for line in kept) for name in kept[0]}
+def mean_metrics(kept: Sequence[dict[str, float]]) -> dict[str, float]:
+    """Of every metric the mean over the steps; shares of time are weighted by it."""
+    whole = sum(line["speed/step_seconds"] for line in kept)
+    found = {}
+    for name in dict.fromkeys(name for line in kept for name in line):
+        if name.startswith("timeline/engine_") and not name.endswith("_seconds"):  # a share of the step's time
+            found[name] = sum(line.get(name, 0.0) * line["speed/step_seconds"] for line in kept) / whole
+        else:
+            found[name] = fmean(line.get(name, 0.0) for line in kept)
+    return found
+
+
+def settled(lines: Sequence[dict[str, float]], staleness: int) -> Sequence[dict[str, float]]:
+    """Without the steps at the beginning, where engines begin with all slots at once, and those at the end, for which no
+    new groups start."""
+    first = min(2 + staleness, len(lines) - 1)
+    return lines[first : len(lines) - staleness] or lines[first:]
 
 
 def _loop() -> asyncio.AbstractEventLoop:

@@ -6,9 +6,9 @@ Every run is `mua train` with Megatron and SGLang on this machine, with the help
 their time (tools/bench/slow_desk.py), a policy that is trained at a learning rate of next to nothing (so that its
 episodes stay what they are), the trainer with rollout and environments on one core and the engine on another.
 
-The first run is synchronous. From it come the engine's seconds per iteration and per prefilled token (least squares over
-its requests), the episodes (turns with their tokens, seconds of tools and users; drawn anew), seconds of the trainer per
-token, of a weight update and of the rest of a step. Nothing of the other runs is used to predict them.
+The first run is synchronous. From it come the engine's seconds per iteration and per prefilled token (least squares
+over its requests), the episodes (turns with their tokens, seconds of tools and users; drawn anew), seconds of the
+trainer per token, of a weight update and of the rest of a step. Nothing of the other runs is used to predict them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ import numpy as np
 
 from mua.observe.metrics_log import METRICS_FILE, read_metrics
 from mua.observe.traces import read_traces
-from mua.plan.timeline import Setting, SimulatedEpisode, SimulatedTurn, mean_metrics, simulate
+from mua.plan.timeline import Setting, SimulatedEpisode, SimulatedTurn, mean_metrics, settled, simulate
 from mua.rollout.scheduler import StepDemand
 from mua.types import Trajectory
 from tools import kit
@@ -44,7 +44,6 @@ OVERRIDES = (
     "trainer.evaluate_every=0", "trainer.evaluate_first=false", "trainer.save_every=0", "trainer.export=last",
     "evaluation.report_split=null", "observe.tensorboard=false", "trainer.min_scored_share=0",
 )  # fmt: skip
-TRAINER_CORE, ENGINE_CORE = 1, 0
 REQUESTS = "requests.jsonl"
 SHOWN = {
     "step, s": "speed/step_seconds",
@@ -72,12 +71,10 @@ def main() -> None:
         found = calibrate(runs[arguments.staleness[0]])
         print(found.describe())
         for stale, folder in runs.items():
-            measured = [line for line in read_metrics(folder / METRICS_FILE)]
+            measured = list(read_metrics(folder / METRICS_FILE))[stale + 1 :]
             demand = StepDemand(GROUPS, max(40, arguments.steps), stale)
-            predicted = mean_metrics(simulate(replace(found.setting, demand=demand)), skip=stale + 2)
-            print(
-                f"\nmax_staleness {stale}\n\n{compared(measured[stale + 1 :], predicted)}\n\n{tables(measured[stale + 1 :])}"
-            )
+            predicted = mean_metrics(settled(simulate(replace(found.setting, demand=demand)), stale))
+            print(f"\nmax_staleness {stale}\n\n{compared(measured, predicted)}\n\n{tables(measured)}")
 
 
 def compared(measured: Sequence[dict[str, Any]], predicted: dict[str, float]) -> str:
@@ -143,18 +140,25 @@ class Calibration:
         assert isinstance(engine, MeasuredEngine)
         return (
             f"engine: {1e3 * engine.alone:.2f} ms an iteration + {1e3 * engine.each:.3f} ms a request; prefill "
-            f"{1e3 * engine.token:.3f} ms a token + {1e3 * engine.request:.2f} ms a request (residual {self.error:.0%})\n"
-            f"trainer: {1e6 * setting.score_seconds:.0f} + {1e6 * setting.train_seconds:.0f} us a token, "
-            f"sync {setting.sync_seconds:.3f} s, batch {setting.batch_seconds:.3f} s, records {setting.record_seconds:.3f} s"
+            f"{1e3 * engine.token:.3f} ms a token + {1e3 * engine.request:.2f} ms a request "
+            f"(residual {self.error:.0%})\ntrainer: {1e6 * setting.score_seconds:.0f} + "
+            f"{1e6 * setting.train_seconds:.0f} us a token, sync {setting.sync_seconds:.3f} s, batch "
+            f"{setting.batch_seconds:.3f} s, records {setting.record_seconds:.3f} s"
         )
 
 
 def calibrate(folder: Path) -> Calibration:
     """Everything that the simulation needs, from one run."""
     lines = list(read_metrics(folder / METRICS_FILE))[1:]
-    episodes = [episode for t in read_traces(folder / "traces") if t.scored for episode in [episode_of(t)]]
-    speed, error = engine_of([json.loads(line) for line in (folder / REQUESTS).read_text().splitlines()])
-    tokens = fmean(sum_of(lines, "tokens_of_batch", folder))
+    trajectories = [t for t in read_traces(folder / "traces") if t.scored]
+    shared = common([t.segments[0].ids for t in trajectories])
+    episodes = [replace(episode_of(t), shared=shared) for t in trajectories]
+    requests = [json.loads(line) for line in (folder / REQUESTS).read_text().splitlines()]
+    speed, error = engine_of(requests)
+    # Episodes of a group begin alike, and the engine has what they share: less is prefilled than is new to an episode.
+    new = sum(turn.prompt for episode in episodes for turn in episode.turns) - shared * len(episodes)
+    speed = replace(speed, token=speed.token * sum(r["prompt"] - r["cached"] for r in requests) / new)
+    tokens = fmean(batch_tokens(folder, line["step"]) for line in lines)
     mean = lambda *names: sum(fmean(line[f"timeline/{name}_seconds"] for line in lines) for name in names)  # noqa: E731
 
     def draw(ordinal: int, sample: int) -> SimulatedEpisode:
@@ -168,14 +172,16 @@ def calibrate(folder: Path) -> Calibration:
     return Calibration(setting, error)
 
 
-def sum_of(lines: Sequence[dict[str, Any]], name: str, folder: Path) -> list[float]:
-    """Tokens of each step's batch, prompts included."""
-    return [
-        float(
-            sum(len(s) for t in read_traces(folder / "traces" / f"step_{line['step']:06d}.jsonl") for s in t.segments)
-        )
-        for line in lines
-    ]
+def batch_tokens(folder: Path, step: int) -> int:
+    """Of the step's batch, prompts included."""
+    return sum(len(s) for t in read_traces(folder / "traces" / f"step_{step:06d}.jsonl") for s in t.segments)
+
+
+def common(streams: Sequence[Any]) -> int:
+    """Tokens that all ``streams`` begin with."""
+    shortest = min(map(len, streams))
+    same = np.all(np.stack([ids[:shortest] for ids in streams]) == streams[0][:shortest], axis=0)
+    return shortest if same.all() else int(same.argmin())
 
 
 def episode_of(trajectory: Trajectory) -> SimulatedEpisode:
