@@ -1,0 +1,91 @@
+"""Weights that another process reads by a handle: shared memory on a CPU, CUDA IPC on a GPU."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from multiprocessing.reduction import ForkingPickler
+from typing import Any
+
+import pybase64
+import torch
+
+from tools.gpu_checks.child import Found, Place, absent
+from tools.gpu_checks.policies import learner, random_policy, wait
+from tools.gpu_checks.receiver import checksum
+
+SECONDS = 60.0
+
+
+def ipc(place: Place) -> Found:
+    """The learner's weight source, bucket by bucket, opened as SGLang opens it; every tensor's checksum."""
+    found = Found()
+    if place.cuda and absent("sglang"):
+        return _torch_alone(place, found)
+    random_policy(place.work / "policy", place, scale=place.pick(32, 1), layers=place.pick(6, 2))
+    receiver, sent, taken, tensors = _receiver(place), 0, 0.0, 0
+    try:
+        with learner(place.work / "policy", place.pick("bfloat16", "float32")) as built:
+            source = built.weights()
+            for bucket in source.buckets([0]):
+                wait(place)
+                expected = {slot.spec.name: checksum(slot.view(bucket.flat)) for slot in bucket.layout.tensors}
+                answer = _ask(receiver, bucket.handles[0][0])
+                different = [name for name, value in expected.items() if answer["checksums"].get(name) != value]
+                found.expect(not different, f"other bytes arrived of {', '.join(different[:4])}")
+                sent, taken, tensors = (
+                    sent + bucket.layout.payload_bytes,
+                    taken + answer["seconds"],
+                    tensors + len(expected),
+                )
+    finally:
+        _end(receiver)
+    found.add("tensors", tensors)
+    found.add("bytes", sent / 1e6, "MB")
+    found.add("opened and copied", sent / max(taken, 1e-9) / 1e9, "GB/s")
+    return found
+
+
+def _torch_alone(place: Place, found: Found) -> Found:
+    """Where SGLang is not, whose patch the product's handles need: torch's own handle of one buffer."""
+    from mua.compat.shared_weights import shared_buffer
+
+    found.message = "SGLang is not installed: torch's own handle of one buffer, not the product's of each tensor"
+    flat = shared_buffer(1 << 30, torch.device("cuda"))
+    flat.copy_(torch.randint(0, 256, flat.shape, dtype=torch.uint8, device="cuda"))
+    wait(place)
+    handle = pybase64.b64encode(ForkingPickler.dumps({"flattened_tensor": flat, "metadata": []})).decode("ascii")
+    receiver = _receiver(place)
+    try:
+        answer = _ask(receiver, handle)
+    finally:
+        _end(receiver)
+    found.expect(answer["checksums"] == {"": checksum(flat)}, "other bytes arrived")
+    found.add("opened and copied", flat.nbytes / answer["seconds"] / 1e9, "GB/s")
+    return found
+
+
+def _receiver(place: Place) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "tools.gpu_checks.receiver", place.device]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+def _ask(receiver: subprocess.Popen[str], handle: str) -> dict[str, Any]:
+    assert receiver.stdin is not None
+    assert receiver.stdout is not None
+    receiver.stdin.write(handle + "\n")
+    receiver.stdin.flush()
+    answer: dict[str, Any] = json.loads(receiver.stdout.readline() or '{"error": "the receiving process ended"}')
+    if "error" in answer:
+        raise RuntimeError(f"the receiving process says: {answer['error']}")
+    return answer
+
+
+def _end(receiver: subprocess.Popen[str]) -> None:
+    if receiver.stdin is not None:
+        receiver.stdin.close()
+    try:
+        receiver.wait(SECONDS)
+    except subprocess.TimeoutExpired:
+        receiver.kill()
