@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import heapq
+import itertools
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from enum import Enum
@@ -60,7 +62,7 @@ class Engine:
         """Machine of the run it is on; 0 is this one."""
         self.stops = 0
         """Times it was stopped: tells one that is, or was, restarted from the one before."""
-        self.slots = asyncio.Semaphore(slots)
+        self.slots = Slots(slots)
         self.clock = EngineClock(slots)
         self.control = asyncio.Lock()
         self.suspect = asyncio.Event()
@@ -102,6 +104,38 @@ class Engine:
             await self.server.stop()
             if client is not None:
                 await client.close()
+
+
+class Slots:
+    """Places for requests on one engine. Of those that wait for one, the lowest number gets it first, and of equal
+    numbers the one that came first."""
+
+    def __init__(self, free: int) -> None:
+        self._free = free
+        self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
+        self._came = itertools.count()
+
+    async def acquire(self, number: int = 0) -> None:
+        """Wait for a place; :meth:`release` gives it back."""
+        if self._free > 0:
+            self._free -= 1
+            return
+        given = asyncio.get_running_loop().create_future()
+        heapq.heappush(self._waiting, (number, next(self._came), given))
+        try:
+            await given
+        except asyncio.CancelledError:
+            if given.done() and not given.cancelled():  # the place came together with the cancellation
+                self.release()
+            raise
+
+    def release(self) -> None:
+        while self._waiting:
+            _, _, given = heapq.heappop(self._waiting)
+            if not given.done():
+                given.set_result(None)
+                return
+        self._free += 1
 
 
 class Loaded(Protocol):

@@ -228,7 +228,7 @@ class EnginePool:
         """Raises ``TimeoutError`` or :class:`TurnCut` when the loop's time is past ``until``."""
         began = monotonic()
         async with asyncio.timeout_at(until):
-            engine = await self._admit(session)
+            engine = await self._admit(session, params.order)
         waited = monotonic() - began
         rid = uuid.uuid4().hex
         request = asyncio.create_task(engine.client.generate(rid, prompt_ids, params))
@@ -255,7 +255,7 @@ class EnginePool:
             self._account(engine)
             engine.slots.release()
 
-    async def _admit(self, session: str) -> Engine:
+    async def _admit(self, session: str, order: int) -> Engine:
         """Wait for the gate, an engine in rotation and a slot of it; the caller gives the slot back.
 
         It is the session's engine while that serves, else the least loaded one.
@@ -275,7 +275,7 @@ class EnginePool:
                 self._sessions.popitem(last=False)
             engine.queued += 1
             try:
-                await engine.slots.acquire()
+                await engine.slots.acquire(order)
             finally:
                 engine.queued -= 1
             if not self._gate_closed and engine.state is EngineState.SERVING and self._failure is None:

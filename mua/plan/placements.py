@@ -1,21 +1,22 @@
-"""Which placement is fastest for a configuration, by simulation (:mod:`mua.plan.timeline`).
+"""Which placement is fastest for a configuration, by simulation (:mod:`mua.plan.simulation`).
 
-    colocated      every GPU holds trainer and engine, which take turns           staleness 0
-    colocated      both at once, sharing every GPU's time                         staleness >= 1
-    separate       some GPUs train, the others generate                           staleness >= 1
+    in turns     every GPU holds trainer and engine, and one of them works           staleness 0
+    at once      every GPU holds trainer and engine, and both work                   staleness >= 1
+    separate     some GPUs train, the others generate                                staleness >= 1
 
 All with the same number of GPUs, the same tasks and the same model of an engine. What a GPU does in a second follows
-from its datasheet and the shares of the section ``cluster``, which are assumptions: the comparison is as good as they
-are, so :func:`compare_placements` is made to be called with several of them.
+from its datasheet and from the shares in the section ``cluster``, which are assumptions: the comparison is as good as
+they are. :meth:`SimulatedPlacement.at` tells what another utilisation in training would change. ``at once`` takes the GPU's time
+to be shared without loss, which is the best that can be hoped for.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
-from typing import Self
+from typing import Any, Self
 
 from mua.config.schema import ExperimentConfig
 from mua.megatron.architecture import Architecture, Workload
@@ -24,19 +25,20 @@ from mua.plan.compute import GPUS, bubble, episode_tokens, forward_flops
 from mua.plan.gpu_memory import EngineBytes, engine_bytes, reference_bytes
 from mua.plan.layout import gpus_per_node
 from mua.plan.planner import Plan, stage_plans
-from mua.plan.timeline import Setting, SimulatedEpisode, SimulatedTurn, mean_metrics, settled, simulate
+from mua.plan.simulation import Setting, SimulatedEpisode, SimulatedTurn, mean_metrics, settled, simulate
 from mua.rollout.scheduler import StepDemand
 from mua.seeds import derived_seed
 
-STEPS = 8
+STEPS = 5
 """Of a simulation, without those in which it settles."""
 _PAUSE_SPREAD = 1.0
+"""Standard deviation of the logarithm of a pause: most are short, a few long."""
 _MIXED = 0.5
-"""Colocated and both at once: kernels of two processes take turns on a GPU."""
+"""Speed of each where trainer and engine share a GPU's time."""
 
 
 @dataclass(frozen=True)
-class Placement:
+class SimulatedPlacement:
     """One way to divide the GPUs, and what the simulation says of it."""
 
     name: str
@@ -44,9 +46,10 @@ class Placement:
     trainer_gpus: int
     engine_gpus: int
     generation_seconds: float
-    """Of a step's episodes on these engines, if nothing else took time and groups started without end."""
+    """Of a step's episodes on these engines if nothing else took time: groups start as long as staleness allows, and
+    batches are taken as soon as they are there."""
     training_seconds: float
-    """Of a step's batch on these GPUs, log-probabilities included."""
+    """Of a step's batch on these GPUs, log-probabilities included, if nothing else ran on them."""
     sync_seconds: float
     step_seconds: float
     waiting: float
@@ -57,26 +60,32 @@ class Placement:
     lag_mean: float
     """Of a trained token in policy versions."""
     lag_max: float
+    setting: Setting = field(repr=False)
 
     @property
     def efficiency(self) -> float:
         """max(generation, training) / step."""
         return max(self.generation_seconds, self.training_seconds) / self.step_seconds
 
+    def at(self, faster: float) -> float:
+        """Seconds of a step if the trainer were so many times as fast."""
+        old = self.setting
+        new = replace(old, score_seconds=old.score_seconds / faster, train_seconds=old.train_seconds / faster)
+        return _means(new)["speed/step_seconds"]
 
-def compare_placements(plan: Plan, staleness: int = 1) -> list[Placement]:
-    """The placements of ``plan``'s GPUs that fit, the fastest first; of separate ones the best split alone."""
-    found = [_colocated(plan, 0), _colocated(plan, staleness)]
-    separate = [_separate(plan, config, staleness) for config in _splits(plan)]
-    if separate:
-        found.append(min(separate, key=lambda placement: placement.step_seconds))
+    def as_json(self) -> dict[str, Any]:
+        numbers = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "setting"}
+        return numbers | {"efficiency": self.efficiency}
+
+
+def compare_placements(plan: Plan, staleness: Sequence[int] = (1, 2)) -> list[SimulatedPlacement]:
+    """The placements of ``plan``'s GPUs that fit; of separate ones the fastest split. The fastest first."""
+    found, splits = [_colocated(plan, 0)], list(_splits(plan))
+    for stale in staleness:
+        found.append(_colocated(plan, stale))
+        if separate := [_separate(plan, config, stale) for config in splits]:
+            found.append(min(separate, key=lambda placement: placement.step_seconds))
     return sorted(found, key=lambda placement: placement.step_seconds)
-
-
-def with_mfu(plan: Plan, mfu: float) -> Plan:
-    """``plan`` with another assumed utilisation in training."""
-    cluster = plan.config.cluster.model_copy(update={"train_mfu": mfu})
-    return replace(plan, config=plan.config.model_copy(update={"cluster": cluster}))
 
 
 def mean_episode_tokens(config: ExperimentConfig) -> int:
@@ -112,8 +121,8 @@ def draw_episode(config: ExperimentConfig, ordinal: int, sample: int) -> Simulat
 
 @dataclass(frozen=True)
 class GpuSpeed:
-    """Implements :class:`mua.plan.timeline.EngineSpeed` for one server: what it reads over the bandwidth it reaches, and
-    its operations over the speed it reaches; the longer of the two."""
+    """Implements :class:`mua.plan.simulation.EngineSpeed` for one server: what it reads over the bandwidth it reaches,
+    and its operations over the speed it reaches; the longer of the two."""
 
     weights: int
     """Bytes on one GPU."""
@@ -162,32 +171,31 @@ def _setting(plan: Plan, config: ExperimentConfig, engine: EngineBytes, engines:
     # Operations per token at the length that is simulated, not at the longest.
     of_length = forward_flops(plan.architecture, 1, mean) / forward_flops(plan.architecture, 1, episode_tokens(config))
     return Setting(
-        StepDemand(algorithm.groups_per_step, STEPS + 2 * staleness, staleness),
+        StepDemand(algorithm.groups_per_step, STEPS + 2 + 2 * staleness, staleness),
         algorithm.group_size,
         partial(draw_episode, config),
         GpuSpeed.of(plan.architecture, config, engine),
         engines=engines,
         slots=config.engine.max_running_requests,
         cache_tokens=engine.tokens,
-        concurrency=config.rollout.concurrency,
+        concurrency=max(config.rollout.concurrency, work.episodes * (staleness + 1)),
         score_seconds=work.score_flops / work.tokens * of_length / speed,
         train_seconds=work.train_flops / work.tokens * of_length / speed,
         sync_seconds=plan.sync.seconds,
     )
 
 
-def _colocated(plan: Plan, staleness: int) -> Placement:
+def _colocated(plan: Plan, staleness: int) -> SimulatedPlacement:
     config = plan.config
     setting = _setting(plan, config, plan.engine, plan.servers, staleness)
     if staleness == 0 and config.engine.memory_saver:
         setting = replace(setting, released=True, switch_seconds=config.cluster.switch_seconds)
     elif staleness:
         setting = replace(setting, together=_MIXED)
-    name = "colocated, in turns" if staleness == 0 else "colocated, at once"
-    return _simulated(name, setting, plan.gpus, plan.gpus)
+    return _simulated("at once" if staleness else "in turns", setting, plan.gpus, plan.gpus)
 
 
-def _separate(plan: Plan, config: ExperimentConfig, staleness: int) -> Placement:
+def _separate(plan: Plan, config: ExperimentConfig, staleness: int) -> SimulatedPlacement:
     """``config`` has the layout of the trainer's GPUs; the others generate."""
     engine_gpus = plan.gpus - config.megatron.world_size
     free = plan.gpu.memory - plan.reserve
@@ -202,20 +210,30 @@ def _separate(plan: Plan, config: ExperimentConfig, staleness: int) -> Placement
     return _simulated("separate", setting, config.megatron.world_size, engine_gpus)
 
 
-def _simulated(name: str, setting: Setting, trainer_gpus: int, engine_gpus: int) -> Placement:
-    staleness = setting.demand.staleness
-    found = mean_metrics(settled(simulate(setting), staleness))
-    free = replace(setting, score_seconds=0.0, train_seconds=0.0, sync_seconds=0.0, switch_seconds=0.0, released=False)
-    # Without an end, and with as many groups under way as staleness allows; at least two steps' worth.
-    endless = replace(setting.demand, staleness=max(1, staleness))
-    alone = mean_metrics(settled(simulate(replace(free, demand=endless)), endless.staleness))
+def _means(setting: Setting) -> dict[str, float]:
+    return mean_metrics(settled(simulate(setting), setting.demand.staleness))
+
+
+def _simulated(name: str, setting: Setting, trainer_gpus: int, engine_gpus: int) -> SimulatedPlacement:
+    found, staleness = _means(setting), setting.demand.staleness
+    free = replace(
+        setting,
+        score_seconds=0.0,
+        train_seconds=0.0,
+        sync_seconds=0.0,
+        switch_seconds=0.0,
+        released=False,
+        together=1.0,
+    )
+    # Nothing overlaps with a step that is trained in turns; its generation alone is what the step waits for.
+    alone = found["timeline/wait_seconds"] if staleness == 0 else _means(free)["speed/step_seconds"]
     step = found["speed/step_seconds"]
-    return Placement(
+    return SimulatedPlacement(
         name=name,
         staleness=staleness,
         trainer_gpus=trainer_gpus,
         engine_gpus=engine_gpus,
-        generation_seconds=alone["speed/step_seconds"],
+        generation_seconds=alone,
         training_seconds=(setting.score_seconds + setting.train_seconds) * found["tokens"],
         sync_seconds=setting.sync_seconds,
         step_seconds=step,
@@ -224,6 +242,7 @@ def _simulated(name: str, setting: Setting, trainer_gpus: int, engine_gpus: int)
         slots_used=found["timeline/engine_slots_used"],
         lag_mean=found["version_lag/mean"],
         lag_max=found["version_lag/max"],
+        setting=setting,
     )
 
 

@@ -210,6 +210,18 @@ def test_a_step_is_rolled_out_trained_synchronised_and_only_then_the_next_may_st
     assert torch.equal(engines.table.logits, table.logits.detach())
 
 
+def test_asynchronous_engines_get_new_groups_before_the_step_is_written(tmp_path: Path) -> None:
+    """No memory moves between the sync and the next step's training, so that they need not wait for a checkpoint."""
+    events: list[str] = []
+    config = config_of(tmp_path, epochs=1, minibatches=1, uncorrected=True)
+    config = config.model_copy(update={"trainer": config.trainer.model_copy(update={"max_staleness": 1})})
+    table, engines = Table(events), Engines(events)
+    with Run(config, table) as run:  # type: ignore[arg-type]
+        rl.Training(config, table, run, engines, Preemption()).loop()  # type: ignore[arg-type]
+    steps = [["take", "train", f"weights {version}", "release", "save"] for version in (1, 2, 3)]
+    assert events == ["weights 0", "schedule", *(event for step in steps for event in step)]
+
+
 def test_a_delay_of_the_trainer_is_booked_where_it_happens(tmp_path: Path) -> None:
     """Time is a counter, and each part of a step lets its own number of seconds pass."""
     now, events = [0.0], list[str]()

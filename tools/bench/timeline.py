@@ -29,7 +29,7 @@ import numpy as np
 
 from mua.observe.metrics_log import METRICS_FILE, read_metrics
 from mua.observe.traces import read_traces
-from mua.plan.timeline import Setting, SimulatedEpisode, SimulatedTurn, mean_metrics, settled, simulate
+from mua.plan.simulation import Setting, SimulatedEpisode, SimulatedTurn, mean_metrics, settled, simulate
 from mua.rollout.scheduler import StepDemand
 from mua.types import Trajectory
 from tools import kit
@@ -74,7 +74,10 @@ def main() -> None:
             measured = list(read_metrics(folder / METRICS_FILE))[stale + 1 :]
             demand = StepDemand(GROUPS, max(40, arguments.steps), stale)
             predicted = mean_metrics(settled(simulate(replace(found.setting, demand=demand)), stale))
-            print(f"\nmax_staleness {stale}\n\n{compared(measured, predicted)}\n\n{tables(measured)}")
+            tokens = sum(batch_tokens(folder, line["step"]) for line in measured)
+            trained = sum(line["timeline/optimizer_seconds"] for line in measured)
+            print(f"\nmax_staleness {stale}; the trainer took {1e6 * trained / tokens:.0f} us a token\n")
+            print(f"{compared(measured, predicted)}\n\n{tables(measured)}")
 
 
 def compared(measured: Sequence[dict[str, Any]], predicted: dict[str, float]) -> str:
@@ -111,7 +114,7 @@ def register(folder: Path) -> None:
 
 @dataclass(frozen=True)
 class MeasuredEngine:
-    """Implements :class:`mua.plan.timeline.EngineSpeed`. Seconds."""
+    """Implements :class:`mua.plan.simulation.EngineSpeed`. Seconds."""
 
     alone: float
     """Of an iteration, whoever runs."""

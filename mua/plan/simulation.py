@@ -33,7 +33,7 @@ from itertools import count
 from statistics import fmean
 from typing import Protocol
 
-from mua.engine.member import least_loaded
+from mua.engine.member import Slots, least_loaded
 from mua.observe.timeline import (
     EngineActivity,
     EngineClock,
@@ -150,8 +150,8 @@ class Setting:
     together: float = 1.0
     """Speed of trainer and of engines while both work, of what each has alone: 1 on devices of their own, 0.5 where
     they take turns on one device."""
-    early: bool = True
-    """Whether new groups start right after the weight update, rather than after records and checkpoint."""
+    oldest_first: bool = True
+    """Whether requests of the groups that are trained first get a slot first, rather than those that came first."""
 
 
 class _Shared:
@@ -159,7 +159,7 @@ class _Shared:
 
     def __init__(self, together: float) -> None:
         self.together = together
-        self.engines: list[_Engine] = []
+        self.engines: list[_SimulatedEngine] = []
         self.training = False
         self._left = self._since = 0.0
         self._done: asyncio.Event | None = None
@@ -199,8 +199,18 @@ class _Shared:
     _rate = 1.0
 
 
+@dataclass(eq=False, slots=True)
+class _Session:
+    """One episode at the engine that it was sent to first."""
+
+    ordinal: int
+    shared: int
+    engine: _SimulatedEngine | None = None
+
+
 @dataclass(slots=True)
 class _Request:
+    session: _Session
     context: int
     """Tokens before the turn, of which the engine may have some."""
     uncached: int
@@ -216,12 +226,12 @@ class _Request:
         return self.context + self.sampled
 
 
-class _Engine:
+class _SimulatedEngine:
     """``level`` counts the tokens that a request would have got that was there from the beginning."""
 
     def __init__(self, setting: Setting, shared: _Shared) -> None:
         self.in_flight = self.queued = 0
-        self.slots = asyncio.Semaphore(setting.slots)
+        self.slots = Slots(setting.slots)
         self.clock = EngineClock(setting.slots, _now)
         self._sessions: dict[_Session, int] = {}
         """Tokens of those that no request of runs now; the first was there longest ago."""
@@ -248,9 +258,9 @@ class _Engine:
         return not (self.paused or self.released) and bool(self._prefills or self._running)
 
     @asynccontextmanager
-    async def slot(self) -> AsyncIterator[None]:
+    async def slot(self, number: int) -> AsyncIterator[None]:
         self.queued += 1
-        await self.slots.acquire()
+        await self.slots.acquire(number)
         self.queued -= 1
         self.in_flight += 1
         yield
@@ -262,13 +272,11 @@ class _Engine:
         self._kept -= kept
         cached = max(kept, session.shared if self._primed else 0)
         self._primed = True
-        request = _Request(context, max(1, context - cached), sampled)
+        request = _Request(session, context, max(1, context - cached), sampled)
         self.advance()
         self._waiting.append(request)
         self.plan()
         await request.done.wait()
-        self._sessions[session] = context + sampled
-        self._kept += context + sampled
 
     def empty_cache(self) -> None:
         """What runs is prefilled anew, with what it had sampled."""
@@ -359,17 +367,11 @@ class _Engine:
             _, _, request = heapq.heappop(self._running)
             self._context -= request.room
             self._held -= request.room
+            self._sessions[request.session] = request.room
+            self._kept += request.room
             request.done.set()
         if not self._running:
             self._context = 0.0
-
-
-@dataclass(eq=False, slots=True)
-class _Session:
-    """One episode at the engine that it was sent to first."""
-
-    shared: int
-    engine: _Engine | None = None
 
 
 class Simulation:
@@ -386,7 +388,7 @@ class Simulation:
         setting = self._setting
         self._version, self._awaited = 0, False
         self._shared = _Shared(setting.together)
-        self._engines = [_Engine(setting, self._shared) for _ in range(setting.engines)]
+        self._engines = [_SimulatedEngine(setting, self._shared) for _ in range(setting.engines)]
         self._shared.engines = self._engines
         self._room = asyncio.Semaphore(setting.concurrency)
         self._timeline = Timeline(_now)
@@ -427,11 +429,12 @@ class Simulation:
                 await asyncio.sleep(setting.switch_seconds)
         with phase(TrainerPhase.SYNC):
             await self._sync()
-        if setting.early:
+        early = setting.demand.staleness > 0  # as in mua.trainer.rl
+        if early:
             scheduler.release()
         with phase(TrainerPhase.RECORDS):
             await self._shared.work(setting.record_seconds)
-        if not setting.early:
+        if not early:
             scheduler.release()
         ages: Counter[int] = Counter()
         for member in members:
@@ -483,7 +486,7 @@ class Simulation:
         wanted = _now()
         async with self._room:
             episode, began = self._setting.episode(ordinal, sample), _now()
-            session = _Session(episode.shared)
+            session = _Session(ordinal, episode.shared)
             await asyncio.sleep(episode.start)
             context, generating, pauses = 0, 0.0, 0.0
             sampled: list[tuple[int, int]] = []
@@ -507,7 +510,7 @@ class Simulation:
     async def _turn(self, session: _Session, context: int, sampled: int) -> None:
         engine = session.engine or least_loaded(self._engines)
         session.engine = engine
-        async with engine.slot():
+        async with engine.slot(session.ordinal if self._setting.oldest_first else 0):
             engine.note(self._awaited)
             await engine.generate(session, context, max(1, sampled))
         engine.note(self._awaited)
@@ -531,8 +534,8 @@ def mean_metrics(kept: Sequence[dict[str, float]]) -> dict[str, float]:
 
 
 def settled(lines: Sequence[dict[str, float]], staleness: int) -> Sequence[dict[str, float]]:
-    """Without the steps at the beginning, where engines begin with all slots at once, and those at the end, for which no
-    new groups start."""
+    """Without the steps at the beginning, where engines begin with all slots at once, and those at the end, for which
+    no new groups start."""
     first = min(2 + staleness, len(lines) - 1)
     return lines[first : len(lines) - staleness] or lines[first:]
 
