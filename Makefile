@@ -19,7 +19,7 @@ SHARED := -n 3 --dist loadscope --no-loadscope-reorder
 # Or every process of the tests compiles the project again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo test test-slow test-grid test-slurm mutants lint fuzz docs tables bench lock check-gpu-pins
+.PHONY: help setup demo test test-slow test-grid test-slurm mutants lint fuzz docs goldens tables bench lock check-gpu-pins
 
 help: ## List what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -60,6 +60,9 @@ docs: $(READY) ## Write docs/configuration.md from the schema, the recipes' plan
 	@$(PYTHON) -m mua.cli config docs > docs/configuration.md.new
 	@mv docs/configuration.md.new docs/configuration.md
 	@PYTHONWARNINGS=ignore $(PYTHON) -m tools.planning_page
+
+goldens: $(READY) ## Write what each recipe becomes on a GPU into tests/data/golden, and what differs without TE into docs
+	@PYTHONWARNINGS=ignore $(PYTHON) -m tools.goldens
 
 tables: $(READY) ## Run the grids of layouts and write their tables into docs/ (about five minutes)
 	@MUA_WRITE_TABLES=1 $(PYTHON) -m pytest -m slow tests/parity/test_bridge_layouts.py

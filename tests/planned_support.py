@@ -15,6 +15,7 @@ from mua.config.schema import (
     TrainerConfig,
 )
 from mua.megatron.architecture import Architecture, architecture_of
+from mua.megatron.settings import Capabilities, Options
 from mua.plan.gpu_memory import ObjectBytes, measure, rank_bytes
 from tests.distributed import run_on_workers
 
@@ -101,7 +102,8 @@ def planned(folder: Path, case: Case) -> list[ObjectBytes]:
     """What the plan says each rank holds of the policy, or of the critic if the case has one."""
     config = case.config(folder)
     architecture: Architecture = architecture_of(config.model)
-    ranks = [rank_bytes(architecture, config, rank) for rank in range(config.megatron.world_size)]
+    options = Options.of(config.megatron, Capabilities.here())
+    ranks = [rank_bytes(architecture, config, rank, options) for rank in range(config.megatron.world_size)]
     return [rank.bytes if rank.critic is None else rank.critic for rank in ranks]
 
 

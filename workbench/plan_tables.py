@@ -10,6 +10,8 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from mua.plan.gpu_memory import OF_ENGINE
+from mua.plan.layout import engine_gpus, trainer_gpus
 from mua.plan.placements import SimulatedPlacement, mean_episode_tokens
 from mua.plan.planner import RECOMPUTE, Plan
 
@@ -52,6 +54,8 @@ def _parts(plan: Plan) -> Iterator[RenderableType]:
     yield _ranks(plan)
     yield _activations(plan)
     yield _phases(plan)
+    if plan.host:
+        yield Text(f"host memory of a node, pinned: {_gb(plan.host)} of {plan.config.cluster.host_gigabytes:g} GB\n")
     yield _facts("engine", _engine(plan))
     yield _facts("one step", _step(plan))
     yield _facts("one weight synchronisation", _sync(plan))
@@ -99,12 +103,30 @@ def _headline(plan: Plan) -> str:
     }
     parallel = ", ".join(f"{name} {size}" for name, size in sizes.items() if size > 1) or "none"
     nodes = "node" if config.cluster.nodes == 1 else "nodes"
+    if config.placement == "separate":
+        nodes += f"; trainer on {trainer_gpus(config)}, engines on {engine_gpus(config)}"
     active = f", {model.active_weights / 1e9:.1f} B active" if model.experts else ""
     return (
         f"{config.name}: {model.parameters / 1e9:.2f} B parameters{active}, {config.model.dtype}, on {plan.gpus} x "
         f"{config.cluster.gpu} ({config.cluster.nodes} {nodes})\nparallel: {parallel}; "
-        f"{'distributed' if layout.distributed_optimizer else 'replicated'} optimizer; GB are 10^9 bytes"
+        f"{'distributed' if layout.distributed_optimizer else 'replicated'} optimizer; {_layers(plan)}; "
+        "GB are 10^9 bytes"
     )
+
+
+def _layers(plan: Plan) -> str:
+    """Whose layers, and what of the options costs or saves memory."""
+    layout, optimizer = plan.config.megatron, plan.config.optimizer
+    found = {"transformer_engine": "Transformer Engine's layers", "local": "local layers"}[plan.options.implementation]
+    named = {
+        "float8 products": layout.fp8,
+        "overlapped tensor-parallel communication": layout.tp_comm_overlap,
+        "CUDA graphs of MLPs": layout.cuda_graphs,
+        "precision-aware optimizer": optimizer.precision_aware,
+        f"{optimizer.cpu_offload_fraction:.0%} of the optimizer on the CPU": optimizer.cpu_offload_fraction,
+        f"{', '.join(layout.offload_activations)} in host memory": layout.offload_activations,
+    }
+    return ", ".join([found, *(name for name, there in named.items() if there)])
 
 
 def _table(title: str, *columns: str) -> Table:
@@ -139,7 +161,9 @@ def _activations(plan: Plan) -> Table:
     for name in RECOMPUTE:
         stage = max(plan.stages, key=lambda stage: stage.activations[name].total)
         kept = stage.activations[name]
-        mark = " (configured)" if name == plan.config.megatron.recompute else ""
+        layout = plan.config.megatron
+        of = f" of {', '.join(layout.recompute_modules)}" if name == "selective" else ""
+        mark = of + (" (configured)" if name == layout.recompute else "")
         table.add_row(name + mark, str(stage.rank.rank), *map(_gb, (kept.kept, kept.working, kept.output, kept.total)))
     return table
 
@@ -150,9 +174,9 @@ def _phases(plan: Plan) -> Table:
         "engine", "buckets", "together", f"of {_gb(plan.gpu.memory)}",
     )  # fmt: skip
     groups = (
-        ("weights", "gradients", "optimizer", "reference", "critic"),
-        ("activations", "output"),
-        ("engine weights", "KV cache"),
+        ("weights", "gradients", "optimizer", "reference", "critic", "user buffers"),
+        ("activations", "output", "CUDA graphs"),
+        ("engine weights", "KV cache", "engine working"),
         ("buckets",),
     )
     for phase in plan.phases:
@@ -160,7 +184,7 @@ def _phases(plan: Plan) -> Table:
         total = phase.total + plan.reserve
         table.add_row(
             phase.name,
-            str(phase.rank),
+            "engine" if phase.rank == OF_ENGINE else str(phase.rank),
             *map(_gb, parts),
             _gb(total),
             "fits" if total <= plan.gpu.memory else "too much",
@@ -181,6 +205,7 @@ def _engine(plan: Plan) -> list[tuple[str, str]]:
     return [
         ("servers", f"{plan.servers} of {tp} GPUs"),
         ("weights a GPU", f"{_gb(engine.weights)} GB"),
+        ("activations and graphs a GPU", f"{_gb(plan.phases[0].parts['engine working'])} GB, as SGLang reckons"),
         ("KV cache a GPU", f"{_gb(engine.cache)} GB, {engine.token:,} bytes a token"),
         ("KV cache a server", f"{engine.tokens:,} tokens"),
         (
@@ -205,8 +230,16 @@ def _step(plan: Plan) -> list[tuple[str, str]]:
         ("log-probabilities", f"{done.score_flops:.3g} FLOPs, {done.score_seconds:.0f} s at the same"),
         ("rollout", f"{done.rollout_flops:.3g} FLOPs, {rollout}"),
         ("", floor),
-        ("together", f"{done.seconds:.0f} s"),
+        ("together", _together(plan)),
     ]  # fmt: skip
+
+
+def _together(plan: Plan) -> str:
+    done, config = plan.compute, plan.config
+    if config.placement == "separate" and config.trainer.max_staleness:
+        sides = done.rollout_seconds, done.train_seconds + done.score_seconds
+        return f"{max(sides):.0f} s at least, rollout and training side by side"
+    return f"{done.seconds:.0f} s"
 
 
 def _sync(plan: Plan) -> list[tuple[str, str]]:

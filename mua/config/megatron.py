@@ -154,8 +154,6 @@ class MegatronConfig(Section):
 
     def _of_memory(self) -> str | None:
         offloaded = set(self.offload_activations)
-        if self.recompute != "selective" and self.recompute_modules != ["mlp"]:
-            return f"recompute_modules needs recompute: selective; it is {self.recompute}"
         if offloaded and self.recompute == "full":
             return "offload_activations does not go with recompute: full, which keeps nothing that could wait elsewhere"
         if "attn_proj" in offloaded and "core_attn" not in offloaded:

@@ -44,7 +44,7 @@ _MANAGED = frozenset(
         "model_path", "host", "port", "device", "dtype", "tp_size", "tensor_parallel_size", "context_length",
         "mem_fraction_static", "max_total_tokens", "max_running_requests", "random_seed", "skip_tokenizer_init",
         "disable_radix_cache", "enable_deterministic_inference", "enable_memory_saver", "weight_version",
-        "enable_return_routed_experts", "config", "api_key", "admin_api_key",
+        "enable_return_routed_experts", "enable_fp32_lm_head", "config", "api_key", "admin_api_key",
     }
 )  # fmt: skip
 
@@ -97,6 +97,8 @@ class SglangServer:
     fixed_port: int | None = None
     """None: a free one, chosen for every start."""
     tensor_parallel: int
+    cuda: bool = field(default_factory=has_cuda)
+    """Whether it runs on GPUs."""
     start_seconds: float
     stop_seconds: float
     start_key: str = ""
@@ -195,7 +197,7 @@ class SglangServer:
         """
         self.port = self.fixed_port or free_port(self.host)
         sglang_keys.write_key_file(self._key_file, self.api_key, self.admin_api_key)
-        guarded, command = [sys.executable, "-I", "-S", str(_GUARDIAN), str(os.getpid())], self._command(model_path)
+        guarded, command = [sys.executable, "-I", "-S", str(_GUARDIAN), str(os.getpid())], self.command(model_path)
         if self.log_file is not None:
             self.log_file.parent.mkdir(parents=True, exist_ok=True)
             self.log_file.touch()
@@ -207,17 +209,18 @@ class SglangServer:
                 log.flush()
             self._process = start_process([*guarded, *command], log, self._environment())
 
-    def _command(self, model_path: Path) -> list[str]:
+    def command(self, model_path: Path) -> list[str]:
+        """The command line of a start; keys stand in the file that it names."""
         told: dict[str, str | int | float | bool] = {
             "config": str(self._key_file),
             "model-path": str(model_path),
             "host": self.host,
             "port": self.port,
-            "device": "cuda" if has_cuda() else "cpu",
+            "device": "cuda" if self.cuda else "cpu",
             "tp-size": self.tensor_parallel,
             "log-level": "info",
         }
-        if not has_cuda():
+        if not self.cuda:
             told |= {"attention-backend": "torch_native", "sampling-backend": "pytorch", "sleep-on-idle": True}
             told |= {"disable-overlap-schedule": True, "skip-server-warmup": True}
         command = [sys.executable, "-m", "sglang.launch_server"]
@@ -233,7 +236,7 @@ class SglangServer:
         }
         environment |= {name: value for name, value in os.environ.items() if not _OF_TRAINER.fullmatch(name)}
         environment = sglang_keys.with_plugin(environment)
-        if has_cuda():
+        if self.cuda:
             return environment
         return sglang_cpu.cpu_environment(tensor_parallel=self.tensor_parallel, base=environment)
 
@@ -254,14 +257,18 @@ def engine_server(
     index: int,
     log_folder: Path,
     place: int | None = None,
+    first_gpu: int = 0,
     host: str = LOOPBACK,
     api_key: str | None = None,
+    fp32_lm_head: bool = False,
+    cuda: bool | None = None,
 ) -> SglangServer:
     """A server that samples for training, by token ids; not started.
 
     ``index`` numbers the engines of a run: it names the log file ``engine-<index>.log`` in ``log_folder`` and, added
     to ``seed``, gives the sampling seed. ``place`` numbers those of one machine, by default alike: the engine takes the
-    GPUs ``[place * tp, (place + 1) * tp)``. ``api_key`` is drawn anew by default.
+    ``tp`` GPUs from ``first_gpu + place * tp`` on. ``api_key`` is drawn anew by default. ``cuda`` says whether it runs
+    on GPUs; None: if this host has any.
     """
     for key in config.extra:
         if key.replace("-", "_") in _MANAGED:
@@ -279,18 +286,21 @@ def engine_server(
         "enable-deterministic-inference": config.deterministic,
         "enable-memory-saver": config.memory_saver,
         "enable-return-routed-experts": config.routed_experts,
+        "enable-fp32-lm-head": fp32_lm_head,
         "weight-version": "0",
         "log-level-http": "warning",
     }
     if config.max_total_tokens is not None:
         arguments["max-total-tokens"] = config.max_total_tokens
-    if has_cuda():
-        arguments["base-gpu-id"] = (index if place is None else place) * config.tensor_parallel
+    cuda = has_cuda() if cuda is None else cuda
+    if cuda:
+        arguments["base-gpu-id"] = first_gpu + (index if place is None else place) * config.tensor_parallel
     return SglangServer(
         label=f"engine {index}",
         arguments=arguments | {key.replace("_", "-"): value for key, value in config.extra.items()},
         host=host,
         tensor_parallel=config.tensor_parallel,
+        cuda=cuda,
         start_seconds=config.start_seconds,
         stop_seconds=config.stop_seconds,
         start_key="engine.start_seconds = ",

@@ -33,6 +33,7 @@ def log_probabilities(
     predictors: Tensor,
     vocab_size: int,
     group: dist.ProcessGroup,
+    fp32: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """``log softmax(hidden @ weight.T / temperature)`` at ``ids``, and the entropy of the same distribution in nats.
 
@@ -49,6 +50,8 @@ def log_probabilities(
             prefix tree branches. Others get gradient 0.
         vocab_size: columns from there on, counted over all shards, are padding and have probability 0.
         group: tensor-parallel process group.
+        fp32: logits are sums in float32 of products of ``hidden`` and ``weight``, not rounded to their dtype; what
+            SGLang's ``enable_fp32_lm_head`` computes. The gradient's products stay in that dtype.
 
     Returns:
         log-probabilities and entropy, both ``[N]``, float32 (float64 for float64 ``hidden``).
@@ -59,7 +62,7 @@ def log_probabilities(
     if not temperature > 0:
         raise ValueError(f"temperature must be above 0, not {temperature}")
     result: tuple[Tensor, Tensor] = _LogProbabilities.apply(
-        hidden, weight, ids, temperature, predictors, vocab_size, group
+        hidden, weight, ids, temperature, predictors, vocab_size, group, fp32
     )
     return result
 
@@ -81,15 +84,16 @@ class _LogProbabilities(torch.autograd.Function):
         predictors: Tensor,
         vocab_size: int,
         group: dist.ProcessGroup,
+        fp32: bool,
     ) -> tuple[Tensor, Tensor]:
         first = group.rank() * len(weight)
         valid = min(max(vocab_size - first, 0), len(weight))
         held = (ids >= first) & (ids < first + valid)
         columns = (ids - first).clamp(0, max(valid - 1, 0))
-        maximum, statistics = _shard_statistics(hidden, weight[:valid], predictors, columns, held, temperature)
+        maximum, statistics = _shard_statistics(hidden, weight[:valid], predictors, columns, held, temperature, fp32)
         normalizer, chosen, entropy = _joined(maximum, statistics, group)
         ctx.save_for_backward(hidden, weight, predictors, columns, held, normalizer, entropy)
-        ctx.temperature, ctx.valid = temperature, valid
+        ctx.temperature, ctx.valid, ctx.fp32 = temperature, valid, fp32
         ctx.set_materialize_grads(False)
         return chosen - normalizer, entropy
 
@@ -106,7 +110,7 @@ class _LogProbabilities(torch.autograd.Function):
 
         def add(part: slice) -> None:
             states = hidden[predictors[part]]
-            log_p = _scaled_logits(states, matrix, ctx.temperature).sub_(normalizer[part, None])
+            log_p = _scaled_logits(states, matrix, ctx.temperature, ctx.fp32).sub_(normalizer[part, None])
             slope = log_p.exp()
             drift = by_logprob[part, None]
             if by_entropy is not None:
@@ -124,7 +128,7 @@ class _LogProbabilities(torch.autograd.Function):
 
         for part in _parts(len(predictors), ctx.valid):
             add(part)  # a function of its own, so that nothing of a chunk outlives it
-        return by_hidden, by_weight.to(weight.dtype), None, None, None, None, None
+        return by_hidden, by_weight.to(weight.dtype), None, None, None, None, None, None
 
 
 def _parts(tokens: int, columns: int) -> Iterator[slice]:
@@ -136,21 +140,33 @@ def _parts(tokens: int, columns: int) -> Iterator[slice]:
         yield slice(start, min(start + size, tokens))
 
 
-def _scaled_logits(states: Tensor, weight: Tensor, temperature: float) -> Tensor:
-    """``[n, valid]``, in at least float32, of hidden states ``[n, H]``."""
+def _scaled_logits(states: Tensor, weight: Tensor, temperature: float, fp32: bool) -> Tensor:
+    """``[n, valid]``, in at least float32, of hidden states ``[n, H]``; with ``fp32`` never rounded to less."""
     dtype = torch.promote_types(states.dtype, torch.float32)
-    return (states @ weight.T).to(dtype).div_(temperature)
+    if not fp32 or states.dtype == dtype:
+        logits = (states @ weight.T).to(dtype)
+    elif states.is_cuda:
+        logits = torch.mm(states, weight.T, out_dtype=dtype)  # the tensor cores' own sums, as SGLang takes them
+    else:
+        logits = states.to(dtype) @ weight.T.to(dtype)
+    return logits.div_(temperature)
 
 
 def _shard_statistics(
-    hidden: Tensor, weight: Tensor, predictors: Tensor, columns: Tensor, held: Tensor, temperature: float
+    hidden: Tensor,
+    weight: Tensor,
+    predictors: Tensor,
+    columns: Tensor,
+    held: Tensor,
+    temperature: float,
+    fp32: bool,
 ) -> tuple[Tensor, Tensor]:
     """This shard's maximum ``[N]``, and S, U and the chosen logit (0 where another shard holds it), ``[3, N]``."""
     dtype = torch.promote_types(hidden.dtype, torch.float32)
     maximum = torch.full((len(predictors),), _LOWEST, dtype=dtype, device=hidden.device)
     statistics = torch.zeros((3, len(predictors)), dtype=dtype, device=hidden.device)
     for part in _parts(len(predictors), len(weight)):
-        z = _scaled_logits(hidden[predictors[part]], weight, temperature)
+        z = _scaled_logits(hidden[predictors[part]], weight, temperature, fp32)
         statistics[2, part] = torch.where(held[part], z.gather(1, columns[part, None])[:, 0], 0.0)
         maximum[part] = z.amax(1)
         weights = z.sub_(maximum[part, None]).exp()

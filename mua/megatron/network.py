@@ -223,13 +223,16 @@ class Network:
         return results
 
 
-def policy_terms(loss: LossFunction, temperature: float, vocab_size: int) -> Terms:
-    """The loss of a policy. Its sums also hold ``tokens``, ``_loss`` and ``_entropy``: the number of trained tokens,
-    the total loss, the summed entropy."""
+def policy_terms(loss: LossFunction, temperature: float, vocab_size: int, fp32: bool = False) -> Terms:
+    """The loss of a policy, its logits in float32 with ``fp32``.
+
+    Its sums also hold ``tokens``, ``_loss`` and ``_entropy``: the number of trained tokens, the total loss, the summed
+    entropy.
+    """
 
     def terms(batch: MicroBatch, model: Any, hidden: Tensor) -> LossTerms:
         assert batch.tokens is not None
-        logprobs, entropy = _token_logprobs(batch, model, hidden, temperature, vocab_size)
+        logprobs, entropy = _token_logprobs(batch, model, hidden, temperature, vocab_size, fp32)
         found = loss(logprobs, entropy, batch.tokens)
         own = {
             "_loss": found.loss.detach(),
@@ -241,9 +244,9 @@ def policy_terms(loss: LossFunction, temperature: float, vocab_size: int) -> Ter
     return terms
 
 
-def read_logprobs(temperature: float, vocab_size: int) -> Read:
-    """Log-probabilities of the scored tokens."""
-    return lambda batch, model, hidden: _token_logprobs(batch, model, hidden, temperature, vocab_size)[0]
+def read_logprobs(temperature: float, vocab_size: int, fp32: bool = False) -> Read:
+    """Log-probabilities of the scored tokens, of logits in float32 with ``fp32``."""
+    return lambda batch, model, hidden: _token_logprobs(batch, model, hidden, temperature, vocab_size, fp32)[0]
 
 
 def value_terms(loss: ValueLossFunction) -> Terms:
@@ -262,7 +265,7 @@ def read_values(batch: MicroBatch, model: Any, values: Tensor) -> Tensor:
 
 
 def _token_logprobs(
-    batch: MicroBatch, model: Any, hidden: Tensor, temperature: float, vocab_size: int
+    batch: MicroBatch, model: Any, hidden: Tensor, temperature: float, vocab_size: int, fp32: bool
 ) -> tuple[Tensor, Tensor]:
     return log_probabilities(
         hidden[0],
@@ -272,6 +275,7 @@ def _token_logprobs(
         predictors=batch.predictors,
         vocab_size=vocab_size,
         group=parallel_state.get_tensor_model_parallel_group(),
+        fp32=fp32,
     )
 
 

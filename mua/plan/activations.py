@@ -1,10 +1,16 @@
 """An estimate of what a trainer rank keeps between a micro-batch's forward and backward pass.
 
-It counts the tensors that autograd saves in this package's own layers (after Korthikanti et al., "Reducing Activation
-Recomputation in Large Transformer Models", 2022, with their list of saved tensors redone for RMSNorm, gated MLPs,
-grouped queries, no dropout and fused attention, which keeps no scores). ``tests/unit/test_plan_activations.py`` holds
-it against the tensors a real forward pass saves. It knows nothing of allocator fragmentation or kernels' workspaces,
-and takes experts to be visited evenly.
+It counts the tensors that autograd saves (after Korthikanti et al., "Reducing Activation Recomputation in Large
+Transformer Models", 2022, with their list of saved tensors redone for RMSNorm, gated MLPs, grouped queries, no dropout
+and fused attention, which keeps no scores), by module, for two implementations:
+
+* local layers, with or without fused SwiGLU: ``tests/unit/test_plan_activations.py`` holds the estimate against the
+  tensors a real forward pass saves;
+* Transformer Engine's, by what its modules hand to ``save_for_backward`` (version 2.20: a linear layer with a fused
+  norm its input, the norm's output and one number per token; the fused rotary embedding its table, once for all
+  layers; grouped experts their input; permutations a map of ``2 experts + 1`` numbers per token).
+
+It knows nothing of allocator fragmentation or kernels' workspaces, and takes experts to be visited evenly.
 """
 
 from __future__ import annotations
@@ -15,6 +21,7 @@ from dataclasses import dataclass
 from mua.config.schema import ExperimentConfig, MegatronConfig
 from mua.megatron.architecture import Architecture
 from mua.megatron.logprobs import CHUNK_ELEMENTS
+from mua.megatron.settings import Options
 
 _FLOAT = 4
 
@@ -33,6 +40,10 @@ class Activations:
     """The same where only log-probabilities are asked for."""
     layer: int
     """What the largest layer would save by itself: about the working set of a forward pass alone."""
+    graphs: int = 0
+    """Of the saved ones those inside CUDA graphs, which live as long as the graphs do."""
+    host: int = 0
+    """Of the saved ones those that wait in pinned host memory (megatron.offload_activations), not counted above."""
 
     @property
     def total(self) -> int:
@@ -44,27 +55,38 @@ class LayerSizes:
     """What the formulas need to know of one rank."""
 
     architecture: Architecture
+    options: Options
     element: int
     """Bytes of an activation: 2 or 4."""
+    linear: float
+    """Bytes of an element that a linear layer keeps of its input: in float8 one, and a scale for every 128."""
     tokens: float
     """Of a full micro-batch on this rank: split over context-parallel ranks."""
     tp: int
     etp: int
 
     @classmethod
-    def of(cls, architecture: Architecture, config: ExperimentConfig) -> LayerSizes:
-        layout = config.megatron
+    def of(cls, architecture: Architecture, config: ExperimentConfig, options: Options) -> LayerSizes:
+        layout, element = config.megatron, 2 if config.model.dtype == "bfloat16" else 4
         return cls(
             architecture,
-            element=2 if config.model.dtype == "bfloat16" else 4,
+            options,
+            element=element,
+            linear=1 + _FLOAT / 128 if layout.fp8 else element,
             tokens=layout.max_tokens_per_microbatch / layout.context_parallel,
             tp=layout.tensor_parallel,
             etp=layout.expert_tensor_parallel or layout.tensor_parallel,
         )
 
     @property
+    def fused(self) -> bool:
+        """Whether layers are Transformer Engine's."""
+        return self.options.implementation == "transformer_engine"
+
+    @property
     def norm(self) -> float:
-        """Bytes a norm saves for each element of its input: a float32 one (in bfloat16 a copy) and a normalised one."""
+        """Bytes a local norm saves for each element of its input: a float32 one (in bfloat16 a copy) and a normalised
+        one."""
         return _FLOAT + self.element
 
     @property
@@ -72,49 +94,135 @@ class LayerSizes:
         """Bytes of the hidden state, which sequence parallelism splits."""
         return self.element * self.architecture.hidden * self.tokens / self.tp
 
-    def attention(self) -> float:
+    def parts(self, sparse: bool) -> dict[str, float]:
+        """Bytes that one layer saves of one micro-batch, by what saves them."""
+        return self._attention() | (self._experts() if sparse else self._mlp())
+
+    def _norm_and_input(self) -> tuple[float, float]:
+        """Of a norm and of the linear layer behind it, which keeps the norm's output."""
+        output = self.linear / self.element * self.stream
+        if self.fused:
+            return self.stream + _FLOAT * self.tokens / self.tp, output
+        return self.stream * self.norm / self.element, output
+
+    def _attention(self) -> dict[str, float]:
         """Norm, projections, norms of queries and keys, rotary tables, attention."""
         a, e = self.architecture, self.element
         queries, keys = a.heads / self.tp, max(a.kv_heads, self.tp) / self.tp
-        heads = queries + 2 * keys
+        norm, projection = self._norm_and_input()
+        shaped, tables = self._queries_and_keys(queries, keys)
+        log_sums = _FLOAT * queries  # the log-sum-exp of each query
+        projected = 0.0 if self.linear == e else self.linear * queries * a.head_dim  # in float8 once more
+        return {
+            "attn_norm": norm,
+            "qkv_linear": projection,
+            "queries and keys": (shaped * a.head_dim + tables) * self.tokens,
+            # q, k, v and what came out of the kernel, which the projection reads.
+            "core_attn": (e * (2 * queries + 2 * keys) * a.head_dim + log_sums) * self.tokens,
+            "attn_proj": projected * self.tokens,
+        }
+
+    def _queries_and_keys(self, queries: float, keys: float) -> tuple[float, float]:
+        """What their norms keep, for each element of a head and token, and what rotation keeps for each token."""
+        a, e, heads = self.architecture, self.element, queries + 2 * keys
+        tables = 0.0 if self.options.rope_fusion else 4 * e * a.head_dim  # cosines and sines, for both
+        if self.fused:
+            # Values are a view of the whole projection, which stays; a norm keeps its input, queries a copy of theirs.
+            return e * (heads - keys) + (e * queries if a.qk_norm else 0.0), tables
         norms = self.norm * (queries + keys) if a.qk_norm else 0.0
         if a.qk_norm and e == _FLOAT:  # the key norm's input is then a view of the whole projection
             norms += _FLOAT * (heads - keys)
-        saved = norms + e * heads + e * queries  # q, k, v; what came out of the kernel, which the projection reads
-        a_head = saved * a.head_dim + _FLOAT * queries  # and the log-sum-exp of each query
-        rotary = 4 * e * a.head_dim  # cosines and sines, once for queries, once for keys
-        return self._norm_and_output() + (a_head + rotary) * self.tokens
+        return norms, tables
 
-    def mlp(self) -> float:
-        """The first product, twice as wide; its linear half once more, as Megatron adds an offset of 0 to it; the
-        gate's activation; the second product's input."""
-        return 5 * self.element * self.architecture.ffn / self.tp * self.tokens
+    def _mlp(self) -> dict[str, float]:
+        """The first product, twice as wide, and the second's input. Unfused, SwiGLU adds its linear half once more, as
+        Megatron adds an offset of 0 to it, and the gate's activation."""
+        norm, first = self._norm_and_input()
+        width = self.architecture.ffn / self.tp * self.tokens
+        inner = 2 * self.element if self.options.swiglu_fusion else 4 * self.element
+        return {"mlp_norm": norm, "mlp_input": first, "act": inner * width, "fc2": self.linear * width}
 
-    def experts(self) -> float:
-        """Routing, the tokens sent to this rank's experts, and their MLPs, evenly loaded; before the second product
-        comes the multiplication with the router's weight."""
+    def _experts(self) -> dict[str, float]:
+        """Routing, the tokens sent to this rank's experts, and their MLPs, evenly loaded. Unfused, the multiplication
+        with the router's weight comes before the second product."""
         a, e = self.architecture, self.element
         here = self.tokens / self.tp
-        routing = (4 * _FLOAT * a.experts + 6 * _FLOAT * a.top_k) * here
         visits = a.top_k * here * self.etp
-        shared = 5 * e * a.shared_ffn / self.tp * self.tokens
-        return routing + visits * (e * a.hidden + 6 * e * a.expert_ffn / self.etp) + shared
+        norm = self.stream + _FLOAT * here if self.fused else self.stream * self.norm / e
+        if self.options.moe_router_fusion:
+            routing = ((2 * _FLOAT + 1) * a.experts) * here  # scores, probabilities, choices
+        else:
+            routing = (4 * _FLOAT * a.experts + 6 * _FLOAT * a.top_k) * here
+        if self.options.moe_permute_fusion:
+            routing += _FLOAT * (2 * a.experts + 1) * here  # the map, int32
+        inner = 2 * e if self.options.swiglu_fusion else 5 * e
+        width = a.expert_ffn / self.etp
+        shared = a.shared_ffn / self.tp * self.tokens
+        return {
+            "mlp_norm": norm,
+            "mlp_input": self.stream,  # the norm's output, which router and dispatcher read
+            "router": routing,
+            "expert_fc1": visits * self.linear * a.hidden,
+            "moe_act": visits * (inner * width + (_FLOAT if self.options.swiglu_fusion else 0)),
+            "expert_fc2": visits * self.linear * width,
+            "shared_experts": (2 if self.options.swiglu_fusion else 4) * e * shared + self.linear * shared,
+        }
 
-    def _norm_and_output(self) -> float:
-        return self.stream * (self.norm / self.element + 1)
-
-    def layer(self, sparse: bool, recompute: str) -> float:
-        """What one layer keeps of one micro-batch."""
+    def layer(self, sparse: bool, recompute: str, modules: Iterable[str] = ("mlp",)) -> float:
+        """What one layer keeps of one micro-batch; with ``recompute`` selective without what ``modules`` save."""
         if recompute == "full":
             return self.stream
-        kept = self.attention() + self._norm_and_output()
-        if sparse:  # Megatron's selective recomputation of MLPs leaves experts alone
-            return kept + self.experts()
-        return kept + (0.0 if recompute == "selective" else self.mlp())
+        parts = self.parts(sparse)
+        for module in modules if recompute == "selective" else ():
+            for part in self._recomputed(module, sparse):
+                parts[part] = 0.0
+        if recompute == "selective" and "layernorm" in modules:
+            parts |= self._norms_recomputed(sparse, parts)
+        return sum(parts.values())
+
+    def _recomputed(self, module: str, sparse: bool) -> tuple[str, ...]:
+        """The parts that recomputing ``module`` saves keeping."""
+        if module == "mlp" and not sparse:  # with a fused norm it begins before it
+            return ("act", "fc2", *(("mlp_input",) if self.fused else ()))
+        of_experts = {
+            "moe": ("router", "expert_fc1", "moe_act", "expert_fc2", "shared_experts"),
+            "moe_act": ("expert_fc2",),
+            "shared_experts": ("shared_experts",),
+        }
+        return of_experts.get(module, ()) if sparse else ()
+
+    def _norms_recomputed(self, sparse: bool, parts: dict[str, float]) -> dict[str, float]:
+        """Norms that are modules of their own keep their input alone; fused ones are not recomputed."""
+        alone = {"mlp_norm": self.stream, "mlp_input": 0.0}
+        if self.fused:
+            return alone if sparse else {}
+        return alone | {"attn_norm": self.stream, "qkv_linear": 0.0}
+
+    def offloaded(self, sparse: bool, modules: Iterable[str]) -> float:
+        """What of it waits in host memory."""
+        parts, found = self.parts(sparse), 0.0
+        of = {"qkv_linear": ("attn_norm", "qkv_linear"), "core_attn": ("core_attn",), "mlp_norm": ("mlp_norm",)}
+        of |= {"expert_fc1": ("expert_fc1",), "moe_act": ("moe_act",)}
+        for module in modules:
+            if module != "mlp_norm" or sparse:  # in a dense layer the norm is fused and not a module of its own
+                found += sum(parts.get(part, 0.0) for part in of.get(module, ()))
+        return found
+
+    def mlp_inside(self, sparse: bool) -> float:
+        """What the MLP of a dense layer saves."""
+        return 0.0 if sparse else sum(self._mlp().values())
+
+    def _norm_and_output(self) -> float:
+        return sum(self._final_norm())
+
+    def _final_norm(self) -> tuple[float, float]:
+        """The norm before the output layer is a module of its own."""
+        norm = self.stream + _FLOAT * self.tokens / self.tp if self.fused else self.stream * self.norm / self.element
+        return norm, self.stream
 
     def scoring(self) -> float:
-        """The final norm, its output, that of all tensor-parallel ranks, and a chunk of logits: in the model's type,
-        then twice in full precision."""
+        """The final norm, its output, that of all tensor-parallel ranks, and a chunk of logits: in the model's type
+        (unless the output layer is in float32), then twice in full precision."""
         gathered = self.element * self.architecture.hidden * self.tokens if self.tp > 1 else 0.0
         return self._norm_and_output() + gathered + 2 * _FLOAT * self._chunk
 
@@ -151,17 +259,25 @@ def activations(
     layers: Iterable[int],
     microbatches: int,
     recompute: str,
+    options: Options,
 ) -> Activations:
     """The estimate for a rank of ``stage`` that holds ``layers`` and gets ``microbatches`` full ones per step."""
-    sizes, layout = LayerSizes.of(architecture, config), config.megatron
+    sizes, layout = LayerSizes.of(architecture, config, options), config.megatron
+    modules = layout.recompute_modules
     kinds = [architecture.sparse[layer] for layer in layers]
-    kept = sum(sizes.layer(sparse, recompute) for sparse in kinds) * microbatches_under_way(layout, stage, microbatches)
-    whole = [sizes.layer(sparse, "none") - sizes.layer(sparse, recompute) for sparse in kinds]
+    under_way = microbatches_under_way(layout, stage, microbatches)
+    kept = sum(sizes.layer(sparse, recompute, modules) for sparse in kinds) * under_way
+    away = [sizes.offloaded(sparse, layout.offload_activations if recompute != "full" else ()) for sparse in kinds]
+    host = sum(away) * under_way
+    whole = [sizes.layer(sparse, "none") - sizes.layer(sparse, recompute, modules) for sparse in kinds]
     last = stage == layout.pipeline_parallel - 1
     return Activations(
-        kept=int(kept),
+        # Of what waits in host memory one layer's leaves while another's comes.
+        kept=int(kept - max(0.0, host - 2 * max(away, default=0.0))),
         working=int(max(whole, default=0)),
         output=int(sizes.output()) if last else 0,
         scoring=int(sizes.scoring()) if last else 0,
         layer=int(max(sizes.layer(sparse, "none") for sparse in kinds)),
+        graphs=int(sum(map(sizes.mlp_inside, kinds)) * under_way) if layout.cuda_graphs else 0,
+        host=int(host),
     )

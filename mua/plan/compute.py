@@ -11,7 +11,7 @@ from math import ceil
 from mua.config.schema import ExperimentConfig
 from mua.megatron.architecture import Architecture, Workload
 from mua.plan.gpu_memory import EngineBytes, engine_element, engine_weights, scoring_passes, servers
-from mua.plan.layout import gpus, gpus_per_node
+from mua.plan.layout import engine_gpus, gpus, gpus_per_node, trainer_gpus
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,14 +24,16 @@ class Gpu:
     """Bytes per second between memory and processor."""
     flops: float
     """Dense bfloat16 operations per second of the tensor cores, without sparsity."""
+    compute: tuple[int, int]
+    """Compute capability."""
     source: str
 
 
 GPUS: dict[str, Gpu] = {
-    "A100-80": Gpu(80 * 10**9, 2.039e12, 312e12, "NVIDIA A100 80GB SXM datasheet"),
-    "H100": Gpu(80 * 10**9, 3.35e12, 989e12, "NVIDIA H100 SXM datasheet (1,979 with sparsity)"),
-    "H200": Gpu(141 * 10**9, 4.8e12, 989e12, "NVIDIA H200 SXM datasheet (1,979 with sparsity)"),
-    "B200": Gpu(192 * 10**9, 8.0e12, 2250e12, "NVIDIA Blackwell datasheet (4,500 with sparsity)"),
+    "A100-80": Gpu(80 * 10**9, 2.039e12, 312e12, (8, 0), "NVIDIA A100 80GB SXM datasheet"),
+    "H100": Gpu(80 * 10**9, 3.35e12, 989e12, (9, 0), "NVIDIA H100 SXM datasheet (1,979 with sparsity)"),
+    "H200": Gpu(141 * 10**9, 4.8e12, 989e12, (9, 0), "NVIDIA H200 SXM datasheet (1,979 with sparsity)"),
+    "B200": Gpu(192 * 10**9, 8.0e12, 2250e12, (10, 0), "NVIDIA Blackwell datasheet (4,500 with sparsity)"),
 }
 
 
@@ -103,13 +105,18 @@ def compute(architecture: Architecture, config: ExperimentConfig, engine: Engine
     forward = forward_flops(architecture, tokens, length)
     trained = algorithm.epochs * (2 if algorithm.advantage == "gae" else 1) * forward  # a critic is of the same size
     train, score = 3 * trained, scoring_passes(algorithm) * forward
-    peak = gpus(config) * GPUS[cluster.gpu].flops
-    busy = peak * cluster.train_mfu * (1 - bubble(config))
+    flops = GPUS[cluster.gpu].flops
+    busy = trainer_gpus(config) * flops * cluster.train_mfu * (1 - bubble(config))
+    generating = engine_gpus(config) if config.placement == "separate" else gpus(config)
     sampled = int(tokens * cluster.sampled_share)
     recomputed = float(config.megatron.recompute == "full")
     if config.megatron.recompute == "selective":
-        mlps = architecture.sparse.count(False) * architecture.mlp_weights(False, active=True)
-        recomputed = 2 * mlps / forward_flops(architecture, 1, length)
+        weights = sum(
+            architecture.mlp_weights(sparse, active=True)
+            for sparse in architecture.sparse
+            if ("moe" if sparse else "mlp") in config.megatron.recompute_modules
+        )
+        recomputed = 2 * weights / forward_flops(architecture, 1, length)
     return Compute(
         episodes=episodes,
         tokens=tokens,
@@ -122,7 +129,7 @@ def compute(architecture: Architecture, config: ExperimentConfig, engine: Engine
         rollout_flops=forward,
         train_seconds=train / busy,
         score_seconds=score / busy,
-        rollout_seconds=forward / (peak * cluster.rollout_mfu),
+        rollout_seconds=forward / (generating * flops * cluster.rollout_mfu),
         decode_floor_seconds=_decode_floor(architecture, config, engine, sampled, length),
     )
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor
@@ -29,13 +29,26 @@ from mua.megatron.architecture import Architecture
 from mua.megatron.model import build_chunks
 from mua.megatron.optimizer import Optimizer, wrap_data_parallel
 from mua.megatron.parallel import meta_rank
+from mua.megatron.settings import Options
 from mua.plan.activations import Activations
+from mua.plan.layout import engine_nodes
 
 _VOCABULARY_PADDING = 64
 """SGLang pads the embedding to a multiple of this."""
 
+ENGINE_WORKING = 10 << 30
+"""What a server takes beside weights and cache, for activations and CUDA graphs: the least that SGLang 0.5.23 itself
+leaves free on a GPU of more than 60 GB (``srt/arg_groups/memory_hook.py``). It takes no more than is left to it."""
+
+USER_BUFFERS = 10
+"""Buffers of a micro-batch's hidden states that Transformer Engine makes for ``tp_comm_overlap``: one for each product
+that it overlaps (``initialize_ub``, version 2.20)."""
+
 BUCKETS = 2
 """Buckets of a weight synchronisation under way at once: one being filled, one being read."""
+
+
+_STATE = ("main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +63,31 @@ class ObjectBytes:
     """Float32 copies of bfloat16 weights; with the distributed optimizer this rank's shard."""
     moments: int
     """Adam's two; with the distributed optimizer this rank's shard. Allocated by the first optimizer step."""
+    quantized: int = 0
+    """Copies of linear layers' weights in float8, by rows and by columns."""
+    host: int = 0
+    """Pinned host memory of an optimizer that the CPU updates: main weights, moments, gradients."""
 
     @property
     def total(self) -> int:
-        return self.parameters + self.gradients + self.main_weights + self.moments
+        """On the device."""
+        return self.parameters + self.gradients + self.main_weights + self.moments + self.quantized
+
+    def as_configured(self, optimizer: OptimizerConfig) -> ObjectBytes:
+        """With main weights and moments, measured in float32, where and in the types that they are to be."""
+        size = {"float32": 4, "float16": 2, "bfloat16": 2}
+        main, average, square = (size[optimizer.state_dtypes[key]] for key in _STATE)
+        if optimizer.precision_aware and main == 4:
+            main = 2  # the other half of a float32 main weight is the bfloat16 weight itself
+        kept, away = 1 - optimizer.cpu_offload_fraction, optimizer.cpu_offload_fraction
+        if away:
+            main = 4
+        return replace(
+            self,
+            main_weights=int(self.main_weights * kept * main / 4),
+            moments=int(self.moments * kept * (average + square) / 8),
+            host=int(away * (2 * self.main_weights + self.moments)),  # its gradients are of the main weights' size
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +102,8 @@ class RankBytes:
     """Parameters of the policy this rank holds, as a number."""
     bytes: ObjectBytes
     """Of the policy."""
+    hidden: int = 0
+    """The model's hidden size."""
     critic: ObjectBytes | None = None
     """Of the critic, where there is one."""
 
@@ -101,36 +137,64 @@ def measure(chunks: Sequence[Any], wrapped: Sequence[Any], optimizer: Optimizer)
     )
 
 
-def rank_bytes(architecture: Architecture, config: ExperimentConfig, rank: int) -> RankBytes:
+def rank_bytes(architecture: Architecture, config: ExperimentConfig, rank: int, options: Options) -> RankBytes:
     """Builds ``rank``'s model, gradient buffers and optimizer on the meta device and counts them; the critic's too.
+
+    They are built of local layers and with a plain Adam, as any machine can; what the options make of them follows.
 
     Raises:
         MuaError: the layout is not a tested one.
     """
-    megatron, hf_config = config.megatron, architecture.hf_config
+    megatron, hf_config = _buildable(config.megatron, options), architecture.hf_config
     with meta_rank(megatron, rank):
         chunks = build_chunks(hf_config, config.model, megatron)
         critic = None
         if config.algorithm.advantage == "gae":
             values = build_chunks(hf_config, config.model, megatron, critic=True)
-            critic = _trained_bytes(values, megatron, config.critic.optimizer)
+            critic = _trained_bytes(values, megatron, config.critic.optimizer, config.megatron)
         return RankBytes(
             rank=rank,
             stage=rank // (megatron.world_size // megatron.pipeline_parallel),
             layers=sum(len(chunk.decoder.layers) for chunk in chunks),
             weights=sum(p.numel() for chunk in chunks for p in chunk.parameters()),
-            bytes=_trained_bytes(chunks, megatron, config.optimizer),
+            bytes=_trained_bytes(chunks, megatron, config.optimizer, config.megatron),
+            hidden=architecture.hidden,
             critic=critic,
         )
 
 
-def _trained_bytes(chunks: list[Any], megatron: MegatronConfig, optimizer: OptimizerConfig) -> ObjectBytes:
+def _buildable(megatron: MegatronConfig, options: Options) -> MegatronConfig:
+    """The same layout, gradient buffers included, without what needs Transformer Engine or a GPU."""
+    plain = {
+        "implementation": "local", "rope_fusion": False, "swiglu_fusion": False, "moe_permute_fusion": False,
+        "moe_router_fusion": False, "gradient_accumulation_fusion": False, "tp_comm_overlap": False,
+        "cuda_graphs": False, "fp8": None, "fp8_param_gather": False, "offload_activations": [], "recompute": "none",
+        "overlap_grad_reduce": options.overlap_grad_reduce, "overlap_param_gather": options.overlap_param_gather,
+    }  # fmt: skip
+    return megatron.model_copy(update=plain)
+
+
+def _trained_bytes(
+    chunks: list[Any], megatron: MegatronConfig, optimizer: OptimizerConfig, asked: MegatronConfig
+) -> ObjectBytes:
     """Of the chunks with all that training them takes."""
     wrapped = wrap_data_parallel(chunks, megatron)
-    built = Optimizer(wrapped, optimizer, megatron, total_steps=1 << 30)
+    adam = optimizer.model_copy(
+        update={"precision_aware": False, "cpu_offload_fraction": 0.0}
+        | dict.fromkeys(optimizer.state_dtypes, "float32")
+    )
+    built = Optimizer(wrapped, adam, megatron, total_steps=1 << 30)
     for part in built.megatron.chained_optimizers:
         part.init_state_fn(part.optimizer)
-    return measure(chunks, wrapped, built)
+    linear = sum(
+        parameter.numel()
+        for chunk in chunks
+        for name, parameter in chunk.decoder.named_parameters()
+        if parameter.ndim == 2 and "router" not in name
+    )
+    found = measure(chunks, wrapped, built).as_configured(optimizer)
+    # Weights that are float8 themselves take what bfloat16 ones do: each is kept by rows and by columns.
+    return replace(found, quantized=2 * linear if asked.fp8 and not asked.fp8_param_gather else 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +254,11 @@ def engine_bytes(architecture: Architecture, config: ExperimentConfig, free: int
 
 def servers(config: ExperimentConfig) -> int:
     """SGLang servers of the whole cluster."""
-    return config.engine.count * config.cluster.nodes
+    return config.engine.count * engine_nodes(config)
+
+
+OF_ENGINE = -1
+"""What stands for the rank of a GPU that no trainer rank has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +267,7 @@ class Phase:
 
     name: str
     rank: int
+    """Or :data:`OF_ENGINE`."""
     parts: dict[str, int]
 
     @property
@@ -213,35 +282,76 @@ def reference_bytes(rank: RankBytes, config: ExperimentConfig) -> int:
 
 
 def trainer_at_start(rank: RankBytes, config: ExperimentConfig) -> int:
-    """What the trainer holds when the engines of a new run start and measure what is free: all but Adam's moments.
+    """What the trainer holds when the engines of a new run start and measure what is free: all but Adam's moments, and
+    with ``megatron.offload``, or on GPUs that are not the engines', nothing.
 
-    A run that is resumed has those too by then, so its KV cache is smaller.
+    A run that is resumed has the moments too by then, so that its KV cache is smaller without ``megatron.offload``.
     """
+    if config.megatron.offload or config.placement == "separate":
+        return 0
     networks = [rank.bytes, *([] if rank.critic is None else [rank.critic])]
     return sum(held.total - held.moments for held in networks) + reference_bytes(rank, config)
 
 
-def phases(rank: RankBytes, kept: Activations, engine: EngineBytes, config: ExperimentConfig) -> list[Phase]:
-    """Every phase of a step on the GPU of ``rank``; the critic's passes take no more than the policy's."""
+def phases(rank: RankBytes, kept: Activations, engine: EngineBytes, config: ExperimentConfig, free: int) -> list[Phase]:
+    """Every phase of a step on the GPU of ``rank``; the critic's passes take no more than the policy's.
+
+    With ``placement: separate`` the engines' phases are of GPUs of their own: trainer and engine share none.
+
+    What torch caches of freed activations it gives back before the engines take their memory
+    (:mod:`mua.trainer.memory_phases`); the contexts of both processes are part of what the cluster reserves.
+
+    Args:
+        free: bytes that a server found free when it started.
+    """
     trainer = {
-        "weights": rank.bytes.parameters,
+        "weights": rank.bytes.parameters + rank.bytes.quantized,
         "gradients": rank.bytes.gradients,
         "optimizer": rank.bytes.main_weights + rank.bytes.moments,
         "reference": reference_bytes(rank, config),
         "critic": 0 if rank.critic is None else rank.critic.total,
+        "user buffers": user_buffers(config, rank),
     }
     serving = {"engine weights": engine.weights, "KV cache": engine.cache}
-    released = config.engine.memory_saver
+    working = {"engine working": min(ENGINE_WORKING, max(0, free - engine.weights - engine.cache))}
+    separate = config.placement == "separate"
+    released = config.engine.memory_saver or separate
     idle = {} if released else serving
-    loaded = {"engine weights": engine.weights} if released else serving
+    loaded = {} if separate else {"engine weights": engine.weights} if released else serving
     scoring = {"activations": kept.layer, "output": kept.scoring}
     training = {"activations": kept.kept + kept.working, "output": kept.output}
-    found = [Phase("rollout", rank.rank, serving if config.megatron.offload else trainer | serving)]
+    # Graphs keep the activations inside them as long as they live, in training among all others.
+    graphs = {"CUDA graphs": kept.graphs}
+    away = config.megatron.offload
+    buckets = {"buckets": BUCKETS * config.engine.bucket_bytes}
+    found = [Phase("rollout", rank.rank, (graphs if away else trainer | graphs) | serving | working)]
+    if separate:
+        found = [
+            Phase("rollout", OF_ENGINE, serving | working),
+            Phase("weights received", OF_ENGINE, serving | {"buckets": config.engine.bucket_bytes}),
+        ]
     if scoring_passes(config.algorithm):
-        found.append(Phase("log-probabilities", rank.rank, trainer | idle | scoring))
+        found.append(Phase("log-probabilities", rank.rank, trainer | graphs | idle | scoring))
     return [
         *found,
         Phase("training", rank.rank, trainer | idle | training),
-        Phase("optimizer step", rank.rank, trainer | idle),
-        Phase("resharding", rank.rank, trainer | loaded | {"buckets": BUCKETS * config.engine.bucket_bytes}),
+        Phase("optimizer step", rank.rank, trainer | graphs | idle),
+        Phase("resharding", rank.rank, trainer | graphs | loaded | buckets),
     ]
+
+
+def user_buffers(config: ExperimentConfig, rank: RankBytes) -> int:
+    """Of products that overlap with communication."""
+    layout = config.megatron
+    if not layout.tp_comm_overlap:
+        return 0
+    return USER_BUFFERS * layout.max_tokens_per_microbatch * rank.hidden * 2
+
+
+def host_bytes(rank: RankBytes, kept: Activations, config: ExperimentConfig) -> int:
+    """Pinned memory of one rank: an offloaded optimizer, activations that wait, and all state while engines roll out
+    or a checkpoint is written in the background."""
+    networks = [rank.bytes, *([] if rank.critic is None else [rank.critic])]
+    state = sum(held.parameters + held.main_weights + held.moments for held in networks)
+    copies = int(config.megatron.offload) + int(config.trainer.async_save)
+    return sum(held.host for held in networks) + kept.host + copies * state

@@ -6,8 +6,8 @@
 
 All with the same number of GPUs, the same tasks and the same model of an engine. What a GPU does in a second follows
 from its datasheet and from the shares in the section ``cluster``, which are assumptions: the comparison is as good as
-they are. :meth:`SimulatedPlacement.at` tells what another utilisation in training would change. ``at once`` takes the GPU's time
-to be shared without loss, which is the best that can be hoped for.
+they are. :meth:`SimulatedPlacement.at` tells what another utilisation in training would change. ``at once`` takes the
+GPU's time to be shared without loss, which is the best that can be hoped for.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from mua.megatron.layouts import is_proven, problems
 from mua.plan.compute import GPUS, bubble, episode_tokens, forward_flops
 from mua.plan.gpu_memory import EngineBytes, engine_bytes, reference_bytes
 from mua.plan.layout import gpus_per_node
-from mua.plan.planner import Plan, stage_plans
+from mua.plan.planner import Plan, options_of, stage_plans
 from mua.plan.simulation import Setting, SimulatedEpisode, SimulatedTurn, mean_metrics, settled, simulate
 from mua.rollout.scheduler import StepDemand
 from mua.seeds import derived_seed
@@ -79,13 +79,18 @@ class SimulatedPlacement:
 
 
 def compare_placements(plan: Plan, staleness: Sequence[int] = (1, 2)) -> list[SimulatedPlacement]:
-    """The placements of ``plan``'s GPUs that fit; of separate ones the fastest split. The fastest first."""
+    """The placements of ``plan``'s GPUs that fit; of separate ones the fastest split. The fastest first.
+
+    Of a configuration whose placement is separate, only that.
+    """
+    if plan.config.placement == "separate":
+        return sorted((_separate(plan, plan.config, stale) for stale in staleness), key=lambda one: one.step_seconds)
     found, splits = [_colocated(plan, 0)], list(_splits(plan))
     for stale in staleness:
         found.append(_colocated(plan, stale))
         if separate := [_separate(plan, config, stale) for config in splits]:
-            found.append(min(separate, key=lambda placement: placement.step_seconds))
-    return sorted(found, key=lambda placement: placement.step_seconds)
+            found.append(min(separate, key=lambda one: one.step_seconds))
+    return sorted(found, key=lambda one: one.step_seconds)
 
 
 def mean_episode_tokens(config: ExperimentConfig) -> int:
@@ -268,6 +273,6 @@ def fits(plan: Plan, config: ExperimentConfig) -> bool:
     firsts = range(0, layout.world_size, layout.world_size // layout.pipeline_parallel)
     needed = max(
         stage.rank.bytes.total + reference_bytes(stage.rank, config) + stage.activations[layout.recompute].total
-        for stage in stage_plans(plan.architecture, config, firsts)
+        for stage in stage_plans(plan.architecture, config, firsts, options_of(plan.architecture, config))
     )
     return needed + plan.reserve <= plan.gpu.memory

@@ -8,20 +8,24 @@ from typing import Any
 
 from mua.config.schema import ExperimentConfig
 from mua.megatron.architecture import Architecture, architecture_of
+from mua.megatron.capabilities import TRANSFORMER_ENGINE, Capabilities
 from mua.megatron.layouts import check_layout
+from mua.megatron.settings import Options
 from mua.plan.activations import Activations, activations
 from mua.plan.compute import GPUS, Compute, Gpu, Sync, compute, microbatches_per_rank, running, sync
 from mua.plan.gpu_memory import (
+    OF_ENGINE,
     EngineBytes,
     Phase,
     RankBytes,
     engine_bytes,
+    host_bytes,
     phases,
     rank_bytes,
     servers,
     trainer_at_start,
 )
-from mua.plan.layout import check_possible, gpus
+from mua.plan.layout import check_possible, engine_gpus, gpus, trainer_gpus, trainer_gpus_per_node
 
 RECOMPUTE = ("none", "selective", "full")
 
@@ -54,6 +58,10 @@ class Plan:
     """Episodes one server decodes together: bounded by the cache, engine.max_running_requests, rollout.concurrency."""
     phases: list[Phase]
     """Each phase on the rank where it peaks."""
+    options: Options
+    """Of Megatron-Core on this GPU, with Transformer Engine unless the configuration says local."""
+    host: int
+    """Pinned memory of one node: what is offloaded there."""
     compute: Compute
     sync: Sync
 
@@ -65,11 +73,17 @@ class Plan:
     def faults(self) -> list[str]:
         """Why the plan does not work; empty if it does."""
         found = [
-            f"{phase.name} needs {_gb(phase.total + self.reserve)} GB on the GPU of rank {phase.rank}, of "
-            f"{_gb(self.gpu.memory)} GB"
+            f"{phase.name} needs {_gb(phase.total + self.reserve)} GB on the GPU of "
+            f"{'an engine' if phase.rank == OF_ENGINE else f'rank {phase.rank}'}, of {_gb(self.gpu.memory)} GB"
             for phase in self.phases
             if phase.total + self.reserve > self.gpu.memory
         ]
+        if self.host > self.config.cluster.host_gigabytes * 1e9:
+            found.append(
+                f"what is offloaded needs {_gb(self.host)} GB of a node's memory, of cluster.host_gigabytes "
+                f"{self.config.cluster.host_gigabytes:g}; lower optimizer.cpu_offload_fraction or leave out "
+                "megatron.offload, megatron.offload_activations or trainer.async_save"
+            )
         if self.rollouts_per_server < 1:
             needed = self.engine.token * self.config.rollout.max_tokens
             found.append(
@@ -85,6 +99,9 @@ class Plan:
             "name": self.config.name,
             "gpu": {"name": self.config.cluster.gpu} | asdict(self.gpu),
             "gpus": self.gpus,
+            "placement": self.config.placement,
+            "trainer_gpus": trainer_gpus(self.config),
+            "engine_gpus": engine_gpus(self.config),
             "reserve_bytes": self.reserve,
             "layout": self.config.megatron.model_dump(mode="json"),
             "model": {"parameters": self.architecture.parameters, "active_weights": self.architecture.active_weights},
@@ -99,6 +116,8 @@ class Plan:
                 "rollouts_per_server": self.rollouts_per_server,
                 "running_per_server": self.running,
             },
+            "options": asdict(self.options),
+            "host_bytes": self.host,
             "phases": [asdict(phase) | {"total": phase.total} for phase in self.phases],
             "compute": asdict(self.compute) | {"seconds": self.compute.seconds},
             "sync": asdict(self.sync),
@@ -128,13 +147,15 @@ def make_plan(
     # The first rank of a stage stands for the others. They hold the same, but that with the distributed optimizer the
     # last shards of a buffer can be some padding smaller.
     ranks = range(0, world, 1 if every_rank else world // config.megatron.pipeline_parallel)
-    stages = stage_plans(architecture, config, ranks)
     gpu = GPUS[config.cluster.gpu]
+    options = options_of(architecture, config)
+    stages = stage_plans(architecture, config, ranks, options)
     free = gpu.memory - int(config.cluster.reserve_gigabytes * 1e9)
     fullest = max(trainer_at_start(stage.rank, config) for stage in stages)
-    engine = engine_bytes(architecture, config, max(0, free - fullest))
-    recompute = config.megatron.recompute
-    of_ranks = [phases(stage.rank, stage.activations[recompute], engine, config) for stage in stages]
+    found_free = max(0, free - fullest)
+    engine = engine_bytes(architecture, config, found_free)
+    kept = [(stage.rank, stage.activations[config.megatron.recompute]) for stage in stages]
+    of_ranks = [phases(rank, activations, engine, config, found_free) for rank, activations in kept]
     return Plan(
         config=config,
         architecture=architecture,
@@ -145,13 +166,24 @@ def make_plan(
         servers=servers(config),
         rollouts_per_server=engine.tokens // config.rollout.max_tokens,
         running=running(config, engine),
+        options=options,
+        host=trainer_gpus_per_node(config) * max(host_bytes(rank, activations, config) for rank, activations in kept),
         phases=[max(same, key=lambda phase: phase.total) for same in zip(*of_ranks, strict=True)],
         compute=compute(architecture, config, engine),
         sync=sync(architecture, config),
     )
 
 
-def stage_plans(architecture: Architecture, config: ExperimentConfig, ranks: Iterable[int]) -> list[StagePlan]:
+def options_of(architecture: Architecture, config: ExperimentConfig) -> Options:
+    """What the trainer's layout comes to on a GPU of the cluster, with the constraints' Transformer Engine."""
+    gpu = GPUS[config.cluster.gpu]
+    machine = Capabilities(cuda=True, compute=gpu.compute, transformer_engine=TRANSFORMER_ENGINE[0])
+    return Options.of(config.megatron, machine, experts=architecture.experts > 0)
+
+
+def stage_plans(
+    architecture: Architecture, config: ExperimentConfig, ranks: Iterable[int], options: Options
+) -> list[StagePlan]:
     """Every rank of ``ranks``; of stages between the ends with the same kinds of layers only one is built."""
     layers, microbatches = _layers_by_stage(architecture, config), microbatches_per_rank(config)
     last = config.megatron.pipeline_parallel - 1
@@ -162,8 +194,10 @@ def stage_plans(architecture: Architecture, config: ExperimentConfig, ranks: Ite
         own = layers[stage]
         key = (place, stage == 0, stage == last, *(architecture.sparse[layer] for layer in own))
         if key not in known:
-            known[key] = rank_bytes(architecture, config, rank)
-        estimates = {name: activations(architecture, config, stage, own, microbatches, name) for name in RECOMPUTE}
+            known[key] = rank_bytes(architecture, config, rank, options)
+        estimates = {
+            name: activations(architecture, config, stage, own, microbatches, name, options) for name in RECOMPUTE
+        }
         found.append(StagePlan(replace(known[key], rank=rank, stage=stage), estimates))
     return found
 

@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 from mua.cli import app
 from mua.config.load import load_config
 from mua.config.schema import ExperimentConfig
+from mua.errors import ConfigError
 from mua.megatron.architecture import Architecture, architecture_of
 from mua.plan.compute import forward_flops, microbatches_per_rank
 from mua.plan.gpu_memory import engine_bytes, engine_weights
@@ -133,13 +134,63 @@ def test_json_holds_what_the_tables_say() -> None:
     assert len({json.dumps(rank["bytes"]) for rank in found["ranks"]}) == 1
 
 
+def plan_of(*overrides: str) -> tuple[Plan, dict[str, dict[str, int]]]:
+    """Qwen3-8B's plan, and the parts of its phases by name."""
+    plan = make_plan(recipe("qwen3-8b-1x8", *overrides))
+    return plan, {phase.name: phase.parts for phase in plan.phases}
+
+
 def test_trainer_in_host_memory_leaves_more_to_the_rollout() -> None:
-    before = {phase.name: phase for phase in planned("qwen3-8b-1x8").phases}
-    after = {phase.name: phase for phase in make_plan(recipe("qwen3-8b-1x8", "megatron.offload=true")).phases}
-    trainer = ("weights", "gradients", "optimizer", "reference")
-    assert all(before["rollout"].parts[name] for name in trainer)
-    assert after["rollout"].total == before["rollout"].total - sum(before["rollout"].parts[name] for name in trainer)
+    (here, before), (away, after) = (plan_of(f"megatron.offload={offload}") for offload in ("false", "true"))
+    assert all(before["rollout"][name] for name in ("weights", "gradients", "optimizer", "reference"))
+    assert after["rollout"].keys() == {"CUDA graphs", "engine weights", "KV cache", "engine working"}
+    assert away.engine.tokens > here.engine.tokens
     assert after["training"] == before["training"]
+    # The server was started before Adam had moments, and wants room for its activations too.
+    assert here.faults()[0].startswith("rollout needs")
+    assert here.host == 0
+    held = away.stages[0].rank.bytes
+    assert away.host == 8 * (held.parameters + held.main_weights + held.moments)
+
+
+def test_options_of_the_optimizer_are_counted() -> None:
+    plain = planned("qwen3-8b-1x8").stages[0].rank.bytes
+    low = [f"optimizer.{key}=bfloat16" for key in ("exp_avg_dtype", "exp_avg_sq_dtype", "main_grads_dtype")]
+    found, _ = plan_of("optimizer.precision_aware=true", "megatron.grad_reduce_in_fp32=false", *low)
+    aware = found.stages[0].rank.bytes
+    assert (aware.main_weights, aware.moments) == (plain.main_weights // 2, plain.moments // 2)
+    assert aware.gradients == plain.gradients // 2
+    found, _ = plan_of("optimizer.cpu_offload_fraction=0.5")
+    half = found.stages[0].rank.bytes
+    assert (half.main_weights, half.moments) == (plain.main_weights // 2, plain.moments // 2)
+    assert half.host == (2 * plain.main_weights + plain.moments) // 2
+    assert found.host == 8 * (half.host + half.parameters + half.main_weights + half.moments)
+    found, _ = plan_of("optimizer.cpu_offload_fraction=0.5", "cluster.host_gigabytes=100")
+    assert "cluster.host_gigabytes 100; lower optimizer.cpu_offload_fraction" in found.faults()[0]
+
+
+def test_options_of_layers_are_counted() -> None:
+    plain, before = plan_of()
+    engine, local = (plan_of(f"megatron.implementation={name}")[0] for name in ("transformer_engine", "local"))
+    assert plain.stages == engine.stages
+    assert plain.stages[0].activations["none"].kept < 0.8 * local.stages[0].activations["none"].kept
+    float8, after = plan_of("megatron.fp8=hybrid")
+    assert float8.stages[0].activations["none"].kept < plain.stages[0].activations["none"].kept
+    linear = (plain.architecture.matrix_weights - plain.architecture.vocabulary * plain.architecture.hidden) // 4
+    assert after["training"]["weights"] - before["training"]["weights"] == 2 * linear
+    overlapped, after = plan_of("megatron.tp_comm_overlap=true")
+    assert after["training"]["user buffers"] == 10 * 32768 * overlapped.architecture.hidden * 2
+    _, after = plan_of("megatron.cuda_graphs=true", "megatron.recompute=none")
+    assert 0 < after["rollout"]["CUDA graphs"] < after["training"]["activations"]
+    waiting, _ = plan_of("megatron.recompute=none", "megatron.offload_activations=[qkv_linear, core_attn]")
+    kept, none = (plan.stages[0].activations["none"] for plan in (waiting, plain))
+    assert none.kept - kept.host < kept.kept < none.kept
+    assert waiting.host == plain.host + 8 * kept.host
+
+
+def test_float8_needs_a_gpu_that_has_it() -> None:
+    with pytest.raises(ConfigError, match=r"megatron\.fp8 hybrid needs a GPU of compute capability 9\.0 .*has 8\.0"):
+        plan_of("megatron.fp8=hybrid", "cluster.gpu=A100-80")
 
 
 def test_engine_without_memory_saver_stays() -> None:

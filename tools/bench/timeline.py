@@ -71,7 +71,9 @@ def main() -> None:
         found = calibrate(runs[arguments.staleness[0]])
         print(found.describe())
         for stale, folder in runs.items():
-            measured = list(read_metrics(folder / METRICS_FILE))[stale + 1 :]
+            # Not the steps before engines and queues have settled, and not those for which nothing new starts.
+            lines = list(read_metrics(folder / METRICS_FILE))
+            measured = lines[1 + (stale > 0) : len(lines) - stale]
             demand = StepDemand(GROUPS, max(40, arguments.steps), stale)
             predicted = mean_metrics(settled(simulate(replace(found.setting, demand=demand)), stale))
             tokens = sum(batch_tokens(folder, line["step"]) for line in measured)
