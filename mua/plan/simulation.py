@@ -150,6 +150,8 @@ class Setting:
     together: float = 1.0
     """Speed of trainer and of engines while both work, of what each has alone: 1 on devices of their own, 0.5 where
     they take turns on one device."""
+    engine_devices: int | None = None
+    """Devices of the engines, where several engines share one: those at work divide them evenly. None: one each."""
     oldest_first: bool = True
     """Whether requests of the groups that are trained first get a slot first, rather than those that came first."""
 
@@ -157,8 +159,9 @@ class Setting:
 class _Shared:
     """Who works on the devices: the trainer's work takes longer while engines work on them too."""
 
-    def __init__(self, together: float) -> None:
-        self.together = together
+    def __init__(self, setting: Setting) -> None:
+        self.together = setting.together
+        self._devices = setting.engine_devices or setting.engines
         self.engines: list[_SimulatedEngine] = []
         self.training = False
         self._left = self._since = 0.0
@@ -181,11 +184,13 @@ class _Shared:
         for engine in self.engines:
             engine.advance()
         self.training = training
-        for engine in self.engines:
-            engine.plan()
+        self._set_rate()
 
     def changed(self) -> None:
         """An engine began or ended to work."""
+        for engine in self.engines:
+            engine.advance()
+        self._set_rate()
         if self._done is None:
             return
         self._left -= (_now() - self._since) * self._rate
@@ -196,6 +201,17 @@ class _Shared:
             self._timer.cancel()
         self._timer = _loop().call_later(max(0.0, self._left) / self._rate, self._done.set)
 
+    def _set_rate(self) -> None:
+        """How fast engines work from now on; until now all have worked at the speed before."""
+        working = sum(engine.working for engine in self.engines)
+        speed = min(1.0, self._devices / max(1, working)) * (self.together if self.training else 1.0)
+        if speed != self.speed:
+            self.speed = speed
+            for engine in self.engines:
+                engine.plan()
+
+    speed = 1.0
+    """Of an engine at work, of what it has alone."""
     _rate = 1.0
 
 
@@ -300,7 +316,7 @@ class _SimulatedEngine:
         seconds, self._since = now - self._since, now
         if not self.working:
             return
-        seconds *= self._shared.together if self._shared.training else 1.0
+        seconds *= self._shared.speed
         if self._prefills:
             self._prefills[0].prefill -= seconds
         else:
@@ -322,8 +338,7 @@ class _SimulatedEngine:
             else:
                 self._pace = self._setting.speed.iteration(len(self._running), self._context)
                 left = (self._running[0][0] - self._level) * self._pace
-            rate = self._shared.together if self._shared.training else 1.0
-            self._timer = _loop().call_later(max(0.0, left) / rate, self._again)
+            self._timer = _loop().call_later(max(0.0, left) / self._shared.speed, self._again)
         if self.working is not self._worked:
             self._worked = self.working
             self._shared.changed()
@@ -387,7 +402,7 @@ class Simulation:
     async def _train(self) -> list[dict[str, float]]:
         setting = self._setting
         self._version, self._awaited = 0, False
-        self._shared = _Shared(setting.together)
+        self._shared = _Shared(setting)
         self._engines = [_SimulatedEngine(setting, self._shared) for _ in range(setting.engines)]
         self._shared.engines = self._engines
         self._room = asyncio.Semaphore(setting.concurrency)

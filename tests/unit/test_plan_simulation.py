@@ -75,6 +75,8 @@ def test_requests_decode_together_after_the_prefill_of_all() -> None:
     assert steps_of(setting(ONE, groups=2)) == [2 * 2 + 10 * 1.2 + 5] * 3
     assert steps_of(setting(ONE, groups=2, slots=1)) == [2 * (2 + 11) + 5] * 3
     assert steps_of(setting(ONE, groups=2, engines=2)) == [2 + 11 + 5] * 3
+    assert steps_of(setting(ONE, groups=2, engines=2, engine_devices=1)) == [2 * (2 + 11) + 5] * 3
+    assert steps_of(setting(ONE, groups=1, engines=2, engine_devices=1)) == [2 + 11 + 5] * 3
 
 
 def test_a_full_cache_makes_requests_wait_and_sessions_give_way() -> None:

@@ -1,10 +1,10 @@
 """Simulated against measured: one run calibrates the simulation, which predicts the others.
 
-    python -m tools.bench.timeline --policy FOLDER [--steps 12] [--out FOLDER]
+    python -m tools.bench.timeline --policy FOLDER [--steps 9] [--out FOLDER] [--only RUN ...]
 
 Every run is `mua train` with Megatron and SGLang on this machine, with the help desk whose tools and customers take
 their time (tools/bench/slow_desk.py), a policy that is trained at a learning rate of next to nothing (so that its
-episodes stay what they are), the trainer with rollout and environments on one core and the engine on another.
+episodes stay what they are), the trainer's ranks with rollout and environments on one core, the engines on another.
 
 The first run is synchronous. From it come the engine's seconds per iteration and per prefilled token (least squares
 over its requests), the episodes (turns with their tokens, seconds of tools and users; drawn anew), seconds of the
@@ -16,11 +16,12 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -33,7 +34,6 @@ from mua.plan.simulation import Setting, SimulatedEpisode, SimulatedTurn, mean_m
 from mua.rollout.scheduler import StepDemand
 from mua.types import Trajectory
 from tools import kit
-from tools.timeline import tables
 
 GROUPS, SIZE, SLOTS, CONCURRENCY = 8, 4, 16, 256
 OVERRIDES = (
@@ -56,54 +56,111 @@ SHOWN = {
 }
 
 
+@dataclass(frozen=True)
+class Run:
+    """One run of `mua train`, and what the simulation has to know of it."""
+
+    name: str
+    staleness: int
+    engines: int = 1
+    overrides: tuple[str, ...] = ()
+
+
+RUNS = (
+    Run("synchronous", 0),
+    Run("asynchronous-1", 1),
+    Run("asynchronous-2", 2),
+    Run("separate-1", 1, engines=2, overrides=("placement=separate", "engine.count=2", "megatron.data_parallel=2")),
+)
+"""The first calibrates."""
+
+
 def main() -> None:
     parser = kit.parser(__doc__)
     parser.add_argument("--policy", type=Path, default=Path("runs/demo/seed-1/sft/hf"))
-    parser.add_argument("--steps", type=int, default=12)
-    parser.add_argument("--staleness", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--out", type=Path, help="folder for the runs; one that is there is not run again")
+    parser.add_argument("--steps", type=int, default=9)
+    parser.add_argument("--only", nargs="+", choices=[run.name for run in RUNS], help="make these runs and stop")
+    parser.add_argument("--out", type=Path, help="folder for the runs; one that is there is not made again")
     arguments = parser.parse_args()
     if not arguments.policy.is_dir():
         sys.exit(f"--policy: {arguments.policy} is not there; `make demo` makes one (its seed-1/sft/hf)")
     with tempfile.TemporaryDirectory(prefix="mua-bench-") as scratch:
         out = arguments.out or Path(scratch)
-        runs = {stale: run(out / f"staleness-{stale}", arguments, stale) for stale in arguments.staleness}
-        found = calibrate(runs[arguments.staleness[0]])
-        print(found.describe())
-        for stale, folder in runs.items():
-            # Not the steps before engines and queues have settled, and not those for which nothing new starts.
-            lines = list(read_metrics(folder / METRICS_FILE))
-            measured = lines[1 + (stale > 0) : len(lines) - stale]
-            demand = StepDemand(GROUPS, max(40, arguments.steps), stale)
-            predicted = mean_metrics(settled(simulate(replace(found.setting, demand=demand)), stale))
-            tokens = sum(batch_tokens(folder, line["step"]) for line in measured)
-            trained = sum(line["timeline/optimizer_seconds"] for line in measured)
-            print(f"\nmax_staleness {stale}; the trainer took {1e6 * trained / tokens:.0f} us a token\n")
-            print(f"{compared(measured, predicted)}\n\n{tables(measured)}")
+        for run in RUNS:
+            if arguments.only is None or run.name in arguments.only:
+                make(run, out / run.name, arguments.policy, arguments.steps)
+        if arguments.only is None:
+            show(out)
 
 
-def compared(measured: Sequence[dict[str, Any]], predicted: dict[str, float]) -> str:
+def show(out: Path) -> None:
+    """Every run beside what is foreseen for it."""
+    found = calibrate(out / RUNS[0].name)
+    print(found.describe())
+    for run in RUNS:
+        measured = steps_of(out / run.name, run.staleness)
+        demand = StepDemand(GROUPS, 40, run.staleness)
+        setting = replace(found.setting, demand=demand, engines=run.engines, engine_devices=1)
+        speed = trainer_seconds(out / run.name, measured) / trainer_seconds(
+            out / RUNS[0].name, steps_of(out / RUNS[0].name, 0)
+        )
+        predicted = [mean_metrics(settled(simulate(one), run.staleness)) for one in (setting, slower(setting, speed))]
+        print(f"\n### {run.name}, {len(measured)} steps; a token of training took {speed:.2f} times as long\n")
+        print(compared(measured, *predicted))
+
+
+def slower(setting: Setting, times: float) -> Setting:
+    """The same on a machine that takes so many times as long for everything that it computes."""
+    speed = setting.speed
+    assert isinstance(speed, MeasuredEngine)
+    engine = MeasuredEngine(*(times * getattr(speed, field.name) for field in fields(speed)))
+    names = ("score_seconds", "train_seconds", "sync_seconds", "batch_seconds", "record_seconds")
+    return replace(setting, speed=engine, **{name: times * getattr(setting, name) for name in names})
+
+
+def steps_of(folder: Path, staleness: int) -> list[dict[str, Any]]:
+    """Not those before engines and queues have settled, and not those for which nothing new starts."""
+    lines = list(read_metrics(folder / METRICS_FILE))
+    return lines[1 + (staleness > 0) : len(lines) - staleness]
+
+
+def trainer_seconds(folder: Path, staleness: int) -> float:
+    """Of the optimizer, per token: how fast the machine was, which others use too."""
+    steps = steps_of(folder, staleness)
+    tokens = sum(batch_tokens(folder, line["step"]) for line in steps)
+    return float(sum(line["timeline/optimizer_seconds"] for line in steps)) / tokens
+
+
+def compared(measured: Sequence[dict[str, Any]], predicted: dict[str, float], at_speed: dict[str, float]) -> str:
     """Means over the measured steps beside the predicted ones."""
+
+    def error(found: float, real: float) -> str:
+        return f"{found / real - 1:+.0%}" if real > 0.05 else ""
+
     rows = []
     for name, metric in SHOWN.items():
-        real = fmean(line[metric] for line in measured)
-        error = f"{predicted[metric] / real - 1:+.0%}" if real > 0.02 else ""
-        rows.append((name, f"{real:.3f}", f"{predicted[metric]:.3f}", error))
-    return kit.table(("mean of the steps", "measured", "simulated", "error"), rows)
+        real, one, other = fmean(line[metric] for line in measured), predicted[metric], at_speed[metric]
+        rows.append((name, f"{real:.3f}", f"{one:.3f}", error(one, real), f"{other:.3f}", error(other, real)))
+    names = ("mean of the steps", "measured", "simulated", "error", "simulated at this run's speed", "error")
+    return kit.table(names, rows)
 
 
-def run(folder: Path, arguments: Any, staleness: int) -> Path:
-    """One run of `mua train`; its output folder."""
+def make(run: Run, folder: Path, policy: Path, steps: int) -> None:
+    """The run into ``folder``, unless it is there."""
     if (folder / "hf").is_dir():
-        return folder
+        return
+    shutil.rmtree(folder, ignore_errors=True)
     register(folder.parent)
     command = [sys.executable, "-m", "tools.bench.timeline_run", str(folder / REQUESTS), "train", "configs/demo.yaml"]
-    own = [f"model.path={arguments.policy}", f"output={folder}", f"trainer.steps={arguments.steps}"]
+    own = [
+        f"model.path={policy}",
+        f"output={folder}",
+        f"trainer.steps={steps}",
+        f"trainer.max_staleness={run.staleness}",
+    ]
     paths = os.pathsep.join([str(folder.parent), str(kit.ROOT)])
     variables = os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
-    folder.mkdir(parents=True, exist_ok=True)
-    subprocess.run([*command, *OVERRIDES, *own, f"trainer.max_staleness={staleness}"], check=True, env=variables)
-    return folder
+    subprocess.run([*command, *OVERRIDES, *run.overrides, *own], check=True, env=variables)
 
 
 def register(folder: Path) -> None:

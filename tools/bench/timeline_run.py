@@ -28,8 +28,8 @@ def main() -> None:
 
     async def started(pool: EnginePool, *arguments: Any) -> None:
         await start(pool, *arguments)
-        pin(psutil.Process().children(recursive=True), ENGINE_CORE)
-        pin([psutil.Process()], TRAINER_CORE)
+        for process in [psutil.Process(), *psutil.Process().children(recursive=True)]:
+            pin(process, ENGINE_CORE if any("sglang" in word for word in process.cmdline()) else TRAINER_CORE)
 
     async def generated(pool: EnginePool, prompt: Any, *arguments: Any, **named: Any) -> Any:
         began = monotonic()
@@ -43,15 +43,14 @@ def main() -> None:
 
     EnginePool.start, EnginePool.generate = started, generated  # type: ignore[assignment, method-assign]
     noted.parent.mkdir(parents=True, exist_ok=True)
-    with noted.open("w") as file:
+    with noted.open("a") as file:  # which further ranks, running the same command, open too
         cli.main()
 
 
-def pin(processes: list[psutil.Process], core: int) -> None:
-    """All threads of ``processes``."""
-    for process in processes:
-        for thread in process.threads():
-            os.sched_setaffinity(thread.id, {core})
+def pin(process: psutil.Process, core: int) -> None:
+    """All its threads."""
+    for thread in process.threads():
+        os.sched_setaffinity(thread.id, {core})
 
 
 if __name__ == "__main__":
