@@ -101,9 +101,7 @@ def show(out: Path) -> None:
         measured = steps_of(out / run.name, run.staleness)
         demand = StepDemand(GROUPS, 40, run.staleness)
         setting = replace(found.setting, demand=demand, engines=run.engines, engine_devices=1)
-        speed = trainer_seconds(out / run.name, measured) / trainer_seconds(
-            out / RUNS[0].name, steps_of(out / RUNS[0].name, 0)
-        )
+        speed = trainer_seconds(out / run.name, run.staleness) / trainer_seconds(out / RUNS[0].name, 0)
         predicted = [mean_metrics(settled(simulate(one), run.staleness)) for one in (setting, slower(setting, speed))]
         print(f"\n### {run.name}, {len(measured)} steps; a token of training took {speed:.2f} times as long\n")
         print(compared(measured, *predicted))
