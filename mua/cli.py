@@ -166,6 +166,27 @@ def train_command(config: ConfigFile, overrides: Overrides = None) -> None:
 
 
 @command(app)
+def engines(
+    config: ConfigFile,
+    overrides: Overrides = None,
+    host: Annotated[
+        str | None, option("--host", "address of this machine; by default the one it reaches the run from")
+    ] = None,
+    rejoin: Annotated[bool, option("--rejoin", "wait for the run to be started again when it is lost")] = False,
+) -> None:
+    """Give this machine's engines to a running mua train of the same configuration (placement: separate)."""
+    with Preemption() as preemption:
+        loaded = load_config(config, overrides or ())
+        if loaded.model.shrink:
+            from workbench.shrink import shrunk
+
+            loaded, _ = shrunk(loaded)
+        import mua.engine.joining
+
+        mua.engine.joining.give_engines(loaded, lambda: preemption.requested, address=host, rejoin=rejoin)
+
+
+@command(app)
 def sft(config: ConfigFile, overrides: Overrides = None) -> None:
     """Fine-tune a policy on recorded conversations."""
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from aiohttp import web
@@ -40,6 +41,10 @@ class StandInServer:
         """Whether the next start succeeds."""
         self.on_request: Callable[[str, int], str | None] = lambda path, life: None
         """Called with the path and the number of the life: "die", "hang" or nothing."""
+        self.generated: dict[str, Any] | None = None
+        """What ``/generate`` answers, once :attr:`hold` is set."""
+        self.hold = asyncio.Event()
+        self.hold.set()
         self._runner: web.AppRunner | None = None
         self._ended = asyncio.Event()
 
@@ -60,6 +65,7 @@ class StandInServer:
     async def stop(self) -> None:
         self.running = False
         self._ended.set()
+        self.hold.set()
         runner, self._runner = self._runner, None
         if runner is not None:
             await runner.cleanup()
@@ -78,6 +84,9 @@ class StandInServer:
             self.running = False
             assert request.transport is not None
             request.transport.abort()
+        if request.path == "/generate" and self.generated is not None:
+            await self.hold.wait()
+            return web.json_response(self.generated)
         return web.json_response({"success": True})
 
 

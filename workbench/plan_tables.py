@@ -10,6 +10,8 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from mua.plan.gpu_memory import OF_ENGINE
+from mua.plan.layout import engine_gpus, trainer_gpus
 from mua.plan.planner import RECOMPUTE, Plan
 
 WIDTH = 110
@@ -58,6 +60,8 @@ def _headline(plan: Plan) -> str:
     }
     parallel = ", ".join(f"{name} {size}" for name, size in sizes.items() if size > 1) or "none"
     nodes = "node" if config.cluster.nodes == 1 else "nodes"
+    if config.placement == "separate":
+        nodes += f"; trainer on {trainer_gpus(config)}, engines on {engine_gpus(config)}"
     active = f", {model.active_weights / 1e9:.1f} B active" if model.experts else ""
     return (
         f"{config.name}: {model.parameters / 1e9:.2f} B parameters{active}, {config.model.dtype}, on {plan.gpus} x "
@@ -137,7 +141,7 @@ def _phases(plan: Plan) -> Table:
         total = phase.total + plan.reserve
         table.add_row(
             phase.name,
-            str(phase.rank),
+            "engine" if phase.rank == OF_ENGINE else str(phase.rank),
             *map(_gb, parts),
             _gb(total),
             "fits" if total <= plan.gpu.memory else "too much",
@@ -182,8 +186,16 @@ def _step(plan: Plan) -> list[tuple[str, str]]:
         ("log-probabilities", f"{done.score_flops:.3g} FLOPs, {done.score_seconds:.0f} s at the same"),
         ("rollout", f"{done.rollout_flops:.3g} FLOPs, {rollout}"),
         ("", floor),
-        ("together", f"{done.seconds:.0f} s"),
+        ("together", _together(plan)),
     ]  # fmt: skip
+
+
+def _together(plan: Plan) -> str:
+    done, config = plan.compute, plan.config
+    if config.placement == "separate" and config.trainer.max_staleness:
+        sides = done.rollout_seconds, done.train_seconds + done.score_seconds
+        return f"{max(sides):.0f} s at least, rollout and training side by side"
+    return f"{done.seconds:.0f} s"
 
 
 def _sync(plan: Plan) -> list[tuple[str, str]]:

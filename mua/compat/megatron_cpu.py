@@ -14,8 +14,9 @@ while a module is imported:
 No installed file is touched, torch is not patched, and with a CUDA device nothing is rewritten. The remaining faults,
 which are not names of devices, are fixed after import, one file each: :mod:`mua.compat.megatron_rng`,
 :mod:`mua.compat.megatron_moe`, :mod:`mua.compat.megatron_uneven`, :mod:`mua.compat.megatron_adam`,
-:mod:`mua.compat.megatron_checkpoint`, :mod:`mua.compat.checkpoint_reading`. Each applies only where its own condition
-holds. Notices of Megatron-Core that tell a user of this package nothing are dropped.
+:mod:`mua.compat.megatron_offload`, :mod:`mua.compat.megatron_checkpoint`, :mod:`mua.compat.checkpoint_reading`. Each
+applies only where its own condition holds. Notices of Megatron-Core that tell a user of this package nothing are
+dropped.
 
 Goes when: ``tests/unit/test_megatron_compat.py::test_upstream_still_needs_the_import_hook`` fails.
 """
@@ -42,6 +43,7 @@ from mua.compat import (
     megatron_adam,
     megatron_checkpoint,
     megatron_moe,
+    megatron_offload,
     megatron_rng,
     megatron_uneven,
 )
@@ -63,6 +65,7 @@ _REPAIRS: dict[str, Callable[[Any, bool], None]] = {
     "megatron.core.dist_checkpointing.strategies.common": checkpoint_reading.repair_common,
     "megatron.core.optimizer": megatron_adam.repair_optimizer,
     "megatron.core.optimizer.distrib_optimizer": megatron_adam.repair_distributed_optimizer,
+    "megatron.core.optimizer.cpu_offloading.hybrid_optimizer": megatron_offload.repair,
 }
 
 

@@ -95,10 +95,17 @@ class EngineConfig(Section):
     """The SGLang servers."""
 
     count: Positive = 1
-    """Servers on every node of the trainer."""
-    transport: Literal["colocated", "broadcast"] = "colocated"
-    """How weights reach the engines. colocated: a rank of each node hands its engines memory they share (shared memory
-    on CPU, CUDA IPC handles on GPU). broadcast: rank 0 and all engine ranks form a process group (gloo or NCCL)."""
+    """Servers on every node of the trainer, or with ``nodes`` on every engine node."""
+    nodes: NonNegative = 0
+    """With placement separate: machines that have engines only, each with a process of ``mua engines``. A run waits for
+    so many at its start; more may join and any may leave while it runs. 0: the trainer's nodes have the engines."""
+    address: str | None = None
+    """By which engine nodes reach the trainer's first node. None: MASTER_ADDR, or what this machine's name stands for,
+    or the loopback address where no other node has engines."""
+    transport: Literal["colocated", "broadcast"] | None = None
+    """How weights reach the engines; None: as ``placement`` needs it. colocated: a rank of each node hands its engines
+    memory they share (shared memory on CPU, CUDA IPC handles on GPU). broadcast: trainer ranks and all engine ranks
+    form process groups (gloo or NCCL), which takes engines with GPUs of their own."""
     tensor_parallel: Positive = 1
     """GPUs (on CPU: processes) of one server."""
     dtype: Literal["float32", "bfloat16"] | None = None
@@ -121,6 +128,9 @@ class EngineConfig(Section):
     """Deadline of a server's start, model loading included."""
     stop_seconds: PositiveFloat = 30.0
     """Time a server gets to stop before it is killed."""
+    leave_seconds: PositiveFloat = 20.0
+    """Time that requests get to end on an engine node which was asked to leave; what still runs then is sampled anew on
+    another engine. Shorter than what the cluster leaves between the signal and the kill (Slurm's KillWait: 30 s)."""
     health_seconds: PositiveFloat = 10.0
     """Interval of the health watch."""
     control_seconds: PositiveFloat = 60.0
@@ -373,6 +383,9 @@ class ExperimentConfig(Section):
     """Folder for checkpoints, logs and traces."""
     seed: int = 1
     """Seed of everything random: order of tasks, environments, users and, where they are deterministic, engines."""
+    placement: Literal["colocated", "separate"] = "colocated"
+    """Where the engines of a training run are. colocated: on the trainer's GPUs. separate: on GPUs of their own, behind
+    those of a node's trainer ranks or on ``engine.nodes``, so that they generate while the trainer trains."""
     model: ModelConfig
     environment: EnvironmentConfig
     user: UserConfig = UserConfig()
@@ -413,6 +426,37 @@ class ExperimentConfig(Section):
         if here != "endpoint":
             return data
         return {"model": {"path": "none"}, "trainer": {"steps": 1}, **data}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _transport_by_placement(cls, data: Any) -> Any:
+        """``engine.transport`` where it is not set."""
+        engine = data.get("engine", {}) if isinstance(data, dict) else None
+        transport = "broadcast" if isinstance(data, dict) and data.get("placement") == "separate" else "colocated"
+        if isinstance(engine, EngineConfig) and engine.transport is None:
+            return data | {"engine": engine.model_copy(update={"transport": transport})}
+        if isinstance(engine, dict) and engine.get("transport") is None:
+            return data | {"engine": engine | {"transport": transport}}
+        return data
+
+    @model_validator(mode="after")
+    def _placed(self) -> Self:
+        engine = self.engine
+        if self.placement == "colocated":
+            if engine.nodes:
+                raise ValueError(f"engine.nodes {engine.nodes} needs placement separate; it is colocated")
+            return self
+        if engine.transport == "colocated":
+            raise ValueError(
+                "placement separate needs engine.transport broadcast or null: engines on GPUs of their own share no "
+                "memory with the trainer"
+            )
+        for key, value in (("engine.memory_saver", engine.memory_saver), ("megatron.offload", self.megatron.offload)):
+            if value:
+                raise ValueError(
+                    f"{key} has no use with placement separate, where trainer and engines share no GPU; set it to false"
+                )
+        return self
 
     @model_validator(mode="after")
     def _possible(self) -> Self:

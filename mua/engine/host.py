@@ -1,24 +1,25 @@
-"""Engines on other machines: the leader of a machine runs them, rank 0 asks for it.
+"""Engines on other machines: a process there runs them, rank 0 asks for it.
 
-    rank 0: EnginePool                               leader of machine n (a thread beside its training)
+    rank 0: EnginePool                               another machine
     RemoteServer.start ── POST /start/<place> ─────► EngineHost ── SglangServer.start ──► SGLang
     RemoteServer.running ◄─ GET /status, every s ─── EngineHost
     EngineClient ── /generate, weights, probes ──────────────────────────────────────────► SGLang
 
-Only life and death go through the host; everything else goes straight to the server. Both want the run's key. When
-the leader's process ends, however it ends, its engines' guardians end the engines.
+The process is the leader of a trainer's machine, with a thread beside its training, or ``mua engines`` on a machine
+without a trainer (mua/engine/joining.py). Only life and death go through the host; everything else goes straight to the
+server. Both want the run's key. When the process ends, however it ends, its engines' guardians end the engines.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import hmac
 import logging
 import os
-import socket
 import threading
-from collections.abc import Coroutine
-from dataclasses import dataclass
+from collections.abc import Coroutine, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,24 +29,42 @@ from aiohttp import web
 from mua.config.schema import EngineConfig, ExperimentConfig
 from mua.engine.server import SglangServer, engine_server
 from mua.errors import ConfigError, EngineError, one_line
-from mua.ports import LOOPBACK, free_port
+from mua.ports import free_port
 
 if TYPE_CHECKING:
     import torch.distributed as dist
 
 _log = logging.getLogger(__name__)
 _STATUS_SECONDS = 1.0
-_PATIENCE_SECONDS = 30.0
+PATIENCE_SECONDS = 30.0
 """How long a host may stay silent before its engines count as dead; also what is added to an engine's deadlines."""
+
+
+@dataclass(frozen=True, slots=True)
+class Joining:
+    """How other machines may join a run."""
+
+    address: str
+    """Of this machine, as they see it."""
+    output: Path
+    facts: Mapping[str, str] = field(repr=False)
+    nodes: int = 0
+    """So many are waited for at the start."""
 
 
 @dataclass(frozen=True, slots=True)
 class Hosts:
     """What rank 0 needs to use the engines of all machines."""
 
-    api_key: str
-    urls: tuple[str, ...]
-    """Of the machines 1, 2, ...: where the engines of each are looked after."""
+    api_key: str = field(repr=False)
+    urls: tuple[str, ...] = ()
+    """Of the trainer's machines 1, 2, ...: where the engines of each are looked after."""
+    own: bool = True
+    """Whether rank 0's machine has engines too."""
+    first_gpu: int = 0
+    """The first GPU there that is an engine's."""
+    joining: Joining | None = None
+    """How machines without a trainer join; None: they cannot."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,25 +104,37 @@ def find_nodes(group: dist.ProcessGroup | None) -> Nodes:
     return Nodes(numbers.index(mine[0]), tuple(leaders[node] for node in numbers))
 
 
+def authorised(key: str) -> Any:
+    """aiohttp's middleware that lets only those pass who have ``key``."""
+
+    @web.middleware
+    async def check(request: web.Request, handler: Any) -> web.StreamResponse:
+        if not hmac.compare_digest(request.headers.get("Authorization", "").encode(), f"Bearer {key}".encode()):
+            raise web.HTTPUnauthorized
+        answer: web.StreamResponse = await handler(request)
+        return answer
+
+    return check
+
+
 class EngineHost:
     """Starts and stops this machine's servers when rank 0 says so. Lives on a thread of its own until :meth:`close`.
 
-    They are numbered on over the machines, of which this is ``node``, another than rank 0's.
+    They are engines ``first`` and following of the run, and answer at ``address``, as this host does.
     """
 
-    def __init__(self, config: ExperimentConfig, node: int, api_key: str) -> None:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:  # by which address rank 0's machine answers
-            # This sends nothing.
-            probe.connect((os.environ.get("MASTER_ADDR", LOOPBACK), int(os.environ.get("MASTER_PORT", "1"))))
-            address = str(probe.getsockname()[0])
+    def __init__(self, config: ExperimentConfig, first: int, api_key: str, *, address: str, first_gpu: int = 0) -> None:
+        self.told: dict[str, Any] | None = None
+        """What rank 0 said when it had no more use for this machine: ``why``, and whether the run has ``finished``."""
         self._servers = [
             engine_server(
                 config.engine,
                 dtype=config.model.dtype,
                 context_length=config.model.max_length,
                 seed=config.seed,
-                index=node * config.engine.count + place,
+                index=first + place,
                 place=place,
+                first_gpu=first_gpu,
                 log_folder=config.output / "logs",
                 host=address,
                 api_key=api_key,
@@ -122,7 +153,7 @@ class EngineHost:
             await self._runner.setup()
             await web.TCPSite(self._runner, address, port).start()
 
-        self._wait(serve(), _PATIENCE_SECONDS)
+        self._wait(serve(), PATIENCE_SECONDS)
         self.url = f"http://{address}:{port}"
 
     def close(self) -> None:
@@ -135,7 +166,7 @@ class EngineHost:
             await asyncio.gather(*(server.stop() for server in self._servers))
 
         longest = max(server.stop_seconds for server in self._servers)
-        self._wait(stop(), longest + _PATIENCE_SECONDS)
+        self._wait(stop(), longest + PATIENCE_SECONDS)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
@@ -145,13 +176,6 @@ class EngineHost:
 
     def _application(self) -> web.Application:
         routes = web.RouteTableDef()
-
-        @web.middleware
-        async def authorised(request: web.Request, handler: Any) -> web.StreamResponse:
-            if request.headers.get("Authorization") != f"Bearer {self._key}":
-                raise web.HTTPUnauthorized
-            answer: web.StreamResponse = await handler(request)
-            return answer
 
         def server_of(request: web.Request) -> SglangServer:
             place = request.match_info["place"]
@@ -177,36 +201,46 @@ class EngineHost:
         async def status(request: web.Request) -> web.Response:
             return web.json_response({"running": [server.running for server in self._servers]})
 
-        application = web.Application(middlewares=[authorised])
+        @routes.post("/end")
+        async def end(request: web.Request) -> web.Response:
+            self.told = await request.json()
+            return web.json_response({})
+
+        application = web.Application(middlewares=[authorised(self._key)])
         application.add_routes(routes)
         return application
 
 
 class RemoteServer:
-    """Server ``place`` of the machine ``node``, as :class:`mua.engine.member.Server`. Use it on one asyncio loop."""
+    """Engine ``index`` of the run, server ``place`` of the machine whose host is at ``url``.
 
-    def __init__(self, config: EngineConfig, hosts: Hosts, node: int, place: int, log_folder: Path) -> None:
-        index = node * config.count + place
+    Implements :class:`mua.engine.member.Server`. Use it on one asyncio loop. ``where`` is the machine in messages.
+    """
+
+    def __init__(
+        self, config: EngineConfig, url: str, api_key: str, *, index: int, place: int, log_folder: Path, where: str
+    ) -> None:
         self.label = f"engine {index}"
         self.log_file: Path | None = log_folder / f"engine-{index}.log"
         self.url = ""
         self.running = False
-        self.api_key = hosts.api_key
-        self._config, self._node, self._place = config, node, place
-        self._host = hosts.urls[node - 1]
+        self.api_key = api_key
+        self.abandoned = False
+        """Whether the host is gone, or ends its servers itself."""
+        self._config, self._place, self._host, self._where = config, place, url, where
         self._watch: asyncio.Task[None] | None = None
 
     async def start(self, model_path: Path) -> None:
         """See :meth:`mua.engine.server.SglangServer.start`; an unreachable host is an :class:`EngineError` too."""
-        seconds = self._config.start_seconds + _PATIENCE_SECONDS
+        seconds = self._config.start_seconds + PATIENCE_SECONDS
         asked = {"model_path": str(model_path.resolve())}
         try:
             answer = await self._ask("POST", f"/start/{self._place}", seconds, asked)
         except (aiohttp.ClientError, TimeoutError) as error:
-            host = f"its host {self._host} on machine {self._node}"
+            host = f"its host {self._host} on {self._where}"
             raise EngineError(f"{self.label}: {host} did not start it: {one_line(error)}") from error
         if "error" in answer:
-            raise EngineError(f"machine {self._node}: {answer['error']}")
+            raise EngineError(f"{self._where}: {answer['error']}")
         self.url, self.running = answer["url"], True
 
         async def observe() -> None:
@@ -216,9 +250,9 @@ class RemoteServer:
             while self.running:
                 await asyncio.sleep(_STATUS_SECONDS)
                 with contextlib.suppress(aiohttp.ClientError, TimeoutError):
-                    self.running = (await self._ask("GET", "/status", _PATIENCE_SECONDS / 3))["running"][self._place]
+                    self.running = (await self._ask("GET", "/status", PATIENCE_SECONDS / 3))["running"][self._place]
                     heard = loop.time()
-                self.running = self.running and loop.time() - heard < _PATIENCE_SECONDS
+                self.running = self.running and loop.time() - heard < PATIENCE_SECONDS
 
         self._watch = asyncio.create_task(observe(), name=f"observe {self.label}")
 
@@ -229,8 +263,10 @@ class RemoteServer:
             self._watch.cancel()
             await asyncio.gather(self._watch, return_exceptions=True)
             self._watch = None
+        if self.abandoned:
+            return
         try:
-            await self._ask("POST", f"/stop/{self._place}", self._config.stop_seconds + _PATIENCE_SECONDS)
+            await self._ask("POST", f"/stop/{self._place}", self._config.stop_seconds + PATIENCE_SECONDS)
         except (aiohttp.ClientError, TimeoutError) as error:
             _log.warning("%s: its host %s did not stop it: %s", self.label, self._host, one_line(error))
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from time import monotonic
 from typing import Any, Protocol
 
+from mua.engine.host import RemoteServer
 from mua.engine.sglang_client import EngineClient, EngineGone
 from mua.errors import EngineError
 from mua.observe.timeline import EngineClock
@@ -23,6 +25,7 @@ class EngineState(Enum):
     STARTING = "starting"
     AWAITING = "awaiting weights"
     SERVING = "serving"
+    LEAVING = "leaving"
     STOPPED = "stopped"
 
 
@@ -50,11 +53,33 @@ class Server(Protocol):
         ...
 
 
+@dataclass(eq=False)
+class Machine:
+    """One that has registered."""
+
+    name: str
+    """For people: its host and process."""
+    number: int
+    """It is machine ``number`` of the run."""
+    first: int
+    """Number of its first engine among those of the run."""
+    count: int
+    url: str = ""
+    """Of its EngineHost, once it is ready."""
+    engines: list[Engine] = field(default_factory=list)
+    heard: float = field(default_factory=monotonic)
+    leaving: bool = False
+
+
 class Engine:
     """One server, its client and what the pool knows about it."""
 
-    def __init__(self, server: Server, slots: int, node: int = 0) -> None:
+    def __init__(self, server: Server, slots: int, node: int = 0, machine: Machine | None = None) -> None:
         self.server = server
+        self.machine = machine
+        """The engine node it came with, and may go with; None: it belongs to the run."""
+        self.leaving = False
+        """Whether it is not to be started any more."""
         self.label = server.label
         self.node = node
         """Machine of the run it is on; 0 is this one."""
@@ -102,6 +127,16 @@ class Engine:
             await self.server.stop()
             if client is not None:
                 await client.close()
+
+    async def part(self) -> None:
+        """Have no more to do with the server, wherever it is; what runs on it ends with :class:`EngineGone`."""
+        self.leaving = True
+        client, self._client = self._client, None
+        if client is not None:
+            await client.close()
+        if isinstance(self.server, RemoteServer):
+            self.server.abandoned = True
+        await self.stop()
 
 
 class Targets:

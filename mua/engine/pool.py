@@ -9,6 +9,10 @@ Who waits for whom (everything lives on one asyncio loop):
          │                                                ▲
          └── an engine failed it: killed ─────────────────┘   none is left? wait for a restart, update again
 
+Engines of engine nodes come and go (mua/engine/membership.py): :meth:`EnginePool.admit` starts one as if it were
+restarted, :meth:`EnginePool.drain` and :meth:`EnginePool.remove` take it out. A request whose engine went or died is
+asked of another.
+
 A restarted engine holds the weights of the model folder. Unless no update was ever made, it stays out of
 rotation until :meth:`EnginePool.update_weights` has reached it; ``awaiting_weights`` is set meanwhile.
 
@@ -36,7 +40,8 @@ from typing import TYPE_CHECKING, Any
 from mua.config.schema import EngineConfig
 from mua.engine.broadcast import Broadcast, all_or_first_error
 from mua.engine.host import Hosts, RemoteServer
-from mua.engine.member import Engine, EngineState, Server, Targets
+from mua.engine.member import Engine, EngineState, Machine, Server, Targets
+from mua.engine.membership import Membership
 from mua.engine.sampler import SamplingParams, TurnCut
 from mua.engine.server import engine_server, has_cuda
 from mua.engine.sglang_client import EngineGone
@@ -55,6 +60,9 @@ _FAILED_PROBES = 3
 _RELEASE, _RESUME = "/release_memory_occupation", "/resume_memory_occupation"
 _SUSPICIOUS_SECONDS = 1.0
 """Between a probe that failed and the next."""
+_ENGINES_PER_REQUEST = 4
+"""Engines that one request may see die where they come and go; what kills more is the request."""
+_DRAIN_SECONDS = 0.1
 _CUT_SECONDS = 5.0
 """How long an engine has to say what it had sampled of a request that was aborted at its deadline."""
 _START_MARGIN_SECONDS = 60.0
@@ -64,8 +72,9 @@ _START_MARGIN_SECONDS = 60.0
 class EnginePool:
     """``config.count`` servers on every machine; implements :class:`mua.engine.sampler.Sampler`.
 
-    ``dtype`` is used where ``config.dtype`` is None. Logs go to ``log_folder/engine-<i>.log``. ``hosts`` are the other
-    machines, if there are any. Every method must be called on the loop that ran :meth:`start`.
+    ``dtype`` is used where ``config.dtype`` is None. Logs go to ``log_folder/engine-<i>.log``. ``hosts`` tells where
+    engines are; by default all are here, from the first GPU on. Every method must be called on the loop that ran
+    :meth:`start`.
     """
 
     def __init__(
@@ -86,10 +95,15 @@ class EnginePool:
             engine_server, config, dtype=dtype, context_length=context_length, seed=seed, log_folder=log_folder,
             api_key=None if hosts is None else hosts.api_key, fp32_lm_head=fp32_lm_head,
         )  # fmt: skip
-        servers: list[tuple[Server, int]] = [(make(index=place), 0) for place in range(config.count)]
-        if hosts is not None:
-            nodes = itertools.product(range(1, len(hosts.urls) + 1), range(config.count))
-            servers += [(RemoteServer(config, hosts, node, place, log_folder), node) for node, place in nodes]
+        hosts = hosts or Hosts("")
+        own = range(config.count if hosts.own else 0)
+        servers: list[tuple[Server, int]] = [(make(index=place, first_gpu=hosts.first_gpu), 0) for place in own]
+        for (node, url), place in itertools.product(enumerate(hosts.urls, start=1), range(config.count)):
+            remote = RemoteServer(
+                config, url, hosts.api_key, index=node * config.count + place, place=place, log_folder=log_folder,
+                where=f"machine {node}",
+            )  # fmt: skip
+            servers.append((remote, node))
         self._engines = [Engine(server, config.max_running_requests, node) for server, node in servers]
         self._broadcast: Broadcast | None = None
         self._model_path = Path()
@@ -108,35 +122,53 @@ class EnginePool:
         """Whether the trainer waits for episodes."""
         self._wanted = 0
         """Updates that wait for an engine to come up."""
-        self._watches: list[asyncio.Task[None]] = []
+        self._watches: dict[Engine, asyncio.Task[None]] = {}
         self._background: set[asyncio.Task[Any]] = set()
         self._counters = Counter[str]()
+        self._membership: Membership | None = None
+        if hosts.joining is not None:
+            self._membership = Membership(self, hosts.joining, hosts.api_key, len(hosts.urls) + 1, len(servers))
+        self._nodes = 0 if hosts.joining is None else hosts.joining.nodes
 
     # ---- life
 
     async def start(self, model_path: Path) -> None:
-        """Start all servers on the weights of ``model_path`` (policy version 0). Raises :class:`EngineError`."""
+        """Start all servers on the weights of ``model_path`` (policy version 0). Raises :class:`EngineError`.
+
+        Engine nodes may join from now on; so many as the run wants are awaited.
+        """
         self._model_path = Path(model_path)
         self._failure = None
+        own = list(self._engines)
         try:
-            await all_or_first_error([engine.start(self._model_path) for engine in self._engines])
+            if self._membership is not None:
+                await self._membership.start()
+            if own:
+                await all_or_first_error([engine.start(self._model_path) for engine in own])
+            for engine in own:
+                engine.state = EngineState.SERVING
+                self._look_after(engine)
+            self._changed()
+            if self._membership is not None and self._nodes:
+                await self._until_joined(self._membership)
         except BaseException:
             await self.stop()
             raise
-        for engine in self._engines:
-            engine.state = EngineState.SERVING
-            self._watches.append(asyncio.create_task(self._watch(engine), name=f"watch {engine.label}"))
-        self._changed()
 
-    async def stop(self) -> None:
-        """End every server and everything it started; waiting requests get an :class:`EngineError`."""
+    async def stop(self, *, finished: bool = False) -> None:
+        """End every server and everything it started; waiting requests get an :class:`EngineError`.
+
+        Engine nodes are told whether the run has ``finished``, or is to be continued.
+        """
         self._failure = EngineError("the engine pool was stopped")
-        tasks = [*self._watches, *self._background]
+        tasks = [*self._watches.values(), *self._background]
         self._watches.clear()
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await asyncio.gather(*(engine.stop() for engine in self._engines))
+        if self._membership is not None:
+            await self._membership.stop(finished=finished)
+        await asyncio.gather(*(engine.part() if engine.machine else engine.stop() for engine in self._engines))
         if self._broadcast is not None:
             self._broadcast.drop()
         self._changed()
@@ -146,6 +178,88 @@ class EnginePool:
 
     async def __aexit__(self, *_: object) -> None:
         await self.stop()
+
+    def _look_after(self, engine: Engine) -> None:
+        self._watches[engine] = asyncio.create_task(self._watch(engine), name=f"watch {engine.label}")
+
+    # ---- engines that come and go
+
+    async def _until_joined(self, membership: Membership) -> None:
+        """Wait for the engine nodes of the run, at most ``engine.start_seconds``, and until their engines are up.
+
+        Raises :class:`EngineError` when none came; when only some did, the run begins with those.
+        """
+        seconds = self.config.start_seconds
+
+        async def until(true: Callable[[], bool], seconds: float) -> bool:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    while not true():
+                        self._check()
+                        await self._admit_again.wait()
+            return true()
+
+        if not await until(lambda: len(membership.machines()) >= self._nodes, seconds):
+            found = len(membership.machines())
+            told = (
+                f"{found} of engine.nodes = {self._nodes} machines are there after engine.start_seconds = {seconds:g}"
+            )
+            if not found:
+                raise EngineError(
+                    f"{told}; start mua engines with this run's configuration on the engine nodes, which look for "
+                    f"{membership.file}"
+                )
+            _log.warning("%s; the run begins with them, and others may join", told)
+        await until(lambda: all(e.up for e in self._engines), seconds + _START_MARGIN_SECONDS)
+        await self.until_up()
+
+    def admit(self, machine: Machine, servers: Sequence[Server]) -> None:
+        """Start ``servers`` of ``machine`` and use them as soon as they have the weights."""
+        for server in servers:
+            engine = Engine(server, self.config.max_running_requests, machine.number, machine)
+            engine.spared = True  # its first start is no restart
+            machine.engines.append(engine)
+            self._engines.append(engine)
+            self._look_after(engine)
+        self._changed()
+
+    async def drain(self, engines: Sequence[Engine]) -> None:
+        """No more requests for ``engines``; wait until they run none, or ``engine.leave_seconds`` are over."""
+        for engine in engines:
+            engine.leaving = True
+            if engine.up:
+                engine.state = EngineState.LEAVING
+        self._changed()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self.config.leave_seconds):
+                while any(engine.in_flight for engine in engines):
+                    await asyncio.sleep(_DRAIN_SECONDS)
+                async with self._update_lock:  # an update that is under way may need them
+                    pass
+
+    async def remove(self, engines: Sequence[Engine]) -> None:
+        """Do without ``engines`` from now on. Requests that run on them are asked of others."""
+        for engine in engines:
+            engine.leaving = True
+            if engine in self._engines:
+                self._engines.remove(engine)
+            watch = self._watches.pop(engine, None)
+            if watch is not None and watch is not asyncio.current_task():
+                watch.cancel()
+        await asyncio.gather(*(engine.part() for engine in engines))
+        self._changed()
+
+    def engines_at_all(self) -> int:
+        """Engines there are, up or not."""
+        return len(self._engines)
+
+    def give_up(self, message: str) -> None:
+        """The pool's work ends with this error, which waiting requests get."""
+        self._failure = self.failure = EngineError(message)
+        _log.error("%s", message)
+        self._changed()
+
+    # ---- what there is
 
     def engines_up(self) -> int:
         """Engines that can take weights."""
@@ -158,8 +272,12 @@ class EnginePool:
     def metrics(self) -> dict[str, float]:
         """Requests, tokens and prefix-cache hit rate since the last call, and what is in flight now."""
         counted, self._counters = self._counters, Counter()
-        names = ("requests", "failures", "prompt_tokens", "cached_tokens", "sampled_tokens")
-        return {f"engine/{name}": counted[name] for name in names} | {
+        names = ["requests", "failures", "prompt_tokens", "cached_tokens", "sampled_tokens"]
+        nodes = {}
+        if self._membership is not None:
+            names.append("asked_again")
+            nodes = {f"engine/nodes_{name}": float(count) for name, count in self._membership.counts.items()}
+        return {f"engine/{name}": counted[name] for name in names} | nodes | {
             "engine/prefix_cache_hit_rate": counted["cached_tokens"] / max(1, counted["prompt_tokens"]),
             "engine/running": sum(engine.in_flight for engine in self._engines),
             "engine/queued": sum(engine.queued for engine in self._engines),
@@ -206,7 +324,7 @@ class EnginePool:
             raise EngineError("a deterministic engine needs SamplingParams.seed for every request")
         until = asyncio.get_running_loop().time() + deadline_s
         try:
-            generation = await self._generate(prompt_ids, params, session, until)
+            generation = await self._of_any_engine(prompt_ids, params, session, until)
         except (TimeoutError, EngineError, TurnCut) as error:
             self._counters["failures"] += 1
             said = f"engine request of session {session!r} exceeded its {deadline_s:g} s"
@@ -223,13 +341,32 @@ class EnginePool:
         )
         return generation
 
-    async def _generate(
+    async def _of_any_engine(
         self, prompt_ids: Sequence[int], params: SamplingParams, session: str, until: float
     ) -> Generation:
-        """Raises ``TimeoutError`` or :class:`TurnCut` when the loop's time is past ``until``."""
+        """An answer by an engine that lives to give it: where engines come and go one that does not is replaced."""
+        died: dict[Engine, int] = {}
+        for left in reversed(range(1 if self._membership is None else _ENGINES_PER_REQUEST)):
+            try:
+                return await self._generate(prompt_ids, params, session, until, died)
+            except EngineGone as error:
+                if not left:
+                    raise
+                _log.info("a request of session %s is asked of another engine: %s", session, error)
+                self._counters["asked_again"] += 1
+        raise AssertionError("unreachable")
+
+    async def _generate(
+        self, prompt_ids: Sequence[int], params: SamplingParams, session: str, until: float, died: dict[Engine, int]
+    ) -> Generation:
+        """Raises ``TimeoutError`` or :class:`TurnCut` when the loop's time is past ``until``.
+
+        Engines in ``died`` that were not restarted since are not asked if there are others; one that dies is added.
+        """
         began = monotonic()
         async with asyncio.timeout_at(until):
-            engine = await self._admit(session)
+            engine = await self._admit(session, died)
+        stops = engine.stops
         waited = monotonic() - began
         rid = uuid.uuid4().hex
         request = asyncio.create_task(engine.client.generate(rid, prompt_ids, params))
@@ -246,6 +383,7 @@ class EnginePool:
             return found  # it ended meanwhile
         except EngineGone:
             engine.suspect.set()
+            died[engine] = stops
             raise
         except asyncio.CancelledError:
             self._abort(engine, rid)
@@ -256,7 +394,7 @@ class EnginePool:
             self._account(engine)
             engine.slots.release()
 
-    async def _admit(self, session: str) -> Engine:
+    async def _admit(self, session: str, died: dict[Engine, int]) -> Engine:
         """Wait for the gate, an engine in rotation and a slot of it; the caller gives the slot back.
 
         It is the session's engine while that serves, else the least loaded one.
@@ -267,6 +405,12 @@ class EnginePool:
             if self._gate_closed or not serving:
                 await self._admit_again.wait()
                 continue
+            alive = [engine for engine in serving if died.get(engine) != engine.stops]
+            if not alive:  # the watch will see whether they are dead, or have only said so
+                died.clear()
+                await asyncio.sleep(_SUSPICIOUS_SECONDS)
+                continue
+            serving = alive
             engine = self._sessions.get(session)
             if engine is None or engine not in serving:
                 engine = min(serving, key=lambda one: one.in_flight + one.queued)
@@ -317,7 +461,7 @@ class EnginePool:
     async def _watch(self, engine: Engine) -> None:
         """Probe one engine for ever; restart it when it is dead or failed three probes in a row."""
         failed = 0
-        while self._failure is None:
+        while self._failure is None and not engine.leaving:
             try:
                 until = monotonic() + (_SUSPICIOUS_SECONDS if failed else self.config.health_seconds)
                 # Sooner when the process ends or a request found the engine gone.
@@ -328,13 +472,16 @@ class EnginePool:
                         engine.suspect.clear()
                         break
                 failed = 0 if engine.server.running and await self._probe(engine) else failed + 1
+                if engine.leaving:
+                    return
                 if not engine.server.running or failed >= _FAILED_PROBES:
-                    _log.warning("%s is dead or stuck; restarting it", engine.label)
+                    if engine.stops or engine.state is not EngineState.STOPPED:
+                        _log.warning("%s is dead or stuck; restarting it", engine.label)
                     await self._restart(engine)
                     failed = 0
             except Exception as error:
                 _log.exception("the watch of %s failed", engine.label)
-                self._fail(f"{engine.label} is not watched any more: {error!r}; the log has the traceback")
+                self.give_up(f"{engine.label} is not watched any more: {error!r}; the log has the traceback")
 
     async def _probe(self, engine: Engine) -> bool:
         """Whether the engine answers.
@@ -351,15 +498,19 @@ class EnginePool:
 
     async def _restart(self, engine: Engine) -> None:
         reason = "its process ended or did not answer"
-        while True:
+        while not engine.leaving:
             await engine.stop()
             self._changed()
             spared, engine.spared = engine.spared, False
             if not spared and engine.restarts >= self.config.max_restarts:
-                self._fail(
+                message = (
                     f"{engine.label} failed again after engine.max_restarts = {engine.restarts} restarts ({reason}); "
                     f"see {engine.server.log_file}, fix what it says or raise engine.max_restarts"
                 )
+                if engine.machine is None or self._membership is None:
+                    self.give_up(message)
+                else:
+                    await self._membership.dismiss(engine.machine, message)
                 return
             engine.restarts += not spared
             while self.released and not self._wanted and self._failure is None:
@@ -377,13 +528,10 @@ class EnginePool:
             except EngineError as error:
                 reason = str(error)
                 _log.error("%s did not restart: %s", engine.label, error)
+        if engine.leaving:
+            return
         engine.suspect.clear()
         engine.state = EngineState.SERVING if engine.version == self.version else EngineState.AWAITING
-        self._changed()
-
-    def _fail(self, message: str) -> None:
-        self._failure = self.failure = EngineError(message)
-        _log.error("%s", message)
         self._changed()
 
     # ---- weights

@@ -257,6 +257,7 @@ def engine_server(
     index: int,
     log_folder: Path,
     place: int | None = None,
+    first_gpu: int = 0,
     host: str = LOOPBACK,
     api_key: str | None = None,
     fp32_lm_head: bool = False,
@@ -266,8 +267,8 @@ def engine_server(
 
     ``index`` numbers the engines of a run: it names the log file ``engine-<index>.log`` in ``log_folder`` and, added
     to ``seed``, gives the sampling seed. ``place`` numbers those of one machine, by default alike: the engine takes the
-    GPUs ``[place * tp, (place + 1) * tp)``. ``api_key`` is drawn anew by default. ``cuda`` says whether it runs on
-    GPUs; None: if this host has any.
+    ``tp`` GPUs from ``first_gpu + place * tp`` on. ``api_key`` is drawn anew by default. ``cuda`` says whether it runs
+    on GPUs; None: if this host has any.
     """
     for key in config.extra:
         if key.replace("-", "_") in _MANAGED:
@@ -293,7 +294,7 @@ def engine_server(
         arguments["max-total-tokens"] = config.max_total_tokens
     cuda = has_cuda() if cuda is None else cuda
     if cuda:
-        arguments["base-gpu-id"] = (index if place is None else place) * config.tensor_parallel
+        arguments["base-gpu-id"] = first_gpu + (index if place is None else place) * config.tensor_parallel
     return SglangServer(
         label=f"engine {index}",
         arguments=arguments | {key.replace("_", "-"): value for key, value in config.extra.items()},

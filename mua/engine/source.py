@@ -94,7 +94,7 @@ class TrainerSource:
         self._group = group
         self._announce = announce
         self._meet = meet
-        self._colocated = config.transport == "colocated"
+        self._colocated = config.transport != "broadcast"
         self._resharder: Resharder | None = None
 
     def buckets(self, nodes: Sequence[int]) -> Generator[WeightBucket, None, None]:

@@ -27,7 +27,7 @@ from mua.megatron.layouts import check_divisible, check_layout
 from mua.megatron.modules import PositionedRotary, RMSNorm, ValueHead
 from mua.megatron.moe import PackedRouter, prepare_experts
 from mua.megatron.parallel import device, virtual_stages
-from mua.megatron.settings import transformer_config
+from mua.megatron.settings import start_user_buffers, transformer_config
 
 
 def layer_spec(config: TransformerConfig, sparse: bool = False) -> ModuleSpec:
@@ -89,6 +89,7 @@ def build_chunks(
     check_divisible(architecture, megatron)
     check_layout(megatron, moe=architecture.experts > 0)
     config = transformer_config(transformer_config_kwargs(hf_config), model, megatron)
+    start_user_buffers(config, megatron)
     gpt = dict(gpt_model_kwargs(hf_config))
     if critic:
         gpt["share_embeddings_and_output_weights"] = False

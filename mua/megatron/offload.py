@@ -68,8 +68,9 @@ def offload(networks: Iterable[Network], reference: list[Tensor] | None) -> Offl
         state: list[Tensor] = []  # main weights and moments of every part of the optimizer
         for part in network.optimizer.megatron.chained_optimizers:
             if (inner := part.optimizer) is not None:  # else this rank has nothing to optimize there
-                state += [parameter.data for group in inner.param_groups for parameter in group["params"]]
-                state += [value for of in inner.state.values() for value in of.values() if isinstance(value, Tensor)]
+                for each in (inner, *getattr(inner, "sub_optimizers", ())):  # where the CPU updates a share of them
+                    state += [parameter.data for group in each.param_groups for parameter in group["params"]]
+                    state += [value for of in each.state.values() for value in of.values() if isinstance(value, Tensor)]
         device = parallel.device().type
         kept += [tensor for tensor in state if tensor.ndim > 0 and tensor.device.type == device]  # step counters stay
         for chunk in network.wrapped:

@@ -12,9 +12,11 @@ from megatron.core.distributed import DistributedDataParallel
 from megatron.core.models.gpt.gpt_model import GPTModel
 from megatron.core.optimizer import get_megatron_optimizer
 from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
+from megatron.core.optimizer.cpu_offloading import HybridDeviceOptimizer
 from megatron.core.optimizer.optimizer import ChainedOptimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
+from mua.compat.megatron_offload import OF_HYBRID, settle_steps, zero_state
 from mua.config.schema import MegatronConfig, OptimizerConfig
 from mua.errors import ConfigError
 from mua.megatron.settings import data_parallel_config, optimizer_config
@@ -113,7 +115,12 @@ class Optimizer:
             return StepResult(False, norm, learning_rate)
         if self._clip > 0:
             for part in self.megatron.chained_optimizers:
-                clip_grad_by_total_norm_fp32(part.get_parameters(), max_norm=self._clip, total_norm=norm)
+                clip_grad_by_total_norm_fp32(
+                    part.get_parameters(),
+                    max_norm=self._clip,
+                    total_norm=norm,
+                    use_decoupled_grad=part.config.use_precision_aware_optimizer_no_fp8_or_ds_fp8,
+                )
         self.megatron.step_with_ready_grads()
         self.scheduler.step(1)
         return StepResult(True, norm, learning_rate)
@@ -130,9 +137,15 @@ class Optimizer:
 
     def sharded_state_dict(self, model: dict[str, Any], metadata: dict[str, Any], loading: bool) -> dict[str, Any]:
         """Moments and float32 weights in Megatron's sharded form, next to the model's."""
-        for part in self.megatron.chained_optimizers:
-            part.init_state_fn(part.optimizer)  # zero moments where no step was made yet
+        for part in self.megatron.chained_optimizers:  # zero moments where no step was made yet
+            if isinstance(part.optimizer, HybridDeviceOptimizer):
+                zero_state(part.optimizer)
+            else:
+                part.init_state_fn(part.optimizer, part.config)
         state: dict[str, Any] = self.megatron.sharded_state_dict(model, is_loading=loading, metadata=metadata)
+        for group in _saved_groups(state):
+            for key in OF_HYBRID:  # where state lies is the configuration's to say, also of a run that goes on
+                group.pop(key, None)
         return state
 
     def load_state_dict(self, state: dict[str, Any], steps: int) -> None:
@@ -147,6 +160,9 @@ class Optimizer:
             self.megatron.load_state_dict(state)
         for group, values in zip(self.megatron.param_groups, configured, strict=True):
             group.update(values)
+        for part in self.megatron.chained_optimizers:
+            if isinstance(part.optimizer, HybridDeviceOptimizer):
+                settle_steps(part.optimizer)
         self.scheduler.num_steps = 0
         self.scheduler.step(steps)
 

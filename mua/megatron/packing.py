@@ -37,10 +37,15 @@ class Alignment:
     @classmethod
     def of(cls, config: MegatronConfig) -> Alignment:
         """For a layout: sequence parallelism divides a micro-batch, context parallelism every sequence, into two chunks
-        per rank, and then what each rank holds is divided again."""
+        per rank, and then what each rank holds is divided again; in float8 into whole blocks of scales."""
+        own = config.tensor_parallel * config.token_multiple
         if config.context_parallel == 1:
-            return cls(1, config.tensor_parallel)
-        return cls(2 * config.context_parallel, config.context_parallel * math.lcm(2, config.tensor_parallel))
+            return cls(1, own)
+        return cls(2 * config.context_parallel, config.context_parallel * math.lcm(2, own))
+
+    def whole(self, tokens: int) -> int:
+        """Positions of a micro-batch of ``tokens``, whose sequences need no padding of their own."""
+        return aligned(tokens, self.microbatch)
 
     def padded(self, lengths: Sequence[int], least: int = 0) -> list[int]:
         """Each sequence's padded length, then the length of the padding at the end, if any.
@@ -64,7 +69,8 @@ class PackingPlan:
     padded_tokens: int
     """Positions computed, over all ranks: tokens plus alignment and empty micro-batches."""
     least: int
-    """Positions every micro-batch has at least: those of the longest where all must be of one length, else 0."""
+    """Positions every micro-batch has at least: those of the longest where all must be of one length, of a full one
+    where that length must be the same in every step, else 0."""
 
     @property
     def count(self) -> int:
@@ -189,6 +195,9 @@ def pack(ids: Sequence[Int32Array], config: MegatronConfig, workload: Workload) 
         lockstep=_lockstep(config),
     )
     plan = replace(plan, tokens=sum(forest.tokens for forest in forests))
+    if config.one_length:
+        least = alignment.whole(config.max_tokens_per_microbatch)
+        plan = replace(plan, least=least, padded_tokens=least * plan.count)
     microbatches = tuple(
         tuple(
             PlannedMicrobatch(tuple(i for t in taken for i in members[t]), trees.joined([forests[t] for t in taken]))

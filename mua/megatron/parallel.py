@@ -98,7 +98,9 @@ def start_groups(config: MegatronConfig, seed: int) -> None:
         expert_model_parallel_size=config.expert_parallel,
         expert_tensor_parallel_size=config.expert_tensor_parallel,
     )
-    tensor_parallel.model_parallel_cuda_manual_seed(seed, force_reset_rng=True)
+    tensor_parallel.model_parallel_cuda_manual_seed(
+        seed, use_cudagraphable_rng=config.cuda_graphs, force_reset_rng=True
+    )
 
 
 def virtual_stages(config: MegatronConfig) -> int | None:

@@ -10,6 +10,7 @@ differs between Transformer Engine's layers and Megatron's local ones.
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -31,11 +32,12 @@ from mua.megatron.capabilities import (
     implementation_of,
     pretending,
 )
+from mua.megatron.packing import Alignment
 from mua.megatron.parallel import virtual_stages
 
 __all__ = [
     "Capabilities", "Implementation", "Options", "capabilities", "data_parallel_config", "implementation_of",
-    "optimizer_config", "pretending", "transformer_config",
+    "optimizer_config", "pretending", "start_user_buffers", "transformer_config",
 ]  # fmt: skip
 
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -142,7 +144,7 @@ def transformer_config(
     Raises:
         ConfigError: an option is impossible on this machine or for this model.
     """
-    machine = machine or capabilities()
+    here, machine = machine is None, machine or capabilities()
     experts = bool(architecture.get("num_moe_experts"))
     options = Options.of(megatron, machine, experts=experts)
     dtype = _DTYPES[model.dtype]
@@ -151,7 +153,7 @@ def transformer_config(
     return TransformerConfig(
         **dict.fromkeys(_OFF, False),
         **_kernels(options, megatron, experts),
-        **_memory(megatron, machine),
+        **_memory(megatron, here=here),
         transformer_impl=options.implementation,
         tensor_model_parallel_size=megatron.tensor_parallel,
         pipeline_model_parallel_size=megatron.pipeline_parallel,
@@ -207,13 +209,13 @@ def _kernels(options: Options, megatron: MegatronConfig, experts: bool) -> dict[
     return found
 
 
-def _memory(megatron: MegatronConfig, machine: Capabilities) -> dict[str, Any]:
+def _memory(megatron: MegatronConfig, *, here: bool) -> dict[str, Any]:
     """Fields of recomputation and of activations that wait in host memory."""
     found = dict(_RECOMPUTE[megatron.recompute])
     if megatron.recomputed:
         found["recompute_modules"] = list(megatron.recomputed)
     if megatron.offload_activations:
-        if machine == Capabilities.here() and os.environ.get("NVTE_CPU_OFFLOAD_V1") != "1":
+        if here and os.environ.get("NVTE_CPU_OFFLOAD_V1") != "1":
             raise ConfigError(
                 "megatron.offload_activations needs the environment variable NVTE_CPU_OFFLOAD_V1=1, without which "
                 "Transformer Engine 2.10 and later offloads weights along with them; set it before the launch"
@@ -288,3 +290,28 @@ def optimizer_config(
         pin_cpu_grads=machine.cuda,
         pin_cpu_params=machine.cuda,
     )
+
+
+_user_buffers: tuple[int, int] | None = None
+"""Tokens and hidden size of those that this process has; Transformer Engine makes them once."""
+
+
+def start_user_buffers(config: TransformerConfig, megatron: MegatronConfig) -> None:
+    """Transformer Engine's communication buffers for ``megatron.tp_comm_overlap``; does nothing without it, or again.
+
+    They have the size of a micro-batch, which therefore all have: see :class:`mua.megatron.packing.PackingPlan`.
+    """
+    global _user_buffers
+    wanted = (Alignment.of(megatron).whole(megatron.max_tokens_per_microbatch), config.hidden_size)
+    if not config.tp_comm_overlap or _user_buffers == wanted:
+        return
+    base: Any = importlib.import_module("transformer_engine.pytorch.module.base")
+    mode = base.UserBufferQuantizationMode
+    base.initialize_ub(
+        shape=list(wanted),
+        tp_size=config.tensor_model_parallel_size,
+        quantization_modes=[mode.FP8 if config.fp8 else mode.NONE],
+        ub_cfgs={},
+        bootstrap_backend="nccl",
+    )
+    _user_buffers = wanted

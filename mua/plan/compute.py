@@ -11,7 +11,7 @@ from math import ceil
 from mua.config.schema import ExperimentConfig
 from mua.megatron.architecture import Architecture, Workload
 from mua.plan.gpu_memory import EngineBytes, engine_element, engine_weights, scoring_passes, servers
-from mua.plan.layout import gpus, gpus_per_node
+from mua.plan.layout import engine_gpus, gpus, gpus_per_node, trainer_gpus
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +105,9 @@ def compute(architecture: Architecture, config: ExperimentConfig, engine: Engine
     forward = forward_flops(architecture, tokens, length)
     trained = algorithm.epochs * (2 if algorithm.advantage == "gae" else 1) * forward  # a critic is of the same size
     train, score = 3 * trained, scoring_passes(algorithm) * forward
-    peak = gpus(config) * GPUS[cluster.gpu].flops
-    busy = peak * cluster.train_mfu * (1 - bubble(config))
+    flops = GPUS[cluster.gpu].flops
+    busy = trainer_gpus(config) * flops * cluster.train_mfu * (1 - bubble(config))
+    generating = engine_gpus(config) if config.placement == "separate" else gpus(config)
     sampled = int(tokens * cluster.sampled_share)
     recomputed = float(config.megatron.recompute == "full")
     if config.megatron.recompute == "selective":
@@ -128,7 +129,7 @@ def compute(architecture: Architecture, config: ExperimentConfig, engine: Engine
         rollout_flops=forward,
         train_seconds=train / busy,
         score_seconds=score / busy,
-        rollout_seconds=forward / (peak * cluster.rollout_mfu),
+        rollout_seconds=forward / (generating * flops * cluster.rollout_mfu),
         decode_floor_seconds=_decode_floor(architecture, config, engine, sampled, length),
     )
 

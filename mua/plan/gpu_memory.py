@@ -31,6 +31,7 @@ from mua.megatron.optimizer import Optimizer, wrap_data_parallel
 from mua.megatron.parallel import meta_rank
 from mua.megatron.settings import Options
 from mua.plan.activations import Activations
+from mua.plan.layout import engine_nodes
 
 _VOCABULARY_PADDING = 64
 """SGLang pads the embedding to a multiple of this."""
@@ -253,7 +254,11 @@ def engine_bytes(architecture: Architecture, config: ExperimentConfig, free: int
 
 def servers(config: ExperimentConfig) -> int:
     """SGLang servers of the whole cluster."""
-    return config.engine.count * config.cluster.nodes
+    return config.engine.count * engine_nodes(config)
+
+
+OF_ENGINE = -1
+"""What stands for the rank of a GPU that no trainer rank has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,6 +267,7 @@ class Phase:
 
     name: str
     rank: int
+    """Or :data:`OF_ENGINE`."""
     parts: dict[str, int]
 
     @property
@@ -277,11 +283,11 @@ def reference_bytes(rank: RankBytes, config: ExperimentConfig) -> int:
 
 def trainer_at_start(rank: RankBytes, config: ExperimentConfig) -> int:
     """What the trainer holds when the engines of a new run start and measure what is free: all but Adam's moments, and
-    with ``megatron.offload`` nothing.
+    with ``megatron.offload``, or on GPUs that are not the engines', nothing.
 
     A run that is resumed has the moments too by then, so that its KV cache is smaller without ``megatron.offload``.
     """
-    if config.megatron.offload:
+    if config.megatron.offload or config.placement == "separate":
         return 0
     networks = [rank.bytes, *([] if rank.critic is None else [rank.critic])]
     return sum(held.total - held.moments for held in networks) + reference_bytes(rank, config)
@@ -289,6 +295,8 @@ def trainer_at_start(rank: RankBytes, config: ExperimentConfig) -> int:
 
 def phases(rank: RankBytes, kept: Activations, engine: EngineBytes, config: ExperimentConfig, free: int) -> list[Phase]:
     """Every phase of a step on the GPU of ``rank``; the critic's passes take no more than the policy's.
+
+    With ``placement: separate`` the engines' phases are of GPUs of their own: trainer and engine share none.
 
     What torch caches of freed activations it gives back before the engines take their memory
     (:mod:`mua.trainer.memory_phases`); the contexts of both processes are part of what the cluster reserves.
@@ -306,22 +314,29 @@ def phases(rank: RankBytes, kept: Activations, engine: EngineBytes, config: Expe
     }
     serving = {"engine weights": engine.weights, "KV cache": engine.cache}
     working = {"engine working": min(ENGINE_WORKING, max(0, free - engine.weights - engine.cache))}
-    released = config.engine.memory_saver
+    separate = config.placement == "separate"
+    released = config.engine.memory_saver or separate
     idle = {} if released else serving
-    loaded = {"engine weights": engine.weights} if released else serving
+    loaded = {} if separate else {"engine weights": engine.weights} if released else serving
     scoring = {"activations": kept.layer, "output": kept.scoring}
     training = {"activations": kept.kept + kept.working, "output": kept.output}
     # Graphs keep the activations inside them as long as they live, in training among all others.
     graphs = {"CUDA graphs": kept.graphs}
     away = config.megatron.offload
+    buckets = {"buckets": BUCKETS * config.engine.bucket_bytes}
     found = [Phase("rollout", rank.rank, (graphs if away else trainer | graphs) | serving | working)]
+    if separate:
+        found = [
+            Phase("rollout", OF_ENGINE, serving | working),
+            Phase("weights received", OF_ENGINE, serving | {"buckets": config.engine.bucket_bytes}),
+        ]
     if scoring_passes(config.algorithm):
         found.append(Phase("log-probabilities", rank.rank, trainer | graphs | idle | scoring))
     return [
         *found,
         Phase("training", rank.rank, trainer | idle | training),
         Phase("optimizer step", rank.rank, trainer | graphs | idle),
-        Phase("resharding", rank.rank, trainer | graphs | loaded | {"buckets": BUCKETS * config.engine.bucket_bytes}),
+        Phase("resharding", rank.rank, trainer | graphs | loaded | buckets),
     ]
 
 

@@ -26,7 +26,7 @@ def check_possible(architecture: Architecture, config: ExperimentConfig) -> None
     ]
     if not found:
         return
-    if nearest := _nearest(architecture, config):
+    if trainer_gpus(config) > 0 and (nearest := _nearest(architecture, config)):
         found.append(f"the nearest possible layout of the trainer: {nearest}")
     raise ConfigError("\n".join(found))
 
@@ -37,34 +37,99 @@ def gpus(config: ExperimentConfig) -> int:
 
 
 def gpus_per_node(config: ExperimentConfig) -> int:
-    """GPUs of one machine; where that is not set, as many as the layout needs."""
-    return config.cluster.gpus_per_node or max(1, config.megatron.world_size // config.cluster.nodes)
+    """GPUs of one machine; where that is not set, as many as the layout needs, and the engines beside it."""
+    if config.cluster.gpus_per_node:
+        return config.cluster.gpus_per_node
+    beside = engine_gpus_per_node(config) if config.placement == "separate" and not config.engine.nodes else 0
+    return max(1, config.megatron.world_size // max(1, trainer_nodes(config))) + beside
+
+
+def trainer_nodes(config: ExperimentConfig) -> int:
+    """Machines with trainer ranks: all, but for those of ``engine.nodes``."""
+    return config.cluster.nodes - config.engine.nodes
+
+
+def trainer_gpus_per_node(config: ExperimentConfig) -> int:
+    """GPUs of such a machine that are the trainer's: all, but for those of engines that share none with it."""
+    if config.placement == "separate" and not config.engine.nodes:
+        return gpus_per_node(config) - engine_gpus_per_node(config)
+    return gpus_per_node(config)
+
+
+def trainer_gpus(config: ExperimentConfig) -> int:
+    """GPUs of the trainer."""
+    return trainer_nodes(config) * trainer_gpus_per_node(config)
+
+
+def engine_nodes(config: ExperimentConfig) -> int:
+    """Machines with engines."""
+    return config.engine.nodes or config.cluster.nodes
+
+
+def engine_gpus_per_node(config: ExperimentConfig) -> int:
+    """GPUs of one of them that engines use."""
+    return config.engine.count * config.engine.tensor_parallel
+
+
+def engine_gpus(config: ExperimentConfig) -> int:
+    """GPUs of all engines; with placement colocated they are among the trainer's."""
+    return engine_nodes(config) * engine_gpus_per_node(config)
 
 
 def _cluster_problems(architecture: Architecture, config: ExperimentConfig) -> Iterator[str]:
     """What keeps trainer and engines from the cluster's nodes, and engines from the model."""
-    cluster, world, per_node = config.cluster, config.megatron.world_size, gpus_per_node(config)
-    if cluster.gpus_per_node is None:
-        if world % cluster.nodes:
-            yield f"megatron: {world} ranks do not divide over cluster.nodes {cluster.nodes}"
-    elif world != gpus(config):
-        yield (
-            f"megatron: the sizes multiply to {world} ranks, but cluster.nodes {cluster.nodes} "
-            f"x gpus_per_node {cluster.gpus_per_node} are {gpus(config)} GPUs"
-        )
+    yield from _trainer_problems(config)
+    per_node = trainer_gpus_per_node(config) if trainer_gpus(config) > 0 else gpus_per_node(config)
     if config.megatron.tensor_parallel > per_node:
         yield (
             f"megatron.tensor_parallel {config.megatron.tensor_parallel} spans nodes of {per_node} GPUs; "
             "its collectives run in every layer and need NVLink"
         )
-    engine, tp = config.engine, config.engine.tensor_parallel
+    tp = config.engine.tensor_parallel
     yield from head_problems("engine.tensor_parallel", tp, architecture)
     widths = {architecture.ffn} if not all(architecture.sparse) else set()
     for width in widths | ({architecture.expert_ffn} if architecture.experts else set()):
         yield from undivided("engine.tensor_parallel", tp, "an MLP's width of {}", width)
-    if engine.count * tp > per_node:
+    yield from _engine_node_problems(config)
+
+
+def _trainer_problems(config: ExperimentConfig) -> Iterator[str]:
+    """What keeps the trainer's ranks from the nodes and GPUs that the engines leave it."""
+    cluster, world, nodes = config.cluster, config.megatron.world_size, trainer_nodes(config)
+    if nodes < 1:
         yield (
-            f"engine.count {engine.count} x engine.tensor_parallel {tp} needs {engine.count * tp} GPUs, and a node has "
+            f"placement separate: engine.nodes {config.engine.nodes} of cluster.nodes {cluster.nodes} leave no node to "
+            "the trainer; cluster.nodes counts both"
+        )
+    elif cluster.gpus_per_node is None:
+        if world % nodes:
+            yield f"megatron: {world} ranks do not divide over cluster.nodes {nodes}"
+    elif world != trainer_gpus(config):
+        left = ""
+        if config.placement == "separate":
+            taken = f"engine.nodes {config.engine.nodes}"
+            if not config.engine.nodes:
+                taken = f"{engine_gpus_per_node(config)} GPUs of each node (engine.count x engine.tensor_parallel)"
+            left = (
+                f", of which engines on GPUs of their own have {taken}, so that {max(0, trainer_gpus(config))} are left"
+            )
+        yield (
+            f"megatron: the sizes multiply to {world} ranks, but cluster.nodes {cluster.nodes} "
+            f"x gpus_per_node {cluster.gpus_per_node} are {gpus(config)} GPUs{left}"
+        )
+
+
+def _engine_node_problems(config: ExperimentConfig) -> Iterator[str]:
+    """What keeps the engines from the GPUs of a node."""
+    count, tp, per_node = config.engine.count, config.engine.tensor_parallel, gpus_per_node(config)
+    if per_node % tp:
+        yield (
+            f"engine.tensor_parallel {tp}: the {per_node} GPUs of a node do not divide by it; the nearest possible: "
+            f"{max(size for size in range(1, min(tp, per_node) + 1) if per_node % size == 0)}"
+        )
+    elif count * tp > per_node:
+        yield (
+            f"engine.count {count} x engine.tensor_parallel {tp} needs {count * tp} GPUs, and a node has "
             f"{per_node}; the nearest possible: engine.count {max(1, per_node // tp)}"
         )
 
@@ -95,10 +160,10 @@ def _nearest(architecture: Architecture, config: ExperimentConfig) -> str:
 
 
 def _candidates(architecture: Architecture, config: ExperimentConfig) -> Iterator[MegatronConfig]:
-    """Every layout of the cluster's GPUs that divides the model."""
-    count, asked = gpus(config), config.megatron
+    """Every layout of the trainer's GPUs that divides the model."""
+    count, asked = max(1, trainer_gpus(config)), config.megatron
     divisors = [size for size in range(1, count + 1) if count % size == 0]
-    tensor = [size for size in divisors if size <= gpus_per_node(config)]
+    tensor = [size for size in divisors if size <= trainer_gpus_per_node(config)]
     experts = [size for size in divisors if architecture.experts and architecture.experts % size == 0] or [1]
     for tp, pp, cp, ep in itertools.product(tensor, divisors, divisors, experts):
         if count % (tp * pp * cp) or cp > max(1, asked.context_parallel):

@@ -14,6 +14,7 @@ from mua.megatron.settings import Options
 from mua.plan.activations import Activations, activations
 from mua.plan.compute import GPUS, Compute, Gpu, Sync, compute, microbatches_per_rank, running, sync
 from mua.plan.gpu_memory import (
+    OF_ENGINE,
     EngineBytes,
     Phase,
     RankBytes,
@@ -24,7 +25,7 @@ from mua.plan.gpu_memory import (
     servers,
     trainer_at_start,
 )
-from mua.plan.layout import check_possible, gpus, gpus_per_node
+from mua.plan.layout import check_possible, engine_gpus, gpus, trainer_gpus, trainer_gpus_per_node
 
 RECOMPUTE = ("none", "selective", "full")
 
@@ -72,8 +73,8 @@ class Plan:
     def faults(self) -> list[str]:
         """Why the plan does not work; empty if it does."""
         found = [
-            f"{phase.name} needs {_gb(phase.total + self.reserve)} GB on the GPU of rank {phase.rank}, of "
-            f"{_gb(self.gpu.memory)} GB"
+            f"{phase.name} needs {_gb(phase.total + self.reserve)} GB on the GPU of "
+            f"{'an engine' if phase.rank == OF_ENGINE else f'rank {phase.rank}'}, of {_gb(self.gpu.memory)} GB"
             for phase in self.phases
             if phase.total + self.reserve > self.gpu.memory
         ]
@@ -98,6 +99,9 @@ class Plan:
             "name": self.config.name,
             "gpu": {"name": self.config.cluster.gpu} | asdict(self.gpu),
             "gpus": self.gpus,
+            "placement": self.config.placement,
+            "trainer_gpus": trainer_gpus(self.config),
+            "engine_gpus": engine_gpus(self.config),
             "reserve_bytes": self.reserve,
             "layout": self.config.megatron.model_dump(mode="json"),
             "model": {"parameters": self.architecture.parameters, "active_weights": self.architecture.active_weights},
@@ -163,7 +167,7 @@ def make_plan(
         rollouts_per_server=engine.tokens // config.rollout.max_tokens,
         running=running(config, engine),
         options=options,
-        host=gpus_per_node(config) * max(host_bytes(rank, activations, config) for rank, activations in kept),
+        host=trainer_gpus_per_node(config) * max(host_bytes(rank, activations, config) for rank, activations in kept),
         phases=[max(same, key=lambda phase: phase.total) for same in zip(*of_ranks, strict=True)],
         compute=compute(architecture, config, engine),
         sync=sync(architecture, config),

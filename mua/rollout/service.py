@@ -60,7 +60,7 @@ class RolloutService:
     """Owns the engines and everything that makes trajectories. Use as a context manager.
 
     ``interrupt`` is called again and again while the caller waits for engines to start, for groups or for an
-    evaluation; what it raises gives up that wait. ``hosts`` are the other machines that run engines. With ``teacher``
+    evaluation; what it raises gives up that wait. ``hosts`` tells where engines are. With ``teacher``
     the groups of training are scored by that of ``algorithm.distillation``, if there is one.
     """
 
@@ -116,11 +116,11 @@ class RolloutService:
             raise
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.close(finished=kind is None)
 
-    def close(self) -> None:
-        """Stop episodes and engines. Safe to call twice."""
+    def close(self, *, finished: bool = False) -> None:
+        """Stop episodes and engines. Safe to call twice. Engine nodes are told whether the run has ``finished``."""
         if self._loop.is_closed():
             return
         if self._scheduler is not None:
@@ -130,7 +130,7 @@ class RolloutService:
         if self._teacher is not None:
             self._call(self._teacher.close())
         self._call(self._services.close())
-        self._call(self._pool.stop())
+        self._call(self._pool.stop(finished=finished))
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()

@@ -6,6 +6,7 @@ The way of a batch is drawn at the top of :mod:`mua.algorithms.batch`.
 from __future__ import annotations
 
 import logging
+import os
 import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -22,7 +23,15 @@ from megatron_bridge.plan import ModelPlan, plan_model
 from megatron_bridge.save import save_hf
 from mua.algorithms.losses import LossFunction, ValueLossFunction
 from mua.config.schema import ExperimentConfig
-from mua.engine.host import EngineHost, Hosts, find_nodes
+from mua.engine.host import EngineHost, Hosts, Joining, find_nodes
+from mua.engine.membership import facts_of
+from mua.engine.placement import (
+    address_towards,
+    first_engine_gpu,
+    local_ranks,
+    trainer_address,
+    trains_beside_engines,
+)
 from mua.engine.source import TrainerSource, WeightSource
 from mua.errors import ModelError, RankLost
 from mua.megatron import checkpoint, parallel
@@ -31,6 +40,7 @@ from mua.megatron.modules import defer_logits
 from mua.megatron.network import Network, policy_terms, read_logprobs, read_values, value_terms
 from mua.megatron.offload import Offloaded, offload
 from mua.megatron.routing_replay import RoutingReplay
+from mua.ports import LOOPBACK
 from mua.trainer.calls import Calls, announced, lost_rank, naming_lost_ranks
 from mua.trainer.rank_processes import end_ranks
 from mua.types import Float32Array, Json, TrainBatch, TrainSequence
@@ -311,13 +321,27 @@ class Learner:
         return self._source
 
     def engine_hosts(self) -> Hosts | None:
-        """Have the leader of every other machine look after engines there; None when there is no other machine."""
-        return self._engine_hosts(secrets.token_hex(32)) if self._nodes.several else None
+        """Have the leader of every other machine look after engines there, and say where the others are.
+
+        None when all are on this machine's GPUs, as many as the trainer's.
+        """
+        config = self._config
+        if config.placement == "colocated":
+            return self._engine_hosts(secrets.token_hex(32)) if self._nodes.several else None
+        own, key = trains_beside_engines(config), secrets.token_hex(32)
+        hosts = self._engine_hosts(key) if own and self._nodes.several else Hosts(key)
+        joining = Joining(trainer_address(config), config.output, facts_of(config), config.engine.nodes)
+        return replace(hosts, own=own, first_gpu=first_engine_gpu(config, local_ranks()), joining=joining)
 
     @announced
     def _engine_hosts(self, key: str) -> Hosts:
+        config = self._config
         if dist.get_rank() in self._nodes.leaders[1:]:
-            self._host = EngineHost(self._config, self._nodes.own, key)
+            towards = os.environ.get("MASTER_ADDR", LOOPBACK), int(os.environ.get("MASTER_PORT", "1"))
+            self._host = EngineHost(
+                config, self._nodes.own * config.engine.count, key,
+                address=address_towards(*towards), first_gpu=first_engine_gpu(config, local_ranks()),
+            )  # fmt: skip
         urls = gathered(None if self._host is None else self._host.url, self._group)
         return Hosts(key, tuple(str(urls[leader]) for leader in self._nodes.leaders[1:]))
 

@@ -22,6 +22,7 @@ from mua.algorithms.gae import with_gae
 from mua.algorithms.losses import PolicyLoss, ValueLoss
 from mua.algorithms.rollout_metrics import rollout_metrics
 from mua.config.schema import ExperimentConfig
+from mua.engine.placement import check_trainer_machine, local_ranks, visible_gpus
 from mua.environment.protocol import Split
 from mua.errors import EngineError, MuaError, Preempted, RunStopped
 from mua.evaluation.evaluator import evaluate_in_training
@@ -52,7 +53,13 @@ def train(config: ExperimentConfig, preemption: Preemption | None = None) -> Non
     """
     preemption = preemption or Preemption()
     ensure_processes(config.megatron)
+    check_trainer_machine(config, local_ranks(), visible_gpus())
     algorithm = config.algorithm
+    if leads() and config.placement == "separate" and not config.trainer.max_staleness:
+        log.warning(
+            "placement separate with trainer.max_staleness 0: trainer and engines take turns, so that the GPUs of one "
+            "side always wait; set it to 1 or more, or placement to colocated"
+        )
     if leads() and config.trainer.max_staleness and not algorithm.sees_sampler:
         log.warning("algorithm.uncorrected: what older policies sampled is trained on as if it were the policy's own")
     total, critic = optimizer_steps(config)
@@ -305,6 +312,7 @@ def check_sync(config: ExperimentConfig) -> None:
     Raises :class:`EngineError` naming the tensors that differ.
     """
     ensure_processes(config.megatron)
+    check_trainer_machine(config, local_ranks(), visible_gpus())
     learner = Learner(config, total_steps=config.trainer.steps)
     if not leads():
         learner.follow()

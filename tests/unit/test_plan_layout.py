@@ -95,3 +95,43 @@ def test_layout_without_proof_is_refused() -> None:
     overrides = [f"megatron.{key}={value}" for key, value in sizes.items()]
     with pytest.raises(MuaError, match="no run has proven the layout"):
         make_plan(recipe(MOE, *overrides, "megatron.expert_parallel=4", "megatron.virtual_pipeline=2"))
+
+
+def separate(*overrides: str) -> ExperimentConfig:
+    off = ["engine.memory_saver=false", "megatron.offload=false"]
+    return recipe(DENSE, *off, "placement=separate", *overrides)
+
+
+def test_engines_on_gpus_of_their_own_are_counted_apart() -> None:
+    nodes = separate("engine.nodes=2", "cluster.nodes=6")
+    assert (layout.trainer_gpus(nodes), layout.engine_gpus(nodes), layout.gpus(nodes)) == (32, 16, 48)
+    beside = separate("engine.count=1", "engine.tensor_parallel=4", "megatron.tensor_parallel=4")
+    assert (layout.trainer_gpus(beside), layout.engine_gpus(beside), layout.gpus(beside)) == (16, 16, 32)
+    for config in (nodes, beside):
+        check_possible(architecture_of(config.model), config)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["engine.count=2", "engine.tensor_parallel=4"], "have 8 GPUs of each node .* so that 0 are left"),
+        (["engine.nodes=1"], "are 32 GPUs, of which engines on GPUs of their own have engine.nodes 1, so that 24"),
+        (["engine.nodes=4"], "engine.nodes 4 of cluster.nodes 4 leave no node to the trainer"),
+        (["engine.nodes=1", "cluster.nodes=5", "engine.tensor_parallel=16"], "8 GPUs of a node do not divide by it"),
+    ],
+)
+def test_no_gpus_left_for_the_one_or_the_other(overrides: list[str], message: str) -> None:
+    config = separate(*overrides)
+    with pytest.raises(ConfigError, match=message):
+        check_possible(architecture_of(config.model), config)
+
+
+def test_trainer_and_engine_share_no_gpu_in_separate_placement() -> None:
+    plan = make_plan(separate("engine.nodes=2", "cluster.nodes=6"))
+    for phase in plan.phases:
+        of_engine = {"engine weights", "KV cache", "engine working"} & phase.parts.keys()
+        assert bool(of_engine) == (phase.rank < 0)
+        assert ("weights" in phase.parts) == (phase.rank >= 0)
+    colocated = make_plan(recipe(DENSE))
+    assert plan.servers == 2 * colocated.servers // 4
+    assert plan.engine.cache > colocated.engine.cache * 0.9

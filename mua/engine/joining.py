@@ -1,0 +1,199 @@
+"""``mua engines``: a machine without a trainer gives its engines to a run. Rank 0's side: mua/engine/membership.py.
+
+    wait for the address file ─► register ─► EngineHost: engines start, are filled and asked by rank 0
+         ▲                                        │ rank 0 says that the run has ended ──► status 0
+         └────── (--rejoin) the run is lost ◄─────┤ rank 0 is silent, or ended too soon ─► status 75
+                                                  └ SIGTERM, SIGUSR1: drained, then gone ─► status 75
+
+The process holds no lock of the output folder and writes nothing into it but its engines' logs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+from collections.abc import Callable
+from time import monotonic
+from typing import Any
+from urllib.parse import urlsplit
+
+import aiohttp
+
+from mua.config.schema import ExperimentConfig
+from mua.engine.host import PATIENCE_SECONDS, EngineHost
+from mua.engine.membership import ADDRESS_FILE, Address, facts_of
+from mua.engine.placement import address_towards, check_engine_machine, visible_gpus
+from mua.errors import ConfigError, EngineError, Preempted, RankLost, one_line
+
+_log = logging.getLogger(__name__)
+_LOOK_SECONDS = 0.5
+_ALIVE_SECONDS = 1.0
+_ANSWER_SECONDS = 10.0
+_KEY_SECONDS = 5.0
+"""A key that is refused for so long is wrong, and not that of a file which is just being replaced."""
+
+
+def give_engines(
+    config: ExperimentConfig, leave: Callable[[], bool], *, address: str | None = None, rejoin: bool = False
+) -> None:
+    """Give this machine's engines to the run that writes into ``config.output``, until it ends.
+
+    Args:
+        leave: whether somebody wants the machine back.
+        address: of this machine, as the run sees it; None: the one that it is reached from.
+        rejoin: wait for the same run to be started again, instead of ending, when rank 0 is lost.
+
+    Raises:
+        ConfigError: the run was configured otherwise, or the machine's GPUs do not fit.
+        EngineError: there was no run within ``engine.start_seconds``.
+        RankLost: rank 0 ended before the run was finished, or was silent for ``trainer.silence_seconds``.
+        Preempted: the machine left because it was asked to.
+    """
+    if config.placement != "separate":
+        raise ConfigError("mua engines needs placement: separate; with colocated the trainer starts its engines itself")
+    check_engine_machine(config, visible_gpus())
+    ended_run = ""
+    while True:
+        member = _Member(config, leave, address)
+        try:
+            asyncio.run(member.serve(ended_run))
+            return
+        except RankLost as error:
+            if not rejoin:
+                raise
+            _log.warning("%s; waiting for the run to be started again", error)
+            ended_run = member.run
+
+
+class _Member:
+    """One membership, from the wait for the address to the end."""
+
+    def __init__(self, config: ExperimentConfig, leave: Callable[[], bool], address: str | None) -> None:
+        self._config, self._leave, self._own = config, leave, address
+        self._file = config.output / ADDRESS_FILE
+        self._name = f"{socket.gethostname()}:{os.getpid()}"
+        self.run = ""
+        """Of the run it belongs to, or belonged to."""
+        self._first = 0
+
+    async def serve(self, ended_run: str) -> None:
+        """Until the run has ended. ``ended_run`` is one whose address file may still be there."""
+        rank0 = await self._join(ended_run)
+        url = urlsplit(rank0.url)
+        own = self._own or address_towards(str(url.hostname), url.port or 1)
+        # It answers on a thread of its own, so that this one may do what takes time.
+        host = EngineHost(self._config, self._first, rank0.key, address=own)
+        try:
+            await self._ask(rank0, "/ready", {"url": host.url}, _ANSWER_SECONDS)
+            await self._live(rank0, host)
+        finally:
+            await asyncio.to_thread(host.close)
+
+    # ---- joining
+
+    async def _join(self, ended_run: str) -> Address:
+        """Wait for a run and register with it."""
+        seconds = self._config.engine.start_seconds
+        began, refused_since = monotonic(), None
+        while True:
+            if self._leave():
+                raise Preempted("asked to leave by a signal before there was a run")
+            address, found = Address.read(self._file), "it is not there"
+            try:
+                if address is not None and address.run != ended_run:
+                    self._first = await self._register(address)
+                    self.run = address.run
+                    return address
+                found = "it is of the run that was lost" if address else found
+                refused_since = None
+            except _WrongKey:
+                now = monotonic()
+                refused_since = refused_since or now
+                found = f"the run at {address and address.url} refuses its key, so it is another run's"
+                if now - refused_since > _KEY_SECONDS:
+                    raise ConfigError(f"{self._file}: {found}; check output, and copy no address file") from None
+            except (aiohttp.ClientError, TimeoutError, OSError) as error:
+                writer = "" if address is None else f" (written by {address.writer})"
+                found = f"it is stale: nobody answers there{writer}: {one_line(error)}"
+            if monotonic() - began > seconds:
+                raise EngineError(
+                    f"{self._file}: {found}, and no run has come within engine.start_seconds = {seconds:g}; start "
+                    "mua train with this configuration, and check that both see the same output folder"
+                )
+            await asyncio.sleep(_LOOK_SECONDS)
+
+    async def _register(self, address: Address) -> int:
+        """Number of this machine's first engine. Raises :class:`ConfigError` when the run is configured otherwise."""
+        config = self._config
+        asked = {"name": self._name, "count": config.engine.count, "facts": facts_of(config)}
+        status, answer = await self._post(address, "/register", asked, _ANSWER_SECONDS)
+        if status == 409:
+            lines = "; ".join(answer["differences"])
+            raise ConfigError(
+                f"the run of {answer['output']} refuses this machine: {lines}; start mua engines with the run's own "
+                "configuration, overrides and installation"
+            )
+        return int(answer["first"])
+
+    # ---- belonging
+
+    async def _live(self, rank0: Address, host: EngineHost) -> None:
+        """Give signs of life until there is a reason to stop; see :func:`give_engines` for what is raised."""
+        patience, heard = self._config.trainer.silence_seconds, monotonic()
+        said = 0.0
+        while True:
+            if host.told is not None:
+                if host.told["finished"]:
+                    _log.info("%s", host.told["why"])
+                    return
+                raise RankLost(str(host.told["why"]))
+            if self._leave():
+                await self._go(rank0)
+                raise Preempted("asked to leave by a signal; its engines have left the run")
+            if (now := monotonic()) - said > _ALIVE_SECONDS:
+                said = now
+                try:
+                    status, _ = await self._post(rank0, "/alive", {}, min(patience, _ANSWER_SECONDS))
+                    if status == 410 and host.told is None:
+                        raise RankLost("rank 0 does not know this machine any more")
+                    heard = monotonic()
+                except (aiohttp.ClientError, TimeoutError, _WrongKey) as error:
+                    if monotonic() - heard > patience:
+                        raise RankLost(
+                            f"rank 0 at {rank0.url} gave no sign of life for {patience:g} s (trainer.silence_seconds): "
+                            f"{one_line(error)}; look at its log ({rank0.writer})"
+                        ) from None
+            await asyncio.sleep(_LOOK_SECONDS)
+
+    async def _go(self, rank0: Address) -> None:
+        """Have rank 0 take the engines out, once what runs on them has ended or its time is over."""
+        _log.warning("leaving the run: requests have engine.leave_seconds = %g", self._config.engine.leave_seconds)
+        seconds = self._config.engine.leave_seconds + PATIENCE_SECONDS
+        try:
+            await self._post(rank0, "/leave", {"why": "it was asked to by a signal"}, seconds)
+        except (aiohttp.ClientError, TimeoutError, _WrongKey) as error:
+            _log.warning("rank 0 was not told that this machine leaves: %s", one_line(error))
+
+    async def _ask(self, rank0: Address, path: str, body: Any, seconds: float) -> None:
+        try:
+            status, _ = await self._post(rank0, path, body, seconds)
+        except (aiohttp.ClientError, TimeoutError, _WrongKey) as error:
+            raise RankLost(f"rank 0 at {rank0.url} is gone: {one_line(error)}") from None
+        if status != 200:
+            raise RankLost(f"rank 0 at {rank0.url} answered {path} with {status}")
+
+    async def _post(self, rank0: Address, path: str, body: Any, seconds: float) -> tuple[int, Any]:
+        key, timeout = {"Authorization": f"Bearer {rank0.key}"}, aiohttp.ClientTimeout(total=seconds)
+        async with (
+            aiohttp.ClientSession(headers=key, timeout=timeout) as session,
+            session.post(rank0.url + path, json=body, params={"name": self._name}) as response,
+        ):
+            if response.status == 401:
+                raise _WrongKey
+            return response.status, await response.json() if response.content_type == "application/json" else None
+
+
+class _WrongKey(Exception):
+    """Whoever answers has another key."""

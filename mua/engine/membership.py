@@ -1,0 +1,302 @@
+"""Machines that give engines to a running job and take them away again, as rank 0 sees them.
+
+    mua engines (another machine, mua/engine/joining.py)              rank 0
+    reads <output>/engines/address                     ◄── writes it, mode 0600, removes it at the end
+    POST /register  what it was configured with        ──► compares: 200 a name and numbers, or 409 and both sides
+    POST /ready     where its EngineHost answers       ──► EnginePool.admit: its engines start, are filled, are used
+    POST /alive     every second                       ──► 410: not known (any more), register again
+    POST /leave     asked to leave by a signal         ──► EnginePool.drain, then its engines are out
+    EngineHost /end                                    ◄── the run ended, or has no more use for the machine
+
+A machine is lost when it is silent, or when an engine of it cannot be restarted; its requests are sampled anew on
+other engines, and the run goes on as long as there are some. While there are none at all, it waits for a machine as
+long as an engine may take to start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import secrets
+import socket
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from time import monotonic
+from typing import Protocol
+
+import aiohttp
+from aiohttp import web
+
+import mua
+from megatron_bridge.atomic import replace_text
+from mua.config.schema import EngineConfig, ExperimentConfig
+from mua.engine.host import PATIENCE_SECONDS, Joining, RemoteServer, authorised
+from mua.engine.member import Engine, Machine
+from mua.errors import ModelError, one_line
+from mua.ports import free_port
+
+_log = logging.getLogger(__name__)
+ADDRESS_FILE = Path("engines") / "address"
+"""In the run's output folder."""
+_LOOK_SECONDS = 0.5
+_END_SECONDS = 10.0
+_OF_ONE_MACHINE = frozenset({"count", "nodes", "address", "start_seconds", "stop_seconds", "leave_seconds"})
+"""Keys of the section ``engine`` that may differ between the run and a machine that joins."""
+_PACKAGES = ("sglang", "torch", "transformers")
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """What is in the address file."""
+
+    url: str
+    key: str
+    run: str
+    """Drawn by each start of a run."""
+    host: str
+    pid: int
+    since: str
+
+    def write(self, file: Path) -> None:
+        replace_text(file, json.dumps(asdict(self)) + "\n", mode=0o600)
+
+    @classmethod
+    def read(cls, file: Path) -> Address | None:
+        """None where there is no such file, or another's content."""
+        try:
+            found = json.loads(file.read_text(encoding="utf-8"))
+            return cls(**found)
+        except FileNotFoundError:
+            return None
+        except (ValueError, TypeError):
+            return None
+
+    @property
+    def writer(self) -> str:
+        return f"process {self.pid} on {self.host}, since {self.since}"
+
+
+def facts_of(config: ExperimentConfig) -> dict[str, str]:
+    """What must be the same for all engines of a run, by the name a person knows it by.
+
+    Raises:
+        ModelError: there is no model folder.
+    """
+    found = {"mua": mua.__version__, "seed": str(config.seed)}
+    for package in _PACKAGES:
+        with contextlib.suppress(PackageNotFoundError):
+            found[package] = version(package)
+    engine = config.engine.model_dump(mode="json")
+    found |= {f"engine.{key}": json.dumps(value) for key, value in engine.items() if key not in _OF_ONE_MACHINE}
+    found |= {"model.dtype": config.model.dtype, "model.max_length": str(config.model.max_length)}
+    return found | {"model.path": model_digest(config.model.path)}
+
+
+def model_digest(folder: Path) -> str:
+    """Tells models apart by config.json and by the names and sizes of the weight files; it may lie anywhere.
+
+    Raises:
+        ModelError: there is no config.json.
+    """
+    try:
+        digest = hashlib.sha256((folder / "config.json").read_bytes())
+    except OSError as error:
+        raise ModelError(f"{folder}: is not a model folder (config.json: {error.strerror}); check model.path") from None
+    weights = sorted((file.name, file.stat().st_size) for file in folder.glob("*.safetensors"))
+    digest.update(repr(weights).encode())
+    return f"model {digest.hexdigest()[:16]}"
+
+
+def differences(ours: Mapping[str, str], theirs: Mapping[str, str]) -> list[str]:
+    """Of the run's facts and a machine's, both sides of each that differs."""
+    names = dict.fromkeys([*ours, *theirs])
+    return [
+        f"{name}: the run has {ours.get(name, 'none')}, this machine {theirs.get(name, 'none')}"
+        for name in names
+        if ours.get(name) != theirs.get(name)
+    ]
+
+
+class Pool(Protocol):
+    """What membership needs of :class:`mua.engine.pool.EnginePool`."""
+
+    config: EngineConfig
+
+    def admit(self, machine: Machine, servers: list[RemoteServer]) -> None:
+        """Have one more engine for each of ``servers``, on ``machine``."""
+
+    async def drain(self, engines: list[Engine]) -> None:
+        """No more requests for ``engines``; wait for ``engine.leave_seconds`` at most until they run none."""
+
+    async def remove(self, engines: list[Engine]) -> None:
+        """Have these engines no more; what still runs on them is sampled anew on others."""
+
+    def give_up(self, message: str) -> None:
+        """The run ends with this error."""
+
+    def engines_at_all(self) -> int:
+        """Engines there are, up or not."""
+
+
+class Membership:
+    """Rank 0's register of machines. Lives on the pool's loop between :meth:`start` and :meth:`stop`."""
+
+    def __init__(self, pool: Pool, joining: Joining, api_key: str, first_number: int, first_index: int) -> None:
+        """Machines are numbered from ``first_number`` on, their engines from ``first_index``."""
+        self._pool, self._joining, self._key = pool, joining, api_key
+        self._number, self._index = first_number, first_index
+        self.file = joining.output / ADDRESS_FILE
+        self._run = secrets.token_hex(8)
+        self._machines: dict[str, Machine] = {}
+        self._runner: web.AppRunner | None = None
+        self._watch: asyncio.Task[None] | None = None
+        self._last_engine = monotonic()
+        self.counts = {"joined": 0, "left": 0, "lost": 0}
+
+    # ---- life
+
+    async def start(self) -> None:
+        """Answer, and say where."""
+        self._runner = web.AppRunner(self._application(), access_log=None, handler_cancellation=True)
+        await self._runner.setup()
+        port = free_port(self._joining.address)
+        await web.TCPSite(self._runner, self._joining.address, port).start()
+        since = datetime.now().astimezone().isoformat(timespec="seconds")
+        url = f"http://{self._joining.address}:{port}"
+        Address(url, self._key, self._run, socket.gethostname(), os.getpid(), since).write(self.file)
+        self._watch = asyncio.create_task(self._watch_machines(), name="watch of the engine nodes")
+
+    async def stop(self, *, finished: bool) -> None:
+        """Tell every machine that the run has ended, ``finished`` or to be continued, and take the address back."""
+        if self._runner is None:
+            return
+        runner, self._runner = self._runner, None
+        if self._watch is not None:
+            self._watch.cancel()
+            await asyncio.gather(self._watch, return_exceptions=True)
+        if (left := Address.read(self.file)) is not None and left.run == self._run:
+            self.file.unlink(missing_ok=True)
+        machines = [*self._machines.values()]
+        self._machines.clear()
+        why = "the run has ended" if finished else "the run ended before it was finished"
+        await asyncio.gather(*(self._end(machine, why, finished=finished) for machine in machines))
+        await runner.cleanup()
+
+    def machines(self) -> list[Machine]:
+        """Those that give engines now."""
+        return [machine for machine in self._machines.values() if machine.engines and not machine.leaving]
+
+    async def dismiss(self, machine: Machine, why: str) -> None:
+        """Do without ``machine``, which is lost or of no use; it may register again."""
+        if self._machines.pop(machine.name, None) is None:
+            return
+        self.counts["lost"] += 1
+        _log.warning("engine node %s is given up: %s", machine.name, why)
+        await self._pool.remove(machine.engines)
+        self._last_engine = monotonic()
+        await self._end(machine, f"rank 0 gave this machine up: {why}", finished=False)
+
+    async def _end(self, machine: Machine, why: str, *, finished: bool) -> None:
+        headers, timeout = {"Authorization": f"Bearer {self._key}"}, aiohttp.ClientTimeout(total=_END_SECONDS)
+        try:
+            async with (
+                aiohttp.ClientSession(headers=headers, timeout=timeout) as session,
+                session.post(f"{machine.url}/end", json={"why": why, "finished": finished}),
+            ):
+                pass
+        except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+            _log.warning("engine node %s was not told that %s: %s", machine.name, why, one_line(error))
+
+    async def _watch_machines(self) -> None:
+        """Give up machines that are silent, and the run when none has come for too long."""
+        seconds = self._pool.config.start_seconds
+        while True:
+            await asyncio.sleep(_LOOK_SECONDS)
+            now = monotonic()
+            for machine in [*self._machines.values()]:
+                patience = PATIENCE_SECONDS + (self._pool.config.leave_seconds if machine.leaving else 0.0)
+                if now - machine.heard > patience:
+                    await self.dismiss(machine, f"no sign of life for {patience:g} s")
+            if self._pool.engines_at_all():
+                self._last_engine = now
+            elif now - self._last_engine > seconds:
+                self._pool.give_up(
+                    f"no engine is left, and no machine has brought one within engine.start_seconds = {seconds:g}: "
+                    f"start mua engines with this run's configuration on an engine node (they find {self.file})"
+                )
+                return
+
+    # ---- what machines ask
+
+    def _application(self) -> web.Application:
+        routes = web.RouteTableDef()
+
+        def machine_of(request: web.Request) -> Machine:
+            machine = self._machines.get(request.query.get("name", ""))
+            if machine is None:
+                raise web.HTTPGone
+            machine.heard = monotonic()
+            return machine
+
+        @routes.post("/register")
+        async def register(request: web.Request) -> web.Response:
+            asked = await request.json()
+            if differing := differences(self._joining.facts, asked["facts"]):
+                _log.warning("engine node %s is refused: %s", asked["name"], "; ".join(differing))
+                return web.json_response({"differences": differing, "output": str(self._joining.output)}, status=409)
+            name, count = str(asked["name"]), int(asked["count"])
+            if (before := self._machines.get(name)) is not None:
+                await self.dismiss(before, "it registers anew")
+            self._machines[name] = Machine(name, self._number, self._index, count)
+            self._number, self._index = self._number + 1, self._index + count
+            return web.json_response({"first": self._machines[name].first})
+
+        @routes.post("/ready")
+        async def ready(request: web.Request) -> web.Response:
+            machine = machine_of(request)
+            machine.url = (await request.json())["url"]
+            self._admit(machine)
+            return web.json_response({})
+
+        @routes.post("/alive")
+        async def alive(request: web.Request) -> web.Response:
+            machine_of(request)
+            return web.json_response({})
+
+        @routes.post("/leave")
+        async def leave(request: web.Request) -> web.Response:
+            machine = machine_of(request)
+            machine.leaving = True
+            _log.warning("engine node %s leaves: %s", machine.name, (await request.json())["why"])
+            await self._pool.drain(machine.engines)
+            if self._machines.pop(machine.name, None) is not None:
+                self.counts["left"] += 1
+                await self._pool.remove(machine.engines)
+                self._last_engine = monotonic()
+            return web.json_response({})
+
+        application = web.Application(middlewares=[authorised(self._key)])
+        application.add_routes(routes)
+        return application
+
+    def _admit(self, machine: Machine) -> None:
+        config, folder = self._pool.config, self._joining.output / "logs"
+        servers = [
+            RemoteServer(
+                config, machine.url, self._key, index=machine.first + place, place=place, log_folder=folder,
+                where=f"engine node {machine.name}",
+            )
+            for place in range(machine.count)
+        ]  # fmt: skip
+        self.counts["joined"] += 1
+        _log.info(
+            "engine node %s joins with engines %d to %d", machine.name, machine.first, machine.first + len(servers) - 1
+        )
+        self._pool.admit(machine, servers)

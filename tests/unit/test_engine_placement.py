@@ -1,0 +1,220 @@
+"""Where engines are, and who may join a run: refusals that name both sides, files that are stale, GPUs that lack.
+
+Machines that join register with a real pool over HTTP; none of them starts an engine here, which
+tests/e2e/test_separate.py has them do. GPUs are numbers: none is there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from mua.config.load import load_config
+from mua.config.schema import ExperimentConfig
+from mua.engine import joining, placement
+from mua.engine.host import Hosts, Joining
+from mua.engine.membership import ADDRESS_FILE, Address, facts_of
+from mua.engine.pool import EnginePool
+from mua.engine.server import engine_server
+from mua.errors import ConfigError, EngineError, Preempted
+from tests.engine_fixtures import write_qwen3
+
+SEPARATE = ["placement=separate", "algorithm.correction=truncate", "algorithm.old_logprobs=recompute"]
+
+
+def config_of(tmp_path: Path, *overrides: str) -> ExperimentConfig:
+    file = tmp_path / "run.yaml"
+    file.write_text(
+        f"name: p\noutput: {tmp_path}/out\nmodel: {{path: {tmp_path}/model, max_length: 512}}\n"
+        "rollout: {max_tokens: 256}\nenvironment: {name: help_desk}\ntrainer: {steps: 1}\n"
+    )
+    return load_config(file, [*SEPARATE, *overrides])
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["placement=colocated", "engine.nodes=1"], "engine.nodes 1 needs placement separate"),
+        (["engine.transport=colocated"], "placement separate needs engine.transport broadcast or null"),
+        (["engine.memory_saver=true"], "engine.memory_saver has no use with placement separate"),
+        (["megatron.offload=true"], "megatron.offload has no use with placement separate"),
+        (["placement=apart"], "placement"),
+    ],
+)
+def test_keys_that_do_not_go_with_a_placement(tmp_path: Path, overrides: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        config_of(tmp_path, *overrides)
+
+
+def test_transport_follows_the_placement(tmp_path: Path) -> None:
+    assert config_of(tmp_path).engine.transport == "broadcast"
+    assert config_of(tmp_path, "engine.transport=null").engine.transport == "broadcast"
+    assert config_of(tmp_path, "placement=colocated").engine.transport == "colocated"
+    assert config_of(tmp_path, "placement=colocated", "engine.transport=broadcast").engine.transport == "broadcast"
+
+
+def test_engines_take_the_gpus_behind_the_trainers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = config_of(tmp_path, "engine.count=2", "engine.tensor_parallel=2")
+    first = placement.first_engine_gpu(config, 4)
+    servers = [
+        engine_server(
+            config.engine, dtype="bfloat16", context_length=64, seed=1, index=8 + place, place=place, first_gpu=first,
+            log_folder=tmp_path, cuda=True,
+        )
+        for place in range(2)
+    ]  # fmt: skip
+    assert [server.arguments["base-gpu-id"] for server in servers] == [4, 6]
+    placement.check_trainer_machine(config, ranks=4, gpus=8)
+    placement.check_trainer_machine(config, ranks=4, gpus=0)
+    with pytest.raises(ConfigError, match=r"5 trainer ranks and engine.count 2 x engine.tensor_parallel 2 need 9 GPUs"):
+        placement.check_trainer_machine(config, ranks=5, gpus=8)
+    with pytest.raises(ConfigError, match=r"shows 8: 0 are left for engines; lower engine\.count to 0"):
+        placement.check_trainer_machine(config, ranks=8, gpus=8)
+    placement.check_trainer_machine(config_of(tmp_path, "engine.nodes=1"), ranks=8, gpus=8)
+    shared = config_of(tmp_path, "placement=colocated", "engine.transport=broadcast")
+    with pytest.raises(ConfigError, match="members of one NCCL group"):
+        placement.check_trainer_machine(shared, ranks=8, gpus=8)
+
+
+def test_an_engine_node_is_filled_without_a_rest(tmp_path: Path) -> None:
+    placement.check_engine_machine(config_of(tmp_path, "engine.count=4", "engine.tensor_parallel=2"), gpus=8)
+    with pytest.raises(ConfigError, match=r"tensor_parallel 3 does not divide the 8 GPUs .*: 2 would be left over"):
+        placement.check_engine_machine(config_of(tmp_path, "engine.tensor_parallel=3"), gpus=8)
+    with pytest.raises(ConfigError, match=r"needs 16 GPUs, and this machine .* shows 8; set engine.count to 4"):
+        placement.check_engine_machine(config_of(tmp_path, "engine.count=8", "engine.tensor_parallel=2"), gpus=8)
+
+
+def test_a_run_is_reached_by_the_address_that_other_machines_know(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("MASTER_ADDR", raising=False)
+    assert placement.trainer_address(config_of(tmp_path)) == "127.0.0.1"
+    monkeypatch.setenv("MASTER_ADDR", "node-7")
+    assert placement.trainer_address(config_of(tmp_path, "engine.nodes=1")) == "node-7"
+    assert placement.trainer_address(config_of(tmp_path, "engine.nodes=1", "engine.address=10.0.0.9")) == "10.0.0.9"
+
+
+# ---- joining
+
+
+@contextlib.asynccontextmanager
+async def open_run(config: ExperimentConfig, **facts: str) -> AsyncIterator[EnginePool]:
+    """A run without engines of its own, which machines may join."""
+    joins = Joining("127.0.0.1", config.output, facts_of(config) | facts)
+    pool = EnginePool(
+        config.engine, dtype="bfloat16", context_length=512, seed=1, log_folder=config.output / "logs",
+        hosts=Hosts("the-key", own=False, joining=joins),
+    )  # fmt: skip
+    await pool.start(config.model.path)
+    try:
+        yield pool
+    finally:
+        await pool.stop()
+
+
+async def joined(config: ExperimentConfig) -> int:
+    """Number of the first engine of a machine with ``config``."""
+    member = joining._Member(config, lambda: False, None)
+    await member._join("")
+    return member._first
+
+
+async def test_machines_are_numbered_and_the_address_is_private_and_taken_back(tmp_path: Path) -> None:
+    write_qwen3(tmp_path / "model", 0)
+    config = config_of(tmp_path, "engine.count=2")
+    file = config.output / ADDRESS_FILE
+    async with open_run(config):
+        assert file.stat().st_mode & 0o777 == 0o600
+        assert await joined(config) == 0
+        other = joining._Member(config, lambda: False, None)
+        other._name = "another:1"
+        await other._join("")
+        assert other._first == 2
+    assert not file.exists()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "both_sides"),
+    [
+        (["engine.tensor_parallel=2"], "engine.tensor_parallel: the run has 1, this machine 2"),
+        (["model.dtype=float32"], "model.dtype: the run has bfloat16, this machine float32"),
+        (["engine.extra={schedule_policy: lpm}"], r"engine.extra: the run has {}, this machine {\"schedule_policy"),
+        (["seed=9"], "seed: the run has 1, this machine 9"),
+    ],
+)
+async def test_a_machine_of_another_configuration_is_refused(
+    tmp_path: Path, overrides: list[str], both_sides: str
+) -> None:
+    write_qwen3(tmp_path / "model", 0)
+    async with open_run(config_of(tmp_path)):
+        with pytest.raises(ConfigError, match=both_sides) as refused:
+            await joined(config_of(tmp_path, *overrides))
+        assert "the run's own configuration" in str(refused.value)
+
+
+async def test_what_may_differ_between_machines(tmp_path: Path) -> None:
+    write_qwen3(tmp_path / "model", 0)
+    async with open_run(config_of(tmp_path)):
+        assert (
+            await joined(config_of(tmp_path, "engine.count=4", "engine.start_seconds=5", "engine.leave_seconds=1")) == 0
+        )
+
+
+async def test_another_model_or_version_is_refused(tmp_path: Path) -> None:
+    write_qwen3(tmp_path / "model", 0)
+    write_qwen3(tmp_path / "other", 0, tied=True)
+    async with open_run(config_of(tmp_path), sglang="0.1"):
+        with pytest.raises(
+            ConfigError, match=r"sglang: the run has 0\.1, this machine \d.*model\.path: the run has model"
+        ):
+            await joined(config_of(tmp_path, f"model.path={tmp_path}/other"))
+
+
+async def test_address_files_that_are_not_this_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(joining, "_KEY_SECONDS", 0.0)
+    monkeypatch.setattr(joining, "_LOOK_SECONDS", 0.02)
+    write_qwen3(tmp_path / "model", 0)
+    config = config_of(tmp_path, "engine.start_seconds=0.2")
+    file = config.output / ADDRESS_FILE
+    with pytest.raises(EngineError, match=r"address: it is not there, .*engine.start_seconds = 0.2") as missing:
+        await joined(config)
+    assert missing.value.passing
+    async with open_run(config):
+        found = Address.read(file)
+        assert found is not None
+        replace(found, key="another").write(file)
+        with pytest.raises(ConfigError, match="refuses its key, so it is another run's"):
+            await joined(config)
+    found.write(file)
+    with pytest.raises(EngineError, match=r"it is stale: nobody answers there \(written by process \d+ on"):
+        await joined(config)
+    file.write_text(json.dumps({"url": "x"}))
+    with pytest.raises(EngineError, match="it is not there"):
+        await joined(config)
+
+
+async def test_a_machine_leaves_before_it_has_joined(tmp_path: Path) -> None:
+    with pytest.raises(Preempted, match="before there was a run"):
+        await joining._Member(config_of(tmp_path), lambda: True, None)._join("")
+
+
+async def test_a_run_without_engines_waits_for_machines_and_then_ends(tmp_path: Path) -> None:
+    write_qwen3(tmp_path / "model", 0)
+    config = config_of(tmp_path, "engine.start_seconds=0.3")
+    joins = Joining("127.0.0.1", config.output, facts_of(config), nodes=2)
+    pool = EnginePool(
+        config.engine, dtype="bfloat16", context_length=512, seed=1, log_folder=config.output / "logs",
+        hosts=Hosts("the-key", own=False, joining=joins),
+    )  # fmt: skip
+    with pytest.raises(EngineError, match=r"0 of engine.nodes = 2 machines are there after engine.start_seconds = 0.3"):
+        await pool.start(config.model.path)
+    async with open_run(config) as alone:
+        while alone.failure is None:
+            await asyncio.sleep(0.05)
+        assert "no machine has brought one within engine.start_seconds" in str(alone.failure)
