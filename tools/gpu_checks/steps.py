@@ -28,6 +28,8 @@ from mua.megatron.capabilities import capabilities, implementation_of
 from mua.megatron.model import build_chunks
 from mua.megatron.modules import defer_logits
 from mua.megatron.network import Network, policy_terms
+from mua.megatron.packing import Alignment
+from mua.megatron.shares import Shares
 from mua.plan.compute import GPUS
 from mua.plan.gpu_memory import measure
 from mua.plan.planner import StagePlan, make_plan
@@ -176,7 +178,8 @@ def _step(share: Mapping[str, Any], config: ExperimentConfig, place: Place) -> S
     lengths = [tokens // 4] * 8
     given = sequences(lengths, share["vocab_size"])
     terms = policy_terms(PolicyLoss.from_config(config.algorithm), 1.0, network.vocab_size)
-    network.train(given, terms)
+    own = Shares(chunks, Alignment.of(config.megatron), group=None).share(network.plan(given, training=True))
+    network.train(own, terms)
     counted = measure(network.chunks, network.wrapped, network.optimizer).total
     if place.cuda:
         torch.cuda.reset_peak_memory_stats()
@@ -184,7 +187,7 @@ def _step(share: Mapping[str, Any], config: ExperimentConfig, place: Place) -> S
     for _ in range(place.pick(TIMED, 1)):
         wait(place)
         began = time.perf_counter()
-        network.train(given, terms)
+        network.train(own, terms)
         wait(place)
         taken.append(time.perf_counter() - began)
     operations = 3 * Workload.of(Architecture.from_hf(share)).operations((0, length) for length in lengths)
