@@ -177,6 +177,21 @@ class ClusterConfig(Section):
     """Expected tokens of one episode; None plans with the worst case, rollout.max_tokens."""
     sampled_share: Fraction = 0.25
     """Expected share of an episode's tokens that the policy samples; the rest is prompt, user and tools."""
+    prefill_mfu: Annotated[float, Field(gt=0, le=1)] = 0.4
+    """Assumed share of the GPU's peak that an engine reaches in model FLOPs while it takes in prompts. This key and
+    those below are read by ``mua plan --placements`` alone."""
+    decode_share: Annotated[float, Field(gt=0, le=1)] = 0.5
+    """Assumed share of the memory's bandwidth that an engine reaches while it decodes: the time of an iteration is what
+    it reads, weights and KV cache, over that."""
+    episode_turns: Positive = 12
+    """Expected turns of the policy in one episode."""
+    length_spread: NonNegativeFloat = 0.5
+    """How much episodes differ in length: standard deviation of the logarithm of their sampled tokens."""
+    pause_seconds: NonNegativeFloat = 2.0
+    """Mean seconds between two turns, in tools or with the user."""
+    switch_seconds: NonNegativeFloat = 2.0
+    """Seconds in which engines give their memory back, and once more in which they take it back, with
+    engine.memory_saver."""
 
 
 class CriticConfig(Section):

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import heapq
+import itertools
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from time import monotonic
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from mua.engine.host import RemoteServer
 from mua.engine.sglang_client import EngineClient, EngineGone
@@ -96,7 +98,7 @@ class Engine:
         """Number among the engines of its machine."""
         self.stops = 0
         """Times it was stopped: tells one that is, or was, restarted from the one before."""
-        self.slots = asyncio.Semaphore(slots)
+        self.slots = Slots(slots)
         self.clock = EngineClock(slots)
         self.control = asyncio.Lock()
         """Held by whoever changes what the engine holds."""
@@ -154,6 +156,53 @@ class Engine:
         if isinstance(self.server, RemoteServer):
             self.server.abandoned = True
         await self.stop()
+
+
+class Slots:
+    """Places for requests on one engine. Of those that wait for one, the lowest number gets it first, and of equal
+    numbers the one that came first."""
+
+    def __init__(self, free: int) -> None:
+        self._free = free
+        self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
+        self._came = itertools.count()
+
+    async def acquire(self, number: int = 0) -> None:
+        """Wait for a place; :meth:`release` gives it back."""
+        if self._free > 0:
+            self._free -= 1
+            return
+        given = asyncio.get_running_loop().create_future()
+        heapq.heappush(self._waiting, (number, next(self._came), given))
+        try:
+            await given
+        except asyncio.CancelledError:
+            if given.done() and not given.cancelled():  # the place came together with the cancellation
+                self.release()
+            raise
+
+    def release(self) -> None:
+        while self._waiting:
+            _, _, given = heapq.heappop(self._waiting)
+            if not given.done():
+                given.set_result(None)
+                return
+        self._free += 1
+
+
+class Loaded(Protocol):
+    """What a request's engine is chosen by."""
+
+    in_flight: int
+    queued: int
+
+
+Chosen = TypeVar("Chosen", bound=Loaded)
+
+
+def least_loaded(engines: Iterable[Chosen]) -> Chosen:
+    """The engine for a session that has none."""
+    return min(engines, key=lambda engine: engine.in_flight + engine.queued)
 
 
 class Targets:

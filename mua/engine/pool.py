@@ -40,7 +40,7 @@ from typing import TYPE_CHECKING, Any
 from mua.config.schema import EngineConfig
 from mua.engine.broadcast import Members, all_or_first_error
 from mua.engine.host import Hosts, RemoteServer
-from mua.engine.member import Engine, EngineState, Machine, Server, Targets
+from mua.engine.member import Engine, EngineState, Machine, Server, Targets, least_loaded
 from mua.engine.membership import Membership
 from mua.engine.sampler import SamplingParams, TurnCut
 from mua.engine.server import engine_server
@@ -366,7 +366,7 @@ class EnginePool:
         """
         began = monotonic()
         async with asyncio.timeout_at(until):
-            engine = await self._admit(session, died)
+            engine = await self._admit(session, params.order, died)
         stops = engine.stops
         waited = monotonic() - began
         rid = uuid.uuid4().hex
@@ -395,7 +395,7 @@ class EnginePool:
             self._account(engine)
             engine.slots.release()
 
-    async def _admit(self, session: str, died: dict[Engine, int]) -> Engine:
+    async def _admit(self, session: str, order: int, died: dict[Engine, int]) -> Engine:
         """Wait for the gate, an engine in rotation and a slot of it; the caller gives the slot back.
 
         It is the session's engine while that serves, else the least loaded one.
@@ -414,14 +414,14 @@ class EnginePool:
             serving = alive
             engine = self._sessions.get(session)
             if engine is None or engine not in serving:
-                engine = min(serving, key=lambda one: one.in_flight + one.queued)
+                engine = least_loaded(serving)
             self._sessions[session] = engine
             self._sessions.move_to_end(session)
             if len(self._sessions) > _MAX_SESSIONS:
                 self._sessions.popitem(last=False)
             engine.queued += 1
             try:
-                await engine.slots.acquire()
+                await engine.slots.acquire(order)
             finally:
                 engine.queued -= 1
             if not self._gate_closed and engine.state is EngineState.SERVING and self._failure is None:

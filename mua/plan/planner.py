@@ -154,8 +154,8 @@ def make_plan(
     # last shards of a buffer can be some padding smaller.
     ranks = range(0, world, 1 if every_rank else world // config.megatron.pipeline_parallel)
     gpu = GPUS[config.cluster.gpu]
-    options = Options.of(config.megatron, _machine(gpu), experts=architecture.experts > 0)
-    stages = _stages(architecture, config, ranks, options)
+    options = options_of(architecture, config)
+    stages = stage_plans(architecture, config, ranks, options)
     free = gpu.memory - int(config.cluster.reserve_gigabytes * 1e9)
     fullest = max(trainer_at_start(stage.rank, config) for stage in stages)
     found_free = max(0, free - fullest)
@@ -179,12 +179,14 @@ def make_plan(
     )
 
 
-def _machine(gpu: Gpu) -> Capabilities:
-    """A GPU of the cluster with Transformer Engine, as it is installed by the constraints."""
-    return Capabilities(cuda=True, compute=gpu.compute, transformer_engine=TRANSFORMER_ENGINE[0])
+def options_of(architecture: Architecture, config: ExperimentConfig) -> Options:
+    """What the trainer's layout comes to on a GPU of the cluster, with the constraints' Transformer Engine."""
+    gpu = GPUS[config.cluster.gpu]
+    machine = Capabilities(cuda=True, compute=gpu.compute, transformer_engine=TRANSFORMER_ENGINE[0])
+    return Options.of(config.megatron, machine, experts=architecture.experts > 0)
 
 
-def _stages(
+def stage_plans(
     architecture: Architecture, config: ExperimentConfig, ranks: Iterable[int], options: Options
 ) -> list[StagePlan]:
     """Every rank of ``ranks``; of stages between the ends with the same kinds of layers only one is built."""

@@ -145,7 +145,7 @@ async def test_machines_are_numbered_and_the_address_is_private_and_taken_back(t
     ("overrides", "both_sides"),
     [
         (["engine.tensor_parallel=2"], "engine.tensor_parallel: the run has 1, this machine 2"),
-        (["model.dtype=float32"], "model.dtype: the run has bfloat16, this machine float32"),
+        (["model.dtype=float32"], 'model.dtype: the run has "bfloat16", this machine "float32"'),
         (["engine.extra={schedule_policy: lpm}"], r"engine.extra: the run has {}, this machine {\"schedule_policy"),
         (["seed=9"], "seed: the run has 1, this machine 9"),
     ],
