@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import psutil
@@ -19,12 +19,12 @@ import pytest
 from engine_fixtures import CONTEXT, cpu_engine_config, make_pool
 from safetensors.torch import load_file
 
-from mua.engine.member import Server
+from mua.engine.member import EnginePlace, Server
 from mua.engine.pool import EnginePool
 from mua.engine.sampler import SamplingParams
 from mua.engine.server import SglangServer, engine_server
 from mua.engine.sglang_client import EngineGone
-from mua.engine.source import WeightBucket
+from mua.engine.source import WeightGenerator
 from mua.errors import DeadlineExceeded, EngineError
 from tests.tensor_source import TensorSource
 
@@ -151,8 +151,8 @@ class Weights(TensorSource):
         super().__init__(load_file(folder / "model.safetensors"), bucket_bytes=2**16)
         self.fault: Callable[[], object] | None = None
 
-    def buckets(self, nodes: Sequence[int]) -> Generator[WeightBucket, None, None]:
-        for number, bucket in enumerate(super().buckets(nodes)):
+    def buckets(self, engines: Sequence[EnginePlace], groups: int = 0) -> WeightGenerator:
+        for number, bucket in enumerate(super().buckets(engines, groups)):
             if number == 1 and self.fault is not None:
                 fault, self.fault = self.fault, None
                 fault()

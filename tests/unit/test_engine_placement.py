@@ -94,10 +94,12 @@ def test_a_run_is_reached_by_the_address_that_other_machines_know(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("MASTER_ADDR", raising=False)
-    assert placement.trainer_address(config_of(tmp_path)) == "127.0.0.1"
+    assert placement.trainer_address(config_of(tmp_path).engine) == "127.0.0.1"
     monkeypatch.setenv("MASTER_ADDR", "node-7")
-    assert placement.trainer_address(config_of(tmp_path, "engine.nodes=1")) == "node-7"
-    assert placement.trainer_address(config_of(tmp_path, "engine.nodes=1", "engine.address=10.0.0.9")) == "10.0.0.9"
+    assert placement.trainer_address(config_of(tmp_path, "engine.nodes=1").engine) == "node-7"
+    assert (
+        placement.trainer_address(config_of(tmp_path, "engine.nodes=1", "engine.address=10.0.0.9").engine) == "10.0.0.9"
+    )
 
 
 # ---- joining
