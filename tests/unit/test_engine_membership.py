@@ -143,7 +143,7 @@ async def test_a_machine_whose_engine_does_not_start_again_is_given_up_and_the_r
         assert own.running
 
 
-@pytest.mark.parametrize("request_path", ["/update_weights_from_tensor", "/begin_weight_update", "/flush_cache"])
+@pytest.mark.parametrize("request_path", ["/update_weights_from_tensor", "/begin_weight_update", "/pause_generation"])
 async def test_one_that_is_lost_during_an_update_does_not_keep_the_others_from_it(
     tmp_path: Path, request_path: str
 ) -> None:
