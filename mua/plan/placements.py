@@ -24,6 +24,7 @@ from mua.megatron.layouts import is_proven, problems
 from mua.plan.compute import GPUS, bubble, episode_tokens, forward_flops
 from mua.plan.gpu_memory import EngineBytes, engine_bytes, reference_bytes
 from mua.plan.layout import gpus_per_node
+from mua.plan.links import PCIE_GIGABYTES_PER_SECOND
 from mua.plan.planner import Plan, options_of, stage_plans
 from mua.plan.simulation import Setting, SimulatedEpisode, SimulatedTurn, mean_metrics, settled, simulate
 from mua.rollout.scheduler import StepDemand
@@ -210,7 +211,8 @@ def _separate(plan: Plan, config: ExperimentConfig, staleness: int) -> Simulated
     # one machine.
     one_machine = plan.gpus <= gpus_per_node(config)
     cluster = config.cluster
-    speed = cluster.nvlink_gigabytes_per_second if one_machine else cluster.network_gigabytes_per_second
+    near = cluster.nvlink_gigabytes_per_second or PCIE_GIGABYTES_PER_SECOND
+    speed = near if one_machine else cluster.network_gigabytes_per_second
     setting = replace(setting, sync_seconds=engine.weights / (speed * 1e9))
     return _simulated("separate", setting, config.megatron.world_size, engine_gpus)
 
