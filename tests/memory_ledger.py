@@ -66,6 +66,8 @@ TOUCHED = {
 """What a request touches of an engine's memory. Others are answered by its HTTP process, or take and give memory."""
 _SHARED = re.compile(rb"/torch_\d+_\d+_\d+")
 """Names of shared memory in torch's handles."""
+_HEADER = 64
+"""Bytes before the contents: how many processes have it open."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,7 +247,7 @@ class Ledger:
         if "torch_memory_saver" in os.environ.get("LD_PRELOAD", ""):
             self.note(f"{label} opens a bucket in memory that torch_memory_saver maps")
         try:
-            return blake2b(Path(f"/dev/shm{name}").read_bytes()).digest()
+            return blake2b(Path(f"/dev/shm{name}").read_bytes()[_HEADER:]).digest()
         except FileNotFoundError:
             self.note(f"the weight bucket {name} is freed, and {label} loads it")
             return b""
