@@ -105,8 +105,8 @@ def build(folder: Path, megatron: MegatronConfig, dtype: str = "float32") -> lis
 
 
 def stored_tensors(chunk: Any) -> dict[str, Tensor]:
-    """Parameters and persistent buffers; Megatron's state also names extra states that are None."""
-    return {name: tensor for name, tensor in chunk.state_dict().items() if tensor is not None}
+    """Parameters and persistent buffers; Megatron's state also names extra states, which are empty."""
+    return {name: tensor for name, tensor in chunk.state_dict().items() if not name.endswith("_extra_state")}
 
 
 def log_probabilities(chunks: Sequence[Any], ids: Tensor) -> Tensor | None:

@@ -121,12 +121,12 @@ def differences(folder: str, sizes: dict[str, Any]) -> dict[str, float]:
     largest = max(np.abs(values).max() for values in reference["gradients"].values())
     return {
         "loss": _apart(plain["loss"], reference["loss"]),
-        "gradient": _furthest(plain["gradients"], reference["gradients"]) / float(largest),
+        "gradient": furthest(plain["gradients"], reference["gradients"]) / float(largest),
         "norm": max(abs(own["grad_norm"][0] / alone["grad_norm"][0] - 1) for own, alone in runs),
-        "weights": _furthest(plain["weights"], reference["weights"]),
+        "weights": furthest(plain["weights"], reference["weights"]),
         "logprobs": _apart(plain["logprobs"], reference["logprobs"]),
         "distributed_loss": _apart(second["loss"][:STEPS], other["loss"][:STEPS]),
-        "distributed_weights": _furthest(second["weights"], other["weights"]),
+        "distributed_weights": furthest(second["weights"], other["weights"]),
         "alone": _apart(second["loss"][STEPS:], other["loss"][STEPS:]),
         "load": max((abs(second["load"][key] / value - 1) for key, value in other["load"].items()), default=0.0),
     }
@@ -153,18 +153,23 @@ def trained(folder: str, sizes: dict[str, Any]) -> dict[str, Any]:
 def _plain(folder: str, sizes: dict[str, Any]) -> dict[str, Any]:
     sizes = sizes | {"distributed_optimizer": False, "overlap_param_gather": None}  # there is nothing to gather
     with backend(Path(folder), optimizer=ADAM, **sizes) as built:
-        logprobs = np.concatenate(built.log_probabilities(_batch(0).sequences, TEMPERATURE))
-        metrics = [built.train_step(_batch(0), LOSS)]
+        logprobs = np.concatenate(built.log_probabilities(batch(0).sequences, TEMPERATURE))
+        metrics = [built.train_step(batch(0), LOSS)]
         return _series(metrics) | {"logprobs": logprobs, "gradients": gradients(built), "weights": exported(built)}
 
 
-def _second(folder: str, sizes: dict[str, Any]) -> dict[str, Any]:
+def of_second(folder: str, sizes: dict[str, Any]) -> dict[str, Any]:
+    """Settings of the second run."""
     # The balancing loss is made for each micro-batch. By tokens all layouts have the same ones; by operations,
     # interleaved pipelines, where all are padded to one length, have others.
     losses = {"moe_aux_loss": 0.3, "moe_z_loss": 0.1, "balance": "tokens"}
     sizes = sizes | losses if Path(folder).name.startswith("moe") else sizes
-    with backend(Path(folder), distributed_optimizer=True, optimizer=ADAM, **sizes) as built:
-        metrics = [built.train_step(_batch(step), LOSS) for step in range(STEPS)]
+    return {"distributed_optimizer": True, "optimizer": ADAM, **sizes}
+
+
+def _second(folder: str, sizes: dict[str, Any]) -> dict[str, Any]:
+    with backend(Path(folder), **of_second(folder, sizes)) as built:
+        metrics = [built.train_step(batch(step), LOSS) for step in range(STEPS)]
         weights = exported(built)
         metrics.append(built.train_step(make_batch((9,), temperature=TEMPERATURE), LOSS))
     load = {key: value for key, value in metrics[0].items() if key.startswith("moe/")}
@@ -180,7 +185,7 @@ def _series(metrics: list[dict[str, float]]) -> dict[str, Any]:
     return {key: np.array(values) for key, values in series.items()}
 
 
-def _batch(step: int) -> TrainBatch:
+def batch(step: int) -> TrainBatch:
     return make_batch(LENGTHS, temperature=TEMPERATURE, seed=step)
 
 
@@ -188,6 +193,6 @@ def _apart(own: Float32Array, reference: Float32Array) -> float:
     return float(np.abs(own - reference).max())
 
 
-def _furthest(own: dict[str, Float32Array], reference: dict[str, Float32Array]) -> float:
+def furthest(own: dict[str, Float32Array], reference: dict[str, Float32Array]) -> float:
     assert own.keys() == reference.keys()
     return max(_apart(own[name], reference[name]) for name in reference)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping
 
 from mua.config.schema import EngineConfig
@@ -11,7 +10,12 @@ from mua.errors import ConfigError
 
 ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
 """By which torch's allocator is configured; the second and third are older names that it still reads."""
-_EXPANDABLE = re.compile(r"expandable_segments\s*:\s*true", re.IGNORECASE)
+
+
+def expandable(value: str) -> bool:
+    """Whether a setting of torch's allocator asks for expandable segments."""
+    pairs = (part.partition(":") for part in value.split(","))
+    return any(key.strip() == "expandable_segments" and on.strip().lower() in ("true", "1") for key, _, on in pairs)
 
 
 def refuse_expandable_segments(config: EngineConfig, environment: Mapping[str, str] | None = None) -> None:
@@ -33,7 +37,7 @@ def refuse_expandable_segments(config: EngineConfig, environment: Mapping[str, s
         return
     environment = os.environ if environment is None else environment
     for name in ALLOCATOR_VARIABLES:
-        if _EXPANDABLE.search(value := environment.get(name, "")):
+        if expandable(value := environment.get(name, "")):
             raise ConfigError(
                 f"{name}={value}: expandable segments can be neither released nor handed to an engine on the same GPU, "
                 f"which {' and '.join(keys)} needs; take expandable_segments out of the variable"

@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from mua.config.schema import ExperimentConfig
+from mua.engine.allocator import ALLOCATOR_VARIABLES, expandable
 from mua.engine.variables import OF_NCCL_GROUP
 from mua.launch.checks import Check
 from mua.launch.gpus import Capability, visible_capability
 
 BLACKWELL: Capability = (10, 0)
-_ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 """Both names are read; torch 2.14 prefers the first."""
 _ATTENTION = ("NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN", "NVTE_UNFUSED_ATTN")
 
@@ -65,16 +65,12 @@ def needed_variables(config: ExperimentConfig, capability: Capability | None) ->
         ]
     if engine.transport == "colocated" or engine.memory_saver or megatron.offload:
         why = "memory in expandable segments has no legacy CUDA IPC handle, and torch_memory_saver cannot release it"
-        needed += [Variable(name, None, why, "failure", lambda value: not expandable(value)) for name in _ALLOCATOR]
+        needed += [
+            Variable(name, None, why, "failure", lambda value: not expandable(value)) for name in ALLOCATOR_VARIABLES
+        ]
     why = "Megatron-Core chooses the attention kernel, and refuses another choice"
     needed += [Variable(name, None, why, "failure") for name in _ATTENTION]
     return needed
-
-
-def expandable(value: str) -> bool:
-    """Whether a setting of torch's allocator asks for expandable segments."""
-    pairs = (part.partition(":") for part in value.split(","))
-    return any(key.strip() == "expandable_segments" and on.strip().lower() in ("true", "1") for key, _, on in pairs)
 
 
 def set_variables(config: ExperimentConfig, environment: MutableMapping[str, str] = os.environ) -> None:
@@ -113,9 +109,9 @@ def _fix(variable: Variable) -> str:
 
 def known_variables(environment: Mapping[str, str] = os.environ) -> Check:
     """For a machine without a configuration: which of the table's variables are set."""
-    names = ("CUDA_DEVICE_MAX_CONNECTIONS", *OF_NCCL_GROUP, "NCCL_ALGO", *_ALLOCATOR, *_ATTENTION)
+    names = ("CUDA_DEVICE_MAX_CONNECTIONS", *OF_NCCL_GROUP, "NCCL_ALGO", *ALLOCATOR_VARIABLES, *_ATTENTION)
     shown = ", ".join(f"{name}={environment[name]}" for name in names if name in environment) or "none set"
-    if any(expandable(environment.get(name, "")) for name in _ALLOCATOR):
+    if any(expandable(environment.get(name, "")) for name in ALLOCATOR_VARIABLES):
         return Check(
             "variables", "warning", shown, "expandable segments can be neither shared with engines nor released"
         )

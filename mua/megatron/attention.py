@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import cache, lru_cache
+from inspect import signature
 from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
@@ -17,19 +19,36 @@ from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from mua.compat import torch_flash_cpu
 from mua.megatron.modules import PackedMicrobatch
-from mua.megatron.tiles import NodePlaces, Tile, tiles, visible_until, zigzag
+from mua.megatron.tiles import IndexArray, NodePlaces, Tile, tiles, visible_until, zigzag
+
+
+def _varlen() -> Any:
+    """torch's kernel for sequences of varying length, where it takes what is wanted of it here."""
+    try:
+        from torch.nn.attention.varlen import varlen_attn
+    except ImportError:
+        return None
+    return varlen_attn if {"scale", "window_size", "enable_gqa"} <= signature(varlen_attn).parameters.keys() else None
+
+
+_varlen_attn = _varlen()
 
 BLOCK = 128
 """Queries and keys of a block: FlexAttention's own, which its kernels' tiles divide."""
+LEAST_BLOCKS = 2
+"""Blocks of queries, and of keys, that a kernel is given at least: a compiled function is made anew where a size is 1,
+and where a length is the first that blocks divide or do not. With whole blocks, two at least, one serves all lengths,
+whatever the order they come in; forward, and forward with backward, are two."""
 
 
 class PackedAttention(MegatronModule):
     """Causal attention in which a token sees only earlier tokens of its own sequence, or its ancestors in a tree.
 
     What several sequences begin with (:mod:`mua.megatron.trees`) is computed once, nothing is computed across
-    boundaries, no score matrix is kept and no key copied: on CUDA in one block-sparse kernel
-    (:func:`attend_block_sparse`), elsewhere in a few calls of fused attention (:func:`attend_tiles`). It takes
-    the place of Megatron's ``DotProductAttention``, which refuses packed micro-batches and materialises all scores.
+    boundaries, no score matrix is kept and no key copied: on CUDA in one kernel, by cumulative lengths
+    (:func:`attend_by_length`) or, for trees and context parallelism, block-sparse (:func:`attend_block_sparse`),
+    elsewhere in a few calls of fused attention (:func:`attend_tiles`). It takes the place of Megatron's
+    ``DotProductAttention``, which refuses packed micro-batches and materialises all scores.
 
     Under context parallelism (:mod:`mua.megatron.tiles`) every rank gathers the keys and values of the whole
     micro-batch, which with grouped query attention are small, and attends from its own queries.
@@ -60,6 +79,9 @@ class PackedAttention(MegatronModule):
         if size > 1:
             both = gather(torch.cat([keys, values], dim=-1), self.group)[packed_seq_params.order]
             keys, values = both.split([key.shape[-1], value.shape[-1]], dim=-1)
+        packed = packed_seq_params.by_length if size == 1 and query.is_cuda and takes_lengths(query) else None
+        if packed is not None:
+            return attend_by_length(queries, keys, values, packed, self.scale).reshape(*query.shape[:2], -1)
         nodes = _node_places(packed_seq_params.lengths, packed_seq_params.used, packed_seq_params.parents)
         if query.is_cuda:
             mask = block_mask(nodes, size, rank, query.device)
@@ -180,7 +202,49 @@ def _expanded(tensor: Tensor, heads: int) -> Tensor:
     return tensor.transpose(0, 1)[:, None].expand(-1, heads, -1, -1)
 
 
-def attend_block_sparse(query: Tensor, key: Tensor, value: Tensor, mask: BlockMask, scale: float) -> Tensor:
+def takes_lengths(query: Tensor) -> bool:
+    """Whether torch's kernel for sequences of varying length takes ``query``, ``[..., heads, head dim]`` on CUDA."""
+    size = query.shape[-1]
+    return (
+        _varlen_attn is not None
+        and query.dtype in (torch.bfloat16, torch.float16)
+        and size % 8 == 0
+        and size <= 256
+        and torch.cuda.get_device_capability(query.device) >= (8, 0)
+    )
+
+
+def attend_by_length(query: Tensor, key: Tensor, value: Tensor, packed: PackedSeqParams, scale: float) -> Tensor:
+    """Causal attention within sequences side by side, by torch's FlashAttention for cumulative lengths.
+
+    Args:
+        query: ``[tokens, heads, head dim]``.
+        key: ``[tokens, groups, head dim]``, and so ``value``; each group serves ``heads / groups`` neighbouring heads.
+        packed: of :attr:`mua.megatron.modules.PackedMicrobatch.by_length`.
+        scale: factor on the scores.
+
+    Returns:
+        ``[tokens, heads, head dim]``
+    """
+    assert _varlen_attn is not None
+    output: Tensor = _varlen_attn(
+        query,
+        key,
+        value,
+        packed.cu_seqlens_q,
+        packed.cu_seqlens_kv,
+        packed.max_seqlen_q,
+        packed.max_seqlen_kv,
+        scale=scale,
+        window_size=(-1, 0),  # causal
+        enable_gqa=query.shape[1] != key.shape[1],
+    )
+    return output
+
+
+def attend_block_sparse(
+    query: Tensor, key: Tensor, value: Tensor, mask: BlockMask, scale: float, kernel: Any = None
+) -> Tensor:
     """Attention of the visible pairs in one kernel; what CUDA computes.
 
     torch's FlexAttention (Dong et al., 2024) skips blocks of the score matrix that no query of the block sees, computes
@@ -191,20 +255,23 @@ def attend_block_sparse(query: Tensor, key: Tensor, value: Tensor, mask: BlockMa
         key: ``[keys, groups, head dim]``, and so ``value``; each group serves ``heads / groups`` neighbouring heads.
         mask: of :func:`block_mask`.
         scale: factor on the scores.
+        kernel: FlexAttention or what was compiled of it; None: :func:`compiled` on CUDA.
 
     Returns:
         ``[queries, heads, head dim]``
     """
-    by_head = (tensor.transpose(0, 1)[None] for tensor in (query, key, value))
-    kernel = _compiled() if query.is_cuda else flex_attention
+    queries, keys = mask.seq_lengths
+    sizes = ((query, queries), (key, keys), (value, keys))
+    by_head = (F.pad(part, (0, 0, 0, 0, 0, size - len(part))).transpose(0, 1)[None] for part, size in sizes)
+    kernel = kernel or (compiled() if query.is_cuda else flex_attention)
     output = kernel(*by_head, block_mask=mask, scale=scale, enable_gqa=query.shape[1] != key.shape[1])
-    return output[0].transpose(0, 1)
+    return output[0].transpose(0, 1)[: len(query)]
 
 
 @cache
-def _compiled() -> Any:
+def compiled(backend: Any = "inductor") -> Any:
     """Uncompiled, the function forms all scores. ``fullgraph`` makes an error of a quiet return to that."""
-    return torch.compile(flex_attention, dynamic=True, fullgraph=True)
+    return torch.compile(flex_attention, dynamic=True, fullgraph=True, backend=backend)
 
 
 @lru_cache(maxsize=32)
@@ -212,15 +279,16 @@ def block_mask(nodes: NodePlaces, size: int, rank: int, device: torch.device) ->
     """Which pairs of a rank's queries and the micro-batch's keys are visible.
 
     Which block is skipped, masked or whole follows from the ends of subtrees, least and greatest of a block, so that no
-    mask of the micro-batch is ever formed. A block that is cut off by its end is never a whole one.
+    mask of the micro-batch is ever formed. Lengths are filled up to whole blocks, :data:`LEAST_BLOCKS` of them at
+    least, with queries that see nothing and keys that nothing sees.
 
     Args:
         size: context-parallel ranks, of which ``rank`` holds two chunks of every node, as
             :func:`mua.megatron.tiles.zigzag` says.
     """
-    until = torch.from_numpy(visible_until(nodes)).to(device)
+    until = _whole_blocks(visible_until(nodes)).to(device)
     lengths = [stop - start for start, stop in zip(nodes.starts, nodes.stops, strict=True)]
-    places = torch.from_numpy(zigzag(lengths, size, rank)).to(device)
+    places = _whole_blocks(zigzag(lengths, size, rank)).to(device)
 
     def visible(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         place = places[query]
@@ -239,9 +307,15 @@ def block_mask(nodes: NodePlaces, size: int, rank: int, device: torch.device) ->
     )
 
 
+def _whole_blocks(values: IndexArray) -> Tensor:
+    """Filled up with -1."""
+    wanted = max(LEAST_BLOCKS * BLOCK, -(-len(values) // BLOCK) * BLOCK)
+    return F.pad(torch.from_numpy(values), (0, wanted - len(values)), value=-1)
+
+
 def _extremes(values: Tensor) -> tuple[Tensor, Tensor]:
-    """Least and greatest of each block; a block that is cut off has -1 in the rest."""
-    blocks = F.pad(values, (0, -len(values) % BLOCK), value=-1).view(-1, BLOCK)
+    """Least and greatest of each block."""
+    blocks = values.view(-1, BLOCK)
     return blocks.amin(1), blocks.amax(1)
 
 

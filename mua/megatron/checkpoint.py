@@ -265,7 +265,7 @@ def load(folder: Path, networks: Mapping[str, Network], config: MegatronConfig) 
             for name, network in networks.items():
                 own = loaded if name == POLICY else loaded[name]
                 for index, chunk in enumerate(network.wrapped):
-                    chunk.module.load_state_dict(own[_chunk_name(network.wrapped, index)], strict=True)
+                    _fill(chunk, own[_chunk_name(network.wrapped, index)], folder)
                 network.optimizer.load_state_dict(own["optimizer"], state[_counts(name)[0]])
     with _together(folder, doing="loaded"):
         if not content.get("weights_only") and content["layout"] == _layout(config):
@@ -282,18 +282,27 @@ def load(folder: Path, networks: Mapping[str, Network], config: MegatronConfig) 
 
 
 def _restore_weights(folder: Path, policy: Network) -> None:
-    """Weights alone; the optimizer starts from them. Modules' extra states (of FP8) are not part of such a folder."""
-    models = {
-        model: {name: entry for name, entry in state.items() if not isinstance(entry, ShardedObject)}
-        for model, state in _sharded_models(policy.wrapped, _sharding()).items()
-    }
-    loaded = dist_checkpointing.load(models, str(folder))
+    """Weights alone; the optimizer starts from them."""
+    loaded = dist_checkpointing.load(_without_extra_states(_sharded_models(policy.wrapped, _sharding())), str(folder))
     for index, chunk in enumerate(policy.wrapped):
-        left = chunk.module.load_state_dict(loaded[_chunk_name(policy.wrapped, index)], strict=False)
-        names = [name for name in (*left.missing_keys, *left.unexpected_keys) if not name.endswith(_EXTRA_STATE)]
-        if names:
-            raise ModelError(f"checkpoint {folder} is of another model: it does not fit {names[0]}")
+        _fill(chunk, loaded[_chunk_name(policy.wrapped, index)], folder)
     policy.optimizer.megatron.reload_model_params()
+
+
+def _fill(chunk: DistributedDataParallel, state: dict[str, Any], folder: Path) -> None:
+    left = chunk.module.load_state_dict(state, strict=False)
+    names = [name for name in (*left.missing_keys, *left.unexpected_keys) if not name.endswith(_EXTRA_STATE)]
+    if names:
+        raise ModelError(f"checkpoint {folder} is of another model: it does not fit {names[0]}")
+
+
+def _without_extra_states(models: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """What is loaded of models: modules' extra states hold nothing where fp8 is scaled by blocks, and which modules
+    have one depends on whose layers they are."""
+    return {
+        model: {name: entry for name, entry in state.items() if not isinstance(entry, ShardedObject)}
+        for model, state in models.items()
+    }
 
 
 @contextmanager
@@ -407,6 +416,8 @@ def _sharded(networks: Mapping[str, Network], *, loading: bool) -> dict[str, Any
     metadata, whole = _sharding(), dict[str, Any]()
     for name, network in networks.items():
         models = _sharded_models(network.wrapped, metadata)
+        if loading:
+            models = _without_extra_states(models)
         described = models["model"] if len(models) == 1 else models
         own = {**models, "optimizer": network.optimizer.sharded_state_dict(described, metadata, loading)}
         if name == POLICY:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from mua.config.schema import MegatronConfig, ModelConfig
 from mua.errors import ModelError, MuaError, one_line
 from mua.megatron.architecture import Architecture
 from mua.megatron.attention import PackedAttention
+from mua.megatron.grouped_experts import GroupedExperts
 from mua.megatron.layouts import check_divisible, check_layout
 from mua.megatron.modules import PositionedRotary, RMSNorm, ValueHead
 from mua.megatron.moe import PackedRouter, prepare_experts
@@ -31,7 +33,16 @@ from mua.megatron.settings import start_user_buffers, transformer_config
 
 
 def layer_spec(config: TransformerConfig, sparse: bool = False) -> ModuleSpec:
-    """Megatron's local transformer layer, with experts where ``sparse``, and this package's norm and attention."""
+    """A transformer layer of the implementation that ``config`` names, with experts where ``sparse``."""
+    if config.transformer_impl == "transformer_engine":
+        from mua.megatron import transformer_engine_spec  # its classes have Transformer Engine's for bases
+
+        return transformer_engine_spec.layer_spec(config, sparse)
+    return _local_layer_spec(config, sparse)
+
+
+def _local_layer_spec(config: TransformerConfig, sparse: bool) -> ModuleSpec:
+    """Megatron's local transformer layer with this package's norm and attention."""
     spec = get_gpt_layer_local_spec(
         num_experts=config.num_moe_experts if sparse else None,
         moe_grouped_gemm=config.moe_grouped_gemm,
@@ -45,7 +56,9 @@ def layer_spec(config: TransformerConfig, sparse: bool = False) -> ModuleSpec:
     if config.qk_layernorm:
         attention.q_layernorm = attention.k_layernorm = RMSNorm
     if sparse:
-        layer.mlp.keywords["submodules"].router = PackedRouter
+        submodules = layer.mlp.keywords["submodules"]
+        submodules.router = PackedRouter
+        submodules.experts = partial(GroupedExperts, **submodules.experts.keywords)
     return spec
 
 
@@ -119,7 +132,15 @@ def _build_chunk(
         "post_process": parallel_state.is_pipeline_last_stage(**where),
         "vp_stage": vp_stage,
     }
-    block = TransformerBlockSubmodules(layer_specs=specs, layer_norm=RMSNorm)
+    block = TransformerBlockSubmodules(layer_specs=specs, layer_norm=_final_norm(config))
     chunk = GPTModel(config, block, **settings)
     chunk.rotary_pos_emb = PositionedRotary(frequencies)
     return chunk.to(device())
+
+
+def _final_norm(config: TransformerConfig) -> Any:
+    if config.transformer_impl == "transformer_engine":
+        from mua.megatron import transformer_engine_spec
+
+        return transformer_engine_spec.FinalNorm
+    return RMSNorm

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -47,6 +49,28 @@ class PackedMicrobatch(PackedSeqParams):
     """bool ``[tokens]``: of which tokens ``experts`` are known; neither padding's nor a sequence's last."""
     batch_tokens: int = 1
     """Tokens of the whole batch, padding not counted."""
+
+    @cached_property
+    def by_length(self) -> PackedSeqParams | None:
+        """Sequences side by side in the form that kernels of packed attention take, ``thd``; None for trees.
+
+        Padding counts as the end of the sequence that it is behind, so that nothing lies between two sequences. Lengths
+        are those of all context-parallel ranks that share the micro-batch.
+        """
+        if any(parent >= 0 for parent in self.parents):
+            return None
+        ends = torch.tensor([0, *itertools.accumulate(self.lengths)], dtype=torch.int32, device=device())
+        longest = max(self.lengths)
+        # One tensor for all four: by that Transformer Engine sees that there is no padding between sequences.
+        return PackedSeqParams(
+            qkv_format="thd",
+            cu_seqlens_q=ends,
+            cu_seqlens_kv=ends,
+            cu_seqlens_q_padded=ends,
+            cu_seqlens_kv_padded=ends,
+            max_seqlen_q=longest,
+            max_seqlen_kv=longest,
+        )
 
 
 class RMSNorm(torch.nn.Module):

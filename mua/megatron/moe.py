@@ -76,7 +76,9 @@ class PackedRouter(TopKRouter):
 
     def _balance(self, logits: Tensor, real: Tensor, packing: PackedMicrobatch) -> Tensor:
         """This rank's part of the load-balancing loss; its choices are counted over the whole micro-batch."""
-        chosen, scores = compute_routing_scores_for_aux_loss(logits, self.topk, self.score_function, padding_mask=~real)
+        chosen, scores = compute_routing_scores_for_aux_loss(
+            logits, self.topk, self.score_function, fused=self.config.moe_router_fusion, padding_mask=~real
+        )
         counts = chosen.sum(0).to(scores.dtype)
         dist.all_reduce(counts, group=self.tp_cp_group)
         choices = counts.sum().clamp(min=1.0)

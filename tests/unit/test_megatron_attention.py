@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 import shutil
+from inspect import signature
 
 import numpy as np
 import pytest
@@ -19,9 +20,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.nn.attention.flex_attention import flex_attention
+from torch.nn.attention.varlen import varlen_attn
 
 from mua.megatron import attention
 from mua.megatron.attention import attend_tiles
+from mua.megatron.modules import PackedMicrobatch
 from mua.megatron.tiles import NodePlaces, tiles, visible_until, zigzag
 from mua.megatron.trees import joined, merged
 from mua.types import BoolArray
@@ -209,29 +212,64 @@ def test_flex_attention_is_the_same(size: int, rank: int) -> None:
     torch.testing.assert_close(output, attend_tiles(query, key, value, tiles(layout, size, rank), 0.3))
 
 
+def test_the_kernel_for_lengths_is_called_as_torch_declares_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It runs on CUDA only: here its arguments are bound to its signature, and what they mean is computed."""
+    declared = signature(varlen_attn)
+
+    def computed(*args: object, **kwargs: object) -> torch.Tensor:
+        given = declared.bind(*args, **kwargs).arguments
+        assert given["cu_seq_q"].dtype == torch.int32
+        assert given["window_size"] == (-1, 0)
+        assert given["max_q"] == given["max_k"] == 40
+        ends = given["cu_seq_q"].tolist()
+        parts = [
+            torch.nn.functional.scaled_dot_product_attention(
+                *(given[name][start:stop].transpose(0, 1)[None] for name in ("query", "key", "value")),
+                is_causal=True, scale=given["scale"], enable_gqa=given["enable_gqa"],
+            )[0].transpose(0, 1)
+            for start, stop in itertools.pairwise(ends)
+        ]  # fmt: skip
+        return torch.cat(parts)
+
+    monkeypatch.setattr(attention, "_varlen_attn", computed)
+    packing = PackedMicrobatch(lengths=(5, 40, 2), used=(5, 37, 2), parents=(-1, -1, -1))
+    layout = NodePlaces.of(packing.lengths, packing.used, packing.parents)
+    query, key, value = tensors(layout, 47)
+    output = attention.attend_by_length(query, key, value, packing.by_length, 0.3)
+    real = np.concatenate([np.arange(42), [45, 46]])
+    torch.testing.assert_close(output[real], attend_tiles(query, key, value, tiles(layout), 0.3)[real])
+    assert PackedMicrobatch(lengths=(5, 3), used=(5, 3), parents=(-1, 0)).by_length is None
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="compiles C++")
-def test_compiled_flex_attention_is_the_same() -> None:
-    """With dynamic shapes, as on CUDA."""
-    layout = large_layout()
-    query, key, value = (tensor.float() for tensor in tensors(layout, layout.stops[-1]))
-    by_head = (tensor.transpose(0, 1)[None].contiguous() for tensor in (query, key, value))
-    mask = attention.block_mask(layout, 1, 0, torch.device("cpu"))
-    output = torch.compile(flex_attention, dynamic=True)(*by_head, block_mask=mask, scale=0.3, enable_gqa=True)
-    expected = attend_tiles(query, key, value, tiles(layout), 0.3)
-    torch.testing.assert_close(output[0].transpose(0, 1), expected, rtol=1e-4, atol=1e-5)
+def test_compiled_flex_attention_is_the_same_and_compiled_once() -> None:
+    """As on CUDA with its forward pass: whole blocks leave the compiler, too, nothing that lengths could change."""
+    torch._dynamo.utils.counters.clear()
+    for layout in (large_layout(), *(NodePlaces.of((length,), (length,), ()) for length in (1, 100, 128, 1000, 1024))):
+        query, key, value = (tensor.float() for tensor in tensors(layout, layout.stops[-1]))
+        mask = attention.block_mask(layout, 1, 0, torch.device("cpu"))
+        output = attention.attend_block_sparse(query, key, value, mask, 0.3, attention.compiled())
+        expected = attend_tiles(query, key, value, tiles(layout), 0.3)
+        torch.testing.assert_close(output, expected, rtol=1e-4, atol=1e-5)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
 
 
 @pytest.mark.slow
-def test_rows_of_all_lengths_are_traced_once() -> None:
+@pytest.mark.parametrize(("size", "heads", "groups"), [(1, 8, 1), (1, 4, 4), (2, 8, 2)])
+def test_rows_of_all_lengths_are_traced_once(size: int, heads: int, groups: int) -> None:
     """As on CUDA, but without the kernel: a trace a row would end at torch's limit of eight."""
     counter = CompileCounterWithBackend("eager")
-    traced = torch.compile(flex_attention, dynamic=True, fullgraph=True, backend=counter)
-    for prompt, answers in itertools.product((777, 515, 150), (3, 4, 5, 6)):
-        layout = layout_of([[[0] * prompt + [1 + answer] * 40 for answer in range(answers)]])
-        by_head = (tensor.transpose(0, 1)[None] for tensor in tensors(layout, layout.stops[-1]))
-        mask = attention.block_mask(layout, 1, 0, torch.device("cpu"))
-        traced(*by_head, block_mask=mask, scale=0.3, enable_gqa=True)
+    traced = attention.compiled(counter)
+    lengths = (1, 128, 100, 1024, 257, 1, 129, 777, 2048)
+    layouts = [NodePlaces.of((-(-n // (2 * size)) * 2 * size,), (n,), ()) for n in lengths]
+    layouts += [layout_of([[[0] * 160 + [1 + answer] * 40 for answer in range(answers)]]) for answers in (3, 5)]
+    for layout in layouts:
+        queries = layout.stops[-1] // size
+        query = torch.randn(queries, heads, 16)
+        key, value = torch.randn(2, layout.stops[-1], groups, 16)
+        mask = attention.block_mask(layout, size, size - 1, torch.device("cpu"))
+        assert attention.attend_block_sparse(query, key, value, mask, 0.3, traced).shape == query.shape
     assert counter.frame_count == 1
 
 

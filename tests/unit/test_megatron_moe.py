@@ -16,6 +16,7 @@ import transformers
 from torch import Tensor
 
 from mua.algorithms.losses import CrossEntropyLoss, LossTerms, TokenTensors
+from mua.megatron.grouped_experts import GroupedExperts, takes
 from tests.megatron_support import OPTIMIZER, backend, gradients, make_batch, write_model
 
 EXPERTS, CHOSEN, LAYERS = 8, 2, 2
@@ -80,6 +81,38 @@ def test_balancing_losses_have_the_gradient_of_their_formula(
         expected = model.get_parameter(name).grad.numpy()
         assert np.abs(expected).max() > 1e-4
         np.testing.assert_allclose(found[name], expected, atol=1e-5 * np.abs(expected).max(), err_msg=name)
+
+
+DTYPES = {"float32": 1e-6, "bfloat16": 2e-2}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_experts_in_one_product_are_experts_one_after_the_other(dtype: str, folder: Path) -> None:
+    with backend(folder, dtype=dtype) as built:
+        experts = built.policy.chunks[0].decoder.layers[0].mlp.experts
+        assert type(experts) is GroupedExperts
+        kind = experts.local_experts[0].linear_fc1.weight.dtype
+        hidden = torch.randn(19, 32, dtype=kind, requires_grad=True)
+        probs = torch.rand(19, requires_grad=True)
+        counts = torch.tensor([3, 0, 7, 1, 0, 0, 8, 0])
+        found = []
+        for compute in (GroupedExperts.forward, GroupedExperts.__base__.forward):
+            output, bias = compute(experts, hidden, counts, probs)
+            assert bias is None
+            weights = [w for expert in experts.local_experts for w in expert.parameters()]
+            grads = torch.autograd.grad(output.float().square().sum(), [hidden, probs, *weights], allow_unused=True)
+            found.append([output, *(torch.zeros(1) if grad is None else grad for grad in grads)])
+    for own, other in zip(*found, strict=True):
+        if own.shape == other.shape:
+            torch.testing.assert_close(own, other, rtol=DTYPES[dtype], atol=DTYPES[dtype])
+        else:  # an expert without tokens has no gradient, or one of zeros
+            assert not own.any()
+
+
+def test_what_the_grouped_product_cannot_take_goes_one_after_the_other() -> None:
+    assert takes(torch.zeros(3, 32), 24)
+    assert not takes(torch.zeros(3, 32), 23)
+    assert not takes(torch.zeros(3, 30, dtype=torch.bfloat16), 24)
 
 
 @pytest.mark.parametrize("settings", [{}, {"recompute": "full"}, {"max_tokens_per_microbatch": 512}])
