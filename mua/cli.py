@@ -344,6 +344,7 @@ def launch_slurm(
     overrides: Overrides = None,
     nodes: Annotated[int | None, option("--nodes", "nodes of the job")] = None,
     gpus_per_node: Annotated[int | None, option("--gpus-per-node", "GPUs of one node")] = None,
+    exclusive: Annotated[bool | None, typer.Option(help="whole nodes, or cores of shared ones")] = None,
     cpus_per_task: Annotated[int | None, option("--cpus-per-task", "cores of one node's part")] = None,
     partition: Annotated[str | None, typer.Option("--partition")] = None,
     account: Annotated[str | None, typer.Option("--account")] = None,
@@ -351,14 +352,16 @@ def launch_slurm(
     time: Annotated[str | None, option("--time", "time limit, such as 24:00:00")] = None,
     container: Annotated[str | None, option("--container", "image for pyxis")] = None,
     fine_tune: Annotated[bool, option("--sft", "run mua sft instead of mua train")] = False,
+    engines_only: Annotated[bool, option("--engines-only", "nodes that join the engines of a run")] = False,
     dry_run: Annotated[bool, option("--dry-run", "print the script, submit nothing")] = False,
 ) -> None:
     """Submit a training run to Slurm. The options come before the configuration's section slurm."""
     import mua.launch.slurm as slurm
 
-    options = {"nodes": nodes, "gpus_per_node": gpus_per_node, "cpus_per_task": cpus_per_task, "time": time}
-    texts = {"partition": partition, "account": account, "qos": qos, "container_image": container}
-    job = slurm.prepare(config, overrides or (), {**options, **texts}, "sft" if fine_tune else "train")
+    options = {"nodes": nodes, "gpus_per_node": gpus_per_node, "cpus_per_task": cpus_per_task, "exclusive": exclusive}
+    texts = {"partition": partition, "account": account, "qos": qos, "time": time, "container_image": container}
+    verb: slurm.Verb = "engines" if engines_only else "sft" if fine_tune else "train"
+    job = slurm.prepare(config, overrides or (), {**options, **texts}, verb)
     text = slurm.render(job)
     if dry_run:
         print(text, end="")

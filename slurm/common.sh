@@ -5,10 +5,11 @@ set -uo pipefail
 leaving=      # Slurm said that the time is nearly over, or somebody wants the nodes
 cancelled=    # somebody cancelled the job, or the time is over
 step=         # process of the step that runs
+keepers=()    # processes that keep an engine node's step running, one for each
 finished=     # the job's last step ended well
 status=0      # of the last step, as rank 0 left it; "fault" when it left none
 trap 'leaving=1; say "asked to leave (SIGUSR1)"; forward USR1' USR1
-trap 'cancelled=1; forward TERM' TERM
+trap 'cancelled=1; forward TERM; end_engines' TERM
 
 say() { printf '%s mua: %s\n' "$(date '+%F %T')" "$*"; }
 
@@ -19,10 +20,13 @@ begin() {
   attempt=${SLURM_RESTART_COUNT:-0}
   MUA_ATTEMPT=$MUA_LOGS/attempt-$attempt
   MUA_STATUS_FILE=$MUA_ATTEMPT/status
-  MUA_HEAD=$(address_of "$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)")
+  mapfile -t nodes < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
+  trainer_nodes=("${nodes[@]:0:${#nodes[@]}-${MUA_ENGINE_NODES:-0}}")
+  MUA_HEAD=$(address_of "${nodes[0]}")
   export MUA_ROOT VENV MUA_SETUP MUA_RANKS_PER_NODE MUA_ATTEMPT MUA_STATUS_FILE MUA_HEAD
-  # Since 22.05 srun takes this from its own variable only.
-  export SRUN_CPUS_PER_TASK=${SLURM_CPUS_PER_TASK:-${SRUN_CPUS_PER_TASK:-1}}
+  # A step that names a number of cores gets no more than that, and binds its one process to them: srun takes the
+  # number from these variables, which of them depends on its version. One that names none gets what the job has there.
+  unset SRUN_CPUS_PER_TASK SLURM_CPUS_PER_TASK SLURM_TRES_PER_TASK
   mkdir -p "$MUA_ATTEMPT" || { say "cannot write logs to $MUA_LOGS"; exit 2; }
   say "job $SLURM_JOB_ID, attempt $attempt, on $SLURM_JOB_NODELIST; logs in $MUA_ATTEMPT"
 }
@@ -62,12 +66,15 @@ run_step() {
   return "$ended"
 }
 
-# srun, one task on each node, in the container if there is one.
+# one_task_a_node NODE,NODE ... srun's arguments: with all of the job's cores there, in the container if there is one.
 one_task_a_node() {
-  local container=()
+  local container=() list=$1 count
+  shift
+  count=$(tr ',' '\n' <<<"$list" | wc -l)
   [ -z "${MUA_CONTAINER_IMAGE:-}" ] || container+=(--container-image="$MUA_CONTAINER_IMAGE")
   [ -z "${MUA_CONTAINER_MOUNTS:-}" ] || container+=(--container-mounts="$MUA_CONTAINER_MOUNTS")
-  run_step srun --ntasks-per-node=1 --kill-on-bad-exit=1 "${container[@]}" "$@"
+  run_step srun --nodes="$count" --ntasks="$count" --ntasks-per-node=1 --nodelist="$list" --cpu-bind=none \
+    "${container[@]}" "$@"
 }
 
 # ranks NAME VERB ...: `mua VERB ...` on every rank of the job, logs in <attempt>/NAME/rank-<n>.log. Sets status.
@@ -78,7 +85,8 @@ ranks() {
   MUA_PORT=$(free_port) || { status=fault; return; }
   mkdir -p "$MUA_RANK_LOGS"
   rm -f "$MUA_STATUS_FILE"
-  one_task_a_node --nodes="$SLURM_JOB_NUM_NODES" bash "$MUA_ROOT/slurm/node.sh" "$@" || ended=$?
+  one_task_a_node "$(joined "${trainer_nodes[@]}")" --kill-on-bad-exit=1 \
+    bash "$MUA_ROOT/slurm/node.sh" "$@" || ended=$?
   status=fault
   [ ! -s "$MUA_STATUS_FILE" ] || status=$(<"$MUA_STATUS_FILE")
   say "$name ended: rank 0 with $status, the step with $ended"
@@ -86,6 +94,87 @@ ranks() {
   if [ "$status" = fault ]; then
     tail -n 5 "$MUA_RANK_LOGS"/*.log 2>/dev/null || true
   fi
+}
+
+joined() { local IFS=,; echo "$*"; }
+
+# engines CONFIG ...: `mua engines CONFIG ...` on each engine node, beside the trainer. Not heard of further: a node whose
+# step ends before the run does gets a new one, and one that is lost takes its engines with it and nothing else.
+engines() {
+  local engine_nodes=("${nodes[@]:${#trainer_nodes[@]}}") node
+  engine_group=()
+  if [ "${SLURM_HET_SIZE:-1}" -gt 1 ]; then
+    engine_group=(--het-group=1)
+    mapfile -t engine_nodes < <(scontrol show hostnames "$SLURM_JOB_NODELIST_HET_GROUP_1")
+  fi
+  mkdir -p "$MUA_ATTEMPT/engines"
+  for node in "${engine_nodes[@]}"; do
+    keep_engines "$node" "$@" &
+    keepers+=($!)
+  done
+}
+
+# One engine node, in a process of its own: a look at it, then its steps one after the other until the run has ended.
+keep_engines() {
+  local ended=0 node=$1
+  shift
+  # srun passes on SIGUSR1, at which engines leave once their requests have ended; for SIGTERM it kills.
+  trap 'cancelled=1; forward USR1; (sleep 60; forward TERM) &' TERM
+  trap '' USR1  # the trainer saves and leaves; then its engines are ended
+  export MUA_RANK_LOGS=$MUA_ATTEMPT/engines MUA_RANKS_PER_NODE=1
+  unset MUA_STATUS_FILE
+  [ "$MUA_PREFLIGHT" = 0 ] || on_engine_node "$node-doctor" "$node" doctor || ended=$?
+  [ "$ended" != 2 ] || { say "engines of $node: $(grep ^failure "$MUA_RANK_LOGS/$node-doctor.log")"; return 2; }
+  while [ -z "$cancelled" ]; do
+    ended=0
+    on_engine_node "$node" "$node" engines "$@" || ended=$?
+    [ -z "$cancelled" ] || return 75
+    case $ended in
+      0) say "engines of $node: the run has ended"; return ;;
+      2) say "engines of $node: stopped by something a person has to fix, see $MUA_RANK_LOGS/$node.log"; return 2 ;;
+    esac
+    say "engines of $node ended with $ended"
+    still_ours "$node" || { say "Slurm has taken $node from the job: its engines are gone, the run goes on"; return 75; }
+    run_step sleep "${MUA_ENGINE_SECONDS:-20}"
+  done
+}
+
+# on_engine_node LOG NODE VERB ...: one step there.
+on_engine_node() {
+  export MUA_LOG_NAME=$1
+  one_task_a_node "$2" "${engine_group[@]}" bash "$MUA_ROOT/slurm/node.sh" "${@:3}" >>"$MUA_RANK_LOGS/srun-$2.log" 2>&1
+}
+
+# The end of engines that are a job of their own: the run's, a mistake, or what asked them to leave. Sets status.
+await_engines() {
+  local keeper ended
+  status=75
+  leaving=1
+  for keeper in "${keepers[@]}"; do
+    while true; do
+      ended=0
+      wait "$keeper" || ended=$?
+      kill -0 "$keeper" 2>/dev/null || break
+    done
+    case $ended in
+      0) finished=1 ;;
+      2) status=2 ;;
+    esac
+  done
+}
+
+# Whether the job still has a node. One that Slurm finds dead is taken from a job that is not ended for it (--no-kill).
+still_ours() {
+  local job=$SLURM_JOB_ID list
+  [ "${SLURM_HET_SIZE:-1}" = 1 ] || job=$SLURM_JOB_ID_HET_GROUP_1
+  list=$(squeue --noheader --states=all --job "$job" --format=%N) || return 0  # nobody answers: look again later
+  scontrol show hostnames "$list" | grep -qxF "$1"
+}
+
+end_engines() {
+  [ "${#keepers[@]}" = 0 ] || kill -s TERM "${keepers[@]}" 2>/dev/null
+  wait "${keepers[@]}" 2>/dev/null
+  keepers=()
 }
 
 # The simulated user's server, started by another job: wait for its address file and for something that listens there.
@@ -156,7 +245,7 @@ requeue() {
     exit 75
   fi
   say "requeueing; the next attempt continues from the newest checkpoint"
-  scontrol requeue "$SLURM_JOB_ID" || { say "Slurm does not requeue this job; submit it again to continue"; exit 75; }
+  scontrol requeue "$SLURM_JOB_ID" || [ -n "$cancelled" ] || { say "Slurm does not requeue this job; submit it again to continue"; exit 75; }
   sleep 60 & wait $!  # Slurm ends this script
   exit 75
 }

@@ -31,7 +31,7 @@ class Jobs:
     def environment(self) -> dict[str, str]:
         ours = self.cluster.environment
         slurm = {name: value for name, value in ours.items() if name in ("SLURM_CONF", "PATH")}
-        return environment() | slurm | {"MUA_TEST_API_KEY": "sk-this-must-not-appear"}
+        return environment() | slurm | {"MUA_TEST_API_KEY": "sk-this-must-not-appear", "MUA_ENGINE_SECONDS": "2"}
 
     def mua(self, *arguments: str | Path, cwd: Path, status: int = 0) -> str:
         """``mua arguments`` on the login node, which must end with ``status``; what it said."""

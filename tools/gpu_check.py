@@ -99,6 +99,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     # Checks leave no destructor a chance, so that Python's tracker of semaphores would count what is long gone.
     os.environ.setdefault("PYTHONWARNINGS", "ignore:resource_tracker")
+    # The process that checks are forked from imports this checkout before it is told any path.
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     try:
         if arguments.out is None:
             raise Usage("--out FOLDER is needed, for results, table and log")
@@ -282,9 +284,15 @@ def free_memory() -> int:
     """Bytes of the host that processes can still take, by the kernel and by the control group."""
     lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
     free = next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:"))
-    with suppress(OSError, ValueError):
-        group = Path("/sys/fs/cgroup")
-        free = min(free, int((group / "memory.max").read_text()) - int((group / "memory.current").read_text()))
+    for limit, used in (
+        ("memory.max", "memory.current"),
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+    ):
+        with suppress(
+            OSError, ValueError
+        ):  # of control groups, version 2 and 1; without a limit it is no number, or huge
+            group = Path("/sys/fs/cgroup")
+            free = min(free, int((group / limit).read_text()) - int((group / used).read_text()))
     return free
 
 

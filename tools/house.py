@@ -32,7 +32,17 @@ CHECKED = (*CORE, "environments", "workbench", "tools")
 OF_OTHER_PROCESSES = ("mua/compat/sglang_cpu/shim/", "mua/compat/sglang_keys/plugin/")
 """Plugins of SGLang's servers, whose names SGLang prescribes."""
 FLOORS = (
-    ("mua", "mua.errors", "mua.masking", "mua.ports", "mua.seeds", "mua.types", "mua.untrusted", "megatron_bridge"),
+    (
+        "mua",
+        "mua.cores",
+        "mua.errors",
+        "mua.masking",
+        "mua.ports",
+        "mua.seeds",
+        "mua.types",
+        "mua.untrusted",
+        "megatron_bridge",
+    ),
     ("mua.compat", "mua.config"),
     ("mua.observe",),
     ("mua.algorithms", "mua.endpoint", "mua.engine"),

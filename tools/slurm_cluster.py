@@ -5,9 +5,9 @@
     python -m tools.slurm_cluster install               # Debian's packages alone (as root)
 
 Everything lies in one temporary folder that SLURM_CONF points into; a Slurm that runs on the machine is not touched.
-The nodes share the machine's cores (each claims a few, whatever there are) and have two GPUs by name only, so that
-requests for GPUs are really scheduled. A job sees no device through them. The daemons share the cores with the jobs'
-ranks, so a message and a batch script's start may take longer than Slurm's own 10 seconds.
+Each node has all of the machine's cores, to which Slurm binds steps as a cluster does (``task/affinity``), and two GPUs
+by name only, so that requests for GPUs are really scheduled. A job sees no device through them. The daemons share the
+cores with the jobs' ranks, so a message and a batch script's start may take longer than Slurm's own 10 seconds.
 """
 
 from __future__ import annotations
@@ -40,6 +40,8 @@ PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol", "sque
 NODES = ("n1", "n2")
 GPUS = 2
 PARTITION = "debug"
+SHARED_PARTITION = "shared"
+"""One whose site refuses ``--exclusive``."""
 START_SECONDS = 180.0
 STOP_SECONDS = 30.0
 _SYSTEM_PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
@@ -60,7 +62,7 @@ SlurmdSpoolDir={folder}/spool-%n
 SlurmctldPidFile={folder}/slurmctld.pid
 SlurmdPidFile={folder}/slurmd-%n.pid
 ProctrackType=proctrack/linuxproc
-TaskPlugin=task/none
+TaskPlugin=task/affinity
 MpiDefault=none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
@@ -74,9 +76,24 @@ SlurmctldTimeout=20
 MessageTimeout=30
 BatchStartTimeout=60
 SchedulerParameters=sched_interval=2
+JobSubmitPlugins=lua
 {nodes}
 PartitionName={partition} Nodes=ALL Default=YES MaxTime=INFINITE State=UP OverSubscribe=YES
+PartitionName={shared} Nodes=ALL MaxTime=INFINITE State=UP
 """
+SITE_RULES = """\
+function slurm_job_submit(job, partitions, user)
+  if job.partition == "{shared}" and job.shared == 0 then
+    slurm.log_user("{shared}: exclusive use of nodes is not allowed")
+    return slurm.ERROR
+  end
+  return slurm.SUCCESS
+end
+function slurm_job_modify(job, record, partitions, user)
+  return slurm.SUCCESS
+end
+"""
+"""Of a site that grants no whole nodes in one partition."""
 NODE = "NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs={cpus} RealMemory=16000 Gres=gpu:{gpus}"
 
 
@@ -136,8 +153,8 @@ class Cluster:
     """A controller and one slurmd a node. Use as a context manager; leaving it stops every job and removes all."""
 
     nodes: Sequence[str] = NODES
-    cpus: int = 4
-    """Cores that each node claims to have."""
+    cpus: int = field(default_factory=lambda: len(os.sched_getaffinity(0)))
+    """Cores of each node: those of the machine, since processes are bound to them."""
     folder: Path = field(init=False)
     """Configuration, state and logs of the daemons."""
     daemons: dict[str, subprocess.Popen[bytes]] = field(init=False, default_factory=dict)
@@ -219,9 +236,10 @@ class Cluster:
         (self.folder / "slurm.conf").write_text(
             CONFIGURATION.format(
                 host=host, port=ports[0], folder=self.folder, user=getpass.getuser(), nodes="\n".join(nodes),
-                partition=PARTITION,
+                partition=PARTITION, shared=SHARED_PARTITION,
             )
         )  # fmt: skip
+        (self.folder / "job_submit.lua").write_text(SITE_RULES.format(shared=SHARED_PARTITION))
         for number in range(GPUS):
             (self.folder / f"gpu{number}").touch()
         (self.folder / "gres.conf").write_text(f"Name=gpu File={self.folder}/gpu[0-{GPUS - 1}]\n")
@@ -242,9 +260,9 @@ class Cluster:
     def idle(self) -> bool:
         """Whether every node is there and free."""
         with contextlib.suppress(SlurmUnavailable):
-            return self.call("sinfo", "--noheader", "--Node", "--format=%N %T").split("\n")[:-1] == [
-                f"{name} idle" for name in sorted(self.nodes)
-            ]
+            return self.call("sinfo", "--noheader", "--Node", f"--partition={PARTITION}", "--format=%N %T").split("\n")[
+                :-1
+            ] == [f"{name} idle" for name in sorted(self.nodes)]
         return False
 
     def _daemon(self, name: str, *command: str) -> None:

@@ -11,9 +11,11 @@ The way of a step's groups to its gradients, one line per function; a batch only
     with_gae(batches)              with a critic: its advantages                mua.algorithms.gae
     adjusted(batch)                KL penalty, teacher, the engine's mismatch   here, distillation, correction
     Learner.train_step(batch)      announced to all ranks                       mua.trainer.learner
-      Network.train(sequences)                                                  mua.megatron.network
+      Network.plan(sequences)                                                   mua.megatron.network
         pack(ids)                  sequences into micro-batches, ranks          mua.megatron.packing
-        training_micro_batch()     one micro-batch as tensors                   mua.megatron.microbatch
+      Shares.share(whole)          each rank gets its own                       mua.megatron.shares
+      Network.train(share)                                                      mua.megatron.network
+        micro_batch(sequences)     one micro-batch as tensors                   mua.megatron.microbatch
         Megatron's schedule        forward and backward of each micro-batch     mua.megatron.network
           PackedAttention          inside the model                             mua.megatron.attention
           log_probabilities        of the scored tokens                         mua.megatron.logprobs

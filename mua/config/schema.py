@@ -334,11 +334,15 @@ class SlurmConfig(Section):
     """How ``mua launch slurm`` asks for nodes; its options of the same names come before these."""
 
     nodes: Positive | None = None
-    """Nodes of the job; None: as many as the layout's ranks fill."""
+    """Nodes of the job, with those of ``engine.nodes``; None: as many as the layout's ranks fill, and those."""
     gpus_per_node: NonNegative = 8
     """GPUs of one node, one rank on each; 0 on a cluster without GPUs, where nodes share the ranks evenly."""
+    exclusive: bool = True
+    """Ask for whole nodes: all their cores and all their memory. False: for ``cpus_per_task`` cores and the cluster's
+    default of memory (``--mem`` in ``extra``), where a site does not grant whole nodes or a run needs less than one."""
     cpus_per_task: Positive | None = None
-    """Cores of one node's part of the job; None leaves it to the cluster."""
+    """Cores of one node's part of the job, shared by its ranks, engines and environments; None: 8 for each rank. Of
+    whole nodes, the least that a node must have."""
     partition: str | None = None
     """Partition; None: the cluster's default."""
     account: str | None = None
@@ -372,6 +376,13 @@ class SlurmConfig(Section):
     """Deadline of that wait."""
     extra: list[str] = []
     """Further options of sbatch, such as ``--constraint=h200``."""
+    engine_partition: str | None = None
+    """Partition of the nodes that have engines alone (``engine.nodes``). Any of the three keys ``engine_*`` makes these
+    nodes a component of their own in a heterogeneous job; without them they are the last nodes of one job."""
+    engine_gpus_per_node: NonNegative | None = None
+    """GPUs of one of these nodes; None: ``gpus_per_node``."""
+    engine_extra: list[str] = []
+    """Options of sbatch for these nodes instead of ``extra``."""
 
 
 class ExperimentConfig(Section):

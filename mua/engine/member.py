@@ -98,6 +98,8 @@ class Engine:
         self.version = 0
         self.released: set[str] = set()
         """Tags of the memory it has given back."""
+        self.paused = False
+        """Whether requests that were running on it wait to go on."""
         self._client: EngineClient | None = None
         self._stopping = asyncio.Lock()
 
@@ -115,6 +117,7 @@ class Engine:
         self.state = EngineState.STARTING
         await self.server.start(model_path)
         self.released.clear()
+        self.paused = False
         self._client = EngineClient(self.server.url, self.label, self.server.api_key)
         self.version = 0
 

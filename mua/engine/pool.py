@@ -16,8 +16,9 @@ asked of another.
 A restarted engine holds the weights of the model folder. Unless no update was ever made, it stays out of
 rotation until :meth:`EnginePool.update_weights` has reached it; ``awaiting_weights`` is set meanwhile.
 
-While memory is released the trainer uses it: engines are not asked to generate, and one that died is restarted only
-when the memory was resumed, or when a weight update waits for it.
+While memory is released the trainer uses it. Engines are asked for nothing that touches it, requests that were running
+stay paused, and one that died is restarted only when the memory was resumed, or when somebody who has made room waits
+for it (:meth:`EnginePool.until_up`). One that was starting when memory is to be released is awaited, for it takes all.
 """
 
 from __future__ import annotations
@@ -548,6 +549,7 @@ class EnginePool:
         When none is left, ``source`` is asked again as soon as an engine is up.
 
         Raises:
+            EngineGone: none is left, and memory is released: make room, wait :meth:`until_up`, and update again.
             EngineError: an engine refused, ``engine.max_restarts`` is used up, or no engine came up in the time that
                 all its restarts may take. The engines concerned are restarted and wait for the next update.
         """
@@ -557,12 +559,16 @@ class EnginePool:
                 raise EngineError(f"engines serve version {self.version}; cannot fill a restarted one with {version}")
             while True:
                 awaiting = [engine for engine in self._engines if engine.state is EngineState.AWAITING]
-                engines = awaiting if only_awaiting else await self.until_up()
+                engines = awaiting if only_awaiting else self._up() if self.released else await self.until_up()
                 try:
+                    if not engines and not only_awaiting:
+                        raise EngineGone("no engine is up")
                     async with self._quiet(engines, gate=not only_awaiting) as targets:
                         report = await self._push(targets, source, version)
                     break
                 except EngineGone as error:
+                    if self.released and not only_awaiting:
+                        raise  # an engine that starts needs the memory that the trainer has
                     _log.warning("the weights of version %d reached no engine: %s; sending them again", version, error)
             report.pause_seconds = monotonic() - targets.began
             self.version = version
@@ -575,18 +581,21 @@ class EnginePool:
         report.seconds = monotonic() - started
         return report
 
+    def _up(self) -> list[Engine]:
+        return [engine for engine in self._engines if engine.up]
+
     async def until_up(self) -> list[Engine]:
-        """Wait for an engine that can take weights; all that can. See :meth:`update_weights` for what is raised."""
-        of_one = self.config.start_seconds + self.config.stop_seconds + _START_MARGIN_SECONDS
-        seconds = of_one * (self.config.max_restarts + 1)
+        """Wait for an engine that can take weights, and with memory released for all that are starting too; those that
+        can. See :meth:`update_weights` for what is raised."""
+        seconds = self._start_seconds * (self.config.max_restarts + 1)
         self._wanted += 1
         self._changed()
         try:
             async with asyncio.timeout(seconds):
                 while True:
                     self._check()
-                    if up := [engine for engine in self._engines if engine.up]:
-                        return up
+                    if self._up():
+                        break
                     await self._admit_again.wait()
         except TimeoutError:
             raise EngineError(
@@ -595,6 +604,27 @@ class EnginePool:
             ) from None
         finally:
             self._wanted -= 1
+        if self.released:
+            await self._until_started()
+        return self._up()
+
+    @property
+    def _start_seconds(self) -> float:
+        """The longest that one start takes, its failure included."""
+        return self.config.start_seconds + self.config.stop_seconds + _START_MARGIN_SECONDS
+
+    async def _until_started(self) -> None:
+        """Wait until no engine is starting: it takes its memory, and has it until it is up and has released it."""
+        try:
+            async with asyncio.timeout(self._start_seconds):
+                while any(engine.state is EngineState.STARTING for engine in self._engines):
+                    self._check()
+                    await self._admit_again.wait()
+        except TimeoutError:
+            raise EngineError(
+                f"an engine neither started nor failed to within {self._start_seconds:g} s, which is "
+                f"engine.start_seconds and engine.stop_seconds, and memory is to be released: {self.describe()}"
+            ) from None
 
     async def _push(self, targets: Targets, source: WeightSource, version: int) -> SyncReport:
         if self.config.transport == "broadcast" and self._broadcast is None:
@@ -606,6 +636,9 @@ class EnginePool:
     async def _quiet(self, engines: list[Engine], *, gate: bool) -> AsyncIterator[Targets]:
         """Nothing runs on the targets inside, and their prefix caches are empty. Those lost inside are killed.
 
+        An engine whose cache is released runs nothing as it is, and is not asked to empty it. Requests that were
+        running go on once all of its memory is there.
+
         When the block fails the weights of all are unknown: all are killed. The watch restarts what was killed.
         """
         seconds = self.config.control_seconds
@@ -616,20 +649,26 @@ class EnginePool:
         async def flush(engine: Engine) -> None:
             # No request of ours is in flight, or all are paused; what is left are aborted ones and a probe.
             try:
-                await engine.client.flush(0 if engine in paused else seconds / 2, timeout=seconds)
+                await engine.client.flush(0 if engine.paused else seconds / 2, timeout=seconds)
             except EngineError as error:
                 raise EngineGone(f"{engine.label} does not become idle: {error}") from error
+
+        async def pause(engine: Engine) -> None:
+            engine.paused = True
+            await engine.client.call("/pause_generation", {"mode": "retract"}, timeout=seconds)
+
+        async def go_on(engine: Engine) -> None:
+            await engine.client.call("/continue_generation", {}, timeout=seconds)
+            engine.paused = False
 
         try:
             async with contextlib.AsyncExitStack() as stack:
                 for engine in engines:
                     await stack.enter_async_context(engine.control)
-                paused = [engine for engine in engines if engine.in_flight]
-                call = {"mode": "retract"}
-                await targets.each(lambda e: e.client.call("/pause_generation", call, timeout=seconds), paused)
-                await targets.each(flush)
+                await targets.each(pause, [e for e in engines if e.in_flight and not e.paused])
+                await targets.each(flush, [e for e in targets.engines if "kv_cache" not in e.released])
                 yield targets
-                await targets.each(lambda e: e.client.call("/continue_generation", {}, timeout=seconds), paused)
+                await targets.each(go_on, [e for e in targets.engines if e.paused and not e.released])
         except BaseException:
             for engine in targets.same(targets.engines) if targets.lost else []:
                 engine.spared = True
@@ -673,11 +712,12 @@ class EnginePool:
     async def release_memory(self, tags: Sequence[str]) -> None:
         """Give back GPU memory: ``tags`` out of ``weights``, ``kv_cache``, ``cuda_graph``. Requests wait meanwhile.
 
-        An engine that fails to is killed, which frees its memory too.
+        An engine that fails to is killed, which frees its memory too. One that is starting is awaited.
         """
         if not self.config.memory_saver:
             raise EngineError("set engine.memory_saver: true to release engine memory between rollouts", passing=False)
         self._released = self._released | set(tags)
+        await self._until_started()
         await self._memory(_RELEASE, lambda engine: set(tags) - engine.released)
 
     async def resume_memory(self, tags: Sequence[str]) -> None:

@@ -26,6 +26,8 @@ import aiohttp
 
 from mua.compat import sglang_cpu, sglang_keys
 from mua.config.schema import EngineConfig
+from mua.cores import all_cores
+from mua.engine.variables import for_engine
 from mua.errors import EngineError
 from mua.ports import LOOPBACK, free_port
 
@@ -72,11 +74,12 @@ def log_tail(path: Path, lines: int = 15) -> str:
 
 
 def start_process(command: list[str], log: BinaryIO | None, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    """``command`` in a session of its own, writing into ``log``, or where this process writes."""
+    """``command`` in a session of its own, on all cores, writing into ``log``, or where this process writes."""
     err = None if log is None else subprocess.STDOUT
-    return subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=log, stderr=err, env=environment, start_new_session=True
-    )
+    with all_cores():
+        return subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=err, env=environment, start_new_session=True
+        )
 
 
 @dataclass(eq=False, kw_only=True)
@@ -234,7 +237,8 @@ class SglangServer:
             "SGLANG_PYSPY_DUMP_BEFORE_CRASH": "0",  # it delays a crash by 5 s
             "SGLANG_TIMEOUT_KEEP_ALIVE": str(IDLE_CONNECTION_SECONDS),
         }
-        environment |= {name: value for name, value in os.environ.items() if not _OF_TRAINER.fullmatch(name)}
+        inherited = {name: value for name, value in os.environ.items() if not _OF_TRAINER.fullmatch(name)}
+        environment |= for_engine(inherited)
         environment = sglang_keys.with_plugin(environment)
         if self.cuda:
             return environment

@@ -29,6 +29,7 @@ import sys
 from contextlib import suppress
 
 from mua.config.schema import EnvironmentConfig
+from mua.cores import all_cores
 from mua.environment.domain import Domain
 from mua.environment.executors import EnvironmentHandle, LostEnvironment
 from mua.environment.protocol import Task
@@ -184,7 +185,7 @@ class WorkerProcess:
         ours, theirs = socket.socketpair()
         kept = {name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ}
         path = os.pathsep.join(os.path.abspath(folder) for folder in sys.path)
-        with theirs:  # the worker's standard input; what it prints goes to our standard error
+        with theirs, all_cores():  # the worker's standard input; what it prints goes to our standard error
             process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "mua.environment.worker"],
                 stdin=theirs.fileno(),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import re
 import resource
 import shutil
@@ -70,26 +69,6 @@ def versions(cuda: bool) -> Check:
     if other:
         return Check("versions", "warning", shown, f"tested with {', '.join(other)} ({names[0]})")
     return Check("versions", "ok", shown)
-
-
-def free_gpus(wanted: int) -> Check:
-    """``wanted`` ranks of this node have a GPU each, free of others."""
-    import torch
-
-    if not torch.cuda.is_available():
-        if granted := int(os.environ.get("SLURM_GPUS_ON_NODE", "0")):
-            fix = "everything runs on the CPU; check the driver, nvidia-smi and that torch is a build for CUDA"
-            return Check("GPUs", "warning", f"Slurm granted {granted}, but torch finds none", fix)
-        return Check("GPUs", "ok", "none; everything runs on the CPU")
-    count = torch.cuda.device_count()
-    free = [torch.cuda.mem_get_info(index) for index in range(count)]
-    total = min(total for _, total in free)
-    text = f"{count} x {torch.cuda.get_device_name(0)}, {total / 2**30:.0f} GiB each"
-    if count < wanted:
-        return Check("GPUs", "failure", text, f"{wanted} ranks of this node need one each; ask for more GPUs")
-    if busy := [index for index, (left, size) in enumerate(free) if left < 0.9 * size]:
-        return Check("GPUs", "warning", text, f"memory of {busy} is in use by others; see nvidia-smi")
-    return Check("GPUs", "ok", text)
 
 
 def open_files(config: ExperimentConfig | None) -> Check:

@@ -19,6 +19,7 @@ from contextlib import suppress
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -26,10 +27,16 @@ from tenacity import Retrying, stop_after_delay, wait_fixed
 
 from megatron_bridge.collective import gathered
 from mua.config.schema import ExperimentConfig
+from mua.cores import given_cores
 from mua.errors import MuaError
-from mua.launch import checks
+from mua.launch import checks, gpu_checks
 from mua.launch.checks import Check, guarded
+from mua.launch.cuda_variables import check_variables, known_variables
+from mua.launch.gpus import NodeFacts, read_node, visible_capability
 from mua.launch.provenance import capture_environment, node_name
+
+if TYPE_CHECKING:
+    from mua.megatron.capabilities import Capabilities
 
 RENDEZVOUS_SECONDS = 300.0
 """Ranks of a large job load their files at very different speed."""
@@ -52,7 +59,7 @@ def preflight(config: ExperimentConfig | None, capture: Path | None = None) -> N
     local, rank = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
     wanted: list[tuple[str, Callable[[], Check]]] = [
         ("versions", lambda: checks.versions(torch.cuda.is_available())),
-        ("GPUs", lambda: checks.free_gpus(local)),
+        *_gpu_checks(config, local, rank),
         ("open files", lambda: checks.open_files(config)),
         ("shared memory", lambda: checks.shared_memory(config)),
     ]
@@ -75,6 +82,35 @@ def preflight(config: ExperimentConfig | None, capture: Path | None = None) -> N
         print("\n".join(check_table(found)), flush=True)
     if failed := sum(check.state == "failure" for _, check in found):
         raise MuaError(f"preflight: {failed} failed")
+
+
+def _gpu_checks(config: ExperimentConfig | None, local: int, rank: int) -> list[tuple[str, Callable[[], Check]]]:
+    """Of one node; without a GPU each says what it skips."""
+    facts, capability = read_node(), visible_capability()
+    wanted: list[tuple[str, Callable[[], Check]]] = [
+        ("GPUs", lambda: gpu_checks.gpus(facts, local if facts.gpus else 0, gpu_checks.own_processes())),
+        ("driver", lambda: gpu_checks.driver(facts, torch.version.cuda, torch.cuda.is_available())),
+        ("links", lambda: gpu_checks.links(facts)),
+        ("cores", lambda: gpu_checks.cores(len(given_cores()), local, bool(facts.gpus), os.cpu_count() or 1)),
+        ("Apex", gpu_checks.apex),
+    ]
+    if config is None:
+        return [*wanted, ("variables", known_variables)]
+    wanted += [
+        ("variables", lambda: check_variables(config, capability)),
+        ("layers", lambda: gpu_checks.layers(config, _machine(facts))),
+        ("engines", lambda: gpu_checks.engines(config, len(facts.gpus), local)),
+    ]
+    return [*wanted, ("memory", lambda: gpu_checks.memory(config, facts))] if rank == 0 else wanted
+
+
+def _machine(facts: NodeFacts) -> Capabilities | None:
+    """What decides about the model's layers; None without a GPU, which spares the import of Megatron-Core."""
+    if not facts.gpus:
+        return None
+    from mua.megatron.capabilities import Capabilities
+
+    return Capabilities.here()
 
 
 def check_table(found: Sequence[tuple[str, Check]]) -> list[str]:
@@ -117,7 +153,8 @@ def _checked_together(config: ExperimentConfig | None, found: Found) -> Found:
             wanted.append(("shared folder", lambda: _shared_folder(config.output, names)))
         mine = [guarded(name, check) for name, check in wanted]
         found += [(node_name(), check) for check in mine if check.text]
-        return [pair for rank in gathered(found) for pair in rank]
+        everybody = [pair for rank in gathered(found) for pair in rank]
+        return everybody + [(node_name(), check) for check in gpu_checks.alike(everybody)]
     except Exception as error:
         failed = Check("collectives", "failure", f"{type(error).__name__}: {error}", "see other ranks")
         return [*found, (node_name(), failed)]

@@ -1,7 +1,12 @@
 """``mua launch slurm``: the batch script of ``slurm/train.sbatch`` with its head filled in, and its submission.
 
-There is one script. Between its lines ``# >>> head`` and ``# <<< head`` stand Slurm's options and the settings that
-the rest reads; here they are replaced by those of a configuration.
+Between the script's lines ``# >>> head`` and ``# <<< head`` stand Slurm's options and the settings that the rest reads;
+here they are replaced by those of a configuration. With ``--engines-only`` it is ``slurm/engines.sbatch``: a job whose
+nodes join the engines of a run.
+
+    engine.nodes 0                    one kind of node: every node trains
+    engine.nodes N                    one job, the last N of its nodes have engines alone
+    engine.nodes N, slurm.engine_*    a heterogeneous job: the engines' component has other nodes
 """
 
 from __future__ import annotations
@@ -26,6 +31,7 @@ from mua.launch.provenance import ROOT
 from mua.masking import credentials
 
 TEMPLATE = ROOT / "slurm" / "train.sbatch"
+ENGINES_TEMPLATE = ROOT / "slurm" / "engines.sbatch"
 PENDING_USER = {
     "MUA_USER_BASE_URL": "http://mua-user.invalid/v1",
     "MUA_USER_MODEL": "pending",
@@ -33,9 +39,15 @@ PENDING_USER = {
 }
 """Stand in, while the configuration is checked, for what the job learns from ``slurm.user_address``."""
 SUBMIT_SECONDS = 120.0
+CORES_PER_RANK = 8
+"""Asked for where nodes are shared: a rank's threads, its share of an engine's processes and of the environments."""
 
 _HEAD = re.compile(r"(?<=# >>> head\n).*?(?=# <<< head\n)", re.DOTALL)
+_SETTING = re.compile(r'^: "\$\{(\w+):=', re.MULTILINE)
 _TIME = re.compile(r"(\d+-)?\d+(:\d+){0,2}|infinite|unlimited", re.IGNORECASE)
+
+
+Verb = Literal["train", "sft", "engines"]
 
 
 @dataclass(frozen=True)
@@ -46,12 +58,17 @@ class SlurmJob:
     path: Path
     """The configuration file, as the job reads it."""
     overrides: Sequence[str]
-    verb: Literal["train", "sft"] = "train"
+    verb: Verb = "train"
+
+    @property
+    def template(self) -> Path:
+        """The script that is filled in."""
+        return ENGINES_TEMPLATE if self.verb == "engines" else TEMPLATE
 
     @property
     def script(self) -> Path:
         """Where the script is written."""
-        return self.logs / "job.sbatch"
+        return self.logs / ("engines.sbatch" if self.verb == "engines" else "job.sbatch")
 
     @property
     def logs(self) -> Path:
@@ -59,24 +76,84 @@ class SlurmJob:
         return self.config.output.absolute() / "slurm"
 
 
-def placement(config: ExperimentConfig) -> tuple[int, int]:
+@dataclass(frozen=True)
+class JobNodes:
+    """The nodes of a job."""
+
+    trainers: int
+    ranks: int
+    """Trainer ranks on each of them."""
+    engines: int = 0
+    """Nodes with engines alone."""
+    apart: bool = False
+    """Whether these are a component of their own, of a heterogeneous job."""
+
+
+def placement(config: ExperimentConfig, verb: Verb = "train") -> JobNodes:
     """Nodes of the job, and ranks on each.
 
     Raises:
-        ConfigError: the layout's ranks do not fill so many nodes and GPUs.
+        ConfigError: the layout's ranks do not fill so many nodes and GPUs, or its engines have no GPUs.
     """
+    slurm, world, alone = config.slurm, config.megatron.world_size, config.engine.nodes
+    separate = config.placement == "separate"
+    apart = bool(slurm.engine_partition or slurm.engine_gpus_per_node is not None or slurm.engine_extra)
+    if verb == "engines":
+        if not separate:
+            raise ConfigError("--engines-only: nodes join the engines of runs with placement: separate; set it")
+        _check_engine_node(config)
+        return JobNodes(0, 1, slurm.nodes or alone or 1)
+    if apart and not alone:
+        raise ConfigError(
+            "slurm.engine_*: these are for nodes that have engines alone; set engine.nodes to their number"
+        )
+    alone = 0 if verb == "sft" else alone
+    if alone:
+        _check_engine_node(config)
+    beside = config.engine.count * config.engine.tensor_parallel if separate and not alone and verb == "train" else 0
+    ranks = slurm.gpus_per_node - beside if slurm.gpus_per_node else 0
+    if slurm.gpus_per_node and ranks < 1:
+        raise ConfigError(
+            f"placement separate: engine.count {config.engine.count} x engine.tensor_parallel "
+            f"{config.engine.tensor_parallel} leave none of slurm.gpus_per_node {slurm.gpus_per_node} to train with; "
+            "lower engine.count, or give engines nodes of their own (engine.nodes)"
+        )
+    nodes = slurm.nodes - alone if slurm.nodes else (-(-world // ranks) if ranks else 1)
+    if nodes < 1:
+        raise ConfigError(
+            f"slurm.nodes {slurm.nodes}: engine.nodes {alone} of them have engines alone, which leaves none to train; "
+            f"slurm.nodes must be more, or null for as many as the layout fills"
+        )
+    return JobNodes(nodes, _ranks_of_node(config, nodes, ranks), alone, apart and alone > 0)
+
+
+def _ranks_of_node(config: ExperimentConfig, nodes: int, gpus: int) -> int:
+    """Ranks on each of ``nodes`` with ``gpus`` for them, 0 where nodes share the ranks evenly."""
     slurm, world = config.slurm, config.megatron.world_size
     layout = f"the layout of the section megatron has {world} ranks"
-    nodes = slurm.nodes or (-(-world // slurm.gpus_per_node) if slurm.gpus_per_node else 1)
-    if slurm.gpus_per_node and nodes * slurm.gpus_per_node != world:
+    if gpus and nodes * gpus != world:
         fits = [f"{world // size} x {size}" for size in range(1, 9) if world % size == 0]
+        named = f"slurm.gpus_per_node {gpus}" if gpus == slurm.gpus_per_node else f"{gpus} GPUs beside engines"
         raise ConfigError(
-            f"slurm.nodes {nodes} x slurm.gpus_per_node {slurm.gpus_per_node} are {nodes * slurm.gpus_per_node} GPUs, "
+            f"slurm.nodes {nodes} x {named} are {nodes * gpus} GPUs, "
             f"but {layout}; nodes x GPUs could be {', '.join(fits)}, or change megatron.data_parallel"
         )
     if world % nodes:
         raise ConfigError(f"slurm.nodes {nodes}: {layout}, which {nodes} nodes cannot share evenly")
-    return nodes, world // nodes
+    return world // nodes
+
+
+def _check_engine_node(config: ExperimentConfig) -> None:
+    """Raises :class:`ConfigError` where the engines do not fill an engine node's GPUs."""
+    tensor, count = config.engine.tensor_parallel, config.engine.count
+    key = "engine_gpus_per_node" if config.slurm.engine_gpus_per_node is not None else "gpus_per_node"
+    gpus = getattr(config.slurm, key)
+    if gpus and (gpus % tensor or count * tensor > gpus):
+        fits = [f"{gpus // size} of {size}" for size in range(1, gpus + 1) if gpus % size == 0]
+        raise ConfigError(
+            f"engine.count {count} of engine.tensor_parallel {tensor} do not fit slurm.{key} {gpus}; a node could have "
+            f"{', '.join(fits)}"
+        )
 
 
 def render(job: SlurmJob) -> str:
@@ -85,11 +162,14 @@ def render(job: SlurmJob) -> str:
     Raises:
         ConfigError: the layout does not fit the nodes, or a secret would stand in the script or on its command line.
     """
-    if not TEMPLATE.is_file():
-        raise MuaError(f"{TEMPLATE}: not there; mua launch slurm runs from a checkout, which the nodes must see too")
-    text, replaced = _HEAD.subn(lambda _: "\n".join(_head(job)) + "\n", TEMPLATE.read_text(encoding="utf-8"))
+    if not job.template.is_file():
+        raise MuaError(
+            f"{job.template}: not there; mua launch slurm runs from a checkout, which the nodes must see too"
+        )
+    template = job.template.read_text(encoding="utf-8")
+    text, replaced = _HEAD.subn(lambda _: "\n".join(_head(job, template)) + "\n", template)
     if replaced != 1:
-        raise MuaError(f"{TEMPLATE}: expected one block between '# >>> head' and '# <<< head'")
+        raise MuaError(f"{job.template}: expected one block between '# >>> head' and '# <<< head'")
     shown = "\n".join([text, *submission(job)])  # scripts are kept by Slurm, and command lines are seen by everybody
     for key, secret in secrets_in(job.config.model_dump()):
         if secret in shown:
@@ -112,7 +192,11 @@ def submit(job: SlurmJob, text: str) -> str:
     job.script.write_text(text, encoding="utf-8")
     done = subprocess.run(submission(job), capture_output=True, text=True, timeout=SUBMIT_SECONDS, check=False)
     if done.returncode:
-        raise MuaError(f"sbatch refused the job: {done.stderr.strip() or f'exit status {done.returncode}'}")
+        why = done.stderr.strip() or f"exit status {done.returncode}"
+        shared = (
+            "; for a part of each node set slurm.exclusive: false" if re.search(r"exclusive|mem", why, re.I) else ""
+        )
+        raise MuaError(f"sbatch refused the job: {why}{shared}")
     return done.stdout.strip().partition(";")[0]
 
 
@@ -124,11 +208,12 @@ def submission(job: SlurmJob) -> list[str]:
 def submission_note(job: SlurmJob, number: str) -> str:
     """What a person wants to know after the submission."""
     ranks = job.logs / number / "attempt-0" / job.verb
+    followed = [f"{job.logs / number}.log", *([] if job.verb == "engines" else [str(ranks / "rank-00000.log")])]
     return "\n".join(
         [
             f"job      {number}",
             f"logs     {job.logs / number}",
-            f"follow   tail -F {shlex.quote(f'{job.logs / number}.log')} {shlex.quote(str(ranks / 'rank-00000.log'))}",
+            f"follow   tail -F {shlex.join(followed)}",
             f"state    squeue --job {number}",
             f"leave    scancel --signal=USR1 --batch {number}   (saves, and comes back if slurm.requeue)",
             f"cancel   scancel {number}",
@@ -136,17 +221,18 @@ def submission_note(job: SlurmJob, number: str) -> str:
     )
 
 
-def _head(job: SlurmJob) -> Iterator[str]:
-    nodes, ranks = placement(job.config)
+def _head(job: SlurmJob, template: str) -> Iterator[str]:
+    """Options and the settings that ``template`` has."""
+    nodes, slurm = placement(job.config, job.verb), job.config.slurm
     for option in _options(job, nodes):
         yield f"#SBATCH {option}"
-    slurm = job.config.slurm
     settings = {
         "MUA_ROOT": ROOT,
         "VENV": slurm.venv or Path(sys.prefix),
         "MUA_SETUP": "; ".join(slurm.setup),
         "MUA_VERB": job.verb,
-        "MUA_RANKS_PER_NODE": ranks,
+        "MUA_RANKS_PER_NODE": nodes.ranks,
+        "MUA_ENGINE_NODES": 0 if nodes.apart else nodes.engines,
         "MUA_CHECKPOINTS": job.config.output.absolute() / "checkpoints",
         "MUA_REQUEUE": int(slurm.requeue),
         "MUA_MAX_FAULTS": slurm.max_faults,
@@ -156,34 +242,62 @@ def _head(job: SlurmJob) -> Iterator[str]:
         "MUA_USER_ADDRESS": slurm.user_address.absolute() if slurm.user_address else "",
         "MUA_USER_SECONDS": int(slurm.user_seconds),
     }
+    known = _SETTING.findall(template)
     for name, value in settings.items():
-        yield f"{name}={shlex.quote(str(value))}"
+        if name in known:
+            yield f"{name}={shlex.quote(str(value))}"
     yield f"MUA_LOGS={shlex.quote(str(job.logs))}/$SLURM_JOB_ID"
 
 
-def _options(job: SlurmJob, nodes: int) -> Iterator[str]:
+def _options(job: SlurmJob, nodes: JobNodes) -> Iterator[str]:
+    """Slurm's options: of the job, of its nodes, and of the engines' nodes where these are others."""
     slurm = job.config.slurm
+    yield f"--job-name={_word('name', job.config.name)}" + ("-engines" if job.verb == "engines" else "")
+    yield f"--signal=B:USR1@{slurm.signal_minutes * 60}"
+    yield "--open-mode=append"
+    yield f"--output={_option_path(job.logs)}/%j.log"
+    yield f"--chdir={_option_path(Path.cwd())}"
+    if nodes.trainers:
+        yield from _component(slurm, nodes.trainers + (0 if nodes.apart else nodes.engines), nodes.ranks)
+    else:
+        yield from _engine_component(slurm, nodes.engines, job.config.engine.count)
+    if nodes.apart:
+        yield "hetjob"
+        yield from _engine_component(slurm, nodes.engines, job.config.engine.count)
+    if nodes.engines:
+        yield "--no-kill"  # a dead engine node does not end the job
+
+
+def _engine_component(slurm: SlurmConfig, nodes: int, engines: int) -> Iterator[str]:
+    """The options of nodes with engines alone: those of the trainer's nodes but for the keys ``engine_*``."""
+    own: dict[str, Any] = {"partition": slurm.engine_partition, "gpus_per_node": slurm.engine_gpus_per_node}
+    changes = {name: value for name, value in own.items() if value is not None}
+    changes |= {"extra": slurm.engine_extra} if slurm.engine_extra else {}
+    return _component(slurm.model_copy(update=changes), nodes, engines, "engine_")
+
+
+def _component(slurm: SlurmConfig, nodes: int, processes: int, prefix: str = "") -> Iterator[str]:
+    """The options of alike nodes, on each of which ``processes`` share the cores."""
     if slurm.time and not _TIME.fullmatch(slurm.time):
         raise ConfigError(f"slurm.time: {slurm.time!r} is not a time of Slurm's, such as 24:00:00 or 2-00:00:00")
     words = {name: getattr(slurm, name) for name in ("partition", "account", "qos")}
     options = {
-        "job-name": _word("name", job.config.name),
         "nodes": nodes,
         "ntasks-per-node": 1,
         "gpus-per-node": slurm.gpus_per_node,
-        "cpus-per-task": slurm.cpus_per_task,
+        "cpus-per-task": slurm.cpus_per_task or (None if slurm.exclusive else CORES_PER_RANK * processes),
         **{name: _word(f"slurm.{name}", value) for name, value in words.items() if value},
         "time": slurm.time,
-        "signal": f"B:USR1@{slurm.signal_minutes * 60}",
-        "open-mode": "append",
-        "output": f"{_option_path(job.logs)}/%j.log",
-        "chdir": _option_path(Path.cwd()),
     }
     yield from (f"--{name}={value}" for name, value in options.items() if value)
     yield "--requeue" if slurm.requeue else "--no-requeue"
+    if slurm.exclusive:
+        yield "--exclusive"
+        if not any(option.startswith("--mem") for option in slurm.extra):
+            yield "--mem=0"  # all that a node has
     for option in slurm.extra:
         if not option.startswith("-") or "\n" in option:
-            raise ConfigError(f"slurm.extra: {option!r} is not an option of sbatch, such as --constraint=h200")
+            raise ConfigError(f"slurm.{prefix}extra: {option!r} is not an option of sbatch, such as --constraint=h200")
         yield option
 
 
@@ -214,9 +328,7 @@ def secrets_in(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
                 yield from secrets_in(item, f"{key}.{name}".lstrip("."))
 
 
-def prepare(
-    path: Path, overrides: Sequence[str], options: Mapping[str, str | int | None], verb: Literal["train", "sft"]
-) -> SlurmJob:
+def prepare(path: Path, overrides: Sequence[str], options: Mapping[str, str | int | None], verb: Verb) -> SlurmJob:
     """The job of a configuration; ``options`` are values of its section ``slurm`` that come before the file's.
 
     Raises:

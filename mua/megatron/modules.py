@@ -43,7 +43,8 @@ class PackedMicrobatch(PackedSeqParams):
     real: Tensor | None = None
     """bool ``[tokens]``: which of this rank's tokens are no padding."""
     experts: Tensor | None = None
-    """uint8 or int32 ``[tokens, layers * top k]``: experts the engine chose; None where it recorded none."""
+    """uint8 or int32 ``[tokens / tp, this rank's layers * top k]``: experts the engine chose
+    (:func:`mua.megatron.microbatch.expert_rows`); None where it recorded none."""
     routed: Tensor | None = None
     """bool ``[tokens]``: of which tokens ``experts`` are known; neither padding's nor a sequence's last."""
     batch_tokens: int = 1

@@ -6,7 +6,6 @@ sequences ──► packed micro-batches ──► Megatron's schedule ──►
 
 from __future__ import annotations
 
-import itertools
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -14,7 +13,6 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any, TypeAlias
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
@@ -32,7 +30,8 @@ from mua.megatron.microbatch import MicroBatch, micro_batch
 from mua.megatron.modules import output_weight
 from mua.megatron.optimizer import Optimizer, wrap_data_parallel
 from mua.megatron.packing import Alignment, check_first_tokens, check_ids, pack
-from mua.types import Float32Array, TrainSequence
+from mua.megatron.shares import Share, Whole
+from mua.types import TrainSequence
 
 Terms: TypeAlias = Callable[[MicroBatch, Any, Tensor], LossTerms]
 """Of a micro-batch, the model chunk and its output ``[1, tokens, ...]``: what it adds to the loss of the batch."""
@@ -82,6 +81,22 @@ class Network:
         """Of this rank's chunks, in a fixed order."""
         return (parameter for chunk in self.chunks for parameter in chunk.parameters())
 
+    def plan(self, sequences: Sequence[TrainSequence], *, training: bool, experts: bool = False) -> Whole:
+        """Which rank computes what of a batch, to :meth:`train` or to :meth:`score` it. Not collective.
+
+        Args:
+            experts: the engine's expert choices are read.
+
+        Raises:
+            MuaError: a sequence is longer than a micro-batch, holds a token the model lacks or, to train, trains its
+                first token.
+        """
+        if training:
+            check_first_tokens(sequences)
+        check_ids(sequences, self.vocab_size)
+        packed = pack([sequence.ids for sequence in sequences], self._config, self._workload)
+        return Whole(sequences, packed, training, experts)
+
     def gather_parameters(self) -> None:
         """Make weights whole that the last step left to be gathered during the next one; collective.
 
@@ -92,8 +107,9 @@ class Network:
                 chunk.disable_forward_pre_hook()
             self._whole = True
 
-    def train(self, sequences: Sequence[TrainSequence], terms: Terms) -> dict[str, float]:
-        """One optimizer step on the whole batch: gradients are plain sums of those of ``terms``.
+    def train(self, share: Share, terms: Terms) -> dict[str, float]:
+        """One optimizer step on the batch of which this rank has ``share``: gradients are plain sums of those of
+        ``terms``.
 
         A step whose gradient norm is not finite changes nothing and is counted. With ``megatron.overlap_param_gather``
         call :meth:`gather_parameters` before weights are read by anything but the next call.
@@ -106,9 +122,6 @@ class Network:
             ``optimizer_seconds``, how evenly ranks and micro-batches are loaded
             (:class:`mua.megatron.packing.LoadBalance`), and of the experts' load
             (:func:`mua.megatron.moe.collect_metrics`), whose losses are no part of ``loss``.
-
-        Raises:
-            MuaError: a sequence is longer than a micro-batch, trains its first token, or holds a token the model lacks.
         """
 
         def step(batch: MicroBatch, model: Any, output: Tensor) -> tuple[Tensor, Tensor, LossTerms]:
@@ -117,18 +130,12 @@ class Network:
             collected = LossTerms(found.loss.detach(), found.sums, found.maxima)
             return found.loss, torch.zeros((), dtype=torch.int, device=output.device), collected
 
-        check_first_tokens(sequences)
-        check_ids(sequences, self.vocab_size)
-        packed = pack([sequence.ids for sequence in sequences], self._config, self._workload)
         start = time.perf_counter()
-        batches = [
-            micro_batch([sequences[i] for i in planned.sequences], self._alignment, packed.plan, planned.forest)
-            for planned in packed.microbatches[parallel_state.get_data_parallel_rank()]
-        ]
+        batches = self._micro_batches(share, scoring=False)
         for chunk in self.wrapped:
             chunk.zero_grad_buffer()
         self.optimizer.megatron.zero_grad()
-        sums, maxima = _reduced(self._scheduled(batches, step, packed.plan.least, forward_only=False))
+        sums, maxima = _reduced(self._scheduled(batches, step, share.plan.least, forward_only=False))
         between = time.perf_counter()
         done = self.optimizer.step()
         self._leave_ungathered()
@@ -139,13 +146,13 @@ class Network:
         own = {
             "grad_norm": done.grad_norm,
             "learning_rate": done.learning_rate,
-            "microbatches": float(packed.plan.count),
-            "padding_share": packed.plan.padding_share,
-            "merged_share": packed.merged_share,
+            "microbatches": float(share.plan.count),
+            "padding_share": share.plan.padding_share,
+            "merged_share": share.merged_share,
             "skipped": float(not done.applied),
             "forward_backward_seconds": between - start,
             "optimizer_seconds": time.perf_counter() - between,
-            **asdict(packed.balance),
+            **asdict(share.balance),
             **moe.collect_metrics(self.chunks, self._config.moe_aux_loss, self._config.moe_z_loss),
         }
         return finish_metrics(sums, maxima) | policy | {self._prefix + name: value for name, value in own.items()}
@@ -158,38 +165,27 @@ class Network:
             self._whole = False
 
     @torch.no_grad()
-    def score(self, sequences: Sequence[TrainSequence], read: Read) -> list[Float32Array]:
+    def score(self, share: Share, read: Read) -> list[Tensor]:
         """What ``read`` finds for every token but a sequence's first.
 
         Returns:
-            per sequence, in the order given, float32 ``[T]``; entry 0 is 0.0.
-
-        Raises:
-            MuaError: a sequence is longer than a micro-batch or holds a token the model lacks.
+            of each micro-batch of the share float32 ``[N]``, in order of its scored tokens; on last stages alone.
         """
 
         def step(batch: MicroBatch, model: Any, output: Tensor, non_loss_data: bool) -> Tensor:
             return read(batch, model, output)
 
-        check_ids(sequences, self.vocab_size)
-        packed = pack([sequence.ids for sequence in sequences], self._config, self._workload)
-        own = packed.microbatches[parallel_state.get_data_parallel_rank()]
-        batches = [
-            micro_batch([sequences[i] for i in p.sequences], self._alignment, packed.plan, p.forest, scoring=True)
-            for p in own
-        ]
-        scores = self._scheduled(batches, step, packed.plan.least, forward_only=True)
-        bounds = np.concatenate([[0], np.cumsum([len(sequence) for sequence in sequences])]).astype(np.int64)
-        flat = torch.zeros(int(bounds[-1]), dtype=torch.float32, device=parallel.device())
-        if parallel.reports_results():
-            for planned, batch, values in zip(own, batches, scores, strict=True):
-                places = np.concatenate(
-                    [np.arange(bounds[i], bounds[i + 1]) for i in planned.sequences] or [bounds[:0]]
-                )
-                flat[torch.from_numpy(places).to(flat.device)[batch.scored]] = values
-        dist.all_reduce(flat)
-        whole: Float32Array = flat.cpu().numpy()
-        return [whole[start:end].copy() for start, end in itertools.pairwise(bounds)]
+        return self._scheduled(self._micro_batches(share, scoring=True), step, share.plan.least, forward_only=True)
+
+    def _micro_batches(self, share: Share, *, scoring: bool) -> list[MicroBatch]:
+        predicts = any(chunk.post_process for chunk in self.chunks)
+        return [
+            micro_batch(
+                sequences, self._alignment, share.plan, planned.forest,
+                scoring=scoring, predicts=predicts, experts=experts,
+            )
+            for planned, sequences, experts in zip(share.microbatches, share.sequences, share.experts, strict=True)
+        ]  # fmt: skip
 
     def _scheduled(
         self, batches: Sequence[MicroBatch], step: Callable[..., Any], length: int, *, forward_only: bool

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from mua.megatron import parallel
+from mua.megatron import device_memory, parallel
 from mua.megatron.network import Network
 
 
@@ -41,8 +41,7 @@ class Offloaded:
         """Bytes of the device that are free now."""
         for storage, _ in (*self._scratch, *self._kept):
             storage.resize_(0)
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()  # the engines are other processes: what torch keeps cached they cannot use
+        device_memory.give_back()
 
     def restore(self) -> None:
         """Take the memory again and fill it."""
@@ -52,8 +51,7 @@ class Offloaded:
         for storage, copy in self._kept:
             storage.resize_(copy.nbytes)
             _bytes_of(storage).copy_(copy, non_blocking=True)
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()  # the host copies are about to go
+        device_memory.synchronize()  # the host copies are about to go
         self._kept, self._scratch = [], []
 
 

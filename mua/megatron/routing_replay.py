@@ -37,10 +37,10 @@ class ReplayedRouting:
     pipeline's schedule; this one reads them off the micro-batch that is being routed, whatever the schedule.
     """
 
-    def __init__(self, mode: Mode, layer: int, router: PackedRouter) -> None:
-        """``layer`` counts from 0 over all stages, layers without experts included."""
+    def __init__(self, mode: Mode, place: int, router: PackedRouter) -> None:
+        """``place`` counts from 0 over this rank's layers with experts."""
         self.mode = mode
-        self.layer = layer
+        self.place = place
         self._router = router
         self.agreement = torch.zeros(2, dtype=torch.float64, device=device())
         """Choices of the engine that this router made too, and all of them; on the device, so that nothing waits."""
@@ -61,8 +61,8 @@ class ReplayedRouting:
             return values, own
         assert packing.routed is not None
         group = self._router.tp_group  # sequence parallelism divides the micro-batch
-        known, whole = (part.chunk(group.size())[group.rank()] for part in (packing.routed, packing.experts))
-        given = whole[:, self.layer * topk : (self.layer + 1) * topk].long()
+        known = packing.routed.chunk(group.size())[group.rank()]
+        given = packing.experts[:, self.place * topk : (self.place + 1) * topk].long()
         same = (given[known][:, :, None] == own[known][:, None, :]).any(-1)
         self.agreement[0] += same.sum()
         self.agreement[1] += same.numel()
@@ -81,8 +81,8 @@ class RoutingReplay:
             raise ConfigError("megatron.routing_replay: the model has no experts; leave the key out")
         self._config = chunks[0].config
         self._routings: list[ReplayedRouting] = []
-        for layer in layers_with_experts(chunks):
-            layer.mlp.router.router_replay = ReplayedRouting(mode, layer.layer_number - 1, layer.mlp.router)
+        for place, layer in enumerate(layers_with_experts(chunks)):
+            layer.mlp.router.router_replay = ReplayedRouting(mode, place, layer.mlp.router)
             self._routings.append(layer.mlp.router.router_replay)
 
     def check(self, sequences: Sequence[TrainSequence]) -> None:

@@ -121,6 +121,9 @@ def _check_machine(megatron: MegatronConfig, machine: Capabilities, engine: bool
         )
 
 
+_OF_EXPERTS = ("moe", "moe_act", "shared_experts")
+"""Modules that a dense model does not have, so that one list of them serves several models."""
+
 _RECOMPUTE: dict[str, dict[str, Any]] = {
     "none": {},
     "selective": {"recompute_granularity": "selective"},
@@ -153,7 +156,7 @@ def transformer_config(
     return TransformerConfig(
         **dict.fromkeys(_OFF, False),
         **_kernels(options, megatron, experts),
-        **_memory(megatron, here=here),
+        **_memory(megatron, options, experts, here=here),
         transformer_impl=options.implementation,
         tensor_model_parallel_size=megatron.tensor_parallel,
         pipeline_model_parallel_size=megatron.pipeline_parallel,
@@ -209,11 +212,17 @@ def _kernels(options: Options, megatron: MegatronConfig, experts: bool) -> dict[
     return found
 
 
-def _memory(megatron: MegatronConfig, *, here: bool) -> dict[str, Any]:
+def _memory(megatron: MegatronConfig, options: Options, experts: bool, *, here: bool) -> dict[str, Any]:
     """Fields of recomputation and of activations that wait in host memory."""
-    found = dict(_RECOMPUTE[megatron.recompute])
-    if megatron.recomputed:
-        found["recompute_modules"] = list(megatron.recomputed)
+    modules = [module for module in megatron.recomputed if experts or module not in _OF_EXPERTS]
+    if "moe_act" in modules and options.implementation == "local":
+        raise ConfigError(
+            "megatron.recompute_modules moe_act needs Transformer Engine's grouped experts; take moe, or install it "
+            "(docs/installation.md)"
+        )
+    found = dict(_RECOMPUTE[megatron.recompute]) if modules or megatron.recompute != "selective" else {}
+    if modules:
+        found["recompute_modules"] = modules
     if megatron.offload_activations:
         if here and os.environ.get("NVTE_CPU_OFFLOAD_V1") != "1":
             raise ConfigError(

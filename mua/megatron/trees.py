@@ -54,6 +54,11 @@ class Forest:
         """Tokens that are computed."""
         return sum(len(node) for node in self.nodes)
 
+    @property
+    def lengths(self) -> list[int]:
+        """Tokens of each sequence."""
+        return [sum(len(self.nodes[index]) for index in path) for path in self.paths]
+
 
 def separate(lengths: Sequence[int]) -> Forest:
     """Nothing shared: a node for each sequence."""

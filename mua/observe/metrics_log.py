@@ -121,19 +121,8 @@ def memory_metrics() -> dict[str, float]:
 
 
 def process_memory() -> dict[str, float]:
-    """Memory of this process in GiB: of its device what is allocated, reserved by torch and free for all; else, on a
-    host without CUDA, its resident set."""
-    cuda = _cuda()
-    if not cuda:
-        return {"resident_gib": _resident(psutil.Process()) / GIB}
-    import torch
-
-    free, _ = torch.cuda.mem_get_info()
-    return {
-        "device_allocated_gib": torch.cuda.memory_allocated() / GIB,
-        "device_reserved_gib": torch.cuda.memory_reserved() / GIB,
-        "device_free_gib": free / GIB,
-    }
+    """Resident set of this process in GiB."""
+    return {"resident_gib": _resident(psutil.Process()) / GIB}
 
 
 def _resident(process: psutil.Process) -> int:

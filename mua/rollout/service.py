@@ -27,6 +27,7 @@ import concurrent.futures
 import logging
 import threading
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
@@ -102,6 +103,9 @@ class RolloutService:
         self._weights: WeightSource | None = None
         self._version = 0
         self._on_episode: Callable[[], None] = lambda: None
+        self.making_room: Callable[[], AbstractContextManager[None]] = nullcontext
+        """Entered while restarted engines are given weights in the middle of a rollout: the trainer has to have them in
+        place, beside engines that roll out."""
 
     # ---- life
 
@@ -307,7 +311,8 @@ class RolloutService:
             self._interrupt()
             self._require_engines()
             if self._weights is not None and self._pool.awaiting_weights.is_set():
-                self._call(self._pool.update_weights(self._weights, self._version, only_awaiting=True))
+                with self.making_room():
+                    self._call(self._pool.update_weights(self._weights, self._version, only_awaiting=True))
 
         self._loop.call_soon_threadsafe(self._pool.awaited, True)
         try:

@@ -9,7 +9,7 @@ import logging
 import os
 import secrets
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -34,12 +34,14 @@ from mua.engine.placement import (
 )
 from mua.engine.source import TrainerSource, WeightSource
 from mua.errors import ModelError, RankLost
-from mua.megatron import checkpoint, parallel
+from mua.megatron import checkpoint, device_memory, parallel
 from mua.megatron.model import load_chunks
 from mua.megatron.modules import defer_logits
 from mua.megatron.network import Network, policy_terms, read_logprobs, read_values, value_terms
 from mua.megatron.offload import Offloaded, offload
+from mua.megatron.packing import Alignment
 from mua.megatron.routing_replay import RoutingReplay
+from mua.megatron.shares import Shares, Whole
 from mua.ports import LOOPBACK
 from mua.trainer.calls import Calls, announced, lost_rank, naming_lost_ranks
 from mua.trainer.rank_processes import end_ranks
@@ -93,6 +95,7 @@ class Learner:
             if driven and config.megatron.world_size > 1:
                 self._group = parallel.own_group(timedelta(seconds=parallel.COLLECTIVE_SECONDS))
                 self.calls = Calls(self._group, config.trainer.silence_seconds)
+            self._shares = Shares(self.policy.chunks, Alignment.of(config.megatron), self._group)
             self._nodes = find_nodes(self._group)
         self._source = TrainerSource(
             self._model_in_place,
@@ -172,26 +175,28 @@ class Learner:
         finally:
             parallel.shutdown(self._started)
 
-    @announced
     def train_step(self, batch: TrainBatch, loss: LossFunction) -> dict[str, float]:
         """One optimizer step of the policy on the whole batch: gradients are plain sums of the loss function's.
 
         Returns:
             metrics: see :meth:`mua.megatron.network.Network.train`; with ``megatron.routing_replay`` also the share of
-            the engine's expert choices that this policy made too.
+            the engine's expert choices that this policy made too; where ranks are sent their shares of the batch, the
+            bytes since the last step (:meth:`mua.megatron.shares.Shares.metrics`).
 
         Raises:
             MuaError: a sequence is longer than a packed micro-batch, trains its first token, holds a token the model
                 lacks, or lacks the expert choices that are to be replayed.
         """
-        self._prepare_step()
-        if self._replay is not None:
-            self._replay.check(batch.sequences)
-        terms = policy_terms(loss, batch.temperature, self.policy.vocab_size, self._config.model.fp32_lm_head)
-        metrics = self.policy.train(batch.sequences, terms)
-        return metrics | ({} if self._replay is None else self._replay.metrics())
+        metrics = self._train_step(self._planned(batch.sequences, training=True), loss, batch.temperature)
+        return metrics | self._shares.metrics()
 
     @announced
+    def _train_step(self, whole: Whole | None, loss: LossFunction, temperature: float) -> dict[str, float]:
+        self._prepare_step()
+        terms = policy_terms(loss, temperature, self.policy.vocab_size, self._config.model.fp32_lm_head)
+        metrics = self.policy.train(self._shares.share(whole), terms)
+        return metrics | ({} if self._replay is None else self._replay.metrics())
+
     def train_values(self, batch: TrainBatch, loss: ValueLossFunction) -> dict[str, float]:
         """One optimizer step of the critic on the whole batch; otherwise as :meth:`train_step`.
 
@@ -203,12 +208,15 @@ class Learner:
             MuaError: as :meth:`train_step`.
             ValueError: there is no critic, or the batch has no values and returns.
         """
+        return self._train_values(self.critic.plan(batch.sequences, training=True), loss)
+
+    @announced
+    def _train_values(self, whole: Whole | None, loss: ValueLossFunction) -> dict[str, float]:
         self._prepare_step()
-        metrics = self.critic.train(_routed_freely(batch.sequences), value_terms(loss))
+        metrics = self.critic.train(self._shares.share(whole), value_terms(loss))
         del metrics["tokens"]  # the policy's step counts them
         return metrics
 
-    @announced
     def values(self, sequences: Sequence[TrainSequence]) -> list[Float32Array]:
         """The critic's value of what comes before each token.
 
@@ -219,10 +227,14 @@ class Learner:
             MuaError: a sequence is longer than a packed micro-batch or holds a token the model lacks.
             ValueError: there is no critic.
         """
-        self._onload()
-        return self.critic.score(_routed_freely(sequences), read_values)
+        return self._values(self.critic.plan(sequences, training=False))
 
     @announced
+    def _values(self, whole: Whole | None) -> list[Float32Array]:
+        self._onload()
+        share = self._shares.share(whole)
+        return self._shares.scores(whole, self.critic.score(share, read_values))
+
     def log_probabilities(
         self, sequences: Sequence[TrainSequence], temperature: float, *, reference: bool = False
     ) -> list[Float32Array]:
@@ -237,23 +249,40 @@ class Learner:
             MuaError: a sequence is longer than a packed micro-batch or holds a token the model lacks.
             ValueError: ``reference`` without ``with_reference``, or a temperature not above 0.
         """
+        if reference and self._reference is None:
+            raise ValueError("no reference is kept: build Learner(..., with_reference=True)")
+        whole = self._planned(sequences, training=False, replays=not reference)
+        return self._log_probabilities(whole, temperature, reference)
+
+    @announced
+    def _log_probabilities(self, whole: Whole | None, temperature: float, reference: bool) -> list[Float32Array]:
         self._onload()
         read = read_logprobs(temperature, self.policy.vocab_size, self._config.model.fp32_lm_head)
-        if reference:
-            if self._reference is None:
-                raise ValueError("no reference is kept: build Learner(..., with_reference=True)")
-            parameters = [*self.policy.parameters()]
-            policy = [parameter.data for parameter in parameters]
-            try:
-                for parameter, tensor in zip(parameters, self._reference, strict=True):
-                    parameter.data = tensor
-                return self.policy.score(_routed_freely(sequences), read)
-            finally:
-                for parameter, tensor in zip(parameters, policy, strict=True):
-                    parameter.data = tensor
-        if self._replay is not None:
-            self._replay.check(sequences)
-        return self.policy.score(sequences, read)
+        share = self._shares.share(whole)
+        with self._reference_in_place() if reference else nullcontext():
+            found = self.policy.score(share, read)
+        return self._shares.scores(whole, found)
+
+    @contextmanager
+    def _reference_in_place(self) -> Iterator[None]:
+        """Within it the policy's parameters are those of the reference."""
+        assert self._reference is not None
+        parameters = [*self.policy.parameters()]
+        policy = [parameter.data for parameter in parameters]
+        try:
+            for parameter, tensor in zip(parameters, self._reference, strict=True):
+                parameter.data = tensor
+            yield
+        finally:
+            for parameter, tensor in zip(parameters, policy, strict=True):
+                parameter.data = tensor
+
+    def _planned(self, sequences: Sequence[TrainSequence], *, training: bool, replays: bool = True) -> Whole:
+        """The policy's plan, with expert choices where it ``replays`` any, once they are found to be there."""
+        replay = self._replay if replays else None
+        if replay is not None:
+            replay.check(sequences)
+        return self.policy.plan(sequences, training=training, experts=replay is not None)
 
     def with_values(self, batch: TrainBatch) -> TrainBatch:
         """``batch`` with the critic's current values."""
@@ -394,6 +423,11 @@ class Learner:
 
     offload = announced(_offload)
 
+    @announced
+    def give_back(self) -> None:
+        """Leave to engines what torch caches of every rank's device."""
+        device_memory.give_back()
+
     def _onload(self) -> None:
         """Take the memory that :meth:`offload` gave back, and make weights whole; does nothing where they are."""
         self._restore()
@@ -401,8 +435,3 @@ class Learner:
             network.gather_parameters()
 
     onload = announced(_onload)
-
-
-def _routed_freely(sequences: Sequence[TrainSequence]) -> list[TrainSequence]:
-    """Without the engine's expert choices, which are the policy's."""
-    return [replace(sequence, experts=None) for sequence in sequences]

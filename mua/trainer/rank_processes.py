@@ -9,10 +9,12 @@ import subprocess
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from mua.config.schema import MegatronConfig
+from mua.config.schema import ExperimentConfig, MegatronConfig
+from mua.cores import bind_near
 from mua.errors import ConfigError, RankLost
+from mua.launch.cuda_variables import set_variables
 from mua.ports import LOOPBACK
 
 if TYPE_CHECKING:
@@ -26,6 +28,18 @@ _started: list[subprocess.Popen[bytes]] = []
 """Ranks that this process has started."""
 _meeting_point: TCPStore | None = None
 """Where they find each other, served by this process."""
+
+
+def become_rank(config: ExperimentConfig) -> None:
+    """:func:`ensure_processes`, and make this one ready for its GPU: variables, cores."""
+    set_variables(config)  # before CUDA starts; the ranks that this process starts have them too
+    ensure_processes(config.megatron)
+    import torch
+
+    rank = int(os.environ.get("LOCAL_RANK", "0"))
+    if torch.cuda.is_available() and rank < torch.cuda.device_count():
+        gpu: Any = torch.cuda.get_device_properties(rank)
+        bind_near(f"{gpu.pci_domain_id:04x}:{gpu.pci_bus_id:02x}:{gpu.pci_device_id:02x}.0")
 
 
 def ensure_processes(config: MegatronConfig) -> None:

@@ -22,6 +22,7 @@ from mua.algorithms.gae import with_gae
 from mua.algorithms.losses import PolicyLoss, ValueLoss
 from mua.algorithms.rollout_metrics import rollout_metrics
 from mua.config.schema import ExperimentConfig
+from mua.engine.allocator import refuse_expandable_segments
 from mua.engine.placement import check_trainer_machine, local_ranks, visible_gpus
 from mua.environment.protocol import Split
 from mua.errors import EngineError, MuaError, Preempted, RunStopped
@@ -35,7 +36,7 @@ from mua.rollout.service import RolloutService
 from mua.trainer.learner import Learner
 from mua.trainer.memory_phases import Phases
 from mua.trainer.preempt import Preemption
-from mua.trainer.rank_processes import check_ranks, ensure_processes, leads
+from mua.trainer.rank_processes import become_rank, check_ranks, leads
 from mua.trainer.run_folder import Run
 from mua.types import Group, TrainBatch
 
@@ -52,7 +53,8 @@ def train(config: ExperimentConfig, preemption: Preemption | None = None) -> Non
     call continues the run.
     """
     preemption = preemption or Preemption()
-    ensure_processes(config.megatron)
+    refuse_expandable_segments(config.engine)
+    become_rank(config)
     check_trainer_machine(config, local_ranks(), visible_gpus())
     algorithm = config.algorithm
     if leads() and config.placement == "separate" and not config.trainer.max_staleness:
@@ -71,6 +73,8 @@ def train(config: ExperimentConfig, preemption: Preemption | None = None) -> Non
     with learner, Run(config, learner) as run:
         if config.megatron.offload:
             learner.offload()  # engines take for their cache what is free when they start
+        else:
+            learner.give_back()
 
         def interrupt() -> None:
             preemption.check()
@@ -311,7 +315,8 @@ def check_sync(config: ExperimentConfig) -> None:
 
     Raises :class:`EngineError` naming the tensors that differ.
     """
-    ensure_processes(config.megatron)
+    refuse_expandable_segments(config.engine)
+    become_rank(config)
     check_trainer_machine(config, local_ranks(), visible_gpus())
     learner = Learner(config, total_steps=config.trainer.steps)
     if not leads():

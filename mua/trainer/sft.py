@@ -18,7 +18,7 @@ from mua.tokens.family_loading import load_family
 from mua.trainer.conversations import Conversations, batch_members, load_sets
 from mua.trainer.learner import Learner
 from mua.trainer.preempt import Preemption
-from mua.trainer.rank_processes import ensure_processes, leads
+from mua.trainer.rank_processes import become_rank, leads
 from mua.trainer.run_folder import Run
 
 
@@ -30,7 +30,7 @@ def fine_tune(config: ExperimentConfig, preemption: Preemption | None = None) ->
     """
     preemption = preemption or Preemption()
     assert config.sft is not None, "the command line checks that the section is there"
-    ensure_processes(config.megatron)
+    become_rank(config)
     learner = Learner(config, total_steps=config.trainer.steps)
     if not leads():
         learner.follow()

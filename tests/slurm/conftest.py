@@ -52,7 +52,7 @@ megatron: {{tensor_parallel: 2, data_parallel: 2, max_tokens_per_microbatch: 512
 optimizer: {{learning_rate: 1.0e-3}}
 trainer: {{steps: 12, save_every: 0, evaluate_first: false, evaluate_every: 0, export: last}}
 sft: {{data: {policy.parent}/conversations.jsonl, batch_size: 8}}
-slurm: {{gpus_per_node: 2, cpus_per_task: 2, time: "0:30:00"}}
+slurm: {{gpus_per_node: 2, time: "0:30:00"}}
 """
     )
     return path

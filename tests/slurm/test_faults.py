@@ -1,19 +1,18 @@
 """Faults that pass are followed by another attempt of the job, a person's mistake is not: by rank 0's exit status.
 
 Real: Slurm, the scripts, the engine, every process. The simulated user is a small server of this test, reached by the
-address file that ``mua serve`` leaves. Not covered: faults of the machines (``test_training.py``), more than one node.
+address file that ``mua serve`` leaves. Not covered: faults of the machines and of engines (``test_training.py``,
+``tests/e2e/test_engine_lost.py``), more than one node.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import threading
 from pathlib import Path
 
-import psutil
 import pytest
-from e2e_support import assert_nothing_left, metrics_of, processes_in
+from e2e_support import assert_nothing_left, metrics_of
 from slurm_support import SECONDS, Jobs
 
 from tests.chat_server import answering
@@ -42,20 +41,6 @@ def _comes_back_and_finishes(jobs: Jobs, job: str, log: Path, folder: Path) -> N
     assert jobs.show(job)["Restarts"] == "1"
     assert [line["step"] for line in metrics_of(folder / "out")] == list(range(STEPS))
     assert_nothing_left(folder)
-
-
-def test_an_engine_whose_restarts_are_used_up(jobs: Jobs, recipe: Path, tmp_path: Path) -> None:
-    job, log = jobs.launch(tmp_path, *ONE_NODE, recipe, *ONE_RANK, "engine.max_restarts=0", "rollout.max_retries=0")
-    jobs.until(job, lambda: len(metrics_of(tmp_path / "out")) >= 2, "two steps", log)
-    _kill_engine(tmp_path)
-    _comes_back_and_finishes(jobs, job, log, tmp_path)
-
-
-def _kill_engine(folder: Path) -> None:
-    for process in processes_in(folder):
-        with contextlib.suppress(psutil.Error):
-            if "sglang.launch_server" in process.cmdline()[:3]:
-                process.kill()
 
 
 def test_a_user_server_that_moved_is_found_by_the_next_attempt(jobs: Jobs, recipe: Path, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ Not covered: GPUs, containers; a server that moves while a training job runs (``
 from __future__ import annotations
 
 import json
+import re
 import urllib.request
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import pytest
 from e2e_support import assert_nothing_left
 from slurm_support import SECONDS, Jobs
 
-from tools.slurm_cluster import wait_until
+from tools.slurm_cluster import SHARED_PARTITION, wait_until
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(1800)]
 
@@ -88,7 +89,19 @@ def test_a_conversion_that_fails_is_a_failed_job(jobs: Jobs, tmp_path: Path) -> 
     assert "no such checkpoint" in log.read_text()
 
 
-def test_slurms_own_words_about_a_partition(jobs: Jobs, recipe: Path, tmp_path: Path) -> None:
-    said = jobs.mua("launch", "slurm", recipe, "--nodes=2", "--partition=nowhere", cwd=tmp_path, status=2)
-    assert "invalid partition specified: nowhere" in said
+@pytest.mark.parametrize(
+    ("partition", "words"),
+    [
+        ("nowhere", "invalid partition specified: nowhere"),
+        (
+            SHARED_PARTITION,
+            "exclusive use of nodes is not allowed.*; for a part of each node set slurm.exclusive: false",
+        ),
+    ],
+)
+def test_slurms_own_words_about_a_partition(
+    jobs: Jobs, recipe: Path, tmp_path: Path, partition: str, words: str
+) -> None:
+    said = jobs.mua("launch", "slurm", recipe, "--nodes=2", f"--partition={partition}", cwd=tmp_path, status=2)
+    assert re.search(words, said, re.DOTALL)
     assert "Traceback" not in said

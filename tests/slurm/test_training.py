@@ -1,12 +1,16 @@
-"""Two nodes train under a real Slurm: submitted, told to leave, requeued, continued, finished.
+"""Two nodes train under a real Slurm: submitted, told to leave, requeued, continued, finished; or one trains and the
+other has the engines.
 
 Real: sbatch, srun, torchrun on each node, signals to every process of the step, the requeue, Megatron on gloo over both
-nodes, the engine. Not covered: GPUs, containers, hosts of their own (both nodes are this machine, and share its disk).
+nodes, the engine, the cores that Slurm binds to. Not covered: GPUs, containers, hosts of their own (both nodes are this
+machine, and share its disk), heterogeneous jobs, NUMA nodes.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -19,13 +23,29 @@ pytestmark = [pytest.mark.slurm, pytest.mark.timeout(1800)]
 STEPS = 12
 MANY = 80
 """Steps of a run that is hit twice: a tenth of a second each, so that it must not end before."""
+KINDS = {
+    "bin/mua train": "rank",
+    "sglang.launch_server": "engine",
+    "sglang::scheduler": "scheduler",
+    "mua.environment.worker": "environment",
+}
+"""Words of a command line, and what process it is."""
+LONG = 40
+"""Steps of a run whose engines are killed, which must not end before they are back."""
 RANKS = [f"rank-{rank:05d}.log" for rank in range(4)]
 
 
 def test_a_run_told_to_leave_saves_is_requeued_and_finishes(jobs: Jobs, recipe: Path, tmp_path: Path) -> None:
     output = tmp_path / "out"
-    job, log = jobs.launch(tmp_path, recipe, "--nodes=2")
+    job, log = jobs.launch(tmp_path, recipe, "--nodes=2", "environment.isolation=process")
     jobs.until(job, lambda: len(metrics_of(output)) >= 2, "two steps", log)
+    everything = os.sched_getaffinity(0)
+    assert _cores_by_kind(job) == {kind: [everything] for kind in KINDS.values()}
+    # Slurm does bind here: a step that names one core has one, which is what every step of a job once named.
+    one = jobs.cluster.call(
+        "srun", f"--jobid={job}", "--overlap", "--ntasks=1", "--nodes=1", "--cpus-per-task=1", "nproc"
+    )
+    assert one.split() == ["1"]
 
     jobs.cluster.call("scancel", "--signal=USR1", "--batch", job)  # what --signal=B:USR1@300 makes Slurm send
     jobs.until(job, jobs.state(job, "PENDING"), "the requeue", log)
@@ -74,9 +94,64 @@ def test_a_dead_rank_and_a_dead_node_are_survived(jobs: Jobs, recipe: Path, tmp_
     assert_nothing_left(tmp_path)
 
 
-def _kill_rank(job: str, rank: int) -> None:
+def test_engines_have_a_node_of_their_own(jobs: Jobs, recipe: Path, tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    separate = ["placement=separate", "engine.nodes=1", "trainer.max_staleness=1", "algorithm.old_logprobs=engine"]
+    job, log = jobs.launch(tmp_path, recipe, *separate, "megatron.data_parallel=1", f"trainer.steps={LONG}")
+    jobs.until(job, lambda: len(metrics_of(output)) >= 2, "two steps", log)
+    assert _nodes_of(job, "bin/mua train") == {"n1"}
+    assert _nodes_of(job, "sglang.launch_server") == {"n2"}
+
+    _kill(job, "bin/mua engines")  # a new step takes its place, and the run fills and uses what it starts
+    before = len(metrics_of(output))
+    jobs.until(job, lambda: len(metrics_of(output)) > before + 2, "steps with new engines", log)
+    assert "engines of n2 ended with" in log.read_text()
+    assert before + 2 < LONG
+
+    jobs.cluster.call("scancel", "--signal=USR1", "--batch", job)
+    jobs.until(job, jobs.state(job, "PENDING"), "the requeue", log)
+    jobs.start_now(job)
+    jobs.until(job, jobs.state(job, "COMPLETED"), "the end", log)
+    assert jobs.show(job)["Restarts"] == "1"
+    assert [line["step"] for line in metrics_of(output)] == list(range(LONG))
+    assert_nothing_left(tmp_path)
+
+
+def _of_job(job: str, words: str) -> Iterator[tuple[psutil.Process, dict[str, str]]]:
+    """Processes of a job with ``words`` in their command line, and their variables."""
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
-            found = process.environ()
-            if found.get("SLURM_JOB_ID") == job and found.get("RANK") == str(rank):
+            variables = process.environ()
+            if variables.get("SLURM_JOB_ID") == job and words in " ".join(process.cmdline()):
+                yield process, variables
+
+
+def _nodes_of(job: str, words: str) -> set[str]:
+    return {variables["SLURMD_NODENAME"] for _, variables in _of_job(job, words)}
+
+
+def _kill(job: str, words: str) -> None:
+    for process, _ in _of_job(job, words):
+        with contextlib.suppress(psutil.Error):
+            process.kill()
+
+
+def _cores_by_kind(job: str) -> dict[str, list[set[int]]]:
+    """The different sets of cores that the processes of each kind may use, of a job that trains."""
+    found: dict[str, list[set[int]]] = {}
+    for rank, _ in _of_job(job, "bin/mua train"):
+        for process in [rank, *rank.children(recursive=True)]:
+            with contextlib.suppress(psutil.Error):
+                command = " ".join(process.cmdline())
+                kind = next((kind for words, kind in KINDS.items() if words in command), None)
+                cores = set(process.cpu_affinity())
+                if kind is not None and cores not in found.setdefault(kind, []):
+                    found[kind].append(cores)
+    return found
+
+
+def _kill_rank(job: str, rank: int) -> None:
+    for process, variables in _of_job(job, ""):
+        if variables.get("RANK") == str(rank):
+            with contextlib.suppress(psutil.Error):
                 process.kill()

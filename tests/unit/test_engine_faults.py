@@ -23,6 +23,7 @@ from mua.engine.member import Server
 from mua.engine.pool import EnginePool
 from mua.engine.sampler import SamplingParams
 from mua.engine.server import SglangServer, engine_server
+from mua.engine.sglang_client import EngineGone
 from mua.engine.source import WeightBucket
 from mua.errors import DeadlineExceeded, EngineError
 from tests.tensor_source import TensorSource
@@ -230,6 +231,10 @@ async def test_a_run_outlives_faults_of_both_its_engines_at_every_moment(
                 await asyncio.sleep(0.1)
         await pool.resume_memory(["weights"])
         sent, other.fault = other.made, lambda: [kill(engine.server) for engine in pool._engines if engine.up]
+        await pool.until_up()
+        with pytest.raises(EngineGone):
+            await pool.update_weights(other, 3)
+        await pool.until_up()
         await pool.update_weights(other, 3)
         assert other.made == sent + 2
         await pool.resume_memory(["kv_cache"])

@@ -16,11 +16,13 @@ from engine_stand_in import Source, StandInServer, stand_in_pool
 
 from mua.engine.member import EngineState
 from mua.engine.pool import EnginePool
+from mua.engine.sampler import SamplingParams
 from mua.engine.sglang_client import EngineGone
 from mua.errors import EngineError
 
 pytestmark = pytest.mark.timeout(60)
 LOAD, END = "/update_weights_from_tensor", "/end_weight_update"
+RELEASE, RESUME = "/release_memory_occupation", "/resume_memory_occupation"
 IMPATIENT = {"control_seconds": 0.3, "max_restarts": 99}
 """For engines that hang. A busy machine may make one that does not look so too, and costs it a restart."""
 FAULTS = [("die", {}), ("hang", IMPATIENT)]
@@ -189,6 +191,10 @@ async def test_the_only_engine_returns_for_the_update_without_the_memory_that_is
         await pool.release_memory(["kv_cache", "weights"])
         await pool._engines[0].stop()
         await pool.resume_memory(["weights"])
+        with pytest.raises(EngineGone, match="no engine is up"):
+            await pool.update_weights(source, 1)
+        assert server.lives == 1, "the trainer still has the memory"
+        await pool.until_up()
         await pool.update_weights(source, 1)
         assert server.lives == 2
         assert pool._engines[0].released == {"kv_cache"}
@@ -197,8 +203,51 @@ async def test_the_only_engine_returns_for_the_update_without_the_memory_that_is
         assert not pool.released
 
 
+async def test_what_was_running_stays_paused_until_all_memory_is_back() -> None:
+    """An engine that went on before would run the retracted requests on memory that is the trainer's."""
+    server, source = StandInServer(), Source()
+    server.on_request = at("/generate", "hang")
+    async with stand_in_pool([server], health_seconds=60) as pool:
+        await pool.start(Path("m"))
+        running = asyncio.create_task(pool.generate([1], SamplingParams(1.0, 8, ()), session="s", deadline_s=60))
+        await until(lambda: "/generate" in server.asked)
+        server.asked.clear()
+        await pool.release_memory(["kv_cache", "weights"])
+        assert server.controls == ["/pause_generation", "/flush_cache", RELEASE]
+        server.asked.clear()
+        await pool.resume_memory(["weights"])
+        await pool.update_weights(source, 1)
+        assert server.controls == [RESUME, "/begin_weight_update", *[LOAD] * 4, END]
+        await pool.resume_memory(["kv_cache"])
+        assert server.controls[-2:] == [RESUME, "/continue_generation"]
+        running.cancel()
+
+
+async def test_memory_is_not_the_trainers_before_an_engine_that_is_starting_has_released_it() -> None:
+    servers, slow = [StandInServer(0), StandInServer(1)], asyncio.Event()
+    begin = servers[1].start
+
+    async def start(model_path: Path) -> None:
+        if servers[1].lives:
+            await slow.wait()
+        await begin(model_path)
+
+    servers[1].start = start  # type: ignore[method-assign]
+    async with stand_in_pool(servers) as pool:
+        await pool.start(Path("m"))
+        await servers[1].stop()
+        await until(lambda: pool._engines[1].state is EngineState.STARTING)
+        release = asyncio.create_task(pool.release_memory(["kv_cache", "weights"]))
+        await until(lambda: pool.released)
+        await asyncio.sleep(0.1)
+        assert not release.done()
+        slow.set()
+        await release
+        assert [engine.released for engine in pool._engines] == [{"kv_cache", "weights"}] * 2
+
+
 @pytest.mark.parametrize(("fault", "changes"), FAULTS)
-@pytest.mark.parametrize("path", ["/release_memory_occupation", "/resume_memory_occupation"])
+@pytest.mark.parametrize("path", [RELEASE, RESUME])
 async def test_an_engine_that_fails_to_move_its_memory_is_replaced(
     fault: str, changes: dict[str, object], path: str
 ) -> None:
@@ -208,6 +257,7 @@ async def test_an_engine_that_fails_to_move_its_memory_is_replaced(
         server.on_request = at(path, fault)
         await pool.release_memory(["kv_cache", "weights"])
         await pool.resume_memory(["weights"])
+        await pool.until_up()
         await pool.update_weights(source, 1)
         await pool.resume_memory(["kv_cache"])
         assert server.lives >= 2

@@ -12,7 +12,18 @@ from pathlib import Path
 import pytest
 
 from mua.errors import ConfigError, MuaError
-from mua.launch.slurm import TEMPLATE, SlurmJob, placement, prepare, render, submission, submission_note, submit
+from mua.launch.slurm import (
+    TEMPLATE,
+    JobNodes,
+    SlurmJob,
+    Verb,
+    placement,
+    prepare,
+    render,
+    submission,
+    submission_note,
+    submit,
+)  # fmt: skip
 
 BASE = """\
 name: a name with spaces
@@ -31,8 +42,8 @@ def recipe(tmp_path: Path) -> Path:
     return path
 
 
-def _job(recipe: Path, *overrides: str, **options: str | int | None) -> SlurmJob:
-    return prepare(recipe, overrides, options, "train")
+def _job(recipe: Path, *overrides: str, verb: Verb = "train", **options: str | int | None) -> SlurmJob:
+    return prepare(recipe, overrides, options, verb)
 
 
 def _options(text: str) -> list[str]:
@@ -44,14 +55,17 @@ def test_the_head_says_what_was_asked_for(recipe: Path, tmp_path: Path) -> None:
     text = render(_job(recipe, extra, "slurm.account=us", nodes=4, partition="gpu", time="2-00:00:00"))
     options = _options(text)
     assert {"--nodes=4", "--gpus-per-node=8", "--partition=gpu", "--account=us", "--time=2-00:00:00"} <= set(options)
-    assert {"--job-name=a-name-with-spaces", "--signal=B:USR1@300", "--requeue", "--mem=0"} <= set(options)
+    assert {"--job-name=a-name-with-spaces", "--signal=B:USR1@300", "--requeue", "--exclusive"} <= set(options)
+    assert (options.count("--mem=0"), "--no-kill" in options) == (1, False)
     assert f'--output="{tmp_path}/out put/slurm"/%j.log' in options
     assert "MUA_RANKS_PER_NODE=8\n" in text
     assert f"MUA_LOGS='{tmp_path}/out put/slurm'/$SLURM_JOB_ID\n" in text
 
 
-def test_the_rest_is_the_script_of_the_folder_slurm(recipe: Path) -> None:
-    rendered, template = render(_job(recipe)), TEMPLATE.read_text()
+@pytest.mark.parametrize("verb", ["train", "engines"])
+def test_the_rest_is_the_script_of_the_folder_slurm(recipe: Path, verb: Verb) -> None:
+    job = _job(recipe, "placement=separate", "engine.nodes=1", verb=verb)
+    rendered, template = render(job), job.template.read_text()
     tail = template.partition("# <<< head\n")[2]
     assert len(tail.splitlines()) > 10
     assert rendered.endswith("# <<< head\n" + tail)
@@ -77,9 +91,68 @@ def test_the_rendered_script_is_bash(recipe: Path) -> None:
 
 
 def test_nodes_follow_from_the_layout(recipe: Path) -> None:
-    assert placement(_job(recipe).config) == (4, 8)
-    assert placement(_job(recipe, gpus_per_node=4).config) == (8, 4)
-    assert placement(_job(recipe, gpus_per_node=0, nodes=2).config) == (2, 16)
+    assert placement(_job(recipe).config) == JobNodes(4, 8)
+    assert placement(_job(recipe, gpus_per_node=4).config) == JobNodes(8, 4)
+    assert placement(_job(recipe, gpus_per_node=0, nodes=2).config) == JobNodes(2, 16)
+
+
+def test_cores_are_asked_for_where_nodes_are_shared(recipe: Path) -> None:
+    whole, shared = _options(render(_job(recipe))), _options(render(_job(recipe, "slurm.exclusive=false")))
+    assert {"--exclusive", "--mem=0"} <= set(whole)
+    assert not [option for option in whole if option.startswith("--cpus")]
+    assert "--cpus-per-task=64" in shared
+    assert not {"--exclusive", "--mem=0"} & set(shared)
+    assert "--cpus-per-task=96" in _options(render(_job(recipe, exclusive=False, cpus_per_task=96)))
+
+
+SEPARATE = ["placement=separate"]
+
+
+def test_engines_have_nodes_of_their_own(recipe: Path) -> None:
+    engines = [*SEPARATE, "engine.nodes=2", "engine.count=4", "engine.tensor_parallel=2"]
+    text = render(_job(recipe, *engines))
+    assert {"--nodes=6", "--no-kill"} <= set(_options(text))
+    assert "MUA_ENGINE_NODES=2\n" in text
+    assert "MUA_RANKS_PER_NODE=8\n" in text
+    assert placement(_job(recipe, *engines, nodes=6).config) == JobNodes(4, 8, 2)
+    with pytest.raises(
+        ConfigError, match=r"slurm.nodes 2: engine.nodes 2 of them have engines alone, .* none to train"
+    ):
+        render(_job(recipe, *engines, nodes=2))
+    with pytest.raises(ConfigError, match=r"slurm.nodes 3 x slurm.gpus_per_node 8 are 24 GPUs"):
+        render(_job(recipe, *engines, nodes=5))
+    with pytest.raises(ConfigError, match=r"tensor_parallel 3 do not fit slurm.gpus_per_node 8; .*4 of 2, 2 of 4"):
+        render(_job(recipe, *engines, "engine.tensor_parallel=3"))
+    assert placement(_job(recipe, *engines).config, "sft") == JobNodes(4, 8)
+
+
+def test_other_nodes_for_engines_are_a_component_of_their_own(recipe: Path) -> None:
+    engines = [*SEPARATE, "engine.nodes=2", "engine.count=4", "slurm.engine_partition=l40s", "slurm.partition=h200"]
+    text = render(_job(recipe, *engines, "slurm.engine_gpus_per_node=4", 'slurm.engine_extra=["--constraint=b"]'))
+    trainer, _, engine = "\n".join(_options(text)).partition("hetjob")
+    assert {"--nodes=4", "--gpus-per-node=8", "--partition=h200"} <= set(trainer.split())
+    assert {"--nodes=2", "--gpus-per-node=4", "--partition=l40s", "--constraint=b"} <= set(engine.split())
+    assert ("--no-kill" in trainer, "--no-kill" in engine) == (False, True)
+    assert "MUA_ENGINE_NODES=0\n" in text
+    with pytest.raises(ConfigError, match=r"set engine.nodes to their number"):
+        render(_job(recipe, "slurm.engine_partition=l40s"))
+
+
+def test_engines_beside_ranks_leave_these_their_gpus(recipe: Path) -> None:
+    beside = [*SEPARATE, "engine.count=2", "engine.tensor_parallel=2"]
+    assert placement(_job(recipe, *beside).config) == JobNodes(8, 4)
+    with pytest.raises(ConfigError, match=r"leave none of slurm.gpus_per_node 8 to train with"):
+        placement(_job(recipe, *beside, "engine.count=4").config)
+
+
+def test_further_nodes_join_a_run(recipe: Path) -> None:
+    job = _job(recipe, *SEPARATE, "engine.nodes=1", "engine.count=8", verb="engines", nodes=3, partition="spot")
+    text = render(job)
+    assert {"--nodes=3", "--partition=spot", "--job-name=a-name-with-spaces-engines"} <= set(_options(text))
+    assert job.script.name == "engines.sbatch"
+    subprocess.run(["bash", "-n"], input=text, text=True, check=True)
+    with pytest.raises(ConfigError, match=r"--engines-only: .* placement: separate"):
+        render(_job(recipe, verb="engines"))
 
 
 def test_nodes_that_do_not_fit_the_layout_are_refused(recipe: Path) -> None:

@@ -1,10 +1,10 @@
 """Log-probabilities and entropy against their closed form in float64, on one process and under tensor parallelism.
 
 Covers values, gradients of both outputs with respect to hidden states and weight, temperature, selected and repeated
-predictors, padded vocabulary, chunks, no predictors, bfloat16; that the gradient under tensor parallelism is neither
-scaled nor partial, behind Megatron's own sequence-parallel gather; and that no logits of a micro-batch exist, neither
-in the function nor in a training step. Does not cover the model around it (tests/parity/test_megatron_layouts.py) nor
-what is gained (tools/bench/logprobs.py).
+predictors, padded vocabulary, chunks, no predictors, bfloat16, logits in float32; that the gradient under tensor
+parallelism is neither scaled nor partial, behind Megatron's own sequence-parallel gather; and that no logits of a
+micro-batch exist, neither in the function nor in a training step. Does not cover the model around it
+(tests/parity/test_megatron_layouts.py) nor what is gained (tools/bench/logprobs.py).
 """
 
 from __future__ import annotations
@@ -214,3 +214,26 @@ def test_a_training_step_forms_no_logits_of_a_row(tmp_path: Path, monkeypatch: p
     assert metrics["microbatches"] == 1
     assert valid.tokens == in_chunk
     assert whole.tokens <= in_chunk
+
+
+@pytest.mark.usefixtures("chunks")
+def test_logits_in_float32_are_never_rounded(group: dist.ProcessGroup) -> None:
+    """Of a bfloat16 model, with logits that have a large part in common, as a softmax does not see it."""
+    hidden, weight, ids, predictors, shares = inputs()
+    hidden, weight = (
+        torch.cat([hidden, torch.full((ROWS, 1), 8.0)], 1),
+        torch.cat([weight, torch.full((COLUMNS, 1), 4.0)], 1),
+    )
+    low = [tensor.bfloat16() for tensor in (hidden, weight)]
+    exact, _ = closed_form(*(tensor.double() for tensor in low), ids, predictors, 1.0)
+    found = {}
+    for fp32 in (False, True):
+        leaves = [tensor.clone().requires_grad_() for tensor in low]
+        values, entropy = log_probabilities(
+            *leaves, ids, 1.0, predictors=predictors, vocab_size=VALID, group=group, fp32=fp32
+        )
+        gradients = torch.autograd.grad(shares[0].float() @ values + shares[1].float() @ entropy, leaves)
+        assert [gradient.dtype for gradient in gradients] == [torch.bfloat16] * 2
+        found[fp32] = (values - exact).abs().max().item()
+    assert found[True] < 1e-5
+    assert found[False] > 0.01

@@ -205,10 +205,21 @@ def test_options_reach_megatron() -> None:
     assert (graphs.cuda_graph_impl, [module.name for module in graphs.cuda_graph_modules]) == ("local", ["mlp"])
     again = config_of(SHAPE | EXPERTS, recompute="selective", recompute_modules=["moe_act", "layernorm"])
     assert (again.recompute_granularity, again.recompute_modules) == ("selective", ["moe_act", "layernorm"])
+    dense = config_of(recompute="selective", recompute_modules=["moe_act", "mlp"])
+    assert dense.recompute_modules == ["mlp"], "a dense model has no experts to recompute"
+    assert config_of(recompute="selective", recompute_modules=["moe"]).recompute_granularity is None
     away = config_of(offload_activations=["qkv_linear", "core_attn"])
     assert (away.fine_grained_activation_offloading, away.offload_modules) == (True, ["qkv_linear", "core_attn"])
     with pytest.raises(ConfigError, match=r"fp8 needs model\.dtype bfloat16"):
         config_of(dtype="float32", fp8="e4m3")
+
+
+def test_recomputing_the_experts_activation_alone_wants_grouped_experts() -> None:
+    megatron = MegatronConfig(implementation="local", recompute="selective", recompute_modules=["moe_act"])
+    with pytest.raises(ConfigError, match="moe_act needs Transformer Engine's grouped experts; take moe"):
+        settings.transformer_config(
+            transformer_config_kwargs(SHAPE | EXPERTS), ModelConfig(path=Path("x")), megatron, CPU
+        )
 
 
 def test_options_reach_buckets_and_optimizer() -> None:

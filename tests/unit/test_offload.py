@@ -5,6 +5,7 @@ Real Megatron on gloo ranks. Not covered: that a GPU's memory becomes free, and 
 
 from __future__ import annotations
 
+import weakref
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +14,10 @@ import numpy as np
 import pytest
 
 from mua.config.schema import EngineConfig, MegatronConfig
+from mua.engine.allocator import ALLOCATOR_VARIABLES, refuse_expandable_segments
+from mua.engine.sglang_client import EngineGone
+from mua.errors import ConfigError
+from mua.megatron import device_memory
 from tests.distributed import run_on_workers
 from tests.megatron_support import backend, exported, make_batch, write_model
 
@@ -79,6 +84,8 @@ class Recorder:
         self.calls: list[str] = []
         self.tags: set[str] = set()
         self.engines_up = 1
+        self.lost_in_updates = 0
+        self.making_room: Any = None
 
     def wait_for_engines(self) -> None:
         if not self.engines_up:
@@ -99,6 +106,10 @@ class Recorder:
 
     def update_weights(self, weights: Any, version: int) -> str:
         self.calls.append(f"update {version}")
+        if self.lost_in_updates:
+            self.lost_in_updates -= 1
+            self.engines_up = 0
+            raise EngineGone("none is left")
         return "report"
 
     def weights(self) -> None:
@@ -109,6 +120,9 @@ class Recorder:
 
     def onload(self) -> None:
         self.calls.append("onload")
+
+    def give_back(self) -> None:
+        self.calls.append("give back")
 
 
 def phases(*, offload: bool, memory_saver: bool) -> tuple[Any, Recorder]:
@@ -127,16 +141,19 @@ def test_engines_and_trainer_take_turns() -> None:
     assert moved.sync(1) == "report"
     with moved.saving():
         recorder.calls.append("save")
+    with recorder.making_room():
+        recorder.calls.append("fill a restarted engine")
     assert recorder.calls == [
-        "onload", "update 0", "offload",
+        "give back", "onload", "update 0", "offload",
         "release kv_cache weights", "onload", "train",
-        "resume weights", "onload", "update 1", "offload", "resume kv_cache",
+        "give back", "resume weights", "onload", "update 1", "offload", "resume kv_cache",
         "release kv_cache", "onload", "save", "offload", "resume kv_cache",
+        "release kv_cache", "onload", "fill a restarted engine", "offload", "resume kv_cache",
     ]  # fmt: skip
-    ledger = moved.take()
-    assert all(value > 0 for value in ledger.values())
+    in_use = moved.take()
+    assert all(value > 0 for value in in_use.values())
     for phase in ("rollout_end", "train_begin", "train_end", "sync_begin", "sync_end", "save_end", "rollout_begin"):
-        assert f"memory/{phase}_resident_gib" in ledger or f"memory/{phase}_device_free_gib" in ledger
+        assert f"memory/{phase}_resident_gib" in in_use or f"memory/{phase}_device_free_gib" in in_use
     assert moved.take() == {}
 
 
@@ -147,11 +164,25 @@ def test_an_engine_that_died_in_training_finds_the_trainers_memory_free() -> Non
     recorder.calls.clear()
     moved.sync(1)
     assert recorder.calls == [
-        "offload", "resume weights", "wait for an engine", "onload", "update 1", "offload", "resume kv_cache",
+        "offload", "resume weights", "offload", "wait for an engine", "onload", "update 1", "offload",
+        "resume kv_cache",
     ]  # fmt: skip
 
 
-def test_without_the_two_settings_nothing_moves() -> None:
+def test_when_the_last_engine_dies_in_an_update_the_trainer_makes_room_before_one_starts() -> None:
+    moved, recorder = phases(offload=True, memory_saver=True)
+    with moved.training():
+        recorder.lost_in_updates = 1
+    recorder.calls.clear()
+    moved.sync(1)
+    assert recorder.calls == [
+        "give back", "resume weights", "onload", "update 1",
+        "offload", "resume weights", "offload", "wait for an engine", "onload", "update 1",
+        "offload", "resume kv_cache",
+    ]  # fmt: skip
+
+
+def test_without_the_two_settings_only_what_is_cached_is_given_back() -> None:
     moved, recorder = phases(offload=False, memory_saver=False)
     moved.sync(0)
     with moved.training():
@@ -159,4 +190,27 @@ def test_without_the_two_settings_nothing_moves() -> None:
     moved.sync(1)
     with moved.saving():
         pass
-    assert recorder.calls == ["update 0", "update 1"]
+    assert recorder.calls == ["give back", "update 0", "give back", "give back", "update 1", "give back", "give back"]
+
+
+@pytest.mark.parametrize("name", ALLOCATOR_VARIABLES)
+def test_expandable_segments_are_refused_where_memory_is_released_or_handed_on(name: str) -> None:
+    value = "max_split_size_mb:512, expandable_segments : True"
+    with pytest.raises(ConfigError, match=rf"^{name}={value}: .*engine\.memory_saver: true and engine\.transport"):
+        refuse_expandable_segments(EngineConfig(memory_saver=True), {name: value})
+    apart = EngineConfig(memory_saver=False, transport="broadcast")
+    refuse_expandable_segments(apart, {name: value})
+    refuse_expandable_segments(EngineConfig(memory_saver=True), {name: "expandable_segments:False"})
+
+
+def test_a_rank_gives_back_what_it_caches_after_what_is_unreachable(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+    names = ("synchronize", "ipc_collect", "empty_cache")
+    device = SimpleNamespace(**{name: lambda name=name: calls.append(name) for name in names})
+    monkeypatch.setattr(device_memory, "torch_cuda", device)
+    cycle = Recorder()
+    cycle.calls.append(cycle)  # type: ignore[arg-type]
+    weakref.finalize(cycle, calls.append, "freed")
+    del cycle
+    device_memory.give_back()
+    assert calls == ["freed", "synchronize", "ipc_collect", "empty_cache"]

@@ -21,12 +21,15 @@ import torch
 
 from mua.algorithms.losses import PolicyLoss
 from mua.config.load import load_config
-from mua.config.schema import ExperimentConfig
+from mua.config.schema import ExperimentConfig, MegatronConfig
 from mua.megatron import parallel
 from mua.megatron.architecture import Architecture, Workload, architecture_of
+from mua.megatron.capabilities import capabilities, implementation_of
 from mua.megatron.model import build_chunks
 from mua.megatron.modules import defer_logits
 from mua.megatron.network import Network, policy_terms
+from mua.megatron.packing import Alignment
+from mua.megatron.shares import Shares
 from mua.plan.compute import GPUS
 from mua.plan.gpu_memory import measure
 from mua.plan.planner import StagePlan, make_plan
@@ -90,6 +93,8 @@ def alone(recipe: str, recompute: str, place: Place) -> ExperimentConfig:
     tokens = place.pick(32768, 256)
     overrides = [f"megatron.{name}_parallel=1" for name in layout] + ["megatron.expert_tensor_parallel=null"]
     overrides += ["cluster.nodes=1", "cluster.gpus_per_node=1", "engine.count=1", "engine.tensor_parallel=1"]
+    # What is planned must be what is built: a plan is of a machine with Transformer Engine unless it is told otherwise.
+    overrides += [f"megatron.implementation={implementation_of(MegatronConfig(), capabilities())}"]
     overrides += [f"megatron.recompute={recompute}", f"megatron.max_tokens_per_microbatch={tokens}"]
     overrides += [
         "algorithm.kl_coefficient=0",
@@ -173,7 +178,8 @@ def _step(share: Mapping[str, Any], config: ExperimentConfig, place: Place) -> S
     lengths = [tokens // 4] * 8
     given = sequences(lengths, share["vocab_size"])
     terms = policy_terms(PolicyLoss.from_config(config.algorithm), 1.0, network.vocab_size)
-    network.train(given, terms)
+    own = Shares(chunks, Alignment.of(config.megatron), group=None).share(network.plan(given, training=True))
+    network.train(own, terms)
     counted = measure(network.chunks, network.wrapped, network.optimizer).total
     if place.cuda:
         torch.cuda.reset_peak_memory_stats()
@@ -181,7 +187,7 @@ def _step(share: Mapping[str, Any], config: ExperimentConfig, place: Place) -> S
     for _ in range(place.pick(TIMED, 1)):
         wait(place)
         began = time.perf_counter()
-        network.train(given, terms)
+        network.train(own, terms)
         wait(place)
         taken.append(time.perf_counter() - began)
     operations = 3 * Workload.of(Architecture.from_hf(share)).operations((0, length) for length in lengths)

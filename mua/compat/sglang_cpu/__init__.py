@@ -17,6 +17,8 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from mua.cores import given_cores
+
 SGLANG_VERSION = "0.5.23"
 """The release the shim was written and tested against."""
 
@@ -41,7 +43,7 @@ def cpu_environment(
     environment["OMP_NUM_THREADS"] = str(threads)
     environment["TORCHDYNAMO_DISABLE"] = "1"
     if tensor_parallel > 1:
-        cores = os.cpu_count() or 1
-        binding = (str(rank % cores) for rank in range(tensor_parallel))
+        cores = sorted(given_cores())
+        binding = (str(cores[rank % len(cores)]) for rank in range(tensor_parallel))
         environment["SGLANG_CPU_OMP_THREADS_BIND"] = "|".join(binding)
     return environment

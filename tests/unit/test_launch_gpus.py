@@ -1,0 +1,248 @@
+"""What the preflight makes of a node's GPUs: parsed texts of ``nvidia-smi``, and each check's verdict and fix.
+
+The texts are written after the documented formats of ``nvidia-smi`` (its man page, and ``topo -m`` and ``--version`` of
+driver 550 to 580), not recorded: there was no GPU. Not covered: that a driver prints what is written here.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from mua import cores
+from mua.config.load import load_config
+from mua.config.schema import ExperimentConfig
+from mua.engine.variables import for_engine
+from mua.launch import cuda_variables, gpu_checks, gpus
+from mua.launch.checks import Check
+from mua.launch.cuda_variables import check_variables, set_variables
+from mua.launch.gpus import GpuFacts, GpuHolder, NodeFacts
+from mua.megatron.capabilities import Capabilities
+
+GPUS = """\
+0, GPU-11111111-aaaa, NVIDIA H100 80GB HBM3, 9.0, 81559, 4, 580.82.07, 00000000:18:00.0, Disabled, Enabled
+1, GPU-22222222-bbbb, NVIDIA H100 80GB HBM3, 9.0, 81559, 61000, 580.82.07, 00000000:2A:00.0, Disabled, Enabled
+2, GPU-33333333-cccc, NVIDIA L40S, 8.9, 46068, 1, 580.82.07, 00000000:3A:00.0, [N/A], Disabled
+3, GPU-44444444-dddd, NVIDIA H100 80GB HBM3, 9.0, 81559, 0, 580.82.07, 00000000:5D:00.0, Enabled, [N/A]
+"""
+HOLDERS = """\
+GPU-22222222-bbbb, 4711, /usr/bin/python3
+GPU-33333333-cccc, [N/A], [Insufficient Permissions]
+"""
+LINKS = """\
+\x1b[4m\tGPU0\tGPU1\tGPU2\tNIC0\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\x1b[0m
+GPU0\t X \tNV18\tSYS\tPIX\t0-47,96-143\t0\t\tN/A
+GPU1\tNV18\t X \tNODE\tSYS\t48-95\t1\t\tN/A
+GPU2\tSYS\tNODE\t X \tSYS\t48-95\t1\t\tN/A
+NIC0\tPIX\tSYS\tSYS\t X
+
+Legend:
+
+  X    = Self
+  NV#  = Connection traversing a bonded set of # NVLinks
+"""
+ONE = "\tGPU0\tCPU Affinity\tNUMA Affinity\nGPU0\t X \t0-15\t0\n"
+VERSION = "NVIDIA-SMI version  : 580.82.07\nDRIVER version      : 580.82.07\nCUDA Version        : 13.0\n"
+HEAD = "| NVIDIA-SMI 550.54.14              Driver Version: 550.54.14      CUDA Version: 12.4     |\n"
+
+EXACT = ["trainer.deterministic=true", "engine.deterministic=true"]
+H100 = GpuFacts(0, "GPU-1", "NVIDIA H100 80GB HBM3", (9, 0), 81559 << 20, 4 << 20, "580.82.07", False, True)
+
+
+def node(count: int, link: str = "NV18", **changes: Any) -> NodeFacts:
+    """A node of H100s, each of which is ``changes`` different."""
+    all_gpus = tuple(replace(H100, index=index, uuid=f"GPU-{index}", **changes) for index in range(count))
+    links = {(a, b): link for a in range(count) for b in range(count) if a != b}
+    return NodeFacts(all_gpus, (13, 0), (), links)
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Callable[..., ExperimentConfig]:
+    path = tmp_path / "recipe.yaml"
+    path.write_text(
+        f"{{name: x, output: {tmp_path}, model: {{path: {tmp_path}}}, environment: {{name: help_desk}},"
+        " trainer: {steps: 1}}"
+    )
+    return lambda *overrides: load_config(path, overrides)
+
+
+def test_texts_of_nvidia_smi_are_read() -> None:
+    found = gpus.parse_gpus(GPUS)
+    assert [gpu.capability for gpu in found] == [(9, 0), (9, 0), (8, 9), (9, 0)]
+    assert found[1].used == 61000 << 20
+    assert [gpu.mig for gpu in found] == [False, False, False, True]
+    assert [gpu.ecc for gpu in found] == [True, True, False, None]
+    assert gpus.parse_holders(HOLDERS) == (GpuHolder("GPU-22222222-bbbb", 4711, "/usr/bin/python3"),)
+    links = gpus.parse_links(LINKS)
+    assert (links[0, 1], links[0, 2], links[2, 1], len(links)) == ("NV18", "SYS", "NODE", 6)
+    assert gpus.parse_links(ONE) == gpus.parse_links("") == {}
+    assert gpus.parse_cuda(VERSION) == (13, 0)
+    assert gpus.parse_cuda(HEAD) == (12, 4)
+    assert gpus.parse_cuda("no driver") is None
+
+
+def test_only_the_gpus_of_the_job_count() -> None:
+    found = gpus.parse_gpus(GPUS)
+    assert [gpu.index for gpu in gpus.visible(found, "3,0")] == [3, 0]
+    assert [gpu.index for gpu in gpus.visible(found, "GPU-2222")] == [1]
+    assert gpus.visible(found, "") == ()
+    assert gpus.visible(found, "MIG-5d") == gpus.visible(found, None) == found
+
+
+@pytest.mark.parametrize(
+    ("check", "state", "words"),
+    [
+        (lambda: gpu_checks.gpus(node(8), 8), "ok", "8 x NVIDIA H100 80GB HBM3, 80 GiB, driver 580.82.07"),
+        (lambda: gpu_checks.gpus(NodeFacts(), 0), "ok", "what only GPUs have is not checked"),
+        (lambda: gpu_checks.gpus(node(2), 4), "failure", "4 processes of this node need one each"),
+        (lambda: gpu_checks.gpus(node(2, mig=True), 2), "failure", "cut by MIG; .*nvidia-smi -mig 0"),
+        (lambda: gpu_checks.gpus(node(2, ecc=False), 2), "warning", "without ECC"),
+        (
+            lambda: gpu_checks.gpus(
+                replace(node(2, used=60 << 30), holders=(GpuHolder("GPU-1", 4711, "python3"),)), 2
+            ),
+            "failure", r"held by others: GPU 0: 60 GiB, unknown; GPU 1: 60 GiB, python3 \(4711\)",
+        ),
+        (lambda: gpu_checks.driver(node(1), "13.0"), "ok", "CUDA 13.0, torch's is 13.0"),
+        (lambda: gpu_checks.driver(node(1), "13.2"), "warning", "update the driver"),
+        (lambda: gpu_checks.driver(node(1), "14.0"), "failure", "update the driver to one for CUDA 14"),
+        (lambda: gpu_checks.driver(node(1), None), "failure", "torch is a build without CUDA"),
+        (lambda: gpu_checks.driver(node(1), "13.0", usable=False), "failure", "torch finds no GPU all the same"),
+        (lambda: gpu_checks.links(node(8)), "ok", r"NVLink between all 8 GPUs \(NV18\)"),
+        (lambda: gpu_checks.links(node(4, link="SYS")), "warning", "6 of 6 pairs without NVLink: 0-1 SYS"),
+        (lambda: gpu_checks.links(replace(node(2), links={})), "warning", "topo -m says nothing"),
+        (lambda: gpu_checks.apex(kernel=True, package=True), "ok", "NVIDIA's"),
+        (lambda: gpu_checks.apex(kernel=False, package=True), "warning", "pip uninstall apex"),
+        (lambda: gpu_checks.cores(1, 8, gpus=True, machine=192), "failure", "1 of the machine's 192 .*slurm.exclusive"),
+        (lambda: gpu_checks.cores(16, 8, gpus=True, machine=192), "warning", "slurm.cpus_per_task"),
+        (lambda: gpu_checks.cores(96, 8, gpus=True, machine=192), "ok", "96"),
+        (lambda: gpu_checks.cores(2, 2, gpus=False, machine=2), "ok", "2"),
+    ],
+)  # fmt: skip
+def test_verdicts_about_a_node(check: Callable[[], Check], state: str, words: str) -> None:
+    import re
+
+    found = check()
+    assert found.state == state, found
+    assert re.search(words, found.line()), found.line()
+
+
+def test_engines_fit_the_gpus_of_a_node(config: Callable[..., ExperimentConfig]) -> None:
+    def found(*overrides: str) -> Check:
+        return gpu_checks.engines(config(*overrides), 8, 4)
+
+    assert found("engine.count=4", "engine.tensor_parallel=2").state == "ok"
+    assert found("engine.count=2", "engine.tensor_parallel=2").fix.startswith("4 generate nothing")
+    assert "engine.count can be 2 at most" in found("engine.count=4", "engine.tensor_parallel=4").fix
+    assert "4 are left for engines" in found("placement=separate", "engine.count=3", "engine.tensor_parallel=2").text
+    assert found("placement=separate", "engine.count=2", "engine.tensor_parallel=2").text.endswith("4 GPUs of a node")
+    assert "nodes of their own" in found("placement=separate", "engine.nodes=2", "engine.tensor_parallel=3").text
+    odd = found("engine.tensor_parallel=3")
+    assert (odd.state, odd.fix) == ("failure", "an engine would span nodes: engine.tensor_parallel could be 1, 2, 4, 8")
+
+
+def test_the_plan_must_fit_the_gpu_that_is_there() -> None:
+    phase = SimpleNamespace(name="training", total=60 * 10**9)
+    cluster = SimpleNamespace(gpu="H200")
+    plan: Any = SimpleNamespace(phases=[phase], reserve=4 * 10**9, faults=list, config=SimpleNamespace(cluster=cluster))
+    assert gpu_checks.memory_of_plan(plan, node(8), "H100").text == "training needs 64.0 of 85.5 GB"
+    small = gpu_checks.memory_of_plan(plan, node(8, total=40 << 30), "H100")
+    assert (small.state, small.text) == ("failure", "training needs 64.0 of 42.9 GB")
+    unknown = gpu_checks.memory_of_plan(plan, node(8, name="NVIDIA X"), None)
+    assert (unknown.state, unknown.fix) == ("warning", "no figures of NVIDIA X; counted as H200 (cluster.gpu)")
+    assert gpu_checks.gpu_type("NVIDIA A100-SXM4-80GB") == "A100-80"
+    assert gpu_checks.gpu_type("NVIDIA A100-SXM4-40GB") is None
+
+
+def test_the_plan_is_made_for_the_gpu_that_is_there(config: Callable[..., ExperimentConfig]) -> None:
+    path = Path(__file__).parents[2] / "configs" / "qwen3-32b-4x8-h200.yaml"
+    recipe = load_config(path)
+    for total, name, state in ((143771, "NVIDIA H200", "ok"), (81559, "NVIDIA H100 80GB HBM3", "failure")):
+        found = gpu_checks.memory(recipe, node(8, total=total << 20, name=name))
+        assert found.state == state, found
+
+
+def test_transformer_engine_of_a_wrong_version_is_named(config: Callable[..., ExperimentConfig]) -> None:
+    gpu = Capabilities(cuda=True, compute=(9, 0), torch="2.14.1")
+    assert gpu_checks.layers(config(), replace(gpu, transformer_engine="2.20.2")).state == "ok"
+    assert "is not installed" in gpu_checks.layers(config(), gpu).text
+    old = gpu_checks.layers(config(), replace(gpu, transformer_engine="1.13.0"))
+    assert (old.state, "1.13.0" in old.text) == ("failure", True)
+    ampere = replace(gpu, compute=(8, 0), transformer_engine="2.20.2")
+    assert "needs a GPU of compute capability 9.0" in gpu_checks.layers(config("megatron.fp8=hybrid"), ampere).text
+    assert gpu_checks.layers(config(), None).state == "ok"
+
+
+def test_nodes_of_one_job_are_alike() -> None:
+    def said(node: str, gpu: str, versions: str) -> list[tuple[str, Check]]:
+        return [(node, Check("GPUs", "ok", gpu)), (node, Check("versions", "ok", versions))]
+
+    assert gpu_checks.alike(said("n1", "8 x H100", "torch 2") + said("n2", "8 x H100", "torch 2")) == []
+    found = gpu_checks.alike(said("n1", "8 x H100", "torch 2") + said("n2", "8 x H200", "torch 3"))
+    assert [check.state for check in found] == ["failure", "warning"]
+    assert found[1].text == "n1: 8 x H100, n2: 8 x H200"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "capability", "variables", "state", "words"),
+    [
+        ([], (9, 0), {}, "ok", "none needed"),
+        (["megatron.tensor_parallel=2"], (9, 0), {}, "ok", "CUDA_DEVICE_MAX_CONNECTIONS=1"),
+        (["megatron.tensor_parallel=2"], (10, 0), {}, "ok", "none needed"),
+        (["megatron.context_parallel=2"], (9, 0), {"CUDA_DEVICE_MAX_CONNECTIONS": "8"}, "warning", "or set it to 1"),
+        (["engine.transport=broadcast"], (9, 0), {}, "ok", "NCCL_CUMEM_ENABLE=0, NCCL_NVLS_ENABLE=0"),
+        (["engine.transport=broadcast"], (9, 0), {"NCCL_CUMEM_ENABLE": "1"}, "ok", "NCCL_CUMEM_ENABLE=1"),
+        (EXACT, (9, 0), {"NCCL_ALGO": "Tree"}, "failure", "unset NCCL_ALGO or set it to Ring"),
+        (EXACT, (9, 0), {"CUBLAS_WORKSPACE_CONFIG": ":16:8"}, "ok", ":16:8"),
+        ([], None, {"PYTORCH_ALLOC_CONF": "a:64, expandable_segments : True"}, "failure", "unset PYTORCH_ALLOC"),
+        ([], (9, 0), {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:False"}, "ok", "none needed"),
+        ([], (9, 0), {"NVTE_FLASH_ATTN": "1"}, "failure", "Megatron-Core chooses the attention kernel"),
+        ([], None, {}, "ok", "skipped"),
+    ],
+)  # fmt: skip
+def test_variables(
+    config: Callable[..., ExperimentConfig], overrides: list[str], capability: gpus.Capability | None,
+    variables: dict[str, str], state: str, words: str,
+) -> None:  # fmt: skip
+    found = check_variables(config(*overrides), capability, variables)
+    assert found.state == state, found
+    assert words in found.line()
+
+
+def test_a_rank_gets_what_it_needs_and_an_engine_does_not_inherit_it(
+    config: Callable[..., ExperimentConfig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cuda_variables, "visible_capability", lambda: (9, 0))
+    rank = {"NCCL_NVLS_ENABLE": "1", "HOME": "/x"}
+    set_variables(config("megatron.tensor_parallel=2", "engine.transport=broadcast"), rank)
+    assert rank == {
+        "CUDA_DEVICE_MAX_CONNECTIONS": "1", "NCCL_CUMEM_ENABLE": "0", "NCCL_NVLS_ENABLE": "1", "HOME": "/x"
+    }  # fmt: skip
+    assert for_engine(rank) == {"NCCL_CUMEM_ENABLE": "0", "NCCL_NVLS_ENABLE": "1", "HOME": "/x"}
+    assert for_engine({"CUDA_DEVICE_MAX_CONNECTIONS": "1"}) == {"NCCL_CUMEM_ENABLE": "0", "NCCL_NVLS_ENABLE": "0"}
+    monkeypatch.setattr(cuda_variables, "visible_capability", lambda: None)
+    untouched: dict[str, str] = {}
+    set_variables(config("megatron.tensor_parallel=2"), untouched)
+    assert untouched == {}
+
+
+def test_a_rank_stays_near_its_gpu_and_what_it_starts_does_not(tmp_path: Path) -> None:
+    given = os.sched_getaffinity(0)
+    first = min(given)
+    (tmp_path / "0000:17:00.0").mkdir()
+    (tmp_path / "0000:17:00.0" / "local_cpulist").write_text(f"{first},4096-4099\n")
+    try:
+        assert cores.bind_near("0000:17:00.0", tmp_path) == {first} == os.sched_getaffinity(0)
+        with cores.all_cores():
+            assert os.sched_getaffinity(0) == given
+        assert os.sched_getaffinity(0) == {first}
+        assert cores.bind_near("0000:99:00.0", tmp_path) == given
+    finally:
+        os.sched_setaffinity(0, given)
+    assert cores.parse_cores("0-2,8\n") == {0, 1, 2, 8}
