@@ -13,6 +13,7 @@ Not covered: Transformer Engine's kernels, CUDA, NCCL, bfloat16 parity, communic
 from __future__ import annotations
 
 import json
+import pickle
 import re
 from pathlib import Path
 from typing import Any
@@ -202,6 +203,67 @@ def test_prefix_trees_go_to_block_masks_and_give_the_same(models: Path) -> None:
     ((trees, apart),) = run_with_transformer_engine(1, with_trees, str(path))
     for one, other in zip(trees, apart, strict=True):
         np.testing.assert_allclose(one, other, atol=1e-5, rtol=0)
+
+
+PRECISE = {"precision_aware": True, "exp_avg_dtype": "bfloat16", "exp_avg_sq_dtype": "bfloat16"}
+
+
+def resumed(folder: str, where: str, settings: dict[str, Any], state: dict[str, Any]) -> list[list[float]]:
+    """Losses of three steps in bfloat16, without a break and with a checkpoint between the first and the second."""
+    adam = layout_support.ADAM.model_copy(update={"learning_rate": 1e-3, **state})
+    found: list[list[float]] = [[], []]
+
+    def steps(built: Any, which: int, *numbers: int) -> None:
+        found[which] += [built.train_step(layout_support.batch(step), layout_support.LOSS)["loss"] for step in numbers]
+
+    with backend(Path(folder), dtype="bfloat16", optimizer=adam, **settings) as built:
+        steps(built, 0, 0, 1, 2)
+    with backend(Path(folder), dtype="bfloat16", optimizer=adam, **settings) as built:
+        steps(built, 1, 0)
+        built.save(Path(where), {"next": 1})
+    with backend(Path(folder), dtype="bfloat16", optimizer=adam, **settings) as built:
+        built.load(Path(where))
+        steps(built, 1, 1, 2)
+    return found
+
+
+@slow
+@pytest.mark.parametrize(
+    ("settings", "state"),
+    [
+        pytest.param({}, {}, id="bfloat16"),
+        pytest.param({"fp8": "e4m3"}, {}, id="fp8 by blocks"),
+    ],
+)
+def test_low_precision_trains_and_resumes(
+    settings: dict[str, Any], state: dict[str, Any], models: Path, tmp_path: Path
+) -> None:
+    path, where = layout_support.model_for(models, "dense", "DP2"), tmp_path / "step_00000001"
+    ranks = run_with_transformer_engine(2, resumed, str(path), str(where), {"data_parallel": 2} | settings, state)
+    expected = pickle.loads((path / "reference.pickle").read_bytes())["plain"]["loss"]
+    for straight, again in ranks:
+        assert straight == again  # every bit of the state is in the checkpoint
+        assert straight[0] == pytest.approx(float(expected[0]), abs=0.05)
+        assert straight[0] != float(expected[0])
+
+
+def upstreams_initialization(folder: str) -> str:
+    adam = layout_support.ADAM.model_copy(update=PRECISE)
+    with backend(Path(folder), dtype="bfloat16", optimizer=adam) as built:
+        part = built.policy.optimizer.megatron.chained_optimizers[0]
+        try:
+            part.init_state_fn(part.optimizer, part.config)
+        except TypeError as error:
+            return str(error)
+    return ""
+
+
+@slow
+def test_upstream_still_initializes_a_precise_adam_wrongly(models: Path) -> None:
+    """``tests/te/signatures.json`` says that the argument is Transformer Engine's."""
+    path = layout_support.model_for(models, "dense", "single")
+    (said,) = run_with_transformer_engine(1, upstreams_initialization, str(path))
+    assert "store_param_remainders" in said
 
 
 def refusals() -> dict[str, str]:
