@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 from megatron_bridge.blocks import Packing, Split
@@ -47,6 +48,30 @@ class Rule:
     pack: Callable[[tuple[str, ...], tuple[int, int], Sizes], Packing]
 
 
+class EngineSplit(Enum):
+    """How an engine divides one of its parameters over its tensor-parallel ranks."""
+
+    WHOLE = "whole"
+    ROWS = "rows"
+    """A part of each source's rows, one source under the other."""
+    HEADS = "heads"
+    """As ROWS, but that key and value heads are repeated where there are more ranks than heads."""
+    COLUMNS = "columns"
+    VOCABULARY = "vocabulary"
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRule:
+    """The Hugging Face tensors an engine's parameter is made of, and how it is divided.
+
+    In names the first ``{}`` is the layer; a second one, in sources alone, the expert: the parameter stacks all experts
+    of a rank.
+    """
+
+    sources: tuple[str, ...]
+    split: EngineSplit
+
+
 @dataclass(frozen=True, slots=True)
 class Family:
     """One architecture. Everything the bridge does with it follows from these fields."""
@@ -65,6 +90,9 @@ class Family:
     """Tiny configurations by a short name, which tests run through every layout: one for each variant of the table.
 
     Four layers, sizes that divide by four, a vocabulary that does not."""
+    engine: Mapping[str, EngineRule] | None = None
+    """SGLang's parameters by name, for weights that reach each engine rank as its own slices; None: only as whole
+    tensors, of which the engine keeps its part."""
     extras: Callable[[HfConfig], Sequence[str]] = lambda config: ()
     """Patterns (regular expressions, whole names) of tensors in checkpoints that the Megatron model has no part for.
 

@@ -34,11 +34,13 @@ _OUTPUT_LAYER = "output_layer."
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """A Hugging Face tensor, by name, without its values."""
+    """A tensor by name, without its values: Hugging Face's, or a band of rows of an engine's parameter."""
 
     name: str
     shape: tuple[int, ...]
     dtype: torch.dtype
+    row: int = 0
+    """Of a band, the first row in the whole."""
 
     @property
     def nbytes(self) -> int:
@@ -242,6 +244,11 @@ class _Table:
             parameters.append(PlannedParameter(name, shape, dtype, owners, packing, tied_copy))
         shard = {p.name: self.shard(p.name) if len(p.owners) > 1 else 0 for p in parameters if p.name in self.local}
         return ModelPlan(parameters, self.local, shard, self.group, tied, self.hf_config)
+
+
+def in_order(parameters: Sequence[PlannedParameter]) -> list[PlannedParameter]:
+    """As a plan has them: the embedding, the layers by number, then the rest."""
+    return sorted(parameters, key=lambda parameter: _position(parameter.name))
 
 
 def as_matrix(tensor: Tensor) -> Tensor:

@@ -122,6 +122,9 @@ keep_engines() {
   trap 'cancelled=1; forward USR1; (sleep 60; forward TERM) &' TERM
   trap '' USR1  # the trainer saves and leaves; then its engines are ended
   export MUA_RANK_LOGS=$MUA_ATTEMPT/engines MUA_RANKS_PER_NODE=1
+  if [ "${#trainer_nodes[@]}" != 0 ] && [ "${#engine_group[@]}" = 0 ]; then
+    export MUA_FIRST_NODE=${nodes[0]}
+  fi
   unset MUA_STATUS_FILE
   [ "$MUA_PREFLIGHT" = 0 ] || on_engine_node "$node-doctor" "$node" doctor || ended=$?
   [ "$ended" != 2 ] || { say "engines of $node: $(grep ^failure "$MUA_RANK_LOGS/$node-doctor.log")"; return 2; }

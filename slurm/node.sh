@@ -4,9 +4,22 @@ set -euo pipefail
 eval "$MUA_SETUP"
 export PATH="$VENV/bin:$PATH"
 cores=$(env -u OMP_NUM_THREADS nproc)  # that this process may use
-export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((cores > MUA_RANKS_PER_NODE ? cores / MUA_RANKS_PER_NODE : 1))}
+gpus=${SLURM_GPUS_ON_NODE:-0}
+shares=$((MUA_RANKS_PER_NODE > gpus ? MUA_RANKS_PER_NODE : gpus))  # one process for each GPU, a rank's or an engine's
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((cores > shares ? cores / shares : 1))}
 # Slurm sends a signal to every process of a step. The ranks know what to do with this one; torchrun would die of it.
 trap '' USR1
+if [ -n "${MUA_FIRST_NODE:-}" ]; then
+  # Engines of one job with the trainer, which a dead node does not end. If that is the first one, the batch script is
+  # gone with it, and nobody but us can tell Slurm to start the job again.
+  trap ':' TERM
+  ended=0
+  bash "$MUA_ROOT/slurm/rank.sh" "$@" || ended=$?
+  if [ "$ended" != 0 ] && list=$(squeue --noheader --job "$SLURM_JOB_ID" --format=%N); then
+    scontrol show hostnames "$list" | grep -qxF "$MUA_FIRST_NODE" || scontrol requeue "$SLURM_JOB_ID"
+  fi
+  exit "$ended"
+fi
 if [ "$SLURM_STEP_NUM_NODES" = 1 ] && [ "$MUA_RANKS_PER_NODE" = 1 ]; then
   exec bash "$MUA_ROOT/slurm/rank.sh" "$@"
 fi

@@ -6,7 +6,7 @@ What it cannot show is how SGLang itself behaves; see ``test_engine_faults.py``.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,9 @@ from aiohttp import web
 from megatron_bridge.plan import TensorSpec
 from megatron_bridge.reshard import lay_out
 from mua.config.schema import EngineConfig
-from mua.engine.member import Engine
+from mua.engine.member import Engine, EnginePlace
 from mua.engine.pool import EnginePool
-from mua.engine.source import WeightBucket
+from mua.engine.source import WeightBucket, WeightGenerator
 from mua.errors import EngineError
 from mua.ports import LOOPBACK
 
@@ -96,11 +96,11 @@ class Source:
     def __init__(self) -> None:
         self.moved = self.needed = self.made = 0
 
-    def buckets(self, nodes: Sequence[int]) -> Generator[WeightBucket, None, None]:
+    def buckets(self, engines: Sequence[EnginePlace], groups: int = 0) -> WeightGenerator:
         self.made += 1
         for number in range(4):
             (layout,) = lay_out([TensorSpec(f"t{number}", (8,), torch.float32)], 4096)
-            yield WeightBucket(layout, torch.zeros(layout.nbytes, dtype=torch.uint8), [["handle"]] * len(nodes))
+            yield WeightBucket(layout, [["handle"]] * len(engines))
 
 
 def stand_in_pool(servers: Sequence[StandInServer], **changes: object) -> EnginePool:

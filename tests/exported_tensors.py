@@ -19,10 +19,11 @@ from megatron_bridge.safetensors_writer import SafetensorsWriter
 def export_hf(chunks: Sequence[Any]) -> Iterator[tuple[str, Tensor]]:
     """Name and values of every tensor, in whole, on every rank of the plan's group; collective over it."""
     plan = plan_model(chunks)
-    resharder = Resharder(plan, distributed.get_process_group_ranks(plan.group), 1 << 26)
+    resharder = Resharder(
+        plan, dict.fromkeys(distributed.get_process_group_ranks(plan.group), (0,)), 1 << 26, by_turns=False
+    )
     for index, layout in enumerate(resharder.buckets):
-        flat = resharder.assemble(index)
-        assert flat is not None
+        flat = resharder.assemble(index)[0]
         for tensor in layout.tensors:
             yield tensor.spec.name, tensor.view(flat)
 

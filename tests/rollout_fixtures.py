@@ -83,7 +83,7 @@ class ScriptedPool(ScriptedSampler):
     async def start(self, model: Path) -> None:
         pass
 
-    async def stop(self) -> None:
+    async def stop(self, *, finished: bool = False) -> None:
         pass
 
     def restart_clocks(self) -> None:

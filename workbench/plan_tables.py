@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from rich.box import SIMPLE, SIMPLE_HEAD
 from rich.console import Console, Group, RenderableType
@@ -12,24 +12,40 @@ from rich.text import Text
 
 from mua.plan.gpu_memory import OF_ENGINE
 from mua.plan.layout import engine_gpus, trainer_gpus
+from mua.plan.placements import SimulatedPlacement, mean_episode_tokens
 from mua.plan.planner import RECOMPUTE, Plan
 
 WIDTH = 110
 """Columns of the tables in a file or pipe."""
+MFUS = (0.25, 0.35, 0.45)
+"""Utilisations in training that a plan shows; which one a cluster reaches is only known by measuring it."""
 
 
-def show_plan(plan: Plan, console: Console | None = None) -> None:
-    """Print ``plan``; by default to standard output."""
+def show_plan(
+    plan: Plan, console: Console | None = None, placements: Sequence[SimulatedPlacement] | None = None
+) -> None:
+    """Print ``plan``, and ``placements`` if they were simulated; by default to standard output."""
     console = console or Console()
     if not console.is_terminal:
         console.width = max(console.width, WIDTH)
     console.print(Group(*_parts(plan)))
+    if placements is not None:
+        console.print(placement_table(plan, placements))
 
 
 def as_text(plan: Plan) -> str:
     """What :func:`show_plan` writes into a file, without blanks at the ends of lines."""
+    return _text(lambda console: show_plan(plan, console))
+
+
+def placements_text(plan: Plan, placements: Sequence[SimulatedPlacement]) -> str:
+    """:func:`placement_table` as it is written into a file."""
+    return _text(lambda console: console.print(placement_table(plan, placements)))
+
+
+def _text(show: Callable[[Console], None]) -> str:
     printed = io.StringIO()
-    show_plan(plan, Console(file=printed, width=WIDTH))
+    show(Console(file=printed, width=WIDTH))
     return "\n".join(line.rstrip() for line in printed.getvalue().rstrip().splitlines())
 
 
@@ -44,6 +60,33 @@ def _parts(plan: Plan) -> Iterator[RenderableType]:
     yield _facts("one step", _step(plan))
     yield _facts("one weight synchronisation", _sync(plan))
     yield Text("\n".join(_verdict(plan)))
+
+
+def placement_table(plan: Plan, placements: Sequence[SimulatedPlacement]) -> RenderableType:
+    """The fastest first; then what each would take at other utilisations in training."""
+    config, cluster = plan.config, plan.config.cluster
+    title = (
+        f"placements, simulated; assumed: episodes of {mean_episode_tokens(config):,} tokens on average (spread "
+        f"{cluster.length_spread:g}), {cluster.episode_turns} turns, {cluster.pause_seconds:g} s between turns, "
+        f"decoding at {cluster.decode_share:.0%} of the bandwidth"
+    )
+    columns = (
+        "placement", "staleness", "GPUs that train", "that generate", "generation alone", "training alone", "step",
+        "max / step", "trainer waits", "engines work", "lag",
+    )  # fmt: skip
+    table = _table(title, *columns)
+    for one in placements:
+        seconds = (one.generation_seconds, one.training_seconds, one.step_seconds)
+        shares = (one.efficiency, one.waiting, one.generating)
+        table.add_row(
+            one.name, str(one.staleness), str(one.trainer_gpus), str(one.engine_gpus), *(f"{s:.0f} s" for s in seconds),
+            *(f"{share:.0%}" for share in shares), f"{one.lag_mean:.1f}",
+        )  # fmt: skip
+    mfus = [f"{mfu:.0%} MFU" for mfu in MFUS]
+    others = _table("a step at other utilisations in training", "placement", "staleness", *mfus)
+    for one in placements:
+        others.add_row(one.name, str(one.staleness), *(f"{one.at(mfu / cluster.train_mfu):.0f} s" for mfu in MFUS))
+    return Group(table, others)
 
 
 def _headline(plan: Plan) -> str:
@@ -183,6 +226,7 @@ def _step(plan: Plan) -> list[tuple[str, str]]:
         ("pipeline bubble", f"{done.bubble:.1%} of the training time"),
         ("training", f"{done.train_flops:.3g} FLOPs, {done.recomputed_flops:.3g} more recomputed"),
         ("", f"{done.train_seconds:.0f} s at {cluster.train_mfu:.0%} MFU (assumed), bubble on top"),
+        ("", ", ".join(f"{done.train_seconds * cluster.train_mfu / mfu:.0f} s at {mfu:.0%}" for mfu in MFUS)),
         ("log-probabilities", f"{done.score_flops:.3g} FLOPs, {done.score_seconds:.0f} s at the same"),
         ("rollout", f"{done.rollout_flops:.3g} FLOPs, {rollout}"),
         ("", floor),
@@ -200,15 +244,15 @@ def _together(plan: Plan) -> str:
 
 def _sync(plan: Plan) -> list[tuple[str, str]]:
     moved, cluster = plan.sync, plan.config.cluster
+    gpu, network = ((moved.fullest[f"{link}_out"], moved.fullest[f"{link}_in"]) for link in ("gpu", "network"))
+    rate = f"{moved.peer_gigabytes_per_second:g} GB/s {moved.peers} and {cluster.network_gigabytes_per_second:g} GB/s"
     return [
         ("the model once", f"{_gb(moved.model_bytes)} GB"),
-        ("needed by a GPU", f"{_gb(moved.gpu_bytes)} GB"),
-        ("from other nodes, to each node", f"{_gb(moved.absent_bytes)} GB"),
-        (
-            "time, at least",
-            f"{moved.seconds:.2f} s at {cluster.nvlink_gigabytes_per_second:g} GB/s NVLink and "
-            f"{cluster.network_gigabytes_per_second:g} GB/s network a GPU",
-        ),
+        ("handed to a GPU", f"{_gb(moved.gpu_bytes)} GB in {moved.buckets} buckets"),
+        (f"{moved.peers} of the busiest GPU", f"{_gb(gpu[0])} GB out, {_gb(gpu[1])} GB in"),
+        ("network of the busiest GPU", f"{_gb(network[0])} GB out, {_gb(network[1])} GB in"),
+        ("time, at least", f"{moved.seconds:.2f} s at {rate} network a GPU, bucket after bucket"),
+        ("", f"{moved.fullest_seconds:.2f} s of them on the busiest link"),
     ]
 
 

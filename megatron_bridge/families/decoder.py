@@ -2,7 +2,16 @@
 
 from typing import Any
 
-from megatron_bridge.family import Rule, column_split, gate_up, grouped_qkv, replicated, vocabulary
+from megatron_bridge.family import (
+    EngineRule,
+    EngineSplit,
+    Rule,
+    column_split,
+    gate_up,
+    grouped_qkv,
+    replicated,
+    vocabulary,
+)
 
 MEGATRON = "decoder.layers.{}."
 HF = "model.layers.{}."
@@ -53,6 +62,40 @@ EXPERTS: dict[str, Rule] = {
         _HF_EXPERT + "gate_proj.weight", _HF_EXPERT + "up_proj.weight"
     ),
     MEGATRON + "mlp.experts.linear_fc2.weight{}": column_split(_HF_EXPERT + "down_proj.weight"),
+}
+
+_ATTENTION = HF + "self_attn."
+ENGINE_DECODER: dict[str, EngineRule] = {
+    "model.embed_tokens.weight": EngineRule(("model.embed_tokens.weight",), EngineSplit.VOCABULARY),
+    "lm_head.weight": EngineRule(("lm_head.weight",), EngineSplit.VOCABULARY),
+    "model.norm.weight": EngineRule(("model.norm.weight",), EngineSplit.WHOLE),
+    **{
+        _ATTENTION + f"qkv_proj.{kind}": EngineRule(
+            tuple(_ATTENTION + f"{name}_proj.{kind}" for name in "qkv"), EngineSplit.HEADS
+        )
+        for kind in ("weight", "bias")
+    },
+    _ATTENTION + "o_proj.weight": EngineRule((_ATTENTION + "o_proj.weight",), EngineSplit.COLUMNS),
+    HF + "mlp.gate_up_proj.weight": EngineRule(
+        (HF + "mlp.gate_proj.weight", HF + "mlp.up_proj.weight"), EngineSplit.ROWS
+    ),
+    HF + "mlp.down_proj.weight": EngineRule((HF + "mlp.down_proj.weight",), EngineSplit.COLUMNS),
+    **{
+        HF + name: EngineRule((HF + name,), EngineSplit.WHOLE)
+        for name in (
+            "input_layernorm.weight", "post_attention_layernorm.weight", "self_attn.q_norm.weight",
+            "self_attn.k_norm.weight",
+        )
+    },
+}  # fmt: skip
+"""SGLang's parameters of Llama, Qwen2 and Qwen3."""
+
+ENGINE_EXPERTS: dict[str, EngineRule] = {
+    HF + "mlp.gate.weight": EngineRule((HF + "mlp.gate.weight",), EngineSplit.WHOLE),
+    HF + "mlp.experts.w13_weight": EngineRule(
+        (_HF_EXPERT + "gate_proj.weight", _HF_EXPERT + "up_proj.weight"), EngineSplit.ROWS
+    ),
+    HF + "mlp.experts.w2_weight": EngineRule((_HF_EXPERT + "down_proj.weight",), EngineSplit.COLUMNS),
 }
 
 SHARED_EXPERTS: dict[str, Rule] = gated_mlp(MEGATRON + "mlp.shared_experts.", HF + "mlp.shared_experts.")

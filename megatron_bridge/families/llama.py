@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from megatron_bridge.families.decoder import DENSE_DECODER, TINY
+from megatron_bridge.families.decoder import DENSE_DECODER, ENGINE_DECODER, TINY
 from megatron_bridge.family import Family
 from megatron_bridge.hf_config import check_decoder, decoder_transformer
 
@@ -24,6 +24,7 @@ LLAMA = Family(
     transformer=partial(decoder_transformer, qkv_bias=False, qk_norm=False),
     check=partial(check_decoder, attention_bias=False, mlp_bias=False, pretraining_tp=1),
     parameters=DENSE_DECODER,
+    engine=ENGINE_DECODER,
     examples={"scaled": _SCALED, "tied": _SCALED | {"tie_word_embeddings": True}},
     # Checkpoints of early transformers versions stored what follows from the configuration.
     extras=lambda config: (r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq",),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from megatron_bridge.families.decoder import DENSE_DECODER, QKV_BIAS, TINY
+from megatron_bridge.families.decoder import DENSE_DECODER, ENGINE_DECODER, QKV_BIAS, TINY
 from megatron_bridge.family import Family
 from megatron_bridge.hf_config import check_decoder, decoder_transformer
 
@@ -16,5 +16,6 @@ QWEN2 = Family(
     transformer=partial(decoder_transformer, qkv_bias=True, qk_norm=False),
     check=check_decoder,
     parameters=DENSE_DECODER | QKV_BIAS,
+    engine=ENGINE_DECODER,
     examples={"untied": _UNTIED, "tied": _UNTIED | {"tie_word_embeddings": True}},
 )

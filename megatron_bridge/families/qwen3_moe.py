@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from megatron_bridge.families.decoder import DENSE_DECODER, EXPERTS, QK_NORM, TINY
+from megatron_bridge.families.decoder import DENSE_DECODER, ENGINE_DECODER, ENGINE_EXPERTS, EXPERTS, QK_NORM, TINY
 from megatron_bridge.family import Family, HfConfig
 from megatron_bridge.hf_config import check_decoder, decoder_transformer, experts_transformer, need
 from megatron_bridge.plain_files import BridgeError
@@ -43,6 +43,7 @@ QWEN3_MOE = Family(
     transformer=_transformer,
     check=_check,
     parameters=DENSE_DECODER | QK_NORM | EXPERTS,
+    engine=ENGINE_DECODER | ENGINE_EXPERTS,
     examples={
         "experts": _EXAMPLE,
         "mixed": _EXAMPLE | {"norm_topk_prob": False, "mlp_only_layers": [1], "tie_word_embeddings": True},

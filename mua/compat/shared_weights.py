@@ -12,7 +12,7 @@ Upstream: torch 2.14.1, sglang 0.5.23. Goes when:
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from multiprocessing.reduction import ForkingPickler
 from types import SimpleNamespace
 
@@ -21,6 +21,7 @@ import torch
 import torch.multiprocessing
 
 from megatron_bridge.reshard import BucketLayout
+from mua.compat.sglang_shards import table
 
 
 def shared_buffer(nbytes: int, device: torch.device) -> torch.Tensor:
@@ -49,13 +50,30 @@ def shared_handle(layout: BucketLayout, flat: torch.Tensor) -> str:
         )
         for slot in layout.tensors
     ]
-    if flat.is_cuda:
+    return _pickled({"flattened_tensor": flat[: layout.nbytes], "metadata": metadata}, flat.is_cuda)
+
+
+def slices_handle(
+    layout: BucketLayout, matrices: Mapping[str, tuple[int, int]], flat: torch.Tensor, receipt: int
+) -> str:
+    """What :mod:`mua.compat.sglang_shards` takes, good for one receiver, whose receipt goes to byte ``receipt``."""
+    slots = []
+    for slot in layout.tensors:
+        rows, cols = slot.spec.shape
+        slots.append(
+            (slot.spec.name, slot.spec.row, rows, cols, str(slot.spec.dtype).removeprefix("torch."), slot.start)
+        )
+    whole = {slot.spec.name: list(matrices[slot.spec.name]) for slot in layout.tensors}
+    return _pickled([(table(slots, whole, receipt), flat)], flat.is_cuda)
+
+
+def _pickled(value: object, cuda: bool) -> str:
+    if cuda:
         from sglang.srt.utils.patch_torch import monkey_patch_torch_reductions
 
         monkey_patch_torch_reductions()
     with _file_system_sharing():
-        pickled = ForkingPickler.dumps({"flattened_tensor": flat, "metadata": metadata})
-    return pybase64.b64encode(pickled).decode("ascii")
+        return pybase64.b64encode(ForkingPickler.dumps(value)).decode("ascii")
 
 
 @contextlib.contextmanager

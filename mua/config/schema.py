@@ -106,6 +106,12 @@ class EngineConfig(Section):
     """How weights reach the engines; None: as ``placement`` needs it. colocated: a rank of each node hands its engines
     memory they share (shared memory on CPU, CUDA IPC handles on GPU). broadcast: trainer ranks and all engine ranks
     form process groups (gloo or NCCL), which takes engines with GPUs of their own."""
+    feeders: Positive = 2
+    """Trainer ranks that broadcast weights, each its share through a process group with all engine ranks."""
+    load: Literal["auto", "slices", "tensors"] = "auto"
+    """What a colocated engine rank is handed. slices: its own part of every parameter. tensors: whole Hugging Face
+    tensors, of which it keeps its part, whatever the engine does with its weights. auto: slices where the policy's
+    family has a table of SGLang's parameters and engine.extra does not change their layout; the log says which."""
     tensor_parallel: Positive = 1
     """GPUs (on CPU: processes) of one server."""
     dtype: Literal["float32", "bfloat16"] | None = None
@@ -153,8 +159,9 @@ class ClusterConfig(Section):
     """GPUs of one machine; None: as many as the layout needs, divided by ``nodes``."""
     nodes: Positive = 1
     """Machines."""
-    nvlink_gigabytes_per_second: PositiveFloat = 450.0
-    """Bandwidth of one GPU to others of its machine, one direction (NVLink 4: 450)."""
+    nvlink_gigabytes_per_second: NonNegativeFloat | None = 450.0
+    """Bandwidth of one GPU to others of its machine, one direction (NVLink 4: 450). None or 0: there is no NVLink, and
+    the plan is made with PCIe 5.0 x16 (55) and says so."""
     network_gigabytes_per_second: PositiveFloat = 50.0
     """Bandwidth of one GPU to other machines, one direction (one 400 Gb/s adapter a GPU: 50)."""
     host_gigabytes: PositiveFloat = 2048.0
@@ -170,6 +177,21 @@ class ClusterConfig(Section):
     """Expected tokens of one episode; None plans with the worst case, rollout.max_tokens."""
     sampled_share: Fraction = 0.25
     """Expected share of an episode's tokens that the policy samples; the rest is prompt, user and tools."""
+    prefill_mfu: Annotated[float, Field(gt=0, le=1)] = 0.4
+    """Assumed share of the GPU's peak that an engine reaches in model FLOPs while it takes in prompts. This key and
+    those below are read by ``mua plan --placements`` alone."""
+    decode_share: Annotated[float, Field(gt=0, le=1)] = 0.5
+    """Assumed share of the memory's bandwidth that an engine reaches while it decodes: the time of an iteration is what
+    it reads, weights and KV cache, over that."""
+    episode_turns: Positive = 12
+    """Expected turns of the policy in one episode."""
+    length_spread: NonNegativeFloat = 0.5
+    """How much episodes differ in length: standard deviation of the logarithm of their sampled tokens."""
+    pause_seconds: NonNegativeFloat = 2.0
+    """Mean seconds between two turns, in tools or with the user."""
+    switch_seconds: NonNegativeFloat = 2.0
+    """Seconds in which engines give their memory back, and once more in which they take it back, with
+    engine.memory_saver."""
 
 
 class CriticConfig(Section):

@@ -1,9 +1,10 @@
-"""Weights by broadcast: one process group of rank 0 and every tensor-parallel rank of the engines.
+"""Weights by broadcast: process groups of one trainer rank, a feeder, and every tensor-parallel rank of the engines.
 
-    rank 0 (0) ── one broadcast a bucket ──► engine 0: ranks 1, 2 · engine 1: ranks 3, 4 · ...
+    feeder a (rank 0 of its group) ── its buckets ──► engine 0: ranks 1, 2 · engine 1: ranks 3, 4 · ...
+    feeder b (rank 0 of its group) ── its buckets ──► the same engine ranks
 
-The group lasts while the engines do. When another set of engines is to be filled (one was restarted, or only a
-restarted one waits for weights) it is left and formed anew.
+The groups last while the engines do. When another set of engines is to be filled (one was restarted, has joined or
+left, or only a restarted one waits for weights) they are left and formed anew.
 """
 
 from __future__ import annotations
@@ -11,20 +12,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import threading
+import os
 import time
-from collections.abc import Awaitable, Sequence
-from concurrent.futures import Executor
+from collections.abc import Awaitable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from mua.config.schema import EngineConfig
 from mua.engine.member import Engine, Targets
-from mua.engine.sglang_client import EngineGone
+from mua.engine.placement import address_towards, trainer_address
 from mua.errors import EngineError
 from mua.ports import free_port
-
-if TYPE_CHECKING:
-    from mua.engine.source import WeightBucket
 
 _log = logging.getLogger(__name__)
 _POLL_SECONDS = 0.0005
@@ -43,118 +42,134 @@ async def all_or_first_error(work: Sequence[Awaitable[Any]]) -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-class Broadcast:
-    """Rank 0's side of the group. ``address`` is where the engines find this process."""
+@dataclass(frozen=True, slots=True)
+class Connect:
+    """Engines are to join these process groups, while their feeders wait for them."""
 
-    def __init__(self, address: str, *, ranks: int, cuda: bool) -> None:
-        self._address = address
-        self.ranks = ranks
-        """Of one engine, all of which receive every bucket."""
-        self._backend = "nccl" if cuda else "gloo"
-        self._members: dict[Engine, int] = {}
+    groups: Mapping[str, tuple[str, int]]
+    """By name the address and port of the feeder."""
+    size: int
+    """Processes in each: the feeder and all engine ranks."""
+    backend: str
+    """gloo or nccl."""
+
+
+class FeederGroup:
+    """A feeder's side of its process group. It never raises: the engines' answers say whether an update succeeded."""
+
+    def __init__(self, config: EngineConfig, *, cuda: bool) -> None:
+        self._config = config
+        self._seconds = config.control_seconds
+        self.backend = "nccl" if cuda else "gloo"
+        self._address = ("", 0)
         self._group: Any = None
-        self._formed = 0
-        self._cancelled = threading.Event()
+        self._sending: tuple[Any, Any] | None = None
+        """The broadcast under way, and its buffer."""
 
-    @property
-    def _name(self) -> str:
-        return f"mua-weights-{self._formed}"
+    def listen(self) -> tuple[str, int]:
+        """Leave the group there was; where engines are to look for the next one."""
+        self._drop()
+        address = trainer_address(self._config)
+        if int(os.environ.get("GROUP_RANK", "0")) > 0:  # not rank 0's machine
+            address = address_towards(address, int(os.environ.get("MASTER_PORT", "1")))
+        self._address = address, free_port(address)
+        return self._address
 
-    async def join(self, targets: Targets, thread: Executor) -> None:
-        """Have a group with exactly these engines. Raises :class:`EngineGone` when one does not come in time."""
-        members = {engine: engine.stops for engine in targets.engines}
-        if self._group is not None and members == self._members:
-            return
-        await self.leave()
-        self._formed += 1
-        self._cancelled.clear()
-        port = free_port(self._address)
-        size = 1 + self.ranks * len(members)
-        body = {
-            "master_address": self._address,
-            "master_port": port,
-            "world_size": size,
-            "group_name": self._name,
-            "backend": self._backend,
-        }
+    def form(self, name: str, size: int) -> None:
+        """Wait until all engine ranks have come, or the deadline is over."""
+        from mua.compat.torch_outside_group import outside_group
 
-        def form() -> None:
-            from mua.compat.torch_outside_group import outside_group
+        host, port = self._address
+        limit = timedelta(seconds=self._seconds)
+        try:
+            self._group = outside_group(self.backend, host, port, world_size=size, name=name, timeout=limit)
+        except RuntimeError as error:
+            _log.warning("engines did not join the process group %s of the weights: %s", name, error)
 
+    def send(self, flat: Any) -> None:
+        """Start the broadcast of a buffer, uint8 ``[bytes]``, when the one before is through."""
+        import torch.distributed as dist
+
+        self.finish()
+        if self._group is not None:
             try:
-                self._group = outside_group(
-                    self._backend, self._address, port, world_size=size, name=self._name,
-                    timeout=timedelta(seconds=targets.seconds),
-                )  # fmt: skip
+                self._sending = dist.broadcast(flat, src=0, group=self._group, async_op=True), flat
             except RuntimeError as error:
-                raise EngineGone(f"engines did not join the process group of the weights: {error}") from error
+                _log.warning("a broadcast of weights did not start: %s", error)
 
-        own = asyncio.get_running_loop().run_in_executor(thread, form)
-        theirs = [
-            targets.take_part(
-                engine, "/init_weights_update_group", body | {"rank_offset": 1 + self.ranks * number}, targets.seconds
-            )
-            for number, engine in enumerate(members)
-        ]
-        await all_or_first_error([own, *theirs])
-        self._members = members
+    def finish(self) -> None:
+        """Wait for what is under way. Engines that answered have received it; others are given up by rank 0."""
+        if self._sending is None:
+            return
+        (work, _), self._sending = self._sending, None
+        deadline = time.monotonic() + self._seconds
+        try:
+            while not work.is_completed():
+                if time.monotonic() > deadline:
+                    raise RuntimeError("an engine did not take part in time")
+                time.sleep(_POLL_SECONDS)
+            work.wait()
+        except RuntimeError as error:
+            _log.warning("a broadcast of weights was given up: %s", error)
 
-    async def leave(self) -> None:
-        """Dissolve the group with those of its engines that are still the same."""
-        alive = [engine for engine, stops in self._members.items() if engine.up and engine.stops == stops]
-        for engine in alive:
-            try:
-                await engine.client.control("/destroy_weights_update_group", {"group_name": self._name}, timeout=60.0)
-            except EngineError as error:
-                _log.warning("%s did not leave the process group of the weights: %s", engine.label, error)
-        self.drop()
+    def abandon(self) -> None:
+        """What is under way will not be finished; the group is of no more use."""
+        self._sending = None
+        self._drop()
 
-    def drop(self) -> None:
-        """Forget the group without a word to the engines."""
-        group, self._group, self._members = self._group, None, {}
+    def _drop(self) -> None:
+        group, self._group = self._group, None
         if group is not None:
             import torch.distributed as dist
 
             with contextlib.suppress(ValueError):  # whoever ended torch.distributed ended this group too
                 dist.destroy_process_group(group)
 
-    async def load(
-        self, targets: Targets, bucket: WeightBucket, body: dict[str, Any], seconds: float, thread: Executor
-    ) -> None:
-        """Send one bucket to all engines. Whoever does not take part stops all: what the others got is unknown."""
-        specs = [slot.spec for slot in bucket.layout.tensors]
-        body = body | {
-            "names": [spec.name for spec in specs],
-            "dtypes": [str(spec.dtype).removeprefix("torch.") for spec in specs],
-            "shapes": [list(spec.shape) for spec in specs],
-            "group_name": self._name,
-        }
 
-        def transmit() -> None:
-            """Blocks until all is sent, :meth:`cancel` is called or ``seconds`` are over."""
-            import torch.distributed as dist
+class Members:
+    """Which engines are in the groups; rank 0 asks them to come and go."""
 
-            deadline = time.monotonic() + seconds
-            try:
-                work: Any = dist.broadcast(bucket.flat, src=0, group=self._group, async_op=True)
-                while not work.is_completed():
-                    if self._cancelled.is_set() or time.monotonic() > deadline:
-                        raise EngineGone("the broadcast of the weights was given up: an engine did not take part")
-                    time.sleep(_POLL_SECONDS)
-                work.wait()
-            except RuntimeError as error:
-                raise EngineGone(f"the broadcast of the weights failed: {error}") from error
+    def __init__(self, ranks: int) -> None:
+        self.ranks = ranks
+        """Of one engine, all of which receive every bucket."""
+        self.number = 0
+        """Of the set of engines; another set has another."""
+        self._members: dict[Engine, int] = {}
+        self._names: list[str] = []
 
-        transmission = asyncio.get_running_loop().run_in_executor(thread, transmit)
-        path = "/update_weights_from_distributed"
-        try:
-            receivers = [targets.take_part(engine, path, body, seconds) for engine in targets.engines]
-            await all_or_first_error([transmission, *receivers])
-        except BaseException:
-            self.cancel()
-            raise
+    async def admit(self, targets: Targets) -> int:
+        """The number of the groups of exactly these engines; if they are not there yet, a new one."""
+        members = {engine: engine.stops for engine in targets.engines}
+        if members != self._members:
+            await self.leave()
+            self.number += 1
+            self._members = members
+        return self.number
 
-    def cancel(self) -> None:
-        """Give up what is under way; the next :meth:`join` forms a new group."""
-        self._cancelled.set()
-        self._members = {}
+    async def connect(self, targets: Targets, groups: Connect) -> None:
+        """Have the engines join. Raises :class:`EngineGone` when one does not come in time."""
+        self._names = list(groups.groups)
+        path = "/init_weights_update_group"
+        for name, (address, port) in groups.groups.items():
+            body = {"master_address": address, "master_port": port, "world_size": groups.size, "group_name": name}
+            body |= {"backend": groups.backend}
+            joining = [
+                targets.take_part(engine, path, body | {"rank_offset": 1 + self.ranks * number}, targets.seconds)
+                for number, engine in enumerate(targets.engines)
+            ]
+            await all_or_first_error(joining)
+
+    async def leave(self) -> None:
+        """Dissolve the groups with those of their engines that are still the same."""
+        alive = [engine for engine, stops in self._members.items() if engine.up and engine.stops == stops]
+        for engine in alive:
+            for name in self._names:
+                try:
+                    await engine.client.control("/destroy_weights_update_group", {"group_name": name}, timeout=60.0)
+                except EngineError as error:
+                    _log.warning("%s did not leave a process group of the weights: %s", engine.label, error)
+        self.forget()
+
+    def forget(self) -> None:
+        """Give the groups up without a word to the engines; the next update forms new ones."""
+        self._members, self._names = {}, []

@@ -75,6 +75,8 @@ class Nodes:
     """This rank's machine."""
     leaders: tuple[int, ...]
     """Of each machine, the rank that looks after its engines: the one with local rank 0."""
+    ranks: tuple[tuple[int, ...], ...] = ((0,),)
+    """Of each machine its ranks in order of their local rank, which is the number of their GPU."""
 
     @property
     def several(self) -> bool:
@@ -101,7 +103,9 @@ def find_nodes(group: dist.ProcessGroup | None) -> Nodes:
     leaders = {node: rank for rank, (node, local) in enumerate(found) if local == 0}
     if missing := [node for node in numbers if node not in leaders]:
         raise ConfigError(f"machine {missing[0]} of the run has no process with LOCAL_RANK 0; check the launcher")
-    return Nodes(numbers.index(mine[0]), tuple(leaders[node] for node in numbers))
+    local = {node: sorted((local, rank) for rank, (of, local) in enumerate(found) if of == node) for node in numbers}
+    ranks = tuple(tuple(rank for _, rank in local[node]) for node in numbers)
+    return Nodes(numbers.index(mine[0]), tuple(leaders[node] for node in numbers), ranks)
 
 
 def authorised(key: str) -> Any:

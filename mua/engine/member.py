@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import heapq
+import itertools
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from time import monotonic
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from mua.engine.host import RemoteServer
 from mua.engine.sglang_client import EngineClient, EngineGone
@@ -27,6 +29,13 @@ class EngineState(Enum):
     SERVING = "serving"
     LEAVING = "leaving"
     STOPPED = "stopped"
+
+
+class EnginePlace(NamedTuple):
+    """Where an engine is: ``node`` numbers the machines of the run, ``place`` the engines of one machine."""
+
+    node: int
+    place: int
 
 
 class Server(Protocol):
@@ -74,7 +83,9 @@ class Machine:
 class Engine:
     """One server, its client and what the pool knows about it."""
 
-    def __init__(self, server: Server, slots: int, node: int = 0, machine: Machine | None = None) -> None:
+    def __init__(
+        self, server: Server, slots: int, node: int = 0, machine: Machine | None = None, place: int = 0
+    ) -> None:
         self.server = server
         self.machine = machine
         """The engine node it came with, and may go with; None: it belongs to the run."""
@@ -83,11 +94,16 @@ class Engine:
         self.label = server.label
         self.node = node
         """Machine of the run it is on; 0 is this one."""
+        self.place = place
+        """Number among the engines of its machine."""
         self.stops = 0
         """Times it was stopped: tells one that is, or was, restarted from the one before."""
-        self.slots = asyncio.Semaphore(slots)
+        self.slots = Slots(slots)
         self.clock = EngineClock(slots)
         self.control = asyncio.Lock()
+        """Held by whoever changes what the engine holds."""
+        self.probing = asyncio.Lock()
+        """Held by a probe that generates, and by who must have none in the engine."""
         self.suspect = asyncio.Event()
         self.state = EngineState.STOPPED
         self.in_flight = 0
@@ -142,6 +158,53 @@ class Engine:
         await self.stop()
 
 
+class Slots:
+    """Places for requests on one engine. Of those that wait for one, the lowest number gets it first, and of equal
+    numbers the one that came first."""
+
+    def __init__(self, free: int) -> None:
+        self._free = free
+        self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
+        self._came = itertools.count()
+
+    async def acquire(self, number: int = 0) -> None:
+        """Wait for a place; :meth:`release` gives it back."""
+        if self._free > 0:
+            self._free -= 1
+            return
+        given = asyncio.get_running_loop().create_future()
+        heapq.heappush(self._waiting, (number, next(self._came), given))
+        try:
+            await given
+        except asyncio.CancelledError:
+            if given.done() and not given.cancelled():  # the place came together with the cancellation
+                self.release()
+            raise
+
+    def release(self) -> None:
+        while self._waiting:
+            _, _, given = heapq.heappop(self._waiting)
+            if not given.done():
+                given.set_result(None)
+                return
+        self._free += 1
+
+
+class Loaded(Protocol):
+    """What a request's engine is chosen by."""
+
+    in_flight: int
+    queued: int
+
+
+Chosen = TypeVar("Chosen", bound=Loaded)
+
+
+def least_loaded(engines: Iterable[Chosen]) -> Chosen:
+    """The engine for a session that has none."""
+    return min(engines, key=lambda engine: engine.in_flight + engine.queued)
+
+
 class Targets:
     """The engines of one control operation; one that dies, or is silent for ``seconds``, is left out of the rest."""
 
@@ -149,7 +212,6 @@ class Targets:
         self.engines = list(engines)
         self.seconds = seconds
         self.lost: dict[Engine, EngineGone] = {}
-        self.began = monotonic()
         self._stops = {engine: engine.stops for engine in engines}
 
     def same(self, engines: Iterable[Engine]) -> list[Engine]:
@@ -166,8 +228,13 @@ class Targets:
     ) -> dict[Engine, Any]:
         """Run ``work`` on all that are left (of ``engines``) and wait for every one; what each of them gave.
 
+        An engine that was stopped since the beginning is left out: if it is back, it knows nothing of the operation.
         Raises the first refusal, and :class:`EngineGone` when no engine is left.
         """
+        for engine in [engine for engine in self.engines if engine not in self.same(self.engines)]:
+            self.lose(engine, EngineGone(f"{engine.label} was stopped in the middle of it"))
+        if self.lost and not self.engines:
+            raise next(reversed(self.lost.values()))
         asked = [engine for engine in self.engines if engines is None or engine in engines]
         results = dict(zip(asked, await asyncio.gather(*map(work, asked), return_exceptions=True), strict=True))
         gone = {engine: result for engine, result in results.items() if isinstance(result, EngineGone)}

@@ -95,7 +95,8 @@ def facts_of(config: ExperimentConfig) -> dict[str, str]:
             found[package] = version(package)
     engine = config.engine.model_dump(mode="json")
     found |= {f"engine.{key}": json.dumps(value) for key, value in engine.items() if key not in _OF_ONE_MACHINE}
-    found |= {"model.dtype": config.model.dtype, "model.max_length": str(config.model.max_length)}
+    model = {key: getattr(config.model, key) for key in ("dtype", "max_length", "fp32_lm_head")}
+    found |= {f"model.{key}": json.dumps(value) for key, value in model.items()}
     return found | {"model.path": model_digest(config.model.path)}
 
 

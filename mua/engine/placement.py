@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 import socket
 
-from mua.config.schema import ExperimentConfig
+from mua.config.schema import EngineConfig, ExperimentConfig
 from mua.engine.server import has_cuda
 from mua.errors import ConfigError
 from mua.ports import LOOPBACK
@@ -82,12 +82,12 @@ def check_engine_machine(config: ExperimentConfig, gpus: int) -> None:
         )
 
 
-def trainer_address(config: ExperimentConfig) -> str:
+def trainer_address(engine: EngineConfig) -> str:
     """Address by which engine nodes reach the trainer's first node; see ``engine.address``."""
-    if config.engine.address is not None:
-        return config.engine.address
+    if engine.address is not None:
+        return engine.address
     given = os.environ.get("MASTER_ADDR", LOOPBACK)
-    if config.engine.nodes and given in (LOOPBACK, "localhost"):
+    if engine.nodes and given in (LOOPBACK, "localhost"):
         return socket.gethostbyname(socket.gethostname())
     return given
 

@@ -27,7 +27,6 @@ import asyncio
 import contextlib
 import itertools
 import logging
-import os
 import threading
 import uuid
 from collections import Counter, OrderedDict
@@ -39,17 +38,16 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from mua.config.schema import EngineConfig
-from mua.engine.broadcast import Broadcast, all_or_first_error
+from mua.engine.broadcast import Members, all_or_first_error
 from mua.engine.host import Hosts, RemoteServer
-from mua.engine.member import Engine, EngineState, Machine, Server, Targets
+from mua.engine.member import Engine, EngineState, Machine, Server, Targets, least_loaded
 from mua.engine.membership import Membership
 from mua.engine.sampler import SamplingParams, TurnCut
-from mua.engine.server import engine_server, has_cuda
+from mua.engine.server import engine_server
 from mua.engine.sglang_client import EngineGone
-from mua.engine.sync import SyncReport, differing, push
+from mua.engine.sync import Shipment, SyncReport, differing
 from mua.errors import DeadlineExceeded, EngineError
 from mua.observe.timeline import EngineActivity, engine_metrics
-from mua.ports import LOOPBACK
 from mua.types import Generation
 
 if TYPE_CHECKING:
@@ -105,8 +103,11 @@ class EnginePool:
                 where=f"machine {node}",
             )  # fmt: skip
             servers.append((remote, node))
-        self._engines = [Engine(server, config.max_running_requests, node) for server, node in servers]
-        self._broadcast: Broadcast | None = None
+        self._engines = [
+            Engine(server, config.max_running_requests, node, place=number % config.count)
+            for number, (server, node) in enumerate(servers)
+        ]
+        self._members = Members(config.tensor_parallel)
         self._model_path = Path()
         self.version = 0
         """Policy version of the last complete update; 0 is the model folder."""
@@ -170,8 +171,7 @@ class EnginePool:
         if self._membership is not None:
             await self._membership.stop(finished=finished)
         await asyncio.gather(*(engine.part() if engine.machine else engine.stop() for engine in self._engines))
-        if self._broadcast is not None:
-            self._broadcast.drop()
+        self._members.forget()
         self._changed()
 
     async def __aenter__(self) -> EnginePool:
@@ -366,7 +366,7 @@ class EnginePool:
         """
         began = monotonic()
         async with asyncio.timeout_at(until):
-            engine = await self._admit(session, died)
+            engine = await self._admit(session, params.order, died)
         stops = engine.stops
         waited = monotonic() - began
         rid = uuid.uuid4().hex
@@ -395,7 +395,7 @@ class EnginePool:
             self._account(engine)
             engine.slots.release()
 
-    async def _admit(self, session: str, died: dict[Engine, int]) -> Engine:
+    async def _admit(self, session: str, order: int, died: dict[Engine, int]) -> Engine:
         """Wait for the gate, an engine in rotation and a slot of it; the caller gives the slot back.
 
         It is the session's engine while that serves, else the least loaded one.
@@ -414,14 +414,14 @@ class EnginePool:
             serving = alive
             engine = self._sessions.get(session)
             if engine is None or engine not in serving:
-                engine = min(serving, key=lambda one: one.in_flight + one.queued)
+                engine = least_loaded(serving)
             self._sessions[session] = engine
             self._sessions.move_to_end(session)
             if len(self._sessions) > _MAX_SESSIONS:
                 self._sessions.popitem(last=False)
             engine.queued += 1
             try:
-                await engine.slots.acquire()
+                await engine.slots.acquire(order)
             finally:
                 engine.queued -= 1
             if not self._gate_closed and engine.state is EngineState.SERVING and self._failure is None:
@@ -492,7 +492,7 @@ class EnginePool:
         """
         seconds = self.config.control_seconds / _FAILED_PROBES
         if not engine.control.locked():
-            async with engine.control:
+            async with engine.probing:
                 if engine.up and not engine.released:
                     return await engine.client.answers("/health_generate", seconds)
         return not engine.up or await engine.client.answers("/model_info", seconds)
@@ -560,17 +560,16 @@ class EnginePool:
             while True:
                 awaiting = [engine for engine in self._engines if engine.state is EngineState.AWAITING]
                 engines = awaiting if only_awaiting else self._up() if self.released else await self.until_up()
+                targets = self._targets(engines)
                 try:
                     if not engines and not only_awaiting:
                         raise EngineGone("no engine is up")
-                    async with self._quiet(engines, gate=not only_awaiting) as targets:
-                        report = await self._push(targets, source, version)
+                    report = await self._ship(targets, source, version, gate=not only_awaiting)
                     break
                 except EngineGone as error:
                     if self.released and not only_awaiting:
                         raise  # an engine that starts needs the memory that the trainer has
                     _log.warning("the weights of version %d reached no engine: %s; sending them again", version, error)
-            report.pause_seconds = monotonic() - targets.began
             self.version = version
             for engine in targets.engines:
                 engine.version = version
@@ -626,59 +625,93 @@ class EnginePool:
                 f"engine.start_seconds and engine.stop_seconds, and memory is to be released: {self.describe()}"
             ) from None
 
-    async def _push(self, targets: Targets, source: WeightSource, version: int) -> SyncReport:
-        if self.config.transport == "broadcast" and self._broadcast is None:
-            address = os.environ.get("MASTER_ADDR", LOOPBACK)
-            self._broadcast = Broadcast(address, ranks=self.config.tensor_parallel, cuda=has_cuda())
-        return await push(targets, source, version, self._broadcast)
+    def _members_or_none(self) -> Members | None:
+        return self._members if self.config.transport == "broadcast" else None
+
+    def _targets(self, engines: list[Engine]) -> Targets:
+        return Targets(engines, self.config.control_seconds)
+
+    async def _ship(self, targets: Targets, source: WeightSource, version: int, *, gate: bool) -> SyncReport:
+        """Load ``source`` into the targets. What can be done while they still generate is done before they pause."""
+        if not targets.engines:
+            return SyncReport(version=version)
+        engines = list(targets.engines)
+        try:
+            async with (
+                Shipment(targets, source, version, self._members_or_none()) as shipment,
+                contextlib.AsyncExitStack() as stack,
+            ):
+                report = shipment.report
+                for engine in targets.engines:
+                    await stack.enter_async_context(engine.control)
+                began = monotonic()
+                async with self._quiet(targets, gate=gate, report=report):
+                    await shipment.deliver()
+                report.pause_seconds = monotonic() - began
+        except BaseException:
+            await self._give_up(targets, engines)
+            raise
+        return report
+
+    async def _give_up(self, targets: Targets, engines: list[Engine]) -> None:
+        """Kill engines of which nobody knows what they hold; where one was lost, that is no fault of the others."""
+        for engine in targets.same(targets.engines) if targets.lost else []:
+            engine.spared = True
+        await self._kill(targets.same(engines))
 
     @contextlib.asynccontextmanager
-    async def _quiet(self, engines: list[Engine], *, gate: bool) -> AsyncIterator[Targets]:
-        """Nothing runs on the targets inside, and their prefix caches are empty. Those lost inside are killed.
+    async def _quiet(self, targets: Targets, *, gate: bool, report: SyncReport | None = None) -> AsyncIterator[None]:
+        """The targets are paused inside: what ran on them is retracted, and goes on afterwards.
 
-        An engine whose cache is released runs nothing as it is, and is not asked to empty it. Requests that were
-        running go on once all of its memory is there.
-
-        When the block fails the weights of all are unknown: all are killed. The watch restarts what was killed.
+        An engine whose memory is released stays paused: requests that were running go on once all of it is there. Those
+        lost inside are killed. When the block fails the weights of all are unknown: all are killed. The watch restarts
+        what was killed. The caller holds their ``control`` locks.
         """
-        seconds = self.config.control_seconds
-        targets = Targets(engines, seconds)
+        engines, timed = list(targets.engines), report or SyncReport()
         self._updating = gate
         self._account(*self._engines)
 
-        async def flush(engine: Engine) -> None:
-            # No request of ours is in flight, or all are paused; what is left are aborted ones and a probe.
-            try:
-                await engine.client.flush(0 if engine.paused else seconds / 2, timeout=seconds)
-            except EngineError as error:
-                raise EngineGone(f"{engine.label} does not become idle: {error}") from error
-
         async def pause(engine: Engine) -> None:
             engine.paused = True
-            await engine.client.call("/pause_generation", {"mode": "retract"}, timeout=seconds)
+            await engine.client.call("/pause_generation", {"mode": "retract"}, timeout=targets.seconds)
 
         async def go_on(engine: Engine) -> None:
-            await engine.client.call("/continue_generation", {}, timeout=seconds)
+            await engine.client.call("/continue_generation", {}, timeout=targets.seconds)
             engine.paused = False
 
         try:
-            async with contextlib.AsyncExitStack() as stack:
-                for engine in engines:
-                    await stack.enter_async_context(engine.control)
-                await targets.each(pause, [e for e in engines if e.in_flight and not e.paused])
-                await targets.each(flush, [e for e in targets.engines if "kv_cache" not in e.released])
-                yield targets
+            with timed.pausing("stop"):
+                await targets.each(pause, [engine for engine in engines if not engine.paused])
+            yield
+            with timed.pausing("resume"):
                 await targets.each(go_on, [e for e in targets.engines if e.paused and not e.released])
         except BaseException:
-            for engine in targets.same(targets.engines) if targets.lost else []:
-                engine.spared = True
-            await self._kill(targets.same(engines))
+            await self._give_up(targets, engines)
             raise
         else:
             await self._kill(targets.same(targets.lost))
         finally:
             self._updating = False
             self._changed()
+
+    @contextlib.asynccontextmanager
+    async def _idle(self, engines: list[Engine]) -> AsyncIterator[Targets]:
+        """Paused as by :meth:`_quiet`, behind a closed gate; no probe is in the engines, and their caches are empty."""
+        targets = self._targets(engines)
+
+        async def flush(engine: Engine) -> None:
+            try:
+                await engine.client.flush(0, timeout=targets.seconds)
+            except EngineError as error:
+                raise EngineGone(f"{engine.label} does not become idle: {error}") from error
+
+        async with contextlib.AsyncExitStack() as stack:
+            for engine in engines:
+                await stack.enter_async_context(engine.control)
+                await stack.enter_async_context(engine.probing)
+            async with self._quiet(targets, gate=True):
+                await targets.each(flush, [engine for engine in engines if "kv_cache" not in engine.released])
+                yield targets
 
     async def _kill(self, engines: Iterable[Engine]) -> None:
         """Stop engines of no more use, even while this task is being cancelled; the watch restarts them."""
@@ -696,8 +729,17 @@ class EnginePool:
             serving = [engine for engine in self._engines if engine.state is EngineState.SERVING]
             if not serving:
                 raise EngineError("no engine serves; nothing to verify")
-            async with self._quiet(serving, gate=True) as targets:
-                names, complete = await differing(targets, lambda: self._push(targets, source, self.version))
+            targets = self._targets(serving)
+
+            async def load() -> SyncReport:
+                async with Shipment(targets, source, self.version, self._members_or_none()) as shipment:
+                    return await shipment.deliver()
+
+            async with contextlib.AsyncExitStack() as stack:
+                for engine in serving:
+                    await stack.enter_async_context(engine.control)
+                async with self._quiet(targets, gate=True):
+                    names, complete = await differing(targets, load)
             if not complete:
                 await self._kill(serving)
         return names
@@ -734,7 +776,7 @@ class EnginePool:
         async with self._update_lock:
             engines = [engine for engine in self._engines if engine.up and tags(engine)]
             try:
-                async with self._quiet(engines, gate=True) as targets:
+                async with self._idle(engines) as targets:
                     await targets.each(lambda engine: self._move_memory(engine, path, tags(engine)))
             except EngineGone as error:
                 _log.warning("no engine is left after %s: %s", path, error)

@@ -21,6 +21,8 @@ class SamplingParams:
     top_k: int = -1
     seed: int | None = None
     """Per-request sampling seed; used only by an engine in deterministic mode, which rejects None."""
+    order: int = 0
+    """Of the requests that wait for a slot of an engine, those of a lower number go first."""
     experts_from: int | None = None
     """Ask for the experts of all tokens from this position of the prompt on; only of an engine that records them."""
 

@@ -25,6 +25,7 @@ from typing import BinaryIO
 import aiohttp
 
 from mua.compat import sglang_cpu, sglang_keys
+from mua.compat.sglang_shards import LOADER
 from mua.config.schema import EngineConfig
 from mua.cores import all_cores
 from mua.engine.variables import for_engine
@@ -47,6 +48,7 @@ _MANAGED = frozenset(
         "mem_fraction_static", "max_total_tokens", "max_running_requests", "random_seed", "skip_tokenizer_init",
         "disable_radix_cache", "enable_deterministic_inference", "enable_memory_saver", "weight_version",
         "enable_return_routed_experts", "enable_fp32_lm_head", "config", "api_key", "admin_api_key",
+        "custom_weight_loader",
     }
 )  # fmt: skip
 
@@ -292,6 +294,7 @@ def engine_server(
         "enable-return-routed-experts": config.routed_experts,
         "enable-fp32-lm-head": fp32_lm_head,
         "weight-version": "0",
+        "custom-weight-loader": LOADER,
         "log-level-http": "warning",
     }
     if config.max_total_tokens is not None:

@@ -1,53 +1,71 @@
 """The weights of a sync begin here, with the trainer, and go one way through three rooms:
 
     trainer       TrainerSource.buckets          all ranks put one bucket together (this module)
-                          │ WeightBucket: a flat buffer, a handle of it for every engine rank
+                          │ WeightBucket: a handle of memory for every engine rank, or the group it is broadcast in
     engine sync   EnginePool.update_weights      closes the gate, empties the engines (pool.py)
-                  └─► push                       asks for a bucket while the one before it is loaded (sync.py)
-                          │ the handles over HTTP, or one broadcast (broadcast.py)
+                  └─► Shipment                   asks for a bucket while the one before it is loaded (sync.py)
+                          │ the handles over HTTP, or a broadcast by the feeder itself (broadcast.py)
     engine        EngineClient.control ─► SGLang loads the bucket (sglang_client.py)
 
 In the first room rank 0 leads:
 
     rank 0                               other ranks
-    buckets(nodes)    ── announces ──►   follow(nodes)
-      "next"          ── broadcast ──►   Resharder.assemble(k) together: leaders get bucket k
-      handles of every machine's own bucket ◄── leaders: one for each engine rank of their machine
+    buckets(engines)  ── announces ──►   follow(engines)
+      "next"          ── broadcast ──►   Resharder.assemble(k) together: the ranks that feed engines get bucket k
+      handles ◄──── each feeder: for the engine ranks on its own GPU
     yields a bucket                      ...
       "stop", when the update broke off ► returns
+
+Colocated, the trainer rank that shares a GPU with an engine rank feeds it: rank r of the engine in place i of a machine
+is on GPU i t + r, t being engine.tensor_parallel. Its bucket lies on that GPU and holds what this engine rank needs,
+and nothing else. By broadcast, every feeder sends the buckets of which it holds the most itself.
 
 Two buckets exist at a time, one being loaded by the engines and one being put together.
 """
 
 from __future__ import annotations
 
-import re
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
 
+from megatron_bridge.collective import gathered
 from megatron_bridge.plan import ModelPlan
-from megatron_bridge.reshard import ALIGNMENT, BucketLayout, Resharder
-from mua.compat.shared_weights import shared_buffer, shared_handle
+from megatron_bridge.reshard import BucketLayout, Resharder
+from mua.compat.sglang_shards import LOADER, RECEIPT_BYTES, refusal
+from mua.compat.shared_weights import shared_buffer, shared_handle, slices_handle
 from mua.config.schema import EngineConfig
+from mua.engine.broadcast import Connect, FeederGroup
 from mua.engine.host import Nodes
+from mua.engine.member import EnginePlace
+from mua.engine.slices import broadcast_feeders, engine_target, loaded_together, share_out
+from mua.errors import ConfigError, EngineError
+
+_Value = TypeVar("_Value")
+WHOLE_TENSORS = "flattened_bucket"
+"""SGLang's ``load_format`` of whole Hugging Face tensors in one buffer."""
 
 
 @dataclass(frozen=True, slots=True)
 class WeightBucket:
-    """Some named tensors in one flat uint8 buffer ``[layout.nbytes]``, which may be larger than what is in it."""
+    """Some named tensors in one flat uint8 buffer ``[layout.nbytes]``, in one variant or several."""
 
     layout: BucketLayout
-    flat: torch.Tensor
-    """Empty on a rank that hands nothing on."""
     handles: list[list[str]] = field(default_factory=list)
-    """Of each engine, for each of its tensor-parallel ranks, a handle of memory of its own machine. Empty where
-    engines are reached by broadcast."""
+    """Of each engine, for each of its tensor-parallel ranks, a handle of memory of its own GPU. Empty where engines are
+    reached by broadcast."""
+    group: str = ""
+    """Name of the process group it is broadcast in."""
+    load_format: str = WHOLE_TENSORS
+    """How SGLang is to take it."""
+
+
+WeightGenerator = Generator[WeightBucket | Connect | None, None, None]
 
 
 class WeightSource(Protocol):
@@ -57,10 +75,13 @@ class WeightSource(Protocol):
     """Bytes between trainer ranks in the last complete pass; see :class:`SyncReport`."""
     needed: int
 
-    def buckets(self, nodes: Sequence[int]) -> Generator[WeightBucket, None, None]:
-        """All weights, for one engine on each of the machines ``nodes``. Advance and close it on one thread.
+    def buckets(self, engines: Sequence[EnginePlace], groups: int = 0) -> WeightGenerator:
+        """All weights for these engines. Advance and close it on one thread.
 
-        A bucket is given up when the one after the next is asked for.
+        By broadcast, a first :class:`Connect` is yielded where ``groups``, which numbers the sets of engines, is a new
+        one. After the last bucket, None may be yielded: the next advance, when all is loaded, settles the pass, and
+        raises :class:`EngineError` where an engine refused a bucket. A bucket is broadcast during the advance after
+        it, and given up when the one after the next is asked for.
         """
         ...
 
@@ -74,7 +95,7 @@ class TrainerSource:
         model: entered for every pass over the buckets: the plan of the model, the same each time, whose weights are in
             place inside. Collective.
         group: a gloo group of all ranks; None for a single process.
-        announce: on rank 0, makes the other ranks call :meth:`follow` with the same machines.
+        announce: on rank 0, makes the other ranks call :meth:`follow` with the same arguments.
         meet: before each collective of the group, brings all ranks there, however long rank 0's engines take.
     """
 
@@ -84,7 +105,7 @@ class TrainerSource:
         config: EngineConfig,
         nodes: Nodes,
         group: dist.ProcessGroup | None,
-        announce: Callable[[Sequence[int]], None],
+        announce: Callable[[Sequence[EnginePlace], int], None],
         meet: Callable[[], None] = lambda: None,
     ) -> None:
         self.moved = self.needed = 0
@@ -94,53 +115,54 @@ class TrainerSource:
         self._group = group
         self._announce = announce
         self._meet = meet
-        self._colocated = config.transport != "broadcast"
-        self._resharder: Resharder | None = None
+        self._way: _Colocated | _Broadcast | None = None
 
-    def buckets(self, nodes: Sequence[int]) -> Generator[WeightBucket, None, None]:
+    def buckets(self, engines: Sequence[EnginePlace], groups: int = 0) -> WeightGenerator:
         """See :meth:`WeightSource.buckets`."""
-        self._announce(nodes)
-        yield from self._pass(nodes, leads=True)
+        self._announce(engines, groups)
+        yield from self._pass(engines, groups, leads=True)
 
-    def follow(self, nodes: Sequence[int]) -> None:
+    def follow(self, engines: Sequence[EnginePlace], groups: int = 0) -> None:
         """On every other rank: take part in one pass over the buckets on rank 0."""
-        for _ in self._pass(nodes):
+        for _ in self._pass(engines, groups):
             pass
 
-    def _pass(self, nodes: Sequence[int], *, leads: bool = False) -> Generator[WeightBucket, None, None]:
+    def _pass(self, engines: Sequence[EnginePlace], groups: int, *, leads: bool = False) -> WeightGenerator:
         """Routes are planned the first time; the buckets' memory is given back at the end."""
         with self._model() as plan:
             if plan.device.type == "cuda":
                 torch.cuda.set_device(plan.device)  # a setting of the thread, and this may be a new one
-            if self._resharder is None:
-                self._resharder = Resharder(
-                    plan,
-                    self._nodes.leaders if self._colocated else [0],
-                    self._config.bucket_bytes,
-                    node=self._nodes.own,
-                    # What is broadcast has no gaps: its receivers derive the offsets from the shapes.
-                    alignment=ALIGNMENT if self._colocated else 1,
-                    together=loaded_together,
-                )
-            resharder = self._resharder
-            resharder.reset()
-            buffers = Buffers(plan.device, max(layout.nbytes for layout in resharder.buckets))
+            if self._way is None:
+                colocated = self._config.transport != "broadcast"
+                self._way = (_Colocated if colocated else _Broadcast)(plan, self._config, self._nodes, self._gathered)
+            way = self._way
+            way.resharder.reset()
+            steps = way.steps(plan, [EnginePlace(*engine) for engine in engines], groups)
             try:
-                for index in range(len(resharder.buckets)):
-                    if not self._go_on(leads):
-                        return
-                    yield self._assemble(resharder, index, buffers, nodes)
+                while self._go_on(leads):
+                    try:
+                        step = next(steps)
+                    except StopIteration:
+                        break
+                    yield step
+                else:  # rank 0 has given up
+                    way.give_up()
+                    return
             except GeneratorExit:
+                way.give_up()
                 self._go_on(False)
                 raise
-            sums = torch.tensor([resharder.traffic.received, resharder.traffic.needed], dtype=torch.int64)
+            traffic = way.resharder.traffic
+            sums = torch.tensor([traffic.received, traffic.needed], dtype=torch.int64)
             if self._group is not None:
                 self._meet()
                 dist.all_reduce(sums, group=self._group)
             self.moved, self.needed = map(int, sums.tolist())
+            if leads and way.refusals:
+                raise EngineError(f"{way.refusals[0]}; set engine.load: tensors", passing=False)
 
     def _go_on(self, wanted: bool) -> bool:
-        """Whether there is to be a next bucket, as rank 0 says."""
+        """Whether there is to be a next step, as rank 0 says."""
         if self._group is None:
             return wanted
         self._meet()
@@ -148,49 +170,177 @@ class TrainerSource:
         dist.broadcast(said, src=0, group=self._group)
         return bool(said.item())
 
-    def _assemble(self, resharder: Resharder, index: int, buffers: Buffers, nodes: Sequence[int]) -> WeightBucket:
-        layout, flat = resharder.buckets[index], resharder.assemble(index, buffers.take)
-        handles: list[list[str]] = []
-        if flat is not None and self._colocated:
-            ranks = range(self._config.tensor_parallel)
-            handles = [[shared_handle(layout, flat) for _ in ranks] for node in nodes if node == self._nodes.own]
-        if self._nodes.several and self._colocated:  # rank 0 gets those of all machines, in order of ``nodes``
-            leading = dist.get_rank() == 0
-            gathered: list[Any] | None = [None] * dist.get_world_size() if leading else None
-            dist.gather_object(handles, gathered, dst=0, group=self._group)
-            by_node = {n: iter(gathered[leader]) for n, leader in enumerate(self._nodes.leaders)} if gathered else {}
-            handles = [next(by_node[node]) for node in nodes if by_node]
-        return WeightBucket(layout, torch.empty(0, dtype=torch.uint8) if flat is None else flat, handles)
+    def _gathered(self, value: _Value) -> list[_Value]:
+        """Every rank's value, on rank 0 and, of this rank alone, on the others."""
+        if self._group is None:
+            return [value]
+        box: list[Any] | None = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
+        dist.gather_object(value, box, dst=0, group=self._group)
+        return box if box is not None else [value]
+
+
+class _Colocated:
+    """Each trainer rank hands the engine ranks on its GPU what they need; on CPU GPUs are local ranks.
+
+    A CPU may have more engine ranks than trainer ranks; these take turns then.
+    """
+
+    def __init__(self, plan: ModelPlan, config: EngineConfig, nodes: Nodes, gather: Callable[..., list[Any]]) -> None:
+        self.refusals: list[str] = []
+        """Of the last pass, on rank 0: what engines would not take, and why."""
+        self._gather = gather
+        self._tp = config.tensor_parallel
+        self._target, self._slices = engine_target(plan.parameters, plan.hf_config, config)
+        self._rank = dist.get_rank()
+        self._feeder: dict[tuple[EnginePlace, int], tuple[int, int]] = {}
+        """Of every engine rank the trainer rank that feeds it, and the variant it gets."""
+        for node, ranks in enumerate(nodes.ranks):
+            if plan.device.type == "cuda" and config.count * self._tp > len(ranks):
+                raise ConfigError(
+                    f"engine.count {config.count} x engine.tensor_parallel {self._tp}: engines take GPU 0 to "
+                    f"{config.count * self._tp - 1} of machine {node}, and the trainer has {len(ranks)} ranks there; "
+                    "colocated engines need a trainer rank on each of their GPUs"
+                )
+            for place in range(config.count):
+                for rank in range(self._tp):
+                    feeder = ranks[(place * self._tp + rank) % len(ranks)]
+                    self._feeder[EnginePlace(node, place), rank] = feeder, rank if self._slices else 0
+        feeders = defaultdict(set)
+        for feeder, variant in self._feeder.values():
+            feeders[feeder].add(variant)
+        self.resharder = Resharder(
+            plan,
+            {rank: sorted(variants) for rank, variants in sorted(feeders.items())},
+            config.bucket_bytes,
+            target=self._target,
+            node=nodes.own,
+            together=None if self._slices else loaded_together,
+        )
+
+    def steps(self, plan: ModelPlan, engines: Sequence[EnginePlace], groups: int) -> WeightGenerator:
+        """Every bucket for ``engines``, then None, then what the engines said of them."""
+        del groups  # nothing is broadcast
+        receivers = [(number, rank) for number in range(len(engines)) for rank in range(self._tp)]
+        of_receiver = {(number, rank): self._feeder[engines[number], rank] for number, rank in receivers}
+        feeders = sorted({feeder for feeder, _ in of_receiver.values()})
+        own = {to: variant for to, (feeder, variant) in of_receiver.items() if feeder == self._rank}
+        room = RECEIPT_BYTES * len(own)
+        largest = max(layout.nbytes for layout in self.resharder.buckets) + room
+        buffers = {variant: Buffers(plan.device, largest, reuse=self._slices) for variant in own.values()}
+        receipts: deque[list[tuple[str, torch.Tensor]]] = deque()
+        refused: list[str] = []
+
+        def read(count: int) -> None:
+            while len(receipts) > count:
+                refused.extend(f"{who}: {said}" for who, told in receipts.popleft() if (said := refusal(told.cpu())))
+
+        for index, layout in enumerate(self.resharder.buckets):
+            read(1)  # the buffers of the bucket before the last one are filled again
+            flats = self.resharder.assemble(index, lambda v, n: buffers[v].take(n + room), feeders)
+            handles, told = {}, []
+            for place, ((number, rank), variant) in enumerate(own.items()):
+                start = layout.nbytes + place * RECEIPT_BYTES
+                whole = buffers[variant].last
+                if self._slices:
+                    whole[start : start + RECEIPT_BYTES].zero_()
+                    told.append((f"{engines[number]} rank {rank}", whole[start : start + RECEIPT_BYTES]))
+                    handles[number, rank] = slices_handle(layout, self._target.matrices, whole, start)
+                else:
+                    handles[number, rank] = shared_handle(layout, flats[variant])
+            receipts.append(told)
+            every = {to: handle for of_rank in self._gather(handles) for to, handle in of_rank.items()}
+            of_engine = [[every.get((n, rank), "") for rank in range(self._tp)] for n in range(len(engines))]
+            yield WeightBucket(layout, of_engine, load_format=LOADER if self._slices else WHOLE_TENSORS)
+        yield None
+        read(0)
+        self.refusals = [said for of_rank in self._gather(refused) for said in of_rank]
+
+    def give_up(self) -> None:
+        """The pass is not finished."""
+        self.refusals = []
+
+
+class _Broadcast:
+    """Some trainer ranks, spread evenly over stages and machines, broadcast whole tensors to all engine ranks."""
+
+    def __init__(self, plan: ModelPlan, config: EngineConfig, nodes: Nodes, gather: Callable[..., list[Any]]) -> None:
+        self.refusals: list[str] = []
+        self._gather = gather
+        self._config = config
+        self._rank, world = dist.get_rank(), dist.get_world_size()
+        self._feeders = broadcast_feeders(config, world)
+        self._own = FeederGroup(config, cuda=plan.device.type == "cuda")
+        self._groups = 0
+        self.resharder = Resharder(
+            plan,
+            dict.fromkeys(self._feeders, (0,)),
+            config.bucket_bytes,
+            node=nodes.own,
+            alignment=1,  # what is broadcast has no gaps: its receivers derive the offsets from the shapes
+            together=loaded_together,
+            by_turns=False,
+        )
+        held = [self.resharder.held] if world == 1 else gathered(self.resharder.held)
+        sizes = [layout.nbytes for layout in self.resharder.buckets]
+        self._feeder_of = share_out({rank: held[rank] for rank in self._feeders}, sizes)
+
+    def steps(self, plan: ModelPlan, engines: Sequence[EnginePlace], groups: int) -> WeightGenerator:
+        """Groups with ``engines`` if there are none, every bucket, then None."""
+        if groups != self._groups:
+            yield from self._connect(len(engines), groups)
+        layouts = self.resharder.buckets
+        buffers = Buffers(plan.device, max(layout.nbytes for layout in layouts))
+        for index, (layout, feeder) in enumerate(zip(layouts, self._feeder_of, strict=True)):
+            flats = self.resharder.assemble(index, lambda _, nbytes: buffers.take(nbytes), [feeder])
+            yield WeightBucket(layout, group=self._name(feeder))
+            if self._rank == feeder:
+                self._own.send(flats[0])
+        yield None
+        self._own.finish()
+
+    def _connect(self, engines: int, groups: int) -> WeightGenerator:
+        """Every feeder in a group with the ranks of ``engines``; they are asked for one group after the other."""
+        self._groups = groups
+        own = self._own.listen() if self._rank in self._feeders else None
+        found = self._gather(own)
+        size = 1 + engines * self._config.tensor_parallel
+        where = {self._name(rank): found[rank] for rank in self._feeders} if len(found) > max(self._feeders) else {}
+        yield Connect({name: address for name, address in where.items() if address}, size, self._own.backend)
+        if own is not None:
+            self._own.form(self._name(self._rank), size)
+
+    def _name(self, feeder: int) -> str:
+        return f"mua-weights-{self._groups}-{feeder}"
+
+    def give_up(self) -> None:
+        """The next pass needs new groups: what is under way in these is unknown."""
+        self._groups = -1
+        self._own.abandon()
 
 
 class Buffers:
     """Two buffers taken in turn, so that one is filled while engines read the other.
 
-    On CPU the two are used again, because fresh shared memory costs more than copying into it; engines have read a
-    bucket when they answer. On a GPU an answer only says that the copies were enqueued: every bucket gets fresh memory,
-    and torch keeps what a receiver still has open.
+    Fresh shared memory costs more than copying into it. Engines have read a bucket when they answer on a CPU; on a GPU
+    only where ``reuse`` says so. Else an answer says that the copies were enqueued, every bucket gets fresh memory, and
+    torch keeps what a receiver still has open.
     """
 
-    def __init__(self, device: torch.device, largest: int) -> None:
+    def __init__(self, device: torch.device, largest: int, *, reuse: bool = False) -> None:
         self._device = device
         self._largest = largest
+        self._reuse = reuse or device.type == "cpu"
         self._pair: deque[torch.Tensor] = deque(maxlen=2)
+
+    @property
+    def last(self) -> torch.Tensor:
+        """The buffer taken last, in whole."""
+        return self._pair[-1]
 
     def take(self, nbytes: int) -> torch.Tensor:
         """The buffer taken before the last one, at least ``nbytes`` long."""
-        if self._device.type == "cpu" and len(self._pair) == 2:
+        if self._reuse and len(self._pair) == 2:
             self._pair.rotate()
         else:
-            self._pair.append(shared_buffer(self._largest if self._device.type == "cpu" else nbytes, self._device))
+            self._pair.append(shared_buffer(self._largest if self._reuse else nbytes, self._device))
         return self._pair[-1]
-
-
-_ONE_CALL = re.compile(r"\.(q_a_proj|kv_a_proj_with_mqa)\.")
-
-
-def loaded_together(name: str) -> str:
-    """A key that tensors share which SGLang fuses within one call of its loader, and would lose apart.
-
-    Those are the two down projections of multi-head latent attention; of the others it takes one at a time.
-    """
-    return _ONE_CALL.sub(".fused_qkv_a_proj_with_mqa.", name)

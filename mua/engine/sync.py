@@ -1,10 +1,11 @@
 """Control operations on several engines at once: a weight update, bucket by bucket, and proof of what they hold.
 
-    thread (collectives)   assemble 1   assemble 2   assemble 3 ...
-    engines                             load 1       load 2     ...
+    thread (collectives)   assemble 1     assemble 2   assemble 3 ...
+    engines                generate ..  │ load 1       load 2     ... │ generate ..
 
-While the engines load one bucket the next is put together, and no more: two buckets exist at a time. An engine that
-dies or falls silent is left out of the rest (:class:`mua.engine.member.Targets`); when it was the last one, or all are
+The first bucket is ready, and engines are in their process groups, before generation pauses. While the engines load one
+bucket the next is put together, and no more: two buckets exist at a time. An engine that dies or falls silent is left
+out of the rest (:class:`mua.engine.member.Targets`); when it was the last one, or all are
 reached by one broadcast, the update breaks off and can be made again.
 """
 
@@ -12,18 +13,19 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable, Coroutine, Generator
-from concurrent.futures import Executor, ThreadPoolExecutor
+from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
-from mua.engine.broadcast import Broadcast
-from mua.engine.member import Engine, Targets
+from mua.engine.broadcast import Connect, Members, all_or_first_error
+from mua.engine.member import Engine, EnginePlace, Targets
 from mua.errors import EngineError
 
 if TYPE_CHECKING:
-    from mua.engine.source import WeightBucket, WeightSource
+    from mua.engine.source import WeightBucket, WeightGenerator, WeightSource
 
 _HASH_SECONDS = 300.0
 """Deadline of hashing, or overwriting, all weights."""
@@ -38,7 +40,8 @@ class SyncReport:
     """What one weight update moved and how long it took."""
 
     bytes: int = 0
-    """Payload of all tensors, padding excluded, once (not per engine)."""
+    """Payload of all tensors, alignment excluded, once (not per engine): where engine ranks are handed slices, what one
+    of them gets."""
     tensors: int = 0
     buckets: int = 0
     seconds: float = 0.0
@@ -52,6 +55,8 @@ class SyncReport:
     needed: int = 0
     """The least that any plan has to move: of each rank that hands weights on, all bytes less those of its own shards;
     and all bytes once for each engine where engines are reached by broadcast."""
+    pauses: dict[str, float] = field(default_factory=dict, repr=False)
+    """Seconds of each part of the pause; see docs/resharding.md."""
     names: list[str] = field(default_factory=list, repr=False)
     assembling: list[tuple[float, float]] = field(default_factory=list, repr=False)
     """Start and end of each bucket's assembly, other ranks' messages included, in monotonic seconds."""
@@ -73,91 +78,146 @@ class SyncReport:
         """While one bucket was put together and another was loaded."""
         return sum(max(0.0, min(a[1], b[1]) - max(a[0], b[0])) for a in self.assembling for b in self.loading)
 
+    @contextmanager
+    def pausing(self, part: str) -> Iterator[None]:
+        """Adds the time inside to a part of the pause."""
+        started = monotonic()
+        try:
+            yield
+        finally:
+            self.pauses[part] = self.pauses.get(part, 0.0) + monotonic() - started
+
+    def add(self, bucket: WeightBucket) -> None:
+        """Count a bucket that is sent."""
+        self.names += dict.fromkeys(slot.spec.name for slot in bucket.layout.tensors if slot.spec.row == 0)
+        self.bytes += bucket.layout.payload_bytes
+        self.tensors += sum(slot.spec.row == 0 for slot in bucket.layout.tensors)
+        self.buckets += 1
+
     def metrics(self) -> dict[str, float]:
         """``sync/<name>`` of everything that is a number."""
         found = {f"sync/{name}": float(getattr(self, name)) for name in _METRICS}
+        found |= {f"sync/pause_{part}_seconds": seconds for part, seconds in self.pauses.items()}
         found |= {"sync/bytes_moved": float(self.moved), "sync/bytes_needed": float(self.needed)}
         return found | {"sync/gigabytes_per_second": self.bytes / max(self.seconds, 1e-9) / 1e9}
 
 
-async def push(targets: Targets, source: WeightSource, version: int, broadcast: Broadcast | None = None) -> SyncReport:
-    """Load all buckets of ``source`` into idle (or paused) engines as policy ``version``.
+class Shipment:
+    """One weight update on its way: entered, its first bucket is ready; :meth:`deliver` loads all into quiet engines.
 
-    The engines' own machines hand them the buckets, or ``broadcast`` does. Whatever fails is raised after the other
-    trainer ranks were told that no further bucket is wanted. Raises :class:`EngineGone` when every engine was lost, or
-    any that a broadcast reaches: the weights of all of them are unknown then.
+    The engines' own machines hand them the buckets, or ``members`` are the groups they are broadcast in. Whatever
+    fails, the other trainer ranks are told at the exit that no further bucket is wanted.
     """
-    sent, engines = SyncReport(version=version), list(targets.engines)
-    if not engines:
-        return sent
-    thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="weights")
-    buckets = source.buckets([engine.node for engine in engines])
 
-    async def load(bucket: WeightBucket) -> None:
-        body = {"load_format": "flattened_bucket", "flush_cache": False, "weight_version": str(version)}
-        seconds, started = targets.loading_seconds(bucket.layout.payload_bytes), monotonic()
-        if broadcast is not None:
-            await broadcast.load(targets, bucket, body, seconds, thread)
-        else:
-            handles = dict(zip(engines, bucket.handles, strict=True))
-            of_engine = lambda engine: body | {"serialized_named_tensors": handles[engine]}  # noqa: E731
-            await targets.control("/update_weights_from_tensor", of_engine, seconds)
-        sent.loading.append((started, monotonic()))
+    def __init__(self, targets: Targets, source: WeightSource, version: int, members: Members | None = None) -> None:
+        self.report = SyncReport(version=version)
+        self._targets = targets
+        self._engines = list(targets.engines)
+        self._source = source
+        self._members = members
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="weights")
+        self._buckets: WeightGenerator | None = None
+        self._first: WeightBucket | None = None
 
-    try:
-        if broadcast is not None:
-            await broadcast.join(targets, thread)
-        await targets.control("/begin_weight_update", lambda _: {}, targets.seconds)
-        await _one_behind_the_other(buckets, load, sent, thread)
+    async def __aenter__(self) -> Self:
+        """Raises :class:`EngineGone` when an engine does not join its process groups."""
+        try:
+            groups = 0 if self._members is None else await self._members.admit(self._targets)
+            self._buckets = self._source.buckets([EnginePlace(e.node, e.place) for e in self._engines], groups)
+            step = await self._next()
+            if isinstance(step, Connect):
+                assert self._members is not None
+                joining = asyncio.create_task(self._members.connect(self._targets, step))
+                await all_or_first_error([joining, first := asyncio.ensure_future(self._next())])
+                step = first.result()
+            assert not isinstance(step, Connect), "engines are connected once"
+            self._first = step
+        except BaseException as error:
+            await self.__aexit__(type(error), error, None)
+            raise
+        return self
+
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is not None and self._members is not None:
+            self._members.forget()
+        if self._buckets is not None:  # closed on its own thread, behind whatever still runs there
+            await asyncio.shield(asyncio.get_running_loop().run_in_executor(self._thread, self._buckets.close))
+        self._thread.shutdown(wait=False)
+
+    async def deliver(self) -> SyncReport:
+        """Load all buckets.
+
+        Raises :class:`EngineGone` when every engine was lost, or any that a broadcast reaches: the weights of all of
+        them are unknown then; and :class:`EngineError` where an engine refused.
+        """
+        sent, bucket = self.report, self._first
+        with sent.pausing("begin"):
+            await self._targets.control("/begin_weight_update", lambda _: {}, self._targets.seconds)
+        with sent.pausing("load"):
+            while bucket is not None:
+                sent.add(bucket)
+                loading = asyncio.create_task(self._load(bucket))
+                await asyncio.sleep(0)  # the requests go first
+                try:
+                    step = await self._next()
+                except BaseException:
+                    loading.cancel()
+                    await asyncio.gather(loading, return_exceptions=True)
+                    raise
+                await loading
+                assert not isinstance(step, Connect), "engines are connected before the first bucket"
+                bucket = step
+            await self._next()  # what there is to settle, now that all is loaded
         if not sent.names:
             raise EngineError("a weight update without tensors")
-        await targets.control("/end_weight_update", lambda _: {}, targets.loading_seconds(sent.bytes))
-    except BaseException:
-        if broadcast is not None:
-            broadcast.cancel()
-        raise
-    finally:
-        # On its own thread, behind whatever still runs there.
-        await asyncio.shield(asyncio.get_running_loop().run_in_executor(thread, buckets.close))
-        thread.shutdown(wait=False)
-    sent.moved, sent.needed = source.moved, source.needed
-    if broadcast is not None:
-        sent.moved += sent.bytes * broadcast.ranks * len(engines)
-        sent.needed += sent.bytes * len(engines)
-    return sent
+        with sent.pausing("end"):
+            seconds = self._targets.loading_seconds(sent.bytes)
+            await self._targets.control("/end_weight_update", lambda _: {}, seconds)
+        sent.moved, sent.needed = self._source.moved, self._source.needed
+        if self._members is not None:
+            sent.moved += sent.bytes * self._members.ranks * len(self._engines)
+            sent.needed += sent.bytes * len(self._engines)
+        return sent
 
+    async def _next(self) -> WeightBucket | Connect | None:
+        """One step of the source, on its thread."""
+        assert self._buckets is not None
+        buckets = self._buckets
 
-async def _one_behind_the_other(
-    buckets: Generator[WeightBucket, None, None],
-    load: Callable[[WeightBucket], Coroutine[Any, Any, None]],
-    sent: SyncReport,
-    thread: Executor,
-) -> None:
-    """Load every bucket; while one is loaded the next is put together on ``thread``."""
-    loop = asyncio.get_running_loop()
+        def assemble() -> WeightBucket | Connect | None:
+            started = monotonic()
+            step = next(buckets, None)
+            if step is not None:
+                self.report.assembling.append((started, monotonic()))
+            return step
 
-    def assemble() -> WeightBucket | None:
-        started = monotonic()
-        bucket = next(buckets, None)
-        if bucket is not None:
-            sent.assembling.append((started, monotonic()))
-        return bucket
+        return await asyncio.get_running_loop().run_in_executor(self._thread, assemble)
 
-    bucket = await loop.run_in_executor(thread, assemble)
-    while bucket is not None:
-        sent.names += [slot.spec.name for slot in bucket.layout.tensors]
-        sent.bytes += bucket.layout.payload_bytes
-        sent.tensors += len(bucket.layout.tensors)
-        sent.buckets += 1
-        loading = asyncio.create_task(load(bucket))
-        await asyncio.sleep(0)  # the requests, and a broadcast, go first
-        try:
-            bucket = await loop.run_in_executor(thread, assemble)
-        except BaseException:
-            loading.cancel()
-            await asyncio.gather(loading, return_exceptions=True)
-            raise
-        await loading
+    async def _load(self, bucket: WeightBucket) -> None:
+        """Have every engine load a bucket. The first one empties their prefix caches: nothing runs on them now."""
+        first = self.report.buckets == 1
+        common: dict[str, Any] = {"load_format": bucket.load_format, "weight_version": str(self.report.version)}
+        # A cache that is released is empty, and not there.
+        body = lambda e: common | {"flush_cache": first and "kv_cache" not in e.released}  # noqa: E731
+        seconds, started = self._targets.loading_seconds(bucket.layout.payload_bytes), monotonic()
+        if self._members is not None:
+            specs = [slot.spec for slot in bucket.layout.tensors]
+            common |= {
+                "names": [spec.name for spec in specs],
+                "dtypes": [str(spec.dtype).removeprefix("torch.") for spec in specs],
+                "shapes": [list(spec.shape) for spec in specs],
+                "group_name": bucket.group,
+            }
+            path = "/update_weights_from_distributed"
+            # Whoever does not take part stops all: what the others got is unknown.
+            await all_or_first_error(
+                [self._targets.take_part(engine, path, body(engine), seconds) for engine in self._targets.engines]
+            )
+        else:
+            handles = dict(zip(self._engines, bucket.handles, strict=True))
+            of_engine = lambda engine: body(engine) | {"serialized_named_tensors": handles[engine]}  # noqa: E731
+            await self._targets.control("/update_weights_from_tensor", of_engine, seconds)
+        self.report.loading.append((started, monotonic()))
 
 
 async def checksums(targets: Targets) -> dict[Engine, dict[str, str]]:

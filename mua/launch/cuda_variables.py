@@ -68,8 +68,8 @@ def needed_variables(config: ExperimentConfig, capability: Capability | None) ->
         needed += [
             Variable(name, None, why, "failure", lambda value: not expandable(value)) for name in ALLOCATOR_VARIABLES
         ]
-    why = "Megatron-Core chooses the attention kernel, and refuses another choice"
-    needed += [Variable(name, None, why, "failure") for name in _ATTENTION]
+    why = "Megatron-Core chooses the attention kernel, and refuses another choice"  # it sets all three to 1 itself
+    needed += [Variable(name, None, why, "failure", lambda value: value == "1") for name in _ATTENTION]
     return needed
 
 

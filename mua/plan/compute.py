@@ -10,8 +10,8 @@ from math import ceil
 
 from mua.config.schema import ExperimentConfig
 from mua.megatron.architecture import Architecture, Workload
-from mua.plan.gpu_memory import EngineBytes, engine_element, engine_weights, scoring_passes, servers
-from mua.plan.layout import engine_gpus, gpus, gpus_per_node, trainer_gpus
+from mua.plan.gpu_memory import EngineBytes, engine_weights, scoring_passes, servers
+from mua.plan.layout import engine_gpus, gpus, trainer_gpus
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,43 +153,3 @@ def _decode_floor(
         read *= 1 - share + share * chosen
     iterations = sampled / servers(config) / together
     return iterations * (read + together * engine.token * length / 2) / GPUS[config.cluster.gpu].bandwidth
-
-
-@dataclass(frozen=True, slots=True)
-class Sync:
-    """One weight synchronisation."""
-
-    model_bytes: int
-    """The whole model once, in the engine's type."""
-    gpu_bytes: int
-    """What one GPU of an engine needs."""
-    absent_bytes: int
-    """What the GPUs of one node need that none of them has: it must come over the network."""
-    seconds: float
-    """Least time at the given bandwidths: the network's part, shared by the node's adapters, then NVLink's."""
-
-
-def sync(architecture: Architecture, config: ExperimentConfig) -> Sync:
-    """Bytes and time of one weight synchronisation into engines on the trainer's own GPUs."""
-    cluster, layout = config.cluster, config.megatron
-    element = engine_element(config)
-    tp, etp = layout.tensor_parallel, layout.expert_tensor_parallel or layout.tensor_parallel
-    stages, stage = layout.pipeline_parallel, layout.world_size // layout.pipeline_parallel
-    # Ranks are numbered tensor, context, expert, data, pipeline parallel, the first fastest; within a stage experts are
-    # numbered by expert-tensor rank first. The shares of dense and expert weights that the first node holds follow.
-    ranks, shards = range(gpus_per_node(config)), etp * layout.expert_parallel
-    dense = len({(rank // stage, rank % tp) for rank in ranks}) / (tp * stages)
-    experts = len({(rank // stage, rank % shards) for rank in ranks}) / (shards * stages)
-    absent = element * (
-        (1 - dense) * (architecture.parameters - architecture.expert_parameters)
-        + (1 - experts) * architecture.expert_parameters
-    )
-    needed = engine_weights(architecture, config)
-    network = absent / (gpus_per_node(config) * cluster.network_gigabytes_per_second * 1e9)
-    moved = needed if layout.world_size > 1 else 0
-    return Sync(
-        model_bytes=architecture.parameters * element,
-        gpu_bytes=needed,
-        absent_bytes=int(absent),
-        seconds=network + moved / (cluster.nvlink_gigabytes_per_second * 1e9),
-    )

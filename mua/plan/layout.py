@@ -76,6 +76,24 @@ def engine_gpus(config: ExperimentConfig) -> int:
     return engine_nodes(config) * engine_gpus_per_node(config)
 
 
+def layers_by_stage(architecture: Architecture, config: ExperimentConfig) -> list[list[int]]:
+    """Numbers of the layers of each pipeline stage; an interleaved stage has several runs of them."""
+    layout = config.megatron
+    stages, chunks = layout.pipeline_parallel, layout.virtual_pipeline or 1
+    sizes: list[int | None] = [None] * stages
+    sizes[0], sizes[-1] = layout.first_stage_layers or sizes[0], layout.last_stage_layers or sizes[-1]
+    open_stages = sizes.count(None)
+    rest = architecture.layers - sum(size or 0 for size in sizes)
+    counts = [size or rest // open_stages for size in sizes]
+    numbers: list[list[int]] = [[] for _ in range(stages)]
+    layer = 0
+    for _ in range(chunks):
+        for stage, count in enumerate(counts):
+            numbers[stage] += range(layer, layer + count // chunks)
+            layer += count // chunks
+    return numbers
+
+
 def _cluster_problems(architecture: Architecture, config: ExperimentConfig) -> Iterator[str]:
     """What keeps trainer and engines from the cluster's nodes, and engines from the model."""
     yield from _trainer_problems(config)

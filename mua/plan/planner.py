@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from mua.config.schema import ExperimentConfig
@@ -12,7 +13,7 @@ from mua.megatron.capabilities import TRANSFORMER_ENGINE, Capabilities
 from mua.megatron.layouts import check_layout
 from mua.megatron.settings import Options
 from mua.plan.activations import Activations, activations
-from mua.plan.compute import GPUS, Compute, Gpu, Sync, compute, microbatches_per_rank, running, sync
+from mua.plan.compute import GPUS, Compute, Gpu, compute, microbatches_per_rank, running
 from mua.plan.gpu_memory import (
     OF_ENGINE,
     EngineBytes,
@@ -25,7 +26,8 @@ from mua.plan.gpu_memory import (
     servers,
     trainer_at_start,
 )
-from mua.plan.layout import check_possible, engine_gpus, gpus, trainer_gpus, trainer_gpus_per_node
+from mua.plan.layout import check_possible, engine_gpus, gpus, layers_by_stage, trainer_gpus, trainer_gpus_per_node
+from mua.plan.links import Sync, plan_sync
 
 RECOMPUTE = ("none", "selective", "full")
 
@@ -63,7 +65,11 @@ class Plan:
     host: int
     """Pinned memory of one node: what is offloaded there."""
     compute: Compute
-    sync: Sync
+
+    @cached_property
+    def sync(self) -> Sync:
+        """Bytes over each link of a weight synchronisation; planned when first asked for, which takes seconds."""
+        return plan_sync(self.architecture, self.config)
 
     @property
     def reserve(self) -> int:
@@ -148,8 +154,8 @@ def make_plan(
     # last shards of a buffer can be some padding smaller.
     ranks = range(0, world, 1 if every_rank else world // config.megatron.pipeline_parallel)
     gpu = GPUS[config.cluster.gpu]
-    options = Options.of(config.megatron, _machine(gpu), experts=architecture.experts > 0)
-    stages = _stages(architecture, config, ranks, options)
+    options = options_of(architecture, config)
+    stages = stage_plans(architecture, config, ranks, options)
     free = gpu.memory - int(config.cluster.reserve_gigabytes * 1e9)
     fullest = max(trainer_at_start(stage.rank, config) for stage in stages)
     found_free = max(0, free - fullest)
@@ -170,20 +176,21 @@ def make_plan(
         host=trainer_gpus_per_node(config) * max(host_bytes(rank, activations, config) for rank, activations in kept),
         phases=[max(same, key=lambda phase: phase.total) for same in zip(*of_ranks, strict=True)],
         compute=compute(architecture, config, engine),
-        sync=sync(architecture, config),
     )
 
 
-def _machine(gpu: Gpu) -> Capabilities:
-    """A GPU of the cluster with Transformer Engine, as it is installed by the constraints."""
-    return Capabilities(cuda=True, compute=gpu.compute, transformer_engine=TRANSFORMER_ENGINE[0])
+def options_of(architecture: Architecture, config: ExperimentConfig) -> Options:
+    """What the trainer's layout comes to on a GPU of the cluster, with the constraints' Transformer Engine."""
+    gpu = GPUS[config.cluster.gpu]
+    machine = Capabilities(cuda=True, compute=gpu.compute, transformer_engine=TRANSFORMER_ENGINE[0])
+    return Options.of(config.megatron, machine, experts=architecture.experts > 0)
 
 
-def _stages(
+def stage_plans(
     architecture: Architecture, config: ExperimentConfig, ranks: Iterable[int], options: Options
 ) -> list[StagePlan]:
     """Every rank of ``ranks``; of stages between the ends with the same kinds of layers only one is built."""
-    layers, microbatches = _layers_by_stage(architecture, config), microbatches_per_rank(config)
+    layers, microbatches = layers_by_stage(architecture, config), microbatches_per_rank(config)
     last = config.megatron.pipeline_parallel - 1
     known: dict[tuple[object, ...], RankBytes] = {}
     found = []
@@ -198,24 +205,6 @@ def _stages(
         }
         found.append(StagePlan(replace(known[key], rank=rank, stage=stage), estimates))
     return found
-
-
-def _layers_by_stage(architecture: Architecture, config: ExperimentConfig) -> list[list[int]]:
-    """Numbers of the layers of each pipeline stage; an interleaved stage has several runs of them."""
-    layout = config.megatron
-    stages, chunks = layout.pipeline_parallel, layout.virtual_pipeline or 1
-    sizes: list[int | None] = [None] * stages
-    sizes[0], sizes[-1] = layout.first_stage_layers or sizes[0], layout.last_stage_layers or sizes[-1]
-    open_stages = sizes.count(None)
-    rest = architecture.layers - sum(size or 0 for size in sizes)
-    counts = [size or rest // open_stages for size in sizes]
-    numbers: list[list[int]] = [[] for _ in range(stages)]
-    layer = 0
-    for _ in range(chunks):
-        for stage, count in enumerate(counts):
-            numbers[stage] += range(layer, layer + count // chunks)
-            layer += count // chunks
-    return numbers
 
 
 def _gb(count: float) -> str:

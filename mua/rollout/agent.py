@@ -48,6 +48,8 @@ class EpisodeSetting:
     """Whether the tools' schemas stand in the system prompt."""
     deterministic: bool
     """Whether every request to the engine carries a seed of its own."""
+    order: int = 0
+    """Where requests wait for a slot of an engine, those of episodes with a lower number go first."""
 
 
 class Agent(Protocol):
@@ -196,6 +198,7 @@ class TokenAgent:
             top_p=1.0 if greedy else setting.budgets.top_p,
             top_k=-1 if greedy else setting.budgets.top_k,
             seed=derived_seed(self._seed, self._talk.turns) if setting.deterministic else None,
+            order=setting.order,
             experts_from=self._talk.routed if policy.record_experts else None,
         )
         try:

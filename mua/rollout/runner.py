@@ -140,7 +140,9 @@ class EpisodeRunner:
 
     async def trajectory(self, task: Task, ordinal: int, sample: int, *, temperature: float) -> Trajectory:
         """One trajectory, unscored when every attempt met an infrastructure fault."""
-        setting = replace(self._setting, temperature=temperature)
+        # The groups that are trained first go first. While an evaluation runs the trainer waits for it.
+        order = -1 if ordinal >= EVALUATION_ORDINALS else ordinal
+        setting = replace(self._setting, temperature=temperature, order=order)
         faults: Counter[str] = Counter()
         """Those of the users, by kind."""
         wanted = perf_counter()

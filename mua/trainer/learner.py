@@ -24,6 +24,7 @@ from megatron_bridge.save import save_hf
 from mua.algorithms.losses import LossFunction, ValueLossFunction
 from mua.config.schema import ExperimentConfig
 from mua.engine.host import EngineHost, Hosts, Joining, find_nodes
+from mua.engine.member import EnginePlace
 from mua.engine.membership import facts_of
 from mua.engine.placement import (
     address_towards,
@@ -97,12 +98,15 @@ class Learner:
                 self.calls = Calls(self._group, config.trainer.silence_seconds)
             self._shares = Shares(self.policy.chunks, Alignment.of(config.megatron), self._group)
             self._nodes = find_nodes(self._group)
+        if config.placement == "separate":
+            # From here on it only says where engines find feeders of weights, which the loopback address does not.
+            os.environ["MASTER_ADDR"] = trainer_address(config.engine)
         self._source = TrainerSource(
             self._model_in_place,
             config.engine,
             self._nodes,
             self._group,
-            announce=lambda nodes: None if self.calls is None else self.calls.announce(("_follow", (nodes,), {})),
+            announce=lambda *what: None if self.calls is None else self.calls.announce(("_follow", what, {})),
             meet=lambda: None if self.calls is None else self.calls.meet(),
         )
 
@@ -359,7 +363,7 @@ class Learner:
             return self._engine_hosts(secrets.token_hex(32)) if self._nodes.several else None
         own, key = trains_beside_engines(config), secrets.token_hex(32)
         hosts = self._engine_hosts(key) if own and self._nodes.several else Hosts(key)
-        joining = Joining(trainer_address(config), config.output, facts_of(config), config.engine.nodes)
+        joining = Joining(trainer_address(config.engine), config.output, facts_of(config), config.engine.nodes)
         return replace(hosts, own=own, first_gpu=first_engine_gpu(config, local_ranks()), joining=joining)
 
     @announced
@@ -374,8 +378,8 @@ class Learner:
         urls = gathered(None if self._host is None else self._host.url, self._group)
         return Hosts(key, tuple(str(urls[leader]) for leader in self._nodes.leaders[1:]))
 
-    def _follow(self, nodes: Sequence[int]) -> None:
-        self._source.follow(nodes)
+    def _follow(self, engines: Sequence[EnginePlace], groups: int) -> None:
+        self._source.follow(engines, groups)
 
     @contextmanager
     def _model_in_place(self) -> Iterator[ModelPlan]:

@@ -134,7 +134,8 @@ class Training:
                 if run.learned and (best or run.due(config.trainer.save_every, step)):
                     with self._phases.saving():
                         run.save(step)
-                rollouts.release()
+                if not config.trainer.max_staleness:
+                    rollouts.release()
                 progress.advance(note=progress_note(metrics, rollout_batch.groups, few))
         self._hand_over()
 
@@ -195,6 +196,8 @@ class Training:
         try:
             if not self._preemption.requested:  # the same signal may have ended the engines
                 metrics |= self._phases.sync(step + 1).metrics()
+                if self._config.trainer.max_staleness:  # no memory moves: engines work while the trainer writes
+                    self._rollouts.release()
             if evaluates:
                 self._preemption.check()
                 metrics |= self._evaluate(step + 1)

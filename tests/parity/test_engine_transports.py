@@ -20,6 +20,7 @@ import transformers
 from test_reshard import Layout, loaded_source
 
 from mua.config.schema import EngineConfig
+from mua.engine.member import EnginePlace
 from mua.engine.sampler import SamplingParams
 from tests.distributed import run_on_workers
 from tests.forked_engines import WithForkedEngines
@@ -37,10 +38,10 @@ SIZES: dict[str, Any] = {
 KINDS = {
     "dense": SIZES,
     # Its greedy answer holds token 1, at which an engine would stop and the answer of transformers does not.
-    "moe": SIZES | {"experts": 4, "moe_intermediate_size": 32, "norm_topk_prob": False, "eos_token_id": 2},
+    "moe": SIZES | {"experts": 4, "moe_intermediate_size": 128, "norm_topk_prob": False, "eos_token_id": 2},
 }
 LAYOUTS = {
-    "dense": (Layout(tp=2, dp=2), Layout(pp=2, dp=2), Layout(tp=2, pp=2)),
+    "dense": (Layout(tp=2, dp=2), Layout(pp=2, dp=2), Layout(tp=2, pp=2), Layout(tp=2, cp=2)),
     "moe": (Layout(dp=4, ep=2), Layout(tp=2, dp=2, ep=2)),
 }
 
@@ -55,20 +56,22 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Pa
 
 
 @pytest.mark.parametrize(
-    ("kind", "transport", "count", "tensor_parallel"),
+    ("kind", "engine"),
     [
-        pytest.param("dense", "broadcast", 1, 1, marks=pytest.mark.grid),
-        pytest.param("dense", "colocated", 2, 1, marks=pytest.mark.slow),
-        pytest.param("dense", "colocated", 1, 2, marks=pytest.mark.grid),
-        pytest.param("dense", "broadcast", 2, 2, marks=pytest.mark.slow),
-        pytest.param("moe", "colocated", 1, 1, marks=pytest.mark.grid),
-        pytest.param("moe", "broadcast", 1, 2, marks=pytest.mark.slow),
+        pytest.param("dense", {"count": 2, "tensor_parallel": 2}, marks=pytest.mark.slow),
+        pytest.param("dense", {"count": 2, "transport": "broadcast"}, marks=pytest.mark.slow),
+        pytest.param("dense", {"load": "tensors"}, marks=pytest.mark.grid),
+        pytest.param("moe", {"tensor_parallel": 4}, marks=pytest.mark.slow),
+        pytest.param("moe", {"tensor_parallel": 2, "extra": {"ep_size": 2}}, marks=pytest.mark.grid),
+        pytest.param("moe", {"tensor_parallel": 2, "load": "tensors"}, marks=pytest.mark.grid),
+        pytest.param("moe", {"tensor_parallel": 2, "transport": "broadcast", "feeders": 3}, marks=pytest.mark.grid),
+        pytest.param("moe", {}, marks=pytest.mark.grid),
     ],
+    ids=lambda value: value if isinstance(value, str) else "-".join(f"{name} {of}" for name, of in value.items()),
 )
 def test_engines_hold_what_the_trainer_has(
-    models: dict[str, tuple[Path, Path]], tmp_path: Path, kind: str, transport: str, count: int, tensor_parallel: int
+    models: dict[str, tuple[Path, Path]], tmp_path: Path, kind: str, engine: dict[str, Any]
 ) -> None:
-    engine = {"transport": transport, "count": count, "tensor_parallel": tensor_parallel}
     folders, layouts = models[kind], LAYOUTS[kind]
     found = run_on_workers(4, WithForkedEngines(sync_layouts), folders, layouts, tmp_path, engine, seconds=800)[0]
     for layout, result in zip(layouts, found["layouts"], strict=True):
@@ -79,10 +82,11 @@ def test_engines_hold_what_the_trainer_has(
         report = result["report"]
         assert report.buckets > 3
         assert report.version == result["version"]
-        copies = engine["count"] * engine["tensor_parallel"] if engine["transport"] == "broadcast" else 0
-        between_ranks = report.moved - copies * report.bytes
-        assert 0 < between_ranks < report.bytes
-        assert report.needed == between_ranks + (engine["count"] * report.bytes if copies else 0)
+        count, ranks = engine.get("count", 1), engine.get("tensor_parallel", 1)
+        broadcast = engine.get("transport") == "broadcast"
+        between_ranks = report.moved - broadcast * count * ranks * report.bytes
+        assert 0 <= between_ranks < count * ranks * report.bytes
+        assert report.needed == between_ranks + broadcast * count * report.bytes
         assert 0 <= report.overlap_seconds <= min(report.assemble_seconds, report.load_seconds)
     assert found["verified"] == []
     assert found["answer"] == _greedy_by_transformers(folders[0])
@@ -102,16 +106,18 @@ def sync_layouts(
 ) -> dict[str, Any]:
     """On every rank: one layout after the other, each synced twice; rank 0 says what the engines then hold."""
     config = EngineConfig(
-        **engine, dtype="float32", memory_fraction=0.5, max_total_tokens=4096, start_seconds=500.0, stop_seconds=10.0,
-        health_seconds=60.0, bucket_bytes=60_000, extra={"disable_custom_all_reduce": True},
+        **engine | {"extra": {"disable_custom_all_reduce": True} | engine.get("extra", {})},
+        dtype="float32", memory_fraction=0.5, max_total_tokens=4096, start_seconds=500.0, stop_seconds=10.0,
+        health_seconds=60.0, bucket_bytes=60_000,
     )  # fmt: skip
     if dist.get_rank() == 0:
         return asyncio.run(_lead(folders, layouts, logs, config))
-    for layout in layouts:
+    places = [EnginePlace(0, place) for place in range(config.count)]
+    for number, layout in enumerate(layouts, start=1):
         follower = loaded_source(folders[0], layout, config)
         for folder in (folders[1], folders[0], *([folders[0]] if layout is layouts[-1] else [])):
             _load(follower, folder)
-            follower.follow([0] * config.count)
+            follower.follow(places, number if config.transport == "broadcast" else 0)
     return {}
 
 
@@ -126,6 +132,7 @@ async def _lead(
         found: dict[str, Any] = {"answer": await _answer(pool), "layouts": []}
         for layout in layouts:
             source = loaded_source(folders[0], layout, config)
+            pool._members.forget()  # the groups of the source before
             _load(source, folders[1])
             await pool.update_weights(source, pool.version + 1)
             other = await _hashes(pool)

@@ -128,17 +128,17 @@ def give_up_then_finish(folder: Path) -> dict[str, Any]:
     from mua.config.schema import EngineConfig
 
     announced: list[Any] = []
-    config = EngineConfig(transport="broadcast", bucket_bytes=LIMIT)
-    source = loaded_source(folder, Layout(pp=2), config, announced.append)
+    config = EngineConfig(bucket_bytes=LIMIT)
+    source = loaded_source(folder, Layout(pp=2), config, lambda engines, groups: announced.append(engines))
     if dist.get_rank() > 0:
-        source.follow([0])
-        source.follow([0])
+        source.follow([(0, 0)])
+        source.follow([(0, 0)])
         return {"passes": 2, "moved": source.moved}
-    buckets = source.buckets([0])
+    buckets = source.buckets([(0, 0)])
     given_up = [next(buckets), next(buckets)]
     buckets.close()
-    finished = sum(1 for _ in source.buckets([0]))
-    assert announced == [[0], [0]]
+    finished = sum(1 for bucket in source.buckets([(0, 0)]) if bucket is not None)
+    assert announced == [[(0, 0)], [(0, 0)]]
     return {"given_up_after": len(given_up), "finished": finished, "moved": source.moved, "needed": source.needed}
 
 
@@ -155,8 +155,8 @@ def send_until_an_engine_has_all(folder: Path, fault: str) -> dict[str, Any]:
     """Rank 0 updates a stand-in engine; the other rank follows whatever is announced, as the policy's ranks do."""
     from mua.config.schema import EngineConfig
 
-    def announce(targets: Any) -> None:
-        dist.broadcast_object_list([targets], src=0)
+    def announce(engines: Any, groups: int = 0) -> None:
+        dist.broadcast_object_list([engines], src=0)
 
     source = loaded_source(folder, Layout(pp=2), EngineConfig(bucket_bytes=LIMIT), announce)
     if dist.get_rank() == 0:
@@ -184,6 +184,56 @@ async def _update_a_stand_in(source: Any, fault: str) -> dict[str, Any]:
         await pool.start(Path("m"))
         report = await pool.update_weights(source, 1)
     return {"lives": server.lives, "loaded": seen.count(2), "buckets": report.buckets}
+
+
+@pytest.mark.parametrize(
+    ("kind", "layout", "engine"),
+    [
+        ("dense", Layout(tp=2, pp=2), {"tensor_parallel": 2}),
+        ("moe", Layout(tp=2, dp=2, ep=2), {"count": 2}),
+        ("dense", Layout(tp=2, pp=2), {"transport": "broadcast", "feeders": 3}),
+    ],
+    ids=str,
+)
+def test_mua_plan_foresees_the_bytes_that_every_rank_receives(
+    dense: Path, moe: Path, kind: str, layout: Layout, engine: dict[str, Any]
+) -> None:
+    """Two machines of two ranks, planned without any of them and then run."""
+    from mua.config.schema import ExperimentConfig
+    from mua.megatron.architecture import architecture_of
+    from mua.plan.links import planned_links
+
+    folder = {"dense": dense, "moe": moe}[kind]
+    sizes = {"tensor_parallel": layout.tp, "pipeline_parallel": layout.pp, "data_parallel": layout.dp}
+    config = ExperimentConfig.model_validate({
+        "name": "links", "output": "out", "environment": {"name": "help_desk"}, "trainer": {"steps": 1},
+        "model": {"path": folder, "dtype": "float32", "max_length": 512},
+        "megatron": sizes | {"expert_parallel": layout.ep}, "cluster": {"nodes": 2, "gpus_per_node": 2},
+        "engine": {"bucket_bytes": LIMIT} | engine, "rollout": {"max_tokens": 256},
+    })  # fmt: skip
+    links = planned_links(architecture_of(config.model), config)
+    results = run_on_workers(layout.world, one_pass, folder, layout, config.engine)
+    whole = links.bytes.sum(axis=0)
+    engines = links.handed if config.engine.transport == "broadcast" else 0
+    assert [result["received"] for result in results] == (whole[1] + whole[3])[:-1].tolist()
+    assert sum(result["sent"] for result in results) == whole[0].sum() + whole[2].sum() - engines
+    assert results[0]["buckets"] == len(links.bytes) > 2
+    assert whole[2:, :-1].any(), "nothing crosses to the other machine"
+
+
+def one_pass(folder: Path, layout: Layout, config: Any) -> dict[str, Any]:
+    """A pass over all buckets for every engine of two machines; what each rank sent and received."""
+    from mua.engine.host import Nodes
+    from mua.engine.member import EnginePlace
+
+    places = [EnginePlace(node, place) for node in range(2) for place in range(config.count)]
+    source = loaded_source(folder, layout, config)
+    source._nodes = Nodes(dist.get_rank() // 2, (0, 2), ((0, 1), (2, 3)))
+    steps = source.buckets(places) if dist.get_rank() == 0 else source.follow(places)
+    for _ in steps or ():
+        pass
+    traffic = source._way.resharder.traffic
+    return {"sent": traffic.sent, "received": traffic.received, "buckets": len(source._way.resharder.buckets)}
 
 
 class Allocations(TorchDispatchMode):
@@ -219,7 +269,7 @@ def reshard(folder: Path, layout: Layout) -> dict[str, Any]:
 
     chunks = build(folder, layout)
     load_hf(chunks, folder)
-    resharder = Resharder(plan_model(chunks), layout.feeders, LIMIT, node=dist.get_rank() // 2)
+    resharder = Resharder(plan_model(chunks), dict.fromkeys(layout.feeders, (0,)), LIMIT, node=dist.get_rank() // 2)
     expected = load_file(folder / "model.safetensors")
     wrong = []
     for factor in (1.0, 2.0):
@@ -228,9 +278,9 @@ def reshard(folder: Path, layout: Layout) -> dict[str, Any]:
         allocations = Allocations()
         for index, bucket in enumerate(resharder.buckets):
             with allocations:
-                flat = resharder.assemble(index)
+                flat = resharder.assemble(index).get(0)
             assert bucket.nbytes <= LIMIT or len(bucket.tensors) == 1
-            assert (flat is not None) == resharder.feeds
+            assert (flat is not None) == (dist.get_rank() in layout.feeders)
             for slot in bucket.tensors:
                 seen.add(slot.spec.name)
                 assert slot.start % 256 == 0
@@ -244,7 +294,7 @@ def reshard(folder: Path, layout: Layout) -> dict[str, Any]:
                     parameter.mul_(2)
     traffic, largest = resharder.traffic, max(bucket.nbytes for bucket in resharder.buckets)
     found = {name: getattr(traffic, name) for name in ("sent", "received", "needed")}
-    found |= {"wrong": wrong, "feeds": resharder.feeds, "largest_bucket": largest}
+    found |= {"wrong": wrong, "feeds": dist.get_rank() in layout.feeders, "largest_bucket": largest}
     return found | {"largest": allocations.largest, "live": allocations.live}
 
 
@@ -267,7 +317,7 @@ def build(folder: Path, layout: Layout) -> list[Any]:
     return build_chunks(config, model, megatron)
 
 
-def loaded_source(folder: Path, layout: Layout, config: Any, announce: Any = lambda _: None) -> Any:
+def loaded_source(folder: Path, layout: Layout, config: Any, announce: Any = lambda *_: None) -> Any:
     """The source of engines of one machine, with the weights in ``folder``; its ``chunks`` may be loaded again."""
     from contextlib import nullcontext
 
@@ -279,6 +329,8 @@ def loaded_source(folder: Path, layout: Layout, config: Any, announce: Any = lam
     chunks = build(folder, layout)
     load_hf(chunks, folder)
     model = lambda: nullcontext(plan_model(chunks))  # noqa: E731
-    source: Any = TrainerSource(model, config, Nodes(0, (0,)), dist.group.WORLD, announce)
+    source: Any = TrainerSource(
+        model, config, Nodes(0, (0,), (tuple(range(layout.world)),)), dist.group.WORLD, announce
+    )
     source.chunks = chunks
     return source

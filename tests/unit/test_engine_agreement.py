@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,9 @@ import torch
 from megatron_bridge.plan import TensorSpec
 from megatron_bridge.reshard import lay_out
 from mua.config.schema import EngineConfig
-from mua.engine.member import Engine, EngineState, Targets
+from mua.engine.member import Engine, EnginePlace, EngineState, Targets
 from mua.engine.pool import EnginePool
-from mua.engine.source import WeightBucket
+from mua.engine.source import WeightBucket, WeightGenerator
 from mua.engine.sync import checksums, engine_name
 
 NAMES = ["model.embed_tokens.weight", "model.layers.0.self_attn.o_proj.weight", "model.norm.weight"]
@@ -43,7 +43,7 @@ class Holding:
             self.ranks = [{name: f"noise {next(_NOISE)}" for name in rank} for rank in self.ranks]
         return {"success": True, "ranks": [{"checksums": dict(rank)} for rank in self.ranks]}
 
-    async def flush(self, wait: float, *, timeout: float) -> None:
+    async def call(self, path: str, body: dict[str, Any], *, timeout: float) -> None:
         pass
 
     async def close(self) -> None:
@@ -55,11 +55,11 @@ class Told:
 
     moved = needed = 0
 
-    def buckets(self, nodes: Sequence[int]) -> Generator[WeightBucket, None, None]:
+    def buckets(self, engines: Sequence[EnginePlace], groups: int = 0) -> WeightGenerator:
         for name, value in VALUES.items():
             (layout,) = lay_out([TensorSpec(name, (8,), torch.float32)], 4096)
             handles = [json.dumps({engine_name(name): f"{value} of rank {rank}"}) for rank in range(RANKS)]
-            yield WeightBucket(layout, torch.zeros(layout.nbytes, dtype=torch.uint8), [handles for _ in nodes])
+            yield WeightBucket(layout, [handles for _ in engines])
 
 
 @pytest.fixture

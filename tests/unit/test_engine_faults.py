@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import psutil
@@ -19,12 +19,12 @@ import pytest
 from engine_fixtures import CONTEXT, cpu_engine_config, make_pool
 from safetensors.torch import load_file
 
-from mua.engine.member import Server
+from mua.engine.member import EnginePlace, Server
 from mua.engine.pool import EnginePool
 from mua.engine.sampler import SamplingParams
 from mua.engine.server import SglangServer, engine_server
 from mua.engine.sglang_client import EngineGone
-from mua.engine.source import WeightBucket
+from mua.engine.source import WeightGenerator
 from mua.errors import DeadlineExceeded, EngineError
 from tests.tensor_source import TensorSource
 
@@ -79,7 +79,7 @@ def starts(*programs: str) -> Callable[[SglangServer, Path], list[str]]:
 async def test_a_server_that_is_killed_while_it_starts_is_started_again(
     tmp_path: Path, tiny_qwen3_folder: Path, monkeypatch: pytest.MonkeyPatch, killed: str
 ) -> None:
-    monkeypatch.setattr(SglangServer, "_command", starts(killed, ANSWERS))
+    monkeypatch.setattr(SglangServer, "command", starts(killed, ANSWERS))
     started = server(tmp_path)
     await started.start(tiny_qwen3_folder)
     assert started.running
@@ -89,7 +89,7 @@ async def test_a_server_that_is_killed_while_it_starts_is_started_again(
 async def test_a_server_that_is_killed_at_every_start_may_be_tried_again_later(
     tmp_path: Path, tiny_qwen3_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(SglangServer, "_command", starts(*["import os; os.kill(os.getpid(), 9)"] * 3))
+    monkeypatch.setattr(SglangServer, "command", starts(*["import os; os.kill(os.getpid(), 9)"] * 3))
     with pytest.raises(EngineError, match="exited while starting") as raised:
         await server(tmp_path).start(tiny_qwen3_folder)
     assert raised.value.passing
@@ -122,9 +122,9 @@ def test_arguments_that_mua_owns_cannot_be_passed_through(tmp_path: Path) -> Non
 
 
 def test_pass_through_arguments_reach_the_command(tmp_path: Path) -> None:
-    command = server(
-        tmp_path, extra={"schedule_policy": "lpm", "enable_metrics": True, "log_requests": False}
-    )._command(Path("m"))
+    command = server(tmp_path, extra={"schedule_policy": "lpm", "enable_metrics": True, "log_requests": False}).command(
+        Path("m")
+    )
     assert command[command.index("--schedule-policy") + 1] == "lpm"
     assert "--enable-metrics" in command
     assert "--log-requests" not in command
@@ -151,8 +151,8 @@ class Weights(TensorSource):
         super().__init__(load_file(folder / "model.safetensors"), bucket_bytes=2**16)
         self.fault: Callable[[], object] | None = None
 
-    def buckets(self, nodes: Sequence[int]) -> Generator[WeightBucket, None, None]:
-        for number, bucket in enumerate(super().buckets(nodes)):
+    def buckets(self, engines: Sequence[EnginePlace], groups: int = 0) -> WeightGenerator:
+        for number, bucket in enumerate(super().buckets(engines, groups)):
             if number == 1 and self.fault is not None:
                 fault, self.fault = self.fault, None
                 fault()

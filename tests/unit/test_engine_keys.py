@@ -18,7 +18,7 @@ from engine_fixtures import cpu_engine_config
 from key_support import answers_without, routes
 
 from mua.config.schema import EngineConfig
-from mua.engine.host import Hosts, RemoteServer
+from mua.engine.host import RemoteServer
 from mua.engine.pool import EnginePool
 from mua.engine.server import SglangServer, engine_server
 from mua.errors import EngineError
@@ -115,8 +115,10 @@ async def test_a_host_that_refuses_does_not_bring_the_key_into_errors_and_logs(
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", refuse)
     async with TestServer(app) as host:
-        hosts = Hosts("a-secret-key", (str(host.make_url("")).rstrip("/"),))
-        server = RemoteServer(EngineConfig(), hosts, 1, 0, tmp_path)
+        url = str(host.make_url("")).rstrip("/")
+        server = RemoteServer(
+            EngineConfig(), url, "a-secret-key", index=1, place=0, log_folder=tmp_path, where="machine 1"
+        )
         with pytest.raises(EngineError, match="did not start it: ClientResponseError: 401") as refused:
             await server.start(tmp_path)
         await server.stop()

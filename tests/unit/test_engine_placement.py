@@ -94,10 +94,12 @@ def test_a_run_is_reached_by_the_address_that_other_machines_know(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("MASTER_ADDR", raising=False)
-    assert placement.trainer_address(config_of(tmp_path)) == "127.0.0.1"
+    assert placement.trainer_address(config_of(tmp_path).engine) == "127.0.0.1"
     monkeypatch.setenv("MASTER_ADDR", "node-7")
-    assert placement.trainer_address(config_of(tmp_path, "engine.nodes=1")) == "node-7"
-    assert placement.trainer_address(config_of(tmp_path, "engine.nodes=1", "engine.address=10.0.0.9")) == "10.0.0.9"
+    assert placement.trainer_address(config_of(tmp_path, "engine.nodes=1").engine) == "node-7"
+    assert (
+        placement.trainer_address(config_of(tmp_path, "engine.nodes=1", "engine.address=10.0.0.9").engine) == "10.0.0.9"
+    )
 
 
 # ---- joining
@@ -143,7 +145,7 @@ async def test_machines_are_numbered_and_the_address_is_private_and_taken_back(t
     ("overrides", "both_sides"),
     [
         (["engine.tensor_parallel=2"], "engine.tensor_parallel: the run has 1, this machine 2"),
-        (["model.dtype=float32"], "model.dtype: the run has bfloat16, this machine float32"),
+        (["model.dtype=float32"], 'model.dtype: the run has "bfloat16", this machine "float32"'),
         (["engine.extra={schedule_policy: lpm}"], r"engine.extra: the run has {}, this machine {\"schedule_policy"),
         (["seed=9"], "seed: the run has 1, this machine 9"),
     ],

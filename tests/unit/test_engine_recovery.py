@@ -59,13 +59,15 @@ async def test_an_update_waits_for_an_engine_that_died_before_it() -> None:
         await server.stop()
         report = await pool.update_weights(source, 2)
         assert (report.tensors, pool.version, states(pool)) == (4, 2, [EngineState.SERVING])
-        assert (server.lives, source.made) == (2, 2)
+        assert server.lives == 2
+        # Once more where the pause, and not the watch, finds it dead: the first bucket is put together before that.
+        assert source.made in (2, 3)
 
 
 @pytest.mark.parametrize(("fault", "changes"), FAULTS)
 @pytest.mark.parametrize(
     ("path", "request_number"),
-    [("/flush_cache", 1), ("/begin_weight_update", 1), (LOAD, 1), (LOAD, 4), (END, 1)],
+    [("/pause_generation", 1), ("/begin_weight_update", 1), (LOAD, 1), (LOAD, 4), (END, 1)],
 )
 async def test_weights_that_reached_no_engine_are_sent_again(
     fault: str, changes: dict[str, object], path: str, request_number: int
@@ -77,7 +79,7 @@ async def test_weights_that_reached_no_engine_are_sent_again(
         report = await pool.update_weights(source, 1)
         assert (report.tensors, pool.version, states(pool)) == (4, 1, [EngineState.SERVING])
         assert server.lives >= 2
-        assert server.controls[-6:] == ["/begin_weight_update", *[LOAD] * 4, END]
+        assert server.controls[-7:] == ["/begin_weight_update", *[LOAD] * 4, END, "/continue_generation"]
 
 
 @pytest.mark.parametrize(("fault", "changes"), FAULTS)
@@ -199,7 +201,7 @@ async def test_the_only_engine_returns_for_the_update_without_the_memory_that_is
         assert server.lives == 2
         assert pool._engines[0].released == {"kv_cache"}
         await pool.resume_memory(["kv_cache"])
-        assert server.controls[-1] == "/resume_memory_occupation"
+        assert server.controls[-2:] == ["/resume_memory_occupation", "/continue_generation"]
         assert not pool.released
 
 
@@ -269,7 +271,7 @@ async def test_only_the_engine_at_fault_uses_up_a_restart() -> None:
     async with stand_in_pool(servers) as pool:
         await pool.start(Path("m"))
         with contextlib.suppress(ZeroDivisionError):
-            async with pool._quiet(pool._engines, gate=True) as targets:
+            async with pool._idle(pool._engines) as targets:
                 targets.lose(pool._engines[1], EngineGone("gone"))
                 raise ZeroDivisionError
         await until(lambda: [server.lives for server in servers] == [2, 2])

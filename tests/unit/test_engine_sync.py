@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -17,10 +17,11 @@ import torch
 from megatron_bridge.plan import TensorSpec
 from megatron_bridge.reshard import lay_out
 from mua.engine import sync
-from mua.engine.member import Targets
+from mua.engine.member import EnginePlace, Targets
 from mua.engine.sglang_client import EngineGone
-from mua.engine.source import Buffers, WeightBucket, loaded_together
-from mua.engine.sync import SyncReport, push
+from mua.engine.slices import loaded_together
+from mua.engine.source import Buffers, WeightBucket, WeightGenerator, WeightSource
+from mua.engine.sync import Shipment, SyncReport
 from mua.errors import EngineError
 
 
@@ -29,7 +30,8 @@ class StandIn:
 
     def __init__(self, fails_at: int | str | None = None, error: type[EngineError] = EngineError) -> None:
         self.label = "stand-in"
-        self.node = 0
+        self.node = self.place = 0
+        self.released: set[str] = set()
         self.stops = 0
         self.client = self
         self.calls: list[str] = []
@@ -58,6 +60,12 @@ def targets(*engines: StandIn) -> Targets:
     return Targets(list(engines), 60.0)  # type: ignore[arg-type]
 
 
+async def push(crew: Targets, source: WeightSource, version: int) -> SyncReport:
+    """The whole update of engines that are quiet already."""
+    async with Shipment(crew, source, version) as shipment:
+        return await shipment.deliver()
+
+
 class CountedSource:
     """``count`` buckets of one tensor each; remembers how far it got and whether it was closed.
 
@@ -71,14 +79,14 @@ class CountedSource:
         self.closed = False
         self.threads: set[int] = set()
 
-    def buckets(self, nodes: Sequence[int]) -> Generator[WeightBucket, None, None]:
+    def buckets(self, engines: Sequence[EnginePlace], groups: int = 0) -> WeightGenerator:
         try:
             for number in range(self.count):
                 self.threads.add(threading.get_ident())
                 (layout,) = lay_out([TensorSpec(f"t{number}", (8,), torch.float32)], 4096)
                 self.made += 1
-                handles = [[f"bucket {number} for {engine}"] for engine in range(len(nodes))]
-                yield WeightBucket(layout, torch.zeros(layout.nbytes, dtype=torch.uint8), handles)
+                handles = [[f"bucket {number} for {engine}"] for engine in range(len(engines))]
+                yield WeightBucket(layout, handles)
         except GeneratorExit:
             self.threads.add(threading.get_ident())
             self.closed = True
@@ -167,12 +175,6 @@ async def test_an_update_that_is_given_up_closes_the_source_too() -> None:
     with pytest.raises(asyncio.CancelledError):
         await update
     assert source.closed
-
-
-async def test_no_engine_takes_nothing() -> None:
-    source = CountedSource(3)
-    assert (await push(targets(), source, 1)).names == []
-    assert source.made == 0
 
 
 def test_overlap_counts_only_what_both_intervals_share() -> None:

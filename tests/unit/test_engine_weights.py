@@ -15,12 +15,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megatron_bridge.reshard import ALIGNMENT
+from mua.engine.member import EnginePlace
 from mua.engine.sglang_client import parse_generation
 from mua.engine.source import WeightBucket
 from mua.engine.sync import engine_name
 from mua.errors import EngineError
 from tests.tensor_source import TensorSource
 
+HERE = EnginePlace(0, 0)
 DTYPES = (torch.float32, torch.bfloat16, torch.float64, torch.uint8)
 
 
@@ -42,7 +44,8 @@ def unpack(bucket: WeightBucket) -> dict[str, torch.Tensor]:
 def test_buckets_carry_every_tensor_bit_for_bit(shapes: list[tuple[int, torch.dtype]], limit: int) -> None:
     tensors = {f"t{i}": torch.randn(n, 2).mul(100).abs().to(dtype) for i, (n, dtype) in enumerate(shapes)}
     seen: dict[str, torch.Tensor] = {}
-    for bucket in TensorSource(tensors, bucket_bytes=limit).buckets([0]):
+    for bucket in TensorSource(tensors, bucket_bytes=limit).buckets([HERE]):
+        assert isinstance(bucket, WeightBucket)
         names = [slot.spec.name for slot in bucket.layout.tensors]
         total = sum(-(-tensors[name].nbytes // ALIGNMENT) * ALIGNMENT for name in names)
         assert total <= limit or len(names) == 1
@@ -52,7 +55,8 @@ def test_buckets_carry_every_tensor_bit_for_bit(shapes: list[tuple[int, torch.dt
 
 
 def test_handles_name_nothing_of_sglang() -> None:
-    (bucket,) = TensorSource({"t": torch.zeros(3)}).buckets([0])
+    (bucket,) = TensorSource({"t": torch.zeros(3)}).buckets([HERE])
+    assert isinstance(bucket, WeightBucket)
     opcodes = pickletools.genops(pybase64.b64decode(bucket.handles[0][0]))
     names = {argument for code, argument, _ in opcodes if code.name == "SHORT_BINUNICODE"}
     assert "SimpleNamespace" in names

@@ -90,6 +90,9 @@ class Table:
     def weights(self) -> torch.Tensor:
         return self.logits.detach().clone()
 
+    def give_back(self) -> None:
+        pass
+
     def save(self, folder: Path, state: object, *_: object, **__: object) -> None:
         self.events.append("save")
 
@@ -208,6 +211,18 @@ def test_a_step_is_rolled_out_trained_synchronised_and_only_then_the_next_may_st
     assert [line["mismatch/logprob_difference_max"] for line in lines] == pytest.approx([0.0] * 3, abs=1e-6)
     assert [line["sync/version"] for line in lines] == [1.0, 2.0, 3.0]
     assert torch.equal(engines.table.logits, table.logits.detach())
+
+
+def test_asynchronous_engines_get_new_groups_before_the_step_is_written(tmp_path: Path) -> None:
+    """No memory moves between the sync and the next step's training, so that they need not wait for a checkpoint."""
+    events: list[str] = []
+    config = config_of(tmp_path, epochs=1, minibatches=1, uncorrected=True)
+    config = config.model_copy(update={"trainer": config.trainer.model_copy(update={"max_staleness": 1})})
+    table, engines = Table(events), Engines(events)
+    with Run(config, table) as run:  # type: ignore[arg-type]
+        rl.Training(config, table, run, engines, Preemption()).loop()  # type: ignore[arg-type]
+    steps = [["take", "train", f"weights {version}", "release", "save"] for version in (1, 2, 3)]
+    assert events == ["weights 0", "schedule", *(event for step in steps for event in step)]
 
 
 def test_a_delay_of_the_trainer_is_booked_where_it_happens(tmp_path: Path) -> None:

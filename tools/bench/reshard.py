@@ -81,10 +81,13 @@ def run_rank(rank: int, folder: Path, arguments: argparse.Namespace) -> None:
 
 
 def follow(folder: Path, count: int, arguments: argparse.Namespace) -> None:
-    for layout in LAYOUTS.values():
+    from mua.engine.member import EnginePlace
+
+    places = [EnginePlace(0, place) for place in range(count)]
+    for number, layout in enumerate(LAYOUTS.values(), start=1):
         source, built = make_source(folder, layout, engine_config(count, arguments))
         for _ in range(arguments.repeat + 1):
-            source.follow([0] * count)
+            source.follow(places, number if arguments.transport == "broadcast" else 0)
         built.close()
 
 
@@ -96,6 +99,7 @@ async def lead(folder: Path, count: int, arguments: argparse.Namespace) -> None:
         await pool.start(folder / "model")
         for name, layout in LAYOUTS.items():
             source, built = make_source(folder, layout, config)
+            pool._members.forget()  # the groups of the source before
             await pool.update_weights(source, pool.version + 1)  # plans the routes
             reports, limits = [], []
             for _ in range(arguments.repeat):
@@ -149,7 +153,11 @@ def make_source(folder: Path, layout: dict[str, int], engine: Any) -> tuple[Any,
     built = kit.bare_learner(folder / "model", 512, **layout)
     chunks = built.policy.chunks
     source = TrainerSource(
-        lambda: nullcontext(plan_model(chunks)), engine, Nodes(0, (0,)), dist.group.WORLD, announce=lambda _: None
+        lambda: nullcontext(plan_model(chunks)),
+        engine,
+        Nodes(0, (0,), (tuple(range(RANKS)),)),
+        dist.group.WORLD,
+        announce=lambda *_: None,
     )
     return source, built
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from mua.config.schema import MegatronConfig, ModelConfig
 from mua.megatron import parallel
 from mua.megatron.architecture import Architecture, Workload
+from mua.megatron.capabilities import Implementation, capabilities, implementation_of
 from mua.megatron.microbatch import micro_batch
 from mua.megatron.model import build_chunks
 from mua.megatron.modules import PackedMicrobatch
@@ -29,7 +30,9 @@ TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.05}
 class Core:
     """The core attention of a one-layer policy with these heads, and the packing that the trainer makes for it."""
 
-    def __init__(self, heads: int, groups: int, width: int, dtype: torch.dtype, tokens: int) -> None:
+    def __init__(
+        self, heads: int, groups: int, width: int, dtype: torch.dtype, tokens: int, implementation: Implementation
+    ) -> None:
         self.heads, self.groups, self.width, self.dtype = heads, groups, width, dtype
         hf = {
             "model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "hidden_size": 128, "num_hidden_layers": 1,
@@ -37,20 +40,29 @@ class Core:
             "vocab_size": 128, "hidden_act": "silu", "rms_norm_eps": 1e-6, "rope_theta": 1e6, "attention_bias": False,
             "max_position_embeddings": tokens, "tie_word_embeddings": False, "initializer_range": 0.02,
         }  # fmt: skip
-        self._config = MegatronConfig(max_tokens_per_microbatch=tokens)
+        self._config = MegatronConfig(
+            max_tokens_per_microbatch=tokens, merge_prefixes=True, implementation=implementation
+        )
         self._workload = Workload.of(Architecture.from_hf(hf))
         name = {torch.float32: "float32", torch.bfloat16: "bfloat16"}[dtype]
         (chunk,) = build_chunks(hf, ModelConfig(path=".", dtype=name), self._config)  # type: ignore[arg-type]
         self.module = chunk.decoder.layers[0].self_attention.core_attention
 
-    def packed(self, lengths: Sequence[int]) -> tuple[PackedMicrobatch, list[int]]:
-        """The one micro-batch of sequences of these lengths, and the lengths in its order."""
+    def packed(self, lengths: Sequence[int], shared: int = 0) -> tuple[PackedMicrobatch, list[Tensor]]:
+        """The one micro-batch of sequences of these lengths, which begin with the same ``shared`` tokens, and where in
+        it the tokens of each are."""
         given = sequences(lengths, 128)
+        for sequence in given:
+            sequence.ids[:shared] = given[0].ids[:shared]
+            sequence.ids[shared : shared + 1] = len(sequence) % 128  # and no further
         plan = pack([sequence.ids for sequence in given], self._config, self._workload)
         ((planned,),) = plan.microbatches
         own = [given[index] for index in planned.sequences]
-        made = micro_batch(own, Alignment.of(self._config), plan.plan, planned.forest)
-        return made.packing, [len(sequence) for sequence in own]
+        packing = micro_batch(own, Alignment.of(self._config), plan.plan, planned.forest).packing
+        starts = np.cumsum([0, *packing.lengths])
+        paths = [[index] for index in range(len(own))] if planned.forest is None else planned.forest.paths
+        places = [np.concatenate([starts[n] + np.arange(packing.used[n]) for n in path]) for path in paths]
+        return packing, [torch.from_numpy(place).to(parallel.device()) for place in places]
 
     def inputs(self, tokens: int, seed: int = 0) -> list[Tensor]:
         """Query, key, value as the layer gives them, ``[tokens, 1, heads, head dim]``."""
@@ -62,35 +74,39 @@ class Core:
         """``[tokens, heads * head dim]``"""
         from megatron.core.transformer.enums import AttnMaskType
 
-        query, key, value = inputs
-        if packing.qkv_format == "thd":
-            query, key, value = query[:, 0], key[:, 0], value[:, 0]
-        mask = AttnMaskType.padding_causal if packing.qkv_format == "thd" else AttnMaskType.causal
-        output: Tensor = self.module(query, key, value, None, attn_mask_type=mask, packed_seq_params=packing)
+        output: Tensor = self.module(
+            *inputs, attention_mask=None, attn_mask_type=AttnMaskType.causal, packed_seq_params=packing
+        )
         return output.reshape(len(inputs[0]), -1)
 
 
+def implementations() -> list[Implementation]:
+    """Whose layers can be built here."""
+    auto = implementation_of(MegatronConfig(), capabilities())
+    return list(dict.fromkeys([auto, "local"]))
+
+
 def rows(place: Place) -> Found:
-    """Odd rows: 1, 100, 1,024 tokens together, 32k alone, 8 heads on 1 and 8 on 8."""
-    found, long = Found(), place.pick(32768, 384)
-    kinds = place.pick([torch.bfloat16], [torch.float32, torch.bfloat16])
-    odd = [[1], [100], [1, 100, place.pick(1024, 128)], [place.pick(1024, 128), 7, 1, 333], [long - 3]]
+    """Odd rows: 1, 100, 1,024 tokens together, 32k alone, 8 heads on 1 and 8 on 8; and a tree of shared prefixes."""
+    found, long, middle = Found(), place.pick(32768, 384), place.pick(1024, 128)
+    odd = [([1], 0), ([100], 0), ([1, 100, middle], 0), ([middle, 7, 1, 333], 0), ([long - 3], 0)]
+    tree = ([middle + 9, middle + 300, middle + 2], middle)
+    most = max(sum(lengths) for lengths, _ in (*odd, tree))
     parallel.initialize(MegatronConfig(), seed=1)
     before = _graphs()
-    for dtype in kinds:
-        all_rows = 0.0
-        for heads, groups in ((8, 1), (8, 8)):
-            core = Core(heads, groups, place.pick(128, 16), dtype, max(map(sum, odd)))
-            for lengths in odd if groups == 1 else odd[2:3]:
-                worst = _compare(core, lengths)
-                of_dtype = str(dtype).removeprefix("torch.")
-                name = f"{heads} heads on {groups}, rows {'+'.join(map(str, lengths))}, {of_dtype}"
-                all_rows = max(all_rows, *worst.values())
-                for what, error in worst.items():
-                    found.expect(
-                        error < TOLERANCE[dtype], f"{name}: {what} of a token is off by {error:.3g} of its norm"
-                    )
-        found.add(f"{str(dtype).removeprefix('torch.')}: worst token of all rows off by", all_rows, "of its norm")
+    for implementation in implementations():
+        for dtype in place.pick([torch.bfloat16], [torch.float32, torch.bfloat16]):
+            whose = f"{implementation}, {str(dtype).removeprefix('torch.')}"
+            all_rows = 0.0
+            for heads, groups in ((8, 1), (8, 8)):
+                core = Core(heads, groups, place.pick(128, 16), dtype, most, implementation)
+                for lengths, shared in (*odd, tree) if groups == 1 else (odd[2], tree):
+                    worst = _compare(core, lengths, shared)
+                    all_rows = max(all_rows, *worst.values())
+                    name = f"{whose}, {heads} heads on {groups}, {'+'.join(map(str, lengths))} tokens, {shared} shared"
+                    for what, error in worst.items():
+                        found.expect(error < TOLERANCE[dtype], f"{name}: {what} of a token is off by {error:.3g}")
+            found.add(f"{whose}: worst token of all rows off by", all_rows, "of its norm")
     if (after := _graphs()) is not None and before is not None:
         found.add("graphs compiled", after - before)
     if place.cuda:
@@ -98,30 +114,34 @@ def rows(place: Place) -> Found:
     return found
 
 
-def _compare(core: Core, lengths: Sequence[int]) -> dict[str, float]:
+def _compare(core: Core, lengths: Sequence[int], shared: int) -> dict[str, float]:
     """The worst token of the output and of each gradient; scoring, without gradients, gives the same output."""
-    packing, order = core.packed(lengths)
+    packing, places = core.packed(lengths, shared)
     inputs = core.inputs(sum(packing.lengths))
     with torch.no_grad():
         scored = core(inputs, packing)
     output = core(inputs, packing)
-    gradient = torch.randn_like(output)
-    gradient[sum(order) :] = 0  # padding
-    own = [output, *torch.autograd.grad(output, inputs, gradient)]
-    worst: dict[str, float] = {"output without gradients": _difference(scored[: sum(order)], output[: sum(order)])}
-    start = 0
-    for padded, length in zip(packing.lengths, order, strict=False):
-        expected = _reference(core, [x[start : start + length] for x in inputs], gradient[start : start + length])
-        for name, ours, theirs in zip(("output", "dq", "dk", "dv"), own, expected, strict=True):
-            part = ours[start : start + length].reshape(length, -1)
-            if length == 1 and name in ("dq", "dk"):  # one token sees itself alone: its scores have no gradient
-                error = float(
-                    part.float().norm() / own[2 if name == "dq" else 1].float().norm(dim=-1).max().clamp(min=1)
-                )
+    gradient, unseen = torch.randn_like(output), torch.ones(len(output), dtype=torch.bool, device=output.device)
+    own = [x.reshape(len(x), -1).detach() for x in (output, *torch.autograd.grad(output, inputs, gradient))]
+    expected = [torch.zeros_like(x, dtype=torch.float32) for x in own]
+    for at in places:
+        first = unseen[at]  # a token that several sequences begin with has its gradient once
+        of_one = _reference(core, [x[at] for x in inputs], gradient[at] * first[:, None])
+        expected[0][at] = of_one[0]
+        for whole, part in zip(expected[1:], of_one[1:], strict=True):
+            whole[at] += part
+        unseen[at] = False
+    # Padding is not seen by a token, and what comes back for it is its own.
+    own = [x.masked_fill(unseen[:, None], 0) for x in own]
+    worst = {"output without gradients": max(_difference(scored[at], output[at]) for at in places)}
+    for name, ours, theirs in zip(("output", "dq", "dk", "dv"), own, expected, strict=True):
+        scale = float(theirs.norm(dim=-1).max())
+        for at in places:
+            if len(at) == 1 and name in ("dq", "dk"):  # one token sees itself alone: its scores have no gradient
+                error = float(ours[at].float().norm()) / max(scale, 1.0)
             else:
-                error = _difference(part, theirs)
+                error = _difference(ours[at], theirs[at])
             worst[name] = max(worst.get(name, 0.0), error)
-        start += padded
     return worst
 
 
@@ -164,22 +184,26 @@ def _graphs() -> int | None:
 
 
 def speed(place: Place) -> Found:
-    """32 query and 8 key heads of 128, bfloat16: one row of 32k tokens, and eight of 4,096."""
+    """32 query and 8 key heads of 128, bfloat16: one row of 32k tokens, eight of 4,096, eight that share 16k."""
     found = Found()
     parallel.initialize(MegatronConfig(), seed=1)
-    core = Core(32, 8, 128, torch.bfloat16, 32768)
-    for lengths in ([32768], [4096] * 8):
-        packing, order = core.packed(lengths)
-        inputs = core.inputs(sum(packing.lengths))
-        pairs = sum(length * (length + 1) // 2 for length in order)
-        operations = 4 * core.heads * core.width * pairs
-        name = f"{len(lengths)} x {lengths[0]:,}"
-        ours = _times(lambda: core(inputs, packing), inputs, place)  # noqa: B023
-        by_head = [x[:, 0].detach().transpose(0, 1)[None].requires_grad_() for x in core.inputs(lengths[0])]
-        theirs = _times(lambda: _flash(*by_head), by_head, place)  # noqa: B023
-        for what, kind, factor in (("forward", 0, 1.0), ("backward", 1, 2.5)):
-            found.add(f"{name} {what}", factor * operations / ours[kind] / 1e12, "TFLOP/s")
-            found.add(f"{name} {what} over SDPA", theirs[kind] * len(lengths) / ours[kind])
+    for implementation in implementations():
+        core = Core(32, 8, 128, torch.bfloat16, 32768 + 8 * 17408, implementation)
+        for lengths, shared in (([32768], 0), ([4096] * 8, 0), ([16384 + 1024 + n for n in range(8)], 16384)):
+            packing, places = core.packed(lengths, shared)
+            inputs = core.inputs(sum(packing.lengths))
+            pairs = sum(n * (n + 1) // 2 for n in map(len, places)) - (len(places) - 1) * shared * (shared + 1) // 2
+            operations = 4 * core.heads * core.width * pairs
+            tree = f" sharing {shared:,}" if shared else ""
+            name = f"{implementation}, {len(lengths)} x {lengths[0]:,}{tree}"
+            ours = _times(lambda: core(inputs, packing), inputs, place)  # noqa: B023
+            for what, kind, factor in (("forward", 0, 1.0), ("backward", 1, 2.5)):
+                found.add(f"{name} {what}", factor * operations / ours[kind] / 1e12, "TFLOP/s")
+            if not shared:
+                by_head = [x[:, 0].detach().transpose(0, 1)[None].requires_grad_() for x in core.inputs(lengths[0])]
+                theirs = _times(lambda: _flash(*by_head), by_head, place)  # noqa: B023
+                for what, kind in (("forward", 0), ("backward", 1)):
+                    found.add(f"{name} {what} over SDPA", theirs[kind] * len(lengths) / ours[kind])
     return found
 
 

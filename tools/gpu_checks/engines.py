@@ -185,12 +185,12 @@ def rl(place: Place) -> Found:
             value = line.get(name)
             found.expect(value is not None and math.isfinite(value), f"step {line['step']}: {name} is {value}")
     last = lines[-1]
-    for name, unit in (
-        ("speed/step_seconds", "s"), ("seconds/rollout", "s"), ("seconds/train", "s"), ("sync/pause_seconds", "s"),
-        ("mismatch/logprob_difference", "nats"),
-    ):  # fmt: skip
-        if name in last:
-            found.add(name, float(last[name]), unit)
+    off = last.get("mismatch/logprob_difference", math.inf)
+    found.expect(off < DIFFERENCE[place.pick("bfloat16", "float32")], f"engine and trainer differ by {off:.3g} nats")
+    found.add("mismatch/logprob_difference", float(off), "nats")
+    for name in ("speed/step_seconds", "sync/pause_seconds", *(n for n in last if n.startswith("timeline/"))):
+        if last.get(name) and name.endswith("_seconds") and "episode" not in name:
+            found.add(name, float(last[name]), "s")
     found.expect((place.work / "run/hf/model.safetensors").is_file(), "the run left no policy in hf/")
     return found
 

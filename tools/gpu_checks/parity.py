@@ -7,6 +7,7 @@ be off by as much, with a margin.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -16,6 +17,8 @@ from mua.types import Float32Array, TrainSequence
 from tools.gpu_checks.child import Found, Place
 from tools.gpu_checks.policies import batch, exported, learner, likelihood, random_policy, sequences
 
+_Computed: TypeAlias = tuple[list[Float32Array], dict[str, Tensor]]
+"""Log-probabilities of every sequence, and the gradient by Hugging Face name."""
 MARGIN = 2.0
 """Times what transformers itself loses in bfloat16."""
 FLOAT32 = 1e-4
@@ -34,6 +37,9 @@ def _parity(place: Place, experts: int) -> Found:
     found = Found()
     theirs = random_policy(place.work / "policy", place, experts=experts)
     given = sequences(place.pick((1024, 1, 100, 517, 2, 2048), (17, 2, 40, 9)))
+    longest = max(given, key=len)
+    for sequence in given:  # where prefixes are merged, these are computed once
+        sequence.ids[: len(sequence) // 2] = longest.ids[: len(sequence) // 2]
     exact, exact_gradients = _transformers(theirs, given)
     for dtype in place.pick(("bfloat16",), ("float32", "bfloat16")):
         loses, loses_gradients = FLOAT32, FLOAT32
@@ -41,32 +47,33 @@ def _parity(place: Place, experts: int) -> Found:
             rounded, rounded_gradients = _transformers(theirs.bfloat16(), given)
             loses = MARGIN * _mean_error(rounded, exact)
             loses_gradients = MARGIN * _gradient_error(rounded_gradients, exact_gradients)
-        ours, ours_gradients = _learner(place, dtype, given)
-        error, of_gradients = _mean_error(ours, exact), _gradient_error(ours_gradients, exact_gradients)
-        found.add(f"{dtype}: log-probabilities off by", error, "nats on average")
-        found.add(f"{dtype}: allowed", loses, "nats")
-        found.add(f"{dtype}: gradients off by", of_gradients, "of their norm")
-        found.add(f"{dtype}: allowed for gradients", loses_gradients)
-        found.expect(
-            error <= loses, f"{dtype}: log-probabilities are off by {error:.3g} nats, {loses:.3g} are rounding"
-        )
-        found.expect(
-            of_gradients <= loses_gradients,
-            f"{dtype}: gradients are off by {of_gradients:.3g} of their norm, {loses_gradients:.3g} are rounding",
-        )
+        for merged in (False, True):
+            how = f"{dtype}, prefixes merged" if merged else dtype
+            _held(found, how, _learner(place, dtype, given, merged), (exact, exact_gradients), loses, loses_gradients)
     return found
 
 
-def _learner(place: Place, dtype: str, given: Sequence[TrainSequence]) -> tuple[list[Float32Array], dict[str, Tensor]]:
-    with learner(place.work / "policy", dtype, learning_rate=0.0, distributed_optimizer=False) as built:
+def _held(found: Found, how: str, ours: _Computed, exact: _Computed, loses: float, loses_gradients: float) -> None:
+    """Of one way of computing it the errors, beside what rounding loses."""
+    error, of_gradients = _mean_error(ours[0], exact[0]), _gradient_error(ours[1], exact[1])
+    found.add(f"{how}: log-probabilities off by", error, f"of {loses:.2g} nats on average")
+    found.add(f"{how}: gradients off by", of_gradients, f"of {loses_gradients:.2g} of their norm")
+    found.expect(error <= loses, f"{how}: log-probabilities are off by {error:.3g} nats, {loses:.3g} are rounding")
+    found.expect(
+        of_gradients <= loses_gradients,
+        f"{how}: gradients are off by {of_gradients:.3g} of their norm, {loses_gradients:.3g} are rounding",
+    )
+
+
+def _learner(place: Place, dtype: str, given: Sequence[TrainSequence], merged: bool) -> _Computed:
+    layout = {"distributed_optimizer": False, "merge_prefixes": merged}
+    with learner(place.work / "policy", dtype, learning_rate=0.0, **layout) as built:
         logprobs = built.log_probabilities(given, 1.0)
         built.train_step(batch(given), likelihood)
         return logprobs, exported(built, lambda parameter: parameter.main_grad)
 
 
-def _transformers(
-    model: torch.nn.Module, given: Sequence[TrainSequence]
-) -> tuple[list[Float32Array], dict[str, Tensor]]:
+def _transformers(model: torch.nn.Module, given: Sequence[TrainSequence]) -> _Computed:
     """Of each sequence by itself, without padding."""
     model.zero_grad()
     found, device = [], next(model.parameters()).device

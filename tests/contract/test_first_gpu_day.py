@@ -1,0 +1,82 @@
+"""Every command of docs/first-gpu-day.md exists as it stands there; those that take seconds without a GPU are run.
+
+Plans of the other recipes: tests/unit/test_plan_recipes.py. The longer ones are run on the CPU at toy size by tests/e2e/test_gpu_check.py (gpu_check, doctor sync, training),
+tests/e2e/test_shrunk_recipe.py and tests/unit/test_wheelhouse.py. What a GPU prints is not covered.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+import typer
+
+import mua.cli
+from mua.config.load import load_config
+from tools.gpu_checks import CHECKS
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs/first-gpu-day.md").read_text(encoding="utf-8")
+COMMANDS = [line[2:] for block in re.findall(r"```console\n(.*?)```", PAGE, re.DOTALL) for line in block.splitlines()]
+OURS = [line for line in COMMANDS if re.match(r"(mua|torchrun .*-m mua\.cli) ", line)]
+TOOLS = [line for line in COMMANDS if line.startswith("python ")]
+SYSTEM = ("nvidia-smi", "df", "python3.12 -m pip freeze")
+
+
+def test_every_command_is_known() -> None:
+    assert len(OURS) > 10
+    assert [line for line in COMMANDS if line not in OURS + TOOLS and not line.startswith(SYSTEM)] == []
+
+
+@pytest.mark.parametrize("line", OURS)
+def test_a_command_of_mua_takes_its_options_and_its_configuration_loads(line: str, monkeypatch) -> None:
+    monkeypatch.chdir(ROOT)
+    arguments = shlex.split(re.sub(r"^(mua|torchrun .*-m mua\.cli) ", "", line))
+    command, context = typer.main.get_command(mua.cli.app), click.Context(click.Group("mua"))
+    while isinstance(command, click.Group) and arguments and arguments[0] in command.commands:
+        command = command.commands[arguments.pop(0)]
+    context = command.make_context(command.name, arguments)
+    if (config := context.params.get("config")) is not None:
+        load_config(config, context.params["overrides"] or ())
+
+
+@pytest.mark.parametrize("line", TOOLS)
+def test_a_tool_takes_its_options(line: str) -> None:
+    """``--list`` runs; of the others the parser is asked."""
+    words = shlex.split(line)[1:]
+    run = words if "--list" in words else [*words[: 2 if words[0] == "-m" else 1], "--help"]
+    done = subprocess.run([sys.executable, *run], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    options = [word for word in words if word.startswith("--")]
+    assert [option for option in options if option not in done.stdout and option != "--list"] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("line", [line for line in OURS if "plan configs/qwen3-8b" in line or "--dry-run" in line])
+def test_commands_that_start_nothing_run(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MUA_USER_BASE_URL", "http://127.0.0.1:30000/v1")
+    command = [sys.executable, "-m", "mua.cli", *shlex.split(line)[1:]]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    assert "It fits." in done.stdout or "# submit with: sbatch" in done.stdout
+
+
+def test_every_check_is_explained() -> None:
+    names = set(re.findall(r"`([a-z0-9-]+)`", PAGE.split("## 5 Plan")[0].split("## 4 gpu_check")[1]))
+    assert {check.name for check in CHECKS} - names <= {"experts", "attention-speed"}
+
+
+@pytest.mark.parametrize(
+    "symptom",
+    ["memory for the layout", "wrong version", "expandable_segments", "do not divide by", "left for engines",
+     "node dies", "without NVLink"],
+)  # fmt: skip
+def test_every_bad_input_has_its_fix(symptom: str) -> None:
+    rows = [line for line in PAGE.splitlines() if line.startswith("| ") and symptom in line]
+    assert rows
+    assert all(len(cells := row.strip("| ").split(" | ")) == 3 and all(cells) for row in rows)
