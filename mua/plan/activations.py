@@ -8,7 +8,8 @@ and fused attention, which keeps no scores), by module, for two implementations:
   tensors a real forward pass saves;
 * Transformer Engine's, by what its modules hand to ``save_for_backward`` (version 2.20: a linear layer with a fused
   norm its input, the norm's output and one number per token; the fused rotary embedding its table, once for all
-  layers; grouped experts their input; permutations a map of ``2 experts + 1`` numbers per token).
+  layers; grouped experts their input; permutations a map of ``2 experts + 1`` numbers per token). The same tests hold
+  it against a forward pass of Megatron's own layers whose kernels keep just that.
 
 It knows nothing of allocator fragmentation or kernels' workspaces, and takes experts to be visited evenly.
 """
@@ -155,7 +156,8 @@ class LayerSizes:
             routing = (4 * _FLOAT * a.experts + 6 * _FLOAT * a.top_k) * here
         if self.options.moe_permute_fusion:
             routing += _FLOAT * (2 * a.experts + 1) * here  # the map, int32
-        inner = 2 * e if self.options.swiglu_fusion else 5 * e
+        # Unfused, Megatron's grouped experts add an offset of 0 to the linear half; this package's do not.
+        inner = 2 * e if self.options.swiglu_fusion else (5 if self.fused else 4) * e
         width = a.expert_ffn / self.etp
         shared = a.shared_ffn / self.tp * self.tokens
         return {
