@@ -10,6 +10,7 @@ front of its path and passes calls on as bytes; it imports neither torch nor Meg
 from __future__ import annotations
 
 import atexit
+import importlib
 import multiprocessing
 import os
 import pickle
@@ -88,11 +89,10 @@ def called(payload: bytes) -> bytes:
 
 def gpu() -> Any:
     """A Hopper GPU with the Transformer Engine that is on the import path."""
-    import transformer_engine
-
     from mua.megatron.capabilities import Capabilities
 
-    return Capabilities(cuda=True, compute=(9, 0), torch="2.14.1", transformer_engine=transformer_engine.__version__)
+    version = importlib.import_module("transformer_engine").__version__
+    return Capabilities(cuda=True, compute=(9, 0), torch="2.14.1", transformer_engine=version)
 
 
 def _pass(calls: Connection) -> None:
