@@ -201,7 +201,7 @@ async def test_the_only_engine_returns_for_the_update_without_the_memory_that_is
         assert server.lives == 2
         assert pool._engines[0].released == {"kv_cache"}
         await pool.resume_memory(["kv_cache"])
-        assert server.controls[-2:] == ["/resume_memory_occupation", "/continue_generation"]
+        assert server.controls[-1] == RESUME
         assert not pool.released
 
 
