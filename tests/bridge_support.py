@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from megatron.core.tensor_parallel import gather_from_tensor_model_parallel_regi
 
 import mua.megatron.model  # noqa: E402
 from megatron_bridge.families import FAMILIES  # noqa: E402
-from megatron_bridge.family import HfConfig  # noqa: E402
+from megatron_bridge.family import Family, HfConfig  # noqa: E402
 from megatron_bridge.hf_config import read_hf_config  # noqa: E402
 from megatron_bridge.plan import transformer_config_kwargs  # noqa: E402
 from mua.config.schema import MegatronConfig, ModelConfig  # noqa: E402
@@ -83,6 +84,24 @@ def hf_log_probabilities(hf: transformers.PreTrainedModel) -> Tensor:
     """float32 ``[tokens, vocabulary]`` of ``IDS`` by transformers."""
     with torch.no_grad():
         return hf(IDS[None]).logits[0].float().log_softmax(-1)
+
+
+OF_FUSED = re.compile(r"layer_norm_weight|mlp\.experts\.linear_fc")
+"""Lines of a family's table for names that only Transformer Engine's layers have."""
+
+
+def documented_family() -> Family:
+    """The family that docs/add-a-family.md writes."""
+    (code,) = re.findall(
+        r"```python\n(.*?)```",
+        (Path(__file__).parents[1] / "docs" / "add-a-family.md").read_text(encoding="utf-8"),
+        re.DOTALL,
+    )
+    assert len(code.splitlines()) < 60, "the page promises fewer than 60 lines"
+    names: dict[str, Any] = {}
+    exec(code, names)
+    (family,) = (value for value in names.values() if isinstance(value, Family))
+    return family
 
 
 def start_parallel(megatron: MegatronConfig) -> None:

@@ -75,28 +75,30 @@ def environment() -> dict[str, str]:
     return clean | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
 
 
-def start(*arguments: str | Path, cwd: Path, fresh: bool = False, own_engine: bool = False) -> Command:
+def start(
+    *arguments: str | Path, cwd: Path, fresh: bool = False, own_engine: bool = False, module: str = "mua.cli"
+) -> Command:
     """``mua arguments`` in ``cwd``, by which everything it starts can be found; output to files there.
 
     Forked from an interpreter that has imported everything; ``fresh`` starts one of its own, as a person does. So are
-    its engines, unless it has ``own_engine`` or is ``fresh``.
+    its engines, unless it has ``own_engine`` or is ``fresh``. A ``module`` in place of the command line is fresh.
     """
-    if not fresh:
+    if not fresh and module == "mua.cli":
         variables = environment()
         engines = {} if own_engine else {ADDRESS: ENGINE_FORKER.address(variables)}
         return FORKER.start([*map(str, arguments)], cwd, variables | engines)
     with (cwd / "stdout").open("w") as out, (cwd / "stderr").open("w") as err:
         return subprocess.Popen(
-            [sys.executable, "-m", "mua.cli", *map(str, arguments)],
+            [sys.executable, "-m", module, *map(str, arguments)],
             cwd=cwd, env=environment(), stdin=subprocess.DEVNULL, stdout=out, stderr=err, text=True,
             start_new_session=True,
         )  # fmt: skip
 
 
 @contextmanager
-def running(*arguments: str | Path, cwd: Path, fresh: bool = False, own_engine: bool = False) -> Iterator[Command]:
+def running(*arguments: str | Path, cwd: Path, **how: Any) -> Iterator[Command]:
     """:func:`start`, killed at the end of the block if it still runs. What it said is shown if the block fails."""
-    process = start(*arguments, cwd=cwd, fresh=fresh, own_engine=own_engine)
+    process = start(*arguments, cwd=cwd, **how)
     try:
         yield process
     except BaseException:
@@ -132,9 +134,9 @@ def ended(process: Command, cwd: Path, status: int, seconds: float = SECONDS) ->
     return err.splitlines()
 
 
-def mua(*arguments: str | Path, cwd: Path, seconds: float = SECONDS, fresh: bool = False) -> str:
+def mua(*arguments: str | Path, cwd: Path, seconds: float = SECONDS, **how: Any) -> str:
     """Run a command that must succeed and leave no process; its standard output."""
-    with running(*arguments, cwd=cwd, fresh=fresh) as process:
+    with running(*arguments, cwd=cwd, **how) as process:
         status, out, err = finish(process, cwd, seconds)
     assert status == 0, f"mua {' '.join(map(str, arguments))} ended with {status}:\n{out[-2000:]}\n{err[-6000:]}"
     assert_nothing_left(cwd)

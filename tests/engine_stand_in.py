@@ -42,7 +42,10 @@ class StandInServer:
         self.on_request: Callable[[str, int], str | None] = lambda path, life: None
         """Called with the path and the number of the life: "die", "hang" or nothing."""
         self.generated: dict[str, Any] | None = None
-        """What ``/generate`` answers, once :attr:`hold` is set."""
+        """What ``/generate`` answers, once :attr:`hold` is set; made by the version that was loaded last."""
+        self.seconds = 0.0
+        """That ``/generate`` takes."""
+        self.version = "0"
         self.hold = asyncio.Event()
         self.hold.set()
         self._runner: web.AppRunner | None = None
@@ -50,6 +53,7 @@ class StandInServer:
 
     async def start(self, model_path: Path) -> None:
         self.lives += 1
+        self.version = "0"
         if not self.starts:
             raise EngineError("it does not start")
         self._ended.clear()
@@ -84,9 +88,14 @@ class StandInServer:
             self.running = False
             assert request.transport is not None
             request.transport.abort()
+        if request.path == "/update_weights_from_tensor":
+            self.version = (await request.json()).get("weight_version", self.version)
         if request.path == "/generate" and self.generated is not None:
+            began = self.version
             await self.hold.wait()
-            return web.json_response(self.generated)
+            await asyncio.sleep(self.seconds)
+            meta = self.generated["meta_info"] | {"weight_version": began}
+            return web.json_response(self.generated | {"meta_info": meta})
         return web.json_response({"success": True})
 
 

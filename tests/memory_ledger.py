@@ -27,7 +27,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import wraps
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -224,11 +223,12 @@ class Ledger:
                 self.engine_takes(label, tags, "resumes")
             self._open[label, path] += 1
         names = [] if not isinstance(body, dict) else _shared_memory(body.get("serialized_named_tensors", ()))
-        before = [self._bucket(label, name) for name in names]
+        for name in names:
+            self._opens(label, name)
         try:
             yield
-            if [self._bucket(label, name) for name in names] != before:
-                self.note(f"a weight bucket changed while {label} loaded it")
+            for name in names:
+                self._opens(label, name)
         finally:
             self._open[label, path] -= 1
         with self._lock:
@@ -237,18 +237,15 @@ class Ledger:
             self.paused |= {label} if path == PAUSE else set()
             self.paused -= {label} if path == GO_ON else set()
 
-    def _bucket(self, label: str, name: str) -> bytes:
-        """A hash of a bucket's memory, which the engine opens by its name."""
+    def _opens(self, label: str, name: str) -> None:
+        """An engine opens, or has opened, a bucket's memory by its name."""
         for variable in ALLOCATOR_VARIABLES:
             if "expandable_segments:True" in os.environ.get(variable, ""):
                 self.note(f"{label} opens a bucket in expandable segments ({variable})")
         if "torch_memory_saver" in os.environ.get("LD_PRELOAD", ""):
             self.note(f"{label} opens a bucket in memory that torch_memory_saver maps")
-        try:
-            return blake2b(Path(f"/dev/shm{name}").read_bytes()).digest()
-        except FileNotFoundError:
+        if not Path(f"/dev/shm{name}").exists():
             self.note(f"the weight bucket {name} is freed, and {label} loads it")
-            return b""
 
     def bucket_taken(self, bucket: torch.Tensor) -> None:
         """The trainer fills one."""

@@ -73,6 +73,24 @@ class GroupStepAdam(torch.optim.Optimizer):
             )
 
 
+def initialize_state(part: Any) -> None:
+    """Gives the parameters of Megatron's optimizer ``part`` that were in no step yet the state they begin with.
+
+    Upstream: megatron-core 0.19.2, ``megatron/core/optimizer/__init__.py``. Its ``init_state_fn`` calls
+    ``initialize_state(p)`` of a precision-aware Adam; Transformer Engine's takes a second argument without default,
+    whether only the bits that a bfloat16 weight lacks are kept, so that such an optimizer could not be resumed.
+    Goes when ``test_upstream_still_initializes_a_precise_adam_wrongly`` in tests/parity fails.
+    """
+    adam = part.optimizer
+    if not part.config.use_precision_aware_optimizer:
+        part.init_state_fn(adam, part.config)
+        return
+    for group in adam.param_groups:
+        for parameter in group["params"]:
+            if not adam.state[parameter]:
+                adam.initialize_state(parameter, adam.store_param_remainders and parameter.dtype == torch.bfloat16)
+
+
 def repair_optimizer(module: Any, without_cuda: bool) -> None:
     """Gives the imported ``megatron.core.optimizer`` the Adam above where it fell back to torch's."""
     if module.USING_PYTORCH_OPTIMIZER:

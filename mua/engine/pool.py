@@ -681,7 +681,7 @@ class EnginePool:
 
         try:
             with timed.pausing("stop"):
-                await targets.each(pause, [engine for engine in engines if not engine.paused])
+                await targets.each(pause, [e for e in engines if not e.paused and not e.released])
             yield
             with timed.pausing("resume"):
                 await targets.each(go_on, [e for e in targets.engines if e.paused and not e.released])

@@ -63,6 +63,8 @@ class WeightBucket:
     """Name of the process group it is broadcast in."""
     load_format: str = WHOLE_TENSORS
     """How SGLang is to take it."""
+    flat: torch.Tensor | None = field(default=None, repr=False)
+    """The buffer, where rank 0 feeds an engine itself."""
 
 
 WeightGenerator = Generator[WeightBucket | Connect | None, None, None]
@@ -250,7 +252,8 @@ class _Colocated:
             receipts.append(told)
             every = {to: handle for of_rank in self._gather(handles) for to, handle in of_rank.items()}
             of_engine = [[every.get((n, rank), "") for rank in range(self._tp)] for n in range(len(engines))]
-            yield WeightBucket(layout, of_engine, load_format=LOADER if self._slices else WHOLE_TENSORS)
+            load_format, flat = LOADER if self._slices else WHOLE_TENSORS, next(iter(flats.values()), None)
+            yield WeightBucket(layout, of_engine, load_format=load_format, flat=flat)
         yield None
         read(0)
         self.refusals = [said for of_rank in self._gather(refused) for said in of_rank]

@@ -68,6 +68,9 @@ def needed_variables(config: ExperimentConfig, capability: Capability | None) ->
         needed += [
             Variable(name, None, why, "failure", lambda value: not expandable(value)) for name in ALLOCATOR_VARIABLES
         ]
+    if megatron.offload_activations:
+        why = "megatron.offload_activations: without it Transformer Engine offloads weights along with them"
+        needed.append(Variable("NVTE_CPU_OFFLOAD_V1", "1", why, "failure"))
     why = "Megatron-Core chooses the attention kernel, and refuses another choice"  # it sets all three to 1 itself
     needed += [Variable(name, None, why, "failure", lambda value: value == "1") for name in _ATTENTION]
     return needed

@@ -16,6 +16,7 @@ from megatron.core.optimizer.cpu_offloading import HybridDeviceOptimizer
 from megatron.core.optimizer.optimizer import ChainedOptimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
+from mua.compat.megatron_adam import initialize_state
 from mua.compat.megatron_offload import OF_HYBRID, settle_steps, zero_state
 from mua.config.schema import MegatronConfig, OptimizerConfig
 from mua.errors import ConfigError
@@ -141,7 +142,7 @@ class Optimizer:
             if isinstance(part.optimizer, HybridDeviceOptimizer):
                 zero_state(part.optimizer)
             else:
-                part.init_state_fn(part.optimizer, part.config)
+                initialize_state(part)
         state: dict[str, Any] = self.megatron.sharded_state_dict(model, is_loading=loading, metadata=metadata)
         for group in _saved_groups(state):
             for key in OF_HYBRID:  # where state lies is the configuration's to say, also of a run that goes on

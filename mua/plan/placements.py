@@ -18,13 +18,13 @@ from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import Any, Self
 
-from mua.config.schema import ExperimentConfig
+from mua.config.schema import ExperimentConfig, MegatronConfig
 from mua.megatron.architecture import Architecture, Workload
 from mua.megatron.layouts import is_proven, problems
 from mua.plan.compute import GPUS, bubble, episode_tokens, forward_flops
 from mua.plan.gpu_memory import EngineBytes, engine_bytes, reference_bytes
 from mua.plan.layout import gpus_per_node
-from mua.plan.links import PCIE_GIGABYTES_PER_SECOND
+from mua.plan.links import plan_sync
 from mua.plan.planner import Plan, options_of, stage_plans
 from mua.plan.simulation import Setting, SimulatedEpisode, SimulatedTurn, mean_metrics, settled, simulate
 from mua.rollout.scheduler import StepDemand
@@ -207,13 +207,7 @@ def _separate(plan: Plan, config: ExperimentConfig, staleness: int) -> Simulated
     free = plan.gpu.memory - plan.reserve
     engine = engine_bytes(plan.architecture, config, free)
     setting = _setting(plan, config, engine, engine_gpus // config.engine.tensor_parallel, staleness)
-    # Each GPU of an engine takes what it needs over its own adapter, or over NVLink where trainer and engines are on
-    # one machine.
-    one_machine = plan.gpus <= gpus_per_node(config)
-    cluster = config.cluster
-    near = cluster.nvlink_gigabytes_per_second or PCIE_GIGABYTES_PER_SECOND
-    speed = near if one_machine else cluster.network_gigabytes_per_second
-    setting = replace(setting, sync_seconds=engine.weights / (speed * 1e9))
+    setting = replace(setting, sync_seconds=plan_sync(plan.architecture, config).seconds)
     return _simulated("separate", setting, config.megatron.world_size, engine_gpus)
 
 
@@ -254,8 +248,8 @@ def _simulated(name: str, setting: Setting, trainer_gpus: int, engine_gpus: int)
 
 
 def _splits(plan: Plan) -> Iterator[ExperimentConfig]:
-    """The configuration with fewer data-parallel (and, where they need them, expert-parallel) ranks, as far as the
-    layout is a proven one, fits the GPUs' memory and leaves GPUs for at least one engine."""
+    """The configuration with fewer data-parallel (and, where they need them, expert-parallel) ranks and engines on the
+    other GPUs: whole nodes, or a part of the only one. As far as the layout is a proven one and fits the memory."""
     config, layout = plan.config, plan.config.megatron
     for data in range(1, layout.data_parallel):
         for expert in dict.fromkeys((layout.expert_parallel, layout.expert_parallel // 2, layout.expert_parallel // 4)):
@@ -263,10 +257,22 @@ def _splits(plan: Plan) -> Iterator[ExperimentConfig]:
             rest = plan.gpus - changed.world_size
             if expert < 1 or any(problems(plan.architecture, changed)) or rest % config.engine.tensor_parallel:
                 continue
-            own = config.model_copy(update={"megatron": changed})
+            if (own := _apart(config, changed, rest)) is None:
+                continue
             if is_proven(changed, moe=plan.architecture.experts > 0) and fits(plan, own):
                 yield own
                 break
+
+
+def _apart(config: ExperimentConfig, layout: MegatronConfig, rest: int) -> ExperimentConfig | None:
+    """``config`` with placement separate: the trainer in ``layout``, engines on the ``rest`` of the GPUs."""
+    per_node, tp = gpus_per_node(config), config.engine.tensor_parallel
+    if rest % per_node and config.cluster.nodes > 1:
+        return None
+    nodes, on_one = (rest // per_node, per_node) if config.cluster.nodes > 1 else (0, rest)
+    engine = {"nodes": nodes, "count": on_one // tp, "transport": "broadcast", "memory_saver": False}
+    parts = {"placement": "separate", "megatron": layout, "engine": config.engine.model_copy(update=engine)}
+    return config.model_copy(update=parts)
 
 
 def fits(plan: Plan, config: ExperimentConfig) -> bool:

@@ -98,9 +98,6 @@ class Learner:
                 self.calls = Calls(self._group, config.trainer.silence_seconds)
             self._shares = Shares(self.policy.chunks, Alignment.of(config.megatron), self._group)
             self._nodes = find_nodes(self._group)
-        if config.placement == "separate":
-            # From here on it only says where engines find feeders of weights, which the loopback address does not.
-            os.environ["MASTER_ADDR"] = trainer_address(config.engine)
         self._source = TrainerSource(
             self._model_in_place,
             config.engine,

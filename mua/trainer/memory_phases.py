@@ -43,7 +43,7 @@ class Phases:
         self._rollouts = rollouts
         self._timeline = timeline or Timeline()
         self._in_use: dict[str, float] = {}
-        rollouts.making_room = self._beside_engines
+        rollouts.making_room = self.beside_engines
 
     @contextmanager
     def training(self) -> Iterator[None]:
@@ -61,6 +61,8 @@ class Phases:
         """Give the engines the current weights as policy ``version``, and the memory to roll out."""
         while True:
             with self._timeline.phase(TrainerPhase.MEMORY):
+                if self._offload and self._release:  # those that have just started, or rolled out, have all
+                    self._rollouts.release_memory(["kv_cache"])
                 self._make_room(for_starts=not self._rollouts.engines_up)
                 if self._rollouts.released:
                     self._rollouts.resume_memory(["weights"])
@@ -85,15 +87,16 @@ class Phases:
     @contextmanager
     def saving(self) -> Iterator[None]:
         """A block that writes a checkpoint between a :meth:`sync` and the rollouts after it."""
-        with self._beside_engines():
+        with self.beside_engines():
             yield
             self._note("save_end")
 
     @contextmanager
-    def _beside_engines(self) -> Iterator[None]:
+    def beside_engines(self) -> Iterator[None]:
         """A block that needs what the trainer has while engines roll out, or are about to: their caches make room.
 
-        A checkpoint, or a restarted engine that is given weights. Requests that run are retracted and go on afterwards.
+        To write or read a checkpoint, or to give a restarted engine its weights. Requests that run are retracted and go
+        on afterwards.
         """
         with self._timeline.phase(TrainerPhase.MEMORY):
             if self._offload and self._release:

@@ -81,10 +81,10 @@ def train(config: ExperimentConfig, preemption: Preemption | None = None) -> Non
             check_ranks()
 
         hosts = learner.engine_hosts()
-        with run.saved_on_leaving(), RolloutService(config, interrupt, hosts=hosts, teacher=True) as rollouts:
-            with without_gc_pauses():
+        with run.saved_on_leaving():
+            with RolloutService(config, interrupt, hosts=hosts, teacher=True) as rollouts, without_gc_pauses():
                 Training(config, learner, run, rollouts, preemption).loop()
-            learner.save_hf(config.output / "hf")
+            learner.save_hf(config.output / "hf")  # the engines have left, and their memory is free
 
 
 def optimizer_steps(config: ExperimentConfig) -> tuple[int, int | None]:
@@ -236,7 +236,8 @@ class Training:
         """Have the learner have the policy that ``trainer.export`` chooses, and report on it."""
         step, folder = self._run.handed_over()
         if folder is not None:
-            self._learner.load(folder)
+            with self._phases.beside_engines():
+                self._learner.load(folder)
             log.info("handing over the policy of %s", folder)
         if (split := self._config.evaluation.report_split) is None:
             return

@@ -1,16 +1,15 @@
 """What every model family must do; any family put in the registry is run through it, and the one of the documentation.
 
-On one process, with real Megatron-Core: for every example of the family and for both of Megatron's layer
-specifications (Transformer Engine's through stand-in modules that carry its names), load, log-probabilities of
+On one process, with real Megatron-Core's local layers: for every example of the family load, log-probabilities of
 transformers, bit-exact export; every line of the table is used by an example; what is missing, left over or unmapped is
-an error that names it. More processes are in tests/parity/test_bridge_layouts.py.
+an error that names it. The same on Transformer Engine's layers, and the lines for their names, are in
+tests/parity/test_transformer_engine.py, more processes in test_bridge_layouts.py there.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,9 @@ from bridge_support import (
     EXAMPLES,
     IDS,
     LAYOUTS,
+    OF_FUSED,
     build,
+    documented_family,
     hf_log_probabilities,
     layouts_of,
     log_probabilities,
@@ -32,7 +33,6 @@ from bridge_support import (
 from exported_tensors import export_hf
 from families_table import TABLE, table_cells
 from safetensors.torch import load_file, save_file
-from te_stand_in import transformer_engine_names
 from torch import distributed
 
 from megatron_bridge.convert import load_hf
@@ -44,17 +44,6 @@ from megatron_bridge.plan import plan_model
 from mua.config.schema import MegatronConfig
 
 DOCS = Path(__file__).parent.parent.parent / "docs"
-SPECS = {"local": nullcontext, "transformer-engine": transformer_engine_names}
-
-
-def documented_family() -> Family:
-    """The family that docs/add-a-family.md writes."""
-    (code,) = re.findall(r"```python\n(.*?)```", (DOCS / "add-a-family.md").read_text(encoding="utf-8"), re.DOTALL)
-    assert len(code.splitlines()) < 60, "the page promises fewer than 60 lines"
-    names: dict[str, Any] = {}
-    exec(code, names)
-    (family,) = (value for value in names.values() if isinstance(value, Family))
-    return family
 
 
 DOCUMENTED = documented_family()
@@ -76,29 +65,26 @@ def documented(monkeypatch):
     monkeypatch.setitem(FAMILIES, DOCUMENTED.model_type, DOCUMENTED)
 
 
-def loaded(folder: Path, spec: str, dtype: torch.dtype) -> Sequence[Any]:
-    with SPECS[spec]():
-        chunks = build(folder, MegatronConfig(), str(dtype).removeprefix("torch."))
+def loaded(folder: Path, dtype: torch.dtype) -> Sequence[Any]:
+    chunks = build(folder, MegatronConfig(), str(dtype).removeprefix("torch."))
     load_hf(chunks, folder)
     return chunks
 
 
-@pytest.mark.parametrize("spec", SPECS)
 @every_example
-def test_log_probabilities_equal_transformers(tmp_path, example, spec):
+def test_log_probabilities_equal_transformers(tmp_path, example):
     hf = write_hf_model(CASES[example], tmp_path)
-    chunks = loaded(tmp_path, spec, torch.float32)
+    chunks = loaded(tmp_path, torch.float32)
     expected, found = hf_log_probabilities(hf), log_probabilities(chunks, IDS)
     assert expected.std() > 0.5, "the model must tell tokens apart, or nothing is compared"
     torch.testing.assert_close(found, expected, atol=2e-5, rtol=0)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("spec", SPECS)
 @every_example
-def test_import_then_export_is_bit_exact(tmp_path, example, spec, dtype):
+def test_import_then_export_is_bit_exact(tmp_path, example, dtype):
     write_hf_model(CASES[example], tmp_path, dtype)
-    chunks = loaded(tmp_path, spec, dtype)
+    chunks = loaded(tmp_path, dtype)
     assert not any(tensor.isnan().any() for tensor in stored_tensors(chunks[0]).values())
     expected, found = load_file(tmp_path / "model.safetensors"), dict(export_hf(chunks))
     assert found.keys() == expected.keys()
@@ -115,10 +101,9 @@ def test_every_line_of_the_table_is_used_by_an_example(tmp_path, family):
     for example, config in FAMILIES[family].examples.items():
         assert config["model_type"] == family
         write_hf_model(config, tmp_path / example)
-        for spec in SPECS:
-            parameters = plan_model(loaded(tmp_path / example, spec, torch.float32)).parameters
-            used |= {pattern_of(FAMILIES[family], parameter.name) for parameter in parameters}
-    assert used == FAMILIES[family].parameters.keys()
+        parameters = plan_model(loaded(tmp_path / example, torch.float32)).parameters
+        used |= {pattern_of(FAMILIES[family], parameter.name) for parameter in parameters}
+    assert used == {pattern for pattern in FAMILIES[family].parameters if not OF_FUSED.search(pattern)}
 
 
 def pattern_of(family: Family, name: str) -> str:

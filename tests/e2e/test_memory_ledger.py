@@ -48,11 +48,11 @@ def train(
     kept(patch, ledger)
     learn = rl.learn
 
-    def watched(*args: Any, version: int) -> dict[str, float]:
+    def watched(*args: Any, version: int, **named: Any) -> dict[str, float]:
         ledger.step = version
         ledger.events.append(f"step {version}")
         step(version)
-        return learn(*args, version=version)
+        return learn(*args, version=version, **named)
 
     patch.setattr(rl, "learn", watched)
     rl.train(load_config(workshop.recipe, [*OVERRIDES, f"output={output}", *more]))
@@ -148,7 +148,7 @@ def test_the_ledger_finds_what_is_planted(workshop: Workshop, tmp_path: Path, pa
     finally:
         planted.undo()
     found = [[v.what for v in ledger.violations if v.step == number] for number in range(len(FAULTS) + 1)]
-    assert found[0] == []
+    assert found[0] == [], found
     for (*_, expected), violations in zip(FAULTS, found[1:], strict=True):
         assert any(what.startswith(expected) for what in violations), (expected, violations)
 
@@ -168,4 +168,5 @@ def test_a_trainer_that_stays_gives_back_what_it_caches(
         train(workshop, tmp_path / "out", patch, ledger, step, "trainer.steps=2")
     finally:
         planted.undo()
-    assert {violation.step for violation in ledger.violations} == {1}
+    found = "\n".join(map(str, ledger.violations))
+    assert {violation.step for violation in ledger.violations} == {1}, found

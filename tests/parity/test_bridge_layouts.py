@@ -10,7 +10,6 @@ layouts is in test_megatron_layouts.py; sequences longer than a few dozen tokens
 from __future__ import annotations
 
 import os
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +33,6 @@ from exported_tensors import export_hf
 from families_table import TABLE, families_page
 from megatron.core import parallel_state
 from safetensors.torch import load_file, save_file
-from te_stand_in import transformer_engine_names
 from torch import Tensor
 from torch import distributed as dist
 
@@ -42,6 +40,7 @@ from megatron_bridge.convert import load_hf
 from megatron_bridge.plain_files import BridgeError
 from megatron_bridge.save import save_hf
 from tests.distributed import run_on_workers
+from tests.te_ranks import run_with_transformer_engine
 
 LOG_PROBABILITIES = "log-probabilities.safetensors"
 TOLERANCE = 1e-4
@@ -59,19 +58,18 @@ FUSED = {
     "DP2 ETP2": ("qwen3_moe experts", "glm4_moe biases"),
     "TP2 EP2 ETP1": ("glm4_moe groups",),
 }
-"""The same with Transformer Engine's parameter names; one process has all examples in the families' contract."""
+"""The same on Transformer Engine's layers; one process has all examples in test_transformer_engine.py."""
 GRID = {name: tuple(example for example in EXAMPLES if name in layouts_of(EXAMPLES[example])) for name in LAYOUTS}
 
 Result = dict[str, Any]
 """``faults``, a list of sentences, and ``difference``, the largest of log-probabilities or None."""
 
 
-def check_case(name: str, source: Path, out: Path, fused: bool) -> Result:
-    """Run on every rank; ``fused`` takes the parameter names of Transformer Engine."""
+def check_case(name: str, source: Path, out: Path) -> Result:
+    """Run on every rank."""
     megatron = layout(name)
     start_parallel(megatron)
-    with transformer_engine_names() if fused else nullcontext():
-        chunks = build(source, megatron)
+    chunks = build(source, megatron)
     load_hf(chunks, source)
     stored = [pair for chunk in chunks for pair in stored_tensors(chunk).items()]
     faults = [f"{key} has unset elements" for key, tensor in stored if tensor.isnan().any()]
@@ -102,10 +100,8 @@ def differences(where: str, found: dict[str, Tensor], expected: dict[str, Tensor
     return names
 
 
-def run_cases(name: str, examples: list[str], sources: str, out: str, fused: bool) -> dict[str, Result]:
-    return {
-        example: check_case(name, Path(sources) / example, Path(out) / name / example, fused) for example in examples
-    }
+def run_cases(name: str, examples: list[str], sources: str, out: str) -> dict[str, Result]:
+    return {example: check_case(name, Path(sources) / example, Path(out) / name / example) for example in examples}
 
 
 def failed_save(folder: str) -> str:
@@ -133,7 +129,8 @@ def sources(tmp_path_factory) -> Path:
 
 def prove(name: str, examples: tuple[str, ...], sources: Path, out: Path, fused: bool = False) -> dict[str, float]:
     """Run the examples in a layout; returns the largest difference of log-probabilities of each."""
-    ranks = run_on_workers(layout(name).world_size, run_cases, name, list(examples), str(sources), str(out), fused)
+    run = run_with_transformer_engine if fused else run_on_workers
+    ranks = run(layout(name).world_size, run_cases, name, list(examples), str(sources), str(out))
     faults = {
         f"rank {rank} {example}": result["faults"]
         for rank, results in enumerate(ranks)
@@ -152,6 +149,7 @@ def test_mechanisms_of_the_plan_round_trip_bit_exact(sources, tmp_path, name):
     assert prove(name, QUICK[name], sources, tmp_path).keys() == set(QUICK[name])
 
 
+@pytest.mark.slow  # one process with all families: test_transformer_engine.py
 @pytest.mark.parametrize("name", FUSED)
 def test_transformer_engines_names_round_trip_bit_exact(sources, tmp_path, name):
     assert prove(name, FUSED[name], sources, tmp_path, fused=True).keys() == set(FUSED[name])

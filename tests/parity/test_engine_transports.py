@@ -38,7 +38,10 @@ SIZES: dict[str, Any] = {
 KINDS = {
     "dense": SIZES,
     # Its greedy answer holds token 1, at which an engine would stop and the answer of transformers does not.
-    "moe": SIZES | {"experts": 4, "moe_intermediate_size": 128, "norm_topk_prob": False, "eos_token_id": 2},
+    "moe": SIZES
+    | {"experts": 4, "moe_intermediate_size": 128, "norm_topk_prob": False, "eos_token_id": 2}
+    # As many heads as the largest engine has ranks: with fewer SGLang pads them on a CPU, and refuses slices.
+    | {"num_attention_heads": 8, "num_key_value_heads": 4},
 }
 LAYOUTS = {
     "dense": (Layout(tp=2, dp=2), Layout(pp=2, dp=2), Layout(tp=2, pp=2), Layout(tp=2, cp=2)),

@@ -13,6 +13,7 @@ Not covered: Transformer Engine's kernels, CUDA, NCCL, bfloat16 parity, communic
 from __future__ import annotations
 
 import json
+import pickle
 import re
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from bridge_support import EXAMPLES, IDS, build, hf_log_probabilities, log_probabilities, start_parallel, write_hf_model
+from bridge_support import (
+    EXAMPLES,
+    IDS,
+    OF_FUSED,
+    build,
+    documented_family,
+    hf_log_probabilities,
+    log_probabilities,
+    start_parallel,
+    write_hf_model,
+)
 from exported_tensors import export_hf
 from safetensors.torch import load_file, save_file
 
@@ -127,11 +138,16 @@ def test_a_machine_without_transformer_engine_converts_its_checkpoints(models: P
     assert all(torch.equal(found[name], torch.from_numpy(values)) for name, values in weights.items())
 
 
+DOCUMENTED = documented_family()
+CASES = EXAMPLES | {f"{DOCUMENTED.model_type} {name}": config for name, config in DOCUMENTED.examples.items()}
+
+
 def families_round_trip(root: str) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
-    """Every family's example through Transformer Engine's names: what went wrong with it, and the lines it used."""
+    """Every family's example through Transformer Engine's names: what went wrong with it, and the names it has."""
     start_parallel(MegatronConfig())
+    FAMILIES[DOCUMENTED.model_type] = DOCUMENTED
     faults: dict[str, list[str]] = {}
-    lines: dict[str, list[str]] = {}
+    names: dict[str, list[str]] = {}
     for folder in sorted(Path(root).iterdir()):
         chunks = build(folder, MegatronConfig())
         load_hf(chunks, folder)
@@ -140,14 +156,15 @@ def families_round_trip(root: str) -> tuple[dict[str, list[str]], dict[str, list
         expected = load_file(folder / "expected" / "values.safetensors")["values"]
         difference = float((log_probabilities(chunks, IDS) - expected).abs().max())
         faults[folder.name] = [] if alike and difference < 2e-5 else [f"alike: {alike}", f"difference: {difference}"]
-        lines[folder.name] = sorted({parameter.name for parameter in plan_model(chunks).parameters})
-    return faults, lines
+        names[folder.name] = sorted({parameter.name for parameter in plan_model(chunks).parameters})
+    del FAMILIES[DOCUMENTED.model_type]
+    return faults, names
 
 
 @pytest.fixture(scope="module")
 def families(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
     root = tmp_path_factory.mktemp("families")
-    for example, config in EXAMPLES.items():
+    for example, config in CASES.items():
         hf = write_hf_model(config, root / example)
         (root / example / "expected").mkdir()
         save_file({"values": hf_log_probabilities(hf)}, root / example / "expected" / "values.safetensors")
@@ -156,17 +173,15 @@ def families(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, list[s
 
 
 def test_every_family_goes_through_transformer_engines_names(families: Any) -> None:
-    assert families[0] == {example: [] for example in EXAMPLES}
+    assert families[0] == {example: [] for example in CASES}
 
 
 def test_every_line_of_a_familys_table_for_fused_layers_is_used(families: Any) -> None:
-    for model_type, family in FAMILIES.items():
-        names = {name for example, found in families[1].items() if EXAMPLES[example]["model_type"] == model_type
-                 for name in found}  # fmt: skip
-        used = {pattern for pattern, rule in family.parameters.items() if any(family.rule(n)[0] is rule for n in names)}
-        of_fused = re.compile(r"layer_norm_weight|experts\.linear_fc\d\.weight")
-        fused = {pattern for pattern in family.parameters if of_fused.search(pattern)}
-        assert fused <= used, model_type
+    for model_type, family in (FAMILIES | {DOCUMENTED.model_type: DOCUMENTED}).items():
+        of_family = [found for example, found in families[1].items() if CASES[example]["model_type"] == model_type]
+        rules = [rule for found in of_family for name in found if (rule := family.rule(name)) is not None]
+        used = {line for line, rule in family.parameters.items() if any(found is rule for found, *_ in rules)}
+        assert {line for line in family.parameters if OF_FUSED.search(line)} <= used, model_type
 
 
 def with_trees(folder: str) -> tuple[list[Any], list[Any]]:
@@ -188,6 +203,67 @@ def test_prefix_trees_go_to_block_masks_and_give_the_same(models: Path) -> None:
     ((trees, apart),) = run_with_transformer_engine(1, with_trees, str(path))
     for one, other in zip(trees, apart, strict=True):
         np.testing.assert_allclose(one, other, atol=1e-5, rtol=0)
+
+
+PRECISE = {"precision_aware": True, "exp_avg_dtype": "bfloat16", "exp_avg_sq_dtype": "bfloat16"}
+
+
+def resumed(folder: str, where: str, settings: dict[str, Any], state: dict[str, Any]) -> list[list[float]]:
+    """Losses of three steps in bfloat16, without a break and with a checkpoint between the first and the second."""
+    adam = layout_support.ADAM.model_copy(update={"learning_rate": 1e-3, **state})
+    found: list[list[float]] = [[], []]
+
+    def steps(built: Any, which: int, *numbers: int) -> None:
+        found[which] += [built.train_step(layout_support.batch(step), layout_support.LOSS)["loss"] for step in numbers]
+
+    with backend(Path(folder), dtype="bfloat16", optimizer=adam, **settings) as built:
+        steps(built, 0, 0, 1, 2)
+    with backend(Path(folder), dtype="bfloat16", optimizer=adam, **settings) as built:
+        steps(built, 1, 0)
+        built.save(Path(where), {"next": 1})
+    with backend(Path(folder), dtype="bfloat16", optimizer=adam, **settings) as built:
+        built.load(Path(where))
+        steps(built, 1, 1, 2)
+    return found
+
+
+@slow
+@pytest.mark.parametrize(
+    ("settings", "state"),
+    [
+        pytest.param({}, {}, id="bfloat16"),
+        pytest.param({"fp8": "e4m3"}, {}, id="fp8 by blocks"),
+    ],
+)
+def test_low_precision_trains_and_resumes(
+    settings: dict[str, Any], state: dict[str, Any], models: Path, tmp_path: Path
+) -> None:
+    path, where = layout_support.model_for(models, "dense", "DP2"), tmp_path / "step_00000001"
+    ranks = run_with_transformer_engine(2, resumed, str(path), str(where), {"data_parallel": 2} | settings, state)
+    expected = pickle.loads((path / "reference.pickle").read_bytes())["plain"]["loss"]
+    for straight, again in ranks:
+        assert straight == again  # every bit of the state is in the checkpoint
+        assert straight[0] == pytest.approx(float(expected[0]), abs=0.05)
+        assert straight[0] != float(expected[0])
+
+
+def upstreams_initialization(folder: str) -> str:
+    adam = layout_support.ADAM.model_copy(update=PRECISE)
+    with backend(Path(folder), dtype="bfloat16", optimizer=adam) as built:
+        part = built.policy.optimizer.megatron.chained_optimizers[0]
+        try:
+            part.init_state_fn(part.optimizer, part.config)
+        except TypeError as error:
+            return str(error)
+    return ""
+
+
+@slow
+def test_upstream_still_initializes_a_precise_adam_wrongly(models: Path) -> None:
+    """``tests/te/signatures.json`` says that the argument is Transformer Engine's."""
+    path = layout_support.model_for(models, "dense", "single")
+    (said,) = run_with_transformer_engine(1, upstreams_initialization, str(path))
+    assert "store_param_remainders" in said
 
 
 def refusals() -> dict[str, str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from mua.engine.membership import Membership
 from mua.engine.pool import EnginePool
 from mua.engine.sampler import SamplingParams
 from mua.errors import EngineError
+from mua.rollout.scheduler import GroupScheduler, StepDemand
 from tests.engine_stand_in import Source, StandInServer, stand_in_pool
 
 ONCE = SamplingParams(temperature=1.0, max_new_tokens=2, stop_token_ids=())
@@ -141,7 +143,7 @@ async def test_a_machine_whose_engine_does_not_start_again_is_given_up_and_the_r
         assert own.running
 
 
-@pytest.mark.parametrize("request_path", ["/update_weights_from_tensor", "/begin_weight_update", "/flush_cache"])
+@pytest.mark.parametrize("request_path", ["/update_weights_from_tensor", "/begin_weight_update", "/pause_generation"])
 async def test_one_that_is_lost_during_an_update_does_not_keep_the_others_from_it(
     tmp_path: Path, request_path: str
 ) -> None:
@@ -164,3 +166,46 @@ async def test_one_that_is_lost_during_an_update_does_not_keep_the_others_from_i
         assert report.version == pool.version == 1
         await leaving[0]
         assert [(engine.label, engine.version) for engine in pool._engines] == [("engine 0", 1)]
+
+
+@pytest.mark.parametrize("staleness", [0, 1, 2])
+async def test_no_token_is_older_than_the_bound_while_engines_come_go_and_dawdle(
+    tmp_path: Path, staleness: int
+) -> None:
+    """Groups of two requests, one after the other, as the turns of an episode; one engine is forty times slower.
+
+    A request that runs during an update keeps the version that it began with, as if none of it were sampled again.
+    """
+    own, slow, third = (StandInServer(index) for index in range(3))
+    own.generated = slow.generated = third.generated = ANSWER
+    slow.seconds = 0.04
+    groups, steps, seen = 4, 12, list[tuple[int, int]]()
+    async with open_pool(tmp_path, [own], leave_seconds=0.05) as pool:
+        await pool.start(Path())
+
+        async def roll_out(ordinal: int) -> Any:
+            turns = [await pool.generate([1], ONCE, session=f"g{ordinal}", deadline_s=30) for _ in range(2)]
+            return SimpleNamespace(ordinal=ordinal, versions=[int(v) for turn in turns for v in turn.versions])
+
+        scheduler = GroupScheduler(roll_out, StepDemand(groups, steps, staleness))
+        guests = {3: (machine(1), slow), 5: (machine(2), third)}
+        scheduler.start()
+        for step in range(steps):
+            taken = await scheduler.take()
+            seen += [(step, version) for group in taken.groups for version in group.versions]
+            if step in guests:
+                visitor, server = guests[step]
+                pool.admit(visitor, [server])
+                await until(lambda: visitor.engines[0].up)  # noqa: B023
+            if step == 8:
+                visitor = guests[5][0]
+                await pool.drain(visitor.engines)
+                await pool.remove(visitor.engines)
+            await pool.update_weights(Source(), step + 1)
+            scheduler.release()
+        await scheduler.stop()
+    assert len(seen) == steps * groups * 4
+    assert all(step - staleness <= version <= step for step, version in seen)
+    assert max(step - version for step, version in seen) == staleness
+    assert slow.asked.count("/generate") > 0
+    assert third.asked.count("/generate") > 0

@@ -144,9 +144,9 @@ def test_engines_and_trainer_take_turns() -> None:
     with recorder.making_room():
         recorder.calls.append("fill a restarted engine")
     assert recorder.calls == [
-        "give back", "onload", "update 0", "offload",
+        "release kv_cache", "give back", "resume weights", "onload", "update 0", "offload", "resume kv_cache",
         "release kv_cache weights", "onload", "train",
-        "give back", "resume weights", "onload", "update 1", "offload", "resume kv_cache",
+        "release kv_cache", "give back", "resume weights", "onload", "update 1", "offload", "resume kv_cache",
         "release kv_cache", "onload", "save", "offload", "resume kv_cache",
         "release kv_cache", "onload", "fill a restarted engine", "offload", "resume kv_cache",
     ]  # fmt: skip
@@ -164,8 +164,8 @@ def test_an_engine_that_died_in_training_finds_the_trainers_memory_free() -> Non
     recorder.calls.clear()
     moved.sync(1)
     assert recorder.calls == [
-        "offload", "resume weights", "offload", "wait for an engine", "onload", "update 1", "offload",
-        "resume kv_cache",
+        "release kv_cache", "offload", "resume weights", "offload", "wait for an engine", "onload", "update 1",
+        "offload", "resume kv_cache",
     ]  # fmt: skip
 
 
@@ -176,8 +176,8 @@ def test_when_the_last_engine_dies_in_an_update_the_trainer_makes_room_before_on
     recorder.calls.clear()
     moved.sync(1)
     assert recorder.calls == [
-        "give back", "resume weights", "onload", "update 1",
-        "offload", "resume weights", "offload", "wait for an engine", "onload", "update 1",
+        "release kv_cache", "give back", "resume weights", "onload", "update 1",
+        "release kv_cache", "offload", "resume weights", "offload", "wait for an engine", "onload", "update 1",
         "offload", "resume kv_cache",
     ]  # fmt: skip
 

@@ -6,9 +6,11 @@ The index is served here, so nothing depends on a network; the real lists and si
 from __future__ import annotations
 
 import argparse
+import ast
 import hashlib
 import io
 import json
+import re
 import subprocess
 import sys
 import threading
@@ -275,6 +277,35 @@ def test_mistakes_are_one_line(index: Index, tmp_path: Path, capsys, monkeypatch
     assert "No such file" in err[2]
     assert err[3].startswith("wheelhouse: uv cannot resolve: ")
     assert "sglang" in err[3]
+
+
+def test_what_modules_import_at_once_is_asked_for_by_setup() -> None:
+    """Or a machine that got training's layer alone could not import it."""
+    root = Path(__file__).parents[2]
+    tree = ast.parse((root / "setup.py").read_text())
+    (core,) = (ast.literal_eval(n.value) for n in tree.body
+               if isinstance(n, ast.Assign) and getattr(n.targets[0], "id", "") == "CORE")  # fmt: skip
+    asked = {re.split(r"[^\w-]", line)[0].replace("-", "_") for line in core} - {"pyyaml"} | {"yaml"}
+    brought = {
+        "torch",
+        "megatron",
+        "packaging",
+        "annotated_types",
+        "pydantic_core",
+        "yarl",
+    }  # by Megatron-Core and these
+    known = asked | brought | sys.stdlib_module_names | {"mua", "megatron_bridge", "environments", "workbench"}
+    files = [file for folder in ("mua", "megatron_bridge", "environments", "workbench")
+             for file in (root / folder).rglob("*.py") if not {"shim", "plugin"} & set(file.parts)]  # fmt: skip
+    unknown = {
+        f"{file.relative_to(root)}: {name}"
+        for file in files
+        for node in ast.parse(file.read_text()).body
+        for name in ([of.name for of in node.names] if isinstance(node, ast.Import) else
+                     [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else [])
+        if name.partition(".")[0] not in known
+    }  # fmt: skip
+    assert sorted(unknown) == []
 
 
 @pytest.mark.parametrize(

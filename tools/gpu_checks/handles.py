@@ -11,6 +11,8 @@ from typing import Any
 import pybase64
 import torch
 
+from mua.engine.member import EnginePlace
+from mua.engine.source import WeightBucket
 from tools.gpu_checks.child import Found, Place, absent
 from tools.gpu_checks.policies import learner, random_policy, wait
 from tools.gpu_checks.receiver import checksum
@@ -28,9 +30,12 @@ def ipc(place: Place) -> Found:
     try:
         with learner(place.work / "policy", place.pick("bfloat16", "float32")) as built:
             source = built.weights()
-            for bucket in source.buckets([0]):
+            for bucket in source.buckets([EnginePlace(0, 0)]):
+                if not isinstance(bucket, WeightBucket) or bucket.flat is None:
+                    continue
+                flat = bucket.flat
                 wait(place)
-                expected = {slot.spec.name: checksum(slot.view(bucket.flat)) for slot in bucket.layout.tensors}
+                expected = {slot.spec.name: checksum(slot.view(flat)) for slot in bucket.layout.tensors}
                 answer = _ask(receiver, bucket.handles[0][0])
                 different = [name for name, value in expected.items() if answer["checksums"].get(name) != value]
                 found.expect(not different, f"other bytes arrived of {', '.join(different[:4])}")

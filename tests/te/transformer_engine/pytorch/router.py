@@ -26,8 +26,6 @@ def fused_topk_with_score_function(
     """Probabilities ``[tokens, experts]``, zero where not chosen, and bool ``[tokens, experts]``."""
     if any(value is not None for value in (topk_indices, qb_histogram, qb_bin_bounds, qb_histogram_mode)):
         raise NotImplementedError("the stand-in chooses the k best")
-    if num_groups or group_topk:
-        raise NotImplementedError("the stand-in has no groups of experts")
     if expert_bias is not None and score_function == "softmax":
         raise ValueError("Expert bias only support sigmoid or sqrtsoftplus score function!")
     whole = logits.float()
@@ -37,7 +35,10 @@ def fused_topk_with_score_function(
         scores = whole.sigmoid()
     else:
         raise NotImplementedError(f"the stand-in has no score function {score_function}")
-    chosen = (scores if expert_bias is None else scores + expert_bias.float()).topk(topk, dim=-1).indices
+    ranked = scores if expert_bias is None else scores + expert_bias.float()
+    if num_groups and group_topk:
+        ranked = _within_best_groups(ranked, topk, num_groups, group_topk)
+    chosen = ranked.topk(topk, dim=-1).indices
     taken = scores.gather(-1, chosen)
     if score_function == "softmax" and not use_pre_softmax:
         taken = taken.softmax(-1)
@@ -46,6 +47,14 @@ def fused_topk_with_score_function(
     taken = taken * (scaling_factor or 1.0)
     probs = torch.zeros_like(whole).scatter(-1, chosen, taken).to(logits.dtype)
     return probs, torch.zeros_like(logits, dtype=torch.bool).scatter(-1, chosen, True)
+
+
+def _within_best_groups(scores: Tensor, topk: int, num_groups: int, group_topk: int) -> Tensor:
+    """All but the groups whose best ``topk / group_topk`` experts together score most are out of the question."""
+    grouped = scores.unflatten(-1, (num_groups, -1))
+    best = grouped.topk(topk // group_topk, dim=-1).values.sum(-1).topk(group_topk, dim=-1).indices
+    kept = torch.zeros(grouped.shape[:-1], dtype=torch.bool).scatter(-1, best, True)
+    return grouped.masked_fill(~kept[..., None], -torch.inf).flatten(-2)
 
 
 def fused_compute_score_for_moe_aux_loss(
