@@ -57,7 +57,8 @@ async def _engine(place: Place) -> Found:
     found, dtype = Found(), place.pick("bfloat16", "float32")
     random_policy(place.work / "policy", place, scale=place.pick(8, 1), layers=place.pick(8, 2))
     config = EngineConfig(
-        dtype=dtype, memory_saver=True, memory_fraction=place.pick(0.3, 0.5), max_total_tokens=place.pick(None, 4096),
+        dtype=dtype, transport="colocated", memory_saver=True,
+        memory_fraction=place.pick(0.3, 0.5), max_total_tokens=place.pick(None, 4096),
         health_seconds=place.pick(2.0, 0.3), max_running_requests=16,
     )  # fmt: skip
     pool = EnginePool(config, dtype=dtype, context_length=2048, seed=1, log_folder=place.work / "logs")

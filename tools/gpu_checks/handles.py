@@ -11,8 +11,6 @@ from typing import Any
 import pybase64
 import torch
 
-from mua.engine.member import EnginePlace
-from mua.engine.source import WeightBucket
 from tools.gpu_checks.child import Found, Place, absent
 from tools.gpu_checks.policies import learner, random_policy, wait
 from tools.gpu_checks.receiver import checksum
@@ -21,7 +19,11 @@ SECONDS = 60.0
 
 
 def ipc(place: Place) -> Found:
-    """The learner's weight source, bucket by bucket, opened as SGLang opens it; every tensor's checksum."""
+    """The learner's weights, bucket by bucket, by the product's handles, read as SGLang reads them; every checksum."""
+    from megatron_bridge.plan import plan_model
+    from megatron_bridge.reshard import Resharder
+    from mua.compat.shared_weights import shared_buffer, shared_handle
+
     found = Found()
     if place.cuda and absent("sglang"):
         return _torch_alone(place, found)
@@ -29,21 +31,17 @@ def ipc(place: Place) -> Found:
     receiver, sent, taken, tensors = _receiver(place), 0, 0.0, 0
     try:
         with learner(place.work / "policy", place.pick("bfloat16", "float32")) as built:
-            source = built.weights()
-            for bucket in source.buckets([EnginePlace(0, 0)]):
-                if not isinstance(bucket, WeightBucket) or bucket.flat is None:
-                    continue
-                flat = bucket.flat
+            plan = plan_model(built.policy.chunks)
+            resharder = Resharder(plan, {0: (0,)}, place.pick(1 << 29, 1 << 20), by_turns=False)
+            for index, layout in enumerate(resharder.buckets):
+                flat = resharder.assemble(index, lambda _, size: shared_buffer(size, plan.device))[0]
                 wait(place)
-                expected = {slot.spec.name: checksum(slot.view(flat)) for slot in bucket.layout.tensors}
-                answer = _ask(receiver, bucket.handles[0][0])
+                expected = {slot.spec.name: checksum(slot.view(flat)) for slot in layout.tensors}
+                answer = _ask(receiver, shared_handle(layout, flat))
                 different = [name for name, value in expected.items() if answer["checksums"].get(name) != value]
                 found.expect(not different, f"other bytes arrived of {', '.join(different[:4])}")
-                sent, taken, tensors = (
-                    sent + bucket.layout.payload_bytes,
-                    taken + answer["seconds"],
-                    tensors + len(expected),
-                )
+                sent, taken = sent + layout.payload_bytes, taken + answer["seconds"]
+                tensors += len(expected)
     finally:
         _end(receiver)
     found.add("tensors", tensors)

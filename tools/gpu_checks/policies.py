@@ -81,7 +81,7 @@ def learner(folder: Path, dtype: str, learning_rate: float = 1e-3, **megatron: A
         model=ModelConfig(path=folder, dtype=dtype, max_length=4096),  # type: ignore[arg-type]
         megatron=MegatronConfig(**{"max_tokens_per_microbatch": 4096, "threads": 1, **megatron}),
         optimizer=OptimizerConfig(learning_rate=learning_rate, clip_grad=0.0, weight_decay=0.0),
-        engine=EngineConfig(load="tensors"),
+        engine=EngineConfig(transport="colocated"),
         seed=1,
     )
     built = Learner(config, total_steps=100, driven=False)
@@ -104,8 +104,8 @@ def exported(built: Learner, values: Callable[[Any], Tensor] = lambda parameter:
         for parameter in parameters:
             parameter.data = values(parameter).to(parameter.dtype)
         plan = plan_model(built.policy.chunks)
-        feeders = dict.fromkeys(distributed.get_process_group_ranks(plan.group), (0,))
-        resharder = Resharder(plan, feeders, 1 << 28)
+        ranks = dict.fromkeys(distributed.get_process_group_ranks(plan.group), (0,))
+        resharder = Resharder(plan, ranks, 1 << 28, by_turns=False)
         found: dict[str, Tensor] = {}
         for index, layout in enumerate(resharder.buckets):
             flat = resharder.assemble(index)[0]
