@@ -646,6 +646,8 @@ class EnginePool:
                     await stack.enter_async_context(engine.control)
                 began = monotonic()
                 async with self._quiet(targets, gate=gate, report=report):
+                    if self.config.transport == "broadcast" and (lost := list(targets.lost.values())):
+                        raise lost[0]  # it is in the groups, and the others would wait for it until their deadline
                     await shipment.deliver()
                 report.pause_seconds = monotonic() - began
         except BaseException:
