@@ -16,6 +16,8 @@ from megatron.core.fusions.fused_bias_swiglu import weighted_bias_swiglu_impl
 from megatron.core.transformer.moe.experts import SequentialMLP
 from torch import Tensor
 
+from mua.compat.forward_pre_hooks import run_forward_pre_hooks
+
 _ALIGNED = 16
 """Bytes that strides of the grouped product are multiples of."""
 
@@ -61,8 +63,7 @@ class GroupedExperts(SequentialMLP):
     @staticmethod
     def _weight_of(linear: Any) -> Tensor:
         """The weight, gathered first where data-parallel ranks gather parameters while the forward pass runs."""
-        for hook in linear._forward_pre_hooks.values():
-            hook(linear, ())
+        run_forward_pre_hooks(linear)
         weight: Tensor = linear.weight
         return weight
 

@@ -1,7 +1,7 @@
 """Every command of docs/first-gpu-day.md exists as it stands there; those that take seconds without a GPU are run.
 
 Plans of the other recipes: tests/unit/test_plan_recipes.py. The longer ones are run on the CPU at toy size by
-tests/e2e/test_gpu_check.py (gpu_check, doctor sync, training), tests/e2e/test_shrunk_recipe.py and
+tests/e2e/test_gpu_check_on_cpu.py (gpu_check, doctor sync, training), tests/e2e/test_shrunk_recipe.py and
 tests/unit/test_wheelhouse.py. What a GPU prints is not covered.
 """
 

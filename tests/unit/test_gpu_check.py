@@ -1,6 +1,6 @@
 """The runner of ``tools/gpu_check.py``: what goes wrong in a check stays there, budget, resumption, the table.
 
-The checks themselves run on the CPU in tests/e2e/test_gpu_check.py. Nothing here has seen a GPU.
+The checks themselves run on the CPU in tests/e2e/test_gpu_check_on_cpu.py. Nothing here has seen a GPU.
 """
 
 from __future__ import annotations

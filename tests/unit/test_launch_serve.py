@@ -48,7 +48,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
     def run(program: str, *arguments: str) -> None:
         command = lambda self, _: [sys.executable, "-c", program, str(self.port), *arguments]  # noqa: E731
-        monkeypatch.setattr(SglangServer, "_command", command)
+        monkeypatch.setattr(SglangServer, "command", command)
 
     return run
 

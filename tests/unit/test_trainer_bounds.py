@@ -52,6 +52,9 @@ class StandIn:
         self.skipped = list(skipped)
         self.updates = 0
 
+    def give_back(self) -> None:
+        pass
+
     def with_logprobs(self, batch: TrainBatch, *, old: bool) -> TrainBatch:
         return batch
 
