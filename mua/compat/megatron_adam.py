@@ -11,6 +11,7 @@ Needed on any device without those packages. Goes when:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import wraps
 from typing import Any
 
 import torch
@@ -79,7 +80,7 @@ def initialize_state(part: Any) -> None:
     Upstream: megatron-core 0.19.2, ``megatron/core/optimizer/__init__.py``. Its ``init_state_fn`` calls
     ``initialize_state(p)`` of a precision-aware Adam; Transformer Engine's takes a second argument without default,
     whether only the bits that a bfloat16 weight lacks are kept, so that such an optimizer could not be resumed.
-    Goes when ``test_upstream_still_initializes_a_precise_adam_wrongly`` in tests/parity fails.
+    Goes when ``test_upstream_still_resumes_no_precise_adam`` in tests/parity fails.
     """
     adam = part.optimizer
     if not part.config.use_precision_aware_optimizer:
@@ -97,8 +98,77 @@ def repair_optimizer(module: Any, without_cuda: bool) -> None:
         module.USING_PYTORCH_OPTIMIZER, module.Adam = False, GroupStepAdam
 
 
+def joined(high: torch.Tensor, low: torch.Tensor) -> torch.Tensor:
+    """Float32 weights from bfloat16 ones and the int16 bits that Transformer Engine's Adam keeps of them.
+
+    The bits are the float32 pattern's lower half as a signed number; where it is negative the bfloat16 weight is one
+    bit higher, so that it is the nearest one (``AdamFunctorMasterParamRemainder`` of Transformer Engine at 0608bde).
+    """
+    bits = (high.view(torch.int16).to(torch.int32) << 16) + low.to(torch.int32)
+    return bits.view(torch.float32)
+
+
+def split(weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """What :func:`joined` joins: float32 weights as bfloat16 ones and int16 bits."""
+    bits = weights.contiguous().view(torch.int32)
+    low = ((bits & 0xFFFF) ^ 0x8000) - 0x8000
+    return ((bits - low) >> 16).to(torch.int16).view(torch.bfloat16), low.to(torch.int16)
+
+
+def _save_whole_weights(optimizer: Any, hybrid: Any) -> None:
+    """Makes checkpoints of Megatron's ``DistributedOptimizer`` hold float32 weights, whatever its Adam keeps of them.
+
+    Upstream: megatron-core 0.19.2, ``megatron/core/optimizer/distrib_optimizer.py``. Its ``fully_reshardable`` form
+    takes the remainders of a precision-aware Adam for the weights, saves them as float32 and on loading gives them
+    as such to Transformer Engine, which asserts on int16. Whole weights are also what an optimizer of other types or of
+    another implementation reads. Of a float32 parameter Transformer Engine updates the parameter, not its copy.
+    Goes when ``test_upstream_still_resumes_no_precise_adam`` in tests/parity fails.
+    """
+    read, write = optimizer._get_main_param_and_optimizer_states, optimizer._set_main_param_and_optimizer_states
+    load = optimizer.load_parameter_state_from_fully_reshardable
+
+    def own(self: Any, model_param: Any) -> tuple[Any, Any]:
+        """A rank's part of a parameter, and what its Adam keeps as the main one."""
+        group, place = self.model_param_group_index_map[model_param]
+        parameter = self.optimizer.param_groups[group]["params"][place]
+        main = None if isinstance(self.optimizer, hybrid) else self.optimizer.state[parameter].get("master_param")
+        return parameter, main
+
+    @wraps(read)
+    def read_whole(self: Any, model_param: Any) -> Any:
+        tensors, (parameter, main) = read(self, model_param), own(self, model_param)
+        if main is not None and parameter.dtype == torch.float32:
+            return tensors | {"param": parameter}
+        if main is not None and main.dtype == torch.int16:
+            return tensors | {"param": joined(parameter, main)}
+        return tensors
+
+    @wraps(write)
+    @torch.no_grad()
+    def write_whole(self: Any, model_param: Any, tensors: Any) -> None:
+        parameter, main = own(self, model_param)
+        if main is not None and main.dtype == torch.int16:
+            # Also the weight: another optimizer's was rounded to even where it lay halfway.
+            high, low = split(tensors["param"])
+            parameter.copy_(high)
+            tensors = tensors | {"param": low}
+        write(self, model_param, tensors)
+
+    @wraps(load)
+    def load_and_gather(self: Any, state_dict: Any) -> None:
+        load(self, state_dict)
+        if getattr(self.optimizer, "store_param_remainders", False):
+            for chunk in self.model_chunks:
+                chunk.start_param_sync(force_sync=True)
+
+    optimizer.load_parameter_state_from_fully_reshardable = load_and_gather
+    optimizer._get_main_param_and_optimizer_states = read_whole
+    optimizer._set_main_param_and_optimizer_states = write_whole
+
+
 def repair_distributed_optimizer(module: Any, without_cuda: bool) -> None:
-    """Makes the imported ``megatron.core.optimizer.distrib_optimizer`` take its fused-Adam paths."""
+    """Makes the imported ``megatron.core.optimizer.distrib_optimizer`` take its fused-Adam paths, and save weights."""
+    _save_whole_weights(module.DistributedOptimizer, module.HybridDeviceOptimizer)
     if not module.HAVE_APEX_OR_TE:
         module.HAVE_APEX_OR_TE = module.USING_APEX_OPTIMIZER = True
         module.Adam = GroupStepAdam

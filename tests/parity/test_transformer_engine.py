@@ -39,6 +39,7 @@ from megatron_bridge.convert import load_hf
 from megatron_bridge.families import FAMILIES
 from megatron_bridge.plan import plan_model
 from mua.config.schema import MegatronConfig
+from mua.errors import ModelError
 from mua.megatron import layouts, offline
 from tests import layout_support, te_support
 from tests.distributed import RanksFailed
@@ -205,12 +206,18 @@ def test_prefix_trees_go_to_block_masks_and_give_the_same(models: Path) -> None:
         np.testing.assert_allclose(one, other, atol=1e-5, rtol=0)
 
 
+AWARE = {"precision_aware": True}
 PRECISE = {"precision_aware": True, "exp_avg_dtype": "bfloat16", "exp_avg_sq_dtype": "bfloat16"}
 
 
-def resumed(folder: str, where: str, settings: dict[str, Any], state: dict[str, Any]) -> list[list[float]]:
-    """Losses of three steps in bfloat16, without a break and with a checkpoint between the first and the second."""
-    adam = layout_support.ADAM.model_copy(update={"learning_rate": 1e-3, **state})
+def resumed(
+    folder: str, where: str, settings: dict[str, Any], state: dict[str, Any], after: dict[str, Any]
+) -> list[list[float]]:
+    """Losses of three steps in bfloat16, without a break and with a checkpoint between the first and the second.
+
+    Adam keeps its state as ``state`` says, where the checkpoint is loaded as ``after`` says.
+    """
+    adam, other = (layout_support.ADAM.model_copy(update={"learning_rate": 1e-3, **kept}) for kept in (state, after))
     found: list[list[float]] = [[], []]
 
     def steps(built: Any, which: int, *numbers: int) -> None:
@@ -221,7 +228,7 @@ def resumed(folder: str, where: str, settings: dict[str, Any], state: dict[str, 
     with backend(Path(folder), dtype="bfloat16", optimizer=adam, **settings) as built:
         steps(built, 1, 0)
         built.save(Path(where), {"next": 1})
-    with backend(Path(folder), dtype="bfloat16", optimizer=adam, **settings) as built:
+    with backend(Path(folder), dtype="bfloat16", optimizer=other, **settings) as built:
         built.load(Path(where))
         steps(built, 1, 1, 2)
     return found
@@ -229,17 +236,23 @@ def resumed(folder: str, where: str, settings: dict[str, Any], state: dict[str, 
 
 @slow
 @pytest.mark.parametrize(
-    ("settings", "state"),
+    ("settings", "state", "after"),
     [
-        pytest.param({}, {}, id="bfloat16"),
-        pytest.param({"fp8": "e4m3"}, {}, id="fp8 by blocks"),
+        pytest.param({}, {}, {}, id="bfloat16"),
+        pytest.param({"fp8": "e4m3"}, {}, {}, id="fp8 by blocks"),
+        pytest.param({}, PRECISE, PRECISE, id="precision-aware"),
+        pytest.param({"fp8": "e4m3"}, PRECISE, PRECISE, id="precision-aware, fp8 by blocks"),
+        pytest.param({}, AWARE, {}, id="from precision-aware"),
+        pytest.param({}, {}, AWARE, id="to precision-aware"),
     ],
 )
 def test_low_precision_trains_and_resumes(
-    settings: dict[str, Any], state: dict[str, Any], models: Path, tmp_path: Path
+    settings: dict[str, Any], state: dict[str, Any], after: dict[str, Any], models: Path, tmp_path: Path
 ) -> None:
     path, where = layout_support.model_for(models, "dense", "DP2"), tmp_path / "step_00000001"
-    ranks = run_with_transformer_engine(2, resumed, str(path), str(where), {"data_parallel": 2} | settings, state)
+    ranks = run_with_transformer_engine(
+        2, resumed, str(path), str(where), {"data_parallel": 2} | settings, state, after
+    )
     expected = pickle.loads((path / "reference.pickle").read_bytes())["plain"]["loss"]
     for straight, again in ranks:
         assert straight == again  # every bit of the state is in the checkpoint
@@ -247,23 +260,36 @@ def test_low_precision_trains_and_resumes(
         assert straight[0] != float(expected[0])
 
 
-def upstreams_initialization(folder: str) -> str:
+def upstreams_own(folder: str, where: str) -> tuple[str, str]:
+    """What goes wrong in Megatron with a precise Adam: its state made anew, and its checkpoint loaded."""
+    from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
+
+    said = ["", ""]
     adam = layout_support.ADAM.model_copy(update=PRECISE)
-    with backend(Path(folder), dtype="bfloat16", optimizer=adam) as built:
+    with backend(Path(folder), dtype="bfloat16", optimizer=adam) as built, pytest.MonkeyPatch.context() as patch:
         part = built.policy.optimizer.megatron.chained_optimizers[0]
         try:
             part.init_state_fn(part.optimizer, part.config)
         except TypeError as error:
-            return str(error)
-    return ""
+            said[0] = str(error)
+        for name in ("_get_main_param_and_optimizer_states", "_set_main_param_and_optimizer_states"):
+            patch.setattr(DistributedOptimizer, name, getattr(DistributedOptimizer, name).__wrapped__)
+        built.train_step(make_batch(), layout_support.LOSS)
+        built.save(Path(where), {"next": 1})
+        try:
+            built.load(Path(where))
+        except ModelError as error:
+            said[1] = str(error)
+    return said[0], said[1]
 
 
 @slow
-def test_upstream_still_initializes_a_precise_adam_wrongly(models: Path) -> None:
+def test_upstream_still_resumes_no_precise_adam(models: Path, tmp_path: Path) -> None:
     """``tests/te/signatures.json`` says that the argument is Transformer Engine's."""
     path = layout_support.model_for(models, "dense", "single")
-    (said,) = run_with_transformer_engine(1, upstreams_initialization, str(path))
-    assert "store_param_remainders" in said
+    ((initialized, loaded),) = run_with_transformer_engine(1, upstreams_own, str(path), str(tmp_path / "step_00000001"))
+    assert "store_param_remainders" in initialized
+    assert "AssertionError" in loaded
 
 
 def refusals() -> dict[str, str]:

@@ -29,7 +29,7 @@ import torch
 import torch.distributed as dist
 
 from mua.compat import megatron_cpu
-from mua.compat.megatron_adam import GroupStepAdam
+from mua.compat.megatron_adam import GroupStepAdam, joined, split
 from mua.config.schema import MegatronConfig
 from mua.megatron.parallel import start_groups
 from tests.distributed import run_distributed, run_on_workers
@@ -213,6 +213,18 @@ def test_group_step_adam_is_torchs(adam_w_mode: bool) -> None:
     torch.testing.assert_close(own, reference, rtol=1e-6, atol=1e-7)
     assert ours.param_groups[0]["step"] == 5
     assert set(ours.state[own]) == {"exp_avg", "exp_avg_sq"}
+
+
+def test_a_bfloat16_weight_and_its_remainder_are_the_float32_one() -> None:
+    weights = torch.randn(10_000, generator=torch.Generator().manual_seed(0))
+    bits = torch.tensor([0x3F808000, 0x3F818000, 0x3F80FFFF, 0x3F807FFF, 0], dtype=torch.int32)  # halfway, and ends
+    whole = torch.cat([weights, -weights, bits.view(torch.float32), -bits.view(torch.float32)])
+    high, low = split(whole)
+    assert (high.dtype, low.dtype) == (torch.bfloat16, torch.int16)
+    assert torch.equal(joined(high, low), whole)
+    halfway = low == -(2**15)  # a cast rounds these to even, Transformer Engine away from zero
+    assert halfway.sum() >= 4
+    assert torch.equal(high[~halfway], whole[~halfway].bfloat16())
 
 
 @pytest.mark.parametrize(

@@ -48,6 +48,10 @@ class FusedAdam(torch.optim.Optimizer):
     def _has_remainder(self, param: Tensor, name: str = "master_param") -> bool:
         return self.store_param_remainders and name == "master_param" and param.dtype == torch.bfloat16
 
+    def _has_main_weight(self, param: Tensor) -> bool:
+        """A float32 parameter is itself updated; its ``master_param`` stays as it was made."""
+        return self.master_weights and param.dtype != torch.float32
+
     def initialize_state(self, param: Tensor, store_param_remainders: bool) -> None:
         for name in _MOMENTS:
             self.state[param][name] = torch.zeros_like(param, dtype=self.name_to_dtype_map[name])
@@ -67,6 +71,26 @@ class FusedAdam(torch.optim.Optimizer):
         if state_name not in self.state[param]:
             self.state[param][state_name] = torch.empty_like(param, dtype=kind)
         self.state[param][state_name].copy_(unscaled_state)
+
+    def _ordered(self) -> list[Tensor]:
+        return [param for group in self.param_groups for param in group["params"]]
+
+    def state_dict(self) -> dict[str, Any]:
+        state = super().state_dict()
+        params = self._ordered()
+        for index, values in state["state"].items():
+            state["state"][index] = {name: self.get_unscaled_state(params[index], name) for name in values}
+        return state
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super().load_state_dict(state_dict)
+        # torch has cast what is there to the parameters' dtype, main weights too.
+        params = self._ordered()
+        for index, values in state_dict["state"].items():
+            self.state[params[index]] = {}
+            for name, value in values.items():
+                whole = value if self._has_remainder(params[index], name) else value.float()
+                self.set_scaled_state(params[index], name, whole)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None, grad_scaler: Any = None) -> Any:  # type: ignore[override]
@@ -102,7 +126,7 @@ class FusedAdam(torch.optim.Optimizer):
         if self._has_remainder(param):
             high = param.view(torch.int16).to(torch.int32) << 16
             return (high + self.state[param]["master_param"].to(torch.int32)).view(torch.float32)
-        return self.state[param]["master_param"] if self.master_weights else param.float()
+        return self.state[param]["master_param"] if self._has_main_weight(param) else param.float()
 
     def _set_weight(self, param: Tensor, weight: Tensor) -> None:
         if self._has_remainder(param):
@@ -112,6 +136,6 @@ class FusedAdam(torch.optim.Optimizer):
             self.state[param]["master_param"].copy_(remainder)
             param.view(torch.int16).copy_((bits - remainder) >> 16)
             return
-        if self.master_weights:
+        if self._has_main_weight(param):
             self.state[param]["master_param"].copy_(weight)
         param.copy_(weight)
