@@ -68,10 +68,13 @@ class Jobs:
         """Look again and again; fails with the job's log when it is over before."""
         deadline = time.monotonic() + SECONDS
         while not look():
-            state = self.show(job)["JobState"]
+            shown = self.show(job)
+            state = shown["JobState"]
             over = state in ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
             assert not over or look(), f"{state} before {what}\n{_told(log)}"
-            assert time.monotonic() < deadline, f"not seen within {SECONDS:g} s: {what} ({state})\n{_told(log)}"
+            assert time.monotonic() < deadline, (
+                f"not seen within {SECONDS:g} s: {what} ({state}, {shown.get('Reason')})\n{_told(log)}"
+            )
             time.sleep(0.1)
 
     def state(self, job: str, *wanted: str) -> Callable[[], bool]:
