@@ -71,29 +71,6 @@ def test_a_run_told_to_leave_saves_is_requeued_and_finishes(jobs: Jobs, recipe: 
     assert_nothing_left(tmp_path)
 
 
-def test_a_dead_rank_and_a_dead_node_are_survived(jobs: Jobs, recipe: Path, tmp_path: Path) -> None:
-    # No GPUs: Slurm 22.05 grants those of a node that comes back only at the next try.
-    output = tmp_path / "out"
-    two = ["megatron.tensor_parallel=1", "slurm.gpus_per_node=0", "slurm.preflight=false"]
-    often = [f"trainer.steps={MANY}", "trainer.save_every=2"]
-    job, log = jobs.launch(tmp_path, recipe, "--sft", *two, *often, "--nodes=2")
-    jobs.until(job, lambda: (output / "checkpoints" / "step_00000002").is_dir(), "a checkpoint", log)
-    _kill_rank(job, 1)
-    jobs.until(job, jobs.state(job, "PENDING"), "the requeue", log)
-    assert "a fault" in log.read_text()
-    jobs.start_now(job)
-
-    before = len(metrics_of(output))
-    jobs.until(job, lambda: len(metrics_of(output)) > before + 2, "more steps", log)
-    jobs.cluster.kill_node("n2")
-    jobs.until(job, jobs.state(job, "PENDING"), "the requeue", log)
-    jobs.cluster.start_node("n2")
-    jobs.start_now(job)
-    jobs.until(job, jobs.state(job, "COMPLETED"), "the end", log)
-    assert [line["step"] for line in metrics_of(output)] == list(range(MANY))
-    assert_nothing_left(tmp_path)
-
-
 def test_engines_have_a_node_of_their_own(jobs: Jobs, recipe: Path, tmp_path: Path) -> None:
     output = tmp_path / "out"
     separate = ["placement=separate", "engine.nodes=1", "trainer.max_staleness=1", "algorithm.old_logprobs=engine"]
@@ -114,6 +91,30 @@ def test_engines_have_a_node_of_their_own(jobs: Jobs, recipe: Path, tmp_path: Pa
     jobs.until(job, jobs.state(job, "COMPLETED"), "the end", log)
     assert jobs.show(job)["Restarts"] == "1"
     assert [line["step"] for line in metrics_of(output)] == list(range(LONG))
+    assert_nothing_left(tmp_path)
+
+
+def test_a_dead_rank_and_a_dead_node_are_survived(jobs: Jobs, recipe: Path, tmp_path: Path) -> None:
+    # The last test of all: what a killed slurmd leaves may keep its node from other jobs.
+    # No GPUs: Slurm 22.05 grants those of a node that comes back only at the next try.
+    output = tmp_path / "out"
+    two = ["megatron.tensor_parallel=1", "slurm.gpus_per_node=0", "slurm.preflight=false"]
+    often = [f"trainer.steps={MANY}", "trainer.save_every=2"]
+    job, log = jobs.launch(tmp_path, recipe, "--sft", *two, *often, "--nodes=2")
+    jobs.until(job, lambda: (output / "checkpoints" / "step_00000002").is_dir(), "a checkpoint", log)
+    _kill_rank(job, 1)
+    jobs.until(job, jobs.state(job, "PENDING"), "the requeue", log)
+    assert "a fault" in log.read_text()
+    jobs.start_now(job)
+
+    before = len(metrics_of(output))
+    jobs.until(job, lambda: len(metrics_of(output)) > before + 2, "more steps", log)
+    jobs.cluster.kill_node("n2")
+    jobs.until(job, jobs.state(job, "PENDING"), "the requeue", log)
+    jobs.cluster.start_node("n2")
+    jobs.start_now(job)
+    jobs.until(job, jobs.state(job, "COMPLETED"), "the end", log)
+    assert [line["step"] for line in metrics_of(output)] == list(range(MANY))
     assert_nothing_left(tmp_path)
 
 
