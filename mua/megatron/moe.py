@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from megatron.core import tensor_parallel
 from megatron.core.models.gpt.gpt_model import GPTModel
 from megatron.core.transformer.moe.moe_utils import MoEAuxLossAutoScaler, compute_routing_scores_for_aux_loss
 from megatron.core.transformer.moe.router import TopKRouter
@@ -103,6 +104,8 @@ def prepare_experts(chunks: Sequence[GPTModel], aux_loss: float, z_loss: float) 
         router = layer.mlp.router
         router.aux_loss, router.z_loss = aux_loss, z_loss
         layer.register_forward_pre_hook(_show_packing, with_kwargs=True)
+        if layer.mlp.moe_layer_recompute:
+            _recompute_with_packing(layer.mlp)
 
 
 def collect_metrics(chunks: Sequence[GPTModel], aux_loss: float, z_loss: float) -> dict[str, float]:
@@ -154,3 +157,30 @@ def layers_with_experts(chunks: Sequence[GPTModel]) -> Iterator[Any]:
 def _show_packing(layer: Any, _arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
     """A layer is called with its micro-batch also when its activations are recomputed."""
     layer.mlp.router.packing = keywords.get("packed_seq_params")
+
+
+def _recompute_with_packing(mlp: Any) -> None:
+    """Has a layer of experts recomputed with the micro-batch that it was computed with.
+
+    Megatron recomputes ``moe`` of ``recompute_modules`` without a call of the transformer layer, and in a pipeline the
+    router has seen other micro-batches since.
+    """
+    forward, mlp.moe_layer_recompute = mlp.forward, False  # what Megatron's forward would do is done here
+
+    def recomputed(hidden: Tensor, *rest: Any, **named: Any) -> Any:
+        packing = mlp.router.packing
+
+        def compute(hidden: Tensor) -> Any:
+            mlp.router.packing = packing
+            return forward(hidden, *rest, **named)
+
+        if not mlp.training:
+            return forward(hidden, *rest, **named)
+        if mlp.config.fp8:
+            tracker = tensor_parallel.random.get_cuda_rng_tracker
+            from megatron.core.extensions.transformer_engine import te_checkpoint
+
+            return te_checkpoint(compute, False, tracker, mlp.tp_group, hidden)
+        return tensor_parallel.checkpoint(compute, False, hidden)
+
+    mlp.forward = recomputed

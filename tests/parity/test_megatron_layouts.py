@@ -95,6 +95,14 @@ def test_recomputation_changes_nothing_under_a_layout(kind: str, name: str, mode
     assert not found.refused(), found
 
 
+@slow
+def test_experts_are_recomputed_with_the_micro_batch_they_were_computed_with(models: Path) -> None:
+    """In a pipeline their routers see other micro-batches in between."""
+    selective = {"recompute": "selective", "recompute_modules": ["moe", "layernorm"]}
+    found = layout_support.measure(models, "moe", "PP2", **selective)
+    assert not found.refused(), found
+
+
 @pytest.mark.parametrize(
     ("kind", "name"),
     [
