@@ -48,9 +48,16 @@ from tests.te import signatures
 from tests.te_ranks import STAND_IN, run_with_transformer_engine
 from tests.te_support import FUSED, LOCAL, REHEARSED, carried, rehearse
 
-ALWAYS = {"dense": ("TP2", "CP2"), "moe": ("TP2 EP2 ETP1",)}
+ALWAYS = {"dense": ("TP2",), "moe": ("TP2 EP2 ETP1",)}
+BEYOND_CI = ("TP2 PP2 DP2", "TP2 PP2 DP2 EP4 ETP1")
+"""Of eight processes; :mod:`tools.rehearsal` runs them for the page."""
 GRID = [
-    pytest.param(kind, name, marks=[] if name in ALWAYS[kind] else pytest.mark.slow, id=f"{kind} {name}")
+    pytest.param(
+        kind,
+        name,
+        marks=[] if name in ALWAYS[kind] else pytest.mark.grid if name in BEYOND_CI else pytest.mark.slow,
+        id=f"{kind} {name}",
+    )
     for kind, names in REHEARSED.items()
     for name in names
 ]
