@@ -32,7 +32,7 @@ def main() -> None:
             policy = Path(scratch) / "init"
             build_policy(policy, demonstrations(50, 1, DOMAIN.system_prompt("short"), ["brief"]), 1)
         overrides = [f"model.path={policy}", f"output={scratch}/run", f"trainer.steps={arguments.steps}"]
-        overrides += ["trainer.evaluate_first=false", "trainer.evaluate_every=0"]
+        overrides += ["trainer.evaluate_first=false", "trainer.evaluate_every=0", "trainer.export=last"]
         command = [sys.executable, "-m", "mua.cli", "train", "configs/demo.yaml", *overrides]
         subprocess.run(command, check=True)
         print_table(list(read_metrics(Path(scratch) / "run" / METRICS_FILE))[1:], policy)
