@@ -177,9 +177,9 @@ def _recompute_with_packing(mlp: Any) -> None:
         if not mlp.training:
             return forward(hidden, *rest, **named)
         if mlp.config.fp8:
-            tracker = tensor_parallel.random.get_cuda_rng_tracker
             from megatron.core.extensions.transformer_engine import te_checkpoint
 
+            tracker = tensor_parallel.random.get_cuda_rng_tracker
             return te_checkpoint(compute, False, tracker, mlp.tp_group, hidden)
         return tensor_parallel.checkpoint(compute, False, hidden)
 
