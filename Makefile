@@ -11,7 +11,7 @@ READY := $(VENV)/.ready
 COMPILE = $(PYTHON) -m uv pip compile --quiet --python-version 3.12 --python-platform x86_64-manylinux_2_35 \
   --no-header --no-annotate --no-emit-index-url
 GPU_INPUTS := setup.py constraints/gpu-py312-cu-source.txt --no-emit-package transformer-engine-torch \
-  --extra gpu --extra dev --extra mcp --extra parquet --extra postgres
+  --extra gpu --extra dev --extra tools --extra parquet --extra postgres
 # PyTorch's CPU build of the same version needs none of them.
 CUDA_OF_TORCH := cuda-bindings cuda-toolkit nvidia-cudnn-cu13 nvidia-cusparselt-cu13 nvidia-nccl-cu13 nvidia-nvshmem-cu13
 UPGRADE ?=
@@ -74,7 +74,7 @@ bench: $(READY) ## Measure the stages of one training step on this machine
 
 lock: $(READY) ## Write constraints/ from setup.py; versions that are pinned already stay (UPGRADE=-U renews all)
 	@$(COMPILE) $(GPU_INPUTS) $(UPGRADE) -o constraints/gpu-py312-cu.txt >/dev/null
-	@$(COMPILE) setup.py --extra cpu --extra dev --extra mcp -c constraints/gpu-py312-cu.txt $(UPGRADE) \
+	@$(COMPILE) setup.py --extra cpu --extra dev --extra tools --extra parquet --extra postgres -c constraints/gpu-py312-cu.txt $(UPGRADE) \
 	  --excludes <(printf '%s\n' $(CUDA_OF_TORCH)) -o constraints/cpu-py312.txt >/dev/null
 	@grep -E '^(sglang|xgrammar)==' constraints/gpu-py312-cu.txt > constraints/cpu-py312-nodeps.txt
 

@@ -11,6 +11,7 @@ assert VERSION is not None
 
 CORE = [
     "aiohttp>=3.10",
+    "alembic>=1.14",
     "bm25s>=0.3",
     "httpx>=0.28",
     "jinja2>=3.1",
@@ -26,6 +27,7 @@ CORE = [
     "rich>=14.0",
     "safetensors>=0.5",
     "scipy>=1.14",
+    "sqlalchemy>=2.0",
     "tenacity>=9.0",
     "tensorboard>=2.18",
     "threadpoolctl>=3.5",
@@ -33,6 +35,15 @@ CORE = [
     "transformers>=5.0",
     "typer>=0.16",
     "xxhash>=3.5",
+    "zstandard>=0.23",
+]
+
+# Tool servers, the page reader, and what scores answers.
+TOOLS = [
+    "math-verify[antlr4_13_2]>=0.7",
+    "mcp>=2.0",
+    "rapidfuzz>=3.9",
+    "trafilatura>=2.0",
 ]
 
 # What SGLang imports when it serves on a CPU. SGLang itself is installed without its CUDA dependencies, see
@@ -74,6 +85,8 @@ GPU = [
 
 DEV = [
     "hypothesis>=6.100",
+    "mcp-server-git",
+    "mcp-server-time",
     "mypy>=1.15",
     "pytest>=8.3",
     "pytest-asyncio>=1.0",
@@ -104,7 +117,7 @@ setup(
     extras_require={
         "cpu": CPU,
         "gpu": GPU,
-        "mcp": ["mcp>=1.9"],
+        "tools": TOOLS,
         "parquet": ["pyarrow>=15"],
         "postgres": ["psycopg[binary]>=3.2"],
         "dev": DEV,

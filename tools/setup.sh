@@ -91,7 +91,7 @@ else
 fi
 
 say "[3/4] pinned packages and mua itself"
-install --no-warn-conflicts -c constraints/cpu-py312.txt -e '.[cpu,mcp,dev]'
+install --no-warn-conflicts -c constraints/cpu-py312.txt -e '.[cpu,tools,parquet,postgres,dev]'
 
 say "[4/4] SGLang, without its CUDA dependencies"
 install --no-deps -r constraints/cpu-py312-nodeps.txt

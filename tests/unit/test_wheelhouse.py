@@ -37,8 +37,8 @@ def prepare_metadata_for_build_wheel(folder, config_settings=None):
 Name: mua
 Version: 0.1
 Requires-Dist: numpy>=2.0
-Provides-Extra: mcp
-Requires-Dist: mcp; extra == "mcp"
+Provides-Extra: tools
+Requires-Dist: mcp; extra == "tools"
 Provides-Extra: parquet
 Requires-Dist: pyarrow; extra == "parquet"
 Provides-Extra: postgres
@@ -194,7 +194,7 @@ def test_all_is_collected_and_can_be_installed_without_an_index(index: Index, tm
     by_name = {of["name"]: of for of in found["wheels"]}
     assert by_name["numpy"]["file"] == "numpy-2.3.5-cp312-cp312-manylinux_2_27_x86_64.manylinux_2_28_x86_64.whl"
     assert {of["layer"] for of in found["wheels"]} == {
-        "training", "engine", "transformer-engine", "mcp", "parquet", "postgres", "development"
+        "training", "engine", "transformer-engine", "tools", "parquet", "postgres", "development"
     }  # fmt: skip
     for of in (*found["wheels"], *found["sources"]):
         assert hashlib.sha256((folder / of["file"]).read_bytes()).hexdigest() == of["sha256"]
