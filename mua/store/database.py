@@ -137,6 +137,21 @@ class Store:
                     log.warning("store %s: answers again", self.name)
                 return result
 
+    def compact(self) -> None:
+        """Give the room of what was deleted back to the disk, which SQLite does only when it is asked to.
+
+        Raises :class:`StoreError` while another process uses the file.
+        """
+        if self.postgres:
+            return
+        connection = self.engine.raw_connection()
+        try:
+            connection.cursor().execute("VACUUM")
+        except Exception as error:
+            raise StoreError(f"store {self.name}: cannot be compacted: {error}") from None
+        finally:
+            connection.close()
+
     def close(self) -> None:
         """Safe to call twice."""
         self.engine.dispose()
@@ -163,11 +178,13 @@ class Store:
 
     def _check_schema(self, create: bool, migrate: bool) -> None:
         with self.read() as connection:
-            found = _schema_version(connection)
+            found, others = _schema_version(connection), sa.inspect(connection).get_table_names()
         if found == HEAD:
             return
         if found is None and not create:
             raise StoreError(f"store {self.name}: holds no store; name the output folder or database of a run")
+        if found is None and others:
+            raise StoreError(f"store {self.name}: holds other tables ({', '.join(others[:3])}); name an empty database")
         if found is not None and not _known(found):
             raise StoreError(
                 f"store {self.name}: has schema version {found}, this program knows up to {HEAD}; use the newer mua "
@@ -210,8 +227,6 @@ def _url(url: str | Path) -> URL:
         parsed.get_dialect()
     except (ArgumentError, NoSuchModuleError, ValueError):
         parsed = None
-    except ImportError as error:
-        raise StoreError(f"store {shown(text)}: its driver is not installed ({error})") from None
     if parsed is None or parsed.get_backend_name() not in ("sqlite", "postgresql"):
         raise StoreError(
             f"store {shown(text)}: not a URL of a store; write postgresql://USER:PASSWORD@HOST:PORT/DATABASE, "

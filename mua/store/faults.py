@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import re
+import sqlite3
 
 from sqlalchemy.engine import URL
-from sqlalchemy.exc import DBAPIError, OperationalError, SQLAlchemyError
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from mua.errors import MuaError
 
-_FULL = ("disk is full", "No space left", "could not extend file", "disk I/O error", "53100")
-_READ_ONLY = ("readonly database", "read-only transaction", "unable to open database file")
-_DAMAGED = ("malformed", "not a database", "invalid page", "could not read block")
-_BUSY = ("database is locked", "database table is locked")
-_REFUSED = ("password authentication failed", "no pg_hba.conf entry", "does not exist", "permission denied")
-_PASSWORD = re.compile(r"(://[^\s/:@]*:)[^\s@]*(@)")
+_PASSWORD = re.compile(r"(://[^\s/:@]*:)\S*(@)")
+_REFUSED = ("password authentication failed", "no pg_hba.conf entry", "does not exist", "no password supplied")
+"""In what libpq says of a connection that was not made, which has no SQLSTATE."""
 
 
 class StoreError(MuaError):
@@ -40,44 +38,55 @@ def shown(url: URL | str) -> str:
     if isinstance(url, str):
         return _PASSWORD.sub(r"\1***\2", url)
     if url.get_backend_name() == "sqlite":
-        return url.database or "a database in memory"
-    return url.set(query={}).render_as_string(hide_password=True)
+        return str(url.database)
+    return url.set(query={}, drivername=url.get_backend_name()).render_as_string(hide_password=True)
 
 
 def explained(error: SQLAlchemyError, url: URL) -> StoreError | None:
     """``error`` in words for a person, or None where it is a fault of the program (a constraint, wrong SQL)."""
-    text = _first_line(error, url)
-    name = f"store {shown(url)}"
-    if any(part in text for part in _FULL):
-        return StoreFull(f"{name}: its disk is full ({text}); make room there and give the same command again")
-    if any(part in text for part in _DAMAGED):
-        return StoreError(f"{name}: the database is damaged ({text}); restore it from a backup or move it away")
-    if any(part in text for part in _READ_ONLY):
-        return StoreError(f"{name}: cannot be written ({text}); give this user the right to write there")
-    if any(part in text for part in _BUSY):
-        return StoreUnreachable(f"{name}: another process keeps it locked ({text})")
-    if any(part in text for part in _REFUSED) and not isinstance(error, DBAPIError):
-        return StoreError(f"{name}: refused: {text}")
     if not isinstance(error, DBAPIError):
         return None
-    if error.connection_invalidated or _lost(error):
-        if any(part in text for part in _REFUSED):
-            return StoreError(f"{name}: refused: {text}; check user, password and database in store.url")
-        return StoreUnreachable(f"{name}: does not answer: {text}")
+    text = " ".join(str(error.orig).split())[:400]
+    if url.password:
+        text = text.replace(str(url.password), "***")
+    kind = _of_sqlite(error.orig) if isinstance(error.orig, sqlite3.Error) else _of_postgres(error, text)
+    if kind is None:
+        return None
+    made, words = kind
+    return made(f"store {shown(url)}: {words.format(text)}")
+
+
+def _of_sqlite(error: sqlite3.Error) -> tuple[type[StoreError], str] | None:
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+        return StoreUnreachable, "another process keeps it locked ({})"
+    if code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR):
+        return StoreFull, "its disk is full, or fails ({}); make room there and give the same command again"
+    if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM):
+        return StoreError, "cannot be opened or written ({}); give this user the right to, for its folder too"
+    if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+        return StoreError, "the file is damaged, or no database ({}); restore it from a copy, or move it away"
+    if "decode to UTF-8" in str(error):
+        return StoreError, "a text in it is damaged ({}); restore it from a copy"
     return None
 
 
-def _lost(error: DBAPIError) -> bool:
-    """Whether the connection is gone, or could not be made: psycopg then has no SQLSTATE of a statement."""
-    if not isinstance(error, OperationalError) and type(error).__name__ != "InterfaceError":
-        return False
-    state = getattr(error.orig, "sqlstate", None)
-    return state is None or state[:2] in ("08", "57", "53", "28", "3D")
+def _of_postgres(error: DBAPIError, text: str) -> tuple[type[StoreError], str] | None:
+    state = getattr(error.orig, "sqlstate", None) or ""
+    if state == "53100":
+        return StoreFull, "its disk is full ({}); make room there and give the same command again"
+    if state[:2] in ("28", "3D") or (not state and any(part in text for part in _REFUSED)):
+        return StoreError, "refused ({}); check user, password and database of store.url"
+    if state in ("42501", "25006"):
+        return StoreError, "may not be written ({}); give its user the rights of an owner"
+    if state in ("XX001", "XX002"):
+        return StoreError, "the database is damaged ({}); restore it from a copy"
+    passing = ("08", "53", "57", "40", "55")  # connection, resources, shutdown, rollback to be repeated, lock
+    if state[:2] in passing or error.connection_invalidated or _without_server(error):
+        return StoreUnreachable, "does not answer: {}"
+    return None
 
 
-def _first_line(error: SQLAlchemyError, url: URL) -> str:
-    origin = getattr(error, "orig", None) or error
-    text = " ".join(str(origin).split())[:400]
-    if url.password:
-        text = text.replace(str(url.password), "***")
-    return text
+def _without_server(error: DBAPIError) -> bool:
+    """What psycopg says by itself, when there is no connection or it was lost."""
+    return type(error.orig).__name__ in ("OperationalError", "InterfaceError", "ConnectionTimeout")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -36,8 +35,8 @@ class EpisodeKey:
         return f"{self.run_id}/{self.part}/{self.round}/{self.ordinal}/{self.sample}/{self.attempt}"
 
     @classmethod
-    def of(cls, row: Mapping[str, Any]) -> Self:
-        """From the columns of a row."""
+    def of(cls, row: Any) -> Self:
+        """From the columns of a row (a mapping)."""
         names = ("run_id", "part", "round", "ordinal", "sample", "attempt")
         return cls(*(row[name] for name in names))
 

@@ -27,19 +27,21 @@ RUN = {"id": "r", "output": "/tmp/r", "state": "running", "started_at": 1.0}
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
     if request.param == "sqlite":
-        return f"sqlite:///{tmp_path / 'store.sqlite'}"
-    server: PostgresServer = request.getfixturevalue("postgres")
-    return server.database()
+        url = f"sqlite:///{tmp_path / 'store.sqlite'}"
+    else:
+        server: PostgresServer = request.getfixturevalue("postgres")
+        url = server.database()
+    with Store.open(url) as opened:
+        yield opened
 
 
 @pytest.fixture
-def store(url: str) -> Iterator[Store]:
-    with Store.open(url) as opened:
-        with opened.begin() as connection:
-            execute(connection, [Insert(runs, [RUN])])
-        yield opened
+def with_run(store: Store) -> Store:
+    with store.begin() as connection:
+        execute(connection, [Insert(runs, [RUN])])
+    return store
 
 
 def segment(length: int, *, experts: bool = False, teacher: bool = False, seed: int = 0) -> Segment:
@@ -96,7 +98,8 @@ def key(ordinal: int = 3, sample: int = 1) -> EpisodeKey:
     return EpisodeKey("r", 1, 0, ordinal, sample, 2)
 
 
-def test_trajectory_comes_back_bit_for_bit(store: Store) -> None:
+def test_trajectory_comes_back_bit_for_bit(with_run: Store) -> None:
+    store = with_run
     plain = trajectory(4, 0, segments=[], metrics={}, details={}, messages=[], error=None, turn_rewards=[])
     with Writer(store) as writer:
         writer.put(lambda: trajectory_inserts(key(), trajectory(), ended_at=2.0))
@@ -116,7 +119,8 @@ def test_schema_made_by_migrations_is_that_of_the_tables(store: Store) -> None:
         assert compare_metadata(context, metadata) == []
 
 
-def test_same_trajectory_twice_is_refused(store: Store) -> None:
+def test_same_trajectory_twice_is_refused(with_run: Store) -> None:
+    store = with_run
     made = trajectory_inserts(key(), trajectory(), ended_at=2.0)
     with store.begin() as connection:
         execute(connection, made)
