@@ -162,6 +162,11 @@ def train_command(config: ConfigFile, overrides: Overrides = None) -> None:
             )
 
     with Preemption() as preemption, _run(config, overrides, CONFIG_FILE, leaves_test_alone) as loaded:
+        if loaded.offline is not None:
+            import mua.trainer.from_store
+
+            mua.trainer.from_store.train_offline(loaded, preemption)
+            return
         import mua.trainer.rl
 
         mua.trainer.rl.train(loaded, preemption)
