@@ -527,6 +527,19 @@ def store_export(
     workbench.stored.export(store, chosen, out, as_json)
 
 
+@command(store_app, "import")
+def store_import(
+    store: StorePlace,
+    traces: Annotated[list[Path], argument("TRACES...", "trace files, or folders of them")],
+    run: Annotated[str, typer.Option("--run", help="id of the run that is made", show_default=False)],
+    config: Annotated[Path | None, option("--config", "config.yaml that the traces were made with")] = None,
+) -> None:
+    """Bring trace files, or what export wrote, into a store, which is made if it is not there."""
+    import workbench.stored
+
+    workbench.stored.import_traces(store, traces, run, config)
+
+
 @command(store_app, "verify")
 def store_verify(store: StorePlace, as_json: AsJson = False) -> None:
     """Check every reference, blob, hash and count; status 1 where something is wrong."""

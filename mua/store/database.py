@@ -23,7 +23,8 @@ from mua.store.faults import StoreError, StoreUnreachable, explained, shown
 
 FILE = "store.sqlite"
 """In the output folder of a run."""
-HEAD = "0001"
+MIGRATIONS = Path(__file__).with_name("migrations")
+HEAD = max((path.stem[-4:] for path in (MIGRATIONS / "versions").glob("schema_[0-9]*.py")), default="0000")
 """The newest schema version, which this program reads and writes."""
 CONNECT_SECONDS = 10
 _LOCK = 0x6D7561  # key of PostgreSQL's advisory lock while a schema is made or changed
@@ -200,7 +201,7 @@ class Store:
         from alembic.config import Config
 
         settings = Config()
-        settings.set_main_option("script_location", str(Path(__file__).with_name("migrations")).replace("%", "%%"))
+        settings.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
         with self.begin() as connection:
             if self.postgres:
                 connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_LOCK)))

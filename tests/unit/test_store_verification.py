@@ -191,6 +191,21 @@ def test_export_comes_back(filled: Store, tmp_path: Path) -> None:
     assert ".jsonl or .parquet" in output
 
 
+def test_what_was_exported_can_be_imported(filled: Store, tmp_path: Path) -> None:
+    assert run("export", tmp_path, tmp_path / "step_000007.jsonl")[0] == 0
+    other = tmp_path / "other.sqlite"
+    status, output = run("import", other, tmp_path / "step_000007.jsonl", "--run", "again")
+    assert status == 0, output
+    with Store.open(other) as imported:
+        assert found(imported) == []
+        for ours, theirs in zip(whole(filled).values(), whole(imported).values(), strict=True):
+            same(ours, theirs)
+    status, output = run("import", other, tmp_path / "step_000007.jsonl", "--run", "again")
+    assert status == 2
+    assert "give --run an id that the store does not have" in output
+    assert run("import", tmp_path / "o.sqlite", tmp_path / "nothing", "--run", "x")[0] == 2
+
+
 def test_command_line(filled: Store, tmp_path: Path) -> None:
     assert json.loads(run("ls", tmp_path, "--json")[1])[0]["trajectories"] == 8
     for table, rows in {"runs": 1, "steps": 4, "tasks": 4, "trajectories": 8}.items():
