@@ -13,7 +13,7 @@ import subprocess
 import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, Literal
 
 import sqlalchemy as sa
 from alembic.autogenerate import produce_migrations, render_python_code
@@ -79,7 +79,7 @@ def write(what: str, upgrade: UpgradeOps) -> Path:
     return path
 
 
-def _plain(kind: str, item: Any, _: Any) -> str | bool:
+def _plain(kind: str, item: Any, _: Any) -> str | Literal[False]:
     """The project's own types by what they are in the database."""
     if kind == "type" and isinstance(item, sa.types.TypeDecorator):
         return f"sa.{type(item.impl).__name__}()"

@@ -22,10 +22,10 @@ from mua.store.database import Store
 from mua.store.exporting import export_parquet
 from mua.store.queries import TrajectoryFilter, list_steps, trajectory_ids
 from mua.store.reader import read_trajectories
-from mua.store.retention import prune
+from mua.store.retention import prune, pruning
 from mua.store.tables import parts, segments, steps, trajectories, uses
 from mua.store.verification import verify
-from mua.store.writer import Insert, execute
+from mua.store.writer import Insert, Writer, execute
 from mua.types import Trajectory
 from tests.postgres_support import postgres
 from tests.store_support import count, played, spoil, write_run
@@ -154,6 +154,20 @@ def test_pruning_keeps_what_rules_and_checkpoints_keep(filled: Store) -> None:
     assert count(filled, segments, segments.c.arrays.is_not(None)) == 2
     with pytest.raises(Exception, match="tokens were pruned"):
         whole(filled)
+
+
+def test_pruning_of_a_run_goes_through_its_writer(filled: Store, tmp_path: Path) -> None:
+    for step in (2, 4):
+        (tmp_path / "checkpoints" / f"step_{step:08}").mkdir(parents=True)
+    rules = StoreConfig(keep_arrays_steps=0, keep_successes=False)
+    with Writer(filled) as writer:
+        writer.put([Insert(parts, [{"run_id": "r", "part": 2, "from_step": 4, "started_at": 9.0}])])
+        writer.put(pruning("r", rules, tmp_path))
+        assert pruning("r", StoreConfig(), tmp_path) == []
+    assert found(filled) == []
+    with filled.read() as connection:
+        kept = trajectory_ids(connection, TrajectoryFilter(kept=True))
+    assert {name.split("/")[3] for name in kept} == {"2", "3"}, "the checkpoint after two steps may be gone on from"
 
 
 def test_pruning_leaves_groups_that_no_step_has_taken(filled: Store) -> None:
