@@ -23,9 +23,7 @@ from mua.store.records import EpisodeKey, trajectory_inserts
 from mua.store.tables import metadata, runs
 from mua.store.writer import Insert, Writer, execute
 from mua.types import Outcome, Segment, Trajectory
-from tests.postgres_support import PostgresServer, postgres
-
-__all__ = ["postgres"]
+from tests.postgres_support import PostgresServer
 
 RUN = {"id": "r", "output": "/tmp/r", "state": "running", "started_at": 1.0}
 

@@ -28,10 +28,8 @@ from mua.store.faults import DamagedRecord, StoreError, StoreFull, StoreUnreacha
 from mua.store.tables import runs, texts
 from mua.store.writer import Insert, Update, Writer
 from tests.disk_support import fill, small_disk
-from tests.postgres_support import PostgresServer, postgres, postgres_server
+from tests.postgres_support import PostgresServer, postgres_server
 from tests.store_support import count, spoil
-
-__all__ = ["postgres"]
 
 
 @pytest.fixture(scope="module")

@@ -27,11 +27,10 @@ from mua.store.tables import parts, segments, steps, trajectories, uses
 from mua.store.verification import verify
 from mua.store.writer import Insert, Writer, execute
 from mua.types import Trajectory
-from tests.postgres_support import postgres
 from tests.store_support import count, played, spoil, write_run
 from tests.unit.test_store import same, store
 
-__all__ = ["postgres", "store"]
+__all__ = ["store"]
 
 ONE = "r/1/0/0/0/1"
 
