@@ -19,6 +19,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import URL, Connection, Engine, make_url
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
 
+from mua.config.store_section import StoreConfig
 from mua.store.faults import StoreError, StoreUnreachable, explained, shown
 
 FILE = "store.sqlite"
@@ -210,9 +211,14 @@ class Store:
                 command.upgrade(settings, HEAD)
 
 
-def store_url(output: Path, url: str | None) -> str:
-    """Where a run's store is: ``url``, or else the file in its output folder."""
-    return url if url is not None else str(output / FILE)
+def store_url(output: Path, config: StoreConfig) -> str:
+    """Where a run's store is: ``store.url``, or else the file in its output folder."""
+    return str(output / FILE) if config.url is None else config.url.get_secret_value()
+
+
+def open_store(output: Path, config: StoreConfig, *, create: bool = True) -> Store:
+    """The store of a run that writes into ``output``; raises as :meth:`Store.open`."""
+    return Store.open(store_url(output, config), create=create, busy_seconds=config.busy_seconds)
 
 
 def _url(url: str | Path) -> URL:

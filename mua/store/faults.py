@@ -80,7 +80,9 @@ def _of_postgres(error: DBAPIError, text: str) -> tuple[type[StoreError], str] |
         return StoreError, "may not be written ({}); give its user the rights of an owner"
     if state in ("XX001", "XX002"):
         return StoreError, "the database is damaged ({}); restore it from a copy"
-    passing = ("08", "53", "57", "40", "55")  # connection, resources, shutdown, rollback to be repeated, lock
+    if state[:2] == "40":
+        return StoreUnreachable, "gave up this transaction for another one ({})"
+    passing = ("08", "53", "57", "55")  # connection, resources, shutdown, lock
     if state[:2] in passing or error.connection_invalidated or _without_server(error):
         return StoreUnreachable, "does not answer: {}"
     return None

@@ -24,6 +24,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import Connection
 from sqlalchemy.exc import SQLAlchemyError
 
+from mua.config.store_section import StoreConfig
 from mua.errors import DeadlineExceeded
 from mua.store.database import Store
 from mua.store.faults import StoreError
@@ -130,6 +131,17 @@ class Writer:
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="store writer", daemon=True)
         self._thread.start()
+
+    @classmethod
+    def of(cls, store: Store, config: StoreConfig, name: str | None = None) -> Self:
+        """With the settings of the section ``store``."""
+        return cls(
+            store,
+            every_seconds=config.write_seconds,
+            queue_bytes=config.queue_megabytes * 2**20,
+            outage_seconds=config.outage_seconds,
+            name=name,
+        )
 
     @property
     def full(self) -> bool:

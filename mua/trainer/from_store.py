@@ -150,7 +150,11 @@ class StoredBatches:
             return None
         runner = self._stack.enter_context(asyncio.Runner())
         family = load_family(self._config.model.path, thinking=self._config.model.thinking)
-        teacher = Teacher(distillation, family.codec)
+
+        async def made() -> Teacher:  # on the loop that it belongs to
+            return Teacher(distillation, family.codec)
+
+        teacher = runner.run(made())
         self._stack.callback(lambda: runner.run(teacher.close()))
         runner.run(teacher.meet())
         return runner, teacher

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from mua.config.schema import ExperimentConfig
 from mua.config.store_section import StoredDemonstrations, StoredSource
-from mua.errors import ConfigError, Preempted
+from mua.errors import ConfigError, EngineError, Preempted
 from mua.observe.metrics_log import read_metrics
 from mua.store.database import Store
 from mua.store.records import EpisodeKey, trajectory_inserts
@@ -267,6 +267,12 @@ def test_recorded_teacher_or_an_error(model: Path, tmp_path: Path) -> None:
         write_run(store, steps_done=2)
         with pytest.raises(ConfigError, match="no teacher's log-probabilities were stored of group"):
             train_offline(asked)
+        algorithm["distillation"] = distillation | {"max_retries": 0}
+        silent = config(
+            model, tmp_path / "silent", algorithm=algorithm, offline={"store": str(tmp_path), "most_uses": 9}
+        )
+        with pytest.raises(EngineError, match=r"the teacher at http://127\.0\.0\.1:1"):
+            train_offline(silent)
     taught = tmp_path / "taught"
     taught.mkdir()
     with Store.open(taught) as store, store.begin() as connection:
