@@ -26,15 +26,15 @@ from mua.config.algorithm import (
 from mua.config.environment import EndpointConfig, EnvironmentConfig, JudgeConfig, LlmConfig, UserConfig
 from mua.config.megatron import CriticOptimizerConfig, MegatronConfig, OptimizerConfig
 from mua.config.section import Fraction, NonNegative, NonNegativeFloat, Positive, PositiveFloat, Section
-from mua.config.store_section import StoreConfig
+from mua.config.store_section import OfflineConfig, StoreConfig, StoredDemonstrations
 
 __all__ = [
     "AlgorithmConfig", "BalanceFilter", "ClusterConfig", "CriticConfig", "CurriculumConfig", "DistillationConfig",
     "ENGINE_RESERVE", "EndpointConfig", "EngineConfig", "EnvironmentConfig", "EvaluationConfig", "ExperimentConfig",
-    "GroupFilter", "JudgeConfig", "LlmConfig", "MegatronConfig", "MinimumTurnsFilter", "ModelConfig", "ObserveConfig",
-    "OptimizerConfig", "OverlongFilter", "PolicyConfig", "PolicyEndpointConfig", "RangeFilter", "RefillConfig",
-    "RolloutConfig", "Section", "SftConfig", "ShapingConfig", "SlurmConfig", "StoreConfig", "TrainerConfig",
-    "UserConfig",
+    "GroupFilter", "JudgeConfig", "LlmConfig", "MegatronConfig", "MinimumTurnsFilter", "ModelConfig",
+    "ObserveConfig", "OfflineConfig", "OptimizerConfig", "OverlongFilter", "PolicyConfig", "PolicyEndpointConfig",
+    "RangeFilter", "RefillConfig", "RolloutConfig", "Section", "SftConfig", "ShapingConfig", "SlurmConfig",
+    "StoreConfig", "StoredDemonstrations", "TrainerConfig", "UserConfig",
 ]  # fmt: skip
 
 ENGINE_RESERVE = 8
@@ -248,9 +248,12 @@ class TrainerConfig(Section):
 class SftConfig(Section):
     """Supervised fine-tuning."""
 
-    data: Annotated[Path, Field(strict=False)]
+    data: Annotated[Path, Field(strict=False)] | None = None
     """Conversations, one JSON object a line or one array of them: ``{"messages": [...], "tools": [...]}`` in OpenAI
-    form, or ``{"conversations": [...], "system": ..., "tools": ...}`` in ShareGPT form (LLaMA-Factory)."""
+    form, or ``{"conversations": [...], "system": ..., "tools": ...}`` in ShareGPT form (LLaMA-Factory). Either this or
+    ``stored``."""
+    stored: StoredDemonstrations | None = None
+    """Episodes of a store to learn from instead, by the tokens that were sampled."""
     batch_size: Positive = 64
     """Conversations in one optimizer step."""
     train_on: Literal["all", "last"] = "all"
@@ -266,6 +269,12 @@ class SftConfig(Section):
     short_first_steps: NonNegative = 0
     """Steps at the beginning that use only the shortest quarter of the conversations. A policy with random weights
     learns to copy from short contexts much sooner than from long ones."""
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Self:
+        if (self.data is None) == (self.stored is None):
+            raise ValueError("give either data, a file of conversations, or stored, episodes of a store")
+        return self
 
 
 class PolicyEndpointConfig(EndpointConfig):
@@ -438,6 +447,8 @@ class ExperimentConfig(Section):
     observe: ObserveConfig = ObserveConfig()
     slurm: SlurmConfig = SlurmConfig()
     store: StoreConfig = StoreConfig()
+    offline: OfflineConfig | None = None
+    """Train on the groups of a store instead of new episodes (docs/store.md)."""
 
     def language_models(self) -> dict[str, LlmConfig]:
         """The models of user and judge that this experiment asks, by the name of their section."""
@@ -543,6 +554,26 @@ class ExperimentConfig(Section):
             raise ValueError("trainer.deterministic needs a scripted or replayed user, not a language model")
         return self
 
+    def _offline_fits(self, offline: OfflineConfig) -> None:
+        """Without engines nothing is evaluated or refilled, and who sampled is never the policy that is trained."""
+        trainer, algorithm = self.trainer, self.algorithm
+        needs_engines = {
+            "trainer.evaluate_every": trainer.evaluate_every, "trainer.evaluate_first": trainer.evaluate_first,
+            "evaluation.report_split": self.evaluation.report_split, "algorithm.refill": algorithm.refill.on,
+        }  # fmt: skip
+        if found := [name for name, on in needs_engines.items() if on]:
+            raise ValueError(f"{found[0]} needs engines, which a run with the section offline does not start; leave it "
+                             "out, and use mua eval on the result")  # fmt: skip
+        if not algorithm.sees_sampler and not algorithm.uncorrected:
+            raise ValueError(
+                f"offline trains on what other policies sampled, and with algorithm.correction {algorithm.correction}, "
+                f"old_logprobs {algorithm.old_logprobs} and loss {algorithm.loss} no gradient depends on how they "
+                "sampled it: set algorithm.correction to truncate, mask or band, or old_logprobs to engine, or loss to "
+                "cross_entropy; algorithm.uncorrected: true trains without a correction"
+            )
+        if offline.recorded_teacher and algorithm.distillation is None:
+            raise ValueError("offline.recorded_teacher needs the section algorithm.distillation")
+
     def _optimizer_fits(self, name: str, optimizer: OptimizerConfig) -> None:
         """Where its state lies and in which types, with the model and the distributed optimizer."""
         key = "precision_aware" if optimizer.precision_aware else "cpu_offload_fraction"
@@ -573,6 +604,8 @@ class ExperimentConfig(Section):
                 "engine (with a loss other than reinforce), or trainer.max_staleness to 0; algorithm.uncorrected: true "
                 "trains without a correction"
             )
+        if self.offline is not None:
+            self._offline_fits(self.offline)
         if self.trainer.export == "best" and not self.trainer.evaluate_every:
             raise ValueError("trainer.export best needs trainer.evaluate_every above 0: evaluations say which is best")
         if algorithm.advantage != "gae":
