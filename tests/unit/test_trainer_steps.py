@@ -314,5 +314,5 @@ def test_sampling_that_the_trainer_does_not_reproduce_is_refused_unless_it_is_me
 
 def test_seeded_draws_know_no_min_p(tmp_path: Path) -> None:
     settings = config_of(tmp_path).model_dump() | {"engine": {"deterministic": True}, "rollout": {"min_p": 0.1}}
-    with pytest.raises(ValueError, match="engine.deterministic needs rollout.min_p 0"):
+    with pytest.raises(ValueError, match=r"engine\.deterministic needs rollout\.min_p 0"):
         ExperimentConfig.model_validate(settings)
