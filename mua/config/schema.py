@@ -169,8 +169,8 @@ class EngineConfig(Section):
     stop_seconds: PositiveFloat = 30.0
     """Time a server gets to stop before it is killed."""
     leave_seconds: PositiveFloat = 20.0
-    """Time that requests get to end on an engine node which was asked to leave; what still runs then goes on on another
-    engine from what it has. Shorter than what the cluster leaves between the signal and the kill (Slurm's KillWait: 30 s)."""
+    """Time that requests get to end on an engine node which was asked to leave; what still runs then goes on elsewhere
+    from what it has. Shorter than what the cluster leaves between the signal and the kill (Slurm's KillWait: 30 s)."""
     health_seconds: PositiveFloat = 10.0
     """Interval of the health watch."""
     control_seconds: PositiveFloat = 60.0
