@@ -79,6 +79,7 @@ def trajectory(ordinal: int = 3, sample: int = 1, **changes: object) -> Trajecto
         "error": "bad \x00 byte",
         "domain": "retail",
         "passing": True,
+        "sampling": {"temperature": 0.1 + 0.2, "top_p": 0.9, "logprobs_of": "softmax(logits / temperature)"},
     }
     return Trajectory(ordinal=ordinal, sample=sample, **(fields | changes))  # type: ignore[arg-type]
 
