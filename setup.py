@@ -40,6 +40,7 @@ CORE = [
 
 # Tool servers, the page reader, and what scores answers.
 TOOLS = [
+    "lxml-html-clean>=0.4",
     "math-verify[antlr4_13_2]>=0.7",
     "mcp>=2.0",
     "rapidfuzz>=3.9",

@@ -58,12 +58,14 @@ config_app = typer.Typer(
 env_app = typer.Typer(help="Environments: what there is, and tools to make and try one.", no_args_is_help=True)
 doctor_app = typer.Typer(help="Check a machine, a job, and that the parts agree with each other.")
 launch_app = typer.Typer(help="Submit a run to a cluster.", no_args_is_help=True)
+store_app = typer.Typer(help="Look at what happened in runs, export it, check it.", no_args_is_help=True)
 convert_app = typer.Typer(help="Checkpoints to Hugging Face folders and back.", no_args_is_help=True)
 app.add_typer(config_app, name="config")
 app.add_typer(convert_app, name="convert")
 app.add_typer(doctor_app, name="doctor")
 app.add_typer(env_app, name="env")
 app.add_typer(launch_app, name="launch")
+app.add_typer(store_app, name="store")
 
 Force = Annotated[bool, option("--force", "replace the target whatever it holds")]
 STATUS_FILE = "MUA_STATUS_FILE"
@@ -465,6 +467,117 @@ def algorithms(
         print(f"algorithm.{key}")
         for name, line in values.items():
             print(f"  {name:<20} {line}")
+
+
+StorePlace = Annotated[str, argument("STORE", "output folder of a run, file, or postgresql://USER@HOST/DATABASE")]
+AsJson = Annotated[bool, option("--json", "print JSON")]
+RunId = Annotated[str | None, option("--run", "a run's id")]
+StepNumber = Annotated[int | None, option("--step", "trajectories that this step trained on")]
+Round = Annotated[int | None, option("--round", "0: training; evaluations count from 1")]
+DomainName = Annotated[str | None, option("--domain", "a domain's name")]
+TaskId = Annotated[str | None, option("--task", "a task's id")]
+OutcomeName = Annotated[str | None, option("--outcome", "such as user_stop")]
+Success = Annotated[bool | None, typer.Option("--success/--failed", help="how it ended")]
+
+
+@command(store_app, "ls")
+def store_ls(
+    store: StorePlace,
+    table: Annotated[
+        Literal["runs", "steps", "tasks", "trajectories"], argument("[runs|steps|tasks|trajectories]", "what")
+    ] = "runs",
+    run: RunId = None,
+    step: StepNumber = None,
+    round: Round = None,
+    domain: DomainName = None,
+    task: TaskId = None,
+    outcome: OutcomeName = None,
+    success: Success = None,
+    limit: Annotated[int, option("--limit", "rows")] = 50,
+    as_json: AsJson = False,
+) -> None:
+    """List runs, steps, tasks or trajectories."""
+    import workbench.stored
+    from mua.store.queries import TrajectoryFilter
+
+    chosen = TrajectoryFilter(run, step, round, domain, task, outcome, success)
+    workbench.stored.list_table(store, table, chosen, limit, as_json)
+
+
+@command(store_app, "show")
+def store_show(
+    store: StorePlace,
+    trajectory: Annotated[str, argument("TRAJECTORY", "its id, see mua store ls STORE trajectories")],
+    model: Annotated[Path | None, option("--model", "folder with the tokenizer; by default the run's")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Print one trajectory as a conversation, with its requests, tool calls, scores and uses."""
+    import workbench.stored
+
+    workbench.stored.show_trajectory(store, trajectory, model, as_json)
+
+
+@command(store_app, "export")
+def store_export(
+    store: StorePlace,
+    out: Annotated[Path, argument("OUT", "file to write, .jsonl (as trace files) or .parquet")],
+    run: RunId = None,
+    step: StepNumber = None,
+    round: Round = None,
+    domain: DomainName = None,
+    task: TaskId = None,
+    outcome: OutcomeName = None,
+    success: Success = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write trajectories into a file."""
+    import workbench.stored
+    from mua.store.queries import TrajectoryFilter
+
+    chosen = TrajectoryFilter(run, step, round, domain, task, outcome, success)
+    workbench.stored.export(store, chosen, out, as_json)
+
+
+@command(store_app, "verify")
+def store_verify(store: StorePlace, as_json: AsJson = False) -> None:
+    """Check every reference, blob, hash and count; status 1 where something is wrong."""
+    import workbench.stored
+
+    if workbench.stored.verify_store(store, as_json):
+        raise typer.Exit(1)
+
+
+@command(store_app, "prune")
+def store_prune(
+    store: StorePlace,
+    run: RunId = None,
+    keep_experts_steps: Annotated[int | None, option("--keep-experts-steps", "see store.keep_experts_steps")] = None,
+    keep_arrays_steps: Annotated[int | None, option("--keep-arrays-steps", "see store.keep_arrays_steps")] = None,
+    keep_successes: Annotated[bool, typer.Option(help="see store.keep_successes")] = True,
+    keep_failed_attempts: Annotated[bool, typer.Option(help="see store.keep_failed_attempts")] = True,
+    dry_run: Annotated[bool, option("--dry-run", "only say what would be dropped")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Drop tokens and expert choices of old steps; rows, messages and texts stay."""
+    from mua.config.store_section import StoreConfig
+
+    rules = StoreConfig(
+        keep_experts_steps=keep_experts_steps,
+        keep_arrays_steps=keep_arrays_steps,
+        keep_successes=keep_successes,
+        keep_failed_attempts=keep_failed_attempts,
+    )
+    import workbench.stored
+
+    workbench.stored.prune_store(store, run, rules, dry_run, as_json)
+
+
+@command(store_app, "migrate")
+def store_migrate(store: StorePlace) -> None:
+    """Bring the schema of an older store to this program's version."""
+    import workbench.stored
+
+    workbench.stored.migrate_store(store)
 
 
 @command(config_app, "show")

@@ -26,13 +26,15 @@ from mua.config.algorithm import (
 from mua.config.environment import EndpointConfig, EnvironmentConfig, JudgeConfig, LlmConfig, UserConfig
 from mua.config.megatron import CriticOptimizerConfig, MegatronConfig, OptimizerConfig
 from mua.config.section import Fraction, NonNegative, NonNegativeFloat, Positive, PositiveFloat, Section
+from mua.config.store_section import StoreConfig
 
 __all__ = [
     "AlgorithmConfig", "BalanceFilter", "ClusterConfig", "CriticConfig", "CurriculumConfig", "DistillationConfig",
     "ENGINE_RESERVE", "EndpointConfig", "EngineConfig", "EnvironmentConfig", "EvaluationConfig", "ExperimentConfig",
     "GroupFilter", "JudgeConfig", "LlmConfig", "MegatronConfig", "MinimumTurnsFilter", "ModelConfig", "ObserveConfig",
     "OptimizerConfig", "OverlongFilter", "PolicyConfig", "PolicyEndpointConfig", "RangeFilter", "RefillConfig",
-    "RolloutConfig", "Section", "SftConfig", "ShapingConfig", "SlurmConfig", "TrainerConfig", "UserConfig",
+    "RolloutConfig", "Section", "SftConfig", "ShapingConfig", "SlurmConfig", "StoreConfig", "TrainerConfig",
+    "UserConfig",
 ]  # fmt: skip
 
 ENGINE_RESERVE = 8
@@ -435,6 +437,7 @@ class ExperimentConfig(Section):
     evaluation: EvaluationConfig = EvaluationConfig()
     observe: ObserveConfig = ObserveConfig()
     slurm: SlurmConfig = SlurmConfig()
+    store: StoreConfig = StoreConfig()
 
     def language_models(self) -> dict[str, LlmConfig]:
         """The models of user and judge that this experiment asks, by the name of their section."""

@@ -1,0 +1,353 @@
+"""Opening the store: SQLite in a file, or PostgreSQL by URL; its schema's version; transactions.
+
+Everything here blocks: call it from a thread that is not the event loop's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+import sqlalchemy as sa
+from sqlalchemy.engine import URL, Connection, Engine, make_url
+from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
+
+from mua.store.faults import StoreError, StoreUnreachable, explained, shown
+
+FILE = "store.sqlite"
+"""In the output folder of a run."""
+HEAD = "0001"
+"""The newest schema version, which this program reads and writes."""
+CONNECT_SECONDS = 10
+_LOCK = 0x6D7561  # key of PostgreSQL's advisory lock while a schema is made or changed
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
+
+Result = TypeVar("Result")
+log = logging.getLogger(__name__)
+
+
+class Store:
+    """An open database. Safe in threads; a process that forks opens its own. Use as a context manager or close it."""
+
+    def __init__(self, engine: Engine, *, writable: bool) -> None:
+        self.engine, self.writable = engine, writable
+        self._process = os.getpid()
+
+    @classmethod
+    def open(
+        cls,
+        url: str | Path,
+        *,
+        create: bool = True,
+        write: bool = True,
+        migrate: bool = True,
+        busy_seconds: float = 30.0,
+    ) -> Self:
+        """The store at ``url``: a folder with ``store.sqlite``, a file, or a URL of SQLAlchemy's.
+
+        Args:
+            url: ``postgresql://USER:PASSWORD@HOST:PORT/DATABASE``, ``sqlite:///FILE``, or a path.
+            create: make what is not there; False: an error names it.
+            write: False opens for reading alone, also where nobody may write.
+            migrate: bring an older schema to this program's when writing; False: an error.
+            busy_seconds: how long to wait for another process's transaction on SQLite.
+
+        Raises:
+            StoreError: no store is there, it is of a newer version, damaged, or may not be used.
+            StoreUnreachable: the database server does not answer.
+        """
+        place = _url(url)
+        if place.get_backend_name() == "sqlite":
+            _check_file(place, create and write)
+        engine = _engine(place, write, busy_seconds)
+        store = cls(engine, writable=write)
+        try:
+            store._check_schema(create and write, migrate and write)
+        except BaseException:
+            store.close()
+            raise
+        return store
+
+    @property
+    def name(self) -> str:
+        """For messages: the URL without its password, or the file."""
+        return shown(self.engine.url)
+
+    @property
+    def postgres(self) -> bool:
+        return self.engine.dialect.name == "postgresql"
+
+    @contextmanager
+    def begin(self) -> Iterator[Connection]:
+        """A block that is one transaction, which may write: all of it is done at its end, or none.
+
+        On SQLite it holds the only lock for writing from its beginning. Raises :class:`StoreError`; a constraint that
+        is violated stays SQLAlchemy's IntegrityError.
+        """
+        if not self.writable:
+            raise StoreError(f"store {self.name}: opened for reading alone")
+        with self._explaining(), self._connect() as connection, connection.begin():
+            yield connection
+
+    @contextmanager
+    def read(self) -> Iterator[Connection]:
+        """A block whose reads see one state of the database. Raises :class:`StoreError`."""
+        with self._explaining(), self._connect() as connection:
+            options: dict[str, Any] = {"mua_read": True}
+            if self.postgres:
+                options |= {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True}
+            connection = connection.execution_options(**options)
+            with connection.begin():
+                yield connection
+
+    def patiently(
+        self, function: Callable[[Connection], Result], seconds: float, *, stop: Callable[[], bool] = lambda: False
+    ) -> Result:
+        """``function`` in a transaction, again and again while the database does not answer, for ``seconds`` at most.
+
+        A commit whose answer was lost may have been done: ``function`` must bear to be run twice. Raises
+        :class:`StoreUnreachable` after ``seconds``, or as soon as ``stop`` says so.
+        """
+        deadline, pause, told = time.monotonic() + seconds, _FIRST_PAUSE_S, False
+        while True:
+            try:
+                with self.begin() as connection:
+                    result = function(connection)
+            except StoreUnreachable as error:
+                left = deadline - time.monotonic()
+                if left <= 0 or stop():
+                    raise StoreUnreachable(
+                        f"{error}; waited {seconds:g} s (store.outage_seconds); start the database again, then give "
+                        "the same command, which continues"
+                    ) from None
+                if not told:
+                    log.warning("%s; waiting up to %.0f s for it", error, seconds)
+                    told = True
+                time.sleep(min(pause, left))
+                pause = min(2 * pause, _LONGEST_PAUSE_S)
+            else:
+                if told:
+                    log.warning("store %s: answers again", self.name)
+                return result
+
+    def compact(self) -> None:
+        """Give the room of what was deleted back to the disk, which SQLite does only when it is asked to.
+
+        Raises :class:`StoreError` while another process uses the file.
+        """
+        if self.postgres:
+            return
+        connection = self.engine.raw_connection()
+        try:
+            connection.cursor().execute("VACUUM")
+        except Exception as error:
+            raise StoreError(f"store {self.name}: cannot be compacted: {error}") from None
+        finally:
+            connection.close()
+
+    def close(self) -> None:
+        """Safe to call twice."""
+        self.engine.dispose()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _connect(self) -> Connection:
+        if os.getpid() != self._process:
+            raise StoreError(f"store {self.name}: opened before a fork; open it in this process")
+        return self.engine.connect()
+
+    @contextmanager
+    def _explaining(self) -> Iterator[None]:
+        try:
+            yield
+        except SQLAlchemyError as error:
+            if (known := explained(error, self.engine.url)) is None:
+                raise
+            raise known from None
+
+    def _check_schema(self, create: bool, migrate: bool) -> None:
+        with self.read() as connection:
+            found, others = _schema_version(connection), sa.inspect(connection).get_table_names()
+        if found == HEAD:
+            return
+        if found is None and not create:
+            raise StoreError(f"store {self.name}: holds no store; name the output folder or database of a run")
+        if found is None and others:
+            raise StoreError(f"store {self.name}: holds other tables ({', '.join(others[:3])}); name an empty database")
+        if found is not None and not _known(found):
+            raise StoreError(
+                f"store {self.name}: has schema version {found}, this program knows up to {HEAD}; use the newer mua "
+                "that wrote it"
+            )
+        if found is not None and not migrate:
+            raise StoreError(f"store {self.name}: has schema version {found}; mua store migrate brings it to {HEAD}")
+        self._migrate()
+
+    def _migrate(self) -> None:
+        """Make or change the schema in one transaction; of several processes at once, one does it."""
+        from alembic import command
+        from alembic.config import Config
+
+        settings = Config()
+        settings.set_main_option("script_location", str(Path(__file__).with_name("migrations")).replace("%", "%%"))
+        with self.begin() as connection:
+            if self.postgres:
+                connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_LOCK)))
+            settings.attributes["connection"] = connection
+            with _quiet("alembic"):
+                command.upgrade(settings, HEAD)
+
+
+def store_url(output: Path, url: str | None) -> str:
+    """Where a run's store is: ``url``, or else the file in its output folder."""
+    return url if url is not None else str(output / FILE)
+
+
+def _url(url: str | Path) -> URL:
+    text = str(url)
+    if "://" not in text:
+        path = Path(text)
+        return URL.create("sqlite", database=str(path / FILE if path.is_dir() else path))
+    try:
+        parsed = make_url(text)
+        name = parsed.drivername
+        if name in ("postgres", "postgresql"):
+            parsed = parsed.set(drivername="postgresql+psycopg")
+        parsed.get_dialect()
+    except (ArgumentError, NoSuchModuleError, ValueError):
+        parsed = None
+    if parsed is None or parsed.get_backend_name() not in ("sqlite", "postgresql"):
+        raise StoreError(
+            f"store {shown(text)}: not a URL of a store; write postgresql://USER:PASSWORD@HOST:PORT/DATABASE, "
+            "sqlite:///FILE or a path"
+        )
+    if parsed.get_backend_name() == "sqlite" and parsed.database in (None, "", ":memory:"):
+        raise StoreError("store: a database in memory is gone with its process; name a file")
+    return parsed
+
+
+def _check_file(url: URL, create: bool) -> None:
+    path = Path(str(url.database))
+    if path.exists():
+        if not path.is_file():
+            raise StoreError(f"store {path}: not a regular file")
+        return
+    if not create:
+        raise StoreError(f"store {path}: no such file")
+    if not path.parent.is_dir():
+        raise StoreError(f"store {path}: its folder does not exist")
+
+
+def _engine(url: URL, write: bool, busy_seconds: float) -> Engine:
+    try:
+        if url.get_backend_name() == "sqlite":
+            return _sqlite_engine(Path(str(url.database)), write, busy_seconds)
+        return sa.create_engine(
+            url,
+            pool_pre_ping=True,
+            pool_size=8,
+            max_overflow=24,
+            pool_timeout=60,
+            hide_parameters=True,
+            connect_args={
+                "connect_timeout": CONNECT_SECONDS,
+                "keepalives_idle": 30,
+                "keepalives_interval": 10,
+                "keepalives_count": 3,
+                "tcp_user_timeout": 60_000,
+                "application_name": "mua",
+            },
+        )
+    except ImportError as error:
+        raise StoreError(
+            f"store {shown(url)}: the driver {error.name} is not installed; pip install 'mua[postgres]'"
+        ) from None
+
+
+def _sqlite_engine(path: Path, write: bool, busy_seconds: float) -> Engine:
+    """An engine whose transactions begin where ``begin`` says: Python's own do so at the first write, and a transaction
+    that has read before may then fail without waiting."""
+    mode = "rwc" if write else "ro"
+    if not write and not _has_log(path) and not os.access(path.parent, os.W_OK):
+        mode = "ro&immutable=1"  # what a reader of a WAL needs beside the file cannot be made here
+    file = f"file:{_quoted(path)}?mode={mode}"
+    engine = sa.create_engine(
+        URL.create("sqlite", database=str(path)),
+        creator=lambda: _sqlite_connection(file, write, busy_seconds),
+        poolclass=sa.pool.QueuePool,
+        pool_size=8,
+        max_overflow=24,
+        pool_timeout=60,
+        hide_parameters=True,
+    )
+
+    @sa.event.listens_for(engine, "begin")
+    def _begin(connection: Connection) -> None:
+        reads = connection.get_execution_options().get("mua_read", False)
+        connection.exec_driver_sql("BEGIN" if reads else "BEGIN IMMEDIATE")
+
+    return engine
+
+
+def _sqlite_connection(file: str, write: bool, busy_seconds: float) -> Any:
+    import sqlite3
+
+    connection = sqlite3.connect(
+        file, uri=True, timeout=busy_seconds, isolation_level=None, check_same_thread=False, cached_statements=256
+    )
+    try:
+        if write:
+            connection.execute("PRAGMA journal_mode=WAL")
+            connection.execute("PRAGMA synchronous=FULL")  # a checkpoint is on the disk too when its step is done
+            connection.execute("PRAGMA foreign_keys=ON")
+        connection.execute("PRAGMA cache_size=-16000")
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _has_log(path: Path) -> bool:
+    log_file = path.with_name(f"{path.name}-wal")
+    return log_file.exists() and log_file.stat().st_size > 0
+
+
+def _quoted(path: Path) -> str:
+    from urllib.parse import quote
+
+    return quote(str(path.absolute()))
+
+
+def _schema_version(connection: Connection) -> str | None:
+    if not sa.inspect(connection).has_table("alembic_version"):
+        return None
+    found = connection.execute(sa.text("SELECT version_num FROM alembic_version")).scalars().all()
+    return str(found[0]) if found else None
+
+
+def _known(version: str) -> bool:
+    return version.isdigit() and 0 < int(version) <= int(HEAD)
+
+
+_logging = threading.Lock()
+
+
+@contextmanager
+def _quiet(name: str) -> Iterator[None]:
+    """A block in which a library's logger says only what is wrong."""
+    logger = logging.getLogger(name)
+    with _logging, contextlib.ExitStack() as stack:
+        stack.callback(logger.setLevel, logger.level)
+        logger.setLevel(logging.WARNING)
+        yield

@@ -1,0 +1,153 @@
+"""What is asked of the store by people and by training: runs, steps, tasks and trajectories under a filter."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from typing import Any, Literal
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from mua.store.faults import StoreError
+from mua.store.tables import parts, runs, segments, steps, tasks, trajectories, uses
+
+
+@dataclass(frozen=True, slots=True)
+class TrajectoryFilter:
+    """Which trajectories; None says nothing."""
+
+    run: str | None = None
+    step: int | None = None
+    """That trained on it."""
+    round: int | None = None
+    """0: training; evaluations count from 1."""
+    domain: str | None = None
+    task: str | None = None
+    outcome: str | None = None
+    success: bool | None = None
+    scored: bool | None = None
+    least_reward: float | None = None
+    least_version: int | None = None
+    """Of the oldest of its sampled tokens."""
+    kept: bool | None = None
+    """Whether its tokens are still there."""
+
+    def condition(self) -> sa.ColumnElement[bool]:
+        """As a condition on the table ``trajectories``."""
+        columns = trajectories.c
+        equal = {
+            columns.run_id: self.run, columns.round: self.round, columns.domain: self.domain,
+            columns.task_id: self.task, columns.outcome: self.outcome, columns.success: self.success,
+            columns.scored: self.scored,
+        }  # fmt: skip
+        found = [column == value for column, value in equal.items() if value is not None]
+        if self.least_reward is not None:
+            found.append(columns.reward >= self.least_reward)
+        if self.least_version is not None:
+            found.append(columns.version_low >= self.least_version)
+        if self.kept is not None:
+            pruned = columns.pruned.is_not_distinct_from("arrays")
+            found.append(~pruned if self.kept else pruned)
+        if self.step is not None:
+            used = sa.select(uses.c.trajectory_id).where(uses.c.step == self.step, uses.c.run_id == columns.run_id)
+            found.append(columns.id.in_(used))
+        return sa.and_(sa.true(), *found)
+
+    def shown(self) -> str:
+        """What is set, for a message."""
+        given = {field.name: getattr(self, field.name) for field in fields(self)}
+        return ", ".join(f"{name} {value}" for name, value in given.items() if value is not None) or "all"
+
+
+Order = Literal["id", "reward", "ended_at"]
+
+
+def trajectory_ids(connection: Connection, chosen: TrajectoryFilter) -> list[str]:
+    """By run, round, ordinal, sample, part and attempt: the same for the same rows, whatever order they came in."""
+    c = trajectories.c
+    order = (c.run_id, c.round, c.ordinal, c.sample, c.part, c.attempt)
+    return list(connection.execute(sa.select(c.id).where(chosen.condition()).order_by(*order)).scalars())
+
+
+def list_runs(connection: Connection) -> Iterator[dict[str, Any]]:
+    """A row a run, newest first, with how much of everything it has."""
+
+    def count(table: sa.Table) -> sa.ScalarSelect[int]:
+        return sa.select(sa.func.count()).select_from(table).where(table.c.run_id == runs.c.id).scalar_subquery()
+
+    columns = [runs.c[name] for name in ("id", "name", "state", "output", "started_at", "ended_at")]
+    counts = {"parts": parts, "steps": steps, "tasks": tasks, "trajectories": trajectories}
+    chosen = sa.select(*columns, *(count(table).label(name) for name, table in counts.items()))
+    return _dicts(connection, chosen.order_by(runs.c.started_at.desc(), runs.c.id))
+
+
+def lost_step() -> sa.ColumnElement[bool]:
+    """Whether a row of ``steps`` was undone: a later start of the run went on from before it."""
+    later = sa.select(parts.c.part).where(
+        parts.c.run_id == steps.c.run_id, parts.c.part > steps.c.part, parts.c.from_step <= steps.c.step
+    )
+    return later.exists()
+
+
+def list_steps(connection: Connection, run: str | None = None, limit: int | None = None) -> Iterator[dict[str, Any]]:
+    """A row a step, in order, with what it trained on; ``lost`` where a later start of the run undid it."""
+    used = (uses.c.run_id == steps.c.run_id) & (uses.c.step == steps.c.step) & (uses.c.part == steps.c.part)
+    names = ("run_id", "step", "part", "state", "version", "started_at", "ended_at", "gradient", "metrics")
+    chosen = sa.select(
+        *(steps.c[name] for name in names),
+        lost_step().label("lost"),
+        sa.select(sa.func.count(sa.distinct(uses.c.trajectory_id))).where(used).scalar_subquery().label("trajectories"),
+        sa.select(sa.func.coalesce(sa.func.sum(uses.c.tokens), 0)).where(used).scalar_subquery().label("tokens"),
+    ).order_by(steps.c.run_id, steps.c.step, steps.c.part)
+    if run is not None:
+        chosen = chosen.where(steps.c.run_id == run)
+    return _dicts(connection, chosen.limit(limit))
+
+
+def list_tasks(
+    connection: Connection, run: str | None = None, state: str | None = None, limit: int | None = None
+) -> Iterator[dict[str, Any]]:
+    """A row a task (a group of episodes), in order of its run's stream."""
+    chosen = sa.select(tasks).order_by(tasks.c.run_id, tasks.c.round, tasks.c.ordinal)
+    for column, value in ((tasks.c.run_id, run), (tasks.c.state, state)):
+        if value is not None:
+            chosen = chosen.where(column == value)
+    return _dicts(connection, chosen.limit(limit))
+
+
+def list_trajectories(
+    connection: Connection, chosen: TrajectoryFilter, limit: int | None = None
+) -> Iterator[dict[str, Any]]:
+    """A row a trajectory without its blobs, newest first, with how often it was trained on."""
+    columns = [column for column in trajectories.c if column.name not in ("messages", "metrics", "details")]
+    used = sa.select(sa.func.count(sa.distinct(uses.c.step))).where(uses.c.trajectory_id == trajectories.c.id)
+    rows = sa.select(*columns, used.scalar_subquery().label("trained"))
+    order = (trajectories.c.ended_at.desc(), trajectories.c.id)
+    return _dicts(connection, rows.where(chosen.condition()).order_by(*order).limit(limit))
+
+
+def single_run(connection: Connection, run: str | None) -> str:
+    """``run``, or the only run of the store. Raises :class:`StoreError` where it is not there or there are several."""
+    found = list(connection.execute(sa.select(runs.c.id).order_by(runs.c.started_at)).scalars())
+    if run is None and len(found) == 1:
+        return str(found[0])
+    if run in found:
+        return str(run)
+    raise StoreError(
+        f"run {run!r}: not in the store, which has {', '.join(found) or 'none'}" if run is not None else
+        f"the store has {len(found)} runs; name one with --run: {', '.join(found)}"
+    )  # fmt: skip
+
+
+def stored_bytes(connection: Connection) -> dict[str, int]:
+    """Bytes of the blobs of tokens, expert choices and what losses read."""
+
+    def total(column: sa.Column[bytes]) -> int:
+        return int(connection.execute(sa.select(sa.func.coalesce(sa.func.sum(sa.func.length(column)), 0))).scalar_one())
+
+    return {"tokens": total(segments.c.arrays), "experts": total(segments.c.experts), "uses": total(uses.c.arrays)}
+
+
+def _dicts(connection: Connection, chosen: sa.Select[Any]) -> Iterator[dict[str, Any]]:
+    return (dict(row) for row in connection.execute(chosen).mappings())

@@ -1,0 +1,120 @@
+"""What of a run's blobs is dropped, by the rules ``store.keep_*``. Rows of what happened, messages and texts stay.
+
+Never dropped is what a run may still need: the tokens of groups that no step has taken yet, and whatever a step from
+``protect`` on trained on, because a checkpoint before it is kept, from which that step can be made again.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from mua.config.store_section import StoreConfig
+from mua.store.tables import segments, steps, tasks, trajectories, uses
+
+_MANY = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """What one pruning drops, or would."""
+
+    experts: list[str]
+    """Trajectories whose expert choices go."""
+    arrays: list[str]
+    """Trajectories whose tokens go, with their expert choices."""
+    uses: int
+    """Rows of ``uses`` whose arrays go."""
+
+    def __bool__(self) -> bool:
+        return bool(self.experts or self.arrays or self.uses)
+
+    def as_json(self) -> dict[str, int]:
+        return {"experts": len(self.experts), "arrays": len(self.arrays), "uses": self.uses}
+
+
+def checkpoint_steps(output: Path) -> list[int]:
+    """The steps after which the checkpoints in a run's output folder were made, the first step they lead to."""
+    found = (re.fullmatch(r"step_(\d+)", folder.name) for folder in (output / "checkpoints").glob("step_*"))
+    return sorted(int(match.group(1)) for match in found if match)
+
+
+def prune(
+    connection: Connection, run: str, rules: StoreConfig, *, protect: int | None = None, dry: bool = False
+) -> Dropped:
+    """Drop what ``rules`` do not keep of a run's blobs, within the caller's transaction.
+
+    Args:
+        connection: of :meth:`mua.store.database.Store.begin`, or of ``read`` where ``dry``.
+        run: its id.
+        rules: only ``keep_*`` are read; None keeps all.
+        protect: the step after the oldest checkpoint kept (its number): what it and later steps trained on stays. None:
+            there is no checkpoint.
+        dry: only say what would be dropped.
+    """
+    newest = connection.execute(sa.select(sa.func.max(steps.c.step)).where(steps.c.run_id == run)).scalar()
+    if newest is None:
+        return Dropped([], [], 0)
+
+    def before(kept_steps: int | None) -> int:
+        """Steps below this lose their blobs."""
+        if kept_steps is None:
+            return -1
+        return min(newest + 1 - kept_steps, newest + 1 if protect is None else protect)
+
+    arrays_before = before(rules.keep_arrays_steps)
+    experts_before = max(before(rules.keep_experts_steps), arrays_before)
+    step, known = _last_step(), _known_to_end()
+    c = trajectories.c
+    old = (c.run_id == run) & known
+    goes = old & (step < arrays_before) & ~c.pruned.is_not_distinct_from("arrays")
+    if rules.keep_successes:
+        goes &= ~(c.success & (c.round == 0))
+    if not rules.keep_failed_attempts:
+        goes |= old & ~c.scored & ~c.pruned.is_not_distinct_from("arrays")
+    has_experts = sa.select(segments.c.number).where(segments.c.trajectory_id == c.id, segments.c.experts.is_not(None))
+    loses_experts = old & (step < experts_before) & has_experts.exists() & ~goes
+    used = (uses.c.run_id == run) & (uses.c.step < arrays_before) & uses.c.arrays.is_not(None)
+    found = Dropped(
+        list(connection.execute(sa.select(c.id).where(loses_experts).order_by(c.id)).scalars()),
+        list(connection.execute(sa.select(c.id).where(goes).order_by(c.id)).scalars()),
+        connection.execute(sa.select(sa.func.count()).select_from(uses).where(used)).scalar_one(),
+    )
+    if not dry:
+        _drop(connection, found.experts, "experts", {"experts": None})
+        _drop(connection, found.arrays, "arrays", {"experts": None, "arrays": None})
+        connection.execute(sa.update(uses).where(used).values(arrays=None))
+    return found
+
+
+def _drop(connection: Connection, ids: list[str], state: str, blobs: dict[str, None]) -> None:
+    for at in range(0, len(ids), _MANY):
+        some = ids[at : at + _MANY]
+        connection.execute(sa.update(segments).where(segments.c.trajectory_id.in_(some)).values(blobs))
+        connection.execute(sa.update(trajectories).where(trajectories.c.id.in_(some)).values(pruned=state))
+
+
+def _last_step() -> sa.ColumnElement[int]:
+    """The last step that a trajectory was trained on, or was taken for, or the policy's that played it."""
+    c = trajectories.c
+    trained = sa.select(sa.func.max(uses.c.step)).where(uses.c.trajectory_id == c.id).scalar_subquery()
+    taken = (
+        sa.select(tasks.c.taken_step)
+        .where(tasks.c.run_id == c.run_id, tasks.c.round == c.round, tasks.c.ordinal == c.ordinal)
+        .scalar_subquery()
+    )
+    return sa.func.coalesce(trained, taken, c.version_high, 0)
+
+
+def _known_to_end() -> sa.ColumnElement[bool]:
+    """Not of a group that a step may still take."""
+    c = trajectories.c
+    waiting = sa.select(tasks.c.ordinal).where(
+        tasks.c.run_id == c.run_id, tasks.c.round == c.round, tasks.c.ordinal == c.ordinal,
+        tasks.c.state.in_(("open", "complete")), c.round == 0,
+    )  # fmt: skip
+    return ~waiting.exists()

@@ -1,0 +1,321 @@
+"""A thread that writes records in groups, so that nobody who makes them waits for a database.
+
+    put(...) ──► queue, bounded in bytes ──► a group of whole puts ──► one transaction, numbered
+                 who puts waits when it is full                         tried again while the database is away
+
+Records arrive in the database in the order of their puts, and those of one put together. The number of a group stands
+in the table ``writes`` in the same transaction: after a commit whose answer was lost it says whether the group is in.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Self, TypeAlias
+from uuid import uuid4
+
+import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.engine import Connection
+from sqlalchemy.exc import SQLAlchemyError
+
+from mua.errors import DeadlineExceeded
+from mua.store.database import Store
+from mua.store.faults import StoreError
+from mua.store.tables import writes
+
+log = logging.getLogger(__name__)
+
+Row: TypeAlias = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Insert:
+    """Rows for a table. Those of the same keys stand next to each other for speed, not for meaning."""
+
+    table: sa.Table
+    rows: Sequence[Row]
+    existing: str = "refuse"
+    """What becomes of a row whose primary key is there: ``refuse`` fails, ``keep`` leaves the old one, ``replace``
+    sets all columns given."""
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """New values for the rows of a table where the columns of ``where`` are equal."""
+
+    table: sa.Table
+    where: Row
+    values: Row
+
+
+Write: TypeAlias = Insert | Update
+Writes: TypeAlias = Sequence[Write] | Callable[[], Iterable[Write]]
+"""What one put has written; a function is called in the writer's thread, where compression costs the rollout nothing.
+What it reads must not change any more."""
+
+
+def execute(connection: Connection, made: Iterable[Write]) -> int:
+    """Write records within a transaction; how many rows."""
+    count = 0
+    for table, columns, existing, rows in _batched(made):
+        if rows is None:
+            connection.execute(columns)
+            count += 1
+        elif rows:
+            connection.execute(_insert(connection, table, columns, existing), rows)
+            count += len(rows)
+    return count
+
+
+@dataclass
+class WriterFigures:
+    """What a writer has done. The thread's own processor seconds are what the rest of the process lacks."""
+
+    groups: int = 0
+    puts: int = 0
+    rows: int = 0
+    bytes: int = 0
+    cpu_seconds: float = 0.0
+    blocked_seconds: float = 0.0
+    """Of those who put, because the queue was full."""
+    retries: int = 0
+
+
+@dataclass
+class _Put:
+    made: Writes
+    size: int
+
+
+@dataclass
+class _State:
+    waiting: deque[_Put] = field(default_factory=deque)
+    bytes: int = 0
+    accepted: int = 0
+    committed: int = 0
+    urgent: bool = False
+    closing: bool = False
+    failure: BaseException | None = None
+
+
+class Writer:
+    """Writes what is put into it to ``store``. Use as a context manager, or :meth:`close` it."""
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        every_seconds: float = 1.0,
+        queue_bytes: int = 256 * 2**20,
+        group_bytes: int = 16 * 2**20,
+        outage_seconds: float = 600.0,
+        name: str | None = None,
+    ) -> None:
+        self._store, self._every, self._limit, self._group = store, every_seconds, queue_bytes, group_bytes
+        self._outage = outage_seconds
+        self.id = f"{name or 'writer'}-{uuid4().hex}"
+        self.figures = WriterFigures()
+        self._state = _State()
+        self._changed = threading.Condition()
+        self._thread = threading.Thread(target=self._run, name="store writer", daemon=True)
+        self._thread.start()
+
+    @property
+    def full(self) -> bool:
+        """Whether a put would wait."""
+        return self._state.bytes >= self._limit
+
+    def put(self, made: Writes, size: int = 1024) -> None:
+        """Have ``made`` written, in one transaction; waits while the queue is full.
+
+        ``size`` is about how many bytes it keeps in memory. Raises the error of a writer that has failed.
+        """
+        if self.full:
+            self.wait_for_room()
+        with self._changed:
+            state = self._state
+            self._check()
+            state.waiting.append(_Put(made, size))
+            state.bytes += size
+            state.accepted += 1
+            if state.bytes >= min(self._limit, self._group):
+                self._changed.notify_all()
+
+    async def put_from_loop(self, made: Writes, size: int = 1024) -> None:
+        """As :meth:`put`, without keeping the event loop from its work while the queue is full."""
+        if self.full:
+            await asyncio.to_thread(self.wait_for_room)
+        self.put(made, size)
+
+    def wait_for_room(self) -> None:
+        """Wait until the queue is not full. A database that stays away ends the wait by the writer's own deadline."""
+        began = time.monotonic()
+        with self._changed:
+            self._state.urgent = True
+            self._changed.notify_all()
+            room = self._changed.wait_for(
+                lambda: self._state.failure is not None or not self.full, timeout=2 * self._outage + 60
+            )
+            self.figures.blocked_seconds += time.monotonic() - began
+            self._check()
+        if not room:
+            raise DeadlineExceeded(f"store {self._store.name}: no room in the queue of its writer")
+
+    def flush(self, deadline: float = 120.0) -> None:
+        """Wait until everything put so far is committed.
+
+        Raises the writer's error, or :class:`DeadlineExceeded` after ``deadline`` seconds; the writer goes on.
+        """
+        with self._changed:
+            self._check()
+            goal = self._state.accepted
+            self._state.urgent = True
+            self._changed.notify_all()
+            done = self._changed.wait_for(
+                lambda: self._state.failure is not None or self._state.committed >= goal, timeout=deadline
+            )
+            self._check()
+        if not done:
+            raise DeadlineExceeded(f"store {self._store.name}: not written within {deadline:g} s")
+
+    def close(self, deadline: float | None = None) -> None:
+        """Write what is left and end the thread. Safe to call twice; raises as :meth:`flush`."""
+        with self._changed:
+            self._state.closing = True
+            self._changed.notify_all()
+        self._thread.join(self._outage + 60 if deadline is None else deadline)
+        if self._thread.is_alive():
+            raise DeadlineExceeded(f"store {self._store.name}: the last records are not written")
+        self._check()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        try:
+            self.close()
+        except Exception:
+            if kind is None:
+                raise
+            log.exception("the store's writer failed too")
+
+    def _check(self) -> None:
+        failure = self._state.failure
+        if isinstance(failure, StoreError):
+            raise type(failure)(str(failure), passing=failure.passing)
+        if failure is not None:
+            raise StoreError(f"store {self._store.name}: a record could not be written: {_brief(failure)}") from failure
+
+    def _run(self) -> None:
+        number = 0
+        while (group := self._next()) is not None:
+            number += 1
+            began = time.thread_time()
+            try:
+                rows = self._commit(group, number)
+            except BaseException as error:
+                self._fail(error)
+                return
+            with self._changed:
+                self._state.bytes -= (size := sum(put.size for put in group))
+                self._state.committed += len(group)
+                done = self.figures
+                done.groups, done.puts, done.rows = number, done.puts + len(group), done.rows + rows
+                done.bytes += size
+                done.cpu_seconds += time.thread_time() - began
+                self._changed.notify_all()
+
+    def _next(self) -> list[_Put] | None:
+        """The next group, when it is due; None at the end."""
+        with self._changed:
+            state = self._state
+            deadline = time.monotonic() + self._every
+            self._changed.wait_for(
+                lambda: state.closing or state.urgent or state.bytes >= min(self._limit, self._group),
+                timeout=self._every,
+            )
+            while not state.waiting:
+                state.urgent = False
+                if state.closing:
+                    return None
+                self._changed.wait(max(self._every, deadline - time.monotonic()))
+            group: list[_Put] = []
+            size = 0
+            while state.waiting and (not group or size < self._group):
+                group.append(state.waiting.popleft())
+                size += group[-1].size
+            return group
+
+    def _commit(self, group: list[_Put], number: int) -> int:
+        made = [write for put in group for write in (put.made() if callable(put.made) else put.made)]
+        tried = False
+
+        def write(connection: Connection) -> int:
+            nonlocal tried
+            if tried:
+                self.figures.retries += 1
+                last = connection.execute(sa.select(writes.c.number).where(writes.c.writer == self.id)).scalar()
+                if last is not None and last >= number:
+                    return 0
+            tried = True
+            rows = execute(connection, made)
+            execute(connection, [Insert(writes, [_numbered(self.id, number)], "replace")])
+            return rows
+
+        return self._store.patiently(write, self._outage)
+
+    def _fail(self, error: BaseException) -> None:
+        log.error("the store's writer ends: %s", _brief(error))
+        with self._changed:
+            self._state.failure = error
+            self._state.waiting.clear()
+            self._changed.notify_all()
+
+
+def _numbered(writer: str, number: int) -> Row:
+    return {"writer": writer, "number": number, "at": time.time()}
+
+
+def _brief(error: BaseException) -> str:
+    origin = getattr(error, "orig", None) if isinstance(error, SQLAlchemyError) else None
+    return " ".join(f"{type(origin or error).__name__}: {origin or error}".split())[:500]
+
+
+def _batched(made: Iterable[Write]) -> Iterable[tuple[sa.Table, Any, str, list[Row] | None]]:
+    """Inserts of the same form that follow each other as one; updates as they are."""
+    form: tuple[sa.Table, tuple[str, ...], str] | None = None
+    rows: list[Row] = []
+    for write in made:
+        if isinstance(write, Update):
+            if form is not None:
+                yield *form, rows
+            form, rows = None, []
+            clause = sa.and_(*(write.table.c[name] == value for name, value in write.where.items()))
+            yield write.table, sa.update(write.table).where(clause).values(dict(write.values)), "", None
+            continue
+        for row in write.rows:
+            this = write.table, tuple(sorted(row)), write.existing
+            if this != form:
+                if form is not None:
+                    yield *form, rows
+                form, rows = this, []
+            rows.append(row)
+    if form is not None:
+        yield *form, rows
+
+
+def _insert(connection: Connection, table: sa.Table, columns: tuple[str, ...], existing: str) -> Any:
+    made = sqlite.insert(table) if connection.dialect.name == "sqlite" else postgresql.insert(table)
+    key = list(table.primary_key.columns)
+    if existing == "refuse":
+        return sa.insert(table)
+    others = {name: made.excluded[name] for name in columns if name not in {column.name for column in key}}
+    if existing == "keep" or not others:
+        return made.on_conflict_do_nothing()
+    return made.on_conflict_do_update(index_elements=key, set_=others)

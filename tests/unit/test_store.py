@@ -1,0 +1,128 @@
+"""The store on SQLite and on a real PostgreSQL: round trips bit for bit, its writer, what a user may get wrong.
+
+Not here: what runs write (tests of recording), claims of samplers, kills of whole runs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import sqlalchemy as sa
+
+from mua.store.database import Store
+from mua.store.reader import read_trajectories
+from mua.store.records import EpisodeKey, trajectory_inserts
+from mua.store.tables import metadata, runs
+from mua.store.writer import Insert, Writer, execute
+from mua.types import Outcome, Segment, Trajectory
+from tests.postgres_support import PostgresServer, postgres
+
+__all__ = ["postgres"]
+
+RUN = {"id": "r", "output": "/tmp/r", "state": "running", "started_at": 1.0}
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
+    if request.param == "sqlite":
+        url = f"sqlite:///{tmp_path / 'store.sqlite'}"
+    else:
+        server: PostgresServer = request.getfixturevalue("postgres")
+        url = server.database()
+    with Store.open(url) as opened:
+        yield opened
+
+
+@pytest.fixture
+def with_run(store: Store) -> Store:
+    with store.begin() as connection:
+        execute(connection, [Insert(runs, [RUN])])
+    return store
+
+
+def segment(length: int, *, experts: bool = False, teacher: bool = False, seed: int = 0) -> Segment:
+    draw = np.random.default_rng(seed)
+    provenance = draw.integers(0, 5, length).astype(np.uint8)
+    logprobs = draw.standard_normal(length).astype(np.float32)
+    if length > 3:
+        logprobs[:3] = np.array([np.nan, -0.0, np.inf], np.float32)
+    return Segment(
+        ids=draw.integers(0, 2**31 - 1, length).astype(np.int32),
+        provenance=provenance,
+        logprobs=logprobs,
+        version=np.where(provenance == 4, 7, -1).astype(np.int32),
+        turn=np.arange(length, dtype=np.int32),
+        experts=draw.integers(0, 300, (length, 6)).astype(np.uint16) if experts else None,
+        teacher_logprobs=logprobs[::-1].copy() if teacher else None,
+    )
+
+
+def trajectory(ordinal: int = 3, sample: int = 1, **changes: object) -> Trajectory:
+    """One with everything that is hard to keep: NUL, unpaired surrogates, NaN, empty segments."""
+    fields: dict[str, object] = {
+        "task_id": "täsk\x00\ud800",
+        "segments": [segment(50, experts=True), segment(0), segment(9, teacher=True, seed=1)],
+        "turn_rewards": [0.1, 1 / 3, -0.0],
+        "reward": 1 / 3,
+        "success": True,
+        "outcome": Outcome.USER_STOP,
+        "messages": [{"role": "user", "content": "Grüße \x00 \udfff 𝒳", "n": 10**30}],
+        "metrics": {"a": math.nan, "b": math.inf, "c": np.float32(0.1).item()},
+        "details": {"deep": [[{"k": None}]]},
+        "attempts": 2,
+        "error": "bad \x00 byte",
+        "domain": "retail",
+        "passing": True,
+    }
+    return Trajectory(ordinal=ordinal, sample=sample, **(fields | changes))  # type: ignore[arg-type]
+
+
+def same(a: Trajectory, b: Trajectory) -> None:
+    for name in a.__slots__:
+        if name != "segments":
+            assert repr(getattr(a, name)) == repr(getattr(b, name)), name
+    assert len(a.segments) == len(b.segments)
+    for left, right in zip(a.segments, b.segments, strict=True):
+        for name in left.__slots__:
+            x, y = getattr(left, name), getattr(right, name)
+            assert (x is None) == (y is None), name
+            if x is not None:
+                assert (x.dtype, x.shape, x.tobytes()) == (y.dtype, y.shape, y.tobytes()), name
+
+
+def key(ordinal: int = 3, sample: int = 1) -> EpisodeKey:
+    return EpisodeKey("r", 1, 0, ordinal, sample, 2)
+
+
+def test_trajectory_comes_back_bit_for_bit(with_run: Store) -> None:
+    store = with_run
+    plain = trajectory(4, 0, segments=[], metrics={}, details={}, messages=[], error=None, turn_rewards=[])
+    with Writer(store) as writer:
+        writer.put(lambda: trajectory_inserts(key(), trajectory(), ended_at=2.0))
+        writer.put(trajectory_inserts(key(4, 0), plain, ended_at=2.0))
+    with store.read() as connection:
+        found = list(read_trajectories(connection, [key(4, 0).trajectory_id, key().trajectory_id]))
+    same(plain, found[0])
+    same(trajectory(), found[1])
+
+
+def test_schema_made_by_migrations_is_that_of_the_tables(store: Store) -> None:
+    from alembic.autogenerate import compare_metadata
+    from alembic.migration import MigrationContext
+
+    with store.read() as connection:
+        context = MigrationContext.configure(connection, opts={"compare_type": True, "compare_server_default": False})
+        assert compare_metadata(context, metadata) == []
+
+
+def test_same_trajectory_twice_is_refused(with_run: Store) -> None:
+    store = with_run
+    made = trajectory_inserts(key(), trajectory(), ended_at=2.0)
+    with store.begin() as connection:
+        execute(connection, made)
+    with pytest.raises(sa.exc.IntegrityError), store.begin() as connection:
+        execute(connection, made)

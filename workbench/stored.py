@@ -1,0 +1,231 @@
+"""``mua store``: what is in a store, for people and as JSON."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+from rich.console import Console
+from rich.table import Table
+from sqlalchemy.engine import Connection
+
+from megatron_bridge.plain_files import BridgeError
+from mua.config.store_section import StoreConfig
+from mua.errors import MuaError
+from mua.observe.transcript import render_trajectory
+from mua.store.column_types import json_text
+from mua.store.database import HEAD, Store
+from mua.store.exporting import exporter
+from mua.store.faults import StoreError
+from mua.store.queries import (
+    TrajectoryFilter,
+    list_runs,
+    list_steps,
+    list_tasks,
+    list_trajectories,
+    single_run,
+    stored_bytes,
+    trajectory_ids,
+)
+from mua.store.reader import read_trajectories
+from mua.store.retention import checkpoint_steps, prune
+from mua.store.tables import requests, runs, scores, tool_calls, trajectories, uses
+from mua.store.texts import unpack_messages
+from mua.store.verification import verify
+from mua.tokens.family_loading import load_family
+from mua.untrusted import printable
+
+TABLES = ("runs", "steps", "tasks", "trajectories")
+_COLUMNS = {
+    "runs": ("id", "name", "state", "started_at", "parts", "steps", "tasks", "trajectories", "output"),
+    "steps": ("run_id", "step", "part", "state", "lost", "trajectories", "tokens", "ended_at"),
+    "tasks": ("run_id", "round", "ordinal", "kind", "domain", "task_id", "state", "size", "taken_step"),
+    "trajectories": ("id", "domain", "task_id", "outcome", "success", "reward", "turns", "sampled_tokens", "trained"),
+}
+_MOMENTS = ("started_at", "ended_at", "made_at", "seen_at")
+
+
+def list_table(url: str, table: str, chosen: TrajectoryFilter, limit: int | None, as_json: bool) -> None:
+    """Print the rows of ``table`` (one of :data:`TABLES`)."""
+    with _opened(url) as store, store.read() as connection:
+        if table == "runs":
+            found = list_runs(connection)
+        elif table == "steps":
+            found = list_steps(connection, chosen.run, limit)
+        elif table == "tasks":
+            found = list_tasks(connection, chosen.run, limit=limit)
+        else:
+            found = list_trajectories(connection, chosen, limit)
+        if as_json:
+            _print_json(list(found))
+            return
+        rows = list(found)
+    shown = Table(*_COLUMNS[table])
+    for row in rows:
+        shown.add_row(*(_cell(name, row[name]) for name in _COLUMNS[table]))
+    _console().print(shown)
+    print(f"{len(rows)} {table}" + (f" (at most {limit}; --limit shows more)" if len(rows) == limit else ""))
+
+
+def show_trajectory(url: str, name: str, model: Path | None, as_json: bool) -> None:
+    """Print one trajectory: its conversation with what carries loss, its requests, and the steps it was trained in."""
+    with _opened(url) as store, store.read() as connection:
+        row = connection.execute(sa.select(trajectories).where(trajectories.c.id == name)).mappings().one_or_none()
+        if row is None:
+            raise StoreError(
+                f"trajectory {name}: not in store {store.name}; mua store ls {url} trajectories lists them"
+            )
+        beside = {
+            "requests": _of_trajectory(connection, requests, name, (requests.c.role, requests.c.number)),
+            "tool_calls": _of_trajectory(connection, tool_calls, name, (tool_calls.c.number,)),
+            "scores": _of_trajectory(connection, scores, name, (scores.c.scorer,)),
+            "uses": _of_trajectory(connection, uses, name, (uses.c.step, uses.c.epoch, uses.c.segment)),
+        }
+        if as_json:
+            messages = None if row["messages"] is None else unpack_messages(row["messages"])
+            _print_json(dict(row) | {"messages": messages} | beside)
+            return
+        found = next(read_trajectories(connection, [name]))
+        folder = model or _model_folder(connection, row["run_id"])
+    try:
+        family = load_family(folder, thinking=False)
+    except (MuaError, BridgeError, OSError) as error:
+        raise StoreError(
+            f"trajectory {name}: no tokenizer in {folder} ({error}); name its folder with --model"
+        ) from None
+    console = _console()
+    console.print(render_trajectory(found, family.decode))
+    for title, rows in beside.items():
+        if rows:
+            console.print(_beside(title, rows))
+
+
+def export(url: str, chosen: TrajectoryFilter, out: Path, as_json: bool) -> None:
+    """Write the trajectories of a filter into ``out`` (``.jsonl`` or ``.parquet``)."""
+    write = exporter(out)
+    with _opened(url) as store, store.read() as connection:
+        count = write(out, read_trajectories(connection, trajectory_ids(connection, chosen)))
+    if as_json:
+        _print_json({"trajectories": count, "file": str(out)})
+    else:
+        print(f"{count} trajectories written to {out}")
+
+
+def verify_store(url: str, as_json: bool) -> int:
+    """Print what is wrong with a store; how much it is."""
+    began, found = time.monotonic(), []
+    with _opened(url) as store, store.read() as connection:
+        for finding in verify(connection):
+            found.append(finding)
+            if not as_json:
+                print(printable(str(finding), 1000))
+        counts = {
+            table.name: connection.execute(sa.select(sa.func.count()).select_from(table)).scalar_one()
+            for table in (runs, trajectories, requests, uses)
+        }
+    if as_json:
+        faults = [{"kind": f.kind, "where": f.where, "what": f.what} for f in found]
+        _print_json({"schema": HEAD, "faults": faults, "checked": counts, "seconds": time.monotonic() - began})
+    else:
+        checked = ", ".join(f"{count} {name}" for name, count in counts.items())
+        print(f"{len(found)} faults in {checked}")
+    return len(found)
+
+
+def prune_store(url: str, run: str | None, rules: StoreConfig, dry: bool, as_json: bool) -> None:
+    """Drop what ``rules`` do not keep of a run's blobs, and give the room back to the disk."""
+    with Store.open(url, create=False) as store:
+        with store.read() as connection:
+            name = single_run(connection, run)
+            output = connection.execute(sa.select(runs.c.output).where(runs.c.id == name)).scalar_one()
+            before = stored_bytes(connection)
+        protect = min(checkpoint_steps(Path(output)), default=None)
+        with store.read() if dry else store.begin() as connection:
+            dropped = prune(connection, name, rules, protect=protect, dry=dry)
+        with store.read() as connection:
+            after = stored_bytes(connection)
+        if dropped and not dry:
+            try:
+                store.compact()
+            except StoreError as error:
+                print(f"mua: the file stays as large as it is: {error}", file=sys.stderr)
+    result = {"run": name, "dry_run": dry, "protected_from_step": protect, "dropped": dropped.as_json(),
+              "bytes_before": before, "bytes_after": after}  # fmt: skip
+    if as_json:
+        _print_json(result)
+        return
+    what = ", ".join(f"{name} of {n}" for name, n in (("expert choices", len(dropped.experts)),
+                                                       ("tokens", len(dropped.arrays))))  # fmt: skip
+    print(f"run {name}: {'would drop' if dry else 'dropped'} {what} trajectories, arrays of {dropped.uses} uses")
+    if not dry:
+        print(f"blobs: {sum(before.values()):,} bytes before, {sum(after.values()):,} after")
+
+
+def migrate_store(url: str) -> None:
+    """Bring a store's schema to this program's version."""
+    with Store.open(url, create=False) as store:
+        print(f"store {store.name}: schema version {HEAD}")
+
+
+def _opened(url: str) -> Store:
+    return Store.open(url, create=False, write=False)
+
+
+def _of_trajectory(
+    connection: Connection, table: sa.Table, name: str, order: Sequence[sa.Column[Any]]
+) -> list[dict[str, Any]]:
+    columns = [column for column in table.c if column.name != "arrays"]
+    chosen = sa.select(*columns).where(table.c.trajectory_id == name).order_by(*order)
+    return [dict(row) for row in connection.execute(chosen).mappings()]
+
+
+def _model_folder(connection: Connection, run: str) -> Path:
+    config = connection.execute(sa.select(runs.c.config).where(runs.c.id == run)).scalar()
+    path = config.get("model", {}).get("path") if isinstance(config, dict) else None
+    if path is None:
+        raise StoreError(f"run {run}: says no model.path; name the tokenizer's folder with --model")
+    return Path(path)
+
+
+def _beside(title: str, rows: list[dict[str, Any]]) -> Table:
+    chosen = {
+        "requests": ("role", "number", "turn", "endpoint", "version", "prompt_tokens", "cached_tokens",
+                     "completion_tokens", "seconds", "error"),
+        "tool_calls": ("number", "turn", "name", "arguments", "reward", "by_user", "seconds", "error"),
+        "scores": ("scorer", "value", "details"),
+        "uses": ("run_id", "step", "part", "epoch", "segment", "tokens"),
+    }[title]  # fmt: skip
+    table = Table(*chosen, title=title.replace("_", " "), title_justify="left")
+    for row in rows:
+        table.add_row(*(_cell(name, row[name]) for name in chosen))
+    return table
+
+
+def _cell(name: str, value: Any) -> str:
+    if value is None:
+        return ""
+    if name in _MOMENTS:
+        return datetime.fromtimestamp(value, UTC).isoformat(sep=" ", timespec="seconds").removesuffix("+00:00")
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return printable(value if isinstance(value, str) else json_text(value), 80)
+
+
+def _print_json(value: Any) -> None:
+    print(json.dumps(value, default=_no_blobs))
+
+
+def _no_blobs(value: object) -> object:
+    if isinstance(value, bytes):
+        return f"{len(value)} bytes"
+    return str(value)
+
+
+def _console() -> Console:
+    return Console(width=None if sys.stdout.isatty() else 200)
