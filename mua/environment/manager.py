@@ -24,7 +24,7 @@ from mua.config.schema import EnvironmentConfig
 from mua.environment.domain import Domain
 from mua.environment.executors import EnvironmentHandle, Executor, InlineExecutor, LostEnvironment, ThreadExecutor
 from mua.environment.lifecycle import DomainLifecycle
-from mua.environment.mcp.faults import ServerNotStarted, ToolServerFault
+from mua.environment.mcp.server_faults import ServerNotStarted, ToolServerFault
 from mua.environment.protocol import Evaluation, Isolation, Task, ToolResult, Transcript
 from mua.environment.requests import CallRequest, EvaluateRequest, Request, ResetRequest, WrongResult
 from mua.environment.threads import HungCall
@@ -249,7 +249,7 @@ class EnvironmentManager:
     async def start(self) -> None:
         """Open the first session with each tool server; without it the first instance does so.
 
-        Raises :class:`ConfigError` and :class:`mua.environment.mcp.faults.ServerNotStarted`.
+        Raises :class:`ConfigError` and :class:`mua.environment.mcp.server_faults.ServerNotStarted`.
         """
         if self._servers is not None:
             await self._servers.start()

@@ -21,8 +21,8 @@ import pytest
 from mcp_support import environment, gone, managed, play, server, some_task
 
 from mua.environment.manager import EnvironmentInstance
-from mua.environment.mcp.faults import ServerFaultKind, ServerNotStarted, ToolServerFault
 from mua.environment.mcp.health import BURST, Flood, SpeechBudget
+from mua.environment.mcp.server_faults import ServerFaultKind, ServerNotStarted, ToolServerFault
 from mua.environment.protocol import ToolResult
 from mua.errors import ConfigError, EnvironmentFault, MuaError
 

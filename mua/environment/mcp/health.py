@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from time import monotonic
 
-from mua.environment.mcp.faults import ServerFaultKind
+from mua.environment.mcp.server_faults import ServerFaultKind
 
 BURST = 1000
 """Messages that a server may send at once beyond one for each request."""

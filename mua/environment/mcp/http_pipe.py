@@ -10,8 +10,8 @@ import httpx2
 from mcp.client.streamable_http import streamable_http_client
 
 from mua.config.mcp import McpServerConfig
-from mua.environment.mcp.faults import ServerFaultKind
 from mua.environment.mcp.health import Flood, Health
+from mua.environment.mcp.server_faults import ServerFaultKind
 from mua.errors import one_line
 from mua.masking import mask_credentials
 
@@ -80,7 +80,7 @@ class SessionTransport(httpx2.AsyncBaseTransport):
 def connections(config: McpServerConfig) -> httpx2.AsyncHTTPTransport:
     """What all sessions with one server share."""
     limits = httpx2.Limits(max_connections=None, max_keepalive_connections=config.max_sessions)
-    return httpx2.AsyncHTTPTransport(limits=limits)
+    return httpx2.AsyncHTTPTransport(limits=limits, verify=config.url.startswith("https:"))  # certificates load slowly
 
 
 @asynccontextmanager

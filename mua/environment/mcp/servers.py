@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from mua.config.mcp import McpServerConfig
 from mua.environment.executors import EnvironmentHandle
-from mua.environment.mcp.faults import ServerFaultKind, ToolServerFault
+from mua.environment.mcp.server_faults import ServerFaultKind, ToolServerFault
 from mua.environment.mcp.session_pool import SessionPool
 from mua.environment.mcp.tool_list import ServerTool, merged
 from mua.environment.mcp.tool_session import Streams, ToolSession
@@ -52,7 +52,7 @@ class ToolServers:
         """Open a first session with each server.
 
         Raises :class:`ConfigError` for what has to be changed in the configuration, and
-        :class:`mua.environment.mcp.faults.ServerNotStarted` for a server that cannot be had.
+        :class:`mua.environment.mcp.server_faults.ServerNotStarted` for a server that cannot be had.
         """
         async with self._starting:
             if self._started:

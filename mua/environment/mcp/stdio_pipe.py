@@ -31,8 +31,8 @@ from mcp_types import JSONRPCNotification, jsonrpc_message_adapter
 from mua.config.mcp import McpServerConfig
 from mua.cores import all_cores
 from mua.environment.mcp import keeper
-from mua.environment.mcp.faults import ServerFaultKind
 from mua.environment.mcp.health import Flood, Health
+from mua.environment.mcp.server_faults import ServerFaultKind
 from mua.errors import ConfigError
 from mua.untrusted import printable
 

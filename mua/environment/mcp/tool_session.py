@@ -28,8 +28,8 @@ from pydantic import TypeAdapter, ValidationError
 import mua
 from mua.config.mcp import McpServerConfig
 from mua.environment.mcp.content import cut, text_of
-from mua.environment.mcp.faults import ServerFaultKind, ToolServerFault
 from mua.environment.mcp.health import Health
+from mua.environment.mcp.server_faults import ServerFaultKind, ToolServerFault
 from mua.environment.mcp.tool_list import ServerTool, chosen_tools
 from mua.environment.protocol import ToolResult
 from mua.errors import ConfigError, MuaError, one_line
