@@ -521,6 +521,17 @@ class ExperimentConfig(Section):
         return data
 
     @model_validator(mode="after")
+    def _tool_servers_have_domains(self) -> Self:
+        known = [*self.environment.shares, *self.evaluation.domains]
+        for place, server in enumerate(self.environment.mcp):
+            if unknown := [name for name in server.domains if name not in known]:
+                raise ValueError(
+                    f"environment.mcp.{place}.domains: {unknown[0]!r} is no domain of this run; there are "
+                    f"{', '.join(known)}"
+                )
+        return self
+
+    @model_validator(mode="after")
     def _placed(self) -> Self:
         engine = self.engine
         if self.placement == "colocated":

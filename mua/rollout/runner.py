@@ -107,6 +107,11 @@ class EpisodeRunner:
             context=config.context,
         )
 
+    async def start(self) -> None:
+        """Open what episodes need and can be refused: the tool servers. Without it the first episodes do so."""
+        for manager in self._environments.values():
+            await manager.start()
+
     async def close(self) -> None:
         for manager in self._environments.values():
             await manager.close()
