@@ -199,7 +199,9 @@ def sft(config: ConfigFile, overrides: Overrides = None) -> None:
 
     def has_data(loaded: ExperimentConfig) -> None:
         if loaded.sft is None:
-            raise ConfigError(f"{config}: sft: required by mua sft, but not set; give sft.data a file of conversations")
+            raise ConfigError(
+                f"{config}: sft: required by mua sft, but not set; give sft.data a file, or sft.stored a store"
+            )
 
     with Preemption() as preemption, _run(config, overrides, CONFIG_FILE, has_data) as loaded:
         import mua.trainer.sft
@@ -390,6 +392,22 @@ def env_list(as_json: Annotated[bool, option("--json", "print JSON instead of a 
 
     found = listing.entries()
     print(json.dumps([entry.as_json() for entry in found], indent=2) if as_json else listing.table(found))
+
+
+@command(env_app, "servers")
+def env_servers(
+    config: ConfigFile,
+    overrides: Overrides = None,
+    as_json: Annotated[bool, option("--json", "print JSON instead of a table")] = False,
+) -> None:
+    """Open a session with each server of environment.mcp and show its tools; status 1 if one fails."""
+    loaded = load_config(config, overrides or ())
+    from mua.environment.mcp.inspection import inspected, server_table
+
+    found = inspected(loaded)
+    print(json.dumps([one.as_json() for one in found], indent=2) if as_json else server_table(found))
+    if any(one.fault for one in found):
+        raise typer.Exit(1)
 
 
 @command(env_app, "new")

@@ -108,7 +108,13 @@ class EpisodeRunner:
             system_prompt=selection.system_prompt,
             show_tools=config.environment.prompt == "full",
             deterministic=config.engine.deterministic,
+            context=config.context,
         )
+
+    async def start(self) -> None:
+        """Open what episodes need and can be refused: the tool servers. Without it the first episodes do so."""
+        for manager in self._environments.values():
+            await manager.start()
 
     async def close(self) -> None:
         for manager in self._environments.values():
