@@ -47,6 +47,7 @@ class Outcome(StrEnum):
     MAX_TURNS = "max_turns"
     LENGTH = "length"
     MALFORMED = "malformed"
+    REPETITION = "repetition"
     USER_ERROR = "user_error"
     ENVIRONMENT_ERROR = "environment_error"
     JUDGE_ERROR = "judge_error"
@@ -59,7 +60,16 @@ class Outcome(StrEnum):
         return self in _SCORED
 
 
-_SCORED = frozenset({Outcome.USER_STOP, Outcome.TERMINAL_TOOL, Outcome.MAX_TURNS, Outcome.LENGTH, Outcome.MALFORMED})
+_SCORED = frozenset(
+    {
+        Outcome.USER_STOP,
+        Outcome.TERMINAL_TOOL,
+        Outcome.MAX_TURNS,
+        Outcome.LENGTH,
+        Outcome.MALFORMED,
+        Outcome.REPETITION,
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -104,6 +104,7 @@ class EpisodeRunner:
             system_prompt=selection.system_prompt,
             show_tools=config.environment.prompt == "full",
             deterministic=config.engine.deterministic,
+            context=config.context,
         )
 
     async def start(self) -> None:
