@@ -24,6 +24,7 @@ from mua.config.schema import EnvironmentConfig
 from mua.environment.manager import EnvironmentInstance, EnvironmentManager
 from mua.environment.mcp.server_faults import ToolServerFault
 from mua.environment.registry import get_domain
+from mua.rollout.runner import without_gc_pauses
 from tools import kit
 
 SERVER = kit.ROOT / "tests" / "misbehaving_mcp.py"
@@ -147,7 +148,8 @@ def main() -> None:
     parser.add_argument("--calls", type=int, default=300)
     parser.add_argument("--sessions", type=int, default=64)
     given = parser.parse_args()
-    asyncio.run(measure(given.calls, given.sessions))
+    with without_gc_pauses():  # as a run does: a full collection stops every session for some 0.3 s
+        asyncio.run(measure(given.calls, given.sessions))
 
 
 if __name__ == "__main__":
